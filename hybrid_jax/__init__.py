@@ -1,0 +1,1 @@
+"""Inference for hybrid language models in JAX."""

@@ -1,0 +1,61 @@
+"""One completion to compute, as the engine sees it: token ids in, token ids out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hybrid_jax.sampling_params import SamplingParams
+
+
+@dataclass(kw_only=True, eq=False)
+class Request:
+    """A prompt and what to do with it; the scheduler appends to `output`.
+
+    Attributes:
+        request_id: unique among the engine's live requests.
+        prompt: token ids.
+        params: sampling parameters; n is 1 here, the caller splits completions.
+        seed: of the sampling noise, resolved.
+        sample_index: which of the prompt's completions this is.
+        stop_ids: token ids that end it, the model's own included unless ignore_eos.
+        max_tokens: resolved limit on the output.
+        output: tokens generated so far; survives preemption.
+        logprobs: one entry per output token when asked for.
+        num_cached_tokens: prompt tokens the first prefill skipped.
+        finish_reason: None while it runs, then "stop", "length" or "abort".
+        stop_reason: the stop token id that ended it, when it is not one of the model's own.
+    """
+
+    request_id: str
+    prompt: list[int]
+    params: SamplingParams
+    seed: int
+    sample_index: int = 0
+    stop_ids: frozenset[int] = frozenset()
+    max_tokens: int = 1
+    output: list[int] = field(default_factory=list)
+    logprobs: list = field(default_factory=list)
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and output together."""
+        return self.prompt + self.output
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, from the unscaled logits.
+
+    Attributes:
+        token_id, logprob, rank: the chosen token, its log-probability, and its rank from 1.
+        top: (token id, log-probability) of the most likely tokens, best first.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]

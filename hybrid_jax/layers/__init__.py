@@ -1,0 +1,1 @@
+"""Building blocks of models: pure functions of arrays, parameters first, static spec last."""

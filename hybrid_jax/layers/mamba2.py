@@ -1,0 +1,158 @@
+"""The Mamba-2 mixer: scan a prompt chunk, run a window of new tokens, fold records into a checkpoint.
+
+Parameters: in_proj [D, z | x | B | C | dt], conv [W, E], optional conv_bias [E], A_log, D, dt_bias
+[M] float32, norm [M P], out_proj [M P, D], optional in_bias, out_bias.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.config import Mamba2
+from hybrid_jax.layers.linear import linear
+from hybrid_jax.layers.norm import gated_rms_norm
+from pallas_kernels import fold as ssd_fold
+from pallas_kernels import ssd_scan, ssd_window
+
+
+class Records(NamedTuple):
+    """What the recurrence needs of each token: xB [B, S, M P + G R] (activation dtype), dt float32[B, S, M]."""
+
+    xB: jax.Array
+    dt: jax.Array
+
+
+class Inputs(NamedTuple):
+    """Outputs of in_proj: gate z [B, T, M P], convolution inputs xBC [B, T, E], step sizes dt float32[B, T, M]."""
+
+    z: jax.Array
+    xBC: jax.Array
+    dt: jax.Array
+
+
+def project(params: dict, h: jax.Array, spec: Mamba2) -> Inputs:
+    """h [B, T, D] to the mixer's inputs; dt = softplus(dt + dt_bias), limited, in float32."""
+    projected = linear(h, params["in_proj"], params.get("in_bias"))
+    z, xBC, dt = jnp.split(
+        projected, [spec.inner_size, spec.inner_size + spec.conv_size], axis=-1
+    )
+    dt = jax.nn.softplus(dt.astype(jnp.float32) + params["dt_bias"].astype(jnp.float32))
+    return Inputs(z, xBC, jnp.clip(dt, *spec.dt_limits))
+
+
+def convolve(params: dict, columns: jax.Array, spec: Mamba2) -> jax.Array:
+    """Causal depthwise convolution and SiLU: raw columns [B, W - 1 + T, E] to [B, T, E]."""
+    tokens = columns.shape[1] - (spec.conv_width - 1)
+    wide, taps = columns.astype(jnp.float32), params["conv"].astype(jnp.float32)
+    y = sum(wide[:, w : w + tokens] * taps[w] for w in range(spec.conv_width))
+    if spec.conv_bias:
+        y = y + params["conv_bias"].astype(jnp.float32)
+    return jax.nn.silu(y).astype(columns.dtype)
+
+
+def output(params: dict, y: jax.Array, x: jax.Array, z: jax.Array, spec: Mamba2) -> jax.Array:
+    """D skip, gated norm and out_proj: y float32[B, T, M, P], x [B, T, M, P], z [B, T, M P] to [B, T, D]."""
+    y = y.astype(jnp.float32) + params["D"].astype(jnp.float32)[:, None] * x.astype(jnp.float32)
+    y = y.reshape(z.shape).astype(z.dtype)
+    y = gated_rms_norm(y, z, params["norm"], spec.norm_eps, spec.norm_groups)
+    return linear(y, params["out_proj"], params.get("out_bias"))
+
+
+def decay_rates(params: dict) -> jax.Array:
+    """A = -exp(A_log), float32[M]."""
+    return -jnp.exp(params["A_log"].astype(jnp.float32))
+
+
+def split_records(xB: jax.Array, spec: Mamba2) -> tuple[jax.Array, jax.Array]:
+    """xB [B, S, M P + G R] to x [B, S, M, P] and B [B, S, G, R]."""
+    x, B = jnp.split(xB, [spec.inner_size], axis=-1)
+    lead = xB.shape[:2]
+    return (
+        x.reshape(*lead, spec.num_heads, spec.head_dim),
+        B.reshape(*lead, spec.num_groups, spec.state_size),
+    )
+
+
+def scan(
+    params: dict,
+    h: jax.Array,
+    state: jax.Array,
+    conv: jax.Array,
+    lengths: jax.Array,
+    state_lengths: jax.Array,
+    spec: Mamba2,
+) -> tuple[jax.Array, jax.Array, jax.Array, Records]:
+    """Runs a chunk of tokens from a checkpoint.
+
+    Args:
+        h: [B, T, D] normed inputs.
+        state: [B, M, P, R] float32; conv: [B, W - 1, E] raw convolution inputs before the chunk.
+        lengths: int32[B] valid tokens. state_lengths: int32[B] tokens the returned state covers;
+            `lengths - state_lengths` is at most one grain, which divides the scan's tile.
+
+    Returns:
+        out [B, T, D]; the state after `state_lengths` tokens; raw columns [B, W - 1 + T, E] with the
+        history in front, so that columns[b, n : n + W - 1] is the history after n tokens; the records.
+    """
+    valid = (jnp.arange(h.shape[1]) < lengths[:, None])[..., None]
+    z, raw, dt = project(params, h, spec)
+    raw = jnp.where(valid, raw, 0)
+    columns = jnp.concatenate([conv.astype(raw.dtype), raw], axis=1)
+    xBC = convolve(params, columns, spec)
+    xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
+    x, B = split_records(xB, spec)
+    C = C.reshape(B.shape)
+    y, state = ssd_scan(
+        x,
+        dt,
+        decay_rates(params),
+        B,
+        C,
+        initial_state=state,
+        lengths=lengths,
+        state_lengths=state_lengths,
+    )
+    return output(params, y, x, z, spec), state, columns, Records(xB, dt)
+
+
+def window(
+    params: dict,
+    z: jax.Array,
+    C: jax.Array,
+    x: jax.Array,
+    state: jax.Array,
+    ring: Records,
+    starts: jax.Array,
+    num_valid: jax.Array,
+    spec: Mamba2,
+) -> jax.Array:
+    """Outputs of T new tokens whose records already lie in the ring; no state is written.
+
+    Args:
+        z: [B, T, M P] gates; C: [B, T, G R]; x: [B, T, M P], the new tokens' own.
+        state: [B, M, P, R] checkpoints. ring: records since them, [B, S, ...].
+        starts: int32[B] ring slot of the first new token; num_valid: int32[B] tokens that count.
+    """
+    rows, tokens = z.shape[:2]
+    ring_x, ring_B = split_records(ring.xB, spec)
+    y = ssd_window(
+        state,
+        ring_x,
+        ring.dt,
+        decay_rates(params),
+        ring_B,
+        C.reshape(rows, tokens, spec.num_groups, spec.state_size),
+        starts=starts,
+        num_valid=num_valid,
+    )
+    x = x.reshape(rows, tokens, spec.num_heads, spec.head_dim)
+    return output(params, y, x, z, spec)
+
+
+def fold(A: jax.Array, state: jax.Array, ring: Records, lengths: jax.Array, spec: Mamba2) -> jax.Array:
+    """Checkpoint [B, M, P, R] and ring records to the next checkpoint; A is `decay_rates`."""
+    x, B = split_records(ring.xB, spec)
+    return ssd_fold(state, x, ring.dt, A, B, lengths=lengths)

@@ -1,0 +1,22 @@
+"""Feed-forward blocks. Parameters: up [D, F] or gate_up [D, 2 F], down [F, D], optional up_bias, down_bias."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.layers.linear import linear
+
+
+def activate(hidden: jax.Array, kind: str) -> jax.Array:
+    """[..., 2 F] (gate, up) to silu(gate) * up, or [..., F] to relu²; see `config.MLP`."""
+    if kind == "gated_silu":
+        gate, up = jnp.split(hidden, 2, axis=-1)
+        return jax.nn.silu(gate) * up
+    return jnp.square(jax.nn.relu(hidden))
+
+
+def mlp(params: dict, h: jax.Array, kind: str) -> jax.Array:
+    """h [..., D] to [..., D]."""
+    hidden = activate(linear(h, params["up"], params.get("up_bias")), kind)
+    return linear(hidden, params["down"], params.get("down_bias"))

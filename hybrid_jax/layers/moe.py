@@ -1,0 +1,78 @@
+"""Dropless mixture of experts.
+
+Parameters: router [D, X], optional router_bias [X] float32 (the choice's correction), up [X, D, F or 2 F],
+down [X, F, D], optional up_bias [X, .], down_bias [X, D], shared (an `mlp`), latent_down [D, Z],
+latent_up [Z, D].
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.config import MoE
+from hybrid_jax.layers.linear import linear
+from hybrid_jax.layers.mlp import activate, mlp
+
+
+def route(params: dict, h: jax.Array, spec: MoE) -> tuple[jax.Array, jax.Array]:
+    """h [S, D] to expert ids int32[S, k] and weights float32[S, k]; logits are float32 whatever the dtype."""
+    logits = linear(h.astype(jnp.float32), params["router"].astype(jnp.float32))  # [S, X]
+    if spec.routing == "topk_softmax":
+        best, ids = jax.lax.top_k(logits, spec.top_k)
+        return ids, jax.nn.softmax(best, axis=-1)
+    scores = jax.nn.sigmoid(logits)
+    choice = scores + params["router_bias"].astype(jnp.float32)
+    if spec.num_groups > 1:
+        grouped = choice.reshape(-1, spec.num_groups, spec.num_experts // spec.num_groups)
+        strength = jax.lax.top_k(grouped, min(2, grouped.shape[-1]))[0].sum(-1)  # [S, groups]
+        _, kept = jax.lax.top_k(strength, spec.top_groups)
+        keep = jax.nn.one_hot(kept, spec.num_groups, dtype=bool).any(axis=1)
+        choice = jnp.where(keep[..., None], grouped, 0.0).reshape(choice.shape)
+    _, ids = jax.lax.top_k(choice, spec.top_k)
+    weights = jnp.take_along_axis(scores, ids, axis=-1)
+    if spec.normalize:
+        weights = weights / (weights.sum(-1, keepdims=True) + 1e-20)
+    return ids, weights * spec.scale
+
+
+def moe(params: dict, h: jax.Array, valid: jax.Array, spec: MoE) -> jax.Array:
+    """h [B, T, D] to [B, T, D]; rows where `valid` bool[B, T] is false visit no expert.
+
+    Loops over experts, skipping those nobody chose. A token's contributions are kept apart in
+    [k, tokens, D] and summed over k in order, so the result does not depend on the other tokens.
+    """
+    flat = h.reshape(-1, h.shape[-1])
+    ids, weights = route(params, flat, spec)
+    ids = jnp.where(valid.reshape(-1, 1), ids, spec.num_experts)
+    inner = linear(flat, params["latent_down"]) if spec.latent_width else flat
+
+    def visit(expert, parts):  # parts: [k, S, D']
+        mine = ids == expert  # [S, k]
+
+        def compute(parts):
+            hidden = linear(inner, params["up"][expert], _at(params.get("up_bias"), expert))
+            out = linear(
+                activate(hidden, spec.kind),
+                params["down"][expert],
+                _at(params.get("down_bias"), expert),
+            )
+            return jnp.where(mine.T[..., None], out.astype(jnp.float32), parts)
+
+        return jax.lax.cond(mine.any(), compute, lambda parts: parts, parts)
+
+    parts = jnp.zeros((spec.top_k, *inner.shape), jnp.float32)
+    parts = jax.lax.fori_loop(0, spec.num_experts, visit, parts)
+    mixed = jnp.zeros(inner.shape, jnp.float32)
+    for slot in range(spec.top_k):
+        mixed = mixed + weights[:, slot, None] * parts[slot]
+    mixed = mixed.astype(h.dtype)
+    if spec.latent_width:
+        mixed = linear(mixed, params["latent_up"])
+    if spec.shared_width:
+        mixed = mixed + mlp(params["shared"], flat, spec.kind)
+    return mixed.reshape(h.shape)
+
+
+def _at(stacked: jax.Array | None, index: jax.Array) -> jax.Array | None:
+    return None if stacked is None else stacked[index]

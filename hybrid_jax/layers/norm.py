@@ -1,0 +1,23 @@
+"""RMS norms, computed in float32 and returned in the input's dtype."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """weight * x / rms(x) over the last axis; x is rounded to its dtype before the weight, as Llama does."""
+    wide = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return (wide * scale).astype(x.dtype) * weight
+
+
+def gated_rms_norm(
+    x: jax.Array, gate: jax.Array, weight: jax.Array, eps: float, groups: int
+) -> jax.Array:
+    """weight * norm(x * silu(gate)), the mean square taken over each of `groups` equal blocks (Mamba-2)."""
+    wide = x.astype(jnp.float32) * jax.nn.silu(gate.astype(jnp.float32))
+    blocks = wide.reshape(*wide.shape[:-1], groups, -1)
+    scale = jax.lax.rsqrt(jnp.mean(blocks * blocks, axis=-1, keepdims=True) + eps)
+    return (blocks * scale).reshape(wide.shape).astype(gate.dtype) * weight

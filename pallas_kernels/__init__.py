@@ -1,0 +1,7 @@
+"""Operations of hybrid models on accelerators; usable without `hybrid_jax`."""
+
+from pallas_kernels.ssd_scan import ssd_scan as ssd_scan
+from pallas_kernels.ssd_window import fold as fold
+from pallas_kernels.ssd_window import ssd_window as ssd_window
+
+__all__ = ["fold", "ssd_scan", "ssd_window"]

@@ -1,0 +1,33 @@
+"""The recurrence as it is written, one token at a time."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.dispatch import HIGHEST
+
+
+def ssd_scan_reference(x, dt, A, B, C, initial_state, lengths, state_lengths):
+    """See `api.ssd_scan`; arguments are complete here."""
+    heads_per_group = x.shape[2] // B.shape[2]
+    positions = jnp.arange(x.shape[1])
+
+    def step(carry, token):
+        state, kept = carry  # [B, M, P, R] after all tokens, and after those of state_lengths
+        position, x_t, dt_t, B_t, C_t = token
+        valid = (position < lengths)[:, None]
+        x_t = jnp.where(valid[:, :, None], x_t, 0).astype(jnp.float32)
+        dt_t = jnp.where(valid, dt_t, 0.0)
+        B_t = jnp.repeat(B_t.astype(jnp.float32), heads_per_group, axis=1)  # [B, M, R]
+        C_t = jnp.repeat(C_t.astype(jnp.float32), heads_per_group, axis=1)
+        B_t = jnp.where(valid[:, :, None], B_t, 0.0)
+        C_t = jnp.where(valid[:, :, None], C_t, 0.0)
+        decay = jnp.exp(dt_t * A)[:, :, None, None]
+        state = decay * state + (dt_t[:, :, None] * x_t)[..., None] * B_t[:, :, None, :]
+        kept = jnp.where((position < state_lengths)[:, None, None, None], state, kept)
+        return (state, kept), jnp.einsum("bmpr,bmr->bmp", state, C_t, precision=HIGHEST)
+
+    tokens = (positions, *(jnp.moveaxis(a, 1, 0) for a in (x, dt, B, C)))
+    (_, state), y = jax.lax.scan(step, (initial_state, initial_state), tokens)
+    return jnp.moveaxis(y, 0, 1).astype(x.dtype), state

@@ -1,0 +1,67 @@
+"""Chunked form for XLA: matrix products inside a tile of Q tokens, the state carried between tiles."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.dispatch import HIGHEST
+
+
+def ssd_scan_xla(x, dt, A, B, C, initial_state, lengths, state_lengths, *, tile: int = 64):
+    """See `api.ssd_scan`; the token count is padded up to whole tiles here.
+
+    Within a tile, with a_t = dt_t A and c its running sum (arXiv 2405.21060, section 6):
+    y_q = exp(c_q) S C_q + sum over k <= q of exp(c_q - c_k) dt_k (C_q . B_k) x_k,
+    S'  = exp(c_last) S + sum over k of exp(c_last - c_k) dt_k x_k B_k^T.
+    """
+    rows, tokens, heads, width = x.shape
+    groups, size = B.shape[2:]
+    per_group = heads // groups
+    tile = min(tile, -(-tokens // 8) * 8)
+    tiles = -(-tokens // tile)
+    pad = tiles * tile - tokens
+    position = jnp.arange(tiles * tile)
+    valid = position < lengths[:, None]  # [B, T]
+    in_state = position < state_lengths[:, None]
+
+    def split(a, mask):
+        a = jnp.pad(a, ((0, 0), (0, pad)) + ((0, 0),) * (a.ndim - 2))
+        a = jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - 2)), a, 0)
+        return jnp.moveaxis(a.reshape(rows, tiles, tile, *a.shape[2:]), 1, 0)  # [c, B, Q, ...]
+
+    def by_group(a):
+        return a.reshape(*a.shape[:3], groups, per_group, *a.shape[4:])
+
+    causal = jnp.tril(jnp.ones((tile, tile), bool))
+
+    def body(state, tokens_of_tile):  # state: [B, G, h, P, R]
+        x, dt, dt_state, B, C = tokens_of_tile
+        decay = jnp.cumsum(dt * A.reshape(groups, per_group), axis=1)  # [B, Q, G, h]
+        decay_state = jnp.cumsum(dt_state * A.reshape(groups, per_group), axis=1)
+        scores = jnp.einsum("bqgr,bkgr->bgqk", C, B, precision=HIGHEST)
+        steps = jnp.moveaxis(decay, 1, 3)  # [B, G, h, Q]
+        lag = jnp.where(causal, steps[..., :, None] - steps[..., None, :], -jnp.inf)
+        weights = scores[:, :, None] * jnp.exp(lag)  # [B, G, h, Q, K]
+        xdt = x * dt[..., None]
+        y = jnp.einsum("bghqk,bkghp->bqghp", weights, xdt, precision=HIGHEST)
+        carried = jnp.einsum("bqgr,bghpr->bqghp", C, state, precision=HIGHEST)
+        y = y + carried * jnp.exp(decay)[..., None]
+        last = decay_state[:, -1]  # [B, G, h]
+        left = x * (dt_state * jnp.exp(last[:, None] - decay_state))[..., None]
+        added = jnp.einsum("bkghp,bkgr->bghpr", left, B, precision=HIGHEST)
+        return state * jnp.exp(last)[..., None, None] + added, y
+
+    f32 = jnp.float32
+    dt = dt.astype(f32)
+    xs = (
+        by_group(split(x.astype(f32), valid)),
+        by_group(split(dt, valid)),
+        by_group(split(dt, in_state)),
+        split(B.astype(f32), valid),
+        split(C.astype(f32), valid),
+    )
+    state = initial_state.reshape(rows, groups, per_group, width, size)
+    state, y = jax.lax.scan(body, state, xs)
+    y = jnp.moveaxis(y, 0, 1).reshape(rows, tiles * tile, heads, width)[:, :tokens]
+    return y.astype(x.dtype), state.reshape(rows, heads, width, size)

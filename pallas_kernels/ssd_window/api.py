@@ -1,0 +1,106 @@
+"""Public entries: window outputs and the fold."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.dispatch import Implementation, check_rank, check_shape, choose
+from pallas_kernels.ssd_window.reference import fold_reference, ssd_window_reference
+from pallas_kernels.ssd_window.xla import fold_xla, ssd_window_xla
+
+WINDOWS = {"reference": ssd_window_reference, "xla": ssd_window_xla}
+FOLDS = {"reference": fold_reference, "xla": fold_xla}
+
+
+def ssd_window(
+    state: jax.Array,
+    x: jax.Array,
+    dt: jax.Array,
+    A: jax.Array,
+    B: jax.Array,
+    C: jax.Array,
+    *,
+    starts: jax.Array,
+    num_valid: jax.Array | None = None,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """Outputs of T new tokens per row from a checkpoint and a ring; the state is read, never written.
+
+    Query t of row b stands at ring slot starts[b] + t; records of the new tokens are already in the ring.
+
+    Args:
+        state: [B, M, P, R] float32 checkpoints.
+        x: [B, S, M, P] ring records; slots past the last valid query are never read.
+        dt: [B, S, M] float32 ring step sizes.
+        A: [M] decay rates, negative.
+        B: [B, S, G, R] ring records.
+        C: [B, T, G, R] of the new tokens.
+        starts: int32[B] slot of the first new token; starts + num_valid is at most S.
+        num_valid: int32[B] new tokens that count, or None for T.
+        implementation: "reference", "xla", or None to choose.
+
+    Returns:
+        y [B, T, M, P] float32, zero where a token does not count.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x, dt, B = jnp.ones((1, 32, 2, 4)), jnp.ones((1, 32, 2)), jnp.ones((1, 32, 1, 16))
+        >>> state, C = jnp.zeros((1, 2, 4, 16)), jnp.ones((1, 1, 1, 16))
+        >>> ssd_window(state, x, dt, -jnp.ones(2), B, C, starts=jnp.array([3])).shape
+        (1, 1, 2, 4)
+    """
+    where = "ssd_window"
+    check_rank(where, "x", x, 4)
+    check_rank(where, "C", C, 4)
+    rows, slots, heads, width = x.shape
+    groups, size = C.shape[2:]
+    check_shape(where, "state", state, (rows, heads, width, size))
+    check_shape(where, "dt", dt, (rows, slots, heads))
+    check_shape(where, "A", A, (heads,))
+    check_shape(where, "B", B, (rows, slots, groups, size))
+    check_shape(where, "starts", starts, (rows,))
+    if num_valid is None:
+        num_valid = jnp.full(rows, C.shape[1], jnp.int32)
+    check_shape(where, "num_valid", num_valid, (rows,))
+    return choose(implementation, WINDOWS, where)(state, x, dt, A, B, C, starts, num_valid)
+
+
+def fold(
+    state: jax.Array,
+    x: jax.Array,
+    dt: jax.Array,
+    A: jax.Array,
+    B: jax.Array,
+    *,
+    lengths: jax.Array | None = None,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """Checkpoint and ring records to the next checkpoint.
+
+    Args:
+        state: [B, M, P, R] float32 checkpoints.
+        x, dt, B: ring records, as in `ssd_window`.
+        A: [M] decay rates, negative.
+        lengths: int32[B] records that count, or None for all.
+        implementation: "reference", "xla", or None to choose.
+
+    Returns:
+        [B, M, P, R] float32, the state after the last record that counts.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x, dt, B = jnp.ones((1, 32, 2, 4)), jnp.ones((1, 32, 2)), jnp.ones((1, 32, 1, 16))
+        >>> fold(jnp.zeros((1, 2, 4, 16)), x, dt, -jnp.ones(2), B).shape
+        (1, 2, 4, 16)
+    """
+    where = "fold"
+    check_rank(where, "x", x, 4)
+    rows, slots, heads, width = x.shape
+    check_rank(where, "B", B, 4)
+    check_shape(where, "state", state, (rows, heads, width, B.shape[-1]))
+    check_shape(where, "dt", dt, (rows, slots, heads))
+    check_shape(where, "A", A, (heads,))
+    if lengths is None:
+        lengths = jnp.full(rows, slots, jnp.int32)
+    return choose(implementation, FOLDS, where)(state, x, dt, A, B, lengths)
