@@ -7,17 +7,23 @@ import jax.numpy as jnp
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """weight * x / rms(x) over the last axis; x is rounded to its dtype before the weight, as Llama does."""
+    """weight * x / rms(x) over the last axis, rounded before the weight as Llama does."""
     wide = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (wide * scale).astype(x.dtype) * weight
+    return _scaled((wide * scale).astype(x.dtype), weight)
 
 
 def gated_rms_norm(
     x: jax.Array, gate: jax.Array, weight: jax.Array, eps: float, groups: int
 ) -> jax.Array:
-    """weight * norm(x * silu(gate)), the mean square taken over each of `groups` equal blocks (Mamba-2)."""
+    """weight * norm(x * silu(gate)); the mean square is over each of `groups` equal blocks."""
     wide = x.astype(jnp.float32) * jax.nn.silu(gate.astype(jnp.float32))
     blocks = wide.reshape(*wide.shape[:-1], groups, -1)
     scale = jax.lax.rsqrt(jnp.mean(blocks * blocks, axis=-1, keepdims=True) + eps)
-    return (blocks * scale).reshape(wide.shape).astype(gate.dtype) * weight
+    return _scaled((blocks * scale).reshape(wide.shape).astype(gate.dtype), weight)
+
+
+def _scaled(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """x * weight in the wider of the two dtypes: the residual stream may be float32 and the weight not."""
+    dtype = max(x.dtype, weight.dtype, key=lambda d: d.itemsize)
+    return x.astype(dtype) * weight.astype(dtype)
