@@ -1,0 +1,64 @@
+"""Where compiled programs are kept between runs: the user's cache folder, unless JAX was told otherwise."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+from pathlib import Path
+
+import jax
+
+_SETTING = "jax_compilation_cache_dir"
+MIN_COMPILE_SECONDS = 0.2  # cheaper programs are compiled again rather than stored
+
+
+def user_cache_dir() -> Path:
+    """The folder for files of this package that may be deleted at any time."""
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "hybrid_jax"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "hybrid_jax"
+    if sys.platform == "win32" and (local := os.environ.get("LOCALAPPDATA")):
+        return Path(local) / "hybrid_jax" / "Cache"
+    return Path.home() / ".cache" / "hybrid_jax"
+
+
+def enable_compile_cache(name: str = "xla") -> Path | None:
+    """Turns on JAX's persistent compilation cache, once, in the user's cache folder.
+
+    A setting made through JAX (JAX_COMPILATION_CACHE_DIR, JAX_ENABLE_COMPILATION_CACHE=false, or
+    jax.config) stands. The folder is named after the processor, since programs compiled for one may
+    not run on another that shares a home folder.
+
+    Returns:
+        the folder in use, or None when the cache is off or the folder cannot be written.
+    """
+    if not jax.config.jax_enable_compilation_cache:
+        return None
+    if current := getattr(jax.config, _SETTING):
+        return Path(current)
+    folder = user_cache_dir() / f"{name}-jax{jax.__version__}-{_processor()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    if not os.access(folder, os.W_OK):
+        return None
+    jax.config.update(_SETTING, str(folder))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
+    return folder
+
+
+def _processor() -> str:
+    """Eight hex digits that change with the processor's kind and instruction sets."""
+    lines = {platform.machine(), platform.processor()}
+    try:
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith(("flags", "Features", "model name")):
+                lines.add(line)
+    except OSError:
+        pass
+    return hashlib.blake2b("\n".join(sorted(lines)).encode(), digest_size=4).hexdigest()

@@ -1,0 +1,63 @@
+"""Byte counts as people write them: "5GB", "5GiB" or plain bytes."""
+
+from __future__ import annotations
+
+import re
+
+_STEPS = {"": 1, "B": 1}
+for _power, _letter in enumerate("KMGT", start=1):
+    _STEPS[f"{_letter}B"] = 1000**_power
+    _STEPS[f"{_letter}IB"] = 1024**_power
+
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
+
+
+def parse_size(value: int | str, *, name: str = "size") -> int:
+    """Bytes of "512MiB", "5GB", "1.5 GiB", "4096" or 4096.
+
+    Args:
+        value: a positive integer, or a number with one of B, KB, MB, GB, TB (powers of 1000), KiB, MiB,
+            GiB, TiB (powers of 1024), in any case.
+        name: what the size is for, used in the error.
+
+    Raises:
+        ValueError: it is no such size, or not positive.
+
+    Example:
+        >>> parse_size("5GB"), parse_size("5GiB"), parse_size(4096)
+        (5000000000, 5368709120, 4096)
+    """
+    problem = (
+        f"{name}: a size must look like 5GB, 5GiB or a positive number of bytes, got {value!r}"
+    )
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(problem)
+    if isinstance(value, int):
+        num_bytes = value
+    else:
+        match = _SIZE.fullmatch(value)
+        if match is None or match[2].upper() not in _STEPS:
+            raise ValueError(problem)
+        step = _STEPS[match[2].upper()]
+        num_bytes = int(match[1]) * step if match[1].isdigit() else round(float(match[1]) * step)
+    if num_bytes <= 0:
+        raise ValueError(problem)
+    return num_bytes
+
+
+def format_size(num_bytes: float) -> str:
+    """Bytes for people, in powers of 1024.
+
+    Example:
+        >>> format_size(262144), format_size(0), format_size(5_368_709_120)
+        ('256 KiB', '0 B', '5 GiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1024:
+            return f"{_short(num_bytes)} {unit}"
+        num_bytes /= 1024
+    return f"{_short(num_bytes)} TiB"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
