@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 DTYPES = ("float32", "bfloat16", "float16")
+ACTIVATIONS = ("gated_silu", "relu2")
+ROUTINGS = ("topk_softmax", "sigmoid")
+MAX_GRAIN = 64  # the tile of `ssd_scan`: the tokens after a chunk's last checkpoint lie in one tile
 
 
 def _require(condition: bool, where: str, what: str) -> None:
@@ -14,9 +17,19 @@ def _require(condition: bool, where: str, what: str) -> None:
         raise ValueError(f"{where}: {what}")
 
 
+def _one_of(value: object, allowed: tuple, where: str, name: str) -> None:
+    _require(value in allowed, where, f"{name} must be one of {allowed}, got {value!r}")
+
+
+def _positive(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _require(value > 0, type(config).__name__, f"{name} must be positive, got {value}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """Frequency scaling of rotary embeddings, as published for Llama 3 ("llama3") or a plain division ("linear").
+    """Frequency scaling of rotary embeddings: as published for Llama 3, or a plain division.
 
     Attributes:
         kind: "linear" or "llama3".
@@ -31,10 +44,21 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
 
+    def __post_init__(self) -> None:
+        where = "RopeScaling"
+        _one_of(self.kind, ("linear", "llama3"), where, "kind")
+        _require(self.factor > 0, where, f"factor must be positive, got {self.factor}")
+        _require(
+            0 < self.low_freq_factor < self.high_freq_factor,
+            where,
+            f"low_freq_factor must be positive and below high_freq_factor, got "
+            f"{self.low_freq_factor} and {self.high_freq_factor}",
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """Rotary position embedding of the first `dim` channels of each head (half-split convention)."""
+    """Rotary position embedding of the first `dim` channels of each head, half-split convention."""
 
     dim: int
     theta: float = 10_000.0
@@ -73,10 +97,12 @@ class Attention:
     soft_cap: float | None = None
 
     def __post_init__(self) -> None:
+        _positive(self, "num_heads", "num_kv_heads")
         _require(
-            self.num_kv_heads > 0 and self.num_heads % self.num_kv_heads == 0,
+            self.num_heads % self.num_kv_heads == 0,
             "Attention",
-            f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and {self.num_kv_heads}",
+            f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and "
+            f"{self.num_kv_heads}",
         )
         _require(
             self.head_dim > 0 and self.head_dim % 2 == 0,
@@ -124,10 +150,11 @@ class Mamba2:
     norm_eps: float = 1e-5
 
     def __post_init__(self) -> None:
+        _positive(self, "num_heads", "head_dim", "state_size", "num_groups", "norm_groups")
         for name, divisor in (("num_heads", self.num_groups), ("inner_size", self.norm_groups)):
             value = getattr(self, name)
             _require(
-                divisor > 0 and value % divisor == 0,
+                value % divisor == 0,
                 "Mamba2",
                 f"{name} must be a multiple of its groups, got {value} and {divisor}",
             )
@@ -160,11 +187,21 @@ class Mamba2:
 
 @dataclass(frozen=True, kw_only=True)
 class MLP:
-    """Feed-forward block: "gated_silu" is down(silu(gate(x)) * up(x)), "relu2" is down(relu(up(x))²)."""
+    """Feed-forward block.
+
+    Attributes:
+        width: hidden width F.
+        kind: "gated_silu" is down(silu(gate(x)) * up(x)), "relu2" is down(relu(up(x))²).
+        bias: biases on every projection.
+    """
 
     width: int
     kind: Literal["gated_silu", "relu2"] = "gated_silu"
     bias: bool = False
+
+    def __post_init__(self) -> None:
+        _positive(self, "width")
+        _one_of(self.kind, ACTIVATIONS, "MLP", "kind")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,9 +213,9 @@ class MoE:
         width: hidden width of one expert.
         kind: activation of the experts, as in `MLP`.
         routing: "topk_softmax" picks by raw logits, then softmax over the picked ones (Granite 4).
-            "sigmoid" scores with a sigmoid, picks by score + correction bias within the best groups,
-            and weighs by the raw score (Nemotron-H).
-        num_groups, top_groups: expert groups and how many of them stay in the choice ("sigmoid" only).
+            "sigmoid" scores with a sigmoid, picks by score + correction bias within the best
+            groups, and weighs by the raw score (Nemotron-H).
+        num_groups, top_groups: expert groups and how many stay in the choice ("sigmoid" only).
         normalize: divide the picked weights by their sum ("sigmoid" only).
         scale: factor on the picked weights ("sigmoid" only).
         shared_width: hidden width of the shared expert; 0 for none.
@@ -200,6 +237,9 @@ class MoE:
     bias: bool = False
 
     def __post_init__(self) -> None:
+        _positive(self, "num_experts", "width", "num_groups", "top_groups")
+        _one_of(self.kind, ACTIVATIONS, "MoE", "kind")
+        _one_of(self.routing, ROUTINGS, "MoE", "routing")
         _require(
             0 < self.top_k <= self.num_experts,
             "MoE",
@@ -219,7 +259,7 @@ FeedForward = MLP | MoE
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """One residual layer: h += sum of mixers(norm(h)), then h += mlp(norm(h)); either part may be absent.
+    """One residual layer: h += sum of mixers(norm(h)), then h += mlp(norm(h)); one may be absent.
 
     Attributes:
         mixers: the sequence mixers, run in parallel on the same normed input; usually one, or none.
@@ -232,9 +272,7 @@ class LayerSpec:
     weights_of: int | None = None
 
     def __post_init__(self) -> None:
-        _require(
-            bool(self.mixers) or self.mlp is not None, "LayerSpec", "needs a mixer or an mlp"
-        )
+        _require(bool(self.mixers) or self.mlp is not None, "LayerSpec", "needs a mixer or an mlp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,8 +286,8 @@ class ModelConfig:
         norm_eps: epsilon of the layer norms and the last norm.
         tie_embeddings: logits use the embedding matrix.
         max_position: longest sequence in tokens, prompt and output together.
-        embedding_multiplier, residual_multiplier, logits_multiplier: factors on the embeddings, on what
-            each block adds to the residual stream, and on the logits.
+        embedding_multiplier, residual_multiplier, logits_multiplier: factors on the embeddings,
+            on what each block adds to the residual stream, and on the logits.
         residual_in_fp32: keep the residual stream in float32 whatever the dtype.
         dtype: the weights' dtype as stored.
         eos_token_ids: any of these ends a sequence.
@@ -273,8 +311,11 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _require(bool(self.layers), "ModelConfig", "needs at least one layer")
+        _positive(self, "vocab_size", "width", "max_position")
         _require(
-            self.dtype in DTYPES, "ModelConfig", f"dtype must be one of {DTYPES}, got {self.dtype!r}"
+            self.dtype in DTYPES,
+            "ModelConfig",
+            f"dtype must be one of {DTYPES}, got {self.dtype!r}",
         )
         for index, layer in enumerate(self.layers):
             source = layer.weights_of
@@ -283,12 +324,22 @@ class ModelConfig:
                 "ModelConfig",
                 f"layer {index} shares weights of layer {source}, which does not come before it",
             )
+            _require(
+                source is None or self.layers[source].weights_of is None,
+                "ModelConfig",
+                f"layer {index} shares weights of layer {source}, which has none of its own",
+            )
         for kind in (Attention, Mamba2):
-            shapes = {_cache_shape(m) for layer in self.layers for m in layer.mixers if isinstance(m, kind)}
+            shapes = {
+                _cache_shape(m)
+                for layer in self.layers
+                for m in layer.mixers
+                if isinstance(m, kind)
+            }
             if len(shapes) > 1:
                 raise NotImplementedError(
-                    f"ModelConfig: all {kind.__name__} mixers of a model must cache the same shape, "
-                    f"got {sorted(shapes)}"
+                    f"ModelConfig: all {kind.__name__} mixers of a model must cache the same "
+                    f"shape, got {sorted(shapes)}"
                 )
 
     def mixers(self, kind: type) -> tuple:
@@ -344,7 +395,7 @@ class EngineConfig:
         memory: bytes for arena, rings and tables together; None derives it from rows and length.
         max_rows: sequences that decode together.
         max_model_len: longest sequence in tokens; None for the model's own.
-        grain: tokens between positions where checkpoints may lie; a power of two.
+        grain: tokens between positions where checkpoints may lie; a power of two, at most 64.
         page_tokens: tokens of one KV page, a power of two; None lets the geometry choose.
         prefill_tokens: most prompt tokens one prefill step handles, over all its rows.
         steps_per_dispatch: decode steps one dispatch runs on the device before the host looks.
@@ -368,14 +419,12 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         where = "EngineConfig"
-        for name in ("max_rows", "steps_per_dispatch"):
-            _require(
-                getattr(self, name) > 0, where, f"{name} must be positive, got {getattr(self, name)}"
-            )
+        _positive(self, "max_rows", "steps_per_dispatch")
+        _positive(self, *(n for n in ("memory", "max_model_len") if getattr(self, n) is not None))
         _require(
-            self.grain >= 8 and self.grain & (self.grain - 1) == 0,
+            8 <= self.grain <= MAX_GRAIN and self.grain & (self.grain - 1) == 0,
             where,
-            f"grain must be a power of two of at least 8, got {self.grain}",
+            f"grain must be a power of two between 8 and {MAX_GRAIN}, got {self.grain}",
         )
         if self.page_tokens is not None:
             _require(
@@ -393,4 +442,8 @@ class EngineConfig:
             where,
             f"steps_per_dispatch must be at most grain {self.grain}, got {self.steps_per_dispatch}",
         )
-        _require(self.dtype in DTYPES[:2], where, f"dtype must be one of {DTYPES[:2]}, got {self.dtype!r}")
+        _require(
+            self.dtype in DTYPES[:2],
+            where,
+            f"dtype must be one of {DTYPES[:2]}, got {self.dtype!r}",
+        )

@@ -103,8 +103,10 @@ def conv_words(mamba: Mamba2, dtype: str) -> int:
     return -(-(mamba.conv_width - 1) * mamba.conv_size * ITEM_BYTES[dtype] // 4)
 
 
-def make_geometry(model: ModelConfig, engine: EngineConfig, *, min_page_tokens: int = 64) -> Geometry:
-    """Chooses the frame size and the page size so that pages and checkpoints both fill their frames.
+def make_geometry(
+    model: ModelConfig, engine: EngineConfig, *, min_page_tokens: int = 64
+) -> Geometry:
+    """Chooses frame size and page size so that pages and checkpoints both fill their frames.
 
     Args:
         model: the model; its mixers of one kind share one cached shape.
@@ -202,16 +204,19 @@ def page_padding(geometry: Geometry) -> float:
     return 1 - used / geometry.frame_words
 
 
-def ring_specs(model: ModelConfig, geometry: Geometry, *, num_rows: int, window: int) -> dict[str, ArraySpec]:
+def ring_specs(
+    model: ModelConfig, geometry: Geometry, *, num_rows: int, window: int, aligned: bool = False
+) -> dict[str, ArraySpec]:
     """Specs of the Mamba-2 ring: records since the checkpoint, and the convolution's raw window.
 
     Args:
         model, geometry: the model and its geometry.
         num_rows: batch rows, the sink row included.
-        window: most tokens a window step appends at a place of its choosing (1 for plain decode).
+        window: most tokens a window step appends (1 for plain decode).
+        aligned: windows stand on the grain, so the ring needs no room behind its last record.
     """
     bits = "uint16" if geometry.dtype != "float32" else "uint32"
-    num_layers, slots = geometry.num_mamba2, geometry.grain + window - 1
+    num_layers, slots = geometry.num_mamba2, geometry.grain + (0 if aligned else window - 1)
     if model.mamba2 is None:
         conv_columns = conv_size = record = heads = 0
     else:
@@ -221,8 +226,12 @@ def ring_specs(model: ModelConfig, geometry: Geometry, *, num_rows: int, window:
         "conv": ArraySpec(
             (num_layers, num_rows, conv_columns + window, conv_size), bits, ("L", "B", "W-1+T", "E")
         ),
-        "xB": ArraySpec((num_layers, num_rows, slots, record), bits, ("L", "B", "grain+T-1", "M*P+G*R")),
-        "dt": ArraySpec((num_layers, num_rows, slots, heads), "float32", ("L", "B", "grain+T-1", "M")),
+        "xB": ArraySpec(
+            (num_layers, num_rows, slots, record), bits, ("L", "B", "grain+T-1", "M*P+G*R")
+        ),
+        "dt": ArraySpec(
+            (num_layers, num_rows, slots, heads), "float32", ("L", "B", "grain+T-1", "M")
+        ),
     }
 
 
@@ -278,9 +287,9 @@ def _mlp_weights(model: ModelConfig, mlp: MLP | MoE) -> int:
 def prefill_flops(model: ModelConfig, num_tokens: int, start: int = 0) -> int:
     """FLOPs to run tokens `start .. start + num_tokens` of one sequence, without the logits.
 
-    Counted as 2 per multiply-add. Per token: twice the active weights of every block; attention adds
-    4 * N * H per visible key; the Mamba-2 recurrence adds 6 per state element (decay, update, readout)
-    and the convolution 2 per tap and channel.
+    Counted as 2 per multiply-add. Per token: twice the active weights of every block, convolution
+    included; attention adds 4 * N * H per visible key; the Mamba-2 recurrence adds 6 per state
+    element (decay, update, readout).
     """
     per_token, total = 0, 0
     for layer in model.layers:
@@ -310,4 +319,6 @@ def _active_mlp_weights(model: ModelConfig, mlp: MLP | MoE) -> int:
         return _mlp_weights(model, mlp)
     idle = mlp.num_experts - mlp.top_k
     inner = mlp.latent_width or model.width
-    return _mlp_weights(model, mlp) - idle * (3 if mlp.kind == "gated_silu" else 2) * inner * mlp.width
+    return (
+        _mlp_weights(model, mlp) - idle * (3 if mlp.kind == "gated_silu" else 2) * inner * mlp.width
+    )

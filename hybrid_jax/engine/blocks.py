@@ -1,0 +1,243 @@
+"""Pieces the steps share: reading and writing checkpoints, KV and rings of a `State`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.config import Attention, Mamba2, ModelConfig
+from hybrid_jax.geometry import Geometry, head_words
+from hybrid_jax.layers import attention, mamba2
+from hybrid_jax.state import State, from_bits, to_bits
+from pallas_kernels.frame_io import pack_records, read_frames, update_tokens, write_frames
+from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.paged_attention.api import PageLayout
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a step is specialised on: hashable, static under jit."""
+
+    config: ModelConfig
+    geometry: Geometry
+
+    @property
+    def activation_dtype(self) -> jnp.dtype:
+        return jnp.dtype(self.geometry.dtype)
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def layer_frames(frames: jax.Array, index, model: Model) -> jax.Array:
+    """Frames int32[B, frames_per_layer] of one recurrent layer out of whole checkpoints' int32[B, F]."""
+    per_layer = model.geometry.frames_per_layer
+    return jax.lax.dynamic_slice_in_dim(frames, index * per_layer, per_layer, axis=1)
+
+
+def read_layer_state(
+    arena: jax.Array, frames: jax.Array, exists: jax.Array, model: Model
+) -> jax.Array:
+    """One layer's float32[B, M, P, R] from its frames; zeros where `exists` bool[B] is false."""
+    spec, geometry = model.config.mamba2, model.geometry
+    words = read_frames(arena, frames, words=geometry.heads_per_frame * head_words(spec))
+    state = jax.lax.bitcast_convert_type(words, jnp.float32)
+    state = state.reshape(frames.shape[0], -1, spec.head_dim, spec.state_size)
+    return jnp.where(exists[:, None, None, None], state[:, : spec.num_heads], 0.0)
+
+
+def write_layer_state(
+    arena: jax.Array, frames: jax.Array, state: jax.Array, model: Model
+) -> jax.Array:
+    """Writes float32[B, M, P, R] to its frames; returns the arena."""
+    spec, geometry = model.config.mamba2, model.geometry
+    heads = geometry.frames_per_layer * geometry.heads_per_frame
+    state = jnp.pad(state, ((0, 0), (0, heads - spec.num_heads), (0, 0), (0, 0)))
+    words = jax.lax.bitcast_convert_type(state, jnp.uint32)
+    words = words.reshape(*frames.shape, geometry.heads_per_frame * head_words(spec))
+    return write_frames(arena, frames, words)
+
+
+def read_conv(arena: jax.Array, frames: jax.Array, exists: jax.Array, model: Model) -> jax.Array:
+    """Convolution columns of all layers, bits[L, B, W - 1, E], from whole checkpoints' frames int32[B, F]."""
+    spec, geometry = model.config.mamba2, model.geometry
+    words = read_frames(arena, frames[:, -geometry.conv_frames :])
+    words = words.reshape(frames.shape[0], -1)[:, : geometry.num_mamba2 * geometry.conv_words]
+    words = words.reshape(frames.shape[0], geometry.num_mamba2, geometry.conv_words)
+    bits = words
+    if geometry.dtype != "float32":
+        bits = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*words.shape[:2], -1)
+    columns = spec.conv_width - 1
+    bits = bits[..., : columns * spec.conv_size]
+    bits = bits.reshape(*bits.shape[:2], columns, spec.conv_size)
+    return jnp.moveaxis(jnp.where(exists[:, None, None, None], bits, 0), 1, 0)
+
+
+def write_conv(arena: jax.Array, frames: jax.Array, bits: jax.Array, model: Model) -> jax.Array:
+    """Writes bits[L, B, W - 1, E] to the convolution frames of checkpoints; returns the arena."""
+    geometry = model.geometry
+    layers, rows = bits.shape[:2]
+    flat = jnp.moveaxis(bits, 0, 1).reshape(rows, layers, -1)
+    if geometry.dtype != "float32":
+        flat = jnp.pad(flat, ((0, 0), (0, 0), (0, flat.shape[-1] % 2)))
+        flat = jax.lax.bitcast_convert_type(
+            flat.reshape(rows, layers, geometry.conv_words, 2), jnp.uint32
+        )
+    flat = flat.reshape(rows, -1)
+    total = geometry.conv_frames * geometry.frame_words
+    flat = jnp.pad(flat, ((0, 0), (0, total - flat.shape[1])))
+    words = flat.reshape(rows, geometry.conv_frames, geometry.frame_words)
+    return write_frames(arena, frames[:, -geometry.conv_frames :], words)
+
+
+def fold_rows(
+    state: State,
+    needed: jax.Array,
+    checkpoint: jax.Array,
+    read_slot: jax.Array,
+    write_slot: jax.Array,
+    rates: jax.Array,
+    model: Model,
+) -> State:
+    """Folds the full rings of some rows into checkpoints, one (row, layer) at a time.
+
+    Args:
+        needed: bool[B] rows whose ring holds exactly grain records.
+        checkpoint: int32[B] position of the checkpoint read; 0 is the zero state.
+        read_slot, write_slot: int32[B]; they may be equal.
+        rates: float32[L, M] decay rates of all layers.
+    """
+    rows, layers = needed.shape[0], model.geometry.num_mamba2
+    order = jnp.argsort(~needed, stable=True)
+    count = needed.sum()
+    grain, columns = model.geometry.grain, model.config.mamba2.conv_width - 1
+
+    def fold_layer(i, arena):
+        row, layer = order[i // layers], i % layers
+
+        def ring(array):
+            part = jax.lax.dynamic_slice(array, (layer, row, 0, 0), (1, 1, *array.shape[2:]))
+            return part[0]
+
+        def frames(slot):
+            return layer_frames(jax.lax.dynamic_slice_in_dim(state.slots, slot, 1), layer, model)
+
+        exists = (checkpoint[row] > 0)[None]
+        old = read_layer_state(arena, frames(read_slot[row]), exists, model)
+        records = mamba2.Records(from_bits(ring(state.xB)), ring(state.dt))
+        new = mamba2.fold(
+            rates[layer], old, records, jnp.full(1, grain, jnp.int32), model.config.mamba2
+        )
+        return write_layer_state(arena, frames(write_slot[row]), new, model)
+
+    def fold_conv(i, arena):
+        row = order[i]
+        bits = jax.lax.dynamic_slice(
+            state.conv, (0, row, 0, 0), (layers, 1, columns, state.conv.shape[3])
+        )
+        frames = jax.lax.dynamic_slice_in_dim(state.slots, write_slot[row], 1)
+        return write_conv(arena, frames, bits, model)
+
+    arena = jax.lax.fori_loop(0, count * layers, fold_layer, state.arena)
+    arena = jax.lax.fori_loop(0, count, fold_conv, arena)
+    del rows
+    return state.replace(arena=arena)
+
+
+def all_rates(params: dict, model: Model) -> jax.Array:
+    """float32[L, M] decay rates of the Mamba-2 mixers, in layer order."""
+    rates = []
+    for index, spec in enumerate(model.config.layers):
+        source = index if spec.weights_of is None else spec.weights_of
+        for position, mixer in enumerate(spec.mixers):
+            if isinstance(mixer, Mamba2):
+                weights = params["layers"][source]["mixers"][position]
+                rates.append(mamba2.decay_rates(weights))
+    return jnp.stack(rates)
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+def attend_pages(
+    params: dict,
+    h: jax.Array,
+    arena: jax.Array,
+    table: jax.Array,
+    base: jax.Array,
+    begin: jax.Array,
+    end: jax.Array,
+    index: int,
+    spec: Attention,
+    model: Model,
+) -> tuple[jax.Array, jax.Array]:
+    """One attention layer: writes the new tokens' K and V to their pages, then reads everything from pages.
+
+    Args:
+        h: [B, T, D] normed inputs; token t of row b stands at base[b] + t.
+        table: int32[B, groups, pages]. begin, end: int32[B] positions that are new and real.
+        index: which attention layer, in cache order.
+
+    Returns:
+        out [B, T, D] and the arena.
+    """
+    geometry = model.geometry
+    group, place = divmod(index, geometry.layers_per_page)
+    layout = PageLayout(
+        offset=place * geometry.page_tokens * geometry.token_words,
+        page_tokens=geometry.page_tokens,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=geometry.dtype,
+    )
+    positions = base[:, None] + jnp.arange(h.shape[1])
+    q, k, v = attention.project(params, h, positions, spec)
+    records = pack_records(jnp.stack([k, v], axis=2).astype(model.activation_dtype))
+    records = records.reshape(*h.shape[:2], geometry.token_words)
+    pages = table[:, group]
+    arena = update_tokens(
+        arena,
+        records,
+        pages,
+        base=base,
+        begin=begin,
+        end=end,
+        offset=layout.offset,
+        page_tokens=geometry.page_tokens,
+    )
+    y = paged_attention(
+        q,
+        arena,
+        pages,
+        base=base,
+        end=end,
+        layout=layout,
+        scale=spec.softmax_scale,
+        window=spec.window,
+        soft_cap=spec.soft_cap,
+    )
+    return attention.output(params, y.astype(h.dtype)), arena
+
+
+# --- rings ----------------------------------------------------------------------------------------
+
+
+def put_row(array: jax.Array, value: jax.Array, row: jax.Array, slot: jax.Array | int = 0) -> jax.Array:
+    """Writes value [L, 1, s, c] into array [L, B, S, C] at one row, from `slot` on, all layers at once."""
+    return jax.lax.dynamic_update_slice(array, value, (0, row, slot, 0))
+
+
+def slice_tokens(x: jax.Array, starts: jax.Array, count: int) -> jax.Array:
+    """x [B, S, C], rows' own `count` consecutive entries from starts int32[B]: [B, count, C]."""
+    x = jnp.pad(x, ((0, 0), (0, count), (0, 0)))
+    parts = [
+        jax.lax.dynamic_slice(x, (b, starts[b], 0), (1, count, x.shape[2])) for b in range(x.shape[0])
+    ]
+    return jnp.concatenate(parts)
+
+
+def ring_bits(x: jax.Array, model: Model) -> jax.Array:
+    """Activations as the ring stores them."""
+    return to_bits(x.astype(model.activation_dtype))

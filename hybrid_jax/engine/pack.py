@@ -1,0 +1,137 @@
+"""One int32 array per dispatch: the columns of its rows, written with numpy, read inside the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybrid_jax.engine.request import Request
+
+MAX_STOP_IDS = 16
+
+SAMPLING = (
+    ("seed", 2),
+    ("sample_index", 1),
+    ("temperature", 1),  # float32 bits
+    ("top_k", 1),
+    ("top_p", 1),  # float32 bits
+    ("stop_ids", MAX_STOP_IDS),  # -1 where unused
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Named column ranges of an int32[rows, size] array.
+
+    Attributes:
+        fields: (name, columns) in order.
+    """
+
+    fields: tuple[tuple[str, int], ...]
+
+    @property
+    def size(self) -> int:
+        return sum(width for _, width in self.fields)
+
+    def span(self, name: str) -> slice:
+        start = 0
+        for field, width in self.fields:
+            if field == name:
+                return slice(start, start + width)
+            start += width
+        raise KeyError(name)
+
+    def get(self, batch, name: str):
+        """Columns of one field: [rows] if it has one column, else [rows, width]; numpy or jax."""
+        span = self.span(name)
+        return batch[:, span.start] if span.stop - span.start == 1 else batch[:, span]
+
+    def set(self, batch: np.ndarray, row: int, name: str, value) -> None:
+        """Writes one field of one row; a shorter sequence fills its front."""
+        span = self.span(name)
+        value = np.atleast_1d(np.asarray(value, np.int32))
+        batch[row, span.start : span.start + len(value)] = value
+
+
+def prefill_layout(*, tokens: int, width: int, frames_per_page: int) -> Layout:
+    """Columns of a prefill row."""
+    return Layout(
+        (
+            ("row", 1),
+            ("start", 1),
+            ("length", 1),
+            ("state_len", 1),
+            ("read_slot", 1),
+            ("write_slot", 1),
+            ("samples", 1),
+            *SAMPLING,
+            ("sources", max(frames_per_page, 1)),
+            ("targets", max(frames_per_page, 1)),
+            ("table", max(frames_per_page * width, 1)),
+            ("tokens", tokens),
+        )
+    )
+
+
+def decode_layout(*, width: int, frames_per_page: int) -> Layout:
+    """Columns of a decode row; its place in the array is its ring row."""
+    return Layout(
+        (
+            ("position", 1),
+            ("checkpoint", 1),
+            ("read_slot", 1),
+            ("fold_slot", 1),
+            ("num_steps", 1),
+            *SAMPLING,
+            ("table", max(frames_per_page * width, 1)),
+        )
+    )
+
+
+def exact_layout(*, tokens: int, width: int, frames_per_page: int) -> Layout:
+    """Columns of an exact-mode row; its place in the array is its ring row."""
+    return Layout(
+        (
+            ("base", 1),
+            ("begin", 1),
+            ("end", 1),
+            ("checkpoint", 1),
+            ("read_slot", 1),
+            ("fold_before", 1),  # slot for the full ring's fold; -1 for none
+            ("fold_after", 1),
+            ("load_conv", 1),
+            ("feeds", 1),
+            ("samples", 1),
+            *SAMPLING,
+            ("sources", max(frames_per_page, 1)),
+            ("targets", max(frames_per_page, 1)),
+            ("table", max(frames_per_page * width, 1)),
+            ("tokens", tokens),
+        )
+    )
+
+
+def float_bits(value: float) -> int:
+    return int(np.float32(value).view(np.int32))
+
+
+def set_sampling(layout: Layout, batch: np.ndarray, row: int, request: Request) -> None:
+    """Writes a request's sampling columns."""
+    params = request.params
+    seed = np.array([request.seed & 0xFFFFFFFF, request.seed >> 32], np.uint32).view(np.int32)
+    layout.set(batch, row, "seed", seed)
+    layout.set(batch, row, "sample_index", request.sample_index)
+    layout.set(batch, row, "temperature", float_bits(params.temperature))
+    layout.set(batch, row, "top_k", max(params.top_k, 0))
+    layout.set(batch, row, "top_p", float_bits(params.top_p))
+    stops = sorted(request.stop_ids)
+    layout.set(batch, row, "stop_ids", stops + [-1] * (MAX_STOP_IDS - len(stops)))
+
+
+def set_pages(layout: Layout, batch: np.ndarray, row: int, pages: list, width: int) -> None:
+    """Writes a page table, group-major: [frames_per_page, width] flattened."""
+    if pages and pages[0]:
+        table = np.zeros((len(pages[0]), width), np.int32)
+        table[:, : len(pages)] = np.asarray(pages, np.int32).T
+        layout.set(batch, row, "table", table.ravel())

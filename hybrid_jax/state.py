@@ -1,0 +1,84 @@
+"""Device memory of an engine as one pytree: the arena, the rings, and two small tables."""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.config import ModelConfig
+from hybrid_jax.geometry import ArraySpec, Geometry, ring_specs
+
+
+def describe(self) -> str:
+    """Dtypes and shapes; printing a state never copies it to the host."""
+    fields = ", ".join(
+        f"{name}={leaf.dtype}{list(leaf.shape)}" for name, leaf in vars(self).items()
+    )
+    return f"{type(self).__name__}({fields})"
+
+
+@flax.struct.dataclass(kw_only=True, repr=False)
+class State:
+    """Everything a step reads and writes; donated to each step and returned by it.
+
+    The sizes: U frames of W words; L Mamba-2 mixers; B rows, the last one a sink for padding; T tokens a
+    window may append; F frames of a checkpoint.
+
+    Attributes:
+        arena: uint32[U, W]; frame 0 is the sink.
+        conv: bits[L, B, W - 1 + T, E] raw convolution inputs, the W - 1 before the window's base first.
+        xB: bits[L, B, grain + ..., M P + G R] records since each row's checkpoint.
+        dt: float32[L, B, grain + ..., M] their step sizes.
+        slots: int32[max_slots, F] frames of each checkpoint slot; slot 0 is the sink's.
+        tokens: int32[B] the token each row feeds next; -1 once it has stopped.
+    """
+
+    arena: jax.Array
+    conv: jax.Array
+    xB: jax.Array
+    dt: jax.Array
+    slots: jax.Array
+    tokens: jax.Array
+
+    __repr__ = describe
+
+
+def state_specs(
+    model: ModelConfig,
+    geometry: Geometry,
+    *,
+    num_frames: int,
+    max_slots: int,
+    max_rows: int,
+    window: int = 1,
+    aligned: bool = False,
+) -> State:
+    """The state's tree with `ArraySpec` leaves; one row more than `max_rows` serves as the sink."""
+    rings = ring_specs(model, geometry, num_rows=max_rows + 1, window=window, aligned=aligned)
+    return State(
+        arena=ArraySpec((num_frames, geometry.frame_words), "uint32", ("U", "W")),
+        conv=rings["conv"],
+        xB=rings["xB"],
+        dt=rings["dt"],
+        slots=ArraySpec((max_slots, max(geometry.state_frames, 1)), "int32", ("slots", "F")),
+        tokens=ArraySpec((max_rows + 1,), "int32", ("B",)),
+    )
+
+
+def make_state(specs: State) -> State:
+    """Zeros of the given specs; every row stopped."""
+    state = jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), specs)
+    return state.replace(tokens=jnp.full_like(state.tokens, -1))
+
+
+def to_bits(x: jax.Array) -> jax.Array:
+    """Activations as unsigned bits of the same width: XLA would widen a bfloat16 buffer on every update."""
+    return jax.lax.bitcast_convert_type(x, jnp.uint32 if x.dtype == jnp.float32 else jnp.uint16)
+
+
+def from_bits(bits: jax.Array) -> jax.Array:
+    """The inverse of `to_bits`: uint32 is float32, uint16 is bfloat16."""
+    return jax.lax.bitcast_convert_type(
+        bits, jnp.float32 if bits.dtype == jnp.uint32 else jnp.bfloat16
+    )

@@ -1,0 +1,117 @@
+"""Public entries of frame_io.
+
+The arena is uint32[U, W]: frame u is row u, and frame 0 is the sink, where padding writes and nothing
+reads. Ids are trusted on the device, where an out-of-range one would be clipped silently: whoever makes them
+checks them on the host.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.dispatch import Implementation, check_rank, check_shape, choose
+from pallas_kernels.frame_io import reference, xla
+
+READ = {"reference": reference.read_frames_reference, "xla": xla.read_frames_xla}
+WRITE = {"reference": reference.write_frames_reference, "xla": xla.write_frames_xla}
+COPY = {"reference": reference.copy_frames_reference, "xla": xla.copy_frames_xla}
+UPDATE = {"reference": reference.update_tokens_reference, "xla": xla.update_tokens_xla}
+
+
+def read_frames(
+    arena: jax.Array,
+    ids: jax.Array,
+    *,
+    offset: int = 0,
+    words: int | None = None,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """Copies words [offset, offset + words) of frames ids int32[...] out of the arena: uint32[..., words]."""
+    words = arena.shape[1] - offset if words is None else words
+    _check_arena("read_frames", arena, offset, words)
+    return choose(implementation, READ, "read_frames")(arena, ids, offset, words)
+
+
+def write_frames(
+    arena: jax.Array,
+    ids: jax.Array,
+    values: jax.Array,
+    *,
+    offset: int = 0,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """Writes values uint32[..., words] into frames ids int32[...] from word `offset`; returns the arena."""
+    _check_arena("write_frames", arena, offset, values.shape[-1])
+    check_shape("write_frames", "values", values, (*ids.shape, values.shape[-1]))
+    return choose(implementation, WRITE, "write_frames")(arena, ids, values, offset)
+
+
+def copy_frames(
+    arena: jax.Array,
+    sources: jax.Array,
+    targets: jax.Array,
+    *,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """Copies whole frames sources int32[n] to targets int32[n], in order; returns the arena."""
+    check_rank("copy_frames", "sources", sources, 1)
+    check_shape("copy_frames", "targets", targets, sources.shape)
+    return choose(implementation, COPY, "copy_frames")(arena, sources, targets)
+
+
+def update_tokens(
+    arena: jax.Array,
+    values: jax.Array,
+    table: jax.Array,
+    *,
+    base: jax.Array,
+    begin: jax.Array,
+    end: jax.Array,
+    offset: int,
+    page_tokens: int,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """Writes token records into the pages that hold their positions; returns the arena.
+
+    Args:
+        values: uint32[B, T, w] records; values[b, t] is for position base[b] + t.
+        table: int32[B, pages] frame of each page.
+        base, begin, end: int32[B]; only positions in [begin, end) are written, all of them within
+            [base, base + T) and within the table.
+        offset: word of a frame where token 0 of the page begins.
+        page_tokens: tokens of one page.
+    """
+    check_rank("update_tokens", "values", values, 3)
+    check_rank("update_tokens", "table", table, 2)
+    _check_arena("update_tokens", arena, offset, page_tokens * values.shape[2])
+    run = choose(implementation, UPDATE, "update_tokens")
+    return run(arena, values, table, base, begin, end, offset, page_tokens)
+
+
+def pack_records(x: jax.Array) -> jax.Array:
+    """x [..., H] to words: float32 as it is; bfloat16 as element j low and j + H / 2 high, uint32[..., H / 2]."""
+    if x.dtype == jnp.float32:
+        return jax.lax.bitcast_convert_type(x, jnp.uint32)
+    half = x.shape[-1] // 2
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32)
+    return bits[..., :half] | (bits[..., half:] << 16)
+
+
+def unpack_records(words: jax.Array, dtype: str) -> jax.Array:
+    """The inverse of `pack_records`, widened to float32: float32[..., H]."""
+    if dtype == "float32":
+        return jax.lax.bitcast_convert_type(words, jnp.float32)
+    low = jax.lax.bitcast_convert_type(words << 16, jnp.float32)
+    high = jax.lax.bitcast_convert_type(words & jnp.uint32(0xFFFF0000), jnp.float32)
+    return jnp.concatenate([low, high], axis=-1)
+
+
+def _check_arena(where: str, arena: jax.Array, offset: int, words: int) -> None:
+    check_rank(where, "arena", arena, 2)
+    if arena.dtype != jnp.uint32:
+        raise ValueError(f"{where}: arena must be uint32, got {arena.dtype}")
+    if offset < 0 or offset + words > arena.shape[1]:
+        raise ValueError(
+            f"{where}: words [{offset}, {offset + words}) must lie within a frame of {arena.shape[1]}"
+        )

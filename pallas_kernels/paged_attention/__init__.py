@@ -1,0 +1,3 @@
+"""Attention of new tokens over the pages that hold their context, themselves included."""
+
+from pallas_kernels.paged_attention.api import paged_attention as paged_attention

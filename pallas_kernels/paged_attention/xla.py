@@ -1,0 +1,72 @@
+"""Walks the context in tiles of whole pages with an online softmax; no contiguous copy of it is made."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.dispatch import HIGHEST
+from pallas_kernels.frame_io import read_frames, unpack_records
+
+TILE_TOKENS = 128
+MASKED = -1e30
+
+
+def paged_attention_xla(q, arena, table, base, end, layout, scale, window, soft_cap):
+    """See `api.paged_attention`.
+
+    Tiles stand at absolute positions, and one whose keys are all masked leaves every accumulator as it was,
+    bit for bit, so a row's result does not depend on how far the other rows make the loop run.
+    """
+    rows, tokens, heads, width = q.shape
+    kv_heads, page_tokens = layout.num_kv_heads, layout.page_tokens
+    pages_per_tile = max(1, TILE_TOKENS // page_tokens)
+    tile = pages_per_tile * page_tokens
+    table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % pages_per_tile)))
+    per_kv = heads // kv_heads
+    queries = q.astype(jnp.float32).reshape(rows, tokens, kv_heads, per_kv, width)
+    queries = jnp.moveaxis(queries, 1, 3).reshape(rows, kv_heads, per_kv * tokens, width)
+    position = base[:, None] + jnp.arange(tokens)  # [B, T]
+
+    def visit(index, carry):
+        peak, total, mixed = carry  # [B, K, g T], [B, K, g T], [B, K, g T, H]
+        ids = jax.lax.dynamic_slice(table, (0, index * pages_per_tile), (rows, pages_per_tile))
+        words = read_frames(
+            arena, ids, offset=layout.offset, words=page_tokens * layout.token_words
+        )
+        words = words.reshape(rows, tile, 2, kv_heads, layout.head_words)
+        kv = unpack_records(words, layout.dtype)
+        key_position = index * tile + jnp.arange(tile)
+        live = key_position < end[:, None]  # [B, S]
+        lag = position[:, :, None] - key_position
+        seen = (lag >= 0) & live[:, None]
+        if window is not None:
+            seen &= lag < window
+        seen = jnp.broadcast_to(seen[:, None, None], (rows, 1, per_kv, tokens, tile))
+        seen = seen.reshape(rows, 1, per_kv * tokens, tile)
+        v = jnp.where(live[..., None, None], kv[:, :, 1], 0)
+        scores = jnp.einsum("bkqh,bskh->bkqs", queries, kv[:, :, 0], precision=HIGHEST) * scale
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
+        scores = jnp.where(seen, scores, MASKED)
+        new_peak = jnp.maximum(peak, scores.max(-1))
+        weights = jnp.where(seen, jnp.exp(scores - new_peak[..., None]), 0.0)
+        keep = jnp.exp(peak - new_peak)
+        total = total * keep + weights.sum(-1)
+        added = jnp.einsum("bkqs,bskh->bkqh", weights, v, precision=HIGHEST)
+        return new_peak, total, mixed * keep[..., None] + added
+
+    shape = (rows, kv_heads, per_kv * tokens)
+    start = (
+        jnp.full(shape, MASKED, jnp.float32),
+        jnp.zeros(shape, jnp.float32),
+        jnp.zeros((*shape, width), jnp.float32),
+    )
+    first = jnp.int32(0)
+    if window is not None:
+        first = jnp.min(jnp.where(end > 0, jnp.maximum(base - window + 1, 0), 2**30)) // tile
+    last = -(-jnp.max(end) // tile)
+    _, total, mixed = jax.lax.fori_loop(jnp.minimum(first, last), last, visit, start)
+    y = mixed / jnp.maximum(total, 1e-30)[..., None]
+    y = jnp.moveaxis(y.reshape(rows, kv_heads, per_kv, tokens, width), 3, 1)
+    return y.reshape(q.shape)
