@@ -33,7 +33,7 @@ def ssd_scan(
         x: [B, T, M, P] inputs, after convolution and activation.
         dt: [B, T, M] step sizes, after softplus.
         A: [M] decay rates, negative.
-        B, C: [B, T, G, R] input and output projections; G divides M, head m uses group m // (M / G).
+        B, C: [B, T, G, R] input and output projections; head m uses group m // (M / G).
         initial_state: [B, M, P, R] float32, or None for zeros.
         lengths: int32[B] valid tokens per row, or None for T. Padding changes nothing.
         state_lengths: int32[B] tokens after which the returned state stands, at most `lengths`;
@@ -63,7 +63,9 @@ def ssd_scan(
     check_shape(where, "B", B, (rows, tokens, groups, size))
     check_shape(where, "C", C, B.shape)
     if heads % groups:
-        raise ValueError(f"{where}: groups of B must divide the heads of x, got {groups} and {heads}")
+        raise ValueError(
+            f"{where}: groups of B must divide the heads of x, got {groups} and {heads}"
+        )
     if initial_state is None:
         initial_state = jnp.zeros((rows, heads, width, size), jnp.float32)
     check_shape(where, "initial_state", initial_state, (rows, heads, width, size))

@@ -26,7 +26,8 @@ def ssd_scan_reference(x, dt, A, B, C, initial_state, lengths, state_lengths):
         decay = jnp.exp(dt_t * A)[:, :, None, None]
         state = decay * state + (dt_t[:, :, None] * x_t)[..., None] * B_t[:, :, None, :]
         kept = jnp.where((position < state_lengths)[:, None, None, None], state, kept)
-        return (state, kept), jnp.einsum("bmpr,bmr->bmp", state, C_t, precision=HIGHEST)
+        y = jnp.einsum("bmpr,bmr->bmp", state, C_t, precision=HIGHEST)
+        return (state, kept), jnp.where(valid[:, :, None], y, 0)
 
     tokens = (positions, *(jnp.moveaxis(a, 1, 0) for a in (x, dt, B, C)))
     (_, state), y = jax.lax.scan(step, (initial_state, initial_state), tokens)

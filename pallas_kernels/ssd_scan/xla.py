@@ -1,4 +1,4 @@
-"""Chunked form for XLA: matrix products inside a tile of Q tokens, the state carried between tiles."""
+"""Chunked form for XLA: matrix products inside a tile, the state carried between tiles."""
 
 from __future__ import annotations
 
@@ -63,5 +63,6 @@ def ssd_scan_xla(x, dt, A, B, C, initial_state, lengths, state_lengths, *, tile:
     )
     state = initial_state.reshape(rows, groups, per_group, width, size)
     state, y = jax.lax.scan(body, state, xs)
-    y = jnp.moveaxis(y, 0, 1).reshape(rows, tiles * tile, heads, width)[:, :tokens]
+    y = jnp.moveaxis(y, 0, 1).reshape(rows, tiles * tile, heads, width)
+    y = jnp.where(valid[:, :, None, None], y, 0)[:, :tokens]  # even where the state is not finite
     return y.astype(x.dtype), state.reshape(rows, heads, width, size)

@@ -1,4 +1,4 @@
-"""Mamba-2 outputs for a few new tokens from a checkpoint and a ring of records, and the fold of both."""
+"""Mamba-2 outputs for new tokens from a checkpoint and a ring of records, and their fold."""
 
 from pallas_kernels.ssd_window.api import fold as fold
 from pallas_kernels.ssd_window.api import ssd_window as ssd_window

@@ -25,9 +25,9 @@ def ssd_window(
     num_valid: jax.Array | None = None,
     implementation: Implementation | None = None,
 ) -> jax.Array:
-    """Outputs of T new tokens per row from a checkpoint and a ring; the state is read, never written.
+    """Outputs of T new tokens per row from a checkpoint and a ring; no state is written.
 
-    Query t of row b stands at ring slot starts[b] + t; records of the new tokens are already in the ring.
+    Query t of row b stands at ring slot starts[b] + t, where its record already lies.
 
     Args:
         state: [B, M, P, R] float32 checkpoints.
@@ -101,6 +101,8 @@ def fold(
     check_shape(where, "state", state, (rows, heads, width, B.shape[-1]))
     check_shape(where, "dt", dt, (rows, slots, heads))
     check_shape(where, "A", A, (heads,))
+    check_shape(where, "B", B, (rows, slots, *B.shape[2:]))
     if lengths is None:
         lengths = jnp.full(rows, slots, jnp.int32)
+    check_shape(where, "lengths", lengths, (rows,))
     return choose(implementation, FOLDS, where)(state, x, dt, A, B, lengths)

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 
 from pallas_kernels.ssd_scan.reference import ssd_scan_reference
 
 
 def ssd_window_reference(state, x, dt, A, B, C, starts, num_valid):
-    """Runs the whole recurrence over the ring for each query, C standing only at the query's slot."""
-    rows, tokens = C.shape[:2]
-    slots = x.shape[1]
-    ys = []
-    for t in range(tokens):
-        slot = starts + t
-        at_slot = jnp.arange(slots)[None] == slot[:, None]
-        C_ring = jnp.where(at_slot[:, :, None, None], C[:, t, None], 0)
-        y, _ = ssd_scan_reference(x, dt, A, B, C_ring, state, slot + 1, slot + 1)
-        y = jnp.sum(jnp.where(at_slot[:, :, None, None], y, 0), axis=1)
-        ys.append(jnp.where((t < num_valid)[:, None, None], y, 0))
-    return jnp.stack(ys, axis=1)
+    """Runs the recurrence over the ring for each query, C standing only at the query's slot."""
+    slots = jnp.arange(x.shape[1])
+    x = x.astype(jnp.float32)  # the scan returns the dtype of x
+
+    def query(t_and_C):
+        t, C_t = t_and_C  # C_t: [B, G, R]
+        at_slot = (slots == (starts + t)[:, None])[:, :, None, None]  # [B, S, 1, 1]
+        last = jnp.where(t < num_valid, starts + t + 1, 0)
+        y, _ = ssd_scan_reference(
+            x, dt, A, B, jnp.where(at_slot, C_t[:, None], 0), state, last, last
+        )
+        return jnp.sum(jnp.where(at_slot, y, 0), axis=1)
+
+    ys = jax.lax.map(query, (jnp.arange(C.shape[1]), jnp.moveaxis(C, 1, 0)))
+    return jnp.moveaxis(ys, 0, 1)
 
 
 def fold_reference(state, x, dt, A, B, lengths):

@@ -12,7 +12,7 @@ def ssd_window_xla(state, x, dt, A, B, C, starts, num_valid):
 
     With c the running sum of dt A over the ring: for the query at slot i,
     y_i = exp(c_i) S C_i + sum over slots j <= i of exp(c_i - c_j) dt_j (C_i . B_j) x_j.
-    Records past a query's slot are zeroed, not only masked, so garbage there (NaN included) is inert.
+    Records past the live slots are zeroed, not only masked, so garbage there (NaN too) is inert.
     """
     rows, tokens, groups, size = C.shape
     slots, heads, width = x.shape[1:]
@@ -21,10 +21,11 @@ def ssd_window_xla(state, x, dt, A, B, C, starts, num_valid):
     slot = jnp.arange(slots)
     query = starts[:, None] + jnp.arange(tokens)  # [B, T] slot of each query
     live = slot[None] < (starts + num_valid)[:, None]  # [B, S]
+    counts = jnp.arange(tokens)[None] < num_valid[:, None]  # [B, T]
     x = jnp.where(live[:, :, None, None], x, 0).astype(f32)
     B = jnp.where(live[:, :, None, None], B, 0).astype(f32)
     dt = jnp.where(live[:, :, None], dt, 0.0)
-    C = jnp.where((jnp.arange(tokens)[None] < num_valid[:, None])[:, :, None, None], C, 0).astype(f32)
+    C = jnp.where(counts[:, :, None, None], C, 0).astype(f32)
     x = x.reshape(rows, slots, groups, per_group, width)
     dt = dt.reshape(rows, slots, groups, per_group)
     decay = jnp.cumsum(dt * A.reshape(groups, per_group), axis=1)  # [B, S, G, h]
@@ -37,7 +38,8 @@ def ssd_window_xla(state, x, dt, A, B, C, starts, num_valid):
     grouped = state.reshape(rows, groups, per_group, width, size)
     carried = jnp.einsum("btgr,bghpr->btghp", C, grouped, precision=HIGHEST)
     y = y + carried * jnp.exp(at_query)[..., None]
-    return y.reshape(rows, tokens, heads, width)
+    y = y.reshape(rows, tokens, heads, width)
+    return jnp.where(counts[:, :, None, None], y, 0)  # even where the state is not finite
 
 
 def fold_xla(state, x, dt, A, B, lengths):
