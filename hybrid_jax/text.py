@@ -1,0 +1,125 @@
+"""Tokens to text as they come: whole characters only, and stop strings wherever they fall."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no character (yet)
+MAX_HELD = 16  # replacement characters held back; more of them are the model's own garbage
+WINDOW, KEPT = 16, 6  # tokens decoded again for each new one: when to cut, and what is left then
+MAX_WINDOW = 256  # cut here whatever the text says: it is garbage, and must not cost more and more
+
+
+class IncrementalDecoder:
+    """Decodes a growing sequence one token at a time; the pieces joined are its text.
+
+    A token may hold a part of a character, and its text may depend on the tokens before it, so a short
+    window of recent tokens is decoded again for each new one, and what ends in an incomplete
+    character is held back. The pieces depend on the tokens alone, not on how they were grouped.
+
+    Args:
+        decode: token ids to text, `Tokenizer.decode` with its options bound.
+
+    Example:
+        >>> decoder = IncrementalDecoder(lambda ids: bytes(ids).decode(errors="replace"))
+        >>> [decoder.push(byte) for byte in "a\u00e9b".encode()], decoder.finish()
+        (['a', '', '\u00e9', 'b'], '')
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
+        self._window: list[int] = []
+        self._sent = 0  # characters of the window's text already given out
+        self._limit = WINDOW
+
+    def push(self, token: int) -> str:
+        """Takes one token and returns the text that became certain, often ""."""
+        self._window.append(token)
+        text = self._decode(self._window)
+        end = len(text)
+        held = end - len(text.rstrip(REPLACEMENT))
+        if held > MAX_HELD:
+            end -= 1  # all but the last, which may still become a character
+        elif held:
+            return ""
+        piece = text[self._sent : end]
+        self._sent = max(self._sent, end)
+        if len(self._window) > self._limit:
+            self._cut(text, len(text) - end)
+        return piece
+
+    def finish(self) -> str:
+        """The rest, incomplete characters as U+FFFD; nothing may be pushed afterwards."""
+        return self._decode(self._window)[self._sent :] if self._window else ""
+
+    def _cut(self, text: str, pending: int) -> None:
+        """Forgets old tokens if the recent ones decode alike; `pending` characters are not out yet."""
+        recent = self._window[-KEPT:]
+        tail = self._decode(recent)
+        alike = tail and text.endswith(tail) and not tail.startswith(REPLACEMENT)
+        if alike or len(self._window) >= MAX_WINDOW:
+            self._window, self._sent, self._limit = recent, max(0, len(tail) - pending), WINDOW
+        else:
+            self._limit = min(2 * len(self._window), MAX_WINDOW - 1)  # do not try again at once
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The end of a text: the piece before it, and the stop string that ended it."""
+
+    text: str
+    stop: str
+
+
+class StopStrings:
+    """Finds stop strings in text that comes in pieces; holds back what may become one.
+
+    The string whose last character comes first wins, the longest of those that end together. The
+    result does not depend on how the text was cut into pieces.
+
+    Args:
+        stops: the strings; without any, text passes through.
+        include: keep the stop string in the text.
+
+    Example:
+        >>> stops = StopStrings(["</s>"])
+        >>> stops.push("one <"), stops.push("b> two</"), stops.push("s> three")
+        ('one ', '<b> two', Stopped(text='', stop='</s>'))
+    """
+
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        self._stops = sorted(set(stops), key=len, reverse=True)
+        self._include = include
+        self._held = ""
+
+    def push(self, piece: str) -> str | Stopped:
+        """Takes a piece and returns the text that is safe to show, or `Stopped`."""
+        if not self._stops:
+            return piece
+        text = self._held + piece
+        ends = [
+            (start + len(stop), start, stop)
+            for stop in self._stops
+            if (start := text.find(stop)) >= 0
+        ]
+        if ends:
+            end, start, stop = min(ends)  # ties: the smallest start is the longest string
+            self._held = ""
+            return Stopped(text[: end if self._include else start], stop)
+        keep = self._possible_start(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def finish(self) -> str:
+        """What was held back and is no stop string after all."""
+        held, self._held = self._held, ""
+        return held
+
+    def _possible_start(self, text: str) -> int:
+        """Characters at the end of `text` that begin some stop string."""
+        for length in range(min(len(self._stops[0]) - 1, len(text)), 0, -1):
+            tail = text[-length:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return length
+        return 0

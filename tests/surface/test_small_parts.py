@@ -1,0 +1,89 @@
+"""Sizes, outputs and the lazy package."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import hybrid_jax
+from hybrid_jax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from hybrid_jax.sizes import format_size, parse_size
+
+
+@pytest.mark.parametrize(
+    "text, num_bytes",
+    [
+        (17, 17),
+        ("17", 17),
+        ("17B", 17),
+        ("5GB", 5 * 10**9),
+        ("5GiB", 5 * 2**30),
+        ("1.5 gib", 3 * 2**29),
+        (" 2KB ", 2000),
+        (".5MiB", 2**19),
+        ("9007199254740993", 2**53 + 1),
+    ],
+)
+def test_sizes_are_read_as_written(text, num_bytes):
+    assert parse_size(text) == num_bytes
+
+
+@pytest.mark.parametrize(
+    "value", ["", "5 gigs", "-5GB", 0, -1, "0GB", "5e9", "GB", None, 2.5, True]
+)
+def test_what_is_no_size_is_named(value):
+    with pytest.raises(ValueError, match="memory: a size must look like 5GB.*got ") as error:
+        parse_size(value, name="memory")
+    assert repr(value) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "num_bytes, text", [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 * 2**40, "3 TiB")]
+)
+def test_sizes_are_shown_in_powers_of_1024(num_bytes, text):
+    assert format_size(num_bytes) == text
+
+
+def output(**changes):
+    token = {7: Logprob(logprob=-0.5, rank=1, decoded_token="a")}
+    fields = {
+        "index": 0,
+        "text": "a" * 100,
+        "token_ids": (7,),
+        "logprobs": (token,),
+        "cumulative_logprob": -0.5,
+        "finish_reason": "length",
+    }
+    return CompletionOutput(**fields | changes)
+
+
+def test_outputs_print_on_a_line_and_go_to_json():
+    metrics = RequestMetrics(
+        arrival_time=1.0, first_token_time=3.0, finished_time=3.0, num_prompt_tokens=8
+    )
+    request = RequestOutput(
+        request_id="4",
+        prompt=None,
+        prompt_token_ids=(1, 2),
+        outputs=(output(),),
+        metrics=metrics,
+        num_cached_tokens=1,
+    )
+    assert len(repr(request)) < 250
+    assert "2 tokens, 1 cached" in repr(request)
+    back = json.loads(json.dumps(request.as_dict()))
+    assert back["outputs"][0]["logprobs"][0]["7"]["decoded_token"] == "a"
+    assert back["metrics"]["prefill_tokens_per_s"] == 4.0
+    assert back["metrics"]["decode_tokens_per_s"] is None
+
+
+def test_a_completion_is_finished_once_it_has_a_reason():
+    assert output().finished()
+    assert not output(finish_reason=None).finished()
+
+
+def test_an_unknown_name_of_the_package_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'Engine'"):
+        hybrid_jax.Engine  # noqa: B018
+    assert set(hybrid_jax.__all__) <= set(dir(hybrid_jax))

@@ -1,0 +1,147 @@
+"""Incremental decoding and stop strings, against decoding and searching the whole text at once."""
+
+from __future__ import annotations
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers
+
+from hybrid_jax.text import MAX_WINDOW, IncrementalDecoder, Stopped, StopStrings
+
+SAMPLE = "naïve 你好, wörld 🙂🙃!  def f(x):\n    return '\u00e9' # \u0301 combining\n" * 3
+
+
+def byte_decode(ids):
+    return bytes(ids).decode(errors="replace")
+
+
+def byte_level_bpe():
+    """A BPE over bytes, trained on the sample: tokens may hold parts of characters."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([SAMPLE], trainer)
+    return tokenizer
+
+
+def byte_fallback():
+    """Words with a leading space mark, unknown characters as byte tokens, first space dropped."""
+    words = ["<unk>", "\u2581def", "\u2581a", "a", "\u2581", "x", "y"]
+    vocab = words + [f"<0x{byte:02X}>" for byte in range(256)]
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(
+            vocab={word: index for index, word in enumerate(vocab)},
+            merges=[],
+            byte_fallback=True,
+            unk_token="<unk>",
+        )
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer
+
+
+def pieces(decode, ids):
+    decoder = IncrementalDecoder(decode)
+    return [*[decoder.push(token) for token in ids], decoder.finish()]
+
+
+def test_pieces_of_a_byte_level_tokenizer_join_to_the_whole_text():
+    tokenizer = byte_level_bpe()
+    ids = tokenizer.encode(SAMPLE).ids
+    assert len(ids) > 60  # several cuts of the window
+    assert "".join(pieces(tokenizer.decode, ids)) == SAMPLE
+
+
+def test_no_piece_holds_a_part_of_a_character():
+    for piece in pieces(byte_decode, SAMPLE.encode()):
+        assert "\ufffd" not in piece
+        assert len(piece) <= 1
+
+
+def test_an_incomplete_character_at_the_end_becomes_a_replacement_character():
+    assert pieces(byte_decode, "ab\U0001f642".encode()[:-1]) == ["a", "b", "", "", "", "\ufffd"]
+
+
+def test_byte_fallback_tokens_join_across_tokens():
+    tokenizer = byte_fallback()
+    byte_of = {b: tokenizer.token_to_id(f"<0x{b:02X}>") for b in range(256)}
+    ids = [1, 2, 3] + [byte_of[b] for b in "é你".encode()] + [2, 1] * 20 + [4, 5]
+    assert "".join(pieces(tokenizer.decode, ids)) == tokenizer.decode(ids)
+    assert tokenizer.decode(ids).startswith("def aaé你 a def")
+
+
+def test_long_garbage_is_given_out_and_costs_a_bounded_window():
+    sizes = []
+
+    def decode(ids):
+        sizes.append(len(ids))
+        return byte_decode(ids)
+
+    text = "".join(pieces(decode, b"\xff" * 1000 + "é".encode()))
+    assert max(sizes) <= MAX_WINDOW
+    assert text == "\ufffd" * 1000 + "é"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=80))
+def test_any_bytes_join_to_the_whole_text(data):
+    assert "".join(pieces(byte_decode, data)) == byte_decode(data)
+
+
+# --- stop strings ---------------------------------------------------------------------------------
+
+
+def naive(text, stops, include):
+    """Reads one character after another; the longest stop string that ends there wins."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            stop = max(found, key=len)
+            return text[: end if include else end - len(stop)], stop
+    return text, None
+
+
+def run(parts, stops, include):
+    machine, shown = StopStrings(stops, include=include), ""
+    for part in parts:
+        result = machine.push(part)
+        if isinstance(result, Stopped):
+            return shown + result.text, result.stop
+        shown += result
+    return shown + machine.finish(), None
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.lists(st.text("ab<", max_size=4), max_size=8),
+    st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3),
+    st.booleans(),
+)
+def test_stop_strings_are_found_wherever_the_pieces_end(parts, stops, include):
+    assert run(parts, stops, include) == naive("".join(parts), stops, include)
+
+
+@pytest.mark.parametrize("include, text", [(False, "say "), (True, "say STOP")])
+def test_a_stop_string_across_pieces_ends_the_text(include, text):
+    assert run(["say S", "TO", "P and more"], ["STOP"], include) == (text, "STOP")
+
+
+def test_a_possible_start_is_held_back_and_given_out_when_it_is_none():
+    machine = StopStrings(["\n\ndef"])
+    assert [machine.push(p) for p in ("x\n", "\nde", "l y")] == ["x", "", "\n\ndel y"]
+    assert machine.push("\n") == ""
+    assert machine.finish() == "\n"

@@ -1,0 +1,123 @@
+"""Model directories' tokenizers and chat templates, as they come in the wild."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
+
+from hybrid_jax.tokenizer import Tokenizer
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}\n  {% if m.role == 'tool' %}\n"
+    "{{ raise_exception('no tools here') }}\n  {% endif %}\n"
+    "<{{ m.role }}>{% generation %}{{ m.content }}{% endgeneration %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def save_tokenizer(folder, *, config=None, bos_by_backend=False):
+    """Byte-level tokens without merges; <s> and </s> are special."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[])
+    )
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<s>", "</s>"])
+    if bos_by_backend:
+        backend.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", backend.token_to_id("<s>"))]
+        )
+    backend.save(str(folder / "tokenizer.json"))
+    if config is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return Tokenizer.from_directory(folder)
+
+
+def test_a_directory_without_a_tokenizer_gives_none(tmp_path):
+    assert Tokenizer.from_directory(tmp_path) is None
+
+
+def test_a_broken_tokenizer_is_named(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_encode_and_decode_are_inverse(tmp_path):
+    tokenizer = save_tokenizer(tmp_path)
+    text = "naïve 你好\n"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert len(tokenizer.encode(text)) == len(text.encode())
+
+
+@pytest.mark.parametrize("by_backend", [False, True])
+@pytest.mark.parametrize("add_bos", [None, True])
+def test_bos_stands_first_once(tmp_path, by_backend, add_bos):
+    config = {"bos_token": {"content": "<s>", "special": True}, "eos_token": "</s>"}
+    if add_bos is not None:
+        config["add_bos_token"] = add_bos
+    tokenizer = save_tokenizer(tmp_path, config=config, bos_by_backend=by_backend)
+    count = tokenizer.encode("ab").count(tokenizer.bos_token_id)
+    assert count == (1 if add_bos or by_backend else 0)
+    assert tokenizer.encode("ab", add_special_tokens=False)[0] != tokenizer.bos_token_id
+    assert tokenizer.eos_token_id == tokenizer.bos_token_id + 1
+
+
+def test_special_tokens_are_left_out_unless_asked_for(tmp_path):
+    tokenizer = save_tokenizer(tmp_path, config={"bos_token": "<s>"})
+    ids = [tokenizer.bos_token_id, *tokenizer.encode("ab")]
+    assert tokenizer.decode(ids) == "ab"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<s>ab"
+
+
+def test_chat_templates_come_from_any_of_the_usual_files(tmp_path):
+    tokenizer = save_tokenizer(tmp_path, config={"chat_template": "config"})
+    assert tokenizer.apply_chat_template([]) == "config"
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "json"}))
+    assert Tokenizer.from_directory(tmp_path).apply_chat_template([]) == "json"
+    (tmp_path / "chat_template.jinja").write_text("jinja {{ mood }}")
+    newest = Tokenizer.from_directory(tmp_path)
+    assert newest.apply_chat_template([], mood="fine") == "jinja fine"
+    assert newest.apply_chat_template([], chat_template="given") == "given"
+
+
+def test_named_chat_templates(tmp_path):
+    templates = [{"name": "default", "template": "D"}, {"name": "tools", "template": "T"}]
+    tokenizer = save_tokenizer(tmp_path, config={"chat_template": templates})
+    assert tokenizer.apply_chat_template([]) == "D"
+    assert tokenizer.apply_chat_template([], chat_template="tools") == "T"
+
+
+def test_a_template_sees_special_tokens_and_trims_its_own_lines(tmp_path):
+    tokenizer = save_tokenizer(tmp_path, config={"bos_token": "<s>", "chat_template": TEMPLATE})
+    messages = [{"role": "user", "content": "hi"}]
+    assert tokenizer.apply_chat_template(messages) == "<s><user>hi<assistant>"
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
+    assert text == "<s><user>hi"
+
+
+def test_a_template_may_refuse_messages(tmp_path):
+    tokenizer = save_tokenizer(tmp_path, config={"chat_template": TEMPLATE})
+    with pytest.raises(ValueError, match="chat template: no tools here"):
+        tokenizer.apply_chat_template([{"role": "tool", "content": "x"}])
+
+
+def test_tojson_does_not_escape_for_html(tmp_path):
+    tokenizer = save_tokenizer(tmp_path, config={"chat_template": "{{ tools | tojson(indent=1) }}"})
+    assert tokenizer.apply_chat_template([], tools=["<é&'>"]) == '[\n "<é&\'>"\n]'
+
+
+def test_a_template_cannot_reach_python(tmp_path):
+    tokenizer = save_tokenizer(tmp_path, config={"chat_template": "{{ messages.append(1) }}"})
+    with pytest.raises(ValueError, match="chat template: .*unsafe|safely"):
+        tokenizer.apply_chat_template([])
+
+
+def test_a_missing_template_names_what_there_is(tmp_path):
+    tokenizer = save_tokenizer(tmp_path)
+    with pytest.raises(ValueError, match=r"no default one \(it has: none\)"):
+        tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])
