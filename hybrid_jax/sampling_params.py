@@ -18,12 +18,13 @@ class SamplingParams:
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches it.
         seed: of the sampling noise; None takes the engine's, mixed with the request's number.
-        max_tokens: most tokens to generate; None goes on until a stop or the longest length that fits.
+        max_tokens: most tokens to generate; None goes on until a stop or the longest that fits.
         stop: strings that end the text.
         stop_token_ids: token ids that end it, beside the model's own.
         ignore_eos: the model's own end tokens do not end it.
         include_stop_str_in_output: keep the stop string in the text.
-        logprobs: report this many most likely tokens per position, the chosen one besides; None for none.
+        logprobs: report this many most likely tokens per position, and the chosen one; None for
+            none.
         detokenize: turn tokens into text.
         skip_special_tokens: leave special tokens out of the text.
 
@@ -53,7 +54,9 @@ class SamplingParams:
         check = self._check
         check(isinstance(self.n, int) and self.n >= 1, "n", "an integer of at least 1")
         check(
-            _finite(self.temperature) and self.temperature >= 0, "temperature", "a finite number >= 0"
+            _finite(self.temperature) and self.temperature >= 0,
+            "temperature",
+            "a finite number >= 0",
         )
         check(isinstance(self.top_k, int) and self.top_k >= -1, "top_k", "an integer >= -1")
         check(_finite(self.top_p) and 0 < self.top_p <= 1, "top_p", "a number in (0, 1]")

@@ -17,7 +17,7 @@ from hybrid_jax.layers.rope import rotate
 def project(
     params: dict, h: jax.Array, positions: jax.Array, spec: Attention
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """h [B, T, D] at positions int32[B, T] to q [B, T, N, H] and k, v [B, T, K, H], normed and rotated."""
+    """h [B, T, D] at positions int32[B, T] to q [B, T, N, H] and k, v [B, T, K, H]."""
     rows, tokens, _ = h.shape
     heads = spec.num_heads + 2 * spec.num_kv_heads
     qkv = linear(h, params["qkv"], params.get("qkv_bias"))
@@ -37,13 +37,21 @@ def output(params: dict, y: jax.Array) -> jax.Array:
 
 
 def attend(
-    q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array, lengths: jax.Array, spec: Attention
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    positions: jax.Array,
+    lengths: jax.Array,
+    spec: Attention,
 ) -> jax.Array:
     """Causal attention of whole sequences, the definition the paged forms are tested against.
 
     Args:
         q: [B, T, N, H]; k, v: [B, T, K, H]; key t stands at positions[:, t].
-        positions: int32[B, T]. lengths: int32[B] keys that exist.
+        positions: int32[B, T]. lengths: int32[B] keys that exist; what lies past them is inert.
+
+    Returns:
+        [B, T, N, H] in the dtype of q; rows past `lengths` mean nothing.
     """
     rows, tokens, _, width = q.shape
     grouped = q.reshape(rows, tokens, spec.num_kv_heads, -1, width).astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""The Mamba-2 mixer: scan a prompt chunk, run a window of new tokens, fold records into a checkpoint.
+"""The Mamba-2 mixer: scan a prompt chunk, run a window of new tokens, fold records.
 
 Parameters: in_proj [D, z | x | B | C | dt], conv [W, E], optional conv_bias [E], A_log, D, dt_bias
 [M] float32, norm [M P], out_proj [M P, D], optional in_bias, out_bias.
@@ -19,14 +19,20 @@ from pallas_kernels import ssd_scan, ssd_window
 
 
 class Records(NamedTuple):
-    """What the recurrence needs of each token: xB [B, S, M P + G R] (activation dtype), dt float32[B, S, M]."""
+    """What the recurrence needs of each token.
+
+    xB: [B, S, M P + G R] x and B in the activation dtype. dt: float32[B, S, M] step sizes.
+    """
 
     xB: jax.Array
     dt: jax.Array
 
 
 class Inputs(NamedTuple):
-    """Outputs of in_proj: gate z [B, T, M P], convolution inputs xBC [B, T, E], step sizes dt float32[B, T, M]."""
+    """Outputs of in_proj.
+
+    z: [B, T, M P] gates. xBC: [B, T, E] convolution inputs. dt: float32[B, T, M] step sizes.
+    """
 
     z: jax.Array
     xBC: jax.Array
@@ -36,9 +42,7 @@ class Inputs(NamedTuple):
 def project(params: dict, h: jax.Array, spec: Mamba2) -> Inputs:
     """h [B, T, D] to the mixer's inputs; dt = softplus(dt + dt_bias), limited, in float32."""
     projected = linear(h, params["in_proj"], params.get("in_bias"))
-    z, xBC, dt = jnp.split(
-        projected, [spec.inner_size, spec.inner_size + spec.conv_size], axis=-1
-    )
+    z, xBC, dt = jnp.split(projected, [spec.inner_size, spec.inner_size + spec.conv_size], axis=-1)
     dt = jax.nn.softplus(dt.astype(jnp.float32) + params["dt_bias"].astype(jnp.float32))
     return Inputs(z, xBC, jnp.clip(dt, *spec.dt_limits))
 
@@ -54,7 +58,10 @@ def convolve(params: dict, columns: jax.Array, spec: Mamba2) -> jax.Array:
 
 
 def output(params: dict, y: jax.Array, x: jax.Array, z: jax.Array, spec: Mamba2) -> jax.Array:
-    """D skip, gated norm and out_proj: y float32[B, T, M, P], x [B, T, M, P], z [B, T, M P] to [B, T, D]."""
+    """D skip, gated norm and out_proj.
+
+    y: [B, T, M, P] of the recurrence; x: [B, T, M, P]; z: [B, T, M P]. Returns [B, T, D].
+    """
     y = y.astype(jnp.float32) + params["D"].astype(jnp.float32)[:, None] * x.astype(jnp.float32)
     y = y.reshape(z.shape).astype(z.dtype)
     y = gated_rms_norm(y, z, params["norm"], spec.norm_eps, spec.norm_groups)
@@ -94,8 +101,9 @@ def scan(
             `lengths - state_lengths` is at most one grain, which divides the scan's tile.
 
     Returns:
-        out [B, T, D]; the state after `state_lengths` tokens; raw columns [B, W - 1 + T, E] with the
-        history in front, so that columns[b, n : n + W - 1] is the history after n tokens; the records.
+        out [B, T, D]; the state after `state_lengths` tokens; raw columns [B, W - 1 + T, E] with
+        the history in front, so that columns[b, n : n + W - 1] is the history after n tokens; the
+        records, meaningless past `lengths`.
     """
     valid = (jnp.arange(h.shape[1]) < lengths[:, None])[..., None]
     z, raw, dt = project(params, h, spec)
@@ -152,7 +160,9 @@ def window(
     return output(params, y, x, z, spec)
 
 
-def fold(A: jax.Array, state: jax.Array, ring: Records, lengths: jax.Array, spec: Mamba2) -> jax.Array:
+def fold(
+    A: jax.Array, state: jax.Array, ring: Records, lengths: jax.Array, spec: Mamba2
+) -> jax.Array:
     """Checkpoint [B, M, P, R] and ring records to the next checkpoint; A is `decay_rates`."""
     x, B = split_records(ring.xB, spec)
     return ssd_fold(state, x, ring.dt, A, B, lengths=lengths)

@@ -1,4 +1,8 @@
-"""Feed-forward blocks. Parameters: up [D, F] or gate_up [D, 2 F], down [F, D], optional up_bias, down_bias."""
+"""Feed-forward blocks.
+
+Parameters: up [D, F], or [D, 2 F] with the gate's columns first; down [F, D]; optional biases
+up_bias, down_bias.
+"""
 
 from __future__ import annotations
 

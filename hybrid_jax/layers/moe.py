@@ -1,8 +1,8 @@
 """Dropless mixture of experts.
 
-Parameters: router [D, X], optional router_bias [X] float32 (the choice's correction), up [X, D, F or 2 F],
-down [X, F, D], optional up_bias [X, .], down_bias [X, D], shared (an `mlp`), latent_down [D, Z],
-latent_up [Z, D].
+Parameters: router [D, X], optional router_bias [X] float32 (the choice's correction), up
+[X, D, F or 2 F], down [X, F, D], optional up_bias [X, .], down_bias [X, D], shared (an `mlp`),
+latent_down [D, Z], latent_up [Z, D], latent_down_bias [Z], latent_up_bias [D]; with a latent, Z stands for D in the experts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hybrid_jax.layers.mlp import activate, mlp
 
 
 def route(params: dict, h: jax.Array, spec: MoE) -> tuple[jax.Array, jax.Array]:
-    """h [S, D] to expert ids int32[S, k] and weights float32[S, k]; logits are float32 whatever the dtype."""
+    """h [S, D] to expert ids int32[S, k] and weights float32[S, k]; computed in float32."""
     logits = linear(h.astype(jnp.float32), params["router"].astype(jnp.float32))  # [S, X]
     if spec.routing == "topk_softmax":
         best, ids = jax.lax.top_k(logits, spec.top_k)
@@ -28,7 +28,7 @@ def route(params: dict, h: jax.Array, spec: MoE) -> tuple[jax.Array, jax.Array]:
         strength = jax.lax.top_k(grouped, min(2, grouped.shape[-1]))[0].sum(-1)  # [S, groups]
         _, kept = jax.lax.top_k(strength, spec.top_groups)
         keep = jax.nn.one_hot(kept, spec.num_groups, dtype=bool).any(axis=1)
-        choice = jnp.where(keep[..., None], grouped, 0.0).reshape(choice.shape)
+        choice = jnp.where(keep[..., None], grouped, -jnp.inf).reshape(choice.shape)
     _, ids = jax.lax.top_k(choice, spec.top_k)
     weights = jnp.take_along_axis(scores, ids, axis=-1)
     if spec.normalize:
@@ -45,7 +45,9 @@ def moe(params: dict, h: jax.Array, valid: jax.Array, spec: MoE) -> jax.Array:
     flat = h.reshape(-1, h.shape[-1])
     ids, weights = route(params, flat, spec)
     ids = jnp.where(valid.reshape(-1, 1), ids, spec.num_experts)
-    inner = linear(flat, params["latent_down"]) if spec.latent_width else flat
+    inner = flat
+    if spec.latent_width:
+        inner = linear(flat, params["latent_down"], params.get("latent_down_bias"))
 
     def visit(expert, parts):  # parts: [k, S, D']
         mine = ids == expert  # [S, k]
@@ -68,7 +70,7 @@ def moe(params: dict, h: jax.Array, valid: jax.Array, spec: MoE) -> jax.Array:
         mixed = mixed + weights[:, slot, None] * parts[slot]
     mixed = mixed.astype(h.dtype)
     if spec.latent_width:
-        mixed = linear(mixed, params["latent_up"])
+        mixed = linear(mixed, params["latent_up"], params.get("latent_up_bias"))
     if spec.shared_width:
         mixed = mixed + mlp(params["shared"], flat, spec.kind)
     return mixed.reshape(h.shape)

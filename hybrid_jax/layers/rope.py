@@ -29,7 +29,7 @@ def frequencies(rope: Rope) -> np.ndarray:
 
 
 def rotate(x: jax.Array, positions: jax.Array, rope: Rope) -> jax.Array:
-    """Rotates x [B, T, N, H] by positions int32[B, T]; computed in float32, returned in the dtype of x."""
+    """Rotates x [B, T, N, H] by positions int32[B, T], in float32; returns the dtype of x."""
     angle = positions[..., None].astype(jnp.float32) * frequencies(rope)  # [B, T, dim / 2]
     cos, sin = jnp.cos(angle)[:, :, None], jnp.sin(angle)[:, :, None]
     half = rope.dim // 2
