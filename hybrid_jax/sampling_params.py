@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 MAX_LOGPROBS = 20
@@ -48,37 +49,38 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         check = self._check
-        check(isinstance(self.n, int) and self.n >= 1, "n", "an integer of at least 1")
+        for name, what in (("stop", "strings"), ("stop_token_ids", "token ids")):
+            value = getattr(self, name)
+            value = () if value is None else (value,) if isinstance(value, str) else value
+            check(isinstance(value, Iterable), name, f"None or a list of {what}")
+            object.__setattr__(self, name, tuple(value))
+        check(_integer(self.n, 1), "n", "an integer of at least 1")
         check(
             _finite(self.temperature) and self.temperature >= 0,
             "temperature",
             "a finite number >= 0",
         )
-        check(isinstance(self.top_k, int) and self.top_k >= -1, "top_k", "an integer >= -1")
+        check(_integer(self.top_k, -1), "top_k", "an integer >= -1")
         check(_finite(self.top_p) and 0 < self.top_p <= 1, "top_p", "a number in (0, 1]")
         check(
-            self.seed is None or (isinstance(self.seed, int) and 0 <= self.seed < 2**63),
+            self.seed is None or (_integer(self.seed, 0) and self.seed < 2**63),
             "seed",
             "None or an integer in [0, 2**63)",
         )
         check(
-            self.max_tokens is None or (isinstance(self.max_tokens, int) and self.max_tokens >= 1),
+            self.max_tokens is None or _integer(self.max_tokens, 1),
             "max_tokens",
             "None or an integer of at least 1",
         )
-        check(all(isinstance(s, str) and s for s in stop), "stop", "non-empty strings")
+        check(all(isinstance(s, str) and s for s in self.stop), "stop", "non-empty strings")
         check(
-            all(isinstance(t, int) and t >= 0 for t in self.stop_token_ids),
+            all(_integer(t, 0) for t in self.stop_token_ids),
             "stop_token_ids",
             "token ids >= 0",
         )
         check(
-            self.logprobs is None
-            or (isinstance(self.logprobs, int) and 0 <= self.logprobs <= MAX_LOGPROBS),
+            self.logprobs is None or (_integer(self.logprobs, 0) and self.logprobs <= MAX_LOGPROBS),
             "logprobs",
             f"None or an integer between 0 and {MAX_LOGPROBS}",
         )
@@ -90,6 +92,10 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+
+def _integer(value: object, low: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low
 
 
 def _finite(value: object) -> bool:

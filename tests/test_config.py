@@ -1,0 +1,276 @@
+"""Descriptions refuse what cannot be, naming the value, and derive what follows."""
+
+import math
+import re
+
+import pytest
+
+from hybrid_jax.config import (
+    MLP,
+    Attention,
+    CacheConfig,
+    EngineConfig,
+    LayerSpec,
+    Mamba2,
+    ModelConfig,
+    MoE,
+    Rope,
+    RopeScaling,
+)
+
+ATTENTION = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+MAMBA = {"num_heads": 6, "head_dim": 8, "state_size": 16}
+EXPERTS = {"num_experts": 8, "top_k": 2, "width": 16}
+MODEL = {"family": "tiny", "vocab_size": 32, "width": 16, "layers": (LayerSpec(mlp=MLP(width=8)),)}
+
+
+def layers(*specs) -> dict:
+    return {"layers": specs}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        (Rope, {"dim": 7}, "Rope: dim must be even, got 7"),
+        (Rope, {"dim": 0}, "Rope: dim must be even, got 0"),
+        (
+            RopeScaling,
+            {"kind": "yarn", "factor": 2.0},
+            "RopeScaling: kind must be one of ('linear', 'llama3'), got 'yarn'",
+        ),
+        (
+            RopeScaling,
+            {"kind": "linear", "factor": 0.0},
+            "RopeScaling: factor must be positive, got 0.0",
+        ),
+        (
+            RopeScaling,
+            {"kind": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0},
+            "RopeScaling: low_freq_factor must be positive and below high_freq_factor, got 4.0 and 4.0",
+        ),
+        (
+            Attention,
+            ATTENTION | {"num_heads": 12, "num_kv_heads": 5},
+            "Attention: num_heads must be a multiple of num_kv_heads, got 12 and 5",
+        ),
+        (Attention, ATTENTION | {"num_heads": 0}, "Attention: num_heads must be positive, got 0"),
+        (
+            Attention,
+            ATTENTION | {"num_kv_heads": 0},
+            "Attention: num_kv_heads must be positive, got 0",
+        ),
+        (Attention, ATTENTION | {"head_dim": 9}, "Attention: head_dim must be even, got 9"),
+        (
+            Attention,
+            ATTENTION | {"rope": Rope(dim=16)},
+            "Attention: rope dim must be at most head_dim 8, got 16",
+        ),
+        (Attention, ATTENTION | {"window": 0}, "Attention: window must be positive, got 0"),
+        (
+            Mamba2,
+            MAMBA | {"num_groups": 4},
+            "Mamba2: num_heads must be a multiple of its groups, got 6 and 4",
+        ),
+        (
+            Mamba2,
+            MAMBA | {"norm_groups": 5},
+            "Mamba2: inner_size must be a multiple of its groups, got 48 and 5",
+        ),
+        (Mamba2, MAMBA | {"num_groups": 0}, "Mamba2: num_groups must be positive, got 0"),
+        (Mamba2, MAMBA | {"state_size": -1}, "Mamba2: state_size must be positive, got -1"),
+        (Mamba2, MAMBA | {"conv_width": 1}, "Mamba2: conv_width must be at least 2, got 1"),
+        (
+            Mamba2,
+            MAMBA | {"dt_limits": (0.2, 0.1)},
+            "Mamba2: dt_limits must be ordered, got (0.2, 0.1)",
+        ),
+        (
+            Mamba2,
+            MAMBA | {"dt_limits": (-1.0, 1.0)},
+            "Mamba2: dt_limits must be ordered, got (-1.0, 1.0)",
+        ),
+        (MLP, {"width": 0}, "MLP: width must be positive, got 0"),
+        (
+            MLP,
+            {"width": 8, "kind": "gelu"},
+            "MLP: kind must be one of ('gated_silu', 'relu2'), got 'gelu'",
+        ),
+        (
+            MoE,
+            EXPERTS | {"kind": "gelu"},
+            "MoE: kind must be one of ('gated_silu', 'relu2'), got 'gelu'",
+        ),
+        (
+            MoE,
+            EXPERTS | {"routing": "hash"},
+            "MoE: routing must be one of ('topk_softmax', 'sigmoid'), got 'hash'",
+        ),
+        (
+            MoE,
+            EXPERTS | {"top_k": 9},
+            "MoE: top_k must be between 1 and num_experts 8, got 9",
+        ),
+        (MoE, EXPERTS | {"top_k": 0}, "MoE: top_k must be between 1 and num_experts 8, got 0"),
+        (
+            MoE,
+            EXPERTS | {"num_groups": 3},
+            "MoE: num_groups must divide num_experts and top_groups be at most num_groups, "
+            "got 8, 3, 1",
+        ),
+        (
+            MoE,
+            EXPERTS | {"num_groups": 2, "top_groups": 3},
+            "MoE: num_groups must divide num_experts and top_groups be at most num_groups, "
+            "got 8, 2, 3",
+        ),
+        (MoE, EXPERTS | {"top_groups": 0}, "MoE: top_groups must be positive, got 0"),
+        (LayerSpec, {}, "LayerSpec: needs a mixer or an mlp"),
+        (ModelConfig, MODEL | layers(), "ModelConfig: needs at least one layer"),
+        (ModelConfig, MODEL | {"vocab_size": 0}, "ModelConfig: vocab_size must be positive, got 0"),
+        (
+            ModelConfig,
+            MODEL | {"max_position": -1},
+            "ModelConfig: max_position must be positive, got -1",
+        ),
+        (
+            ModelConfig,
+            MODEL | {"dtype": "int8"},
+            "ModelConfig: dtype must be one of ('float32', 'bfloat16', 'float16'), got 'int8'",
+        ),
+        (
+            ModelConfig,
+            MODEL | layers(LayerSpec(mlp=MLP(width=8), weights_of=0)),
+            "ModelConfig: layer 0 shares weights of layer 0, which does not come before it",
+        ),
+        (
+            ModelConfig,
+            MODEL
+            | layers(
+                LayerSpec(mlp=MLP(width=8)),
+                LayerSpec(mlp=MLP(width=8), weights_of=0),
+                LayerSpec(mlp=MLP(width=8), weights_of=1),
+            ),
+            "ModelConfig: layer 2 shares weights of layer 1, which has none of its own",
+        ),
+        (
+            CacheConfig,
+            {"policy": "fifo"},
+            "CacheConfig: policy must be 'off' or 'lru', got 'fifo'",
+        ),
+        (EngineConfig, {"max_rows": 0}, "EngineConfig: max_rows must be positive, got 0"),
+        (EngineConfig, {"memory": 0}, "EngineConfig: memory must be positive, got 0"),
+        (
+            EngineConfig,
+            {"max_model_len": -5},
+            "EngineConfig: max_model_len must be positive, got -5",
+        ),
+        (
+            EngineConfig,
+            {"grain": 24},
+            "EngineConfig: grain must be a power of two between 8 and 64, got 24",
+        ),
+        (
+            EngineConfig,
+            {"grain": 4},
+            "EngineConfig: grain must be a power of two between 8 and 64, got 4",
+        ),
+        (
+            EngineConfig,
+            {"grain": 128},
+            "EngineConfig: grain must be a power of two between 8 and 64, got 128",
+        ),
+        (
+            EngineConfig,
+            {"page_tokens": 8},
+            "EngineConfig: page_tokens must be a power of two of at least 16, got 8",
+        ),
+        (
+            EngineConfig,
+            {"page_tokens": 48},
+            "EngineConfig: page_tokens must be a power of two of at least 16, got 48",
+        ),
+        (
+            EngineConfig,
+            {"prefill_tokens": 100},
+            "EngineConfig: prefill_tokens must be a multiple of grain 32, got 100",
+        ),
+        (
+            EngineConfig,
+            {"steps_per_dispatch": 33},
+            "EngineConfig: steps_per_dispatch must be at most grain 32, got 33",
+        ),
+        (
+            EngineConfig,
+            {"dtype": "float16"},
+            "EngineConfig: dtype must be one of ('float32', 'bfloat16'), got 'float16'",
+        ),
+    ],
+)
+def test_an_impossible_value_is_named(kind, fields, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        kind(**fields)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shapes"),
+    [
+        (
+            Attention(**ATTENTION),
+            Attention(**ATTENTION | {"head_dim": 16}),
+            "Attention .* got [(2, 8), (2, 16)]",
+        ),
+        (
+            Mamba2(**MAMBA),
+            Mamba2(**MAMBA | {"state_size": 8}),
+            "Mamba2 .* got [(6, 8, 8, 1, 4), (6, 8, 16, 1, 4)]",
+        ),
+    ],
+)
+def test_mixers_that_cache_different_shapes_are_refused_with_both(first, second, shapes):
+    kind, _, got = shapes.partition(" .* ")
+    specs = layers(LayerSpec(mixers=(first,)), LayerSpec(mixers=(second,)))
+    with pytest.raises(NotImplementedError, match=f"{kind} mixers .*{re.escape(got)}"):
+        ModelConfig(**MODEL | specs)
+
+
+def test_mixers_may_differ_in_what_they_do_not_cache():
+    local = Attention(**ATTENTION | {"window": 4, "qk_norm": True})
+    model = ModelConfig(
+        **MODEL | layers(LayerSpec(mixers=(Attention(**ATTENTION),)), LayerSpec(mixers=(local,)))
+    )
+    assert model.mixers(Attention)[1] is local
+
+
+def test_mixers_are_counted_in_layer_order_and_not_by_layer():
+    attention, mamba = Attention(**ATTENTION), Mamba2(**MAMBA)
+    model = ModelConfig(
+        **MODEL
+        | layers(
+            LayerSpec(mlp=MLP(width=8)),
+            LayerSpec(mixers=(attention, mamba)),
+            LayerSpec(mixers=(mamba,), mlp=MLP(width=8)),
+        )
+    )
+    assert model.mixers(Mamba2) == (mamba, mamba) and model.mixers(Attention) == (attention,)
+    assert model.attention is attention and model.mamba2 is mamba
+    assert ModelConfig(**MODEL).attention is None and ModelConfig(**MODEL).mamba2 is None
+
+
+def test_sizes_of_a_mamba2_mixer_follow_from_its_heads():
+    mixer = Mamba2(num_heads=6, head_dim=8, state_size=16, num_groups=3)
+    assert mixer.inner_size == 48
+    assert mixer.record_size == 48 + 48
+    assert mixer.conv_size == 48 + 2 * 48
+    assert mixer.proj_size == 48 + (48 + 2 * 48) + 6
+    assert mixer.dt_limits == (0.0, math.inf)
+
+
+def test_the_softmax_scale_defaults_to_the_head_width():
+    assert Attention(**ATTENTION).softmax_scale == 8**-0.5
+    assert Attention(**ATTENTION | {"scale": 0.25}).softmax_scale == 0.25
+
+
+def test_equal_descriptions_hash_alike_so_that_jit_can_reuse_a_program():
+    first, second = ModelConfig(**MODEL), ModelConfig(**MODEL)
+    assert first == second and hash(first) == hash(second)
+    assert hash(EngineConfig()) == hash(EngineConfig())

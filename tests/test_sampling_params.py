@@ -1,0 +1,63 @@
+"""What a caller may ask of the sampler, and the message for what it may not."""
+
+import math
+import re
+
+import pytest
+
+from hybrid_jax.sampling_params import SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "must_be"),
+    [
+        ("n", 0, "an integer of at least 1"),
+        ("n", 1.0, "an integer of at least 1"),
+        ("n", True, "an integer of at least 1"),
+        ("temperature", -0.1, "a finite number >= 0"),
+        ("temperature", math.nan, "a finite number >= 0"),
+        ("temperature", math.inf, "a finite number >= 0"),
+        ("temperature", "hot", "a finite number >= 0"),
+        ("top_k", -2, "an integer >= -1"),
+        ("top_k", 2.5, "an integer >= -1"),
+        ("top_p", 0.0, "a number in (0, 1]"),
+        ("top_p", 1.01, "a number in (0, 1]"),
+        ("top_p", math.nan, "a number in (0, 1]"),
+        ("seed", -1, "None or an integer in [0, 2**63)"),
+        ("seed", 2**63, "None or an integer in [0, 2**63)"),
+        ("max_tokens", 0, "None or an integer of at least 1"),
+        ("max_tokens", math.inf, "None or an integer of at least 1"),
+        ("stop", ("ok", ""), "non-empty strings"),
+        ("stop", (3,), "non-empty strings"),
+        ("stop", 3, "None or a list of strings"),
+        ("stop_token_ids", (5, -1), "token ids >= 0"),
+        ("stop_token_ids", ("a",), "token ids >= 0"),
+        ("stop_token_ids", 7, "None or a list of token ids"),
+        ("logprobs", -1, "None or an integer between 0 and 20"),
+        ("logprobs", 21, "None or an integer between 0 and 20"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_it_must_be(field, value, must_be):
+    message = f"SamplingParams: {field} must be {must_be}, got {value!r}"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        SamplingParams(**{field: value})
+
+
+def test_an_unknown_field_is_named():
+    with pytest.raises(TypeError, match="best_of"):
+        SamplingParams(best_of=2)
+
+
+def test_bounds_themselves_are_allowed():
+    params = SamplingParams(
+        temperature=0, top_k=-1, top_p=1, seed=2**63 - 1, max_tokens=1, logprobs=20
+    )
+    assert params.greedy and not SamplingParams(temperature=1e-6).greedy
+
+
+def test_stops_become_tuples_so_that_the_value_can_be_hashed():
+    assert SamplingParams(stop="end").stop == ("end",)
+    listed = SamplingParams(stop=["a", "b"], stop_token_ids=[3, 4])
+    assert listed.stop == ("a", "b") and listed.stop_token_ids == (3, 4)
+    assert SamplingParams().stop == () and SamplingParams().stop_token_ids == ()
+    assert hash(listed) == hash(SamplingParams(stop=("a", "b"), stop_token_ids=(3, 4)))
