@@ -1,0 +1,61 @@
+"""Training of the small bundled model; needs the extra `train` (optax), loaded on the first call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def train_tiny(
+    out_dir: str | Path,
+    *,
+    steps: int | None = None,
+    minutes: float | None = None,
+    seed: int = 0,
+    resume: bool = True,
+    batch: int = 2,
+    context: int = 2048,
+    sources: Sequence[str | Path] | None = None,
+    progress: bool = True,
+    learning_rate: float = 0.02,
+    eval_every: int = 200,
+    save_minutes: float = 4.0,
+) -> dict:
+    """Trains the byte-level hybrid on Python sources and writes a Hugging Face directory.
+
+    Args:
+        out_dir: where the model goes; the training state lies in its subfolder `training_state`.
+        steps: optimizer steps in all; None for 4000, or for as many as `minutes` allow.
+        minutes: wall-clock minutes in all, resumed time included; the learning rate reaches zero at
+            the end of whichever of `steps` and `minutes` comes first.
+        seed: of the weights and of the order of the data.
+        resume: continue from `training_state` where there is one; False starts over.
+        batch: rows of `context` tokens a step; while rows are shorter there are more of them.
+        context: tokens of a row in the last part of the training; it grows by halves towards that.
+        sources: directories of .py files; None for the running Python's standard library. Of files with
+            the same path below their directory the first is taken.
+        progress: show a bar on a terminal, log lines elsewhere.
+        learning_rate: peak rate of Muon; vectors and embeddings get a fifth of it, by Adam.
+        eval_every: steps between held-out measurements.
+        save_minutes: minutes between checkpoints.
+
+    Returns:
+        The training record, as written to `training_record.json`.
+
+    Raises:
+        ValueError: no source files, or a state that belongs to another seed, batch, context or corpus.
+        ModuleNotFoundError: optax is not installed.
+    """
+    from hybrid_jax.train.loop import TrainOptions, train
+
+    options = TrainOptions(
+        steps=steps,
+        minutes=minutes,
+        seed=seed,
+        batch=batch,
+        context=context,
+        learning_rate=learning_rate,
+        eval_every=eval_every,
+        save_minutes=save_minutes,
+    )
+    return train(Path(out_dir), options, resume=resume, sources=sources, progress=progress)

@@ -1,0 +1,185 @@
+"""The training loop: Muon for matrices, Adam for the rest, resumable at any checkpoint."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from hybrid_jax.config import ModelConfig
+from hybrid_jax.models.initialize import random_params
+from hybrid_jax.train import state as saved
+from hybrid_jax.train.data import Batches, Corpus, default_sources, read_corpus
+from hybrid_jax.train.evaluate import bits_per_byte, token_bits
+from hybrid_jax.train.export import rounded, write_model
+from hybrid_jax.train.model import tiny_config
+from hybrid_jax.train.record import training_record
+from hybrid_jax.train.report import Report
+from hybrid_jax.train.schedule import progress_of, rate_factor, row_length
+
+DEFAULT_STEPS = 4000
+ADAM_SHARE = 0.2  # Adam's learning rate relative to Muon's
+QUICK_ROWS = 24  # rows of the measurements between steps
+LONG_ROWS = 32  # rows of twice the training's context, to see whether that still helps
+STATE_FILE = Path("training_state") / "state.npz"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """See `hybrid_jax.train.train_tiny`."""
+
+    steps: int | None = None
+    minutes: float | None = None
+    seed: int = 0
+    batch: int = 2
+    context: int = 2048
+    learning_rate: float = 0.02
+    eval_every: int = 200
+    save_minutes: float = 4.0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value is not None and value <= 0 and name != "seed":
+                raise ValueError(f"train_tiny: {name} must be positive, got {value}")
+
+
+def optimizer() -> optax.GradientTransformation:
+    """Muon on the matrices of the layers; Adam on embeddings, convolutions, norms and vectors. Rate 1."""
+
+    def is_matrix(path, leaf) -> bool:
+        name = jax.tree_util.keystr(path)
+        return leaf.ndim == 2 and not any(part in name for part in ("'embed'", "'conv'"))
+
+    def label(params):
+        matrix = optax.contrib.MuonDimensionNumbers(0, 1)
+        return jax.tree_util.tree_map_with_path(
+            lambda path, leaf: matrix if is_matrix(path, leaf) else None, params
+        )
+
+    return optax.contrib.muon(
+        1.0,
+        adam_learning_rate=ADAM_SHARE,
+        adam_b2=0.98,
+        weight_decay=0.01,
+        muon_weight_dimension_numbers=label,
+    )
+
+
+@functools.partial(jax.jit, static_argnames="config", donate_argnums=0)
+def train_step(
+    arrays: dict, tokens: jax.Array, rate: jax.Array, config: ModelConfig
+) -> tuple[dict, jax.Array]:
+    """One step on tokens int32[B, T + 1]; returns the new {"params", "optimizer"} and bits per byte."""
+
+    def loss(params):
+        return token_bits(params, tokens, config).mean()
+
+    bits, gradients = jax.value_and_grad(loss)(arrays["params"])
+    updates, moments = optimizer().update(gradients, arrays["optimizer"], arrays["params"])
+    updates = jax.tree.map(lambda update: rate * update, updates)
+    params = optax.apply_updates(arrays["params"], updates)
+    return {"params": params, "optimizer": moments}, bits
+
+
+def train(
+    out_dir: Path,
+    options: TrainOptions,
+    *,
+    resume: bool = True,
+    sources: Sequence[str | Path] | None = None,
+    progress: bool = True,
+    config: ModelConfig | None = None,
+) -> dict:
+    """Does what `hybrid_jax.train.train_tiny` says; `config` is for tests."""
+    begun = time.monotonic()
+    if options.steps is None and options.minutes is None:
+        options = TrainOptions(**(asdict(options) | {"steps": DEFAULT_STEPS}))
+    config = tiny_config(max(4096, options.context)) if config is None else config
+    sources = default_sources() if sources is None else tuple(Path(s) for s in sources)
+    corpus = read_corpus(sources)
+    batches = Batches(corpus.train, options.seed, options.batch, options.context)
+    arrays, at = _start(out_dir, options, corpus, config, resume)
+    begun -= at.seconds
+    last_save = time.monotonic()
+    step_tokens = options.batch * options.context
+    with Report(progress, options.steps, options.minutes) as report:
+        report.start(corpus, arrays["params"], at)
+        while True:
+            at.seconds = time.monotonic() - begun
+            done = progress_of(at.step, at.seconds, options.steps, options.minutes)
+            if done >= 1.0:
+                break
+            if at.step % batches.steps_per_group == 0 or not at.row_len:
+                at.row_len = row_length(done, options.context)
+            rate = jnp.float32(options.learning_rate * rate_factor(done))
+            tokens = batches(at.step, at.row_len)
+            arrays, bits = train_step(arrays, tokens, rate, config)
+            at.step += 1
+            report.step(at, float(bits), step_tokens, done)
+            if at.step % options.eval_every == 0:
+                _measure(arrays, at, corpus, config, options, report)
+            if time.monotonic() - last_save > 60 * options.save_minutes:
+                at.seconds = time.monotonic() - begun
+                saved.save(out_dir / STATE_FILE, arrays, at)
+                last_save = time.monotonic()
+        saved.save(out_dir / STATE_FILE, arrays, at)
+        report.say("measuring all held-out files")
+    return export(out_dir, arrays["params"], config, corpus, options, at, sources)
+
+
+def _start(
+    out_dir: Path, options: TrainOptions, corpus: Corpus, config: ModelConfig, resume: bool
+) -> tuple[dict, saved.Progress]:
+    params = random_params(config, options.seed)
+    arrays = {"params": params, "optimizer": optimizer().init(params)}
+    identity = {
+        "seed": options.seed,
+        "batch": options.batch,
+        "context": options.context,
+        "corpus": corpus.digest(),
+        "model": repr(config),
+    }
+    path = out_dir / STATE_FILE
+    if resume and path.exists():
+        return saved.load(path, arrays, identity)
+    return arrays, saved.Progress(identity=identity)
+
+
+def _measure(arrays, at, corpus, config, options, report) -> None:
+    quick = bits_per_byte(
+        arrays["params"], config, corpus.held_out, options.context, limit=QUICK_ROWS
+    )
+    seen = at.step * options.batch * options.context
+    at.history.append(
+        {"step": at.step, "bytes_seen": seen, "held_out_sample": quick["bits_per_byte"]}
+    )
+    report.measured(at, quick["bits_per_byte"])
+
+
+def export(
+    out_dir: Path,
+    params: dict,
+    config: ModelConfig,
+    corpus: Corpus,
+    options: TrainOptions,
+    at: saved.Progress,
+    sources: Sequence[Path],
+) -> dict:
+    """Measures the weights as stored on the held-out files, writes the model directory and its record."""
+    stored, context = rounded(params, config), options.context
+    measured = {f"context_{context}": bits_per_byte(stored, config, corpus.held_out, context)}
+    if config.max_position >= 2 * context:
+        measured[f"context_{2 * context}_sample"] = bits_per_byte(
+            stored, config, corpus.held_out, 2 * context, limit=LONG_ROWS, rows=2, full=True
+        )
+    record = training_record(config, params, corpus, options, at, sources, measured)
+    write_model(out_dir, params, config)
+    (out_dir / "training_record.json").write_text(json.dumps(record, indent=1) + "\n")
+    return record
