@@ -92,6 +92,9 @@ def random_params(config: ModelConfig, seed: int, dtype: str = "float32") -> dic
         if spec.latent_width:
             params["latent_down"] = matrix(config.width, spec.latent_width)
             params["latent_up"] = matrix(spec.latent_width, config.width)
+            if spec.bias:
+                params["latent_down_bias"] = zeros(spec.latent_width)
+                params["latent_up_bias"] = zeros(config.width)
         return params
 
     def layer(spec) -> dict:

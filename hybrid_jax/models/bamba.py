@@ -1,0 +1,56 @@
+"""Bamba: Mamba-2 or attention with partly rotated heads, and a gated MLP in every layer."""
+
+from __future__ import annotations
+
+from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig
+from hybrid_jax.models import tensors
+from hybrid_jax.models.hf_config import HFConfig
+
+RENAMES = ()
+ROTATED = 0.5  # share of each head, where the file says nothing
+
+
+def read_config(fields: HFConfig) -> ModelConfig:
+    """config.json with model_type "bamba" to `ModelConfig`."""
+    fields.silu("hidden_act")
+    num_layers = fields.integer("num_hidden_layers")
+    places = fields.get("attn_layer_indices", default=[])
+    if not isinstance(places, list) or not all(
+        isinstance(i, int) and 0 <= i < num_layers for i in places
+    ):
+        raise ValueError(
+            f"bamba: attn_layer_indices in config.json must be layers below num_hidden_layers "
+            f"{num_layers}, got {places!r}"
+        )
+    attention_bias = fields.flag("attention_bias")
+    attention = fields.attention(
+        rope=True, rope_fraction=ROTATED, qkv_bias=attention_bias, out_bias=attention_bias
+    )
+    mixer = fields.bamba_mixer()
+    mlp = MLP(width=fields.integer("intermediate_size"), bias=fields.flag("mlp_bias"))
+    return ModelConfig(
+        layers=tuple(
+            LayerSpec(mixers=(attention if index in places else mixer,), mlp=mlp)
+            for index in range(num_layers)
+        ),
+        **fields.common("rms_norm_eps", 1e-5),
+    )
+
+
+def stored(config: ModelConfig) -> dict:
+    """Our parameter tree in terms of the checkpoint's tensors."""
+
+    def layer(index: int, spec: LayerSpec) -> dict:
+        prefix, (mixer,) = f"model.layers.{index}", spec.mixers
+        if isinstance(mixer, Attention):
+            mixed = tensors.attention(f"{prefix}.self_attn", config.width, mixer)
+        else:
+            mixed = tensors.mamba2(f"{prefix}.mamba", config.width, mixer)
+        return {
+            "norm": tensors.vector(f"{prefix}.input_layernorm.weight", config.width),
+            "mixers": [mixed],
+            "mlp_norm": tensors.vector(f"{prefix}.pre_ff_layernorm.weight", config.width),
+            "mlp": tensors.gated_mlp(f"{prefix}.feed_forward", config.width, spec.mlp),
+        }
+
+    return tensors.model(config, "model.embed_tokens.weight", "model.final_layernorm.weight", layer)

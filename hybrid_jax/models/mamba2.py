@@ -1,0 +1,52 @@
+"""Mamba-2: a stack of Mamba-2 mixers, no attention, no MLP (also Codestral Mamba).
+
+`norm_before_gate` and `rms_norm`, which some files carry, are ignored, as the published weights want it:
+the gated norm always multiplies by the gate first.
+"""
+
+from __future__ import annotations
+
+from hybrid_jax.config import LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.models import tensors
+from hybrid_jax.models.hf_config import HFConfig
+
+RENAMES = ((r"^backbone\.embedding\.", "backbone.embeddings."),)
+MAX_POSITION = 262_144  # no position encoding bounds the length; files name none
+
+
+def read_config(fields: HFConfig) -> ModelConfig:
+    """config.json with model_type "mamba2" to `ModelConfig`."""
+    fields.silu("hidden_act")
+    groups = fields.integer("n_groups")
+    mixer = Mamba2(
+        num_heads=fields.integer("num_heads"),
+        head_dim=fields.integer("head_dim"),
+        state_size=fields.integer("state_size"),
+        num_groups=groups,
+        conv_width=fields.integer("conv_kernel", minimum=2),
+        conv_bias=fields.flag("use_conv_bias", default=True),
+        proj_bias=fields.flag("use_bias"),
+        dt_limits=fields.dt_limits("time_step_limit"),
+        norm_groups=groups,
+        norm_eps=fields.number("layer_norm_epsilon", default=1e-5),
+    )
+    expanded = fields.integer("expand", default=2) * fields.integer("hidden_size")
+    fields.check_inner(mixer.inner_size, expanded, "num_heads * head_dim")
+    return ModelConfig(
+        layers=(LayerSpec(mixers=(mixer,)),) * fields.integer("num_hidden_layers"),
+        residual_in_fp32=fields.flag("residual_in_fp32", default=True),
+        **fields.common("layer_norm_epsilon", 1e-5, MAX_POSITION),
+    )
+
+
+def stored(config: ModelConfig) -> dict:
+    """Our parameter tree in terms of the checkpoint's tensors."""
+
+    def layer(index: int, spec: LayerSpec) -> dict:
+        prefix = f"backbone.layers.{index}"
+        return {
+            "norm": tensors.vector(f"{prefix}.norm.weight", config.width),
+            "mixers": [tensors.mamba2(f"{prefix}.mixer", config.width, spec.mixers[0])],
+        }
+
+    return tensors.model(config, "backbone.embeddings.weight", "backbone.norm_f.weight", layer)

@@ -1,0 +1,62 @@
+"""The plain definition against transformers, in float32, on the committed goldens."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hybrid_jax.checkpoint import load_model
+from hybrid_jax.models.decoder import forward
+from tests.parity.goldens import GOLDENS, load_answers
+
+TOLERANCE = 5e-4
+FAMILIES = {"bamba", "granitemoehybrid", "llama", "mamba2", "nemotron_h"}
+
+
+@functools.cache
+def case(golden: Path):
+    """The model, its answers, and one compiled forward for prompts and continuations alike."""
+    config, params = load_model(golden)
+    answers = load_answers(golden)
+    rows = [answer.prompt + answer.continuation for answer in answers]
+    tokens = np.zeros((len(rows), max(map(len, rows))), np.int32)
+    for row, known in zip(tokens, rows, strict=True):
+        row[: len(known)] = known
+    run = jax.jit(
+        lambda tokens, lengths: forward(params, tokens, config, lengths=lengths),
+    )
+    return answers, tokens, run
+
+
+def test_every_family_has_goldens():
+    assert {load_model(golden)[0].family for golden in GOLDENS} == FAMILIES
+
+
+@pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
+def test_logits_agree_with_transformers(golden):
+    answers, tokens, run = case(golden)
+    lengths = np.array([len(answer.logits) for answer in answers], np.int32)
+    logits = np.asarray(run(jnp.asarray(tokens), jnp.asarray(lengths)))
+    for row, answer in zip(logits, answers, strict=True):
+        difference = np.abs(row[: len(answer.logits)] - answer.logits).max()
+        assert difference < TOLERANCE, f"prompt of {len(answer.prompt)} tokens"
+
+
+@pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
+def test_greedy_continuations_agree_with_transformers(golden):
+    answers, tokens, run = case(golden)
+    lengths = np.array([len(answer.prompt) for answer in answers], np.int32)
+    tokens = np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, 0)
+    rows = np.arange(len(answers))
+    for _ in answers[0].continuation:
+        logits = np.asarray(run(jnp.asarray(tokens), jnp.asarray(lengths)))
+        tokens[rows, lengths] = logits[rows, lengths - 1].argmax(-1)
+        lengths = lengths + 1
+    for row, answer in zip(tokens, answers, strict=True):
+        start = len(answer.prompt)
+        assert row[start : start + len(answer.continuation)].tolist() == answer.continuation
