@@ -273,15 +273,22 @@ def _mixer_weights(model: ModelConfig, mixer: Attention | Mamba2) -> int:
 
 
 def _mlp_weights(model: ModelConfig, mlp: MLP | MoE) -> int:
-    matrices = 3 if mlp.kind == "gated_silu" else 2
     if isinstance(mlp, MLP):
-        bias = (matrices - 1) * mlp.width + model.width
-        return matrices * model.width * mlp.width + bias * mlp.bias
+        return _expert_weights(model.width, mlp.width, mlp)
     inner = mlp.latent_width or model.width
-    count = mlp.num_experts * matrices * inner * mlp.width + model.width * mlp.num_experts
-    count += matrices * model.width * mlp.shared_width
-    count += mlp.num_experts * (mlp.routing == "sigmoid")
-    return count + 2 * model.width * mlp.latent_width
+    count = mlp.num_experts * _expert_weights(inner, mlp.width, mlp)
+    count += mlp.num_experts * (model.width + (mlp.routing == "sigmoid"))
+    if mlp.shared_width:
+        count += _expert_weights(model.width, mlp.shared_width, mlp)
+    if mlp.latent_width:
+        count += 2 * model.width * inner + (model.width + inner) * mlp.bias
+    return count
+
+
+def _expert_weights(outer: int, width: int, mlp: MLP | MoE) -> int:
+    """One feed-forward block from `outer` channels to `width` and back."""
+    matrices = 3 if mlp.kind == "gated_silu" else 2
+    return matrices * outer * width + ((matrices - 1) * width + outer) * mlp.bias
 
 
 def prefill_flops(model: ModelConfig, num_tokens: int, start: int = 0) -> int:
@@ -318,7 +325,5 @@ def _active_mlp_weights(model: ModelConfig, mlp: MLP | MoE) -> int:
     if isinstance(mlp, MLP):
         return _mlp_weights(model, mlp)
     idle = mlp.num_experts - mlp.top_k
-    inner = mlp.latent_width or model.width
-    return (
-        _mlp_weights(model, mlp) - idle * (3 if mlp.kind == "gated_silu" else 2) * inner * mlp.width
-    )
+    expert = _expert_weights(mlp.latent_width or model.width, mlp.width, mlp)
+    return _mlp_weights(model, mlp) - idle * expert

@@ -1,0 +1,263 @@
+"""Frames of real models, counts beside slow definitions, and shapes derived from them."""
+
+import math
+
+import jax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hybrid_jax.config import (
+    MLP,
+    Attention,
+    EngineConfig,
+    LayerSpec,
+    Mamba2,
+    ModelConfig,
+    MoE,
+    Rope,
+)
+from hybrid_jax.geometry import (
+    ArraySpec,
+    checkpoint_bytes,
+    checkpoint_padding,
+    head_words,
+    kv_bytes_per_token,
+    make_geometry,
+    page_padding,
+    prefill_flops,
+    ring_specs,
+    weight_count,
+)
+from hybrid_jax.models.initialize import random_params
+
+BF16 = EngineConfig(dtype="bfloat16")
+
+
+def stack(num_attention: int, attention: Attention, num_mamba2: int, mamba: Mamba2) -> ModelConfig:
+    """Mixers of both kinds; widths outside the caches do not matter here."""
+    specs = (LayerSpec(mixers=(attention,)),) * num_attention
+    specs += (LayerSpec(mixers=(mamba,)),) * num_mamba2
+    return ModelConfig(family="real", vocab_size=8, width=8, layers=specs)
+
+
+def attention(num_kv_heads: int, head_dim: int) -> Attention:
+    return Attention(num_heads=num_kv_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+
+
+def mamba(num_heads: int, head_dim: int, state_size: int, num_groups: int = 1) -> Mamba2:
+    return Mamba2(
+        num_heads=num_heads, head_dim=head_dim, state_size=state_size, num_groups=num_groups
+    )
+
+
+# Caches of published models: KV bytes a token, KiB of state a layer, tokens a page, frames a page
+# and a checkpoint. Jamba (Mamba-1) and Qwen3-Next (gated delta net) are given as the Mamba-2 mixer
+# with the same bytes.
+REAL = {
+    "jamba_1.5_mini": (4, attention(8, 128), 28, mamba(128, 64, 16), 16384, 512, 16, 1, 62),
+    "7b_of_the_marconi_paper": (
+        *(4, attention(32, 128), 24, mamba(64, 64, 128)),
+        *(65536, 2048, 16, 4, 195),
+    ),
+    "nemotron_h_8b": (4, attention(8, 128), 24, mamba(128, 64, 128, 8), 16384, 4096, 16, 1, 390),
+    "qwen3_next_80b": (12, attention(2, 256), 36, mamba(32, 128, 128, 16), 24576, 2048, 32, 3, 295),
+    "bamba_9b": (3, attention(8, 128), 29, mamba(128, 64, 128), 12288, 4096, 64, 3, 470),
+    "granite_4_h_small": (4, attention(8, 128), 36, mamba(128, 64, 128), 16384, 4096, 16, 1, 583),
+    "granite_4_h_tiny": (4, attention(4, 128), 36, mamba(48, 64, 128), 8192, 1536, 32, 1, 219),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_models_fill_frames_of_256_kib(name):
+    *parts, kv_bytes, state_kib, page_tokens, page_frames, state_frames = REAL[name]
+    model = stack(*parts)
+    geometry = make_geometry(model, BF16, min_page_tokens=16)
+    assert geometry.frame_bytes == 256 * 1024
+    assert kv_bytes_per_token(geometry) == kv_bytes
+    assert 4 * model.mamba2.num_heads * head_words(model.mamba2) == state_kib * 1024
+    assert (geometry.page_tokens, geometry.frames_per_page) == (page_tokens, page_frames)
+    assert geometry.state_frames == state_frames
+    assert checkpoint_bytes(geometry) == state_frames * 256 * 1024
+    assert 0 <= checkpoint_padding(model, geometry) <= 0.013
+    assert page_padding(geometry) == 0
+
+
+def sizes(low: int, high: int) -> st.SearchStrategy[int]:
+    return st.integers(low, high)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_attention=sizes(0, 9),
+    num_mamba2=sizes(0, 9),
+    kv_heads=sizes(1, 9),
+    kv_width=sizes(1, 40),
+    heads=sizes(1, 40),
+    width=sizes(1, 70),
+    state_size=sizes(1, 130),
+    page_tokens=st.sampled_from([None, 16, 64]),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+)
+def test_every_geometry_has_room_for_what_it_keeps(
+    num_attention, num_mamba2, kv_heads, kv_width, heads, width, state_size, page_tokens, dtype
+):
+    if num_attention + num_mamba2 == 0:
+        num_mamba2 = 1
+    mixers = attention(kv_heads, 2 * kv_width), mamba(heads, width, state_size)
+    model = stack(num_attention, mixers[0], num_mamba2, mixers[1])
+    engine = EngineConfig(dtype=dtype, page_tokens=page_tokens)
+    geometry = make_geometry(model, engine)
+    item = 4 if dtype == "float32" else 2
+    if num_attention:
+        page = geometry.layers_per_page * geometry.page_tokens * 2 * kv_heads * 2 * kv_width * item
+        assert page <= geometry.frame_bytes
+        assert geometry.frames_per_page * geometry.layers_per_page == num_attention
+        assert page_padding(geometry) == pytest.approx(1 - page / geometry.frame_bytes)
+        assert geometry.page_tokens == (page_tokens or geometry.page_tokens) >= 16
+    else:
+        assert not geometry.has_pages and geometry.num_pages(1000) == 0
+    if num_mamba2:
+        in_frame = geometry.heads_per_frame * 4 * width * state_size
+        assert 0 < in_frame <= geometry.frame_bytes
+        assert geometry.frames_per_layer * geometry.heads_per_frame >= heads
+        assert (geometry.frames_per_layer - 1) * geometry.heads_per_frame < heads
+        conv = num_mamba2 * 4 * -(-3 * (heads * width + 2 * state_size) * item // 4)
+        assert conv <= geometry.conv_frames * geometry.frame_bytes < conv + geometry.frame_bytes
+        used = conv + num_mamba2 * heads * 4 * width * state_size
+        padding = 1 - used / checkpoint_bytes(geometry)
+        assert checkpoint_padding(model, geometry) == pytest.approx(padding)
+    else:
+        assert geometry.state_frames == checkpoint_bytes(geometry) == 0
+
+
+def test_pages_and_boundaries_of_a_position():
+    geometry = make_geometry(stack(2, attention(2, 8), 1, mamba(2, 8, 8)), EngineConfig())
+    tokens = geometry.page_tokens
+    assert [geometry.num_pages(n) for n in (0, 1, tokens, tokens + 1)] == [0, 1, 1, 2]
+    assert [geometry.align(p) for p in (0, 31, 32, 63)] == [0, 0, 32, 32]
+
+
+def test_a_grain_shorter_than_the_convolution_is_refused():
+    mixer = Mamba2(num_heads=2, head_dim=8, state_size=8, conv_width=10)
+    model = stack(0, attention(2, 8), 1, mixer)
+    assert make_geometry(model, EngineConfig(grain=16)).grain == 16
+    message = "grain must be at least conv_width - 1, got 8 and conv_width 10; raise grain"
+    with pytest.raises(ValueError, match=message):
+        make_geometry(model, EngineConfig(grain=8))
+
+
+# --- shapes of the ring ---------------------------------------------------------------------------
+
+
+def test_ring_specs_follow_the_mixer_and_the_window():
+    model = stack(1, attention(2, 8), 5, mamba(6, 8, 16, 3))
+    record, conv = 6 * 8 + 3 * 16, 6 * 8 + 2 * 3 * 16
+    geometry = make_geometry(model, BF16)
+    specs = ring_specs(model, geometry, num_rows=4, window=3)
+    assert specs["conv"].shape == (5, 4, 3 + 3, conv) and specs["conv"].dtype == "uint16"
+    assert specs["xB"].shape == (5, 4, 32 + 2, record) and specs["xB"].dtype == "uint16"
+    assert specs["dt"].shape == (5, 4, 32 + 2, 6) and specs["dt"].dtype == "float32"
+    assert all(len(spec.axes) == len(spec.shape) for spec in specs.values())
+    aligned = ring_specs(model, geometry, num_rows=4, window=32, aligned=True)
+    assert aligned["xB"].shape == (5, 4, 32, record)
+    wide = ring_specs(model, make_geometry(model, EngineConfig()), num_rows=4, window=1)
+    assert wide["xB"].dtype == wide["conv"].dtype == "uint32"
+    assert wide["xB"].num_bytes == 4 * 5 * 4 * 32 * record
+
+
+def test_a_model_without_recurrent_layers_has_an_empty_ring():
+    model = stack(2, attention(2, 8), 0, mamba(2, 8, 8))
+    specs = ring_specs(model, make_geometry(model, EngineConfig()), num_rows=4, window=1)
+    assert sum(spec.num_bytes for spec in specs.values()) == 0
+
+
+def test_bytes_of_an_array_spec():
+    assert ArraySpec((2, 3, 5), "uint16", ("L", "B", "T")).num_bytes == 60
+
+
+# --- counts ---------------------------------------------------------------------------------------
+
+SWA = Attention(num_heads=6, num_kv_heads=2, head_dim=8, window=5, qkv_bias=True, qk_norm=True)
+FULL = Attention(num_heads=4, num_kv_heads=2, head_dim=8, rope=Rope(dim=4), out_bias=True)
+PLAIN = Mamba2(num_heads=6, head_dim=4, state_size=8, num_groups=3, norm_groups=3)
+BIASED = Mamba2(
+    num_heads=6, head_dim=4, state_size=8, num_groups=3, conv_bias=False, proj_bias=True
+)
+EXPERTS = MoE(num_experts=5, top_k=2, width=7)
+LATENT = MoE(
+    num_experts=6,
+    top_k=3,
+    width=9,
+    kind="relu2",
+    routing="sigmoid",
+    num_groups=2,
+    shared_width=11,
+    latent_width=4,
+    bias=True,
+)
+SHARED = MoE(num_experts=4, top_k=1, width=5, shared_width=6, bias=True)
+MODELS = {
+    "mixer_and_mlp": (
+        LayerSpec(mixers=(PLAIN,), mlp=MLP(width=20)),
+        LayerSpec(mixers=(FULL,), mlp=MLP(width=12, kind="relu2", bias=True)),
+    ),
+    "one_mixer_a_layer": (
+        LayerSpec(mixers=(BIASED,)),
+        LayerSpec(mlp=MLP(width=20, bias=True)),
+        LayerSpec(mixers=(SWA,)),
+        LayerSpec(mlp=LATENT),
+    ),
+    "experts": (LayerSpec(mixers=(FULL,), mlp=EXPERTS), LayerSpec(mlp=SHARED)),
+    "parallel_mixers_and_shared_weights": (
+        LayerSpec(mixers=(FULL, PLAIN), mlp=MLP(width=8)),
+        LayerSpec(mixers=(PLAIN,)),
+        LayerSpec(mixers=(FULL, PLAIN), mlp=MLP(width=8), weights_of=0),
+    ),
+}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_weight_count_is_the_number_of_weights(name, tied):
+    model = ModelConfig(
+        family="x", vocab_size=33, width=16, layers=MODELS[name], tie_embeddings=tied
+    )
+    params = random_params(model, seed=0)
+    assert weight_count(model) == sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_prefill_flops_add_up_over_chunks(name):
+    model = ModelConfig(family="x", vocab_size=33, width=16, layers=MODELS[name])
+    whole = prefill_flops(model, 100)
+    assert isinstance(whole, int)
+    for split in (1, 4, 5, 6, 64, 99):
+        assert prefill_flops(model, split) + prefill_flops(model, 100 - split, split) == whole
+    assert prefill_flops(model, 0, 50) == 0
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 200])
+def test_attention_flops_count_each_visible_key(window):
+    spec = Attention(num_heads=6, num_kv_heads=2, head_dim=8, window=window)
+    model = ModelConfig(family="x", vocab_size=8, width=16, layers=(LayerSpec(mixers=(spec,)),))
+    projections = 2 * 16 * (6 + 2 + 2 + 6) * 8
+    for start, tokens in ((0, 1), (0, 40), (3, 9), (60, 12)):
+        keys = sum(min(q + 1, window or math.inf) for q in range(start, start + tokens))
+        want = tokens * projections + 4 * 6 * 8 * keys
+        assert prefill_flops(model, tokens, start) == want
+
+
+def test_recurrent_and_expert_flops_per_token():
+    def per_token(*specs: LayerSpec) -> int:
+        return prefill_flops(ModelConfig(family="x", vocab_size=8, width=16, layers=specs), 1, 7)
+
+    proj_in, proj_out = 16 * PLAIN.proj_size, 16 * PLAIN.inner_size
+    conv = PLAIN.conv_size * (PLAIN.conv_width + 1)
+    small = 3 * PLAIN.num_heads + PLAIN.inner_size
+    want = 2 * (proj_in + proj_out + conv + small) + 6 * 6 * 4 * 8
+    assert per_token(LayerSpec(mixers=(PLAIN,))) == want
+    router, expert = 16 * EXPERTS.num_experts, 3 * 16 * EXPERTS.width
+    assert per_token(LayerSpec(mlp=EXPERTS)) == 2 * (router + EXPERTS.top_k * expert)
+    twice = MODELS["parallel_mixers_and_shared_weights"]
+    assert per_token(twice[0]) * 2 + per_token(twice[1]) == per_token(*twice)
