@@ -1,0 +1,76 @@
+"""Which cached entry goes first: an ordered set of candidates behind one small interface."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class EvictionPolicy(Protocol):
+    """Keeps the tree's candidates in order; every operation is O(log n).
+
+    The tree calls `add` when a node becomes a candidate or its standing changed (it was used, its content
+    grew), `discard` when it is none any more, and `pop` to take the least valuable one out.
+    """
+
+    def add(self, node: Any) -> None: ...
+
+    def discard(self, node: Any) -> None: ...
+
+    def pop(self) -> Any | None: ...
+
+    def __contains__(self, node: Any) -> bool: ...
+
+    def __len__(self) -> int: ...
+
+
+class OrderedCandidates:
+    """A set ordered by `key`, smallest first: a heap whose outdated entries are skipped when they surface."""
+
+    def __init__(self, key: Callable[[Any], Any]):
+        self._key = key
+        self._heap: list[tuple[Any, int, Any]] = []
+        self._current: dict[Any, tuple[Any, int]] = {}  # node -> key and serial of its valid entry
+        self._serial = 0
+
+    def add(self, node: Any) -> None:
+        """Inserts the node, or moves it to where its key says now."""
+        key = self._key(node)
+        current = self._current.get(node)
+        if current is not None and current[0] == key:
+            return
+        self._serial += 1
+        self._current[node] = (key, self._serial)
+        heapq.heappush(self._heap, (key, self._serial, node))
+        if len(self._heap) > 64 + 2 * len(self._current):
+            self._heap = [entry for entry in self._heap if self._is_current(entry)]
+            heapq.heapify(self._heap)
+
+    def _is_current(self, entry: tuple[Any, int, Any]) -> bool:
+        return self._current.get(entry[2]) == entry[:2]
+
+    def discard(self, node: Any) -> None:
+        self._current.pop(node, None)
+
+    def pop(self) -> Any | None:
+        """Removes and returns the node with the smallest key; None when there is none."""
+        while self._heap:
+            entry = heapq.heappop(self._heap)
+            if self._is_current(entry):
+                del self._current[entry[2]]
+                return entry[2]
+        return None
+
+    def __contains__(self, node: Any) -> bool:
+        return node in self._current
+
+    def __len__(self) -> int:
+        return len(self._current)
+
+
+class LeastRecentlyUsed(OrderedCandidates):
+    """The node whose resume point was used longest ago goes first."""
+
+    def __init__(self) -> None:
+        super().__init__(key=lambda node: node.last_use)

@@ -1,0 +1,42 @@
+"""32-bit names of frames and slots that go stale when what they name is given away.
+
+A handle is kind (2 bits) | generation (6 bits) | id (24 bits). Whoever keeps an id across time keeps a
+handle and resolves it at use: a pool bumps an id's generation each time the id returns to its free list, so an
+old handle raises instead of naming somebody else's memory. The generation wraps after 64 lives; a
+handle is a guard against our own mistakes, the counted holders are what makes reuse safe.
+"""
+
+from __future__ import annotations
+
+FRAME, SLOT = 1, 2
+KIND_NAMES = {FRAME: "frame", SLOT: "slot"}
+NUM_GENERATIONS = 1 << 6
+MAX_ID = (1 << 24) - 1
+
+
+class StaleHandle(RuntimeError):
+    """A handle outlived what it named, or names another kind of thing."""
+
+
+def pack(kind: int, generation: int, index: int) -> int:
+    """The handle of one id in its present generation; never 0."""
+    return kind << 30 | generation << 24 | index
+
+
+def unpack(handle: int) -> tuple[int, int, int]:
+    """(kind, generation, id) of a handle."""
+    return handle >> 30, handle >> 24 & NUM_GENERATIONS - 1, handle & MAX_ID
+
+
+def stale(handle: int, kind: int, generation: int) -> StaleHandle:
+    """The error for a handle that does not match the pool's kind and present generation."""
+    old_kind, old_generation, index = unpack(handle)
+    if old_kind != kind:
+        return StaleHandle(
+            f"StaleHandle: {handle:#010x} names a {KIND_NAMES.get(old_kind, 'nothing')}, "
+            f"resolved as a {KIND_NAMES[kind]}; keep handles of different pools apart"
+        )
+    return StaleHandle(
+        f"StaleHandle: {KIND_NAMES[kind]} {index} of generation {old_generation} was released, its present "
+        f"generation is {generation}; hold a count on what is kept"
+    )

@@ -1,0 +1,162 @@
+"""Frames and slots: counted holders, generations, errors that name the numbers."""
+
+import random
+
+import pytest
+
+from hybrid_jax.cache import handles
+from hybrid_jax.cache.frames import FrameAllocator, OutOfFrames
+from hybrid_jax.cache.slots import OutOfSlots, SlotTable
+
+
+def test_last_released_frame_is_handed_out_first():
+    frames = FrameAllocator(6)
+    a, b, c = frames.allocate(3)
+    frames.release([b])
+    assert frames.allocate(1) == [b]
+    assert (a, c) == (1, 3)
+    frames.check_invariants()
+
+
+def test_a_frame_returns_when_its_last_holder_lets_go():
+    frames = FrameAllocator(3)
+    (frame,) = frames.allocate(1)
+    frames.retain([frame])
+    frames.release([frame])
+    assert frames.num_free == 1 and frames.holders(frame) == 1
+    frames.release([frame])
+    assert frames.num_free == 2
+    frames.check_invariants()
+
+
+def test_running_out_names_the_numbers_and_takes_nothing():
+    frames = FrameAllocator(4)
+    frames.allocate(2)
+    with pytest.raises(OutOfFrames, match=r"needs 2 frames, 1 of 3 free; lower max_rows or raise"):
+        frames.allocate(2)
+    assert frames.num_free == 1
+
+
+def test_a_failed_release_changes_nothing():
+    frames = FrameAllocator(4)
+    a, b = frames.allocate(2)
+    frames.release([b])
+    with pytest.raises(ValueError, match="cannot release frame 2, nobody holds it"):
+        frames.release([a, b])
+    with pytest.raises(ValueError, match="cannot release frame 1 2 times, 1 hold it"):
+        frames.release([a, a])
+    assert frames.holders(a) == 1
+    with pytest.raises(ValueError, match="cannot retain frame 0"):
+        frames.retain([0])
+    frames.check_invariants()
+
+
+def test_a_stale_handle_raises_even_when_the_frame_lives_again():
+    frames = FrameAllocator(3)
+    (frame,) = frames.allocate(1)
+    handle = frames.handle(frame)
+    assert frames.resolve(handle) == frame and handle < 1 << 32
+    frames.release([frame])
+    with pytest.raises(handles.StaleHandle, match="frame 1 of generation 0"):
+        frames.resolve(handle)
+    assert frames.allocate(1) == [frame]
+    with pytest.raises(handles.StaleHandle, match="present generation is 1"):
+        frames.resolve(handle)
+
+
+def test_a_handle_of_one_pool_does_not_resolve_in_another():
+    frames = FrameAllocator(8)
+    slots = SlotTable(frames, state_frames=2, max_slots=4)
+    slot = slots.allocate()
+    with pytest.raises(handles.StaleHandle, match="names a slot, resolved as a frame"):
+        frames.resolve(slot)
+    with pytest.raises(handles.StaleHandle, match="names a frame, resolved as a slot"):
+        slots.resolve(frames.handle(1))
+
+
+def test_handles_pack_and_unpack():
+    for kind, generation, index in [(1, 0, 1), (2, 63, handles.MAX_ID), (1, 17, 12345)]:
+        assert handles.unpack(handles.pack(kind, generation, index)) == (kind, generation, index)
+
+
+def test_generations_wrap_after_64_lives():
+    frames = FrameAllocator(2)
+    (frame,) = frames.allocate(1)
+    first = frames.handle(frame)
+    for _ in range(handles.NUM_GENERATIONS):
+        frames.release([frame])
+        frames.allocate(1)
+    assert frames.resolve(first) == frame  # the documented limit of a 6-bit generation
+
+
+def test_slots_hold_frames_until_their_last_holder_lets_go():
+    frames = FrameAllocator(7)
+    slots = SlotTable(frames, state_frames=3, max_slots=8)
+    handle = slots.allocate()
+    assert slots.frames(handle) == (1, 2, 3) and frames.num_free == 3
+    slots.retain(handle)
+    slots.release(handle)
+    assert frames.num_free == 3 and slots.holders(handle) == 1
+    slots.release(handle)
+    assert frames.num_free == 6
+    with pytest.raises(handles.StaleHandle, match="slot 1 of generation 0"):
+        slots.release(handle)
+    slots.check_invariants()
+    frames.check_invariants()
+
+
+def test_a_slot_without_frames_or_without_an_id_changes_nothing():
+    frames = FrameAllocator(6)
+    slots = SlotTable(frames, state_frames=3, max_slots=3)
+    slots.allocate()
+    with pytest.raises(OutOfFrames, match="needs 3 frames, 2 of 5 free"):
+        slots.allocate()
+    assert slots.num_held == 1
+    few = SlotTable(FrameAllocator(20), state_frames=3, max_slots=2)
+    few.allocate()
+    with pytest.raises(OutOfSlots, match="all 1 checkpoints are held"):
+        few.allocate()
+    slots.check_invariants()
+
+
+def test_new_slots_are_reported_once_and_only_while_held():
+    slots = SlotTable(FrameAllocator(20), state_frames=2, max_slots=8)
+    first, second = slots.allocate(), slots.allocate()
+    slots.release(first)
+    assert slots.take_new() == [(2, slots.frames(second))]
+    assert slots.take_new() == []
+    again = slots.allocate()
+    assert slots.take_new() == [(1, slots.frames(again))]
+
+
+def test_random_traffic_agrees_with_a_list_of_holds():
+    rng = random.Random(0)
+    frames = FrameAllocator(20)
+    holds = []
+    for _ in range(2000):
+        action = rng.random()
+        if action < 0.4 and frames.num_free:
+            holds += frames.allocate(rng.randint(1, frames.num_free))
+        elif action < 0.6 and holds:
+            frame = rng.choice(holds)
+            frames.retain([frame])
+            holds.append(frame)
+        elif holds:
+            frame = holds.pop(rng.randrange(len(holds)))
+            frames.release([frame])
+        assert all(frames.holders(f) == holds.count(f) for f in range(1, 20))
+        frames.check_invariants()
+
+
+@pytest.mark.parametrize("corrupt", ["free twice", "held and free", "lost"])
+def test_the_invariant_check_sees_corruption(corrupt):
+    frames = FrameAllocator(6)
+    frames.allocate(2)
+    if corrupt == "free twice":
+        frames._free.append(frames._free[0])
+    elif corrupt == "held and free":
+        frames._free.append(1)
+    else:
+        frames._free.pop()
+    with pytest.raises(AssertionError, match="frames:"):
+        frames.check_invariants()
