@@ -60,10 +60,12 @@ def attend(
     if spec.soft_cap is not None:
         scores = spec.soft_cap * jnp.tanh(scores / spec.soft_cap)
     lag = positions[:, :, None] - positions[:, None, :]  # [B, T, S]
-    seen = (lag >= 0) & (jnp.arange(tokens)[None, None] < lengths[:, None, None])
+    exists = jnp.arange(tokens)[None] < lengths[:, None]  # [B, S]
+    seen = (lag >= 0) & exists[:, None]
     if spec.window is not None:
         seen &= lag < spec.window
     scores = jnp.where(seen[:, None, None], scores, -1e30)
     weights = jax.nn.softmax(scores, axis=-1)
-    y = jnp.einsum("bkgts,bskh->btkgh", weights, v.astype(jnp.float32), precision=HIGHEST)
+    v = jnp.where(exists[:, :, None, None], v, 0).astype(jnp.float32)  # 0 * NaN would be NaN
+    y = jnp.einsum("bkgts,bskh->btkgh", weights, v, precision=HIGHEST)
     return y.reshape(q.shape).astype(q.dtype)
