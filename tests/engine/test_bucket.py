@@ -1,0 +1,66 @@
+"""Bucket choice: the smallest shape that fits, few shapes, every choice among those warmed up."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybrid_jax.config import EngineConfig
+from hybrid_jax.engine import bucket
+
+
+def test_the_default_engine_compiles_few_shapes():
+    engine = EngineConfig()
+    assert bucket.prefill_rows(engine) == (1, 4, 8)
+    assert bucket.prefill_tokens(engine) == (32, 128, 256, 512)
+    assert bucket.decode_rows(engine) == (1, 4, 8)
+    assert bucket.decode_steps(engine) == (1, 8)
+    assert (
+        bucket.widths(64) == (16, 64) and bucket.widths(0) == (1,) and bucket.widths(20) == (16, 20)
+    )
+    assert len(bucket.all_buckets(engine, max_pages=16)) == 7 + 6
+
+
+def test_exact_mode_has_one_shape():
+    engine = EngineConfig(exact=True, max_rows=6)
+    assert bucket.all_buckets(engine, max_pages=33) == [bucket.ExactBucket(6, 32, 33)]
+
+
+def test_more_than_the_largest_names_the_limit():
+    engine = EngineConfig(max_rows=4)
+    with pytest.raises(ValueError, match=r"tokens of a prefill chunk must be at most 512, got 513"):
+        bucket.prefill_bucket(engine, num_rows=1, num_tokens=513, num_pages=1, max_pages=64)
+    with pytest.raises(ValueError, match=r"rows of a decode dispatch must be at most 4, got 5"):
+        bucket.decode_bucket(engine, num_rows=5, num_steps=1, num_pages=1, max_pages=64)
+
+
+engines = st.builds(
+    lambda rows, grain, chunks, steps: EngineConfig(
+        max_rows=rows, grain=grain, prefill_tokens=grain * chunks, steps_per_dispatch=steps
+    ),
+    st.integers(1, 70),
+    st.sampled_from([8, 32]),
+    st.integers(1, 40),
+    st.integers(1, 8),
+)
+
+
+@given(engine=engines, max_pages=st.integers(0, 3000), data=st.data())
+def test_every_choice_fits_and_is_warmed_up(engine, max_pages, data):
+    warm = bucket.all_buckets(engine, max_pages=max_pages)
+    assert len(set(warm)) == len(warm)
+    tokens = data.draw(st.integers(1, engine.prefill_tokens))
+    rows = data.draw(st.integers(1, bucket.rows_within_budget(engine, tokens)))
+    pages = data.draw(st.integers(0, max_pages))
+    prefill = bucket.prefill_bucket(
+        engine, num_rows=rows, num_tokens=tokens, num_pages=pages, max_pages=max_pages
+    )
+    assert prefill in warm and prefill.rows <= engine.max_rows
+    assert prefill.rows >= rows and prefill.tokens >= tokens and prefill.width >= pages
+    assert prefill.rows * prefill.tokens <= engine.prefill_tokens
+    rows = data.draw(st.integers(1, engine.max_rows))
+    steps = data.draw(st.integers(1, engine.steps_per_dispatch))
+    decode = bucket.decode_bucket(
+        engine, num_rows=rows, num_steps=steps, num_pages=pages, max_pages=max_pages
+    )
+    assert decode in warm
+    assert decode.rows >= rows and decode.steps >= steps and decode.width >= pages
