@@ -74,6 +74,7 @@ class SamplingParams:
             "None or an integer of at least 1",
         )
         check(all(isinstance(s, str) and s for s in self.stop), "stop", "non-empty strings")
+        check(self.detokenize or not self.stop, "stop", "empty when detokenize is False")
         check(
             all(_integer(t, 0) for t in self.stop_token_ids),
             "stop_token_ids",

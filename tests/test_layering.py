@@ -19,6 +19,7 @@ SOURCES = {
 PLAIN = ("config", "geometry", "sampling_params", "sizes")
 HOST = ("cache", "engine.bucket", "engine.plan", "engine.request", "engine.scheduler")
 DEVICE = ("state", "layers", "models")
+TEXT = ("tokenizer", "text")
 
 
 @dataclass(frozen=True)
@@ -66,22 +67,31 @@ ROOMS = (
         ),
     ),
     Room(("compile_cache",), (), ("jax",)),
-    Room(("tokenizer", "text"), ("tokenizer", "text"), ("tokenizers", "jinja2")),
-    Room(("report",), ("report", *PLAIN)),
+    Room(TEXT, TEXT, ("tokenizers", "jinja2")),
+    Room(("prompts",), ("prompts", *TEXT, *PLAIN)),
     Room(
-        ("llm", "batch", "demo"),
-        ("llm", "outputs", "text", "tokenizer", "compile_cache", *PLAIN, "engine", "checkpoint"),
+        ("completions", "cache_view"),
+        ("completions", "prompts", "outputs", "engine.request", *TEXT, *PLAIN),
+    ),
+    Room(("report",), ("report", "models", *PLAIN)),
+    Room(
+        ("llm", "batch"),
+        (
+            *("llm", "outputs", "prompts", "completions", "cache_view", "compile_cache"),
+            *("engine", "checkpoint", *TEXT, *PLAIN),
+        ),
         ("jax", "rich"),
     ),
     Room(
         ("cli", "__main__"),
-        ("cli", "llm", "batch", "outputs", "report", *PLAIN, "checkpoint", "train"),
+        ("cli", "llm", "batch", "outputs", "report", "train", *PLAIN),
         ("typer", "rich"),
     ),
     Room(("",), ()),  # the package itself: lazy
 )
 # Where an import may stand inside a function, and why.
 LATE_IMPORTS = {
+    "hybrid_jax.checkpoint": "orbax takes seconds to load, and most loads never need it",
     "hybrid_jax.train": "optax belongs to the extra `train`; the signature is readable without it",
     "hybrid_jax.cli": "each command loads only what it needs, so `inspect` runs without jax",
 }

@@ -1,0 +1,212 @@
+"""From the engine's tokens to texts, deltas and outputs: the caller's side of each request."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from hybrid_jax.engine.request import Request, TokenLogprobs
+from hybrid_jax.outputs import CompletionOutput, Delta, Logprob, RequestMetrics, RequestOutput
+from hybrid_jax.prompts import Prompt
+from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.text import IncrementalDecoder, Stopped, StopStrings
+from hybrid_jax.tokenizer import Tokenizer
+
+
+def derive_seed(seed: int, number: int) -> int:
+    """Seed in [0, 2**63) of the `number`-th request of an LLM whose own seed is `seed`.
+
+    Example:
+        >>> derive_seed(0, 1) == derive_seed(0, 1) != derive_seed(0, 2)
+        True
+    """
+    digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class Completion:
+    """One completion while it grows: tokens in, text out, stop strings found."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
+        params = request.params
+        self.request = request
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[Mapping[int, Logprob]] | None = None if params.logprobs is None else []
+        self.cumulative_logprob = 0.0
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self._tokenizer = tokenizer
+        self._decoder = None
+        if tokenizer is not None and params.detokenize:
+            skip = params.skip_special_tokens
+            self._decoder = IncrementalDecoder(
+                lambda ids: tokenizer.decode(ids, skip_special_tokens=skip)
+            )
+        self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
+
+    def take(
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None], finished: bool
+    ) -> None:
+        """Takes what a step brought; `finish_reason` is set when this completion ends here.
+
+        Tokens past a stop string are dropped: how many there are depends on the engine's step size.
+        """
+        for index, token in enumerate(tokens):
+            self.token_ids.append(token)
+            if self.logprobs is not None:
+                self._add_logprobs(logprobs[index])
+            if token not in self.request.stop_ids and self._decoder is not None:
+                self._show(self._decoder.push(token))
+            if self.finish_reason is not None:
+                return
+        if finished:
+            self._finish()
+
+    def _show(self, piece: str) -> None:
+        shown = self._stops.push(piece)
+        if isinstance(shown, Stopped):
+            self.text += shown.text
+            self.finish_reason, self.stop_reason = "stop", shown.stop
+        else:
+            self.text += shown
+
+    def _finish(self) -> None:
+        if self._decoder is not None:
+            self._show(self._decoder.finish())
+        if self.finish_reason is None:
+            self.text += self._stops.finish()
+            self.finish_reason = self.request.finish_reason
+            self.stop_reason = self.request.stop_reason
+
+    def _add_logprobs(self, found: TokenLogprobs) -> None:
+        entries = {found.token_id: self._logprob(found.token_id, found.logprob, found.rank)}
+        for rank, (token, logprob) in enumerate(found.top, start=1):
+            entries.setdefault(token, self._logprob(token, logprob, rank))
+        self.logprobs.append(entries)
+        self.cumulative_logprob += found.logprob
+
+    def _logprob(self, token: int, logprob: float, rank: int) -> Logprob:
+        decoded = None
+        if self._tokenizer is not None:
+            decoded = self._tokenizer.decode([token], skip_special_tokens=False)
+        return Logprob(logprob=logprob, rank=rank, decoded_token=decoded)
+
+    def output(self) -> CompletionOutput:
+        return CompletionOutput(
+            index=self.request.sample_index,
+            text=self.text,
+            token_ids=tuple(self.token_ids),
+            cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,
+            logprobs=None if self.logprobs is None else tuple(self.logprobs),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+
+class Job:
+    """One prompt on its way: its completions, its clock, and the deltas nobody has read yet.
+
+    Args:
+        request_id: the id the caller sees; the engine's ids are made from it.
+        index: place among the prompts of the call.
+        prompt, params, tokenizer: what to do.
+        seed: of the noise, resolved.
+        stop_ids: token ids that end a completion.
+        max_tokens: resolved limit on each completion.
+        arrival_time: clock seconds.
+        streaming: keep deltas.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        index: int,
+        prompt: Prompt,
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        *,
+        seed: int,
+        stop_ids: frozenset[int],
+        max_tokens: int,
+        arrival_time: float,
+        streaming: bool,
+    ) -> None:
+        self.request_id, self.index, self.prompt, self.params = request_id, index, prompt, params
+        self.arrival_time, self.streaming = arrival_time, streaming
+        self.first_token_time: float | None = None
+        self.finished_time: float | None = None
+        self.deltas: list[Delta] = []
+        self.completions = [
+            Completion(
+                Request(
+                    request_id=request_id if params.n == 1 else f"{request_id}.{sample}",
+                    prompt=list(prompt.token_ids),
+                    params=params,
+                    seed=seed,
+                    sample_index=sample,
+                    stop_ids=stop_ids,
+                    max_tokens=max_tokens,
+                ),
+                tokenizer,
+            )
+            for sample in range(params.n)
+        ]
+
+    @property
+    def finished(self) -> bool:
+        return all(c.finish_reason is not None for c in self.completions)
+
+    def take(
+        self,
+        completion: Completion,
+        tokens: Sequence[int],
+        logprobs: Sequence[TokenLogprobs | None],
+        finished: bool,
+        now: float,
+    ) -> None:
+        """Hands a step's result for one of its completions on, and notes the times."""
+        text_before, tokens_before = len(completion.text), len(completion.token_ids)
+        completion.take(tokens, logprobs, finished)
+        if completion.token_ids and self.first_token_time is None:
+            self.first_token_time = now
+        if self.finished:
+            self.finished_time = now
+        if not self.streaming:
+            return
+        news = completion.logprobs
+        self.deltas.append(
+            Delta(
+                request_id=self.request_id,
+                prompt_index=self.index,
+                index=completion.request.sample_index,
+                text=completion.text[text_before:],
+                token_ids=tuple(completion.token_ids[tokens_before:]),
+                logprobs=None if news is None else tuple(news[tokens_before:]),
+                finish_reason=completion.finish_reason,
+                stop_reason=completion.stop_reason,
+                output=self.output() if self.finished else None,
+            )
+        )
+
+    def output(self) -> RequestOutput:
+        """Everything so far, as the caller gets it."""
+        requests = [c.request for c in self.completions]
+        metrics = RequestMetrics(
+            arrival_time=self.arrival_time,
+            first_token_time=self.first_token_time,
+            finished_time=self.finished_time or self.arrival_time,
+            num_prompt_tokens=len(self.prompt.token_ids),
+            num_cached_tokens=requests[0].num_cached_tokens,
+            num_generation_tokens=sum(len(c.token_ids) for c in self.completions),
+            num_preemptions=sum(r.num_preemptions for r in requests),
+        )
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt.text,
+            prompt_token_ids=self.prompt.token_ids,
+            outputs=tuple(c.output() for c in self.completions),
+            finished=self.finished,
+            metrics=metrics,
+            num_cached_tokens=metrics.num_cached_tokens,
+        )

@@ -1,0 +1,509 @@
+"""`LLM`: a model, its engine and its tokenizer behind one object."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.progress import Progress
+
+from hybrid_jax.cache_view import CacheView
+from hybrid_jax.checkpoint import load_config, load_model
+from hybrid_jax.compile_cache import enable_compile_cache
+from hybrid_jax.completions import Completion, Job, derive_seed
+from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
+from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.pack import MAX_STOP_IDS
+from hybrid_jax.outputs import Delta, RequestOutput
+from hybrid_jax.prompts import Prompt, PromptLike, pair_params, read_prompts
+from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.sizes import parse_size
+from hybrid_jax.tokenizer import Tokenizer
+
+BUNDLED = Path(__file__).resolve().parent / "bundled"
+CACHES = ("off", "lru")
+LATER_CACHES = ("marconi", "adaptive")
+# Options of features that do not exist yet, and the one value of each that asks for nothing.
+LATER_OPTIONS = {
+    "speculation": "off",
+    "quantize": None,
+    "mesh": None,
+    "host_memory": None,
+    "cache_dir": None,
+}
+# What other engines call it.
+OTHER_NAMES = {
+    "enable_prefix_caching": "cache",
+    "gpu_memory_utilization": "memory",
+    "max_num_batched_tokens": "prefill_tokens",
+    "max_num_seqs": "max_rows",
+    "tensor_parallel_size": "mesh",
+}
+Shown = bool | Callable[[int, int], None]
+
+
+class LLM:
+    """Generates text with a hybrid (or pure attention, or pure recurrent) language model.
+
+    Calls from several threads at once are not supported; calls from inside a `stream` loop are.
+
+    Args:
+        model: a directory in Hugging Face layout or written by `save_orbax`; None for the small
+            model that comes with the package.
+        dtype: of weights, activations and KV pages: "float32", "bfloat16", or "auto" for float32 on a
+            CPU and the stored one elsewhere.
+        memory: bytes for arena, rings and tables together, as a number or like "8GiB"; None takes what
+            `max_rows` sequences of `max_model_len` tokens need. Weights come on top.
+        max_rows: sequences that decode together; None for the default of `EngineConfig`.
+        max_model_len: longest sequence, prompt and output together, in tokens; None for the model's own.
+        cache: prefix cache: "lru", "off" or a `CacheConfig`.
+        seed: base of the noise of requests without a seed of their own. The k-th prompt of this object
+            then has the seed `derive_seed(seed, k)`, so the same calls in the same order give the same text.
+        exact: bit-identical logits whatever the batch, chunking or cache (slower).
+        progress: show a bar while the weights load.
+        **options: any other field of `EngineConfig`.
+
+    Raises:
+        FileNotFoundError, ValueError: the directory or an option is not what it should be.
+        NotImplementedError: an option of a feature that does not exist yet.
+        TypeError: an unknown option.
+
+    Example:
+        >>> from hybrid_jax import LLM, SamplingParams
+        >>> llm = LLM()
+        >>> outs = llm.generate("def add(a, b):\\n", SamplingParams(temperature=0.0, max_tokens=8))
+        >>> len(outs[0].outputs[0].token_ids), outs[0].outputs[0].finish_reason
+        (8, 'length')
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        dtype: str = "auto",
+        memory: int | str | None = None,
+        max_rows: int | None = None,
+        max_model_len: int | None = None,
+        cache: str | CacheConfig = "lru",
+        seed: int = 0,
+        exact: bool = False,
+        progress: Shown = False,
+        **options: Any,
+    ) -> None:
+        given = {"memory": memory, "max_rows": max_rows, "max_model_len": max_model_len}
+        given |= {"cache": cache, "seed": seed, "exact": exact} | options
+        engine_options(given, dtype="float32")  # mistakes show before anything is loaded
+        folder = Path(model).expanduser() if model is not None else BUNDLED
+        if model is None and not (folder / "config.json").is_file():
+            raise FileNotFoundError(f"LLM: this copy holds no bundled model at {folder}; name one")
+        dtype = _resolve_dtype(dtype, lambda: load_config(folder).dtype)
+        enable_compile_cache()
+        with _shown(progress, "loading", unit=1e-6) as report:
+            config, params = load_model(folder, dtype=dtype, progress=report)
+        self._start(
+            config,
+            params,
+            Tokenizer.from_directory(folder),
+            engine_options(given, dtype=dtype),
+            _read_generation_config(folder),
+        )
+
+    @classmethod
+    def from_params(
+        cls,
+        config: ModelConfig,
+        params: Any,
+        *,
+        tokenizer: Tokenizer | None = None,
+        dtype: str = "float32",
+        **options: Any,
+    ) -> LLM:
+        """An LLM of weights already in memory, in `dtype`; the options are those of `LLM`."""
+        self = cls.__new__(cls)
+        self._start(config, params, tokenizer, engine_options(options, dtype=dtype), {})
+        return self
+
+    def _start(
+        self,
+        config: ModelConfig,
+        params: Any,
+        tokenizer: Tokenizer | None,
+        engine_config: EngineConfig,
+        generation: Mapping[str, Any],
+    ) -> None:
+        self.model_config, self.engine_config = config, engine_config
+        self._tokenizer = tokenizer
+        self._engine: Engine | None = Engine(config, params, engine_config)
+        self._default_params = _default_params(generation)
+        self._live: dict[str, tuple[Job, Completion]] = {}  # by the engine's request id
+        self._num_requests = 0
+        self._totals = dict.fromkeys(("prompt_tokens", "cached_tokens", "generated_tokens"), 0)
+        self._cache = CacheView(self._open, config, engine_config)
+
+    def _open(self) -> Engine:
+        if self._engine is None:
+            raise RuntimeError("LLM: this object was closed; make a new one")
+        return self._engine
+
+    # --- generating -------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        progress: Shown = False,
+    ) -> list[RequestOutput]:
+        """Completes prompts, all together, and returns the outputs in the order of the prompts.
+
+        Args:
+            prompts: text, {"prompt": text}, {"prompt_token_ids": ids}, or a list of these.
+            sampling_params: one for all, or a list of equal length; None for
+                `get_default_sampling_params()`. Without `max_tokens` a completion goes on until a
+                stop or the longest length that model and memory allow.
+            use_tqdm: show a bar, under vLLM's name for it.
+            progress: show a bar, or call this with (prompts done, prompts in all).
+
+        Raises:
+            ValueError: something is wrong with a prompt or its parameters; nothing has run then.
+
+        Example:
+            >>> llm = LLM()
+            >>> greedy = SamplingParams(temperature=0.0, max_tokens=4)
+            >>> outs = llm.generate(["import ", {"prompt_token_ids": [100, 101, 102, 32]}], greedy)
+            >>> [len(out.outputs[0].token_ids) for out in outs]
+            [4, 4]
+        """
+        jobs = self._accept(prompts, sampling_params, streaming=False)
+        with _shown(progress or use_tqdm, "generating") as report, self._running(jobs):
+            while not all(job.finished for job in jobs):
+                self._step()
+                report(sum(job.finished for job in jobs), len(jobs))
+        return [job.output() for job in jobs]
+
+    def stream(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[Delta]:
+        """Like `generate`, but yields what is new as it comes; closing the iterator ends the requests.
+
+        The texts of one completion's deltas join to its text. The last delta of a prompt holds its
+        `RequestOutput`.
+
+        Example:
+            >>> llm = LLM()
+            >>> deltas = list(llm.stream("class A", SamplingParams(temperature=0.0, max_tokens=6)))
+            >>> "".join(d.text for d in deltas) == deltas[-1].output.outputs[0].text
+            True
+        """
+        return self._deltas(self._accept(prompts, sampling_params, streaming=True))
+
+    def _deltas(self, jobs: list[Job]) -> Iterator[Delta]:
+        with self._running(jobs):
+            while True:
+                for job in jobs:
+                    ready, job.deltas = job.deltas, []
+                    yield from ready
+                if all(job.finished and not job.deltas for job in jobs):
+                    return
+                if not any(job.deltas for job in jobs):
+                    self._step()
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Any] | None = None,
+        use_tqdm: bool = False,
+        progress: Shown = False,
+    ) -> list[RequestOutput]:
+        """Continues a conversation, or several, through the model's chat template.
+
+        Args:
+            messages: [{"role": ..., "content": ...}, ...], or a list of such lists.
+            sampling_params, use_tqdm, progress: as in `generate`.
+            add_generation_prompt, chat_template, tools: as in `Tokenizer.apply_chat_template`.
+            chat_template_kwargs: anything else the template looks at.
+        """
+        if self._tokenizer is None:
+            raise ValueError(
+                "chat: this model came without a tokenizer.json, so without a template"
+            )
+        if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+            raise ValueError("chat: messages must be a non-empty list of {'role', 'content'} dicts")
+        batch = [messages] if isinstance(messages[0], Mapping) else messages
+        texts = [
+            self._tokenizer.apply_chat_template(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                chat_template=chat_template,
+                tools=tools,
+                **chat_template_kwargs or {},
+            )
+            for conversation in batch
+        ]
+        # The template writes the special tokens itself.
+        prompts = [
+            Prompt(text, tuple(self._tokenizer.encode(text, add_special_tokens=False)))
+            for text in texts
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, progress=progress)
+
+    # --- the caller's side of the engine ----------------------------------------------------------
+
+    def _accept(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        streaming: bool,
+    ) -> list[Job]:
+        """Checks everything a caller can get wrong, before the engine hears of it."""
+        engine, config = self._open(), self.model_config
+        read = read_prompts(prompts, self._tokenizer, vocab_size=config.vocab_size)
+        paired = pair_params(params, len(read), self._default_params)
+        jobs, now = [], time.perf_counter()
+        for index, (prompt, own) in enumerate(zip(read, paired, strict=True)):
+            if own.stop and self._tokenizer is None:
+                raise ValueError(
+                    f"prompt {index}: stop strings need a tokenizer, which this model lacks; "
+                    "use stop_token_ids"
+                )
+            max_tokens = _max_tokens(index, len(prompt.token_ids), own, engine.max_model_len)
+            number = self._num_requests + index
+            stops = frozenset((*self._eos_ids(own), *own.stop_token_ids))
+            if len(stops) > MAX_STOP_IDS:
+                raise ValueError(
+                    f"prompt {index}: at most {MAX_STOP_IDS} stop token ids are supported, the "
+                    f"model's own included, got {len(stops)}"
+                )
+            job = Job(
+                str(number),
+                index,
+                prompt,
+                own,
+                self._tokenizer,
+                seed=derive_seed(self.engine_config.seed, number) if own.seed is None else own.seed,
+                stop_ids=stops,
+                max_tokens=max_tokens,
+                arrival_time=now,
+                streaming=streaming,
+            )
+            jobs.append(job)
+        self._num_requests += len(jobs)
+        return jobs
+
+    def _eos_ids(self, params: SamplingParams) -> tuple[int, ...]:
+        return () if params.ignore_eos else self.model_config.eos_token_ids
+
+    @contextmanager
+    def _running(self, jobs: list[Job]) -> Iterator[None]:
+        """Gives the jobs to the engine; whatever happens, none of them stays there afterwards."""
+        engine = self._open()
+        try:
+            for job in jobs:
+                for completion in job.completions:
+                    try:
+                        engine.add(completion.request)
+                    except ValueError as error:
+                        raise ValueError(f"prompt {job.index}: {error}") from error
+                    self._live[completion.request.request_id] = job, completion
+            yield
+        finally:
+            for job in jobs:
+                for completion in job.completions:
+                    if self._live.pop(completion.request.request_id, None):
+                        engine.abort(completion.request.request_id)
+                if job.first_token_time is not None:
+                    self._record(job)
+
+    def _step(self) -> None:
+        """One turn of the engine; its tokens go to whoever asked for them."""
+        engine = self._open()
+        if not engine.has_work:
+            raise RuntimeError(f"LLM: the engine is idle while {sorted(self._live)} are unfinished")
+        results = engine.step()
+        now = time.perf_counter()
+        for result in results:
+            request_id = result.request.request_id
+            if request_id not in self._live:
+                continue  # it ended at a stop string, or its caller went away
+            job, completion = self._live[request_id]
+            job.take(completion, result.new_token_ids, result.new_logprobs, result.finished, now)
+            if completion.finish_reason is not None:
+                del self._live[request_id]
+                if not result.finished:
+                    engine.abort(request_id)
+
+    def _record(self, job: Job) -> None:
+        output = job.output()
+        self._totals["prompt_tokens"] += output.metrics.num_prompt_tokens
+        self._totals["cached_tokens"] += output.num_cached_tokens
+        self._totals["generated_tokens"] += output.metrics.num_generation_tokens
+        self._cache.remember(output)
+
+    # --- looking and tidying ----------------------------------------------------------------------
+
+    @property
+    def cache(self) -> CacheView:
+        """The prefix cache: `llm.cache.explain(request_id)`, `llm.cache.describe()`."""
+        return self._cache
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, prompt and output together, that model and memory allow, in tokens."""
+        return self._open().max_model_len
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer; None when it came without one."""
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses when given none: the model's generation_config.json, if it has one."""
+        return self._default_params
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start: this object's own and the engine's."""
+        return {"requests": self._num_requests, **self._totals, **self._open().stats()}
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets every cached prefix that no running request uses."""
+        self._open().reset_prefix_cache()
+
+    def warmup(self, *, progress: Shown = False) -> None:
+        """Compiles what `generate` will need, so that the first call is as fast as the next.
+
+        Args:
+            progress: show a bar, or call this with (programs done, programs in all).
+        """
+        with _shown(progress, "compiling") as report:
+            self._open().warmup(progress=report)
+
+    def close(self) -> None:
+        """Ends what still runs and frees the device memory; the object is of no use afterwards."""
+        if self._engine is not None:
+            for request_id in list(self._live):
+                self._engine.abort(request_id)
+            self._live.clear()
+            self._engine = None
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._engine is None else f"max_model_len={self.max_model_len}"
+        return (
+            f"LLM({self.model_config.family}, {self.engine_config.dtype}, {state}, "
+            f"max_rows={self.engine_config.max_rows}, cache={self.engine_config.cache.policy!r})"
+        )
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+def engine_options(given: Mapping[str, Any], *, dtype: str) -> EngineConfig:
+    """Keywords of `LLM` to an `EngineConfig`; None leaves a field at its default.
+
+    Raises:
+        ValueError, NotImplementedError, TypeError: as `LLM` describes.
+    """
+    options = dict(given)
+    for name, nothing in LATER_OPTIONS.items():
+        if (value := options.pop(name, nothing)) != nothing:
+            raise NotImplementedError(f"LLM: {name}={value!r} is not built yet; leave it out")
+    known = {field.name for field in fields(EngineConfig)} - {"dtype"}
+    for name in options:
+        if name not in known:
+            other = OTHER_NAMES.get(name)
+            hint = f"did you mean {other}?" if other else f"it has {', '.join(sorted(known))}"
+            raise TypeError(f"LLM: unknown option {name!r}; {hint}")
+    options = {name: value for name, value in options.items() if value is not None}
+    if "memory" in options:
+        options["memory"] = parse_size(options["memory"], name="memory")
+    if "cache" in options:
+        options["cache"] = _cache_config(options["cache"])
+    return EngineConfig(dtype=dtype, **options)
+
+
+def _cache_config(cache: str | CacheConfig) -> CacheConfig:
+    if isinstance(cache, CacheConfig):
+        return cache
+    if cache in LATER_CACHES:
+        raise NotImplementedError(f"LLM: cache={cache!r} is not built yet; use 'lru' or 'off'")
+    if cache not in CACHES:
+        raise ValueError(f"LLM: cache must be 'lru', 'off' or a CacheConfig, got {cache!r}")
+    return CacheConfig(policy=cache)
+
+
+def _resolve_dtype(dtype: str, stored: Callable[[], str]) -> str:
+    """ "auto" is float32 on a CPU, which has no fast bfloat16, and elsewhere the stored dtype."""
+    if dtype != "auto":
+        EngineConfig(dtype=dtype)  # names what is allowed
+        return dtype
+    if jax.default_backend() == "cpu":
+        return "float32"
+    return "float32" if stored() == "float32" else "bfloat16"
+
+
+def _max_tokens(index: int, prompt_len: int, params: SamplingParams, max_model_len: int) -> int:
+    room = max_model_len - prompt_len
+    if room < 1:
+        raise ValueError(
+            f"prompt {index}: has {prompt_len} tokens and needs room for one more, but the longest "
+            f"sequence is {max_model_len}; shorten it, or raise max_model_len or memory"
+        )
+    if params.max_tokens is None:
+        return room
+    if params.max_tokens > room:
+        raise ValueError(
+            f"prompt {index}: {prompt_len} tokens and max_tokens={params.max_tokens} exceed the "
+            f"longest sequence of {max_model_len}; lower max_tokens to {room} or leave it out"
+        )
+    return params.max_tokens
+
+
+def _read_generation_config(folder: Path) -> dict[str, Any]:
+    file = folder / "generation_config.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _default_params(generation: Mapping[str, Any]) -> SamplingParams:
+    """temperature, top_k and top_p of generation_config.json; do_sample false makes it greedy."""
+    found = {
+        name: generation[name]
+        for name in ("temperature", "top_k", "top_p")
+        if generation.get(name) is not None
+    }
+    if generation.get("do_sample") is False:
+        found = {"temperature": 0.0}
+    return SamplingParams(**found)
+
+
+@contextmanager
+def _shown(progress: Shown, what: str, *, unit: float = 1) -> Iterator[Callable[[int, int], None]]:
+    """What to call with (done, total): the caller's own function, a bar on stderr, or nothing."""
+    if callable(progress):
+        yield progress
+        return
+    if not progress:
+        yield lambda done, total: None
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done * unit, total=total * unit)

@@ -1,0 +1,113 @@
+"""An engine without a model: it continues every prompt with a script, through the real interface."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hybrid_jax.config import Attention, LayerSpec, ModelConfig
+from hybrid_jax.engine.request import Request, TokenLogprobs
+
+EOS = 0
+CONFIG = ModelConfig(
+    family="llama",
+    vocab_size=256,
+    width=8,
+    layers=(LayerSpec(mixers=(Attention(num_heads=1, num_kv_heads=1, head_dim=8),)),),
+    max_position=200,
+    eos_token_ids=(EOS,),
+)
+
+
+@dataclass
+class StepOutput:
+    request: Request
+    new_token_ids: list
+    new_logprobs: list = field(default_factory=list)
+    finished: bool = False
+
+
+class FakeEngine:
+    """Says `script` (bytes), starting over at its end; prompts seen before hit up to the last grain."""
+
+    script = b"The quick brown fox jumps over the lazy dog. "
+    max_len = 200
+
+    def __init__(self, config, params, engine_config):
+        self.config, self.engine_config = config, engine_config
+        self.max_model_len = min(engine_config.max_model_len or self.max_len, self.max_len)
+        self.requests: dict[str, Request] = {}
+        self.added: list[Request] = []
+        self.aborted: list[str] = []
+        self.seen: set[tuple[int, ...]] = set()
+        self.raises: BaseException | None = None
+        self.num_steps = 0
+
+    def add(self, request):
+        if len(request.prompt) + request.max_tokens > self.max_model_len:
+            raise ValueError(f"request of {len(request.prompt)} tokens can never fit")
+        if request.prompt[:1] == [255]:
+            raise ValueError("the engine refuses byte 255")
+        assert request.request_id not in self.requests
+        self.requests[request.request_id] = request
+        self.added.append(request)
+
+    def abort(self, request_id):
+        del self.requests[request_id]
+        self.aborted.append(request_id)
+
+    @property
+    def has_work(self):
+        return bool(self.requests)
+
+    def step(self):
+        self.num_steps += 1
+        if self.raises is not None and self.num_steps >= 2:
+            error, self.raises = self.raises, None
+            raise error
+        results = []
+        for request in list(self.requests.values())[: self.engine_config.max_rows]:
+            if not request.output:
+                key, grain = tuple(request.prompt), self.engine_config.grain
+                if key in self.seen:
+                    request.num_cached_tokens = (len(key) - 1) // grain * grain
+                self.seen.add(key)
+            new = []
+            while len(new) < self.engine_config.steps_per_dispatch and not request.finish_reason:
+                new.append(self.next_token(request))
+                request.output.append(new[-1])
+                if new[-1] in request.stop_ids:
+                    request.finish_reason = "stop"
+                    if new[-1] not in self.config.eos_token_ids:
+                        request.stop_reason = new[-1]
+                elif len(request.output) == request.max_tokens:
+                    request.finish_reason = "length"
+            finished = request.finish_reason is not None
+            if finished:
+                del self.requests[request.request_id]
+            results.append(
+                StepOutput(request, new, [self.logprobs(request, t) for t in new], finished)
+            )
+        return results
+
+    def next_token(self, request):
+        text = self.script
+        return text[(len(request.output) + 4 * request.sample_index) % len(text)]
+
+    def logprobs(self, request, token):
+        if request.params.logprobs is None:
+            return None
+        best = [(token, -0.25), (token ^ 1, -2.0), (token ^ 2, -3.0)][: request.params.logprobs]
+        return TokenLogprobs(token_id=token, logprob=-0.25, rank=1, top=tuple(best))
+
+    def stats(self):
+        return {"engine_steps": self.num_steps}
+
+    def reset_prefix_cache(self):
+        self.seen.clear()
+
+    def warmup(self, progress=None):
+        for done in range(3):
+            progress(done + 1, 3)
+
+    def describe(self):
+        return "a fake engine"
