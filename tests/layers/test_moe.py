@@ -1,0 +1,216 @@
+"""Routing against sorted lists, experts against a dense sum, and what other tokens may not change."""
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hybrid_jax.config import MoE
+from hybrid_jax.layers.moe import moe, route
+
+WIDTH = 10
+GRANITE = MoE(num_experts=6, top_k=3, width=7, shared_width=5)
+NEMOTRON = MoE(
+    num_experts=8,
+    top_k=3,
+    width=7,
+    kind="relu2",
+    routing="sigmoid",
+    num_groups=4,
+    top_groups=2,
+    scale=2.5,
+    shared_width=9,
+)
+SPECS = {
+    "granite": GRANITE,
+    "one_expert_each": replace(GRANITE, top_k=1, shared_width=0),
+    "all_experts": replace(GRANITE, top_k=6, bias=True),
+    "nemotron": NEMOTRON,
+    "latent_and_biases": replace(NEMOTRON, latent_width=4, bias=True),
+    "raw_weights_no_groups": replace(NEMOTRON, normalize=False, num_groups=1, top_groups=1),
+}
+
+run = functools.partial(jax.jit, static_argnums=3)(moe)
+choose = functools.partial(jax.jit, static_argnums=2)(route)
+
+
+def draw(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def make_params(spec: MoE, seed: int = 0) -> dict:
+    rng = np.random.default_rng(seed)
+
+    def block(outer: int, width: int, *lead: int) -> dict:
+        hidden = 2 * width if spec.kind == "gated_silu" else width
+        params = {
+            "up": rng.standard_normal((*lead, outer, hidden)) / 3,
+            "down": rng.standard_normal((*lead, width, outer)) / 3,
+        }
+        if spec.bias:
+            params["up_bias"] = rng.standard_normal((*lead, hidden))
+            params["down_bias"] = rng.standard_normal((*lead, outer))
+        return params
+
+    inner = spec.latent_width or WIDTH
+    params = block(inner, spec.width, spec.num_experts)
+    params["router"] = rng.standard_normal((WIDTH, spec.num_experts))
+    if spec.routing == "sigmoid":  # corrections below -1 make every choice negative
+        params["router_bias"] = rng.standard_normal(spec.num_experts) - 2
+    if spec.shared_width:
+        params["shared"] = block(WIDTH, spec.shared_width)
+    if spec.latent_width:
+        params["latent_down"] = rng.standard_normal((WIDTH, inner))
+        params["latent_up"] = rng.standard_normal((inner, WIDTH))
+        if spec.bias:
+            params["latent_down_bias"] = rng.standard_normal(inner)
+            params["latent_up_bias"] = rng.standard_normal(WIDTH)
+    return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), params)
+
+
+def slow_route(params: dict, h: np.ndarray, spec: MoE) -> tuple[list[int], list[float]]:
+    """One token: expert ids, best first and the lower id on ties, and their weights."""
+    logits = np.asarray(h, np.float64) @ np.asarray(params["router"], np.float64)
+    if spec.routing == "topk_softmax":
+        ids = sorted(range(spec.num_experts), key=lambda e: -logits[e])[: spec.top_k]
+        weights = np.exp(logits[ids] - logits[ids].max())
+        return ids, list(weights / weights.sum())
+    scores = 1 / (1 + np.exp(-logits))
+    choice = scores + np.asarray(params["router_bias"], np.float64)
+    per_group = spec.num_experts // spec.num_groups
+    groups = [range(g * per_group, (g + 1) * per_group) for g in range(spec.num_groups)]
+    strength = [sum(sorted((choice[e] for e in group), reverse=True)[:2]) for group in groups]
+    kept = sorted(range(spec.num_groups), key=lambda g: -strength[g])[: spec.top_groups]
+    candidates = [e for g in sorted(kept) for e in groups[g]]
+    ids = sorted(candidates, key=lambda e: -choice[e])[: spec.top_k]
+    weights = scores[ids]
+    if spec.normalize:
+        weights = weights / weights.sum()
+    return ids, list(weights * spec.scale)
+
+
+def slow_block(params: dict, h: np.ndarray, kind: str) -> np.ndarray:
+    p = {name: np.asarray(value, np.float64) for name, value in params.items()}
+    hidden = h @ p["up"] + p.get("up_bias", 0)
+    if kind == "gated_silu":
+        gate, up = np.split(hidden, 2)
+        hidden = gate / (1 + np.exp(-gate)) * up
+    else:
+        hidden = np.maximum(hidden, 0) ** 2
+    return hidden @ p["down"] + p.get("down_bias", 0)
+
+
+def slow_moe(params: dict, h: np.ndarray, spec: MoE) -> np.ndarray:
+    """One token through the experts it chose, one after the other."""
+    h = np.asarray(h, np.float64)
+    wide = {name: np.asarray(v, np.float64) for name, v in params.items() if name != "shared"}
+    inner = h
+    if spec.latent_width:
+        inner = h @ wide["latent_down"] + wide.get("latent_down_bias", 0)
+    mixed = 0
+    for expert, weight in zip(*slow_route(params, h, spec), strict=True):
+        own = {name: wide[name][expert] for name in wide if name.startswith(("up", "down"))}
+        mixed = mixed + weight * slow_block(own, inner, spec.kind)
+    if spec.latent_width:
+        mixed = mixed @ wide["latent_up"] + wide.get("latent_up_bias", 0)
+    if spec.shared_width:
+        mixed = mixed + slow_block(params["shared"], h, spec.kind)
+    return mixed
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_routing_equals_sorted_lists(name):
+    spec, params, h = SPECS[name], make_params(SPECS[name]), draw(40, WIDTH)
+    ids, weights = choose(params, h, spec)
+    assert weights.dtype == jnp.float32
+    for t in range(len(h)):
+        want_ids, want_weights = slow_route(params, h[t], spec)
+        assert list(np.asarray(ids[t])) == want_ids
+        np.testing.assert_allclose(weights[t], want_weights, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["granite", "nemotron"])
+def test_ties_go_to_the_lower_expert(name):
+    spec, params = SPECS[name], make_params(SPECS[name])
+    params["router"] = jnp.ones_like(params["router"])
+    if name == "nemotron":
+        params["router_bias"] = jnp.full(spec.num_experts, -2.0)
+    ids, weights = choose(params, jnp.ones((2, WIDTH)), spec)
+    assert np.asarray(ids).tolist() == [[0, 1, 2]] * 2
+    np.testing.assert_allclose(weights, np.full((2, 3), spec.scale / 3), rtol=1e-6)
+
+
+def test_normalised_weights_sum_to_the_scale():
+    weights = choose(make_params(NEMOTRON), draw(40, WIDTH), NEMOTRON)[1]
+    np.testing.assert_allclose(np.asarray(weights).sum(-1), 2.5, rtol=1e-5)
+
+
+def test_routing_of_bfloat16_is_done_in_float32():
+    params, h = make_params(NEMOTRON), jnp.asarray(draw(40, WIDTH), jnp.bfloat16)
+    params["router"] = params["router"].astype(jnp.bfloat16)
+    ids, weights = choose(params, h, NEMOTRON)
+    wide = params | {"router": params["router"].astype(jnp.float32)}
+    want_ids, want_weights = choose(wide, h.astype(jnp.float32), NEMOTRON)
+    assert weights.dtype == jnp.float32
+    assert np.array_equal(ids, want_ids) and np.array_equal(weights, want_weights)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_moe_equals_the_chosen_experts_one_by_one(name):
+    spec, params, h = SPECS[name], make_params(SPECS[name]), draw(2, 9, WIDTH)
+    got = run(params, h, jnp.ones((2, 9), bool), spec)
+    want = np.array([[slow_moe(params, token, spec) for token in row] for row in h])
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["granite", "latent_and_biases"])
+def test_a_bfloat16_block_keeps_its_dtype(name):
+    spec, params, h = SPECS[name], make_params(SPECS[name]), draw(2, 9, WIDTH)
+    half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), params)
+    h = jnp.asarray(h, jnp.bfloat16)
+    got = run(half, h, jnp.ones((2, 9), bool), spec)
+    assert got.dtype == jnp.bfloat16
+    wide = jax.tree.map(lambda a: a.astype(jnp.float32), half)
+    want = run(wide, h.astype(jnp.float32), jnp.ones((2, 9), bool), spec)
+    error = np.linalg.norm(np.asarray(got, np.float32) - want) / np.linalg.norm(want)
+    assert error < 3e-2
+
+
+@pytest.mark.parametrize("name", ["granite", "nemotron", "latent_and_biases"])
+def test_a_token_has_the_same_bits_whatever_the_others_are_and_wherever_it_stands(name):
+    spec, params = SPECS[name], make_params(SPECS[name])
+    h, everyone = draw(4, 8, WIDTH), jnp.ones((4, 8), bool)
+    want = np.asarray(run(params, h, everyone, spec))
+    for place in (0, 5, 31):
+        others = draw(32, WIDTH, seed=place + 1)
+        others[place] = h[1, 3]
+        got = run(params, others.reshape(h.shape), everyone, spec)
+        assert np.array_equal(np.asarray(got).reshape(32, WIDTH)[place], want[1, 3])
+
+
+@pytest.mark.parametrize("garbage", [np.nan, np.inf, 9.0])
+@pytest.mark.parametrize("name", ["granite", "nemotron"])
+def test_invalid_tokens_change_no_bit_of_valid_ones(name, garbage):
+    spec, params, h = SPECS[name], make_params(SPECS[name]), draw(2, 9, WIDTH)
+    valid = np.arange(9) < np.array([[4], [0]])
+    want = np.asarray(run(params, h, jnp.asarray(valid), spec))
+    dirty = np.where(valid[..., None], h, np.float32(garbage))
+    got = np.asarray(run(params, dirty, jnp.asarray(valid), spec))
+    assert np.array_equal(got[valid], want[valid])
+
+
+def test_invalid_tokens_visit_no_expert():
+    spec = replace(GRANITE, shared_width=0)
+    params, h = make_params(spec), draw(2, 9, WIDTH)
+    valid = jnp.asarray(np.arange(9) < np.array([[4], [0]]))
+    got = np.asarray(run(params, h, valid, spec))
+    assert not got[~np.asarray(valid)].any() and got[np.asarray(valid)].any()
+    # An expert nobody chose is not even computed: its weights may be anything.
+    ids = np.asarray(choose(params, h.reshape(-1, WIDTH), spec)[0]).reshape(2, 9, -1)
+    unused = set(range(spec.num_experts)) - set(ids[0, :1].ravel())
+    poisoned = params | {"up": params["up"].at[jnp.array(sorted(unused))].set(jnp.nan)}
+    one = jnp.zeros((2, 9), bool).at[0, 0].set(True)
+    assert np.array_equal(run(poisoned, h, one, spec)[0, 0], got[0, 0])
