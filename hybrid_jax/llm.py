@@ -238,15 +238,11 @@ class LLM:
             add_generation_prompt, chat_template, tools: as in `Tokenizer.apply_chat_template`.
             chat_template_kwargs: anything else the template looks at.
         """
-        if self._tokenizer is None:
-            raise ValueError(
-                "chat: this model came without a tokenizer.json, so without a template"
-            )
         if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
             raise ValueError("chat: messages must be a non-empty list of {'role', 'content'} dicts")
         batch = [messages] if isinstance(messages[0], Mapping) else messages
-        texts = [
-            self._tokenizer.apply_chat_template(
+        prompts = [
+            self.render_chat(
                 conversation,
                 add_generation_prompt=add_generation_prompt,
                 chat_template=chat_template,
@@ -255,12 +251,17 @@ class LLM:
             )
             for conversation in batch
         ]
-        # The template writes the special tokens itself.
-        prompts = [
-            Prompt(text, tuple(self._tokenizer.encode(text, add_special_tokens=False)))
-            for text in texts
-        ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, progress=progress)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> Prompt:
+        """One conversation as a prompt for `generate` or `stream`; see `Tokenizer.apply_chat_template`."""
+        if self._tokenizer is None:
+            raise ValueError(
+                "chat: this model came without a tokenizer.json, so without a template"
+            )
+        text = self._tokenizer.apply_chat_template(messages, **template)
+        # The template writes the special tokens itself.
+        return Prompt(text, tuple(self._tokenizer.encode(text, add_special_tokens=False)))
 
     # --- the caller's side of the engine ----------------------------------------------------------
 

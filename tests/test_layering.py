@@ -17,7 +17,15 @@ SOURCES = {
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
 PLAIN = ("config", "geometry", "sampling_params", "sizes")
-HOST = ("cache", "engine.bucket", "engine.plan", "engine.request", "engine.scheduler")
+HOST = (
+    "cache",
+    "engine.bucket",
+    "engine.memory",
+    "engine.plan",
+    "engine.request",
+    "engine.scheduler",
+    "engine.sequence",
+)
 DEVICE = ("state", "layers", "models")
 TEXT = ("tokenizer", "text")
 
@@ -84,7 +92,7 @@ ROOMS = (
     ),
     Room(
         ("cli", "__main__"),
-        ("cli", "llm", "batch", "outputs", "report", "train", *PLAIN),
+        ("cli", "__version__", "llm", "batch", "outputs", "report", "train", *PLAIN),
         ("typer", "rich"),
     ),
     Room(("",), ()),  # the package itself: lazy

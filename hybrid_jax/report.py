@@ -1,0 +1,294 @@
+"""What a model costs and what fits, from its config alone: `hybrid-jax inspect`. No weights, no jax."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.geometry import (
+    ITEM_BYTES,
+    Geometry,
+    checkpoint_bytes,
+    checkpoint_padding,
+    kv_bytes_per_token,
+    make_geometry,
+    page_padding,
+    prefill_flops,
+    ring_specs,
+    weight_count,
+)
+from hybrid_jax.models import config_from_hf
+from hybrid_jax.models.stored_config import from_json
+from hybrid_jax.sizes import format_size
+
+CONTEXTS = (512, 2048, 8192, 32768, 131072)
+MAX_ROWS_SHOWN = 65536
+
+
+def read_config(path: str | Path) -> ModelConfig:
+    """The config of a model directory, or of a config.json given by itself; weights need not be there.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        ValueError, NotImplementedError: the config is malformed or not supported.
+    """
+    place = Path(path).expanduser()
+    files = [place] if place.is_file() else [place / "model_config.json", place / "config.json"]
+    file = next((f for f in files if f.is_file()), None)
+    if file is None:
+        raise FileNotFoundError(f"inspect: {place} is no model directory: it has no config.json")
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"inspect: {file} is not valid JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"inspect: {file} must hold an object, got {type(values).__name__}")
+    return from_json(values) if file.name == "model_config.json" else config_from_hf(values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """What fits a memory budget.
+
+    Attributes:
+        memory: bytes for arena, rings and tables.
+        num_frames: frames of the arena when `max_rows` rows decode together.
+        longest_context: tokens of the longest sequence that has the arena to itself, the model's own
+            limit applied.
+        rows: context length in tokens to the most rows of that length that fit together.
+        cached_prefixes: checkpoints that fit beside nothing else; 0 for a model without state.
+        cached_tokens: tokens of KV that fit beside nothing else; 0 for a model without attention.
+    """
+
+    memory: int
+    num_frames: int
+    longest_context: int
+    rows: dict[int, int]
+    cached_prefixes: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelReport:
+    """The geometry of a model under given engine settings; sizes are bytes, lengths tokens.
+
+    Attributes:
+        family, max_position, width, vocab_size: of the model.
+        dtype: of weights, activations and KV pages here; stored_dtype: in the checkpoint.
+        layers: kind of layer to count.
+        parameters, weight_bytes: in all.
+        flops_per_token: of prefill at the start of a sequence, logits left out.
+        kv_bytes_per_token, checkpoint_bytes: what a cached prefix costs.
+        checkpoint_tokens: tokens whose KV costs as much as one checkpoint; None without attention.
+        frame_bytes, page_tokens, frames_per_page, frames_per_checkpoint: the arena's units.
+        page_padding, checkpoint_padding: share of their frames that holds nothing.
+        ring_bytes_per_row: outside the arena.
+        grain: tokens between resume points.
+        full_memory: bytes that `max_rows` sequences of `max_model_len` tokens need.
+        fit: what fits the budget.
+    """
+
+    family: str
+    max_position: int
+    width: int
+    vocab_size: int
+    dtype: str
+    stored_dtype: str
+    layers: dict[str, int]
+    parameters: int
+    weight_bytes: int
+    flops_per_token: int
+    kv_bytes_per_token: int
+    checkpoint_bytes: int
+    checkpoint_tokens: float | None
+    frame_bytes: int
+    page_tokens: int
+    frames_per_page: int
+    frames_per_checkpoint: int
+    page_padding: float
+    checkpoint_padding: float
+    ring_bytes_per_row: int
+    grain: int
+    max_rows: int
+    max_model_len: int
+    full_memory: int
+    fit: Fit
+
+    def as_dict(self) -> dict:
+        """Plain data, for JSON."""
+        return asdict(self)
+
+    def cache_summary(self) -> str:
+        """What the prefix cache can do for this model, in one sentence."""
+        if not self.frames_per_checkpoint:
+            return (
+                f"A prompt can resume at any multiple of {self.grain} tokens whose KV is cached; "
+                "there is no recurrent state."
+            )
+        cost = f"A checkpoint takes {format_size(self.checkpoint_bytes)}"
+        if self.checkpoint_tokens:
+            cost += f", as much as the KV of {self.checkpoint_tokens:,.0f} tokens"
+        return (
+            f"A prompt can resume where a checkpoint stands, at multiples of {self.grain} tokens: at the "
+            f"end of prompts and outputs, and where prompts part. {cost}."
+        )
+
+    def lines(self) -> list[tuple[str, str]]:
+        """(name, value) pairs for people."""
+        fit = self.fit
+        kinds = ", ".join(f"{count} {kind}" for kind, count in self.layers.items())
+        rows = ", ".join(f"{count:,} of {length:,}" for length, count in fit.rows.items())
+        lines = [
+            ("family", f"{self.family}, width {self.width:,}, vocabulary {self.vocab_size:,}"),
+            ("blocks", kinds),
+            ("parameters", f"{self.parameters:,} ({format_size(self.weight_bytes)} {self.dtype})"),
+            ("prefill", f"{self.flops_per_token / 1e9:.3g} GFLOP a token"),
+            ("context", f"{self.max_position:,} tokens"),
+            ("KV", f"{format_size(self.kv_bytes_per_token)} a token"),
+            (
+                "checkpoint",
+                f"{format_size(self.checkpoint_bytes)} in {self.frames_per_checkpoint} frames "
+                f"({self.checkpoint_padding:.1%} padding)",
+            ),
+            (
+                "page",
+                f"{self.page_tokens} tokens in {self.frames_per_page} frames "
+                f"({self.page_padding:.1%} padding)",
+            ),
+            ("frame", format_size(self.frame_bytes)),
+            ("ring", f"{format_size(self.ring_bytes_per_row)} a row"),
+            (
+                "full memory",
+                f"{format_size(self.full_memory)} for {self.max_rows} rows of "
+                f"{self.max_model_len:,} tokens",
+            ),
+            ("budget", f"{format_size(fit.memory)}: {fit.num_frames:,} frames"),
+            ("longest context", f"{fit.longest_context:,} tokens"),
+            ("most rows", rows or "none"),
+            ("prefix cache", self.cache_summary()),
+        ]
+        absent = {
+            "KV": not self.kv_bytes_per_token,
+            "page": not self.page_tokens,
+            "checkpoint": not self.frames_per_checkpoint,
+            "ring": not self.ring_bytes_per_row,
+        }
+        return [(name, value) for name, value in lines if not absent.get(name)]
+
+
+def inspect_model(config: ModelConfig, engine: EngineConfig) -> ModelReport:
+    """Works out what a model costs under the given engine settings.
+
+    Args:
+        config: the model.
+        engine: dtype, grain, rows, lengths; `memory` None stands for what all rows at full length need.
+
+    Example:
+        >>> from hybrid_jax.config import Attention, EngineConfig, LayerSpec, ModelConfig
+        >>> attention = Attention(num_heads=4, num_kv_heads=2, head_dim=64)
+        >>> config = ModelConfig(
+        ...     family="llama", vocab_size=256, width=256, layers=(LayerSpec(mixers=(attention,)),)
+        ... )
+        >>> report = inspect_model(config, EngineConfig(max_rows=4))
+        >>> report.kv_bytes_per_token, report.fit.longest_context
+        (1024, 4096)
+    """
+    geometry = make_geometry(config, engine)
+    length = min(engine.max_model_len or config.max_position, config.max_position)
+    full = engine.max_rows * _row_frames(geometry, length) * geometry.frame_bytes
+    full += _fixed_bytes(config, geometry, engine.max_rows) + geometry.frame_bytes
+    per_token, per_checkpoint = kv_bytes_per_token(geometry), checkpoint_bytes(geometry)
+    return ModelReport(
+        family=config.family,
+        max_position=config.max_position,
+        width=config.width,
+        vocab_size=config.vocab_size,
+        dtype=engine.dtype,
+        stored_dtype=config.dtype,
+        layers=_count_blocks(config),
+        parameters=weight_count(config),
+        weight_bytes=weight_count(config) * ITEM_BYTES[engine.dtype],
+        flops_per_token=prefill_flops(config, 1),
+        kv_bytes_per_token=per_token,
+        checkpoint_bytes=per_checkpoint,
+        checkpoint_tokens=per_checkpoint / per_token if per_token and per_checkpoint else None,
+        frame_bytes=geometry.frame_bytes,
+        page_tokens=geometry.page_tokens,
+        frames_per_page=geometry.frames_per_page,
+        frames_per_checkpoint=geometry.state_frames,
+        page_padding=page_padding(geometry),
+        checkpoint_padding=checkpoint_padding(config, geometry),
+        ring_bytes_per_row=_ring_bytes(config, geometry, 1),
+        grain=geometry.grain,
+        max_rows=engine.max_rows,
+        max_model_len=length,
+        full_memory=full,
+        fit=_fit(config, geometry, replace(engine, memory=engine.memory or full)),
+    )
+
+
+def _count_blocks(config: ModelConfig) -> dict[str, int]:
+    kinds: Counter[str] = Counter()
+    for layer in config.layers:
+        kinds.update(type(mixer).__name__ for mixer in layer.mixers)
+        kinds.update([type(layer.mlp).__name__] if layer.mlp is not None else [])
+    return dict(kinds)
+
+
+def _row_frames(geometry: Geometry, num_tokens: int) -> int:
+    """Frames of one sequence that shares nothing: its pages, and a checkpoint once it is past a grain."""
+    state = geometry.state_frames if num_tokens > geometry.grain else 0
+    return geometry.num_pages(num_tokens) * geometry.frames_per_page + state
+
+
+def _ring_bytes(config: ModelConfig, geometry: Geometry, num_rows: int) -> int:
+    return sum(
+        spec.num_bytes
+        for spec in ring_specs(config, geometry, num_rows=num_rows, window=1).values()
+    )
+
+
+def _fixed_bytes(config: ModelConfig, geometry: Geometry, max_rows: int) -> int:
+    """Rings of all rows and of the sink."""
+    return _ring_bytes(config, geometry, max_rows + 1)
+
+
+def _num_frames(config: ModelConfig, geometry: Geometry, memory: int, max_rows: int) -> int:
+    """Usable frames: what is left beside the rings, without the sink."""
+    left = memory - _fixed_bytes(config, geometry, max_rows)
+    return max(0, left // geometry.frame_bytes - 1)
+
+
+def _fit(config: ModelConfig, geometry: Geometry, engine: EngineConfig) -> Fit:
+    memory, limit = engine.memory, engine.max_model_len or config.max_position
+    limit = min(limit, config.max_position)
+    frames = _num_frames(config, geometry, memory, engine.max_rows)
+    lengths = [n for n in CONTEXTS if n < limit] + [limit]
+    rows = {n: _most_rows(config, geometry, memory, n) for n in lengths}
+    return Fit(
+        memory=memory,
+        num_frames=frames,
+        longest_context=_largest(lambda n: _row_frames(geometry, n) <= frames, limit),
+        rows={n: count for n, count in rows.items() if count},
+        cached_prefixes=frames // geometry.state_frames if geometry.has_state else 0,
+        cached_tokens=(
+            frames // geometry.frames_per_page * geometry.page_tokens if geometry.has_pages else 0
+        ),
+    )
+
+
+def _most_rows(config: ModelConfig, geometry: Geometry, memory: int, num_tokens: int) -> int:
+    alone = _row_frames(geometry, num_tokens)
+    return _largest(lambda n: n * alone <= _num_frames(config, geometry, memory, n), MAX_ROWS_SHOWN)
+
+
+def _largest(fits, limit: int) -> int:
+    """The largest n <= limit with fits(n), 0 if none; fits(n) implies fits(n - 1)."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

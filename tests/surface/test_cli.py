@@ -1,0 +1,251 @@
+"""The command line in process, over the scripted engine; once as a real program."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hybrid_jax import cli
+from tests.surface.fake_engine import FakeEngine
+
+SCRIPT = "The quick brown fox jumps over the lazy dog. "
+BAMBA = {
+    "model_type": "bamba",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "attn_layer_indices": [9, 18, 27],
+    "mamba_n_heads": 128,
+    "mamba_d_head": 64,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 128,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "max_position_embeddings": 262144,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.fixture
+def run(fake_model, capsys):
+    """Runs a command; returns (exit code, stdout, stderr)."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as exit:
+            cli.main([str(a) for a in arguments])
+        captured = capsys.readouterr()
+        return exit.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def generate(run, fake_model):
+    return lambda *arguments: run("generate", "--model", fake_model, *arguments)
+
+
+# --- generate -------------------------------------------------------------------------------------
+
+
+def test_one_prompt_streams_its_text_alone(generate):
+    assert generate("ab", "--max-tokens", 9) == (0, "The quick\n", "")
+
+
+def test_several_prompts_come_out_in_order(generate):
+    code, out, _ = generate("ab", "cd", "--max-tokens", 9, "--max-rows", 1)
+    assert (code, out) == (0, "--- 1 of 2 ---\nThe quick\n--- 2 of 2 ---\nThe quick\n")
+
+
+def test_options_reach_the_sampler(generate, monkeypatch):
+    seen = []
+    monkeypatch.setattr(FakeEngine, "add", lambda self, request: seen.append(request))
+    monkeypatch.setattr(FakeEngine, "has_work", False)
+    generate(
+        *("ab", "--max-tokens", 9, "--temperature", 0.5, "--top-k", 3, "--top-p", 0.75),
+        *("--seed", 4, "--stop", "x", "--stop", "y", "--ignore-eos"),
+    )
+    [request] = seen
+    params = request.params
+    assert (params.temperature, params.top_k, params.top_p) == (0.5, 3, 0.75)
+    assert (params.stop, params.ignore_eos, params.max_tokens) == (("x", "y"), True, 9)
+    assert request.stop_ids == frozenset()
+
+
+def test_the_seed_changes_the_requests_seed(generate, monkeypatch):
+    seeds = []
+    add = FakeEngine.add
+    monkeypatch.setattr(FakeEngine, "add", lambda s, r: (seeds.append(r.seed), add(s, r)))
+    for seed in (1, 1, 2):
+        generate("ab", "--max-tokens", 1, "--seed", seed)
+    assert seeds[0] == seeds[1] != seeds[2]
+
+
+def test_json_is_one_object_on_stdout(generate):
+    code, out, err = generate("ab", "--max-tokens", 4, "--json", "--n", 2)
+    result = json.loads(out)
+    assert (code, err) == (0, "")
+    [output] = result["outputs"]
+    assert [c["text"] for c in output["outputs"]] == ["The ", "quic"]
+    assert output["metrics"]["num_generation_tokens"] == 8
+    assert result["stats"]["requests"] == 1
+
+
+def test_stats_go_to_stderr(generate):
+    code, out, err = generate("ab", "--max-tokens", 9, "--stats")
+    assert (code, out) == (0, "The quick\n")
+    assert "ttft ms" in err
+    assert "engine_steps: 2" in err
+
+
+def test_a_dash_reads_stdin(generate, monkeypatch):
+    monkeypatch.setattr("sys.stdin", type("Stdin", (), {"read": lambda self: "from stdin"})())
+    _, out, _ = generate("-", "--json", "--max-tokens", 1)
+    assert json.loads(out)["outputs"][0]["prompt"] == "from stdin"
+
+
+# --- exits ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["generate", ""], "prompt 0: is empty"),
+        (["generate", "x" * 300], "prompt 0: has 300 tokens"),
+        (["generate", "ab", "--temperature", "-1"], "temperature must be a finite number >= 0"),
+        (["generate", "ab", "--memory", "lots"], "memory: a size must look like 5GB"),
+        (["generate", "ab", "--cache", "marconi"], "cache='marconi' is not built yet"),
+        (["generate", "ab", "--dtype", "int4"], "dtype must be"),
+        (["generate", "ab", "--max-tokens", "many"], "Invalid value for '--max-tokens'"),
+        (["generate", "ab", "--colour", "red"], "No such option: --colour"),
+        (["generate"], "Missing argument 'PROMPT...'"),
+        (["dance"], "No such command 'dance'"),
+        (["inspect", "/nowhere"], "inspect: /nowhere is no model directory"),
+    ],
+)
+def test_a_callers_mistake_is_one_line_and_code_2(run, fake_model, arguments, message):
+    if arguments[0] == "generate":
+        arguments = [*arguments, "--model", fake_model]
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("hybrid-jax: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_mistake_of_ours_shows_its_traceback_and_code_1(generate, monkeypatch):
+    monkeypatch.setattr(FakeEngine, "step", lambda self: json.loads("{"))  # a library's ValueError
+    code, _, err = generate("ab")
+    assert code == 1
+    assert "Traceback" in err
+    assert "JSONDecodeError" in err
+
+
+def test_ctrl_c_is_quiet(generate, monkeypatch):
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeEngine, "step", interrupt)
+    code, out, err = generate("ab")
+    assert (code, out) == (130, "")
+    assert "Traceback" not in err
+
+
+def test_a_closed_pipe_is_quiet():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "hybrid_jax", "version"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+# --- inspect --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bamba(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(BAMBA))
+    return tmp_path
+
+
+def test_inspect_reads_a_config_without_weights(run, bamba):
+    code, out, err = run("inspect", bamba, "--memory", "20GiB", "--json")
+    report = json.loads(out)
+    assert (code, err) == (0, "")
+    assert report["layers"] == {"Mamba2": 29, "MLP": 32, "Attention": 3}
+    assert abs(report["parameters"] - 9.78e9) < 0.02e9
+    assert report["weight_bytes"] == 2 * report["parameters"]
+    assert report["kv_bytes_per_token"] == 3 * 2 * 8 * 128 * 2
+    states = 29 * 128 * 64 * 128 * 4
+    assert states < report["checkpoint_bytes"] < 1.03 * states
+    assert report["fit"]["memory"] == 20 * 2**30
+    rows = {int(length): count for length, count in report["fit"]["rows"].items()}
+    for length, count in rows.items():
+        need = count * (length * report["kv_bytes_per_token"] + report["checkpoint_bytes"])
+        assert 0.7 * 20 * 2**30 < need < 20 * 2**30 or count < 4
+    assert list(rows.values()) == sorted(rows.values(), reverse=True)
+
+
+def test_inspect_for_people(run, bamba):
+    code, out, _ = run("inspect", bamba)
+    assert code == 0
+    assert "checkpoint" in out
+    assert "12 KiB a token" in out
+    assert "A prompt can resume where a checkpoint stands" in out
+
+
+def test_a_budget_that_fits_nothing_says_so(run, bamba):
+    code, out, _ = run("inspect", bamba, "--memory", "1MB", "--json")
+    report = json.loads(out)
+    assert (code, report["fit"]["longest_context"], report["fit"]["rows"]) == (0, 0, {})
+
+
+def test_inspect_runs_as_a_program_without_jax(bamba):
+    script = (
+        "import sys, hybrid_jax.cli as c\n"
+        "try: c.main(['inspect', sys.argv[1]])\n"
+        "finally: print('jax' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, bamba], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.endswith("False\n")
+    module = subprocess.run(
+        [sys.executable, "-m", "hybrid_jax", "version"], capture_output=True, text=True, check=True
+    )
+    assert module.stdout.strip() == "0.1.0"
+
+
+def test_train_tiny_passes_its_options_on(run, monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr(
+        "hybrid_jax.train.train_tiny", lambda out, **given: calls.append((out, given)) or {"ok": 1}
+    )
+    code, out, _ = run("train-tiny", tmp_path, "--steps", 3, "--no-resume", "--json")
+    assert (code, json.loads(out)) == (0, {"ok": 1})
+    [(folder, given)] = calls
+    assert folder == tmp_path
+    assert given == {
+        "seed": 0,
+        "resume": False,
+        "sources": None,
+        "progress": False,
+        "steps": 3,
+    }
+
+
+def test_train_tiny_without_optax_says_how_to_get_it(run, monkeypatch, tmp_path):
+    def train(*_, **__):
+        raise ModuleNotFoundError("no optax", name="optax")
+
+    monkeypatch.setattr("hybrid_jax.train.train_tiny", train)
+    code, _, err = run("train-tiny", tmp_path)
+    assert code == 2
+    assert "optax is not installed; pip install 'hybrid_jax[train]'" in err
