@@ -109,12 +109,15 @@ def fold_rows(
         read_slot, write_slot: int32[B]; they may be equal.
         rates: float32[L, M] decay rates of all layers.
     """
-    rows, layers = needed.shape[0], model.geometry.num_mamba2
+    layers = model.geometry.num_mamba2
     order = jnp.argsort(~needed, stable=True)
     count = needed.sum()
     grain, columns = model.geometry.grain, model.config.mamba2.conv_width - 1
 
-    def fold_layer(i, arena):
+    # The rings travel through the loops although these only read them: as loop invariants they would be
+    # alive beside the loop's own copy when the window writes them later, and XLA would copy them.
+    def fold_layer(i, carry):
+        arena, xB, dt = carry
         row, layer = order[i // layers], i % layers
 
         def ring(array):
@@ -126,24 +129,23 @@ def fold_rows(
 
         exists = (checkpoint[row] > 0)[None]
         old = read_layer_state(arena, frames(read_slot[row]), exists, model)
-        records = mamba2.Records(from_bits(ring(state.xB)), ring(state.dt))
+        records = mamba2.Records(from_bits(ring(xB)), ring(dt))
         new = mamba2.fold(
             rates[layer], old, records, jnp.full(1, grain, jnp.int32), model.config.mamba2
         )
-        return write_layer_state(arena, frames(write_slot[row]), new, model)
+        return write_layer_state(arena, frames(write_slot[row]), new, model), xB, dt
 
-    def fold_conv(i, arena):
+    def fold_conv(i, carry):
+        arena, conv = carry
         row = order[i]
-        bits = jax.lax.dynamic_slice(
-            state.conv, (0, row, 0, 0), (layers, 1, columns, state.conv.shape[3])
-        )
+        bits = jax.lax.dynamic_slice(conv, (0, row, 0, 0), (layers, 1, columns, conv.shape[3]))
         frames = jax.lax.dynamic_slice_in_dim(state.slots, write_slot[row], 1)
-        return write_conv(arena, frames, bits, model)
+        return write_conv(arena, frames, bits, model), conv
 
-    arena = jax.lax.fori_loop(0, count * layers, fold_layer, state.arena)
-    arena = jax.lax.fori_loop(0, count, fold_conv, arena)
-    del rows
-    return state.replace(arena=arena)
+    carry = (state.arena, state.xB, state.dt)
+    arena, xB, dt = jax.lax.fori_loop(0, count * layers, fold_layer, carry)
+    arena, conv = jax.lax.fori_loop(0, count, fold_conv, (arena, state.conv))
+    return state.replace(arena=arena, conv=conv, xB=xB, dt=dt)
 
 
 def all_rates(params: dict, model: Model) -> jax.Array:
@@ -218,6 +220,8 @@ def attend_pages(
         window=spec.window,
         soft_cap=spec.soft_cap,
     )
+    # What read the arena comes before what writes it next.
+    y, arena = jax.lax.optimization_barrier((y, arena))
     return attention.output(params, y.astype(h.dtype)), arena
 
 

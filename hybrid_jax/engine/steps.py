@@ -56,7 +56,7 @@ def window(params: dict, state: State, rows: WindowRows, *, model: Model) -> tup
     Returns:
         h [B, T, D] before the last norm, and the state.
     """
-    config, geometry = model.config, model.geometry
+    config = model.config
     num_rows, width = rows.tokens.shape
     positions = rows.base[:, None] + jnp.arange(width)
     valid = (positions >= rows.begin[:, None]) & (positions < rows.end[:, None])  # [B, T]
@@ -101,9 +101,8 @@ def window(params: dict, state: State, rows: WindowRows, *, model: Model) -> tup
         with jax.named_scope("mlp"):
             h = decoder.feed_forward(weights, h, valid, spec, config)
         h = jnp.where(valid[..., None], h, 0)
-    del geometry
     state = state.replace(arena=arena)
-    return h, _write_rings(state, rings, rows, valid) if rings else state
+    return _write_rings(state, h, rings, rows, valid) if rings else (h, state)
 
 
 def _window_mixer(params, h, checkpoint, ring, rows: WindowRows, valid, spec, model: Model):
@@ -149,29 +148,31 @@ def _window_mixer(params, h, checkpoint, ring, rows: WindowRows, valid, spec, mo
     return out, (conv, merged_xB, merged_dt)
 
 
-def _write_rings(state: State, rings: list, rows: WindowRows, valid: jax.Array) -> State:
+def _write_rings(
+    state: State, h: jax.Array, rings: list, rows: WindowRows, valid: jax.Array
+) -> tuple[jax.Array, State]:
     """Stores all layers' new ring entries: a record per row for T = 1, whole rings otherwise."""
     conv, xB, dt = (jnp.stack(arrays) for arrays in zip(*rings, strict=True))
     num_rows, width = valid.shape
     live = valid.any(1)
-    old_conv = state.conv[:, :num_rows]
-    conv = jnp.where(live[:, None, None], conv, old_conv)
-    new_conv = jax.lax.dynamic_update_slice(state.conv, conv, (0, 0, 0, 0))
+    conv = jnp.where(live[:, None, None], conv, state.conv[:, :num_rows])
+    # Every read of the rings comes before the first write; the last layer's leads to h alone.
+    new, h, old = jax.lax.optimization_barrier(
+        ((conv, xB, dt), h, (state.conv, state.xB, state.dt))
+    )
+    put = jax.lax.dynamic_update_slice
+    new_conv = put(old[0], new[0], (0, 0, 0, 0))
     if width > 1:
-        put = jax.lax.dynamic_update_slice
-        return state.replace(
-            conv=new_conv,
-            xB=put(state.xB, xB, (0, 0, 0, 0)),
-            dt=put(state.dt, dt, (0, 0, 0, 0)),
-        )
+        new_xB, new_dt = (put(old[i], new[i], (0, 0, 0, 0)) for i in (1, 2))
+        return h, state.replace(conv=new_conv, xB=new_xB, dt=new_dt)
     sink = state.tokens.shape[0] - 1
-    new_xB, new_dt = state.xB, state.dt
+    _, new_xB, new_dt = old
     for b in range(num_rows):
         row = jnp.where(live[b], b, sink)
         slot = jnp.where(live[b], rows.base[b] - rows.checkpoint[b], 0)
-        new_xB = blocks.put_row(new_xB, xB[:, b : b + 1], row, slot)
-        new_dt = blocks.put_row(new_dt, dt[:, b : b + 1], row, slot)
-    return state.replace(conv=new_conv, xB=new_xB, dt=new_dt)
+        new_xB = blocks.put_row(new_xB, new[1][:, b : b + 1], row, slot)
+        new_dt = blocks.put_row(new_dt, new[2][:, b : b + 1], row, slot)
+    return h, state.replace(conv=new_conv, xB=new_xB, dt=new_dt)
 
 
 def decode(
@@ -304,7 +305,10 @@ def prefill(
         arena = copy_frames(arena, get("sources").reshape(-1), get("targets").reshape(-1))
     read, write = state.slots[get("read_slot")], state.slots[get("write_slot")]
     if geometry.has_state:
-        history = from_bits(blocks.read_conv(arena, read, exists, model))  # [L, R, W - 1, E]
+        history = blocks.read_conv(arena, read, exists, model)  # [L, R, W - 1, E]
+        # Each layer uses a part of it, after the arena has been written: read it all here.
+        history, arena = jax.lax.optimization_barrier((history, arena))
+        history = from_bits(history)
     h = decoder.embed(params, jnp.where(valid, tokens, 0), config)
     num_attention, tails = 0, []
     for index, spec in enumerate(config.layers):
@@ -445,9 +449,10 @@ def _load_conv(state: State, needed: jax.Array, checkpoint, slot, model: Model) 
     """Puts the checkpoint's convolution columns in front of the window of rows that start a chunk."""
     num_rows = needed.shape[0]
     bits = blocks.read_conv(state.arena, state.slots[slot], checkpoint > 0, model)
-    old = state.conv[:, :num_rows, : bits.shape[2]]
-    bits = jnp.where(needed[:, None, None], bits, old)
-    return state.replace(conv=jax.lax.dynamic_update_slice(state.conv, bits, (0, 0, 0, 0)))
+    bits = jnp.where(needed[:, None, None], bits, state.conv[:, :num_rows, : bits.shape[2]])
+    bits, conv, arena = jax.lax.optimization_barrier((bits, state.conv, state.arena))
+    conv = jax.lax.dynamic_update_slice(conv, bits, (0, 0, 0, 0))
+    return state.replace(arena=arena, conv=conv)
 
 
 def write_slots(state: State, ids: jax.Array, frames: jax.Array) -> State:
