@@ -129,7 +129,7 @@ def test_project_splits_norms_and_then_rotates():
         )
         return np.concatenate([turned.real, turned.imag, x[..., 4:]], axis=-1)
 
-    got = attention.project(params, h, positions, FULL)
+    got = jax.jit(attention.project, static_argnums=3)(params, h, positions, FULL)
     for a, b in zip(got, (finish(q, wide["q_norm"]), finish(k, wide["k_norm"]), v), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
 
@@ -142,15 +142,17 @@ def test_output_joins_the_heads():
 
 
 def test_a_bfloat16_layer_keeps_its_dtype():
-    params, h = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (make_params(FULL), draw(2, 5, 10)))
-    positions = jnp.broadcast_to(jnp.arange(5), (2, 5))
-    q, k, v = attention.project(params, h, positions, FULL)
-    assert {q.dtype, k.dtype, v.dtype} == {jnp.dtype(jnp.bfloat16)}
-    y = attention.attend(q, k, v, positions, jnp.full(2, 5), FULL)
-    got = attention.output(params, y)
-    wide = jax.tree.map(lambda a: a.astype(jnp.float32), (params, h))
-    q, k, v = attention.project(*wide, positions, FULL)
-    want = attention.output(wide[0], attention.attend(q, k, v, positions, jnp.full(2, 5), FULL))
+    @jax.jit
+    def layer(params, h):
+        positions = jnp.broadcast_to(jnp.arange(5), (2, 5))
+        q, k, v = attention.project(params, h, positions, FULL)
+        assert q.dtype == k.dtype == v.dtype == h.dtype
+        y = attention.attend(q, k, v, positions, jnp.full(2, 5), FULL)
+        return attention.output(params, y)
+
+    half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (make_params(FULL), draw(2, 5, 10)))
+    got = layer(*half)
+    want = layer(*jax.tree.map(lambda a: a.astype(jnp.float32), half))
     assert got.dtype == jnp.bfloat16
     error = np.linalg.norm(np.asarray(got, np.float32) - want) / np.linalg.norm(want)
     assert error < 3e-2

@@ -276,7 +276,8 @@ def test_fold_equals_the_state_of_the_scan(spec):
         params, h, **nothing(spec, 2), state_lengths=jnp.array([32, 32]), **full
     )
     ring = Records(records.xB[:, 32:], records.dt[:, 32:])
-    got = mamba2.fold(mamba2.decay_rates(params), half, ring, jnp.array([32, 11]), spec)
+    rates = mamba2.decay_rates(params)
+    got = jax.jit(mamba2.fold, static_argnums=4)(rates, half, ring, jnp.array([32, 11]), spec)
     for b, n in enumerate((64, 43)):
         assert relative_error(got[b], slow_mixer(params, h[b, :n], spec)[1][-1]) < 1e-5
 
@@ -324,18 +325,16 @@ def test_a_bfloat16_mixer_keeps_its_dtype(spec):
     )
     assert relative_error(out, want) < 3e-2
     assert relative_error(state, want_state) < 3e-2
-    z, raw, _ = mamba2.project(params, h, spec)
-    xBC = mamba2.convolve(params, columns, spec)
-    windowed = mamba2.window(
-        params,
-        z[:, 32:],
-        xBC[:, 32:, spec.record_size :],
-        xBC[:, 32:, : spec.inner_size],
-        state,
-        Records(records.xB[:, 32:], records.dt[:, 32:]),
-        jnp.zeros(2, jnp.int32),
-        jnp.full(2, 18),
-        spec,
-    )
+
+    @jax.jit
+    def window(params, h, state, columns, records):
+        z, _, _ = mamba2.project(params, h, spec)
+        xBC = mamba2.convolve(params, columns, spec)[:, 32:]
+        C, x = xBC[..., spec.record_size :], xBC[..., : spec.inner_size]
+        ring = Records(records.xB[:, 32:], records.dt[:, 32:])
+        starts = jnp.zeros(2, jnp.int32)
+        return mamba2.window(params, z[:, 32:], C, x, state, ring, starts, starts + 18, spec)
+
+    windowed = window(params, h, state, columns, records)
     assert windowed.dtype == jnp.bfloat16
     assert relative_error(windowed, want[:, 32:]) < 3e-2
