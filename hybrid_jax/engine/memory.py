@@ -1,0 +1,256 @@
+"""What the scheduler does with frames: the pools, the prefix tree, and what each sequence holds of them.
+
+Order of events on the device makes some holds last longer than they seem to: within one plan, memory that any row
+still reads must not be given to another row. `release_later` keeps such holds until `end_plan`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hybrid_jax.cache.admission import wanted_checkpoints
+from hybrid_jax.cache.frames import FrameAllocator
+from hybrid_jax.cache.node import Match
+from hybrid_jax.cache.radix import RadixTree
+from hybrid_jax.cache.slots import SlotTable
+from hybrid_jax.engine.sequence import DecodeFlight, Sequence
+from hybrid_jax.geometry import Geometry
+
+
+class Memory:
+    """Frames, slots and the prefix tree of one engine.
+
+    Args:
+        geometry: page and checkpoint sizes in frames.
+        num_frames: frames of the arena, the sink included.
+        max_slots: rows of the device's slot table, the empty slot 0 included.
+        cached: keep a prefix tree; without it every prompt is computed in full.
+    """
+
+    def __init__(self, geometry: Geometry, *, num_frames: int, max_slots: int, cached: bool):
+        self.geometry = geometry
+        self.frames = FrameAllocator(num_frames)
+        self.slots = SlotTable(self.frames, state_frames=geometry.state_frames, max_slots=max_slots)
+        self.tree = (
+            RadixTree(
+                self.frames,
+                self.slots,
+                grain=geometry.grain,
+                page_tokens=geometry.page_tokens,
+                needs_slots=geometry.has_state,
+            )
+            if cached
+            else None
+        )
+        self._later_frames: list[int] = []
+        self._later_slots: list[int] = []
+
+    # --- room -----------------------------------------------------------------------------------
+
+    def frames_alone(self, num_tokens: int) -> int:
+        """Frames a sequence with `num_tokens` processed tokens needs when nobody else holds anything."""
+        geometry = self.geometry
+        state = geometry.state_frames if num_tokens > geometry.grain else 0
+        return geometry.num_pages(num_tokens) * geometry.frames_per_page + state
+
+    def longest(self) -> int:
+        """Most processed tokens of a sequence that has the pool to itself; None without pages means no limit."""
+        geometry, total = self.geometry, self.frames.num_frames - 1
+        if not geometry.has_pages:
+            return 1 << 40 if total >= geometry.state_frames else geometry.grain
+        with_state = (total - geometry.state_frames) // geometry.frames_per_page
+        without = total // geometry.frames_per_page * geometry.page_tokens
+        return max(with_state * geometry.page_tokens, min(without, geometry.grain))
+
+    def make_room(self, num_frames: int, num_slots: int = 0) -> bool:
+        """Evicts until so much is free; False when the tree cannot give enough."""
+        if self.frames.num_free >= num_frames and self.slots.num_free >= num_slots:
+            return True
+        return self.tree is not None and self.tree.make_room(num_frames, num_slots)
+
+    # --- admission ------------------------------------------------------------------------------
+
+    def start(self, sequence: Sequence, match: Match | None, *, alone: bool) -> int | None:
+        """Takes what a sequence needs to compute its prompt: shared prefix, and pages for the rest.
+
+        Args:
+            sequence: without memory.
+            match: its look-up in the tree; None without one.
+            alone: no other sequence holds memory, so this one must fit: the reserve of one page is
+                waived, and if the shared prefix stands in the way it is given up.
+
+        Returns:
+            Tokens of the shared prefix, or None when there is no room; then nothing was taken.
+        """
+        hit_len = self._start(sequence, match, reserve=not alone)
+        if hit_len is None and alone:
+            if self.tree is not None:
+                self.tree.make_room(self.frames.num_frames)  # everything goes
+                match = self.tree.match(sequence.prompt, sequence.owner)
+            hit_len = self._start(sequence, match, reserve=False)
+            assert hit_len is not None, (
+                f"memory: {self.frames.num_free} of {self.frames.num_frames - 1} frames free, "
+                f"{self.frames_alone(sequence.goal)} needed by a sequence that is alone"
+            )
+        return hit_len
+
+    def _start(self, sequence: Sequence, match: Match | None, *, reserve: bool) -> int | None:
+        geometry, tree = self.geometry, self.tree
+        hit_len = match.hit_len if match is not None else 0
+        shared = geometry.num_pages(hit_len)
+        inside = geometry.has_pages and hit_len % geometry.page_tokens != 0
+        fresh = geometry.num_pages(sequence.goal) - shared + inside
+        state = geometry.state_frames if sequence.goal > geometry.grain else 0
+        needed = (fresh + reserve) * geometry.frames_per_page + state
+        if hit_len:
+            tree.pin(match.node)
+        fits = self.make_room(needed, 1 if state else 0)
+        if hit_len:
+            tree.unpin(match.node)
+        if not fits:
+            return None
+        pages, slot = tree.acquire(match) if match is not None else ([], 0)
+        new = [tuple(self.frames.allocate(geometry.frames_per_page)) for _ in range(fresh)]
+        if inside:
+            sequence.copies = [(pages[-1], new[0])]
+            pages.pop()
+        sequence.pages = pages + new
+        sequence.slot = sequence.real_slot = slot
+        sequence.checkpoint = sequence.real_checkpoint = hit_len
+        sequence.position = sequence.real_position = hit_len
+        return hit_len
+
+    # --- growth ---------------------------------------------------------------------------------
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> int:
+        """Pages for up to `num_tokens` tokens; returns how many tokens the pages cover, maybe fewer."""
+        geometry = self.geometry
+        if not geometry.has_pages:
+            return num_tokens
+        missing = geometry.num_pages(num_tokens) - len(sequence.pages)
+        while missing > 0 and self.make_room(geometry.frames_per_page):
+            sequence.pages.append(tuple(self.frames.allocate(geometry.frames_per_page)))
+            missing -= 1
+        return len(sequence.pages) * geometry.page_tokens
+
+    def slot_to_write(self, sequence: Sequence) -> int | None:
+        """Where the sequence's next checkpoint goes: its own slot when it is the sole holder, else a new one.
+
+        With no room for a new one it takes its checkpoint back from the tree. None when there is no way.
+        """
+        if not self.geometry.has_state:
+            return 0
+        slot = sequence.slot
+        if slot and self.slots.holders(slot) == 1:
+            return slot
+        if self.make_room(self.geometry.state_frames, 1):
+            return self.slots.allocate()
+        if slot and self.tree is not None and self.tree.disown(slot):
+            if self.slots.holders(slot) == 1:
+                return slot
+        return None
+
+    def advance(self, sequence: Sequence, checkpoint: int, slot: int) -> None:
+        """A chunk in this plan leaves a checkpoint; the old one is read by it and released after the plan."""
+        if slot != sequence.slot and sequence.slot:
+            self._later_slots.append(sequence.slot)
+        sequence.slot = sequence.real_slot = slot
+        sequence.checkpoint = sequence.real_checkpoint = checkpoint
+
+    def take_copies(self, sequence: Sequence) -> list:
+        """The copies of a sequence's first chunk; their sources are released after the plan."""
+        copies, sequence.copies = sequence.copies, []
+        self._later_frames += [frame for source, _ in copies for frame in source]
+        return copies
+
+    def end_plan(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Releases what only this plan's rows still read; returns the slots new to the device table."""
+        self.frames.release(self._later_frames)
+        for slot in self._later_slots:
+            self.slots.release(slot)
+        self._later_frames, self._later_slots = [], []
+        return self.slots.take_new()
+
+    # --- results --------------------------------------------------------------------------------
+
+    def settle_fold(self, flight: DecodeFlight, num_steps: int) -> None:
+        """After `num_steps` real steps: the fold happened, and the old slot goes, or it will never happen."""
+        if flight.fold_step is None:
+            return
+        sequence, moved = flight.sequence, flight.target != flight.source
+        if num_steps > flight.fold_step:
+            if moved and flight.source:
+                self.slots.release(flight.source)
+            sequence.real_slot = flight.target
+            sequence.real_checkpoint += self.geometry.grain
+        elif moved:
+            self.slots.release(flight.target)
+
+    # --- the prefix tree ------------------------------------------------------------------------
+
+    def wanted(self, sequence: Sequence) -> list[int]:
+        """Checkpoint positions worth making on the rest of a sequence's prompt."""
+        if self.tree is None or sequence.anchor is None:
+            return []
+        branches, ends = self.tree.partings(sequence.anchor)
+        return wanted_checkpoints(
+            prompt_len=sequence.goal,
+            after=sequence.position,
+            grain=self.geometry.grain,
+            branch_points=branches,
+            prompt_ends=ends,
+        )
+
+    def publish(self, sequence: Sequence) -> None:
+        """Puts what a sequence has computed, up to its real checkpoint, into the tree."""
+        length = sequence.real_checkpoint
+        if not self.geometry.has_state:
+            length = self.geometry.align(sequence.real_position)
+        if self.tree is not None and length:
+            tokens = sequence.prompt[:length]
+            if length > sequence.goal:
+                tokens = np.array(sequence.tokens[:length], np.int32)
+            self.tree.fill(tokens, sequence.pages, sequence.real_slot)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Takes everything a sequence holds: what is reusable goes to the tree, the rest back to the pools."""
+        self.publish(sequence)
+        self.frames.release([frame for page in sequence.pages for frame in page])
+        self.frames.release([frame for source, _ in sequence.copies for frame in source])
+        if sequence.real_slot:
+            self.slots.release(sequence.real_slot)
+        sequence.pages, sequence.copies, sequence.real_slot, sequence.slot = [], [], 0, 0
+
+    def check_invariants(self, sequences: list[Sequence], flights: list[DecodeFlight]) -> None:
+        """Recounts who holds which frame and slot; raises AssertionError with both numbers."""
+        self.frames.check_invariants()
+        self.slots.check_invariants()
+        assert not self._later_frames and not self._later_slots, (
+            "memory: a plan was left unfinished"
+        )
+        frames = [frame for s in sequences for page in s.pages for frame in page]
+        frames += [frame for s in sequences for source, _ in s.copies for frame in source]
+        slots = [s.real_slot for s in sequences if s.real_slot]
+        slots += [f.target for f in flights if f.fold_step is not None and f.target != f.source]
+        holds = dict.fromkeys(range(self.frames.num_frames), 0)
+        slot_holds = dict.fromkeys(slots, 0)
+        if self.tree is not None:
+            self.tree.check_invariants()
+            holds |= self.tree.frame_holds()
+            slots += self.tree.slot_holds()
+            slot_holds = dict.fromkeys(slots, 0)
+        for slot in slots:
+            slot_holds[slot] += 1
+        for slot, count in slot_holds.items():
+            held = self.slots.holders(slot)
+            assert held == count, f"memory: slot {slot:#x} has {held} holders, {count} known"
+            for frame in self.slots.frames(slot):
+                holds[frame] += 1
+        assert len(slot_holds) == self.slots.num_held, (
+            f"memory: {self.slots.num_held} slots held, {len(slot_holds)} known"
+        )
+        for frame in frames:
+            holds[frame] += 1
+        for frame, count in holds.items():
+            held = self.frames.holders(frame)
+            assert held == count, f"memory: frame {frame} has {held} holders, {count} known"

@@ -1,0 +1,690 @@
+"""Continuous batching on the host: which rows run next, on which memory, and what their results mean.
+
+The engine's loop is
+
+    plan = scheduler.plan()
+    if plan:                      # a Plan; None and NEED_RESULTS are false
+        pending.append(runner.execute(plan))
+    if pending and (len(pending) == 2 or not plan):
+        for progress in scheduler.receive(*results of the oldest pending plan*): ...
+
+Positions advance when a plan is made, as if every step of it happened; `receive` settles what did. At
+most two plans are in flight. The device executes them in order and keeps a stopped row inert, so memory of a
+finished row may be given away while a later plan still names it.
+
+One turn, oldest sequence first: rows that run get the memory for their next steps or chunk (short of it: evict
+from the tree, take fewer steps, preempt the youngest once nothing is in flight); then waiting requests are
+admitted into free rows; then chunks' checkpoints are published in the tree; then rows whose
+prompt ends in this plan get their first decode steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from hybrid_jax.config import EngineConfig
+from hybrid_jax.engine import bucket
+from hybrid_jax.engine.memory import Memory
+from hybrid_jax.engine.plan import DecodeRow, Plan, PrefillRow, Tokens
+from hybrid_jax.engine.request import Request
+from hybrid_jax.engine.sequence import DecodeFlight, Flight, Phase, Sequence
+from hybrid_jax.geometry import Geometry
+
+MAX_FLIGHTS = 2
+
+
+class NeedResults:
+    """What `Scheduler.plan` returns when nothing can be planned before a plan in flight is received; false."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "NEED_RESULTS"
+
+
+NEED_RESULTS = NeedResults()
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """What one plan brought one request.
+
+    Attributes:
+        request: with `output`, and when finished `finish_reason`, already up to date.
+        tokens: its new token ids, the stop token included.
+        logprobs: one `TokenLogprobs` per new token when asked for, else empty.
+        finished: no more will come.
+    """
+
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list = field(default_factory=list)
+    finished: bool = False
+
+
+@dataclass(kw_only=True)
+class SchedulerCounters:
+    """What the scheduler has done.
+
+    Attributes:
+        plans: plans made.
+        prefill_rows, prefill_tokens: chunks and their tokens.
+        decode_rows, decode_steps: decode rows and the steps planned for them.
+        folds_in_place, folds_to_new: folds planned over the row's own slot, and into another.
+        copies: pages copied because a row resumed inside them.
+        moves: ring rows moved to close holes.
+        preemptions: sequences sent back to the queue for want of memory.
+        waits: times a request was held back for a checkpoint that another was computing.
+        rebuilds: times everything was requeued after a failed dispatch.
+    """
+
+    plans: int = 0
+    prefill_rows: int = 0
+    prefill_tokens: int = 0
+    decode_rows: int = 0
+    decode_steps: int = 0
+    folds_in_place: int = 0
+    folds_to_new: int = 0
+    copies: int = 0
+    moves: int = 0
+    preemptions: int = 0
+    waits: int = 0
+    rebuilds: int = 0
+
+
+@dataclass(kw_only=True)
+class _Turn:
+    """One plan in the making."""
+
+    plan: Plan = field(default_factory=Plan)
+    flight: Flight = None
+    max_rows: int = 0  # prefill rows this dispatch may hold; set by its first chunk
+    max_tokens: int = 0
+    ended: list[Sequence] = field(default_factory=list)  # prompts that end in this plan
+    published: list[Sequence] = field(default_factory=list)
+    preempted: bool = False
+
+    def __post_init__(self) -> None:
+        self.flight = Flight(plan=self.plan)
+
+
+class Scheduler:
+    """Plans turns for up to `max_rows` sequences over one pool of frames.
+
+    Args:
+        geometry: page and checkpoint sizes.
+        engine: rows, budgets, cache policy.
+        num_frames: frames of the arena, the sink included.
+        max_slots: rows of the device's slot table, slot 0 included.
+        max_model_len: most tokens of a sequence, prompt and output together.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        engine: EngineConfig,
+        *,
+        num_frames: int,
+        max_slots: int,
+        max_model_len: int,
+    ):
+        if geometry.has_state and max_slots < 2:
+            raise ValueError(
+                f"Scheduler: max_slots must be at least 2 (slot 0 is empty), got {max_slots}"
+            )
+        self.geometry, self.engine = geometry, engine
+        self.num_frames, self.max_slots, self.max_model_len = num_frames, max_slots, max_model_len
+        self.counters = SchedulerCounters()
+        self._steps = 1 if engine.exact else engine.steps_per_dispatch
+        self._longest_chunk = geometry.grain if engine.exact else bucket.prefill_tokens(engine)[-1]
+        self._patience = 8 * engine.max_rows
+        self._sequences: dict[str, Sequence] = {}  # unfinished ones
+        self._num_arrivals = 0
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        self.memory = Memory(
+            self.geometry,
+            num_frames=self.num_frames,
+            max_slots=self.max_slots,
+            cached=self.engine.cache.policy != "off",
+        )
+        self._rows: list[Sequence | None] = [None] * self.engine.max_rows
+        self._running: list[Sequence] = []  # oldest first
+        self._waiting: deque[Sequence] = deque()
+        self._flights: deque[Flight] = deque()
+        self._drain = False
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def max_output(self, prompt_len: int) -> int:
+        """Most tokens that a prompt of this length can be continued by, in model and pool; may be < 1."""
+        return min(self.max_model_len, self.memory.longest() + 1) - prompt_len
+
+    def add(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+            ValueError: its id is live already, its prompt is empty, or it can never fit: prompt and one token, or
+                prompt and an explicit `params.max_tokens`, exceed the model's length or the pool.
+        """
+        where, prompt_len = f"request {request.request_id!r}", len(request.prompt)
+        if request.request_id in self._sequences:
+            raise ValueError(
+                f"{where}: request_id must be unique among live requests; choose another"
+            )
+        if prompt_len == 0:
+            raise ValueError(f"{where}: prompt must hold at least one token, got 0")
+        explicit = request.params.max_tokens is not None
+        asked = request.max_tokens if explicit else 1
+        for most, what, remedy in (
+            (
+                self.max_model_len,
+                "the model",
+                "shorten the prompt or max_tokens, or raise max_model_len",
+            ),
+            (
+                self.memory.longest() + 1,
+                "the pool",
+                "shorten the prompt or max_tokens, or raise memory",
+            ),
+        ):
+            if prompt_len + asked > most:
+                raise ValueError(
+                    f"{where}: prompt of {prompt_len} tokens and {asked} to generate need {prompt_len + asked}, "
+                    f"{what} holds {most}; {remedy}"
+                )
+        limit = min(prompt_len + request.max_tokens, prompt_len + self.max_output(prompt_len))
+        sequence = Sequence.make(request, arrival=self._num_arrivals, limit=limit)
+        self._num_arrivals += 1
+        self._sequences[request.request_id] = sequence
+        self._announce(sequence)
+        self._waiting.append(sequence)
+
+    def abort(self, request_id: str, reason: str = "abort") -> bool:
+        """Ends a request now; no more of its tokens are reported. False when it is not live.
+
+        Its memory is released once no plan in flight names it. What it computed stays in the prefix tree.
+        """
+        sequence = self._sequences.get(request_id)
+        if sequence is None or sequence.phase is Phase.STOPPING:
+            return False
+        sequence.request.finish_reason = reason
+        if sequence.phase is Phase.WAITING:
+            self._waiting.remove(sequence)
+            self._withdraw(sequence)
+            self._leave(sequence)
+        elif sequence.num_flights == 0:
+            self._finish(sequence)
+        else:
+            self._withdraw(sequence)
+            sequence.phase = Phase.STOPPING
+        return True
+
+    @property
+    def has_work(self) -> bool:
+        """Requests are unfinished, or plans in flight."""
+        return bool(self._sequences or self._flights)
+
+    @property
+    def num_flights(self) -> int:
+        """Plans made and not received."""
+        return len(self._flights)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    # --- planning -------------------------------------------------------------------------------
+
+    def plan(self) -> Plan | NeedResults | None:
+        """The next turn.
+
+        Returns:
+            A plan to execute; NEED_RESULTS when the oldest plan in flight must be received first; None when there is
+            nothing to do until a request is added. Both of the latter are false.
+        """
+        if len(self._flights) >= MAX_FLIGHTS or (self._drain and self._flights):
+            return NEED_RESULTS
+        self._drain = False
+        turn = _Turn()
+        self._close_holes(turn)
+        for sequence in self._running:
+            self._promise(sequence)
+        for sequence in list(self._running):
+            if sequence.running:  # not preempted for an older one a moment ago
+                self._advance(turn, sequence)
+        if not (self._drain or turn.preempted):
+            self._admit(turn)
+        for sequence in turn.published:
+            self.memory.publish(sequence)
+        for sequence in turn.ended:
+            self._withdraw(sequence)
+            self._decode(turn, sequence)
+        plan = turn.plan
+        new_slots = self.memory.end_plan()
+        if not (plan.prefill or plan.decode or plan.moves):
+            assert not new_slots, "scheduler: an empty plan took slots"
+            return NEED_RESULTS if self._flights else None
+        plan.new_slots = new_slots
+        plan.num_steps = max((row.num_steps for row in plan.decode), default=0)
+        for sequence in turn.flight.sequences():
+            sequence.num_flights += 1
+        self._flights.append(turn.flight)
+        self.counters.plans += 1
+        return plan
+
+    def _close_holes(self, turn: _Turn) -> None:
+        """Moves the highest decoding rows into free lower ones where that makes the decode shape smaller."""
+        if self.engine.exact:
+            return
+        sizes = bucket.decode_rows(self.engine)
+        for sequence in sorted(self._running, key=lambda s: -s.row):
+            source = sequence.row
+            target = self._rows.index(None) if None in self._rows else source
+            shapes = [bucket.smallest_that_fits(sizes, r + 1, "rows") for r in (target, source)]
+            if sequence.phase is not Phase.DECODE or shapes[0] >= shapes[1]:
+                continue
+            self._rows[source], self._rows[target], sequence.row = None, sequence, target
+            turn.plan.moves.append((source, target))
+            self.counters.moves += 1
+
+    def _advance(self, turn: _Turn, sequence: Sequence) -> None:
+        """The next chunk or steps of a running sequence, whatever has to give way for it."""
+        work = {Phase.PREFILL: self._chunk, Phase.DECODE: self._decode}.get(sequence.phase)
+        while work is not None and not work(turn, sequence):
+            if self._flights:
+                self._drain = True  # whom to preempt is known once every result is in
+                return
+            victim = self._running[-1]
+            self._preempt(victim)
+            turn.preempted = True
+            if victim is sequence:
+                return
+
+    def _chunk(self, turn: _Turn, sequence: Sequence) -> bool:
+        """Plans the next chunk of a prompt if the budget has room; False for want of memory."""
+        geometry, start = self.geometry, sequence.position
+        if turn.plan.prefill and len(turn.plan.prefill) >= turn.max_rows:
+            return True
+        end = min(sequence.goal, start + (turn.max_tokens or self._longest_chunk))
+        last = geometry.align(sequence.goal - 1)
+        if geometry.has_state:
+            end = min([end, *(w for w in sequence.wanted if start < w < last)])
+        final = end == sequence.goal
+        checkpoint = max(geometry.align(end - 1), start) if final else end
+        slot = sequence.slot
+        if checkpoint > start:
+            slot = self.memory.slot_to_write(sequence)
+            if slot is None:
+                return False
+        if not turn.plan.prefill:
+            self._set_budget(turn, end - start)
+        copies = self.memory.take_copies(sequence)
+        turn.plan.prefill.append(
+            PrefillRow(
+                request=sequence.request,
+                row=sequence.row,
+                tokens=sequence.prompt[start:end].tolist(),
+                start=start,
+                read_slot=self.memory.slots.resolve(sequence.slot),
+                write_slot=self.memory.slots.resolve(slot) if checkpoint > start else 0,
+                state_len=checkpoint - start,
+                pages=sequence.pages[: geometry.num_pages(end)],
+                copies=copies,
+                samples=final,
+            )
+        )
+        turn.flight.prefill.append(sequence)
+        if checkpoint > start:
+            self.memory.advance(sequence, checkpoint, slot)
+            if not geometry.has_state or checkpoint in sequence.wanted:
+                turn.published.append(sequence)
+        sequence.position = sequence.real_position = end
+        if final:
+            sequence.phase = Phase.DECODE
+            turn.ended.append(sequence)
+        self.counters.prefill_rows += 1
+        self.counters.prefill_tokens += end - start
+        self.counters.copies += len(copies)
+        return True
+
+    def _set_budget(self, turn: _Turn, num_tokens: int) -> None:
+        """The first chunk decides the shape: others are at most as long, as many as the token budget allows."""
+        if self.engine.exact:
+            turn.max_tokens, turn.max_rows = self.geometry.grain, self.engine.max_rows
+            return
+        sizes = bucket.prefill_tokens(self.engine)
+        turn.max_tokens = bucket.smallest_that_fits(sizes, num_tokens, "tokens of a chunk")
+        turn.max_rows = bucket.rows_within_budget(self.engine, turn.max_tokens)
+
+    def _decode(self, turn: _Turn, sequence: Sequence) -> bool:
+        """Plans decode steps up to the row's limit; False when memory allows not even one."""
+        position, memory = sequence.position, self.memory
+        steps = min(self._steps, sequence.limit - position - 1)
+        if steps <= 0:
+            return True  # waits for its last results
+        steps = min(steps, memory.grow(sequence, position + steps) - position)
+        fold_step = sequence.checkpoint + self.geometry.grain - position
+        source = target = sequence.slot
+        if 0 < steps and fold_step < steps:
+            target = memory.slot_to_write(sequence)
+            if target is None:
+                steps = fold_step
+        if steps <= 0:
+            return False
+        folds = fold_step < steps
+        turn.plan.decode.append(
+            DecodeRow(
+                request=sequence.request,
+                row=sequence.row,
+                position=position,
+                checkpoint_position=sequence.checkpoint,
+                read_slot=memory.slots.resolve(source),
+                fold_slot=memory.slots.resolve(target) if folds else 0,
+                num_steps=steps,
+                pages=sequence.pages[: self.geometry.num_pages(position + steps)],
+            )
+        )
+        turn.flight.decode.append(
+            DecodeFlight(
+                sequence=sequence,
+                num_steps=steps,
+                fold_step=fold_step if folds else None,
+                source=source,
+                target=target if folds else source,
+            )
+        )
+        if folds:
+            sequence.checkpoint += self.geometry.grain
+            sequence.slot = target
+            self.counters.folds_in_place += source == target
+            self.counters.folds_to_new += source != target
+        sequence.position += steps
+        self.counters.decode_rows += 1
+        self.counters.decode_steps += steps
+        return True
+
+    # --- admission ------------------------------------------------------------------------------
+
+    def _admit(self, turn: _Turn) -> None:
+        """Moves waiting requests into free rows, first come first, except those that wait for a checkpoint."""
+        admitted: list[Sequence] = []
+        passed: list[Sequence] = []
+        for sequence in self._waiting:
+            if None not in self._rows or (
+                turn.plan.prefill and len(turn.plan.prefill) >= turn.max_rows
+            ):
+                break
+            match, patient = None, sequence.num_overtaken < self._patience
+            if self.memory.tree is not None:
+                if patient and sequence.waits_for is not None and sequence.waits_for.promised_by:
+                    passed.append(sequence)
+                    continue
+                match = self.memory.tree.match(sequence.prompt, sequence.owner)
+                if patient and match.pending is not None:
+                    self.counters.waits += sequence.waits_for is not match.pending
+                    sequence.waits_for = match.pending
+                    passed.append(sequence)
+                    continue
+            hit_len = self.memory.start(sequence, match, alone=not self._running)
+            if hit_len is None:
+                break
+            for earlier in passed:
+                earlier.num_overtaken += 1
+            admitted.append(sequence)
+            self._enter(sequence, hit_len)
+            self._promise(sequence)
+            self._chunk(turn, sequence)
+        for sequence in admitted:
+            self._waiting.remove(sequence)
+
+    def _enter(self, sequence: Sequence, hit_len: int) -> None:
+        sequence.waits_for = None
+        sequence.phase = Phase.PREFILL
+        sequence.row = self._rows.index(None)
+        self._rows[sequence.row] = sequence
+        self._running.append(sequence)
+        self._running.sort(key=lambda s: s.arrival)
+        if sequence.request.num_preemptions == 0:
+            sequence.request.num_cached_tokens = hit_len
+
+    def _announce(self, sequence: Sequence) -> None:
+        if self.memory.tree is not None:
+            sequence.anchor = self.memory.tree.announce(sequence.prompt)
+
+    def _promise(self, sequence: Sequence) -> None:
+        """Tells the tree which checkpoints a sequence's prefill will leave, when that may have changed."""
+        tree = self.memory.tree
+        if sequence.phase is not Phase.PREFILL or tree is None:
+            return
+        if sequence.wanted_version != tree.version:
+            sequence.wanted_version = tree.version
+            sequence.wanted = self.memory.wanted(sequence)
+            for position in sequence.wanted:
+                tree.promise(sequence.owner, sequence.anchor, position)
+
+    def _withdraw(self, sequence: Sequence) -> None:
+        """The sequence's prompt is computed or given up: no more announced, no more promised."""
+        tree = self.memory.tree
+        if tree is not None and sequence.anchor is not None:
+            tree.withdraw(sequence.owner)
+            tree.conclude(sequence.anchor)
+            sequence.anchor = None
+
+    # --- leaving --------------------------------------------------------------------------------
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Sends a running sequence, not in flight, to the front of the queue; its prefix goes to the tree."""
+        self._withdraw(sequence)
+        self.memory.finish(sequence)
+        self._rows[sequence.row] = None
+        self._running.remove(sequence)
+        sequence.request.num_preemptions += 1
+        self.counters.preemptions += 1
+        sequence.wait_again()
+        self._announce(sequence)
+        self._waiting.appendleft(sequence)
+
+    def _finish(self, sequence: Sequence) -> None:
+        """Takes a running sequence out for good; later plans in flight that name it find its row inert."""
+        for flight in self._flights:
+            for decode in flight.decode:
+                if decode.sequence is sequence:
+                    self.memory.settle_fold(decode, 0)
+        self._withdraw(sequence)
+        self.memory.finish(sequence)
+        self._rows[sequence.row] = None
+        self._running.remove(sequence)
+        self._leave(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        sequence.phase = Phase.DONE
+        del self._sequences[sequence.owner]
+
+    # --- results --------------------------------------------------------------------------------
+
+    def receive(self, plan: Plan, tokens: Tokens) -> list[Progress]:
+        """Settles the oldest plan in flight: appends outputs, ends sequences, releases memory.
+
+        Raises:
+            ValueError: another plan is older, or the results do not fit the plan.
+        """
+        if not self._flights or self._flights[0].plan is not plan:
+            raise ValueError(
+                f"Scheduler: plans are received in the order they were made, got one that is not the oldest of "
+                f"{len(self._flights)} in flight"
+            )
+        if len(tokens.prefill) != len(plan.prefill) or len(tokens.decode) != len(plan.decode):
+            raise ValueError(
+                f"Scheduler: results must match the plan's {len(plan.prefill)} prefill and {len(plan.decode)} "
+                f"decode rows, got {len(tokens.prefill)} and {len(tokens.decode)}"
+            )
+        flight = self._flights[0]
+        for sequence in flight.sequences():
+            sequence.num_flights -= 1
+        progress: dict[Sequence, Progress] = {}
+        for index, (row, sequence) in enumerate(zip(plan.prefill, flight.prefill, strict=True)):
+            if row.samples and sequence.phase is not Phase.DONE:
+                logprobs = tokens.prefill_logprobs[index : index + 1]
+                self._accept(progress, sequence, [tokens.prefill[index]], logprobs)
+        self._flights.popleft()  # until here: ending with the prompt settles this plan's folds too
+        for index, decode in enumerate(flight.decode):
+            if decode.sequence.phase is not Phase.DONE:
+                logprobs = tokens.decode_logprobs[index] if tokens.decode_logprobs else []
+                self._settle(progress, decode, tokens.decode[index], logprobs)
+        for sequence in flight.sequences():
+            if sequence.phase is Phase.STOPPING and sequence.num_flights == 0:
+                self._finish(sequence)
+        return list(progress.values())
+
+    def _settle(
+        self,
+        progress: dict[Sequence, Progress],
+        decode: DecodeFlight,
+        tokens: list[int],
+        logprobs: list,
+    ) -> None:
+        sequence, num_steps = decode.sequence, len(tokens)
+        stopped = bool(tokens) and tokens[-1] in sequence.request.stop_ids
+        expected = 0 if sequence.stopped else decode.num_steps
+        if num_steps != expected and not (stopped and num_steps < expected):
+            raise ValueError(
+                f"Scheduler: request {sequence.owner!r} took {num_steps} of {expected} steps "
+                f"without a stop token, got {tokens}"
+            )
+        self.memory.settle_fold(decode, num_steps)
+        sequence.real_position += num_steps
+        if tokens:
+            self._accept(progress, sequence, tokens, logprobs)
+
+    def _accept(
+        self,
+        progress: dict[Sequence, Progress],
+        sequence: Sequence,
+        tokens: list[int],
+        logprobs: list,
+    ) -> None:
+        """Appends new tokens and ends the sequence at a stop token or its limit."""
+        request = sequence.request
+        sequence.tokens += tokens
+        sequence.stopped = tokens[-1] in request.stop_ids
+        if sequence.phase is Phase.STOPPING:
+            return
+        request.output += tokens
+        entry = progress.setdefault(sequence, Progress(request=request))
+        entry.tokens += tokens
+        if request.params.logprobs is not None:
+            request.logprobs += logprobs
+            entry.logprobs += logprobs
+        if sequence.stopped:
+            request.finish_reason = "stop"
+            if tokens[-1] in request.params.stop_token_ids:
+                request.stop_reason = tokens[-1]
+        elif len(sequence.tokens) >= sequence.limit:
+            request.finish_reason = "length"
+        if request.finish_reason is not None:
+            entry.finished = True
+            self._finish(sequence)
+
+    # --- starting over --------------------------------------------------------------------------
+
+    def fail(self, plan: Plan) -> list[Request]:
+        """After a dispatch of `plan` failed: everything on the device is lost, see `rebuild`.
+
+        Returns:
+            The live requests that the plan named, for the caller to abort if they are to blame.
+        """
+        named = {row.request.request_id for row in [*plan.prefill, *plan.decode]}
+        self.rebuild()
+        return [s.request for s in self._sequences.values() if s.owner in named]
+
+    def rebuild(self) -> None:
+        """Forgets all device memory and every plan in flight; unfinished requests start over from their tokens.
+
+        Works from any state, also after an exception inside `plan` or `receive`. The runner's arena must be
+        rebuilt as well. Aborted requests are gone; the others keep the output they have reported.
+        """
+        self.counters.rebuilds += 1
+        self._start_empty()
+        live = sorted(self._sequences.values(), key=lambda s: s.arrival)
+        self._sequences = {}
+        for sequence in live:
+            if sequence.request.finish_reason is None:
+                sequence.wait_again()
+                self._sequences[sequence.owner] = sequence
+                self._announce(sequence)
+                self._waiting.append(sequence)
+
+    def reset_prefix_cache(self) -> None:
+        """Empties the prefix tree; running sequences go on with what they hold."""
+        if self.memory.tree is None:
+            return
+        self.memory.tree.reset()
+        for sequence in self._sequences.values():
+            sequence.waits_for = None
+            if sequence.anchor is not None:
+                self._announce(sequence)
+            sequence.wanted_version = -1
+
+    # --- looking at it --------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, int | float]:
+        """Counters and present numbers of requests, frames, checkpoints and the prefix cache."""
+        memory = self.memory
+        tree_frames = 0
+        cache: dict[str, int | float] = {}
+        if memory.tree is not None:
+            tree_frames = len(memory.tree.frame_holds())
+            tree_frames += len(memory.tree.slot_holds()) * self.geometry.state_frames
+            cache = {f"cache_{name}": v for name, v in memory.tree.counters.as_dict().items()}
+            cache["cache_nodes"] = memory.tree.num_nodes
+        return {
+            **vars(self.counters),
+            "running": len(self._running),
+            "waiting": len(self._waiting),
+            "num_frames": self.num_frames - 1,
+            "free_frames": memory.frames.num_free,
+            "cached_frames": tree_frames,
+            "checkpoints": memory.slots.num_held,
+            **cache,
+        }
+
+    def check_invariants(self) -> None:
+        """Recomputes who holds what and who sits where; raises AssertionError with both numbers."""
+        flights = [d for f in self._flights for d in f.decode if d.sequence.phase is not Phase.DONE]
+        self.memory.check_invariants(self._running, flights)
+        for row, sequence in enumerate(self._rows):
+            assert sequence is None or sequence.row == row, (
+                f"scheduler: row {row} holds a sequence that says {sequence.row}"
+            )
+        seated = [s for s in self._rows if s is not None]
+        assert sorted(s.arrival for s in seated) == [s.arrival for s in self._running], (
+            f"scheduler: {len(seated)} sequences in rows, {len(self._running)} running"
+        )
+        assert all(s.running for s in self._running), "scheduler: a sequence in a row does not run"
+        assert all(s.phase is Phase.WAITING for s in self._waiting), "scheduler: a queued one runs"
+        live = len(self._running) + len(self._waiting)
+        assert live == len(self._sequences), (
+            f"scheduler: {len(self._sequences)} live requests, {live} running or waiting"
+        )
+        for sequence in self._running:
+            count = sum(sequence in flight.sequences() for flight in self._flights)
+            assert count == sequence.num_flights, (
+                f"scheduler: {sequence.owner} counts {sequence.num_flights} flights, is in {count}"
+            )
+            held = sequence.checkpoint + self.geometry.grain
+            assert sequence.checkpoint <= sequence.position <= held, (
+                f"scheduler: {sequence.owner} at {sequence.position}, checkpoint {sequence.checkpoint}"
+            )
+            written = [s for s in self._running if s.slot and s.slot == sequence.slot]
+            holders = self.memory.slots.holders(sequence.slot) if sequence.slot else len(written)
+            assert holders >= len(written), (
+                f"scheduler: {len(written)} rows read a slot with {holders} holders"
+            )

@@ -1,0 +1,138 @@
+"""A request inside the engine: its tokens, its memory, and what is in flight for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from hybrid_jax.cache.node import Node
+from hybrid_jax.engine.plan import Page, Plan
+from hybrid_jax.engine.request import Request
+
+
+class Phase(Enum):
+    """Where a sequence is: `stopping` is aborted but named by a plan in flight."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    STOPPING = "stopping"
+    DONE = "done"
+
+
+@dataclass(eq=False, kw_only=True)
+class Sequence:
+    """One request's tokens and memory. Positions without `real_` run ahead of results that are in flight.
+
+    Attributes:
+        request: the request; its `output` grows here.
+        arrival: order of arrival; smaller is older.
+        limit: most tokens of prompt and output together.
+        tokens: prompt and output ids on the host, an aborted request's unreported ones too.
+        prompt: int32[goal] what the prefill computes: the prompt, after a preemption with the output.
+        row: ring row while it runs.
+        pages: frame ids of its pages, one hold on each.
+        position: next token to feed: start of the next chunk, then the position decode goes on from.
+        checkpoint, slot: where its checkpoint stands, and its handle (0 for none).
+        real_position, real_checkpoint, real_slot: the same after the plans received so far. The sequence holds
+            one count on real_slot and one on every other slot a fold in flight will write.
+        copies: page copies its first chunk brings; a hold on each source until then.
+        num_flights: plans in flight that name it.
+        stopped: the device has made its row inert.
+        anchor: its announcement in the prefix tree while its prompt is not computed.
+        waits_for: the promised node it waits for.
+        wanted: checkpoint positions of its prompt still to come.
+        num_overtaken: later requests admitted while it waited.
+    """
+
+    request: Request
+    arrival: int
+    limit: int
+    tokens: list[int]
+    prompt: np.ndarray
+    phase: Phase = Phase.WAITING
+    row: int = -1
+    pages: list[Page] = field(default_factory=list)
+    position: int = 0
+    checkpoint: int = 0
+    slot: int = 0
+    real_position: int = 0
+    real_checkpoint: int = 0
+    real_slot: int = 0
+    copies: list[tuple[Page, Page]] = field(default_factory=list)
+    num_flights: int = 0
+    stopped: bool = False
+    anchor: Node | None = None
+    waits_for: Node | None = None
+    wanted: list[int] = field(default_factory=list)
+    wanted_version: int = -1
+    num_overtaken: int = 0
+
+    @classmethod
+    def make(cls, request: Request, *, arrival: int, limit: int) -> Sequence:
+        tokens = request.tokens
+        return cls(
+            request=request,
+            arrival=arrival,
+            limit=limit,
+            tokens=tokens,
+            prompt=np.array(tokens, np.int32),
+        )
+
+    @property
+    def owner(self) -> str:
+        """Its name in the prefix tree."""
+        return self.request.request_id
+
+    @property
+    def goal(self) -> int:
+        """Tokens its prefill computes."""
+        return len(self.prompt)
+
+    @property
+    def running(self) -> bool:
+        return self.phase in (Phase.PREFILL, Phase.DECODE, Phase.STOPPING)
+
+    def wait_again(self) -> None:
+        """Back to the queue with nothing but its reported tokens; its memory was released or is gone."""
+        self.tokens = self.request.tokens
+        self.prompt = np.array(self.tokens, np.int32)
+        self.phase, self.row, self.pages, self.copies = Phase.WAITING, -1, [], []
+        self.position = self.checkpoint = self.slot = 0
+        self.real_position = self.real_checkpoint = self.real_slot = 0
+        self.num_flights, self.stopped = 0, False
+        self.anchor = self.waits_for = None
+        self.wanted, self.wanted_version, self.num_overtaken = [], -1, 0
+
+
+@dataclass(eq=False, kw_only=True)
+class DecodeFlight:
+    """One decode row of a plan in flight.
+
+    Attributes:
+        sequence: whose row it is.
+        num_steps: steps it may take.
+        fold_step: the step whose start folds, or None. It happens when more than so many steps do.
+        source, target: handles the fold reads and writes; equal when it folds in place.
+    """
+
+    sequence: Sequence
+    num_steps: int
+    fold_step: int | None
+    source: int
+    target: int
+
+
+@dataclass(eq=False, kw_only=True)
+class Flight:
+    """A plan whose results have not been received, with the sequences behind its rows."""
+
+    plan: Plan
+    prefill: list[Sequence] = field(default_factory=list)
+    decode: list[DecodeFlight] = field(default_factory=list)
+
+    def sequences(self) -> list[Sequence]:
+        """Every sequence the plan names, once."""
+        return list(dict.fromkeys([*self.prefill, *(flight.sequence for flight in self.decode)]))

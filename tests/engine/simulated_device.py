@@ -1,0 +1,274 @@
+"""A device made of dictionaries: it runs plans exactly and knows what every read should have found.
+
+A token prefix is summed up in one number (`extend`). A page's frame remembers, per offset, the summary of the prefix
+that ends there and which layer group wrote it; a checkpoint's frames remember the summary of the prefix they
+cover; a ring row remembers its tokens since the checkpoint. Every read is checked against the summary of
+the row's own tokens, so memory that was lost, overwritten or mixed up between requests is found where it is
+read, not where it shows. The next token is a function of the prefix alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hybrid_jax.engine.plan import DecodeRow, Plan, PrefillRow, Tokens
+from hybrid_jax.engine.request import Request
+from hybrid_jax.geometry import Geometry
+
+EMPTY = 0x9E3779B97F4A7C15
+
+
+def extend(summary: int, token: int) -> int:
+    """Summary of a prefix and one more token."""
+    return ((summary ^ (token + 1)) * 0xD6E8FEB86659FD93 + 0x2545F4914F6CDD1D) % (1 << 64)
+
+
+def next_token(summary: int, vocab: int) -> int:
+    """The token the model gives after a prefix."""
+    return (summary >> 17) % vocab
+
+
+def plain_loop(prompt: list[int], *, vocab: int, stop_ids: frozenset[int], limit: int) -> list[int]:
+    """The definition: token after token, no memory at all."""
+    summary, output = EMPTY, []
+    for token in prompt:
+        summary = extend(summary, token)
+    while len(prompt) + len(output) < limit:
+        token = next_token(summary, vocab)
+        output.append(token)
+        if token in stop_ids:
+            break
+        summary = extend(summary, token)
+    return output
+
+
+@dataclass
+class Ring:
+    """One ring row: the summary at the checkpoint, the tokens since, the token to feed next (-1: inert)."""
+
+    base: int = 0
+    records: list[int] = field(default_factory=list)
+    summary: int = EMPTY
+    token: int = -1
+    true: list[int] = field(default_factory=list)  # summaries of the row's own prefixes, by length
+
+
+class SimulatedDevice:
+    """Runs plans in order; `execute` returns what `receive` gets, the caller may hand it over later.
+
+    Attributes:
+        events: how often each mechanism ran: folds, copies, inert rows, ...
+    """
+
+    def __init__(self, geometry: Geometry, *, num_frames: int, max_rows: int, vocab: int):
+        self.geometry, self.vocab = geometry, vocab
+        self.frames: list[dict] = [{} for _ in range(num_frames)]
+        self.table: dict[int, tuple[int, ...]] = {0: ()}
+        self.rings = [Ring() for _ in range(max_rows)]
+        self.events: dict[str, int] = {}
+        self._truths: dict[Request, list[int]] = {}
+
+    def execute(self, plan: Plan) -> Tokens:
+        """Runs both dispatches of a plan."""
+        for slot, frames in plan.new_slots:
+            assert len(frames) == self.geometry.state_frames and 0 not in frames and slot > 0
+            self.table[slot] = frames
+        for source, target in plan.moves:
+            self.rings[target] = self.rings[source]
+            self.rings[source] = Ring()
+            self._count("moves")
+        return Tokens(prefill=self._prefill(plan.prefill), decode=self._decode(plan))
+
+    def _count(self, event: str) -> None:
+        self.events[event] = self.events.get(event, 0) + 1
+
+    # --- prefill --------------------------------------------------------------------------------
+
+    def _prefill(self, rows: list[PrefillRow]) -> list[int]:
+        assert len({row.row for row in rows}) == len(rows), "two chunks in one ring row"
+        for row in rows:
+            for source, target in row.copies:
+                assert source != target
+                for a, b in zip(source, target, strict=True):
+                    self.frames[b] = dict(self.frames[a])
+                self._count("copies")
+        truths = [self._truth(row.request, row.start + len(row.tokens)) for row in rows]
+        for row, true in zip(rows, truths, strict=True):
+            assert row.start % self.geometry.grain == 0 and row.tokens
+            assert row.state_len % self.geometry.grain == 0
+            tail = len(row.tokens) - row.state_len
+            assert (0 < tail if row.samples else 0 == tail) and tail <= self.geometry.grain
+            assert row.request.tokens[row.start : row.start + len(row.tokens)] == row.tokens
+            self._check_state(row.read_slot, row.start, true)
+            self._check_pages(row.pages, row.start, true)
+        self._no_write_meets_another(rows)
+        sampled = []
+        for row, true in zip(rows, truths, strict=True):
+            summary = self._state(row.read_slot) if self.geometry.has_state else true[row.start]
+            summaries = [summary]
+            for offset, token in enumerate(row.tokens):
+                summary = extend(summary, token)
+                summaries.append(summary)
+                self._write_page(row.pages, row.start + offset, summary)
+            ring = Ring(base=row.start + row.state_len, summary=summaries[row.state_len], true=true)
+            ring.records = row.tokens[row.state_len :]
+            if row.state_len and self.geometry.has_state:
+                self._write_state(row.write_slot, summaries[row.state_len])
+                self._count(
+                    "chunk over its own slot" if row.write_slot == row.read_slot else "chunk to new"
+                )
+            token = next_token(summary, self.vocab)
+            ring.token = -1 if not row.samples or token in row.request.stop_ids else token
+            self.rings[row.row] = ring
+            sampled.append(token if row.samples else -7)
+        for row, true in zip(rows, truths, strict=True):
+            self._check_pages(row.pages, row.start + len(row.tokens), true)
+            if row.state_len == 0 and self.geometry.has_state:
+                self._check_state(row.read_slot, row.start, true)
+        return sampled
+
+    def _no_write_meets_another(self, rows: list[PrefillRow]) -> None:
+        """Rows of one dispatch run side by side: nothing one writes may be read or written by another."""
+        touched: dict[int, int] = {}
+        page = self.geometry.page_tokens
+        writes, reads = [], []
+        for row in rows:
+            own = set()
+            if self.geometry.has_pages:
+                own |= {frame for group in row.pages[row.start // page :] for frame in group}
+            if row.state_len:
+                own |= set(self.table[row.write_slot])
+            writes.append(own)
+            reads.append(
+                {frame for group in row.pages for frame in group} | set(self.table[row.read_slot])
+            )
+            reads[-1] |= {frame for source, _ in row.copies for frame in source}
+        for index, own in enumerate(writes):
+            for frame in own:
+                assert frame != 0, "a write to the sink by a real row"
+                assert touched.setdefault(frame, index) == index, f"two rows write frame {frame}"
+            for other, read in enumerate(reads):
+                assert other == index or not own & read, (
+                    f"a row writes frames {own & read} another reads"
+                )
+
+    # --- decode ---------------------------------------------------------------------------------
+
+    def _decode(self, plan: Plan) -> list[list[int]]:
+        rows = plan.decode
+        assert len({row.row for row in rows}) == len(rows)
+        assert all(0 < row.num_steps <= plan.num_steps for row in rows)
+        results: list[list[int]] = [[] for _ in rows]
+        for row in rows:
+            ring = self.rings[row.row]
+            if ring.token < 0:
+                self._count("inert rows")
+                continue
+            ring.true = self._truth(row.request, row.position + 1)[: row.position + 1]
+            assert ring.base == row.checkpoint_position, f"row {row.row}: {ring.base} != {row}"
+            assert ring.base + len(ring.records) == row.position
+            self._check_pages(row.pages, row.position, ring.true)
+        self._no_decode_write_meets_another(rows)
+        for step in range(plan.num_steps):
+            for index, row in enumerate(rows):
+                if step < row.num_steps and self.rings[row.row].token >= 0:
+                    results[index].append(self._step(row, self.rings[row.row]))
+        for row in rows:
+            ring = self.rings[row.row]
+            self._check_pages(row.pages, ring.base + len(ring.records), ring.true)
+            if ring.token >= 0 and self.geometry.has_state:
+                folded = ring.base != row.checkpoint_position
+                self._check_state(row.fold_slot if folded else row.read_slot, ring.base, ring.true)
+        return results
+
+    def _no_decode_write_meets_another(self, rows: list[DecodeRow]) -> None:
+        live = [row for row in rows if self.rings[row.row].token >= 0]
+        page, seen = self.geometry.page_tokens, {}
+        for index, row in enumerate(live):
+            own = set(self.table[row.fold_slot]) if row.fold_slot else set()
+            if page:
+                own |= {frame for group in row.pages[row.position // page :] for frame in group}
+            for frame in own:
+                assert seen.setdefault(frame, index) == index, f"two rows write frame {frame}"
+        for index, row in enumerate(live):
+            read = {frame for group in row.pages for frame in group} | set(
+                self.table[row.read_slot]
+            )
+            for frame in read:
+                assert seen.get(frame, index) == index, f"a row reads frame {frame} another writes"
+
+    def _step(self, row: DecodeRow, ring: Ring) -> int:
+        grain = self.geometry.grain
+        assert len(ring.records) <= grain
+        if len(ring.records) == grain:
+            if self.geometry.has_state:
+                self._check_state(row.read_slot, ring.base, ring.true)
+                summary = self._state(row.read_slot)
+                for token in ring.records:
+                    summary = extend(summary, token)
+                self._write_state(row.fold_slot, summary)
+                self._count("folds in place" if row.fold_slot == row.read_slot else "folds to new")
+            for token in ring.records:
+                ring.summary = extend(ring.summary, token)
+            ring.base, ring.records = ring.base + grain, []
+        ring.records.append(ring.token)
+        summary = ring.summary
+        for token in ring.records:
+            summary = extend(summary, token)
+        position = ring.base + len(ring.records) - 1
+        ring.true.append(extend(ring.true[-1], ring.token))
+        self._write_page(row.pages, position, summary)
+        token = next_token(summary, self.vocab)
+        ring.token = -1 if token in row.request.stop_ids else token
+        return token
+
+    # --- memory ---------------------------------------------------------------------------------
+
+    def _truth(self, request: Request, length: int) -> list[int]:
+        """Summaries of the request's own prefixes of 0 .. length tokens, by the plain loop."""
+        summaries = self._truths.setdefault(request, [EMPTY])
+        while len(summaries) <= length:
+            index = len(summaries) - 1
+            inside = index < len(request.prompt)
+            token = request.prompt[index] if inside else next_token(summaries[-1], self.vocab)
+            summaries.append(extend(summaries[-1], token))
+        return summaries
+
+    def _state(self, slot: int) -> int:
+        return self.frames[self.table[slot][0]]["state"][0] if slot else EMPTY
+
+    def _check_state(self, slot: int, position: int, true: list[int]) -> None:
+        if not self.geometry.has_state:
+            assert slot == 0
+            return
+        assert (slot == 0) == (position == 0), f"slot {slot} for a checkpoint at {position}"
+        for index, frame in enumerate(self.table[slot]):
+            found = self.frames[frame].get("state")
+            assert found == (true[position], index), f"frame {frame} of slot {slot} holds {found}"
+
+    def _write_state(self, slot: int, summary: int) -> None:
+        assert slot > 0, "a checkpoint written without a slot"
+        for index, frame in enumerate(self.table[slot]):
+            self.frames[frame] = {"state": (summary, index)}
+
+    def _check_pages(self, pages: list, length: int, true: list[int]) -> None:
+        if not self.geometry.has_pages:
+            return
+        for position in range(length):
+            page, offset = divmod(position, self.geometry.page_tokens)
+            for group, frame in enumerate(pages[page]):
+                found = self.frames[frame].get(offset)
+                assert found == (true[position + 1], group), (
+                    f"frame {frame} offset {offset} (position {position}) holds {found}"
+                )
+
+    def _write_page(self, pages: list, position: int, summary: int) -> None:
+        if not self.geometry.has_pages:
+            return
+        page, offset = divmod(position, self.geometry.page_tokens)
+        assert len(pages[page]) == self.geometry.frames_per_page
+        for group, frame in enumerate(pages[page]):
+            assert frame > 0
+            if "state" in self.frames[frame]:
+                self.frames[frame] = {}
+            self.frames[frame][offset] = (summary, group)
