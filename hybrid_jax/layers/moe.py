@@ -2,8 +2,8 @@
 
 Parameters: router [D, X], optional router_bias [X] float32 (the choice's correction), up
 [X, D, F or 2 F], down [X, F, D], optional up_bias [X, .], down_bias [X, D], shared (an `mlp`),
-latent_down [D, Z], latent_up [Z, D], latent_down_bias [Z], latent_up_bias [D]; with a latent, Z
-stands for D in the experts.
+latent_down [D, Z], latent_up [Z, D], optional latent_down_bias [Z], latent_up_bias [D]; with a
+latent, Z stands for D in the experts.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.decay import lag, running_decay
 from pallas_kernels.dispatch import HIGHEST
 
 
@@ -37,20 +38,21 @@ def ssd_scan_xla(x, dt, A, B, C, initial_state, lengths, state_lengths, *, tile:
 
     def body(state, tokens_of_tile):  # state: [B, G, h, P, R]
         x, dt, dt_state, B, C = tokens_of_tile
-        decay = jnp.cumsum(dt * A.reshape(groups, per_group), axis=1)  # [B, Q, G, h]
-        decay_state = jnp.cumsum(dt_state * A.reshape(groups, per_group), axis=1)
+        decay = running_decay(dt * A.reshape(groups, per_group), axis=1)  # [B, Q, G, h] twice
+        decay_state = running_decay(dt_state * A.reshape(groups, per_group), axis=1)
         scores = jnp.einsum("bqgr,bkgr->bgqk", C, B, precision=HIGHEST)
-        steps = jnp.moveaxis(decay, 1, 3)  # [B, G, h, Q]
-        lag = jnp.where(causal, steps[..., :, None] - steps[..., None, :], -jnp.inf)
-        weights = scores[:, :, None] * jnp.exp(lag)  # [B, G, h, Q, K]
+        steps = [jnp.moveaxis(part, 1, 3) for part in decay]  # [B, G, h, Q]
+        late, early = ([s[..., :, None] for s in steps], [s[..., None, :] for s in steps])
+        between = jnp.where(causal, lag(late, early), -jnp.inf)
+        weights = scores[:, :, None] * jnp.exp(between)  # [B, G, h, Q, K]
         xdt = x * dt[..., None]
         y = jnp.einsum("bghqk,bkghp->bqghp", weights, xdt, precision=HIGHEST)
         carried = jnp.einsum("bqgr,bghpr->bqghp", C, state, precision=HIGHEST)
-        y = y + carried * jnp.exp(decay)[..., None]
-        last = decay_state[:, -1]  # [B, G, h]
-        left = x * (dt_state * jnp.exp(last[:, None] - decay_state))[..., None]
+        y = y + carried * jnp.exp(sum(decay))[..., None]
+        last = [part[:, -1:] for part in decay_state]  # [B, 1, G, h]
+        left = x * (dt_state * jnp.exp(lag(last, decay_state)))[..., None]
         added = jnp.einsum("bkghp,bkgr->bghpr", left, B, precision=HIGHEST)
-        return state * jnp.exp(last)[..., None, None] + added, y
+        return state * jnp.exp(sum(last))[:, 0, ..., None, None] + added, y
 
     f32 = jnp.float32
     dt = dt.astype(f32)

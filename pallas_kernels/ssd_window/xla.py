@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from pallas_kernels.decay import lag, running_decay
 from pallas_kernels.dispatch import HIGHEST
 
 
@@ -28,16 +29,18 @@ def ssd_window_xla(state, x, dt, A, B, C, starts, num_valid):
     C = jnp.where(counts[:, :, None, None], C, 0).astype(f32)
     x = x.reshape(rows, slots, groups, per_group, width)
     dt = dt.reshape(rows, slots, groups, per_group)
-    decay = jnp.cumsum(dt * A.reshape(groups, per_group), axis=1)  # [B, S, G, h]
-    at_query = jnp.take_along_axis(decay, jnp.minimum(query, slots - 1)[:, :, None, None], axis=1)
+    decay = running_decay(dt * A.reshape(groups, per_group), axis=1)  # [B, S, G, h] twice
+    place = jnp.minimum(query, slots - 1)[:, :, None, None]
+    at_query = [jnp.take_along_axis(part, place, axis=1) for part in decay]
     seen = slot[None, None] <= query[:, :, None]  # [B, T, S]
-    lag = jnp.where(seen[..., None, None], at_query[:, :, None] - decay[:, None], -jnp.inf)
+    between = lag([part[:, :, None] for part in at_query], [part[:, None] for part in decay])
+    between = jnp.where(seen[..., None, None], between, -jnp.inf)
     scores = jnp.einsum("btgr,bsgr->btsg", C, B, precision=HIGHEST)
-    weights = scores[..., None] * jnp.exp(lag) * dt[:, None]  # [B, T, S, G, h]
+    weights = scores[..., None] * jnp.exp(between) * dt[:, None]  # [B, T, S, G, h]
     y = jnp.einsum("btsgh,bsghp->btghp", weights, x, precision=HIGHEST)
     grouped = state.reshape(rows, groups, per_group, width, size)
     carried = jnp.einsum("btgr,bghpr->btghp", C, grouped, precision=HIGHEST)
-    y = y + carried * jnp.exp(at_query)[..., None]
+    y = y + carried * jnp.exp(sum(at_query))[..., None]
     y = y.reshape(rows, tokens, heads, width)
     return jnp.where(counts[:, :, None, None], y, 0)  # even where the state is not finite
 
@@ -52,9 +55,9 @@ def fold_xla(state, x, dt, A, B, lengths):
     x = jnp.where(live[:, :, None, None], x, 0).astype(f32)
     B = jnp.where(live[:, :, None, None], B, 0).astype(f32)
     dt = jnp.where(live[:, :, None], dt, 0.0)
-    decay = jnp.cumsum(dt * A, axis=1)  # [B, S, M]
-    last = decay[:, -1]
-    left = x * (dt * jnp.exp(last[:, None] - decay))[..., None]
+    decay = running_decay(dt * A, axis=1)  # [B, S, M] twice
+    last = [part[:, -1:] for part in decay]
+    left = x * (dt * jnp.exp(lag(last, decay)))[..., None]
     left = left.reshape(rows, slots, groups, per_group, width)
     added = jnp.einsum("bsghp,bsgr->bghpr", left, B, precision=HIGHEST)
-    return state * jnp.exp(last)[..., None, None] + added.reshape(rows, heads, width, size)
+    return state * jnp.exp(sum(last))[:, 0, :, None, None] + added.reshape(rows, heads, width, size)
