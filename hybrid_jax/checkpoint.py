@@ -94,6 +94,12 @@ def load_model(
         ValueError: an unknown family, a missing or malformed field, a truncated file, a missing,
             unexpected or wrongly shaped tensor.
         NotImplementedError: a field or a stored dtype that is not supported.
+
+    Example:
+        >>> config, params = load_model("gone")
+        Traceback (most recent call last):
+        ...
+        hybrid_jax.checkpoint.CheckpointNotFound: load_model: gone does not exist; give a model directory
     """
     if dtype not in ("auto", *DTYPES):
         raise ValueError(f"load_model: dtype must be auto or one of {DTYPES}, got {dtype!r}")

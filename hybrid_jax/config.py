@@ -292,6 +292,13 @@ class ModelConfig:
         dtype: the weights' dtype as stored.
         eos_token_ids: any of these ends a sequence.
         bos_token_id: what the tokenizer puts first, when it does.
+
+    Example:
+        >>> attention = Attention(num_heads=4, num_kv_heads=2, head_dim=64)
+        >>> layer = LayerSpec(mixers=(attention,), mlp=MLP(width=512))
+        >>> config = ModelConfig(family="llama", vocab_size=256, width=256, layers=(layer,) * 2)
+        >>> len(config.mixers(Attention)), config.mamba2
+        (2, None)
     """
 
     family: str
@@ -375,6 +382,10 @@ class CacheConfig:
 
     Attributes:
         policy: "off" keeps nothing, "lru" evicts the entry used longest ago.
+
+    Example:
+        >>> CacheConfig().policy
+        'lru'
     """
 
     policy: Literal["off", "lru"] = "lru"
@@ -403,6 +414,10 @@ class EngineConfig:
         cache: prefix cache policy.
         exact: bit-identical logits whatever the batch, chunking or cache (slower).
         seed: base of the sampling noise of requests that bring no seed.
+
+    Example:
+        >>> EngineConfig(max_rows=4, max_model_len=1024).steps_per_dispatch
+        8
     """
 
     memory: int | None = None

@@ -16,6 +16,10 @@ class Logprob:
         logprob: natural logarithm, of the unscaled distribution.
         rank: 1 for the most likely token.
         decoded_token: the token as text; None without a tokenizer.
+
+    Example:
+        >>> Logprob(logprob=-0.1, rank=1, decoded_token=" the")
+        Logprob(logprob=-0.1, rank=1, decoded_token=' the')
     """
 
     logprob: float
@@ -101,6 +105,10 @@ class CompletionOutput:
         logprobs: per token a dict from token id to `Logprob`; None unless asked for.
         finish_reason: "stop", "length" or "abort".
         stop_reason: the stop string or the caller's stop token id that ended it; None for the model's own.
+
+    Example:
+        >>> CompletionOutput(index=0, text=" the", token_ids=(262,), finish_reason="length")
+        CompletionOutput(index=0, text=' the', 1 tokens, finish_reason='length')
     """
 
     index: int
@@ -155,6 +163,13 @@ class RequestOutput:
         metrics: times and rates.
         num_cached_tokens: prompt tokens the prefix cache spared the first completion.
         prompt_logprobs: not computed; None.
+
+    Example:
+        >>> completion = CompletionOutput(index=0, text="b", token_ids=(98,), finish_reason="length")
+        >>> RequestOutput(
+        ...     request_id="0", prompt="a", prompt_token_ids=(97,), outputs=(completion,)
+        ... ).outputs[0].text
+        'b'
     """
 
     request_id: str
@@ -199,6 +214,10 @@ class Delta:
         logprobs: theirs, as in `CompletionOutput`; None unless asked for.
         finish_reason, stop_reason: set on the completion's last delta.
         output: on the prompt's last delta, everything `generate` would have returned; None before.
+
+    Example:
+        >>> Delta(request_id="0", text="b", token_ids=(98,)).finished()
+        False
     """
 
     request_id: str
