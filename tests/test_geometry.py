@@ -119,7 +119,7 @@ def test_every_geometry_has_room_for_what_it_keeps(
         assert not geometry.has_pages and geometry.num_pages(1000) == 0
     if num_mamba2:
         in_frame = geometry.heads_per_frame * 4 * width * state_size
-        assert 0 < in_frame <= geometry.frame_bytes
+        assert 0 < in_frame <= geometry.frame_bytes and geometry.heads_per_frame <= heads
         assert geometry.frames_per_layer * geometry.heads_per_frame >= heads
         assert (geometry.frames_per_layer - 1) * geometry.heads_per_frame < heads
         conv = num_mamba2 * 4 * -(-3 * (heads * width + 2 * state_size) * item // 4)
