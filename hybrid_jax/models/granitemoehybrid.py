@@ -26,6 +26,7 @@ KINDS = {
 def read_config(fields: HFConfig) -> ModelConfig:
     """config.json with model_type "granitemoehybrid" to `ModelConfig`."""
     fields.silu("hidden_act")
+    fields.only("normalization_function", ("rmsnorm",), "rmsnorm")
     rope = fields.only("position_embedding_type", ("nope", "rope"), "nope") == "rope"
     num_layers = fields.integer("num_hidden_layers")
     kinds = fields.names("layer_types", "layers_block_type") or ["mamba"] * num_layers

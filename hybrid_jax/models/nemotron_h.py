@@ -42,20 +42,20 @@ def read_config(fields: HFConfig) -> ModelConfig:
 
 def _layer_kinds(fields: HFConfig) -> list[str]:
     """The kind of each layer, from the list or the pattern; `num_hidden_layers` follows from it."""
-    names = fields.names("layers_block_type", "layer_types")
+    field, known = "layers_block_type", ", ".join(KINDS)
+    names = fields.names(field, "layer_types")
     if names is None:
+        field, known = "hybrid_override_pattern", "".join(LETTERS)
         pattern = fields.get("hybrid_override_pattern")
-        if pattern is None:
+        if not pattern:
             raise ValueError(
-                "nemotron_h: config.json needs hybrid_override_pattern or layers_block_type, it has none"
+                f"nemotron_h: config.json needs {field} or layers_block_type, it has none"
             )
-        names, known = [LETTERS.get(letter, letter) for letter in pattern], "".join(LETTERS)
-    else:
-        known = ", ".join(KINDS)
+        names = [LETTERS.get(letter, letter) for letter in pattern]
     unknown = sorted({name for name in names if name not in KINDS})
-    if unknown or not names:
+    if unknown:
         raise ValueError(
-            f"nemotron_h: the layers in config.json must be among {known}, got {unknown or 'none'}"
+            f"nemotron_h: {field} in config.json must name layers among {known}, got {unknown}"
         )
     return [KINDS[name] for name in names]
 

@@ -1,0 +1,239 @@
+"""config.json in both dialects, of tiny goldens and of released models."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from hybrid_jax.config import Attention, Mamba2, MoE
+from hybrid_jax.geometry import weight_count
+from hybrid_jax.models import config_from_hf
+from tests.parity.goldens import GOLDENS
+
+CONFIGS = Path(__file__).parent / "configs"
+RELEASED = {  # parameters as published, exactly or in billions
+    "bamba-9b": 9.78e9,
+    "codestral-mamba-7b": 7_285_403_648,
+    "granite-4.0-h-tiny": 6.94e9,
+    "llama-3.1-8b": 8_030_261_248,
+    "nemotron-3-nano-30b-a3b": 31.58e9,
+    "nemotron-h-8b": 8.1e9,
+}
+
+
+def released(name: str) -> dict:
+    return json.loads((CONFIGS / f"{name}.json").read_text())
+
+
+def golden(name: str) -> dict:
+    (folder,) = [golden for golden in GOLDENS if golden.name == name]
+    return json.loads((folder / "config.json").read_text())
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_released_models_have_their_known_size(name):
+    count = weight_count(config_from_hf(released(name)))
+    assert count == pytest.approx(RELEASED[name], rel=1e-3)
+
+
+def test_released_nemotron_h():
+    config = config_from_hf(released("nemotron-h-8b"))
+    assert len(config.layers) == 52
+    assert (len(config.mixers(Mamba2)), len(config.mixers(Attention))) == (24, 4)
+    assert config.attention == Attention(num_heads=32, num_kv_heads=8, head_dim=128)
+    assert config.mamba2.dt_limits == (0.0, math.inf)
+    assert config.dtype == "bfloat16"
+    assert config.eos_token_ids == (12,)
+
+
+def test_released_granite_keeps_its_multipliers():
+    config = config_from_hf(released("granite-4.0-h-tiny"))
+    assert config.embedding_multiplier == 12
+    assert config.residual_multiplier == 0.22
+    assert config.logits_multiplier == pytest.approx(1 / 6)
+    assert config.attention.scale == 0.0078125
+    assert config.attention.rope is None
+    assert config.tie_embeddings
+    moe = config.layers[0].mlp
+    assert moe == MoE(num_experts=64, top_k=6, width=512, shared_width=1024)
+
+
+def test_released_bamba_rotates_half_of_each_head():
+    config = config_from_hf(released("bamba-9b"))
+    assert config.attention.rope.dim == 64
+    attention = [bool(isinstance(layer.mixers[0], Attention)) for layer in config.layers]
+    assert [i for i, yes in enumerate(attention) if yes] == [9, 18, 27]
+
+
+def test_released_llama_scales_its_rotation():
+    rope = config_from_hf(released("llama-3.1-8b")).attention.rope
+    assert (rope.theta, rope.scaling.kind, rope.scaling.factor) == (500_000.0, "llama3", 8.0)
+    assert rope.scaling.original_max_position == 8192
+
+
+def older(values: dict) -> dict:
+    """The same model in the dialect of transformers 4."""
+    values = dict(values)
+    values["torch_dtype"] = values.pop("dtype")
+    rope = dict(values.pop("rope_parameters", None) or {})
+    if rope:
+        values["rope_theta"] = rope.pop("rope_theta")
+        if "partial_rotary_factor" in rope:
+            values["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+        kind = rope.pop("rope_type")
+        values["rope_scaling"] = None if kind == "default" else {"type": kind} | rope
+    if "time_step_limit" in values:
+        low, high = values["time_step_limit"]
+        values["time_step_limit"] = [low, math.inf if isinstance(high, dict) else high]
+    letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
+    if "layers_block_type" in values:
+        kinds = values.pop("layers_block_type")
+        values["hybrid_override_pattern"] = "".join(letters[kind] for kind in kinds)
+        values["num_hidden_layers"] = len(kinds)
+    if "layer_types" in values:
+        short = {"linear_attention": "mamba", "full_attention": "attention"}
+        values["layer_types"] = [short[kind] for kind in values["layer_types"]]
+    return json.loads(json.dumps(values))  # Infinity as released files spell it
+
+
+@pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
+def test_both_dialects_mean_the_same(golden):
+    values = json.loads((golden / "config.json").read_text())
+    assert older(values) != values
+    assert config_from_hf(older(values)) == config_from_hf(values)
+
+
+def test_infinity_has_two_spellings():
+    values = golden("mamba2_biases_tied")
+    assert values["time_step_limit"][1] == {"__float__": "Infinity"}
+    for high in (math.inf, {"__float__": "Infinity"}):
+        config = config_from_hf(values | {"time_step_limit": [0.0, high]})
+        assert config.mamba2.dt_limits == (0.0, math.inf)
+
+
+def test_step_size_floor_of_the_initialisation_is_no_limit():
+    values = golden("nemotron_h_dense") | {"time_step_min": 0.5, "time_step_floor": 0.4}
+    assert config_from_hf(values).mamba2.dt_limits == (0.0, math.inf)
+
+
+def test_old_field_names_of_nemotron_h_are_understood():
+    values = golden("nemotron_h_biases_limits")
+    expected = config_from_hf(values)
+    for old, new in {
+        "mamba_n_groups": "n_groups",
+        "mamba_d_conv": "conv_kernel",
+        "mamba_dt_limit": "time_step_limit",
+        "mamba_conv_bias": "use_conv_bias",
+        "attention_head_dim": "head_dim",
+    }.items():
+        values[old] = values.pop(new)
+    assert config_from_hf(values) == expected
+
+
+@pytest.mark.parametrize("name", [None, "gpt2", 7])
+def test_unknown_family_names_the_supported_ones(name):
+    with pytest.raises(ValueError, match=f"model_type {name!r} .*bamba.*llama.*nemotron_h"):
+        config_from_hf({"model_type": name})
+
+
+@pytest.mark.parametrize(
+    "name, field, value",
+    [
+        ("llama_llama3", "hidden_act", "gelu"),
+        ("llama_llama3", "partial_rotary_factor", 0.5),
+        ("llama_llama3", "quantization_config", {"quant_method": "awq"}),
+        ("llama_llama3", "dtype", "float8_e4m3fn"),
+        ("mamba2_biases_tied", "hidden_act", "relu"),
+        ("nemotron_h_dense", "mamba_hidden_act", "gelu"),
+        ("nemotron_h_dense", "mlp_hidden_act", "silu"),
+        ("nemotron_h_dense", "sliding_window", 128),
+        ("nemotron_h_moe_groups", "mlp_hidden_act", "silu"),
+        ("bamba_biases_tied", "hidden_act", "gelu"),
+        ("granite_moe_nope_tied", "hidden_act", "gelu"),
+        ("granite_moe_nope_tied", "position_embedding_type", "alibi"),
+        ("granite_moe_nope_tied", "normalization_function", "layernorm"),
+    ],
+)
+def test_unsupported_field_is_named_with_its_value_and_family(name, field, value):
+    values = golden(name)
+    if field == "partial_rotary_factor":
+        values["rope_parameters"][field] = value
+    else:
+        values[field] = value
+    shown = "awq" if field == "quantization_config" else repr(value)
+    with pytest.raises(NotImplementedError, match=f"{values['model_type']}: {field}.*{shown}"):
+        config_from_hf(values)
+
+
+@pytest.mark.parametrize("kind", ["yarn", "dynamic", "longrope"])
+@pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
+def test_unsupported_rope_type_is_named(kind, field):
+    values = golden("llama_llama3")
+    del values["rope_parameters"]
+    values[field] = {"rope_type": kind, "factor": 4.0}
+    with pytest.raises(NotImplementedError, match=f"llama: rope_type '{kind}'.*llama3"):
+        config_from_hf(values)
+
+
+@pytest.mark.parametrize(
+    "name, field",
+    [
+        ("llama_llama3", "hidden_size"),
+        ("llama_llama3", "num_attention_heads"),
+        ("llama_llama3", "intermediate_size"),
+        ("llama_llama3", "max_position_embeddings"),
+        ("mamba2_biases_tied", "state_size"),
+        ("mamba2_biases_tied", "num_heads"),
+        ("nemotron_h_dense", "layers_block_type"),
+        ("nemotron_h_dense", "ssm_state_size"),
+        ("nemotron_h_moe_groups", "n_routed_experts"),
+        ("bamba_biases_tied", "mamba_n_heads"),
+        ("bamba_biases_tied", "num_hidden_layers"),
+        ("granite_moe_nope_tied", "num_experts_per_tok"),
+        ("granite_moe_nope_tied", "vocab_size"),
+    ],
+)
+@pytest.mark.parametrize("absent", [True, False], ids=["absent", "null"])
+def test_missing_field_is_named(name, field, absent):
+    values = golden(name)
+    if absent:
+        del values[field]
+    else:
+        values[field] = None
+    with pytest.raises(ValueError, match=f"{values['model_type']}: config.json needs .*{field}"):
+        config_from_hf(values)
+
+
+@pytest.mark.parametrize(
+    "name, field, value",
+    [
+        ("llama_llama3", "hidden_size", "big"),
+        ("llama_llama3", "num_hidden_layers", 0),
+        ("llama_llama3", "rms_norm_eps", True),
+        ("llama_llama3", "attention_bias", "no"),
+        ("llama_llama3", "eos_token_id", "</s>"),
+        ("mamba2_biases_tied", "conv_kernel", 1),
+        ("mamba2_biases_tied", "time_step_limit", 0.1),
+        ("bamba_biases_tied", "attn_layer_indices", [1, 9]),
+        ("granite_moe_nope_tied", "layer_types", ["mamba"]),
+        ("nemotron_h_dense", "layers_block_type", ["mamba", "conv"]),
+    ],
+)
+def test_malformed_field_is_named(name, field, value):
+    with pytest.raises(ValueError, match=field):
+        config_from_hf(golden(name) | {field: value})
+
+
+def test_unknown_letter_of_a_pattern_is_named():
+    values = golden("nemotron_h_dense")
+    del values["layers_block_type"]
+    with pytest.raises(ValueError, match=r"nemotron_h: .*M\*-E, got \['X'\]"):
+        config_from_hf(values | {"hybrid_override_pattern": "M-X*"})
+
+
+def test_inner_width_that_contradicts_itself_gives_both_numbers():
+    with pytest.raises(ValueError, match="mamba2: num_heads \\* head_dim .* 60 and 90"):
+        config_from_hf(golden("mamba2_biases_tied") | {"expand": 3})

@@ -1,0 +1,62 @@
+"""Descriptions of checkpoints and of configs against what they describe."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import pytest
+
+from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig, Rope, RopeScaling
+from hybrid_jax.geometry import weight_count
+from hybrid_jax.models import FAMILIES, config_from_hf
+from hybrid_jax.models.initialize import random_params
+from hybrid_jax.models.stored_config import from_json, to_json
+from tests.parity.goldens import GOLDENS
+
+
+def config_of(golden) -> ModelConfig:
+    return config_from_hf(json.loads((golden / "config.json").read_text()))
+
+
+@pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
+def test_checkpoints_describe_the_tree_that_the_model_uses(golden):
+    config = config_of(golden)
+    stored = FAMILIES[config.family].stored(config)
+    params = random_params(config, 0)
+    assert jax.tree.structure(stored) == jax.tree.structure(params)
+    assert jax.tree.map(lambda leaf: leaf.shape, stored) == jax.tree.map(
+        lambda leaf: leaf.shape, params
+    )
+
+
+@pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
+def test_checkpoints_hold_as_many_weights_as_the_geometry_counts(golden):
+    config = config_of(golden)
+    leaves = jax.tree.leaves(FAMILIES[config.family].stored(config))
+    assert sum(leaf.size for leaf in leaves) == weight_count(config)
+
+
+@pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
+def test_configs_survive_json(golden):
+    config = config_of(golden)
+    text = json.dumps(to_json(config), allow_nan=False)
+    assert from_json(json.loads(text)) == config
+
+
+def test_config_of_no_family_survives_json():
+    rope = Rope(dim=4, scaling=RopeScaling(kind="linear", factor=2.0))
+    attention = Attention(num_heads=2, num_kv_heads=1, head_dim=4, rope=rope, window=9)
+    layers = (LayerSpec(mixers=(attention,), mlp=MLP(width=8)), LayerSpec(mlp=MLP(width=4)))
+    config = ModelConfig(family="own", vocab_size=9, width=8, layers=layers, eos_token_ids=(3, 4))
+    assert from_json(to_json(config)) == config
+
+
+def test_unknown_parts_of_a_stored_config_are_named():
+    data = to_json(config_of(GOLDENS[0]))
+    with pytest.raises(ValueError, match="ModelConfig has no field 'colour'"):
+        from_json(data | {"colour": "red"})
+    with pytest.raises(ValueError, match="type 'Gru' is unknown, only .*Mamba2"):
+        from_json(data | {"layers": [{"type": "Gru"}]})
+    with pytest.raises(ValueError, match="must be 'ModelConfig', got 'MLP'"):
+        from_json({"type": "MLP", "width": 3})
