@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from hybrid_jax.compile_cache import enable_compile_cache
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.train import state as saved
@@ -63,13 +64,19 @@ def optimizer() -> optax.GradientTransformation:
             lambda path, leaf: matrix if is_matrix(path, leaf) else None, params
         )
 
-    return optax.contrib.muon(
+    muon = optax.contrib.muon(
         1.0,
         adam_learning_rate=ADAM_SHARE,
         adam_b2=0.98,
         weight_decay=0.01,
         muon_weight_dimension_numbers=label,
     )
+
+    def update(*arguments):
+        with jax.numpy_dtype_promotion("standard"):  # Optax relies on implicit promotion
+            return muon.update(*arguments)
+
+    return optax.GradientTransformation(muon.init, update)
 
 
 @functools.partial(jax.jit, static_argnames="config", donate_argnums=0)
@@ -101,12 +108,15 @@ def train(
     begun = time.monotonic()
     if options.steps is None and options.minutes is None:
         options = TrainOptions(**(asdict(options) | {"steps": DEFAULT_STEPS}))
+    enable_compile_cache()
     config = tiny_config(max(4096, options.context)) if config is None else config
     sources = default_sources() if sources is None else tuple(Path(s) for s in sources)
     corpus = read_corpus(sources)
     batches = Batches(corpus.train, options.seed, options.batch, options.context)
     arrays, at = _start(out_dir, options, corpus, config, resume)
     begun -= at.seconds
+    if progress_of(at.step, at.seconds, options.steps, options.minutes) < 1.0:
+        at.runs.append({"from_step": at.step} | asdict(options))
     last_save = time.monotonic()
     step_tokens = options.batch * options.context
     with Report(progress, options.steps, options.minutes) as report:

@@ -45,6 +45,7 @@ def training_record(
         "steps": at.step,
         "bytes_seen": at.step * step_bytes,
         "epochs": round(at.step * step_bytes / sum(len(d.content) + 1 for d in corpus.train), 3),
+        "runs": at.runs,
         "wall_minutes": round(at.seconds / 60, 1),
         "seed": options.seed,
         "device": jax.devices()[0].platform,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 WARMUP = 0.02
-DECAY_FROM = 0.4
+DECAY_FROM = 0.2
 ROW_SHARES = (
     (0.0, 4),
     (0.65, 2),
@@ -12,7 +12,7 @@ ROW_SHARES = (
 
 
 def rate_factor(progress: float) -> float:
-    """Share of the peak learning rate: a short linear warmup, a plateau, a linear way down to zero."""
+    """Share of the peak learning rate: a short linear warmup, a short plateau, then linearly to zero."""
     warm = min(1.0, (progress + 1e-3) / WARMUP)
     return min(warm, max(0.0, (1.0 - progress) / (1.0 - DECAY_FROM)))
 

@@ -21,6 +21,7 @@ class Progress:
         row_len: row length in force in the current group of steps.
         identity: what must not change between runs: seed, batch, context, corpus digest, model.
         history: one entry per held-out measurement.
+        runs: one entry per start: the step it went on from and its options.
     """
 
     step: int = 0
@@ -28,6 +29,7 @@ class Progress:
     row_len: int = 0
     identity: dict = field(default_factory=dict)
     history: list = field(default_factory=list)
+    runs: list = field(default_factory=list)
 
 
 def save(path: Path, arrays: dict, progress: Progress) -> None:
