@@ -46,7 +46,8 @@ def layers(*specs) -> dict:
         (
             RopeScaling,
             {"kind": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0},
-            "RopeScaling: low_freq_factor must be positive and below high_freq_factor, got 4.0 and 4.0",
+            "RopeScaling: low_freq_factor must be positive and below high_freq_factor, "
+            "got 4.0 and 4.0",
         ),
         (
             Attention,

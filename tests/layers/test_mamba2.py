@@ -190,7 +190,7 @@ def test_padding_changes_no_bit_of_a_scan(spec, garbage):
 
 @functools.partial(jax.jit, static_argnames="spec")
 def decode(params, h, state, conv, ring: Records, count, num_valid, spec: Mamba2):
-    """One step of T tokens: folds full rings, stores the records, runs the window, moves the cursor."""
+    """One step of T tokens: folds full rings, stores records, runs the window, moves the cursor."""
     full = count == GRAIN
     folded = mamba2.fold(mamba2.decay_rates(params), state, ring, jnp.where(full, GRAIN, 0), spec)
     state = jnp.where(full[:, None, None, None], folded, state)
@@ -241,7 +241,7 @@ def prefill(params, h, lengths, spec: Mamba2, window: int):
 @BOTH
 @pytest.mark.parametrize("window", [1, 4])
 def test_prefill_then_windows_equal_the_equations(spec, window):
-    """Prompts of 1, 45, 64 (a full ring) and 65 tokens, then 40 more through three kinds of fold."""
+    """Prompts of 1, 45, 64 (a full ring) and 65 tokens, then 40 more with folds in between."""
     lengths, total = np.array([1, 45, 64, 65]), 105
     params, h = make_params(spec), draw(4, total, WIDTH)
     out, state, conv, ring, count = prefill(params, h[:, :65], lengths, spec, window)

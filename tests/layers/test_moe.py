@@ -1,4 +1,4 @@
-"""Routing against sorted lists, experts against a dense sum, and what other tokens may not change."""
+"""Routing against sorted lists, experts one by one, and what other tokens may not change."""
 
 import functools
 from dataclasses import replace

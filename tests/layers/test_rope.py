@@ -1,4 +1,4 @@
-"""Rotations against complex numbers; scaled frequencies against the published rule, one at a time."""
+"""Rotations against complex numbers; scaled frequencies against the published rule."""
 
 import math
 
