@@ -113,7 +113,7 @@ class RadixTree:
         counters = self.counters
         counters.lookups += 1
         counters.lookup_tokens += match.num_tokens
-        counters.matched_tokens += match.match_len
+        counters.cached_tokens += match.cached_len
         if match.hit_len == 0:
             return [], 0
         counters.hits += 1

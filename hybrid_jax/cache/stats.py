@@ -12,7 +12,8 @@ class CacheCounters:
     Attributes:
         lookups, lookup_tokens: prompts looked up at admission, and their tokens.
         hits, hit_tokens: how many resumed from a checkpoint, and the tokens that skipped.
-        matched_tokens: tokens the tree knew, cached or not; the gap to hit_tokens is what no checkpoint covered.
+        cached_tokens: tokens looked up whose pages were cached; the gap to hit_tokens is what no checkpoint
+            covered.
         inserted_checkpoints, inserted_tokens: checkpoints adopted, and tokens whose pages were.
         leaf_evictions: nodes evicted whole, pages and checkpoint.
         tombstone_evictions: checkpoints evicted from inside a path, pages kept.
@@ -24,7 +25,7 @@ class CacheCounters:
     lookup_tokens: int = 0
     hits: int = 0
     hit_tokens: int = 0
-    matched_tokens: int = 0
+    cached_tokens: int = 0
     inserted_checkpoints: int = 0
     inserted_tokens: int = 0
     leaf_evictions: int = 0

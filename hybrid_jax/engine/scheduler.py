@@ -254,6 +254,20 @@ class Scheduler:
             return NEED_RESULTS
         self._drain = False
         turn = _Turn()
+        while not self._fill(turn) and turn.preempted:
+            turn = _Turn()  # whoever was alone went back to the queue; admit again
+        plan = turn.plan
+        if not (plan.prefill or plan.decode or plan.moves):
+            return NEED_RESULTS if self._flights else None
+        plan.num_steps = max((row.num_steps for row in plan.decode), default=0)
+        for sequence in turn.flight.sequences():
+            sequence.num_flights += 1
+        self._flights.append(turn.flight)
+        self.counters.plans += 1
+        return plan
+
+    def _fill(self, turn: _Turn) -> bool:
+        """One turn's work, in the order of the module's docstring; False when there is none."""
         self._close_holes(turn)
         for sequence in self._running:
             self._promise(sequence)
@@ -268,17 +282,10 @@ class Scheduler:
             self._withdraw(sequence)
             self._decode(turn, sequence)
         plan = turn.plan
-        new_slots = self.memory.end_plan()
-        if not (plan.prefill or plan.decode or plan.moves):
-            assert not new_slots, "scheduler: an empty plan took slots"
-            return NEED_RESULTS if self._flights else None
-        plan.new_slots = new_slots
-        plan.num_steps = max((row.num_steps for row in plan.decode), default=0)
-        for sequence in turn.flight.sequences():
-            sequence.num_flights += 1
-        self._flights.append(turn.flight)
-        self.counters.plans += 1
-        return plan
+        plan.new_slots = self.memory.end_plan()
+        busy = bool(plan.prefill or plan.decode or plan.moves)
+        assert busy or not plan.new_slots, "scheduler: an empty plan took slots"
+        return busy
 
     def _close_holes(self, turn: _Turn) -> None:
         """Moves the highest decoding rows into free lower ones where that makes the decode shape smaller."""
@@ -612,7 +619,10 @@ class Scheduler:
         rebuilt as well. Aborted requests are gone; the others keep the output they have reported.
         """
         self.counters.rebuilds += 1
+        tree = self.memory.tree
         self._start_empty()
+        if tree is not None:
+            self.memory.tree.counters = tree.counters
         live = sorted(self._sequences.values(), key=lambda s: s.arrival)
         self._sequences = {}
         for sequence in live:

@@ -337,7 +337,7 @@ def test_counters_tell_hits_and_what_no_checkpoint_covered():
     pools.tree.acquire(pools.match(seq((0, 20), (7, 20))))
     counters = pools.tree.counters.as_dict()
     assert (counters["lookups"], counters["hits"], counters["hit_tokens"]) == (2, 1, 32)
-    assert counters["matched_tokens"] == 52 and counters["token_hit_rate"] == 32 / 80
+    assert counters["cached_tokens"] == 52 and counters["token_hit_rate"] == 32 / 80
 
 
 def test_fill_refuses_what_is_no_resume_point():

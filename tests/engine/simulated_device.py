@@ -60,12 +60,20 @@ class SimulatedDevice:
         events: how often each mechanism ran: folds, copies, inert rows, ...
     """
 
-    def __init__(self, geometry: Geometry, *, num_frames: int, max_rows: int, vocab: int):
+    def __init__(
+        self,
+        geometry: Geometry,
+        *,
+        num_frames: int,
+        max_rows: int,
+        vocab: int,
+        events: dict | None = None,
+    ):
         self.geometry, self.vocab = geometry, vocab
         self.frames: list[dict] = [{} for _ in range(num_frames)]
         self.table: dict[int, tuple[int, ...]] = {0: ()}
         self.rings = [Ring() for _ in range(max_rows)]
-        self.events: dict[str, int] = {}
+        self.events: dict[str, int] = {} if events is None else events
         self._truths: dict[Request, list[int]] = {}
 
     def execute(self, plan: Plan) -> Tokens:
@@ -128,7 +136,10 @@ class SimulatedDevice:
         return sampled
 
     def _no_write_meets_another(self, rows: list[PrefillRow]) -> None:
-        """Rows of one dispatch run side by side: nothing one writes may be read or written by another."""
+        """Rows of one dispatch run side by side: nothing one writes may be read or written by another.
+
+        Sources of copies are exempt: copies come first, and whoever filled a page may still append to it.
+        """
         touched: dict[int, int] = {}
         page = self.geometry.page_tokens
         writes, reads = [], []
@@ -142,7 +153,6 @@ class SimulatedDevice:
             reads.append(
                 {frame for group in row.pages for frame in group} | set(self.table[row.read_slot])
             )
-            reads[-1] |= {frame for source, _ in row.copies for frame in source}
         for index, own in enumerate(writes):
             for frame in own:
                 assert frame != 0, "a write to the sink by a real row"
