@@ -22,16 +22,18 @@ def read_config(fields: HFConfig) -> ModelConfig:
             f"bamba: attn_layer_indices in config.json must be layers below num_hidden_layers "
             f"{num_layers}, got {places!r}"
         )
-    attention_bias = fields.flag("attention_bias")
-    attention = fields.attention(
-        rope=True, rope_fraction=ROTATED, qkv_bias=attention_bias, out_bias=attention_bias
-    )
-    mixer = fields.bamba_mixer()
+    mixers = {}
+    if places:
+        bias = fields.flag("attention_bias")
+        mixers[True] = fields.attention(
+            rope=True, rope_fraction=ROTATED, qkv_bias=bias, out_bias=bias
+        )
+    if len(set(places)) < num_layers:
+        mixers[False] = fields.bamba_mixer()
     mlp = MLP(width=fields.integer("intermediate_size"), bias=fields.flag("mlp_bias"))
     return ModelConfig(
         layers=tuple(
-            LayerSpec(mixers=(attention if index in places else mixer,), mlp=mlp)
-            for index in range(num_layers)
+            LayerSpec(mixers=(mixers[index in places],), mlp=mlp) for index in range(num_layers)
         ),
         **fields.common("rms_norm_eps", 1e-5),
     )

@@ -1,15 +1,18 @@
-"""The committed goldens: tiny random models and what transformers answers for them."""
+"""The committed goldens: tiny random models and what transformers answers for them.
+
+HYBRID_JAX_GOLDENS names another folder of them, as `make_goldens --random` writes it.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-GOLDENS: list[Path] = sorted(
-    answers.parent for answers in (Path(__file__).parent / "goldens").glob("*/answers.npz")
-)
+FOLDER = Path(os.environ.get("HYBRID_JAX_GOLDENS") or Path(__file__).parent / "goldens")
+GOLDENS: list[Path] = sorted(answers.parent for answers in FOLDER.glob("*/answers.npz"))
 
 
 @dataclass(frozen=True)
