@@ -28,7 +28,7 @@ from hybrid_jax.train.schedule import progress_of, rate_factor, row_length
 DEFAULT_STEPS = 4000
 ADAM_SHARE = 0.2  # Adam's learning rate relative to Muon's
 QUICK_ROWS = 24  # rows of the measurements between steps
-LONG_ROWS = 32  # rows of twice the training's context, to see whether that still helps
+LONG_ROWS = 16  # rows of twice the training's context, to see whether that still helps
 STATE_FILE = Path("training_state") / "state.npz"
 
 

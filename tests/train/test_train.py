@@ -155,7 +155,7 @@ def test_rate_rises_stays_and_falls_to_zero():
 
 
 def test_rows_grow_to_the_context():
-    lengths = [row_length(p, 2048) for p in (0.0, 0.64, 0.66, 0.84, 0.86, 1.0)]
+    lengths = [row_length(p, 2048) for p in (0.0, 0.79, 0.81, 0.91, 0.93, 1.0)]
     assert lengths == [512, 512, 1024, 1024, 2048, 2048]
     assert row_length(0.0, 64) == 64
 
