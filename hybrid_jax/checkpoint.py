@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
@@ -43,6 +42,7 @@ ARRAY_DTYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 ITEM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2}
+PIECE = 1 << 24  # bytes compared at a time
 BAND = 32  # rows transposed at a time: their cache lines stay in the cache until they are full
 
 
@@ -180,15 +180,20 @@ def _load_orbax(
     saved = folder / PARAMS_FOLDER
     if not saved.is_dir():
         raise CheckpointNotFound(f"load_model: {folder} has {CONFIG_FILE} but no {PARAMS_FOLDER}/")
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     with orbax.checkpoint.StandardCheckpointer() as checkpointer:
-        tree = checkpointer.metadata(saved).item_metadata.tree
-        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        target = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), tree
-        )
-        total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(target))
-        progress(0, total)
-        params = checkpointer.restore(saved, target)
+        try:
+            tree = checkpointer.metadata(saved).item_metadata.tree
+            target = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), tree
+            )
+            total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(target))
+            progress(0, total)
+            params = checkpointer.restore(saved, target)
+        except Exception as error:  # whatever the storage below raises, bare Exceptions too
+            raise ValueError(
+                f"load_model: {saved} is damaged or no orbax checkpoint; save it again"
+            ) from error
     progress(total, total)
     if dtype in ("auto", config.dtype):
         return config, params
@@ -220,7 +225,7 @@ def _load_hf(
 
     def build(leaf: Stored) -> jax.Array:
         nonlocal done
-        array = jnp.asarray(_assemble(leaf, tensors, np.dtype(config.dtype)))
+        array = jax.device_put(_assemble(leaf, tensors, np.dtype(config.dtype)))
         done += sum(tensors[name].data.nbytes for name, _ in leaf.parts if name in tensors)
         progress(done, total)
         return array
@@ -239,7 +244,10 @@ def _settle_head(
     if embed is None:
         return config
     same = (embed.dtype, embed.shape) == (head.dtype, head.shape)
-    if same and np.array_equal(embed.data, head.data):
+    if same and all(
+        np.array_equal(embed.data[start : start + PIECE], head.data[start : start + PIECE])
+        for start in range(0, embed.data.size, PIECE)
+    ):
         del tensors["lm_head.weight"]
         return config
     return replace(config, tie_embeddings=False)
@@ -311,7 +319,7 @@ def _place(out: np.ndarray, source: np.ndarray, layout: str) -> None:
             _place(out[index], source[index], "linear")
     else:
         for row in range(0, source.shape[0], BAND):
-            out[:, row : row + BAND] = source[row : row + BAND].astype(out.dtype).T
+            out[:, row : row + BAND] = source[row : row + BAND].astype(out.dtype, copy=False).T
 
 
 # --- files ----------------------------------------------------------------------------------------

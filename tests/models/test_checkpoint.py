@@ -414,3 +414,19 @@ def test_orbax_directory_without_its_arrays_is_refused(tmp_path):
     shutil.rmtree(tmp_path / "model" / "params")
     with pytest.raises(FileNotFoundError, match=r"has model_config\.json but no params/"):
         load_model(tmp_path / "model")
+
+
+def test_damaged_orbax_directory_is_refused(tmp_path):
+    config, params = load_model(GOLDEN["mamba2_biases_tied"])
+    save_orbax(tmp_path / "model", config, params)
+    blobs = max(
+        (file for file in (tmp_path / "model" / "params").rglob("*") if file.is_file()),
+        key=lambda file: file.stat().st_size,
+    )
+    blobs.write_bytes(blobs.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"model/params is damaged or no orbax checkpoint"):
+        load_model(tmp_path / "model")
+    shutil.rmtree(tmp_path / "model" / "params")
+    (tmp_path / "model" / "params").mkdir()
+    with pytest.raises(ValueError, match=r"model/params is damaged or no orbax checkpoint"):
+        load_model(tmp_path / "model")
