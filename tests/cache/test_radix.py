@@ -245,6 +245,16 @@ def test_a_promise_is_pending_for_others_until_filled():
     assert pools.match(seq((0, 50)), "b").pending is None
 
 
+def test_a_promise_below_the_hit_is_nothing_to_wait_for():
+    pools = Pools()
+    pools.insert(seq((0, 48)))
+    pools.tree.promise("a", pools.tree.announce(np.array(seq((0, 50)))), 24)
+    match = pools.match(seq((0, 50)), "b")
+    assert (match.hit_len, match.pending) == (48, None)
+    assert pools.match(seq((0, 40)), "b").pending.end == 24
+    pools.check()
+
+
 def test_withdrawn_promises_leave_no_boundaries():
     pools = Pools()
     anchor = pools.tree.announce(np.array(seq((0, 50))))

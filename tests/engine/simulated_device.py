@@ -94,9 +94,11 @@ class SimulatedDevice:
 
     def _prefill(self, rows: list[PrefillRow]) -> list[int]:
         assert len({row.row for row in rows}) == len(rows), "two chunks in one ring row"
+        copies = [copy for row in rows for copy in row.copies]
+        targets = {frame for _, target in copies for frame in target}
+        assert not targets & {frame for source, _ in copies for frame in source}
         for row in rows:
             for source, target in row.copies:
-                assert source != target
                 for a, b in zip(source, target, strict=True):
                     self.frames[b] = dict(self.frames[a])
                 self._count("copies")

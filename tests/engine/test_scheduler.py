@@ -343,6 +343,7 @@ def test_one_request_gets_the_whole_pool_to_its_last_frame():
         request = engine.add(tokens_of(random.Random(0), 100), max_tokens=longest, stop_ids=())
         engine.run()
         assert len(request.output) == longest == (frames - 1 - 3) // 2 * 64 + 1 - 100
+        assert request.num_preemptions == 0  # it takes its checkpoint back from the tree instead
         engine.check()
 
 
@@ -433,6 +434,24 @@ def test_an_abort_with_plans_in_flight_reports_nothing_more_and_frees_everything
     engine.check()
 
 
+def test_an_abort_while_a_fold_is_in_flight_leaves_no_wrong_checkpoint():
+    engine = Engine.make()
+    first = engine.add(tokens_of(random.Random(0), 100), max_tokens=300, stop_ids=())
+    while not any(
+        row.fold_slot and row.fold_slot == row.read_slot
+        for p, _ in engine.pending
+        for row in p.decode
+    ):
+        engine.step()
+    engine.scheduler.abort("r0")
+    engine.run()
+    output = plain_loop(first.prompt, vocab=50, stop_ids=frozenset(), limit=300)
+    again = engine.add(first.prompt + output)
+    engine.run()
+    assert again.num_cached_tokens >= 160
+    engine.check()
+
+
 def test_an_empty_scheduler_has_nothing_to_do():
     engine = Engine.make()
     assert engine.scheduler.plan() is None and not engine.scheduler.has_work
@@ -512,7 +531,7 @@ def random_traffic(
             engine.crash()
         engine.step()
         for request in engine.requests.values():  # a conversation goes on
-            if request.finish_reason == "stop" and rng.random() < 0.02:
+            if request.finish_reason and rng.random() < 0.02:
                 pool.append((request.prompt + request.output)[:longest])
     engine.run()
     engine.check()

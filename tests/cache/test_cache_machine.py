@@ -1,0 +1,276 @@
+"""Allocator, slots and prefix tree driven at random beside a naive model: a dict of prefixes."""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from hybrid_jax.cache.frames import FrameAllocator, OutOfFrames
+from hybrid_jax.cache.radix import RadixTree
+from hybrid_jax.cache.slots import OutOfSlots, SlotTable
+
+GRAIN, NUM_FRAMES, MAX_SLOTS, STATE_FRAMES = 8, 60, 12, 3
+
+# Blocks of few symbols and a tail that may look like a block's beginning: paths part and meet often, off the
+# grain too.
+prompts = st.builds(
+    lambda blocks, tail, count: (
+        tuple(t for block in blocks for t in (block,) * 8) + (tail,) * count
+    ),
+    st.lists(st.sampled_from([3, 5]), max_size=5),
+    st.sampled_from([3, 5, 7]),
+    st.integers(1, 12),
+)
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Rows are tuples (tokens, pages, slot) with one hold each on what they list.
+
+    The model: `contents` says for every prefix ever filled which resume points must exist while nothing is
+    evicted; evictions are compared by what they may and may not take.
+    """
+
+    page_tokens, needs_slots = 16, True
+
+    def __init__(self):
+        super().__init__()
+        self.frames = FrameAllocator(NUM_FRAMES)
+        self.slots = SlotTable(
+            self.frames, state_frames=STATE_FRAMES if self.needs_slots else 0, max_slots=MAX_SLOTS
+        )
+        self.tree = RadixTree(
+            self.frames, self.slots, grain=GRAIN, page_tokens=self.page_tokens, needs_slots=self.needs_slots,
+            max_known_nodes=12,
+        )  # fmt: skip
+        self.rows = []  # (tokens, pages, slot)
+        self.resumable = set()  # prefixes that must hit
+        self.known = {}  # announcement -> node
+        self.promised = {}  # owner -> {prefix}
+        self.text = {}  # (frame, offset) -> the prefix that ends there, as written by a row
+        self.states = {}  # slot -> prefix
+
+    # --- what rows do ---------------------------------------------------------------------------
+
+    @rule(tokens=prompts)
+    def compute(self, tokens):
+        """A row resumes where it can, computes up to a grain boundary, and keeps its memory."""
+        length = (len(tokens) - 1) // GRAIN * GRAIN
+        match = self.tree.match(np.array(tokens))
+        assert match.hit_len == self.expected_hit(tokens)
+        pages, slot = self.tree.acquire(match)
+        self.check_content(tokens, match.hit_len, pages, slot)
+        row = (tokens[:length], list(pages), slot)
+        self.rows.append(row)
+        if length <= match.hit_len:
+            return
+        try:
+            self.extend_row(row, match.hit_len, length)
+        except (OutOfFrames, OutOfSlots):
+            pass  # it keeps what it has and stays at its hit
+        self.rows[-1] = self.current
+
+    def extend_row(self, row, hit_len, length):
+        tokens, pages, slot = row
+        self.current = (tokens[:hit_len], pages, slot)
+        page = self.page_tokens
+        fresh = []
+        if page:
+            count = -(-length // page) - len(pages) + (hit_len % page != 0)
+            fresh = [(frame,) for frame in self.frames.allocate(count)]
+        new_slot = 0
+        if self.needs_slots:
+            try:
+                new_slot = self.slots.allocate()
+            except (OutOfFrames, OutOfSlots):
+                self.frames.release([frame for group in fresh for frame in group])
+                raise
+        if page and hit_len % page:  # copy on write
+            (source,) = pages.pop()
+            for offset in range(page):
+                self.text.pop((fresh[0][0], offset), None)
+                if (source, offset) in self.text:
+                    self.text[fresh[0][0], offset] = self.text[source, offset]
+            self.frames.release([source])
+        pages += fresh
+        for position in range(hit_len, length) if page else ():
+            self.text[pages[position // page][0], position % page] = tokens[: position + 1]
+        if slot:
+            self.slots.release(slot)
+        if new_slot:
+            self.states[self.slots.resolve(new_slot)] = tokens[:length]
+        self.current = (tokens[:length], pages, new_slot)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), finish=st.booleans())
+    def publish(self, data, finish):
+        """A row's prefix goes into the tree; a finished row lets go of everything."""
+        index = data.draw(st.integers(0, len(self.rows) - 1))
+        tokens, pages, slot = self.rows[index]
+        if tokens and bool(slot) == self.needs_slots:
+            self.tree.fill(np.array(tokens), pages, slot)
+            self.add_resumable(tokens)
+            for prefixes in self.promised.values():
+                inside = {p for p in prefixes if p == tokens[: len(p)]}
+                prefixes -= {tokens} if self.needs_slots else inside
+        if finish:
+            self.drop(index)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def abandon(self, data):
+        self.drop(data.draw(st.integers(0, len(self.rows) - 1)))
+
+    def drop(self, index):
+        tokens, pages, slot = self.rows.pop(index)
+        self.frames.release([frame for group in pages for frame in group])
+        if slot:
+            self.slots.release(slot)
+
+    # --- what waiting requests do ---------------------------------------------------------------
+
+    @rule(tokens=prompts)
+    def announce(self, tokens):
+        name = f"r{len(self.known)}-{len(self.promised)}-{self.tree.version}"
+        self.known[name] = (tokens, self.tree.announce(np.array(tokens)))
+        self.promised[name] = set()
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data())
+    def conclude(self, data):
+        name = data.draw(st.sampled_from(sorted(self.known)))
+        self.tree.withdraw(name)
+        _, node = self.known.pop(name)
+        self.promised.pop(name)
+        self.tree.conclude(node)
+
+    @precondition(lambda self: self.known)
+    @rule(data=st.data())
+    def promise(self, data):
+        name = data.draw(st.sampled_from(sorted(self.known)))
+        tokens, node = self.known[name]
+        length = data.draw(st.integers(1, 6)) * GRAIN
+        if length <= len(tokens):
+            stands = self.needs_slots and tokens[:length] in self.resumable
+            self.tree.promise(name, node, length)
+            if not stands:
+                self.promised[name].add(tokens[:length])
+
+    @rule(tokens=prompts)
+    def look_up(self, tokens):
+        match = self.tree.match(np.array(tokens), "nobody")
+        hit = self.expected_hit(tokens)
+        assert match.hit_len == hit
+        mine = [p for prefixes in self.promised.values() for p in prefixes]
+        ahead = [len(p) for p in mine if hit < len(p) < len(tokens) and tokens[: len(p)] == p]
+        assert (match.pending.end if match.pending else 0) == max(ahead, default=0)
+        known = [t for t, _ in self.known.values()] + list(self.resumable)
+        assert match.match_len >= max((common(tokens, t) for t in known), default=0)
+        assert match.hit_len <= match.cached_len <= match.match_len
+
+    # --- what memory pressure does --------------------------------------------------------------
+
+    @rule(count=st.integers(1, 20))
+    def evict(self, count):
+        free = self.frames.num_free
+        freed = self.tree.evict(count)
+        assert freed == self.frames.num_free - free
+        lost = {p for p in self.resumable if self.found(p) != len(p)}
+        self.resumable -= lost
+        if freed < count:  # then all that is left in the tree is held by rows too, or is above such
+            self.tree.evict(NUM_FRAMES)
+            assert self.frames.num_free == free + freed
+
+    @precondition(lambda self: not self.rows)
+    @rule()
+    def evict_everything(self):
+        self.tree.make_room(NUM_FRAMES)
+        assert self.frames.num_free == NUM_FRAMES - 1
+        self.resumable.clear()
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def disown(self, data):
+        tokens, _, slot = data.draw(st.sampled_from(self.rows))
+        if slot and self.tree.disown(slot):
+            assert self.found(tokens) < len(tokens)
+            self.resumable = {p for p in self.resumable if self.found(p) == len(p)}
+
+    @rule()
+    def reset(self):
+        self.tree.reset()
+        self.resumable.clear()
+        names = {name: tokens for name, (tokens, _) in self.known.items()}
+        self.promised = {name: set() for name in names}
+        self.known = {name: (t, self.tree.announce(np.array(t))) for name, t in names.items()}
+
+    # --- the naive model ------------------------------------------------------------------------
+
+    def add_resumable(self, tokens):
+        step = len(tokens) if self.needs_slots else GRAIN
+        for length in range(step, len(tokens) + 1, step):
+            self.resumable.add(tokens[:length])
+
+    def expected_hit(self, tokens):
+        return max(
+            (len(p) for p in self.resumable if len(p) < len(tokens) and tokens[: len(p)] == p),
+            default=0,
+        )
+
+    def found(self, prefix):
+        return self.tree.match(np.array([*prefix, 9])).hit_len
+
+    def check_content(self, tokens, length, pages, slot):
+        if self.page_tokens:
+            assert len(pages) == -(-length // self.page_tokens)
+            for position in range(length):
+                frame = pages[position // self.page_tokens][0]
+                assert self.text[frame, position % self.page_tokens] == tokens[: position + 1]
+        if self.needs_slots and length:
+            assert self.states[self.slots.resolve(slot)] == tokens[:length]
+
+    @invariant()
+    def counts_agree(self):
+        self.frames.check_invariants()
+        self.slots.check_invariants()
+        self.tree.check_invariants()
+        holds = self.tree.frame_holds()
+        for _, pages, _ in self.rows:
+            for group in pages:
+                holds[group[0]] = holds.get(group[0], 0) + 1
+        slots = self.tree.slot_holds() + [slot for _, _, slot in self.rows if slot]
+        for slot in set(slots):
+            assert self.slots.holders(slot) == slots.count(slot)
+            holds |= dict.fromkeys(self.slots.frames(slot), 1)
+        assert len(set(slots)) == self.slots.num_held
+        for frame in range(1, NUM_FRAMES):
+            assert self.frames.holders(frame) == holds.get(frame, 0)
+
+    @invariant()
+    def resume_points_are_those_of_the_model(self):
+        for prefix in self.resumable:
+            assert self.found(prefix) == len(prefix)
+
+    def teardown(self):
+        while self.rows:
+            self.drop(0)
+        self.tree.reset()
+        assert self.frames.num_free == NUM_FRAMES - 1 and self.slots.num_held == 0
+
+
+def common(a, b):
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
+
+
+@pytest.mark.parametrize(
+    ("page_tokens", "needs_slots"),
+    [(16, True), (4, True), (64, True), (16, False), (64, False), (0, True)],
+)
+def test_the_cache_agrees_with_a_dict_of_prefixes(page_tokens, needs_slots):
+    machine = type(
+        "Machine", (CacheMachine,), {"page_tokens": page_tokens, "needs_slots": needs_slots}
+    ).TestCase
+    machine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+    machine("runTest").runTest()
