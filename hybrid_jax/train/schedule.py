@@ -6,8 +6,8 @@ WARMUP = 0.02
 DECAY_FROM = 0.2
 ROW_SHARES = (
     (0.0, 4),
-    (0.65, 2),
-    (0.85, 1),
+    (0.8, 2),
+    (0.92, 1),
 )  # from this progress on, rows are context / divisor long
 
 
