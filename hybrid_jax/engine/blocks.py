@@ -220,9 +220,17 @@ def attend_pages(
         window=spec.window,
         soft_cap=spec.soft_cap,
     )
-    # What read the arena comes before what writes it next.
-    y, arena = jax.lax.optimization_barrier((y, arena))
     return attention.output(params, y.astype(h.dtype)), arena
+
+
+def zero_after(state: State, value: jax.Array) -> jax.Array:
+    """int32[] 0 that only exists once `value` does: added to an index, it orders a write after the reads
+    that led to `value`, without which XLA would keep a copy of what is written.
+
+    Line 0 of the slot table is the sink's and always 0, which the compiler does not know.
+    """
+    first = value.reshape(-1)[0].astype(jnp.float32)
+    return jax.lax.bitcast_convert_type(first, jnp.int32) & state.slots[0, 0]
 
 
 # --- rings ----------------------------------------------------------------------------------------

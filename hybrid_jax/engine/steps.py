@@ -102,7 +102,7 @@ def window(params: dict, state: State, rows: WindowRows, *, model: Model) -> tup
             h = decoder.feed_forward(weights, h, valid, spec, config)
         h = jnp.where(valid[..., None], h, 0)
     state = state.replace(arena=arena)
-    return _write_rings(state, h, rings, rows, valid) if rings else (h, state)
+    return h, _write_rings(state, h, rings, rows, valid) if rings else state
 
 
 def _window_mixer(params, h, checkpoint, ring, rows: WindowRows, valid, spec, model: Model):
@@ -150,29 +150,22 @@ def _window_mixer(params, h, checkpoint, ring, rows: WindowRows, valid, spec, mo
 
 def _write_rings(
     state: State, h: jax.Array, rings: list, rows: WindowRows, valid: jax.Array
-) -> tuple[jax.Array, State]:
+) -> State:
     """Stores all layers' new ring entries: a record per row for T = 1, whole rings otherwise."""
     conv, xB, dt = (jnp.stack(arrays) for arrays in zip(*rings, strict=True))
     num_rows, width = valid.shape
     live = valid.any(1)
-    conv = jnp.where(live[:, None, None], conv, state.conv[:, :num_rows])
     # Every read of the rings comes before the first write; the last layer's leads to h alone.
-    new, h, old = jax.lax.optimization_barrier(
-        ((conv, xB, dt), h, (state.conv, state.xB, state.dt))
-    )
-    put = jax.lax.dynamic_update_slice
-    new_conv = put(old[0], new[0], (0, 0, 0, 0))
-    if width > 1:
-        new_xB, new_dt = (put(old[i], new[i], (0, 0, 0, 0)) for i in (1, 2))
-        return h, state.replace(conv=new_conv, xB=new_xB, dt=new_dt)
+    zero = blocks.zero_after(state, h)
     sink = state.tokens.shape[0] - 1
-    _, new_xB, new_dt = old
+    new_conv, new_xB, new_dt = state.conv, state.xB, state.dt
     for b in range(num_rows):
-        row = jnp.where(live[b], b, sink)
-        slot = jnp.where(live[b], rows.base[b] - rows.checkpoint[b], 0)
-        new_xB = blocks.put_row(new_xB, new[1][:, b : b + 1], row, slot)
-        new_dt = blocks.put_row(new_dt, new[2][:, b : b + 1], row, slot)
-    return h, state.replace(conv=new_conv, xB=new_xB, dt=new_dt)
+        row = jnp.where(live[b], b, sink) + zero
+        slot = jnp.where(live[b], rows.base[b] - rows.checkpoint[b], 0) if width == 1 else 0
+        new_conv = blocks.put_row(new_conv, conv[:, b : b + 1], row)
+        new_xB = blocks.put_row(new_xB, xB[:, b : b + 1], row, slot)
+        new_dt = blocks.put_row(new_dt, dt[:, b : b + 1], row, slot)
+    return state.replace(conv=new_conv, xB=new_xB, dt=new_dt)
 
 
 def decode(
@@ -304,11 +297,6 @@ def prefill(
     if geometry.has_pages:
         arena = copy_frames(arena, get("sources").reshape(-1), get("targets").reshape(-1))
     read, write = state.slots[get("read_slot")], state.slots[get("write_slot")]
-    if geometry.has_state:
-        history = blocks.read_conv(arena, read, exists, model)  # [L, R, W - 1, E]
-        # Each layer uses a part of it, after the arena has been written: read it all here.
-        history, arena = jax.lax.optimization_barrier((history, arena))
-        history = from_bits(history)
     h = decoder.embed(params, jnp.where(valid, tokens, 0), config)
     num_attention, tails = 0, []
     for index, spec in enumerate(config.layers):
@@ -328,8 +316,10 @@ def prefill(
                     old = blocks.read_layer_state(
                         arena, blocks.layer_frames(read, number, model), exists, model
                     )
+                    # Read per layer: one read for all would be fused into places past the next write.
+                    history = from_bits(blocks.read_conv(arena, read, exists, model)[number])
                     out, new, columns, records = mamba2.scan(
-                        part, normed, old, history[number], length, state_len, mixer
+                        part, normed, old, history, length, state_len, mixer
                     )
                     arena = blocks.write_layer_state(
                         arena, blocks.layer_frames(write, number, model), new, model
@@ -449,10 +439,10 @@ def _load_conv(state: State, needed: jax.Array, checkpoint, slot, model: Model) 
     """Puts the checkpoint's convolution columns in front of the window of rows that start a chunk."""
     num_rows = needed.shape[0]
     bits = blocks.read_conv(state.arena, state.slots[slot], checkpoint > 0, model)
-    bits = jnp.where(needed[:, None, None], bits, state.conv[:, :num_rows, : bits.shape[2]])
-    bits, conv, arena = jax.lax.optimization_barrier((bits, state.conv, state.arena))
-    conv = jax.lax.dynamic_update_slice(conv, bits, (0, 0, 0, 0))
-    return state.replace(arena=arena, conv=conv)
+    conv, sink = state.conv, state.tokens.shape[0] - 1
+    for b in range(num_rows):
+        conv = blocks.put_row(conv, bits[:, b : b + 1], jnp.where(needed[b], b, sink))
+    return state.replace(conv=conv)
 
 
 def write_slots(state: State, ids: jax.Array, frames: jax.Array) -> State:

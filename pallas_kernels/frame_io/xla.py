@@ -74,8 +74,6 @@ def update_tokens_xla(arena, values, table, base, begin, end, offset, page_token
         new = jax.lax.dynamic_slice(padded, (row, shift, 0), (1, page_tokens, width))[0]
         old = jax.lax.dynamic_slice(arena, (frame, offset), (1, page_tokens * width))
         merged = jnp.where(live[:, None], new, old.reshape(page_tokens, width))
-        # Fused into its own read, the write is not always done in place.
-        merged, arena = jax.lax.optimization_barrier((merged, arena))
         return jax.lax.dynamic_update_slice(arena, merged.reshape(1, -1), (frame, offset))
 
     return jax.lax.fori_loop(0, rows * segments, merge, arena)
