@@ -150,12 +150,12 @@ class ModelReport:
             ("KV", f"{format_size(self.kv_bytes_per_token)} a token"),
             (
                 "checkpoint",
-                f"{format_size(self.checkpoint_bytes)} in {self.frames_per_checkpoint} frames "
+                f"{format_size(self.checkpoint_bytes)} in {_frames(self.frames_per_checkpoint)} "
                 f"({self.checkpoint_padding:.1%} padding)",
             ),
             (
                 "page",
-                f"{self.page_tokens} tokens in {self.frames_per_page} frames "
+                f"{self.page_tokens} tokens in {_frames(self.frames_per_page)} "
                 f"({self.page_padding:.1%} padding)",
             ),
             ("frame", format_size(self.frame_bytes)),
@@ -228,6 +228,10 @@ def inspect_model(config: ModelConfig, engine: EngineConfig) -> ModelReport:
         full_memory=full,
         fit=_fit(config, geometry, replace(engine, memory=engine.memory or full)),
     )
+
+
+def _frames(count: int) -> str:
+    return "1 frame" if count == 1 else f"{count} frames"
 
 
 def _count_blocks(config: ModelConfig) -> dict[str, int]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+import hypothesis
 import jax
 import pytest
 
@@ -16,6 +17,10 @@ from hybrid_jax.compile_cache import enable_compile_cache
 # [D] broadcast over [B, T, D] on purpose.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 enable_compile_cache("xla-tests")
+
+# A busy machine is no failure, and a run of the tests says the same each time.
+hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("repeatable")
 
 ROOT = Path(__file__).resolve().parent.parent
 
