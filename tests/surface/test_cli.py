@@ -58,8 +58,9 @@ def test_one_prompt_streams_its_text_alone(generate):
     assert generate("ab", "--max-tokens", 9) == (0, "The quick\n", "")
 
 
-def test_several_prompts_come_out_in_order(generate):
-    code, out, _ = generate("ab", "cd", "--max-tokens", 9, "--max-rows", 1)
+@pytest.mark.parametrize("rows", [1, 8])
+def test_several_prompts_come_out_in_order(generate, rows):
+    code, out, _ = generate("ab", "cd", "--max-tokens", 9, "--max-rows", rows)
     assert (code, out) == (0, "--- 1 of 2 ---\nThe quick\n--- 2 of 2 ---\nThe quick\n")
 
 
