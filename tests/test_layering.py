@@ -22,9 +22,12 @@ HOST = (
     "engine.bucket",
     "engine.memory",
     "engine.plan",
+    "engine.progress",
     "engine.request",
     "engine.scheduler",
     "engine.sequence",
+    "engine.sizing",
+    "engine.turn",
 )
 DEVICE = ("state", "layers", "models")
 TEXT = ("tokenizer", "text")
@@ -81,7 +84,7 @@ ROOMS = (
         ("completions", "cache_view"),
         ("completions", "prompts", "outputs", "engine.request", *TEXT, *PLAIN),
     ),
-    Room(("report",), ("report", "models", *PLAIN)),
+    Room(("report",), ("report", "models", "engine.sizing", *PLAIN)),
     Room(
         ("llm", "batch"),
         (

@@ -1,9 +1,9 @@
 """32-bit names of frames and slots that go stale when what they name is given away.
 
 A handle is kind (2 bits) | generation (6 bits) | id (24 bits). Whoever keeps an id across time keeps a
-handle and resolves it at use: a pool bumps an id's generation each time the id returns to its free list, so an
-old handle raises instead of naming somebody else's memory. The generation wraps after 64 lives; a
-handle is a guard against our own mistakes, the counted holders are what makes reuse safe.
+handle and resolves it at use: a pool bumps an id's generation each time the id returns to its free
+list, so an old handle raises instead of naming somebody else's memory. The generation wraps after
+64 lives; a handle is a guard against our own mistakes, the counted holders are what makes reuse safe.
 """
 
 from __future__ import annotations

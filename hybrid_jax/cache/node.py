@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-PageHandles = tuple[int, ...]  # one frame handle per layer group
+from hybrid_jax.cache.pages import PageHandles
 
 
 @dataclass(eq=False, slots=True)

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hybrid_jax.cache.census import count_nodes
 from hybrid_jax.cache.eviction import EvictionPolicy, LeastRecentlyUsed
 from hybrid_jax.cache.frames import FrameAllocator
 from hybrid_jax.cache.node import Match, Node, common_prefix_len, describe_tree
+from hybrid_jax.cache.pages import Page, PageHolds
 from hybrid_jax.cache.slots import SlotTable
 from hybrid_jax.cache.stats import CacheCounters
-
-Page = tuple[int, ...]
 
 
 class RadixTree:
@@ -61,7 +61,7 @@ class RadixTree:
     def _start_empty(self) -> None:
         self.root = Node(np.zeros(0, np.int32), 0, pages=[])
         self.num_nodes = self.num_known_nodes = self.num_known_tokens = 0
-        self._tree_holds: dict[int, int] = {}  # frame -> nodes that list it in a page
+        self._pages = PageHolds(self._frames)
         self._slot_nodes: dict[int, Node] = {}
         self._promises: dict[str, dict[int, Node]] = {}
         self.version += 1
@@ -123,9 +123,7 @@ class RadixTree:
         while node.parent is not None and missing:
             first = self._page_start(node)
             for index in range(min(first + len(node.pages), missing) - 1, first - 1, -1):
-                pages[index] = tuple(
-                    self._frames.resolve(handle) for handle in node.pages[index - first]
-                )
+                pages[index] = self._pages.ids(node.pages[index - first])
             missing = min(missing, first)
             node = node.parent
         self._frames.retain(frame for page in pages for frame in page)
@@ -155,7 +153,7 @@ class RadixTree:
         self._tidy(node)
 
     def partings(self, node: Node) -> tuple[list[int], list[int]]:
-        """Where the path to an announced node parts from others, and where other announced prompts end on it."""
+        """Where the path to an announced node parts, and where other announced prompts end on it."""
         branches, ends = [], []
         node = node.parent
         while node is not None and node.parent is not None:
@@ -218,7 +216,8 @@ class RadixTree:
         if length == 0 or length % self.grain or bool(slot) != self.needs_slots:
             raise ValueError(
                 f"RadixTree: a resume point is a positive multiple of grain {self.grain} "
-                f"{'with' if self.needs_slots else 'without'} a checkpoint, got {length} tokens and slot {slot:#x}"
+                f"{'with' if self.needs_slots else 'without'} a checkpoint, got {length} tokens "
+                f"and slot {slot:#x}"
             )
         if len(pages) < self._page_end(length):
             raise ValueError(
@@ -248,9 +247,7 @@ class RadixTree:
     def _adopt(self, node: Node, pages: Sequence[Page]) -> None:
         """Gives a known node the row's pages that overlap it, with counts of its own."""
         own = pages[self._page_start(node) : self._page_end(node.end)]
-        self._frames.retain(frame for page in own for frame in page)
-        node.pages = [tuple(self._frames.handle(frame) for frame in page) for page in own]
-        self._count_pages(node.pages, 1)
+        node.pages = self._pages.adopt(own)
         node.parent.num_cached_children += 1
         self.num_known_nodes -= 1
         self.num_known_tokens -= len(node.tokens)
@@ -284,7 +281,7 @@ class RadixTree:
         return self._frames.num_free >= num_frames and self._slots.num_free >= num_slots
 
     def evict(self, num_frames: int) -> int:
-        """Evicts the least valuable entries until `num_frames` more frames are free; returns how many became so."""
+        """Evicts the least valuable entries until `num_frames` more frames are free; returns how many."""
         before = self._frames.num_free
         self.make_room(before + num_frames)
         return self._frames.num_free - before
@@ -297,8 +294,7 @@ class RadixTree:
             return False
         if not node.pages:
             return not node.slot  # nothing in the way of its parent
-        resolve, holders, holds = self._frames.resolve, self._frames.holders, self._tree_holds
-        return any(holders(f) == holds[f] for page in node.pages for f in map(resolve, page))
+        return self._pages.only_ours(node.pages)
 
     def _evict(self, node: Node) -> None:
         if node.num_cached_children:
@@ -313,7 +309,7 @@ class RadixTree:
         self._tidy(node)
 
     def disown(self, slot: int) -> bool:
-        """Gives a checkpoint back so that another holder may overwrite it; False when the tree has none such."""
+        """Gives a checkpoint back so that its other holder may overwrite it; False if it is not here."""
         node = self._slot_nodes.get(slot)
         if node is None:
             return False
@@ -330,8 +326,7 @@ class RadixTree:
 
     def _drop_pages(self, node: Node) -> None:
         """Makes a cached node without cached children a known one."""
-        self._count_pages(node.pages, -1)
-        self._release_pages(node.pages)
+        self._pages.release(node.pages)
         node.pages = None
         node.parent.num_cached_children -= 1
         self.num_known_nodes += 1
@@ -346,7 +341,7 @@ class RadixTree:
                 if node.slot:
                     self._slots.release(node.slot)
                 if node.pages:
-                    self._release_pages(node.pages)
+                    self._pages.release(node.pages)
                 node.parent = None
         self._start_empty()
 
@@ -390,8 +385,7 @@ class RadixTree:
             upper.pages = node.pages[: self._page_end(upper.end) - first]
             node.pages = node.pages[self._page_start(node) - first :]
             if self.page_tokens and upper.end % self.page_tokens:
-                self._frames.retain(self._frames.resolve(handle) for handle in upper.pages[-1])
-                self._count_pages(upper.pages[-1:], 1)
+                self._pages.share(upper.pages[-1:])
         else:
             self.num_known_nodes += 1
         self._refresh(upper)
@@ -404,8 +398,7 @@ class RadixTree:
         if node.cached:
             cut = self.page_tokens and node.end % self.page_tokens
             if cut:
-                self._count_pages(node.pages[-1:], -1)
-                self._release_pages(node.pages[-1:])
+                self._pages.release(node.pages[-1:])
             child.pages = (node.pages[:-1] if cut else node.pages) + child.pages
         else:
             self.num_known_nodes -= 1
@@ -500,24 +493,11 @@ class RadixTree:
     def _page_end(self, length: int) -> int:
         return -(-length // self.page_tokens) if self.page_tokens else 0
 
-    def _count_pages(self, pages: Sequence[Page], change: int) -> None:
-        for page in pages:
-            for handle in page:
-                frame = self._frames.resolve(handle)
-                count = self._tree_holds.get(frame, 0) + change
-                if count:
-                    self._tree_holds[frame] = count
-                else:
-                    del self._tree_holds[frame]
-
-    def _release_pages(self, pages: Sequence[Page]) -> None:
-        self._frames.release([self._frames.resolve(handle) for page in pages for handle in page])
-
     # --- looking at it --------------------------------------------------------------------------
 
     def frame_holds(self) -> dict[int, int]:
         """Counts the tree holds per frame, for pages; a checkpoint's frames belong to its slot."""
-        return dict(self._tree_holds)
+        return self._pages.as_dict()
 
     def slot_holds(self) -> list[int]:
         """Handles of the checkpoints the tree holds."""
@@ -530,74 +510,46 @@ class RadixTree:
     def __repr__(self) -> str:
         return (
             f"RadixTree({self.num_nodes} nodes, {len(self._slot_nodes)} checkpoints, "
-            f"{len(self._tree_holds)} page frames)"
+            f"{len(self._pages)} page frames)"
         )
 
     def check_invariants(self) -> None:
         """Recomputes every count and link; raises AssertionError with both numbers when they differ."""
-        holds: dict[int, int] = {}
-        promises: dict[str, dict[int, Node]] = {}
-        nodes = known = known_tokens = 0
-        slots = {}
+        seen = count_nodes(self.root)
+        counted = (self.num_nodes, self.num_known_nodes, self.num_known_tokens)
+        found = (seen.nodes, seen.known_nodes, seen.known_tokens)
+        assert counted == found, f"radix: nodes, known nodes, known tokens {counted}, has {found}"
+        holds = self._pages.as_dict()
+        assert holds == seen.page_holds(self._pages), (
+            f"radix: counts {sum(holds.values())} page holds, nodes list {len(seen.pages)} pages"
+        )
+        assert seen.slots == self._slot_nodes, (
+            f"radix: lists {len(self._slot_nodes)} slots, nodes have {len(seen.slots)}"
+        )
+        promises = {owner: held for owner, held in self._promises.items() if held}
+        assert promises == seen.promises, (
+            f"radix: promises by {sorted(promises)}, nodes say {sorted(seen.promises)}"
+        )
         for node in self.root.walk():
-            cached_children = sum(child.cached for child in node.children.values())
-            assert cached_children == node.num_cached_children, (
-                f"radix: node [{node.start}, {node.end}) counts {node.num_cached_children} cached children, "
-                f"has {cached_children}"
-            )
-            for first, child in node.children.items():
-                assert child.parent is node and child.start == node.end, (
-                    "radix: a child hangs elsewhere"
-                )
-                assert first == int(child.tokens[0]), f"radix: child under {first} starts otherwise"
-                assert node.cached or not child.cached, "radix: cached below something not cached"
-            if node is self.root:
-                continue
-            nodes += 1
-            assert len(node.tokens) > 0, f"radix: empty edge at {node.start}"
-            if not node.cached:
-                known, known_tokens = known + 1, known_tokens + len(node.tokens)
-            else:
-                self._check_pages(node, holds)
-            if node.slot:
-                assert node.cached and node.end % self.grain == 0, (
-                    f"radix: checkpoint at {node.end}"
-                )
-                self._slots.resolve(node.slot)
-                slots[node.slot] = node
-            elif self.needs_slots and node.cached and not node.pins:
-                assert cached_children, (
-                    f"radix: leaf [{node.start}, {node.end}) has pages, no checkpoint"
-                )
-            for owner in node.promised_by:
-                promises.setdefault(owner, {})[node.end] = node
-            assert not self._mergeable(node), f"radix: boundary at {node.end} is needless"
-            assert (node in self._candidates) == self._is_candidate(node), (
-                f"radix: node at {node.end} wrongly {'in' if node in self._candidates else 'out of'} the order"
-            )
-            assert (node in self._prunable) == self._is_prunable(node), (
-                f"radix: prunable {node.end}"
-            )
-        assert nodes == self.num_nodes, f"radix: counts {self.num_nodes} nodes, has {nodes}"
-        counted = (self.num_known_nodes, self.num_known_tokens)
-        assert (known, known_tokens) == counted, (
-            f"radix: known {counted}, has {(known, known_tokens)}"
-        )
-        assert holds == self._tree_holds, (
-            f"radix: counts {sum(self._tree_holds.values())} frame holds, has {sum(holds.values())}"
-        )
-        assert slots == self._slot_nodes, (
-            f"radix: lists {len(self._slot_nodes)} slots, has {len(slots)}"
-        )
-        mine = {owner: held for owner, held in self._promises.items() if held}
-        assert promises == mine, f"radix: lists promises {mine.keys()}, has {promises.keys()}"
+            if node is not self.root:
+                self._check_node(node)
 
-    def _check_pages(self, node: Node, holds: dict[int, int]) -> None:
-        expected = self._page_end(node.end) - self._page_start(node) if self.page_tokens else 0
-        assert len(node.pages) == expected, (
-            f"radix: node [{node.start}, {node.end}) lists {len(node.pages)} pages, overlaps {expected}"
+    def _check_node(self, node: Node) -> None:
+        span = f"[{node.start}, {node.end})"
+        expected = self._page_end(node.end) - self._page_start(node)
+        assert not node.cached or len(node.pages) == expected, (
+            f"radix: node {span} lists {len(node.pages)} pages, overlaps {expected}"
         )
-        for page in node.pages:
-            for handle in page:
-                frame = self._frames.resolve(handle)
-                holds[frame] = holds.get(frame, 0) + 1
+        if node.slot:
+            self._slots.resolve(node.slot)
+            assert node.cached and node.end % self.grain == 0, f"radix: checkpoint at {node.end}"
+        elif self.needs_slots and node.cached and not node.pins:
+            assert node.num_cached_children, f"radix: leaf {span} has pages, no checkpoint"
+        assert not self._mergeable(node), f"radix: the boundary at {node.end} is needless"
+        for name, order, belongs in (
+            ("evictable", self._candidates, self._is_candidate(node)),
+            ("prunable", self._prunable, self._is_prunable(node)),
+        ):
+            assert (node in order) == belongs, (
+                f"radix: node {span} listed as {name}: {node in order}, it is: {belongs}"
+            )

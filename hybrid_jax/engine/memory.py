@@ -1,7 +1,7 @@
 """What the scheduler does with frames: the pools, the prefix tree, and what each sequence holds of them.
 
-Order of events on the device makes some holds last longer than they seem to: within one plan, memory that any row
-still reads must not be given to another row. `release_later` keeps such holds until `end_plan`.
+Some holds last longer than they seem to: within one plan, memory that any row still reads must not be
+given to another row. `advance` and `take_copies` keep such holds until `end_plan`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hybrid_jax.cache.frames import FrameAllocator
 from hybrid_jax.cache.node import Match
 from hybrid_jax.cache.radix import RadixTree
 from hybrid_jax.cache.slots import SlotTable
-from hybrid_jax.engine.sequence import DecodeFlight, Sequence
+from hybrid_jax.engine.sequence import DecodeFlight, Phase, Sequence
 from hybrid_jax.geometry import Geometry
 
 
@@ -54,7 +54,7 @@ class Memory:
         return geometry.num_pages(num_tokens) * geometry.frames_per_page + state
 
     def longest(self) -> int:
-        """Most processed tokens of a sequence that has the pool to itself; None without pages means no limit."""
+        """Most processed tokens of a sequence that has the pool to itself; huge without pages."""
         geometry, total = self.geometry, self.frames.num_frames - 1
         if not geometry.has_pages:
             return 1 << 40 if total >= geometry.state_frames else geometry.grain
@@ -201,6 +201,28 @@ class Memory:
             prompt_ends=ends,
         )
 
+    def announce(self, sequence: Sequence) -> None:
+        """Makes a sequence's prompt known to the tree until it is computed."""
+        if self.tree is not None:
+            sequence.anchor = self.tree.announce(sequence.prompt)
+
+    def promise(self, sequence: Sequence) -> None:
+        """Tells the tree which checkpoints a sequence's prefill will leave, when that may have changed."""
+        if sequence.phase is not Phase.PREFILL or self.tree is None:
+            return
+        if sequence.wanted_version != self.tree.version:
+            sequence.wanted_version = self.tree.version
+            sequence.wanted = self.wanted(sequence)
+            for position in sequence.wanted:
+                self.tree.promise(sequence.owner, sequence.anchor, position)
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """The sequence's prompt is computed or given up: no more announced, no more promised."""
+        if self.tree is not None and sequence.anchor is not None:
+            self.tree.withdraw(sequence.owner)
+            self.tree.conclude(sequence.anchor)
+            sequence.anchor = None
+
     def publish(self, sequence: Sequence) -> None:
         """Puts what a sequence has computed, up to its real checkpoint, into the tree."""
         length = sequence.real_checkpoint
@@ -213,7 +235,7 @@ class Memory:
             self.tree.fill(tokens, sequence.pages, sequence.real_slot)
 
     def finish(self, sequence: Sequence) -> None:
-        """Takes everything a sequence holds: what is reusable goes to the tree, the rest back to the pools."""
+        """Takes all a sequence holds: what is reusable goes to the tree, the rest back to the pools."""
         self.publish(sequence)
         self.frames.release([frame for page in sequence.pages for frame in page])
         self.frames.release([frame for source, _ in sequence.copies for frame in source])

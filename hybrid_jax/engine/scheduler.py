@@ -12,102 +12,26 @@ Positions advance when a plan is made, as if every step of it happened; `receive
 most two plans are in flight. The device executes them in order and keeps a stopped row inert, so memory of a
 finished row may be given away while a later plan still names it.
 
-One turn, oldest sequence first: rows that run get the memory for their next steps or chunk (short of it: evict
-from the tree, take fewer steps, preempt the youngest once nothing is in flight); then waiting requests are
-admitted into free rows; then chunks' checkpoints are published in the tree; then rows whose
-prompt ends in this plan get their first decode steps.
+One turn, oldest sequence first: rows that run get the memory for their next steps or chunk (short of
+it: evict from the tree, take fewer steps, preempt the youngest once nothing is in flight); then waiting
+requests are admitted into free rows; then chunks' checkpoints are published in the tree; then rows
+whose prompt ends in this plan get their first decode steps.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.engine import bucket
 from hybrid_jax.engine.memory import Memory
-from hybrid_jax.engine.plan import DecodeRow, Plan, PrefillRow, Tokens
+from hybrid_jax.engine.plan import Plan, Tokens
+from hybrid_jax.engine.progress import NEED_RESULTS, NeedResults, Progress, SchedulerCounters
 from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.sequence import DecodeFlight, Flight, Phase, Sequence
+from hybrid_jax.engine.turn import Turn
 from hybrid_jax.geometry import Geometry
 
 MAX_FLIGHTS = 2
-
-
-class NeedResults:
-    """What `Scheduler.plan` returns when nothing can be planned before a plan in flight is received; false."""
-
-    def __bool__(self) -> bool:
-        return False
-
-    def __repr__(self) -> str:
-        return "NEED_RESULTS"
-
-
-NEED_RESULTS = NeedResults()
-
-
-@dataclass(kw_only=True)
-class Progress:
-    """What one plan brought one request.
-
-    Attributes:
-        request: with `output`, and when finished `finish_reason`, already up to date.
-        tokens: its new token ids, the stop token included.
-        logprobs: one `TokenLogprobs` per new token when asked for, else empty.
-        finished: no more will come.
-    """
-
-    request: Request
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list = field(default_factory=list)
-    finished: bool = False
-
-
-@dataclass(kw_only=True)
-class SchedulerCounters:
-    """What the scheduler has done.
-
-    Attributes:
-        plans: plans made.
-        prefill_rows, prefill_tokens: chunks and their tokens.
-        decode_rows, decode_steps: decode rows and the steps planned for them.
-        folds_in_place, folds_to_new: folds planned over the row's own slot, and into another.
-        copies: pages copied because a row resumed inside them.
-        moves: ring rows moved to close holes.
-        preemptions: sequences sent back to the queue for want of memory.
-        waits: times a request was held back for a checkpoint that another was computing.
-        rebuilds: times everything was requeued after a failed dispatch.
-    """
-
-    plans: int = 0
-    prefill_rows: int = 0
-    prefill_tokens: int = 0
-    decode_rows: int = 0
-    decode_steps: int = 0
-    folds_in_place: int = 0
-    folds_to_new: int = 0
-    copies: int = 0
-    moves: int = 0
-    preemptions: int = 0
-    waits: int = 0
-    rebuilds: int = 0
-
-
-@dataclass(kw_only=True)
-class _Turn:
-    """One plan in the making."""
-
-    plan: Plan = field(default_factory=Plan)
-    flight: Flight = None
-    max_rows: int = 0  # prefill rows this dispatch may hold; set by its first chunk
-    max_tokens: int = 0
-    ended: list[Sequence] = field(default_factory=list)  # prompts that end in this plan
-    published: list[Sequence] = field(default_factory=list)
-    preempted: bool = False
-
-    def __post_init__(self) -> None:
-        self.flight = Flight(plan=self.plan)
 
 
 class Scheduler:
@@ -137,8 +61,6 @@ class Scheduler:
         self.geometry, self.engine = geometry, engine
         self.num_frames, self.max_slots, self.max_model_len = num_frames, max_slots, max_model_len
         self.counters = SchedulerCounters()
-        self._steps = 1 if engine.exact else engine.steps_per_dispatch
-        self._longest_chunk = geometry.grain if engine.exact else bucket.prefill_tokens(engine)[-1]
         self._patience = 8 * engine.max_rows
         self._sequences: dict[str, Sequence] = {}  # unfinished ones
         self._num_arrivals = 0
@@ -167,8 +89,9 @@ class Scheduler:
         """Queues a request.
 
         Raises:
-            ValueError: its id is live already, its prompt is empty, or it can never fit: prompt and one token, or
-                prompt and an explicit `params.max_tokens`, exceed the model's length or the pool.
+            ValueError: its id is live already, its prompt is empty, or it can never fit: the prompt and
+                one token, or what an explicit `params.max_tokens` asks for (`max_tokens` of the request
+                then), exceed the model's length or the pool. Without an explicit limit it ends there.
         """
         where, prompt_len = f"request {request.request_id!r}", len(request.prompt)
         if request.request_id in self._sequences:
@@ -193,14 +116,14 @@ class Scheduler:
         ):
             if prompt_len + asked > most:
                 raise ValueError(
-                    f"{where}: prompt of {prompt_len} tokens and {asked} to generate need {prompt_len + asked}, "
-                    f"{what} holds {most}; {remedy}"
+                    f"{where}: prompt of {prompt_len} tokens and {asked} to generate need "
+                    f"{prompt_len + asked}, {what} holds {most}; {remedy}"
                 )
         limit = min(prompt_len + request.max_tokens, prompt_len + self.max_output(prompt_len))
         sequence = Sequence.make(request, arrival=self._num_arrivals, limit=limit)
         self._num_arrivals += 1
         self._sequences[request.request_id] = sequence
-        self._announce(sequence)
+        self.memory.announce(sequence)
         self._waiting.append(sequence)
 
     def abort(self, request_id: str, reason: str = "abort") -> bool:
@@ -214,12 +137,12 @@ class Scheduler:
         sequence.request.finish_reason = reason
         if sequence.phase is Phase.WAITING:
             self._waiting.remove(sequence)
-            self._withdraw(sequence)
+            self.memory.withdraw(sequence)
             self._leave(sequence)
         elif sequence.num_flights == 0:
             self._finish(sequence)
         else:
-            self._withdraw(sequence)
+            self.memory.withdraw(sequence)
             sequence.phase = Phase.STOPPING
         return True
 
@@ -247,65 +170,41 @@ class Scheduler:
         """The next turn.
 
         Returns:
-            A plan to execute; NEED_RESULTS when the oldest plan in flight must be received first; None when there is
-            nothing to do until a request is added. Both of the latter are false.
+            A plan to execute; NEED_RESULTS when the oldest plan in flight must be received first; None
+            when there is nothing to do until a request is added. Both of the latter are false.
         """
         if len(self._flights) >= MAX_FLIGHTS or (self._drain and self._flights):
             return NEED_RESULTS
         self._drain = False
-        turn = _Turn()
-        while not self._fill(turn) and turn.preempted:
-            turn = _Turn()  # whoever was alone went back to the queue; admit again
-        plan = turn.plan
-        if not (plan.prefill or plan.decode or plan.moves):
+        turn = self._turn()
+        while turn.empty and turn.preempted:
+            turn = self._turn()  # whoever was alone went back to the queue; admit again
+        if turn.empty:
             return NEED_RESULTS if self._flights else None
-        plan.num_steps = max((row.num_steps for row in plan.decode), default=0)
         for sequence in turn.flight.sequences():
             sequence.num_flights += 1
         self._flights.append(turn.flight)
         self.counters.plans += 1
-        return plan
+        return turn.plan
 
-    def _fill(self, turn: _Turn) -> bool:
-        """One turn's work, in the order of the module's docstring; False when there is none."""
-        self._close_holes(turn)
+    def _turn(self) -> Turn:
+        """One turn's work, in the order of the module's docstring."""
+        turn = Turn(self.memory, self.engine, self.counters)
+        turn.close_holes(self._rows)
         for sequence in self._running:
-            self._promise(sequence)
+            self.memory.promise(sequence)
         for sequence in list(self._running):
             if sequence.running:  # not preempted for an older one a moment ago
                 self._advance(turn, sequence)
         if not (self._drain or turn.preempted):
             self._admit(turn)
-        for sequence in turn.published:
-            self.memory.publish(sequence)
-        for sequence in turn.ended:
-            self._withdraw(sequence)
-            self._decode(turn, sequence)
-        plan = turn.plan
-        plan.new_slots = self.memory.end_plan()
-        busy = bool(plan.prefill or plan.decode or plan.moves)
-        assert busy or not plan.new_slots, "scheduler: an empty plan took slots"
-        return busy
+        turn.finish()
+        return turn
 
-    def _close_holes(self, turn: _Turn) -> None:
-        """Moves the highest decoding rows into free lower ones where that makes the decode shape smaller."""
-        if self.engine.exact:
-            return
-        sizes = bucket.decode_rows(self.engine)
-        for sequence in sorted(self._running, key=lambda s: -s.row):
-            source = sequence.row
-            target = self._rows.index(None) if None in self._rows else source
-            shapes = [bucket.smallest_that_fits(sizes, r + 1, "rows") for r in (target, source)]
-            if sequence.phase is not Phase.DECODE or shapes[0] >= shapes[1]:
-                continue
-            self._rows[source], self._rows[target], sequence.row = None, sequence, target
-            turn.plan.moves.append((source, target))
-            self.counters.moves += 1
-
-    def _advance(self, turn: _Turn, sequence: Sequence) -> None:
+    def _advance(self, turn: Turn, sequence: Sequence) -> None:
         """The next chunk or steps of a running sequence, whatever has to give way for it."""
-        work = {Phase.PREFILL: self._chunk, Phase.DECODE: self._decode}.get(sequence.phase)
-        while work is not None and not work(turn, sequence):
+        work = {Phase.PREFILL: turn.chunk, Phase.DECODE: turn.decode}.get(sequence.phase)
+        while work is not None and not work(sequence):
             if self._flights:
                 self._drain = True  # whom to preempt is known once every result is in
                 return
@@ -315,119 +214,14 @@ class Scheduler:
             if victim is sequence:
                 return
 
-    def _chunk(self, turn: _Turn, sequence: Sequence) -> bool:
-        """Plans the next chunk of a prompt if the budget has room; False for want of memory."""
-        geometry, start = self.geometry, sequence.position
-        if turn.plan.prefill and len(turn.plan.prefill) >= turn.max_rows:
-            return True
-        end = min(sequence.goal, start + (turn.max_tokens or self._longest_chunk))
-        last = geometry.align(sequence.goal - 1)
-        if geometry.has_state:
-            end = min([end, *(w for w in sequence.wanted if start < w < last)])
-        final = end == sequence.goal
-        checkpoint = max(geometry.align(end - 1), start) if final else end
-        slot = sequence.slot
-        if checkpoint > start:
-            slot = self.memory.slot_to_write(sequence)
-            if slot is None:
-                return False
-        if not turn.plan.prefill:
-            self._set_budget(turn, end - start)
-        copies = self.memory.take_copies(sequence)
-        turn.plan.prefill.append(
-            PrefillRow(
-                request=sequence.request,
-                row=sequence.row,
-                tokens=sequence.prompt[start:end].tolist(),
-                start=start,
-                read_slot=self.memory.slots.resolve(sequence.slot),
-                write_slot=self.memory.slots.resolve(slot) if checkpoint > start else 0,
-                state_len=checkpoint - start,
-                pages=sequence.pages[: geometry.num_pages(end)],
-                copies=copies,
-                samples=final,
-            )
-        )
-        turn.flight.prefill.append(sequence)
-        if checkpoint > start:
-            self.memory.advance(sequence, checkpoint, slot)
-            if not geometry.has_state or checkpoint in sequence.wanted:
-                turn.published.append(sequence)
-        sequence.position = sequence.real_position = end
-        if final:
-            sequence.phase = Phase.DECODE
-            turn.ended.append(sequence)
-        self.counters.prefill_rows += 1
-        self.counters.prefill_tokens += end - start
-        self.counters.copies += len(copies)
-        return True
-
-    def _set_budget(self, turn: _Turn, num_tokens: int) -> None:
-        """The first chunk decides the shape: others are at most as long, as many as the token budget allows."""
-        if self.engine.exact:
-            turn.max_tokens, turn.max_rows = self.geometry.grain, self.engine.max_rows
-            return
-        sizes = bucket.prefill_tokens(self.engine)
-        turn.max_tokens = bucket.smallest_that_fits(sizes, num_tokens, "tokens of a chunk")
-        turn.max_rows = bucket.rows_within_budget(self.engine, turn.max_tokens)
-
-    def _decode(self, turn: _Turn, sequence: Sequence) -> bool:
-        """Plans decode steps up to the row's limit; False when memory allows not even one."""
-        position, memory = sequence.position, self.memory
-        steps = min(self._steps, sequence.limit - position - 1)
-        if steps <= 0:
-            return True  # waits for its last results
-        steps = min(steps, memory.grow(sequence, position + steps) - position)
-        fold_step = sequence.checkpoint + self.geometry.grain - position
-        source = target = sequence.slot
-        if 0 < steps and fold_step < steps:
-            target = memory.slot_to_write(sequence)
-            if target is None:
-                steps = fold_step
-        if steps <= 0:
-            return False
-        folds = fold_step < steps
-        turn.plan.decode.append(
-            DecodeRow(
-                request=sequence.request,
-                row=sequence.row,
-                position=position,
-                checkpoint_position=sequence.checkpoint,
-                read_slot=memory.slots.resolve(source),
-                fold_slot=memory.slots.resolve(target) if folds else 0,
-                num_steps=steps,
-                pages=sequence.pages[: self.geometry.num_pages(position + steps)],
-            )
-        )
-        turn.flight.decode.append(
-            DecodeFlight(
-                sequence=sequence,
-                num_steps=steps,
-                fold_step=fold_step if folds else None,
-                source=source,
-                target=target if folds else source,
-            )
-        )
-        if folds:
-            sequence.checkpoint += self.geometry.grain
-            sequence.slot = target
-            self.counters.folds_in_place += source == target
-            self.counters.folds_to_new += source != target
-        sequence.position += steps
-        self.counters.decode_rows += 1
-        self.counters.decode_steps += steps
-        return True
-
     # --- admission ------------------------------------------------------------------------------
 
-    def _admit(self, turn: _Turn) -> None:
-        """Moves waiting requests into free rows, first come first, except those that wait for a checkpoint."""
+    def _admit(self, turn: Turn) -> None:
+        """Seats waiting requests in free rows, first come first, except those that wait for a checkpoint."""
         admitted: list[Sequence] = []
         passed: list[Sequence] = []
         for sequence in self._waiting:
-            if None not in self._rows or (
-                turn.plan.prefill and len(turn.plan.prefill) >= turn.max_rows
-            ):
+            if None not in self._rows or turn.full:
                 break
             match, patient = None, sequence.num_overtaken < self._patience
             if self.memory.tree is not None:
@@ -447,8 +241,8 @@ class Scheduler:
                 earlier.num_overtaken += 1
             admitted.append(sequence)
             self._enter(sequence, hit_len)
-            self._promise(sequence)
-            self._chunk(turn, sequence)
+            self.memory.promise(sequence)
+            turn.chunk(sequence)
         for sequence in admitted:
             self._waiting.remove(sequence)
 
@@ -462,41 +256,18 @@ class Scheduler:
         if sequence.request.num_preemptions == 0:
             sequence.request.num_cached_tokens = hit_len
 
-    def _announce(self, sequence: Sequence) -> None:
-        if self.memory.tree is not None:
-            sequence.anchor = self.memory.tree.announce(sequence.prompt)
-
-    def _promise(self, sequence: Sequence) -> None:
-        """Tells the tree which checkpoints a sequence's prefill will leave, when that may have changed."""
-        tree = self.memory.tree
-        if sequence.phase is not Phase.PREFILL or tree is None:
-            return
-        if sequence.wanted_version != tree.version:
-            sequence.wanted_version = tree.version
-            sequence.wanted = self.memory.wanted(sequence)
-            for position in sequence.wanted:
-                tree.promise(sequence.owner, sequence.anchor, position)
-
-    def _withdraw(self, sequence: Sequence) -> None:
-        """The sequence's prompt is computed or given up: no more announced, no more promised."""
-        tree = self.memory.tree
-        if tree is not None and sequence.anchor is not None:
-            tree.withdraw(sequence.owner)
-            tree.conclude(sequence.anchor)
-            sequence.anchor = None
-
     # --- leaving --------------------------------------------------------------------------------
 
     def _preempt(self, sequence: Sequence) -> None:
         """Sends a running sequence, not in flight, to the front of the queue; its prefix goes to the tree."""
-        self._withdraw(sequence)
+        self.memory.withdraw(sequence)
         self.memory.finish(sequence)
         self._rows[sequence.row] = None
         self._running.remove(sequence)
         sequence.request.num_preemptions += 1
         self.counters.preemptions += 1
         sequence.wait_again()
-        self._announce(sequence)
+        self.memory.announce(sequence)
         self._waiting.appendleft(sequence)
 
     def _finish(self, sequence: Sequence) -> None:
@@ -505,7 +276,7 @@ class Scheduler:
             for decode in flight.decode:
                 if decode.sequence is sequence:
                     self.memory.settle_fold(decode, 0)
-        self._withdraw(sequence)
+        self.memory.withdraw(sequence)
         self.memory.finish(sequence)
         self._rows[sequence.row] = None
         self._running.remove(sequence)
@@ -525,13 +296,13 @@ class Scheduler:
         """
         if not self._flights or self._flights[0].plan is not plan:
             raise ValueError(
-                f"Scheduler: plans are received in the order they were made, got one that is not the oldest of "
-                f"{len(self._flights)} in flight"
+                f"Scheduler: plans are received in the order they were made, got one that is not "
+                f"the oldest of {len(self._flights)} in flight"
             )
         if len(tokens.prefill) != len(plan.prefill) or len(tokens.decode) != len(plan.decode):
             raise ValueError(
-                f"Scheduler: results must match the plan's {len(plan.prefill)} prefill and {len(plan.decode)} "
-                f"decode rows, got {len(tokens.prefill)} and {len(tokens.decode)}"
+                f"Scheduler: results must match the plan's {len(plan.prefill)} prefill and "
+                f"{len(plan.decode)} decode rows, got {len(tokens.prefill)} and {len(tokens.decode)}"
             )
         flight = self._flights[0]
         for sequence in flight.sequences():
@@ -613,7 +384,7 @@ class Scheduler:
         return [s.request for s in self._sequences.values() if s.owner in named]
 
     def rebuild(self) -> None:
-        """Forgets all device memory and every plan in flight; unfinished requests start over from their tokens.
+        """Forgets device memory and plans in flight; unfinished requests start over from their tokens.
 
         Works from any state, also after an exception inside `plan` or `receive`. The runner's arena must be
         rebuilt as well. Aborted requests are gone; the others keep the output they have reported.
@@ -629,7 +400,7 @@ class Scheduler:
             if sequence.request.finish_reason is None:
                 sequence.wait_again()
                 self._sequences[sequence.owner] = sequence
-                self._announce(sequence)
+                self.memory.announce(sequence)
                 self._waiting.append(sequence)
 
     def reset_prefix_cache(self) -> None:
@@ -640,7 +411,7 @@ class Scheduler:
         for sequence in self._sequences.values():
             sequence.waits_for = None
             if sequence.anchor is not None:
-                self._announce(sequence)
+                self.memory.announce(sequence)
             sequence.wanted_version = -1
 
     # --- looking at it --------------------------------------------------------------------------

@@ -36,8 +36,8 @@ class Sequence:
         pages: frame ids of its pages, one hold on each.
         position: next token to feed: start of the next chunk, then the position decode goes on from.
         checkpoint, slot: where its checkpoint stands, and its handle (0 for none).
-        real_position, real_checkpoint, real_slot: the same after the plans received so far. The sequence holds
-            one count on real_slot and one on every other slot a fold in flight will write.
+        real_position, real_checkpoint, real_slot: the same after the plans received so far. The sequence
+            holds one count on real_slot and one on every other slot a fold in flight will write.
         copies: page copies its first chunk brings; a hold on each source until then.
         num_flights: plans in flight that name it.
         stopped: the device has made its row inert.

@@ -1,10 +1,10 @@
 """A device made of dictionaries: it runs plans exactly and knows what every read should have found.
 
-A token prefix is summed up in one number (`extend`). A page's frame remembers, per offset, the summary of the prefix
-that ends there and which layer group wrote it; a checkpoint's frames remember the summary of the prefix they
-cover; a ring row remembers its tokens since the checkpoint. Every read is checked against the summary of
-the row's own tokens, so memory that was lost, overwritten or mixed up between requests is found where it is
-read, not where it shows. The next token is a function of the prefix alone.
+A token prefix is summed up in one number (`extend`). A page's frame remembers, per offset, the summary
+of the prefix that ends there and which layer group wrote it; a checkpoint's frames remember the summary of
+the prefix they cover; a ring row remembers its tokens since the checkpoint. Every read is checked against
+the summary of the row's own tokens, so memory that was lost, overwritten or mixed up between requests is
+found where it is read, not where it shows. The next token is a function of the prefix alone.
 """
 
 from __future__ import annotations

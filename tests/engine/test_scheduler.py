@@ -23,7 +23,8 @@ def make_geometry(*, page_tokens=64, kind="hybrid", grain=GRAIN):
     """Small numbers: a page is 2 frames, a checkpoint 3; `kind` leaves out one of them."""
     pages, state = kind != "recurrent", kind != "attention"
     return Geometry(
-        frame_words=64, page_tokens=page_tokens if pages else 0, num_attention=2 * pages, num_mamba2=2 * state,
+        frame_words=64, page_tokens=page_tokens if pages else 0, num_attention=2 * pages,
+        num_mamba2=2 * state,
         layers_per_page=int(pages), frames_per_page=2 * pages, token_words=1, heads_per_frame=int(state),
         frames_per_layer=int(state), conv_frames=int(state), conv_words=1, grain=grain, dtype="float32",
     )  # fmt: skip
@@ -599,13 +600,15 @@ def test_any_traffic_in_any_pool_gives_the_plain_loops_tokens(data):
     engine = Engine.make(
         geometry=geometry, max_model_len=240, lag=draw(st.integers(0, 1)),
         num_frames=alone + 1 + draw(st.integers(0, 40)), max_slots=draw(st.integers(2, 12)),
-        max_rows=draw(st.integers(1, 5)), exact=draw(st.booleans()), cache=draw(st.sampled_from(["lru", "off"])),
-        steps_per_dispatch=draw(st.sampled_from([1, 3, 8])), prefill_tokens=draw(st.sampled_from([32, 96, 256])),
+        max_rows=draw(st.integers(1, 5)), exact=draw(st.booleans()),
+        cache=draw(st.sampled_from(["lru", "off"])),
+        steps_per_dispatch=draw(st.sampled_from([1, 3, 8])),
+        prefill_tokens=draw(st.sampled_from([32, 96, 256])),
     )  # fmt: skip
     trunk = tokens_of(random.Random(draw(st.integers(0, 5))), 150)
     actions = st.one_of(
-        st.tuples(st.integers(0, 150), st.integers(0, 60), st.integers(1, 30)), st.just("step"), st.just("step"),
-        st.just("abort"),
+        st.tuples(st.integers(0, 150), st.integers(0, 60), st.integers(1, 30)), st.just("step"),
+        st.just("step"), st.just("abort"),
     )  # fmt: skip
     for action in draw(st.lists(actions, max_size=40)):
         if action == "step":
