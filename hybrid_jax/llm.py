@@ -391,14 +391,13 @@ class LLM:
             progress: show a bar, or call this with (programs done, programs in all).
         """
         with _shown(progress, "compiling") as report:
-            self._open().warmup(progress=report)
+            self._open().warmup(progress=lambda done, total, name: report(done, total))
 
     def close(self) -> None:
         """Ends what still runs and frees the device memory; the object is of no use afterwards."""
         if self._engine is not None:
-            for request_id in list(self._live):
-                self._engine.abort(request_id)
             self._live.clear()
+            self._engine.close()
             self._engine = None
 
     def __enter__(self) -> LLM:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.engine.sizing import choose_sizes
 from hybrid_jax.geometry import (
     ITEM_BYTES,
     Geometry,
@@ -17,7 +19,6 @@ from hybrid_jax.geometry import (
     make_geometry,
     page_padding,
     prefill_flops,
-    ring_specs,
     weight_count,
 )
 from hybrid_jax.models import config_from_hf
@@ -26,6 +27,7 @@ from hybrid_jax.sizes import format_size
 
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
 MAX_ROWS_SHOWN = 65536
+MIN_PAGE_TOKENS = 64  # as the engine chooses on a CPU
 
 
 def read_config(path: str | Path) -> ModelConfig:
@@ -87,7 +89,8 @@ class ModelReport:
         page_padding, checkpoint_padding: share of their frames that holds nothing.
         ring_bytes_per_row: outside the arena.
         grain: tokens between resume points.
-        full_memory: bytes that `max_rows` sequences of `max_model_len` tokens need.
+        max_rows, max_model_len: engine settings that were assumed.
+        default_memory: bytes the engine takes when it is given no budget.
         fit: what fits the budget.
     """
 
@@ -114,7 +117,7 @@ class ModelReport:
     grain: int
     max_rows: int
     max_model_len: int
-    full_memory: int
+    default_memory: int
     fit: Fit
 
     def as_dict(self) -> dict:
@@ -161,8 +164,8 @@ class ModelReport:
             ("frame", format_size(self.frame_bytes)),
             ("ring", f"{format_size(self.ring_bytes_per_row)} a row"),
             (
-                "full memory",
-                f"{format_size(self.full_memory)} for {self.max_rows} rows of "
+                "default memory",
+                f"{format_size(self.default_memory)} for {self.max_rows} rows of up to "
                 f"{self.max_model_len:,} tokens",
             ),
             ("budget", f"{format_size(fit.memory)}: {fit.num_frames:,} frames"),
@@ -184,7 +187,10 @@ def inspect_model(config: ModelConfig, engine: EngineConfig) -> ModelReport:
 
     Args:
         config: the model.
-        engine: dtype, grain, rows, lengths; `memory` None stands for what all rows at full length need.
+        engine: dtype, grain, rows, lengths; `memory` None stands for the engine's default.
+
+    Raises:
+        ValueError: a setting does not fit the model.
 
     Example:
         >>> from hybrid_jax.config import Attention, EngineConfig, LayerSpec, ModelConfig
@@ -196,10 +202,10 @@ def inspect_model(config: ModelConfig, engine: EngineConfig) -> ModelReport:
         >>> report.kv_bytes_per_token, report.fit.longest_context
         (1024, 4096)
     """
-    geometry = make_geometry(config, engine)
-    length = min(engine.max_model_len or config.max_position, config.max_position)
-    full = engine.max_rows * _row_frames(geometry, length) * geometry.frame_bytes
-    full += _fixed_bytes(config, geometry, engine.max_rows) + geometry.frame_bytes
+    geometry = make_geometry(config, engine, min_page_tokens=MIN_PAGE_TOKENS)
+    default = choose_sizes(config, replace(engine, memory=None), geometry)
+    length = default.max_model_len
+    engine = replace(engine, memory=engine.memory or default.total_bytes)
     per_token, per_checkpoint = kv_bytes_per_token(geometry), checkpoint_bytes(geometry)
     return ModelReport(
         family=config.family,
@@ -221,12 +227,12 @@ def inspect_model(config: ModelConfig, engine: EngineConfig) -> ModelReport:
         frames_per_checkpoint=geometry.state_frames,
         page_padding=page_padding(geometry),
         checkpoint_padding=checkpoint_padding(config, geometry),
-        ring_bytes_per_row=_ring_bytes(config, geometry, 1),
+        ring_bytes_per_row=default.ring_bytes // (engine.max_rows + 1),
         grain=geometry.grain,
         max_rows=engine.max_rows,
         max_model_len=length,
-        full_memory=full,
-        fit=_fit(config, geometry, replace(engine, memory=engine.memory or full)),
+        default_memory=default.total_bytes,
+        fit=_fit(config, geometry, engine, length),
     )
 
 
@@ -248,32 +254,19 @@ def _row_frames(geometry: Geometry, num_tokens: int) -> int:
     return geometry.num_pages(num_tokens) * geometry.frames_per_page + state
 
 
-def _ring_bytes(config: ModelConfig, geometry: Geometry, num_rows: int) -> int:
-    return sum(
-        spec.num_bytes
-        for spec in ring_specs(config, geometry, num_rows=num_rows, window=1).values()
-    )
+def _num_frames(config: ModelConfig, geometry: Geometry, engine: EngineConfig) -> int:
+    """Usable frames of the arena, the sink left out; 0 when the memory holds nothing."""
+    try:
+        return choose_sizes(config, engine, geometry).num_frames - 1
+    except ValueError:  # it names the least memory that would do, which is not the question here
+        return 0
 
 
-def _fixed_bytes(config: ModelConfig, geometry: Geometry, max_rows: int) -> int:
-    """Rings of all rows and of the sink."""
-    return _ring_bytes(config, geometry, max_rows + 1)
-
-
-def _num_frames(config: ModelConfig, geometry: Geometry, memory: int, max_rows: int) -> int:
-    """Usable frames: what is left beside the rings, without the sink."""
-    left = memory - _fixed_bytes(config, geometry, max_rows)
-    return max(0, left // geometry.frame_bytes - 1)
-
-
-def _fit(config: ModelConfig, geometry: Geometry, engine: EngineConfig) -> Fit:
-    memory, limit = engine.memory, engine.max_model_len or config.max_position
-    limit = min(limit, config.max_position)
-    frames = _num_frames(config, geometry, memory, engine.max_rows)
-    lengths = [n for n in CONTEXTS if n < limit] + [limit]
-    rows = {n: _most_rows(config, geometry, memory, n) for n in lengths}
+def _fit(config: ModelConfig, geometry: Geometry, engine: EngineConfig, limit: int) -> Fit:
+    frames = _num_frames(config, geometry, engine)
+    rows = {n: _most_rows(config, geometry, engine, n) for n in (*CONTEXTS, limit) if n <= limit}
     return Fit(
-        memory=memory,
+        memory=engine.memory,
         num_frames=frames,
         longest_context=_largest(lambda n: _row_frames(geometry, n) <= frames, limit),
         rows={n: count for n, count in rows.items() if count},
@@ -284,12 +277,18 @@ def _fit(config: ModelConfig, geometry: Geometry, engine: EngineConfig) -> Fit:
     )
 
 
-def _most_rows(config: ModelConfig, geometry: Geometry, memory: int, num_tokens: int) -> int:
+def _most_rows(
+    config: ModelConfig, geometry: Geometry, engine: EngineConfig, num_tokens: int
+) -> int:
+    """Rows of `num_tokens` tokens that fit together, each with the ring it needs."""
     alone = _row_frames(geometry, num_tokens)
-    return _largest(lambda n: n * alone <= _num_frames(config, geometry, memory, n), MAX_ROWS_SHOWN)
+    return _largest(
+        lambda rows: rows * alone <= _num_frames(config, geometry, replace(engine, max_rows=rows)),
+        MAX_ROWS_SHOWN,
+    )
 
 
-def _largest(fits, limit: int) -> int:
+def _largest(fits: Callable[[int], bool], limit: int) -> int:
     """The largest n <= limit with fits(n), 0 if none; fits(n) implies fits(n - 1)."""
     low, high = 0, limit
     while low < high:

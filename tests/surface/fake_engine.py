@@ -107,7 +107,10 @@ class FakeEngine:
 
     def warmup(self, progress=None):
         for done in range(3):
-            progress(done + 1, 3)
+            progress(done + 1, 3, "a program")
+
+    def close(self):
+        self.requests.clear()
 
     def describe(self):
         return "a fake engine"

@@ -349,6 +349,8 @@ def test_the_cache_explains_itself(make_llm):
     assert explain(second.request_id).hit_tokens == explain(second.request_id).possible_tokens == 48
     assert "48 of 50 prompt tokens" in str(explain(second.request_id))
     assert "holds no resume point" in explain(short.request_id).reason
+    aligned = llm.generate("y" * 48, GREEDY)[0]
+    assert explain(aligned.request_id).possible_tokens == 32  # the last token must be computed
     assert llm.cache.describe() == "a fake engine"
     with pytest.raises(KeyError, match="no finished request '99'"):
         explain("99")
