@@ -253,7 +253,7 @@ class Scheduler:
         self._rows[sequence.row] = sequence
         self._running.append(sequence)
         self._running.sort(key=lambda s: s.arrival)
-        if sequence.request.num_preemptions == 0:
+        if sequence.request.num_preemptions == 0 and not sequence.request.output:
             sequence.request.num_cached_tokens = hit_len
 
     # --- leaving --------------------------------------------------------------------------------

@@ -312,6 +312,7 @@ def test_preemption_resumes_as_a_prefix_hit():
     engine.run()
     assert requests[1].num_preemptions > 0 and requests[0].num_preemptions == 0
     assert engine.counters["cache_hits"] > 0
+    assert requests[1].num_cached_tokens == 0  # what its first prefill skipped
     engine.check()
 
 
