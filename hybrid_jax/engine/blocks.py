@@ -236,7 +236,9 @@ def zero_after(state: State, value: jax.Array) -> jax.Array:
 # --- rings ----------------------------------------------------------------------------------------
 
 
-def put_row(array: jax.Array, value: jax.Array, row: jax.Array, slot: jax.Array | int = 0) -> jax.Array:
+def put_row(
+    array: jax.Array, value: jax.Array, row: jax.Array, slot: jax.Array | int = 0
+) -> jax.Array:
     """Writes value [L, 1, s, c] into array [L, B, S, C] at one row, from `slot` on, all layers at once."""
     return jax.lax.dynamic_update_slice(array, value, (0, row, slot, 0))
 
@@ -245,7 +247,8 @@ def slice_tokens(x: jax.Array, starts: jax.Array, count: int) -> jax.Array:
     """x [B, S, C], rows' own `count` consecutive entries from starts int32[B]: [B, count, C]."""
     x = jnp.pad(x, ((0, 0), (0, count), (0, 0)))
     parts = [
-        jax.lax.dynamic_slice(x, (b, starts[b], 0), (1, count, x.shape[2])) for b in range(x.shape[0])
+        jax.lax.dynamic_slice(x, (b, starts[b], 0), (1, count, x.shape[2]))
+        for b in range(x.shape[0])
     ]
     return jnp.concatenate(parts)
 

@@ -2,9 +2,10 @@
 
 Rows of a prefill dispatch are 1, 4, 16, ... up to max_rows; its tokens per row are grain, 4 grain, 8 grain,
 ... up to prefill_tokens, rows x tokens within the budget. Decode runs over ring rows 0 .. rows - 1: 1, a
-middle size from 8 rows on, max_rows; one step or steps_per_dispatch (the loop's count is data, the
-bucket is the room for its results). Page tables are 16, 64, 256, ... pages wide, at most what a
-sequence can need. Exact mode has one shape for everything.
+middle size from 8 rows on, max_rows; its loop's count is data, and the
+bucket is the room for its results. Page tables are 256, 1024, ... pages wide, at most what a
+sequence can need: a wider table costs only the bytes of its int32 entries, since attention walks no
+further than the rows' own lengths. Exact mode has one shape for everything.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 from hybrid_jax.config import EngineConfig
 
-SMALLEST_WIDTH = 16
+SMALLEST_WIDTH = 256
 
 
 @dataclass(frozen=True, order=True)
@@ -92,8 +93,8 @@ def decode_rows(engine: EngineConfig) -> tuple[int, ...]:
 
 
 def decode_steps(engine: EngineConfig) -> tuple[int, ...]:
-    """Loop lengths of decode dispatches, ascending."""
-    return tuple(sorted({1, engine.steps_per_dispatch}))
+    """Room for results of decode dispatches, ascending."""
+    return (engine.steps_per_dispatch,)
 
 
 @functools.lru_cache(maxsize=64)

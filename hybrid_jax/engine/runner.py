@@ -135,9 +135,7 @@ class Runner:
             )
         if kind == "decode":
             return pack.decode_layout(width=shape.width, frames_per_page=pages)
-        return pack.exact_layout(
-            tokens=self.engine.grain, width=shape.width, frames_per_page=pages
-        )
+        return pack.exact_layout(tokens=self.engine.grain, width=shape.width, frames_per_page=pages)
 
     def _build(self, kind: str, shape=None, num_logprobs: int = 0) -> Callable:
         if kind == "write_slots":
@@ -287,6 +285,52 @@ class Runner:
         for source, target in row.copies:
             layout.set(batch, line, "sources", source)
             layout.set(batch, line, "targets", target)
+
+    def warmup(self, progress: Callable[[int, int, str], None] | None = None) -> int:
+        """Runs every shape once with inert rows, which compiles it; returns how many there are."""
+        jobs: list[tuple[str, Callable]] = [("move_row", self._warm_move)]
+        if self.model.geometry.has_state:
+            line = (0, (0,) * self.model.geometry.state_frames)
+            jobs += [
+                (f"write_slots {n}", functools.partial(self._write_slots, [line] * n))
+                for n in SLOT_BUCKETS
+            ]
+        for shape in bucket.all_buckets(self.engine, max_pages=self.max_pages):
+            jobs.append((str(shape), functools.partial(self._warm_step, shape)))
+        for done, (name, job) in enumerate(jobs):
+            if progress is not None:
+                progress(done, len(jobs), name)
+            job()
+        jax.block_until_ready(self.state)
+        if progress is not None:
+            progress(len(jobs), len(jobs), "done")
+        return len(jobs)
+
+    def _warm_move(self) -> None:
+        sink = np.int32(self.engine.max_rows)
+        self.state = self.executable("move_row")(self.state, sink, sink)
+
+    def _warm_step(self, shape) -> None:
+        kinds = {
+            bucket.PrefillBucket: "prefill",
+            bucket.DecodeBucket: "decode",
+            bucket.ExactBucket: "exact",
+        }
+        kind = kinds[type(shape)]
+        layout = self.layout(kind, shape)
+        batch = np.zeros((shape.rows, layout.size), np.int32)
+        if kind == "prefill":
+            batch[:, layout.span("row")] = self.engine.max_rows
+        if kind == "exact":
+            batch[:, layout.span("fold_before")] = batch[:, layout.span("fold_after")] = -1
+        count = (np.int32(0),) if kind == "decode" else ()
+        run = self.executable(kind, shape, 0)
+        self.state, _ = run(self.params, self.state, batch, *count)
+
+    def close(self) -> None:
+        """Frees the state and drops the weights."""
+        self.state = self.params = None
+        self._executables.clear()
 
     def rebuild(self) -> None:
         """Throws the state away, consumed or not, and starts from an empty one."""

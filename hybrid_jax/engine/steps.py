@@ -47,7 +47,9 @@ class WindowRows(NamedTuple):
     table: jax.Array
 
 
-def window(params: dict, state: State, rows: WindowRows, *, model: Model) -> tuple[jax.Array, State]:
+def window(
+    params: dict, state: State, rows: WindowRows, *, model: Model
+) -> tuple[jax.Array, State]:
     """Runs T new tokens per row from checkpoint + ring + pages.
 
     The new records go to the ring at slot position - checkpoint. T is 1, or the whole ring with base =
@@ -228,9 +230,7 @@ def decode(
         if has_state:
             with jax.named_scope("fold"):
                 full = alive & (position - checkpoint == model.geometry.grain)
-                state = blocks.fold_rows(
-                    state, full, checkpoint, slot, fold_slot, rates, model
-                )
+                state = blocks.fold_rows(state, full, checkpoint, slot, fold_slot, rates, model)
                 checkpoint = jnp.where(full, position, checkpoint)
                 slot = jnp.where(full, fold_slot, slot)
         rows = WindowRows(
@@ -336,7 +336,16 @@ def prefill(
     with jax.named_scope("sample"):
         last = blocks.slice_tokens(h, jnp.maximum(length - 1, 0), 1)[:, 0]
         sampled, state = _first_token(
-            params, state, last, batch, end, get("samples") > 0, get("row"), layout, model, num_logprobs
+            params,
+            state,
+            last,
+            batch,
+            end,
+            get("samples") > 0,
+            get("row"),
+            layout,
+            model,
+            num_logprobs,
         )
     return state, sampled
 
@@ -406,9 +415,7 @@ def exact_step(
     if geometry.has_state:
         rates = blocks.all_rates(params, model)
         full = alive & (get("fold_before") >= 0)
-        state = blocks.fold_rows(
-            state, full, checkpoint, slot, get("fold_before"), rates, model
-        )
+        state = blocks.fold_rows(state, full, checkpoint, slot, get("fold_before"), rates, model)
         slot = jnp.where(full, get("fold_before"), slot)
         checkpoint = jnp.where(full, base, checkpoint)
         state = _load_conv(state, alive & (get("load_conv") > 0), checkpoint, slot, model)
@@ -420,9 +427,7 @@ def exact_step(
     h, state = window(params, state, rows, model=model)
     if geometry.has_state:
         after = alive & (get("fold_after") >= 0)
-        state = blocks.fold_rows(
-            state, after, checkpoint, slot, get("fold_after"), rates, model
-        )
+        state = blocks.fold_rows(state, after, checkpoint, slot, get("fold_after"), rates, model)
     last = blocks.slice_tokens(h, jnp.maximum(end - base - 1, 0), 1)[:, 0]
     sampling = unpack_sampling(layout, batch)
     logits = decoder.logits(params, last, config)
@@ -460,6 +465,4 @@ def move_row(state: State, source: jax.Array, target: jax.Array) -> State:
     token = jax.lax.dynamic_slice(state.tokens, (source,), (1,))
     tokens = jax.lax.dynamic_update_slice(state.tokens, token, (target,))
     tokens = jax.lax.dynamic_update_slice(tokens, jnp.full(1, -1, jnp.int32), (source,))
-    return state.replace(
-        conv=move(state.conv), xB=move(state.xB), dt=move(state.dt), tokens=tokens
-    )
+    return state.replace(conv=move(state.conv), xB=move(state.xB), dt=move(state.dt), tokens=tokens)

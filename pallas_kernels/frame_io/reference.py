@@ -33,7 +33,9 @@ def update_tokens_reference(arena, values, table, base, begin, end, offset, page
             old = jnp.asarray(arena[frame])
             line = jnp.arange(arena.shape[1])
             inside = (line >= start) & (line < start + width)
-            new = jnp.where(inside, jnp.roll(jnp.pad(values[row, index], (0, len(line) - width)), start), old)
+            new = jnp.where(
+                inside, jnp.roll(jnp.pad(values[row, index], (0, len(line) - width)), start), old
+            )
             live = (position >= begin[row]) & (position < end[row])
             arena = arena.at[frame].set(jnp.where(live, new, old))
     return arena

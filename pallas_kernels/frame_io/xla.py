@@ -6,7 +6,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-UNROLL_LIMIT = 64  # slices written out; above it a loop, which costs more per slice and less to compile
+UNROLL_LIMIT = (
+    64  # slices written out; above it a loop, which costs more per slice and less to compile
+)
 
 
 def read_frames_xla(arena, ids, offset, words):

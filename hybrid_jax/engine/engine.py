@@ -1,0 +1,200 @@
+"""The engine: a scheduler and a runner taking turns, token ids in and token ids out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.engine.request import Request
+from hybrid_jax.engine.runner import Pending, Runner
+from hybrid_jax.engine.scheduler import Scheduler
+from hybrid_jax.engine.sizing import choose_sizes
+from hybrid_jax.geometry import make_geometry
+
+# Pages of fewer tokens make the loop over them too long for a CPU.
+MIN_PAGE_TOKENS = 64
+
+
+@dataclass(kw_only=True)
+class StepOutput:
+    """What one step brought one request.
+
+    Attributes:
+        request: with `output` and `finish_reason` up to date.
+        new_token_ids: its new tokens, the stop token included.
+        new_logprobs: one entry per new token when asked for.
+        finished: no more will come.
+    """
+
+    request: Request
+    new_token_ids: list[int] = field(default_factory=list)
+    new_logprobs: list = field(default_factory=list)
+    finished: bool = False
+
+
+class Engine:
+    """Runs requests on one device.
+
+    While the device works on one plan the host makes the next; tokens feed back on the device.
+
+    Args:
+        config: the model. params: its weights, in `engine_config.dtype`.
+        engine_config: memory, rows, cache policy and the rest.
+
+    Raises:
+        ValueError: the memory cannot hold one short sequence, or a setting does not fit the model.
+    """
+
+    def __init__(self, config: ModelConfig, params: dict, engine_config: EngineConfig) -> None:
+        self.geometry = make_geometry(config, engine_config, min_page_tokens=MIN_PAGE_TOKENS)
+        self.sizes = choose_sizes(config, engine_config, self.geometry)
+        self.config, self.engine_config = config, engine_config
+        self._room = dict(
+            num_frames=self.sizes.num_frames,
+            max_slots=self.sizes.max_slots,
+            max_model_len=self.sizes.max_model_len,
+        )
+        self.runner = Runner(config, params, engine_config, self.geometry, **self._room)
+        self.scheduler = Scheduler(self.geometry, engine_config, **self._room)
+        self._pending: deque[Pending] = deque()
+        self._live: dict[str, Request] = {}
+        self._reported: dict[str, int] = {}
+        self._interrupted = False
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens that model and pool allow."""
+        return self.scheduler.max_output(0)
+
+    @property
+    def has_work(self) -> bool:
+        """A request is unfinished, or results are outstanding."""
+        return bool(self._live or self._pending)
+
+    def add(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+            ValueError: its id is in use, its prompt is empty, or it can never fit.
+        """
+        self._recover()
+        self.scheduler.add(request)
+        self._live[request.request_id] = request
+        self._reported[request.request_id] = 0
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request now; it is not reported again. Unknown ids are ignored."""
+        self._recover()
+        self.scheduler.abort(request_id)
+        self._forget(request_id)
+
+    def step(self) -> list[StepOutput]:
+        """Plans and dispatches one turn, and settles the oldest one whose results are due.
+
+        An exception on the way (Ctrl-C too) leaves device memory undefined. It is raised to the caller, and
+        the next call of the engine starts over: empty memory, an empty prefix tree, every live request
+        queued again with the tokens it has. Nothing reported is lost, and nothing is reported twice.
+        """
+        self._recover()
+        self._interrupted = True
+        plan = self.scheduler.plan()
+        if plan:
+            self._pending.append(self.runner.execute(plan))
+        if self._pending and (len(self._pending) > 1 or not plan):
+            pending = self._pending[0]
+            progress = self.scheduler.receive(pending.plan, pending.read())
+            self._pending.popleft()
+            touched = [entry.request for entry in progress]
+        else:
+            touched = []
+        self._interrupted = False
+        return self._report(touched)
+
+    def _report(self, requests: list[Request]) -> list[StepOutput]:
+        results = []
+        for request in requests:
+            known = self._reported.get(request.request_id)
+            if known is None or self._live[request.request_id] is not request:
+                continue
+            finished = request.finish_reason is not None
+            if len(request.output) == known and not finished:
+                continue
+            results.append(
+                StepOutput(
+                    request=request,
+                    new_token_ids=request.output[known:],
+                    new_logprobs=request.logprobs[known:],
+                    finished=finished,
+                )
+            )
+            self._reported[request.request_id] = len(request.output)
+            if finished:
+                self._forget(request.request_id)
+        return results
+
+    def _forget(self, request_id: str) -> None:
+        self._live.pop(request_id, None)
+        self._reported.pop(request_id, None)
+
+    def _recover(self) -> None:
+        """Starts over after an interrupted step: what was computing is lost, what was reported is not."""
+        if not self._interrupted:
+            return
+        self._pending.clear()
+        self.runner.rebuild()
+        # Output the interrupted turn appended but never reported is computed again, with the same noise.
+        for request_id, request in self._live.items():
+            known = self._reported[request_id]
+            del request.output[known:], request.logprobs[known:]
+            request.finish_reason = request.stop_reason = None
+        counters = self.scheduler.counters
+        self.scheduler = Scheduler(self.geometry, self.engine_config, **self._room)
+        self.scheduler.counters = counters
+        counters.rebuilds += 1
+        for request in self._live.values():
+            self.scheduler.add(request)
+        self._interrupted = False
+
+    # --- around it --------------------------------------------------------------------------------
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets every cached prefix; running requests go on."""
+        self._recover()
+        self.scheduler.reset_prefix_cache()
+
+    def warmup(self, progress: Callable[[int, int, str], None] | None = None) -> int:
+        """Compiles every shape a run can meet; returns how many there are.
+
+        Args:
+            progress: called with (done, total, name of the shape) before each compilation and at the end.
+        """
+        self._recover()
+        self._interrupted = True
+        count = self.runner.warmup(progress)
+        self._interrupted = False
+        return count
+
+    def stats(self) -> dict[str, int | float]:
+        """Counters since the start, and present numbers of requests, frames and cached prefixes."""
+        return {
+            **self.scheduler.stats(),
+            "num_traces": self.runner.num_traces,
+            "memory_bytes": self.sizes.total_bytes,
+        }
+
+    def describe(self) -> str:
+        """The engine's memory in one line."""
+        geometry, sizes = self.geometry, self.sizes
+        return (
+            f"{sizes.num_frames} frames of {geometry.frame_bytes} bytes, page {geometry.page_tokens} tokens x "
+            f"{geometry.frames_per_page} frames, checkpoint {geometry.state_frames} frames, rings "
+            f"{sizes.ring_bytes} bytes, up to {self.max_model_len} tokens a sequence"
+        )
+
+    def close(self) -> None:
+        """Frees device memory; the engine cannot be used afterwards."""
+        self._live.clear()
+        self._pending.clear()
+        self.runner.close()

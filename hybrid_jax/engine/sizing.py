@@ -1,0 +1,88 @@
+"""How large a state fits a memory budget: frames, checkpoint slots, longest sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.geometry import Geometry, ring_specs
+
+DEFAULT_LENGTH = 4096  # tokens per row that the default memory holds
+DEFAULT_CHECKPOINTS = 8  # cached checkpoints per row that the default memory holds
+MAX_SLOTS = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Sizes of a state.
+
+    Attributes:
+        num_frames: frames of the arena, the sink included.
+        max_slots: lines of the slot table, slot 0 included.
+        max_model_len: longest sequence in tokens, by model and settings (the pool may hold less).
+        arena_bytes, ring_bytes, table_bytes: what `memory` covers.
+    """
+
+    num_frames: int
+    max_slots: int
+    max_model_len: int
+    arena_bytes: int
+    ring_bytes: int
+    table_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.arena_bytes + self.ring_bytes + self.table_bytes
+
+
+def choose_sizes(model: ModelConfig, engine: EngineConfig, geometry: Geometry) -> Sizes:
+    """Splits `engine.memory`, or a default, into rings, tables and as many frames as are left.
+
+    Raises:
+        ValueError: max_model_len exceeds the model's, or the memory cannot hold one short sequence.
+    """
+    max_model_len = model.max_position if engine.max_model_len is None else engine.max_model_len
+    if max_model_len > model.max_position:
+        raise ValueError(
+            f"EngineConfig: max_model_len must be at most the model's {model.max_position}, "
+            f"got {max_model_len}"
+        )
+    window = engine.grain if engine.exact else 1
+    rings = ring_specs(
+        model, geometry, num_rows=engine.max_rows + 1, window=window, aligned=engine.exact
+    )
+    ring_bytes = sum(spec.num_bytes for spec in rings.values()) + 4 * (engine.max_rows + 1)
+    least = _frames_for(geometry, 2 * geometry.grain, 2)
+    if engine.memory is None:
+        rows = engine.max_rows
+        num_frames = 1 + rows * _frames_for(
+            geometry, min(max_model_len, DEFAULT_LENGTH), 1 + DEFAULT_CHECKPOINTS
+        )
+    else:
+        line = 4 * max(geometry.state_frames, 1)
+        # A slot's table line is paid for by the frames of its checkpoint.
+        per_frame = geometry.frame_bytes + (4 if geometry.has_state else 0)
+        num_frames = (engine.memory - ring_bytes - 2 * line) // per_frame
+    num_frames = min(num_frames, 1 << 24)
+    if num_frames - 1 < least:
+        needed = ring_bytes + (least + 1) * geometry.frame_bytes
+        raise ValueError(
+            f"EngineConfig: memory must hold the rings of {engine.max_rows} rows and one short sequence, "
+            f"{needed} bytes at least, got {engine.memory}; raise memory or lower max_rows"
+        )
+    max_slots = 2
+    if geometry.has_state:
+        max_slots = min(max(2, 1 + (num_frames - 1) // geometry.state_frames), MAX_SLOTS)
+    return Sizes(
+        num_frames=num_frames,
+        max_slots=max_slots,
+        max_model_len=max_model_len,
+        arena_bytes=num_frames * geometry.frame_bytes,
+        ring_bytes=ring_bytes,
+        table_bytes=4 * max_slots * max(geometry.state_frames, 1),
+    )
+
+
+def _frames_for(geometry: Geometry, num_tokens: int, num_checkpoints: int) -> int:
+    pages = geometry.num_pages(num_tokens) * geometry.frames_per_page
+    return max(pages + num_checkpoints * geometry.state_frames, 1)
