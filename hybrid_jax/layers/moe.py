@@ -40,8 +40,8 @@ def route(params: dict, h: jax.Array, spec: MoE) -> tuple[jax.Array, jax.Array]:
 def moe(params: dict, h: jax.Array, valid: jax.Array, spec: MoE) -> jax.Array:
     """h [B, T, D] to [B, T, D]; rows where `valid` bool[B, T] is false visit no expert.
 
-    Loops over experts, skipping those nobody chose. A token's contributions are kept apart in
-    [k, tokens, D] and summed over k in order, so the result does not depend on the other tokens.
+    A token's contributions are summed over its k experts in order, so the result does not depend on
+    the other tokens.
     """
     flat = h.reshape(-1, h.shape[-1])
     ids, weights = route(params, flat, spec)
@@ -49,32 +49,52 @@ def moe(params: dict, h: jax.Array, valid: jax.Array, spec: MoE) -> jax.Array:
     inner = flat
     if spec.latent_width:
         inner = linear(flat, params["latent_down"], params.get("latent_down_bias"))
-
-    def visit(expert, parts):  # parts: [k, S, D']
-        mine = ids == expert  # [S, k]
-
-        def compute(parts):
-            hidden = linear(inner, params["up"][expert], _at(params.get("up_bias"), expert))
-            out = linear(
-                activate(hidden, spec.kind),
-                params["down"][expert],
-                _at(params.get("down_bias"), expert),
-            )
-            return jnp.where(mine.T[..., None], out.astype(jnp.float32), parts)
-
-        return jax.lax.cond(mine.any(), compute, lambda parts: parts, parts)
-
-    parts = jnp.zeros((spec.top_k, *inner.shape), jnp.float32)
-    parts = jax.lax.fori_loop(0, spec.num_experts, visit, parts)
+    parts = _visit_experts(params, inner, ids, spec)  # [S, k, Z]
     mixed = jnp.zeros(inner.shape, jnp.float32)
     for slot in range(spec.top_k):
-        mixed = mixed + weights[:, slot, None] * parts[slot]
+        mixed = mixed + weights[:, slot, None] * parts[:, slot]
     mixed = mixed.astype(h.dtype)
     if spec.latent_width:
         mixed = linear(mixed, params["latent_up"], params.get("latent_up_bias"))
     if spec.shared_width:
         mixed = mixed + mlp(params["shared"], flat, spec.kind)
     return mixed.reshape(h.shape)
+
+
+def _visit_experts(params: dict, x: jax.Array, ids: jax.Array, spec: MoE) -> jax.Array:
+    """What each token's experts make of it: x [S, Z], ids int32[S, k] to float32[S, k, Z].
+
+    The S k visits are sorted by expert and done in blocks of one expert each, so the work grows with the
+    visits, not with the number of experts; visits to `num_experts` come last and are left out. A block
+    that is not full computes visits of the next expert too, whose own block then overwrites them.
+    """
+    count, top_k = ids.size, spec.top_k
+    size = min(64, max(8, 1 << (2 * count // spec.num_experts).bit_length()))
+    order = jnp.argsort(ids.reshape(-1), stable=True)
+    place = jnp.argsort(order, stable=True)  # where a visit stands in that order
+    padded = jnp.pad(order, (0, size))
+    visits = jnp.sum(ids.reshape(-1, 1) == jnp.arange(spec.num_experts), axis=0)  # [X]
+    first_visit = jnp.cumsum(visits) - visits
+    last_block = jnp.cumsum(-(-visits // size))
+    first_block = last_block + visits // -size
+
+    def visit(block, parts):  # parts: [S k + size, Z]
+        expert = jnp.searchsorted(last_block, block, side="right")
+        start = first_visit[expert] + (block - first_block[expert]) * size
+        tokens = jax.lax.dynamic_slice(padded, (start,), (size,)) // top_k
+        hidden = linear(x[tokens], params["up"][expert], _at(params.get("up_bias"), expert))
+        out = linear(
+            activate(hidden, spec.kind),
+            params["down"][expert],
+            _at(params.get("down_bias"), expert),
+        )
+        return jax.lax.dynamic_update_slice(parts, out.astype(jnp.float32), (start, 0))
+
+    parts = jnp.zeros((count + size, x.shape[1]), jnp.float32)
+    parts = jax.lax.fori_loop(0, last_block[-1], visit, parts)
+    # Visits that nobody makes may hold what a block left there: anything, so zero.
+    parts = jnp.where((jnp.arange(count + size) < visits.sum())[:, None], parts, 0.0)
+    return parts[place].reshape(*ids.shape, -1)
 
 
 def _at(stacked: jax.Array | None, index: jax.Array) -> jax.Array | None:
