@@ -250,7 +250,7 @@ def decode(
             fed = jnp.where(stopped(tokens, sampling), -1, tokens)
             fed = jnp.where(alive, fed, state.tokens[:num_rows])
             state = state.replace(tokens=state.tokens.at[:num_rows].set(fed))
-        return step + 1, state, position + alive, checkpoint, slot, out
+        return step + 1, state, position + alive.astype(jnp.int32), checkpoint, slot, out
 
     carry = (jnp.int32(0), state, get("position"), get("checkpoint"), get("read_slot"), out)
     _, state, _, _, _, out = jax.lax.while_loop(keep_on, advance, carry)
