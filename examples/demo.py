@@ -63,7 +63,8 @@ def show(console: Console, title: str, outputs: list, seconds: float) -> None:
     console.print(table)
     console.print(
         f"{prompt_tokens} prompt tokens, {cached} ({cached / prompt_tokens:.0%}) from the prefix cache; "
-        f"{new} new tokens in {seconds:.2f} s: {new / seconds:.0f} tokens/s\n"
+        f"{new} new tokens in {seconds:.2f} s: {new / seconds:.0f} tokens/s\n",
+        soft_wrap=True,
     )
 
 
@@ -72,12 +73,9 @@ def main() -> None:
     started = time.perf_counter()
     llm = LLM(max_rows=len(STUBS), max_model_len=2048)
     prompts = [shared_head() + stub for stub in STUBS]
-    console.print(f"{llm}, loaded in {time.perf_counter() - started:.1f} s")
+    console.print(f"loaded in {time.perf_counter() - started:.1f} s: {llm}", soft_wrap=True)
     started = time.perf_counter()
-    llm.generate(
-        [prompt[::-1] for prompt in prompts], PARAMS
-    )  # compiles; shares nothing with the rest
-    llm.reset_prefix_cache()
+    llm.warmup(progress=True)
     console.print(f"programs compiled (or found) in {time.perf_counter() - started:.1f} s\n")
 
     cold, cold_seconds = measure(llm, prompts)
@@ -89,7 +87,7 @@ def main() -> None:
     show(console, "the same prompts again", warm, warm_seconds)
     same = [a.outputs == b.outputs for a, b in zip(cold, warm, strict=True)]
     console.print(f"same tokens both times: {all(same)}")
-    console.print(llm.cache.explain(warm[0].request_id), highlight=False)
+    console.print(str(llm.cache.explain(warm[0].request_id)), highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":
