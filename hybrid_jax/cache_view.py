@@ -71,8 +71,11 @@ class CacheView:
             >>> from hybrid_jax import LLM, SamplingParams
             >>> llm = LLM()
             >>> [out] = llm.generate("x = 1", SamplingParams(temperature=0.0, max_tokens=2))
-            >>> print(llm.cache.explain(out.request_id))  # doctest: +ELLIPSIS
-            request 0: 0 of 5 prompt tokens came from the prefix cache; ...
+            >>> explanation = llm.cache.explain(out.request_id)
+            >>> explanation.prompt_tokens, explanation.hit_tokens
+            (5, 0)
+            >>> explanation.reason
+            'a prompt of at most 32 tokens holds no resume point (they lie 32 apart)'
         """
         if request_id not in self._seen:
             raise KeyError(f"cache.explain: no finished request {request_id!r}")
