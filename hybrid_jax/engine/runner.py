@@ -12,8 +12,10 @@ import numpy as np
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.engine import bucket, pack, steps
 from hybrid_jax.engine.blocks import Model
+from hybrid_jax.engine.exact import exact_step
 from hybrid_jax.engine.plan import Plan, Tokens
 from hybrid_jax.engine.request import Request, TokenLogprobs
+from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.sampling_params import MAX_LOGPROBS
 from hybrid_jax.state import State, make_state, state_specs
@@ -32,8 +34,8 @@ class Pending:
     """
 
     plan: Plan
-    prefill: steps.Sampled | None = None
-    decode: steps.Sampled | None = None
+    prefill: Sampled | None = None
+    decode: Sampled | None = None
     rows: dict = field(default_factory=dict)
 
     def read(self) -> Tokens:
@@ -65,7 +67,7 @@ class Pending:
         return out
 
 
-def _entry(sampled: steps.Sampled, place: tuple[int, ...], request: Request) -> TokenLogprobs:
+def _entry(sampled: Sampled, place: tuple[int, ...], request: Request) -> TokenLogprobs:
     found, count = sampled.logprobs, request.params.logprobs
     return TokenLogprobs(
         token_id=int(sampled.tokens[place]),
@@ -150,7 +152,7 @@ class Runner:
             }
             if kind == "decode":
                 static["max_steps"] = shape.steps
-            step = {"prefill": steps.prefill, "decode": steps.decode, "exact": steps.exact_step}
+            step = {"prefill": steps.prefill, "decode": steps.decode, "exact": exact_step}
             function, donated = functools.partial(step[kind], **static), 1
 
         def traced(*args):
@@ -193,7 +195,7 @@ class Runner:
             write = self.executable("write_slots", size)
             self.state = write(self.state, ids, frames)
 
-    def _prefill(self, rows: list) -> steps.Sampled:
+    def _prefill(self, rows: list) -> Sampled:
         shape = bucket.prefill_bucket(
             self.engine,
             num_rows=len(rows),
@@ -220,7 +222,7 @@ class Runner:
         self.state, sampled = run(self.params, self.state, batch)
         return sampled
 
-    def _decode(self, rows: list, num_steps: int) -> steps.Sampled:
+    def _decode(self, rows: list, num_steps: int) -> Sampled:
         shape = bucket.decode_bucket(
             self.engine,
             num_rows=max(row.row for row in rows) + 1,
@@ -243,7 +245,7 @@ class Runner:
         self.state, sampled = run(self.params, self.state, batch, np.int32(num_steps))
         return sampled
 
-    def _exact(self, prefill: list, decode: list) -> steps.Sampled:
+    def _exact(self, prefill: list, decode: list) -> Sampled:
         """Prompt chunks and decode steps alike, each row at its ring row of one [max_rows, grain] window."""
         shape = bucket.exact_bucket(self.engine, max_pages=self.max_pages)
         layout = self.layout("exact", shape)

@@ -36,6 +36,13 @@ class Logprobs(NamedTuple):
     values: jax.Array
 
 
+class Sampled(NamedTuple):
+    """tokens int32[...]; logprobs None or `Logprobs` with the same leading axes."""
+
+    tokens: jax.Array
+    logprobs: Logprobs | None
+
+
 def unpack_sampling(layout: Layout, batch: jax.Array) -> SamplingRows:
     def floats(name):
         return jax.lax.bitcast_convert_type(layout.get(batch, name), jnp.float32)

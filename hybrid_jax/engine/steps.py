@@ -1,12 +1,10 @@
-"""The jitted steps: prefill a chunk, decode several tokens, and the window both exact mode and decode share.
+"""The jitted steps: prefill a chunk, decode several tokens, and the small programs around them.
 
 Every step takes the weights, the donated state and one int32 array of rows, and returns the state with
 what it sampled. Shapes come from the bucket alone.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,159 +13,19 @@ from hybrid_jax.config import Attention
 from hybrid_jax.engine import blocks
 from hybrid_jax.engine.blocks import Model
 from hybrid_jax.engine.pack import Layout
-from hybrid_jax.engine.sampling import Logprobs, logprobs, sample, stopped, unpack_sampling
+from hybrid_jax.engine.sampling import (
+    Logprobs,
+    Sampled,
+    logprobs,
+    sample,
+    stopped,
+    unpack_sampling,
+)
+from hybrid_jax.engine.window import WindowRows, window
 from hybrid_jax.layers import mamba2
 from hybrid_jax.models import decoder
 from hybrid_jax.state import State, from_bits
 from pallas_kernels.frame_io import copy_frames
-
-
-class Sampled(NamedTuple):
-    """tokens int32[...]; logprobs None or `Logprobs` with the same leading axes."""
-
-    tokens: jax.Array
-    logprobs: Logprobs | None
-
-
-class WindowRows(NamedTuple):
-    """Rows of a window: T tokens at absolute positions base .. base + T - 1, of which [begin, end) are new.
-
-    Attributes:
-        tokens: int32[B, T]. base, begin, end: int32[B]; begin = end = 0 makes a row inert.
-        checkpoint, slot: int32[B] position and slot of the row's checkpoint.
-        table: int32[B, groups, pages].
-    """
-
-    tokens: jax.Array
-    base: jax.Array
-    begin: jax.Array
-    end: jax.Array
-    checkpoint: jax.Array
-    slot: jax.Array
-    table: jax.Array
-
-
-def window(
-    params: dict, state: State, rows: WindowRows, *, model: Model
-) -> tuple[jax.Array, State]:
-    """Runs T new tokens per row from checkpoint + ring + pages.
-
-    The new records go to the ring at slot position - checkpoint. T is 1, or the whole ring with base =
-    checkpoint (exact mode).
-
-    Returns:
-        h [B, T, D] before the last norm, and the state.
-    """
-    config = model.config
-    num_rows, width = rows.tokens.shape
-    positions = rows.base[:, None] + jnp.arange(width)
-    valid = (positions >= rows.begin[:, None]) & (positions < rows.end[:, None])  # [B, T]
-    exists = rows.checkpoint > 0
-    frames = state.slots[rows.slot]  # [B, F]
-    h = decoder.embed(params, jnp.where(valid, rows.tokens, 0), config)
-    h = jnp.where(valid[..., None], h, 0)
-    arena = state.arena
-    num_attention, rings = 0, []
-    for index, spec in enumerate(config.layers):
-        weights = decoder.layer_params(params, index, config)
-        updates = []
-        normed = decoder.block_input(weights, "norm", h, config) if spec.mixers else h
-        for part, mixer in zip(weights.get("mixers", ()), spec.mixers, strict=True):
-            if isinstance(mixer, Attention):
-                with jax.named_scope("attention"):
-                    out, arena = blocks.attend_pages(
-                        part,
-                        normed,
-                        arena,
-                        rows.table,
-                        rows.base,
-                        rows.begin,
-                        rows.end,
-                        num_attention,
-                        mixer,
-                        model,
-                    )
-                num_attention += 1
-            else:
-                with jax.named_scope("mamba2"):
-                    number = len(rings)
-                    own = blocks.layer_frames(frames, number, model)
-                    old = blocks.read_layer_state(arena, own, exists, model)
-                    ring = (state.conv[number], state.xB[number], state.dt[number])
-                    ring = tuple(array[:num_rows] for array in ring)
-                    out, ring = _window_mixer(part, normed, old, ring, rows, valid, mixer, model)
-                    rings.append(ring)
-            updates.append(out)
-        if updates:
-            h = decoder.add(h, sum(updates[1:], updates[0]), config)
-        with jax.named_scope("mlp"):
-            h = decoder.feed_forward(weights, h, valid, spec, config)
-        h = jnp.where(valid[..., None], h, 0)
-    state = state.replace(arena=arena)
-    return h, _write_rings(state, h, rings, rows, valid) if rings else state
-
-
-def _window_mixer(params, h, checkpoint, ring, rows: WindowRows, valid, spec, model: Model):
-    """One Mamba-2 layer of a window: outputs, and the ring entries to store."""
-    conv, ring_xB, ring_dt = ring  # [B, W - 1 + T, E], [B, S, .], [B, S, M]
-    width, history = h.shape[1], spec.conv_width - 1
-    z, raw, dt = mamba2.project(params, h, spec)
-    raw = jnp.where(valid[..., None], raw, 0)
-    old = from_bits(conv).astype(raw.dtype)
-    positions = rows.base[:, None] + jnp.arange(width)
-    earlier = (positions >= rows.checkpoint[:, None]) & (positions < rows.begin[:, None])
-    raw = jnp.where(earlier[..., None], old[:, history:], raw)
-    columns = jnp.concatenate([old[:, :history], raw], axis=1)
-    xBC = mamba2.convolve(params, columns, spec)
-    xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
-    xB = blocks.ring_bits(xB, model)
-    slot = jnp.arange(ring_xB.shape[1])
-    starts = rows.base - rows.checkpoint
-    if width == 1:
-        here = (slot == starts[:, None]) & valid
-    else:
-        here = valid
-    merged_xB = jnp.where(here[..., None], xB, ring_xB)
-    merged_dt = jnp.where(here[..., None], dt, ring_dt)
-    out = mamba2.window(
-        params,
-        z,
-        jnp.where(valid[..., None], C, 0),
-        xBC[..., : spec.inner_size],
-        checkpoint,
-        mamba2.Records(from_bits(merged_xB).astype(h.dtype), merged_dt),
-        starts,
-        jnp.maximum(rows.end - rows.base, 0),
-        spec,
-    )
-    # The columns move on by the tokens after which the next window's base stands.
-    moved = columns[:, width : width + history]
-    complete = valid.any(1) & (rows.end == rows.base + width)
-    kept = jnp.where(complete[:, None, None], moved, columns[:, :history])
-    conv = blocks.ring_bits(jnp.concatenate([kept, columns[:, history:]], axis=1), model)
-    if width == 1:
-        return out, (conv, xB, dt)
-    return out, (conv, merged_xB, merged_dt)
-
-
-def _write_rings(
-    state: State, h: jax.Array, rings: list, rows: WindowRows, valid: jax.Array
-) -> State:
-    """Stores all layers' new ring entries: a record per row for T = 1, whole rings otherwise."""
-    conv, xB, dt = (jnp.stack(arrays) for arrays in zip(*rings, strict=True))
-    num_rows, width = valid.shape
-    live = valid.any(1)
-    # Every read of the rings comes before the first write; the last layer's leads to h alone.
-    zero = blocks.zero_after(state, h)
-    sink = state.tokens.shape[0] - 1
-    new_conv, new_xB, new_dt = state.conv, state.xB, state.dt
-    for b in range(num_rows):
-        row = jnp.where(live[b], b, sink) + zero
-        slot = jnp.where(live[b], rows.base[b] - rows.checkpoint[b], 0) if width == 1 else 0
-        new_conv = blocks.put_row(new_conv, conv[:, b : b + 1], row)
-        new_xB = blocks.put_row(new_xB, xB[:, b : b + 1], row, slot)
-        new_dt = blocks.put_row(new_dt, dt[:, b : b + 1], row, slot)
-    return state.replace(conv=new_conv, xB=new_xB, dt=new_dt)
 
 
 def decode(
@@ -388,66 +246,6 @@ def _first_token(
     if num_logprobs:
         extra = logprobs(logits, tokens, min(num_logprobs, model.config.vocab_size))
     return Sampled(tokens, extra), state.replace(tokens=new_tokens)
-
-
-def exact_step(
-    params: dict, state: State, batch: jax.Array, *, model: Model, layout: Layout, num_logprobs: int
-) -> tuple[State, Sampled]:
-    """Exact mode's only step: grain-aligned windows of [max_rows, grain], for prompts and for decode alike.
-
-    Args:
-        batch: int32[max_rows, layout.size]; a row with begin = end is inert. fold_before and fold_after are
-            slots or -1: a full ring folded before, or after, the window.
-
-    Returns:
-        The state, and tokens int32[max_rows].
-    """
-    num_rows = batch.shape[0]
-    geometry, config = model.geometry, model.config
-    get = lambda name: layout.get(batch, name)  # noqa: E731
-    table = get("table").reshape(num_rows, max(geometry.frames_per_page, 1), -1)
-    if geometry.has_pages:
-        arena = copy_frames(state.arena, get("sources").reshape(-1), get("targets").reshape(-1))
-        state = state.replace(arena=arena)
-    feeds, base = get("feeds") > 0, get("base")
-    alive = (get("end") > get("begin")) & (~feeds | (state.tokens[:num_rows] >= 0))
-    checkpoint, slot = get("checkpoint"), get("read_slot")
-    if geometry.has_state:
-        rates = blocks.all_rates(params, model)
-        full = alive & (get("fold_before") >= 0)
-        state = blocks.fold_rows(state, full, checkpoint, slot, get("fold_before"), rates, model)
-        slot = jnp.where(full, get("fold_before"), slot)
-        checkpoint = jnp.where(full, base, checkpoint)
-        state = _load_conv(state, alive & (get("load_conv") > 0), checkpoint, slot, model)
-    begin, end = jnp.where(alive, get("begin"), 0), jnp.where(alive, get("end"), 0)
-    positions = base[:, None] + jnp.arange(geometry.grain)
-    fed = feeds[:, None] & (positions == begin[:, None])
-    tokens = jnp.where(fed, state.tokens[:num_rows, None], get("tokens"))
-    rows = WindowRows(tokens, base, begin, end, checkpoint, slot, table)
-    h, state = window(params, state, rows, model=model)
-    if geometry.has_state:
-        after = alive & (get("fold_after") >= 0)
-        state = blocks.fold_rows(state, after, checkpoint, slot, get("fold_after"), rates, model)
-    last = blocks.slice_tokens(h, jnp.maximum(end - base - 1, 0), 1)[:, 0]
-    sampling = unpack_sampling(layout, batch)
-    logits = decoder.logits(params, last, config)
-    chosen = sample(logits, sampling, end)
-    samples = alive & (get("samples") > 0)
-    mark = jnp.where(samples & ~stopped(chosen, sampling), chosen, -1)
-    mark = jnp.where(alive, mark, state.tokens[:num_rows])
-    state = state.replace(tokens=state.tokens.at[:num_rows].set(mark))
-    extra = logprobs(logits, chosen, min(num_logprobs, config.vocab_size)) if num_logprobs else None
-    return state, Sampled(jnp.where(samples, chosen, -1), extra)
-
-
-def _load_conv(state: State, needed: jax.Array, checkpoint, slot, model: Model) -> State:
-    """Puts the checkpoint's convolution columns in front of the window of rows that start a chunk."""
-    num_rows = needed.shape[0]
-    bits = blocks.read_conv(state.arena, state.slots[slot], checkpoint > 0, model)
-    conv, sink = state.conv, state.tokens.shape[0] - 1
-    for b in range(num_rows):
-        conv = blocks.put_row(conv, bits[:, b : b + 1], jnp.where(needed[b], b, sink))
-    return state.replace(conv=conv)
 
 
 def write_slots(state: State, ids: jax.Array, frames: jax.Array) -> State:

@@ -1,0 +1,75 @@
+"""Exact mode's step: prompts and decode through one executable, so their logits agree bit for bit."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.engine import blocks
+from hybrid_jax.engine.blocks import Model
+from hybrid_jax.engine.pack import Layout
+from hybrid_jax.engine.sampling import Sampled, logprobs, sample, stopped, unpack_sampling
+from hybrid_jax.engine.window import WindowRows, window
+from hybrid_jax.models import decoder
+from hybrid_jax.state import State
+from pallas_kernels.frame_io import copy_frames
+
+
+def exact_step(
+    params: dict, state: State, batch: jax.Array, *, model: Model, layout: Layout, num_logprobs: int
+) -> tuple[State, Sampled]:
+    """Exact mode's only step: grain-aligned windows of [max_rows, grain], for prompts and for decode alike.
+
+    Args:
+        batch: int32[max_rows, layout.size]; a row with begin = end is inert. fold_before and fold_after are
+            slots or -1: a full ring folded before, or after, the window.
+
+    Returns:
+        The state, and tokens int32[max_rows].
+    """
+    num_rows = batch.shape[0]
+    geometry, config = model.geometry, model.config
+    get = lambda name: layout.get(batch, name)  # noqa: E731
+    table = get("table").reshape(num_rows, max(geometry.frames_per_page, 1), -1)
+    if geometry.has_pages:
+        arena = copy_frames(state.arena, get("sources").reshape(-1), get("targets").reshape(-1))
+        state = state.replace(arena=arena)
+    feeds, base = get("feeds") > 0, get("base")
+    alive = (get("end") > get("begin")) & (~feeds | (state.tokens[:num_rows] >= 0))
+    checkpoint, slot = get("checkpoint"), get("read_slot")
+    if geometry.has_state:
+        rates = blocks.all_rates(params, model)
+        full = alive & (get("fold_before") >= 0)
+        state = blocks.fold_rows(state, full, checkpoint, slot, get("fold_before"), rates, model)
+        slot = jnp.where(full, get("fold_before"), slot)
+        checkpoint = jnp.where(full, base, checkpoint)
+        state = _load_conv(state, alive & (get("load_conv") > 0), checkpoint, slot, model)
+    begin, end = jnp.where(alive, get("begin"), 0), jnp.where(alive, get("end"), 0)
+    positions = base[:, None] + jnp.arange(geometry.grain)
+    fed = feeds[:, None] & (positions == begin[:, None])
+    tokens = jnp.where(fed, state.tokens[:num_rows, None], get("tokens"))
+    rows = WindowRows(tokens, base, begin, end, checkpoint, slot, table)
+    h, state = window(params, state, rows, model=model)
+    if geometry.has_state:
+        after = alive & (get("fold_after") >= 0)
+        state = blocks.fold_rows(state, after, checkpoint, slot, get("fold_after"), rates, model)
+    last = blocks.slice_tokens(h, jnp.maximum(end - base - 1, 0), 1)[:, 0]
+    sampling = unpack_sampling(layout, batch)
+    logits = decoder.logits(params, last, config)
+    chosen = sample(logits, sampling, end)
+    samples = alive & (get("samples") > 0)
+    mark = jnp.where(samples & ~stopped(chosen, sampling), chosen, -1)
+    mark = jnp.where(alive, mark, state.tokens[:num_rows])
+    state = state.replace(tokens=state.tokens.at[:num_rows].set(mark))
+    extra = logprobs(logits, chosen, min(num_logprobs, config.vocab_size)) if num_logprobs else None
+    return state, Sampled(jnp.where(samples, chosen, -1), extra)
+
+
+def _load_conv(state: State, needed: jax.Array, checkpoint, slot, model: Model) -> State:
+    """Puts the checkpoint's convolution columns in front of the window of rows that start a chunk."""
+    num_rows = needed.shape[0]
+    bits = blocks.read_conv(state.arena, state.slots[slot], checkpoint > 0, model)
+    conv, sink = state.conv, state.tokens.shape[0] - 1
+    for b in range(num_rows):
+        conv = blocks.put_row(conv, bits[:, b : b + 1], jnp.where(needed[b], b, sink))
+    return state.replace(conv=conv)

@@ -1,0 +1,156 @@
+"""The window: a few new tokens per row from checkpoint + ring + pages, for decode and exact mode alike."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.config import Attention
+from hybrid_jax.engine import blocks
+from hybrid_jax.engine.blocks import Model
+from hybrid_jax.layers import mamba2
+from hybrid_jax.models import decoder
+from hybrid_jax.state import State, from_bits
+
+
+class WindowRows(NamedTuple):
+    """Rows of a window: T tokens at absolute positions base .. base + T - 1, of which [begin, end) are new.
+
+    Attributes:
+        tokens: int32[B, T]. base, begin, end: int32[B]; begin = end = 0 makes a row inert.
+        checkpoint, slot: int32[B] position and slot of the row's checkpoint.
+        table: int32[B, groups, pages].
+    """
+
+    tokens: jax.Array
+    base: jax.Array
+    begin: jax.Array
+    end: jax.Array
+    checkpoint: jax.Array
+    slot: jax.Array
+    table: jax.Array
+
+
+def window(
+    params: dict, state: State, rows: WindowRows, *, model: Model
+) -> tuple[jax.Array, State]:
+    """Runs T new tokens per row from checkpoint + ring + pages.
+
+    The new records go to the ring at slot position - checkpoint. T is 1, or the whole ring with base =
+    checkpoint (exact mode).
+
+    Returns:
+        h [B, T, D] before the last norm, and the state.
+    """
+    config = model.config
+    num_rows, width = rows.tokens.shape
+    positions = rows.base[:, None] + jnp.arange(width)
+    valid = (positions >= rows.begin[:, None]) & (positions < rows.end[:, None])  # [B, T]
+    exists = rows.checkpoint > 0
+    frames = state.slots[rows.slot]  # [B, F]
+    h = decoder.embed(params, jnp.where(valid, rows.tokens, 0), config)
+    h = jnp.where(valid[..., None], h, 0)
+    arena = state.arena
+    num_attention, rings = 0, []
+    for index, spec in enumerate(config.layers):
+        weights = decoder.layer_params(params, index, config)
+        updates = []
+        normed = decoder.block_input(weights, "norm", h, config) if spec.mixers else h
+        for part, mixer in zip(weights.get("mixers", ()), spec.mixers, strict=True):
+            if isinstance(mixer, Attention):
+                with jax.named_scope("attention"):
+                    out, arena = blocks.attend_pages(
+                        part,
+                        normed,
+                        arena,
+                        rows.table,
+                        rows.base,
+                        rows.begin,
+                        rows.end,
+                        num_attention,
+                        mixer,
+                        model,
+                    )
+                num_attention += 1
+            else:
+                with jax.named_scope("mamba2"):
+                    number = len(rings)
+                    own = blocks.layer_frames(frames, number, model)
+                    old = blocks.read_layer_state(arena, own, exists, model)
+                    ring = (state.conv[number], state.xB[number], state.dt[number])
+                    ring = tuple(array[:num_rows] for array in ring)
+                    out, ring = _window_mixer(part, normed, old, ring, rows, valid, mixer, model)
+                    rings.append(ring)
+            updates.append(out)
+        if updates:
+            h = decoder.add(h, sum(updates[1:], updates[0]), config)
+        with jax.named_scope("mlp"):
+            h = decoder.feed_forward(weights, h, valid, spec, config)
+        h = jnp.where(valid[..., None], h, 0)
+    state = state.replace(arena=arena)
+    return h, _write_rings(state, h, rings, rows, valid) if rings else state
+
+
+def _window_mixer(params, h, checkpoint, ring, rows: WindowRows, valid, spec, model: Model):
+    """One Mamba-2 layer of a window: outputs, and the ring entries to store."""
+    conv, ring_xB, ring_dt = ring  # [B, W - 1 + T, E], [B, S, .], [B, S, M]
+    width, history = h.shape[1], spec.conv_width - 1
+    z, raw, dt = mamba2.project(params, h, spec)
+    raw = jnp.where(valid[..., None], raw, 0)
+    old = from_bits(conv).astype(raw.dtype)
+    positions = rows.base[:, None] + jnp.arange(width)
+    earlier = (positions >= rows.checkpoint[:, None]) & (positions < rows.begin[:, None])
+    raw = jnp.where(earlier[..., None], old[:, history:], raw)
+    columns = jnp.concatenate([old[:, :history], raw], axis=1)
+    xBC = mamba2.convolve(params, columns, spec)
+    xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
+    xB = blocks.ring_bits(xB, model)
+    slot = jnp.arange(ring_xB.shape[1])
+    starts = rows.base - rows.checkpoint
+    if width == 1:
+        here = (slot == starts[:, None]) & valid
+    else:
+        here = valid
+    merged_xB = jnp.where(here[..., None], xB, ring_xB)
+    merged_dt = jnp.where(here[..., None], dt, ring_dt)
+    out = mamba2.window(
+        params,
+        z,
+        jnp.where(valid[..., None], C, 0),
+        xBC[..., : spec.inner_size],
+        checkpoint,
+        mamba2.Records(from_bits(merged_xB).astype(h.dtype), merged_dt),
+        starts,
+        jnp.maximum(rows.end - rows.base, 0),
+        spec,
+    )
+    # The columns move on by the tokens after which the next window's base stands.
+    moved = columns[:, width : width + history]
+    complete = valid.any(1) & (rows.end == rows.base + width)
+    kept = jnp.where(complete[:, None, None], moved, columns[:, :history])
+    conv = blocks.ring_bits(jnp.concatenate([kept, columns[:, history:]], axis=1), model)
+    if width == 1:
+        return out, (conv, xB, dt)
+    return out, (conv, merged_xB, merged_dt)
+
+
+def _write_rings(
+    state: State, h: jax.Array, rings: list, rows: WindowRows, valid: jax.Array
+) -> State:
+    """Stores all layers' new ring entries: a record per row for T = 1, whole rings otherwise."""
+    conv, xB, dt = (jnp.stack(arrays) for arrays in zip(*rings, strict=True))
+    num_rows, width = valid.shape
+    live = valid.any(1)
+    # Every read of the rings comes before the first write; the last layer's leads to h alone.
+    zero = blocks.zero_after(state, h)
+    sink = state.tokens.shape[0] - 1
+    new_conv, new_xB, new_dt = state.conv, state.xB, state.dt
+    for b in range(num_rows):
+        row = jnp.where(live[b], b, sink) + zero
+        slot = jnp.where(live[b], rows.base[b] - rows.checkpoint[b], 0) if width == 1 else 0
+        new_conv = blocks.put_row(new_conv, conv[:, b : b + 1], row)
+        new_xB = blocks.put_row(new_xB, xB[:, b : b + 1], row, slot)
+        new_dt = blocks.put_row(new_dt, dt[:, b : b + 1], row, slot)
+    return state.replace(conv=new_conv, xB=new_xB, dt=new_dt)
