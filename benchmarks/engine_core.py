@@ -1,0 +1,207 @@
+"""Speed of the bundled model: start-up, compilation, prefill, decode, and the host's share of decode.
+
+    python benchmarks/engine_core.py [--json benchmarks/results/engine_core.json]
+
+Inside the clock: everything from `Engine.add` to the last token on the host. The host's share is
+1 - (time of the same decode steps in one compiled loop) / (engine wall time), both taken in turns in this
+process. Medians with 10th and 90th percentiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from hybrid_jax.checkpoint import load_model
+from hybrid_jax.config import EngineConfig
+from hybrid_jax.engine import bucket, pack
+from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.request import Request
+from hybrid_jax.sampling_params import SamplingParams
+
+BUNDLED = Path(__file__).resolve().parent.parent / "hybrid_jax" / "bundled"
+PROMPT_LEN, NUM_STEPS = 128, 256
+
+
+def request(name: str, prompt: list[int], max_tokens: int) -> Request:
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    return Request(request_id=name, prompt=prompt, params=params, seed=0, max_tokens=max_tokens)
+
+
+def prompts(rng: np.random.Generator, count: int, length: int) -> list[list[int]]:
+    """Random printable bytes: no two share a prefix, so nothing is cached."""
+    return rng.integers(32, 127, (count, length)).tolist()
+
+
+def run(engine: Engine, requests: list[Request]) -> None:
+    for one in requests:
+        engine.add(one)
+    while engine.has_work:
+        engine.step()
+
+
+def time_prefill(engine: Engine, rng, length: int) -> float:
+    one = request("p", prompts(rng, 1, length)[0], 1)
+    start = time.perf_counter()
+    run(engine, [one])
+    return time.perf_counter() - start
+
+
+def time_engine_decode(engine: Engine, rng, rows: int) -> tuple[float, int]:
+    """Seconds and tokens from the moment every row decodes until all are done."""
+    requests = [
+        request(f"d{i}", p, NUM_STEPS) for i, p in enumerate(prompts(rng, rows, PROMPT_LEN))
+    ]
+    for one in requests:
+        engine.add(one)
+    while any(not one.output for one in requests):
+        engine.step()
+    before = sum(len(one.output) for one in requests)
+    start = time.perf_counter()
+    while engine.has_work:
+        engine.step()
+    elapsed = time.perf_counter() - start
+    return elapsed, sum(len(one.output) for one in requests) - before
+
+
+def compiled_loop(engine: Engine, rows: int):
+    """The decode step as one dispatch of NUM_STEPS steps: a function that runs it and returns seconds."""
+    runner, scheduler = engine.runner, engine.scheduler
+    geometry, memory = engine.geometry, scheduler.memory
+    pages = runner.max_pages
+    shape = bucket.DecodeBucket(rows, NUM_STEPS, bucket.widths(pages)[0])
+    layout = runner.layout("decode", shape)
+    batch = np.zeros((rows, layout.size), np.int32)
+    slots = [memory.slots.allocate() for _ in range(rows)]
+    ids = [memory.slots.resolve(slot) for slot in slots]
+    frames = []
+    runner._write_slots(memory.slots.take_new())
+    for row in range(rows):
+        count = geometry.num_pages(PROMPT_LEN + NUM_STEPS)
+        own = [tuple(memory.frames.allocate(geometry.frames_per_page)) for _ in range(count)]
+        frames += [frame for page in own for frame in page]
+        layout.set(batch, row, "position", PROMPT_LEN)
+        layout.set(batch, row, "checkpoint", PROMPT_LEN)
+        layout.set(batch, row, "read_slot", ids[row])
+        layout.set(batch, row, "fold_slot", ids[row])
+        layout.set(batch, row, "num_steps", NUM_STEPS)
+        pack.set_pages(layout, batch, row, own, shape.width)
+        pack.set_sampling(layout, batch, row, request("x", [1], NUM_STEPS))
+    step = runner.executable("decode", shape, 0)
+
+    def once() -> float:
+        tokens = jax.numpy.full_like(runner.state.tokens, 97)
+        runner.state = runner.state.replace(tokens=tokens)
+        jax.block_until_ready(runner.state)
+        start = time.perf_counter()
+        runner.state, out = step(runner.params, runner.state, batch, np.int32(NUM_STEPS))
+        taken = np.asarray(out.tokens)
+        elapsed = time.perf_counter() - start
+        assert (taken >= 0).all(), "a row stopped inside the compiled loop"
+        return elapsed
+
+    def release() -> None:
+        memory.frames.release(frames)
+        for slot in slots:
+            memory.slots.release(slot)
+
+    return once, release
+
+
+def quantiles(values: list[float]) -> dict[str, float]:
+    low, high = np.percentile(values, [10, 90])
+    return {"median": statistics.median(values), "p10": float(low), "p90": float(high)}
+
+
+def first_token(cache: str) -> dict[str, float]:
+    """Import to first token in a new process whose compilation cache is the folder `cache`."""
+    code = (
+        "import time; t = time.perf_counter()\n"
+        "from hybrid_jax import LLM, SamplingParams\n"
+        "i = time.perf_counter(); llm = LLM(); l = time.perf_counter()\n"
+        "llm.generate('def f(x):\\n', SamplingParams(temperature=0.0, max_tokens=1))\n"
+        "e = time.perf_counter(); print(i - t, l - i, e - l, e - t)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": cache},
+    )
+    names = ("import_s", "load_s", "first_token_s", "total_s")
+    return dict(zip(names, map(float, out.stdout.split()), strict=True))
+
+
+def measure(rounds: int, dtype: str) -> dict:
+    config, params = load_model(BUNDLED, dtype=dtype)
+    engine = Engine(config, params, EngineConfig(dtype=dtype, max_model_len=4096))
+    start = time.perf_counter()
+    shapes = engine.warmup()
+    report: dict = {"warmup_s": time.perf_counter() - start, "shapes": shapes}
+    rng = np.random.default_rng(0)
+    for length in (512, 2048):
+        time_prefill(engine, rng, length)
+        times = [time_prefill(engine, rng, length) for _ in range(rounds)]
+        report[f"prefill_{length}_tokens_per_s"] = quantiles([length / t for t in times])
+    for rows in (1, 8):
+        once, release = compiled_loop(engine, rows)
+        once()
+        time_engine_decode(engine, rng, rows)
+        rates, shares, loops = [], [], []
+        for _ in range(rounds):
+            elapsed, tokens = time_engine_decode(engine, rng, rows)
+            loop = once()
+            per_token = loop / (rows * NUM_STEPS)
+            rates.append(tokens / elapsed)
+            loops.append(1 / per_token)
+            shares.append(1 - per_token * tokens / elapsed)
+        release()
+        report[f"decode_b{rows}_tokens_per_s"] = quantiles(rates)
+        report[f"loop_b{rows}_tokens_per_s"] = quantiles(loops)
+        report[f"host_share_b{rows}"] = quantiles(shares)
+    return report
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as cache:
+        start = {"cold": first_token(cache), "warm": first_token(cache)}
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=BUNDLED
+    ).stdout.strip()
+    report = {
+        "device": f"{jax.devices()[0].device_kind}, {platform.machine()}",
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "dtype": arguments.dtype,
+        "commit": commit,
+        "start": start,
+        **measure(arguments.rounds, arguments.dtype),
+    }
+    for name, value in report.items():
+        if isinstance(value, dict) and "median" in value:
+            value = f"{value['median']:.4g}  [{value['p10']:.4g}, {value['p90']:.4g}]"
+        print(f"{name:28} {value}")
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
