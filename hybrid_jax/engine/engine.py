@@ -149,10 +149,12 @@ class Engine:
             known = self._reported[request_id]
             del request.output[known:], request.logprobs[known:]
             request.finish_reason = request.stop_reason = None
-        counters = self.scheduler.counters
+        old = self.scheduler
         self.scheduler = Scheduler(self.geometry, self.engine_config, **self._room)
-        self.scheduler.counters = counters
-        counters.rebuilds += 1
+        self.scheduler.counters = old.counters
+        if old.memory.tree is not None:
+            self.scheduler.memory.tree.counters = old.memory.tree.counters
+        old.counters.rebuilds += 1
         for request in self._live.values():
             self.scheduler.add(request)
         self._interrupted = False
