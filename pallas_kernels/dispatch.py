@@ -14,7 +14,9 @@ def choose(implementation: str | None, available: dict, where: str):
     """Returns the named implementation, or the default one ("xla") for None."""
     name = "xla" if implementation is None else implementation
     if name not in available:
-        raise ValueError(f"{where}: implementation must be one of {sorted(available)}, got {name!r}")
+        raise ValueError(
+            f"{where}: implementation must be one of {sorted(available)}, got {name!r}"
+        )
     return available[name]
 
 
