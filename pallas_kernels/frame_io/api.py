@@ -28,7 +28,7 @@ def read_frames(
     implementation: Implementation | None = None,
 ) -> jax.Array:
     """Copies words [offset, offset + words) of frames ids int32[...] out of the arena: uint32[..., words]."""
-    words = arena.shape[1] - offset if words is None else words
+    words = arena.shape[-1] - offset if words is None else words
     _check_arena("read_frames", arena, offset, words)
     return choose(implementation, READ, "read_frames")(arena, ids, offset, words)
 

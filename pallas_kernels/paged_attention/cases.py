@@ -1,0 +1,148 @@
+"""Named shapes for the tests and the benchmark of paged attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.frame_io import pack_records
+from pallas_kernels.paged_attention.api import PageLayout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One call of `paged_attention`.
+
+    Attributes:
+        name: says what the shape is for.
+        tokens: T, queries per row.
+        base: position of each row's first query; its length is the number of rows.
+        end: positions that exist; None for base + tokens.
+        heads, kv_heads, head_dim: N, K, H.
+        page_tokens: tokens of a page. pages: width of the page table.
+        window, soft_cap: as in `paged_attention`.
+        before, behind: words of a frame on either side of the layer's part.
+        large: from a real model, for benchmarks; unit tests leave it out.
+    """
+
+    name: str
+    tokens: int
+    base: tuple[int, ...]
+    end: tuple[int, ...] | None = None
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 8
+    page_tokens: int = 16
+    pages: int = 12
+    window: int | None = None
+    soft_cap: float | None = None
+    before: int = 0
+    behind: int = 0
+    large: bool = False
+
+    @property
+    def rows(self) -> int:
+        return len(self.base)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Positions that exist, per row."""
+        return self.end if self.end is not None else tuple(b + self.tokens for b in self.base)
+
+    def layout(self, dtype: str) -> PageLayout:
+        return PageLayout(
+            offset=self.before,
+            page_tokens=self.page_tokens,
+            num_kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            dtype=dtype,
+        )
+
+
+CASES = (
+    Case(name="decode", tokens=1, base=(0, 15, 16, 100, 191)),
+    Case(name="decode_inert_rows", tokens=1, base=(0, 40, 7), end=(0, 41, 0)),
+    Case(name="decode_all_inert", tokens=1, base=(0, 9), end=(0, 0)),
+    Case(name="decode_groups_of_3", tokens=1, base=(5, 130), heads=6, kv_heads=2),
+    Case(
+        name="decode_groups_of_5_inside_a_frame",
+        tokens=1,
+        base=(127,),
+        heads=5,
+        kv_heads=1,
+        before=40,
+    ),
+    Case(name="verify", tokens=5, base=(0, 13, 60, 187), heads=3, kv_heads=3, before=7, behind=9),
+    Case(name="verify_odd_kv_heads", tokens=5, base=(30, 2), heads=12, kv_heads=3, head_dim=20),
+    Case(name="chunk", tokens=32, base=(0, 32, 160)),
+    Case(
+        name="chunk_inside_a_page", tokens=32, base=(40, 8), end=(72, 39), page_tokens=64, pages=3
+    ),
+    Case(
+        name="chunk_partly_there", tokens=32, base=(0, 32, 64), end=(1, 50, 0), heads=6, kv_heads=2
+    ),
+    Case(name="long_pages", tokens=5, base=(100, 250, 0), page_tokens=128, pages=3),
+    Case(name="page_longer_than_a_tile", tokens=1, base=(200, 511, 0), page_tokens=256, pages=2),
+    Case(name="window", tokens=5, base=(0, 40, 180), window=20),
+    Case(name="window_of_one", tokens=5, base=(0, 131), window=1),
+    Case(name="window_skips_tiles", tokens=1, base=(170, 190), window=9, heads=6, kv_heads=2),
+    Case(name="window_longer_than_all", tokens=32, base=(3,), window=500),
+    Case(name="soft_cap", tokens=5, base=(0, 77), soft_cap=2.5),
+    Case(name="window_and_soft_cap", tokens=32, base=(16, 130), window=33, soft_cap=5.0),
+    Case(
+        name="nemotron_h_8b_decode",
+        tokens=1,
+        base=tuple(range(31, 2048, 64)),
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        page_tokens=64,
+        pages=33,
+        large=True,
+    ),
+    Case(
+        name="granite_4_h_tiny_prefill",
+        tokens=512,
+        base=(0, 1024),
+        heads=12,
+        kv_heads=4,
+        head_dim=128,
+        page_tokens=64,
+        pages=25,
+        large=True,
+    ),
+)
+SMALL_CASES = tuple(case for case in CASES if not case.large)
+
+
+def make_inputs(case: Case, *, seed: int = 0, dtype: str = "float32") -> dict:
+    """Random arguments of `paged_attention`, without the layout; every word that must not be read is NaN.
+
+    That is: the sink, frames of no row, the rest of a frame beside the layer's part, and the tokens of a
+    row's pages at or past its end. Frames lie in shuffled order.
+    """
+    rng = np.random.default_rng(seed)
+    layout, size = case.layout(dtype), case.page_tokens
+    count = case.rows * case.pages
+    ids = rng.permutation(np.arange(1, count + 4))[:count].reshape(case.rows, case.pages)
+    page_words = size * layout.token_words
+    arena = np.full((count + 4, case.before + page_words + case.behind), np.uint32(0xFFFFFFFF))
+    for row, length in enumerate(case.lengths):
+        ids[row, -(-length // size) :] = 0
+        shape = (case.pages * size, 2, case.kv_heads, case.head_dim)
+        kv = jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype)
+        words = np.array(pack_records(kv)).reshape(case.pages * size, layout.token_words)
+        words[length:] = 0xFFFFFFFF
+        for page in range(-(-length // size)):
+            part = words[page * size : (page + 1) * size].ravel()
+            arena[ids[row, page], case.before : case.before + page_words] = part
+    q = rng.standard_normal((case.rows, case.tokens, case.heads, case.head_dim), np.float32)
+    return {
+        "q": jnp.asarray(q).astype(dtype),
+        "arena": jnp.asarray(arena),
+        "table": jnp.asarray(ids, jnp.int32),
+        "base": jnp.asarray(case.base, jnp.int32),
+        "end": jnp.asarray(case.lengths, jnp.int32),
+    }

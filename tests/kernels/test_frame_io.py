@@ -1,0 +1,208 @@
+"""Frames of the arena, bit for bit: each form beside plain indexing, and nothing touched beside its target."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.frame_io import (
+    copy_frames,
+    pack_records,
+    read_frames,
+    unpack_records,
+    update_tokens,
+    write_frames,
+)
+from pallas_kernels.frame_io.api import COPY, READ, UPDATE, WRITE
+from pallas_kernels.frame_io.cases import SMALL_CASES, make_inputs
+from pallas_kernels.frame_io.xla import UNROLL_LIMIT
+
+FAST = sorted(set(UPDATE) - {"reference"})
+ID_SHAPES = [(1,), (3, 4), (UNROLL_LIMIT + 1,)]
+
+read = jax.jit(read_frames, static_argnames=("offset", "words", "implementation"))
+write = jax.jit(write_frames, static_argnames=("offset", "implementation"))
+copy = jax.jit(copy_frames, static_argnames="implementation")
+update = jax.jit(update_tokens, static_argnames=("offset", "page_tokens", "implementation"))
+
+
+def random_words(*shape: int, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).integers(0, 2**32, shape, np.uint32))
+
+
+def shuffled_ids(shape: tuple[int, ...], num_frames: int, seed: int = 0) -> jax.Array:
+    ids = np.random.default_rng(seed).permutation(np.arange(1, num_frames))[: np.prod(shape)]
+    return jnp.asarray(ids.reshape(shape), jnp.int32)
+
+
+def expected_update(inputs: dict) -> np.ndarray:
+    """`update_tokens` as three loops over integers."""
+    given = {name: np.array(value) for name, value in inputs.items()}
+    arena, page_tokens = given["arena"], given["page_tokens"]
+    rows, tokens, width = given["values"].shape
+    for row in range(rows):
+        for index in range(tokens):
+            position = given["base"][row] + index
+            if given["begin"][row] <= position < given["end"][row]:
+                frame = given["table"][row, position // page_tokens]
+                start = given["offset"] + position % page_tokens * width
+                arena[frame, start : start + width] = given["values"][row, index]
+    return arena
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in SMALL_CASES if c.rows * c.tokens <= 64], ids=lambda case: case.name
+)
+def test_the_reference_of_update_is_the_loop(case):
+    inputs = make_inputs(case)
+    got = update_tokens(**inputs, implementation="reference")
+    np.testing.assert_array_equal(got, expected_update(inputs))
+
+
+@pytest.mark.parametrize("implementation", FAST)
+class TestImplementation:
+    @pytest.mark.parametrize("shape", ID_SHAPES, ids=str)
+    @pytest.mark.parametrize(("offset", "words"), [(0, None), (5, 6)])
+    def test_read_equals_the_reference(self, implementation, shape, offset, words):
+        arena, ids = random_words(80, 11), shuffled_ids(shape, 80)
+        got = read(arena, ids, offset=offset, words=words, implementation=implementation)
+        want = read(arena, ids, offset=offset, words=words, implementation="reference")
+        assert got.shape == (*shape, 11 if words is None else words)
+        np.testing.assert_array_equal(got, want)
+
+    @pytest.mark.parametrize("shape", ID_SHAPES, ids=str)
+    @pytest.mark.parametrize(("offset", "words"), [(0, 11), (5, 6)])
+    def test_write_changes_its_words_and_no_other(self, implementation, shape, offset, words):
+        arena, ids = random_words(80, 11), shuffled_ids(shape, 80)
+        values = random_words(*shape, words, seed=1)
+        want = np.array(arena)
+        want[np.ravel(ids), offset : offset + words] = np.reshape(values, (-1, words))
+        got = write(arena, ids, values, offset=offset, implementation=implementation)
+        np.testing.assert_array_equal(got, want)
+        if ids.size < UNROLL_LIMIT:
+            slow = write_frames(arena, ids, values, offset=offset, implementation="reference")
+            np.testing.assert_array_equal(slow, want)
+
+    @pytest.mark.parametrize("count", [1, 4, UNROLL_LIMIT + 1])
+    def test_copies_happen_in_order(self, implementation, count):
+        """A frame copied to may be copied from afterwards."""
+        arena, rng = random_words(100, 5), np.random.default_rng(count)
+        sources = rng.integers(1, 100, count).astype(np.int32)
+        targets = rng.integers(1, 100, count).astype(np.int32)
+        sources[count // 2 :] = targets[: count - count // 2]
+        want = np.array(arena)
+        for source, target in zip(sources, targets, strict=True):
+            want[target] = want[source]
+        got = copy(arena, sources, targets, implementation=implementation)
+        np.testing.assert_array_equal(got, want)
+        if count < UNROLL_LIMIT:
+            slow = copy_frames(arena, sources, targets, implementation="reference")
+            np.testing.assert_array_equal(slow, want)
+
+    @pytest.mark.parametrize("count", [2, UNROLL_LIMIT + 1])
+    def test_the_last_write_to_a_frame_stays(self, implementation, count):
+        arena, ids = random_words(4, 6), jnp.full(count, 2, jnp.int32)
+        values = random_words(count, 6, seed=1)
+        got = write(arena, ids, values, implementation=implementation)
+        np.testing.assert_array_equal(got, arena.at[2].set(values[-1]))
+
+    @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+    def test_update_writes_live_tokens_and_no_other_word(self, implementation, case):
+        """Beside the sink, the arena is as the loop leaves it: nothing outside [begin, end) is touched."""
+        inputs = make_inputs(case)
+        got = update(**inputs, implementation=implementation)
+        want = expected_update(inputs)
+        np.testing.assert_array_equal(got[1:], want[1:])
+        changed = (want != np.asarray(inputs["arena"])).any(1).sum()
+        assert changed > 0
+
+    def test_the_wrong_place_shows(self, implementation):
+        """A swapped operand, a shifted range or another page order is seen by the comparison above."""
+        case = next(case for case in SMALL_CASES if case.name == "two_pages")
+        inputs = make_inputs(case)
+        want = expected_update(inputs)[1:]
+        for change in (
+            {"base": inputs["begin"], "begin": inputs["base"] + 1},
+            {"end": inputs["end"] - 1},
+            {"table": inputs["table"][:, ::-1]},
+            {"values": inputs["values"][::-1]},
+        ):
+            got = update(**inputs | change, implementation=implementation)
+            assert (got[1:] != want).any()
+
+    def test_bits_that_mean_nan_pass_unchanged(self, implementation):
+        """Quiet and signalling NaN, infinities, subnormals: words are words."""
+        special = [0x7FC00000, 0x7F800001, 0xFFFFFFFF, 0x7F800000, 0x00000001, 0x80000000]
+        arena = jnp.tile(jnp.array(special, jnp.uint32), (5, 2))
+        ids = jnp.array([1, 4], jnp.int32)
+        found = read(arena, ids, implementation=implementation)
+        np.testing.assert_array_equal(found, arena[ids])
+        fresh = jnp.zeros_like(arena)
+        put = write(fresh, ids, found, implementation=implementation)
+        np.testing.assert_array_equal(put[ids], arena[ids])
+        np.testing.assert_array_equal(
+            copy(arena, ids, ids - 1, implementation=implementation), arena
+        )
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 3, 2, 4, 16), (0, 4)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_pack_then_unpack_gives_every_bit_back(dtype, shape):
+    bits = {"float32": np.uint32, "bfloat16": np.uint16}[dtype]
+    rng = np.random.default_rng(0)
+    raw = rng.integers(0, np.iinfo(bits).max, shape, bits, endpoint=True)
+    x = jax.lax.bitcast_convert_type(jnp.asarray(raw), jnp.dtype(dtype))
+    words = jax.jit(pack_records)(x)
+    assert words.dtype == jnp.uint32
+    assert words.shape == (*shape[:-1], shape[-1] // (1 if dtype == "float32" else 2))
+    back = jax.jit(functools.partial(unpack_records, dtype=dtype))(words)
+    assert back.dtype == jnp.float32 and back.shape == shape
+    wide = np.asarray(back).view(np.uint32)
+    want = raw if dtype == "float32" else raw.astype(np.uint32) << 16
+    np.testing.assert_array_equal(wide, want)
+
+
+def test_a_packed_word_holds_element_j_low_and_j_plus_half_high():
+    x = jnp.arange(8, dtype=jnp.float32).astype(jnp.bfloat16)
+    bits = np.asarray(jax.lax.bitcast_convert_type(x, jnp.uint16), np.uint32)
+    np.testing.assert_array_equal(pack_records(x), bits[:4] | bits[4:] << 16)
+
+
+def test_none_chooses_the_fast_form_and_a_name_is_obeyed():
+    inputs = make_inputs(SMALL_CASES[0])
+
+    def program(name) -> str:
+        arrays = {k: v for k, v in inputs.items() if k not in ("offset", "page_tokens")}
+        rest = {k: v for k, v in inputs.items() if k in ("offset", "page_tokens")}
+        run = lambda given: update_tokens(**given, **rest, implementation=name)
+        return str(jax.make_jaxpr(run)(arrays))
+
+    assert program(None) == program("xla")
+    assert program(None) != program("reference")
+    assert sorted(READ) == sorted(WRITE) == sorted(COPY) == sorted(UPDATE)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda a, i: read_frames(a, i, implementation="tpu"), "read_frames: .* got 'tpu'"),
+        (lambda a, i: read_frames(a[0], i), r"arena must have 2 dimensions, got shape \(8,\)"),
+        (lambda a, i: read_frames(a.astype(jnp.int32), i), "arena must be uint32, got int32"),
+        (lambda a, i: read_frames(a, i, offset=6, words=3), r"words \[6, 9\) .* frame of 8"),
+        (lambda a, i: read_frames(a, i, offset=-1, words=3), r"words \[-1, 2\) .* frame of 8"),
+        (lambda a, i: write_frames(a, i, a[:1]), r"values must have shape \(2, 8\), got \(1, 8\)"),
+        (lambda a, i: copy_frames(a, i, i[:1]), r"targets must have shape \(2,\), got \(1,\)"),
+        (lambda a, i: copy_frames(a, i[None], i), r"sources must have 1 dimensions, .* \(1, 2\)"),
+        (
+            lambda a, i: update_tokens(
+                a, a[:, None], i[:, None], base=i, begin=i, end=i, offset=4, page_tokens=1
+            ),
+            r"update_tokens: words \[4, 12\) must lie within a frame of 8",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(random_words(4, 8), jnp.array([1, 2], jnp.int32))

@@ -1,0 +1,223 @@
+"""Paged attention beside its definition, what may not be read, and the bits of exact mode."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.frame_io import unpack_records
+from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.paged_attention.api import IMPLEMENTATIONS
+from pallas_kernels.paged_attention.cases import SMALL_CASES, Case, make_inputs
+
+FAST = sorted(set(IMPLEMENTATIONS) - {"reference"})
+TOLERANCE = {
+    "float32": 1e-6,
+    "bfloat16": 1e-6,
+}  # of the norm, by the pages' dtype; all else is float32
+CASES = {case.name: case for case in SMALL_CASES}
+BITS = Case(
+    name="bits", tokens=4, base=(0, 30, 97, 150), heads=6, kv_heads=2, head_dim=16, page_tokens=16
+)
+
+attend = jax.jit(
+    paged_attention, static_argnames=("layout", "scale", "window", "soft_cap", "implementation")
+)
+
+
+def run(case: Case, inputs: dict, implementation: str, dtype: str = "float32") -> jax.Array:
+    return attend(
+        **inputs,
+        layout=case.layout(dtype),
+        scale=case.head_dim**-0.5,
+        window=case.window,
+        soft_cap=case.soft_cap,
+        implementation=implementation,
+    )
+
+
+def relative_error(got, want) -> float:
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    return np.linalg.norm(got - want) / max(np.linalg.norm(want), 1e-30)
+
+
+def assert_same_bits(got, want) -> None:
+    np.testing.assert_array_equal(np.asarray(got).view(np.uint32), np.asarray(want).view(np.uint32))
+
+
+def expected(case: Case, inputs: dict, dtype: str) -> np.ndarray:
+    """Softmax attention in float64, one query and one head at a time, key by key out of the pages."""
+    layout = case.layout(dtype)
+    arena, table = np.asarray(inputs["arena"]), np.asarray(inputs["table"])
+    out = np.zeros(inputs["q"].shape)
+    for b, (base, length) in enumerate(zip(case.base, case.lengths, strict=True)):
+        words = [
+            arena[table[b, p // case.page_tokens]][
+                case.before + p % case.page_tokens * layout.token_words :
+            ][: layout.token_words]
+            for p in range(length)
+        ]
+        if not words:
+            continue
+        words = np.stack(words).reshape(length, 2, case.kv_heads, layout.head_words)
+        kv = np.asarray(unpack_records(jnp.asarray(words), dtype), np.float64)
+        for t in range(case.tokens):
+            first = 0 if case.window is None else max(base + t - case.window + 1, 0)
+            last = min(base + t + 1, length)
+            if first >= last:
+                continue
+            for n in range(case.heads):
+                q = np.asarray(inputs["q"][b, t, n], np.float64)
+                k, v = kv[first:last, :, n // (case.heads // case.kv_heads)].swapaxes(0, 1)
+                scores = k @ q * case.head_dim**-0.5
+                if case.soft_cap is not None:
+                    scores = case.soft_cap * np.tanh(scores / case.soft_cap)
+                weights = np.exp(scores - scores.max())
+                out[b, t, n] = weights @ v / weights.sum()
+    return out
+
+
+@pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_reference_is_softmax_attention(case, dtype):
+    inputs = make_inputs(case, dtype=dtype)
+    got = run(case, inputs, "reference", dtype)
+    assert relative_error(got, expected(case, inputs, dtype)) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("implementation", FAST)
+class TestImplementation:
+    @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_equals_the_reference_and_reads_no_nan(self, implementation, case, dtype):
+        """Every word that must not be read is NaN, see `make_inputs`."""
+        inputs = make_inputs(case, dtype=dtype)
+        got = run(case, inputs, implementation, dtype)
+        assert got.dtype == jnp.float32 and got.shape == inputs["q"].shape
+        assert np.isfinite(got).all()
+        assert relative_error(got, run(case, inputs, "reference", dtype)) <= TOLERANCE[dtype]
+        idle = np.asarray(case.lengths) == 0
+        assert not np.asarray(got)[idle].any()
+
+    @pytest.mark.parametrize(
+        "name", ["decode_inert_rows", "verify", "chunk_partly_there", "window"]
+    )
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_what_lies_in_unread_words_changes_no_bit(self, implementation, name, dtype):
+        case = CASES[name]
+        inputs = make_inputs(case, dtype=dtype)
+        unread = inputs["arena"] == jnp.uint32(0xFFFFFFFF)
+        assert unread.any() and not unread.all()
+        got = run(case, inputs, implementation, dtype)
+        for garbage in (0x7F800000, 0x3F803F80, 0):  # infinity, numbers, zero
+            other = jnp.where(unread, jnp.uint32(garbage), inputs["arena"])
+            assert_same_bits(run(case, inputs | {"arena": other}, implementation, dtype), got)
+
+    def test_the_queries_of_an_idle_row_are_not_read(self, implementation):
+        case = CASES["decode_inert_rows"]
+        inputs = make_inputs(case)
+        spoiled = inputs | {"q": inputs["q"].at[jnp.array([0, 2])].set(jnp.nan)}
+        assert_same_bits(run(case, spoiled, implementation), run(case, inputs, implementation))
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_wrong_operands_exceed_the_tolerance(self, implementation, dtype):
+        case = CASES["verify_odd_kv_heads"]
+        inputs = make_inputs(case, dtype=dtype)
+        want = run(case, inputs, "reference", dtype)
+        layout = case.layout(dtype)
+        size = case.page_tokens * layout.token_words
+        pages = inputs["arena"][:, :size].reshape(-1, case.page_tokens, 2, layout.token_words // 2)
+        swapped = inputs | {"arena": pages[:, :, ::-1].reshape(-1, size)}  # K for V
+        full = inputs["table"].at[:, 0].set(inputs["table"][:, 1])  # row 1 has one page
+        late = inputs | {"base": inputs["base"] - 1}
+        other_page = inputs | {"table": full.at[1, 0].set(inputs["table"][0, 0])}
+        other_query = inputs | {"q": inputs["q"][:, :, ::-1]}
+        for wrong in (swapped, late, other_page, other_query):
+            error = relative_error(run(case, wrong, implementation, dtype), want)
+            assert error > 1000 * TOLERANCE[dtype]
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_other_rows_lengths_change_no_bit(self, implementation, dtype):
+        """However far others make the loop run, and wherever a window lets it begin."""
+        for case in (BITS, replace(BITS, window=40)):
+            inputs = make_inputs(case, dtype=dtype)
+            together = run(case, inputs, implementation, dtype)
+            for row in range(case.rows):
+                only = jnp.arange(case.rows) == row
+                alone = inputs | {"end": jnp.where(only, inputs["end"], 0)}
+                assert_same_bits(run(case, alone, implementation, dtype)[row], together[row])
+
+    @pytest.mark.parametrize("tokens", [1, 4, 32])
+    def test_a_row_has_the_same_bits_at_any_place(self, implementation, tokens):
+        case = replace(BITS, tokens=tokens, base=(0, 30, 97, 150), pages=12)
+        inputs = make_inputs(case)
+        want = run(case, inputs, implementation)
+        for shift in range(1, case.rows):
+            rows = (jnp.arange(case.rows) + shift) % case.rows
+            moved = {k: v if k == "arena" else v[rows] for k, v in inputs.items()}
+            assert_same_bits(run(case, moved, implementation), want[rows])
+
+    @pytest.mark.parametrize("t", [0, 1, 17, 31])
+    def test_a_query_has_the_same_bits_alone_and_in_a_chunk(self, implementation, t):
+        """Exact mode's decode: the same window, with one query that counts and no keys behind it."""
+        case = replace(BITS, tokens=32, base=(0, 32, 96, 160))
+        inputs = make_inputs(case)
+        together = run(case, inputs, implementation)
+        alone = inputs | {
+            "q": jnp.zeros_like(inputs["q"]).at[:, t].set(inputs["q"][:, t]),
+            "end": inputs["base"] + t + 1,
+        }
+        assert_same_bits(run(case, alone, implementation)[:, t], together[:, t])
+
+    def test_frames_in_another_order_change_no_bit(self, implementation):
+        inputs = make_inputs(BITS)
+        order = jnp.asarray(
+            np.random.default_rng(1).permutation(np.arange(1, len(inputs["arena"]))), jnp.int32
+        )
+        arena = inputs["arena"].at[order].set(inputs["arena"][1:])
+        table = jnp.where(inputs["table"] > 0, order[inputs["table"] - 1], 0)
+        moved = inputs | {"arena": arena, "table": table}
+        assert (table != inputs["table"]).any()
+        assert_same_bits(run(BITS, moved, implementation), run(BITS, inputs, implementation))
+
+    def test_large_scores_do_not_overflow(self, implementation):
+        inputs = make_inputs(BITS)
+        inputs["q"] = inputs["q"] * 1e4
+        got = run(BITS, inputs, implementation)
+        assert np.isfinite(got).all()
+        assert (
+            relative_error(got, run(BITS, inputs, "reference")) <= 1e-3
+        )  # scores of 1e5 carry 1e-2
+
+
+def test_none_chooses_the_fast_form_and_a_name_is_obeyed():
+    inputs = make_inputs(BITS)
+
+    def program(name) -> str:
+        call = lambda given: paged_attention(
+            **given, layout=BITS.layout("float32"), scale=1.0, implementation=name
+        )
+        return str(jax.make_jaxpr(call)(inputs))
+
+    assert program(None) == program("xla")
+    assert program(None) != program("reference")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"implementation": "tpu"}, "paged_attention: implementation .* got 'tpu'"),
+        ({"q": jnp.ones((4, 4))}, r"q must have 4 dimensions, got shape \(4, 4\)"),
+        ({"table": jnp.ones(4, jnp.int32)}, r"table must have 2 dimensions, got shape \(4,\)"),
+        ({"base": jnp.ones(3, jnp.int32)}, r"base must have shape \(4,\), got \(3,\)"),
+        ({"end": jnp.ones(5, jnp.int32)}, r"end must have shape \(4,\), got \(5,\)"),
+        ({"q": jnp.ones((4, 4, 5, 16))}, "q heads 5 x 16 do not fit 2 KV heads x 16"),
+        ({"q": jnp.ones((4, 4, 6, 8))}, "q heads 6 x 8 do not fit 2 KV heads x 16"),
+    ],
+)
+def test_a_wrong_argument_is_named(change, message):
+    given = {"layout": BITS.layout("float32"), "scale": 1.0} | make_inputs(BITS)
+    with pytest.raises(ValueError, match=message):
+        paged_attention(**given | change)
