@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import jax
 
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.engine.request import Request
@@ -34,6 +37,19 @@ class StepOutput:
     finished: bool = False
 
 
+def _spare_bytes() -> int | None:
+    """What the default memory may take: half of what is free on an accelerator, a quarter of a host's RAM."""
+    device = jax.devices()[0]
+    if device.platform != "cpu":
+        known = device.memory_stats() or {}
+        limit = known.get("bytes_limit")
+        return None if limit is None else (limit - known.get("bytes_in_use", 0)) // 2
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
 class Engine:
     """Runs requests on one device.
 
@@ -49,7 +65,9 @@ class Engine:
 
     def __init__(self, config: ModelConfig, params: dict, engine_config: EngineConfig) -> None:
         self.geometry = make_geometry(config, engine_config, min_page_tokens=MIN_PAGE_TOKENS)
-        self.sizes = choose_sizes(config, engine_config, self.geometry)
+        self.sizes = choose_sizes(
+            config, engine_config, self.geometry, default_limit=_spare_bytes()
+        )
         self.config, self.engine_config = config, engine_config
         self._room = dict(
             num_frames=self.sizes.num_frames,

@@ -35,8 +35,18 @@ class Sizes:
         return self.arena_bytes + self.ring_bytes + self.table_bytes
 
 
-def choose_sizes(model: ModelConfig, engine: EngineConfig, geometry: Geometry) -> Sizes:
+def choose_sizes(
+    model: ModelConfig,
+    engine: EngineConfig,
+    geometry: Geometry,
+    *,
+    default_limit: int | None = None,
+) -> Sizes:
     """Splits `engine.memory`, or a default, into rings, tables and as many frames as are left.
+
+    Args:
+        model, engine, geometry: what to size for.
+        default_limit: most bytes the default may take; an explicit `engine.memory` is taken as it is.
 
     Raises:
         ValueError: max_model_len exceeds the model's, or the memory cannot hold one short sequence.
@@ -58,6 +68,9 @@ def choose_sizes(model: ModelConfig, engine: EngineConfig, geometry: Geometry) -
         num_frames = 1 + rows * _frames_for(
             geometry, min(max_model_len, DEFAULT_LENGTH), 1 + DEFAULT_CHECKPOINTS
         )
+        if default_limit is not None:
+            most = (default_limit - ring_bytes) // geometry.frame_bytes
+            num_frames = max(min(num_frames, most), least + 1)
     else:
         line = 4 * max(geometry.state_frames, 1)
         # A slot's table line is paid for by the frames of its checkpoint.
