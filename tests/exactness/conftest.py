@@ -1,0 +1,107 @@
+"""Engines and definitions, made once per model and settings: compiling them is what takes the time."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from hybrid_jax.checkpoint import load_model
+from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.engine.engine import Engine
+from tests.exactness import harness
+from tests.exactness.harness import Job, Plain, Poison, Run
+from tests.parity.goldens import FOLDER, GOLDENS
+from tests.tiny_models import MODELS, tiny_model
+
+# Every golden with HYBRID_JAX_EXACTNESS=all, else one with both mixers and one with experts.
+if os.environ.get("HYBRID_JAX_EXACTNESS") == "all":
+    CHOSEN = tuple(golden.name for golden in GOLDENS)
+else:
+    CHOSEN = ("granite_moe_nope_tied", "nemotron_h_biases_limits")
+NAMES = (*MODELS, *CHOSEN)
+FLOAT32 = EngineConfig(max_rows=3, prefill_tokens=128, steps_per_dispatch=3, page_tokens=64)
+SETTINGS = {
+    # One prefill and one decode shape; the other settings go through the real shapes.
+    "padded": FLOAT32,
+    "fine": EngineConfig(max_rows=3, prefill_tokens=32, steps_per_dispatch=1, page_tokens=16),
+    "coarse": EngineConfig(max_rows=4, prefill_tokens=512, steps_per_dispatch=8, page_tokens=128),
+    "exact": EngineConfig(max_rows=3, prefill_tokens=64, page_tokens=64, exact=True),
+    "bfloat16": EngineConfig(
+        max_rows=3, prefill_tokens=128, steps_per_dispatch=3, page_tokens=64, dtype="bfloat16"
+    ),
+}
+ROOM = 2.2
+ONE_SHAPE = ("padded", "bfloat16")
+
+
+@functools.cache
+def load(name: str, dtype: str = "float32") -> tuple[ModelConfig, dict]:
+    """A tiny model, or a golden by its folder's name."""
+    return tiny_model(name, dtype) if name in MODELS else load_model(FOLDER / name)
+
+
+@dataclass
+class Bench:
+    """One model under one engine's settings, its memory poisoned, and what it should answer."""
+
+    config: ModelConfig
+    engine: Engine
+    plain: Plain
+    poison: Poison
+    shapes: Callable
+
+    def run(self, jobs: Sequence[Job], **options) -> Run:
+        """Runs jobs on what the jobs before left in the cache; options as in `drive`."""
+        with self.shapes():
+            return harness.drive(self.engine, jobs, self.poison, **options)
+
+    def check(self, jobs: Sequence[Job], **options) -> Run:
+        """Runs jobs; every output must be the definition's."""
+        run = self.run(jobs, **options)
+        assert self.plain.mismatches(run.requests) == []
+        return run
+
+    def prompt(self, length: int, seed: int) -> tuple[int, ...]:
+        return harness.random_prompt(length, seed, self.config.vocab_size)
+
+    def forget(self) -> None:
+        """Empties the prefix cache, and poisons what that freed."""
+        self.engine.reset_prefix_cache()
+        self.poison.spread()
+
+    def shrink(self, room: float) -> None:
+        """Starts over with room for so many sequences of 192 tokens; the arena stays."""
+        harness.start_over(self.engine, room)
+        self.poison.spread()
+
+
+@pytest.fixture(scope="session")
+def plain_of() -> Callable[[str], Plain]:
+    """The definition of a model by name, compiled once."""
+    return functools.cache(lambda name: Plain(*load(name)))
+
+
+@pytest.fixture(scope="session")
+def bench_of(plain_of) -> Callable[..., Bench]:
+    """A model's bench by name and settings, its cache empty, with room for two sequences and a bit."""
+
+    @functools.cache
+    def make(name: str, settings: str) -> Bench:
+        config, params = load(name, SETTINGS[settings].dtype)
+        engine = harness.make_engine(config, params, SETTINGS[settings], room=ROOM)
+        shapes = harness.one_shape if settings in ONE_SHAPE else contextlib.nullcontext
+        return Bench(config, engine, plain_of(name), Poison(engine), shapes)
+
+    def fresh(name: str, settings: str) -> Bench:
+        bench = make(name, settings)
+        if bench.engine.has_work:
+            pytest.fail(f"{name}, {settings}: a test before this one broke off")
+        bench.shrink(ROOM)
+        return bench
+
+    return fresh

@@ -1,0 +1,177 @@
+"""The matrix can fail: each mistake planted here, in the host's plans or in the compiled steps, turns it red."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from unittest import mock
+
+import jax.numpy as jnp
+import pytest
+
+from hybrid_jax.engine import blocks, steps
+from hybrid_jax.engine.memory import Memory
+from hybrid_jax.engine.runner import Runner
+from hybrid_jax.layers import mamba2
+from tests.exactness import harness
+from tests.exactness.conftest import ROOM, SETTINGS, load
+from tests.exactness.harness import Job, Poison
+
+MODEL = "granite"
+
+
+def traffic(prompt) -> list[list[Job]]:
+    """Batches that meet everything a plant may break: chunks, hits inside pages, folds, seeds, stops."""
+    shared = prompt(100, seed=6)
+    first = [Job(prompt=shared + prompt(n, seed=n), max_tokens=45) for n in (5, 20)]
+    sampled = [
+        Job(prompt=shared, max_tokens=30, temperature=0.9, seed=7, sample_index=i, arrive=3 * i)
+        for i in range(2)
+    ]
+    return [first, [*first[::-1], *sampled], [Job(prompt=prompt(33, seed=1), max_tokens=70)]]
+
+
+def mismatches(engine, plain, poison, prompt):
+    found = []
+    for jobs in traffic(prompt):
+        with harness.one_shape():
+            found += plain.mismatches(harness.drive(engine, jobs, poison).requests)
+    return found
+
+
+# --- in the plans ---------------------------------------------------------------------------------
+
+
+def change_rows(method: str, change):
+    """Hands the runner other rows than the scheduler planned: change(rows) -> rows."""
+    original = getattr(Runner, method)
+    return mock.patch.object(
+        Runner, method, lambda self, rows, *rest: original(self, change(list(rows)), *rest)
+    )
+
+
+def rotated(field: str):
+    """Each row gets the field's value of the next one."""
+
+    def change(rows):
+        values = [getattr(row, field) for row in rows]
+        return [
+            replace(row, **{field: value})
+            for row, value in zip(rows, values[1:] + values[:1], strict=True)
+        ]
+
+    return change
+
+
+def stale_page(rows):
+    """The second page of a row is its first."""
+    return [replace(row, pages=[row.pages[0], row.pages[0], *row.pages[2:]]) for row in rows]
+
+
+def fold_in_place(self, sequence):
+    """A checkpoint that the tree holds too is overwritten."""
+    return sequence.slot or Memory_slot_to_write(self, sequence)
+
+
+Memory_slot_to_write = Memory.slot_to_write
+
+IN_PLANS = {
+    "another row's checkpoint in decode": lambda: change_rows("_decode", rotated("read_slot")),
+    "another row's checkpoint in prefill": lambda: change_rows("_prefill", rotated("read_slot")),
+    "another row's pages": lambda: change_rows("_decode", rotated("pages")),
+    "a wrong page": lambda: change_rows("_decode", stale_page),
+    "a ring slot off by one": lambda: change_rows(
+        "_decode",
+        lambda rows: [replace(r, checkpoint_position=max(r.checkpoint_position - 1, 0)) for r in rows],
+    ),
+    "a checkpoint of fewer tokens": lambda: change_rows(
+        "_prefill", lambda rows: [replace(r, state_len=r.state_len // 2) for r in rows]
+    ),
+    "a page not copied": lambda: change_rows(
+        "_prefill", lambda rows: [replace(r, copies=[]) for r in rows]
+    ),
+    "a shared checkpoint overwritten": lambda: mock.patch.object(
+        Memory, "slot_to_write", fold_in_place
+    ),
+}
+
+
+def test_without_a_bug_nothing_is_reported(bench_of):
+    bench = bench_of(MODEL, "padded")
+    before = bench.engine.stats()
+    assert mismatches(bench.engine, bench.plain, bench.poison, bench.prompt) == []
+    moved = {name: value - before[name] for name, value in bench.engine.stats().items()}
+    assert min(moved[n] for n in ("copies", "folds_to_new", "cache_hits", "prefill_rows")) >= 2
+
+
+@pytest.mark.parametrize("bug", IN_PLANS)
+def test_a_bug_in_the_plans_is_reported(bench_of, bug):
+    bench = bench_of(MODEL, "padded")
+    with IN_PLANS[bug]():
+        found = mismatches(bench.engine, bench.plain, bench.poison, bench.prompt)
+    assert found
+
+
+# --- in the compiled steps ------------------------------------------------------------------------
+
+
+def ring_off_by_one():
+    put = blocks.put_row
+    return mock.patch.object(
+        blocks,
+        "put_row",
+        lambda array, value, row, slot=0: put(
+            array, value, row, slot if isinstance(slot, int) else slot + 1
+        ),
+    )
+
+
+def padding_in_the_state():
+    scan = mamba2.scan
+
+    def leak(params, h, state, conv, lengths, state_lengths, spec):
+        everything = jnp.full_like(state_lengths, h.shape[1])
+        return scan(params, h, state, conv, lengths, everything, spec)
+
+    return mock.patch.object(mamba2, "scan", leak)
+
+
+def one_record_too_many():
+    """Its weight is zero; only NaN can show that it was read."""
+    window = mamba2.window
+    return mock.patch.object(
+        mamba2,
+        "window",
+        lambda *args: window(*args[:-2], args[-2] + 1, args[-1]),
+    )
+
+
+def noise_by_step():
+    sample = steps.sample
+    return mock.patch.object(
+        steps, "sample", lambda logits, rows, position: sample(logits, rows, position % 3)
+    )
+
+
+def fold_forgets_the_convolution():
+    return mock.patch.object(blocks, "write_conv", lambda arena, frames, bits, model: arena)
+
+
+IN_STEPS = {
+    "ring_off_by_one": ring_off_by_one,
+    "padding_in_the_state": padding_in_the_state,
+    "one_record_too_many": one_record_too_many,
+    "noise_by_step": noise_by_step,
+    "fold_forgets_the_convolution": fold_forgets_the_convolution,
+}
+
+
+@pytest.mark.parametrize("bug", IN_STEPS)
+def test_a_bug_in_a_step_is_reported(plain_of, bug):
+    config, params = load(MODEL)
+    prompt = lambda length, seed: harness.random_prompt(length, seed, config.vocab_size)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(IN_STEPS[bug]())
+        engine = harness.make_engine(config, params, SETTINGS["padded"], room=ROOM)
+        found = mismatches(engine, plain_of(MODEL), Poison(engine), prompt)
+    assert found

@@ -1,0 +1,167 @@
+"""Tiny models of every mixer and family shape: more than one KV head and group, odd sizes, nothing at its default.
+
+The weights are drawn so that what a bug would confuse matters: biases and norm weights are spread, every
+multiplier differs from 1, and states remember tens of tokens, so that a stale one changes what comes next.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hybrid_jax.config import (
+    MLP,
+    Attention,
+    LayerSpec,
+    Mamba2,
+    ModelConfig,
+    MoE,
+    Rope,
+    RopeScaling,
+)
+from hybrid_jax.models.initialize import random_params
+
+VOCAB = 61
+MAX_POSITION = 256
+
+_MAMBA = Mamba2(num_heads=6, head_dim=4, state_size=8, num_groups=2, norm_groups=2)
+_ATTENTION = Attention(num_heads=4, num_kv_heads=2, head_dim=8, rope=Rope(dim=8))
+_MLP = MLP(width=40)
+
+
+def _config(family: str, *layers: LayerSpec, **settings) -> ModelConfig:
+    settings = {"width": 28, "vocab_size": VOCAB, "max_position": MAX_POSITION} | settings
+    return ModelConfig(family=family, layers=layers, **settings)
+
+
+def _layer(*mixers, mlp=None, weights_of=None) -> LayerSpec:
+    return LayerSpec(mixers=mixers, mlp=mlp, weights_of=weights_of)
+
+
+def _llama() -> ModelConfig:
+    scaling = RopeScaling(kind="llama3", factor=4.0, original_max_position=64)
+    rope = Rope(dim=8, theta=500.0, scaling=scaling)
+    attention = Attention(num_heads=6, num_kv_heads=3, head_dim=8, rope=rope, qkv_bias=True)
+    return _config("llama", *[_layer(attention, mlp=_MLP)] * 2)
+
+
+def _mamba2() -> ModelConfig:
+    mixer = Mamba2(num_heads=6, head_dim=4, state_size=8, num_groups=3, conv_width=3)
+    return _config("mamba2", *[_layer(mixer)] * 2, tie_embeddings=True, residual_in_fp32=True)
+
+
+def _nemotron_h() -> ModelConfig:
+    mixer = Mamba2(num_heads=6, head_dim=4, state_size=6, num_groups=2, norm_groups=2)
+    attention = Attention(num_heads=4, num_kv_heads=2, head_dim=6)
+    relu2 = MLP(width=36, kind="relu2")
+    parts = {"M": _layer(mixer), "-": _layer(mlp=relu2), "*": _layer(attention)}
+    return _config("nemotron_h", *(parts[letter] for letter in "M-*M"))
+
+
+def _nemotron_h_moe() -> ModelConfig:
+    moe = MoE(
+        num_experts=6,
+        top_k=2,
+        width=12,
+        kind="relu2",
+        routing="sigmoid",
+        num_groups=3,
+        top_groups=2,
+        scale=1.7,
+        shared_width=20,
+    )
+    attention = Attention(num_heads=4, num_kv_heads=2, head_dim=6, out_bias=True)
+    mixer = Mamba2(
+        num_heads=4, head_dim=6, state_size=8, num_groups=2, norm_groups=2, proj_bias=True
+    )
+    parts = {"M": _layer(mixer), "E": _layer(mlp=moe), "*": _layer(attention)}
+    return _config("nemotron_h", *(parts[letter] for letter in "ME*M"))
+
+
+def _bamba() -> ModelConfig:
+    attention = Attention(num_heads=4, num_kv_heads=2, head_dim=8, rope=Rope(dim=4))
+    mixers = [_MAMBA, attention, _MAMBA]
+    return _config("bamba", *(_layer(mixer, mlp=_MLP) for mixer in mixers))
+
+
+def _granite() -> ModelConfig:
+    moe = MoE(num_experts=5, top_k=2, width=12, shared_width=16)
+    attention = Attention(num_heads=4, num_kv_heads=2, head_dim=8, scale=0.21)
+    mixers = [_MAMBA, attention]
+    return _config(
+        "granitemoehybrid",
+        *(_layer(mixer, mlp=moe) for mixer in mixers),
+        embedding_multiplier=3.1,
+        residual_multiplier=0.7,
+        logits_multiplier=0.6,
+    )
+
+
+def _parallel() -> ModelConfig:
+    both = _layer(_MAMBA, _ATTENTION, mlp=_MLP)
+    return _config("parallel", both, both)
+
+
+def _shared() -> ModelConfig:
+    block = _layer(_ATTENTION, mlp=_MLP)
+    again = _layer(_ATTENTION, mlp=_MLP, weights_of=1)
+    mamba_again = _layer(_MAMBA, weights_of=0)
+    return _config("shared", _layer(_MAMBA), block, mamba_again, again)
+
+
+def _windowed() -> ModelConfig:
+    shape = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "rope": Rope(dim=8)}
+    near = Attention(**shape, window=37, soft_cap=5.0, qk_norm=True)
+    far = Attention(**shape, qk_norm=True, qk_norm_eps=1e-3)
+    layers = [_layer(mixer, mlp=_MLP) for mixer in (near, _MAMBA, far)]
+    return _config("windowed", *layers)
+
+
+MODELS = {
+    "llama": _llama,
+    "mamba2": _mamba2,
+    "nemotron_h": _nemotron_h,
+    "nemotron_h_moe": _nemotron_h_moe,
+    "bamba": _bamba,
+    "granite": _granite,
+    "parallel": _parallel,
+    "shared": _shared,
+    "windowed": _windowed,
+}
+
+
+@functools.cache
+def tiny_model(name: str, dtype: str = "float32") -> tuple[ModelConfig, dict]:
+    """The configuration of one of `MODELS` and its weights, the same in every run."""
+    config = MODELS[name]()
+    return config, redrawn(config, seed=sorted(MODELS).index(name), dtype=dtype)
+
+
+def redrawn(config: ModelConfig, seed: int, dtype: str = "float32") -> dict:
+    """Weights without special values: `random_params` with norms, biases and decay drawn anew, outputs louder."""
+    rng = np.random.default_rng((seed, 1))
+
+    def draw(path, leaf):
+        name = str(getattr(path[-1], "key", path[-1]))
+        if name == "dt_bias":  # steps of 0.05 to 0.6
+            values = np.log(np.expm1(rng.uniform(0.05, 0.6, leaf.shape)))
+        elif name == "A_log":  # 2 to 200 tokens of memory
+            values = np.log(rng.uniform(0.02, 1.0, leaf.shape))
+        elif name in ("D", "norm", "mlp_norm", "q_norm", "k_norm"):
+            values = rng.uniform(0.6, 1.6, leaf.shape)
+        elif name.endswith("_bias"):
+            values = rng.normal(0, 0.3, leaf.shape)
+        elif name in ("out", "out_proj", "down"):
+            values = np.asarray(leaf, np.float32) * 3
+        elif name == "embed":
+            values = rng.normal(0, 1 if not config.tie_embeddings else 0.4, leaf.shape)
+        elif name == "conv":
+            values = np.asarray(leaf, np.float32) * 1.5
+        else:
+            return leaf
+        return jnp.asarray(values, leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(draw, random_params(config, seed, dtype))
