@@ -60,7 +60,7 @@ class LLM:
         dtype: of weights, activations and KV pages: "float32", "bfloat16", or "auto" for float32 on a
             CPU and the stored one elsewhere.
         memory: bytes for arena, rings and tables together, as a number or like "8GiB"; None takes what
-            `max_rows` sequences of `max_model_len` tokens need. Weights come on top.
+            `max_rows` sequences of usual length and some checkpoints need. Weights come on top.
         max_rows: sequences that decode together; None for the default of `EngineConfig`.
         max_model_len: longest sequence, prompt and output together, in tokens; None for the model's own.
         cache: prefix cache: "lru", "off" or a `CacheConfig`.

@@ -1,0 +1,112 @@
+"""The whole way with the bundled model: text in, text out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hybrid_jax import LLM, SamplingParams
+
+HEAD = "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n\n"
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(max_rows=4, max_model_len=512) as llm:
+        yield llm
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(llm):
+    llm.reset_prefix_cache()
+
+
+def tokens(outputs):
+    return [[c.token_ids for c in output.outputs] for output in outputs]
+
+
+def test_the_same_prompt_again_hits_up_to_a_grain_before_its_end(llm):
+    for extra in (0, 1, 31, 32, 33):
+        prompt = HEAD + "x" * extra
+        [cold], [warm] = llm.generate(prompt, GREEDY), llm.generate(prompt, GREEDY)
+        length, grain = len(prompt), llm.engine_config.grain
+        assert warm.num_cached_tokens >= length - 1 - grain
+        assert warm.num_cached_tokens == llm.cache.explain(warm.request_id).possible_tokens
+        assert tokens([warm]) == tokens([cold])
+
+
+def test_a_batch_with_a_shared_head_computes_the_head_once(llm):
+    prompts = [
+        HEAD + f"    def method_{name}(self):\n" for name in ("open", "close", "read", "size")
+    ]
+    outputs = llm.generate(prompts, GREEDY)
+    grain = llm.engine_config.grain
+    assert outputs[0].num_cached_tokens == 0
+    for output in outputs[1:]:
+        assert output.num_cached_tokens >= len(HEAD) // grain * grain
+    assert tokens(outputs) == [tokens(llm.generate(p, GREEDY))[0] for p in prompts]
+
+
+def test_streamed_text_equals_generated_text(llm):
+    params = SamplingParams(temperature=0.9, seed=3, n=2, max_tokens=40, stop=[":", "("])
+    [expected] = llm.generate(HEAD, params)
+    deltas = list(llm.stream(HEAD, params))
+    for completion in expected.outputs:
+        mine = [d for d in deltas if d.index == completion.index]
+        assert "".join(d.text for d in mine) == completion.text
+        assert sum((d.token_ids for d in mine), ()) == completion.token_ids
+    assert expected.outputs[0].token_ids != expected.outputs[1].token_ids
+
+
+def test_the_same_calls_of_a_new_object_give_the_same_text(llm):
+    params = SamplingParams(temperature=1.0, max_tokens=12)
+    runs = []
+    for _ in range(2):
+        with LLM(max_rows=4, max_model_len=512, seed=11) as fresh:
+            runs.append(tokens(fresh.generate([HEAD, "def f("], params)))
+    assert runs[0] == runs[1]
+
+
+def test_an_interrupted_generate_leaves_nothing_wrong(llm):
+    prompts = [HEAD + str(index) * index for index in range(6)]
+    params = SamplingParams(temperature=0.0, max_tokens=60)
+    expected = tokens(llm.generate(prompts, params))
+
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(prompts, params, progress=interrupt)
+        assert tokens(llm.generate(prompts, params)) == expected
+
+
+def test_a_bad_prompt_costs_the_others_nothing(llm):
+    long = {"prompt_token_ids": [97] * 512}
+    with pytest.raises(ValueError, match="prompt 1: has 512 tokens .* 512; shorten it"):
+        llm.generate([HEAD, long], GREEDY)
+    with pytest.raises(ValueError, match="prompt 0: token ids must lie between 0 and 259, got 260"):
+        llm.generate({"prompt_token_ids": [260]}, GREEDY)
+    assert llm.stats()["running"] == llm.stats()["waiting"] == 0
+    assert len(tokens(llm.generate(HEAD, GREEDY))[0][0]) == 24
+
+
+def test_ctrl_c_ends_the_program_quietly_with_130():
+    command = [sys.executable, "-m", "hybrid_jax", "generate", "def f(x):", "--ignore-eos"]
+    command += ["--max-model-len", "4096", "--max-rows", "1"]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        process.stdout.read(1)  # it is generating
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Traceback" not in err
