@@ -31,7 +31,7 @@ format: $(VENV)/.installed-test
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "make: no Python >= 3.11 found; run make PYTHON=/path/to/python3.11" >&2; exit 2; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 2; }
 
 # The stamps make both targets install once, and again when the dependencies change.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
