@@ -78,12 +78,12 @@ def _nemotron_h_moe() -> ModelConfig:
         num_heads=4, head_dim=6, state_size=8, num_groups=2, norm_groups=2, proj_bias=True
     )
     parts = {"M": _layer(mixer), "E": _layer(mlp=moe), "*": _layer(attention)}
-    return _config("nemotron_h", *(parts[letter] for letter in "ME*M"))
+    return _config("nemotron_h", *(parts[letter] for letter in "ME*"))
 
 
 def _bamba() -> ModelConfig:
     attention = Attention(num_heads=4, num_kv_heads=2, head_dim=8, rope=Rope(dim=4))
-    mixers = [_MAMBA, attention, _MAMBA]
+    mixers = [_MAMBA, attention]
     return _config("bamba", *(_layer(mixer, mlp=_MLP) for mixer in mixers))
 
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.engine import bucket, sampling
 from hybrid_jax.engine.engine import MIN_PAGE_TOKENS, Engine
 from hybrid_jax.engine.request import Request
@@ -364,7 +364,9 @@ def frames_for(geometry: Geometry, room: float) -> int:
     return 1 + int(room * sequence)
 
 
-def make_engine(config: ModelConfig, params: dict, settings: EngineConfig, *, room: float) -> Engine:
+def make_engine(
+    config: ModelConfig, params: dict, settings: EngineConfig, *, room: float
+) -> Engine:
     """An engine with an arena of `frames_for(room)`."""
     geometry = make_geometry(config, settings, min_page_tokens=MIN_PAGE_TOKENS)
     fixed = choose_sizes(config, replace(settings, memory=None), geometry).ring_bytes
@@ -374,8 +376,8 @@ def make_engine(config: ModelConfig, params: dict, settings: EngineConfig, *, ro
     return Engine(config, params, replace(settings, memory=memory))
 
 
-def start_over(engine: Engine, room: float) -> None:
-    """An empty cache, and room for so much: the scheduler is told of a part of the arena only.
+def start_over(engine: Engine, room: float, *, cached: bool = True) -> None:
+    """An empty cache, or none, and room for so much: the scheduler is told of a part of the arena only.
 
     No other shape is compiled for it.
     """
@@ -385,7 +387,7 @@ def start_over(engine: Engine, room: float) -> None:
     slots = 1 + num_frames // geometry.state_frames if geometry.has_state else 2
     engine.scheduler = Scheduler(
         geometry,
-        engine.engine_config,
+        replace(engine.engine_config, cache=CacheConfig(policy="lru" if cached else "off")),
         num_frames=num_frames,
         max_slots=max(2, min(slots, sizes.max_slots)),
         max_model_len=sizes.max_model_len,
@@ -393,11 +395,11 @@ def start_over(engine: Engine, room: float) -> None:
 
 
 @contextlib.contextmanager
-def one_shape() -> Iterator[None]:
-    """One prefill shape of [2, 64] and one decode shape: less to compile, more padding to survive."""
+def one_shape(tokens: int = 64) -> Iterator[None]:
+    """One prefill shape of [2, tokens] and one decode shape: less to compile, more padding to survive."""
     with (
         mock.patch.object(bucket, "prefill_rows", lambda engine: (2,)),
-        mock.patch.object(bucket, "prefill_tokens", lambda engine: (64,)),
+        mock.patch.object(bucket, "prefill_tokens", lambda engine: (tokens,)),
         mock.patch.object(bucket, "decode_rows", lambda engine: (engine.max_rows,)),
     ):
         yield

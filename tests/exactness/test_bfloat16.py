@@ -10,7 +10,7 @@ import pytest
 from tests.exactness.harness import Job
 
 
-@pytest.fixture(params=("bamba", "nemotron_h_moe"))
+@pytest.fixture(params=("nemotron_h_moe",))
 def bench(request, bench_of):
     return bench_of(request.param, "bfloat16")
 

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.exactness.conftest import EVERYTHING
 from tests.exactness.harness import Job
+from tests.tiny_models import MODELS
 
 ROOMS = (0.7, 1.0, 1.5, 2.2)
 
@@ -47,15 +49,20 @@ def jobs(prompt, longest: int) -> st.SearchStrategy[list[Job]]:
     return st.lists(job, min_size=3, max_size=9)
 
 
-@pytest.mark.parametrize("name", ("bamba", "llama", "mamba2"))
-def test_random_traffic_gives_the_plain_tokens(bench_of, name):
-    bench = bench_of(name, "padded")
+BENCHES = [("bamba", "padded"), ("llama", "padded"), ("mamba2", "padded")]
+if EVERYTHING:
+    BENCHES = [(n, s) for n in MODELS for s in ("padded", "fine", "coarse", "exact")]
+
+
+@pytest.mark.parametrize(("name", "engine"), BENCHES)
+def test_random_traffic_gives_the_plain_tokens(bench_of, name, engine):
+    bench = bench_of(name, engine)
     seen: Counter = Counter()
 
-    @settings(max_examples=25)
+    @settings(max_examples=200 if EVERYTHING else 25)
     @given(st.data())
     def check(data):
-        bench.shrink(data.draw(st.sampled_from(ROOMS), label="room"))
+        bench.start_over(data.draw(st.sampled_from(ROOMS), label="room"))
         longest = bench.engine.scheduler.max_output(0)
         batch = data.draw(jobs(bench.prompt, longest), label="jobs")
         forget_at = data.draw(st.frozensets(st.integers(0, 80), max_size=2), label="forget_at")
