@@ -42,10 +42,25 @@ def read_layer_state(
 ) -> jax.Array:
     """One layer's float32[B, M, P, R] from its frames; zeros where `exists` bool[B] is false."""
     spec, geometry = model.config.mamba2, model.geometry
-    words = read_frames(arena, frames, words=geometry.heads_per_frame * head_words(spec))
+    words = _read(arena, frames, exists, geometry.heads_per_frame * head_words(spec))
     state = jax.lax.bitcast_convert_type(words, jnp.float32)
     state = state.reshape(frames.shape[0], -1, spec.head_dim, spec.state_size)
     return jnp.where(exists[:, None, None, None], state[:, : spec.num_heads], 0.0)
+
+
+def _read(arena: jax.Array, frames: jax.Array, exists: jax.Array, num_words: int) -> jax.Array:
+    """Words of frames int32[B, n]; of a lone frame only where `exists`.
+
+    What a branch returns is an array of its own. A lone slice would be fused into the write that follows from
+    it, and XLA would copy the arena to read the old one while it writes the new.
+    """
+    if frames.size > 1:
+        return read_frames(arena, frames, words=num_words)
+    return jax.lax.cond(
+        exists[0],
+        lambda: read_frames(arena, frames, words=num_words),
+        lambda: jnp.zeros((*frames.shape, num_words), arena.dtype),
+    )
 
 
 def write_layer_state(
@@ -63,7 +78,7 @@ def write_layer_state(
 def read_conv(arena: jax.Array, frames: jax.Array, exists: jax.Array, model: Model) -> jax.Array:
     """Convolution columns of all layers, bits[L, B, W - 1, E], from whole checkpoints' frames int32[B, F]."""
     spec, geometry = model.config.mamba2, model.geometry
-    words = read_frames(arena, frames[:, -geometry.conv_frames :])
+    words = _read(arena, frames[:, -geometry.conv_frames :], exists, geometry.frame_words)
     words = words.reshape(frames.shape[0], -1)[:, : geometry.num_mamba2 * geometry.conv_words]
     words = words.reshape(frames.shape[0], geometry.num_mamba2, geometry.conv_words)
     bits = words
@@ -223,14 +238,17 @@ def attend_pages(
     return attention.output(params, y.astype(h.dtype)), arena
 
 
-def zero_after(state: State, value: jax.Array) -> jax.Array:
-    """int32[] 0 that only exists once `value` does: added to an index, it orders a write after the reads
-    that led to `value`, without which XLA would keep a copy of what is written.
+def zero_after(state: State, *values: jax.Array) -> jax.Array:
+    """int32[] 0 that only exists once all `values` do: added to an index, it orders a write after the reads
+    that led to them, without which XLA would keep a copy of what is written.
 
     Line 0 of the slot table is the sink's and always 0, which the compiler does not know.
     """
-    first = value.reshape(-1)[0].astype(jnp.float32)
-    return jax.lax.bitcast_convert_type(first, jnp.int32) & state.slots[0, 0]
+    zero = state.slots[0, 0]
+    for value in values:
+        first = value.reshape(-1)[0].astype(jnp.float32)
+        zero &= jax.lax.bitcast_convert_type(first, jnp.int32)
+    return zero
 
 
 # --- rings ----------------------------------------------------------------------------------------

@@ -146,11 +146,21 @@ def _write_rings(
     # Every read of the rings comes before the first write; the last layer's leads to h alone.
     zero = blocks.zero_after(state, h)
     sink = state.tokens.shape[0] - 1
-    new_conv, new_xB, new_dt = state.conv, state.xB, state.dt
+    new_xB, new_dt = state.xB, state.dt
     for b in range(num_rows):
         row = jnp.where(live[b], b, sink) + zero
         slot = jnp.where(live[b], rows.base[b] - rows.checkpoint[b], 0) if width == 1 else 0
-        new_conv = blocks.put_row(new_conv, conv[:, b : b + 1], row)
         new_xB = blocks.put_row(new_xB, xB[:, b : b + 1], row, slot)
         new_dt = blocks.put_row(new_dt, dt[:, b : b + 1], row, slot)
+
+    # Records are computed from the columns where they are written, so the columns come last. In a loop: what
+    # enters one is an array of its own, while outside XLA would fuse the read of the old columns into the
+    # write of the new and keep a copy of the ring.
+    zero = blocks.zero_after(state, new_xB, new_dt)
+
+    def put(b, ring):
+        value = jax.lax.dynamic_slice_in_dim(conv, b, 1, axis=1)
+        return blocks.put_row(ring, value, jnp.where(live[b], b, sink))
+
+    new_conv = jax.lax.fori_loop(zero, num_rows + zero, put, state.conv)
     return state.replace(conv=new_conv, xB=new_xB, dt=new_dt)

@@ -1,0 +1,185 @@
+"""What the compiler made of each step: state updated in place, and no work that grows with the arena.
+
+Every executable a runner can build is compiled, for the shapes of a real bucket and for two arena sizes; nothing
+runs. Donation is a promise XLA may break silently, by keeping a copy of what it cannot prove dead.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+import pytest
+
+from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.engine import bucket
+from hybrid_jax.engine.runner import SLOT_BUCKETS, Runner
+from hybrid_jax.geometry import ArraySpec, make_geometry
+from hybrid_jax.models.initialize import random_params
+from hybrid_jax.sampling_params import MAX_LOGPROBS
+from hybrid_jax.state import State
+
+FRAMES = (4001, 9001)  # primes beside all else, so that a shape tells what it is
+WRITES_IN_PLACE = {"parameter", "get-tuple-element", "bitcast", "dynamic-update-slice", "fusion"}
+
+pytestmark = pytest.mark.usefixtures("no_compile_cache")
+
+
+def model(pattern: str, dtype: str) -> ModelConfig:
+    """The bundled model's widths with another number of layers."""
+    mixers = {
+        "M": Mamba2(num_heads=6, head_dim=64, state_size=64),
+        "A": Attention(num_heads=3, num_kv_heads=1, head_dim=64),
+    }
+    return ModelConfig(
+        family="test",
+        vocab_size=260,
+        width=192,
+        layers=tuple(LayerSpec(mixers=(mixers[kind],), mlp=MLP(width=512)) for kind in pattern),
+        tie_embeddings=True,
+        max_position=16384,  # 256 pages of 64 tokens
+        dtype=dtype,
+    )
+
+
+def make_runner(pattern: str = "MAM", dtype: str = "float32", exact: bool = False) -> Runner:
+    config = model(pattern, dtype)
+    engine = EngineConfig(max_rows=8, dtype=dtype, exact=exact)
+    params = jax.eval_shape(lambda: random_params(config, 0, dtype))
+    sizes = {"num_frames": 2, "max_slots": 67, "max_model_len": config.max_position}
+    return Runner(config, params, engine, make_geometry(config, engine), **sizes)
+
+
+def struct(*shape: int, dtype=np.int32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def state_struct(runner: Runner, num_frames: int) -> State:
+    words = runner.specs.arena.shape[1]
+    specs = runner.specs.replace(arena=ArraySpec((num_frames, words), "uint32", ("U", "W")))
+    return jax.tree.map(lambda spec: struct(*spec.shape, dtype=spec.dtype), specs)
+
+
+@dataclass
+class Program:
+    """One compiled step: its state, the compiler's byte counts, and its instructions."""
+
+    state: State
+    aliased_bytes: int
+    temp_bytes: int
+    text: str
+
+    def results(self, leaf: jax.ShapeDtypeStruct) -> list[str]:
+        """Opcodes of instructions whose result is one array as large as `leaf`, whatever its dtype or shape."""
+        found, size = [], math.prod(leaf.shape)
+        for shape, opcode in re.findall(
+            r"^\s*(?:ROOT )?\S+ = \w+\[([\d,]+)\]\S* ([\w-]+)\(", self.text, re.M
+        ):
+            if math.prod(int(n) for n in shape.split(",")) == size:
+                found.append(opcode)
+        return found
+
+
+def compile_step(runner: Runner, num_frames: int, kind: str, *key) -> Program:
+    state = state_struct(runner, num_frames)
+    if kind == "move_row":
+        args = (state, struct(), struct())
+    elif kind == "write_slots":
+        args = (state, struct(*key), struct(*key, runner.model.geometry.state_frames))
+    else:
+        batch = struct(key[0].rows, runner.layout(kind, key[0]).size)
+        args = (runner.params, state, batch, *((struct(),) if kind == "decode" else ()))
+    # Buffers are settled before LLVM, whose own optimisation would take most of the time.
+    quick = {"xla_backend_optimization_level": 0}
+    compiled = runner.executable(kind, *key).lower(*args).compile(compiler_options=quick)
+    memory = compiled.memory_analysis()
+    return Program(
+        state=state,
+        aliased_bytes=memory.alias_size_in_bytes,
+        temp_bytes=memory.temp_size_in_bytes,
+        text=compiled.as_text(),
+    )
+
+
+def num_bytes(state: State) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state))
+
+
+def check(runner: Runner, kind: str, *key) -> None:
+    """The gate for one executable."""
+    small, large = (compile_step(runner, count, kind, *key) for count in FRAMES)
+    for program in (small, large):
+        assert program.aliased_bytes >= num_bytes(program.state)
+        arena = program.results(program.state.arena)
+        assert "parameter" in arena
+        assert set(arena) <= WRITES_IN_PLACE, f"{kind} {key}: {set(arena) - WRITES_IN_PLACE}"
+        for name in ("xB", "dt", "conv"):
+            leaf = getattr(program.state, name)
+            if math.prod(leaf.shape):
+                assert "copy" not in program.results(leaf), f"{kind} {key}: a copy of {name}"
+    assert large.temp_bytes == small.temp_bytes
+
+
+CASES = {
+    "decode": ("MAM", "float32", "decode", 1, None),
+    "decode_logprobs": ("MAM", "float32", "decode", 8, None),
+    "decode_bfloat16": ("MAM", "bfloat16", "decode", 8, None),
+    "decode_one_frame_a_layer": ("M", "float32", "decode", 1, None),
+    "prefill": ("MAM", "float32", "prefill", 1, 32),
+    "prefill_rows": ("MAM", "float32", "prefill", 4, 128),
+    "prefill_bfloat16": ("MAM", "bfloat16", "prefill", 1, 32),
+    "prefill_one_frame_a_layer": ("M", "float32", "prefill", 1, 32),
+    "prefill_attention": ("AA", "float32", "prefill", 1, 32),
+    "exact": ("MAM", "float32", "exact", 8, 32),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_updates_its_state_in_place(name):
+    """All of the state is aliased, nothing arena-sized or ring-sized is copied, no temporary grows with U."""
+    pattern, dtype, kind, rows, tokens = CASES[name]
+    runner = make_runner(pattern, dtype, exact=kind == "exact")
+    shapes = bucket.all_buckets(runner.engine, max_pages=runner.max_pages)
+    shape = next(
+        shape
+        for shape in shapes
+        if type(shape).__name__.lower().startswith(kind)
+        and shape.rows == rows
+        and tokens in (None, getattr(shape, "tokens", None))
+    )
+    check(runner, kind, shape, MAX_LOGPROBS if name == "decode_logprobs" else 0)
+
+
+def test_slots_and_moves_update_the_state_in_place():
+    runner = make_runner()
+    check(runner, "move_row")
+    for count in SLOT_BUCKETS:
+        check(runner, "write_slots", count)
+
+
+def test_the_gate_sees_a_copy_a_whole_pass_and_a_lost_donation():
+    state = struct(FRAMES[0], 64, dtype=np.uint32)
+
+    def compiled(function, **options) -> Program:
+        program = jax.jit(function, **options).lower(state).compile()
+        memory = program.memory_analysis()
+        return Program(
+            state=state,
+            aliased_bytes=memory.alias_size_in_bytes,
+            temp_bytes=memory.temp_size_in_bytes,
+            text=program.as_text(),
+        )
+
+    good = compiled(lambda arena: arena.at[3].set(7), donate_argnums=0)
+    assert set(good.results(state)) <= WRITES_IN_PLACE
+    assert good.aliased_bytes == 4 * FRAMES[0] * 64
+    late_read = compiled(lambda a: (a.at[3].set(a[2] + a[5, ::-1]), a[3, 0]), donate_argnums=0)
+    assert "copy" in late_read.results(state)
+    assert not compiled(lambda arena: arena.at[3].set(7)).aliased_bytes
+    reshaped = compiled(
+        lambda a: jax.lax.bitcast_convert_type(a, np.float32)[::-1], donate_argnums=0
+    )
+    assert set(reshaped.results(state)) - WRITES_IN_PLACE
