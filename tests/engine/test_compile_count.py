@@ -1,0 +1,132 @@
+"""Shapes are compiled once: a mixed workload traces each bucket at most once, and nothing after a warm-up."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import pytest
+
+from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.engine import bucket
+from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.request import Request
+from hybrid_jax.engine.runner import SLOT_BUCKETS
+from hybrid_jax.models.initialize import random_params
+from hybrid_jax.sampling_params import SamplingParams
+
+VOCAB = 31
+KINDS = {"prefill", "decode", "exact", "write_slots", "move_row"}
+
+
+def make_engine(**settings) -> Engine:
+    mixers = (
+        Mamba2(num_heads=2, head_dim=4, state_size=4),
+        Attention(num_heads=2, num_kv_heads=1, head_dim=8),
+    )
+    config = ModelConfig(
+        family="test",
+        vocab_size=VOCAB,
+        width=16,
+        layers=tuple(LayerSpec(mixers=(mixer,), mlp=MLP(width=24)) for mixer in mixers),
+        max_position=256,
+    )
+    settings = {"max_rows": 4, "prefill_tokens": 64, "steps_per_dispatch": 4} | settings
+    return Engine(config, random_params(config, 0), EngineConfig(**settings))
+
+
+def run_traffic(engine: Engine, *, num_requests: int, seed: int, logprobs: bool = False) -> None:
+    """Random prompt and output lengths, arrivals between steps, shared prefixes, all kinds of sampling."""
+    rng = np.random.default_rng(seed)
+    shared = rng.integers(0, VOCAB, 150).tolist()
+    waiting, outputs = list(range(num_requests)), {}
+    while waiting or engine.has_work:
+        while waiting and rng.random() < 0.4:
+            number = waiting.pop()
+            prompt = (
+                shared[: rng.integers(0, 150)] + rng.integers(0, VOCAB, 1 + number % 40).tolist()
+            )
+            params = SamplingParams(
+                temperature=float(rng.choice([0.0, 0.9])),
+                top_k=int(rng.choice([0, 5])),
+                top_p=float(rng.choice([0.8, 1.0])),
+                logprobs=int(rng.integers(0, 9)) if logprobs and number % 2 else None,
+            )
+            request = Request(
+                request_id=f"{seed}-{number}",
+                prompt=prompt,
+                params=params,
+                seed=number,
+                max_tokens=int(rng.integers(1, 50)),
+                stop_ids=frozenset(rng.integers(0, VOCAB, number % 3).tolist()),
+            )
+            outputs[request.request_id] = request
+            engine.add(request)
+        engine.step()
+        engine.scheduler.check_invariants()
+    assert len(outputs) == num_requests
+    assert all(request.finish_reason in ("stop", "length") for request in outputs.values())
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_mixed_traffic_traces_each_bucket_at_most_once(exact):
+    engine = make_engine(exact=exact)
+    run_traffic(engine, num_requests=12, seed=0)
+    run_traffic(engine, num_requests=6, seed=1, logprobs=True)
+    runner = engine.runner
+    assert runner.num_traces == len(runner._executables) == engine.stats()["num_traces"]
+    kinds = collections.Counter(kind for kind, *_ in runner._executables)
+    assert set(kinds) <= KINDS
+    shapes = {key[1] for key in runner._executables if key[0] in ("prefill", "decode", "exact")}
+    assert shapes <= set(bucket.all_buckets(runner.engine, max_pages=runner.max_pages))
+    wanted = {key[2] > 0 for key in runner._executables if key[0] in ("prefill", "decode", "exact")}
+    assert wanted == {False, True}
+    if not exact:
+        assert kinds["prefill"] > 2 and kinds["decode"] > 2
+    before = runner.num_traces
+    run_traffic(engine, num_requests=12, seed=0)
+    assert runner.num_traces == before
+
+
+@pytest.mark.parametrize("settings", [{}, {"exact": True}], ids=["default", "exact"])
+def test_nothing_is_traced_after_a_warmup(settings):
+    engine = make_engine(**settings)
+    calls = []
+    count = engine.warmup(lambda *call: calls.append(call))
+    shapes = bucket.all_buckets(engine.runner.engine, max_pages=engine.runner.max_pages)
+    assert count == 1 + len(SLOT_BUCKETS) + len(shapes) == engine.runner.num_traces
+    assert [done for done, _, _ in calls] == list(range(count + 1))
+    assert {total for _, total, _ in calls} == {count}
+    names = [name for _, _, name in calls]
+    assert names[0] == "move_row" and names[-1] == "done"
+    assert [str(shape) for shape in shapes] == names[-1 - len(shapes) : -1]
+    assert len(set(names)) == len(names)
+    assert not engine.runner.state.arena[1:].any()  # a warm-up writes to the sink alone
+    run_traffic(engine, num_requests=14, seed=2)
+    assert engine.runner.num_traces == count
+    assert engine.warmup() == count
+    assert engine.runner.num_traces == count
+    run_traffic(engine, num_requests=3, seed=3, logprobs=True)
+    assert engine.runner.num_traces > count  # shapes with log-probabilities come when asked for
+
+
+def test_a_model_without_state_warms_no_slots():
+    config = ModelConfig(
+        family="test",
+        vocab_size=VOCAB,
+        width=16,
+        layers=(
+            LayerSpec(
+                mixers=(Attention(num_heads=2, num_kv_heads=1, head_dim=8),), mlp=MLP(width=24)
+            ),
+        ),
+        max_position=64,
+    )
+    settings = EngineConfig(max_rows=1, prefill_tokens=32, steps_per_dispatch=2)
+    engine = Engine(config, random_params(config, 0), settings)
+    count = engine.warmup()
+    assert (
+        count
+        == engine.runner.num_traces
+        == 1 + len(bucket.all_buckets(settings, max_pages=engine.runner.max_pages))
+    )

@@ -1,0 +1,115 @@
+"""Rows of a dispatch as one int32 array: what the host writes is what the step reads."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hybrid_jax.engine import pack
+from hybrid_jax.engine.request import Request
+from hybrid_jax.engine.sampling import unpack_sampling
+from hybrid_jax.sampling_params import SamplingParams
+
+LAYOUTS = {
+    "prefill": pack.prefill_layout(tokens=32, width=5, frames_per_page=2),
+    "decode": pack.decode_layout(width=5, frames_per_page=2),
+    "exact": pack.exact_layout(tokens=32, width=5, frames_per_page=2),
+    "prefill_without_attention": pack.prefill_layout(tokens=8, width=1, frames_per_page=0),
+    "decode_without_attention": pack.decode_layout(width=1, frames_per_page=0),
+}
+
+
+def request(**settings) -> Request:
+    settings = {"seed": 0, "params": SamplingParams()} | settings
+    return Request(request_id="r", prompt=[1], **settings)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_fields_cover_the_row_without_overlap(name):
+    layout = LAYOUTS[name]
+    names = [field for field, _ in layout.fields]
+    assert len(set(names)) == len(names)
+    owners = np.zeros(layout.size, int)
+    for field in names:
+        owners[layout.span(field)] += 1
+    assert (owners == 1).all()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_field_comes_back_and_no_other_changes(name):
+    layout, rng = LAYOUTS[name], np.random.default_rng(0)
+    batch, wrote = np.zeros((3, layout.size), np.int32), {}
+    for row in (0, 2):
+        for field, width in layout.fields:
+            wrote[row, field] = rng.integers(-(2**31), 2**31 - 1, width)
+            layout.set(batch, row, field, wrote[row, field] if width > 1 else wrote[row, field][0])
+    for field, width in layout.fields:
+        for read in (layout.get(batch, field), layout.get(jnp.asarray(batch), field)):
+            assert read.shape == ((3,) if width == 1 else (3, width))
+            np.testing.assert_array_equal(np.ravel(read[0]), wrote[0, field])
+            np.testing.assert_array_equal(np.ravel(read[2]), wrote[2, field])
+    assert not batch[1].any()
+
+
+def test_a_shorter_value_fills_the_front():
+    layout = LAYOUTS["prefill"]
+    batch = np.full((1, layout.size), 9, np.int32)
+    layout.set(batch, 0, "tokens", [4, 5])
+    np.testing.assert_array_equal(layout.get(batch, "tokens")[0], [4, 5] + [9] * 30)
+
+
+def test_an_unknown_field_is_named():
+    with pytest.raises(KeyError, match="nothing"):
+        LAYOUTS["decode"].span("nothing")
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 + 5, 2**63 - 1])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_sampling_parameters_come_back(layout, seed):
+    params = SamplingParams(temperature=0.7, top_k=40, top_p=0.93)
+    batch = np.full((2, layout.size), 77, np.int32)
+    pack.set_sampling(
+        layout,
+        batch,
+        1,
+        request(params=params, seed=seed, sample_index=3, stop_ids=frozenset({9, 260, 0})),
+    )
+    rows = unpack_sampling(layout, jnp.asarray(batch))
+    low, high = np.asarray(rows.seed[1], np.uint64)
+    assert int(low) | int(high) << 32 == seed
+    assert rows.sample_index[1] == 3
+    assert rows.temperature[1] == np.float32(0.7) and rows.top_p[1] == np.float32(0.93)
+    assert rows.top_k[1] == 40
+    np.testing.assert_array_equal(rows.stop_ids[1], [0, 9, 260] + [-1] * (pack.MAX_STOP_IDS - 3))
+
+
+@pytest.mark.parametrize("top_k", [-1, 0])
+def test_no_top_k_is_zero_on_the_device(top_k):
+    layout = LAYOUTS["decode"]
+    batch = np.zeros((1, layout.size), np.int32)
+    pack.set_sampling(layout, batch, 0, request(params=SamplingParams(top_k=top_k)))
+    assert layout.get(batch, "top_k")[0] == 0
+
+
+def test_as_many_stop_ids_as_there_is_room_for():
+    layout = LAYOUTS["decode"]
+    batch = np.zeros((1, layout.size), np.int32)
+    stops = frozenset(range(5, 5 + pack.MAX_STOP_IDS))
+    pack.set_sampling(layout, batch, 0, request(stop_ids=stops))
+    assert set(layout.get(batch, "stop_ids")[0].tolist()) == stops
+
+
+def test_page_tables_are_group_major_and_padded_with_the_sink():
+    layout = LAYOUTS["prefill"]
+    batch = np.zeros((2, layout.size), np.int32)
+    pack.set_pages(layout, batch, 1, [(3, 4), (8, 6), (5, 7)], 5)
+    table = layout.get(batch, "table").reshape(2, 2, 5)
+    np.testing.assert_array_equal(table[1], [[3, 8, 5, 0, 0], [4, 6, 7, 0, 0]])
+    assert not table[0].any()
+
+
+@pytest.mark.parametrize("pages", [[], [()], [(), ()]])
+def test_a_model_without_attention_has_an_empty_table(pages):
+    layout = LAYOUTS["decode_without_attention"]
+    batch = np.zeros((1, layout.size), np.int32)
+    pack.set_pages(layout, batch, 0, pages, 1)
+    assert not batch.any()
