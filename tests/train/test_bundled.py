@@ -1,0 +1,83 @@
+"""The model in the package: small, documented, loadable, and it writes something like Python."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import hybrid_jax
+from hybrid_jax.checkpoint import load_model
+from hybrid_jax.models.decoder import forward
+from hybrid_jax.tokenizer import Tokenizer
+from hybrid_jax.train.data import END, Document, is_held_out
+from hybrid_jax.train.evaluate import bits_per_byte
+from hybrid_jax.train.export import hf_config
+from hybrid_jax.train.model import tiny_config
+
+FOLDER = Path(hybrid_jax.__file__).parent / "bundled"
+# Modules that is_held_out keeps from every training, in every Python since 3.11.
+HELD_OUT = ("sched.py", "copyreg.py", "xml/sax/xmlreader.py", "multiprocessing/connection.py")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model(FOLDER, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def record():
+    return json.loads((FOLDER / "training_record.json").read_text())
+
+
+def test_it_takes_at_most_16_megabytes():
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 16e6
+
+
+def test_it_is_the_model_that_train_tiny_makes(model):
+    config, params = model
+    assert hf_config(config) == hf_config(tiny_config())
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 4_108_332
+
+
+def test_the_record_names_the_held_out_files_and_a_good_result(record):
+    assert set(HELD_OUT) <= set(record["corpus"]["held_out_names"])
+    assert all(is_held_out(name) for name in record["corpus"]["held_out_names"])
+    assert record["held_out"]["context_2048"]["bits_per_byte"] <= 1.8
+    assert record["bytes_seen"] == record["steps"] * 4096
+
+
+def test_held_out_modules_of_this_python_cost_what_the_record_says(model, record):
+    """The other way round too: a wrong tensor or tokenizer costs bits."""
+    config, params = model
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    texts = [Document(name, (folder / name).read_bytes()[:2048]) for name in HELD_OUT]
+    measured = bits_per_byte(params, config, texts, 512, rows=4)["bits_per_byte"]
+    assert measured < record["held_out"]["context_2048"]["bits_per_byte"] + 0.4
+
+
+@pytest.mark.parametrize(
+    ("prompt", "start"),
+    [
+        (
+            "import unittest\n\nclass T(unittest.TestCase):\n\n    def test_put(self",
+            "):\n        self.",
+        ),
+        ("def main(argv):\n    parser = argparse.ArgumentParser()\n    ", "parser.add_argument("),
+    ],
+)
+def test_it_continues_code_with_code(model, prompt, start):
+    config, params = model
+    tokenizer = Tokenizer.from_directory(FOLDER)
+    prompt_ids = [END, *tokenizer.encode(prompt)]
+    tokens = np.zeros((1, 96), np.int32)
+    tokens[0, : len(prompt_ids)] = prompt_ids
+    run = jax.jit(forward, static_argnames="config")
+    for position in range(len(prompt_ids), len(prompt_ids) + len(start)):
+        tokens[0, position] = run(params, tokens, config)[0, position - 1].argmax()
+    written = tokens[0, len(prompt_ids) : len(prompt_ids) + len(start)].tolist()
+    assert tokenizer.decode(written) == start
