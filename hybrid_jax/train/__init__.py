@@ -32,7 +32,7 @@ def train_tiny(
         resume: continue from `training_state` where there is one; False starts over.
         batch: rows of `context` tokens a step; while rows are shorter there are more of them.
         context: tokens of a row in the last part of the training; it grows by halves towards that.
-        sources: directories of .py files; None for the running Python's standard library. Of files with
+        sources: directories of .py files; None or empty for the running Python's standard library. Of files with
             the same path below their directory the first is taken.
         progress: show a bar on a terminal, log lines elsewhere.
         learning_rate: peak rate of Muon; vectors and embeddings get a fifth of it, by Adam.

@@ -110,7 +110,7 @@ def train(
         options = TrainOptions(**(asdict(options) | {"steps": DEFAULT_STEPS}))
     enable_compile_cache()
     config = tiny_config(max(4096, options.context)) if config is None else config
-    sources = default_sources() if sources is None else tuple(Path(s) for s in sources)
+    sources = tuple(Path(s) for s in sources) if sources else default_sources()
     corpus = read_corpus(sources)
     batches = Batches(corpus.train, options.seed, options.batch, options.context)
     arrays, at = _start(out_dir, options, corpus, config, resume)
