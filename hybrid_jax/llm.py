@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -285,6 +286,7 @@ class LLM:
                 )
             max_tokens = _max_tokens(index, len(prompt.token_ids), own, engine.max_model_len)
             number = self._num_requests + index
+            _check_stop_ids(index, own.stop_token_ids, config.vocab_size)
             stops = frozenset((*self._eos_ids(own), *own.stop_token_ids))
             if len(stops) > MAX_STOP_IDS:
                 raise ValueError(
@@ -459,6 +461,15 @@ def _resolve_dtype(dtype: str, stored: Callable[[], str]) -> str:
     if jax.default_backend() == "cpu":
         return "float32"
     return "float32" if stored() == "float32" else "bfloat16"
+
+
+def _check_stop_ids(index: int, stop_ids: Sequence[int], vocab_size: int) -> None:
+    for token in stop_ids:
+        if token >= vocab_size:
+            raise ValueError(
+                f"prompt {index}: stop_token_ids must lie below the vocabulary's {vocab_size}, "
+                f"got {reprlib.repr(token)}"
+            )
 
 
 def _max_tokens(index: int, prompt_len: int, params: SamplingParams, max_model_len: int) -> int:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+import operator
+import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
 
 MAX_LOGPROBS = 20
+MAX_N = 1024  # completions per prompt; each is a request of its own
+INTEGERS = ("n", "top_k", "seed", "max_tokens", "logprobs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +19,7 @@ class SamplingParams:
     """How to choose tokens and when to stop.
 
     Attributes:
-        n: completions per prompt.
+        n: completions per prompt, at most 1024.
         temperature: 0 is greedy; otherwise logits are divided by it.
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches it.
@@ -55,13 +60,24 @@ class SamplingParams:
             value = () if value is None else (value,) if isinstance(value, str) else value
             check(isinstance(value, Iterable), name, f"None or a list of {what}")
             object.__setattr__(self, name, tuple(value))
-        check(_integer(self.n, 1), "n", "an integer of at least 1")
+        # Numbers of numpy become Python's own, so that values compare, hash and print alike.
+        for name in INTEGERS:
+            object.__setattr__(self, name, _as_integer(getattr(self, name)))
+        for name in ("temperature", "top_p"):
+            object.__setattr__(self, name, _as_float(getattr(self, name)))
+        stop_token_ids = tuple(_as_integer(token) for token in self.stop_token_ids)
+        object.__setattr__(self, "stop_token_ids", stop_token_ids)
+        check(_integer(self.n, 1) and self.n <= MAX_N, "n", f"an integer between 1 and {MAX_N}")
         check(
             _finite(self.temperature) and self.temperature >= 0,
             "temperature",
             "a finite number >= 0",
         )
-        check(_integer(self.top_k, -1), "top_k", "an integer >= -1")
+        check(
+            _integer(self.top_k, -1) and self.top_k < 2**31,
+            "top_k",
+            "an integer between -1 and 2**31 - 1",
+        )
         check(_finite(self.top_p) and 0 < self.top_p <= 1, "top_p", "a number in (0, 1]")
         check(
             self.seed is None or (_integer(self.seed, 0) and self.seed < 2**63),
@@ -88,11 +104,28 @@ class SamplingParams:
 
     def _check(self, condition: bool, name: str, what: str) -> None:
         if not condition:
-            raise ValueError(f"SamplingParams: {name} must be {what}, got {getattr(self, name)!r}")
+            got = reprlib.repr(getattr(self, name))  # short, whatever was given
+            raise ValueError(f"SamplingParams: {name} must be {what}, got {got}")
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+
+def _as_integer(value: object) -> object:
+    """An integer of any kind as Python's; anything else, booleans too, as it is."""
+    try:
+        return value if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return value
+
+
+def _as_float(value: object) -> object:
+    """A number of any kind as a float; anything else, and an integer past all floats, as it is."""
+    try:
+        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else value
+    except OverflowError:
+        return value
 
 
 def _integer(value: object, low: int) -> bool:
@@ -100,4 +133,4 @@ def _integer(value: object, low: int) -> bool:
 
 
 def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, float) and math.isfinite(value)

@@ -3,6 +3,7 @@
 import math
 import re
 
+import numpy as np
 import pytest
 
 from hybrid_jax.sampling_params import SamplingParams
@@ -11,15 +12,19 @@ from hybrid_jax.sampling_params import SamplingParams
 @pytest.mark.parametrize(
     ("field", "value", "must_be"),
     [
-        ("n", 0, "an integer of at least 1"),
-        ("n", 1.0, "an integer of at least 1"),
-        ("n", True, "an integer of at least 1"),
+        ("n", 0, "an integer between 1 and 1024"),
+        ("n", 1.0, "an integer between 1 and 1024"),
+        ("n", True, "an integer between 1 and 1024"),
+        ("n", 1025, "an integer between 1 and 1024"),
         ("temperature", -0.1, "a finite number >= 0"),
         ("temperature", math.nan, "a finite number >= 0"),
         ("temperature", math.inf, "a finite number >= 0"),
         ("temperature", "hot", "a finite number >= 0"),
-        ("top_k", -2, "an integer >= -1"),
-        ("top_k", 2.5, "an integer >= -1"),
+        ("top_k", -2, "an integer between -1 and 2**31 - 1"),
+        ("top_k", 2.5, "an integer between -1 and 2**31 - 1"),
+        ("top_k", 2**31, "an integer between -1 and 2**31 - 1"),
+        ("top_k", np.bool_(True), "an integer between -1 and 2**31 - 1"),
+        ("temperature", True, "a finite number >= 0"),
         ("top_p", 0.0, "a number in (0, 1]"),
         ("top_p", 1.01, "a number in (0, 1]"),
         ("top_p", math.nan, "a number in (0, 1]"),
@@ -61,3 +66,26 @@ def test_stops_become_tuples_so_that_the_value_can_be_hashed():
     assert listed.stop == ("a", "b") and listed.stop_token_ids == (3, 4)
     assert SamplingParams().stop == () and SamplingParams().stop_token_ids == ()
     assert hash(listed) == hash(SamplingParams(stop=("a", "b"), stop_token_ids=(3, 4)))
+
+
+def test_numbers_of_numpy_become_pythons_own():
+    given = SamplingParams(
+        n=np.int64(3),
+        temperature=np.float32(0.5),
+        top_k=np.int32(7),
+        top_p=np.float64(0.5),
+        seed=np.uint8(9),
+        stop_token_ids=np.array([4, 5]),
+    )
+    plain = SamplingParams(n=3, temperature=0.5, top_k=7, top_p=0.5, seed=9, stop_token_ids=(4, 5))
+    assert given == plain and repr(given) == repr(plain)
+
+
+def test_a_number_past_all_floats_is_refused_in_few_words():
+    with pytest.raises(ValueError, match=r"temperature must be a finite number >= 0") as error:
+        SamplingParams(temperature=10**400)
+    assert len(str(error.value)) < 150
+
+
+def test_the_largest_counts_are_allowed():
+    assert SamplingParams(n=1024, top_k=2**31 - 1).top_k == 2**31 - 1

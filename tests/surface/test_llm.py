@@ -229,6 +229,14 @@ def test_a_bad_prompt_is_named_before_anything_runs(llm, prompt, message):
         ([GREEDY], "sampling_params: 2 prompts need as many, got 1"),
         ([GREEDY, {"n": 1}], r"sampling_params\[1\] must be SamplingParams, got dict"),
         ({"n": 1}, "sampling_params must be SamplingParams or a list of them, got dict"),
+        (
+            [GREEDY, SamplingParams(stop_token_ids=[3, 256])],
+            "prompt 1: stop_token_ids must lie below the vocabulary's 256, got 256",
+        ),
+        (
+            SamplingParams(stop_token_ids=[2**31]),
+            "prompt 0: stop_token_ids must lie below the vocabulary's 256, got 2147483648",
+        ),
         (SamplingParams(stop_token_ids=range(16)), "at most 16 stop token ids .*, got 17"),
     ],
 )
