@@ -98,15 +98,23 @@ class Engine:
             ValueError: its id is in use, its prompt is empty, or it can never fit.
         """
         self._recover()
-        self.scheduler.add(request)
-        self._live[request.request_id] = request
+        self._interrupted = True
+        try:
+            self.scheduler.add(request)
+        except ValueError:
+            self._interrupted = False
+            raise
         self._reported[request.request_id] = 0
+        self._live[request.request_id] = request
+        self._interrupted = False
 
     def abort(self, request_id: str) -> None:
         """Ends a request now; it is not reported again. Unknown ids are ignored."""
         self._recover()
+        self._interrupted = True
         self.scheduler.abort(request_id)
-        self._forget(request_id)
+        self._live.pop(request_id, None)
+        self._interrupted = False
 
     def step(self) -> list[StepOutput]:
         """Plans and dispatches one turn, and settles the oldest one whose results are due.
@@ -127,15 +135,21 @@ class Engine:
             touched = [entry.request for entry in progress]
         else:
             touched = []
-        self._interrupted = False
-        return self._report(touched)
+        results = self._results(touched)
+        counts = {entry.request.request_id: len(entry.request.output) for entry in results}
+        over = {entry.request.request_id for entry in results if entry.finished}
+        live = {i: r for i, r in self._live.items() if i not in over} if over else self._live
+        keep = vars(self).update
+        # One line, so that an exception finds results unreported or gone, never counted and lost.
+        return self._reported.update(counts) or keep(_live=live, _interrupted=False) or results
 
-    def _report(self, requests: list[Request]) -> list[StepOutput]:
+    def _results(self, requests: list[Request]) -> list[StepOutput]:
+        """What is new about some requests."""
         results = []
         for request in requests:
-            known = self._reported.get(request.request_id)
-            if known is None or self._live[request.request_id] is not request:
+            if self._live.get(request.request_id) is not request:
                 continue
+            known = self._reported[request.request_id]
             finished = request.finish_reason is not None
             if len(request.output) == known and not finished:
                 continue
@@ -147,17 +161,12 @@ class Engine:
                     finished=finished,
                 )
             )
-            self._reported[request.request_id] = len(request.output)
-            if finished:
-                self._forget(request.request_id)
         return results
-
-    def _forget(self, request_id: str) -> None:
-        self._live.pop(request_id, None)
-        self._reported.pop(request_id, None)
 
     def _recover(self) -> None:
         """Starts over after an interrupted step: what was computing is lost, what was reported is not."""
+        if len(self._reported) > len(self._live):
+            self._reported = {request_id: self._reported[request_id] for request_id in self._live}
         if not self._interrupted:
             return
         self._pending.clear()
@@ -182,7 +191,9 @@ class Engine:
     def reset_prefix_cache(self) -> None:
         """Forgets every cached prefix; running requests go on."""
         self._recover()
+        self._interrupted = True
         self.scheduler.reset_prefix_cache()
+        self._interrupted = False
 
     def warmup(self, progress: Callable[[int, int, str], None] | None = None) -> int:
         """Compiles every shape a run can meet; returns how many there are.

@@ -1,0 +1,324 @@
+"""An exception at every line of a turn: the next steps give every live request the tokens it would have had.
+
+A trace function raises when a chosen line of the engine, the runner or the scheduler is about to run; the caller
+goes on with the same engine. What was reported before and after, put together, must be the undisturbed output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from types import CodeType, FrameType
+
+import jax
+import numpy as np
+import pytest
+
+import hybrid_jax.engine.runner as runner_module
+from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.request import Request
+from hybrid_jax.engine.runner import Pending, Runner
+from hybrid_jax.engine.scheduler import Scheduler
+from hybrid_jax.models.initialize import random_params
+from hybrid_jax.sampling_params import SamplingParams
+
+VOCAB = 31
+TURN = (
+    Engine.step,
+    Engine._results,
+    Runner.execute,
+    Runner._write_slots,
+    Runner._prefill,
+    Runner._decode,
+    Runner._put_pages,
+    Pending.read,
+    runner_module._entry,
+    Scheduler.plan,
+    Scheduler._turn,
+    Scheduler._admit,
+    Scheduler.receive,
+    Scheduler._settle,
+    Scheduler._accept,
+    Scheduler._finish,
+)
+RECOVERY = (Engine._recover, Runner.rebuild, Scheduler.add)
+Line = tuple[CodeType, int]
+
+
+class Interrupted(RuntimeError):
+    """What the test raises, so that nothing else is taken for it."""
+
+
+def make_requests() -> list[Request]:
+    """A shared prefix, several chunks and folds, a stop token, noise and log-probabilities."""
+    rng = np.random.default_rng(7)
+    shared = rng.integers(0, VOCAB, 48).tolist()
+    prompts = [shared + [1, 2], shared[:40] + [3], shared, [5, 6, 7]]
+    params = [
+        SamplingParams(temperature=0),
+        SamplingParams(temperature=0.9, top_k=7, seed=1),
+        SamplingParams(temperature=0, logprobs=2),
+        SamplingParams(temperature=1.0, top_p=0.9, seed=2),
+    ]
+    return [
+        Request(
+            request_id=str(i),
+            prompt=list(prompt),
+            params=params[i],
+            seed=i,
+            max_tokens=(14, 9, 5, 36)[i],
+            stop_ids=frozenset({30}) if i == 3 else frozenset(),
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    mixers = (
+        Mamba2(num_heads=2, head_dim=4, state_size=4),
+        Attention(num_heads=2, num_kv_heads=1, head_dim=8),
+    )
+    config = ModelConfig(
+        family="test",
+        vocab_size=VOCAB,
+        width=16,
+        layers=tuple(LayerSpec(mixers=(mixer,), mlp=MLP(width=24)) for mixer in mixers),
+        max_position=128,
+    )
+    settings = EngineConfig(max_rows=3, prefill_tokens=32, steps_per_dispatch=4)
+    return Engine(config, random_params(config, 0), settings)
+
+
+def serve(engine: Engine, requests: list[Request]) -> tuple[dict[str, list[int]], int]:
+    """Steps until nothing is left, going on after what the test raises; what was reported, and how often it was."""
+    reported = {request.request_id: [] for request in requests}
+    finished, raised = [], 0
+    for request in requests:
+        engine.add(request)
+    for _ in range(400):
+        if not engine.has_work:
+            break
+        try:
+            results = engine.step()
+        except (Interrupted, KeyboardInterrupt):
+            raised += 1
+            continue
+        engine.scheduler.check_invariants()
+        for entry in results:
+            reported[entry.request.request_id] += entry.new_token_ids
+            finished += [entry.request.request_id] * entry.finished
+            if entry.request.params.logprobs is not None:
+                assert [e.token_id for e in entry.new_logprobs] == entry.new_token_ids
+    assert sorted(finished) == sorted(reported), f"finished {finished}"
+    for request in requests:
+        assert request.output == reported[request.request_id]
+        assert request.finish_reason in ("stop", "length")
+    return reported, raised
+
+
+@pytest.fixture(scope="module")
+def expected(engine) -> dict[str, list[int]]:
+    """Undisturbed, from an empty cache."""
+    engine.reset_prefix_cache()
+    return serve(engine, make_requests())[0]
+
+
+class Tracer:
+    """Counts the lines of some functions as they run, and raises before the nth time one of them does."""
+
+    def __init__(self, functions, *targets: tuple[Line, int], error=Interrupted):
+        self.codes = {function.__code__ for function in functions}
+        self.codes |= {
+            constant
+            for code in self.codes
+            for constant in code.co_consts
+            if isinstance(constant, CodeType)
+        }
+        self.targets, self.error = list(targets), error
+        self.hits: dict[Line, int] = {}
+
+    def _call(self, frame: FrameType, event: str, arg):
+        return self._line if frame.f_code in self.codes else None
+
+    def _line(self, frame: FrameType, event: str, arg):
+        if event == "line":
+            line = (frame.f_code, frame.f_lineno)
+            self.hits[line] = self.hits.get(line, 0) + 1
+            if self.targets and self.targets[0] == (line, self.hits[line]):
+                self.targets.pop(0)
+                raise self.error(f"line {frame.f_lineno} of {frame.f_code.co_name}")
+        return self._line
+
+    @contextlib.contextmanager
+    def installed(self):
+        old = sys.gettrace()
+        sys.settrace(self._call)
+        try:
+            yield self
+        finally:
+            sys.settrace(old)
+
+
+def lines_of(function) -> list[int]:
+    """Numbers of the lines of a function's body."""
+    code = function.__code__
+    return sorted({n for _, _, n in code.co_lines() if n and n > code.co_firstlineno})
+
+
+def lines_that_run(engine: Engine, functions) -> list[tuple[Line, int]]:
+    """Every line of the functions that the workload reaches, with how often."""
+    engine.reset_prefix_cache()
+    with Tracer(functions).installed() as tracer:
+        serve(engine, make_requests())
+    return sorted(tracer.hits.items(), key=lambda item: (item[0][0].co_qualname, item[0][1]))
+
+
+@pytest.mark.parametrize("function", TURN, ids=lambda function: function.__qualname__)
+def test_an_exception_at_any_line_loses_and_repeats_nothing(engine, expected, function):
+    lines = lines_that_run(engine, [function])
+    assert len(lines) > 2
+    for index, (line, count) in enumerate(lines):
+        error = (Interrupted, KeyboardInterrupt)[index % 2]
+        target = (line, 1 + index * 5 % count)
+        engine.reset_prefix_cache()
+        with Tracer([function], target, error=error).installed():
+            reported, raised = serve(engine, make_requests())
+        assert raised == 1, f"{function.__qualname__} line {line[1]} was not reached"
+        assert reported == expected, f"after {function.__qualname__} line {line[1]}"
+
+
+@pytest.mark.parametrize("function", RECOVERY, ids=lambda function: function.__qualname__)
+def test_an_exception_during_the_recovery_is_recovered_from_too(engine, expected, function):
+    reached = 0
+    for number in lines_of(function):
+        engine.reset_prefix_cache()
+        reported, raised = serve_with_two_interrupts(engine, function, number)
+        reached += raised == 2
+        assert reported == expected, f"after {function.__qualname__} line {number}"
+    assert reached > 1
+
+
+def serve_with_two_interrupts(engine: Engine, function, number: int):
+    """The first in a decode's dispatch, the second at a line of what follows from it."""
+    real, state = Runner._decode, {"calls": 0}
+    tracer = Tracer([function], ((function.__code__, number), 1))
+
+    def decode(self, *args):
+        state["calls"] += 1
+        if state["calls"] == 3:
+            sys.settrace(tracer._call)  # from the next call on: the engine's recovery
+            raise Interrupted("third decode")
+        return real(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runner, "_decode", decode)
+        try:
+            return serve(engine, make_requests())
+        finally:
+            sys.settrace(None)
+
+
+@pytest.mark.parametrize("kind", ["prefill", "decode", "write_slots"])
+@pytest.mark.parametrize("error", [Interrupted, KeyboardInterrupt])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_dispatch_that_fails_or_is_never_bound(engine, expected, monkeypatch, kind, error, when):
+    """`after`: the state was donated and consumed, and what came back was never bound."""
+    real, calls, consumed = Runner.executable, [], []
+
+    def executable(self, name, *key):
+        run = real(self, name, *key)
+        if name != kind:
+            return run
+
+        def failing(*args):
+            calls.append(name)
+            if len(calls) != 2:
+                return run(*args)
+            if when == "after":
+                state = self.state
+                jax.block_until_ready(run(*args))
+                consumed.append(state.arena.is_deleted())
+            raise error(f"{kind} failed")
+
+        return failing
+
+    engine.reset_prefix_cache()
+    monkeypatch.setattr(Runner, "executable", executable)
+    reported, raised = serve(engine, make_requests())
+    assert raised == 1 and reported == expected
+    assert consumed == ([True] if when == "after" else [])
+
+
+def test_an_error_on_the_device_surfaces_where_results_are_read(engine, expected, monkeypatch):
+    real, calls = Pending.read, []
+
+    def read(self):
+        calls.append(self)
+        if len(calls) == 2:
+            raise Interrupted("the device reports an error")
+        return real(self)
+
+    engine.reset_prefix_cache()
+    monkeypatch.setattr(Pending, "read", read)
+    reported, raised = serve(engine, make_requests())
+    assert raised == 1 and reported == expected
+
+
+def test_a_failure_that_stays_is_raised_every_time_and_ends_with_its_cause(
+    engine, expected, monkeypatch
+):
+    def executable(self, name, *key):
+        raise Interrupted(f"no {name} today")
+
+    requests = make_requests()
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, "executable", executable)
+        for request in requests:
+            engine.add(request)
+        for _ in range(3):
+            with pytest.raises(Interrupted, match="today"):
+                engine.step()
+    for request in requests[1:]:
+        engine.abort(request.request_id)
+    while engine.has_work:
+        engine.step()
+        engine.scheduler.check_invariants()
+    assert requests[0].output == expected["0"]
+
+
+def test_recovery_is_counted_and_keeps_the_other_counters(engine):
+    before = engine.stats()
+    engine._interrupted = True
+    engine.abort("nobody")
+    after = engine.stats()
+    assert after["rebuilds"] == before["rebuilds"] + 1
+    assert after["plans"] == before["plans"] and after["running"] == 0
+
+
+@pytest.mark.parametrize("function", [Engine.add, Engine.abort, Scheduler.abort])
+def test_an_exception_while_adding_or_aborting_leaves_the_others_alone(engine, expected, function):
+    """The caller of the interrupted call gives its own request up; the others do not notice."""
+    for line in lines_of(function):
+        engine.reset_prefix_cache()
+        requests, extra = make_requests(), make_requests()[0]
+        extra.request_id = "extra"
+        reported = {request.request_id: [] for request in requests}
+        for request in requests:
+            engine.add(request)
+        with Tracer([function], ((function.__code__, line), 1)).installed():
+            for call in (lambda e=extra: engine.add(e), engine.step, lambda: engine.abort("extra")):
+                try:
+                    result = call()
+                except Interrupted:
+                    continue
+                for entry in result or ():
+                    if entry.request is not extra:
+                        reported[entry.request.request_id] += entry.new_token_ids
+        engine.abort("extra")
+        while engine.has_work:
+            for entry in engine.step():
+                reported[entry.request.request_id] += entry.new_token_ids
+            engine.scheduler.check_invariants()
+        assert reported == expected, f"after {function.__qualname__} line {line}"
