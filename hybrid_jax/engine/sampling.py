@@ -106,8 +106,9 @@ def _keep_likely(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
 
 
 def _sortable(x: jax.Array) -> jax.Array:
-    """float32 to int32 of the same order."""
+    """float32 to int32 of the same order; both zeros are one."""
     bits = jax.lax.bitcast_convert_type(x, jnp.int32)
+    bits = jnp.where(x == 0, 0, bits)
     return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
 
 

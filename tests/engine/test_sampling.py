@@ -1,0 +1,230 @@
+"""Sampling beside its definition with a sort, in numpy; noise that depends on nothing but its key."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hybrid_jax.engine.sampling import (
+    SamplingRows,
+    _keep_likely,
+    logprobs,
+    sample,
+    stopped,
+)
+
+# The device adds float32 probabilities in its own order: a set is right if p is reached within this.
+SLACK = 1e-6
+
+choose = jax.jit(sample)
+keep = jax.jit(_keep_likely)
+report = jax.jit(logprobs, static_argnames="count")
+
+
+def rows(count: int, **settings) -> SamplingRows:
+    """Parameters of `count` rows; each setting is one value for all or a list."""
+    defaults = {
+        "seed": [[n, 0] for n in range(count)],
+        "sample_index": 0,
+        "temperature": 1.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "stop_ids": [[-1] * 4] * count,
+    }
+    dtypes = {"seed": np.uint32, "temperature": np.float32, "top_p": np.float32}
+    fields = {}
+    for name, value in (defaults | settings).items():
+        array = np.asarray(value, dtypes.get(name, np.int32))
+        fields[name] = jnp.asarray(np.broadcast_to(array, (count, *array.shape[1:])))
+    return SamplingRows(**fields)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x, np.float64)
+    weights = np.exp(x - x.max())
+    return weights / weights.sum()
+
+
+def kept_by_sorting(scaled: np.ndarray, top_k: int, top_p: float, slack: float) -> set[int]:
+    """Top-k, then the smallest set of the most likely that reaches top_p; ties at either edge all stay."""
+    scaled = np.asarray(scaled, np.float64)
+    if top_k:
+        edge = np.sort(scaled)[::-1][min(top_k, len(scaled)) - 1]
+        scaled = np.where(scaled >= edge, scaled, -np.inf)
+    if top_p < 1:
+        values = softmax(scaled)
+        order = np.argsort(-values, kind="stable")
+        reached = np.cumsum(values[order]) >= top_p + slack
+        last = int(reached.argmax()) if reached.any() else len(order) - 1
+        scaled = np.where(scaled >= scaled[order[last]], scaled, -np.inf)
+    return set(np.flatnonzero(scaled > -np.inf))
+
+
+def cases() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    dead = rng.standard_normal((1, 40)).astype(np.float32)
+    dead[0, ::2] = -np.inf
+    return {
+        "random": rng.standard_normal((4, 61)).astype(np.float32) * 3,
+        "negative": -100 - rng.standard_normal((2, 30)).astype(np.float32) ** 2,
+        "ties": rng.integers(-2, 3, (4, 50)).astype(np.float32),
+        "all_equal": np.zeros((1, 16), np.float32),
+        "signed_zeros": np.array([[0.0, -0.0, 1.0, -1.0, -0.0, 0.0]], np.float32),
+        "dead_tokens": dead,
+        "one_token": np.ones((1, 1), np.float32),
+        "one_alive": np.where(np.arange(8) == 5, 0, -np.inf)[None].astype(np.float32),
+        "large_vocabulary": rng.standard_normal((2, 5003)).astype(np.float32) * 2,
+        "large_values": rng.standard_normal((2, 33)).astype(np.float32) * 1e30,
+    }
+
+
+@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize(
+    ("top_k", "top_p"),
+    [(1, 1.0), (5, 1.0), (10**6, 1.0), (0, 0.5), (0, 1e-9), (0, 0.999), (3, 0.7), (40, 0.3)],
+)
+def test_bisection_keeps_what_sorting_keeps(name, top_k, top_p):
+    scaled = cases()[name]
+    got = np.asarray(keep(jnp.asarray(scaled), rows(len(scaled), top_k=top_k, top_p=top_p)))
+    for row, line in zip(got, scaled, strict=True):
+        kept = set(np.flatnonzero(row > -np.inf))
+        low, high = (kept_by_sorting(line, top_k, top_p, s) for s in (-SLACK, SLACK))
+        assert low <= kept <= high, f"{sorted(kept)} of {sorted(high)}"
+        assert int(np.argmax(line)) in kept
+        np.testing.assert_array_equal(row[sorted(kept)], line[sorted(kept)])
+
+
+def test_rows_filter_by_their_own_parameters():
+    scaled = np.random.default_rng(1).standard_normal((4, 50)).astype(np.float32)
+    top_k, top_p = [0, 3, 0, 7], [1.0, 1.0, 0.4, 0.6]
+    got = np.asarray(keep(jnp.asarray(scaled), rows(4, top_k=top_k, top_p=top_p)))
+    for b in range(4):
+        want = kept_by_sorting(scaled[b], top_k[b], top_p[b], 0)
+        assert set(np.flatnonzero(got[b] > -np.inf)) == want
+    assert (got[0] == scaled[0]).all()
+
+
+def test_temperature_zero_is_the_first_of_the_largest():
+    logits = jnp.array([[1.0, 5.0, 5.0, 0.0], [-1.0, -2.0, -1.0, -3.0]])
+    got = choose(logits, rows(2, temperature=0.0, top_k=1, top_p=0.1), jnp.arange(2))
+    assert got.dtype == jnp.int32 and got.tolist() == [1, 0]
+
+
+def test_greedy_rows_stay_greedy_beside_random_ones():
+    logits = jnp.asarray(np.random.default_rng(2).standard_normal((6, 200)), jnp.float32)
+    temperature = [0.0, 2.0, 0.0, 0.5, 0.0, 5.0]
+    got = choose(logits, rows(6, temperature=temperature, top_k=[0, 5, 9, 0, 1, 0]), jnp.arange(6))
+    best = np.argmax(logits, axis=-1)
+    assert got[::2].tolist() == best[::2].tolist()
+    many = [
+        choose(logits, rows(6, temperature=temperature), jnp.full(6, p)).tolist() for p in range(20)
+    ]
+    assert all(tokens[::2] == best[::2].tolist() for tokens in many)
+    assert len({tokens[5] for tokens in many}) > 5
+
+
+def test_noise_depends_on_seed_sample_and_position_alone():
+    """The same draw at any row, beside any neighbours, whatever they ask for; another key, another draw."""
+    rng = np.random.default_rng(3)
+    logits = rng.standard_normal((1, 300)).astype(np.float32)
+    key = {
+        "seed": [[5, 9]],
+        "sample_index": [2],
+        "temperature": [1.3],
+        "top_k": [50],
+        "top_p": [0.9],
+    }
+    alone = choose(jnp.asarray(logits), rows(1, **key), jnp.array([77]))[0]
+    for place in range(4):
+        others = {
+            "seed": rng.integers(0, 2**32, (4, 2), np.uint32),
+            "sample_index": rng.integers(0, 9, 4),
+            "temperature": rng.choice([0.0, 0.4, 3.0], 4),
+            "top_k": rng.choice([0, 1, 20], 4),
+            "top_p": rng.choice([1.0, 0.2], 4),
+        }
+        for name, value in key.items():
+            others[name][place] = value[0]
+        batch = rng.standard_normal((4, 300)).astype(np.float32)
+        batch[place] = logits[0]
+        positions = rng.integers(0, 1000, 4).astype(np.int32)
+        positions[place] = 77
+        assert choose(jnp.asarray(batch), rows(4, **others), jnp.asarray(positions))[place] == alone
+    flat = jnp.zeros((1, 4096))
+    base = {"seed": [[5, 9]], "sample_index": [2]}
+    draws = [
+        choose(flat, rows(1, **base | change), jnp.array([position]))[0].item()
+        for change, position in (
+            ({}, 77),
+            ({}, 78),
+            ({"sample_index": [3]}, 77),
+            ({"seed": [[6, 9]]}, 77),
+            ({"seed": [[5, 10]]}, 77),
+        )
+    ]
+    assert len(set(draws)) == len(draws)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.0, 6, 1.0), (1.5, 0, 0.8)]
+)
+def test_many_draws_follow_the_distribution(temperature, top_k, top_p):
+    """Chi-square over 20000 positions of one stream; the limit is far out, the keys are fixed."""
+    count, vocab = 20_000, 20
+    logits = np.random.default_rng(4).standard_normal(vocab).astype(np.float32) * 1.5
+    scaled = logits / temperature
+    kept = sorted(kept_by_sorting(scaled, top_k, top_p, 0))
+    want = softmax(scaled[kept]) * count
+    settings = {"seed": [[1, 2]], "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    batch = jnp.broadcast_to(jnp.asarray(logits), (count, vocab))
+    tokens = np.asarray(choose(batch, rows(count, **settings), jnp.arange(count)))
+    found = np.bincount(tokens, minlength=vocab)
+    assert found.sum() == found[kept].sum()
+    freedom = len(kept) - 1
+    chi_square = ((found[kept] - want) ** 2 / want).sum()
+    assert chi_square < freedom + 4 * np.sqrt(2 * freedom)
+    wrong = softmax(scaled[kept] * 1.15) * count
+    assert ((found[kept] - wrong) ** 2 / wrong).sum() > freedom + 4 * np.sqrt(2 * freedom)
+
+
+def test_neighbouring_seeds_samples_and_positions_are_not_correlated():
+    logits = jnp.zeros((4000, 2))
+    for name in ("seed", "sample_index", "position"):
+        numbers = np.arange(4000)
+        settings = {"seed": [[3, 0]]}
+        if name == "seed":
+            settings["seed"] = np.stack([numbers, numbers * 0], 1)
+        if name == "sample_index":
+            settings["sample_index"] = numbers
+        positions = numbers if name == "position" else numbers * 0 + 7
+        tokens = np.asarray(choose(logits, rows(4000, **settings), jnp.asarray(positions)))
+        assert abs(tokens.mean() - 0.5) < 0.04
+        assert abs((tokens[1:] == tokens[:-1]).mean() - 0.5) < 0.04
+
+
+@pytest.mark.parametrize("vocab", [7, 5003])
+def test_logprobs_and_ranks_are_numpys(vocab):
+    rng, count = np.random.default_rng(5), min(6, vocab)
+    logits = rng.standard_normal((5, vocab)).astype(np.float32) * 4
+    logits[0, :3] = logits[0].max() + 1  # a tie for the first place
+    tokens = rng.integers(0, vocab, 5).astype(np.int32)
+    tokens[0] = 2
+    got = report(jnp.asarray(logits), jnp.asarray(tokens), count=count)
+    for b in range(5):
+        values = np.log(softmax(logits[b]))
+        np.testing.assert_allclose(got.chosen[b], values[tokens[b]], rtol=1e-5)
+        assert got.rank[b] == (logits[b] > logits[b, tokens[b]]).sum() + 1
+        best = np.argsort(-logits[b], kind="stable")[:count]
+        np.testing.assert_array_equal(got.ids[b], best)
+        np.testing.assert_allclose(got.values[b], values[best], rtol=1e-5)
+    assert got.rank[0] == 1
+
+
+def test_stop_ids_stop_and_unused_ones_do_not():
+    settings = rows(
+        5, stop_ids=[[3, 9, -1, -1], [3, 9, -1, -1], [-1] * 4, [0, -1, -1, -1], [7] * 4]
+    )
+    got = stopped(jnp.array([9, 4, 0, 0, 7], jnp.int32), settings)
+    assert got.tolist() == [True, False, False, True, True]
