@@ -48,17 +48,19 @@ def read_layer_state(
     return jnp.where(exists[:, None, None, None], state[:, : spec.num_heads], 0.0)
 
 
-def _read(arena: jax.Array, frames: jax.Array, exists: jax.Array, num_words: int) -> jax.Array:
+def _read(
+    arena: jax.Array, frames: jax.Array, exists: jax.Array, num_words: int, *, offset: int = 0
+) -> jax.Array:
     """Words of frames int32[B, n]; of a lone frame only where `exists`.
 
     What a branch returns is an array of its own. A lone slice would be fused into the write that follows from
     it, and XLA would copy the arena to read the old one while it writes the new.
     """
     if frames.size > 1:
-        return read_frames(arena, frames, words=num_words)
+        return read_frames(arena, frames, offset=offset, words=num_words)
     return jax.lax.cond(
         exists[0],
-        lambda: read_frames(arena, frames, words=num_words),
+        lambda: read_frames(arena, frames, offset=offset, words=num_words),
         lambda: jnp.zeros((*frames.shape, num_words), arena.dtype),
     )
 
@@ -75,19 +77,26 @@ def write_layer_state(
     return write_frames(arena, frames, words)
 
 
-def read_conv(arena: jax.Array, frames: jax.Array, exists: jax.Array, model: Model) -> jax.Array:
-    """Convolution columns of all layers, bits[L, B, W - 1, E], from whole checkpoints' frames int32[B, F]."""
+def read_layer_conv(
+    arena: jax.Array, frames: jax.Array, exists: jax.Array, layer: int, model: Model
+) -> jax.Array:
+    """One layer's convolution columns, bits[B, W - 1, E], from whole checkpoints' frames int32[B, F]."""
     spec, geometry = model.config.mamba2, model.geometry
-    words = _read(arena, frames[:, -geometry.conv_frames :], exists, geometry.frame_words)
-    words = words.reshape(frames.shape[0], -1)[:, : geometry.num_mamba2 * geometry.conv_words]
-    words = words.reshape(frames.shape[0], geometry.num_mamba2, geometry.conv_words)
-    bits = words
+    start, size = layer * geometry.conv_words, geometry.conv_words
+    first, last = start // geometry.frame_words, (start + size - 1) // geometry.frame_words
+    own = frames[:, -geometry.conv_frames :][:, first : last + 1]
+    start -= first * geometry.frame_words
+    if first == last:
+        words = _read(arena, own, exists, size, offset=start)
+    else:
+        words = _read(arena, own, exists, geometry.frame_words)
+        words = words.reshape(frames.shape[0], -1)[:, start : start + size]
+    bits = words.reshape(frames.shape[0], size)
     if geometry.dtype != "float32":
-        bits = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(*words.shape[:2], -1)
+        bits = jax.lax.bitcast_convert_type(bits, jnp.uint16).reshape(frames.shape[0], -1)
     columns = spec.conv_width - 1
-    bits = bits[..., : columns * spec.conv_size]
-    bits = bits.reshape(*bits.shape[:2], columns, spec.conv_size)
-    return jnp.moveaxis(jnp.where(exists[:, None, None, None], bits, 0), 1, 0)
+    bits = bits[:, : columns * spec.conv_size].reshape(-1, columns, spec.conv_size)
+    return jnp.where(exists[:, None, None], bits, 0)
 
 
 def write_conv(arena: jax.Array, frames: jax.Array, bits: jax.Array, model: Model) -> jax.Array:

@@ -68,7 +68,13 @@ def exact_step(
 def _load_conv(state: State, needed: jax.Array, checkpoint, slot, model: Model) -> State:
     """Puts the checkpoint's convolution columns in front of the window of rows that start a chunk."""
     num_rows = needed.shape[0]
-    bits = blocks.read_conv(state.arena, state.slots[slot], checkpoint > 0, model)
+    frames = state.slots[slot]
+    bits = jnp.stack(
+        [
+            blocks.read_layer_conv(state.arena, frames, checkpoint > 0, layer, model)
+            for layer in range(model.geometry.num_mamba2)
+        ]
+    )
     conv, sink = state.conv, state.tokens.shape[0] - 1
     for b in range(num_rows):
         conv = blocks.put_row(conv, bits[:, b : b + 1], jnp.where(needed[b], b, sink))

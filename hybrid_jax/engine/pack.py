@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,12 +36,7 @@ class Layout:
         return sum(width for _, width in self.fields)
 
     def span(self, name: str) -> slice:
-        start = 0
-        for field, width in self.fields:
-            if field == name:
-                return slice(start, start + width)
-            start += width
-        raise KeyError(name)
+        return _spans(self)[name]
 
     def get(self, batch, name: str):
         """Columns of one field: [rows] if it has one column, else [rows, width]; numpy or jax."""
@@ -49,9 +45,20 @@ class Layout:
 
     def set(self, batch: np.ndarray, row: int, name: str, value) -> None:
         """Writes one field of one row; a shorter sequence fills its front."""
-        span = self.span(name)
-        value = np.atleast_1d(np.asarray(value, np.int32))
-        batch[row, span.start : span.start + len(value)] = value
+        start = self.span(name).start
+        if isinstance(value, int | np.integer):
+            batch[row, start] = value
+        else:
+            batch[row, start : start + len(value)] = value
+
+
+@functools.lru_cache(maxsize=256)
+def _spans(layout: Layout) -> dict[str, slice]:
+    spans, start = {}, 0
+    for name, width in layout.fields:
+        spans[name] = slice(start, start + width)
+        start += width
+    return spans
 
 
 def prefill_layout(*, tokens: int, width: int, frames_per_page: int) -> Layout:

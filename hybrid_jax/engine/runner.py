@@ -30,7 +30,7 @@ class Pending:
     Attributes:
         plan: what was asked.
         prefill, decode: device results of the two dispatches, or None.
-        lines: exact mode only: where each row's decode result lies.
+        rows: exact mode only: {"prefill": where each ring row's prefill result lies}.
     """
 
     plan: Plan
@@ -278,7 +278,8 @@ class Runner:
             put("samples", 1)
             pack.set_pages(layout, batch, row.row, row.pages, shape.width)
             pack.set_sampling(layout, batch, row.row, row.request)
-        run = self.executable("exact", shape, _num_logprobs([*prefill, *decode]))
+        # Always with log-probabilities: with and without would be two executables.
+        run = self.executable("exact", shape, MAX_LOGPROBS)
         self.state, sampled = run(self.params, self.state, batch)
         return sampled
 
@@ -288,7 +289,9 @@ class Runner:
             layout.set(batch, line, "sources", source)
             layout.set(batch, line, "targets", target)
 
-    def warmup(self, progress: Callable[[int, int, str], None] | None = None) -> int:
+    def warmup(
+        self, progress: Callable[[int, int, str], None] | None = None, *, logprobs: bool = False
+    ) -> int:
         """Runs every shape once with inert rows, which compiles it; returns how many there are."""
         jobs: list[tuple[str, Callable]] = [("move_row", self._warm_move)]
         if self.model.geometry.has_state:
@@ -298,7 +301,7 @@ class Runner:
                 for n in SLOT_BUCKETS
             ]
         for shape in bucket.all_buckets(self.engine, max_pages=self.max_pages):
-            jobs.append((str(shape), functools.partial(self._warm_step, shape)))
+            jobs.append((str(shape), functools.partial(self._warm_step, shape, logprobs)))
         for done, (name, job) in enumerate(jobs):
             if progress is not None:
                 progress(done, len(jobs), name)
@@ -312,7 +315,7 @@ class Runner:
         sink = np.int32(self.engine.max_rows)
         self.state = self.executable("move_row")(self.state, sink, sink)
 
-    def _warm_step(self, shape) -> None:
+    def _warm_step(self, shape, logprobs: bool) -> None:
         kinds = {
             bucket.PrefillBucket: "prefill",
             bucket.DecodeBucket: "decode",
@@ -326,8 +329,11 @@ class Runner:
         if kind == "exact":
             batch[:, layout.span("fold_before")] = batch[:, layout.span("fold_after")] = -1
         count = (np.int32(0),) if kind == "decode" else ()
-        run = self.executable(kind, shape, 0)
-        self.state, _ = run(self.params, self.state, batch, *count)
+        for num_logprobs in (
+            (MAX_LOGPROBS,) if kind == "exact" else (0, MAX_LOGPROBS)[: 1 + logprobs]
+        ):
+            run = self.executable(kind, shape, num_logprobs)
+            self.state, _ = run(self.params, self.state, batch, *count)
 
     def close(self) -> None:
         """Frees the state and drops the weights."""

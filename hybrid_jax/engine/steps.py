@@ -175,7 +175,7 @@ def prefill(
                         arena, blocks.layer_frames(read, number, model), exists, model
                     )
                     # Read per layer: one read for all would be fused into places past the next write.
-                    history = from_bits(blocks.read_conv(arena, read, exists, model)[number])
+                    history = from_bits(blocks.read_layer_conv(arena, read, exists, number, model))
                     out, new, columns, records = mamba2.scan(
                         part, normed, old, history, length, state_len, mixer
                     )
@@ -190,6 +190,8 @@ def prefill(
             h = decoder.feed_forward(weights, h, valid, spec, config)
     state = state.replace(arena=arena)
     if tails:
+        # Attention layers may follow the last recurrent one: their reads come before this write too.
+        write = write + blocks.zero_after(state, h)
         state = _write_tails(state, tails, get("row"), write, model)
     with jax.named_scope("sample"):
         last = blocks.slice_tokens(h, jnp.maximum(length - 1, 0), 1)[:, 0]

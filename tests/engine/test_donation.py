@@ -132,6 +132,8 @@ CASES = {
     "prefill_rows": ("MAM", "float32", "prefill", 4, 128),
     "prefill_bfloat16": ("MAM", "bfloat16", "prefill", 1, 32),
     "prefill_one_frame_a_layer": ("M", "float32", "prefill", 1, 32),
+    "prefill_attention_last": ("MA", "float32", "prefill", 1, 32),
+    "prefill_rows_attention_last": ("MA", "float32", "prefill", 4, 32),
     "prefill_attention": ("AA", "float32", "prefill", 1, 32),
     "exact": ("MAM", "float32", "exact", 8, 32),
 }
