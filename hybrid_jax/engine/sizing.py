@@ -62,23 +62,23 @@ def choose_sizes(
         model, geometry, num_rows=engine.max_rows + 1, window=window, aligned=engine.exact
     )
     ring_bytes = sum(spec.num_bytes for spec in rings.values()) + 4 * (engine.max_rows + 1)
-    least = _frames_for(geometry, 2 * geometry.grain, 2)
+    least = _frames_for(geometry, min(2 * geometry.grain, max_model_len), 2)
+    # A slot's table line is paid for by the frames of its checkpoint, two lines are there in any case.
+    per_frame = geometry.frame_bytes + (4 if geometry.has_state else 0)
+    fixed = ring_bytes + 2 * 4 * max(geometry.state_frames, 1)
     if engine.memory is None:
         rows = engine.max_rows
         num_frames = 1 + rows * _frames_for(
             geometry, min(max_model_len, DEFAULT_LENGTH), 1 + DEFAULT_CHECKPOINTS
         )
         if default_limit is not None:
-            most = (default_limit - ring_bytes) // geometry.frame_bytes
-            num_frames = max(min(num_frames, most), least + 1)
+            num_frames = min(num_frames, (default_limit - fixed) // per_frame)
+        num_frames = max(num_frames, least + 1)
     else:
-        line = 4 * max(geometry.state_frames, 1)
-        # A slot's table line is paid for by the frames of its checkpoint.
-        per_frame = geometry.frame_bytes + (4 if geometry.has_state else 0)
-        num_frames = (engine.memory - ring_bytes - 2 * line) // per_frame
+        num_frames = (engine.memory - fixed) // per_frame
     num_frames = min(num_frames, 1 << 24)
     if num_frames - 1 < least:
-        needed = ring_bytes + (least + 1) * geometry.frame_bytes
+        needed = fixed + (least + 1) * per_frame
         raise ValueError(
             f"EngineConfig: memory must hold the rings of {engine.max_rows} rows and one short sequence, "
             f"{needed} bytes at least, got {engine.memory}; raise memory or lower max_rows"

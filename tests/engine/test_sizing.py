@@ -1,0 +1,162 @@
+"""Memory budgets: what is allocated stays within them, and what does not fit is refused with a number that does."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.request import Request
+from hybrid_jax.engine.sizing import DEFAULT_LENGTH, MAX_SLOTS, Sizes, choose_sizes
+from hybrid_jax.geometry import Geometry, make_geometry
+from hybrid_jax.models.initialize import random_params
+from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.state import state_specs
+
+
+def model(pattern: str, **settings) -> ModelConfig:
+    mixers = {
+        "M": Mamba2(num_heads=4, head_dim=8, state_size=8),
+        "A": Attention(num_heads=4, num_kv_heads=2, head_dim=8),
+    }
+    layers = tuple(LayerSpec(mixers=(mixers[kind],), mlp=MLP(width=24)) for kind in pattern)
+    settings = {"vocab_size": 31, "width": 16, "max_position": 1024} | settings
+    return ModelConfig(family="test", layers=layers, **settings)
+
+
+def sizes(config: ModelConfig, engine: EngineConfig, **settings) -> tuple[Sizes, Geometry]:
+    geometry = make_geometry(config, engine)
+    return choose_sizes(config, engine, geometry, **settings), geometry
+
+
+def least_memory(config: ModelConfig, **settings) -> int:
+    """The number that the refusal of one byte names."""
+    with pytest.raises(ValueError, match=r"memory must hold .* got 1; raise memory") as error:
+        sizes(config, EngineConfig(memory=1, **settings))
+    return int(re.search(r"(\d+) bytes at least", str(error.value))[1])
+
+
+@pytest.mark.parametrize("pattern", ["MAM", "AA", "MM"])
+@pytest.mark.parametrize("settings", [{}, {"exact": True}, {"dtype": "bfloat16"}, {"grain": 16}])
+def test_what_is_allocated_is_what_is_counted_and_within_the_budget(pattern, settings):
+    config = model(pattern)
+    least = least_memory(config, **settings)
+    for memory in (least, least + 1, least + 12345, 3 * least, 10**8 + 7):
+        engine = EngineConfig(memory=memory, **settings)
+        found, geometry = sizes(config, engine)
+        assert found.total_bytes <= memory
+        # Nothing worth a frame is left over, but for a table line of an extra slot.
+        slack = 2 * 4 * max(geometry.state_frames, 1)
+        per_frame = geometry.frame_bytes + 4
+        assert memory - found.total_bytes <= per_frame + slack + 4 * found.num_frames
+        specs = state_specs(
+            config,
+            geometry,
+            num_frames=found.num_frames,
+            max_slots=found.max_slots,
+            max_rows=engine.max_rows,
+            window=engine.grain if engine.exact else 1,
+            aligned=engine.exact,
+        )
+        assert sum(spec.num_bytes for spec in jax.tree.leaves(specs)) == found.total_bytes
+
+
+@pytest.mark.parametrize("pattern", ["MAM", "AA", "MM"])
+def test_following_the_advice_works_and_one_byte_less_does_not(pattern):
+    config = model(pattern)
+    settings = {"max_rows": 2, "prefill_tokens": 32, "steps_per_dispatch": 2}
+    least = least_memory(config, **settings)
+    with pytest.raises(ValueError, match=f"{least} bytes at least, got {least - 1}; raise memory"):
+        sizes(config, EngineConfig(memory=least - 1, **settings))
+    sizes(config, EngineConfig(memory=least, **settings))
+
+
+def test_an_engine_with_the_least_memory_serves_short_requests():
+    config = model("MA")
+    settings = {"max_rows": 2, "prefill_tokens": 32, "steps_per_dispatch": 2}
+    least = least_memory(config, **settings)
+    engine = Engine(config, random_params(config, 0), EngineConfig(memory=least, **settings))
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(engine.runner.state))
+    assert held == engine.sizes.total_bytes == engine.stats()["memory_bytes"] <= least
+    requests = [
+        Request(
+            request_id=str(i),
+            prompt=np.random.default_rng(i).integers(0, 31, 40).tolist(),
+            params=SamplingParams(temperature=0),
+            seed=0,
+            max_tokens=20,
+        )
+        for i in range(3)
+    ]
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        engine.step()
+        engine.scheduler.check_invariants()
+    assert [len(request.output) for request in requests] == [20, 20, 20]
+    assert all(request.finish_reason == "length" for request in requests)
+
+
+def test_more_rows_cost_rings_and_leave_fewer_frames():
+    found = [sizes(model("MAM"), EngineConfig(memory=10**7, max_rows=n))[0] for n in (1, 8, 64)]
+    assert found[0].ring_bytes < found[1].ring_bytes < found[2].ring_bytes
+    assert found[0].num_frames > found[1].num_frames > found[2].num_frames
+
+
+def test_rings_that_alone_exceed_the_memory_are_refused_with_the_rows():
+    with pytest.raises(ValueError, match="rings of 4096 rows .* lower max_rows"):
+        sizes(model("MAM"), EngineConfig(memory=10**6, max_rows=4096))
+
+
+def test_the_default_holds_every_row_at_full_length_and_checkpoints_beside():
+    engine = EngineConfig(max_rows=4)
+    found, geometry = sizes(model("MAM"), engine)
+    assert found.max_model_len == 1024
+    each = geometry.num_pages(1024) * geometry.frames_per_page + geometry.state_frames
+    assert found.num_frames - 1 >= 4 * each
+    assert found.max_slots >= 4 * 8
+    far, geometry = sizes(model("MAM", max_position=10**6), engine)
+    each = geometry.num_pages(DEFAULT_LENGTH) * geometry.frames_per_page
+    assert 4 * each < far.num_frames < 8 * each + 400
+    assert far.max_model_len == 10**6
+
+
+def test_the_default_stays_within_the_machine_but_serves_one_short_sequence():
+    config, engine = model("MAM"), EngineConfig(max_rows=4)
+    least = least_memory(config, max_rows=4)
+    for limit in (least, least + 54321, 2 * least):
+        found, _ = sizes(config, engine, default_limit=limit)
+        assert found.total_bytes <= limit
+    whole, _ = sizes(config, engine)
+    assert sizes(config, engine, default_limit=10**12)[0] == whole
+    tight, _ = sizes(config, engine, default_limit=0)
+    assert tight.total_bytes <= least
+    explicit = EngineConfig(max_rows=4, memory=3 * least)
+    assert sizes(config, explicit, default_limit=0) == sizes(config, explicit)
+
+
+@pytest.mark.parametrize("pattern", ["MAM", "AA", "MM"])
+def test_a_default_for_very_short_sequences_is_never_refused(pattern):
+    for length in (1, 2, 16, 40):
+        engine = EngineConfig(max_rows=1, max_model_len=length, page_tokens=16)
+        found, _ = sizes(model(pattern), engine)
+        assert found.max_model_len == length and found.num_frames >= 2
+
+
+def test_slots_are_bounded_and_a_model_without_state_has_none():
+    found, geometry = sizes(model("M"), EngineConfig(memory=2 * 10**9))
+    assert found.max_slots <= MAX_SLOTS
+    assert (found.num_frames - 1) // geometry.state_frames > MAX_SLOTS
+    assert sizes(model("AA"), EngineConfig())[0].max_slots == 2
+
+
+def test_a_longer_model_than_there_is_is_refused():
+    with pytest.raises(
+        ValueError, match="max_model_len must be at most the model's 1024, got 2000"
+    ):
+        sizes(model("MAM"), EngineConfig(max_model_len=2000))
+    assert sizes(model("MAM"), EngineConfig(max_model_len=100))[0].max_model_len == 100
