@@ -41,7 +41,7 @@ class Completion:
         if tokenizer is not None and params.detokenize:
             skip = params.skip_special_tokens
             self._decoder = IncrementalDecoder(
-                lambda ids: tokenizer.decode(ids, skip_special_tokens=skip)
+                lambda ids: tokenizer.decode(ids, skip_special_tokens=skip), request.prompt
             )
         self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
 

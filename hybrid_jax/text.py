@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from os.path import commonprefix
 
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no character (yet)
 MAX_HELD = 16  # replacement characters held back; more of them are the model's own garbage
@@ -18,8 +19,12 @@ class IncrementalDecoder:
     window of recent tokens is decoded again for each new one, and what ends in an incomplete
     character is held back. The pieces depend on the tokens alone, not on how they were grouped.
 
+    The window starts with the end of the prompt: many decoders drop the space before the first word they
+    see. A character that begins in the prompt and ends after it belongs to the pieces.
+
     Args:
         decode: token ids to text, `Tokenizer.decode` with its options bound.
+        prompt: the tokens before the sequence, or the last few of them.
 
     Example:
         >>> decoder = IncrementalDecoder(lambda ids: bytes(ids).decode(errors="replace"))
@@ -27,15 +32,16 @@ class IncrementalDecoder:
         (['a', '', '\u00e9', 'b'], '')
     """
 
-    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+    def __init__(self, decode: Callable[[list[int]], str], prompt: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._window: list[int] = []
+        self._prompt = list(prompt[-KEPT:])  # until the first piece
+        self._window = self._prompt  # never written into, so that a shallow copy is a copy
         self._sent = 0  # characters of the window's text already given out
         self._limit = WINDOW
 
     def push(self, token: int) -> str:
         """Takes one token and returns the text that became certain, often ""."""
-        self._window.append(token)
+        self._window = [*self._window, token]
         text = self._decode(self._window)
         end = len(text)
         held = end - len(text.rstrip(REPLACEMENT))
@@ -43,6 +49,7 @@ class IncrementalDecoder:
             end -= 1  # all but the last, which may still become a character
         elif held:
             return ""
+        self._leave_prompt(text)
         piece = text[self._sent : end]
         self._sent = max(self._sent, end)
         if len(self._window) > self._limit:
@@ -51,7 +58,17 @@ class IncrementalDecoder:
 
     def finish(self) -> str:
         """The rest, incomplete characters as U+FFFD; nothing may be pushed afterwards."""
-        return self._decode(self._window)[self._sent :] if self._window else ""
+        if not self._window:
+            return ""
+        text = self._decode(self._window)
+        self._leave_prompt(text)
+        return text[self._sent :]
+
+    def _leave_prompt(self, text: str) -> None:
+        """Counts the prompt's part of the window as given out, but no character the tokens completed."""
+        if self._prompt:
+            self._sent = len(commonprefix([self._decode(self._prompt), text]))
+            self._prompt = []
 
     def _cut(self, text: str, pending: int) -> None:
         """Forgets old tokens if the recent ones decode alike; `pending` characters are not out yet."""

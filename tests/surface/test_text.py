@@ -54,8 +54,18 @@ def byte_fallback():
     return tokenizer
 
 
-def pieces(decode, ids):
-    decoder = IncrementalDecoder(decode)
+def metaspace():
+    """Words with a leading space mark; the decoder drops the first space it sees."""
+    words = ["<unk>", "\u2581The", "\u2581cat", "\u2581sat", "s", "\u2581"]
+    tokenizer = tokenizers.Tokenizer(
+        models.Unigram([(word, -1.0) for word in words], unk_id=0, byte_fallback=False)
+    )
+    tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+def pieces(decode, ids, prompt=()):
+    decoder = IncrementalDecoder(decode, prompt)
     return [*[decoder.push(token) for token in ids], decoder.finish()]
 
 
@@ -100,6 +110,53 @@ def test_long_garbage_is_given_out_and_costs_a_bounded_window():
 @given(st.binary(max_size=80))
 def test_any_bytes_join_to_the_whole_text(data):
     assert "".join(pieces(byte_decode, data)) == byte_decode(data)
+
+
+# --- after a prompt -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make, prompt_len", [(metaspace, 1), (metaspace, 40), (byte_fallback, 3)])
+def test_the_space_after_the_prompt_is_kept(make, prompt_len):
+    decode = make().decode
+    prompt, ids = [1, 2, 3, 4, 2] * 8, [2, 3, 4, 2, 1] * 9
+    prompt = prompt[:prompt_len]
+    text = "".join(pieces(decode, ids, prompt))
+    assert decode(prompt) + text == decode(prompt + ids)
+    assert text.startswith(" ")
+    assert "".join(pieces(decode, ids)) == text[1:]  # at the start of a text there is none
+
+
+def test_only_the_end_of_a_prompt_is_decoded():
+    sizes = []
+
+    def decode(ids):
+        sizes.append(len(ids))
+        return byte_decode(ids)
+
+    assert pieces(decode, b"ab", b"x" * 1000) == ["a", "b", ""]
+    assert max(sizes) < 10
+
+
+@pytest.mark.parametrize(
+    "prompt, ids, text",
+    [
+        (b"a\xc3", b"\xa9b", "\u00e9b"),  # completed: the character belongs to the pieces
+        (b"a\xf0\x9f", b"\x99\x82", "\U0001f642"),
+        (b"a\xc3", b"b", "b"),  # never completed: the replacement character is the prompt's
+        (b"a\xff\xff", b"\xffb", "\ufffdb"),
+        (b"\xa9\xa9\xa9\xa9\xa9\xa9\xa9", "\u00e9".encode(), "\u00e9"),
+        (b"abc", b"", ""),
+        (b"a", b"\xc3", "\ufffd"),
+    ],
+)
+def test_a_character_cut_by_the_end_of_the_prompt(prompt, ids, text):
+    assert "".join(pieces(byte_decode, ids, prompt)) == text
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=20), st.text(max_size=40))
+def test_a_prompt_of_whole_characters_changes_nothing_for_bytes(prompt, text):
+    assert "".join(pieces(byte_decode, text.encode(), prompt.encode())) == text
 
 
 # --- stop strings ---------------------------------------------------------------------------------
