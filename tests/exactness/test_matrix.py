@@ -2,7 +2,7 @@
 
 Every cell runs on poisoned memory, is compared with the definition, and asserts that what it is about has
 happened. "padded" covers every kind of model; "fine" is short chunks, pages of 16 and single steps through the real
-shapes, "coarse" is long chunks, pages of 128 and eight steps, both on models with everything in them.
+shapes, "coarse" is long chunks, pages of 128 and eight steps.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import pytest
 from tests.exactness.conftest import NAMES
 from tests.exactness.harness import Job
 
-CORE = ("nemotron_h_moe", "windowed")
 BENCHES = [(name, "padded") for name in NAMES]
-BENCHES += [(name, settings) for name in CORE for settings in ("fine", "coarse")]
+BENCHES += [("nemotron_h_moe", "fine"), ("windowed", "fine"), ("windowed", "coarse")]
 EDGES = (1, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 SAMPLED = {"temperature": 0.8, "top_k": 20, "top_p": 0.9}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,41 +13,32 @@ from tests.exactness.conftest import EVERYTHING
 from tests.exactness.harness import Job
 from tests.tiny_models import MODELS
 
-ROOMS = (0.7, 1.0, 1.5, 2.2)
+ROOMS = (0.7, 1.0, 1.2, 2.2)
 
 
-def jobs(prompt, longest: int) -> st.SearchStrategy[list[Job]]:
+def random_jobs(prompt, longest: int, count: int, rng: np.random.Generator) -> list[Job]:
     """Jobs whose prompts leave one of two trunks somewhere, and fit the pool."""
-
-    def make(trunk, shared, tail, seed, max_tokens, warm, stops, arrive, abort_at):
-        tokens = prompt(shared, seed=trunk) + prompt(tail, seed=1000 + seed)
+    jobs = []
+    for _ in range(count):
+        shared = rng.choice((0, 0, 0, 32, 64, 65, 97, 128, rng.integers(130)))
+        tokens = prompt(shared, seed=rng.integers(2))
+        tokens += prompt(rng.integers(1, 40), seed=rng.integers(1000, 1010))
         tokens = tokens[: longest - 1]
-        return Job(
-            prompt=tokens,
-            max_tokens=min(max_tokens, longest - len(tokens)),
-            temperature=0.8 * warm,
-            top_k=20 * (seed % 2),
-            top_p=0.9,
-            seed=seed,
-            sample_index=seed % 3,
-            stop_ids=frozenset(range(stops)),
-            arrive=arrive,
-            abort_at=abort_at,
+        jobs.append(
+            Job(
+                prompt=tokens,
+                max_tokens=min(int(rng.choice((1, 40, 120, 160))), longest - len(tokens)),
+                temperature=float(rng.choice((0.0, 0.8))),
+                top_k=int(rng.choice((0, 20))),
+                top_p=0.9,
+                seed=int(rng.integers(5)),
+                sample_index=int(rng.integers(3)),
+                stop_ids=frozenset(range(rng.choice((0, 0, 0, 2)))),
+                arrive=int(rng.integers(20)),
+                abort_at=int(rng.integers(1, 60)) if rng.random() < 0.2 else None,
+            )
         )
-
-    job = st.builds(
-        make,
-        trunk=st.integers(0, 1),
-        shared=st.sampled_from((0, 30, 31, 32, 64, 65, 97, 128)) | st.integers(0, 130),
-        tail=st.integers(1, 40),
-        seed=st.integers(0, 5),
-        max_tokens=st.integers(1, 80),
-        warm=st.booleans(),
-        stops=st.sampled_from((0, 0, 2)),
-        arrive=st.integers(0, 50),
-        abort_at=st.none() | st.none() | st.integers(1, 30),
-    )
-    return st.lists(job, min_size=3, max_size=9)
+    return jobs
 
 
 BENCHES = [("bamba", "padded"), ("llama", "padded"), ("mamba2", "padded")]
@@ -59,13 +51,18 @@ def test_random_traffic_gives_the_plain_tokens(bench_of, name, engine):
     bench = bench_of(name, engine)
     seen: Counter = Counter()
 
-    @settings(max_examples=200 if EVERYTHING else 25)
-    @given(st.data())
-    def check(data):
-        bench.start_over(data.draw(st.sampled_from(ROOMS), label="room"))
+    @settings(max_examples=200 if EVERYTHING else 40)
+    @given(
+        # Jobs come from a generator: hypothesis likes them alike, and then nobody is ever preempted.
+        count=st.integers(3, 9),
+        seed=st.integers(0, 2**32 - 1),
+        room=st.sampled_from(ROOMS),
+        forget_at=st.frozensets(st.integers(0, 80), max_size=2),
+    )
+    def check(count, seed, room, forget_at):
+        bench.start_over(room)
         longest = bench.engine.scheduler.max_output(0)
-        batch = data.draw(jobs(bench.prompt, longest), label="jobs")
-        forget_at = data.draw(st.frozensets(st.integers(0, 80), max_size=2), label="forget_at")
+        batch = random_jobs(bench.prompt, longest, count, np.random.default_rng(seed))
         try:
             run = bench.check(batch, forget_at=forget_at)
         finally:
@@ -79,5 +76,6 @@ def test_random_traffic_gives_the_plain_tokens(bench_of, name, engine):
 
     check()
     happened = ["cache_hits", "waits", "preemptions", "aborted", "stopped", "cache_leaf_evictions"]
-    happened += ["copies"] if bench.config.attention else []
-    assert min(seen[name] for name in happened) > 0, seen
+    geometry = bench.engine.geometry
+    happened += ["copies"] if geometry.page_tokens > geometry.grain else []
+    assert min(seen[name] for name in happened) > 0, dict(seen)
