@@ -89,6 +89,7 @@ CASES = (
     Case(name="window_of_one", tokens=5, base=(0, 131), window=1),
     Case(name="window_skips_tiles", tokens=1, base=(170, 190), window=9, heads=6, kv_heads=2),
     Case(name="window_longer_than_all", tokens=32, base=(3,), window=500),
+    Case(name="window_past_the_end", tokens=5, base=(10, 130), end=(11, 132), window=2),
     Case(name="soft_cap", tokens=5, base=(0, 77), soft_cap=2.5),
     Case(name="window_and_soft_cap", tokens=32, base=(16, 130), window=33, soft_cap=5.0),
     Case(
