@@ -70,31 +70,36 @@ class Memory:
 
     # --- admission ------------------------------------------------------------------------------
 
-    def start(self, sequence: Sequence, match: Match | None, *, alone: bool) -> int | None:
+    def start(
+        self, sequence: Sequence, match: Match | None, *, others: list[Sequence]
+    ) -> int | None:
         """Takes what a sequence needs to compute its prompt: shared prefix, and pages for the rest.
 
         Args:
             sequence: without memory.
             match: its look-up in the tree; None without one.
-            alone: no other sequence holds memory, so this one must fit: the reserve of one page is
-                waived, and if the shared prefix stands in the way it is given up.
+            others: the sequences that hold memory. Without any this one must fit: the reserve of one page
+                is waived, and if the shared prefix stands in the way it is given up.
 
         Returns:
             Tokens of the shared prefix, or None when there is no room; then nothing was taken.
         """
-        hit_len = self._start(sequence, match, reserve=not alone)
+        alone = not others
+        hit_len = self._start(sequence, match, others, reserve=not alone)
         if hit_len is None and alone:
             if self.tree is not None:
                 self.tree.make_room(self.frames.num_frames)  # everything goes
                 match = self.tree.match(sequence.prompt, sequence.owner)
-            hit_len = self._start(sequence, match, reserve=False)
+            hit_len = self._start(sequence, match, others, reserve=False)
             assert hit_len is not None, (
                 f"memory: {self.frames.num_free} of {self.frames.num_frames - 1} frames free, "
                 f"{self.frames_alone(sequence.goal)} needed by a sequence that is alone"
             )
         return hit_len
 
-    def _start(self, sequence: Sequence, match: Match | None, *, reserve: bool) -> int | None:
+    def _start(
+        self, sequence: Sequence, match: Match | None, others: list[Sequence], *, reserve: bool
+    ) -> int | None:
         geometry, tree = self.geometry, self.tree
         hit_len = match.hit_len if match is not None else 0
         shared = geometry.num_pages(hit_len)
@@ -102,6 +107,8 @@ class Memory:
         fresh = geometry.num_pages(sequence.goal) - shared + inside
         state = geometry.state_frames if sequence.goal > geometry.grain else 0
         needed = (fresh + reserve) * geometry.frames_per_page + state
+        if needed > self.frames.num_free and needed > self._most_free(others):
+            return None  # evicting would only cost the prefixes that are cached
         if hit_len:
             tree.pin(match.node)
         fits = self.make_room(needed, 1 if state else 0)
@@ -119,6 +126,12 @@ class Memory:
         sequence.checkpoint = sequence.real_checkpoint = hit_len
         sequence.position = sequence.real_position = hit_len
         return hit_len
+
+    def _most_free(self, others: list[Sequence]) -> int:
+        """Frames that would be free if the tree held nothing."""
+        held = {frame for other in others for page in other.pages for frame in page}
+        slots = {slot for other in others for slot in (other.slot, other.real_slot) if slot}
+        return self.frames.num_frames - 1 - len(held) - len(slots) * self.geometry.state_frames
 
     # --- growth ---------------------------------------------------------------------------------
 
@@ -145,8 +158,8 @@ class Memory:
             return slot
         if self.make_room(self.geometry.state_frames, 1):
             return self.slots.allocate()
-        if slot and self.tree is not None and self.tree.disown(slot):
-            if self.slots.holders(slot) == 1:
+        if slot and self.slots.holders(slot) == 2 and self.tree is not None:
+            if self.tree.disown(slot):
                 return slot
         return None
 

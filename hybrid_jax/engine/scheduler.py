@@ -234,7 +234,7 @@ class Scheduler:
                     sequence.waits_for = match.pending
                     passed.append(sequence)
                     continue
-            hit_len = self.memory.start(sequence, match, alone=not self._running)
+            hit_len = self.memory.start(sequence, match, others=self._running)
             if hit_len is None:
                 break
             for earlier in passed:

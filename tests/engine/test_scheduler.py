@@ -337,6 +337,27 @@ def test_a_row_that_is_short_drains_the_flights_before_anyone_is_preempted():
     assert answers[first - 1][0] is NEED_RESULTS
 
 
+def test_a_request_that_cannot_be_admitted_yet_costs_no_cached_prefix():
+    engine = Engine.make(num_frames=34, max_rows=2)
+    rng = random.Random(0)
+    cached = tokens_of(rng, 200)
+    engine.add(cached, max_tokens=2, stop_ids=())
+    engine.run()
+    engine.add(
+        tokens_of(rng, 300), max_tokens=40, stop_ids=()
+    )  # 5 pages and a checkpoint, then more
+    engine.step()
+    engine.add(tokens_of(rng, 550), max_tokens=10, stop_ids=())  # more than is left beside it
+    kept = engine.scheduler.stats()["cached_frames"]
+    for _ in range(3):
+        engine.step()
+    stats = engine.scheduler.stats()
+    assert stats["waiting"] == 1 and kept > 0
+    assert stats["cached_frames"] >= kept and stats["cache_leaf_evictions"] == 0
+    engine.run()
+    engine.check()
+
+
 def test_one_request_gets_the_whole_pool_to_its_last_frame():
     geometry = make_geometry(page_tokens=64)
     for frames in (12, 14, 20):
