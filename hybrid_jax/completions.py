@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any
 
 from hybrid_jax.engine.request import Request, TokenLogprobs
 from hybrid_jax.outputs import CompletionOutput, Delta, Logprob, RequestMetrics, RequestOutput
@@ -45,23 +49,49 @@ class Completion:
             )
         self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
 
-    def take(
-        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None], finished: bool
-    ) -> None:
-        """Takes what a step brought; `finish_reason` is set when this completion ends here.
+    @property
+    def behind(self) -> bool:
+        """The request has something that was not taken yet."""
+        if self.finish_reason is not None:
+            return False
+        return self._num_ready > len(self.token_ids) or self.request.finish_reason is not None
+
+    @property
+    def _num_ready(self) -> int:
+        """Tokens of the request that can be taken, with their log-probabilities when asked for."""
+        ready = len(self.request.output)
+        return ready if self.logprobs is None else min(ready, len(self.request.logprobs))
+
+    def take(self) -> None:
+        """Takes what the request has beyond `token_ids`; `finish_reason` is set when it ends here.
 
         Tokens past a stop string are dropped: how many there are depends on the engine's step size.
         """
-        for index, token in enumerate(tokens):
+        request = self.request
+        for index in range(len(self.token_ids), self._num_ready):
+            token = request.output[index]
             self.token_ids.append(token)
             if self.logprobs is not None:
-                self._add_logprobs(logprobs[index])
-            if token not in self.request.stop_ids and self._decoder is not None:
+                self._add_logprobs(request.logprobs[index])
+            if token not in request.stop_ids and self._decoder is not None:
                 self._show(self._decoder.push(token))
             if self.finish_reason is not None:
                 return
-        if finished:
+        if request.finish_reason is not None:
             self._finish()
+
+    def saved(self) -> dict[str, Any]:
+        """What `restore` needs to undo a `take` that was interrupted."""
+        kept = vars(self) | {"_decoder": copy(self._decoder), "_stops": copy(self._stops)}
+        return kept | {"num_tokens": len(self.token_ids)}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Goes back to where `saved` was called; the lists only grew since then."""
+        num_tokens = saved.pop("num_tokens")
+        vars(self).update(saved)
+        del self.token_ids[num_tokens:]
+        if self.logprobs is not None:
+            del self.logprobs[num_tokens:]
 
     def _show(self, piece: str) -> None:
         shown = self._stops.push(piece)
@@ -104,8 +134,21 @@ class Completion:
         )
 
 
+@dataclass(kw_only=True)
+class Call:
+    """What the prompts of one call share.
+
+    Attributes:
+        unfinished: places of the prompts that are not done.
+        deltas: what nobody has read yet; None when nobody will.
+    """
+
+    unfinished: set[int] = field(default_factory=set)
+    deltas: deque[Delta] | None = None
+
+
 class Job:
-    """One prompt on its way: its completions, its clock, and the deltas nobody has read yet.
+    """One prompt on its way: its completions and its clock.
 
     Args:
         request_id: the id the caller sees; the engine's ids are made from it.
@@ -115,7 +158,7 @@ class Job:
         stop_ids: token ids that end a completion.
         max_tokens: resolved limit on each completion.
         arrival_time: clock seconds.
-        streaming: keep deltas.
+        call: where it says that it is done and puts its deltas.
     """
 
     def __init__(
@@ -130,13 +173,13 @@ class Job:
         stop_ids: frozenset[int],
         max_tokens: int,
         arrival_time: float,
-        streaming: bool,
+        call: Call,
     ) -> None:
         self.request_id, self.index, self.prompt, self.params = request_id, index, prompt, params
-        self.arrival_time, self.streaming = arrival_time, streaming
+        self.arrival_time, self._call = arrival_time, call
+        call.unfinished.add(index)
         self.first_token_time: float | None = None
         self.finished_time: float | None = None
-        self.deltas: list[Delta] = []
         self.completions = [
             Completion(
                 Request(
@@ -157,25 +200,32 @@ class Job:
     def finished(self) -> bool:
         return all(c.finish_reason is not None for c in self.completions)
 
-    def take(
-        self,
-        completion: Completion,
-        tokens: Sequence[int],
-        logprobs: Sequence[TokenLogprobs | None],
-        finished: bool,
-        now: float,
-    ) -> None:
-        """Hands a step's result for one of its completions on, and notes the times."""
+    def take(self, completion: Completion, now: float) -> None:
+        """Hands what is new about one of its completions on, all of it or, when interrupted, nothing."""
+        call, saved = self._call, completion.saved()
+        num_deltas = len(call.deltas or ())
+        try:
+            self._take(completion, now)
+        except BaseException:
+            completion.restore(saved)
+            call.unfinished.add(self.index)
+            while call.deltas and len(call.deltas) > num_deltas:
+                call.deltas.pop()
+            raise
+
+    def _take(self, completion: Completion, now: float) -> None:
         text_before, tokens_before = len(completion.text), len(completion.token_ids)
-        completion.take(tokens, logprobs, finished)
+        completion.take()
         if completion.token_ids and self.first_token_time is None:
             self.first_token_time = now
-        if self.finished:
+        finished = self.finished
+        if finished:
             self.finished_time = now
-        if not self.streaming:
+            self._call.unfinished.discard(self.index)
+        if self._call.deltas is None:
             return
         news = completion.logprobs
-        self.deltas.append(
+        self._call.deltas.append(
             Delta(
                 request_id=self.request_id,
                 prompt_index=self.index,
@@ -185,7 +235,7 @@ class Job:
                 logprobs=None if news is None else tuple(news[tokens_before:]),
                 finish_reason=completion.finish_reason,
                 stop_reason=completion.stop_reason,
-                output=self.output() if self.finished else None,
+                output=self.output() if finished else None,
             )
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import reprlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -18,7 +19,7 @@ from rich.progress import Progress
 from hybrid_jax.cache_view import CacheView
 from hybrid_jax.checkpoint import load_config, load_model
 from hybrid_jax.compile_cache import enable_compile_cache
-from hybrid_jax.completions import Completion, Job, derive_seed
+from hybrid_jax.completions import Call, Completion, Job, derive_seed
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.pack import MAX_STOP_IDS
@@ -144,6 +145,8 @@ class LLM:
         self._engine: Engine | None = Engine(config, params, engine_config)
         self._default_params = _default_params(generation)
         self._live: dict[str, tuple[Job, Completion]] = {}  # by the engine's request id
+        self._leaving: set[str] = set()  # ids the engine may still hold for nobody
+        self._behind = False  # the last turn may not have been handed on
         self._num_requests = 0
         self._totals = dict.fromkeys(("prompt_tokens", "cached_tokens", "generated_tokens"), 0)
         self._cache = CacheView(self._open, config, engine_config)
@@ -183,11 +186,14 @@ class LLM:
             >>> [len(out.outputs[0].token_ids) for out in outs]
             [4, 4]
         """
-        jobs = self._accept(prompts, sampling_params, streaming=False)
+        call = Call()
+        jobs = self._accept(prompts, sampling_params, call)
         with _shown(progress or use_tqdm, "generating") as report, self._running(jobs):
-            while not all(job.finished for job in jobs):
+            while call.unfinished:
+                unfinished = len(call.unfinished)
                 self._step()
-                report(sum(job.finished for job in jobs), len(jobs))
+                if len(call.unfinished) != unfinished:
+                    report(len(jobs) - len(call.unfinished), len(jobs))
         return [job.output() for job in jobs]
 
     def stream(
@@ -206,17 +212,15 @@ class LLM:
             >>> "".join(d.text for d in deltas) == deltas[-1].output.outputs[0].text
             True
         """
-        return self._deltas(self._accept(prompts, sampling_params, streaming=True))
+        call = Call(deltas=deque())
+        return self._deltas(self._accept(prompts, sampling_params, call), call)
 
-    def _deltas(self, jobs: list[Job]) -> Iterator[Delta]:
+    def _deltas(self, jobs: list[Job], call: Call) -> Iterator[Delta]:
         with self._running(jobs):
-            while True:
-                for job in jobs:
-                    ready, job.deltas = job.deltas, []
-                    yield from ready
-                if all(job.finished and not job.deltas for job in jobs):
-                    return
-                if not any(job.deltas for job in jobs):
+            while call.unfinished or call.deltas:
+                if call.deltas:
+                    yield call.deltas.popleft()
+                else:
                     self._step()
 
     def chat(
@@ -270,8 +274,7 @@ class LLM:
         self,
         prompts: PromptLike | Sequence[PromptLike],
         params: SamplingParams | Sequence[SamplingParams] | None,
-        *,
-        streaming: bool,
+        call: Call,
     ) -> list[Job]:
         """Checks everything a caller can get wrong, before the engine hears of it."""
         engine, config = self._open(), self.model_config
@@ -303,7 +306,7 @@ class LLM:
                 stop_ids=stops,
                 max_tokens=max_tokens,
                 arrival_time=now,
-                streaming=streaming,
+                call=call,
             )
             jobs.append(job)
         self._num_requests += len(jobs)
@@ -319,37 +322,70 @@ class LLM:
         try:
             for job in jobs:
                 for completion in job.completions:
+                    request = completion.request
+                    self._live[request.request_id] = job, completion
                     try:
-                        engine.add(completion.request)
+                        engine.add(request)
                     except ValueError as error:
                         raise ValueError(f"prompt {job.index}: {error}") from error
-                    self._live[completion.request.request_id] = job, completion
             yield
         finally:
+            ids = [c.request.request_id for job in jobs for c in job.completions]
+            self._leaving.update(ids)  # those that ended too: an interrupt may have hidden it
+            for request_id in ids:
+                self._live.pop(request_id, None)
+            self._let_go()
             for job in jobs:
-                for completion in job.completions:
-                    if self._live.pop(completion.request.request_id, None):
-                        engine.abort(completion.request.request_id)
                 if job.first_token_time is not None:
                     self._record(job)
 
+    def _let_go(self) -> None:
+        """Ends requests whose caller went away; what an interrupt leaves is ended the next time."""
+        for request_id in list(self._leaving):
+            if self._engine is not None:
+                self._engine.abort(request_id)
+            self._leaving.discard(request_id)
+
     def _step(self) -> None:
-        """One turn of the engine; its tokens go to whoever asked for them."""
+        """One turn of the engine; its tokens go to whoever asked for them.
+
+        The requests themselves are the truth about what there is to hand on, so an interrupted turn loses
+        nothing: the next one starts with what was left.
+        """
         engine = self._open()
+        self._let_go()
+        if self._behind:
+            left = [
+                (job, completion)
+                for job, completion in self._live.values()
+                if completion.behind or completion.finish_reason is not None
+            ]
+            self._deliver(engine, left, surely=True)
+            self._behind = False
+            if left:
+                return
         if not engine.has_work:
             raise RuntimeError(f"LLM: the engine is idle while {sorted(self._live)} are unfinished")
+        self._behind = True
         results = engine.step()
+        found = (self._live.get(result.request.request_id) for result in results)
+        # None: it ended at a stop string, or its caller went away.
+        self._deliver(engine, [entry for entry in found if entry is not None])
+        self._behind = False
+
+    def _deliver(
+        self, engine: Engine, entries: list[tuple[Job, Completion]], *, surely: bool = False
+    ) -> None:
+        """Hands on what is new; `surely`: the engine may hold requests that say they are finished."""
         now = time.perf_counter()
-        for result in results:
-            request_id = result.request.request_id
-            if request_id not in self._live:
-                continue  # it ended at a stop string, or its caller went away
-            job, completion = self._live[request_id]
-            job.take(completion, result.new_token_ids, result.new_logprobs, result.finished, now)
+        for job, completion in entries:
+            if completion.behind:
+                job.take(completion, now)
             if completion.finish_reason is not None:
-                del self._live[request_id]
-                if not result.finished:
-                    engine.abort(request_id)
+                request = completion.request
+                if surely or request.finish_reason is None:
+                    engine.abort(request.request_id)
+                del self._live[request.request_id]
 
     def _record(self, job: Job) -> None:
         output = job.output()

@@ -9,6 +9,7 @@ from os.path import commonprefix
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no character (yet)
 MAX_HELD = 16  # replacement characters held back; more of them are the model's own garbage
 WINDOW, KEPT = 16, 6  # tokens decoded again for each new one: when to cut, and what is left then
+MAX_PARTIAL = 3  # most tokens of a character that is not complete
 MAX_WINDOW = 256  # cut here whatever the text says: it is garbage, and must not cost more and more
 
 
@@ -66,9 +67,17 @@ class IncrementalDecoder:
 
     def _leave_prompt(self, text: str) -> None:
         """Counts the prompt's part of the window as given out, but no character the tokens completed."""
-        if self._prompt:
-            self._sent = len(commonprefix([self._decode(self._prompt), text]))
-            self._prompt = []
+        if not self._prompt:
+            return
+        known = self._decode(self._prompt)
+        self._sent = len(commonprefix([known, text]))
+        if known.endswith(
+            REPLACEMENT
+        ):  # some decoders then lose the whole characters before it too
+            for length in range(max(0, len(self._prompt) - MAX_PARTIAL), len(self._prompt)):
+                whole = self._decode(self._prompt[:length])
+                self._sent = max(self._sent, len(commonprefix([whole, text])))
+        self._prompt = []
 
     def _cut(self, text: str, pending: int) -> None:
         """Forgets old tokens if the recent ones decode alike; `pending` characters are not out yet."""

@@ -52,7 +52,8 @@ class FakeEngine:
         self.added.append(request)
 
     def abort(self, request_id):
-        del self.requests[request_id]
+        if self.requests.pop(request_id, None) is None:
+            return
         self.aborted.append(request_id)
 
     @property
@@ -75,6 +76,7 @@ class FakeEngine:
             while len(new) < self.engine_config.steps_per_dispatch and not request.finish_reason:
                 new.append(self.next_token(request))
                 request.output.append(new[-1])
+                request.logprobs.append(self.logprobs(request, new[-1]))
                 if new[-1] in request.stop_ids:
                     request.finish_reason = "stop"
                     if new[-1] not in self.config.eos_token_ids:
@@ -84,9 +86,7 @@ class FakeEngine:
             finished = request.finish_reason is not None
             if finished:
                 del self.requests[request.request_id]
-            results.append(
-                StepOutput(request, new, [self.logprobs(request, t) for t in new], finished)
-            )
+            results.append(StepOutput(request, new, request.logprobs[-len(new) :], finished))
         return results
 
     def next_token(self, request):
