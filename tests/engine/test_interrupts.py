@@ -74,8 +74,7 @@ def make_requests() -> list[Request]:
     ]
 
 
-@pytest.fixture(scope="module")
-def engine() -> Engine:
+def make_engine(**settings) -> Engine:
     mixers = (
         Mamba2(num_heads=2, head_dim=4, state_size=4),
         Attention(num_heads=2, num_kv_heads=1, head_dim=8),
@@ -87,8 +86,13 @@ def engine() -> Engine:
         layers=tuple(LayerSpec(mixers=(mixer,), mlp=MLP(width=24)) for mixer in mixers),
         max_position=128,
     )
-    settings = EngineConfig(max_rows=3, prefill_tokens=32, steps_per_dispatch=4)
+    settings = EngineConfig(max_rows=3, prefill_tokens=32, steps_per_dispatch=4, **settings)
     return Engine(config, random_params(config, 0), settings)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return make_engine()
 
 
 def serve(engine: Engine, requests: list[Request]) -> tuple[dict[str, list[int]], int]:
@@ -177,6 +181,17 @@ def lines_that_run(engine: Engine, functions) -> list[tuple[Line, int]]:
 
 @pytest.mark.parametrize("function", TURN, ids=lambda function: function.__qualname__)
 def test_an_exception_at_any_line_loses_and_repeats_nothing(engine, expected, function):
+    raise_at_each_line(engine, expected, function)
+
+
+def test_an_exception_at_any_line_of_exact_mode_loses_and_repeats_nothing(expected):
+    engine = make_engine(exact=True)
+    assert serve(engine, make_requests())[0] == expected
+    raise_at_each_line(engine, expected, Runner._exact)
+    raise_at_each_line(engine, expected, Runner.execute)
+
+
+def raise_at_each_line(engine: Engine, expected: dict[str, list[int]], function) -> None:
     lines = lines_that_run(engine, [function])
     assert len(lines) > 2
     for index, (line, count) in enumerate(lines):
