@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -25,6 +25,14 @@ def _positive(config: object, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         _require(value > 0, type(config).__name__, f"{name} must be positive, got {value}")
+
+
+def _integers(config: object, *names: str) -> None:
+    """Integers only, not what compares like one: a float that reaches a shape fails far from here."""
+    for name in names:
+        value = getattr(config, name)
+        good = isinstance(value, int) and not isinstance(value, bool)
+        _require(good, type(config).__name__, f"{name} must be an integer, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,6 +344,12 @@ class ModelConfig:
                 "ModelConfig",
                 f"layer {index} shares weights of layer {source}, which has none of its own",
             )
+            _require(
+                source is None or replace(layer, weights_of=None) == self.layers[source],
+                "ModelConfig",
+                f"layer {index} shares weights of layer {source}, so both must be alike, got {layer} "
+                f"and {self.layers[source] if source is not None else None}",
+            )
         for kind in (Attention, Mamba2):
             shapes = {
                 _cache_shape(m)
@@ -403,7 +417,9 @@ class EngineConfig:
     """How one engine runs a model.
 
     Attributes:
-        memory: bytes for arena, rings and tables together; None derives it from rows and length.
+        memory: bytes for arena, rings and tables together. None takes what `max_rows` sequences of
+            min(max_model_len, 4096) tokens and 8 cached checkpoints a row need, at most a quarter of
+            the machine's RAM on a CPU, or half of what is free on an accelerator.
         max_rows: sequences that decode together.
         max_model_len: longest sequence in tokens; None for the model's own.
         grain: tokens between positions where checkpoints may lie; a power of two, at most 64.
@@ -434,6 +450,9 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         where = "EngineConfig"
+        _integers(self, "max_rows", "grain", "prefill_tokens", "steps_per_dispatch", "seed")
+        optional = ("memory", "max_model_len", "page_tokens")
+        _integers(self, *(name for name in optional if getattr(self, name) is not None))
         _positive(self, "max_rows", "steps_per_dispatch")
         _positive(self, *(n for n in ("memory", "max_model_len") if getattr(self, n) is not None))
         _require(

@@ -62,7 +62,9 @@ class LLM:
         dtype: of weights, activations and KV pages: "float32", "bfloat16", or "auto" for float32 on a
             CPU and the stored one elsewhere.
         memory: bytes for arena, rings and tables together, as a number or like "8GiB"; None takes what
-            `max_rows` sequences of usual length and some checkpoints need. Weights come on top.
+            `max_rows` sequences of min(max_model_len, 4096) tokens and 8 cached checkpoints a row need, at
+            most a quarter of the machine's RAM on a CPU, or half of what is free on an accelerator.
+            Weights come on top.
         max_rows: sequences that decode together; None for the default of `EngineConfig`.
         max_model_len: longest sequence, prompt and output together, in tokens; None for the model's own.
         cache: prefix cache: "lru", "off" or a `CacheConfig`.
@@ -128,6 +130,7 @@ class LLM:
         **options: Any,
     ) -> LLM:
         """An LLM of weights already in memory, in `dtype`; the options are those of `LLM`."""
+        enable_compile_cache()
         self = cls.__new__(cls)
         self._start(config, params, tokenizer, engine_options(options, dtype=dtype), {})
         return self
@@ -355,11 +358,7 @@ class LLM:
         engine = self._open()
         self._let_go()
         if self._behind:
-            left = [
-                (job, completion)
-                for job, completion in self._live.values()
-                if completion.behind or completion.finish_reason is not None
-            ]
+            left = [entry for entry in self._live.values() if entry[1].behind]
             self._deliver(engine, left, surely=True)
             self._behind = False
             if left:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hybrid_jax.config import EngineConfig, ModelConfig
-from hybrid_jax.engine.sizing import choose_sizes
+from hybrid_jax.engine.sizing import DEFAULT_LENGTH, choose_sizes
 from hybrid_jax.geometry import (
     ITEM_BYTES,
     Geometry,
@@ -90,7 +90,8 @@ class ModelReport:
         ring_bytes_per_row: outside the arena.
         grain: tokens between resume points.
         max_rows, max_model_len: engine settings that were assumed.
-        default_memory: bytes the engine takes when it is given no budget.
+        default_memory: bytes the engine takes when it is given no budget and the machine has enough: it
+            takes at most a quarter of the RAM on a CPU, half of what is free on an accelerator.
         fit: what fits the budget.
     """
 
@@ -166,7 +167,8 @@ class ModelReport:
             (
                 "default memory",
                 f"{format_size(self.default_memory)} for {self.max_rows} rows of up to "
-                f"{self.max_model_len:,} tokens",
+                f"{min(self.max_model_len, DEFAULT_LENGTH):,} tokens; at most 1/4 of a host's RAM, or 1/2 "
+                "of what an accelerator has free",
             ),
             ("budget", f"{format_size(fit.memory)}: {fit.num_frames:,} frames"),
             ("longest context", f"{fit.longest_context:,} tokens"),

@@ -154,6 +154,38 @@ def layers(*specs) -> dict:
             "ModelConfig: layer 2 shares weights of layer 1, which has none of its own",
         ),
         (
+            ModelConfig,
+            MODEL | layers(LayerSpec(mlp=MLP(width=8)), LayerSpec(mlp=MLP(width=16), weights_of=0)),
+            "ModelConfig: layer 1 shares weights of layer 0, so both must be alike, got "
+            f"{LayerSpec(mlp=MLP(width=16), weights_of=0)} and {LayerSpec(mlp=MLP(width=8))}",
+        ),
+        (EngineConfig, {"max_rows": "8"}, "EngineConfig: max_rows must be an integer, got '8'"),
+        (EngineConfig, {"max_rows": True}, "EngineConfig: max_rows must be an integer, got True"),
+        (EngineConfig, {"max_rows": None}, "EngineConfig: max_rows must be an integer, got None"),
+        (EngineConfig, {"grain": 32.0}, "EngineConfig: grain must be an integer, got 32.0"),
+        (EngineConfig, {"seed": "x"}, "EngineConfig: seed must be an integer, got 'x'"),
+        (EngineConfig, {"memory": 1.5}, "EngineConfig: memory must be an integer, got 1.5"),
+        (
+            EngineConfig,
+            {"max_model_len": "9"},
+            "EngineConfig: max_model_len must be an integer, got '9'",
+        ),
+        (
+            EngineConfig,
+            {"page_tokens": 64.0},
+            "EngineConfig: page_tokens must be an integer, got 64.0",
+        ),
+        (
+            EngineConfig,
+            {"prefill_tokens": 512.0},
+            "EngineConfig: prefill_tokens must be an integer, got 512.0",
+        ),
+        (
+            EngineConfig,
+            {"steps_per_dispatch": 8.0},
+            "EngineConfig: steps_per_dispatch must be an integer, got 8.0",
+        ),
+        (
             CacheConfig,
             {"policy": "fifo"},
             "CacheConfig: policy must be 'off' or 'lru', got 'fifo'",

@@ -200,6 +200,7 @@ def test_inspect_for_people(run, bamba):
     assert "checkpoint" in out
     assert "12 KiB a token" in out
     assert "A prompt can resume where a checkpoint stands" in out
+    assert "8 rows of up to 4,096 tokens; at most 1/4 of a host's RAM" in out
 
 
 def test_a_budget_that_fits_nothing_says_so(run, bamba):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hybrid_jax import LLM, CacheConfig, SamplingParams, completions
+from hybrid_jax import llm as llm_module
 from hybrid_jax.completions import derive_seed
 from hybrid_jax.text import IncrementalDecoder
 from tests.surface.fake_engine import EOS
@@ -328,16 +329,23 @@ def test_an_interrupt_while_a_stop_string_ends_a_completion_ends_it_once(make_ll
     llm = make_llm(steps_per_dispatch=3)
     deltas = llm.stream("ab", SamplingParams(max_tokens=100, stop="brown"))
     found = [next(deltas)]
-    with monkeypatch.context() as patch:
-        calls = interrupt(patch, llm._engine, "abort")
-        with pytest.raises(KeyboardInterrupt):
-            llm.generate("cd", SamplingParams(max_tokens=60))
-        assert calls
+    real, calls = llm._engine.abort, []
+
+    def abort(request_id):
+        calls.append(request_id)
+        if len(calls) == 1:
+            raise KeyboardInterrupt  # before it does anything
+        real(request_id)
+
+    monkeypatch.setattr(llm._engine, "abort", abort)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("cd", SamplingParams(max_tokens=60))
+    assert calls[0] == found[0].request_id
     llm.generate("ef", SamplingParams(max_tokens=9))
+    assert not llm._engine.has_work
     found += deltas
     assert "".join(d.text for d in found) == "The quick "
     assert [d.finished() for d in found] == [False] * (len(found) - 1) + [True]
-    assert not llm._engine.has_work
 
 
 def test_progress_is_told_only_when_a_prompt_is_done(make_llm):
@@ -390,6 +398,15 @@ def test_options_reach_the_engine(make_llm):
     assert config.cache == CacheConfig(policy="off")
     assert config.exact
     assert make_llm(cache=CacheConfig()).engine_config.cache.policy == "lru"
+
+
+def test_weights_in_memory_use_the_compile_cache_too(make_llm, fake_model, monkeypatch):
+    calls = []
+    monkeypatch.setattr(llm_module, "enable_compile_cache", lambda: calls.append(1))
+    make_llm()
+    assert len(calls) == 1
+    LLM(fake_model)
+    assert len(calls) == 2
 
 
 def test_auto_is_float32_on_a_cpu(fake_model):
