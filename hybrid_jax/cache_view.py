@@ -110,8 +110,10 @@ class CacheView:
         )
 
     def describe(self) -> str:
-        """The engine's own account of memory and cache."""
-        return str(self._engine().describe())
+        """The engine's memory, then the prefix tree: span, first tokens and what is cached of each node."""
+        engine = self._engine()
+        tree = engine.scheduler.memory.tree
+        return f"{engine.describe()}\n{'the cache is off' if tree is None else tree.describe()}"
 
     def __repr__(self) -> str:
         return f"CacheView({self._config.cache.policy!r}, {len(self._seen)} requests remembered)"

@@ -7,6 +7,7 @@ than the model itself.
 from __future__ import annotations
 
 import json
+import reprlib
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -119,17 +120,17 @@ def load_config(path: str | Path) -> ModelConfig:
     """
     folder = _folder(path)
     if (folder / CONFIG_FILE).is_file():
-        return from_json(_read_json(folder / CONFIG_FILE))
+        return from_json(read_json(folder / CONFIG_FILE))
     if not (folder / "config.json").is_file():
         raise CheckpointNotFound(
             f"load_model: {folder} has no config.json and no {CONFIG_FILE}; "
             "give a Hugging Face directory or one written by save_orbax"
         )
-    config = config_from_hf(_read_json(folder / "config.json"))
+    config = config_from_hf(read_json(folder / "config.json"))
     generation = folder / "generation_config.json"
     if not generation.is_file():
         return config
-    ids = token_ids(plain(_read_json(generation)).get("eos_token_id"))
+    ids = token_ids(plain(read_json(generation)).get("eos_token_id"))
     merged = dict.fromkeys((*ids, *config.eos_token_ids))  # in order, each once
     return replace(config, eos_token_ids=tuple(merged))
 
@@ -333,7 +334,8 @@ def _folder(path: str | Path) -> Path:
     return folder
 
 
-def _read_json(file: Path) -> dict:
+def read_json(file: Path) -> dict:
+    """The object a JSON file holds; ValueError names the file that holds none."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -355,7 +357,7 @@ def _read_tensors(folder: Path) -> Iterator[tuple[str, StoredTensor]]:
         raise CheckpointNotFound(
             f"load_model: {folder} has no {single.name} and no {index.name}{hint}"
         )
-    places = _read_json(index).get("weight_map")
+    places = read_json(index).get("weight_map")
     if not isinstance(places, dict):
         raise ValueError(f"load_model: {index} has no weight_map")
     shards = {}
@@ -384,12 +386,9 @@ def _read_safetensors(file: Path) -> dict[str, StoredTensor]:
     try:
         header = json.loads(raw[8 : 8 + length].tobytes())
         header.pop("__metadata__", None)
-        entries = {
-            name: (entry["dtype"], tuple(entry["shape"]), *entry["data_offsets"])
-            for name, entry in header.items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"load_model: {file} has a malformed header: {error!r}") from error
+    entries = {name: _read_entry(file, name, entry) for name, entry in header.items()}
     data = raw[8 + length :]
     end = max((stop for *_, stop in entries.values()), default=0)
     if end > data.size:
@@ -407,3 +406,20 @@ def _read_safetensors(file: Path) -> dict[str, StoredTensor]:
             )
         tensors[name] = StoredTensor(name, dtype, shape, data[start:stop])
     return tensors
+
+
+def _read_entry(file: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+    """(dtype, shape, start, stop) of one tensor, its place in bytes after the header."""
+    try:
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        start, stop = offsets
+        numbers = (*shape, start, stop)
+    except (KeyError, TypeError, ValueError):
+        numbers = None
+    good = numbers is not None and isinstance(dtype, str) and all(type(n) is int for n in numbers)
+    if not good or min(numbers) < 0:
+        raise ValueError(
+            f"load_model: {file} has a malformed header, tensor {name} must have a dtype, a shape and two "
+            f"data_offsets, got {reprlib.repr(entry)}"
+        )
+    return dtype, tuple(shape), start, stop

@@ -276,6 +276,9 @@ def _report(error: Exception) -> int:
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # typer's usage errors
         print(f"hybrid-jax: {_one_line(error.format_message())}", file=sys.stderr)
         return error.exit_code
+    if isinstance(error, OSError) and error.filename is not None:  # a file that was named
+        print(f"hybrid-jax: {_one_line(f'{error.strerror}: {error.filename}')}", file=sys.stderr)
+        return 2
     if isinstance(error, CALLERS_MISTAKES) and _raised_by_us(error):
         print(f"hybrid-jax: {_one_line(str(error))}", file=sys.stderr)
         return 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import reprlib
 import time
 from collections import deque
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from hybrid_jax.cache_view import CacheView
-from hybrid_jax.checkpoint import load_config, load_model
+from hybrid_jax.checkpoint import load_config, load_model, read_json
 from hybrid_jax.compile_cache import enable_compile_cache
 from hybrid_jax.completions import Call, Completion, Job, derive_seed
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
@@ -26,7 +25,7 @@ from hybrid_jax.engine.pack import MAX_STOP_IDS
 from hybrid_jax.outputs import Delta, RequestOutput
 from hybrid_jax.prompts import Prompt, PromptLike, pair_params, read_prompts
 from hybrid_jax.sampling_params import SamplingParams
-from hybrid_jax.sizes import parse_size
+from hybrid_jax.sizes import format_size, parse_size
 from hybrid_jax.tokenizer import Tokenizer
 
 BUNDLED = Path(__file__).resolve().parent / "bundled"
@@ -108,6 +107,7 @@ class LLM:
         if model is None and not (folder / "config.json").is_file():
             raise FileNotFoundError(f"LLM: this copy holds no bundled model at {folder}; name one")
         dtype = _resolve_dtype(dtype, lambda: load_config(folder).dtype)
+        default_params = _default_params(folder)
         enable_compile_cache()
         with _shown(progress, "loading", unit=1e-6) as report:
             config, params = load_model(folder, dtype=dtype, progress=report)
@@ -116,7 +116,7 @@ class LLM:
             params,
             Tokenizer.from_directory(folder),
             engine_options(given, dtype=dtype),
-            _read_generation_config(folder),
+            default_params,
         )
 
     @classmethod
@@ -132,7 +132,9 @@ class LLM:
         """An LLM of weights already in memory, in `dtype`; the options are those of `LLM`."""
         enable_compile_cache()
         self = cls.__new__(cls)
-        self._start(config, params, tokenizer, engine_options(options, dtype=dtype), {})
+        self._start(
+            config, params, tokenizer, engine_options(options, dtype=dtype), SamplingParams()
+        )
         return self
 
     def _start(
@@ -141,12 +143,13 @@ class LLM:
         params: Any,
         tokenizer: Tokenizer | None,
         engine_config: EngineConfig,
-        generation: Mapping[str, Any],
+        default_params: SamplingParams,
     ) -> None:
         self.model_config, self.engine_config = config, engine_config
         self._tokenizer = tokenizer
         self._engine: Engine | None = Engine(config, params, engine_config)
-        self._default_params = _default_params(generation)
+        self._default_params = default_params
+        self._weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
         self._live: dict[str, tuple[Job, Completion]] = {}  # by the engine's request id
         self._leaving: set[str] = set()  # ids the engine may still hold for nobody
         self._behind = False  # the last turn may not have been handed on
@@ -417,6 +420,26 @@ class LLM:
         """Counters since the start: this object's own and the engine's."""
         return {"requests": self._num_requests, **self._totals, **self._open().stats()}
 
+    def describe(self) -> str:
+        """The model and where its memory goes: weights, then what `memory` covers.
+
+        Example:
+            >>> llm = LLM(max_rows=1, max_model_len=512)
+            >>> [line.split()[0] for line in llm.describe().splitlines()]
+            ['model', 'weights', 'arena', 'rings', 'tables', 'sequences']
+        """
+        config, engine = self.model_config, self._open()
+        sizes, rows = engine.sizes, self.engine_config.max_rows
+        lines = {
+            "model": f"{config.family}, {len(config.layers)} layers of width {config.width}",
+            "weights": f"{format_size(self._weight_bytes)} {self.engine_config.dtype}",
+            "arena": f"{format_size(sizes.arena_bytes)} in {sizes.num_frames} frames",
+            "rings": f"{format_size(sizes.ring_bytes)} for {rows} rows",
+            "tables": f"{format_size(sizes.table_bytes)} for {sizes.max_slots} checkpoints",
+            "sequences": f"up to {self.max_model_len} tokens, {rows} at a time",
+        }
+        return "\n".join(f"{name:<10}{value}" for name, value in lines.items())
+
     def reset_prefix_cache(self) -> None:
         """Forgets every cached prefix that no running request uses."""
         self._open().reset_prefix_cache()
@@ -524,13 +547,10 @@ def _max_tokens(index: int, prompt_len: int, params: SamplingParams, max_model_l
     return params.max_tokens
 
 
-def _read_generation_config(folder: Path) -> dict[str, Any]:
-    file = folder / "generation_config.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-
-
-def _default_params(generation: Mapping[str, Any]) -> SamplingParams:
+def _default_params(folder: Path) -> SamplingParams:
     """temperature, top_k and top_p of generation_config.json; do_sample false makes it greedy."""
+    file = folder / "generation_config.json"
+    generation = read_json(file) if file.is_file() else {}
     found = {
         name: generation[name]
         for name in ("temperature", "top_k", "top_p")
@@ -538,7 +558,10 @@ def _default_params(generation: Mapping[str, Any]) -> SamplingParams:
     }
     if generation.get("do_sample") is False:
         found = {"temperature": 0.0}
-    return SamplingParams(**found)
+    try:
+        return SamplingParams(**found)
+    except ValueError as error:
+        raise ValueError(f"LLM: {file}: {error}") from error
 
 
 @contextmanager

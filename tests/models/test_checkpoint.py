@@ -320,6 +320,33 @@ def test_header_that_contradicts_itself_is_refused(edit):
         load_model(file.parent)
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"data_offsets": [0, 15936, 3]},
+        {"data_offsets": [0]},
+        {"data_offsets": [-4, 15932]},
+        {"data_offsets": ["0", 15936]},
+        {"shape": 3},
+        {"shape": [83.0, 48]},
+        {"dtype": 7},
+        None,
+    ],
+    ids=str,
+)
+def test_a_malformed_header_entry_is_named_with_its_file(edit, entry):
+    file = edit("llama_llama3") / "model.safetensors"
+    raw = file.read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:start])
+    name = "model.embed_tokens.weight"
+    header[name] = header[name] | entry if entry else entry
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + raw[start:])
+    with pytest.raises(ValueError, match=rf"model\.safetensors .* tensor {name} must have"):
+        load_model(file.parent)
+
+
 @pytest.mark.parametrize("kind", [FileNotFoundError, ValueError])
 def test_missing_directory_is_named(tmp_path, kind):
     with pytest.raises(kind, match="nowhere does not exist"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 from hybrid_jax.config import Attention, LayerSpec, ModelConfig
 from hybrid_jax.engine.request import Request, TokenLogprobs
@@ -41,6 +42,12 @@ class FakeEngine:
         self.seen: set[tuple[int, ...]] = set()
         self.raises: BaseException | None = None
         self.num_steps = 0
+        self.sizes = SimpleNamespace(
+            arena_bytes=3 << 20, num_frames=7, ring_bytes=2048, table_bytes=64, max_slots=5
+        )
+        tree = SimpleNamespace(describe=lambda: "[0, 4) 97 98: known")
+        off = engine_config.cache.policy == "off"
+        self.scheduler = SimpleNamespace(memory=SimpleNamespace(tree=None if off else tree))
 
     def add(self, request):
         if len(request.prompt) + request.max_tokens > self.max_model_len:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -138,6 +139,20 @@ def test_a_callers_mistake_is_one_line_and_code_2(run, fake_model, arguments, me
     assert err.startswith("hybrid-jax: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["inspect", "generate"])
+def test_a_file_that_may_not_be_read_is_a_callers_mistake(run, fake_model, monkeypatch, command):
+    def refuse(self, *_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    (fake_model / "generation_config.json").write_text("{}")
+    monkeypatch.setattr("pathlib.Path.read_text", refuse)
+    arguments = [fake_model] if command == "inspect" else ["ab", "--model", fake_model]
+    code, out, err = run(command, *arguments)
+    file = "config.json" if command == "inspect" else "generation_config.json"
+    assert (code, out) == (2, "")
+    assert err == f"hybrid-jax: Permission denied: {fake_model / file}\n"
 
 
 def test_a_mistake_of_ours_shows_its_traceback_and_code_1(generate, monkeypatch):

@@ -432,6 +432,20 @@ def test_default_params_come_from_the_model(fake_model, content, expected):
         assert (params.temperature, params.top_k, params.top_p) == expected
 
 
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("{", "is not valid JSON"),
+        ("[1]", "must hold an object, got list"),
+        ('{"temperature": "hot"}', "temperature must be a finite number >= 0, got 'hot'"),
+    ],
+)
+def test_a_bad_generation_config_is_named(fake_model, content, message):
+    (fake_model / "generation_config.json").write_text(content)
+    with pytest.raises(ValueError, match=rf"generation_config\.json.* {message}"):
+        LLM(fake_model)
+
+
 # --- the rest of the surface ----------------------------------------------------------------------
 
 
@@ -458,13 +472,27 @@ def test_the_cache_explains_itself(make_llm):
     assert "holds no resume point" in explain(short.request_id).reason
     aligned = llm.generate("y" * 48, GREEDY)[0]
     assert explain(aligned.request_id).possible_tokens == 32  # the last token must be computed
-    assert llm.cache.describe() == "a fake engine"
+    assert llm.cache.describe() == "a fake engine\n[0, 4) 97 98: known"
     with pytest.raises(KeyError, match="no finished request '99'"):
         explain("99")
     llm.reset_prefix_cache()
     assert llm.generate(prompt, GREEDY)[0].num_cached_tokens == 0
     off = make_llm(cache="off")
+    assert off.cache.describe() == "a fake engine\nthe cache is off"
     assert "the cache is off" in str(off.cache.explain(off.generate("a", GREEDY)[0].request_id))
+
+
+def test_describe_says_where_the_memory_goes(make_llm):
+    llm = make_llm(max_rows=3)
+    llm._weight_bytes = 5 << 20
+    assert llm.describe().splitlines() == [
+        "model     llama, 1 layers of width 8",
+        "weights   5 MiB float32",
+        "arena     3 MiB in 7 frames",
+        "rings     2 KiB for 3 rows",
+        "tables    64 B for 5 checkpoints",
+        "sequences up to 200 tokens, 3 at a time",
+    ]
 
 
 def test_stats_count_what_was_done(llm):
