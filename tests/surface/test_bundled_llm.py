@@ -11,6 +11,7 @@ import time
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
+from hybrid_jax.text import IncrementalDecoder
 
 HEAD = "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n\n"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -85,6 +86,29 @@ def test_an_interrupted_generate_leaves_nothing_wrong(llm):
         with pytest.raises(KeyboardInterrupt):
             llm.generate(prompts, params, progress=interrupt)
         assert tokens(llm.generate(prompts, params)) == expected
+
+
+@pytest.mark.parametrize("where", ["engine", "delivery"])
+def test_a_stream_survives_an_interrupted_call_inside_its_loop(llm, monkeypatch, where):
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=50)
+    [expected] = llm.generate(HEAD, params)
+    deltas = llm.stream(HEAD, params)
+    found = [next(deltas)]
+    owner, name = (llm._engine, "step") if where == "engine" else (IncrementalDecoder, "push")
+    real = getattr(owner, name)
+
+    def interrupted(*args):
+        real(*args)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("def f(", GREEDY)
+    found += deltas
+    assert sum((d.token_ids for d in found), ()) == expected.outputs[0].token_ids
+    assert "".join(d.text for d in found) == expected.outputs[0].text
+    assert llm.stats()["running"] == llm.stats()["waiting"] == 0
 
 
 def test_a_bad_prompt_costs_the_others_nothing(llm):
