@@ -355,16 +355,18 @@ class Scheduler:
         sequence.stopped = tokens[-1] in request.stop_ids
         if sequence.phase is Phase.STOPPING:
             return
-        request.output += tokens
+        # An interrupt between two lines leaves what is read together readable: tokens come after their
+        # log-probabilities, the end after its reason.
         entry = progress.setdefault(sequence, Progress(request=request))
-        entry.tokens += tokens
         if request.params.logprobs is not None:
             request.logprobs += logprobs
             entry.logprobs += logprobs
+        request.output += tokens
+        entry.tokens += tokens
         if sequence.stopped:
-            request.finish_reason = "stop"
             if tokens[-1] in request.params.stop_token_ids:
                 request.stop_reason = tokens[-1]
+            request.finish_reason = "stop"
         elif len(sequence.tokens) >= sequence.limit:
             request.finish_reason = "length"
         if request.finish_reason is not None:
