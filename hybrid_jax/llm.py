@@ -5,49 +5,29 @@ from __future__ import annotations
 import reprlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
-from rich.progress import Progress
 
 from hybrid_jax.cache_view import CacheView
-from hybrid_jax.checkpoint import load_config, load_model, read_json
+from hybrid_jax.checkpoint import load_config, load_model
 from hybrid_jax.compile_cache import enable_compile_cache
 from hybrid_jax.completions import Call, Completion, Job, derive_seed
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.pack import MAX_STOP_IDS
+from hybrid_jax.options import default_params, engine_options, resolve_dtype
 from hybrid_jax.outputs import Delta, RequestOutput
+from hybrid_jax.progress_bar import Shown, shown
 from hybrid_jax.prompts import Prompt, PromptLike, pair_params, read_prompts
 from hybrid_jax.sampling_params import SamplingParams
-from hybrid_jax.sizes import format_size, parse_size
+from hybrid_jax.sizes import format_size
 from hybrid_jax.tokenizer import Tokenizer
 
 BUNDLED = Path(__file__).resolve().parent / "bundled"
-CACHES = ("off", "lru")
-LATER_CACHES = ("marconi", "adaptive")
-# Options of features that do not exist yet, and the one value of each that asks for nothing.
-LATER_OPTIONS = {
-    "speculation": "off",
-    "quantize": None,
-    "mesh": None,
-    "host_memory": None,
-    "cache_dir": None,
-}
-# What other engines call it.
-OTHER_NAMES = {
-    "enable_prefix_caching": "cache",
-    "gpu_memory_utilization": "memory",
-    "max_num_batched_tokens": "prefill_tokens",
-    "max_num_seqs": "max_rows",
-    "tensor_parallel_size": "mesh",
-}
-Shown = bool | Callable[[int, int], None]
 
 
 class LLM:
@@ -106,17 +86,17 @@ class LLM:
         folder = Path(model).expanduser() if model is not None else BUNDLED
         if model is None and not (folder / "config.json").is_file():
             raise FileNotFoundError(f"LLM: this copy holds no bundled model at {folder}; name one")
-        dtype = _resolve_dtype(dtype, lambda: load_config(folder).dtype)
-        default_params = _default_params(folder)
+        dtype = resolve_dtype(dtype, lambda: load_config(folder).dtype)
+        defaults = default_params(folder)
         enable_compile_cache()
-        with _shown(progress, "loading", unit=1e-6) as report:
+        with shown(progress, "loading", unit=1e-6) as report:
             config, params = load_model(folder, dtype=dtype, progress=report)
         self._start(
             config,
             params,
             Tokenizer.from_directory(folder),
             engine_options(given, dtype=dtype),
-            default_params,
+            defaults,
         )
 
     @classmethod
@@ -143,12 +123,12 @@ class LLM:
         params: Any,
         tokenizer: Tokenizer | None,
         engine_config: EngineConfig,
-        default_params: SamplingParams,
+        defaults: SamplingParams,
     ) -> None:
         self.model_config, self.engine_config = config, engine_config
         self._tokenizer = tokenizer
         self._engine: Engine | None = Engine(config, params, engine_config)
-        self._default_params = default_params
+        self._default_params = defaults
         self._weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
         self._live: dict[str, tuple[Job, Completion]] = {}  # by the engine's request id
         self._leaving: set[str] = set()  # ids the engine may still hold for nobody
@@ -194,7 +174,7 @@ class LLM:
         """
         call = Call()
         jobs = self._accept(prompts, sampling_params, call)
-        with _shown(progress or use_tqdm, "generating") as report, self._running(jobs):
+        with shown(progress or use_tqdm, "generating") as report, self._running(jobs):
             while call.unfinished:
                 unfinished = len(call.unfinished)
                 self._step()
@@ -450,7 +430,7 @@ class LLM:
         Args:
             progress: show a bar, or call this with (programs done, programs in all).
         """
-        with _shown(progress, "compiling") as report:
+        with shown(progress, "compiling") as report:
             self._open().warmup(progress=lambda done, total, name: report(done, total))
 
     def close(self) -> None:
@@ -474,51 +454,7 @@ class LLM:
         )
 
 
-# --- options --------------------------------------------------------------------------------------
-
-
-def engine_options(given: Mapping[str, Any], *, dtype: str) -> EngineConfig:
-    """Keywords of `LLM` to an `EngineConfig`; None leaves a field at its default.
-
-    Raises:
-        ValueError, NotImplementedError, TypeError: as `LLM` describes.
-    """
-    options = dict(given)
-    for name, nothing in LATER_OPTIONS.items():
-        if (value := options.pop(name, nothing)) != nothing:
-            raise NotImplementedError(f"LLM: {name}={value!r} is not built yet; leave it out")
-    known = {field.name for field in fields(EngineConfig)} - {"dtype"}
-    for name in options:
-        if name not in known:
-            other = OTHER_NAMES.get(name)
-            hint = f"did you mean {other}?" if other else f"it has {', '.join(sorted(known))}"
-            raise TypeError(f"LLM: unknown option {name!r}; {hint}")
-    options = {name: value for name, value in options.items() if value is not None}
-    if "memory" in options:
-        options["memory"] = parse_size(options["memory"], name="memory")
-    if "cache" in options:
-        options["cache"] = _cache_config(options["cache"])
-    return EngineConfig(dtype=dtype, **options)
-
-
-def _cache_config(cache: str | CacheConfig) -> CacheConfig:
-    if isinstance(cache, CacheConfig):
-        return cache
-    if cache in LATER_CACHES:
-        raise NotImplementedError(f"LLM: cache={cache!r} is not built yet; use 'lru' or 'off'")
-    if cache not in CACHES:
-        raise ValueError(f"LLM: cache must be 'lru', 'off' or a CacheConfig, got {cache!r}")
-    return CacheConfig(policy=cache)
-
-
-def _resolve_dtype(dtype: str, stored: Callable[[], str]) -> str:
-    """ "auto" is float32 on a CPU, which has no fast bfloat16, and elsewhere the stored dtype."""
-    if dtype != "auto":
-        EngineConfig(dtype=dtype)  # names what is allowed
-        return dtype
-    if jax.default_backend() == "cpu":
-        return "float32"
-    return "float32" if stored() == "float32" else "bfloat16"
+# --- checks of one prompt's parameters ----------------------------------------------------------
 
 
 def _check_stop_ids(index: int, stop_ids: Sequence[int], vocab_size: int) -> None:
@@ -545,34 +481,3 @@ def _max_tokens(index: int, prompt_len: int, params: SamplingParams, max_model_l
             f"longest sequence of {max_model_len}; lower max_tokens to {room} or leave it out"
         )
     return params.max_tokens
-
-
-def _default_params(folder: Path) -> SamplingParams:
-    """temperature, top_k and top_p of generation_config.json; do_sample false makes it greedy."""
-    file = folder / "generation_config.json"
-    generation = read_json(file) if file.is_file() else {}
-    found = {
-        name: generation[name]
-        for name in ("temperature", "top_k", "top_p")
-        if generation.get(name) is not None
-    }
-    if generation.get("do_sample") is False:
-        found = {"temperature": 0.0}
-    try:
-        return SamplingParams(**found)
-    except ValueError as error:
-        raise ValueError(f"LLM: {file}: {error}") from error
-
-
-@contextmanager
-def _shown(progress: Shown, what: str, *, unit: float = 1) -> Iterator[Callable[[int, int], None]]:
-    """What to call with (done, total): the caller's own function, a bar on stderr, or nothing."""
-    if callable(progress):
-        yield progress
-        return
-    if not progress:
-        yield lambda done, total: None
-        return
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done * unit, total=total * unit)

@@ -86,9 +86,10 @@ ROOMS = (
     ),
     Room(("report",), ("report", "models", "engine.sizing", *PLAIN)),
     Room(
-        ("llm", "batch"),
+        ("llm", "batch", "options", "progress_bar"),
         (
-            *("llm", "outputs", "prompts", "completions", "cache_view", "compile_cache"),
+            *("llm", "options", "progress_bar"),
+            *("outputs", "prompts", "completions", "cache_view", "compile_cache"),
             *("engine", "checkpoint", *TEXT, *PLAIN),
         ),
         ("jax", "rich"),
