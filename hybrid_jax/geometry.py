@@ -111,7 +111,8 @@ def make_geometry(
     Args:
         model: the model; its mixers of one kind share one cached shape.
         engine: grain, page size (or None) and dtype.
-        min_page_tokens: smallest page considered when the engine leaves it open (64 suits a CPU).
+        min_page_tokens: smallest page considered when the engine leaves it open (64 suits a CPU,
+            where shorter ones make the loop over pages too long).
 
     Raises:
         ValueError: the grain is shorter than the convolution's history.

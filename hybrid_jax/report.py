@@ -27,7 +27,6 @@ from hybrid_jax.sizes import format_size
 
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
 MAX_ROWS_SHOWN = 65536
-MIN_PAGE_TOKENS = 64  # as the engine chooses on a CPU
 
 
 def read_config(path: str | Path) -> ModelConfig:
@@ -204,7 +203,7 @@ def inspect_model(config: ModelConfig, engine: EngineConfig) -> ModelReport:
         >>> report.kv_bytes_per_token, report.fit.longest_context
         (1024, 4096)
     """
-    geometry = make_geometry(config, engine, min_page_tokens=MIN_PAGE_TOKENS)
+    geometry = make_geometry(config, engine)
     default = choose_sizes(config, replace(engine, memory=None), geometry)
     length = default.max_model_len
     engine = replace(engine, memory=engine.memory or default.total_bytes)

@@ -16,9 +16,6 @@ from hybrid_jax.engine.scheduler import Scheduler
 from hybrid_jax.engine.sizing import choose_sizes
 from hybrid_jax.geometry import make_geometry
 
-# Pages of fewer tokens make the loop over them too long for a CPU.
-MIN_PAGE_TOKENS = 64
-
 
 @dataclass(kw_only=True)
 class StepOutput:
@@ -64,7 +61,7 @@ class Engine:
     """
 
     def __init__(self, config: ModelConfig, params: dict, engine_config: EngineConfig) -> None:
-        self.geometry = make_geometry(config, engine_config, min_page_tokens=MIN_PAGE_TOKENS)
+        self.geometry = make_geometry(config, engine_config)
         self.sizes = choose_sizes(
             config, engine_config, self.geometry, default_limit=_spare_bytes()
         )

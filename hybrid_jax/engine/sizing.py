@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hybrid_jax.config import EngineConfig, ModelConfig
-from hybrid_jax.geometry import Geometry, ring_specs
+from hybrid_jax.geometry import NUM_FRAMES_LIMIT, Geometry, ring_specs
 
 DEFAULT_LENGTH = 4096  # tokens per row that the default memory holds
 DEFAULT_CHECKPOINTS = 8  # cached checkpoints per row that the default memory holds
@@ -76,7 +76,7 @@ def choose_sizes(
         num_frames = max(num_frames, least + 1)
     else:
         num_frames = (engine.memory - fixed) // per_frame
-    num_frames = min(num_frames, 1 << 24)
+    num_frames = min(num_frames, NUM_FRAMES_LIMIT)
     if num_frames - 1 < least:
         needed = fixed + (least + 1) * per_frame
         raise ValueError(

@@ -152,8 +152,9 @@ class Turn:
         if folds:
             sequence.checkpoint += self.geometry.grain
             sequence.slot = target
-            self.counters.folds_in_place += source == target
-            self.counters.folds_to_new += source != target
+            if self.geometry.has_state:
+                self.counters.folds_in_place += source == target
+                self.counters.folds_to_new += source != target
         sequence.position += steps
         self.counters.decode_rows += 1
         self.counters.decode_steps += steps

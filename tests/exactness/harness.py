@@ -20,7 +20,7 @@ import numpy as np
 
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.engine import bucket, sampling
-from hybrid_jax.engine.engine import MIN_PAGE_TOKENS, Engine
+from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.sampling import SamplingRows
 from hybrid_jax.engine.scheduler import Scheduler
@@ -368,7 +368,7 @@ def make_engine(
     config: ModelConfig, params: dict, settings: EngineConfig, *, room: float
 ) -> Engine:
     """An engine with an arena of `frames_for(room)`."""
-    geometry = make_geometry(config, settings, min_page_tokens=MIN_PAGE_TOKENS)
+    geometry = make_geometry(config, settings)
     fixed = choose_sizes(config, replace(settings, memory=None), geometry).ring_bytes
     fixed += 8 * max(geometry.state_frames, 1)
     per_frame = geometry.frame_bytes + (4 if geometry.has_state else 0)
