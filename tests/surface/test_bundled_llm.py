@@ -124,7 +124,13 @@ def test_a_bad_prompt_costs_the_others_nothing(llm):
 
 def test_ctrl_c_ends_the_program_quietly_with_130():
     prompts = [f"def f{i}(x):" for i in range(40)]  # minutes of work for one row
-    command = [sys.executable, "-m", "hybrid_jax", "generate", *prompts, "--ignore-eos"]
+    # A shell's background job ignores Ctrl-C and hands that on; the program under test must not.
+    listen = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    command = [sys.executable, "-c", listen]
+    command += ["-m", "hybrid_jax", "generate", *prompts, "--ignore-eos"]
     command += ["--max-model-len", "4096", "--max-rows", "1"]
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
     with subprocess.Popen(
