@@ -1,0 +1,50 @@
+"""Reading the prefix tree: how far it knows a prompt, and how far of that a request can skip."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hybrid_jax.cache.node import Match, Node, common_prefix_len
+
+
+def look_up(
+    root: Node, tokens: np.ndarray, *, grain: int, needs_slots: bool, owner: str = ""
+) -> Match:
+    """Follows a prompt from the root as far as it is known; changes nothing.
+
+    A model with recurrent layers resumes where a checkpoint stands; a model without resumes at any grain multiple
+    whose pages are cached.
+
+    Args:
+        root: of the tree.
+        tokens: int32[n] the prompt.
+        grain: tokens between resume points.
+        needs_slots: resuming takes a checkpoint.
+        owner: whose own promises do not count as pending.
+    """
+    limit = len(tokens) - 1  # one token at least is computed, to have logits
+    node, position, cached_len, hit_len = root, 0, 0, 0
+    hit, pending = root, None
+    while position < len(tokens):
+        child = node.children.get(int(tokens[position]))
+        if child is None:
+            break
+        shared = common_prefix_len(child.tokens, tokens[position:])
+        position += shared
+        whole = shared == len(child.tokens)
+        if child.cached:
+            cached_len = position
+            if not needs_slots:
+                resume = min(position, limit) // grain * grain
+                if resume > hit_len:
+                    hit_len, hit = resume, child
+            elif whole and child.slot and position <= limit:
+                hit_len, hit = position, child
+        if not whole:
+            break
+        if position <= limit and child.promised_by - {owner}:
+            pending = child
+        node = child
+    if pending is not None and pending.end <= hit_len:
+        pending = None
+    return Match(position, cached_len, hit_len, len(tokens), hit, pending)
