@@ -1,0 +1,36 @@
+"""Static descriptions of models, caches and engines: frozen, hashable, standard library only."""
+
+from hybrid_jax.config.engine import MAX_GRAIN, CacheConfig, EngineConfig
+from hybrid_jax.config.layers import (
+    ACTIVATIONS,
+    MLP,
+    ROUTINGS,
+    Attention,
+    FeedForward,
+    LayerSpec,
+    Mamba2,
+    Mixer,
+    MoE,
+    Rope,
+    RopeScaling,
+)
+from hybrid_jax.config.model import DTYPES, ModelConfig
+
+__all__ = [
+    "ACTIVATIONS",
+    "DTYPES",
+    "MAX_GRAIN",
+    "MLP",
+    "ROUTINGS",
+    "Attention",
+    "CacheConfig",
+    "EngineConfig",
+    "FeedForward",
+    "LayerSpec",
+    "Mamba2",
+    "Mixer",
+    "MoE",
+    "ModelConfig",
+    "Rope",
+    "RopeScaling",
+]

@@ -1,0 +1,26 @@
+"""What the descriptions check of themselves: errors name the class, the field and the value."""
+
+from __future__ import annotations
+
+
+def require(condition: bool, where: str, what: str) -> None:
+    if not condition:
+        raise ValueError(f"{where}: {what}")
+
+
+def one_of(value: object, allowed: tuple, where: str, name: str) -> None:
+    require(value in allowed, where, f"{name} must be one of {allowed}, got {value!r}")
+
+
+def positive(config: object, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        require(value > 0, type(config).__name__, f"{name} must be positive, got {value}")
+
+
+def integers(config: object, *names: str) -> None:
+    """Integers only, not what compares like one: a float that reaches a shape fails far from here."""
+    for name in names:
+        value = getattr(config, name)
+        good = isinstance(value, int) and not isinstance(value, bool)
+        require(good, type(config).__name__, f"{name} must be an integer, got {value!r}")

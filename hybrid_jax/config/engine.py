@@ -1,0 +1,104 @@
+"""How one engine runs a model: memory, sizes, and what the prefix cache does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hybrid_jax.config.checks import integers, positive, require
+from hybrid_jax.config.model import DTYPES
+
+MAX_GRAIN = 64  # the tile of `ssd_scan`: the tokens after a chunk's last checkpoint lie in one tile
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """How the prefix cache admits and evicts.
+
+    Attributes:
+        policy: "off" keeps nothing, "lru" evicts the entry used longest ago.
+
+    Example:
+        >>> CacheConfig().policy
+        'lru'
+    """
+
+    policy: Literal["off", "lru"] = "lru"
+
+    def __post_init__(self) -> None:
+        require(
+            self.policy in ("off", "lru"),
+            "CacheConfig",
+            f"policy must be 'off' or 'lru', got {self.policy!r}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """How one engine runs a model.
+
+    Attributes:
+        memory: bytes for arena, rings and tables together. None takes what `max_rows` sequences of
+            min(max_model_len, 4096) tokens and 8 cached checkpoints a row need, at most a quarter of
+            the machine's RAM on a CPU, or half of what is free on an accelerator.
+        max_rows: sequences that decode together.
+        max_model_len: longest sequence in tokens; None for the model's own.
+        grain: tokens between positions where checkpoints may lie; a power of two, at most 64.
+        page_tokens: tokens of one KV page, a power of two; None lets the geometry choose.
+        prefill_tokens: most prompt tokens one prefill step handles, over all its rows.
+        steps_per_dispatch: decode steps one dispatch runs on the device before the host looks.
+        dtype: dtype of weights, activations and KV pages.
+        cache: prefix cache policy.
+        exact: bit-identical logits whatever the batch, chunking or cache (slower).
+        seed: base of the sampling noise of requests that bring no seed.
+
+    Example:
+        >>> EngineConfig(max_rows=4, max_model_len=1024).steps_per_dispatch
+        8
+    """
+
+    memory: int | None = None
+    max_rows: int = 8
+    max_model_len: int | None = None
+    grain: int = 32
+    page_tokens: int | None = None
+    prefill_tokens: int = 512
+    steps_per_dispatch: int = 8
+    dtype: str = "float32"
+    cache: CacheConfig = CacheConfig()
+    exact: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        where = "EngineConfig"
+        integers(self, "max_rows", "grain", "prefill_tokens", "steps_per_dispatch", "seed")
+        optional = ("memory", "max_model_len", "page_tokens")
+        integers(self, *(name for name in optional if getattr(self, name) is not None))
+        positive(self, "max_rows", "steps_per_dispatch")
+        positive(self, *(n for n in ("memory", "max_model_len") if getattr(self, n) is not None))
+        require(
+            8 <= self.grain <= MAX_GRAIN and self.grain & (self.grain - 1) == 0,
+            where,
+            f"grain must be a power of two between 8 and {MAX_GRAIN}, got {self.grain}",
+        )
+        if self.page_tokens is not None:
+            require(
+                self.page_tokens >= 16 and self.page_tokens & (self.page_tokens - 1) == 0,
+                where,
+                f"page_tokens must be a power of two of at least 16, got {self.page_tokens}",
+            )
+        require(
+            self.prefill_tokens >= self.grain and self.prefill_tokens % self.grain == 0,
+            where,
+            f"prefill_tokens must be a multiple of grain {self.grain}, got {self.prefill_tokens}",
+        )
+        require(
+            self.steps_per_dispatch <= self.grain,
+            where,
+            f"steps_per_dispatch must be at most grain {self.grain}, got {self.steps_per_dispatch}",
+        )
+        require(
+            self.dtype in DTYPES[:2],
+            where,
+            f"dtype must be one of {DTYPES[:2]}, got {self.dtype!r}",
+        )

@@ -1,0 +1,260 @@
+"""What a layer is made of: mixers, feed-forward blocks, and how one residual layer joins them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from hybrid_jax.config.checks import one_of, positive, require
+
+ACTIVATIONS = ("gated_silu", "relu2")
+ROUTINGS = ("topk_softmax", "sigmoid")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """Frequency scaling of rotary embeddings: as published for Llama 3, or a plain division.
+
+    Attributes:
+        kind: "linear" or "llama3".
+        factor: how many times longer the context became.
+        low_freq_factor, high_freq_factor: bounds of the blend, in wavelengths per original context.
+        original_max_position: tokens of context the model was first trained with.
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+    def __post_init__(self) -> None:
+        where = "RopeScaling"
+        one_of(self.kind, ("linear", "llama3"), where, "kind")
+        require(self.factor > 0, where, f"factor must be positive, got {self.factor}")
+        require(
+            0 < self.low_freq_factor < self.high_freq_factor,
+            where,
+            f"low_freq_factor must be positive and below high_freq_factor, got "
+            f"{self.low_freq_factor} and {self.high_freq_factor}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope:
+    """Rotary position embedding of the first `dim` channels of each head, half-split convention."""
+
+    dim: int
+    theta: float = 10_000.0
+    scaling: RopeScaling | None = None
+
+    def __post_init__(self) -> None:
+        require(self.dim > 0 and self.dim % 2 == 0, "Rope", f"dim must be even, got {self.dim}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention:
+    """Grouped-query softmax attention.
+
+    Attributes:
+        num_heads, num_kv_heads: query heads and the KV heads they share in equal blocks.
+        head_dim: channels of one head.
+        rope: rotary embedding, or None for no position encoding.
+        scale: factor on q·k, or None for head_dim ** -0.5.
+        qkv_bias, out_bias: biases on the projections.
+        qk_norm: RMS norm over each head of q and k before the rotation.
+        qk_norm_eps: its epsilon.
+        window: a query sees itself and the `window - 1` tokens before it; None for all.
+        soft_cap: logits become cap * tanh(logits / cap); None for none.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: Rope | None = None
+    scale: float | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+    qk_norm_eps: float = 1e-6
+    window: int | None = None
+    soft_cap: float | None = None
+
+    def __post_init__(self) -> None:
+        positive(self, "num_heads", "num_kv_heads")
+        require(
+            self.num_heads % self.num_kv_heads == 0,
+            "Attention",
+            f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and "
+            f"{self.num_kv_heads}",
+        )
+        require(
+            self.head_dim > 0 and self.head_dim % 2 == 0,
+            "Attention",
+            f"head_dim must be even, got {self.head_dim}",
+        )
+        if self.rope is not None:
+            require(
+                self.rope.dim <= self.head_dim,
+                "Attention",
+                f"rope dim must be at most head_dim {self.head_dim}, got {self.rope.dim}",
+            )
+        if self.window is not None:
+            require(self.window > 0, "Attention", f"window must be positive, got {self.window}")
+
+    @property
+    def softmax_scale(self) -> float:
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba2:
+    """Mamba-2 mixer (SSD, arXiv 2405.21060), one decay rate per head.
+
+    Attributes:
+        num_heads, head_dim: M and P; their product is the inner width.
+        state_size: R, the width of B and C.
+        num_groups: G, B and C are shared by M / G consecutive heads.
+        conv_width: taps of the causal depthwise convolution.
+        conv_bias, proj_bias: biases of the convolution and of in_proj / out_proj.
+        dt_limits: (low, high) bounds on the step size after softplus.
+        norm_groups: the gated RMS norm works on this many equal blocks of the inner width.
+        norm_eps: its epsilon.
+    """
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int = 1
+    conv_width: int = 4
+    conv_bias: bool = True
+    proj_bias: bool = False
+    dt_limits: tuple[float, float] = (0.0, math.inf)
+    norm_groups: int = 1
+    norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        positive(self, "num_heads", "head_dim", "state_size", "num_groups", "norm_groups")
+        for name, divisor in (("num_heads", self.num_groups), ("inner_size", self.norm_groups)):
+            value = getattr(self, name)
+            require(
+                value % divisor == 0,
+                "Mamba2",
+                f"{name} must be a multiple of its groups, got {value} and {divisor}",
+            )
+        require(
+            self.conv_width >= 2, "Mamba2", f"conv_width must be at least 2, got {self.conv_width}"
+        )
+        low, high = self.dt_limits
+        require(0 <= low < high, "Mamba2", f"dt_limits must be ordered, got {self.dt_limits}")
+
+    @property
+    def inner_size(self) -> int:
+        """M * P."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def record_size(self) -> int:
+        """Channels of x and B together, what a ring record keeps: M * P + G * R."""
+        return self.inner_size + self.num_groups * self.state_size
+
+    @property
+    def conv_size(self) -> int:
+        """E, the convolved channels x, B, C: M * P + 2 * G * R."""
+        return self.inner_size + 2 * self.num_groups * self.state_size
+
+    @property
+    def proj_size(self) -> int:
+        """Outputs of in_proj: z, x, B, C, dt."""
+        return self.inner_size + self.conv_size + self.num_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLP:
+    """Feed-forward block.
+
+    Attributes:
+        width: hidden width F.
+        kind: "gated_silu" is down(silu(gate(x)) * up(x)), "relu2" is down(relu(up(x))²).
+        bias: biases on every projection.
+    """
+
+    width: int
+    kind: Literal["gated_silu", "relu2"] = "gated_silu"
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        positive(self, "width")
+        one_of(self.kind, ACTIVATIONS, "MLP", "kind")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoE:
+    """Dropless mixture of experts.
+
+    Attributes:
+        num_experts, top_k: experts, and how many each token visits.
+        width: hidden width of one expert.
+        kind: activation of the experts, as in `MLP`.
+        routing: "topk_softmax" picks by raw logits, then softmax over the picked ones (Granite 4).
+            "sigmoid" scores with a sigmoid, picks by score + correction bias within the best
+            groups, and weighs by the raw score (Nemotron-H).
+        num_groups, top_groups: expert groups and how many stay in the choice ("sigmoid" only).
+        normalize: divide the picked weights by their sum ("sigmoid" only).
+        scale: factor on the picked weights ("sigmoid" only).
+        shared_width: hidden width of the shared expert; 0 for none.
+        latent_width: the experts work on a projection of this width; 0 for the model's own width.
+        bias: biases in experts and shared expert.
+    """
+
+    num_experts: int
+    top_k: int
+    width: int
+    kind: Literal["gated_silu", "relu2"] = "gated_silu"
+    routing: Literal["topk_softmax", "sigmoid"] = "topk_softmax"
+    num_groups: int = 1
+    top_groups: int = 1
+    normalize: bool = True
+    scale: float = 1.0
+    shared_width: int = 0
+    latent_width: int = 0
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        positive(self, "num_experts", "width", "num_groups", "top_groups")
+        one_of(self.kind, ACTIVATIONS, "MoE", "kind")
+        one_of(self.routing, ROUTINGS, "MoE", "routing")
+        require(
+            0 < self.top_k <= self.num_experts,
+            "MoE",
+            f"top_k must be between 1 and num_experts {self.num_experts}, got {self.top_k}",
+        )
+        require(
+            self.num_experts % self.num_groups == 0 and self.top_groups <= self.num_groups,
+            "MoE",
+            f"num_groups must divide num_experts and top_groups be at most num_groups, got "
+            f"{self.num_experts}, {self.num_groups}, {self.top_groups}",
+        )
+
+
+Mixer = Attention | Mamba2
+FeedForward = MLP | MoE
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """One residual layer: h += sum of mixers(norm(h)), then h += mlp(norm(h)); one may be absent.
+
+    Attributes:
+        mixers: the sequence mixers, run in parallel on the same normed input; usually one, or none.
+        mlp: the feed-forward block, or None.
+        weights_of: index of an earlier layer whose weights this one shares, or None for its own.
+    """
+
+    mixers: tuple[Mixer, ...] = ()
+    mlp: FeedForward | None = None
+    weights_of: int | None = None
+
+    def __post_init__(self) -> None:
+        require(bool(self.mixers) or self.mlp is not None, "LayerSpec", "needs a mixer or an mlp")

@@ -1,0 +1,118 @@
+"""What a model is, but for its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hybrid_jax.config.checks import positive, require
+from hybrid_jax.config.layers import Attention, LayerSpec, Mamba2, Mixer
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Everything about a model that is not a weight.
+
+    Attributes:
+        family: name in `hybrid_jax.models`, the checkpoint layout the model came in.
+        vocab_size, width: V and D.
+        layers: one spec per layer, in order.
+        norm_eps: epsilon of the layer norms and the last norm.
+        tie_embeddings: logits use the embedding matrix.
+        max_position: longest sequence in tokens, prompt and output together.
+        embedding_multiplier, residual_multiplier, logits_multiplier: factors on the embeddings,
+            on what each block adds to the residual stream, and on the logits.
+        residual_in_fp32: keep the residual stream in float32 whatever the dtype.
+        dtype: the weights' dtype as stored.
+        eos_token_ids: any of these ends a sequence.
+        bos_token_id: what the tokenizer puts first, when it does.
+
+    Example:
+        >>> from hybrid_jax.config import MLP, Attention, LayerSpec
+        >>> attention = Attention(num_heads=4, num_kv_heads=2, head_dim=64)
+        >>> layer = LayerSpec(mixers=(attention,), mlp=MLP(width=512))
+        >>> config = ModelConfig(family="llama", vocab_size=256, width=256, layers=(layer,) * 2)
+        >>> len(config.mixers(Attention)), config.mamba2
+        (2, None)
+    """
+
+    family: str
+    vocab_size: int
+    width: int
+    layers: tuple[LayerSpec, ...]
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = False
+    max_position: int = 4096
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_multiplier: float = 1.0
+    residual_in_fp32: bool = False
+    dtype: str = "float32"
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        require(bool(self.layers), "ModelConfig", "needs at least one layer")
+        positive(self, "vocab_size", "width", "max_position")
+        require(
+            self.dtype in DTYPES,
+            "ModelConfig",
+            f"dtype must be one of {DTYPES}, got {self.dtype!r}",
+        )
+        for index, layer in enumerate(self.layers):
+            source = layer.weights_of
+            require(
+                source is None or 0 <= source < index,
+                "ModelConfig",
+                f"layer {index} shares weights of layer {source}, which does not come before it",
+            )
+            require(
+                source is None or self.layers[source].weights_of is None,
+                "ModelConfig",
+                f"layer {index} shares weights of layer {source}, which has none of its own",
+            )
+            require(
+                source is None or replace(layer, weights_of=None) == self.layers[source],
+                "ModelConfig",
+                f"layer {index} shares weights of layer {source}, so both must be alike, got {layer} "
+                f"and {self.layers[source] if source is not None else None}",
+            )
+        for kind in (Attention, Mamba2):
+            shapes = {
+                _cache_shape(m)
+                for layer in self.layers
+                for m in layer.mixers
+                if isinstance(m, kind)
+            }
+            if len(shapes) > 1:
+                raise NotImplementedError(
+                    f"ModelConfig: all {kind.__name__} mixers of a model must cache the same "
+                    f"shape, got {sorted(shapes)}"
+                )
+
+    def mixers(self, kind: type) -> tuple:
+        """All mixers of one kind, in layer order; their positions here are the cache indices."""
+        return tuple(m for layer in self.layers for m in layer.mixers if isinstance(m, kind))
+
+    @property
+    def attention(self) -> Attention | None:
+        """The first attention mixer; all of them cache the same shape."""
+        return next(iter(self.mixers(Attention)), None)
+
+    @property
+    def mamba2(self) -> Mamba2 | None:
+        """The first Mamba-2 mixer; all of them cache the same shape."""
+        return next(iter(self.mixers(Mamba2)), None)
+
+
+def _cache_shape(mixer: Mixer) -> tuple[int, ...]:
+    if isinstance(mixer, Attention):
+        return (mixer.num_kv_heads, mixer.head_dim)
+    return (
+        mixer.num_heads,
+        mixer.head_dim,
+        mixer.state_size,
+        mixer.num_groups,
+        mixer.conv_width,
+    )
