@@ -103,7 +103,7 @@ ROOMS = (
 )
 # Where an import may stand inside a function, and why.
 LATE_IMPORTS = {
-    "hybrid_jax.checkpoint": "orbax takes seconds to load, and most loads never need it",
+    "hybrid_jax.checkpoint.orbax": "orbax takes seconds to load, and most loads never need it",
     "hybrid_jax.train": "optax belongs to the extra `train`; the signature is readable without it",
     "hybrid_jax.cli": "each command loads only what it needs, so `inspect` runs without jax",
 }

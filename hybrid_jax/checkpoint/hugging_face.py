@@ -1,0 +1,136 @@
+"""From the tensors of a Hugging Face directory to the parameters of a model: checked, cast, put in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from hybrid_jax.checkpoint.files import Progress
+from hybrid_jax.checkpoint.safetensors import StoredTensor, read_tensors
+from hybrid_jax.config import ModelConfig
+from hybrid_jax.models import FAMILIES, Family
+from hybrid_jax.models.tensors import Stored
+
+PIECE = 1 << 24  # bytes compared at a time
+BAND = 32  # rows transposed at a time: their cache lines stay in the cache until they are full
+
+
+def load_hf(
+    folder: Path, config: ModelConfig, dtype: str, progress: Progress
+) -> tuple[ModelConfig, dict]:
+    """Parameters from safetensors, and the config with what only they tell: the dtype, whether heads are tied."""
+    family = FAMILIES[config.family]
+    tensors = {family.canonical(name): tensor for name, tensor in read_tensors(folder)}
+    config = _settle_head(config, family, tensors)
+    tree = family.stored(config)
+    _check(tree, family, tensors, config)
+    embed = tree["embed"].parts[0][0]
+    stored_dtype = str(tensors[embed].array().dtype)
+    config = replace(config, dtype=stored_dtype if dtype == "auto" else dtype)
+    parts = [name for leaf in _leaves(tree) for name, _ in leaf.parts]
+    total = sum(tensors[name].data.nbytes for name in parts if name in tensors)
+    done = 0
+    progress(done, total)
+
+    def build(leaf: Stored) -> jax.Array:
+        nonlocal done
+        array = jax.device_put(_assemble(leaf, tensors, np.dtype(config.dtype)))
+        done += sum(tensors[name].data.nbytes for name, _ in leaf.parts if name in tensors)
+        progress(done, total)
+        return array
+
+    return config, jax.tree.map(build, tree)  # a Stored is a leaf
+
+
+def _settle_head(
+    config: ModelConfig, family: Family, tensors: dict[str, StoredTensor]
+) -> ModelConfig:
+    """Tied weights that a file stores twice are dropped when equal; different ones are both used."""
+    head = tensors.get("lm_head.weight")
+    if not config.tie_embeddings or head is None:
+        return config
+    embed = tensors.get(family.stored(config)["embed"].parts[0][0])
+    if embed is None:
+        return config
+    same = (embed.dtype, embed.shape) == (head.dtype, head.shape)
+    if same and all(
+        np.array_equal(embed.data[start : start + PIECE], head.data[start : start + PIECE])
+        for start in range(0, embed.data.size, PIECE)
+    ):
+        del tensors["lm_head.weight"]
+        return config
+    return replace(config, tie_embeddings=False)
+
+
+def _check(
+    tree: dict, family: Family, tensors: dict[str, StoredTensor], config: ModelConfig
+) -> None:
+    """Every tensor there, of the right shape, and none that the model would silently leave out."""
+    expected = set()
+    for leaf in _leaves(tree):
+        for name, shape in leaf.parts:
+            expected.add(name)
+            if name not in tensors:
+                if leaf.zeros_if_absent:
+                    continue
+                raise ValueError(
+                    f"load_model: tensor {name} {shape} is missing, which a model of family "
+                    f"{config.family} with this config.json has"
+                )
+            if tensors[name].shape != shape:
+                raise ValueError(
+                    f"load_model: tensor {tensors[name].name} has shape {tensors[name].shape}, "
+                    f"config.json makes it {shape}"
+                )
+            tensors[name].array()  # refuses quantised ones before anything is read
+    unexpected = [t.name for name, t in tensors.items() if name not in expected]
+    unexpected = sorted(name for name in unexpected if not family.ignores(name))
+    if unexpected:
+        some = ", ".join(unexpected[:3]) + (", ..." if len(unexpected) > 3 else "")
+        raise ValueError(
+            f"load_model: {len(unexpected)} tensors have no place in a model of family "
+            f"{config.family} with this config.json: {some}"
+        )
+
+
+def _leaves(tree: Any) -> Iterator[Stored]:
+    yield from jax.tree.leaves(tree)
+
+
+def _assemble(leaf: Stored, tensors: dict[str, StoredTensor], dtype: np.dtype) -> np.ndarray:
+    """One parameter, from its parts, in its own memory."""
+    if leaf.keep_dtype:
+        dtype = tensors[leaf.parts[0][0]].array().dtype
+    out = np.empty(leaf.shape, dtype)
+    start = 0
+    for index, (name, shape) in enumerate(leaf.parts):
+        if leaf.join == "stack":
+            place = out[index]
+        else:
+            width = out.shape[-1] if len(leaf.parts) == 1 else shape[0]
+            place = out[..., start : start + width]
+            start += width
+        if name not in tensors:
+            place[...] = 0
+        else:
+            _place(place, tensors[name].array(), leaf.layout)
+    return out
+
+
+def _place(out: np.ndarray, source: np.ndarray, layout: str) -> None:
+    """Copies `source` as stored into `out`, cast and transposed as `Stored.layout` says."""
+    if layout == "conv":
+        source = source[:, 0]
+    if layout == "same" or source.ndim < 2:
+        out[...] = source
+    elif source.ndim == 3:
+        for index in range(source.shape[0]):
+            _place(out[index], source[index], "linear")
+    else:
+        for row in range(0, source.shape[0], BAND):
+            out[:, row : row + BAND] = source[row : row + BAND].astype(out.dtype, copy=False).T

@@ -1,0 +1,78 @@
+"""Reading a model, whichever format its directory is in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from hybrid_jax.checkpoint.files import CheckpointNotFound, Progress, model_folder, read_json
+from hybrid_jax.checkpoint.hugging_face import load_hf
+from hybrid_jax.checkpoint.orbax import CONFIG_FILE, load_orbax
+from hybrid_jax.config import DTYPES, ModelConfig
+from hybrid_jax.models import config_from_hf
+from hybrid_jax.models.hf_config import plain, token_ids
+from hybrid_jax.models.stored_config import from_json
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+def load_model(
+    path: str | Path, *, dtype: Dtype = "auto", progress: Progress | None = None
+) -> tuple[ModelConfig, dict]:
+    """Reads a model from a Hugging Face directory or from one written by `save_orbax`.
+
+    Args:
+        path: a directory with config.json and model.safetensors (or its shards and their index), or an
+            orbax directory.
+        dtype: of the parameters; "auto" keeps the one they are stored in. A_log, D, dt_bias and the
+            router's correction bias are never cast.
+        progress: called with (bytes done, bytes in all) as the parameters arrive.
+
+    Returns:
+        The model's config, its dtype being that of the parameters, and the parameter tree of
+        `models.decoder`.
+
+    Raises:
+        FileNotFoundError: a file is missing (it is a ValueError too).
+        ValueError: an unknown family, a missing or malformed field, a truncated file, a missing,
+            unexpected or wrongly shaped tensor.
+        NotImplementedError: a field or a stored dtype that is not supported.
+
+    Example:
+        >>> config, params = load_model("gone")
+        Traceback (most recent call last):
+        ...
+        hybrid_jax.checkpoint.files.CheckpointNotFound: load_model: gone does not exist; give a ...
+    """
+    if dtype not in ("auto", *DTYPES):
+        raise ValueError(f"load_model: dtype must be auto or one of {DTYPES}, got {dtype!r}")
+    folder = model_folder(path)
+    config = load_config(folder)
+    report = progress or (lambda done, total: None)
+    if (folder / CONFIG_FILE).is_file():
+        return load_orbax(folder, config, dtype, report)
+    return load_hf(folder, config, dtype, report)
+
+
+def load_config(path: str | Path) -> ModelConfig:
+    """The config of a model directory, of either kind; reads no weights.
+
+    Raises:
+        FileNotFoundError, ValueError, NotImplementedError: as `load_model`.
+    """
+    folder = model_folder(path)
+    if (folder / CONFIG_FILE).is_file():
+        return from_json(read_json(folder / CONFIG_FILE))
+    if not (folder / "config.json").is_file():
+        raise CheckpointNotFound(
+            f"load_model: {folder} has no config.json and no {CONFIG_FILE}; "
+            "give a Hugging Face directory or one written by save_orbax"
+        )
+    config = config_from_hf(read_json(folder / "config.json"))
+    generation = folder / "generation_config.json"
+    if not generation.is_file():
+        return config
+    ids = token_ids(plain(read_json(generation)).get("eos_token_id"))
+    merged = dict.fromkeys((*ids, *config.eos_token_ids))  # in order, each once
+    return replace(config, eos_token_ids=tuple(merged))

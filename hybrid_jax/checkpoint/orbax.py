@@ -1,0 +1,93 @@
+"""Orbax directories: a model as the engine holds it, written and read back bit by bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+
+from hybrid_jax.checkpoint.files import CheckpointNotFound, Progress, model_folder
+from hybrid_jax.config import ModelConfig
+from hybrid_jax.models.stored_config import to_json
+
+CONFIG_FILE = "model_config.json"  # beside an orbax checkpoint; Hugging Face's is config.json
+PARAMS_FOLDER = "params"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+
+
+def save_orbax(
+    path: str | Path, config: ModelConfig, params: dict, *, tokenizer_from: str | Path | None = None
+) -> None:
+    """Writes a model as an orbax checkpoint with its config beside it; `load_model` reads it back.
+
+    Every array keeps its bits and dtype. An earlier model of the same kind at `path` is replaced.
+
+    Args:
+        path: directory to write; made if absent.
+        config, params: the model.
+        tokenizer_from: a directory whose tokenizer files are copied along, those it has.
+
+    Raises:
+        FileNotFoundError: `tokenizer_from` is not a directory.
+        ValueError: `path` holds something else.
+    """
+    import orbax.checkpoint  # slow to import, and most loads never need it
+
+    folder = Path(path).expanduser().resolve()
+    if folder.exists() and not (folder / CONFIG_FILE).is_file() and any(folder.iterdir()):
+        raise ValueError(
+            f"save_orbax: {folder} exists and is not a saved model; choose another path"
+        )
+    source = model_folder(tokenizer_from) if tokenizer_from is not None else None
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG_FILE).unlink(missing_ok=True)  # an interrupted save is not a model
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder / PARAMS_FOLDER, params, force=True)
+    for name in TOKENIZER_FILES:
+        if source is not None and (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    text = json.dumps(to_json(config), indent=2, allow_nan=False)
+    (folder / CONFIG_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def load_orbax(
+    folder: Path, config: ModelConfig, dtype: str, progress: Progress
+) -> tuple[ModelConfig, dict]:
+    """What `save_orbax` wrote, on the first device; cast where `dtype` is another than the saved one."""
+    import orbax.checkpoint
+
+    saved = folder / PARAMS_FOLDER
+    if not saved.is_dir():
+        raise CheckpointNotFound(f"load_model: {folder} has {CONFIG_FILE} but no {PARAMS_FOLDER}/")
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        try:
+            tree = checkpointer.metadata(saved).item_metadata.tree
+            target = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), tree
+            )
+            total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(target))
+            progress(0, total)
+            params = checkpointer.restore(saved, target)
+        except Exception as error:  # whatever the storage below raises, bare Exceptions too
+            raise ValueError(
+                f"load_model: {saved} is damaged or no orbax checkpoint; save it again"
+            ) from error
+    progress(total, total)
+    if dtype in ("auto", config.dtype):
+        return config, params
+    kept = ("A_log", "D", "dt_bias", "router_bias")
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaf if path[-1].key in kept else leaf.astype(dtype), params
+    )
+    return replace(config, dtype=dtype), params
