@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import reprlib
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +13,15 @@ import jax
 from hybrid_jax.cache_view import CacheView
 from hybrid_jax.checkpoint import load_config, load_model
 from hybrid_jax.compile_cache import enable_compile_cache
-from hybrid_jax.completions import Call, Completion, Job, derive_seed
+from hybrid_jax.completions import Call, Job, derive_seed
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.pack import MAX_STOP_IDS
 from hybrid_jax.options import default_params, engine_options, resolve_dtype
 from hybrid_jax.outputs import Delta, RequestOutput
 from hybrid_jax.progress_bar import Shown, shown
 from hybrid_jax.prompts import Prompt, PromptLike, pair_params, read_prompts
+from hybrid_jax.request_limits import resolve_max_tokens, resolve_stop_ids
+from hybrid_jax.running_calls import RunningCalls
 from hybrid_jax.sampling_params import SamplingParams
 from hybrid_jax.sizes import format_size
 from hybrid_jax.tokenizer import Tokenizer
@@ -127,20 +126,16 @@ class LLM:
     ) -> None:
         self.model_config, self.engine_config = config, engine_config
         self._tokenizer = tokenizer
-        self._engine: Engine | None = Engine(config, params, engine_config)
+        self._calls = RunningCalls(Engine(config, params, engine_config), record=self._record)
         self._default_params = defaults
         self._weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-        self._live: dict[str, tuple[Job, Completion]] = {}  # by the engine's request id
-        self._leaving: set[str] = set()  # ids the engine may still hold for nobody
-        self._behind = False  # the last turn may not have been handed on
         self._num_requests = 0
         self._totals = dict.fromkeys(("prompt_tokens", "cached_tokens", "generated_tokens"), 0)
-        self._cache = CacheView(self._open, config, engine_config)
+        self._cache = CacheView(lambda: self._engine, config, engine_config)
 
-    def _open(self) -> Engine:
-        if self._engine is None:
-            raise RuntimeError("LLM: this object was closed; make a new one")
-        return self._engine
+    @property
+    def _engine(self) -> Engine:
+        return self._calls.engine
 
     # --- generating -------------------------------------------------------------------------------
 
@@ -174,10 +169,10 @@ class LLM:
         """
         call = Call()
         jobs = self._accept(prompts, sampling_params, call)
-        with shown(progress or use_tqdm, "generating") as report, self._running(jobs):
+        with shown(progress or use_tqdm, "generating") as report, self._calls.running(jobs):
             while call.unfinished:
                 unfinished = len(call.unfinished)
-                self._step()
+                self._calls.step()
                 if len(call.unfinished) != unfinished:
                     report(len(jobs) - len(call.unfinished), len(jobs))
         return [job.output() for job in jobs]
@@ -202,12 +197,12 @@ class LLM:
         return self._deltas(self._accept(prompts, sampling_params, call), call)
 
     def _deltas(self, jobs: list[Job], call: Call) -> Iterator[Delta]:
-        with self._running(jobs):
+        with self._calls.running(jobs):
             while call.unfinished or call.deltas:
                 if call.deltas:
                     yield call.deltas.popleft()
                 else:
-                    self._step()
+                    self._calls.step()
 
     def chat(
         self,
@@ -254,8 +249,6 @@ class LLM:
         # The template writes the special tokens itself.
         return Prompt(text, tuple(self._tokenizer.encode(text, add_special_tokens=False)))
 
-    # --- the caller's side of the engine ----------------------------------------------------------
-
     def _accept(
         self,
         prompts: PromptLike | Sequence[PromptLike],
@@ -263,7 +256,7 @@ class LLM:
         call: Call,
     ) -> list[Job]:
         """Checks everything a caller can get wrong, before the engine hears of it."""
-        engine, config = self._open(), self.model_config
+        engine, config = self._engine, self.model_config
         read = read_prompts(prompts, self._tokenizer, vocab_size=config.vocab_size)
         paired = pair_params(params, len(read), self._default_params)
         jobs, now = [], time.perf_counter()
@@ -273,15 +266,8 @@ class LLM:
                     f"prompt {index}: stop strings need a tokenizer, which this model lacks; "
                     "use stop_token_ids"
                 )
-            max_tokens = _max_tokens(index, len(prompt.token_ids), own, engine.max_model_len)
+            max_tokens = resolve_max_tokens(index, len(prompt.token_ids), own, engine.max_model_len)
             number = self._num_requests + index
-            _check_stop_ids(index, own.stop_token_ids, config.vocab_size)
-            stops = frozenset((*self._eos_ids(own), *own.stop_token_ids))
-            if len(stops) > MAX_STOP_IDS:
-                raise ValueError(
-                    f"prompt {index}: at most {MAX_STOP_IDS} stop token ids are supported, the "
-                    f"model's own included, got {len(stops)}"
-                )
             job = Job(
                 str(number),
                 index,
@@ -289,7 +275,7 @@ class LLM:
                 own,
                 self._tokenizer,
                 seed=derive_seed(self.engine_config.seed, number) if own.seed is None else own.seed,
-                stop_ids=stops,
+                stop_ids=resolve_stop_ids(index, own, config),
                 max_tokens=max_tokens,
                 arrival_time=now,
                 call=call,
@@ -297,77 +283,6 @@ class LLM:
             jobs.append(job)
         self._num_requests += len(jobs)
         return jobs
-
-    def _eos_ids(self, params: SamplingParams) -> tuple[int, ...]:
-        return () if params.ignore_eos else self.model_config.eos_token_ids
-
-    @contextmanager
-    def _running(self, jobs: list[Job]) -> Iterator[None]:
-        """Gives the jobs to the engine; whatever happens, none of them stays there afterwards."""
-        engine = self._open()
-        try:
-            for job in jobs:
-                for completion in job.completions:
-                    request = completion.request
-                    self._live[request.request_id] = job, completion
-                    try:
-                        engine.add(request)
-                    except ValueError as error:
-                        raise ValueError(f"prompt {job.index}: {error}") from error
-            yield
-        finally:
-            ids = [c.request.request_id for job in jobs for c in job.completions]
-            self._leaving.update(ids)  # those that ended too: an interrupt may have hidden it
-            for request_id in ids:
-                self._live.pop(request_id, None)
-            self._let_go()
-            for job in jobs:
-                if job.first_token_time is not None:
-                    self._record(job)
-
-    def _let_go(self) -> None:
-        """Ends requests whose caller went away; what an interrupt leaves is ended the next time."""
-        for request_id in list(self._leaving):
-            if self._engine is not None:
-                self._engine.abort(request_id)
-            self._leaving.discard(request_id)
-
-    def _step(self) -> None:
-        """One turn of the engine; its tokens go to whoever asked for them.
-
-        The requests themselves are the truth about what there is to hand on, so an interrupted turn loses
-        nothing: the next one starts with what was left.
-        """
-        engine = self._open()
-        self._let_go()
-        if self._behind:
-            left = [entry for entry in self._live.values() if entry[1].behind]
-            self._deliver(engine, left, surely=True)
-            self._behind = False
-            if left:
-                return
-        if not engine.has_work:
-            raise RuntimeError(f"LLM: the engine is idle while {sorted(self._live)} are unfinished")
-        self._behind = True
-        results = engine.step()
-        found = (self._live.get(result.request.request_id) for result in results)
-        # None: it ended at a stop string, or its caller went away.
-        self._deliver(engine, [entry for entry in found if entry is not None])
-        self._behind = False
-
-    def _deliver(
-        self, engine: Engine, entries: list[tuple[Job, Completion]], *, surely: bool = False
-    ) -> None:
-        """Hands on what is new; `surely`: the engine may hold requests that say they are finished."""
-        now = time.perf_counter()
-        for job, completion in entries:
-            if completion.behind:
-                job.take(completion, now)
-            if completion.finish_reason is not None:
-                request = completion.request
-                if surely or request.finish_reason is None:
-                    engine.abort(request.request_id)
-                del self._live[request.request_id]
 
     def _record(self, job: Job) -> None:
         output = job.output()
@@ -386,7 +301,7 @@ class LLM:
     @property
     def max_model_len(self) -> int:
         """Longest sequence, prompt and output together, that model and memory allow, in tokens."""
-        return self._open().max_model_len
+        return self._engine.max_model_len
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer; None when it came without one."""
@@ -398,7 +313,7 @@ class LLM:
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start: this object's own and the engine's."""
-        return {"requests": self._num_requests, **self._totals, **self._open().stats()}
+        return {"requests": self._num_requests, **self._totals, **self._engine.stats()}
 
     def describe(self) -> str:
         """The model and where its memory goes: weights, then what `memory` covers.
@@ -408,7 +323,7 @@ class LLM:
             >>> [line.split()[0] for line in llm.describe().splitlines()]
             ['model', 'weights', 'arena', 'rings', 'tables', 'sequences']
         """
-        config, engine = self.model_config, self._open()
+        config, engine = self.model_config, self._engine
         sizes, rows = engine.sizes, self.engine_config.max_rows
         lines = {
             "model": f"{config.family}, {len(config.layers)} layers of width {config.width}",
@@ -422,7 +337,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         """Forgets every cached prefix that no running request uses."""
-        self._open().reset_prefix_cache()
+        self._engine.reset_prefix_cache()
 
     def warmup(self, *, progress: Shown = False) -> None:
         """Compiles what `generate` will need, so that the first call is as fast as the next.
@@ -431,14 +346,11 @@ class LLM:
             progress: show a bar, or call this with (programs done, programs in all).
         """
         with shown(progress, "compiling") as report:
-            self._open().warmup(progress=lambda done, total, name: report(done, total))
+            self._engine.warmup(progress=lambda done, total, name: report(done, total))
 
     def close(self) -> None:
         """Ends what still runs and frees the device memory; the object is of no use afterwards."""
-        if self._engine is not None:
-            self._live.clear()
-            self._engine.close()
-            self._engine = None
+        self._calls.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -447,37 +359,8 @@ class LLM:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._engine is None else f"max_model_len={self.max_model_len}"
+        state = "closed" if self._calls.closed else f"max_model_len={self.max_model_len}"
         return (
             f"LLM({self.model_config.family}, {self.engine_config.dtype}, {state}, "
             f"max_rows={self.engine_config.max_rows}, cache={self.engine_config.cache.policy!r})"
         )
-
-
-# --- checks of one prompt's parameters ----------------------------------------------------------
-
-
-def _check_stop_ids(index: int, stop_ids: Sequence[int], vocab_size: int) -> None:
-    for token in stop_ids:
-        if token >= vocab_size:
-            raise ValueError(
-                f"prompt {index}: stop_token_ids must lie below the vocabulary's {vocab_size}, "
-                f"got {reprlib.repr(token)}"
-            )
-
-
-def _max_tokens(index: int, prompt_len: int, params: SamplingParams, max_model_len: int) -> int:
-    room = max_model_len - prompt_len
-    if room < 1:
-        raise ValueError(
-            f"prompt {index}: has {prompt_len} tokens and needs room for one more, but the longest "
-            f"sequence is {max_model_len}; shorten it, or raise max_model_len or memory"
-        )
-    if params.max_tokens is None:
-        return room
-    if params.max_tokens > room:
-        raise ValueError(
-            f"prompt {index}: {prompt_len} tokens and max_tokens={params.max_tokens} exceed the "
-            f"longest sequence of {max_model_len}; lower max_tokens to {room} or leave it out"
-        )
-    return params.max_tokens

@@ -81,15 +81,15 @@ ROOMS = (
     Room(TEXT, TEXT, ("tokenizers", "jinja2")),
     Room(("prompts",), ("prompts", *TEXT, *PLAIN)),
     Room(
-        ("completions", "cache_view"),
+        ("completions", "cache_view", "running_calls"),
         ("completions", "prompts", "outputs", "engine.request", *TEXT, *PLAIN),
     ),
     Room(("report",), ("report", "models", "engine.sizing", *PLAIN)),
     Room(
-        ("llm", "batch", "options", "progress_bar"),
+        ("llm", "batch", "options", "progress_bar", "request_limits"),
         (
-            *("llm", "options", "progress_bar"),
-            *("outputs", "prompts", "completions", "cache_view", "compile_cache"),
+            *("llm", "options", "progress_bar", "request_limits"),
+            *("outputs", "prompts", "completions", "cache_view", "running_calls", "compile_cache"),
             *("engine", "checkpoint", *TEXT, *PLAIN),
         ),
         ("jax", "rich"),

@@ -269,7 +269,7 @@ def test_after_an_interruption_the_next_call_is_right(llm, error):
     with pytest.raises(type(error)):
         llm.generate(["ab", "cd"], SamplingParams(max_tokens=100))
     assert not llm._engine.has_work
-    assert llm._live == {}
+    assert llm._calls.num_unfinished == 0
     assert texts(llm.generate(["ab", "cd"], GREEDY)) == [SCRIPT[:12]] * 2
 
 
@@ -321,7 +321,7 @@ def test_an_interrupted_call_takes_nothing_from_a_stream_around_it(
     assert [d.finished() for d in found] == [False] * (len(found) - 1) + [True]
     assert found[-1].output.outputs == expected
     assert not llm._engine.has_work
-    assert llm._live == {}
+    assert llm._calls.num_unfinished == 0
     assert texts(llm.generate(["ab", "cd"], GREEDY)) == [SCRIPT[:12]] * 2
 
 

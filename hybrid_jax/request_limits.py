@@ -1,0 +1,58 @@
+"""Where one completion ends at the latest: its stop ids and most tokens, checked against model and memory."""
+
+from __future__ import annotations
+
+import reprlib
+
+from hybrid_jax.config import ModelConfig
+from hybrid_jax.engine.pack import MAX_STOP_IDS
+from hybrid_jax.sampling_params import SamplingParams
+
+
+def resolve_stop_ids(index: int, params: SamplingParams, config: ModelConfig) -> frozenset[int]:
+    """The token ids that end a completion: the caller's, and the model's own unless they are ignored.
+
+    Args:
+        index: the prompt's, for the message.
+
+    Raises:
+        ValueError: an id outside the vocabulary, or more of them than the engine looks for.
+    """
+    for token in params.stop_token_ids:
+        if token >= config.vocab_size:
+            raise ValueError(
+                f"prompt {index}: stop_token_ids must lie below the vocabulary's {config.vocab_size}, "
+                f"got {reprlib.repr(token)}"
+            )
+    eos_ids = () if params.ignore_eos else config.eos_token_ids
+    stops = frozenset((*eos_ids, *params.stop_token_ids))
+    if len(stops) > MAX_STOP_IDS:
+        raise ValueError(
+            f"prompt {index}: at most {MAX_STOP_IDS} stop token ids are supported, the "
+            f"model's own included, got {len(stops)}"
+        )
+    return stops
+
+
+def resolve_max_tokens(
+    index: int, prompt_len: int, params: SamplingParams, max_model_len: int
+) -> int:
+    """Most tokens of a completion: what was asked for, or all that fit behind the prompt.
+
+    Raises:
+        ValueError: no token fits, or fewer than were asked for.
+    """
+    room = max_model_len - prompt_len
+    if room < 1:
+        raise ValueError(
+            f"prompt {index}: has {prompt_len} tokens and needs room for one more, but the longest "
+            f"sequence is {max_model_len}; shorten it, or raise max_model_len or memory"
+        )
+    if params.max_tokens is None:
+        return room
+    if params.max_tokens > room:
+        raise ValueError(
+            f"prompt {index}: {prompt_len} tokens and max_tokens={params.max_tokens} exceed the "
+            f"longest sequence of {max_model_len}; lower max_tokens to {room} or leave it out"
+        )
+    return params.max_tokens
