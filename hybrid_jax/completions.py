@@ -188,6 +188,7 @@ class Job:
                     params=params,
                     seed=seed,
                     sample_index=sample,
+                    group=None if params.n == 1 else request_id,
                     stop_ids=stop_ids,
                     max_tokens=max_tokens,
                 ),

@@ -5,7 +5,8 @@ Rows of a prefill dispatch are 1, 4, 16, ... up to max_rows; its tokens per row 
 middle size from 8 rows on, max_rows; its loop's count is data, and the
 bucket is the room for its results. Page tables are 256, 1024, ... pages wide, at most what a
 sequence can need: a wider table costs only the bytes of its int32 entries, since attention walks no
-further than the rows' own lengths. Exact mode has one shape for everything.
+further than the rows' own lengths. A fork is compiled once per row count of the prefill it follows. Exact
+mode has one shape for everything.
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ class PrefillBucket:
     rows: int
     tokens: int
     width: int
+
+
+@dataclass(frozen=True, order=True)
+class ForkBucket:
+    """Rows of the prefill dispatch that is forked from; every fork of a plan goes into one dispatch."""
+
+    rows: int
 
 
 @dataclass(frozen=True, order=True)
@@ -152,7 +160,7 @@ def exact_bucket(engine: EngineConfig, *, max_pages: int) -> ExactBucket:
 
 def all_buckets(
     engine: EngineConfig, *, max_pages: int
-) -> list[PrefillBucket | DecodeBucket | ExactBucket]:
+) -> list[PrefillBucket | ForkBucket | DecodeBucket | ExactBucket]:
     """Every shape a run can meet, the small ones first: what a warm-up compiles."""
     if engine.exact:
         return [exact_bucket(engine, max_pages=max_pages)]
@@ -169,4 +177,5 @@ def all_buckets(
         for steps in decode_steps(engine)
         for width in widths(max_pages)
     }
-    return [*sorted(prefill), *sorted(decode)]
+    forks = [ForkBucket(rows) for rows in prefill_rows(engine) if engine.max_rows > 1]
+    return [*sorted(prefill), *forks, *sorted(decode)]

@@ -66,13 +66,13 @@ class Engine:
             config, engine_config, self.geometry, default_limit=_spare_bytes()
         )
         self.config, self.engine_config = config, engine_config
-        self._room = dict(
+        room = dict(
             num_frames=self.sizes.num_frames,
             max_slots=self.sizes.max_slots,
             max_model_len=self.sizes.max_model_len,
         )
-        self.runner = Runner(config, params, engine_config, self.geometry, **self._room)
-        self.scheduler = Scheduler(self.geometry, engine_config, **self._room)
+        self.runner = Runner(config, params, engine_config, self.geometry, **room)
+        self.scheduler = Scheduler(self.geometry, engine_config, **room)
         self._pending: deque[Pending] = deque()
         self._live: dict[str, Request] = {}
         self._reported: dict[str, int] = {}
@@ -173,14 +173,7 @@ class Engine:
             known = self._reported[request_id]
             del request.output[known:], request.logprobs[known:]
             request.finish_reason = request.stop_reason = None
-        old = self.scheduler
-        self.scheduler = Scheduler(self.geometry, self.engine_config, **self._room)
-        self.scheduler.counters = old.counters
-        if old.memory.tree is not None:
-            self.scheduler.memory.tree.counters = old.memory.tree.counters
-        old.counters.rebuilds += 1
-        for request in self._live.values():
-            self.scheduler.add(request)
+        self.scheduler = self.scheduler.restarted(self._live.values())
         self._interrupted = False
 
     # --- around it --------------------------------------------------------------------------------

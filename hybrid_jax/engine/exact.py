@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from hybrid_jax.engine import blocks
 from hybrid_jax.engine.blocks import Model
 from hybrid_jax.engine.pack import Layout
-from hybrid_jax.engine.sampling import Sampled, logprobs, sample, stopped, unpack_sampling
+from hybrid_jax.engine.sampling import Sampled, choose, unpack_sampling
 from hybrid_jax.engine.window import WindowRows, window
 from hybrid_jax.models import decoder
 from hybrid_jax.state import State
@@ -56,13 +56,11 @@ def exact_step(
     last = blocks.slice_tokens(h, jnp.maximum(end - base - 1, 0), 1)[:, 0]
     sampling = unpack_sampling(layout, batch)
     logits = decoder.logits(params, last, config)
-    chosen = sample(logits, sampling, end)
     samples = alive & (get("samples") > 0)
-    mark = jnp.where(samples & ~stopped(chosen, sampling), chosen, -1)
-    mark = jnp.where(alive, mark, state.tokens[:num_rows])
-    state = state.replace(tokens=state.tokens.at[:num_rows].set(mark))
-    extra = logprobs(logits, chosen, min(num_logprobs, config.vocab_size)) if num_logprobs else None
-    return state, Sampled(jnp.where(samples, chosen, -1), extra)
+    sampled, fed = choose(logits, sampling, end, samples, num_logprobs)
+    fed = jnp.where(alive, fed, state.tokens[:num_rows])
+    state = state.replace(tokens=state.tokens.at[:num_rows].set(fed))
+    return state, sampled._replace(tokens=jnp.where(samples, sampled.tokens, -1))
 
 
 def _load_conv(state: State, needed: jax.Array, checkpoint, slot, model: Model) -> State:

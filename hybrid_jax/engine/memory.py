@@ -13,6 +13,7 @@ from hybrid_jax.cache.frames import FrameAllocator
 from hybrid_jax.cache.node import Match
 from hybrid_jax.cache.radix import RadixTree
 from hybrid_jax.cache.slots import SlotTable
+from hybrid_jax.engine.plan import Page
 from hybrid_jax.engine.sequence import DecodeFlight, Phase, Sequence
 from hybrid_jax.geometry import Geometry
 
@@ -126,6 +127,42 @@ class Memory:
         sequence.checkpoint = sequence.real_checkpoint = hit_len
         sequence.position = sequence.real_position = hit_len
         return hit_len
+
+    def fork(
+        self, parent: Sequence, child: Sequence, *, others: list[Sequence]
+    ) -> list[tuple[Page, Page]] | None:
+        """Gives `child` what it needs to go on behind the prompt that `parent` has computed in this plan.
+
+        Both hold the checkpoint and the full pages; a page that the prompt's end lies in is copied.
+
+        Args:
+            parent: its prompt ends in this plan, and no step after it is planned.
+            child: without memory. others: the sequences that hold some.
+
+        Returns:
+            The (source, target) pages to copy, or None when there is no room, for the next steps included;
+            then nothing was taken.
+        """
+        geometry = self.geometry
+        full, inside = divmod(parent.goal, geometry.page_tokens) if geometry.has_pages else (0, 0)
+        needed = (bool(inside) + 1) * geometry.frames_per_page + geometry.state_frames
+        if needed > self.frames.num_free and needed > self._most_free(others):
+            return None
+        if not self.make_room(needed, int(geometry.has_state)):
+            return None
+        child.pages = parent.pages[:full]
+        self.frames.retain(frame for page in child.pages for frame in page)
+        copies = []
+        if inside:
+            page = tuple(self.frames.allocate(geometry.frames_per_page))
+            copies = [(parent.pages[full], page)]
+            child.pages.append(page)
+        if parent.slot:
+            self.slots.retain(parent.slot)
+        child.slot = child.real_slot = parent.slot
+        child.checkpoint = child.real_checkpoint = parent.checkpoint
+        child.position = child.real_position = parent.position
+        return copies
 
     def _most_free(self, others: list[Sequence]) -> int:
         """Frames that would be free if the tree held nothing."""

@@ -81,6 +81,21 @@ def prefill_layout(*, tokens: int, width: int, frames_per_page: int) -> Layout:
     )
 
 
+def fork_layout(*, frames_per_page: int) -> Layout:
+    """Columns of a fork row."""
+    return Layout(
+        (
+            ("row", 1),
+            ("source", 1),
+            ("line", 1),
+            ("position", 1),
+            *SAMPLING,
+            ("sources", max(frames_per_page, 1)),
+            ("targets", max(frames_per_page, 1)),
+        )
+    )
+
+
 def decode_layout(*, width: int, frames_per_page: int) -> Layout:
     """Columns of a decode row; its place in the array is its ring row."""
     return Layout(
@@ -136,9 +151,16 @@ def set_sampling(layout: Layout, batch: np.ndarray, row: int, request: Request) 
     layout.set(batch, row, "stop_ids", stops + [-1] * (MAX_STOP_IDS - len(stops)))
 
 
-def set_pages(layout: Layout, batch: np.ndarray, row: int, pages: list, width: int) -> None:
+def set_pages(layout: Layout, batch: np.ndarray, row: int, pages: list) -> None:
     """Writes a page table, group-major: [frames_per_page, width] flattened."""
     if pages and pages[0]:
-        table = np.zeros((len(pages[0]), width), np.int32)
+        span, groups = layout.span("table"), len(pages[0])
+        table = batch[row, span].reshape(groups, -1)
         table[:, : len(pages)] = np.asarray(pages, np.int32).T
-        layout.set(batch, row, "table", table.ravel())
+
+
+def set_copies(layout: Layout, batch: np.ndarray, row: int, copies: list) -> None:
+    """Writes the page a row copies before it writes, if any."""
+    for source, target in copies:
+        layout.set(batch, row, "sources", source)
+        layout.set(batch, row, "targets", target)

@@ -40,6 +40,29 @@ class PrefillRow:
 
 
 @dataclass(kw_only=True)
+class ForkRow:
+    """A row that goes on behind a prompt another row computes in the same plan.
+
+    It gets a copy of that row's ring, and its first token from that row's logits.
+
+    Attributes:
+        request: whose row it is.
+        row: ring row.
+        source: ring row whose prompt ends in this plan.
+        line: place of that row's chunk among the plan's prefill rows.
+        position: tokens of the prompt.
+        copies: (source, target) of the page that holds the prompt's end, when it ends inside one.
+    """
+
+    request: Request
+    row: int
+    source: int
+    line: int
+    position: int
+    copies: list[tuple[Page, Page]] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
 class DecodeRow:
     """Up to `num_steps` decode steps of one row.
 
@@ -67,19 +90,20 @@ class DecodeRow:
 
 @dataclass(kw_only=True)
 class Plan:
-    """One turn of the engine: a prefill dispatch and a decode dispatch, either possibly empty.
+    """One turn of the engine: prefill, fork and decode dispatches in this order, each possibly empty.
 
     Attributes:
         new_slots: (slot, frames) pairs to write to the device table first.
         moves: (source, target) ring rows to move before anything else.
-        prefill, decode: rows of the two dispatches; the decode runs after the prefill, and a row whose
-            prompt ends in this plan's prefill may decode in the same plan.
+        prefill, forks, decode: rows of the dispatches; a row whose prompt ends in this plan's prefill, or that
+            forks from one, may decode in the same plan.
         num_steps: steps of the decode dispatch's loop, at least every row's own.
     """
 
     new_slots: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     moves: list[tuple[int, int]] = field(default_factory=list)
     prefill: list[PrefillRow] = field(default_factory=list)
+    forks: list[ForkRow] = field(default_factory=list)
     decode: list[DecodeRow] = field(default_factory=list)
     num_steps: int = 0
 
@@ -90,11 +114,14 @@ class Tokens:
 
     Attributes:
         prefill: the sampled token per prefill row (meaningless where `samples` is false).
+        forks: the first token per fork row.
         decode: per decode row the tokens of its steps, the stop token included, nothing after it.
-        prefill_logprobs, decode_logprobs: the matching `TokenLogprobs`, or empty lists.
+        prefill_logprobs, fork_logprobs, decode_logprobs: the matching `TokenLogprobs`, or empty lists.
     """
 
     prefill: list[int]
     decode: list[list[int]]
+    forks: list[int] = field(default_factory=list)
     prefill_logprobs: list = field(default_factory=list)
+    fork_logprobs: list = field(default_factory=list)
     decode_logprobs: list = field(default_factory=list)

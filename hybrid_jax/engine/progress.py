@@ -46,11 +46,12 @@ class SchedulerCounters:
         prefill_rows, prefill_tokens: chunks and their tokens.
         decode_rows, decode_steps: decode rows and the steps planned for them.
         folds_in_place, folds_to_new: folds planned over the row's own slot, and into another.
-        copies: pages copied because a row resumed inside them.
+        forks: rows that began behind a sibling's prompt.
+        copies: pages copied because a row resumed or forked inside them.
         moves: ring rows moved to close holes.
         preemptions: sequences sent back to the queue for want of memory.
         waits: times a request was held back for a checkpoint that another was computing.
-        rebuilds: times everything was requeued after a failed dispatch.
+        restarts: times memory was lost and every live request started over.
     """
 
     plans: int = 0
@@ -60,8 +61,9 @@ class SchedulerCounters:
     decode_steps: int = 0
     folds_in_place: int = 0
     folds_to_new: int = 0
+    forks: int = 0
     copies: int = 0
     moves: int = 0
     preemptions: int = 0
     waits: int = 0
-    rebuilds: int = 0
+    restarts: int = 0

@@ -17,6 +17,8 @@ class Request:
         params: sampling parameters; n is 1 here, the caller splits completions.
         seed: of the sampling noise, resolved.
         sample_index: which of the prompt's completions this is.
+        group: the completions of one prompt share it: one computes the prompt, the others fork from it. None
+            for a completion without siblings.
         stop_ids: token ids that end it, the model's own included unless ignore_eos.
         max_tokens: resolved limit on the output.
         output: tokens generated so far; survives preemption.
@@ -31,6 +33,7 @@ class Request:
     params: SamplingParams
     seed: int
     sample_index: int = 0
+    group: str | None = None
     stop_ids: frozenset[int] = frozenset()
     max_tokens: int = 1
     output: list[int] = field(default_factory=list)

@@ -86,6 +86,31 @@ def sample(logits: jax.Array, rows: SamplingRows, positions: jax.Array) -> jax.A
     return jax.lax.cond(random.any(), draw, lambda: greedy)
 
 
+def choose(
+    logits: jax.Array,
+    rows: SamplingRows,
+    positions: jax.Array,
+    samples: jax.Array,
+    num_logprobs: int,
+) -> tuple[Sampled, jax.Array]:
+    """Samples a token per row, and says what the row feeds next.
+
+    Args:
+        logits: float32[B, V]. rows, positions: as in `sample`.
+        samples: bool[B] rows whose token counts.
+        num_logprobs: most likely tokens to report; 0 for no log-probabilities.
+
+    Returns:
+        What was sampled, and int32[B] the token to feed: -1 after a stop token and for rows that do not sample.
+    """
+    tokens = sample(logits, rows, positions)
+    fed = jnp.where(samples & ~stopped(tokens, rows), tokens, -1)
+    extra = None
+    if num_logprobs:
+        extra = logprobs(logits, tokens, min(num_logprobs, logits.shape[1]))
+    return Sampled(tokens, extra), fed
+
+
 def _noise(seed: jax.Array, sample_index: jax.Array, position: jax.Array, size: int) -> jax.Array:
     key = jax.random.wrap_key_data(seed, impl="threefry2x32")
     key = jax.random.fold_in(jax.random.fold_in(key, sample_index), position)

@@ -14,13 +14,15 @@ finished row may be given away while a later plan still names it.
 
 One turn, oldest sequence first: rows that run get the memory for their next steps or chunk (short of
 it: evict from the tree, take fewer steps, preempt the youngest once nothing is in flight); then waiting
-requests are admitted into free rows; then chunks' checkpoints are published in the tree; then rows
-whose prompt ends in this plan get their first decode steps.
+requests are admitted into free rows, and siblings of a prompt that ends in this plan fork from it; then
+chunks' checkpoints are published in the tree; then rows whose prompt ends in this plan get their first
+decode steps.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine.memory import Memory
@@ -64,16 +66,13 @@ class Scheduler:
         self._patience = 8 * engine.max_rows
         self._sequences: dict[str, Sequence] = {}  # unfinished ones
         self._num_arrivals = 0
-        self._start_empty()
-
-    def _start_empty(self) -> None:
         self.memory = Memory(
-            self.geometry,
-            num_frames=self.num_frames,
-            max_slots=self.max_slots,
-            cached=self.engine.cache.policy != "off",
+            geometry,
+            num_frames=num_frames,
+            max_slots=max_slots,
+            cached=engine.cache.policy != "off",
         )
-        self._rows: list[Sequence | None] = [None] * self.engine.max_rows
+        self._rows: list[Sequence | None] = [None] * engine.max_rows
         self._running: list[Sequence] = []  # oldest first
         self._waiting: deque[Sequence] = deque()
         self._flights: deque[Flight] = deque()
@@ -198,6 +197,7 @@ class Scheduler:
                 self._advance(turn, sequence)
         if not (self._drain or turn.preempted):
             self._admit(turn)
+            self._fork(turn)
         turn.finish()
         return turn
 
@@ -217,12 +217,21 @@ class Scheduler:
     # --- admission ------------------------------------------------------------------------------
 
     def _admit(self, turn: Turn) -> None:
-        """Seats waiting requests in free rows, first come first, except those that wait for a checkpoint."""
+        """Seats waiting requests in free rows, first come first.
+
+        Except those that wait for a checkpoint, and those that will fork, for which a row is kept free.
+        """
         admitted: list[Sequence] = []
         passed: list[Sequence] = []
+        num_free = self._rows.count(None)
+        computing = self._groups_computed(turn)
         for sequence in self._waiting:
-            if None not in self._rows or turn.full:
+            if num_free <= 0 or turn.full:
                 break
+            if sequence.group in computing:
+                passed.append(sequence)
+                num_free -= 1
+                continue
             match, patient = None, sequence.num_overtaken < self._patience
             if self.memory.tree is not None:
                 if patient and sequence.waits_for is not None and sequence.waits_for.promised_by:
@@ -240,13 +249,40 @@ class Scheduler:
             for earlier in passed:
                 earlier.num_overtaken += 1
             admitted.append(sequence)
-            self._enter(sequence, hit_len)
+            self._seat(sequence, hit_len)
+            num_free -= 1
+            if sequence.group is not None:
+                computing = self._groups_computed(turn)
             self.memory.promise(sequence)
             turn.chunk(sequence)
         for sequence in admitted:
             self._waiting.remove(sequence)
 
-    def _enter(self, sequence: Sequence, hit_len: int) -> None:
+    def _groups_computed(self, turn: Turn) -> set[str]:
+        """Groups of which one has its prompt computed now, so that the others will fork from it."""
+        if self.engine.exact:
+            return set()  # one executable for everything: a fork's logits would come from another
+        leaders = [s for s in self._running if s.phase is Phase.PREFILL] + turn.ended
+        return {s.group for s in leaders if s.group is not None}
+
+    def _fork(self, turn: Turn) -> None:
+        """Seats waiting siblings of the prompts that end in this plan, as far as rows and memory go."""
+        computed = {s.group: s for s in turn.ended if s.group is not None}
+        if self.engine.exact or not computed:
+            return
+        for sequence in [s for s in self._waiting if s.group in computed]:
+            if None not in self._rows:
+                break
+            parent = computed[sequence.group]
+            copies = self.memory.fork(parent, sequence, others=self._running)
+            if copies is None:
+                break
+            self._waiting.remove(sequence)
+            self._seat(sequence, parent.request.num_cached_tokens)
+            turn.fork(parent, sequence, copies)
+
+    def _seat(self, sequence: Sequence, hit_len: int) -> None:
+        """Gives a sequence the lowest free row."""
         sequence.waits_for = None
         sequence.phase = Phase.PREFILL
         sequence.row = self._rows.index(None)
@@ -299,10 +335,11 @@ class Scheduler:
                 f"Scheduler: plans are received in the order they were made, got one that is not "
                 f"the oldest of {len(self._flights)} in flight"
             )
-        if len(tokens.prefill) != len(plan.prefill) or len(tokens.decode) != len(plan.decode):
+        asked = [len(plan.prefill), len(plan.forks), len(plan.decode)]
+        given = [len(tokens.prefill), len(tokens.forks), len(tokens.decode)]
+        if asked != given:
             raise ValueError(
-                f"Scheduler: results must match the plan's {len(plan.prefill)} prefill and "
-                f"{len(plan.decode)} decode rows, got {len(tokens.prefill)} and {len(tokens.decode)}"
+                f"Scheduler: results must match the plan's {asked} prefill, fork and decode rows, got {given}"
             )
         flight = self._flights[0]
         for sequence in flight.sequences():
@@ -312,6 +349,10 @@ class Scheduler:
             if row.samples and sequence.phase is not Phase.DONE:
                 logprobs = tokens.prefill_logprobs[index : index + 1]
                 self._accept(progress, sequence, [tokens.prefill[index]], logprobs)
+        for index, sequence in enumerate(flight.forks):
+            if sequence.phase is not Phase.DONE:
+                logprobs = tokens.fork_logprobs[index : index + 1]
+                self._accept(progress, sequence, [tokens.forks[index]], logprobs)
         self._flights.popleft()  # until here: ending with the prompt settles this plan's folds too
         for index, decode in enumerate(flight.decode):
             if decode.sequence.phase is not Phase.DONE:
@@ -375,35 +416,26 @@ class Scheduler:
 
     # --- starting over --------------------------------------------------------------------------
 
-    def fail(self, plan: Plan) -> list[Request]:
-        """After a dispatch of `plan` failed: everything on the device is lost, see `rebuild`.
+    def restarted(self, requests: Iterable[Request]) -> Scheduler:
+        """A scheduler with the same settings and counters, empty memory, and these requests queued.
 
-        Returns:
-            The live requests that the plan named, for the caller to abort if they are to blame.
+        For when the device's memory is lost: this one, in whatever state it is, is of no use afterwards. The
+        runner's state must be made anew as well. Requests start over from their prompt and output.
         """
-        named = {row.request.request_id for row in [*plan.prefill, *plan.decode]}
-        self.rebuild()
-        return [s.request for s in self._sequences.values() if s.owner in named]
-
-    def rebuild(self) -> None:
-        """Forgets device memory and plans in flight; unfinished requests start over from their tokens.
-
-        Works from any state, also after an exception inside `plan` or `receive`. The runner's arena must be
-        rebuilt as well. Aborted requests are gone; the others keep the output they have reported.
-        """
-        self.counters.rebuilds += 1
-        tree = self.memory.tree
-        self._start_empty()
-        if tree is not None:
-            self.memory.tree.counters = tree.counters
-        live = sorted(self._sequences.values(), key=lambda s: s.arrival)
-        self._sequences = {}
-        for sequence in live:
-            if sequence.request.finish_reason is None:
-                sequence.wait_again()
-                self._sequences[sequence.owner] = sequence
-                self.memory.announce(sequence)
-                self._waiting.append(sequence)
+        new = Scheduler(
+            self.geometry,
+            self.engine,
+            num_frames=self.num_frames,
+            max_slots=self.max_slots,
+            max_model_len=self.max_model_len,
+        )
+        new.counters = self.counters
+        if self.memory.tree is not None:
+            new.memory.tree.counters = self.memory.tree.counters
+        new.counters.restarts += 1
+        for request in requests:
+            new.add(request)
+        return new
 
     def reset_prefix_cache(self) -> None:
         """Empties the prefix tree; running sequences go on with what they hold."""

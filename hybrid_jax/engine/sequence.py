@@ -92,6 +92,11 @@ class Sequence:
         return len(self.prompt)
 
     @property
+    def group(self) -> str | None:
+        """Name of the siblings it may fork from or be forked by; None once it has tokens of its own."""
+        return self.request.group if self.goal == len(self.request.prompt) else None
+
+    @property
     def running(self) -> bool:
         return self.phase in (Phase.PREFILL, Phase.DECODE, Phase.STOPPING)
 
@@ -131,8 +136,10 @@ class Flight:
 
     plan: Plan
     prefill: list[Sequence] = field(default_factory=list)
+    forks: list[Sequence] = field(default_factory=list)
     decode: list[DecodeFlight] = field(default_factory=list)
 
     def sequences(self) -> list[Sequence]:
         """Every sequence the plan names, once."""
-        return list(dict.fromkeys([*self.prefill, *(flight.sequence for flight in self.decode)]))
+        decoding = (flight.sequence for flight in self.decode)
+        return list(dict.fromkeys([*self.prefill, *self.forks, *decoding]))

@@ -13,14 +13,7 @@ from hybrid_jax.config import Attention
 from hybrid_jax.engine import blocks
 from hybrid_jax.engine.blocks import Model
 from hybrid_jax.engine.pack import Layout
-from hybrid_jax.engine.sampling import (
-    Logprobs,
-    Sampled,
-    logprobs,
-    sample,
-    stopped,
-    unpack_sampling,
-)
+from hybrid_jax.engine.sampling import Logprobs, Sampled, choose, unpack_sampling
 from hybrid_jax.engine.window import WindowRows, window
 from hybrid_jax.layers import mamba2
 from hybrid_jax.models import decoder
@@ -103,9 +96,8 @@ def decode(
         h, state = window(params, state, rows, model=model)
         with jax.named_scope("sample"):
             logits = decoder.logits(params, h[:, 0], model.config)
-            tokens = sample(logits, sampling, position + 1)
-            out = _store(out, step, tokens, alive, logits, num_logprobs)
-            fed = jnp.where(stopped(tokens, sampling), -1, tokens)
+            new, fed = choose(logits, sampling, position + 1, alive, num_logprobs)
+            out = _store(out, step, new, alive)
             fed = jnp.where(alive, fed, state.tokens[:num_rows])
             state = state.replace(tokens=state.tokens.at[:num_rows].set(fed))
         return step + 1, state, position + alive.astype(jnp.int32), checkpoint, slot, out
@@ -115,15 +107,11 @@ def decode(
     return state, out
 
 
-def _store(out: Sampled, step, tokens, alive, logits, num_logprobs) -> Sampled:
+def _store(out: Sampled, step, new: Sampled, alive) -> Sampled:
     """Writes one step's results at its line of the output."""
-    line = jnp.where(alive, tokens, -1)[None]
-    kept = jax.lax.dynamic_update_slice(out.tokens, line, (step, 0))
-    if not num_logprobs:
-        return Sampled(kept, None)
-    new = logprobs(logits, tokens, out.logprobs.ids.shape[-1])
+    new = new._replace(tokens=jnp.where(alive, new.tokens, -1))
     put = lambda old, value: jax.lax.dynamic_update_index_in_dim(old, value, step, 0)  # noqa: E731
-    return Sampled(kept, jax.tree.map(put, out.logprobs, new))
+    return jax.tree.map(put, out, new)
 
 
 def prefill(
@@ -134,14 +122,15 @@ def prefill(
     model: Model,
     layout: Layout,
     num_logprobs: int,
-) -> tuple[State, Sampled]:
+) -> tuple[State, Sampled, jax.Array]:
     """One prompt chunk per row, from a checkpoint at its start to a checkpoint and a ring tail at its end.
 
     Args:
         batch: int32[R, layout.size]; a padding row names the sink's ring row and has length 0.
 
     Returns:
-        The state, and tokens int32[R] (meaningless where a row does not sample).
+        The state, tokens int32[R] (meaningless where a row does not sample), and the logits float32[R, V]
+        they were sampled from.
     """
     config, geometry = model.config, model.geometry
     num_rows = batch.shape[0]
@@ -195,19 +184,49 @@ def prefill(
         state = _write_tails(state, tails, get("row"), write, model)
     with jax.named_scope("sample"):
         last = blocks.slice_tokens(h, jnp.maximum(length - 1, 0), 1)[:, 0]
-        sampled, state = _first_token(
-            params,
-            state,
-            last,
-            batch,
-            end,
-            get("samples") > 0,
-            get("row"),
-            layout,
-            model,
-            num_logprobs,
+        logits = decoder.logits(params, last, config)
+        state, sampled = _first_tokens(
+            state, logits, batch, end, get("samples") > 0, layout, num_logprobs
         )
-    return state, sampled
+    return state, sampled, logits
+
+
+def fork(
+    state: State,
+    logits: jax.Array,
+    batch: jax.Array,
+    count: jax.Array,
+    *,
+    model: Model,
+    layout: Layout,
+    num_logprobs: int,
+) -> tuple[State, Sampled]:
+    """Rows that go on behind another row's prompt: its ring, its last page, a first token of their own.
+
+    Args:
+        logits: float32[R, V] of the prefill that the prompts ended in.
+        batch: int32[F, layout.size], real rows first; a padding row names the sink's ring row.
+        count: int32[] real rows.
+
+    Returns:
+        The state, and tokens int32[F].
+    """
+    get = lambda name: layout.get(batch, name)  # noqa: E731
+    if model.geometry.has_pages:
+        arena = copy_frames(state.arena, get("sources").reshape(-1), get("targets").reshape(-1))
+        state = state.replace(arena=arena)
+    source, target = get("source"), get("row")
+    if model.geometry.has_state:
+
+        def copy(i, rings):
+            return [_copy_row(ring, source[i], target[i]) for ring in rings]
+
+        rings = jax.lax.fori_loop(0, count, copy, [state.conv, state.xB, state.dt])
+        state = state.replace(conv=rings[0], xB=rings[1], dt=rings[2])
+    with jax.named_scope("sample"):
+        own = logits[get("line")]  # [F, V]
+        samples = jnp.ones(target.shape, bool)
+        return _first_tokens(state, own, batch, get("position"), samples, layout, num_logprobs)
 
 
 def _tail(columns, records, length, state_len, spec, model: Model):
@@ -233,21 +252,16 @@ def _write_tails(state: State, tails: list, row, write_frames_, model: Model) ->
     return state.replace(arena=arena, conv=rings[0], xB=rings[1], dt=rings[2])
 
 
-def _first_token(
-    params, state: State, last, batch, position, samples, row, layout, model: Model, num_logprobs
-):
-    """Samples from each row's last hidden state and leaves the token where decode will find it."""
-    sampling = unpack_sampling(layout, batch)
-    logits = decoder.logits(params, last, model.config)
-    tokens = sample(logits, sampling, position)
-    fed = jnp.where(samples & ~stopped(tokens, sampling), tokens, -1)
-    new_tokens = state.tokens
+def _first_tokens(
+    state: State, logits, batch, positions, samples, layout: Layout, num_logprobs: int
+) -> tuple[State, Sampled]:
+    """Samples rows' first tokens and leaves them, or the mark of a stop, where decode will find them."""
+    sampling, row = unpack_sampling(layout, batch), layout.get(batch, "row")
+    sampled, fed = choose(logits, sampling, positions, samples, num_logprobs)
+    tokens = state.tokens
     for r in range(row.shape[0]):
-        new_tokens = jax.lax.dynamic_update_slice(new_tokens, fed[r : r + 1], (row[r],))
-    extra = None
-    if num_logprobs:
-        extra = logprobs(logits, tokens, min(num_logprobs, model.config.vocab_size))
-    return Sampled(tokens, extra), state.replace(tokens=new_tokens)
+        tokens = jax.lax.dynamic_update_slice(tokens, fed[r : r + 1], (row[r],))
+    return state.replace(tokens=tokens), sampled
 
 
 def write_slots(state: State, ids: jax.Array, frames: jax.Array) -> State:
@@ -258,11 +272,13 @@ def write_slots(state: State, ids: jax.Array, frames: jax.Array) -> State:
 def move_row(state: State, source: jax.Array, target: jax.Array) -> State:
     """Moves one ring row to another place; the source is left stopped."""
 
-    def move(ring):
-        part = jax.lax.dynamic_slice(ring, (0, source, 0, 0), (ring.shape[0], 1, *ring.shape[2:]))
-        return jax.lax.dynamic_update_slice(ring, part, (0, target, 0, 0))
-
     token = jax.lax.dynamic_slice(state.tokens, (source,), (1,))
     tokens = jax.lax.dynamic_update_slice(state.tokens, token, (target,))
     tokens = jax.lax.dynamic_update_slice(tokens, jnp.full(1, -1, jnp.int32), (source,))
-    return state.replace(conv=move(state.conv), xB=move(state.xB), dt=move(state.dt), tokens=tokens)
+    conv, xB, dt = (_copy_row(ring, source, target) for ring in (state.conv, state.xB, state.dt))
+    return state.replace(conv=conv, xB=xB, dt=dt, tokens=tokens)
+
+
+def _copy_row(ring: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
+    part = jax.lax.dynamic_slice(ring, (0, source, 0, 0), (ring.shape[0], 1, *ring.shape[2:]))
+    return blocks.put_row(ring, part, target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine import bucket
 from hybrid_jax.engine.memory import Memory
-from hybrid_jax.engine.plan import DecodeRow, Plan, PrefillRow
+from hybrid_jax.engine.plan import DecodeRow, ForkRow, Page, Plan, PrefillRow
 from hybrid_jax.engine.progress import SchedulerCounters
 from hybrid_jax.engine.sequence import DecodeFlight, Flight, Phase, Sequence
 
@@ -15,6 +15,7 @@ class Turn:
 
     Attributes:
         plan, flight: what is asked of the runner, and the sequences behind its rows.
+        ended: sequences whose prompt ends in this plan, forks included.
         preempted: somebody lost its row for want of memory.
     """
 
@@ -23,6 +24,7 @@ class Turn:
         self.geometry = memory.geometry
         self.plan = Plan()
         self.flight = Flight(plan=self.plan)
+        self.ended: list[Sequence] = []
         self.preempted = False
         self._num_steps = 1 if engine.exact else engine.steps_per_dispatch
         self._longest_chunk = (
@@ -30,7 +32,6 @@ class Turn:
         )
         self._max_rows = self._max_tokens = 0  # the first chunk decides
         self._published: list[Sequence] = []  # their chunk leaves a checkpoint for the tree
-        self._ended: list[Sequence] = []  # their prompt ends in this plan
 
     @property
     def full(self) -> bool:
@@ -97,7 +98,7 @@ class Turn:
         sequence.position = sequence.real_position = end
         if final:
             sequence.phase = Phase.DECODE
-            self._ended.append(sequence)
+            self.ended.append(sequence)
         self.counters.prefill_rows += 1
         self.counters.prefill_tokens += end - start
         self.counters.copies += len(copies)
@@ -111,6 +112,24 @@ class Turn:
         sizes = bucket.prefill_tokens(self.engine)
         self._max_tokens = bucket.smallest_that_fits(sizes, num_tokens, "tokens of a chunk")
         self._max_rows = bucket.rows_within_budget(self.engine, self._max_tokens)
+
+    def fork(self, parent: Sequence, child: Sequence, copies: list[tuple[Page, Page]]) -> None:
+        """Plans that `child`, which has its memory, begins where the parent's prompt ends in this plan."""
+        self.plan.forks.append(
+            ForkRow(
+                request=child.request,
+                row=child.row,
+                source=parent.row,
+                line=self.flight.prefill.index(parent),
+                position=child.position,
+                copies=copies,
+            )
+        )
+        self.flight.forks.append(child)
+        self.counters.forks += 1
+        self.counters.copies += len(copies)
+        child.phase = Phase.DECODE
+        self.ended.append(child)
 
     def decode(self, sequence: Sequence) -> bool:
         """Plans decode steps up to the row's limit; False when memory allows not even one."""
@@ -167,7 +186,7 @@ class Turn:
         """
         for sequence in self._published:
             self.memory.publish(sequence)
-        for sequence in self._ended:
+        for sequence in self.ended:
             self.memory.withdraw(sequence)
             self.decode(sequence)
         self.plan.new_slots = self.memory.end_plan()

@@ -9,7 +9,7 @@ found where it is read, not where it shows. The next token is a function of the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hybrid_jax.engine.plan import DecodeRow, Plan, PrefillRow, Tokens
 from hybrid_jax.engine.request import Request
@@ -77,7 +77,7 @@ class SimulatedDevice:
         self._truths: dict[Request, list[int]] = {}
 
     def execute(self, plan: Plan) -> Tokens:
-        """Runs both dispatches of a plan."""
+        """Runs the dispatches of a plan."""
         for slot, frames in plan.new_slots:
             assert len(frames) == self.geometry.state_frames and 0 not in frames and slot > 0
             self.table[slot] = frames
@@ -85,7 +85,8 @@ class SimulatedDevice:
             self.rings[target] = self.rings[source]
             self.rings[source] = Ring()
             self._count("moves")
-        return Tokens(prefill=self._prefill(plan.prefill), decode=self._decode(plan))
+        prefill, forks = self._prefill(plan.prefill), self._fork(plan)
+        return Tokens(prefill=prefill, forks=forks, decode=self._decode(plan))
 
     def _count(self, event: str) -> None:
         self.events[event] = self.events.get(event, 0) + 1
@@ -163,6 +164,35 @@ class SimulatedDevice:
                 assert other == index or not own & read, (
                     f"a row writes frames {own & read} another reads"
                 )
+
+    # --- fork -----------------------------------------------------------------------------------
+
+    def _fork(self, plan: Plan) -> list[int]:
+        """Forks see the rings as the prefill left them; nothing of a fork's is anybody else's."""
+        seated = [row.row for row in (*plan.prefill, *plan.forks)]
+        assert len(set(seated)) == len(seated), "a fork into a ring row of this plan"
+        read = {frame for row in plan.prefill for page in row.pages for frame in page}
+        targets = [frame for row in plan.forks for _, page in row.copies for frame in page]
+        assert len(set(targets)) == len(targets) and not read & set(targets)
+        sampled = []
+        for row in plan.forks:
+            source = plan.prefill[row.line]
+            assert source.samples and source.row == row.source
+            assert source.request.prompt == row.request.prompt and not row.request.output
+            assert row.position == source.start + len(source.tokens) == len(row.request.prompt)
+            for page, target in row.copies:
+                for a, b in zip(page, target, strict=True):
+                    self.frames[b] = dict(self.frames[a])
+            ring = self.rings[row.source]
+            true = self._truth(row.request, row.position)
+            token = next_token(true[row.position], self.vocab)
+            stopped = token in row.request.stop_ids
+            self.rings[row.row] = replace(
+                ring, records=list(ring.records), true=list(true), token=-1 if stopped else token
+            )
+            sampled.append(token)
+            self._count("forks into a page" if row.copies else "forks")
+        return sampled
 
     # --- decode ---------------------------------------------------------------------------------
 

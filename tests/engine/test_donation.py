@@ -89,6 +89,10 @@ def compile_step(runner: Runner, num_frames: int, kind: str, *key) -> Program:
         args = (state, struct(), struct())
     elif kind == "write_slots":
         args = (state, struct(*key), struct(*key, runner.model.geometry.state_frames))
+    elif kind == "fork":
+        logits = struct(key[0].rows, runner.model.config.vocab_size, dtype=np.float32)
+        batch = struct(runner.engine.max_rows, runner.layout(kind, key[0]).size)
+        args = (state, logits, batch, struct())
     else:
         batch = struct(key[0].rows, runner.layout(kind, key[0]).size)
         args = (runner.params, state, batch, *((struct(),) if kind == "decode" else ()))
@@ -135,6 +139,10 @@ CASES = {
     "prefill_attention_last": ("MA", "float32", "prefill", 1, 32),
     "prefill_rows_attention_last": ("MA", "float32", "prefill", 4, 32),
     "prefill_attention": ("AA", "float32", "prefill", 1, 32),
+    "fork": ("MAM", "float32", "fork", 1, None),
+    "fork_logprobs": ("MAM", "bfloat16", "fork", 4, None),
+    "fork_attention": ("AA", "float32", "fork", 8, None),
+    "fork_recurrent": ("M", "float32", "fork", 4, None),
     "exact": ("MAM", "float32", "exact", 8, 32),
 }
 
@@ -152,7 +160,7 @@ def test_a_step_updates_its_state_in_place(name):
         and shape.rows == rows
         and tokens in (None, getattr(shape, "tokens", None))
     )
-    check(runner, kind, shape, MAX_LOGPROBS if name == "decode_logprobs" else 0)
+    check(runner, kind, shape, MAX_LOGPROBS if name.endswith("logprobs") else 0)
 
 
 def test_slots_and_moves_update_the_state_in_place():

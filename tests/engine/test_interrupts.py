@@ -14,11 +14,12 @@ import jax
 import numpy as np
 import pytest
 
-import hybrid_jax.engine.runner as runner_module
 from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.engine import batches, pending
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.pending import Pending
 from hybrid_jax.engine.request import Request
-from hybrid_jax.engine.runner import Pending, Runner
+from hybrid_jax.engine.runner import Runner
 from hybrid_jax.engine.scheduler import Scheduler
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.sampling_params import SamplingParams
@@ -30,19 +31,22 @@ TURN = (
     Runner.execute,
     Runner._write_slots,
     Runner._prefill,
+    Runner._fork,
     Runner._decode,
-    Runner._put_pages,
+    batches.fork_batch,
+    batches.decode_batch,
     Pending.read,
-    runner_module._entry,
+    pending._entry,
     Scheduler.plan,
     Scheduler._turn,
     Scheduler._admit,
+    Scheduler._fork,
     Scheduler.receive,
     Scheduler._settle,
     Scheduler._accept,
     Scheduler._finish,
 )
-RECOVERY = (Engine._recover, Runner.rebuild, Scheduler.add)
+RECOVERY = (Engine._recover, Runner.rebuild, Scheduler.restarted, Scheduler.add)
 Line = tuple[CodeType, int]
 
 
@@ -51,15 +55,16 @@ class Interrupted(RuntimeError):
 
 
 def make_requests() -> list[Request]:
-    """A shared prefix, several chunks and folds, a stop token, noise and log-probabilities."""
+    """A shared prefix, several chunks and folds, a stop token, noise, log-probabilities and a fork."""
     rng = np.random.default_rng(7)
     shared = rng.integers(0, VOCAB, 48).tolist()
-    prompts = [shared + [1, 2], shared[:40] + [3], shared, [5, 6, 7]]
+    prompts = [shared + [1, 2], shared[:40] + [3], shared, [5, 6, 7], [5, 6, 7]]
     params = [
         SamplingParams(temperature=0),
         SamplingParams(temperature=0.9, top_k=7, seed=1),
         SamplingParams(temperature=0, logprobs=2),
         SamplingParams(temperature=1.0, top_p=0.9, seed=2),
+        SamplingParams(temperature=1.0, top_p=0.9, logprobs=1),
     ]
     return [
         Request(
@@ -67,7 +72,8 @@ def make_requests() -> list[Request]:
             prompt=list(prompt),
             params=params[i],
             seed=i,
-            max_tokens=(14, 9, 5, 36)[i],
+            group="fork" if i >= 3 else None,
+            max_tokens=(14, 9, 5, 36, 11)[i],
             stop_ids=frozenset({30}) if i == 3 else frozenset(),
         )
         for i, prompt in enumerate(prompts)
@@ -308,7 +314,7 @@ def test_recovery_is_counted_and_keeps_the_other_counters(engine):
     engine._interrupted = True
     engine.abort("nobody")
     after = engine.stats()
-    assert after["rebuilds"] == before["rebuilds"] + 1
+    assert after["restarts"] == before["restarts"] + 1
     assert after["plans"] == before["plans"] and after["running"] == 0
 
 

@@ -71,17 +71,22 @@ class Engine:
         )
         return cls(scheduler, device, vocab, lag)
 
-    def add(self, prompt, *, max_tokens=20, explicit=True, stop_ids=(0,), name=None):
+    def add(self, prompt, *, max_tokens=20, explicit=True, stop_ids=(0,), name=None, group=None):
         name = name or f"r{len(self.requests)}"
         params = SamplingParams(max_tokens=max_tokens if explicit else None, temperature=0.0)
         request = Request(
             request_id=name, prompt=list(prompt), params=params, seed=0, stop_ids=frozenset(stop_ids),
-            max_tokens=max_tokens,
+            max_tokens=max_tokens, group=group,
         )  # fmt: skip
         self.scheduler.add(request)
         self.requests[name], self.reported[name] = request, []
         self.scheduler.check_invariants()
         return request
+
+    def add_siblings(self, count, prompt, **options):
+        """Completions of one prompt, which may fork from each other."""
+        group = f"g{len(self.requests)}" if count > 1 else None
+        return [self.add(prompt, group=group, **options) for _ in range(count)]
 
     def step(self):
         """One turn of the loop; False when nothing is left to do."""
@@ -104,17 +109,15 @@ class Engine:
 
     def crash(self):
         """A dispatch fails: the device and all results that are not in are lost."""
-        plan = self.scheduler.plan()
-        if not plan:
-            return []
-        named = self.scheduler.fail(plan)
+        self.scheduler.plan()
+        live = [r for r in self.requests.values() if r.finish_reason is None]
+        self.scheduler = self.scheduler.restarted(live)
         self.scheduler.check_invariants()
         self.pending.clear()
         self.device = SimulatedDevice(
             self.scheduler.geometry, num_frames=self.scheduler.num_frames,
             max_rows=self.scheduler.engine.max_rows, vocab=self.vocab, events=self.device.events,
         )  # fmt: skip
-        return named
 
     def run(self, max_turns=20000):
         turns = 0
@@ -202,6 +205,71 @@ def test_identical_prompts_wait_for_the_first_one():
     engine.run()
     assert [r.num_cached_tokens for r in requests] == [0, 96, 96]
     assert engine.counters["waits"] == 2
+    engine.check()
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "attention", "recurrent"])
+@pytest.mark.parametrize("cache", ["lru", "off"])
+@pytest.mark.parametrize("length", [5, 32, 64, 65, 100, 128, 300])
+def test_siblings_compute_their_prompt_once(kind, cache, length):
+    engine = Engine.make(geometry=make_geometry(kind=kind), cache=cache)
+    prompt = tokens_of(random.Random(0), length)
+    requests = engine.add_siblings(4, prompt, max_tokens=70, stop_ids=())
+    engine.run()
+    assert engine.counters["prefill_tokens"] == length and engine.counters["forks"] == 3
+    assert engine.counters["copies"] == (3 if length % 64 and kind != "recurrent" else 0)
+    assert [r.num_cached_tokens for r in requests] == [0] * 4
+    engine.check()
+
+
+def test_forks_share_the_first_ones_hit():
+    engine = Engine.make()
+    prompt = tokens_of(random.Random(0), 200)
+    engine.add(prompt)
+    engine.run()
+    requests = engine.add_siblings(3, prompt)
+    engine.run()
+    assert [r.num_cached_tokens for r in requests] == [192] * 3
+    assert engine.counters["prefill_tokens"] == 208 and engine.counters["cache_hits"] == 1
+    engine.check()
+
+
+def test_siblings_beyond_the_rows_fork_from_the_next_that_has_one():
+    engine = Engine.make(max_rows=4)
+    engine.add_siblings(7, tokens_of(random.Random(0), 100), max_tokens=50, stop_ids=())
+    engine.run()
+    assert engine.counters["forks"] == 5 and engine.counters["prefill_tokens"] == 104
+    engine.check()
+
+
+def test_a_row_is_kept_for_a_sibling_while_its_prompt_is_computed():
+    engine = Engine.make(max_rows=3)
+    rng = random.Random(0)
+    siblings = engine.add_siblings(2, tokens_of(rng, 500), max_tokens=50, stop_ids=())
+    others = [engine.add(tokens_of(rng, 10), max_tokens=3, stop_ids=()) for _ in range(9)]
+    while not siblings[1].output:
+        engine.step()
+    assert engine.counters["forks"] == 1 and any(not other.output for other in others)
+    engine.run()
+    engine.check()
+
+
+def test_siblings_whose_first_one_is_aborted_compute_their_prompt_themselves():
+    engine = Engine.make()
+    siblings = engine.add_siblings(3, tokens_of(random.Random(0), 300), max_tokens=9, stop_ids=())
+    engine.step()
+    engine.scheduler.abort(siblings[0].request_id)
+    engine.run()
+    assert engine.counters["forks"] == 1
+    assert all(len(sibling.output) == 9 for sibling in siblings[1:])
+    engine.check()
+
+
+def test_exact_mode_never_forks():
+    engine = Engine.make(exact=True)
+    engine.add_siblings(3, tokens_of(random.Random(0), 100))
+    engine.run()
+    assert engine.counters["forks"] == 0
     engine.check()
 
 
@@ -414,8 +482,7 @@ def test_results_must_come_in_order_and_fit():
     tokens.decode[0] = tokens.decode[0][:3]
     with pytest.raises(ValueError, match="'r0' took 3 of 8 steps without a stop token"):
         engine.scheduler.receive(first, tokens)
-    engine.scheduler.rebuild()
-    engine.device = SimulatedDevice(engine.scheduler.geometry, num_frames=400, max_rows=4, vocab=50)
+    engine.crash()
     engine.reported["r0"] = list(request.output)
     engine.run()
     engine.check()
@@ -428,16 +495,10 @@ def test_a_failed_dispatch_requeues_everyone_from_their_tokens():
         engine.add(tokens_of(rng, 60), max_tokens=60, stop_ids=())
     for _ in range(4):
         engine.step()
-    plan = engine.scheduler.plan()
-    named = engine.scheduler.fail(plan)
-    engine.scheduler.check_invariants()
-    assert {r.request_id for r in named} == {
-        row.request.request_id for row in plan.decode + plan.prefill
-    }
+    engine.crash()
     assert engine.counters["free_frames"] == 399 and engine.scheduler.num_waiting == 6
-    engine.pending.clear()
-    engine.device = SimulatedDevice(engine.scheduler.geometry, num_frames=400, max_rows=4, vocab=50)
-    engine.scheduler.abort(named[0].request_id)
+    assert engine.counters["restarts"] == 1 and engine.counters["plans"] >= 4
+    engine.scheduler.abort("r0")
     engine.run()
     engine.check()
 
@@ -540,11 +601,11 @@ def random_traffic(
             base = rng.choice(pool)
             prompt = base[: rng.randint(1, len(base))] if rng.random() < 0.4 else list(base)
             prompt = (prompt + tokens_of(rng, rng.choice([0, 1, 5, 40, 90])))[:longest]
-            request = engine.add(
-                prompt,
-                max_tokens=rng.choice([1, 2, 8, 30, 100, 120]),
-                stop_ids=rng.choice([(), (0,), (0, 1, 2)]),
-            )
+            options = {
+                "max_tokens": rng.choice([1, 2, 8, 30, 100, 120]),
+                "stop_ids": rng.choice([(), (0,), (0, 1, 2)]),
+            }
+            request = engine.add_siblings(rng.choice([1, 1, 1, 1, 1, 2, 4]), prompt, **options)[0]
             if rng.random() < 0.3:
                 pool.append(request.prompt)
         if rng.random() < abort_rate and engine.scheduler._sequences:
@@ -584,9 +645,11 @@ def test_random_traffic_in_a_tight_pool(kind, page_tokens, lag):
         random_traffic(seed, engine, turns=80)
         for name, count in {**engine.counters, **engine.device.events}.items():
             total[name] = total.get(name, 0) + count
-    fired = ["cache_hits", "waits"]
+    fired = ["cache_hits"]
+    fired += ["waits"] if (kind, page_tokens) != ("attention", 128) else []  # room for one prompt
     fired += ["preemptions"] if page_tokens else ["moves"]
     fired += ["copies"] if page_tokens > GRAIN else []
+    fired += ["forks", "forks into a page"] if page_tokens else ["forks"]
     fired += ["folds in place", "folds to new"] if kind != "attention" else []
     fired += ["inert rows"] if lag else []
     assert not [name for name in fired if not total.get(name)], total
@@ -643,6 +706,7 @@ def test_any_traffic_in_any_pool_gives_the_plain_loops_tokens(data):
             shared, own, max_tokens = action
             tail = tokens_of(random.Random(draw(st.integers(0, 2))), own)
             if shared + own:
-                engine.add(trunk[:shared] + tail, max_tokens=max_tokens)
+                prompt = trunk[:shared] + tail
+                engine.add_siblings(draw(st.integers(1, 3)), prompt, max_tokens=max_tokens)
     engine.run()
     engine.check()

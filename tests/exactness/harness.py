@@ -55,6 +55,7 @@ class Job:
     top_p: float = 1.0
     seed: int = 0
     sample_index: int = 0
+    group: str | None = None
     stop_ids: frozenset[int] = frozenset()
     logprobs: int | None = 2
     arrive: int = 0
@@ -75,6 +76,7 @@ class Job:
             params=params,
             seed=self.seed,
             sample_index=self.sample_index,
+            group=self.group,
             stop_ids=self.stop_ids,
             max_tokens=self.max_tokens,
         )

@@ -139,6 +139,34 @@ def test_samples_of_one_prompt(bench):
     assert backwards.outputs == run.outputs[::-1]
 
 
+@pytest.mark.parametrize("length", (7, 32, 64, 77, 128))
+def test_forks_of_one_prompt(bench, length):
+    """Inside a page, at its end, with a full ring, without a checkpoint; one of them ends with the prompt."""
+    prompt = bench.prompt(length, seed=length)
+    jobs = [
+        Job(prompt=prompt, max_tokens=count, seed=9, sample_index=i, group="g", **SAMPLED)
+        for i, count in enumerate((36, 1, 30))
+    ]
+    run = bench.check(jobs)
+    assert run.moved["forks"] == 2 and run.moved["prefill_tokens"] == length
+    inside = bench.config.attention and length % bench.engine.geometry.page_tokens
+    assert run.moved["copies"] == (2 if inside else 0)
+    assert run.outputs[0][:30] != run.outputs[2]
+    bench.forget()
+    alone = [bench.check([replace(job, group=None)]).outputs[0] for job in jobs]
+    assert alone == run.outputs
+
+
+def test_a_fork_of_the_second_prompt_in_a_dispatch(bench_of):
+    bench = bench_of("bamba", "padded")
+    jobs = [
+        Job(prompt=bench.prompt(n, seed=n), group=group, sample_index=i, seed=3, **SAMPLED)
+        for n, group, i in ((40, None, 0), (50, "g", 0), (50, "g", 1))
+    ]
+    run = bench.check(jobs)
+    assert run.moved["forks"] == 1 and run.moved["prefill_tokens"] == 90
+
+
 def test_stop_tokens_end_a_row_on_the_device(bench):
     stops = frozenset(range(4))
     jobs = [

@@ -1,0 +1,73 @@
+"""Results of a dispatched plan: on their way, then as plain tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+
+from hybrid_jax.engine.plan import Plan, Tokens
+from hybrid_jax.engine.request import Request, TokenLogprobs
+from hybrid_jax.engine.sampling import Sampled
+
+
+@dataclass
+class Pending:
+    """Results of one plan that may still be computing; `read` waits for them.
+
+    Attributes:
+        plan: what was asked.
+        prefill, forks, decode: device results of the dispatches, or None.
+        exact: results lie at their ring rows in prefill and decode alike.
+        joined: exact mode: ring rows whose decode step ran in the prefill's dispatch.
+    """
+
+    plan: Plan
+    prefill: Sampled | None = None
+    forks: Sampled | None = None
+    decode: Sampled | None = None
+    exact: bool = False
+    joined: frozenset[int] = frozenset()
+
+    def read(self) -> Tokens:
+        """Blocks until the device is done and copies the tokens to the host."""
+        prefill, forks, decode = jax.device_get((self.prefill, self.forks, self.decode))
+        out = Tokens(prefill=[], decode=[])
+        for line, row in enumerate(self.plan.prefill):
+            place = (row.row if self.exact else line,)
+            out.prefill.append(int(prefill.tokens[place]))
+            out.prefill_logprobs.append(_entry(prefill, place, row.request))
+        for line, row in enumerate(self.plan.forks):
+            out.forks.append(int(forks.tokens[line]))
+            out.fork_logprobs.append(_entry(forks, (line,), row.request))
+        for row in self.plan.decode:
+            if self.exact:
+                sampled = prefill if row.row in self.joined else decode
+                places = [(row.row,)]
+            else:
+                sampled, places = decode, [(step, row.row) for step in range(row.num_steps)]
+            places = [place for place in places if sampled.tokens[place] >= 0]
+            out.decode.append([int(sampled.tokens[place]) for place in places])
+            wanted = row.request.params.logprobs is not None
+            out.decode_logprobs.append(
+                [_entry(sampled, place, row.request) for place in places] if wanted else []
+            )
+        return out
+
+
+def _entry(sampled: Sampled, place: tuple[int, ...], request: Request) -> TokenLogprobs | None:
+    """The log-probabilities at one place; None for a request that did not ask for them."""
+    found, count = sampled.logprobs, request.params.logprobs
+    if count is None:
+        return None
+    return TokenLogprobs(
+        token_id=int(sampled.tokens[place]),
+        logprob=float(found.chosen[place]),
+        rank=int(found.rank[place]),
+        top=tuple(
+            (int(token), float(value))
+            for token, value in zip(
+                found.ids[place][:count], found.values[place][:count], strict=True
+            )
+        ),
+    )
