@@ -20,6 +20,7 @@ from rich.table import Table
 
 from hybrid_jax import __version__
 from hybrid_jax.sizes import parse_size
+from hybrid_jax.train.options import TrainOptions
 
 PACKAGE = Path(__file__).resolve().parent
 CALLERS_MISTAKES = (ValueError, NotImplementedError, OSError)
@@ -215,12 +216,14 @@ def inspect(
 @app.command()
 def train_tiny(
     out_dir: Annotated[Path, typer.Argument(help="Where the model goes.")],
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = None,
-    minutes: Annotated[float | None, typer.Option(help="Wall-clock minutes in all.")] = None,
-    seed: Annotated[int, typer.Option(help="Of weights and data order.")] = 0,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = TrainOptions.steps,
+    minutes: Annotated[
+        float | None, typer.Option(help="Wall-clock minutes in all.")
+    ] = TrainOptions.minutes,
+    seed: Annotated[int, typer.Option(help="Of weights and data order.")] = TrainOptions.seed,
     resume: Annotated[bool, typer.Option(help="Continue an earlier run in OUT_DIR.")] = True,
-    batch: Annotated[int | None, typer.Option(help="Rows of a step.")] = None,
-    context: Annotated[int | None, typer.Option(help="Tokens of a row.")] = None,
+    batch: Annotated[int, typer.Option(help="Rows of a step.")] = TrainOptions.batch,
+    context: Annotated[int, typer.Option(help="Tokens of a row.")] = TrainOptions.context,
     source: Annotated[
         list[Path] | None, typer.Option(help="Directory of .py files; may be repeated.")
     ] = None,
@@ -229,11 +232,17 @@ def train_tiny(
     """Trains the small byte-level model on Python sources; needs the extra `train`."""
     from hybrid_jax.train import train_tiny as train
 
-    given = {"steps": steps, "minutes": minutes, "batch": batch, "context": context}
-    given = {name: value for name, value in given.items() if value is not None}
     try:
         record = train(
-            out_dir, seed=seed, resume=resume, sources=source, progress=not as_json, **given
+            out_dir,
+            steps=steps,
+            minutes=minutes,
+            seed=seed,
+            resume=resume,
+            batch=batch,
+            context=context,
+            sources=source,
+            progress=not as_json,
         )
     except ModuleNotFoundError as error:
         raise ValueError(

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from hybrid_jax.train.options import TrainOptions
+
 
 def train_tiny(
     out_dir: str | Path,
     *,
-    steps: int | None = None,
-    minutes: float | None = None,
-    seed: int = 0,
+    steps: int | None = TrainOptions.steps,
+    minutes: float | None = TrainOptions.minutes,
+    seed: int = TrainOptions.seed,
     resume: bool = True,
-    batch: int = 2,
-    context: int = 2048,
+    batch: int = TrainOptions.batch,
+    context: int = TrainOptions.context,
     sources: Sequence[str | Path] | None = None,
     progress: bool = True,
-    learning_rate: float = 0.02,
-    eval_every: int = 200,
-    save_minutes: float = 4.0,
+    learning_rate: float = TrainOptions.learning_rate,
+    eval_every: int = TrainOptions.eval_every,
+    save_minutes: float = TrainOptions.save_minutes,
 ) -> dict:
     """Trains the byte-level hybrid on Python sources and writes a Hugging Face directory.
 
@@ -46,7 +48,7 @@ def train_tiny(
         ValueError: no source files, or a state that belongs to another seed, batch, context or corpus.
         ModuleNotFoundError: optax is not installed.
     """
-    from hybrid_jax.train.loop import TrainOptions, train
+    from hybrid_jax.train.loop import train
 
     options = TrainOptions(
         steps=steps,

@@ -6,7 +6,7 @@ import functools
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import jax
@@ -21,6 +21,7 @@ from hybrid_jax.train.data import Batches, Corpus, default_sources, read_corpus
 from hybrid_jax.train.evaluate import bits_per_byte, token_bits
 from hybrid_jax.train.export import rounded, write_model
 from hybrid_jax.train.model import tiny_config
+from hybrid_jax.train.options import TrainOptions
 from hybrid_jax.train.record import training_record
 from hybrid_jax.train.report import Report
 from hybrid_jax.train.schedule import progress_of, rate_factor, row_length
@@ -30,25 +31,6 @@ ADAM_SHARE = 0.2  # Adam's learning rate relative to Muon's
 QUICK_ROWS = 24  # rows of the measurements between steps
 LONG_ROWS = 16  # rows of twice the training's context, to see whether that still helps
 STATE_FILE = Path("training_state") / "state.npz"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainOptions:
-    """See `hybrid_jax.train.train_tiny`."""
-
-    steps: int | None = None
-    minutes: float | None = None
-    seed: int = 0
-    batch: int = 2
-    context: int = 2048
-    learning_rate: float = 0.02
-    eval_every: int = 200
-    save_minutes: float = 4.0
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if value is not None and value <= 0 and name != "seed":
-                raise ValueError(f"train_tiny: {name} must be positive, got {value}")
 
 
 def optimizer() -> optax.GradientTransformation:
@@ -99,9 +81,9 @@ def train(
     out_dir: Path,
     options: TrainOptions,
     *,
-    resume: bool = True,
-    sources: Sequence[str | Path] | None = None,
-    progress: bool = True,
+    resume: bool,
+    sources: Sequence[str | Path] | None,
+    progress: bool,
     config: ModelConfig | None = None,
 ) -> dict:
     """Does what `hybrid_jax.train.train_tiny` says; `config` is for tests."""

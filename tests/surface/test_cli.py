@@ -250,11 +250,14 @@ def test_train_tiny_passes_its_options_on(run, monkeypatch, tmp_path):
     [(folder, given)] = calls
     assert folder == tmp_path
     assert given == {
+        "steps": 3,
+        "minutes": None,
         "seed": 0,
         "resume": False,
+        "batch": 2,
+        "context": 2048,
         "sources": None,
         "progress": False,
-        "steps": 3,
     }
 
 
