@@ -19,6 +19,7 @@ SOURCES = {
 PLAIN = ("config", "geometry", "sampling_params", "sizes")
 HOST = (
     "cache",
+    "engine.audit",
     "engine.bucket",
     "engine.memory",
     "engine.plan",

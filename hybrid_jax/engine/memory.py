@@ -293,6 +293,23 @@ class Memory:
             self.slots.release(sequence.real_slot)
         sequence.pages, sequence.copies, sequence.real_slot, sequence.slot = [], [], 0, 0
 
+    def stats(self) -> dict[str, int | float]:
+        """Frames, checkpoints and the prefix cache: present numbers, and what the cache has counted."""
+        tree, cached_frames = self.tree, 0
+        cache: dict[str, int | float] = {}
+        if tree is not None:
+            cached_frames = len(tree.frame_holds())
+            cached_frames += len(tree.slot_holds()) * self.geometry.state_frames
+            cache = {f"cache_{name}": v for name, v in tree.counters.as_dict().items()}
+            cache["cache_nodes"] = tree.num_nodes
+        return {
+            "num_frames": self.frames.num_frames - 1,
+            "free_frames": self.frames.num_free,
+            "cached_frames": cached_frames,
+            "checkpoints": self.slots.num_held,
+            **cache,
+        }
+
     def check_invariants(self, sequences: list[Sequence], flights: list[DecodeFlight]) -> None:
         """Recounts who holds which frame and slot; raises AssertionError with both numbers."""
         self.frames.check_invariants()

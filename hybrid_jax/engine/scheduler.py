@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from hybrid_jax.config import EngineConfig
+from hybrid_jax.engine.audit import check_running, check_seats
 from hybrid_jax.engine.memory import Memory
 from hybrid_jax.engine.plan import Plan, Tokens
 from hybrid_jax.engine.progress import NEED_RESULTS, NeedResults, Progress, SchedulerCounters
@@ -391,27 +392,12 @@ class Scheduler:
         logprobs: list,
     ) -> None:
         """Appends new tokens and ends the sequence at a stop token or its limit."""
-        request = sequence.request
-        sequence.tokens += tokens
-        sequence.stopped = tokens[-1] in request.stop_ids
         if sequence.phase is Phase.STOPPING:
+            sequence.accept(tokens)
             return
-        # An interrupt between two lines leaves what is read together readable: tokens come after their
-        # log-probabilities, the end after its reason.
-        entry = progress.setdefault(sequence, Progress(request=request))
-        if request.params.logprobs is not None:
-            request.logprobs += logprobs
-            entry.logprobs += logprobs
-        request.output += tokens
-        entry.tokens += tokens
-        if sequence.stopped:
-            if tokens[-1] in request.params.stop_token_ids:
-                request.stop_reason = tokens[-1]
-            request.finish_reason = "stop"
-        elif len(sequence.tokens) >= sequence.limit:
-            request.finish_reason = "length"
-        if request.finish_reason is not None:
-            entry.finished = True
+        entry = progress.setdefault(sequence, Progress(request=sequence.request))
+        sequence.report(entry, tokens, logprobs)
+        if entry.finished:
             self._finish(sequence)
 
     # --- starting over --------------------------------------------------------------------------
@@ -452,54 +438,23 @@ class Scheduler:
 
     def stats(self) -> dict[str, int | float]:
         """Counters and present numbers of requests, frames, checkpoints and the prefix cache."""
-        memory = self.memory
-        tree_frames = 0
-        cache: dict[str, int | float] = {}
-        if memory.tree is not None:
-            tree_frames = len(memory.tree.frame_holds())
-            tree_frames += len(memory.tree.slot_holds()) * self.geometry.state_frames
-            cache = {f"cache_{name}": v for name, v in memory.tree.counters.as_dict().items()}
-            cache["cache_nodes"] = memory.tree.num_nodes
         return {
             **vars(self.counters),
             "running": len(self._running),
             "waiting": len(self._waiting),
-            "num_frames": self.num_frames - 1,
-            "free_frames": memory.frames.num_free,
-            "cached_frames": tree_frames,
-            "checkpoints": memory.slots.num_held,
-            **cache,
+            **self.memory.stats(),
         }
 
     def check_invariants(self) -> None:
         """Recomputes who holds what and who sits where; raises AssertionError with both numbers."""
-        flights = [d for f in self._flights for d in f.decode if d.sequence.phase is not Phase.DONE]
-        self.memory.check_invariants(self._running, flights)
-        for row, sequence in enumerate(self._rows):
-            assert sequence is None or sequence.row == row, (
-                f"scheduler: row {row} holds a sequence that says {sequence.row}"
-            )
-        seated = [s for s in self._rows if s is not None]
-        assert sorted(s.arrival for s in seated) == [s.arrival for s in self._running], (
-            f"scheduler: {len(seated)} sequences in rows, {len(self._running)} running"
-        )
-        assert all(s.running for s in self._running), "scheduler: a sequence in a row does not run"
+        flights = list(self._flights)
+        decodes = [d for f in flights for d in f.decode if d.sequence.phase is not Phase.DONE]
+        self.memory.check_invariants(self._running, decodes)
+        check_seats(self._rows, self._running)
+        for sequence in self._running:
+            check_running(sequence, flights, self.memory)
         assert all(s.phase is Phase.WAITING for s in self._waiting), "scheduler: a queued one runs"
         live = len(self._running) + len(self._waiting)
         assert live == len(self._sequences), (
             f"scheduler: {len(self._sequences)} live requests, {live} running or waiting"
         )
-        for sequence in self._running:
-            count = sum(sequence in flight.sequences() for flight in self._flights)
-            assert count == sequence.num_flights, (
-                f"scheduler: {sequence.owner} counts {sequence.num_flights} flights, is in {count}"
-            )
-            held = sequence.checkpoint + self.geometry.grain
-            assert sequence.checkpoint <= sequence.position <= held, (
-                f"scheduler: {sequence.owner} at {sequence.position}, checkpoint {sequence.checkpoint}"
-            )
-            written = [s for s in self._running if s.slot and s.slot == sequence.slot]
-            holders = self.memory.slots.holders(sequence.slot) if sequence.slot else len(written)
-            assert holders >= len(written), (
-                f"scheduler: {len(written)} rows read a slot with {holders} holders"
-            )

@@ -9,6 +9,7 @@ import numpy as np
 
 from hybrid_jax.cache.node import Node
 from hybrid_jax.engine.plan import Page, Plan
+from hybrid_jax.engine.progress import Progress
 from hybrid_jax.engine.request import Request
 
 
@@ -99,6 +100,30 @@ class Sequence:
     @property
     def running(self) -> bool:
         return self.phase in (Phase.PREFILL, Phase.DECODE, Phase.STOPPING)
+
+    def accept(self, tokens: list[int]) -> None:
+        """New tokens from the device, the stop token included."""
+        self.tokens += tokens
+        self.stopped = tokens[-1] in self.request.stop_ids
+
+    def report(self, entry: Progress, tokens: list[int], logprobs: list) -> None:
+        """Accepts new tokens and tells the request, which ends at a stop token or its limit."""
+        self.accept(tokens)
+        request = self.request
+        # An interrupt between two lines leaves what is read together readable: tokens come after their
+        # log-probabilities, the end after its reason.
+        if request.params.logprobs is not None:
+            request.logprobs += logprobs
+            entry.logprobs += logprobs
+        request.output += tokens
+        entry.tokens += tokens
+        if self.stopped:
+            if tokens[-1] in request.params.stop_token_ids:
+                request.stop_reason = tokens[-1]
+            request.finish_reason = "stop"
+        elif len(self.tokens) >= self.limit:
+            request.finish_reason = "length"
+        entry.finished = request.finish_reason is not None
 
     def wait_again(self) -> None:
         """Back to the queue with nothing but its reported tokens; its memory was released or is gone."""

@@ -6,6 +6,8 @@ what it sampled. Shapes come from the bucket alone.
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 
@@ -144,39 +146,30 @@ def prefill(
     if geometry.has_pages:
         arena = copy_frames(arena, get("sources").reshape(-1), get("targets").reshape(-1))
     read, write = state.slots[get("read_slot")], state.slots[get("write_slot")]
-    h = decoder.embed(params, jnp.where(valid, tokens, 0), config)
-    num_attention, tails = 0, []
-    for index, spec in enumerate(config.layers):
-        weights = decoder.layer_params(params, index, config)
-        updates = []
-        normed = decoder.block_input(weights, "norm", h, config) if spec.mixers else h
-        for part, mixer in zip(weights.get("mixers", ()), spec.mixers, strict=True):
-            if isinstance(mixer, Attention):
-                with jax.named_scope("attention"):
-                    out, arena = blocks.attend_pages(
-                        part, normed, arena, table, start, start, end, num_attention, mixer, model
-                    )
-                num_attention += 1
-            else:
-                with jax.named_scope("mamba2"):
-                    number = len(tails)
-                    old = blocks.read_layer_state(
-                        arena, blocks.layer_frames(read, number, model), exists, model
-                    )
-                    # Read per layer: one read for all would be fused into places past the next write.
-                    history = from_bits(blocks.read_layer_conv(arena, read, exists, number, model))
-                    out, new, columns, records = mamba2.scan(
-                        part, normed, old, history, length, state_len, mixer
-                    )
-                    arena = blocks.write_layer_state(
-                        arena, blocks.layer_frames(write, number, model), new, model
-                    )
-                    tails.append(_tail(columns, records, length, state_len, mixer, model))
-            updates.append(out)
-        if updates:
-            h = decoder.add(h, sum(updates[1:], updates[0]), config)
-        with jax.named_scope("mlp"):
-            h = decoder.feed_forward(weights, h, valid, spec, config)
+    tails, attention_layers = [], itertools.count()
+
+    def mix(weights: dict, normed: jax.Array, spec: decoder.Mixer) -> jax.Array:
+        nonlocal arena
+        if isinstance(spec, Attention):
+            index = next(attention_layers)
+            out, arena = blocks.attend_pages(
+                weights, normed, arena, table, start, start, end, index, spec, model
+            )
+            return out
+        number = len(tails)
+        own = blocks.layer_frames(read, number, model)
+        old = blocks.read_layer_state(arena, own, exists, model)
+        # Read per layer: one read for all would be fused into places past the next write.
+        history = from_bits(blocks.read_layer_conv(arena, read, exists, number, model))
+        out, new, columns, records = mamba2.scan(
+            weights, normed, old, history, length, state_len, spec
+        )
+        own = blocks.layer_frames(write, number, model)
+        arena = blocks.write_layer_state(arena, own, new, model)
+        tails.append(_tail(columns, records, length, state_len, spec, model))
+        return out
+
+    h = decoder.walk(params, tokens, valid, config, mix)
     state = state.replace(arena=arena)
     if tails:
         # Attention layers may follow the last recurrent one: their reads come before this write too.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 import jax
@@ -44,51 +45,31 @@ def window(
     Returns:
         h [B, T, D] before the last norm, and the state.
     """
-    config = model.config
     num_rows, width = rows.tokens.shape
     positions = rows.base[:, None] + jnp.arange(width)
     valid = (positions >= rows.begin[:, None]) & (positions < rows.end[:, None])  # [B, T]
     exists = rows.checkpoint > 0
     frames = state.slots[rows.slot]  # [B, F]
-    h = decoder.embed(params, jnp.where(valid, rows.tokens, 0), config)
-    h = jnp.where(valid[..., None], h, 0)
-    arena = state.arena
-    num_attention, rings = 0, []
-    for index, spec in enumerate(config.layers):
-        weights = decoder.layer_params(params, index, config)
-        updates = []
-        normed = decoder.block_input(weights, "norm", h, config) if spec.mixers else h
-        for part, mixer in zip(weights.get("mixers", ()), spec.mixers, strict=True):
-            if isinstance(mixer, Attention):
-                with jax.named_scope("attention"):
-                    out, arena = blocks.attend_pages(
-                        part,
-                        normed,
-                        arena,
-                        rows.table,
-                        rows.base,
-                        rows.begin,
-                        rows.end,
-                        num_attention,
-                        mixer,
-                        model,
-                    )
-                num_attention += 1
-            else:
-                with jax.named_scope("mamba2"):
-                    number = len(rings)
-                    own = blocks.layer_frames(frames, number, model)
-                    old = blocks.read_layer_state(arena, own, exists, model)
-                    ring = (state.conv[number], state.xB[number], state.dt[number])
-                    ring = tuple(array[:num_rows] for array in ring)
-                    out, ring = _window_mixer(part, normed, old, ring, rows, valid, mixer, model)
-                    rings.append(ring)
-            updates.append(out)
-        if updates:
-            h = decoder.add(h, sum(updates[1:], updates[0]), config)
-        with jax.named_scope("mlp"):
-            h = decoder.feed_forward(weights, h, valid, spec, config)
-        h = jnp.where(valid[..., None], h, 0)
+    arena, rings, attention_layers = state.arena, [], itertools.count()
+
+    def mix(weights: dict, normed: jax.Array, spec: decoder.Mixer) -> jax.Array:
+        nonlocal arena
+        if isinstance(spec, Attention):
+            index, span = next(attention_layers), (rows.base, rows.begin, rows.end)
+            out, arena = blocks.attend_pages(
+                weights, normed, arena, rows.table, *span, index, spec, model
+            )
+            return out
+        number = len(rings)
+        own = blocks.layer_frames(frames, number, model)
+        old = blocks.read_layer_state(arena, own, exists, model)
+        ring = (state.conv[number], state.xB[number], state.dt[number])
+        ring = tuple(array[:num_rows] for array in ring)
+        out, ring = _window_mixer(weights, normed, old, ring, rows, valid, spec, model)
+        rings.append(ring)
+        return out
+
+    h = decoder.walk(params, rows.tokens, valid, model.config, mix)
     state = state.replace(arena=arena)
     return h, _write_rings(state, h, rings, rows, valid) if rings else state
 

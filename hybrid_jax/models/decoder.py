@@ -7,15 +7,20 @@ an mlp; a layer that shares weights is an empty dict.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig
+from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig
 from hybrid_jax.layers import attention, mamba2
 from hybrid_jax.layers.linear import linear
 from hybrid_jax.layers.mlp import mlp
 from hybrid_jax.layers.moe import moe
 from hybrid_jax.layers.norm import rms_norm
+
+Mixer = Attention | Mamba2
+Mix = Callable[[dict, jax.Array, Mixer], jax.Array]
 
 
 def layer_params(params: dict, index: int, config: ModelConfig) -> dict:
@@ -60,6 +65,36 @@ def feed_forward(
     return add(h, update, config)
 
 
+def walk(
+    params: dict, tokens: jax.Array, valid: jax.Array, config: ModelConfig, mix: Mix
+) -> jax.Array:
+    """From token ids to the last hidden state; what a mixer remembers is the caller's business.
+
+    Args:
+        tokens: int32[B, T]. valid: bool[B, T] tokens that are real; hidden states of the others are 0.
+        mix: called for every mixer in order with its weights, normed inputs [B, T, D] and its spec;
+            returns its update [B, T, D].
+
+    Returns:
+        [B, T, D] before the last norm.
+    """
+    h = embed(params, jnp.where(valid, tokens, 0), config)
+    h = jnp.where(valid[..., None], h, 0)
+    for index, spec in enumerate(config.layers):
+        weights = layer_params(params, index, config)
+        if spec.mixers:
+            normed = block_input(weights, "norm", h, config)
+            updates = []
+            for part, mixer in zip(weights["mixers"], spec.mixers, strict=True):
+                with jax.named_scope(type(mixer).__name__.lower()):
+                    updates.append(mix(part, normed, mixer))
+            h = add(h, sum(updates[1:], updates[0]), config)
+        with jax.named_scope("mlp"):
+            h = feed_forward(weights, h, valid, spec, config)
+        h = jnp.where(valid[..., None], h, 0)
+    return h
+
+
 def logits(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:
     """h [..., D] to float32 logits [..., V]."""
     h = rms_norm(h, params["norm"], config.norm_eps).astype(params["norm"].dtype)
@@ -87,25 +122,13 @@ def forward(
         lengths = jnp.full(rows, width, jnp.int32)
     positions = jnp.broadcast_to(jnp.arange(width), tokens.shape)
     valid = positions < lengths[:, None]
-    h = embed(params, tokens, config)
-    for index, spec in enumerate(config.layers):
-        weights = layer_params(params, index, config)
-        if spec.mixers:
-            normed = block_input(weights, "norm", h, config)
-            updates = [
-                _mix(p, normed, positions, lengths, mixer)
-                for p, mixer in zip(weights["mixers"], spec.mixers, strict=True)
-            ]
-            h = add(h, sum(updates[1:], updates[0]), config)
-        h = feed_forward(weights, h, valid, spec, config)
-    return logits(params, h, config)
 
+    def mix(weights: dict, normed: jax.Array, spec: Mixer) -> jax.Array:
+        if isinstance(spec, Attention):
+            q, k, v = attention.project(weights, normed, positions, spec)
+            return attention.output(weights, attention.attend(q, k, v, positions, lengths, spec))
+        state = jnp.zeros((rows, spec.num_heads, spec.head_dim, spec.state_size), jnp.float32)
+        conv = jnp.zeros((rows, spec.conv_width - 1, spec.conv_size), normed.dtype)
+        return mamba2.scan(weights, normed, state, conv, lengths, lengths, spec)[0]
 
-def _mix(params: dict, h: jax.Array, positions: jax.Array, lengths: jax.Array, spec) -> jax.Array:
-    if isinstance(spec, Attention):
-        q, k, v = attention.project(params, h, positions, spec)
-        return attention.output(params, attention.attend(q, k, v, positions, lengths, spec))
-    rows = h.shape[0]
-    state = jnp.zeros((rows, spec.num_heads, spec.head_dim, spec.state_size), jnp.float32)
-    conv = jnp.zeros((rows, spec.conv_width - 1, spec.conv_size), h.dtype)
-    return mamba2.scan(params, h, state, conv, lengths, lengths, spec)[0]
+    return logits(params, walk(params, tokens, valid, config, mix), config)

@@ -21,6 +21,7 @@ from hybrid_jax.engine.pending import Pending
 from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.runner import Runner
 from hybrid_jax.engine.scheduler import Scheduler
+from hybrid_jax.engine.sequence import Sequence
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.sampling_params import SamplingParams
 
@@ -44,6 +45,7 @@ TURN = (
     Scheduler.receive,
     Scheduler._settle,
     Scheduler._accept,
+    Sequence.report,
     Scheduler._finish,
 )
 RECOVERY = (Engine._recover, Runner.rebuild, Scheduler.restarted, Scheduler.add)
