@@ -30,7 +30,10 @@ def traffic(prompt) -> list[list[Job]]:
     ]
     strangers = [Job(prompt=prompt(40, seed=n), max_tokens=20) for n in (2, 3)]
     last = Job(prompt=prompt(33, seed=1), max_tokens=70)
-    return [first, [*first[::-1], *sampled], strangers, [*strangers, last]]
+    forks = [
+        replace(sampled[0], prompt=prompt(50, seed=9), sample_index=i, group="g") for i in (0, 1)
+    ]
+    return [first, [*first[::-1], *sampled], strangers, [*strangers, last], forks]
 
 
 def mismatches(engine, plain, poison, prompt):
@@ -87,6 +90,12 @@ IN_PLANS = {
     "a page not copied": lambda: change_rows(
         "_prefill", lambda rows: [replace(r, copies=[]) for r in rows]
     ),
+    "a page not copied for a fork": lambda: change_rows(
+        "_fork", lambda rows: [replace(r, copies=[]) for r in rows]
+    ),
+    "a fork at another position": lambda: change_rows(
+        "_fork", lambda rows: [replace(r, position=r.position + 1) for r in rows]
+    ),
 }
 
 
@@ -96,6 +105,7 @@ def test_without_a_bug_nothing_is_reported(bench_of):
     assert mismatches(bench.engine, bench.plain, bench.poison, bench.prompt) == []
     moved = {name: value - before[name] for name, value in bench.engine.stats().items()}
     assert min(moved[n] for n in ("copies", "folds_to_new", "cache_hits", "prefill_rows")) >= 2
+    assert moved["forks"] == 1
 
 
 @pytest.mark.parametrize("bug", IN_PLANS)
@@ -152,10 +162,16 @@ def one_record_too_many():
 
 
 def noise_by_step():
-    sample = steps.sample
+    choose = steps.choose
     return mock.patch.object(
-        steps, "sample", lambda logits, rows, position: sample(logits, rows, position % 3)
+        steps,
+        "choose",
+        lambda logits, rows, position, *rest: choose(logits, rows, position % 3, *rest),
     )
+
+
+def fork_without_the_ring():
+    return mock.patch.object(steps, "_copy_row", lambda ring, source, target: ring)
 
 
 def fold_forgets_the_convolution():
@@ -167,6 +183,7 @@ IN_STEPS = {
     "padding_in_the_state": padding_in_the_state,
     "one_record_too_many": one_record_too_many,
     "noise_by_step": noise_by_step,
+    "fork_without_the_ring": fork_without_the_ring,
     "fold_forgets_the_convolution": fold_forgets_the_convolution,
 }
 

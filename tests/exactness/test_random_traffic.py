@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -38,6 +39,13 @@ def random_jobs(prompt, longest: int, count: int, rng: np.random.Generator) -> l
                 abort_at=int(rng.integers(1, 60)) if rng.random() < 0.2 else None,
             )
         )
+        if rng.random() < 0.3:
+            first = jobs[-1] = replace(jobs[-1], group=f"g{len(jobs)}")
+            later = int(rng.choice((0, 0, 3)))
+            jobs += [
+                replace(first, sample_index=i, arrive=first.arrive + later, abort_at=None)
+                for i in range(3, 3 + rng.integers(1, 4))
+            ]
     return jobs
 
 
@@ -75,7 +83,15 @@ def test_random_traffic_gives_the_plain_tokens(bench_of, name, engine):
         seen["stopped"] += sum(request.finish_reason == "stop" for request in run.requests)
 
     check()
-    happened = ["cache_hits", "waits", "preemptions", "aborted", "stopped", "cache_leaf_evictions"]
+    happened = [
+        "forks",
+        "cache_hits",
+        "waits",
+        "preemptions",
+        "aborted",
+        "stopped",
+        "cache_leaf_evictions",
+    ]
     geometry = bench.engine.geometry
     happened += ["copies"] if geometry.page_tokens > geometry.grain else []
     assert min(seen[name] for name in happened) > 0, dict(seen)
