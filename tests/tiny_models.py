@@ -15,6 +15,7 @@ import numpy as np
 from hybrid_jax.config import (
     MLP,
     Attention,
+    EngineConfig,
     LayerSpec,
     Mamba2,
     ModelConfig,
@@ -22,6 +23,7 @@ from hybrid_jax.config import (
     Rope,
     RopeScaling,
 )
+from hybrid_jax.engine.engine import Engine
 from hybrid_jax.models.initialize import random_params
 
 VOCAB = 61
@@ -30,6 +32,18 @@ MAX_POSITION = 256
 _MAMBA = Mamba2(num_heads=6, head_dim=4, state_size=8, num_groups=2, norm_groups=2)
 _ATTENTION = Attention(num_heads=4, num_kv_heads=2, head_dim=8, rope=Rope(dim=8))
 _MLP = MLP(width=40)
+GRANITE_MOE = MoE(num_experts=5, top_k=2, width=12, shared_width=16)
+NEMOTRON_MOE = MoE(
+    num_experts=6,
+    top_k=2,
+    width=12,
+    kind="relu2",
+    routing="sigmoid",
+    num_groups=3,
+    top_groups=2,
+    scale=1.7,
+    shared_width=20,
+)
 
 
 def _config(family: str, *layers: LayerSpec, **settings) -> ModelConfig:
@@ -62,22 +76,11 @@ def _nemotron_h() -> ModelConfig:
 
 
 def _nemotron_h_moe() -> ModelConfig:
-    moe = MoE(
-        num_experts=6,
-        top_k=2,
-        width=12,
-        kind="relu2",
-        routing="sigmoid",
-        num_groups=3,
-        top_groups=2,
-        scale=1.7,
-        shared_width=20,
-    )
     attention = Attention(num_heads=4, num_kv_heads=2, head_dim=6, out_bias=True)
     mixer = Mamba2(
         num_heads=4, head_dim=6, state_size=8, num_groups=2, norm_groups=2, proj_bias=True
     )
-    parts = {"M": _layer(mixer), "E": _layer(mlp=moe), "*": _layer(attention)}
+    parts = {"M": _layer(mixer), "E": _layer(mlp=NEMOTRON_MOE), "*": _layer(attention)}
     return _config("nemotron_h", *(parts[letter] for letter in "ME*"))
 
 
@@ -88,12 +91,11 @@ def _bamba() -> ModelConfig:
 
 
 def _granite() -> ModelConfig:
-    moe = MoE(num_experts=5, top_k=2, width=12, shared_width=16)
     attention = Attention(num_heads=4, num_kv_heads=2, head_dim=8, scale=0.21)
     mixers = [_MAMBA, attention]
     return _config(
         "granitemoehybrid",
-        *(_layer(mixer, mlp=moe) for mixer in mixers),
+        *(_layer(mixer, mlp=GRANITE_MOE) for mixer in mixers),
         embedding_multiplier=3.1,
         residual_multiplier=0.7,
         logits_multiplier=0.6,
@@ -138,6 +140,13 @@ def tiny_model(name: str, dtype: str = "float32") -> tuple[ModelConfig, dict]:
     """The configuration of one of `MODELS` and its weights, the same in every run."""
     config = MODELS[name]()
     return config, redrawn(config, seed=sorted(MODELS).index(name), dtype=dtype)
+
+
+def tiny_engine(name: str = "bamba", **settings) -> Engine:
+    """An engine of one of `MODELS`: few rows and short chunks, `settings` above all."""
+    config, params = tiny_model(name)
+    settings = {"max_rows": 4, "prefill_tokens": 64, "steps_per_dispatch": 4} | settings
+    return Engine(config, params, EngineConfig(**settings))
 
 
 def redrawn(config: ModelConfig, seed: int, dtype: str = "float32") -> dict:

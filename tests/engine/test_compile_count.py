@@ -7,32 +7,14 @@ import collections
 import numpy as np
 import pytest
 
-from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig
 from hybrid_jax.engine import bucket
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.runner import SLOT_BUCKETS
-from hybrid_jax.models.initialize import random_params
 from hybrid_jax.sampling_params import SamplingParams
+from tests.tiny_models import VOCAB, tiny_engine
 
-VOCAB = 31
 KINDS = {"prefill", "decode", "exact", "write_slots", "move_row"}
-
-
-def make_engine(**settings) -> Engine:
-    mixers = (
-        Mamba2(num_heads=2, head_dim=4, state_size=4),
-        Attention(num_heads=2, num_kv_heads=1, head_dim=8),
-    )
-    config = ModelConfig(
-        family="test",
-        vocab_size=VOCAB,
-        width=16,
-        layers=tuple(LayerSpec(mixers=(mixer,), mlp=MLP(width=24)) for mixer in mixers),
-        max_position=256,
-    )
-    settings = {"max_rows": 4, "prefill_tokens": 64, "steps_per_dispatch": 4} | settings
-    return Engine(config, random_params(config, 0), EngineConfig(**settings))
 
 
 def run_traffic(engine: Engine, *, num_requests: int, seed: int, logprobs: bool = False) -> None:
@@ -70,7 +52,7 @@ def run_traffic(engine: Engine, *, num_requests: int, seed: int, logprobs: bool 
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_mixed_traffic_traces_each_bucket_at_most_once(exact):
-    engine = make_engine(exact=exact)
+    engine = tiny_engine(exact=exact)
     run_traffic(engine, num_requests=12, seed=0)
     run_traffic(engine, num_requests=3, seed=1, logprobs=True)
     runner = engine.runner
@@ -93,7 +75,7 @@ def test_mixed_traffic_traces_each_bucket_at_most_once(exact):
 
 @pytest.mark.parametrize("settings", [{}, {"exact": True}], ids=["default", "exact"])
 def test_nothing_is_traced_after_a_warmup(settings):
-    engine = make_engine(**settings)
+    engine = tiny_engine(**settings)
     calls = []
     count = engine.warmup(lambda *call: calls.append(call))
     shapes = bucket.all_buckets(engine.runner.engine, max_pages=engine.runner.max_pages)
@@ -115,22 +97,9 @@ def test_nothing_is_traced_after_a_warmup(settings):
 
 
 def test_a_model_without_state_warms_no_slots():
-    config = ModelConfig(
-        family="test",
-        vocab_size=VOCAB,
-        width=16,
-        layers=(
-            LayerSpec(
-                mixers=(Attention(num_heads=2, num_kv_heads=1, head_dim=8),), mlp=MLP(width=24)
-            ),
-        ),
-        max_position=64,
+    engine = tiny_engine(
+        "llama", max_rows=1, prefill_tokens=32, steps_per_dispatch=2, max_model_len=64
     )
-    settings = EngineConfig(max_rows=1, prefill_tokens=32, steps_per_dispatch=2)
-    engine = Engine(config, random_params(config, 0), settings)
     count = engine.warmup()
-    assert (
-        count
-        == engine.runner.num_traces
-        == 1 + len(bucket.all_buckets(settings, max_pages=engine.runner.max_pages))
-    )
+    shapes = bucket.all_buckets(engine.runner.engine, max_pages=engine.runner.max_pages)
+    assert count == engine.runner.num_traces == 1 + len(shapes)

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 import pytest
 
-from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig
 from hybrid_jax.engine import batches, pending
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.pending import Pending
@@ -22,10 +21,9 @@ from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.runner import Runner
 from hybrid_jax.engine.scheduler import Scheduler
 from hybrid_jax.engine.sequence import Sequence
-from hybrid_jax.models.initialize import random_params
 from hybrid_jax.sampling_params import SamplingParams
+from tests.tiny_models import VOCAB, tiny_engine
 
-VOCAB = 31
 TURN = (
     Engine.step,
     Engine._results,
@@ -76,26 +74,14 @@ def make_requests() -> list[Request]:
             seed=i,
             group="fork" if i >= 3 else None,
             max_tokens=(14, 9, 5, 36, 11)[i],
-            stop_ids=frozenset({30}) if i == 3 else frozenset(),
+            stop_ids=frozenset({50}) if i == 2 else frozenset(),
         )
         for i, prompt in enumerate(prompts)
     ]
 
 
 def make_engine(**settings) -> Engine:
-    mixers = (
-        Mamba2(num_heads=2, head_dim=4, state_size=4),
-        Attention(num_heads=2, num_kv_heads=1, head_dim=8),
-    )
-    config = ModelConfig(
-        family="test",
-        vocab_size=VOCAB,
-        width=16,
-        layers=tuple(LayerSpec(mixers=(mixer,), mlp=MLP(width=24)) for mixer in mixers),
-        max_position=128,
-    )
-    settings = EngineConfig(max_rows=3, prefill_tokens=32, steps_per_dispatch=4, **settings)
-    return Engine(config, random_params(config, 0), settings)
+    return tiny_engine(max_rows=3, prefill_tokens=32, max_model_len=128, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +120,11 @@ def serve(engine: Engine, requests: list[Request]) -> tuple[dict[str, list[int]]
 def expected(engine) -> dict[str, list[int]]:
     """Undisturbed, from an empty cache."""
     engine.reset_prefix_cache()
-    return serve(engine, make_requests())[0]
+    requests = make_requests()
+    reported = serve(engine, requests)[0]
+    reasons = [request.finish_reason for request in requests]
+    assert reasons == ["length", "length", "stop", "length", "length"]
+    return reported
 
 
 class Tracer:
