@@ -69,7 +69,7 @@ def _visit_experts(params: dict, x: jax.Array, ids: jax.Array, spec: MoE) -> jax
     that is not full computes visits of the next expert too, whose own block then overwrites them.
     """
     count, top_k = ids.size, spec.top_k
-    size = min(64, max(8, 1 << (2 * count // spec.num_experts).bit_length()))
+    size = _block_size(*ids.shape, spec.num_experts, x.dtype)
     order = jnp.argsort(ids.reshape(-1), stable=True)
     place = jnp.argsort(order, stable=True)  # where a visit stands in that order
     padded = jnp.pad(order, (0, size))
@@ -79,15 +79,10 @@ def _visit_experts(params: dict, x: jax.Array, ids: jax.Array, spec: MoE) -> jax
     first_block = last_block + visits // -size
 
     def visit(block, parts):  # parts: [S k + size, Z]
-        expert = jnp.searchsorted(last_block, block, side="right")
+        expert = jnp.sum(last_block <= block)
         start = first_visit[expert] + (block - first_block[expert]) * size
         tokens = jax.lax.dynamic_slice(padded, (start,), (size,)) // top_k
-        hidden = linear(x[tokens], params["up"][expert], _at(params.get("up_bias"), expert))
-        out = linear(
-            activate(hidden, spec.kind),
-            params["down"][expert],
-            _at(params.get("down_bias"), expert),
-        )
+        out = _one_expert(params, x[tokens], expert, spec)
         return jax.lax.dynamic_update_slice(parts, out.astype(jnp.float32), (start, 0))
 
     parts = jnp.zeros((count + size, x.shape[1]), jnp.float32)
@@ -95,6 +90,33 @@ def _visit_experts(params: dict, x: jax.Array, ids: jax.Array, spec: MoE) -> jax
     # Visits that nobody makes may hold what a block left there: anything, so zero.
     parts = jnp.where((jnp.arange(count + size) < visits.sum())[:, None], parts, 0.0)
     return parts[place].reshape(*ids.shape, -1)
+
+
+def _block_size(num_tokens: int, top_k: int, num_experts: int, dtype: jnp.dtype) -> int:
+    """Visits in a block: the power of two above the mean of an expert's visits, 4 to 64.
+
+    A lone token visits each expert at most once. In float32 a product of one row with a matrix is faster than
+    one of four; in bfloat16 a CPU makes a float32 copy of the matrix for it.
+    """
+    if num_tokens == 1 and dtype == jnp.float32:
+        return 1
+    return min(64, max(4, 1 << (num_tokens * top_k // num_experts).bit_length()))
+
+
+def _one_expert(params: dict, x: jax.Array, expert: jax.Array, spec: MoE) -> jax.Array:
+    """x [size, Z] through one expert to [size, Z]."""
+
+    def visit():
+        hidden = linear(x, params["up"][expert], _at(params.get("up_bias"), expert))
+        hidden = activate(hidden, spec.kind)
+        return linear(hidden, params["down"][expert], _at(params.get("down_bias"), expert))
+
+    def visit_inside_a_branch():
+        return jax.lax.cond(expert < spec.num_experts, visit, lambda: jnp.zeros_like(x))
+
+    # The branch is always taken. Without one, XLA for CPUs up to jax 0.10 turns bfloat16 weights into float32
+    # before it slices them, then moves that out of the loop: all experts converted for each call.
+    return jax.lax.platform_dependent(cpu=visit_inside_a_branch, default=visit)
 
 
 def _at(stacked: jax.Array | None, index: jax.Array) -> jax.Array | None:

@@ -10,27 +10,16 @@ import pytest
 
 from hybrid_jax.config import MoE
 from hybrid_jax.layers.moe import moe, route
+from tests.tiny_models import GRANITE_MOE, NEMOTRON_MOE
 
 WIDTH = 10
-GRANITE = MoE(num_experts=6, top_k=3, width=7, shared_width=5)
-NEMOTRON = MoE(
-    num_experts=8,
-    top_k=3,
-    width=7,
-    kind="relu2",
-    routing="sigmoid",
-    num_groups=4,
-    top_groups=2,
-    scale=2.5,
-    shared_width=9,
-)
 SPECS = {
-    "granite": GRANITE,
-    "one_expert_each": replace(GRANITE, top_k=1, shared_width=0),
-    "all_experts": replace(GRANITE, top_k=6, bias=True),
-    "nemotron": NEMOTRON,
-    "latent_and_biases": replace(NEMOTRON, latent_width=4, bias=True),
-    "raw_weights_no_groups": replace(NEMOTRON, normalize=False, num_groups=1, top_groups=1),
+    "granite": GRANITE_MOE,
+    "one_expert_each": replace(GRANITE_MOE, top_k=1, shared_width=0),
+    "all_experts": replace(GRANITE_MOE, top_k=5, bias=True),
+    "nemotron": NEMOTRON_MOE,
+    "latent_and_biases": replace(NEMOTRON_MOE, latent_width=4, bias=True),
+    "raw_weights_no_groups": replace(NEMOTRON_MOE, normalize=False, num_groups=1, top_groups=1),
 }
 
 run = functools.partial(jax.jit, static_argnums=3)(moe)
@@ -139,29 +128,31 @@ def test_ties_go_to_the_lower_expert(name):
     if name == "nemotron":
         params["router_bias"] = jnp.full(spec.num_experts, -2.0)
     ids, weights = choose(params, jnp.ones((2, WIDTH)), spec)
-    assert np.asarray(ids).tolist() == [[0, 1, 2]] * 2
-    np.testing.assert_allclose(weights, np.full((2, 3), spec.scale / 3), rtol=1e-6)
+    assert np.asarray(ids).tolist() == [[0, 1]] * 2
+    np.testing.assert_allclose(weights, np.full((2, 2), spec.scale / 2), rtol=1e-6)
 
 
 def test_normalised_weights_sum_to_the_scale():
-    weights = choose(make_params(NEMOTRON), draw(40, WIDTH), NEMOTRON)[1]
-    np.testing.assert_allclose(np.asarray(weights).sum(-1), 2.5, rtol=1e-5)
+    weights = choose(make_params(NEMOTRON_MOE), draw(40, WIDTH), NEMOTRON_MOE)[1]
+    np.testing.assert_allclose(np.asarray(weights).sum(-1), NEMOTRON_MOE.scale, rtol=1e-5)
 
 
 def test_routing_of_bfloat16_is_done_in_float32():
-    params, h = make_params(NEMOTRON), jnp.asarray(draw(40, WIDTH), jnp.bfloat16)
+    params, h = make_params(NEMOTRON_MOE), jnp.asarray(draw(40, WIDTH), jnp.bfloat16)
     params["router"] = params["router"].astype(jnp.bfloat16)
-    ids, weights = choose(params, h, NEMOTRON)
+    ids, weights = choose(params, h, NEMOTRON_MOE)
     wide = params | {"router": params["router"].astype(jnp.float32)}
-    want_ids, want_weights = choose(wide, h.astype(jnp.float32), NEMOTRON)
+    want_ids, want_weights = choose(wide, h.astype(jnp.float32), NEMOTRON_MOE)
     assert weights.dtype == jnp.float32
     assert np.array_equal(ids, want_ids) and np.array_equal(weights, want_weights)
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (2, 9), (5, 40)], ids=str)
 @pytest.mark.parametrize("name", SPECS)
-def test_moe_equals_the_chosen_experts_one_by_one(name):
-    spec, params, h = SPECS[name], make_params(SPECS[name]), draw(2, 9, WIDTH)
-    got = run(params, h, jnp.ones((2, 9), bool), spec)
+def test_moe_equals_the_chosen_experts_one_by_one(name, shape):
+    """Blocks of one visit, blocks of a few, and experts with more visits than the largest block has."""
+    spec, params, h = SPECS[name], make_params(SPECS[name]), draw(*shape, WIDTH)
+    got = run(params, h, jnp.ones(shape, bool), spec)
     want = np.array([[slow_moe(params, token, spec) for token in row] for row in h])
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
@@ -203,7 +194,7 @@ def test_invalid_tokens_change_no_bit_of_valid_ones(name, garbage):
 
 
 def test_invalid_tokens_visit_no_expert():
-    spec = replace(GRANITE, shared_width=0)
+    spec = replace(GRANITE_MOE, shared_width=0)
     params, h = make_params(spec), draw(2, 9, WIDTH)
     valid = jnp.asarray(np.arange(9) < np.array([[4], [0]]))
     got = np.asarray(run(params, h, valid, spec))
@@ -214,3 +205,20 @@ def test_invalid_tokens_visit_no_expert():
     poisoned = params | {"up": params["up"].at[jnp.array(sorted(unused))].set(jnp.nan)}
     one = jnp.zeros((2, 9), bool).at[0, 0].set(True)
     assert np.array_equal(run(poisoned, h, one, spec)[0, 0], got[0, 0])
+
+
+@pytest.mark.usefixtures("no_compile_cache")
+@pytest.mark.parametrize("num_tokens", [1, 8])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_loop_of_steps_makes_no_copy_of_all_experts(dtype, num_tokens):
+    """As in decode, where a converted copy of the weights would be made for each dispatch, or each layer."""
+    spec = replace(GRANITE_MOE, num_experts=256, shared_width=0)
+    params = jax.tree.map(lambda a: a.astype(dtype), make_params(spec))
+    valid = jnp.ones((1, num_tokens), bool)
+
+    def steps(params, h, count):
+        return jax.lax.fori_loop(0, count, lambda _, h: moe(params, h, valid, spec), h)
+
+    h = jnp.zeros((1, num_tokens, WIDTH), dtype)
+    memory = jax.jit(steps).lower(params, h, jnp.int32(3)).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < params["down"].nbytes
