@@ -16,6 +16,8 @@ from hybrid_jax.compile_cache import enable_compile_cache
 from hybrid_jax.completions import Call, Job, derive_seed
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.feed import Feed
+from hybrid_jax.fingerprint import fingerprint
 from hybrid_jax.options import default_params, engine_options, resolve_dtype
 from hybrid_jax.outputs import Delta, RequestOutput
 from hybrid_jax.progress_bar import Shown, shown
@@ -127,7 +129,7 @@ class LLM:
         self.model_config, self.engine_config = config, engine_config
         self._tokenizer = tokenizer
         self._calls = RunningCalls(Engine(config, params, engine_config), record=self._record)
-        self._default_params = defaults
+        self._default_params, self._params = defaults, params
         self._weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
         self._num_requests = 0
         self._totals = dict.fromkeys(("prompt_tokens", "cached_tokens", "generated_tokens"), 0)
@@ -203,6 +205,20 @@ class LLM:
                     yield call.deltas.popleft()
                 else:
                     self._calls.step()
+
+    def feed(self) -> Feed:
+        """For prompts that are not all there yet, or too many for one list: add some while others run.
+
+        Example:
+            >>> llm, greedy = LLM(), SamplingParams(temperature=0.0, max_tokens=4)
+            >>> with llm.feed() as feed:
+            ...     tickets = [feed.add("import "), feed.add(["def ", "class "], greedy)]
+            ...     while not tickets[1].finished:
+            ...         finished = feed.step()
+            >>> [len(output.outputs[0].token_ids) for output in tickets[1].outputs()]
+            [4, 4]
+        """
+        return Feed(self._calls, self._accept)
 
     def chat(
         self,
@@ -311,6 +327,10 @@ class LLM:
         """What `generate` uses when given none: the model's generation_config.json, if it has one."""
         return self._default_params
 
+    def fingerprint(self) -> str:
+        """A digest that tells this model, with its tokenizer and chat template, from others."""
+        return fingerprint(self.model_config, self._params, self._tokenizer)
+
     def stats(self) -> dict[str, Any]:
         """Counters since the start: this object's own and the engine's."""
         return {"requests": self._num_requests, **self._totals, **self._engine.stats()}
@@ -351,6 +371,7 @@ class LLM:
     def close(self) -> None:
         """Ends what still runs and frees the device memory; the object is of no use afterwards."""
         self._calls.close()
+        self._params = None
 
     def __enter__(self) -> LLM:
         return self

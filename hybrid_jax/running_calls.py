@@ -47,26 +47,34 @@ class RunningCalls:
     @contextmanager
     def running(self, jobs: list[Job]) -> Iterator[None]:
         """Gives the jobs to the engine; whatever happens, none of them stays there afterwards."""
-        engine = self.engine
         try:
-            for job in jobs:
-                for completion in job.completions:
-                    request = completion.request
-                    self._live[request.request_id] = job, completion
-                    try:
-                        engine.add(request)
-                    except ValueError as error:
-                        raise ValueError(f"prompt {job.index}: {error}") from error
+            self.start(jobs)
             yield
         finally:
-            ids = [c.request.request_id for job in jobs for c in job.completions]
-            self._leaving.update(ids)  # those that ended too: an interrupt may have hidden it
-            for request_id in ids:
-                self._live.pop(request_id, None)
-            self._let_go()
-            for job in jobs:
-                if job.first_token_time is not None:
-                    self._record(job)
+            self.end(jobs)
+
+    def start(self, jobs: list[Job]) -> None:
+        """Gives the jobs to the engine; the caller must `end` them, also when this raises."""
+        engine = self.engine
+        for job in jobs:
+            for completion in job.completions:
+                request = completion.request
+                self._live[request.request_id] = job, completion
+                try:
+                    engine.add(request)
+                except ValueError as error:
+                    raise ValueError(f"prompt {job.index}: {error}") from error
+
+    def end(self, jobs: list[Job]) -> None:
+        """Takes the jobs out of the engine, finished or not, and records them."""
+        ids = [c.request.request_id for job in jobs for c in job.completions]
+        self._leaving.update(ids)  # those that ended too: an interrupt may have hidden it
+        for request_id in ids:
+            self._live.pop(request_id, None)
+        self._let_go()
+        for job in jobs:
+            if job.first_token_time is not None:
+                self._record(job)
 
     def _let_go(self) -> None:
         """Ends requests whose caller went away; what an interrupt leaves is ended the next time."""

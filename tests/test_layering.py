@@ -80,16 +80,17 @@ ROOMS = (
     ),
     Room(("compile_cache",), (), ("jax",)),
     Room(TEXT, TEXT, ("tokenizers", "jinja2")),
+    Room(("fingerprint",), ("config", "tokenizer"), ("jax", "numpy")),
     Room(("prompts",), ("prompts", *TEXT, *PLAIN)),
     Room(
-        ("completions", "cache_view", "running_calls"),
-        ("completions", "prompts", "outputs", "engine.request", *TEXT, *PLAIN),
+        ("completions", "cache_view", "running_calls", "feed"),
+        ("completions", "running_calls", "prompts", "outputs", "engine.request", *TEXT, *PLAIN),
     ),
     Room(("report",), ("report", "models", "engine.sizing", *PLAIN)),
     Room(
         ("llm", "batch", "options", "progress_bar", "request_limits"),
         (
-            *("llm", "options", "progress_bar", "request_limits"),
+            *("llm", "batch", "options", "progress_bar", "request_limits", "feed", "fingerprint"),
             *("outputs", "prompts", "completions", "cache_view", "running_calls", "compile_cache"),
             *("engine", "checkpoint", *TEXT, *PLAIN),
         ),

@@ -1,0 +1,75 @@
+"""`LLM.feed`: prompts added while others run, and none left behind."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+
+from hybrid_jax import SamplingParams
+from hybrid_jax.fingerprint import SAMPLES, fingerprint
+from tests.surface.conftest import byte_tokenizer
+from tests.surface.fake_engine import CONFIG
+
+SCRIPT = "The quick brown fox jumps over the lazy dog. "
+
+
+def params(num_tokens):
+    return SamplingParams(max_tokens=num_tokens)
+
+
+def test_prompts_added_later_run_beside_the_earlier_ones(make_llm):
+    llm = make_llm(steps_per_dispatch=1)
+    with llm.feed() as feed:
+        first = feed.add("ab", params(12))
+        assert [feed.step() for _ in range(4)] == [[]] * 4
+        second = feed.add(["cd", "ef"], params(3))
+        assert (feed.num_unfinished, feed.num_tokens) == (3, 4)
+        assert [feed.step() for _ in range(3)] == [[], [], [second]]
+        assert (feed.num_unfinished, feed.num_tokens) == (1, 7)
+        while not first.finished:
+            found = feed.step()
+        assert found == [first]
+        assert feed.step() == []
+    assert [o.outputs[0].text for o in second.outputs()] == [SCRIPT[:3]] * 2
+    assert first.outputs()[0].outputs[0].text == SCRIPT[:12]
+    assert llm.stats()["generated_tokens"] == 18
+
+
+def test_a_prompt_the_engine_refuses_leaves_the_others_running(llm):
+    with llm.feed() as feed:
+        ticket = feed.add("ab", params(9))
+        with pytest.raises(ValueError, match="prompt 1: the engine refuses byte 255"):
+            feed.add(["x", {"prompt_token_ids": [255]}], params(9))
+        with pytest.raises(ValueError, match="prompt 0: has 200 tokens"):
+            feed.add("x" * 200, params(9))
+        assert feed.num_unfinished == len(llm._engine.requests) == 1
+        while not ticket.finished:
+            feed.step()
+    assert len(llm._engine.aborted) == 1  # the "x" beside the refused one
+
+
+def test_leaving_the_block_ends_what_still_runs(llm):
+    with pytest.raises(KeyboardInterrupt), llm.feed() as feed:
+        feed.add(["ab", "cd"], params(50))
+        feed.step()
+        raise KeyboardInterrupt
+    assert not llm._engine.has_work
+    assert llm._calls.num_unfinished == 0
+
+
+def test_a_fingerprint_tells_models_apart():
+    weights = {"a": jnp.arange(3.0), "b": jnp.zeros((4 * SAMPLES, 2))}
+    same = {"a": jnp.arange(3.0), "b": jnp.zeros((4 * SAMPLES, 2))}
+    other = {"a": jnp.arange(3.0), "b": jnp.zeros((4 * SAMPLES, 2)).at[SAMPLES].set(1)}
+    moved = {"b": jnp.arange(3.0), "a": jnp.zeros((4 * SAMPLES, 2))}
+    template = byte_tokenizer()
+    template.chat_templates["default"] += "."
+    known = fingerprint(CONFIG, weights, byte_tokenizer())
+    assert known == fingerprint(CONFIG, same, byte_tokenizer())
+    others = [
+        fingerprint(CONFIG, other, byte_tokenizer()),
+        fingerprint(CONFIG, moved, byte_tokenizer()),
+        fingerprint(CONFIG, weights, None),
+        fingerprint(CONFIG, weights, template),
+    ]
+    assert len({known, *others}) == 5
