@@ -74,7 +74,11 @@ class Completion:
             if self.logprobs is not None:
                 self._add_logprobs(request.logprobs[index])
             if token not in request.stop_ids and self._decoder is not None:
-                self._show(self._decoder.push(token))
+                piece = self._decoder.push(token)
+                if len(self.token_ids) > request.params.min_tokens:
+                    self._show(piece)
+                else:
+                    self.text += piece
             if self.finish_reason is not None:
                 return
         if request.finish_reason is not None:

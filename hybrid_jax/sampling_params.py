@@ -11,7 +11,7 @@ from numbers import Real
 
 MAX_LOGPROBS = 20
 MAX_N = 1024  # completions per prompt; each is a request of its own
-INTEGERS = ("n", "top_k", "seed", "max_tokens", "logprobs")
+INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +23,12 @@ class SamplingParams:
         temperature: 0 is greedy; otherwise logits are divided by it.
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches it.
+        min_p: keep tokens of at least this share of the likeliest one's probability; filters before top_k and
+            top_p.
         seed: of the sampling noise; None takes the engine's, mixed with the request's number.
         max_tokens: most tokens to generate; None goes on until a stop or the longest that fits.
+        min_tokens: until so many tokens are generated nothing stops: stop tokens are not drawn, and stop
+            strings that begin there pass.
         stop: strings that end the text.
         stop_token_ids: token ids that end it, beside the model's own.
         ignore_eos: the model's own end tokens do not end it.
@@ -43,8 +47,10 @@ class SamplingParams:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
     seed: int | None = None
     max_tokens: int | None = None
+    min_tokens: int = 0
     stop: tuple[str, ...] | list[str] | str | None = None
     stop_token_ids: tuple[int, ...] | list[int] | None = None
     ignore_eos: bool = False
@@ -63,7 +69,7 @@ class SamplingParams:
         # Numbers of numpy become Python's own, so that values compare, hash and print alike.
         for name in INTEGERS:
             object.__setattr__(self, name, _as_integer(getattr(self, name)))
-        for name in ("temperature", "top_p"):
+        for name in ("temperature", "top_p", "min_p"):
             object.__setattr__(self, name, _as_float(getattr(self, name)))
         stop_token_ids = tuple(_as_integer(token) for token in self.stop_token_ids)
         object.__setattr__(self, "stop_token_ids", stop_token_ids)
@@ -89,6 +95,13 @@ class SamplingParams:
             "max_tokens",
             "None or an integer of at least 1",
         )
+        most = math.inf if self.max_tokens is None else self.max_tokens
+        check(
+            _integer(self.min_tokens, 0) and self.min_tokens <= most,
+            "min_tokens",
+            "an integer between 0 and max_tokens",
+        )
+        check(_finite(self.min_p) and 0 <= self.min_p <= 1, "min_p", "a number in [0, 1]")
         check(all(isinstance(s, str) and s for s in self.stop), "stop", "non-empty strings")
         check(self.detokenize or not self.stop, "stop", "empty when detokenize is False")
         check(

@@ -17,6 +17,8 @@ SAMPLING = (
     ("temperature", 1),  # float32 bits
     ("top_k", 1),
     ("top_p", 1),  # float32 bits
+    ("min_p", 1),  # float32 bits
+    ("min_end", 1),
     ("stop_ids", MAX_STOP_IDS),  # -1 where unused
 )
 
@@ -147,6 +149,8 @@ def set_sampling(layout: Layout, batch: np.ndarray, row: int, request: Request) 
     layout.set(batch, row, "temperature", float_bits(params.temperature))
     layout.set(batch, row, "top_k", max(params.top_k, 0))
     layout.set(batch, row, "top_p", float_bits(params.top_p))
+    layout.set(batch, row, "min_p", float_bits(params.min_p))
+    layout.set(batch, row, "min_end", len(request.prompt) + params.min_tokens)
     stops = sorted(request.stop_ids)
     layout.set(batch, row, "stop_ids", stops + [-1] * (MAX_STOP_IDS - len(stops)))
 

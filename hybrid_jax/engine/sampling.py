@@ -9,13 +9,17 @@ import jax.numpy as jnp
 
 from hybrid_jax.engine.pack import Layout
 
+BLOCK = 128  # of the vocabulary, for argmax
+CANDIDATES = 128  # most likely tokens that filters are tried on first
+
 
 class SamplingRows(NamedTuple):
     """Sampling parameters of B rows.
 
     Attributes:
         seed: uint32[B, 2] low and high words. sample_index: int32[B].
-        temperature: float32[B], 0 is greedy. top_k: int32[B], 0 is all. top_p: float32[B].
+        temperature: float32[B], 0 is greedy. top_k: int32[B], 0 is all. top_p: float32[B]. min_p: float32[B].
+        min_end: int32[B] the first absolute position where a stop id may be drawn.
         stop_ids: int32[B, n], -1 where unused.
     """
 
@@ -24,6 +28,8 @@ class SamplingRows(NamedTuple):
     temperature: jax.Array
     top_k: jax.Array
     top_p: jax.Array
+    min_p: jax.Array
+    min_end: jax.Array
     stop_ids: jax.Array
 
 
@@ -53,6 +59,8 @@ def unpack_sampling(layout: Layout, batch: jax.Array) -> SamplingRows:
         temperature=floats("temperature"),
         top_k=layout.get(batch, "top_k"),
         top_p=floats("top_p"),
+        min_p=floats("min_p"),
+        min_end=layout.get(batch, "min_end"),
         stop_ids=layout.get(batch, "stop_ids"),
     )
 
@@ -60,8 +68,9 @@ def unpack_sampling(layout: Layout, batch: jax.Array) -> SamplingRows:
 def sample(logits: jax.Array, rows: SamplingRows, positions: jax.Array) -> jax.Array:
     """Chooses a token per row: argmax of logits / temperature + Gumbel noise over the kept tokens.
 
-    The noise is a function of (seed, sample index, absolute position) alone, so a stream does not depend
-    on its batch, on the cache or on how its tokens were grouped into steps.
+    min_p, top_k and top_p filter in this order. The noise is a function of (seed, sample index, absolute
+    position, token) alone, so a stream does not depend on its batch, on the cache or on how its tokens were
+    grouped into steps.
 
     Args:
         logits: float32[B, V].
@@ -71,55 +80,130 @@ def sample(logits: jax.Array, rows: SamplingRows, positions: jax.Array) -> jax.A
     Returns:
         int32[B] token ids.
     """
-    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     random = rows.temperature > 0
+    early = positions < rows.min_end
+    logits = jax.lax.cond(early.any(), _without_stops, lambda x, *_: x, logits, rows, early)
+    greedy = _argmax(logits)
 
     def draw():
-        scaled = logits / jnp.where(random, rows.temperature, 1.0)[:, None]
-        filters = random & ((rows.top_k > 0) | (rows.top_p < 1.0))
-        kept = jax.lax.cond(filters.any(), _keep_likely, lambda s, _: s, scaled, rows)
-        noise = jax.vmap(_noise, in_axes=(0, 0, 0, None))(
-            rows.seed, rows.sample_index, positions, logits.shape[1]
+        scaled = logits - logits.max(-1, keepdims=True)
+        scaled = scaled / jnp.where(random, rows.temperature, 1.0)[:, None]
+        keys = noise_keys(rows, positions)
+        filtered = random & ((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0))
+        few, enough = jax.lax.cond(
+            filtered.any(),
+            lambda: _draw_among_likely(scaled, rows, keys),
+            lambda: (greedy, jnp.zeros_like(random)),
         )
-        return jnp.where(random, jnp.argmax(kept + noise, axis=-1).astype(jnp.int32), greedy)
+        left = random & ~(filtered & enough)
+        every = jax.lax.cond(
+            left.any(), lambda: _draw_among_all(scaled, rows, keys, filtered & left), lambda: greedy
+        )
+        return jnp.where(random, jnp.where(left, every, few), greedy)
 
     return jax.lax.cond(random.any(), draw, lambda: greedy)
 
 
-def choose(
-    logits: jax.Array,
-    rows: SamplingRows,
-    positions: jax.Array,
-    samples: jax.Array,
-    num_logprobs: int,
-) -> tuple[Sampled, jax.Array]:
-    """Samples a token per row, and says what the row feeds next.
+def _without_stops(logits: jax.Array, rows: SamplingRows, early: jax.Array) -> jax.Array:
+    """-inf for the stop ids of rows that may not end yet."""
+    lines = jnp.arange(logits.shape[0])[:, None]
+    ids = jnp.where(early[:, None] & (rows.stop_ids >= 0), rows.stop_ids, logits.shape[1])
+    return logits.at[lines, ids].set(-jnp.inf, mode="drop")
+
+
+def _argmax(x: jax.Array) -> jax.Array:
+    """First of the largest of each row, int32[B]: by blocks, since XLA's CPU argmax does not vectorise."""
+    rows, size = x.shape
+    if size <= BLOCK:
+        return jnp.argmax(x, axis=-1).astype(jnp.int32)
+    x = jnp.pad(x, ((0, 0), (0, -size % BLOCK)), constant_values=-jnp.inf)
+    x = x.reshape(rows, -1, BLOCK)
+    block = jnp.argmax(x.max(-1), axis=-1)
+    inside = jnp.take_along_axis(x, block[:, None, None], axis=1)[:, 0]
+    return (block * BLOCK + jnp.argmax(inside, axis=-1)).astype(jnp.int32)
+
+
+# --- noise ----------------------------------------------------------------------------------------
+
+
+def noise_keys(rows: SamplingRows, positions: jax.Array) -> jax.Array:
+    """uint32[B, 2]: a key per row from (seed, sample index, position), by threefry."""
+
+    def fold(seed, sample_index, position):
+        key = jax.random.wrap_key_data(seed, impl="threefry2x32")
+        return jax.random.key_data(
+            jax.random.fold_in(jax.random.fold_in(key, sample_index), position)
+        )
+
+    return jax.vmap(fold)(rows.seed, rows.sample_index, positions)
+
+
+def token_noise(keys: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Standard Gumbel noise float32[B, n] of keys uint32[B, 2] at token ids int32[B, n] (or [1, n]).
+
+    A hash of key and token (two rounds of 32-bit mixing, constants by C. Wellons' hash-prospector): any
+    subset of a vocabulary costs what it is, and a whole one a fifth of threefry's bits.
+    """
+    bits = _mix(_mix(tokens.astype(jnp.uint32) + keys[:, :1]) ^ keys[:, 1:])
+    # Precise where it matters: small values are large noise. Never 1, whose logarithm would be infinite.
+    uniform = (bits.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32)
+    uniform = jnp.minimum(uniform, jnp.float32(1 - 2.0**-24))
+    return -jnp.log(-jnp.log1p(-uniform))
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+# --- filters --------------------------------------------------------------------------------------
+
+
+def _draw_among_likely(scaled: jax.Array, rows: SamplingRows, keys: jax.Array) -> tuple:
+    """Draws from the most likely tokens alone.
 
     Args:
-        logits: float32[B, V]. rows, positions: as in `sample`.
-        samples: bool[B] rows whose token counts.
-        num_logprobs: most likely tokens to report; 0 for no log-probabilities.
+        scaled: float32[B, V], 0 at the most likely token. keys: uint32[B, 2].
 
     Returns:
-        What was sampled, and int32[B] the token to feed: -1 after a stop token and for rows that do not sample.
+        tokens int32[B]; enough bool[B], whether these tokens hold everything a row's filters keep.
     """
-    tokens = sample(logits, rows, positions)
-    fed = jnp.where(samples & ~stopped(tokens, rows), tokens, -1)
-    extra = None
-    if num_logprobs:
-        extra = logprobs(logits, tokens, min(num_logprobs, logits.shape[1]))
-    return Sampled(tokens, extra), fed
+    count = min(CANDIDATES, scaled.shape[1])
+    values, ids = jax.lax.top_k(scaled, count)
+    floor = _floor(rows)
+    weights = jnp.where(values >= floor, jnp.exp(values), 0.0)
+    mass = jnp.where(scaled >= floor, jnp.exp(scaled), 0.0).sum(-1)
+    by_count = rows.top_k > 0
+    last = jnp.clip(rows.top_k - 1, 0, count - 1)[:, None]
+    edge = jnp.where(by_count, jnp.take_along_axis(values, last, axis=1)[:, 0], -jnp.inf)
+    mass = jnp.where(by_count, jnp.where(values >= edge[:, None], weights, 0.0).sum(-1), mass)
+    reached = jnp.cumsum(weights, axis=-1) >= (rows.top_p * mass)[:, None]
+    place = jnp.where(reached.any(-1), jnp.argmax(reached, axis=-1), count - 1)
+    likely = jnp.take_along_axis(values, place[:, None], axis=1)[:, 0]
+    edge = jnp.maximum(edge, jnp.where(rows.top_p < 1.0, likely, -jnp.inf))
+    edge = jnp.maximum(edge, floor[:, 0])
+    scores = jnp.where(values >= edge[:, None], values + token_noise(keys, ids), -jnp.inf)
+    best = jnp.argmax(scores, axis=-1)
+    tokens = jnp.take_along_axis(ids, best[:, None], axis=1)[:, 0]
+    whole = (values[:, -1] < edge) & (rows.top_k <= count)  # the rest lies below the edge
+    return tokens.astype(jnp.int32), whole | (count == scaled.shape[1])
 
 
-def _noise(seed: jax.Array, sample_index: jax.Array, position: jax.Array, size: int) -> jax.Array:
-    key = jax.random.wrap_key_data(seed, impl="threefry2x32")
-    key = jax.random.fold_in(jax.random.fold_in(key, sample_index), position)
-    return jax.random.gumbel(key, (size,), jnp.float32)
+def _draw_among_all(scaled, rows: SamplingRows, keys, filtered: jax.Array) -> jax.Array:
+    kept = jax.lax.cond(filtered.any(), _keep_likely, lambda x, _: x, scaled, rows)
+    return _argmax(kept + token_noise(keys, jnp.arange(scaled.shape[1])[None]))
+
+
+def _floor(rows: SamplingRows) -> jax.Array:
+    """float32[B, 1] least scaled logit that min_p keeps, the largest being 0."""
+    return jnp.where(rows.min_p > 0, jnp.log(rows.min_p), -jnp.inf)[:, None]
 
 
 def _keep_likely(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
-    """Top-k, then top-p on what is left: everything else becomes -inf. Ties at the edge all stay."""
+    """min_p, top-k, then top-p on what is left: everything else becomes -inf. Ties at an edge all stay."""
     vocab = scaled.shape[1]
+    scaled = jnp.where(scaled >= scaled.max(-1, keepdims=True) + _floor(rows), scaled, -jnp.inf)
     order = _sortable(scaled)
     k = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab), vocab)
     edge = _largest_edge(order, jnp.ones_like(scaled), k.astype(jnp.float32))
@@ -151,6 +235,34 @@ def _largest_edge(order: jax.Array, weight: jax.Array, needed: jax.Array) -> jax
     top = jnp.where(order >= high[:, None], weight, 0.0).sum(-1) >= needed
     low, _ = jax.lax.fori_loop(0, 32, halve, (low, high))
     return jnp.where(top, high, low)
+
+
+# --- what is reported -----------------------------------------------------------------------------
+
+
+def choose(
+    logits: jax.Array,
+    rows: SamplingRows,
+    positions: jax.Array,
+    samples: jax.Array,
+    num_logprobs: int,
+) -> tuple[Sampled, jax.Array]:
+    """Samples a token per row, and says what the row feeds next.
+
+    Args:
+        logits: float32[B, V]. rows, positions: as in `sample`.
+        samples: bool[B] rows whose token counts.
+        num_logprobs: most likely tokens to report; 0 for no log-probabilities.
+
+    Returns:
+        What was sampled, and int32[B] the token to feed: -1 after a stop token and for rows that do not sample.
+    """
+    tokens = sample(logits, rows, positions)
+    fed = jnp.where(samples & ~stopped(tokens, rows), tokens, -1)
+    extra = None
+    if num_logprobs:
+        extra = logprobs(logits, tokens, min(num_logprobs, logits.shape[1]))
+    return Sampled(tokens, extra), fed
 
 
 def logprobs(logits: jax.Array, tokens: jax.Array, count: int) -> Logprobs:

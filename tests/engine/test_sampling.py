@@ -9,10 +9,15 @@ import pytest
 
 from hybrid_jax.engine.sampling import (
     SamplingRows,
+    _argmax,
+    _draw_among_all,
+    _draw_among_likely,
     _keep_likely,
     logprobs,
+    noise_keys,
     sample,
     stopped,
+    token_noise,
 )
 
 # The device adds float32 probabilities in its own order: a set is right if p is reached within this.
@@ -31,9 +36,11 @@ def rows(count: int, **settings) -> SamplingRows:
         "temperature": 1.0,
         "top_k": 0,
         "top_p": 1.0,
+        "min_p": 0.0,
+        "min_end": 0,
         "stop_ids": [[-1] * 4] * count,
     }
-    dtypes = {"seed": np.uint32, "temperature": np.float32, "top_p": np.float32}
+    dtypes = {"seed": np.uint32} | dict.fromkeys(("temperature", "top_p", "min_p"), np.float32)
     fields = {}
     for name, value in (defaults | settings).items():
         array = np.asarray(value, dtypes.get(name, np.int32))
@@ -47,9 +54,13 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return weights / weights.sum()
 
 
-def kept_by_sorting(scaled: np.ndarray, top_k: int, top_p: float, slack: float) -> set[int]:
-    """Top-k, then the smallest set of the most likely that reaches top_p; ties at either edge all stay."""
+def kept_by_sorting(
+    scaled: np.ndarray, top_k: int, top_p: float, slack: float, min_p: float = 0.0
+) -> set[int]:
+    """min_p, top-k, then the smallest set of the most likely that reaches top_p; ties at an edge all stay."""
     scaled = np.asarray(scaled, np.float64)
+    if min_p:
+        scaled = np.where(scaled >= scaled.max() + np.log(min_p), scaled, -np.inf)
     if top_k:
         edge = np.sort(scaled)[::-1][min(top_k, len(scaled)) - 1]
         scaled = np.where(scaled >= edge, scaled, -np.inf)
@@ -85,12 +96,14 @@ def cases() -> dict[str, np.ndarray]:
     ("top_k", "top_p"),
     [(1, 1.0), (5, 1.0), (10**6, 1.0), (0, 0.5), (0, 1e-9), (0, 0.999), (3, 0.7), (40, 0.3)],
 )
-def test_bisection_keeps_what_sorting_keeps(name, top_k, top_p):
+@pytest.mark.parametrize("min_p", [0.0, 0.05, 1.0])
+def test_bisection_keeps_what_sorting_keeps(name, top_k, top_p, min_p):
     scaled = cases()[name]
-    got = np.asarray(keep(jnp.asarray(scaled), rows(len(scaled), top_k=top_k, top_p=top_p)))
+    settings = rows(len(scaled), top_k=top_k, top_p=top_p, min_p=min_p)
+    got = np.asarray(keep(jnp.asarray(scaled), settings))
     for row, line in zip(got, scaled, strict=True):
         kept = set(np.flatnonzero(row > -np.inf))
-        low, high = (kept_by_sorting(line, top_k, top_p, s) for s in (-SLACK, SLACK))
+        low, high = (kept_by_sorting(line, top_k, top_p, s, min_p) for s in (-SLACK, SLACK))
         assert low <= kept <= high, f"{sorted(kept)} of {sorted(high)}"
         assert int(np.argmax(line)) in kept
         np.testing.assert_array_equal(row[sorted(kept)], line[sorted(kept)])
@@ -104,6 +117,76 @@ def test_rows_filter_by_their_own_parameters():
         want = kept_by_sorting(scaled[b], top_k[b], top_p[b], 0)
         assert set(np.flatnonzero(got[b] > -np.inf)) == want
     assert (got[0] == scaled[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "few"),
+    [
+        ({"top_k": 1}, True),
+        ({"top_k": 50}, True),
+        ({"top_k": 127}, True),
+        ({"top_k": 128}, False),  # nothing shows that no tie was left out
+        ({"top_p": 0.6}, True),
+        ({"top_p": 0.999}, False),
+        ({"min_p": 0.1}, True),
+        ({"min_p": 1e-7}, False),
+        ({"top_k": 40, "top_p": 0.5, "min_p": 0.02}, True),
+        ({"top_k": 2000, "top_p": 0.5}, False),
+        ({"top_k": 2000, "min_p": 0.3}, False),
+    ],
+)
+def test_drawing_among_the_likely_is_drawing_among_all(settings, few):
+    """The same token where the likely ones are enough, and only then are they said to be."""
+    count = 400
+    logits = np.random.default_rng(7).standard_normal((count, 3000)).astype(np.float32) * 3
+    logits[::7] = np.round(logits[::7])  # ties at the edges
+    scaled = jnp.asarray(logits - logits.max(-1, keepdims=True))
+    params = rows(count, **settings)
+    keys = noise_keys(params, jnp.arange(count))
+    tokens, enough = _draw_among_likely(scaled, params, keys)
+    every = _draw_among_all(scaled, params, keys, jnp.ones(count, bool))
+    enough = np.asarray(enough)
+    assert (enough.mean() > 0.5) == few
+    np.testing.assert_array_equal(np.asarray(tokens)[enough], np.asarray(every)[enough])
+    got = choose(jnp.asarray(logits), params, jnp.arange(count))
+    np.testing.assert_array_equal(got, every)
+
+
+def test_a_row_draws_the_same_whichever_way_its_neighbours_go():
+    logits = jnp.asarray(np.random.default_rng(8).standard_normal((3, 3000)), jnp.float32) * 3
+    one = choose(logits, rows(3, top_k=[20, 0, 20], top_p=[1, 1, 0.9]), jnp.arange(3))
+    two = choose(logits, rows(3, top_k=[20, 9, 2000], top_p=[1, 1, 0.9999]), jnp.arange(3))
+    assert one[0] == two[0]
+
+
+@pytest.mark.parametrize("size", [1, 5, 128, 129, 1000])
+def test_the_largest_is_found_by_blocks(size):
+    x = np.random.default_rng(9).integers(-3, 3, (50, size)).astype(np.float32)
+    x[3] = -np.inf
+    np.testing.assert_array_equal(_argmax(jnp.asarray(x)), np.argmax(x, axis=-1))
+
+
+@pytest.mark.parametrize("temperature", [1e-38, 1e-20, 1e30])
+def test_absurd_temperatures_give_tokens(temperature):
+    logits = jnp.asarray(np.random.default_rng(6).standard_normal((2, 300)), jnp.float32) * 50
+    for top_p in (1.0, 0.9):
+        got = choose(logits, rows(2, temperature=temperature, top_p=top_p), jnp.arange(2))
+        if temperature < 1:
+            assert got.tolist() == np.argmax(logits, axis=-1).tolist()
+        assert (0 <= np.asarray(got)).all() and (np.asarray(got) < 300).all()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_stop_ids_are_not_drawn_before_the_first_position_that_may_end(temperature):
+    logits = np.zeros((4, 200), np.float32)
+    logits[:, [3, 9]] = 50
+    settings = {
+        "temperature": temperature,
+        "stop_ids": [[3, 9, -1, -1]] * 4,
+        "min_end": [8, 9, 10, 0],
+    }
+    got = np.asarray(choose(jnp.asarray(logits), rows(4, **settings), jnp.full(4, 8)))
+    assert [token in (3, 9) for token in got] == [True, False, False, True]
 
 
 def test_temperature_zero_is_the_first_of_the_largest():
@@ -187,6 +270,22 @@ def test_many_draws_follow_the_distribution(temperature, top_k, top_p):
     assert chi_square < freedom + 4 * np.sqrt(2 * freedom)
     wrong = softmax(scaled[kept] * 1.15) * count
     assert ((found[kept] - wrong) ** 2 / wrong).sum() > freedom + 4 * np.sqrt(2 * freedom)
+
+
+def test_noise_has_the_gumbel_distribution():
+    """Moments and tail over one key's vocabulary and over many keys at one token."""
+    keys = noise_keys(rows(2000), jnp.arange(2000))
+    tokens = jnp.arange(500)[None]
+    noise = np.asarray(token_noise(keys, tokens), np.float64)
+    assert np.isfinite(noise).all()
+    assert abs(noise.mean() - np.euler_gamma) < 0.005
+    assert abs(noise.var() - np.pi**2 / 6) < 0.01
+    for level in (0.0, 3.0, 8.0):
+        want = 1 - np.exp(-np.exp(-level))
+        assert abs((noise > level).mean() - want) < 5 * np.sqrt(want / noise.size) + 1e-6
+    across_tokens = np.corrcoef(noise[:, :-1].ravel(), noise[:, 1:].ravel())[0, 1]
+    across_keys = np.corrcoef(noise[:-1].ravel(), noise[1:].ravel())[0, 1]
+    assert abs(across_tokens) < 0.004 and abs(across_keys) < 0.004
 
 
 def test_neighbouring_seeds_samples_and_positions_are_not_correlated():

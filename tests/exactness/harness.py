@@ -53,6 +53,8 @@ class Job:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    min_tokens: int = 0
     seed: int = 0
     sample_index: int = 0
     group: str | None = None
@@ -66,6 +68,8 @@ class Job:
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
+            min_p=self.min_p,
+            min_tokens=self.min_tokens,
             max_tokens=self.max_tokens,
             logprobs=self.logprobs,
             stop_token_ids=tuple(self.stop_ids),
@@ -214,6 +218,9 @@ class Plain:
             "temperature": np.float32([r.params.temperature for r in padded]),
             "top_k": np.int32([max(r.params.top_k, 0) for r in padded]),
             "top_p": np.float32([r.params.top_p for r in padded]),
+            "min_p": np.float32([r.params.min_p for r in padded]),
+            "min_end": np.int32([len(r.prompt) + r.params.min_tokens for r in padded]),
+            "stop_ids": np.int32([[*r.stop_ids, *[-1] * (8 - len(r.stop_ids))] for r in padded]),
         }
         answers = _define(self.params, tokens, lengths, columns, config=self.config)
         return tuple(np.asarray(part) for part in answers)
@@ -261,13 +268,13 @@ def _define(params, tokens, lengths, columns, *, config):
     rows, width, vocab = logits.shape
     flat = logits.reshape(-1, vocab)
     columns = {name: jnp.repeat(value, width, axis=0) for name, value in columns.items()}
-    chooser = SamplingRows(**columns, stop_ids=jnp.full((rows * width, 1), -1, jnp.int32))
+    chooser = SamplingRows(**columns)
     positions = jnp.tile(jnp.arange(1, width + 1, dtype=jnp.int32), rows)
+    flat = sampling._without_stops(flat, chooser, positions < chooser.min_end)
     random = (chooser.temperature > 0)[:, None]
     scaled = flat / jnp.where(random, chooser.temperature[:, None], 1.0)
-    noise = jax.vmap(sampling._noise, in_axes=(0, 0, 0, None))(
-        chooser.seed, chooser.sample_index, positions, vocab
-    )
+    keys = sampling.noise_keys(chooser, positions)
+    noise = sampling.token_noise(keys, jnp.arange(vocab)[None])
     drawn = sampling._keep_likely(scaled, chooser) + noise
     scores = jnp.where(random, drawn, flat)
     return logits, scores.reshape(logits.shape), scores.argmax(-1).reshape(rows, width)

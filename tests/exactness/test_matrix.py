@@ -139,6 +139,18 @@ def test_samples_of_one_prompt(bench):
     assert backwards.outputs == run.outputs[::-1]
 
 
+def test_stop_tokens_wait_for_the_least_length(bench):
+    stops = frozenset(range(6))
+    jobs = [
+        Job(prompt=bench.prompt(40, seed=5), min_tokens=least, stop_ids=stops, min_p=0.01, seed=i)
+        for i, least in enumerate((0, 25, 40))
+    ]
+    jobs[1] = replace(jobs[1], temperature=1.0)
+    run = bench.check(jobs)
+    assert all(len(r.output) >= job.min_tokens for job, r in zip(jobs, run.requests, strict=True))
+    assert run.requests[2].finish_reason == "length"
+
+
 @pytest.mark.parametrize("length", (7, 32, 64, 77, 128))
 def test_forks_of_one_prompt(bench, length):
     """Inside a page, at its end, with a full ring, without a checkpoint; one of them ends with the prompt."""

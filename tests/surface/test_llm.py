@@ -119,6 +119,14 @@ def test_a_stop_string_on_the_last_token_is_a_stop(make_llm):
     assert llm._engine.aborted == []
 
 
+@pytest.mark.parametrize(("least", "length"), [(0, 4), (4, 4), (5, 49), (9, 49)])
+def test_stop_strings_that_begin_within_the_least_length_pass(llm, least, length):
+    params = SamplingParams(stop="quick", max_tokens=60, min_tokens=least)
+    [output] = llm.generate("ab", params)
+    assert output.outputs[0].text == (llm._engine.script.decode() * 2)[:length]
+    assert output.outputs[0].stop_reason == "quick"
+
+
 def test_a_held_back_start_of_a_stop_string_is_given_out_at_the_end(llm):
     [output] = llm.generate("ab", SamplingParams(stop="quicker", max_tokens=9))
     assert output.outputs[0].text == "The quick"
