@@ -4,7 +4,7 @@ Names are loaded on first use, so `import hybrid_jax` brings in neither jax nor 
 
     >>> import hybrid_jax
     >>> sorted(hybrid_jax.__all__)[:3]
-    ['CacheConfig', 'CompletionOutput', 'Delta']
+    ['BatchSummary', 'CacheConfig', 'CompletionOutput']
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _HOME = {
+    "BatchSummary": "batch",
     "CacheConfig": "config",
     "CompletionOutput": "outputs",
     "Delta": "outputs",
@@ -25,6 +26,7 @@ _HOME = {
     "RequestOutput": "outputs",
     "SamplingParams": "sampling_params",
     "load_model": "checkpoint",
+    "run_batch": "batch",
 }
 
 __all__ = sorted(_HOME)

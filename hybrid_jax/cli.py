@@ -47,6 +47,9 @@ RowsOption = Annotated[int | None, typer.Option(help="Sequences that decode toge
 LengthOption = Annotated[
     int | None, typer.Option(help="Longest sequence in tokens, prompt and output together.")
 ]
+DtypeOption = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
+CacheOption = Annotated[str, typer.Option(help="Prefix cache: lru or off.")]
+ExactOption = Annotated[bool, typer.Option(help="Bit-identical results, slower.")]
 
 
 @app.callback()
@@ -83,12 +86,12 @@ def generate(
     ] = None,
     ignore_eos: Annotated[bool, typer.Option(help="Go on past the model's end token.")] = False,
     chat: Annotated[bool, typer.Option(help="Each prompt is a user's message.")] = False,
-    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    dtype: DtypeOption = "auto",
     memory: MemoryOption = None,
     max_rows: RowsOption = None,
     max_model_len: LengthOption = None,
-    cache: Annotated[str, typer.Option(help="Prefix cache: lru or off.")] = "lru",
-    exact: Annotated[bool, typer.Option(help="Bit-identical results, slower.")] = False,
+    cache: CacheOption = "lru",
+    exact: ExactOption = False,
     stats: Annotated[bool, typer.Option(help="Rates and cache hits on stderr.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -168,6 +171,58 @@ def _print_stats(outputs: list, llm) -> None:
     console.print(table)
     for name, value in llm.stats().items():
         console.print(f"{name}: {value}", highlight=False)
+
+
+# --- run-batch ------------------------------------------------------------------------------------
+
+
+@app.command()
+def run_batch(
+    input: Annotated[Path, typer.Option("--input", "-i", help="OpenAI batch lines (JSONL).")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the answers go.")],
+    model: ModelOption = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="Jinja file, instead of the model's own chat template.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the noise of lines without a seed.")] = 0,
+    dtype: DtypeOption = "auto",
+    memory: MemoryOption = None,
+    max_rows: RowsOption = None,
+    max_model_len: LengthOption = None,
+    cache: CacheOption = "lru",
+    exact: ExactOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Answers a batch file, line by line in order; goes on where an interrupted run stopped."""
+    from hybrid_jax import batch  # loads jax
+
+    try:
+        summary = batch.run_batch(
+            input,
+            output,
+            model,
+            chat_template=chat_template and chat_template.read_text(encoding="utf-8"),
+            progress=sys.stderr.isatty(),
+            seed=seed,
+            dtype=dtype,
+            memory=memory,
+            max_rows=max_rows,
+            max_model_len=max_model_len,
+            cache=cache,
+            exact=exact,
+        )
+    except batch.BatchStopped as error:
+        print(f"hybrid-jax: {_one_line(str(error))}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        kept = batch.partial_path(output)
+        if kept.exists():
+            kept = f"the lines so far are in {kept}, the same command goes on from there"
+            print(f"hybrid-jax: interrupted; {kept}", file=sys.stderr)
+        raise
+    print(f"hybrid-jax: {summary}", file=sys.stderr)
+    if as_json:
+        _print_json(summary.as_dict())
 
 
 # --- inspect --------------------------------------------------------------------------------------

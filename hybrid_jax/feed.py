@@ -70,7 +70,7 @@ class Feed:
         self._tickets.append(ticket)
         try:
             self._calls.start(ticket.jobs)
-        except ValueError:
+        except Exception:
             self._end(ticket)
             raise
         return ticket

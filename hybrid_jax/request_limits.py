@@ -9,6 +9,10 @@ from hybrid_jax.engine.pack import MAX_STOP_IDS
 from hybrid_jax.sampling_params import SamplingParams
 
 
+class TooLong(ValueError):
+    """A prompt and what is to follow it exceed the longest sequence that model and memory allow."""
+
+
 def resolve_stop_ids(index: int, params: SamplingParams, config: ModelConfig) -> frozenset[int]:
     """The token ids that end a completion: the caller's, and the model's own unless they are ignored.
 
@@ -40,18 +44,18 @@ def resolve_max_tokens(
     """Most tokens of a completion: what was asked for, or all that fit behind the prompt.
 
     Raises:
-        ValueError: no token fits, or fewer than were asked for.
+        TooLong: no token fits, or fewer than were asked for.
     """
     room = max_model_len - prompt_len
     if room < 1:
-        raise ValueError(
+        raise TooLong(
             f"prompt {index}: has {prompt_len} tokens and needs room for one more, but the longest "
             f"sequence is {max_model_len}; shorten it, or raise max_model_len or memory"
         )
     if params.max_tokens is None:
         return room
     if params.max_tokens > room:
-        raise ValueError(
+        raise TooLong(
             f"prompt {index}: {prompt_len} tokens and max_tokens={params.max_tokens} exceed the "
             f"longest sequence of {max_model_len}; lower max_tokens to {room} or leave it out"
         )

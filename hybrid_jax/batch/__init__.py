@@ -1,0 +1,125 @@
+"""Batch files: lines of OpenAI's batch API in, lines of answers out."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from hybrid_jax.batch.errors import BatchStopped
+from hybrid_jax.batch.lines import InputFile
+from hybrid_jax.batch.partial import PartialOutput, partial_path, sidecar_path
+from hybrid_jax.batch.progress import meter
+from hybrid_jax.batch.run import Run
+from hybrid_jax.batch.summary import BatchSummary
+from hybrid_jax.llm import LLM
+from hybrid_jax.progress_bar import Shown
+
+__all__ = ["BatchStopped", "BatchSummary", "partial_path", "run_batch"]
+
+
+def run_batch(
+    input_path: str | Path,
+    output_path: str | Path,
+    model: LLM | str | Path | None = None,
+    *,
+    chat_template: str | None = None,
+    progress: Shown = False,
+    **options: Any,
+) -> BatchSummary:
+    """Answers every line of a batch file: one output line for each that is not blank, in their order.
+
+    A line is {"custom_id": ..., "method": "POST", "url": ..., "body": ...} with the url /v1/chat/completions
+    or /v1/completions. One that cannot be answered gets an error line; the rest goes on. Without
+    `max_tokens` a completion goes on until a stop or the longest length that model and memory allow.
+
+    The lines so far lie in OUT.partial until all are done. After an interruption of any kind the same
+    call goes on from there, with the same texts as without. An output that is finished is left as it is.
+
+    Args:
+        input_path, output_path: the files.
+        model: an `LLM`, or what `LLM` takes as its model; None for the bundled one.
+        chat_template: Jinja source, or the name of one of the model's templates, for chat lines.
+        progress: show a bar, or call this with (lines done, lines in all).
+        **options: of `LLM`, if `model` is none yet.
+
+    Raises:
+        ValueError, OSError: one of the files is not what it must be; nothing was changed then.
+        BatchStopped: the output cannot be written any more; the same call goes on later.
+
+    Example:
+        >>> import json, pathlib, tempfile
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> body = {"prompt": "import ", "max_tokens": 4, "temperature": 0}
+        >>> line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+        >>> _ = (folder / "in.jsonl").write_text(json.dumps(line))
+        >>> summary = run_batch(folder / "in.jsonl", folder / "out.jsonl", LLM())
+        >>> summary.num_lines, summary.num_errors, summary.completion_tokens
+        (1, 0, 4)
+        >>> answer = json.loads((folder / "out.jsonl").read_text())
+        >>> answer["response"]["body"]["choices"][0]["finish_reason"]
+        'length'
+    """
+    given, output = Path(input_path), Path(os.path.realpath(output_path))
+    if isinstance(model, LLM) and options:
+        raise ValueError(f"run_batch: the LLM is made already, so {min(options)} comes too late")
+    _check_paths(given, output)
+    source = InputFile.look_at(given)
+    files = {"input": str(input_path), "output": str(output_path)}
+    if _is_finished(output, source):
+        return BatchSummary(**files, num_lines=source.num_lines, already_finished=True)
+    with ExitStack() as stack:
+        partial_output = stack.enter_context(PartialOutput(output))
+        if _is_finished(output, source):  # by another run, while this one waited its turn
+            return BatchSummary(**files, num_lines=source.num_lines, already_finished=True)
+        if isinstance(model, LLM):
+            llm, name = model, model.model_config.family
+        else:
+            llm = stack.enter_context(LLM(model, progress=progress is True, **options))
+            name = "bundled" if model is None else Path(model).name
+        run = Run(llm, source, partial_output, chat_template=chat_template, model=name)
+        num_resumed = run.recover()
+        bar = stack.enter_context(meter(progress, source.num_lines))
+        bar.begin(run.tally)
+        run.run(bar)
+        counts = vars(run.tally)
+        return BatchSummary(
+            **files,
+            **counts,
+            num_resumed=num_resumed,
+            seconds=bar.seconds,
+            tokens_per_s=bar.rate(run.tally.completion_tokens),
+        )
+
+
+def _check_paths(given: Path, output: Path) -> None:
+    """Nothing of the output may lie on the input."""
+    if output.exists() and not stat.S_ISREG(os.stat(output).st_mode):
+        raise ValueError(f"run-batch: the output must be a regular file, got {output}")
+    for path in (output, partial_path(output), sidecar_path(output)):
+        if path.exists() and given.exists() and os.path.samefile(given, path):
+            raise ValueError(
+                f"run-batch: {given} is the input and would be overwritten as {path.name}; "
+                "choose another output"
+            )
+
+
+def _is_finished(output: Path, source: InputFile) -> bool:
+    """Whether the output is there. An empty one is not: it holds nothing to keep.
+
+    Raises:
+        ValueError: it is there and has another number of lines than the input.
+    """
+    if not output.exists() or os.stat(output).st_size == 0:
+        return False
+    with open(output, "rb") as file:
+        num_lines = sum(1 for _ in file)
+    if num_lines != source.num_lines:
+        raise ValueError(
+            f"run-batch: {output} is there and has {num_lines} lines, {source.path} has "
+            f"{source.num_lines}; delete it, or choose another output"
+        )
+    sidecar_path(output).unlink(missing_ok=True)  # a kill may have come just before this
+    return True

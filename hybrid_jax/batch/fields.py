@@ -1,0 +1,233 @@
+"""The fields of a request's body: which become sampling parameters, and what becomes of the others."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from hybrid_jax.batch.errors import LineError, shown
+from hybrid_jax.sampling_params import SamplingParams
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+SAMPLING_FIELDS = {field.name for field in fields(SamplingParams)}
+
+
+# --- readers: a JSON value to what SamplingParams takes -------------------------------------------
+
+
+def _plain(name: str, value: Any) -> Any:
+    return value  # SamplingParams checks it
+
+
+def _boolean(name: str, value: Any) -> bool:
+    _require(isinstance(value, bool), name, "true or false", value)
+    return value
+
+
+def _strings(name: str, value: Any) -> Any:
+    _require(isinstance(value, str | list), name, "a string or a list of strings", value)
+    return value
+
+
+def _list(name: str, value: Any) -> Any:
+    _require(isinstance(value, list), name, "a list", value)
+    return value
+
+
+def _bias(name: str, value: Any) -> dict[int, Any]:
+    """JSON has no integers for keys."""
+    whole = isinstance(value, dict) and all(k.isascii() and k.isdigit() for k in value)
+    _require(whole, name, "an object from token ids to numbers", value)
+    return {int(token): bias for token, bias in value.items()}
+
+
+def _require(condition: bool, name: str, what: str, value: Any) -> None:
+    if not condition:
+        raise LineError(f"{name} must be {what}, got {shown(value)}", param=name)
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """What becomes of one field of a body.
+
+    Attributes:
+        to: the field of SamplingParams it sets. While SamplingParams has no such field, the line is refused
+            unless the value asks for nothing.
+        read: its value to that field's.
+        nothing: values that ask for nothing.
+        ignored: no value changes the answer.
+        only: the one url that has it; None for both.
+        remedy: what to do instead.
+    """
+
+    to: str | None = None
+    read: Callable[[str, Any], Any] = _plain
+    nothing: tuple[Any, ...] = ()
+    ignored: bool = False
+    only: str | None = None
+    remedy: str = "leave it out"
+
+
+IGNORED = Field(ignored=True)
+WHOLE = "a batch line is answered as a whole; leave it out or set it to false"
+TEXT_ONLY = "this engine reads and writes text; leave it out"
+TEMPLATE = "templates that know it get it through chat_template_kwargs"
+
+FIELDS = {
+    # what SamplingParams has, or will have, under the same name
+    **{
+        name: Field(to=name)
+        for name in ("n", "temperature", "top_p", "top_k", "seed", "max_tokens")
+    },
+    "max_completion_tokens": Field(to="max_tokens"),
+    "stop": Field(to="stop", read=_strings),
+    "stop_token_ids": Field(to="stop_token_ids", read=_list),
+    "ignore_eos": Field(to="ignore_eos", read=_boolean),
+    "include_stop_str_in_output": Field(to="include_stop_str_in_output", read=_boolean),
+    "skip_special_tokens": Field(to="skip_special_tokens", read=_boolean),
+    "min_p": Field(to="min_p", nothing=(0,)),
+    "min_tokens": Field(to="min_tokens", nothing=(0,)),
+    "presence_penalty": Field(to="presence_penalty", nothing=(0,)),
+    "frequency_penalty": Field(to="frequency_penalty", nothing=(0,)),
+    "repetition_penalty": Field(to="repetition_penalty", nothing=(1,)),
+    "logit_bias": Field(to="logit_bias", read=_bias, nothing=({},)),
+    "allowed_token_ids": Field(to="allowed_token_ids", read=_list),
+    "bad_words": Field(to="bad_words", read=_strings, nothing=([],)),
+    "response_format": Field(nothing=({"type": "text"},), only=CHAT),
+    # valid, but only as far as they ask for nothing
+    "stream": Field(nothing=(False,), remedy=WHOLE),
+    "echo": Field(nothing=(False,), remedy="join prompt and text yourself"),
+    "suffix": Field(nothing=("",), only=COMPLETIONS),
+    "use_beam_search": Field(nothing=(False,)),
+    "length_penalty": Field(nothing=(1,)),
+    "prompt_logprobs": Field(nothing=()),
+    "truncate_prompt_tokens": Field(remedy="shorten the prompt yourself"),
+    "spaces_between_special_tokens": Field(nothing=(True,)),
+    "add_special_tokens": Field(nothing=()),
+    "structured_outputs": Field(nothing=()),
+    "guided_json": Field(nothing=()),
+    "guided_regex": Field(nothing=()),
+    "guided_choice": Field(nothing=()),
+    "guided_grammar": Field(nothing=()),
+    "functions": Field(only=CHAT, remedy="write tools instead"),
+    "function_call": Field(nothing=("none", "auto"), only=CHAT, remedy="write tool_choice instead"),
+    "modalities": Field(nothing=(["text"],), only=CHAT, remedy=TEXT_ONLY),
+    "audio": Field(only=CHAT, remedy=TEXT_ONLY),
+    "web_search_options": Field(only=CHAT),
+    "reasoning_effort": Field(only=CHAT, remedy=TEMPLATE),
+    "verbosity": Field(nothing=("medium",), only=CHAT, remedy=TEMPLATE),
+    "continue_final_message": Field(nothing=(False,), only=CHAT),
+    "chat_template": Field(only=CHAT, remedy="name one for the whole run: --chat-template FILE"),
+    # about accounts, storage and speed: no answer depends on them
+    **{
+        name: IGNORED
+        for name in (
+            *("user", "metadata", "store", "service_tier", "safety_identifier", "stream_options"),
+            *("prompt_cache_key", "prompt_cache_retention", "prediction", "priority"),
+        )
+    },
+}
+# Read where the request is made up, with the other fields they depend on.
+ELSEWHERE = {
+    CHAT: {
+        *("model", "messages", "logprobs", "top_logprobs", "tools", "tool_choice"),
+        *("parallel_tool_calls", "chat_template_kwargs", "add_generation_prompt"),
+    },
+    COMPLETIONS: {"model", "prompt", "logprobs", "best_of"},
+}
+
+
+def read_params(body: Mapping[str, Any], url: str, defaults: SamplingParams) -> SamplingParams:
+    """The sampling parameters of a body; `defaults` where it is silent, or says null.
+
+    Raises:
+        LineError: a field is unknown, not supported, or has a wrong value.
+    """
+    given: dict[str, tuple[str, Any]] = {}  # field of SamplingParams to the body's name and value
+    for name, value in body.items():
+        if value is None or name in ELSEWHERE[url]:
+            continue
+        field = FIELDS.get(name)
+        if field is None or field.only not in (None, url):
+            raise _unknown(name, url)
+        if field.to not in SAMPLING_FIELDS:
+            _refuse_unless_nothing(name, value, field)
+        else:
+            _add(given, field.to, name, field.read(name, value))
+    _add_logprobs(given, body, url)
+    try:
+        params = replace(defaults, **{to: value for to, (_, value) in given.items()})
+    except (ValueError, NotImplementedError) as error:
+        text = str(error).removeprefix("SamplingParams: ")
+        to = text.partition(" ")[0]
+        name = given[to][0] if to in given else None
+        raise LineError(text.replace(to, name, 1) if name else text, param=name) from error
+    _check_best_of(body.get("best_of") if url == COMPLETIONS else None, params.n)
+    return params
+
+
+def _add(given: dict[str, tuple[str, Any]], to: str, name: str, value: Any) -> None:
+    if to in given and given[to][1] != value:
+        other, earlier = given[to]
+        raise LineError(
+            f"{other} and {name} mean the same and must agree, got {shown(earlier)} and "
+            f"{shown(value)}; leave one out",
+            param=name,
+        )
+    given[to] = name, value
+
+
+def _add_logprobs(given: dict[str, tuple[str, Any]], body: Mapping[str, Any], url: str) -> None:
+    """Chat says logprobs: true and top_logprobs: k; completions say logprobs: k."""
+    asked = body.get("logprobs")
+    if url == COMPLETIONS:
+        if asked is not None:
+            given["logprobs"] = "logprobs", asked
+        return
+    top = body.get("top_logprobs")
+    if asked is not None:
+        _boolean("logprobs", asked)
+    if asked:
+        given["logprobs"] = "top_logprobs", 0 if top is None else top
+    elif top is not None and not _same(top, 0):
+        raise LineError(
+            f"top_logprobs needs logprobs to be true, got {shown(asked)}", param="top_logprobs"
+        )
+
+
+def _check_best_of(best_of: Any, n: int) -> None:
+    if best_of is not None and not _same(best_of, n):
+        raise LineError(
+            f"best_of={shown(best_of)} is not supported unless it equals n={n}; leave it out",
+            code="unsupported_parameter",
+            param="best_of",
+        )
+
+
+def _refuse_unless_nothing(name: str, value: Any, field: Field) -> None:
+    if field.ignored or any(_same(value, nothing) for nothing in field.nothing):
+        return
+    raise LineError(
+        f"{name}={shown(value)} is not supported by this engine; {field.remedy}",
+        code="unsupported_parameter",
+        param=name,
+    )
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Equal as JSON: false is not 0."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _unknown(name: str, url: str) -> LineError:
+    known = [n for n, field in FIELDS.items() if field.only in (None, url)] + sorted(ELSEWHERE[url])
+    near = difflib.get_close_matches(name[:60], known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "leave it out"
+    return LineError(
+        f"{url} has no field {shown(name)}; {hint}", code="unknown_parameter", param=name[:60]
+    )

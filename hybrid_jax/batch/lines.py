@@ -1,0 +1,88 @@
+"""The lines of a batch file, one at a time, whatever is in them."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+MAX_LINE_BYTES = 64 << 20  # longer ones become error lines without being held in memory
+WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # UTF-32's little-endian one begins alike
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line that is not blank.
+
+    Attributes:
+        number: in the file, from 1, blank lines counted.
+        data: its bytes without the line's end; None when there are more than `MAX_LINE_BYTES`.
+    """
+
+    number: int
+    data: bytes | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputFile:
+    """What a batch file was when the run began.
+
+    Attributes:
+        path: where it lies.
+        digest: of its bytes, all of them.
+        num_lines: lines that are not blank: as many as the output will have.
+    """
+
+    path: Path
+    digest: str
+    num_lines: int
+
+    @classmethod
+    def look_at(cls, path: Path) -> InputFile:
+        """Reads the file once from end to end.
+
+        Raises:
+            ValueError: it is no regular file, holds nothing, or is not in UTF-8.
+            OSError: it cannot be read.
+        """
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ValueError(
+                f"run-batch: the input must be a regular file, since it is read again after an "
+                f"interruption, got {path}"
+            )
+        with open(path, "rb") as file:
+            if file.read(2) in WIDE_MARKS:
+                raise ValueError(f"run-batch: {path} is UTF-16 or UTF-32 text; save it as UTF-8")
+        digest = hashlib.blake2b(digest_size=16)
+        num_lines = sum(1 for _ in read_lines(path, digest))
+        if num_lines == 0:
+            raise ValueError(f"run-batch: {path} holds no requests, one JSON object a line")
+        return cls(path=path, digest=digest.hexdigest(), num_lines=num_lines)
+
+
+def read_lines(path: Path, digest: hashlib.blake2b) -> Iterator[Line]:
+    """The lines that are not blank; `digest` takes in every byte by the time they end.
+
+    Lines end with LF or CRLF. A byte-order mark before the first is dropped.
+    """
+    with open(path, "rb") as file:
+        for number, data in enumerate(_raw_lines(file, digest), start=1):
+            if data is None or data.strip():
+                yield Line(number, data)
+
+
+def _raw_lines(file: BinaryIO, digest: hashlib.blake2b) -> Iterator[bytes | None]:
+    mark = codecs.BOM_UTF8
+    while data := file.readline(MAX_LINE_BYTES + len(b"\r\n")):
+        digest.update(data)
+        text = data.removeprefix(mark).removesuffix(b"\n").removesuffix(b"\r")
+        mark = b""
+        while not data.endswith(b"\n") and (data := file.readline(1 << 20)):
+            digest.update(data)
+            text = None
+        yield None if text is None or len(text) > MAX_LINE_BYTES else text

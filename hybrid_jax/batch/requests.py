@@ -1,0 +1,224 @@
+"""From the bytes of one line to prompts and sampling parameters."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hybrid_jax.batch.errors import LineError, shown
+from hybrid_jax.batch.fields import CHAT, COMPLETIONS, read_params
+from hybrid_jax.batch.lines import MAX_LINE_BYTES, Line
+from hybrid_jax.batch.messages import read_messages, template_options
+from hybrid_jax.prompts import PromptLike
+from hybrid_jax.sampling_params import SamplingParams
+
+MAX_CHOICES = 1024  # completions one line may ask for
+ENVELOPE = ("custom_id", "method", "url", "body")
+ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRequest:
+    """What one line asks for.
+
+    Attributes:
+        url: CHAT or COMPLETIONS.
+        model: what it calls the model; None when it does not.
+        prompts: one, or several for completions.
+        params: theirs, seeds included.
+    """
+
+    url: str
+    model: str | None
+    prompts: list[PromptLike]
+    params: list[SamplingParams]
+
+
+class CustomIds:
+    """The ids seen so far, 16 bytes of each."""
+
+    def __init__(self) -> None:
+        self._seen: set[bytes] = set()
+
+    def add(self, custom_id: str) -> bool:
+        """Whether it is new."""
+        data = custom_id.encode(errors="surrogatepass")
+        digest = hashlib.blake2b(data, digest_size=16).digest()
+        known = len(self._seen)
+        self._seen.add(digest)
+        return len(self._seen) > known
+
+
+def line_seed(seed: int, custom_id: str, place: int) -> int:
+    """Seed in [0, 2**63) of a line's prompt that brings none.
+
+    It depends on the run's seed, the line's id and the prompt's place in the line alone: not on what ran
+    before, so a run that goes on after an interruption gives the same texts, and so does a file
+    whose lines were put in another order.
+    """
+    data = f"{seed}/{place}/{custom_id}".encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
+
+
+def read_envelope(line: Line) -> dict[str, Any]:
+    """The JSON object of a line.
+
+    Raises:
+        LineError: it is none.
+    """
+    if line.data is None:
+        raise LineError(
+            f"longer than {MAX_LINE_BYTES >> 20} MiB, the most a line may have",
+            code="line_too_long",
+        )
+    try:
+        envelope = json.loads(line.data.decode(), parse_constant=_no_constant)
+        if ESCAPED_SURROGATE.search(line.data):
+            json.dumps(envelope, ensure_ascii=False).encode()
+    except UnicodeDecodeError as error:
+        raise _malformed(f"not UTF-8: {error.reason} at byte {error.start}") from error
+    except UnicodeEncodeError as error:
+        raise _malformed("half of a surrogate pair (\\ud800 to \\udfff) is no character") from error
+    except RecursionError as error:
+        raise _malformed("nested too deeply") from error
+    except ValueError as error:
+        raise _malformed(f"not JSON: {error}") from error
+    if not isinstance(envelope, dict):
+        raise _malformed(f"must be a JSON object, got {shown(envelope)}")
+    return envelope
+
+
+def custom_id_of(envelope: Mapping[str, Any]) -> str | None:
+    """The id of a line, if it has a usable one."""
+    custom_id = envelope.get("custom_id")
+    return custom_id if isinstance(custom_id, str) and custom_id else None
+
+
+def read_request(
+    envelope: Mapping[str, Any],
+    *,
+    is_new: bool,
+    seed: int,
+    defaults: SamplingParams,
+    render: Callable[..., PromptLike],
+) -> BatchRequest:
+    """What the object of a line asks for.
+
+    Args:
+        is_new: no earlier line has its id.
+        seed: of the run.
+        defaults: sampling parameters where the body is silent.
+        render: messages and template options to a prompt, as `LLM.render_chat`.
+
+    Raises:
+        LineError: something about it is wrong or not supported.
+    """
+    custom_id = custom_id_of(envelope)
+    _check_envelope(envelope, custom_id, is_new)
+    url, body = envelope["url"], envelope["body"]
+    model = body.get("model")
+    if model is not None and not isinstance(model, str):
+        raise LineError(f"model must be a string, got {shown(model)}", param="model")
+    params = read_params(body, url, defaults)
+    if url == CHAT:
+        prompts = [_rendered(render, read_messages(body), template_options(body))]
+    else:
+        prompts = _read_prompts(body)
+    num_choices = len(prompts) * params.n
+    if num_choices > MAX_CHOICES:
+        raise LineError(
+            f"asks for {num_choices} completions, the most of one line is {MAX_CHOICES}; "
+            "spread them over several lines",
+            param="n" if params.n > 1 else "prompt",
+        )
+    if params.seed is None:
+        seeds = [line_seed(seed, custom_id, place) for place in range(len(prompts))]
+        each = [replace(params, seed=own) for own in seeds]
+    else:
+        each = [params] * len(prompts)
+    return BatchRequest(url=url, model=model, prompts=prompts, params=each)
+
+
+def _check_envelope(envelope: Mapping[str, Any], custom_id: str | None, is_new: bool) -> None:
+    missing = [name for name in ENVELOPE if name not in envelope]
+    if missing:
+        raise LineError(
+            f"has no {missing[0]}; a line needs {', '.join(ENVELOPE)}",
+            code="missing_required_parameter",
+            param=missing[0],
+        )
+    if custom_id is None:
+        got = shown(envelope["custom_id"])
+        raise LineError(f"custom_id must be a non-empty string, got {got}", param="custom_id")
+    if not is_new:
+        raise LineError(
+            f"custom_id {shown(custom_id)} was used by an earlier line; ids must be unique",
+            code="duplicate_custom_id",
+            param="custom_id",
+        )
+    method, url, body = envelope["method"], envelope["url"], envelope["body"]
+    if method != "POST":
+        got = shown(method)
+        raise LineError(f'method must be "POST", got {got}', code="invalid_method", param="method")
+    if url not in (CHAT, COMPLETIONS):
+        raise LineError(
+            f"url must be {CHAT} or {COMPLETIONS}, got {shown(url)}",
+            code="invalid_url",
+            param="url",
+        )
+    if not isinstance(body, dict):
+        raise LineError(f"body must be an object, got {shown(body)}", param="body")
+    strange = next((name for name in envelope if name not in ENVELOPE), None)
+    if strange is not None:
+        raise LineError(
+            f"has an unknown key {shown(strange)} beside {', '.join(ENVELOPE)}; does it belong "
+            "into the body?",
+            code="unknown_parameter",
+            param=strange[:60],
+        )
+
+
+def _read_prompts(body: Mapping[str, Any]) -> list[PromptLike]:
+    """A text, a list of texts, token ids, or a list of lists of these."""
+    prompt = body.get("prompt")
+    if prompt is None:
+        raise LineError("the body has no prompt", code="missing_required_parameter", param="prompt")
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt, list) and prompt:
+        if all(isinstance(entry, str) for entry in prompt):
+            return prompt
+        if _are_ids(prompt):
+            return [{"prompt_token_ids": prompt}]
+        if all(_are_ids(entry) for entry in prompt):
+            return [{"prompt_token_ids": entry} for entry in prompt]
+    raise LineError(
+        "prompt must be a string, a list of strings, a list of token ids or a list of such lists, "
+        f"none of them empty, got {shown(prompt)}",
+        param="prompt",
+    )
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(entry) is int for entry in value)
+
+
+def _rendered(render: Callable[..., PromptLike], messages: list, options: dict) -> PromptLike:
+    try:
+        return render(messages, **options)
+    except Exception as error:  # a template is a program of the model's, run on what the line says
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        text = f"{kind}{error}".removeprefix("chat template: ")
+        raise LineError(f"chat template: {text}", code="chat_template", param="messages") from error
+
+
+def _malformed(what: str) -> LineError:
+    return LineError(what, code="invalid_json_line")
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")

@@ -1,0 +1,182 @@
+"""Output lines: OpenAI's batch lines around its chat completion and text completion objects."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hybrid_jax.batch.errors import LineError
+from hybrid_jax.batch.fields import CHAT
+from hybrid_jax.batch.requests import BatchRequest
+from hybrid_jax.batch.token_text import TokenTexts
+from hybrid_jax.outputs import CompletionOutput, Logprob, RequestOutput
+
+LEAST_LOGPROB = -9999.0  # what the API writes for "never"; JSON has no infinity
+# Legal inside JSON strings, but some readers end a line at them, and half a surrogate pair has no UTF-8.
+ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class Names:
+    """The ids in the answer to one line: the same ones whenever the line of that file is answered.
+
+    Attributes:
+        run: digest of the input file.
+        number: the line's.
+    """
+
+    run: str
+    number: int
+
+    def id(self, prefix: str) -> str:
+        data = f"{prefix}{self.number}/{self.run}".encode()
+        return prefix + hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def success(
+    names: Names, custom_id: str, body: Mapping[str, Any], *, status_code: int = 200
+) -> dict[str, Any]:
+    """The line of a request that was answered."""
+    return {
+        "id": names.id("batch_req_"),
+        "custom_id": custom_id,
+        "response": {
+            "status_code": status_code,
+            "request_id": names.id("req_"),
+            "body": body,
+        },
+        "error": None,
+    }
+
+
+def failure(
+    names: Names, custom_id: str | None, error: LineError, *, status_code: int = 400
+) -> dict[str, Any]:
+    """The line of a request that cannot be answered."""
+    message = f"line {names.number}: {error}"
+    kind = "invalid_request_error" if status_code < 500 else "server_error"
+    body = {"message": message, "type": kind, "param": error.param, "code": error.code}
+    line = success(names, custom_id, {"error": body}, status_code=status_code)
+    return line | {"error": {"code": error.code, "message": message}}
+
+
+def answer(
+    names: Names,
+    request: BatchRequest,
+    outputs: Sequence[RequestOutput],
+    *,
+    model: str,
+    created: int,
+    texts: TokenTexts,
+) -> dict[str, Any]:
+    """The body of an answered request.
+
+    Args:
+        outputs: one per prompt of the request.
+        model: what to call the model if the request does not.
+        created: seconds since 1970.
+        texts: of the model's tokens.
+    """
+    chat = request.url == CHAT
+    choices = [(output, choice) for output in outputs for choice in output.outputs]
+    num_top = request.params[0].logprobs
+    make = _chat_choice if chat else _text_choice
+    return {
+        "id": names.id("chatcmpl-" if chat else "cmpl-"),
+        "object": "chat.completion" if chat else "text_completion",
+        "created": created,
+        "model": model if request.model is None else request.model,
+        "choices": [
+            {"index": index} | make(output, choice, num_top, texts)
+            for index, (output, choice) in enumerate(choices)
+        ],
+        "usage": _usage(outputs),
+    }
+
+
+def _usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    new_tokens = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": new_tokens,
+        "total_tokens": prompt_tokens + new_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(o.num_cached_tokens for o in outputs)},
+    }
+
+
+# --- choices --------------------------------------------------------------------------------------
+
+
+def _chat_choice(
+    output: RequestOutput, choice: CompletionOutput, num_top: int | None, texts: TokenTexts
+) -> dict[str, Any]:
+    logprobs = None
+    if num_top is not None:
+        content = [
+            _chat_token(token, position, num_top, texts)
+            for token, position in zip(choice.token_ids, choice.logprobs, strict=True)
+        ]
+        logprobs = {"content": content, "refusal": None}
+    return {
+        "message": {"role": "assistant", "content": choice.text, "refusal": None},
+        "logprobs": logprobs,
+        "finish_reason": choice.finish_reason,
+    }
+
+
+def _chat_token(
+    token: int, position: Mapping[int, Logprob], num_top: int, texts: TokenTexts
+) -> dict[str, Any]:
+    best = sorted(position.items(), key=lambda entry: entry[1].rank)[:num_top]
+    return _token_entry(token, position[token], texts) | {
+        "top_logprobs": [_token_entry(other, found, texts) for other, found in best]
+    }
+
+
+def _token_entry(token: int, found: Logprob, texts: TokenTexts) -> dict[str, Any]:
+    data = texts.data(token, found.decoded_token)
+    return {
+        "token": _text_of(token, found),
+        "logprob": _finite(found.logprob),
+        "bytes": None if data is None else list(data),
+    }
+
+
+def _text_choice(
+    output: RequestOutput, choice: CompletionOutput, num_top: int | None, texts: TokenTexts
+) -> dict[str, Any]:
+    logprobs = None
+    if num_top is not None:
+        pairs = list(zip(choice.token_ids, choice.logprobs, strict=True))
+        logprobs = {
+            "text_offset": texts.offsets(output.prompt_token_ids, choice.token_ids),
+            "token_logprobs": [_finite(position[token].logprob) for token, position in pairs],
+            "tokens": [_text_of(token, position[token]) for token, position in pairs],
+            "top_logprobs": [
+                {_text_of(token, found): _finite(found.logprob) for token, found in best.items()}
+                for _, best in pairs
+            ],
+        }
+    return {"text": choice.text, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+
+
+def _text_of(token: int, found: Logprob) -> str:
+    return f"token_id:{token}" if found.decoded_token is None else found.decoded_token
+
+
+def _finite(logprob: float) -> float:
+    return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+
+def as_line(value: Mapping[str, Any]) -> bytes:
+    """One line of JSON in UTF-8, its end included."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode() + b"\n"
