@@ -20,10 +20,12 @@ class Line:
     """One line that is not blank.
 
     Attributes:
+        place: among those that are not blank, from 0.
         number: in the file, from 1, blank lines counted.
         data: its bytes without the line's end; None when there are more than `MAX_LINE_BYTES`.
     """
 
+    place: int
     number: int
     data: bytes | None
 
@@ -70,10 +72,12 @@ def read_lines(path: Path, digest: hashlib.blake2b) -> Iterator[Line]:
 
     Lines end with LF or CRLF. A byte-order mark before the first is dropped.
     """
+    place = 0
     with open(path, "rb") as file:
         for number, data in enumerate(_raw_lines(file, digest), start=1):
             if data is None or data.strip():
-                yield Line(number, data)
+                yield Line(place, number, data)
+                place += 1
 
 
 def _raw_lines(file: BinaryIO, digest: hashlib.blake2b) -> Iterator[bytes | None]:

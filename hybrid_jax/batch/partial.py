@@ -46,8 +46,12 @@ class PartialOutput:
     num_lines: int = 0
     _descriptor: int = field(default=-1, init=False)
 
+    @property
+    def path(self) -> Path:
+        return partial_path(self.output)
+
     def __enter__(self) -> PartialOutput:
-        path = partial_path(self.output)
+        path = self.path
         while True:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             try:
@@ -71,7 +75,7 @@ class PartialOutput:
 
     def __exit__(self, *_: object) -> None:
         """Closes it; an empty one leaves no trace."""
-        path = partial_path(self.output)
+        path = self.path
         if os.fstat(self._descriptor).st_size == 0 and _is_still(self._descriptor, path):
             sidecar_path(self.output).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
@@ -79,17 +83,16 @@ class PartialOutput:
 
     # --- going on -----------------------------------------------------------------------------------
 
-    def recover(self, identity: dict[str, Any], *, num_lines: int) -> Iterator[dict[str, Any]]:
+    def recover(self, identity: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yields the lines an earlier run left, then cuts off what a kill tore; begins one if there is none.
 
         Args:
             identity: of this run: what the lines depend on, as JSON.
-            num_lines: lines of the input.
 
         Raises:
             ValueError: they belong to another input or to other settings; nothing is changed then.
         """
-        path = partial_path(self.output)
+        path = self.path
         if os.fstat(self._descriptor).st_size == 0:
             self._write_sidecar(identity)
             return
@@ -103,15 +106,10 @@ class PartialOutput:
                 size += len(data)
                 self.num_lines += 1
                 yield line
-        if self.num_lines > num_lines:
-            raise ValueError(
-                f"run-batch: {path} has {self.num_lines} lines, the input {num_lines}; "
-                "delete it to start over"
-            )
         os.ftruncate(self._descriptor, size)
 
     def _check_sidecar(self, identity: dict[str, Any]) -> None:
-        path, sidecar = partial_path(self.output), sidecar_path(self.output)
+        path, sidecar = self.path, sidecar_path(self.output)
         again = f"repeat the run it is from, or delete {path.name} to start over"
         try:
             known = json.loads(sidecar.read_bytes())
@@ -158,14 +156,14 @@ class PartialOutput:
             while data:
                 data = data[os.write(self._descriptor, data) :]
         except OSError as error:
-            raise self._stopped(error, partial_path(self.output)) from error
+            raise self._stopped(error, self.path) from error
         self.num_lines += len(lines)
 
     def finish(self) -> None:
         """Makes it the output, all of it or nothing."""
         try:
             os.fsync(self._descriptor)
-            os.replace(partial_path(self.output), self.output)
+            os.replace(self.path, self.output)
         except OSError as error:
             raise self._stopped(error, self.output) from error
         sidecar_path(self.output).unlink(missing_ok=True)

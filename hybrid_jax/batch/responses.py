@@ -26,14 +26,18 @@ class Names:
 
     Attributes:
         run: digest of the input file.
-        number: the line's.
+        place: the line's among those that are not blank, from 0.
     """
 
     run: str
-    number: int
+    place: int
+
+    @property
+    def line_id(self) -> str:
+        return self.id("batch_req_")
 
     def id(self, prefix: str) -> str:
-        data = f"{prefix}{self.number}/{self.run}".encode()
+        data = f"{prefix}{self.place}/{self.run}".encode()
         return prefix + hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
@@ -42,7 +46,7 @@ def success(
 ) -> dict[str, Any]:
     """The line of a request that was answered."""
     return {
-        "id": names.id("batch_req_"),
+        "id": names.line_id,
         "custom_id": custom_id,
         "response": {
             "status_code": status_code,
@@ -54,10 +58,10 @@ def success(
 
 
 def failure(
-    names: Names, custom_id: str | None, error: LineError, *, status_code: int = 400
+    names: Names, custom_id: str | None, error: LineError, *, number: int, status_code: int = 400
 ) -> dict[str, Any]:
-    """The line of a request that cannot be answered."""
-    message = f"line {names.number}: {error}"
+    """The line of a request that cannot be answered; `number` is its place in the file, from 1."""
+    message = f"line {number}: {error}"
     kind = "invalid_request_error" if status_code < 500 else "server_error"
     body = {"message": message, "type": kind, "param": error.param, "code": error.code}
     line = success(names, custom_id, {"error": body}, status_code=status_code)

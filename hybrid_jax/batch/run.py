@@ -40,6 +40,7 @@ MAX_HELD_BYTES = 64 << 20
 class Entry:
     """One line between reading and writing: `data` is None until it is answered."""
 
+    number: int
     names: Names
     custom_id: str | None = None
     request: BatchRequest | None = None
@@ -92,11 +93,21 @@ class Run:
 
     def recover(self) -> int:
         """Takes over what an earlier run wrote; returns how many lines that is."""
-        for line in self._output.recover(self.identity(), num_lines=self._source.num_lines):
+        for line in self._output.recover(self.identity()):
+            self._check_recovered(line)
             self.tally.add(LineCounts.of(line))
             if line["custom_id"] is not None:
                 self._ids.add(line["custom_id"])
         return self.tally.num_lines
+
+    def _check_recovered(self, line: dict[str, Any]) -> None:
+        place = self.tally.num_lines
+        names = Names(self._source.digest, place)
+        if place >= self._source.num_lines or line.get("id") != names.line_id:
+            raise ValueError(
+                f"run-batch: line {place + 1} of {self._output.path} is not this run's answer to "
+                f"request {place + 1} of {self._source.path}; delete the partial file to start over"
+            )
 
     def run(self, meter: Meter) -> None:
         """Answers the rest and makes the output what it is to be.
@@ -133,8 +144,8 @@ class Run:
     def _rest(self, digest: hashlib.blake2b) -> Iterator[Line]:
         """The lines that are not answered; no more than were counted."""
         first = self.tally.num_lines
-        for place, line in enumerate(read_lines(self._source.path, digest)):
-            if first <= place < self._source.num_lines:
+        for line in read_lines(self._source.path, digest):
+            if first <= line.place < self._source.num_lines:
                 yield line
 
     @property
@@ -143,7 +154,7 @@ class Run:
 
     def _start(self, feed: Feed, line: Line) -> None:
         """Starts what a line asks for, or answers it with an error."""
-        entry = Entry(Names(self._source.digest, line.number))
+        entry = Entry(line.number, Names(self._source.digest, line.place))
         self._held.append(entry)
         try:
             envelope = read_envelope(line)
@@ -168,7 +179,14 @@ class Run:
             self._fail(entry, what, status_code=500)
 
     def _fail(self, entry: Entry, error: LineError, *, status_code: int = 400) -> None:
-        self._settle(entry, failure(entry.names, entry.custom_id, error, status_code=status_code))
+        line = failure(
+            entry.names,
+            entry.custom_id,
+            error,
+            number=entry.number,
+            status_code=status_code,
+        )
+        self._settle(entry, line)
 
     def _answer(self, ticket: Ticket) -> None:
         entry = self._running.pop(ticket)

@@ -1,0 +1,69 @@
+"""Batch files for tests, and an engine whose tokens tell every request from every other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+
+from tests.surface.fake_engine import FakeEngine
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+class SeededEngine(FakeEngine):
+    """Each token depends on the seed, the completion's index, the prompt and the position, as real noise does."""
+
+    def next_token(self, request):
+        key = request.seed, request.sample_index, request.prompt, len(request.output)
+        return 97 + hashlib.blake2b(repr(key).encode(), digest_size=1).digest()[0] % 26
+
+
+def line(custom_id="a", url=COMPLETIONS, **body):
+    """One request; a completion of "ab" by 9 tokens, or a chat, unless the body says otherwise."""
+    if url == CHAT:
+        body = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 9} | body
+    elif url == COMPLETIONS:
+        body = {"prompt": "ab", "max_tokens": 9} | body
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+
+
+def mixed_lines(count, seed=0):
+    """Requests of both kinds and many lengths, some with seeds, some of several choices, some wrong."""
+    random_ = random.Random(seed)
+    lines = []
+    for index in range(count):
+        body = {"max_tokens": random_.randint(1, 30), "temperature": 1}
+        url = random_.choice([CHAT, COMPLETIONS])
+        if url == COMPLETIONS:
+            body["prompt"] = random_.choice(["ab", ["a", "b", "c"], [97, 98], f"{index}"])
+        if index % 5 == 0:
+            body["n"] = random_.randint(1, 3)
+        if index % 7 == 0:
+            body["seed"] = index
+        if index % 11 == 10:
+            body["temperature"] = -1
+        lines.append(line(f"id-{index}", url, **body))
+    lines[count // 2]["custom_id"] = "id-0"
+    return lines
+
+
+def write(path, lines):
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in lines))
+    return path
+
+
+def read(path):
+    """The objects of a file's lines; a torn or blank one fails."""
+    data = path.read_bytes()
+    assert data.endswith(b"\n")
+    return [json.loads(part) for part in data.decode().split("\n")[:-1]]
+
+
+def answers(path):
+    """What must be equal between runs: all but the times, and what the prefix cache happened to hold."""
+    lines = read(path)
+    for entry in lines:
+        entry["response"]["body"].pop("created", None)
+        entry["response"]["body"].get("usage", {}).pop("prompt_tokens_details", None)
+    return lines

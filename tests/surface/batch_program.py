@@ -1,0 +1,41 @@
+"""The command line over an engine without a model: for tests that kill it.
+
+HYBRID_JAX_TEST_PAUSE: seconds each turn of the engine takes.
+HYBRID_JAX_TEST_FILE_LIMIT: bytes a file may have, as if the disk were full then.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from pathlib import Path
+
+from hybrid_jax import cli, tokenizer
+from hybrid_jax import llm as llm_module
+from tests.surface.batch_files import SeededEngine
+from tests.surface.conftest import byte_tokenizer
+from tests.surface.fake_engine import CONFIG
+
+PAUSE = float(os.environ.get("HYBRID_JAX_TEST_PAUSE", "0"))
+
+
+class PausingEngine(SeededEngine):
+    def step(self):
+        time.sleep(PAUSE)
+        return super().step()
+
+
+if __name__ == "__main__":
+    if limit := int(os.environ.get("HYBRID_JAX_TEST_FILE_LIMIT", "0")):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    # A shell's background job ignores Ctrl-C and hands that on; this program must not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    llm_module.Engine = PausingEngine
+    llm_module.load_config = lambda path: CONFIG
+    llm_module.load_model = lambda path, dtype, progress: (CONFIG, None)
+    llm_module.default_params = lambda folder: llm_module.SamplingParams()
+    tokenizer.Tokenizer.from_directory = classmethod(lambda cls, path: byte_tokenizer())
+    assert Path(llm_module.BUNDLED, "config.json").is_file()
+    cli.main()

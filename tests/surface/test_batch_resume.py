@@ -1,0 +1,418 @@
+"""Interrupted batch runs: nothing lost, nothing doubled, and the same texts as without."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hybrid_jax import LLM, run_batch
+from hybrid_jax import llm as llm_module
+from hybrid_jax.batch import partial as partial_module
+from hybrid_jax.batch import partial_path
+from hybrid_jax.batch.partial import PartialOutput, sidecar_path
+from tests.surface.batch_files import (
+    COMPLETIONS,
+    SeededEngine,
+    answers,
+    line,
+    mixed_lines,
+    read,
+    write,
+)
+
+LONG = os.environ.get("HYBRID_JAX_BATCH_KILLS") == "all"
+NUM_LINES = 200
+
+
+@pytest.fixture
+def make_seeded(make_llm, monkeypatch):
+    monkeypatch.setattr(llm_module, "Engine", SeededEngine)
+    return make_llm
+
+
+@pytest.fixture
+def files(tmp_path):
+    folder = tmp_path / "batch"
+    folder.mkdir()
+    return write(folder / "in.jsonl", mixed_lines(60)), folder / "out.jsonl"
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_at(count):
+    def progress(done, total):
+        if done >= count:
+            raise Stop
+
+    return progress
+
+
+def interrupted(files, llm, at=20):
+    """Stops a run when about `at` lines are written; returns the partial file."""
+    with pytest.raises(Stop):
+        run_batch(*files, llm, progress=stop_at(at))
+    path = partial_path(files[1])
+    assert at <= len(read(path)) < 60
+    assert not files[1].exists()
+    return path
+
+
+def whole(files, llm):
+    """What an undisturbed run answers."""
+    output = files[1].with_name("whole.jsonl")
+    run_batch(files[0], output, llm)
+    return answers(output)
+
+
+# --- going on -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [1, 20, 45])
+def test_an_interrupted_run_goes_on_with_the_same_answers(make_seeded, files, at):
+    expected = whole(files, make_seeded())
+    kept = interrupted(files, make_seeded(), at).read_bytes()
+    summary = run_batch(*files, make_seeded(max_rows=3, steps_per_dispatch=2))
+    assert files[1].read_bytes().startswith(kept)
+    assert answers(files[1]) == expected
+    assert summary.num_resumed == kept.count(b"\n")
+    assert not partial_path(files[1]).exists()
+    assert not sidecar_path(files[1]).exists()
+
+
+def test_the_summary_of_a_resumed_run_counts_the_whole_file(make_seeded, files):
+    undisturbed = run_batch(files[0], files[1].with_name("whole.jsonl"), make_seeded())
+    interrupted(files, make_seeded())
+    summary = run_batch(*files, make_seeded())
+    for name in ("num_lines", "num_errors", "prompt_tokens", "completion_tokens"):
+        assert getattr(summary, name) == getattr(undisturbed, name)
+    assert 20 <= summary.num_resumed < 60
+    assert "60 lines (" in str(summary)
+    assert "from an earlier run), " in str(summary)
+
+
+@pytest.mark.parametrize(
+    "torn", [b'{"id": "batch_req_', b"\x00" * 50, b"{}\n", b'"\xff\n', b"[1]\n"]
+)
+def test_a_torn_end_is_cut_off(make_seeded, files, torn):
+    expected = whole(files, make_seeded())
+    path = interrupted(files, make_seeded())
+    with open(path, "ab") as file:
+        file.write(torn)
+    run_batch(*files, make_seeded())
+    assert answers(files[1]) == expected
+
+
+def test_every_cut_of_the_partial_file_is_made_good(make_seeded, files):
+    expected = whole(files, make_seeded())
+    path = interrupted(files, make_seeded())
+    data, beside = path.read_bytes(), sidecar_path(files[1]).read_bytes()
+    ends = [match.end() for match in re.finditer(b"\n", data)][:3]
+    for size in sorted({0, 1, *ends, *(end - 1 for end in ends), *(end + 1 for end in ends)}):
+        files[1].unlink(missing_ok=True)
+        path.write_bytes(data[:size])
+        sidecar_path(files[1]).write_bytes(beside)
+        summary = run_batch(*files, make_seeded())
+        assert summary.num_resumed == data[:size].count(b"\n")
+        assert answers(files[1]) == expected
+
+
+def test_a_kill_between_the_last_line_and_the_new_name_costs_nothing(
+    make_seeded, files, monkeypatch
+):
+    def killed(self):
+        raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PartialOutput, "finish", killed)
+        with pytest.raises(Stop):
+            run_batch(*files, make_seeded())
+    assert len(read(partial_path(files[1]))) == 60
+    summary = run_batch(*files, make_seeded())
+    assert summary.num_resumed == 60
+    assert answers(files[1]) == whole(files, make_seeded())
+
+
+def test_a_kill_before_the_sidecar_is_removed_costs_nothing(make_seeded, files, monkeypatch):
+    run_batch(*files, make_seeded())
+    before = files[1].read_bytes()
+    sidecar_path(files[1]).write_text("{}")
+    assert run_batch(*files, make_seeded()).already_finished
+    assert not sidecar_path(files[1]).exists()
+    assert files[1].read_bytes() == before
+
+
+def test_duplicates_of_lines_written_before_are_still_seen(make_seeded, files):
+    lines = [line(f"{index}") for index in range(60)]
+    lines[59]["custom_id"] = "0"
+    write(files[0], lines)
+    interrupted(files, make_seeded())
+    run_batch(*files, make_seeded())
+    [error] = [entry["error"] for entry in read(files[1]) if entry["error"]]
+    assert error["message"].startswith("line 60: custom_id '0' was used by an earlier line")
+
+
+# --- not going on ---------------------------------------------------------------------------------
+
+
+def test_a_partial_file_of_another_input_is_refused(make_seeded, files):
+    path = interrupted(files, make_seeded())
+    before = path.read_bytes()
+    source = files[0].read_text()
+    files[0].write_text(source.replace("ab", "ba", 1))
+    with pytest.raises(ValueError, match="belongs to another input, or the input was changed"):
+        run_batch(*files, make_seeded())
+    assert path.read_bytes() == before
+    files[0].write_text(source)
+    os.utime(files[0], (1, 1))  # times do not matter
+    run_batch(*files, make_seeded())
+    assert len(read(files[1])) == 60
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"seed": 7}, "was begun with seed=0, now it is 7"),
+        ({"dtype": "bfloat16"}, "was begun with dtype='float32', now it is 'bfloat16'"),
+        ({"max_model_len": 150}, "was begun with max_model_len=200, now it is 150"),
+        ({"exact": True}, "was begun with exact=false, now it is true"),
+        ({"tokenizer": None}, "was begun with model="),
+    ],
+)
+def test_a_partial_file_of_other_settings_is_refused(make_seeded, files, options, message):
+    path = interrupted(files, make_seeded())
+    before = path.read_bytes()
+    with pytest.raises(ValueError) as error:
+        run_batch(*files, make_seeded(**options))
+    assert message in str(error.value)
+    assert "repeat the run it is from, or delete out.jsonl.partial to start over" in str(
+        error.value
+    )
+    assert path.read_bytes() == before
+
+
+def test_another_template_is_another_run(make_seeded, files):
+    interrupted(files, make_seeded())
+    with pytest.raises(ValueError, match="was begun with chat_template=null, now it is 'x'"):
+        run_batch(*files, make_seeded(), chat_template="x")
+
+
+def test_other_sampling_defaults_are_another_run(make_seeded, files):
+    interrupted(files, make_seeded())
+    llm = make_seeded()
+    llm._default_params = llm_module.SamplingParams(top_k=3)
+    with pytest.raises(ValueError, match="was begun with sampling_defaults="):
+        run_batch(*files, llm)
+
+
+@pytest.mark.parametrize("beside", [None, "{", "[]", '{"format": 0}'])
+def test_a_partial_file_nobody_vouches_for_is_refused(make_seeded, files, beside):
+    path = partial_path(files[1])
+    path.write_text("precious\n")
+    if beside is not None:
+        sidecar_path(files[1]).write_text(beside)
+    message = (
+        "without out.jsonl.partial.json, so it may" if beside is None else "not of this version"
+    )
+    with pytest.raises(ValueError, match=message):
+        run_batch(*files, make_seeded())
+    assert path.read_text() == "precious\n"
+
+
+@pytest.mark.parametrize("change", ["double", "drop", "swap", "append"])
+def test_lines_in_wrong_places_are_refused(make_seeded, files, change):
+    path = interrupted(files, make_seeded())
+    lines = path.read_bytes().splitlines(keepends=True)
+    if change == "append":
+        with open(path, "wb") as file:
+            run_batch(files[0], files[1].with_name("whole.jsonl"), make_seeded())
+            file.write(files[1].with_name("whole.jsonl").read_bytes() + lines[0])
+        place = 61
+    else:
+        place = 4
+        first, second = lines[3:5]
+        lines[3:5] = {"double": [second, second], "drop": [second], "swap": [second, first]}[change]
+        path.write_bytes(b"".join(lines))
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=f"line {place} of {path} is not this run's answer"):
+        run_batch(*files, make_seeded())
+    assert path.read_bytes() == before
+
+
+def test_two_runs_do_not_write_one_file(make_seeded, files):
+    with PartialOutput(files[1]):
+        with pytest.raises(ValueError, match="another run is writing .*out.jsonl.partial; wait"):
+            run_batch(*files, make_seeded())
+    assert not run_batch(*files, make_seeded()).already_finished
+
+
+def test_a_run_that_waited_for_a_finished_one_starts_anew(make_seeded, files, monkeypatch):
+    real, calls = partial_module._is_still, []
+
+    def finished_meanwhile(descriptor, path):
+        calls.append(path)
+        if len(calls) == 1:  # another run renamed it between our opening and locking it
+            os.rename(path, files[1])
+            files[1].write_bytes(b"{}\n" * 60)
+        return real(descriptor, path)
+
+    monkeypatch.setattr(partial_module, "_is_still", finished_meanwhile)
+    assert run_batch(*files, make_seeded()).already_finished
+    assert sorted(os.listdir(files[1].parent)) == ["in.jsonl", "out.jsonl"]
+
+
+# --- programs that are killed ---------------------------------------------------------------------
+
+
+def start(module, files, *arguments, **environment):
+    command = [
+        sys.executable,
+        "-m",
+        module,
+        "run-batch",
+        "-i",
+        files[0],
+        "-o",
+        files[1],
+        *arguments,
+    ]
+    return subprocess.Popen(
+        list(map(str, command)),
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def kill_after_bytes(process, path, size):
+    """Kills the program once its partial file has grown to `size` bytes; False when it ended first."""
+    while process.poll() is None:
+        if path.exists() and path.stat().st_size >= size:
+            process.kill()
+            process.communicate()
+            return True
+        time.sleep(0.001)
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    return False
+
+
+def kill_often(files, starts, num_kills, size):
+    """Kills run after run at random points until one gets through; returns how many were killed."""
+    random_, path = random.Random(3), partial_path(files[1])
+    for kill in range(num_kills):
+        known = path.stat().st_size if path.exists() else 0
+        share = (size - known) / (num_kills + 1 - kill)
+        point = known + int(share * random_.uniform(0.2, 1.5))
+        if not kill_after_bytes(starts(), path, point):
+            return kill
+        assert not files[1].exists()
+    process = starts()
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    return num_kills
+
+
+def test_a_batch_killed_again_and_again_loses_and_doubles_nothing(tmp_path):
+    files = write(tmp_path / "in.jsonl", mixed_lines(NUM_LINES)), tmp_path / "out.jsonl"
+    output = tmp_path / "whole.jsonl"
+    process = start("tests.surface.batch_program", (files[0], output))
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    killed = kill_often(
+        files,
+        lambda: start("tests.surface.batch_program", files, HYBRID_JAX_TEST_PAUSE="0.01"),
+        20 if LONG else 4,
+        output.stat().st_size,
+    )
+    assert killed >= (15 if LONG else 3)
+    assert answers(files[1]) == answers(output)
+    assert len(read(files[1])) == NUM_LINES
+    assert sorted(os.listdir(tmp_path)) == ["in.jsonl", "out.jsonl", "whole.jsonl"]
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path):
+    files = write(tmp_path / "in.jsonl", mixed_lines(NUM_LINES)), tmp_path / "out.jsonl"
+    process = start("tests.surface.batch_program", files, HYBRID_JAX_TEST_PAUSE="0.05")
+    path = partial_path(files[1])
+    while process.poll() is None and not (path.exists() and path.stat().st_size > 1000):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert err == (
+        f"hybrid-jax: interrupted; the lines so far are in {path}, the same command goes on from there\n"
+    )
+    assert 0 < len(read(path)) < NUM_LINES
+    process = start("tests.surface.batch_program", files)
+    _, err = process.communicate()
+    assert "from an earlier run" in err
+    assert len(read(files[1])) == NUM_LINES
+
+
+# --- the bundled model ----------------------------------------------------------------------------
+
+HEAD = "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n\n"
+
+
+def bundled_lines(count):
+    random_ = random.Random(1)
+    return [
+        line(
+            f"id-{index}",
+            prompt=HEAD + f"    def method_{index}(self):\n",
+            max_tokens=random_.randint(4, 24),
+            temperature=random_.choice([0, 0.9]),
+            n=random_.choice([1, 1, 2]),
+        )
+        for index in range(count)
+    ]
+
+
+def test_the_bundled_model_goes_on_with_the_same_texts(tmp_path):
+    files = write(tmp_path / "in.jsonl", bundled_lines(24)), tmp_path / "out.jsonl"
+    with LLM(max_rows=4, max_model_len=512) as llm:
+        summary = run_batch(files[0], tmp_path / "whole.jsonl", llm)
+        assert summary.hit_rate > 0.5  # the head is computed once
+        llm.reset_prefix_cache()
+        with pytest.raises(Stop):
+            run_batch(*files, llm, progress=stop_at(9))
+        llm.reset_prefix_cache()
+        resumed = run_batch(*files, llm)
+        assert llm.stats()["running"] == llm.stats()["waiting"] == 0
+        assert 9 <= resumed.num_resumed < 24
+        params = llm_module.SamplingParams(temperature=0.0, max_tokens=24)
+        for entry in (json.loads(text) for text in files[0].read_text().splitlines()):
+            if entry["body"]["temperature"] == 0 and entry["body"]["n"] == 1:
+                break
+        [alone] = llm.generate(entry["body"]["prompt"], params)
+    assert answers(files[1]) == answers(tmp_path / "whole.jsonl")
+    [found] = [a for a in answers(files[1]) if a["custom_id"] == entry["custom_id"]]
+    [choice] = found["response"]["body"]["choices"]
+    assert choice["text"] and alone.outputs[0].text.startswith(choice["text"])
+
+
+@pytest.mark.skipif(not LONG, reason="HYBRID_JAX_BATCH_KILLS=all kills the bundled model 20 times")
+def test_the_bundled_model_killed_20_times(tmp_path):
+    files = write(tmp_path / "in.jsonl", bundled_lines(NUM_LINES)), tmp_path / "out.jsonl"
+    output = tmp_path / "whole.jsonl"
+    options = ("--max-rows", "4", "--max-model-len", "512")
+    _, err = start("hybrid_jax", (files[0], output), *options).communicate()
+    killed = kill_often(
+        files, lambda: start("hybrid_jax", files, *options), 20, output.stat().st_size
+    )
+    assert killed >= 15
+    assert answers(files[1]) == answers(output)
+    assert [entry["error"] for entry in read(files[1])] == [None] * NUM_LINES
+    assert {entry["response"]["body"]["object"] for entry in read(files[1])} == {"text_completion"}
+    assert COMPLETIONS in files[0].read_text()
