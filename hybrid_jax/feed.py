@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from hybrid_jax.completions import Call, Job
 from hybrid_jax.outputs import RequestOutput
@@ -11,7 +11,7 @@ from hybrid_jax.running_calls import RunningCalls
 from hybrid_jax.sampling_params import SamplingParams
 
 Accept = Callable[
-    [PromptLike | Sequence[PromptLike], SamplingParams | Sequence[SamplingParams] | None, Call],
+    [PromptLike | Iterable[PromptLike], SamplingParams | Sequence[SamplingParams] | None, Call],
     list[Job],
 ]
 
@@ -57,7 +57,7 @@ class Feed:
 
     def add(
         self,
-        prompts: PromptLike | Sequence[PromptLike],
+        prompts: PromptLike | Iterable[PromptLike],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Ticket:
         """Starts prompts, as `LLM.generate` would.

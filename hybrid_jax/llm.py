@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import reprlib
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from hybrid_jax.fingerprint import fingerprint
 from hybrid_jax.options import default_params, engine_options, resolve_dtype
 from hybrid_jax.outputs import Delta, RequestOutput
 from hybrid_jax.progress_bar import Shown, shown
-from hybrid_jax.prompts import Prompt, PromptLike, pair_params, read_prompts
+from hybrid_jax.prompts import Prompt, PromptLike, check_unicode, pair_params, read_prompts
 from hybrid_jax.request_limits import resolve_max_tokens, resolve_stop_ids
 from hybrid_jax.running_calls import RunningCalls
 from hybrid_jax.sampling_params import SamplingParams
@@ -143,7 +144,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: PromptLike | Sequence[PromptLike],
+        prompts: PromptLike | Iterable[PromptLike],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = False,
@@ -152,7 +153,7 @@ class LLM:
         """Completes prompts, all together, and returns the outputs in the order of the prompts.
 
         Args:
-            prompts: text, {"prompt": text}, {"prompt_token_ids": ids}, or a list of these.
+            prompts: text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, or several of these.
             sampling_params: one for all, or a list of equal length; None for
                 `get_default_sampling_params()`. Without `max_tokens` a completion goes on until a
                 stop or the longest length that model and memory allow.
@@ -181,7 +182,7 @@ class LLM:
 
     def stream(
         self,
-        prompts: PromptLike | Sequence[PromptLike],
+        prompts: PromptLike | Iterable[PromptLike],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[Delta]:
         """Like `generate`, but yields what is new as it comes; closing the iterator ends the requests.
@@ -243,6 +244,8 @@ class LLM:
         if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
             raise ValueError("chat: messages must be a non-empty list of {'role', 'content'} dicts")
         batch = [messages] if isinstance(messages[0], Mapping) else messages
+        for conversation in batch:
+            _check_messages(conversation)
         prompts = [
             self.render_chat(
                 conversation,
@@ -262,12 +265,13 @@ class LLM:
                 "chat: this model came without a tokenizer.json, so without a template"
             )
         text = self._tokenizer.apply_chat_template(messages, **template)
+        check_unicode("chat: the conversation", text)
         # The template writes the special tokens itself.
         return Prompt(text, tuple(self._tokenizer.encode(text, add_special_tokens=False)))
 
     def _accept(
         self,
-        prompts: PromptLike | Sequence[PromptLike],
+        prompts: PromptLike | Iterable[PromptLike],
         params: SamplingParams | Sequence[SamplingParams] | None,
         call: Call,
     ) -> list[Job]:
@@ -385,3 +389,17 @@ class LLM:
             f"LLM({self.model_config.family}, {self.engine_config.dtype}, {state}, "
             f"max_rows={self.engine_config.max_rows}, cache={self.engine_config.cache.policy!r})"
         )
+
+
+def _check_messages(messages: Any) -> None:
+    """What every template relies on; the rest, such as the content's kind, is its own business."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise ValueError(
+            f"chat: a conversation must be a non-empty list of messages, got {reprlib.repr(messages)}"
+        )
+    for index, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ValueError(
+                f"chat: message {index} must be {{'role': ..., 'content': ...}}, got "
+                f"{reprlib.repr(message)}"
+            )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,23 +22,52 @@ class Prompt:
     token_ids: tuple[int, ...]
 
 
-PromptLike = str | Mapping[str, Any] | Prompt
+PromptLike = str | Mapping[str, Any] | Prompt | Sequence[int]
 
 
 def read_prompts(
-    prompts: PromptLike | Sequence[PromptLike], tokenizer: Tokenizer | None, *, vocab_size: int
+    prompts: PromptLike | Iterable[PromptLike], tokenizer: Tokenizer | None, *, vocab_size: int
 ) -> list[Prompt]:
-    """Text, {"prompt": text}, {"prompt_token_ids": ids}, or a sequence of these, to `Prompt`s.
+    """Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, or several of these, to `Prompt`s.
+
+    A list of integers is one prompt, a list of such lists one prompt each.
 
     Raises:
-        ValueError: a prompt is malformed, empty, holds an id outside the vocabulary, or is text while
-            there is no tokenizer. The message names its index.
+        ValueError: a prompt is malformed, empty, not valid Unicode, holds an id outside the vocabulary, or is
+            text while there is no tokenizer. The message names its index.
     """
-    if isinstance(prompts, str | Mapping):
+    if isinstance(prompts, str | Mapping | Prompt):
         prompts = [prompts]
-    if not isinstance(prompts, Sequence):
-        raise ValueError(f"prompts must be text or a list, got {type(prompts).__name__}")
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | bytearray):
+        raise ValueError(
+            f"prompts must be text, token ids, or a list of prompts, got {type(prompts).__name__}"
+        )
+    prompts = list(prompts)
+    if prompts and all(_is_integer(token) for token in prompts):
+        prompts = [prompts]
     return [_read(i, p, tokenizer, vocab_size) for i, p in enumerate(prompts)]
+
+
+def check_unicode(where: str, text: str) -> None:
+    """ValueError where a text cannot be UTF-8: half of a surrogate pair, or a byte that was no UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        # How Python carries a byte that it could not decode.
+        what = f"byte 0x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"U+{code:04X}"
+        raise ValueError(
+            f"{where}: is not valid UTF-8, it has {what} at character {error.start}; convert it first"
+        ) from None
+
+
+def _is_integer(value: Any) -> bool:
+    """An integer of any kind, numpy's too, but no boolean."""
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return not isinstance(value, bool)
 
 
 def _read(index: int, prompt: PromptLike, tokenizer: Tokenizer | None, vocab_size: int) -> Prompt:
@@ -53,34 +83,34 @@ def _read(index: int, prompt: PromptLike, tokenizer: Tokenizer | None, vocab_siz
         if "prompt_token_ids" in prompt:
             return Prompt(None, _token_ids(where, prompt["prompt_token_ids"], vocab_size))
         prompt = prompt["prompt"]
+    if isinstance(prompt, Iterable) and not isinstance(prompt, str | bytes | bytearray):
+        return Prompt(None, _token_ids(where, prompt, vocab_size))
     if not isinstance(prompt, str):
         raise ValueError(
-            f"{where}: must be text or {{'prompt_token_ids': [...]}}, got {type(prompt).__name__}"
+            f"{where}: must be text or token ids, or a dict with 'prompt' or 'prompt_token_ids', got "
+            f"{type(prompt).__name__} {reprlib.repr(prompt)}"
         )
     if tokenizer is None:
         raise ValueError(
             f"{where}: is text, but this model came without a tokenizer.json; "
             "put one beside its config.json, or pass {'prompt_token_ids': [...]}"
         )
+    check_unicode(where, prompt)
     return Prompt(prompt, _token_ids(where, tokenizer.encode(prompt), vocab_size))
 
 
-def _token_ids(where: str, ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    try:
-        read = tuple(map(operator.index, ids))
-    except TypeError:
-        raise ValueError(f"{where}: prompt_token_ids must be integers, got {_shown(ids)}") from None
+def _token_ids(where: str, ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
+    good = isinstance(ids, Iterable) and not isinstance(ids, str | bytes | bytearray)
+    given = tuple(ids) if good else ids
+    if not good or not all(_is_integer(token) for token in given):
+        raise ValueError(f"{where}: prompt_token_ids must be integers, got {reprlib.repr(ids)}")
+    read = tuple(map(operator.index, given))
     if not read:
         raise ValueError(f"{where}: is empty; a prompt needs at least one token")
     wrong = next((token for token in read if not 0 <= token < vocab_size), None)
     if wrong is not None:
         raise ValueError(f"{where}: token ids must lie between 0 and {vocab_size - 1}, got {wrong}")
     return read
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def pair_params(
