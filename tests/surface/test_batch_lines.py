@@ -281,6 +281,12 @@ def test_every_sampling_parameter_can_be_asked_for_or_is_left_out_on_purpose():
     assert not set(FIELDS) & (ELSEWHERE[CHAT] | ELSEWHERE[COMPLETIONS])
 
 
+def test_the_page_names_every_field(root):
+    page = (root / "docs" / "batch.md").read_text()
+    named = set(re.findall(r"`(\w+)`", page[page.index("## Fields") :]))
+    assert {*FIELDS, *ELSEWHERE[CHAT], *ELSEWHERE[COMPLETIONS]} - named == set()
+
+
 # --- errors ---------------------------------------------------------------------------------------
 
 MESSAGE = {"role": "user", "content": "hi"}
