@@ -44,13 +44,18 @@ def resolve_max_tokens(
     """Most tokens of a completion: what was asked for, or all that fit behind the prompt.
 
     Raises:
-        TooLong: no token fits, or fewer than were asked for.
+        TooLong: no token fits, or fewer than `max_tokens` or `min_tokens` ask for.
     """
     room = max_model_len - prompt_len
     if room < 1:
         raise TooLong(
             f"prompt {index}: has {prompt_len} tokens and needs room for one more, but the longest "
             f"sequence is {max_model_len}; shorten it, or raise max_model_len or memory"
+        )
+    if params.min_tokens > room:
+        raise TooLong(
+            f"prompt {index}: {prompt_len} tokens and min_tokens={params.min_tokens} exceed the "
+            f"longest sequence of {max_model_len}; lower min_tokens to {room} at most"
         )
     if params.max_tokens is None:
         return room

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import operator
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 
 MAX_LOGPROBS = 20
 MAX_N = 1024  # completions per prompt; each is a request of its own
 INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs")
+FLOATS = (
+    *("temperature", "top_p", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +29,13 @@ class SamplingParams:
         top_p: keep the smallest set of tokens whose probability reaches it.
         min_p: keep tokens of at least this share of the likeliest one's probability; filters before top_k and
             top_p.
+        presence_penalty, frequency_penalty: taken from the logits of tokens generated before, once, and once per
+            time; between -2 and 2.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in the prompt or
+            generated before.
+        logit_bias: {token id: number between -100 and 100} added to the logits; kept as sorted pairs.
+        allowed_token_ids: no other token is drawn; None allows all.
+        bad_words: texts that are not generated: the token that would complete one is not drawn.
         seed: of the sampling noise; None takes the engine's, mixed with the request's number.
         max_tokens: most tokens to generate; None goes on until a stop or the longest that fits.
         min_tokens: until so many tokens are generated nothing stops: stop tokens are not drawn, and stop
@@ -48,6 +59,12 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] | None = None
+    allowed_token_ids: tuple[int, ...] | list[int] | None = None
+    bad_words: tuple[str, ...] | list[str] | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -61,7 +78,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         check = self._check
-        for name, what in (("stop", "strings"), ("stop_token_ids", "token ids")):
+        lists = {"stop": "strings", "stop_token_ids": "token ids", "bad_words": "strings"}
+        for name, what in lists.items():
             value = getattr(self, name)
             value = () if value is None else (value,) if isinstance(value, str) else value
             check(isinstance(value, Iterable), name, f"None or a list of {what}")
@@ -69,10 +87,11 @@ class SamplingParams:
         # Numbers of numpy become Python's own, so that values compare, hash and print alike.
         for name in INTEGERS:
             object.__setattr__(self, name, _as_integer(getattr(self, name)))
-        for name in ("temperature", "top_p", "min_p"):
+        for name in FLOATS:
             object.__setattr__(self, name, _as_float(getattr(self, name)))
         stop_token_ids = tuple(_as_integer(token) for token in self.stop_token_ids)
         object.__setattr__(self, "stop_token_ids", stop_token_ids)
+        self._check_tokens()
         check(_integer(self.n, 1) and self.n <= MAX_N, "n", f"an integer between 1 and {MAX_N}")
         check(
             _finite(self.temperature) and self.temperature >= 0,
@@ -102,6 +121,17 @@ class SamplingParams:
             "an integer between 0 and max_tokens",
         )
         check(_finite(self.min_p) and 0 <= self.min_p <= 1, "min_p", "a number in [0, 1]")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            check(_finite(value) and -2 <= value <= 2, name, "a number between -2 and 2")
+        check(
+            _finite(self.repetition_penalty) and 0 < self.repetition_penalty <= 100,
+            "repetition_penalty",
+            "a number above 0, at most 100",
+        )
+        check(
+            all(isinstance(w, str) and w for w in self.bad_words), "bad_words", "non-empty strings"
+        )
         check(all(isinstance(s, str) and s for s in self.stop), "stop", "non-empty strings")
         check(self.detokenize or not self.stop, "stop", "empty when detokenize is False")
         check(
@@ -115,10 +145,46 @@ class SamplingParams:
             f"None or an integer between 0 and {MAX_LOGPROBS}",
         )
 
+    def _check_tokens(self) -> None:
+        """`logit_bias` and `allowed_token_ids`, as sorted tuples."""
+        bias = self.logit_bias
+        if not isinstance(bias, Mapping):
+            bias = () if bias is None else bias
+            pairs = isinstance(bias, tuple) and all(
+                isinstance(pair, tuple) and len(pair) == 2 for pair in bias
+            )
+            self._check(pairs, "logit_bias", "a dict from token ids to numbers")
+            bias = dict(bias)
+        pairs = [(_as_integer(token), _as_float(value)) for token, value in bias.items()]
+        self._check(
+            all(_integer(t, 0) and _finite(v) and -100 <= v <= 100 for t, v in pairs),
+            "logit_bias",
+            "a dict from token ids >= 0 to numbers between -100 and 100",
+        )
+        object.__setattr__(self, "logit_bias", tuple(sorted(pairs)))
+        allowed = self.allowed_token_ids
+        if allowed is None:
+            return
+        self._check(isinstance(allowed, Iterable), "allowed_token_ids", "None or token ids")
+        allowed = [_as_integer(token) for token in allowed]
+        self._check(
+            bool(allowed) and all(_integer(token, 0) for token in allowed),
+            "allowed_token_ids",
+            "None or at least one token id >= 0",
+        )
+        object.__setattr__(self, "allowed_token_ids", tuple(sorted(set(allowed))))
+
     def _check(self, condition: bool, name: str, what: str) -> None:
         if not condition:
             got = reprlib.repr(getattr(self, name))  # short, whatever was given
             raise ValueError(f"SamplingParams: {name} must be {what}, got {got}")
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Something changes the logits before the temperature does."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
+        biased = self.logit_bias or self.allowed_token_ids is not None or self.bad_words
+        return penalties != (0, 0, 1) or bool(biased)
 
     @property
     def greedy(self) -> bool:

@@ -62,36 +62,33 @@ def decode_batch(rows: list[DecodeRow], layout: Layout, *, size: int) -> np.ndar
 
 
 def exact_batch(
-    prefill: list[PrefillRow], decode: list[DecodeRow], layout: Layout, *, size: int, grain: int
+    rows: list[PrefillRow | DecodeRow], layout: Layout, *, size: int, grain: int
 ) -> np.ndarray:
     """int32[size, layout.size], chunks and decode steps alike at their ring rows; the others have no token."""
     batch = np.zeros((size, layout.size), np.int32)
     batch[:, layout.span("fold_before")] = batch[:, layout.span("fold_after")] = -1
-    for row in prefill:
+    for row in rows:
         put = functools.partial(layout.set, batch, row.row)
-        put("base", row.start)
-        put("begin", row.start)
-        put("end", row.start + len(row.tokens))
-        put("checkpoint", row.start)
+        if isinstance(row, PrefillRow):
+            put("base", row.start)
+            put("begin", row.start)
+            put("end", row.start + len(row.tokens))
+            put("checkpoint", row.start)
+            put("fold_after", row.write_slot if row.state_len else -1)
+            put("load_conv", 1)
+            put("samples", row.samples)
+            put("tokens", row.tokens)
+            pack.set_copies(layout, batch, row.row, row.copies)
+        else:
+            full = row.position - row.checkpoint_position == grain
+            put("base", row.position if full else row.checkpoint_position)
+            put("begin", row.position)
+            put("end", row.position + 1)
+            put("checkpoint", row.checkpoint_position)
+            put("fold_before", row.fold_slot if full else -1)
+            put("feeds", 1)
+            put("samples", 1)
         put("read_slot", row.read_slot)
-        put("fold_after", row.write_slot if row.state_len else -1)
-        put("load_conv", 1)
-        put("samples", row.samples)
-        put("tokens", row.tokens)
-        pack.set_pages(layout, batch, row.row, row.pages)
-        pack.set_copies(layout, batch, row.row, row.copies)
-        pack.set_sampling(layout, batch, row.row, row.request)
-    for row in decode:
-        put = functools.partial(layout.set, batch, row.row)
-        full = row.position - row.checkpoint_position == grain
-        put("base", row.position if full else row.checkpoint_position)
-        put("begin", row.position)
-        put("end", row.position + 1)
-        put("checkpoint", row.checkpoint_position)
-        put("read_slot", row.read_slot)
-        put("fold_before", row.fold_slot if full else -1)
-        put("feeds", 1)
-        put("samples", 1)
         pack.set_pages(layout, batch, row.row, row.pages)
         pack.set_sampling(layout, batch, row.row, row.request)
     return batch

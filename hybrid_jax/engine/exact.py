@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.engine import blocks
+from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.blocks import Model
 from hybrid_jax.engine.pack import Layout
-from hybrid_jax.engine.sampling import Sampled, choose, unpack_sampling
+from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.window import WindowRows, window
 from hybrid_jax.models import decoder
 from hybrid_jax.state import State
@@ -16,8 +17,15 @@ from pallas_kernels.frame_io import copy_frames
 
 
 def exact_step(
-    params: dict, state: State, batch: jax.Array, *, model: Model, layout: Layout, num_logprobs: int
-) -> tuple[State, Sampled]:
+    params: dict,
+    state: State,
+    adjust: Adjust | None,
+    batch: jax.Array,
+    *,
+    model: Model,
+    layout: Layout,
+    num_logprobs: int,
+) -> tuple[State, Adjust | None, Sampled]:
     """Exact mode's only step: grain-aligned windows of [max_rows, grain], for prompts and for decode alike.
 
     Args:
@@ -25,7 +33,7 @@ def exact_step(
             slots or -1: a full ring folded before, or after, the window.
 
     Returns:
-        The state, and tokens int32[max_rows].
+        State, adjust, and tokens int32[max_rows].
     """
     num_rows = batch.shape[0]
     geometry, config = model.geometry, model.config
@@ -54,13 +62,13 @@ def exact_step(
         after = alive & (get("fold_after") >= 0)
         state = blocks.fold_rows(state, after, checkpoint, slot, get("fold_after"), rates, model)
     last = blocks.slice_tokens(h, jnp.maximum(end - base - 1, 0), 1)[:, 0]
-    sampling = unpack_sampling(layout, batch)
     logits = decoder.logits(params, last, config)
     samples = alive & (get("samples") > 0)
-    sampled, fed = choose(logits, sampling, end, samples, num_logprobs)
+    lines = jnp.arange(num_rows)
+    sampled, fed, adjust = choose(logits, batch, layout, end, samples, num_logprobs, adjust, lines)
     fed = jnp.where(alive, fed, state.tokens[:num_rows])
     state = state.replace(tokens=state.tokens.at[:num_rows].set(fed))
-    return state, sampled._replace(tokens=jnp.where(samples, sampled.tokens, -1))
+    return state, adjust, sampled._replace(tokens=jnp.where(samples, sampled.tokens, -1))
 
 
 def _load_conv(state: State, needed: jax.Array, checkpoint, slot, model: Model) -> State:

@@ -63,6 +63,18 @@ def _spans(layout: Layout) -> dict[str, slice]:
     return spans
 
 
+def adjust_fields(vocab_size: int) -> tuple[tuple[str, int], ...]:
+    """Columns of a row whose logits may be adjusted, beside those of the step."""
+    return (
+        ("adjusted", 1),
+        ("presence", 1),  # float32 bits, like the next two
+        ("frequency", 1),
+        ("repetition", 1),
+        ("masked", 1),
+        ("mask", -(-vocab_size // 32)),
+    )
+
+
 def prefill_layout(*, tokens: int, width: int, frames_per_page: int) -> Layout:
     """Columns of a prefill row."""
     return Layout(
@@ -153,6 +165,7 @@ def set_sampling(layout: Layout, batch: np.ndarray, row: int, request: Request) 
     layout.set(batch, row, "min_end", len(request.prompt) + params.min_tokens)
     stops = sorted(request.stop_ids)
     layout.set(batch, row, "stop_ids", stops + [-1] * (MAX_STOP_IDS - len(stops)))
+    set_adjust(layout, batch, row, request)
 
 
 def set_pages(layout: Layout, batch: np.ndarray, row: int, pages: list) -> None:
@@ -168,3 +181,18 @@ def set_copies(layout: Layout, batch: np.ndarray, row: int, copies: list) -> Non
     for source, target in copies:
         layout.set(batch, row, "sources", source)
         layout.set(batch, row, "targets", target)
+
+
+def set_adjust(layout: Layout, batch: np.ndarray, row: int, request: Request) -> None:
+    """Writes what adjusts a request's logits, where the layout has room for it and the request asks."""
+    if not request.adjusts_logits or "adjusted" not in _spans(layout):
+        return
+    params = request.params
+    layout.set(batch, row, "adjusted", 1)
+    layout.set(batch, row, "presence", float_bits(params.presence_penalty))
+    layout.set(batch, row, "frequency", float_bits(params.frequency_penalty))
+    layout.set(batch, row, "repetition", float_bits(params.repetition_penalty))
+    if request.constraint is not None:
+        mask = request.constraint.mask(request.output)
+        layout.set(batch, row, "masked", 1)
+        layout.set(batch, row, "mask", mask.view(np.int32))

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
 
 from hybrid_jax.sampling_params import SamplingParams
+
+
+class Constraint(Protocol):
+    """Which tokens may come next: a grammar, or words that must not be completed.
+
+    A request with one takes one step at a time, and waits for its result.
+    """
+
+    def mask(self, output: Sequence[int]) -> np.ndarray:
+        """uint32[ceil(V / 32)]: bit t % 32 of word t // 32 allows token t after `output`.
+
+        All zeros: the output is complete, and the request ends.
+        """
 
 
 @dataclass(kw_only=True, eq=False)
@@ -21,6 +38,8 @@ class Request:
             for a completion without siblings.
         stop_ids: token ids that end it, the model's own included unless ignore_eos.
         max_tokens: resolved limit on the output.
+        forbidden_ids: token ids that are never drawn.
+        constraint: what may come next, by the tokens so far; None for anything.
         output: tokens generated so far; survives preemption.
         logprobs: one entry per output token when asked for.
         num_cached_tokens: prompt tokens the first prefill skipped.
@@ -36,12 +55,19 @@ class Request:
     group: str | None = None
     stop_ids: frozenset[int] = frozenset()
     max_tokens: int = 1
+    forbidden_ids: frozenset[int] = frozenset()
+    constraint: Constraint | None = None
     output: list[int] = field(default_factory=list)
     logprobs: list = field(default_factory=list)
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     finish_reason: str | None = None
     stop_reason: int | None = None
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Its logits change before they are sampled from, other than by temperature and filters."""
+        return self.params.adjusts_logits or self.constraint is not None
 
     @property
     def tokens(self) -> list[int]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import jax
 import numpy as np
 
 from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.engine import adjust as adjusting
 from hybrid_jax.engine import batches, bucket, pack, steps
+from hybrid_jax.engine.adjust import Adjust, make_adjust, row_of
 from hybrid_jax.engine.blocks import Model
 from hybrid_jax.engine.exact import exact_step
 from hybrid_jax.engine.pending import Pending
@@ -26,6 +29,34 @@ KINDS = {
     bucket.DecodeBucket: "decode",
     bucket.ExactBucket: "exact",
 }
+STEPS = {
+    "prefill": steps.prefill,
+    "fork": steps.fork,
+    "decode": steps.decode,
+    "exact": exact_step,
+}
+MOVES = {
+    "write_slots": steps.write_slots,
+    "move_row": steps.move_row,
+    "load_adjust": adjusting.load_row,
+    "move_adjust": adjusting.move_row,
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a dispatch computes beside tokens; each is an executable of its own.
+
+    Attributes:
+        num_logprobs: most likely tokens to report; 0 for no log-probabilities.
+        adjusts: logits of some rows change before they are sampled from.
+    """
+
+    num_logprobs: int = 0
+    adjusts: bool = False
+
+
+PLAIN = Variant()
 
 
 class Runner:
@@ -62,6 +93,7 @@ class Runner:
             aligned=engine.exact,
         )
         self.state: State = make_state(self.specs)
+        self.adjust: Adjust | None = None  # made for the first request that needs it
         self.num_traces = 0
         self._executables: dict[tuple, Callable] = {}
 
@@ -74,35 +106,36 @@ class Runner:
             known = self._executables[kind, *key] = self._build(kind, *key)
         return known
 
-    def layout(self, kind: str, shape) -> pack.Layout:
+    def layout(self, kind: str, shape, *, adjusts: bool = False) -> pack.Layout:
         """Columns of the packed rows of a prefill, fork, decode or exact dispatch."""
         pages = self.model.geometry.frames_per_page
         if kind == "prefill":
-            return pack.prefill_layout(
+            layout = pack.prefill_layout(
                 tokens=shape.tokens, width=shape.width, frames_per_page=pages
             )
-        if kind == "fork":
-            return pack.fork_layout(frames_per_page=pages)
-        if kind == "decode":
-            return pack.decode_layout(width=shape.width, frames_per_page=pages)
-        return pack.exact_layout(tokens=self.engine.grain, width=shape.width, frames_per_page=pages)
+        elif kind == "fork":
+            layout = pack.fork_layout(frames_per_page=pages)
+        elif kind == "decode":
+            layout = pack.decode_layout(width=shape.width, frames_per_page=pages)
+        else:
+            tokens = self.engine.grain
+            layout = pack.exact_layout(tokens=tokens, width=shape.width, frames_per_page=pages)
+        extra = pack.adjust_fields(self.model.config.vocab_size) if adjusts else ()
+        return pack.Layout(layout.fields + extra)
 
-    def _build(self, kind: str, shape=None, num_logprobs: int = 0) -> Callable:
-        if kind == "write_slots":
-            function, donated = steps.write_slots, 0
-        elif kind == "move_row":
-            function, donated = steps.move_row, 0
+    def _build(self, kind: str, shape=None, variant: Variant = PLAIN) -> Callable:
+        if kind in MOVES:
+            function, donated = MOVES[kind], 0
         else:
             static = {
                 "model": self.model,
-                "layout": self.layout(kind, shape),
-                "num_logprobs": num_logprobs,
+                "layout": self.layout(kind, shape, adjusts=variant.adjusts),
+                "num_logprobs": variant.num_logprobs,
             }
             if kind == "decode":
                 static["max_steps"] = shape.steps
-            step = {"prefill": steps.prefill, "decode": steps.decode, "exact": exact_step}
-            step["fork"] = steps.fork
-            function, donated = functools.partial(step[kind], **static), int(kind != "fork")
+            function = functools.partial(STEPS[kind], **static)
+            donated = (0, 1) if kind == "fork" else (1, 2)
 
         def traced(*args):
             self.num_traces += 1
@@ -119,8 +152,7 @@ class Runner:
         if plan.new_slots:
             self._write_slots(plan.new_slots)
         for source, target in plan.moves:
-            move = self.executable("move_row")
-            self.state = move(self.state, np.int32(source), np.int32(target))
+            self._move(np.int32(source), np.int32(target))
         if self.engine.exact:
             # A row whose prompt ends here decodes in a second dispatch, all others in the first.
             begun = {row.row for row in plan.prefill}
@@ -150,6 +182,11 @@ class Runner:
             write = self.executable("write_slots", size)
             self.state = write(self.state, ids, frames)
 
+    def _move(self, source: np.int32, target: np.int32) -> None:
+        self.state = self.executable("move_row")(self.state, source, target)
+        if self.adjust is not None:
+            self.adjust = self.executable("move_adjust")(self.adjust, source, target)
+
     def _prefill(self, rows: list[PrefillRow]) -> tuple[Sampled, jax.Array]:
         shape = bucket.prefill_bucket(
             self.engine,
@@ -158,18 +195,13 @@ class Runner:
             num_pages=max(len(row.pages) for row in rows),
             max_pages=self.max_pages,
         )
-        layout, sink = self.layout("prefill", shape), self.engine.max_rows
-        batch = batches.prefill_batch(rows, layout, size=shape.rows, sink=sink)
-        run = self.executable("prefill", shape, _num_logprobs(rows))
-        self.state, sampled, logits = run(self.params, self.state, batch)
-        return sampled, logits
+        self._load_adjust([row for row in rows if row.samples])
+        return self._run("prefill", shape, rows)
 
     def _fork(self, rows: list[ForkRow], logits: jax.Array) -> Sampled:
-        shape, most = bucket.ForkBucket(logits.shape[0]), self.engine.max_rows
-        batch = batches.fork_batch(rows, self.layout("fork", shape), size=most, sink=most)
-        run = self.executable("fork", shape, _num_logprobs(rows))
-        self.state, sampled = run(self.state, logits, batch, np.int32(len(rows)))
-        return sampled
+        self._load_adjust(rows)
+        shape = bucket.ForkBucket(logits.shape[0])
+        return self._run("fork", shape, rows, logits, np.int32(len(rows)))[0]
 
     def _decode(self, rows: list[DecodeRow], num_steps: int) -> Sampled:
         shape = bucket.decode_bucket(
@@ -179,20 +211,59 @@ class Runner:
             num_pages=max(len(row.pages) for row in rows),
             max_pages=self.max_pages,
         )
-        batch = batches.decode_batch(rows, self.layout("decode", shape), size=shape.rows)
-        run = self.executable("decode", shape, _num_logprobs(rows))
-        self.state, sampled = run(self.params, self.state, batch, np.int32(num_steps))
-        return sampled
+        return self._run("decode", shape, rows, np.int32(num_steps))[0]
 
     def _exact(self, prefill: list[PrefillRow], decode: list[DecodeRow]) -> Sampled:
         """Prompt chunks and decode steps alike, each row at its ring row of one [max_rows, grain] window."""
+        self._load_adjust([row for row in prefill if row.samples])
         shape = bucket.exact_bucket(self.engine, max_pages=self.max_pages)
-        layout, grain = self.layout("exact", shape), self.engine.grain
-        batch = batches.exact_batch(prefill, decode, layout, size=shape.rows, grain=grain)
-        # Always with log-probabilities: with and without would be two executables.
-        run = self.executable("exact", shape, MAX_LOGPROBS)
-        self.state, sampled = run(self.params, self.state, batch)
-        return sampled
+        return self._run("exact", shape, [*prefill, *decode])[0]
+
+    def _run(self, kind: str, shape, rows: list, *rest, variant: Variant | None = None) -> list:
+        """Packs rows and dispatches one step; what it returns beside the state."""
+        variant = self._variant(rows) if variant is None else variant
+        layout = self.layout(kind, shape, adjusts=variant.adjusts)
+        batch = self._batch(kind, shape, rows, layout)
+        run = self.executable(kind, shape, variant)
+        weights = () if kind == "fork" else (self.params,)
+        adjust = self._some_adjust() if variant.adjusts else None
+        self.state, adjust, *results = run(*weights, self.state, adjust, batch, *rest)
+        if variant.adjusts:
+            self.adjust = adjust
+        return results
+
+    def _batch(self, kind: str, shape, rows: list, layout: pack.Layout) -> np.ndarray:
+        most, size = self.engine.max_rows, shape.rows
+        if kind == "prefill":
+            return batches.prefill_batch(rows, layout, size=size, sink=most)
+        if kind == "fork":
+            return batches.fork_batch(rows, layout, size=most, sink=most)
+        if kind == "decode":
+            return batches.decode_batch(rows, layout, size=size)
+        return batches.exact_batch(rows, layout, size=size, grain=self.engine.grain)
+
+    def _variant(self, rows: list) -> Variant:
+        """Exact mode always takes the whole: two executables would round differently."""
+        logprobs = any(row.request.params.logprobs is not None for row in rows)
+        return Variant(
+            num_logprobs=MAX_LOGPROBS if logprobs or self.engine.exact else 0,
+            adjusts=self.engine.exact or any(row.request.adjusts_logits for row in rows),
+        )
+
+    def _some_adjust(self) -> Adjust:
+        if self.adjust is None:
+            self.adjust = make_adjust(self.engine.max_rows, self.model.config.vocab_size)
+        return self.adjust
+
+    def _load_adjust(self, rows: list) -> None:
+        """What adjusts the logits of rows that are about to draw their first token."""
+        for row in rows:
+            if row.request.adjusts_logits:
+                counts, bias = row_of(row.request, self.model.config.vocab_size)
+                load = self.executable("load_adjust")
+                self.adjust = load(self._some_adjust(), np.int32(row.row), counts, bias)
+
+    # --- around it --------------------------------------------------------------------------------
 
     def warmup(
         self, progress: Callable[[int, int, str], None] | None = None, *, logprobs: bool = False
@@ -221,36 +292,21 @@ class Runner:
         self.state = self.executable("move_row")(self.state, sink, sink)
 
     def _warm_step(self, shape, logprobs: bool) -> None:
-        kind, most, none = KINDS[type(shape)], self.engine.max_rows, np.int32(0)
-        layout, size = self.layout(kind, shape), shape.rows
-        if kind == "prefill":
-            args = (batches.prefill_batch([], layout, size=size, sink=most),)
-        elif kind == "fork":
-            logits = np.zeros((size, self.model.config.vocab_size), np.float32)
-            args = (logits, batches.fork_batch([], layout, size=most, sink=most), none)
-        elif kind == "decode":
-            args = (batches.decode_batch([], layout, size=size), none)
-        else:
-            grain = self.engine.grain
-            args = (batches.exact_batch([], [], layout, size=size, grain=grain),)
-        weights = () if kind == "fork" else (self.params,)
-        for num_logprobs in (
-            (MAX_LOGPROBS,) if kind == "exact" else (0, MAX_LOGPROBS)[: 1 + logprobs]
-        ):
-            run = self.executable(kind, shape, num_logprobs)
-            self.state, *_ = run(*weights, self.state, *args)
+        kind, none = KINDS[type(shape)], np.int32(0)
+        rest = {
+            "fork": (np.zeros((shape.rows, self.model.config.vocab_size), np.float32), none),
+            "decode": (none,),
+        }
+        self._run(kind, shape, [], *rest.get(kind, ()))
+        if logprobs and not self.engine.exact:
+            self._run(kind, shape, [], *rest.get(kind, ()), variant=Variant(MAX_LOGPROBS))
 
     def close(self) -> None:
         """Frees the state and drops the weights."""
-        self.state = self.params = None
+        self.state = self.adjust = self.params = None
         self._executables.clear()
 
     def rebuild(self) -> None:
         """Throws the state away, consumed or not, and starts from an empty one."""
-        self.state = None
+        self.state = self.adjust = None
         self.state = make_state(self.specs)
-
-
-def _num_logprobs(rows: list) -> int:
-    wanted = any(row.request.params.logprobs is not None for row in rows)
-    return MAX_LOGPROBS if wanted else 0

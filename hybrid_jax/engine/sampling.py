@@ -240,31 +240,6 @@ def _largest_edge(order: jax.Array, weight: jax.Array, needed: jax.Array) -> jax
 # --- what is reported -----------------------------------------------------------------------------
 
 
-def choose(
-    logits: jax.Array,
-    rows: SamplingRows,
-    positions: jax.Array,
-    samples: jax.Array,
-    num_logprobs: int,
-) -> tuple[Sampled, jax.Array]:
-    """Samples a token per row, and says what the row feeds next.
-
-    Args:
-        logits: float32[B, V]. rows, positions: as in `sample`.
-        samples: bool[B] rows whose token counts.
-        num_logprobs: most likely tokens to report; 0 for no log-probabilities.
-
-    Returns:
-        What was sampled, and int32[B] the token to feed: -1 after a stop token and for rows that do not sample.
-    """
-    tokens = sample(logits, rows, positions)
-    fed = jnp.where(samples & ~stopped(tokens, rows), tokens, -1)
-    extra = None
-    if num_logprobs:
-        extra = logprobs(logits, tokens, min(num_logprobs, logits.shape[1]))
-    return Sampled(tokens, extra), fed
-
-
 def logprobs(logits: jax.Array, tokens: jax.Array, count: int) -> Logprobs:
     """Log-probabilities of the chosen tokens and of the `count` most likely, from the unscaled logits."""
     values = jax.nn.log_softmax(logits, axis=-1)

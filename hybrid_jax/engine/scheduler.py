@@ -189,7 +189,7 @@ class Scheduler:
 
     def _turn(self) -> Turn:
         """One turn's work, in the order of the module's docstring."""
-        turn = Turn(self.memory, self.engine, self.counters)
+        turn = Turn(self.memory, self.engine, self.counters, self._running)
         turn.close_holes(self._rows)
         for sequence in self._running:
             self.memory.promise(sequence)

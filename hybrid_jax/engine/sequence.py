@@ -121,6 +121,8 @@ class Sequence:
             if tokens[-1] in request.params.stop_token_ids:
                 request.stop_reason = tokens[-1]
             request.finish_reason = "stop"
+        elif request.constraint is not None and not request.constraint.mask(request.output).any():
+            request.finish_reason = "stop"
         elif len(self.tokens) >= self.limit:
             request.finish_reason = "length"
         entry.finished = request.finish_reason is not None

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import Attention
 from hybrid_jax.engine import blocks
+from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.blocks import Model
 from hybrid_jax.engine.pack import Layout
-from hybrid_jax.engine.sampling import Logprobs, Sampled, choose, unpack_sampling
+from hybrid_jax.engine.sampling import Logprobs, Sampled
 from hybrid_jax.engine.window import WindowRows, window
 from hybrid_jax.layers import mamba2
 from hybrid_jax.models import decoder
@@ -26,6 +27,7 @@ from pallas_kernels.frame_io import copy_frames
 def decode(
     params: dict,
     state: State,
+    adjust: Adjust | None,
     batch: jax.Array,
     num_steps: jax.Array,
     *,
@@ -33,22 +35,22 @@ def decode(
     layout: Layout,
     max_steps: int,
     num_logprobs: int,
-) -> tuple[State, Sampled]:
+) -> tuple[State, Adjust | None, Sampled]:
     """Up to `num_steps` decode steps of the first B ring rows.
 
     A step folds first the rows whose ring is full, then feeds each row's token, and samples the next. A row
     goes on until its own `num_steps` or a stop token, which marks it stopped for later dispatches too.
 
     Args:
+        adjust: None where no row's logits are adjusted.
         batch: int32[B, layout.size]; a row with num_steps 0 is inert.
         num_steps: int32[] steps of the loop, at most max_steps.
 
     Returns:
-        The state, and tokens int32[max_steps, B], -1 where a row took no step.
+        State, adjust, and tokens int32[max_steps, B], -1 where a row took no step.
     """
     num_rows = batch.shape[0]
     get = lambda name: layout.get(batch, name)  # noqa: E731
-    sampling = unpack_sampling(layout, batch)
     table = get("table").reshape(num_rows, max(model.geometry.frames_per_page, 1), -1)
     limits, fold_slot = get("num_steps"), get("fold_slot")
     has_state = model.geometry.has_state
@@ -78,7 +80,7 @@ def decode(
         return (step < num_steps) & going(step, state).any()
 
     def advance(carry):
-        step, state, position, checkpoint, slot, out = carry
+        step, state, position, checkpoint, slot, out, adjust = carry
         alive = going(step, state)
         if has_state:
             with jax.named_scope("fold"):
@@ -98,15 +100,20 @@ def decode(
         h, state = window(params, state, rows, model=model)
         with jax.named_scope("sample"):
             logits = decoder.logits(params, h[:, 0], model.config)
-            new, fed = choose(logits, sampling, position + 1, alive, num_logprobs)
+            lines = jnp.arange(num_rows)
+            new, fed, adjust = choose(
+                logits, batch, layout, position + 1, alive, num_logprobs, adjust, lines
+            )
             out = _store(out, step, new, alive)
             fed = jnp.where(alive, fed, state.tokens[:num_rows])
             state = state.replace(tokens=state.tokens.at[:num_rows].set(fed))
-        return step + 1, state, position + alive.astype(jnp.int32), checkpoint, slot, out
+        position = position + alive.astype(jnp.int32)
+        return step + 1, state, position, checkpoint, slot, out, adjust
 
-    carry = (jnp.int32(0), state, get("position"), get("checkpoint"), get("read_slot"), out)
-    _, state, _, _, _, out = jax.lax.while_loop(keep_on, advance, carry)
-    return state, out
+    start = get("position"), get("checkpoint"), get("read_slot")
+    carry = (jnp.int32(0), state, *start, out, adjust)
+    _, state, _, _, _, out, adjust = jax.lax.while_loop(keep_on, advance, carry)
+    return state, adjust, out
 
 
 def _store(out: Sampled, step, new: Sampled, alive) -> Sampled:
@@ -119,20 +126,21 @@ def _store(out: Sampled, step, new: Sampled, alive) -> Sampled:
 def prefill(
     params: dict,
     state: State,
+    adjust: Adjust | None,
     batch: jax.Array,
     *,
     model: Model,
     layout: Layout,
     num_logprobs: int,
-) -> tuple[State, Sampled, jax.Array]:
+) -> tuple[State, Adjust | None, Sampled, jax.Array]:
     """One prompt chunk per row, from a checkpoint at its start to a checkpoint and a ring tail at its end.
 
     Args:
         batch: int32[R, layout.size]; a padding row names the sink's ring row and has length 0.
 
     Returns:
-        The state, tokens int32[R] (meaningless where a row does not sample), and the logits float32[R, V]
-        they were sampled from.
+        State, adjust, tokens int32[R] (meaningless where a row does not sample), and the logits
+        float32[R, V].
     """
     config, geometry = model.config, model.geometry
     num_rows = batch.shape[0]
@@ -178,31 +186,32 @@ def prefill(
     with jax.named_scope("sample"):
         last = blocks.slice_tokens(h, jnp.maximum(length - 1, 0), 1)[:, 0]
         logits = decoder.logits(params, last, config)
-        state, sampled = _first_tokens(
-            state, logits, batch, end, get("samples") > 0, layout, num_logprobs
+        state, adjust, sampled = _first_tokens(
+            state, adjust, logits, batch, end, get("samples") > 0, layout, num_logprobs
         )
-    return state, sampled, logits
+    return state, adjust, sampled, logits
 
 
 def fork(
     state: State,
-    logits: jax.Array,
+    adjust: Adjust | None,
     batch: jax.Array,
+    logits: jax.Array,
     count: jax.Array,
     *,
     model: Model,
     layout: Layout,
     num_logprobs: int,
-) -> tuple[State, Sampled]:
+) -> tuple[State, Adjust | None, Sampled]:
     """Rows that go on behind another row's prompt: its ring, its last page, a first token of their own.
 
     Args:
-        logits: float32[R, V] of the prefill that the prompts ended in.
         batch: int32[F, layout.size], real rows first; a padding row names the sink's ring row.
+        logits: float32[R, V] of the prefill that the prompts ended in.
         count: int32[] real rows.
 
     Returns:
-        The state, and tokens int32[F].
+        State, adjust, and tokens int32[F].
     """
     get = lambda name: layout.get(batch, name)  # noqa: E731
     if model.geometry.has_pages:
@@ -219,7 +228,9 @@ def fork(
     with jax.named_scope("sample"):
         own = logits[get("line")]  # [F, V]
         samples = jnp.ones(target.shape, bool)
-        return _first_tokens(state, own, batch, get("position"), samples, layout, num_logprobs)
+        return _first_tokens(
+            state, adjust, own, batch, get("position"), samples, layout, num_logprobs
+        )
 
 
 def _tail(columns, records, length, state_len, spec, model: Model):
@@ -246,15 +257,17 @@ def _write_tails(state: State, tails: list, row, write_frames_, model: Model) ->
 
 
 def _first_tokens(
-    state: State, logits, batch, positions, samples, layout: Layout, num_logprobs: int
-) -> tuple[State, Sampled]:
+    state: State, adjust, logits, batch, positions, samples, layout: Layout, num_logprobs: int
+) -> tuple[State, Adjust | None, Sampled]:
     """Samples rows' first tokens and leaves them, or the mark of a stop, where decode will find them."""
-    sampling, row = unpack_sampling(layout, batch), layout.get(batch, "row")
-    sampled, fed = choose(logits, sampling, positions, samples, num_logprobs)
+    row = layout.get(batch, "row")
+    sampled, fed, adjust = choose(
+        logits, batch, layout, positions, samples, num_logprobs, adjust, row
+    )
     tokens = state.tokens
     for r in range(row.shape[0]):
         tokens = jax.lax.dynamic_update_slice(tokens, fed[r : r + 1], (row[r],))
-    return state.replace(tokens=tokens), sampled
+    return state.replace(tokens=tokens), adjust, sampled
 
 
 def write_slots(state: State, ids: jax.Array, frames: jax.Array) -> State:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine import bucket
 from hybrid_jax.engine.memory import Memory
 from hybrid_jax.engine.plan import DecodeRow, ForkRow, Page, Plan, PrefillRow
 from hybrid_jax.engine.progress import SchedulerCounters
+from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.sequence import DecodeFlight, Flight, Phase, Sequence
+
+STEPS_WITH_STOP_STRINGS = 4
 
 
 class Turn:
     """Collects the rows of one plan; sequences advance as they are added, as if every step happened.
+
+    Args:
+        memory, engine, counters: of the scheduler.
+        running: sequences in rows, which decide how many decode steps the plan may take.
 
     Attributes:
         plan, flight: what is asked of the runner, and the sequences behind its rows.
@@ -19,7 +28,13 @@ class Turn:
         preempted: somebody lost its row for want of memory.
     """
 
-    def __init__(self, memory: Memory, engine: EngineConfig, counters: SchedulerCounters):
+    def __init__(
+        self,
+        memory: Memory,
+        engine: EngineConfig,
+        counters: SchedulerCounters,
+        running: list[Sequence],
+    ):
         self.memory, self.engine, self.counters = memory, engine, counters
         self.geometry = memory.geometry
         self.plan = Plan()
@@ -27,6 +42,8 @@ class Turn:
         self.ended: list[Sequence] = []
         self.preempted = False
         self._num_steps = 1 if engine.exact else engine.steps_per_dispatch
+        for sequence in running:
+            self._num_steps = min(self._num_steps, most_steps(sequence.request))
         self._longest_chunk = (
             self.geometry.grain if engine.exact else bucket.prefill_tokens(engine)[-1]
         )
@@ -134,6 +151,8 @@ class Turn:
     def decode(self, sequence: Sequence) -> bool:
         """Plans decode steps up to the row's limit; False when memory allows not even one."""
         position, memory = sequence.position, self.memory
+        if sequence.request.constraint is not None and sequence.num_flights:
+            return True  # what may come next depends on what is in flight
         steps = min(self._num_steps, sequence.limit - position - 1)
         if steps <= 0:
             return True  # waits for its last results
@@ -188,7 +207,19 @@ class Turn:
             self.memory.publish(sequence)
         for sequence in self.ended:
             self.memory.withdraw(sequence)
-            self.decode(sequence)
+            if sequence.request.constraint is None:
+                self.decode(sequence)
         self.plan.new_slots = self.memory.end_plan()
         self.plan.num_steps = max((row.num_steps for row in self.plan.decode), default=0)
         assert not (self.empty and self.plan.new_slots), "turn: an empty plan took slots"
+
+
+def most_steps(request: Request) -> int | float:
+    """Decode steps of one dispatch that a request is good for.
+
+    One where each token decides what may come next; few where the text may end at a stop string, since what
+    is computed past it is thrown away.
+    """
+    if request.constraint is not None:
+        return 1
+    return STEPS_WITH_STOP_STRINGS if request.params.stop else math.inf

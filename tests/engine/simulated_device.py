@@ -67,9 +67,10 @@ class SimulatedDevice:
         num_frames: int,
         max_rows: int,
         vocab: int,
+        exact: bool = False,
         events: dict | None = None,
     ):
-        self.geometry, self.vocab = geometry, vocab
+        self.geometry, self.vocab, self.exact = geometry, vocab, exact
         self.frames: list[dict] = [{} for _ in range(num_frames)]
         self.table: dict[int, tuple[int, ...]] = {0: ()}
         self.rings = [Ring() for _ in range(max_rows)]
@@ -85,6 +86,9 @@ class SimulatedDevice:
             self.rings[target] = self.rings[source]
             self.rings[source] = Ring()
             self._count("moves")
+        begun = {row.row for row in plan.prefill}
+        joined = [row for row in plan.decode if self.exact and row.row not in begun]
+        self._no_write_meets_another([*plan.prefill, *self._live(joined)])
         prefill, forks = self._prefill(plan.prefill), self._fork(plan)
         return Tokens(prefill=prefill, forks=forks, decode=self._decode(plan))
 
@@ -112,7 +116,6 @@ class SimulatedDevice:
             assert row.request.tokens[row.start : row.start + len(row.tokens)] == row.tokens
             self._check_state(row.read_slot, row.start, true)
             self._check_pages(row.pages, row.start, true)
-        self._no_write_meets_another(rows)
         sampled = []
         for row, true in zip(rows, truths, strict=True):
             summary = self._state(row.read_slot) if self.geometry.has_state else true[row.start]
@@ -138,28 +141,30 @@ class SimulatedDevice:
                 self._check_state(row.read_slot, row.start, true)
         return sampled
 
-    def _no_write_meets_another(self, rows: list[PrefillRow]) -> None:
+    def _live(self, rows: list[DecodeRow]) -> list[DecodeRow]:
+        return [row for row in rows if self.rings[row.row].token >= 0]
+
+    def _no_write_meets_another(self, rows: list[PrefillRow | DecodeRow]) -> None:
         """Rows of one dispatch run side by side: nothing one writes may be read or written by another.
 
         Sources of copies are exempt: copies come first, and whoever filled a page may still append to it.
         """
-        touched: dict[int, int] = {}
-        page = self.geometry.page_tokens
-        writes, reads = [], []
+        writes, reads, page = [], [], self.geometry.page_tokens
         for row in rows:
-            own = set()
-            if self.geometry.has_pages:
-                own |= {frame for group in row.pages[row.start // page :] for frame in group}
-            if row.state_len:
-                own |= set(self.table[row.write_slot])
+            chunk = isinstance(row, PrefillRow)
+            slot = (row.write_slot if row.state_len else 0) if chunk else row.fold_slot
+            own = set(self.table[slot])
+            if page:
+                first = (row.start if chunk else row.position) // page
+                own |= {frame for group in row.pages[first:] for frame in group}
             writes.append(own)
-            reads.append(
-                {frame for group in row.pages for frame in group} | set(self.table[row.read_slot])
-            )
+            read = {frame for group in row.pages for frame in group}
+            reads.append(read | set(self.table[row.read_slot]))
+        seen: dict[int, int] = {}
         for index, own in enumerate(writes):
             for frame in own:
                 assert frame != 0, "a write to the sink by a real row"
-                assert touched.setdefault(frame, index) == index, f"two rows write frame {frame}"
+                assert seen.setdefault(frame, index) == index, f"two rows write frame {frame}"
             for other, read in enumerate(reads):
                 assert other == index or not own & read, (
                     f"a row writes frames {own & read} another reads"
@@ -210,7 +215,7 @@ class SimulatedDevice:
             assert ring.base == row.checkpoint_position, f"row {row.row}: {ring.base} != {row}"
             assert ring.base + len(ring.records) == row.position
             self._check_pages(row.pages, row.position, ring.true)
-        self._no_decode_write_meets_another(rows)
+        self._no_write_meets_another(self._live(rows))
         for step in range(plan.num_steps):
             for index, row in enumerate(rows):
                 if step < row.num_steps and self.rings[row.row].token >= 0:
@@ -222,22 +227,6 @@ class SimulatedDevice:
                 folded = ring.base != row.checkpoint_position
                 self._check_state(row.fold_slot if folded else row.read_slot, ring.base, ring.true)
         return results
-
-    def _no_decode_write_meets_another(self, rows: list[DecodeRow]) -> None:
-        live = [row for row in rows if self.rings[row.row].token >= 0]
-        page, seen = self.geometry.page_tokens, {}
-        for index, row in enumerate(live):
-            own = set(self.table[row.fold_slot]) if row.fold_slot else set()
-            if page:
-                own |= {frame for group in row.pages[row.position // page :] for frame in group}
-            for frame in own:
-                assert seen.setdefault(frame, index) == index, f"two rows write frame {frame}"
-        for index, row in enumerate(live):
-            read = {frame for group in row.pages for frame in group} | set(
-                self.table[row.read_slot]
-            )
-            for frame in read:
-                assert seen.get(frame, index) == index, f"a row reads frame {frame} another writes"
 
     def _step(self, row: DecodeRow, ring: Ring) -> int:
         grain = self.geometry.grain

@@ -14,7 +14,7 @@ from hybrid_jax.engine.runner import SLOT_BUCKETS
 from hybrid_jax.sampling_params import SamplingParams
 from tests.tiny_models import VOCAB, tiny_engine
 
-KINDS = {"prefill", "decode", "exact", "write_slots", "move_row"}
+KINDS = {"prefill", "fork", "decode", "exact", "write_slots", "move_row"}
 
 
 def run_traffic(engine: Engine, *, num_requests: int, seed: int, logprobs: bool = False) -> None:
@@ -34,19 +34,26 @@ def run_traffic(engine: Engine, *, num_requests: int, seed: int, logprobs: bool 
                 top_p=float(rng.choice([0.8, 1.0])),
                 logprobs=int(rng.integers(0, 9)) if logprobs and number % 2 else None,
             )
-            request = Request(
-                request_id=f"{seed}-{number}",
-                prompt=prompt,
-                params=params,
-                seed=number,
-                max_tokens=int(rng.integers(1, 50)),
-                stop_ids=frozenset(rng.integers(0, VOCAB, number % 3).tolist()),
-            )
-            outputs[request.request_id] = request
-            engine.add(request)
+            max_tokens = int(rng.integers(1, 50))
+            for sample in range(1 + 2 * (number % 3 == 0)):
+                request = Request(
+                    request_id=f"{seed}-{number}.{sample}",
+                    prompt=prompt,
+                    params=params,
+                    seed=number,
+                    sample_index=sample,
+                    group=f"{seed}-{number}",
+                    max_tokens=max_tokens,
+                    stop_ids=frozenset(rng.integers(0, VOCAB, number % 3).tolist()),
+                )
+                outputs[request.request_id] = request
+                engine.add(request)
         engine.step()
         engine.scheduler.check_invariants()
-    assert len(outputs) == num_requests
+    assert len(outputs) >= num_requests
+    assert (
+        engine.engine_config.exact or engine.engine_config.max_rows == 1 or engine.stats()["forks"]
+    )
     assert all(request.finish_reason in ("stop", "length") for request in outputs.values())
 
 
@@ -59,15 +66,15 @@ def test_mixed_traffic_traces_each_bucket_at_most_once(exact):
     assert runner.num_traces == len(runner._executables) == engine.stats()["num_traces"]
     kinds = collections.Counter(kind for kind, *_ in runner._executables)
     assert set(kinds) <= KINDS
-    steps = [key for key in runner._executables if key[0] in ("prefill", "decode", "exact")]
+    steps = [key for key in runner._executables if len(key) == 3]
     assert {key[1] for key in steps} <= set(
         bucket.all_buckets(runner.engine, max_pages=runner.max_pages)
     )
     # Log-probabilities need shapes of their own, except where one executable serves all.
-    assert {key[2] > 0 for key in steps} == ({True} if exact else {False, True})
+    assert {key[2].num_logprobs > 0 for key in steps} == ({True} if exact else {False, True})
     assert len(steps) == 1 or not exact
     if not exact:
-        assert kinds["prefill"] > 2 and kinds["decode"] > 2
+        assert kinds["prefill"] > 2 and kinds["decode"] > 2 and kinds["fork"] > 1
     before = runner.num_traces
     run_traffic(engine, num_requests=12, seed=0)
     assert runner.num_traces == before

@@ -16,7 +16,8 @@ import pytest
 
 from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig
 from hybrid_jax.engine import bucket
-from hybrid_jax.engine.runner import SLOT_BUCKETS, Runner
+from hybrid_jax.engine.adjust import Adjust
+from hybrid_jax.engine.runner import SLOT_BUCKETS, Runner, Variant
 from hybrid_jax.geometry import ArraySpec, make_geometry
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.sampling_params import MAX_LOGPROBS
@@ -65,9 +66,10 @@ def state_struct(runner: Runner, num_frames: int) -> State:
 
 @dataclass
 class Program:
-    """One compiled step: its state, the compiler's byte counts, and its instructions."""
+    """One compiled step: what it donates, the compiler's byte counts, and its instructions."""
 
     state: State
+    adjust: Adjust | None
     aliased_bytes: int
     temp_bytes: int
     text: str
@@ -83,40 +85,54 @@ class Program:
         return found
 
 
-def compile_step(runner: Runner, num_frames: int, kind: str, *key) -> Program:
+def adjust_struct(runner: Runner) -> Adjust:
+    shape = (runner.engine.max_rows + 1, runner.model.config.vocab_size)
+    return Adjust(counts=struct(*shape), bias=struct(*shape, dtype=np.float32))
+
+
+def arguments(runner: Runner, num_frames: int, kind: str, *key) -> tuple:
+    """Abstract arguments of an executable; what is donated comes in `Program.donated`."""
     state = state_struct(runner, num_frames)
     if kind == "move_row":
-        args = (state, struct(), struct())
-    elif kind == "write_slots":
-        args = (state, struct(*key), struct(*key, runner.model.geometry.state_frames))
-    elif kind == "fork":
-        logits = struct(key[0].rows, runner.model.config.vocab_size, dtype=np.float32)
-        batch = struct(runner.engine.max_rows, runner.layout(kind, key[0]).size)
-        args = (state, logits, batch, struct())
-    else:
-        batch = struct(key[0].rows, runner.layout(kind, key[0]).size)
-        args = (runner.params, state, batch, *((struct(),) if kind == "decode" else ()))
+        return state, struct(), struct()
+    if kind == "write_slots":
+        return state, struct(*key), struct(*key, runner.model.geometry.state_frames)
+    shape, variant = key
+    adjust = adjust_struct(runner) if variant.adjusts else None
+    size = runner.layout(kind, shape, adjusts=variant.adjusts).size
+    if kind == "fork":
+        logits = struct(shape.rows, runner.model.config.vocab_size, dtype=np.float32)
+        return state, adjust, struct(runner.engine.max_rows, size), logits, struct()
+    rest = (struct(),) if kind == "decode" else ()
+    return runner.params, state, adjust, struct(shape.rows, size), *rest
+
+
+def compile_step(runner: Runner, num_frames: int, kind: str, *key) -> Program:
+    args = arguments(runner, num_frames, kind, *key)
+    state = next(arg for arg in args if isinstance(arg, State))
+    adjust = next((arg for arg in args if isinstance(arg, Adjust)), None)
     # Buffers are settled before LLVM, whose own optimisation would take most of the time.
     quick = {"xla_backend_optimization_level": 0}
     compiled = runner.executable(kind, *key).lower(*args).compile(compiler_options=quick)
     memory = compiled.memory_analysis()
     return Program(
         state=state,
+        adjust=adjust,
         aliased_bytes=memory.alias_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
         text=compiled.as_text(),
     )
 
 
-def num_bytes(state: State) -> int:
-    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(state))
+def num_bytes(*trees) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(trees))
 
 
 def check(runner: Runner, kind: str, *key) -> None:
     """The gate for one executable."""
     small, large = (compile_step(runner, count, kind, *key) for count in FRAMES)
     for program in (small, large):
-        assert program.aliased_bytes >= num_bytes(program.state)
+        assert program.aliased_bytes >= num_bytes(program.state, program.adjust)
         arena = program.results(program.state.arena)
         assert "parameter" in arena
         assert set(arena) <= WRITES_IN_PLACE, f"{kind} {key}: {set(arena) - WRITES_IN_PLACE}"
@@ -124,12 +140,15 @@ def check(runner: Runner, kind: str, *key) -> None:
             leaf = getattr(program.state, name)
             if math.prod(leaf.shape):
                 assert "copy" not in program.results(leaf), f"{kind} {key}: a copy of {name}"
+        if program.adjust is not None:
+            assert "copy" not in program.results(program.adjust.counts), f"{kind} {key}: of adjust"
     assert large.temp_bytes == small.temp_bytes
 
 
 CASES = {
     "decode": ("MAM", "float32", "decode", 1, None),
     "decode_logprobs": ("MAM", "float32", "decode", 8, None),
+    "decode_adjusted": ("MAM", "float32", "decode", 8, None),
     "decode_bfloat16": ("MAM", "bfloat16", "decode", 8, None),
     "decode_one_frame_a_layer": ("M", "float32", "decode", 1, None),
     "prefill": ("MAM", "float32", "prefill", 1, 32),
@@ -139,6 +158,8 @@ CASES = {
     "prefill_attention_last": ("MA", "float32", "prefill", 1, 32),
     "prefill_rows_attention_last": ("MA", "float32", "prefill", 4, 32),
     "prefill_attention": ("AA", "float32", "prefill", 1, 32),
+    "prefill_adjusted": ("MA", "float32", "prefill", 4, 32),
+    "fork_adjusted": ("MAM", "float32", "fork", 4, None),
     "fork": ("MAM", "float32", "fork", 1, None),
     "fork_logprobs": ("MAM", "bfloat16", "fork", 4, None),
     "fork_attention": ("AA", "float32", "fork", 8, None),
@@ -160,7 +181,8 @@ def test_a_step_updates_its_state_in_place(name):
         and shape.rows == rows
         and tokens in (None, getattr(shape, "tokens", None))
     )
-    check(runner, kind, shape, MAX_LOGPROBS if name.endswith("logprobs") else 0)
+    variant = Variant(MAX_LOGPROBS if name.endswith("logprobs") else 0, name.endswith("adjusted"))
+    check(runner, kind, shape, variant if kind != "exact" else runner._variant([]))
 
 
 def test_slots_and_moves_update_the_state_in_place():
@@ -178,6 +200,7 @@ def test_the_gate_sees_a_copy_a_whole_pass_and_a_lost_donation():
         memory = program.memory_analysis()
         return Program(
             state=state,
+            adjust=None,
             aliased_bytes=memory.alias_size_in_bytes,
             temp_bytes=memory.temp_size_in_bytes,
             text=program.as_text(),

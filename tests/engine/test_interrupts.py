@@ -29,9 +29,15 @@ TURN = (
     Engine._results,
     Runner.execute,
     Runner._write_slots,
+    Runner._run,
+    Runner._variant,
+    Runner._load_adjust,
+    Runner.executable,
+    Runner.layout,
     Runner._prefill,
     Runner._fork,
     Runner._decode,
+    batches.prefill_batch,
     batches.fork_batch,
     batches.decode_batch,
     Pending.read,
@@ -55,7 +61,7 @@ class Interrupted(RuntimeError):
 
 
 def make_requests() -> list[Request]:
-    """A shared prefix, several chunks and folds, a stop token, noise, log-probabilities and a fork."""
+    """A shared prefix, chunks and folds, a stop token, noise, log-probabilities, a fork, a penalty."""
     rng = np.random.default_rng(7)
     shared = rng.integers(0, VOCAB, 48).tolist()
     prompts = [shared + [1, 2], shared[:40] + [3], shared, [5, 6, 7], [5, 6, 7]]
@@ -64,7 +70,7 @@ def make_requests() -> list[Request]:
         SamplingParams(temperature=0.9, top_k=7, seed=1),
         SamplingParams(temperature=0, logprobs=2),
         SamplingParams(temperature=1.0, top_p=0.9, seed=2),
-        SamplingParams(temperature=1.0, top_p=0.9, logprobs=1),
+        SamplingParams(temperature=1.0, top_p=0.9, logprobs=1, repetition_penalty=1.2),
     ]
     return [
         Request(
@@ -186,6 +192,7 @@ def test_an_exception_at_any_line_of_exact_mode_loses_and_repeats_nothing(expect
     engine = make_engine(exact=True)
     assert serve(engine, make_requests())[0] == expected
     raise_at_each_line(engine, expected, Runner._exact)
+    raise_at_each_line(engine, expected, batches.exact_batch)
     raise_at_each_line(engine, expected, Runner.execute)
 
 

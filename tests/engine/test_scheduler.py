@@ -4,6 +4,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -67,16 +68,23 @@ class Engine:
             max_model_len=max_model_len,
         )
         device = SimulatedDevice(
-            geometry, num_frames=num_frames, max_rows=engine.max_rows, vocab=vocab
+            geometry,
+            num_frames=num_frames,
+            max_rows=engine.max_rows,
+            vocab=vocab,
+            exact=engine.exact,
         )
         return cls(scheduler, device, vocab, lag)
 
-    def add(self, prompt, *, max_tokens=20, explicit=True, stop_ids=(0,), name=None, group=None):
+    def add(
+        self, prompt, *, max_tokens=20, explicit=True, stop_ids=(0,), name=None, stop=None, **more
+    ):
         name = name or f"r{len(self.requests)}"
-        params = SamplingParams(max_tokens=max_tokens if explicit else None, temperature=0.0)
+        limit = max_tokens if explicit else None
+        params = SamplingParams(max_tokens=limit, temperature=0.0, stop=stop)
         request = Request(
             request_id=name, prompt=list(prompt), params=params, seed=0, stop_ids=frozenset(stop_ids),
-            max_tokens=max_tokens, group=group,
+            max_tokens=max_tokens, **more,
         )  # fmt: skip
         self.scheduler.add(request)
         self.requests[name], self.reported[name] = request, []
@@ -117,6 +125,7 @@ class Engine:
         self.device = SimulatedDevice(
             self.scheduler.geometry, num_frames=self.scheduler.num_frames,
             max_rows=self.scheduler.engine.max_rows, vocab=self.vocab, events=self.device.events,
+            exact=self.device.exact,
         )  # fmt: skip
 
     def run(self, max_turns=20000):
@@ -262,6 +271,47 @@ def test_siblings_whose_first_one_is_aborted_compute_their_prompt_themselves():
     engine.run()
     assert engine.counters["forks"] == 1
     assert all(len(sibling.output) == 9 for sibling in siblings[1:])
+    engine.check()
+
+
+class Anything:
+    """A constraint that allows every token, `most` times."""
+
+    def __init__(self, most=10**6):
+        self.most = most
+
+    def mask(self, output):
+        return np.full(2, 0 if len(output) >= self.most else 0xFFFFFFFF, np.uint32)
+
+
+def test_a_constrained_row_takes_one_step_and_waits_for_its_result():
+    engine = Engine.make()
+    rng = random.Random(0)
+    free = engine.add(tokens_of(rng, 40), max_tokens=60, stop_ids=())
+    bound = engine.add(tokens_of(rng, 90), max_tokens=20, stop_ids=(), constraint=Anything())
+    while engine.step():
+        flights = [plan for plan, _ in engine.pending]
+        rows = [r for p in flights for r in (*p.prefill, *p.decode) if r.request is bound]
+        assert len(rows) <= 1 and all(getattr(row, "num_steps", 1) == 1 for row in rows)
+    assert len(bound.output) == 20 and len(free.output) == 60
+    engine.check()
+
+
+def test_a_constraint_that_allows_nothing_more_ends_the_request():
+    engine = Engine.make()
+    request = engine.add([1, 2, 3], max_tokens=50, stop_ids=(), constraint=Anything(7))
+    engine.run()
+    assert (len(request.output), request.finish_reason) == (7, "stop")
+
+
+def test_rows_with_stop_strings_take_fewer_steps_at_once():
+    engine = Engine.make(steps_per_dispatch=8)
+    rng = random.Random(0)
+    engine.add(tokens_of(rng, 10), max_tokens=40, stop_ids=())
+    engine.add(tokens_of(rng, 10), max_tokens=40, stop_ids=(), stop=("x",))
+    engine.run()
+    steps = [plan.num_steps for plan in engine.plans if len(plan.decode) == 2]
+    assert max(steps[1:]) == 4
     engine.check()
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.engine import bucket, sampling
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.request import Request
+from hybrid_jax.engine.request import Constraint, Request
 from hybrid_jax.engine.sampling import SamplingRows
 from hybrid_jax.engine.scheduler import Scheduler
 from hybrid_jax.engine.sequence import Phase
@@ -55,6 +55,12 @@ class Job:
     top_p: float = 1.0
     min_p: float = 0.0
     min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    constraint: Constraint | None = None
     seed: int = 0
     sample_index: int = 0
     group: str | None = None
@@ -70,6 +76,11 @@ class Job:
             top_p=self.top_p,
             min_p=self.min_p,
             min_tokens=self.min_tokens,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
+            allowed_token_ids=self.allowed_token_ids,
             max_tokens=self.max_tokens,
             logprobs=self.logprobs,
             stop_token_ids=tuple(self.stop_ids),
@@ -83,6 +94,7 @@ class Job:
             group=self.group,
             stop_ids=self.stop_ids,
             max_tokens=self.max_tokens,
+            constraint=self.constraint,
         )
 
 
@@ -222,8 +234,32 @@ class Plain:
             "min_end": np.int32([len(r.prompt) + r.params.min_tokens for r in padded]),
             "stop_ids": np.int32([[*r.stop_ids, *[-1] * (8 - len(r.stop_ids))] for r in padded]),
         }
-        answers = _define(self.params, tokens, lengths, columns, config=self.config)
+        penalties = {
+            "prompt": np.int32([len(r.prompt) for r in padded]),
+            "presence": np.float32([r.params.presence_penalty for r in padded]),
+            "frequency": np.float32([r.params.frequency_penalty for r in padded]),
+            "repetition": np.float32([r.params.repetition_penalty for r in padded]),
+            "bias": self._bias(padded),
+        }
+        answers = _define(self.params, tokens, lengths, columns, penalties, config=self.config)
         return tuple(np.asarray(part) for part in answers)
+
+    def _bias(self, requests: Sequence[Request]) -> np.ndarray:
+        """float32[R, T, V] added to the logits of each position: a bias, -inf for what is not allowed."""
+        vocab = self.config.vocab_size
+        bias = np.zeros((len(requests), self.width, vocab), np.float32)
+        for row, request in enumerate(requests):
+            for token, value in request.params.logit_bias:
+                bias[row, :, token] = value
+            allowed = request.params.allowed_token_ids
+            if allowed is not None:
+                bias[row][:, [t for t in range(vocab) if t not in allowed]] = -np.inf
+            if request.constraint is not None:
+                for index in range(len(request.output)):
+                    words = request.constraint.mask(request.output[:index])
+                    bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:vocab]
+                    bias[row, len(request.prompt) + index - 1, bits == 0] = -np.inf
+        return bias
 
     def _judge(self, requests: Sequence[Request]) -> list[Mismatch]:
         logits, scores, choices = self._answers(requests)
@@ -254,6 +290,8 @@ def _endings(request: Request) -> list[Mismatch]:
     stops = [i for i, token in enumerate(request.output) if token in request.stop_ids]
     end = stops[0] + 1 if stops else request.max_tokens
     reason = "stop" if stops else "length"
+    if request.constraint is not None and not request.constraint.mask(request.output).any():
+        end, reason = len(request.output), "stop"
     if request.finish_reason == "abort" or (
         len(request.output) == end and request.finish_reason == reason
     ):
@@ -262,11 +300,11 @@ def _endings(request: Request) -> list[Mismatch]:
 
 
 @functools.partial(jax.jit, static_argnames="config")
-def _define(params, tokens, lengths, columns, *, config):
+def _define(params, tokens, lengths, columns, penalties, *, config):
     """Logits [R, T, V], scores (what argmax sees) and the token chosen after each position [R, T]."""
     logits = decoder.forward(params, tokens, config, lengths=lengths)
     rows, width, vocab = logits.shape
-    flat = logits.reshape(-1, vocab)
+    flat = _penalised(logits, tokens, **penalties).reshape(-1, vocab)
     columns = {name: jnp.repeat(value, width, axis=0) for name, value in columns.items()}
     chooser = SamplingRows(**columns)
     positions = jnp.tile(jnp.arange(1, width + 1, dtype=jnp.int32), rows)
@@ -278,6 +316,19 @@ def _define(params, tokens, lengths, columns, *, config):
     drawn = sampling._keep_likely(scaled, chooser) + noise
     scores = jnp.where(random, drawn, flat)
     return logits, scores.reshape(logits.shape), scores.argmax(-1).reshape(rows, width)
+
+
+def _penalised(logits, tokens, prompt, presence, frequency, repetition, bias):
+    """Bias, then the repetition penalty on prompt and output, then the penalties on the output so far."""
+    one = jax.nn.one_hot(tokens, logits.shape[-1])  # [R, T, V]
+    inside = jnp.arange(tokens.shape[1])[None] < prompt[:, None]
+    generated = jnp.cumsum(jnp.where(inside[..., None], 0.0, one), axis=1)
+    in_prompt = jnp.where(inside[..., None], one, 0.0).sum(1, keepdims=True)
+    presence, frequency, repetition = (x[:, None, None] for x in (presence, frequency, repetition))
+    out = logits + bias
+    repeated = jnp.where(out > 0, out / repetition, out * repetition)
+    out = jnp.where((generated > 0) | (in_prompt > 0), repeated, out)
+    return jnp.where(generated > 0, out - frequency * generated - presence, out)
 
 
 # --- poison ---------------------------------------------------------------------------------------

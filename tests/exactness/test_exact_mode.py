@@ -100,3 +100,17 @@ def test_preemption_changes_no_bit(bench):
     run = bench.check(jobs)
     assert run.moved["preemptions"] >= 1
     assert run.bits == expected
+
+
+def test_samples_of_one_prompt_are_as_if_alone(bench):
+    """No fork: its log-probabilities would come from another executable."""
+    prompt = bench.prompt(77, seed=11)
+    jobs = [
+        Job(prompt=prompt, temperature=0.8, seed=4, sample_index=i, group="g", logprobs=3)
+        for i in range(3)
+    ]
+    jobs[1] = replace(jobs[1], repetition_penalty=1.3)
+    expected = alone(bench, [replace(job, group=None) for job in jobs])
+    run = bench.check(jobs)
+    assert run.bits == expected and run.moved["forks"] == 0
+    assert run.cached == [0, 64, 64]

@@ -151,6 +151,71 @@ def test_stop_tokens_wait_for_the_least_length(bench):
     assert run.requests[2].finish_reason == "length"
 
 
+PENALTIES = {"presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.3}
+
+
+class Steps:
+    """Only tokens that are the last one's remainder modulo 5 plus one, `most` times; starts with any."""
+
+    def __init__(self, vocab: int, most: int = 10**6):
+        self.vocab, self.most = vocab, most
+
+    def mask(self, output) -> np.ndarray:
+        allowed = np.zeros(-(-self.vocab // 32) * 32, np.uint8)
+        if not output:
+            allowed[: self.vocab] = 1
+        elif len(output) < self.most:
+            allowed[(output[-1] + 1) % 5 : self.vocab : 5] = 1
+        return np.packbits(allowed, bitorder="little").view(np.uint32)
+
+
+def test_penalties_bias_and_allowed_tokens(bench):
+    """In one batch with a row that asks for none of it, and forks; some draw, some do not."""
+    vocab = bench.config.vocab_size
+    some = tuple(range(0, vocab, 2))
+    prompt = bench.prompt(50, seed=30)
+    jobs = [
+        Job(prompt=prompt, max_tokens=70, **PENALTIES),
+        Job(prompt=bench.prompt(9, seed=31), max_tokens=30),
+        Job(prompt=prompt, seed=1, group="g", allowed_token_ids=some, **PENALTIES, **SAMPLED),
+        Job(prompt=prompt, seed=1, group="g", sample_index=1, **PENALTIES, **SAMPLED),
+        Job(prompt=bench.prompt(40, seed=32), logit_bias=((3, 60.0), (4, -60.0))),
+    ]
+    run = bench.check(jobs)
+    plain = bench.check(
+        [replace(jobs[0], **dict.fromkeys(PENALTIES, 0.0) | {"repetition_penalty": 1.0})]
+    )
+    assert run.outputs[0] != plain.outputs[0]
+    assert set(run.outputs[2]) <= set(some)
+    assert set(run.outputs[4]) == {3}
+    alone = [bench.check([replace(job, group=None)]).outputs[0] for job in jobs]
+    assert alone == run.outputs
+
+
+def test_constrained_rows_beside_free_ones(bench):
+    vocab = bench.config.vocab_size
+    jobs = [
+        Job(prompt=bench.prompt(n, seed=n), constraint=constraint, max_tokens=25, seed=n, **SAMPLED)
+        for n, constraint in ((40, Steps(vocab)), (20, None), (70, Steps(vocab, 9)))
+    ]
+    run = bench.check(jobs)
+    for request in (run.requests[0], run.requests[2]):
+        remainders = np.array(request.output) % 5
+        assert ((remainders[1:] - remainders[:-1]) % 5 == 1).all()
+    assert run.requests[2].finish_reason == "stop" and len(run.outputs[2]) == 9
+
+
+def test_penalties_survive_preemption(bench_of):
+    bench = bench_of("bamba", "padded")
+    bench.start_over(1.2)
+    jobs = [
+        Job(prompt=bench.prompt(60, seed=n), max_tokens=90, constraint=constraint, **PENALTIES)
+        for n, constraint in ((1, None), (2, Steps(bench.config.vocab_size)), (3, None))
+    ]
+    run = bench.check(jobs)
+    assert sum(request.num_preemptions for request in run.requests) > 0
+
+
 @pytest.mark.parametrize("length", (7, 32, 64, 77, 128))
 def test_forks_of_one_prompt(bench, length):
     """Inside a page, at its end, with a full ring, without a checkpoint; one of them ends with the prompt."""

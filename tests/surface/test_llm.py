@@ -244,6 +244,11 @@ def test_a_bad_prompt_is_named_before_anything_runs(llm, prompt, message):
             "prompt 1: stop_token_ids must lie below the vocabulary's 256, got 256",
         ),
         (
+            SamplingParams(min_tokens=10**12),
+            "prompt 0: 1 tokens and min_tokens=1000000000000 exceed the longest sequence of 200; "
+            "lower min_tokens to 199 at most",
+        ),
+        (
             SamplingParams(stop_token_ids=[2**31]),
             "prompt 0: stop_token_ids must lie below the vocabulary's 256, got 2147483648",
         ),

@@ -1,0 +1,136 @@
+"""What changes a row's logits before sampling: bias, penalties of tokens seen, a mask of allowed tokens.
+
+The arrays are made when the first request asks for any of it; steps that use them are executables of their own.
+"""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hybrid_jax.engine.pack import Layout
+from hybrid_jax.engine.request import Request
+from hybrid_jax.engine.sampling import Sampled, logprobs, sample, stopped, unpack_sampling
+
+
+@flax.struct.dataclass
+class Adjust:
+    """Per ring row and token, the sink's row last.
+
+    Attributes:
+        counts: int32[rows + 1, V] twice the times a token was generated, plus 1 if the prompt has it.
+        bias: float32[rows + 1, V] added to the logits; -inf forbids a token.
+    """
+
+    counts: jax.Array
+    bias: jax.Array
+
+
+def make_adjust(max_rows: int, vocab_size: int) -> Adjust:
+    shape = (max_rows + 1, vocab_size)
+    return Adjust(counts=jnp.zeros(shape, jnp.int32), bias=jnp.zeros(shape, jnp.float32))
+
+
+def row_of(request: Request, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Counts and bias of a request as it stands: int32[V], float32[V]."""
+    params = request.params
+    counts = 2 * np.bincount(request.output, minlength=vocab_size).astype(np.int32)
+    counts[request.prompt] += 1
+    bias = np.zeros(vocab_size, np.float32)
+    for token, value in params.logit_bias:
+        bias[token] = value
+    if params.allowed_token_ids is not None:
+        allowed = bias[list(params.allowed_token_ids)]
+        bias[:] = -np.inf
+        bias[list(params.allowed_token_ids)] = allowed
+    bias[list(request.forbidden_ids)] = -np.inf
+    return counts, bias
+
+
+def load_row(adjust: Adjust, row: jax.Array, counts: jax.Array, bias: jax.Array) -> Adjust:
+    """Writes one ring row's counts int32[V] and bias float32[V]."""
+    put = lambda old, new: jax.lax.dynamic_update_slice(old, new[None], (row, 0))  # noqa: E731
+    return Adjust(counts=put(adjust.counts, counts), bias=put(adjust.bias, bias))
+
+
+def move_row(adjust: Adjust, source: jax.Array, target: jax.Array) -> Adjust:
+    """Copies one ring row's line to another place."""
+
+    def move(array):
+        line = jax.lax.dynamic_slice(array, (source, 0), (1, array.shape[1]))
+        return jax.lax.dynamic_update_slice(array, line, (target, 0))
+
+    return jax.tree.map(move, adjust)
+
+
+def adjusted(
+    logits: jax.Array, adjust: Adjust, lines: jax.Array, layout: Layout, batch: jax.Array
+) -> jax.Array:
+    """The logits to sample from.
+
+    Bias comes first, then the repetition penalty (positive logits of tokens in prompt or output are divided by
+    it, negative ones multiplied), then frequency and presence penalties for tokens of the output, then the
+    mask; rows that ask for none of it keep their logits.
+
+    Args:
+        logits: float32[B, V].
+        lines: int32[B] ring rows.
+        layout, batch: the rows' columns.
+    """
+    get = lambda name: layout.get(batch, name)  # noqa: E731
+    floats = lambda name: jax.lax.bitcast_convert_type(get(name), jnp.float32)[:, None]  # noqa: E731
+    counts, out = adjust.counts[lines], logits + adjust.bias[lines]
+    repeated = jnp.where(out > 0, out / floats("repetition"), out * floats("repetition"))
+    out = jnp.where(counts > 0, repeated, out)
+    generated = counts >> 1
+    out = out - floats("frequency") * generated.astype(jnp.float32)
+    out = jnp.where(generated > 0, out - floats("presence"), out)
+    tokens = jnp.arange(logits.shape[1])
+    words = get("mask").reshape(logits.shape[0], -1)[:, tokens // 32]
+    allowed = (words >> (tokens % 32)) & 1
+    out = jnp.where((get("masked")[:, None] > 0) & (allowed == 0), -jnp.inf, out)
+    return jnp.where(get("adjusted")[:, None] > 0, out, logits)
+
+
+def count(adjust: Adjust, lines: jax.Array, tokens: jax.Array, counted: jax.Array) -> Adjust:
+    """Counts generated tokens int32[B] of ring rows `lines` where `counted`."""
+    sink = adjust.counts.shape[0] - 1
+    lines = jnp.where(counted, lines, sink)
+    return adjust.replace(counts=adjust.counts.at[lines, tokens].add(2))
+
+
+def choose(
+    logits: jax.Array,
+    batch: jax.Array,
+    layout: Layout,
+    positions: jax.Array,
+    samples: jax.Array,
+    num_logprobs: int,
+    adjust: Adjust | None,
+    lines: jax.Array,
+) -> tuple[Sampled, jax.Array, Adjust | None]:
+    """Samples a token per row, from adjusted logits where there are any, and counts what was drawn.
+
+    Args:
+        logits: float32[B, V], which log-probabilities are of.
+        batch, layout: the rows' columns. positions: int32[B] absolute, of the tokens to draw.
+        samples: bool[B] rows whose token counts.
+        num_logprobs: most likely tokens to report; 0 for no log-probabilities.
+        adjust: None where no row asks for it. lines: int32[B] ring rows.
+
+    Returns:
+        What was sampled; int32[B] the token to feed, -1 after a stop token and for rows that do not sample;
+        adjust.
+    """
+    rows = unpack_sampling(layout, batch)
+    other = logits if adjust is None else adjusted(logits, adjust, lines, layout, batch)
+    tokens = sample(other, rows, positions)
+    fed = jnp.where(samples & ~stopped(tokens, rows), tokens, -1)
+    extra = None
+    if num_logprobs:
+        extra = logprobs(logits, tokens, min(num_logprobs, logits.shape[1]))
+    if adjust is not None:
+        adjust = count(adjust, lines, tokens, samples)
+    return Sampled(tokens, extra), fed, adjust
