@@ -1,0 +1,37 @@
+"""The engine against transformers: chunked prefill, cached decode and prefix hits on the committed goldens."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from hybrid_jax import LLM, SamplingParams
+from tests.parity.goldens import GOLDENS, load_answers
+
+TOLERANCE = 5e-4
+EVERYTHING = os.environ.get("HYBRID_JAX_EXACTNESS") == "all"
+# One golden per family: compiling an engine is what takes the time.
+CHOSEN = GOLDENS if EVERYTHING else [g for g in GOLDENS if g.name.endswith(("_tied", "_groups"))]
+
+
+@pytest.mark.parametrize("golden", CHOSEN, ids=lambda golden: golden.name)
+def test_the_engine_continues_as_transformers_does(golden):
+    answers = load_answers(golden)
+    prompts = [{"prompt_token_ids": answer.prompt} for answer in answers]
+    params = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True, logprobs=0)
+    with LLM(golden, max_rows=2, prefill_tokens=32, steps_per_dispatch=4) as llm:
+        cold, hit = (llm.generate(prompts, params) for _ in range(2))
+        assert llm.stats()["prefill_rows"] >= len(prompts) + 2  # 70 tokens come in three chunks
+    assert [output.num_cached_tokens for output in cold] == [0] * len(answers)
+    assert hit[-1].num_cached_tokens == 64
+    for output, again, answer in zip(cold, hit, answers, strict=True):
+        assert list(output.outputs[0].token_ids) == answer.continuation
+        assert again.outputs[0].token_ids == output.outputs[0].token_ids
+        for index, token in enumerate(answer.continuation):
+            logits = answer.logits[len(answer.prompt) - 1 + index].astype(np.float64)
+            want = logits[token] - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+            for run in (output, again):
+                got = run.outputs[0].logprobs[index][token].logprob
+                assert abs(got - want) < TOLERANCE, f"token {index} after {len(answer.prompt)}"
