@@ -215,7 +215,7 @@ def run_batch(
         print(f"hybrid-jax: {_one_line(str(error))}", file=sys.stderr)
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
-        kept = batch.partial_path(output)
+        kept = batch.partial_path(output.resolve())
         if kept.exists():
             kept = f"the lines so far are in {kept}, the same command goes on from there"
             print(f"hybrid-jax: interrupted; {kept}", file=sys.stderr)

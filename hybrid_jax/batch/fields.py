@@ -97,7 +97,7 @@ FIELDS = {
     "repetition_penalty": Field(to="repetition_penalty", nothing=(1,)),
     "logit_bias": Field(to="logit_bias", read=_bias, nothing=({},)),
     "allowed_token_ids": Field(to="allowed_token_ids", read=_list),
-    "bad_words": Field(to="bad_words", read=_strings, nothing=([],)),
+    "bad_words": Field(to="bad_words", read=_list, nothing=([],)),
     "response_format": Field(nothing=({"type": "text"},), only=CHAT),
     # valid, but only as far as they ask for nothing
     "stream": Field(nothing=(False,), remedy=WHOLE),

@@ -89,7 +89,7 @@ class Run:
             "sampling_defaults": asdict(self._llm.get_default_sampling_params()),
         }
         source = {"digest": self._source.digest, "num_lines": self._source.num_lines}
-        return json.loads(json.dumps({"input": source, "settings": settings}))
+        return json.loads(json.dumps({"input": source, "settings": settings}, default=str))
 
     def recover(self) -> int:
         """Takes over what an earlier run wrote; returns how many lines that is."""
@@ -117,19 +117,10 @@ class Run:
         """
         digest = hashlib.blake2b(digest_size=16)
         lines = self._rest(digest)
-        max_live = LIVE_PER_ROW * self._llm.engine_config.max_rows
         more = True
         with self._llm.feed() as feed:
             while more or self._held:
-                for _ in range(
-                    max_live
-                ):  # no more: the engine must not wait for a file of mistakes
-                    if not more or feed.num_unfinished >= max_live or self._full:
-                        break
-                    line = next(lines, None)
-                    more = line is not None
-                    if more:
-                        self._start(feed, line)
+                more = more and self._fill(feed, lines)
                 for ticket in feed.step():
                     self._answer(ticket)
                 self._write()
@@ -140,6 +131,21 @@ class Run:
                 "output and run again"
             )
         self._output.finish()
+
+    def _fill(self, feed: Feed, lines: Iterator[Line]) -> bool:
+        """Starts lines while there is room; returns whether there are more.
+
+        No more of them at a time than may be under way: the engine must not wait for a file of mistakes.
+        """
+        max_live = LIVE_PER_ROW * self._llm.engine_config.max_rows
+        for _ in range(max_live):
+            if feed.num_unfinished >= max_live or self._full:
+                return True
+            line = next(lines, None)
+            if line is None:
+                return False
+            self._start(feed, line)
+        return True
 
     def _rest(self, digest: hashlib.blake2b) -> Iterator[Line]:
         """The lines that are not answered; no more than were counted."""

@@ -389,6 +389,19 @@ def test_what_is_held_does_not_grow_with_the_file(make_llm, monkeypatch, files, 
     assert (max(held) == 100) == slow_first  # answers waited for the first line, up to the limit
 
 
+def test_the_engine_does_not_wait_for_a_file_of_mistakes(make_llm, monkeypatch, files):
+    source, output = files
+    write(source, [line("long", max_tokens=150)])
+    with open(source, "a") as file:
+        file.write("{}\n" * 3000)
+    events, step, start = [], FakeEngine.step, run_module.Run._start
+    monkeypatch.setattr(FakeEngine, "step", lambda e: (events.append("step"), step(e))[1])
+    monkeypatch.setattr(run_module.Run, "_start", lambda *a: (events.append("line"), start(*a)))
+    run_batch(source, output, make_llm(max_rows=2, steps_per_dispatch=1))
+    between = "".join(event[0] for event in events).split("s")
+    assert max(map(len, between[:-1])) == 2 * run_module.LIVE_PER_ROW
+
+
 def test_held_bytes_are_bounded_too(make_llm, monkeypatch, files):
     source, output = files
     monkeypatch.setattr(run_module, "MAX_HELD_BYTES", 10_000)

@@ -217,11 +217,14 @@ def test_sampling_fields_reach_the_sampler(llm, body_of, url):
         **{"temperature": 0.5, "top_p": 0.75, "top_k": 3, "n": 2, "seed": 11},
         **{"stop": ["x", "y"], "stop_token_ids": [5], "ignore_eos": True, "max_tokens": 7},
         **{"include_stop_str_in_output": True, "skip_special_tokens": False},
+        **{"min_p": 0.25, "presence_penalty": 0.5, "frequency_penalty": -0.5, "min_tokens": 2},
+        **{"repetition_penalty": 1.5, "allowed_token_ids": [97, 98], "bad_words": ["z"]},
     }
-    body_of("a", url, **given)
+    body_of("a", url, **given, logit_bias={"97": -3})
     [request, _] = llm._engine.added
     found = {name: getattr(request.params, name) for name in given}
-    assert found == given | {"stop": ("x", "y"), "stop_token_ids": (5,)}
+    assert {n: list(v) if isinstance(v, tuple) else v for n, v in found.items()} == given
+    assert dict(request.params.logit_bias) == {97: -3}
     assert request.seed == 11
 
 
@@ -358,6 +361,8 @@ MESSAGE = {"role": "user", "content": "hi"}
         (line("a", CHAT, prompt="a"), "unknown_parameter", "/v1/chat/completions has no field"),
         (line(stream=True), "unsupported_parameter", "stream=true is not supported"),
         (line(echo=True), "unsupported_parameter", "echo=true is not supported"),
+        (line(echo=0), "unsupported_parameter", "echo=0 is not supported"),  # 0 is not false
+        (line(best_of=True), "unsupported_parameter", "best_of=true is not supported"),
         (line(suffix="x"), "unsupported_parameter", "suffix='x' is not supported"),
         (
             line(best_of=3),
@@ -381,6 +386,14 @@ MESSAGE = {"role": "user", "content": "hi"}
         (line(stop=["a", 1]), "invalid_value", "stop must be non-empty strings"),
         (line(stop_token_ids=7), "invalid_value", "stop_token_ids must be a list, got 7"),
         (line(stop_token_ids=[999]), "invalid_value", "below the vocabulary's 256, got 999"),
+        (
+            line(logit_bias={"a": 1}),
+            "invalid_value",
+            "an object from token ids to numbers, got {'a'",
+        ),
+        (line(logit_bias=[1]), "invalid_value", "an object from token ids to numbers, got [1]"),
+        (line(bad_words="ab"), "invalid_value", "bad_words must be a list, got 'ab'"),
+        (line(min_p=2), "invalid_value", "min_p must be"),
         (line(ignore_eos="yes"), "invalid_value", "ignore_eos must be true or false, got 'yes'"),
         (line(logprobs=True), "invalid_value", "logprobs must be None or an integer between 0"),
         (line(logprobs=21), "invalid_value", "an integer between 0 and 20, got 21"),
@@ -476,10 +489,13 @@ def test_a_line_may_ask_for_many_choices_but_not_for_any_number(body_of, error_o
     assert f"asks for {MAX_CHOICES + 1} completions" in error["message"]
 
 
-def test_odd_characters_come_back_on_one_line(ask):
+def test_odd_characters_come_back_on_one_line_however_lines_are_split(ask, tmp_path):
     name = "\u2028\x85\x7f\u00e9\U0001f600"
     [answer] = ask(line(name))
     assert answer["custom_id"] == name
+    text = (tmp_path / "batch" / "out.jsonl").read_text(encoding="utf-8")
+    assert len(text.splitlines()) == 1
+    assert "\u00e9\U0001f600" in text  # readable where that is safe
 
 
 def test_an_llm_of_its_own_takes_no_options(llm, tmp_path):
