@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -21,8 +20,14 @@ from hybrid_jax.geometry import (
     prefill_flops,
     weight_count,
 )
-from hybrid_jax.models import config_from_hf
-from hybrid_jax.models.stored_config import from_json
+from hybrid_jax.models.files import (
+    CONFIG_FILE,
+    STORED_CONFIG_FILE,
+    CheckpointNotFound,
+    how_to_get,
+    model_path,
+)
+from hybrid_jax.models.files import read_config as read_config_file
 from hybrid_jax.sizes import format_size
 
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
@@ -36,18 +41,15 @@ def read_config(path: str | Path) -> ModelConfig:
         FileNotFoundError: nothing is there.
         ValueError, NotImplementedError: the config is malformed or not supported.
     """
-    place = Path(path).expanduser()
-    files = [place] if place.is_file() else [place / "model_config.json", place / "config.json"]
+    place = model_path(path, "inspect")
+    files = [place] if place.is_file() else [place / STORED_CONFIG_FILE, place / CONFIG_FILE]
     file = next((f for f in files if f.is_file()), None)
     if file is None:
-        raise FileNotFoundError(f"inspect: {place} is no model directory: it has no config.json")
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"inspect: {file} is not valid JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ValueError(f"inspect: {file} must hold an object, got {type(values).__name__}")
-    return from_json(values) if file.name == "model_config.json" else config_from_hf(values)
+        what = f"it has no {CONFIG_FILE}" if place.exists() else "it does not exist"
+        raise CheckpointNotFound(
+            f"inspect: {place} is no model directory: {what}; {how_to_get(path)}"
+        )
+    return read_config_file(file, "inspect")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,8 @@ from hybrid_jax.models import FAMILIES, Family
 from hybrid_jax.models.tensors import Stored
 
 PIECE = 1 << 24  # bytes compared at a time
+REMEDY = "weights and config.json must be of the same model: fetch both again"
+SAMPLES = 1024  # values of a matrix that are looked at for NaN; vectors are looked at whole
 BAND = 32  # rows transposed at a time: their cache lines stay in the cache until they are full
 
 
@@ -28,7 +30,7 @@ def load_hf(
     tensors = {family.canonical(name): tensor for name, tensor in read_tensors(folder)}
     config = _settle_head(config, family, tensors)
     tree = family.stored(config)
-    _check(tree, family, tensors, config)
+    _check(tree, family, tensors, config, folder)
     embed = tree["embed"].parts[0][0]
     stored_dtype = str(tensors[embed].array().dtype)
     config = replace(config, dtype=stored_dtype if dtype == "auto" else dtype)
@@ -68,7 +70,7 @@ def _settle_head(
 
 
 def _check(
-    tree: dict, family: Family, tensors: dict[str, StoredTensor], config: ModelConfig
+    tree: dict, family: Family, tensors: dict[str, StoredTensor], config: ModelConfig, folder: Path
 ) -> None:
     """Every tensor there, of the right shape, and none that the model would silently leave out."""
     expected = set()
@@ -79,13 +81,13 @@ def _check(
                 if leaf.zeros_if_absent:
                     continue
                 raise ValueError(
-                    f"load_model: tensor {name} {shape} is missing, which a model of family "
-                    f"{config.family} with this config.json has"
+                    f"load_model: tensor {name} {shape} is missing from the safetensors files of {folder}, "
+                    f"which a model of family {config.family} with this config.json has; {REMEDY}"
                 )
             if tensors[name].shape != shape:
                 raise ValueError(
-                    f"load_model: tensor {tensors[name].name} has shape {tensors[name].shape}, "
-                    f"config.json makes it {shape}"
+                    f"load_model: tensor {tensors[name].name} of {tensors[name].file} has shape "
+                    f"{tensors[name].shape}, config.json makes it {shape}; {REMEDY}"
                 )
             tensors[name].array()  # refuses quantised ones before anything is read
     unexpected = [t.name for name, t in tensors.items() if name not in expected]
@@ -93,8 +95,8 @@ def _check(
     if unexpected:
         some = ", ".join(unexpected[:3]) + (", ..." if len(unexpected) > 3 else "")
         raise ValueError(
-            f"load_model: {len(unexpected)} tensors have no place in a model of family "
-            f"{config.family} with this config.json: {some}"
+            f"load_model: {len(unexpected)} tensors of {folder} have no place in a model of family "
+            f"{config.family} with this config.json: {some}; {REMEDY}"
         )
 
 
@@ -118,8 +120,22 @@ def _assemble(leaf: Stored, tensors: dict[str, StoredTensor], dtype: np.dtype) -
         if name not in tensors:
             place[...] = 0
         else:
+            _check_finite(tensors[name])
             _place(place, tensors[name].array(), leaf.layout)
     return out
+
+
+def _check_finite(tensor: StoredTensor) -> None:
+    """Refuses NaN and infinity where they are cheap to see; a diverged training leaves them everywhere."""
+    flat = tensor.array().reshape(-1)
+    step = 1 if len(tensor.shape) == 1 else max(1, flat.size // SAMPLES)
+    wrong = np.flatnonzero(~np.isfinite(flat[::step]))
+    if wrong.size:
+        at = tuple(int(i) for i in np.unravel_index(wrong[0] * step, tensor.shape))
+        raise ValueError(
+            f"load_model: tensor {tensor.name} of {tensor.file} holds {flat[wrong[0] * step]} at {at}; "
+            "its weights are damaged, or their training diverged"
+        )
 
 
 def _place(out: np.ndarray, source: np.ndarray, layout: str) -> None:

@@ -6,13 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from hybrid_jax.checkpoint.files import CheckpointNotFound, Progress, model_folder, read_json
+from hybrid_jax.checkpoint.files import Progress
 from hybrid_jax.checkpoint.hugging_face import load_hf
-from hybrid_jax.checkpoint.orbax import CONFIG_FILE, load_orbax
+from hybrid_jax.checkpoint.orbax import load_orbax
 from hybrid_jax.config import DTYPES, ModelConfig
-from hybrid_jax.models import config_from_hf
-from hybrid_jax.models.hf_config import plain, token_ids
-from hybrid_jax.models.stored_config import from_json
+from hybrid_jax.models.files import (
+    CONFIG_FILE,
+    STORED_CONFIG_FILE,
+    CheckpointNotFound,
+    model_folder,
+    read_config,
+    read_json,
+)
+from hybrid_jax.models.hf_config import check_token_ids, plain
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -36,21 +42,22 @@ def load_model(
     Raises:
         FileNotFoundError: a file is missing (it is a ValueError too).
         ValueError: an unknown family, a missing or malformed field, a truncated file, a missing,
-            unexpected or wrongly shaped tensor.
+            unexpected or wrongly shaped tensor, or NaN in a vector or among 1024 values of a matrix of a
+            Hugging Face checkpoint.
         NotImplementedError: a field or a stored dtype that is not supported.
 
     Example:
         >>> config, params = load_model("gone")
         Traceback (most recent call last):
         ...
-        hybrid_jax.checkpoint.files.CheckpointNotFound: load_model: gone does not exist; give a ...
+        hybrid_jax.models.files.CheckpointNotFound: load_model: gone does not exist; give a ...
     """
     if dtype not in ("auto", *DTYPES):
         raise ValueError(f"load_model: dtype must be auto or one of {DTYPES}, got {dtype!r}")
     folder = model_folder(path)
     config = load_config(folder)
     report = progress or (lambda done, total: None)
-    if (folder / CONFIG_FILE).is_file():
+    if (folder / STORED_CONFIG_FILE).is_file():
         return load_orbax(folder, config, dtype, report)
     return load_hf(folder, config, dtype, report)
 
@@ -62,17 +69,21 @@ def load_config(path: str | Path) -> ModelConfig:
         FileNotFoundError, ValueError, NotImplementedError: as `load_model`.
     """
     folder = model_folder(path)
-    if (folder / CONFIG_FILE).is_file():
-        return from_json(read_json(folder / CONFIG_FILE))
-    if not (folder / "config.json").is_file():
+    if (folder / STORED_CONFIG_FILE).is_file():
+        return read_config(folder / STORED_CONFIG_FILE)
+    if not (folder / CONFIG_FILE).is_file():
         raise CheckpointNotFound(
-            f"load_model: {folder} has no config.json and no {CONFIG_FILE}; "
+            f"load_model: {folder} has no {CONFIG_FILE} and no {STORED_CONFIG_FILE}; "
             "give a Hugging Face directory or one written by save_orbax"
         )
-    config = config_from_hf(read_json(folder / "config.json"))
+    config = read_config(folder / CONFIG_FILE)
     generation = folder / "generation_config.json"
     if not generation.is_file():
         return config
-    ids = token_ids(plain(read_json(generation)).get("eos_token_id"))
+    ids = plain(read_json(generation)).get("eos_token_id")
+    try:
+        ids = check_token_ids("eos_token_id", ids, config.vocab_size)
+    except ValueError as error:
+        raise ValueError(f"{generation}: {error}") from error
     merged = dict.fromkeys((*ids, *config.eos_token_ids))  # in order, each once
     return replace(config, eos_token_ids=tuple(merged))

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import jax
 
-from hybrid_jax.checkpoint.files import CheckpointNotFound, Progress, model_folder
+from hybrid_jax.checkpoint.files import Progress
 from hybrid_jax.config import ModelConfig
+from hybrid_jax.models.files import STORED_CONFIG_FILE as CONFIG_FILE
+from hybrid_jax.models.files import CheckpointNotFound, model_folder
 from hybrid_jax.models.stored_config import to_json
 
-CONFIG_FILE = "model_config.json"  # beside an orbax checkpoint; Hugging Face's is config.json
 PARAMS_FOLDER = "params"
 TOKENIZER_FILES = (
     "tokenizer.json",

@@ -12,13 +12,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from hybrid_jax.checkpoint.files import CheckpointNotFound, read_json
+from hybrid_jax.models.files import CheckpointNotFound, read_json
 
 ARRAY_DTYPES = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
+LFS_POINTER = b"version https://git-lfs"
 ITEM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2}
 
 
@@ -26,6 +27,7 @@ ITEM_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16":
 class StoredTensor:
     """One tensor of a memory-mapped safetensors file: raw bytes, and what they mean."""
 
+    file: Path
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -39,7 +41,7 @@ class StoredTensor:
         """
         if self.dtype not in ARRAY_DTYPES:
             raise NotImplementedError(
-                f"load_model: tensor {self.name} has dtype {self.dtype}, only "
+                f"load_model: tensor {self.name} of {self.file} has dtype {self.dtype}, only "
                 f"{', '.join(ARRAY_DTYPES)} are supported; use an unquantised checkpoint"
             )
         return self.data.view(ARRAY_DTYPES[self.dtype]).reshape(self.shape)
@@ -77,6 +79,10 @@ def _read_safetensors(file: Path) -> dict[str, StoredTensor]:
     if size < 8:
         raise ValueError(f"load_model: {file} is truncated, it has {size} bytes; fetch it again")
     raw = np.memmap(file, np.uint8, "r")
+    if raw[: len(LFS_POINTER)].tobytes() == LFS_POINTER:
+        raise ValueError(
+            f"load_model: {file} is a git-lfs pointer, not the weights; run `git lfs pull` in its directory"
+        )
     length = int(raw[:8].view("<u8")[0])
     if 8 + length > size:
         raise ValueError(
@@ -104,7 +110,7 @@ def _read_safetensors(file: Path) -> dict[str, StoredTensor]:
                 f"load_model: {file} is damaged, tensor {name} of shape {shape} and dtype {dtype} "
                 f"needs {need} bytes, its header gives it {stop - start}; fetch it again"
             )
-        tensors[name] = StoredTensor(name, dtype, shape, data[start:stop])
+        tensors[name] = StoredTensor(file, name, dtype, shape, data[start:stop])
     return tensors
 
 

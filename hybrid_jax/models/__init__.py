@@ -72,6 +72,8 @@ def config_from_hf(values: dict) -> ModelConfig:
         (64, 128)
     """
     name = values.get("model_type")
+    if name is None:
+        raise ValueError(f"config.json: needs model_type, one of {', '.join(FAMILIES)}")
     if not isinstance(name, str) or name not in FAMILIES:
         raise ValueError(
             f"config.json: model_type {name!r} is not supported, only {', '.join(FAMILIES)}"

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig
 from hybrid_jax.models import tensors
-from hybrid_jax.models.hf_config import HFConfig
+from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
 RENAMES = ()
+NORM_EPS = 1e-5  # of layers and mixers, where the file says nothing
 ROTATED = 0.5  # share of each head, where the file says nothing
 
 
 def read_config(fields: HFConfig) -> ModelConfig:
     """config.json with model_type "bamba" to `ModelConfig`."""
     fields.silu("hidden_act")
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     places = fields.get("attn_layer_indices", default=[])
     if not isinstance(places, list) or not all(
         isinstance(i, int) and 0 <= i < num_layers for i in places
@@ -29,13 +30,13 @@ def read_config(fields: HFConfig) -> ModelConfig:
             rope=True, rope_fraction=ROTATED, qkv_bias=bias, out_bias=bias
         )
     if len(set(places)) < num_layers:
-        mixers[False] = fields.bamba_mixer()
+        mixers[False] = fields.bamba_mixer(NORM_EPS)
     mlp = MLP(width=fields.integer("intermediate_size"), bias=fields.flag("mlp_bias"))
     return ModelConfig(
         layers=tuple(
             LayerSpec(mixers=(mixers[index in places],), mlp=mlp) for index in range(num_layers)
         ),
-        **fields.common("rms_norm_eps", 1e-5),
+        **fields.common("rms_norm_eps", NORM_EPS),
     )
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig, MoE
 from hybrid_jax.models import tensors
-from hybrid_jax.models.hf_config import HFConfig
+from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
 RENAMES = (
     (r"\.block_sparse_moe\.experts\.gate_up_proj$", ".block_sparse_moe.input_linear.weight"),
     (r"\.block_sparse_moe\.experts\.down_proj$", ".block_sparse_moe.output_linear.weight"),
     (r"\.block_sparse_moe\.router\.weight$", ".block_sparse_moe.router.layer.weight"),
 )
+NORM_EPS = 1e-6  # of layers and mixers, where the file says nothing
 KINDS = {
     "mamba": "mamba",
     "linear_attention": "mamba",
@@ -28,7 +29,7 @@ def read_config(fields: HFConfig) -> ModelConfig:
     fields.silu("hidden_act")
     fields.only("normalization_function", ("rmsnorm",), "rmsnorm")
     rope = fields.only("position_embedding_type", ("nope", "rope"), "nope") == "rope"
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     kinds = fields.names("layer_types", "layers_block_type") or ["mamba"] * num_layers
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown or len(kinds) != num_layers:
@@ -42,14 +43,14 @@ def read_config(fields: HFConfig) -> ModelConfig:
         scale = fields.number("attention_multiplier", default=1.0)
         mixers["attention"] = fields.attention(rope=rope, scale=scale, qkv_bias=bias, out_bias=bias)
     if any(KINDS[kind] == "mamba" for kind in kinds):
-        mixers["mamba"] = fields.bamba_mixer()
+        mixers["mamba"] = fields.bamba_mixer(NORM_EPS)
     mlp = _feed_forward(fields)
     return ModelConfig(
         layers=tuple(LayerSpec(mixers=(mixers[KINDS[kind]],), mlp=mlp) for kind in kinds),
         embedding_multiplier=fields.number("embedding_multiplier", default=1.0),
         residual_multiplier=fields.number("residual_multiplier", default=1.0),
-        logits_multiplier=1.0 / fields.number("logits_scaling", default=1.0),
-        **fields.common("rms_norm_eps", 1e-6),
+        logits_multiplier=1.0 / fields.number("logits_scaling", default=1.0, positive=True),
+        **fields.common("rms_norm_eps", NORM_EPS),
     )
 
 
@@ -60,7 +61,7 @@ def _feed_forward(fields: HFConfig) -> MLP | MoE:
         return MLP(width=shared)
     return MoE(
         num_experts=num_experts,
-        top_k=fields.integer("num_experts_per_tok"),
+        top_k=fields.integer("num_experts_per_tok", maximum=num_experts),
         width=fields.integer("intermediate_size"),
         routing="topk_softmax",
         shared_width=shared,

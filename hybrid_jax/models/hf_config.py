@@ -6,12 +6,16 @@ Where a field was renamed between the two, the families name both; null counts a
 from __future__ import annotations
 
 import math
+import reprlib
+import sys
 from collections.abc import Collection
 from typing import Any
 
 from hybrid_jax.config import DTYPES, Attention, Mamba2, Rope, RopeScaling
 
 REQUIRED = object()
+MAX_INTEGER = 2**31 - 1
+MAX_LAYERS = 4096
 ROPE_KINDS = ("default", "linear", "llama3")
 
 
@@ -33,7 +37,8 @@ class HFConfig:
         self.values = plain(values)
         self.family = family
         if self.values.get("quantization_config"):
-            method = self.values["quantization_config"].get("quant_method", "unknown")
+            given = self.values["quantization_config"]
+            method = given.get("quant_method") if isinstance(given, dict) else given
             raise NotImplementedError(
                 f"{family}: quantization_config (quant_method {method!r}) is not supported; "
                 "use a checkpoint in float32, bfloat16 or float16"
@@ -50,8 +55,10 @@ class HFConfig:
             raise ValueError(f"{self.family}: config.json needs {' or '.join(names)}, it has none")
         return default
 
-    def integer(self, *names: str, default: Any = REQUIRED, minimum: int = 1) -> Any:
-        """A whole number of at least `minimum`."""
+    def integer(
+        self, *names: str, default: Any = REQUIRED, minimum: int = 1, maximum: int = MAX_INTEGER
+    ) -> Any:
+        """A whole number of at least `minimum`, and at most `maximum`."""
         value = self.get(*names, default=default)
         if value is default:
             return value
@@ -59,17 +66,24 @@ class HFConfig:
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
             self._refuse(names, f"a whole number of at least {minimum}", value)
+        if value > maximum:
+            self._refuse(names, f"at most {maximum}", value)
         return value
 
-    def number(self, *names: str, default: Any = REQUIRED) -> float:
-        """A finite number."""
+    def number(self, *names: str, default: Any = REQUIRED, positive: bool = False) -> float:
+        """A finite number; with `positive`, one above 0."""
         value = self.get(*names, default=default)
-        if (
-            not isinstance(value, int | float)
-            or isinstance(value, bool)
-            or not math.isfinite(value)
-        ):
-            self._refuse(names, "a finite number", value)
+        what = "a positive number" if positive else "a finite number"
+        return self.checked_number(names, value, what, positive)
+
+    def checked_number(
+        self, names: tuple[str, ...], value: Any, what: str, positive: bool
+    ) -> float:
+        """`value`, found under one of `names`, as a float."""
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        # an integer past all floats is none of ours either
+        if not good or not abs(value) <= sys.float_info.max or (positive and value <= 0):
+            self._refuse(names, what, value)
         return float(value)
 
     def flag(self, *names: str, default: bool = False) -> bool:
@@ -103,7 +117,16 @@ class HFConfig:
 
     def _refuse(self, names: tuple[str, ...], what: str, value: Any) -> None:
         name = next((n for n in names if self.values.get(n) is not None), names[0])
-        raise ValueError(f"{self.family}: {name} in config.json must be {what}, got {value!r}")
+        shown = reprlib.repr(value)
+        raise ValueError(f"{self.family}: {name} in config.json must be {what}, got {shown}")
+
+    def divides(self, group: str, num_groups: int, whole: str, size: int) -> None:
+        """`size` things fall into `num_groups` equal groups; `whole` and `group` are the fields that say so."""
+        if size % num_groups:
+            raise ValueError(
+                f"{self.family}: {whole} in config.json must be a multiple of {group}, "
+                f"got {size} and {num_groups}"
+            )
 
     # --- groups of fields -------------------------------------------------------------------------
 
@@ -115,15 +138,21 @@ class HFConfig:
             default_length: longest sequence where the file names none; None requires the field.
         """
         length_default = REQUIRED if default_length is None else default_length
+        vocab_size = self.integer("vocab_size")
+        eos = self.get("eos_token_id")
+        try:
+            eos_token_ids = check_token_ids("eos_token_id", eos, vocab_size)
+        except ValueError as error:
+            raise ValueError(f"{self.family}: {error} in config.json") from error
         return {
             "family": self.family,
-            "vocab_size": self.integer("vocab_size"),
+            "vocab_size": vocab_size,
             "width": self.integer("hidden_size"),
-            "norm_eps": self.number(norm_eps, default=default_eps),
+            "norm_eps": self.number(norm_eps, default=default_eps, positive=True),
             "tie_embeddings": self.flag("tie_word_embeddings"),
             "max_position": self.integer("max_position_embeddings", default=length_default),
             "dtype": self._dtype(),
-            "eos_token_ids": token_ids(self.get("eos_token_id")),
+            "eos_token_ids": eos_token_ids,
             "bos_token_id": self.get("bos_token_id"),
         }
 
@@ -131,7 +160,7 @@ class HFConfig:
         name = str(self.get("dtype", "torch_dtype", default="float32")).removeprefix("torch.")
         if name not in DTYPES:
             raise NotImplementedError(
-                f"{self.family}: dtype {name!r} is not supported, only {', '.join(DTYPES)}"
+                f"{self.family}: dtype {reprlib.repr(name)} is not supported, only {', '.join(DTYPES)}"
             )
         return name
 
@@ -147,10 +176,16 @@ class HFConfig:
         num_heads = self.integer("num_attention_heads")
         head_dim = self.integer("head_dim", "attention_head_dim", default=None)
         if head_dim is None:
-            head_dim = self.integer("hidden_size") // num_heads
+            width = self.integer("hidden_size")
+            self.divides("num_attention_heads", num_heads, "hidden_size", width)
+            head_dim = width // num_heads
+        if head_dim % 2:
+            self._refuse(("head_dim", "attention_head_dim"), "an even number", head_dim)
+        num_kv_heads = self.integer("num_key_value_heads", default=num_heads)
+        self.divides("num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)
         return Attention(
             num_heads=num_heads,
-            num_kv_heads=self.integer("num_key_value_heads", default=num_heads),
+            num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             rope=self._rope(head_dim, rope_fraction) if rope else None,
             **extra,
@@ -175,6 +210,10 @@ class HFConfig:
             )
         if fraction is None:
             fraction = 1.0 if default_fraction is None else default_fraction
+        name = ("partial_rotary_factor",)
+        fraction = self.checked_number(name, fraction, "a number in (0, 1]", True)
+        if fraction > 1:
+            self._refuse(name, "a number in (0, 1]", fraction)
         dim = int(head_dim * fraction)
         if dim % 2 or dim <= 0:
             raise NotImplementedError(
@@ -182,9 +221,9 @@ class HFConfig:
                 f"{head_dim} channels; only even counts are supported"
             )
         theta = pick("rope_theta")
-        return Rope(
-            dim=dim, theta=10_000.0 if theta is None else float(theta), scaling=self._scaling(given)
-        )
+        theta = 10_000.0 if theta is None else theta
+        theta = self.checked_number(("rope_theta",), theta, "a positive number", True)
+        return Rope(dim=dim, theta=theta, scaling=self._scaling(given))
 
     def _scaling(self, given: dict) -> RopeScaling | None:
         kind = given.get("rope_type") or given.get("type") or "default"
@@ -200,12 +239,24 @@ class HFConfig:
         missing = [name for name in names if given.get(name) is None]
         if missing:
             raise ValueError(f"{self.family}: rope_type {kind!r} in config.json needs {missing[0]}")
-        values = {key: float(given[name]) for key, name in names.items()}
+        values = {
+            key: self.checked_number((f"{name} of {kind!r} rope",), given[name], "positive", True)
+            for key, name in names.items()
+        }
         if kind == "llama3":
-            original = given.get("original_max_position_embeddings")
-            values["original_max_position"] = int(
-                original if original is not None else self.integer("max_position_embeddings")
+            name = "original_max_position_embeddings"
+            original = given.get(name)
+            if original is None:
+                original = self.integer("max_position_embeddings")
+            original = self.checked_number(
+                (f"{name} of {kind!r} rope",), original, "positive", True
             )
+            values["original_max_position"] = int(original)
+            if values["low_freq_factor"] >= values["high_freq_factor"]:
+                raise ValueError(
+                    f"{self.family}: low_freq_factor in config.json must be below high_freq_factor, got "
+                    f"{values['low_freq_factor']} and {values['high_freq_factor']}"
+                )
         return RopeScaling(kind=kind, **values)
 
     def dt_limits(self, *names: str) -> tuple[float, float]:
@@ -216,21 +267,32 @@ class HFConfig:
         """
         value = self.get(*names, default=[0.0, math.inf])
         numbers = isinstance(value, list) and len(value) == 2
-        if not numbers or not all(isinstance(v, int | float) for v in value):
+        if not numbers or not all(
+            isinstance(v, int | float) and not isinstance(v, bool) for v in value
+        ):
             self._refuse(names, "two numbers", value)
-        return (max(0.0, float(value[0])), float(value[1]))
+        low, high = max(0.0, value[0]), value[1]
+        if not low < high:
+            self._refuse(names, "two numbers, the second one larger and above 0", value)
+        return (float(low), float(high))
 
-    def bamba_mixer(self) -> Mamba2:
-        """The Mamba-2 mixer under the field names that Bamba and Granite share."""
+    def bamba_mixer(self, default_eps: float) -> Mamba2:
+        """The Mamba-2 mixer under the field names that Bamba and Granite share.
+
+        Args:
+            default_eps: epsilon of its norm where the file has none: the family's, as for its layers.
+        """
         width, heads = self.integer("hidden_size"), self.integer("mamba_n_heads")
         expand = self.integer("mamba_expand", default=2)
         head_dim = self.get("mamba_d_head", default="auto")
         if head_dim == "auto":
+            self.divides("mamba_n_heads", heads, "mamba_expand * hidden_size", expand * width)
             head_dim = expand * width // heads
         else:
             head_dim = self.integer("mamba_d_head")
         self.check_inner(heads * head_dim, expand * width, "mamba_n_heads * mamba_d_head")
         groups = self.integer("mamba_n_groups")
+        self.divides("mamba_n_groups", groups, "mamba_n_heads", heads)
         return Mamba2(
             num_heads=heads,
             head_dim=head_dim,
@@ -241,7 +303,7 @@ class HFConfig:
             proj_bias=self.flag("mamba_proj_bias"),
             dt_limits=self.dt_limits("time_step_limit"),
             norm_groups=groups,
-            norm_eps=self.number("rms_norm_eps", default=1e-5),
+            norm_eps=self.number("rms_norm_eps", default=default_eps, positive=True),
         )
 
     def check_inner(self, inner: int, expanded: int, what: str) -> None:
@@ -253,12 +315,18 @@ class HFConfig:
             )
 
 
-def token_ids(value: Any) -> tuple[int, ...]:
-    """`eos_token_id` as a file writes it: one id, a list of them, or null."""
+def check_token_ids(name: str, value: Any, vocab_size: int) -> tuple[int, ...]:
+    """A field of token ids as a file writes it: one id, a list of them, or null.
+
+    Raises:
+        ValueError: something else, or an id outside the vocabulary.
+    """
     if value is None:
         return ()
     ids = value if isinstance(value, list | tuple) else (value,)
     for item in ids:
-        if not isinstance(item, int) or isinstance(item, bool) or item < 0:
-            raise ValueError(f"eos_token_id must be token ids, got {value!r}")
+        if not isinstance(item, int) or isinstance(item, bool) or not 0 <= item < vocab_size:
+            raise ValueError(
+                f"{name} must be token ids below vocab_size {vocab_size}, got {reprlib.repr(value)}"
+            )
     return tuple(ids)

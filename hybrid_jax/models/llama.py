@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hybrid_jax.config import MLP, LayerSpec, ModelConfig
 from hybrid_jax.models import tensors
-from hybrid_jax.models.hf_config import HFConfig
+from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
 RENAMES = ()
 
@@ -18,7 +18,7 @@ def read_config(fields: HFConfig) -> ModelConfig:
         mlp=MLP(width=fields.integer("intermediate_size"), bias=fields.flag("mlp_bias")),
     )
     return ModelConfig(
-        layers=(layer,) * fields.integer("num_hidden_layers"),
+        layers=(layer,) * fields.integer("num_hidden_layers", maximum=MAX_LAYERS),
         **fields.common("rms_norm_eps", 1e-6),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hybrid_jax.config import LayerSpec, Mamba2, ModelConfig
 from hybrid_jax.models import tensors
-from hybrid_jax.models.hf_config import HFConfig
+from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
 RENAMES = ((r"^backbone\.embedding\.", "backbone.embeddings."),)
 MAX_POSITION = 262_144  # no position encoding bounds the length; files name none
@@ -17,9 +17,10 @@ MAX_POSITION = 262_144  # no position encoding bounds the length; files name non
 def read_config(fields: HFConfig) -> ModelConfig:
     """config.json with model_type "mamba2" to `ModelConfig`."""
     fields.silu("hidden_act")
-    groups = fields.integer("n_groups")
+    heads, groups = fields.integer("num_heads"), fields.integer("n_groups")
+    fields.divides("n_groups", groups, "num_heads", heads)
     mixer = Mamba2(
-        num_heads=fields.integer("num_heads"),
+        num_heads=heads,
         head_dim=fields.integer("head_dim"),
         state_size=fields.integer("state_size"),
         num_groups=groups,
@@ -28,12 +29,13 @@ def read_config(fields: HFConfig) -> ModelConfig:
         proj_bias=fields.flag("use_bias"),
         dt_limits=fields.dt_limits("time_step_limit"),
         norm_groups=groups,
-        norm_eps=fields.number("layer_norm_epsilon", default=1e-5),
+        norm_eps=fields.number("layer_norm_epsilon", default=1e-5, positive=True),
     )
     expanded = fields.integer("expand", default=2) * fields.integer("hidden_size")
     fields.check_inner(mixer.inner_size, expanded, "num_heads * head_dim")
     return ModelConfig(
-        layers=(LayerSpec(mixers=(mixer,)),) * fields.integer("num_hidden_layers"),
+        layers=(LayerSpec(mixers=(mixer,)),)
+        * fields.integer("num_hidden_layers", maximum=MAX_LAYERS),
         residual_in_fp32=fields.flag("residual_in_fp32", default=True),
         **fields.common("layer_norm_epsilon", 1e-5, MAX_POSITION),
     )

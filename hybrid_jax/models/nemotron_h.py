@@ -47,9 +47,9 @@ def _layer_kinds(fields: HFConfig) -> list[str]:
     if names is None:
         field, known = "hybrid_override_pattern", "".join(LETTERS)
         pattern = fields.get("hybrid_override_pattern")
-        if not pattern:
+        if not pattern or not isinstance(pattern, str):
             raise ValueError(
-                f"nemotron_h: config.json needs {field} or layers_block_type, it has none"
+                f"nemotron_h: config.json needs {field} or layers_block_type, it has {pattern!r}"
             )
         names = [LETTERS.get(letter, letter) for letter in pattern]
     unknown = sorted({name for name in names if name not in KINDS})
@@ -62,9 +62,10 @@ def _layer_kinds(fields: HFConfig) -> list[str]:
 
 def _mamba2(fields: HFConfig) -> Mamba2:
     fields.silu("mamba_hidden_act")
-    groups = fields.integer("mamba_n_groups", "n_groups")
+    heads, groups = fields.integer("mamba_num_heads"), fields.integer("mamba_n_groups", "n_groups")
+    fields.divides("n_groups", groups, "mamba_num_heads", heads)
     return Mamba2(
-        num_heads=fields.integer("mamba_num_heads"),
+        num_heads=heads,
         head_dim=fields.integer("mamba_head_dim"),
         state_size=fields.integer("ssm_state_size", "mamba_d_state"),
         num_groups=groups,
@@ -73,7 +74,7 @@ def _mamba2(fields: HFConfig) -> Mamba2:
         proj_bias=fields.flag("use_bias"),
         dt_limits=fields.dt_limits("mamba_dt_limit", "time_step_limit"),
         norm_groups=groups,
-        norm_eps=fields.number("layer_norm_epsilon", default=1e-5),
+        norm_eps=fields.number("layer_norm_epsilon", default=1e-5, positive=True),
     )
 
 
@@ -90,14 +91,17 @@ def _mlp(fields: HFConfig) -> MLP:
 
 def _moe(fields: HFConfig) -> MoE:
     fields.only("mlp_hidden_act", ("relu2",), "relu2")
+    num_experts = fields.integer("n_routed_experts", "num_local_experts")
+    num_groups = fields.integer("n_group", default=1)
+    fields.divides("n_group", num_groups, "n_routed_experts", num_experts)
     return MoE(
-        num_experts=fields.integer("n_routed_experts", "num_local_experts"),
-        top_k=fields.integer("num_experts_per_tok"),
+        num_experts=num_experts,
+        top_k=fields.integer("num_experts_per_tok", maximum=num_experts),
         width=fields.integer("moe_intermediate_size"),
         kind="relu2",
         routing="sigmoid",
-        num_groups=fields.integer("n_group", default=1),
-        top_groups=fields.integer("topk_group", default=1),
+        num_groups=num_groups,
+        top_groups=fields.integer("topk_group", default=1, maximum=num_groups),
         normalize=fields.flag("norm_topk_prob", default=True),
         scale=fields.number("routed_scaling_factor", default=1.0),
         shared_width=fields.integer("moe_shared_expert_intermediate_size", minimum=0),

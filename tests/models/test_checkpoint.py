@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -266,8 +267,12 @@ def test_missing_tensor_is_named(edit):
     def drop(tensors):
         del tensors[f"{MAMBA}.dt_bias"]
 
-    with pytest.raises(ValueError, match=r"tensor backbone\.layers\.0\.mixer\.dt_bias .* missing"):
+    with pytest.raises(
+        ValueError, match=r"tensor backbone\.layers\.0\.mixer\.dt_bias .* missing"
+    ) as error:
         load_model(edit("mamba2_groups_limits", drop))
+    assert "mamba2_groups_limits, which" in str(error.value)
+    assert str(error.value).endswith("must be of the same model: fetch both again")
 
 
 def test_missing_head_is_named(edit):
@@ -279,15 +284,43 @@ def test_wrong_shape_is_named_with_both(edit):
     def cut(tensors):
         tensors[f"{MAMBA}.A_log"] = tensors[f"{MAMBA}.A_log"][:-1]
 
-    with pytest.raises(ValueError, match=r"mixer\.A_log has shape \(8,\), config\.json .* \(9,\)"):
+    with pytest.raises(
+        ValueError, match=r"model\.safetensors has shape \(8,\), config\.json .* \(9,\)"
+    ):
         load_model(edit("mamba2_groups_limits", cut))
+
+
+@pytest.mark.parametrize(
+    "name, place, value, at",
+    [
+        (f"{MAMBA}.norm.weight", (5,), math.nan, r"nan at \(5,\)"),
+        (f"{MAMBA}.A_log", (8,), math.inf, r"inf at \(8,\)"),
+        (f"{MAMBA}.in_proj.weight", ..., math.nan, r"nan at \(0, 0\)"),
+    ],
+)
+def test_weights_that_are_no_numbers_are_refused(edit, name, place, value, at):
+    def spoil(tensors):
+        tensors[name] = tensors[name].copy()
+        tensors[name][place] = value
+
+    with pytest.raises(
+        ValueError, match=rf"tensor {re.escape(name)} of .*model\.safetensors holds {at}"
+    ):
+        load_model(edit("mamba2_groups_limits", spoil))
+
+
+def test_a_pointer_of_git_lfs_is_told_from_a_truncated_file(edit):
+    file = edit("llama_llama3") / "model.safetensors"
+    file.write_text("version https://git-lfs.example/spec/v1\noid sha256:00\nsize 9\n")
+    with pytest.raises(ValueError, match=r"model\.safetensors is a git-lfs pointer.*git lfs pull"):
+        load_model(file.parent)
 
 
 def test_quantised_tensor_is_named(edit):
     def quantise(tensors):
         tensors[f"{MAMBA}.in_proj.weight"] = tensors[f"{MAMBA}.in_proj.weight"].astype(np.int8)
 
-    with pytest.raises(NotImplementedError, match=r"mixer\.in_proj\.weight has dtype I8"):
+    with pytest.raises(NotImplementedError, match=r"mixer\.in_proj\.weight of .* has dtype I8"):
         load_model(edit("mamba2_groups_limits", quantise))
 
 
@@ -305,7 +338,7 @@ def test_truncated_file_is_named_with_both_sizes(edit, keep):
 
 def test_file_that_is_no_safetensors_is_refused(edit):
     file = edit("llama_llama3") / "model.safetensors"
-    file.write_bytes(b"version https://git-lfs.github.com/spec/v1\n" * 3)
+    file.write_bytes(b"a page that says the file is gone\n" * 3)
     with pytest.raises(ValueError, match=r"model\.safetensors is truncated or no safetensors"):
         load_model(file.parent)
     file.write_bytes((4).to_bytes(8, "little") + b"{]{]")
@@ -351,6 +384,40 @@ def test_a_malformed_header_entry_is_named_with_its_file(edit, entry):
 def test_missing_directory_is_named(tmp_path, kind):
     with pytest.raises(kind, match="nowhere does not exist"):
         load_model(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("path", [5, ["a"], b"x", "", None, "a\0b"])
+def test_what_is_no_path_is_named(path):
+    message = f"a model is the path of a directory, got {path!r}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_model(path)
+
+
+def test_a_name_on_the_hub_is_not_downloaded_and_how_to_get_it():
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"org/model does not exist; .* nothing is downloaded: `hf download org/model --local-dir",
+    ):
+        load_model("org/model")
+    with pytest.raises(FileNotFoundError, match=r"/nowhere does not .* \(nothing is downloaded\)$"):
+        load_model("/nowhere")
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_an_end_token_outside_the_vocabulary_is_named_with_its_file(edit, file):
+    folder = edit("llama_llama3")
+    values = json.loads((folder / file).read_text()) | {"eos_token_id": [1, 999]}
+    (folder / file).write_text(json.dumps(values))
+    message = r"eos_token_id must be token ids below vocab_size \d+, got \[1, 999\]"
+    with pytest.raises(ValueError, match=rf"llama_llama3/{file}: .*{message}"):
+        load_config(folder)
+
+
+def test_an_error_of_the_config_names_its_file(edit):
+    with pytest.raises(ValueError, match=r"llama_llama3/config\.json: llama: rms_norm_eps .* -1"):
+        load_model(edit("llama_llama3", rms_norm_eps=-1))
+    with pytest.raises(NotImplementedError, match=r"/config\.json: mamba2: hidden_act 'relu'"):
+        load_model(edit("mamba2_biases_tied", hidden_act="relu"))
 
 
 def test_missing_files_are_named(edit, tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import reprlib
 from pathlib import Path
 
 import pytest
@@ -133,9 +135,16 @@ def test_old_field_names_of_nemotron_h_are_understood():
     assert config_from_hf(values) == expected
 
 
-@pytest.mark.parametrize("name", [None, "gpt2", 7])
+def test_without_a_model_type_the_supported_ones_are_named():
+    with pytest.raises(ValueError, match=r"config\.json: needs model_type, one of bamba, .*llama"):
+        config_from_hf({"hidden_size": 8})
+
+
+@pytest.mark.parametrize("name", ["gpt2", 7, ["llama"]])
 def test_unknown_family_names_the_supported_ones(name):
-    with pytest.raises(ValueError, match=f"model_type {name!r} .*bamba.*llama.*nemotron_h"):
+    with pytest.raises(
+        ValueError, match=f"model_type {re.escape(repr(name))} .*bamba.*llama.*nemotron_h"
+    ):
         config_from_hf({"model_type": name})
 
 
@@ -220,11 +229,74 @@ def test_missing_field_is_named(name, field, absent):
         ("bamba_biases_tied", "attn_layer_indices", [1, 9]),
         ("granite_moe_nope_tied", "layer_types", ["mamba"]),
         ("nemotron_h_dense", "layers_block_type", ["mamba", "conv"]),
+        ("granite_moe_nope_tied", "logits_scaling", 0),
+        ("granite_moe_nope_tied", "rms_norm_eps", -1),
+        ("granite_moe_nope_tied", "num_experts_per_tok", 99),
+        ("llama_llama3", "rms_norm_eps", 0),
+        ("llama_llama3", "rms_norm_eps", 10**400),
+        ("llama_llama3", "num_key_value_heads", 5),
+        ("llama_llama3", "num_key_value_heads", 0),
+        ("llama_llama3", "head_dim", 7),
+        ("llama_llama3", "eos_token_id", 999),
+        ("llama_llama3", "eos_token_id", [1, -1]),
+        ("mamba2_biases_tied", "time_step_limit", [0.5, 0.1]),
+        ("mamba2_biases_tied", "n_groups", 7),
+        ("mamba2_biases_tied", "layer_norm_epsilon", -1e-5),
+        ("nemotron_h_dense", "layer_norm_epsilon", 0),
+        ("nemotron_h_moe_groups", "n_group", 7),
+        ("nemotron_h_moe_groups", "topk_group", 99),
+        ("bamba_biases_tied", "mamba_n_groups", 7),
     ],
 )
 def test_malformed_field_is_named(name, field, value):
-    with pytest.raises(ValueError, match=field):
-        config_from_hf(golden(name) | {field: value})
+    values = golden(name)
+    with pytest.raises(ValueError, match=rf"{values['model_type']}: .*{field}") as error:
+        config_from_hf(values | {field: value})
+    shown = reprlib.repr(value[0] if isinstance(value, list) and len(value) == 1 else value)
+    assert shown in str(error.value) or isinstance(value, list)
+
+
+@pytest.mark.parametrize(
+    "rope, message",
+    [
+        ({"rope_theta": 0}, "rope_theta in config.json must be a positive number, got 0"),
+        ({"rope_theta": "big"}, "rope_theta in config.json must be a positive number, got 'big'"),
+        ({"rope_type": "linear", "factor": -2}, "factor of 'linear' rope .* positive, got -2"),
+        (
+            {"low_freq_factor": 4.0, "high_freq_factor": 4.0},
+            "low_freq_factor in config.json must be below high_freq_factor, got 4.0 and 4.0",
+        ),
+    ],
+)
+def test_a_malformed_rotation_is_named(rope, message):
+    values = golden("llama_llama3")
+    values["rope_parameters"] = values["rope_parameters"] | rope
+    with pytest.raises(ValueError, match=f"llama: {message}"):
+        config_from_hf(values)
+
+
+ODD = [0, -1, 0.5, "x", [], {}, [None], True, math.inf, math.nan, 10**400, 10**30]
+
+
+@pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
+def test_no_odd_value_of_a_field_is_a_traceback_of_ours(golden):
+    values = json.loads((golden / "config.json").read_text())
+    for field in values:
+        for odd in ODD:
+            try:
+                config_from_hf(values | {field: odd})
+            except (ValueError, NotImplementedError):
+                pass  # anything else fails the test
+
+
+@pytest.mark.parametrize(
+    "name, eps", [("granite_moe_nope_tied", 1e-6), ("bamba_biases_tied", 1e-5)]
+)
+def test_an_absent_epsilon_is_the_familys_for_layers_and_mixers(name, eps):
+    values = golden(name)
+    del values["rms_norm_eps"]
+    config = config_from_hf(values)
+    assert (config.norm_eps, config.mamba2.norm_eps) == (eps, eps)
 
 
 def test_unknown_letter_of_a_pattern_is_named():

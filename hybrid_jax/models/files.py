@@ -1,0 +1,77 @@
+"""The directory of a model, its small files, and the errors that name them. Needs no jax."""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from os import PathLike
+from pathlib import Path
+
+from hybrid_jax.config import ModelConfig
+from hybrid_jax.models import config_from_hf
+from hybrid_jax.models.stored_config import from_json
+
+CONFIG_FILE = "config.json"
+STORED_CONFIG_FILE = "model_config.json"  # beside an orbax checkpoint
+
+
+class CheckpointNotFound(FileNotFoundError, ValueError):
+    """A file or directory of a model is not there."""
+
+
+def model_path(path: str | Path, where: str = "load_model") -> Path:
+    """A path as a caller gives it; ValueError when it is none."""
+    if not isinstance(path, str | PathLike) or not str(path) or "\0" in str(path):
+        raise ValueError(f"{where}: a model is the path of a directory, got {reprlib.repr(path)}")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:  # ~somebody
+        raise CheckpointNotFound(f"{where}: {path}: {error}") from error
+
+
+def model_folder(path: str | Path, where: str = "load_model") -> Path:
+    """The directory that `path` names; CheckpointNotFound when it is none."""
+    folder = model_path(path, where)
+    if not folder.is_dir():
+        what = "is a file, not a directory" if folder.exists() else "does not exist"
+        raise CheckpointNotFound(f"{where}: {folder} {what}; {how_to_get(path)}")
+    return folder
+
+
+def how_to_get(path: str | Path) -> str:
+    """What to do about a model that is not there: nothing is downloaded here."""
+    if re.fullmatch(
+        r"[\w.-]+/[\w.-]+", str(path)
+    ):  # as a name on the hub is written, or a relative path
+        return (
+            "give a model directory; nothing is downloaded: "
+            f"`hf download {path} --local-dir DIR` gets a model of that name, then give DIR"
+        )
+    return "give a model directory (nothing is downloaded)"
+
+
+def read_json(file: Path, where: str = "load_model") -> dict:
+    """The object a JSON file holds; ValueError names the file that holds none."""
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: {file} is not valid JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{where}: {file} must hold an object, got {type(values).__name__}")
+    return values
+
+
+def read_config(file: Path, where: str = "load_model") -> ModelConfig:
+    """The model that a config.json or a model_config.json describes; every error names the file.
+
+    Raises:
+        ValueError, NotImplementedError: as `config_from_hf` and `from_json`.
+    """
+    values = read_json(file, where)
+    try:
+        return from_json(values) if file.name == STORED_CONFIG_FILE else config_from_hf(values)
+    except NotImplementedError as error:
+        raise NotImplementedError(f"{file}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
