@@ -12,14 +12,20 @@ from typing import Any
 import jax
 
 from hybrid_jax.cache_view import CacheView
-from hybrid_jax.checkpoint import load_config, load_model
+from hybrid_jax.checkpoint import load_config, load_model, model_folder
 from hybrid_jax.compile_cache import enable_compile_cache
 from hybrid_jax.completions import Call, Job, derive_seed
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.feed import Feed
 from hybrid_jax.fingerprint import fingerprint
-from hybrid_jax.options import default_params, engine_options, resolve_dtype
+from hybrid_jax.options import (
+    check_memory,
+    default_params,
+    device_memory_for,
+    engine_options,
+    resolve_dtype,
+)
 from hybrid_jax.outputs import Delta, RequestOutput
 from hybrid_jax.progress_bar import Shown, shown
 from hybrid_jax.prompts import Prompt, PromptLike, check_unicode, pair_params, read_prompts
@@ -56,7 +62,8 @@ class LLM:
         **options: any other field of `EngineConfig`.
 
     Raises:
-        FileNotFoundError, ValueError: the directory or an option is not what it should be.
+        FileNotFoundError, ValueError: the directory or an option is not what it should be, or the memory
+            it takes is not there.
         NotImplementedError: an option of a feature that does not exist yet.
         TypeError: an unknown option.
 
@@ -85,13 +92,14 @@ class LLM:
         given = {"memory": memory, "max_rows": max_rows, "max_model_len": max_model_len}
         given |= {"cache": cache, "seed": seed, "exact": exact} | options
         engine_options(given, dtype="float32")  # mistakes show before anything is loaded
-        folder = Path(model).expanduser() if model is not None else BUNDLED
+        folder = BUNDLED if model is None else model_folder(model)
         if model is None and not (folder / "config.json").is_file():
             raise FileNotFoundError(f"LLM: this copy holds no bundled model at {folder}; name one")
         dtype = resolve_dtype(dtype, lambda: load_config(folder).dtype)
         defaults = default_params(folder)
         enable_compile_cache()
-        with shown(progress, "loading", unit=1e-6) as report:
+        no_room = device_memory_for("the weights", "use dtype='bfloat16' or a smaller model")
+        with shown(progress, "loading", unit=1e-6) as report, no_room:
             config, params = load_model(folder, dtype=dtype, progress=report)
         self._start(
             config,
@@ -129,7 +137,10 @@ class LLM:
     ) -> None:
         self.model_config, self.engine_config = config, engine_config
         self._tokenizer = tokenizer
-        self._calls = RunningCalls(Engine(config, params, engine_config), record=self._record)
+        check_memory(config, engine_config)
+        with device_memory_for("arena, rings and tables", "lower memory or max_rows"):
+            engine = Engine(config, params, engine_config)
+        self._calls = RunningCalls(engine, record=self._record)
         self._default_params, self._params = defaults, params
         self._weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
         self._num_requests = 0

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from hybrid_jax.checkpoint import read_json
-from hybrid_jax.config import CacheConfig, EngineConfig
+from hybrid_jax.config import LATER_CACHES, CacheConfig, EngineConfig, ModelConfig
+from hybrid_jax.engine.sizing import choose_sizes
+from hybrid_jax.geometry import make_geometry
+from hybrid_jax.machine import ram_bytes
 from hybrid_jax.sampling_params import SamplingParams
-from hybrid_jax.sizes import parse_size
+from hybrid_jax.sizes import format_size, parse_size
 
 CACHES = ("off", "lru")
-LATER_CACHES = ("marconi", "adaptive")
+DTYPES = ("auto", "float32", "bfloat16")
 # Options of features that do not exist yet, and the one value of each that asks for nothing.
 LATER_OPTIONS = {
     "speculation": "off",
@@ -24,13 +29,39 @@ LATER_OPTIONS = {
     "host_memory": None,
     "cache_dir": None,
 }
-# What other engines call it.
+# What other engines call it: here it has another name, ...
 OTHER_NAMES = {
-    "enable_prefix_caching": "cache",
-    "gpu_memory_utilization": "memory",
+    "block_size": "page_tokens",
+    "chunked_prefill_size": "prefill_tokens",
+    "context_length": "max_model_len",
+    "disable_radix_cache": "cache ('lru' or 'off')",
+    "enable_prefix_caching": "cache ('lru' or 'off')",
+    "gpu_memory_utilization": "memory (bytes, or a size like '8GiB')",
     "max_num_batched_tokens": "prefill_tokens",
     "max_num_seqs": "max_rows",
-    "tensor_parallel_size": "mesh",
+    "max_running_requests": "max_rows",
+    "max_seq_len": "max_model_len",
+    "mem_fraction_static": "memory (bytes, or a size like '8GiB')",
+    "model_path": "model",
+    "n_ctx": "max_model_len",
+    "num_scheduler_steps": "steps_per_dispatch",
+    "torch_dtype": "dtype",
+}
+# ... or it does not exist yet.
+OTHER_LATER = {
+    "cpu_offload_gb": "keeping weights on the host",
+    "data_parallel_size": "running on several devices",
+    "draft_model": "speculative decoding",
+    "enable_lora": "LoRA",
+    "kv_cache_dtype": "a KV cache in another dtype than the model's",
+    "num_speculative_tokens": "speculative decoding",
+    "pipeline_parallel_size": "running on several devices",
+    "quantization": "weight quantisation",
+    "speculative_config": "speculative decoding",
+    "speculative_model": "speculative decoding",
+    "swap_space": "a cache on host memory",
+    "tensor_parallel_size": "running on several devices",
+    "tp_size": "running on several devices",
 }
 
 
@@ -47,15 +78,24 @@ def engine_options(given: Mapping[str, Any], *, dtype: str) -> EngineConfig:
     known = {field.name for field in fields(EngineConfig)} - {"dtype"}
     for name in options:
         if name not in known:
-            other = OTHER_NAMES.get(name)
-            hint = f"did you mean {other}?" if other else f"it has {', '.join(sorted(known))}"
-            raise TypeError(f"LLM: unknown option {name!r}; {hint}")
+            _refuse(name, known)
     options = {name: value for name, value in options.items() if value is not None}
     if "memory" in options:
         options["memory"] = parse_size(options["memory"], name="memory")
     if "cache" in options:
         options["cache"] = _cache_config(options["cache"])
     return EngineConfig(dtype=dtype, **options)
+
+
+def _refuse(name: str, known: Collection[str]) -> None:
+    """Says what an unknown option is called here, or that it is not built yet."""
+    if name in OTHER_LATER:
+        raise NotImplementedError(
+            f"LLM: {name}: {OTHER_LATER[name]} is not built yet; leave it out"
+        )
+    other = OTHER_NAMES.get(name) or next(iter(get_close_matches(name, known, n=1)), None)
+    hint = f"did you mean {other}?" if other else f"it has {', '.join(sorted(known))}"
+    raise TypeError(f"LLM: unknown option {name!r}; {hint}")
 
 
 def _cache_config(cache: str | CacheConfig) -> CacheConfig:
@@ -70,12 +110,57 @@ def _cache_config(cache: str | CacheConfig) -> CacheConfig:
 
 def resolve_dtype(dtype: str, stored: Callable[[], str]) -> str:
     """ "auto" is float32 on a CPU, which has no fast bfloat16, and elsewhere the stored dtype."""
+    if dtype not in DTYPES:
+        raise ValueError(f"LLM: dtype must be auto, float32 or bfloat16, got {dtype!r}")
     if dtype != "auto":
-        EngineConfig(dtype=dtype)  # names what is allowed
         return dtype
     if jax.default_backend() == "cpu":
         return "float32"
     return "float32" if stored() == "float32" else "bfloat16"
+
+
+# --- room for it ----------------------------------------------------------------------------------
+
+
+def check_memory(model: ModelConfig, engine: EngineConfig) -> None:
+    """On a CPU, refuses a state larger than the machine's RAM before anything is allocated.
+
+    Raises:
+        ValueError: it is larger; or as `choose_sizes`.
+    """
+    ram = ram_bytes() if jax.default_backend() == "cpu" else None
+    if ram is None:
+        return
+    sizes = choose_sizes(model, engine, make_geometry(model, engine), default_limit=ram // 4)
+    if sizes.total_bytes <= ram:
+        return
+    if engine.memory is not None and sizes.ring_bytes <= ram:
+        raise ValueError(
+            f"LLM: memory of {format_size(engine.memory)} is more than this machine's "
+            f"{format_size(ram)}; lower memory"
+        )
+    raise ValueError(
+        f"LLM: max_rows={engine.max_rows} needs {format_size(sizes.total_bytes)} for arena, rings and "
+        f"tables, and this machine has {format_size(ram)}; lower max_rows"
+    )
+
+
+@contextmanager
+def device_memory_for(what: str, remedy: str) -> Iterator[None]:
+    """Turns a device's "out of memory" into a ValueError that says what found no room, and what helps."""
+    try:
+        yield
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        known = jax.devices()[0].memory_stats() or {}
+        has = f" of {format_size(known['bytes_limit'])}" if "bytes_limit" in known else ""
+        raise ValueError(
+            f"LLM: the device's memory{has} has no room for {what}; {remedy}"
+        ) from error
+
+
+# --- sampling -------------------------------------------------------------------------------------
 
 
 def default_params(folder: Path) -> SamplingParams:

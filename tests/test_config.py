@@ -195,7 +195,7 @@ def layers(*specs) -> dict:
         (
             EngineConfig,
             {"max_model_len": -5},
-            "EngineConfig: max_model_len must be positive, got -5",
+            "EngineConfig: max_model_len must be at least 2, a prompt's token and one more, got -5",
         ),
         (
             EngineConfig,

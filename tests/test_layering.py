@@ -16,7 +16,7 @@ SOURCES = {
     for folder in ("hybrid_jax", "pallas_kernels")
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
-PLAIN = ("config", "geometry", "sampling_params", "sizes")
+PLAIN = ("config", "geometry", "machine", "sampling_params", "sizes")
 HOST = (
     "cache",
     "engine.audit",
@@ -46,7 +46,7 @@ class Room:
 # The first room whose prefix fits decides. Within a room everything may import everything.
 ROOMS = (
     Room(("pallas_kernels",), ("pallas_kernels",), ("jax", "numpy")),
-    Room(("config", "sampling_params", "sizes"), ("config",)),
+    Room(("config", "machine", "sampling_params", "sizes"), ("config",)),
     Room(("geometry",), ("config",)),
     Room(("outputs",), ("sampling_params",)),
     Room(DEVICE, (*DEVICE, "config", "geometry", "pallas_kernels"), ("jax", "numpy", "flax")),

@@ -1,6 +1,6 @@
 """Static descriptions of models, caches and engines: frozen, hashable, standard library only."""
 
-from hybrid_jax.config.engine import MAX_GRAIN, CacheConfig, EngineConfig
+from hybrid_jax.config.engine import LATER_CACHES, MAX_GRAIN, CacheConfig, EngineConfig
 from hybrid_jax.config.layers import (
     ACTIVATIONS,
     MLP,
@@ -19,6 +19,7 @@ from hybrid_jax.config.model import DTYPES, ModelConfig
 __all__ = [
     "ACTIVATIONS",
     "DTYPES",
+    "LATER_CACHES",
     "MAX_GRAIN",
     "MLP",
     "ROUTINGS",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 
 def require(condition: bool, where: str, what: str) -> None:
     if not condition:
@@ -19,8 +21,21 @@ def positive(config: object, *names: str) -> None:
 
 
 def integers(config: object, *names: str) -> None:
-    """Integers only, not what compares like one: a float that reaches a shape fails far from here."""
+    """Integers only, not what compares like one: a float that reaches a shape fails far from here.
+
+    Those of other libraries become Python's own.
+    """
     for name in names:
         value = getattr(config, name)
-        good = isinstance(value, int) and not isinstance(value, bool)
+        good = hasattr(value, "__index__") and not isinstance(value, bool)
         require(good, type(config).__name__, f"{name} must be an integer, got {value!r}")
+        object.__setattr__(config, name, operator.index(value))
+
+
+def flags(config: object, *names: str) -> None:
+    """True or False only, not what counts as one; numpy's become Python's own."""
+    for name in names:
+        value = getattr(config, name)
+        good = type(value).__name__ in ("bool", "bool_")
+        require(good, type(config).__name__, f"{name} must be True or False, got {value!r}")
+        object.__setattr__(config, name, bool(value))

@@ -1,0 +1,167 @@
+"""What `LLM` is told: names of other engines, values out of range, and memory that is not there."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from hybrid_jax import LLM, CacheConfig, EngineConfig, options
+from hybrid_jax import llm as llm_module
+
+TIB = 2**40
+
+
+@pytest.mark.parametrize(
+    "given, error, message",
+    [
+        ({"max_row": 4}, TypeError, "unknown option 'max_row'; did you mean max_rows?"),
+        ({"enable_prefix_caching": True}, TypeError, "did you mean cache ('lru' or 'off')?"),
+        ({"gpu_memory_utilization": 0.9}, TypeError, "did you mean memory (bytes, or a size like"),
+        ({"torch_dtype": "auto"}, TypeError, "did you mean dtype?"),
+        (
+            {"tensor_parallel_size": 2},
+            NotImplementedError,
+            "running on several devices is not built",
+        ),
+        (
+            {"quantization": "fp8"},
+            NotImplementedError,
+            "LLM: quantization: weight quantisation is not",
+        ),
+        ({"speculative_config": {}}, NotImplementedError, "speculative decoding is not built yet"),
+        (
+            {"num_speculative_tokens": 3},
+            NotImplementedError,
+            "speculative decoding is not built yet",
+        ),
+        (
+            {"kv_cache_dtype": "fp8"},
+            NotImplementedError,
+            "a KV cache in another dtype than the model's",
+        ),
+        ({"seed": -1}, ValueError, "EngineConfig: seed must be an integer in [0, 2**63), got -1"),
+        ({"seed": 2**63}, ValueError, f"an integer in [0, 2**63), got {2**63}"),
+        ({"exact": "yes"}, ValueError, "EngineConfig: exact must be True or False, got 'yes'"),
+        ({"exact": 1}, ValueError, "EngineConfig: exact must be True or False, got 1"),
+        (
+            {"max_model_len": 1},
+            ValueError,
+            "max_model_len must be at least 2, a prompt's token and",
+        ),
+        ({"max_rows": 2.0}, ValueError, "EngineConfig: max_rows must be an integer, got 2.0"),
+    ],
+)
+def test_an_option_is_refused_in_one_step(make_llm, fake_model, given, error, message):
+    for make in (make_llm, lambda **given: LLM(fake_model, **given)):
+        with pytest.raises(error, match=re.escape(message)):
+            make(**given)
+
+
+def test_every_name_of_another_engine_leads_to_one_of_ours():
+    ours = {*EngineConfig.__dataclass_fields__, "model"}
+    for name, other in options.OTHER_NAMES.items():
+        assert name not in ours
+        assert other.split()[0] in ours
+    assert not options.OTHER_LATER.keys() & options.OTHER_NAMES.keys()
+
+
+def test_the_dtypes_of_an_llm_include_auto(fake_model):
+    with pytest.raises(ValueError, match="dtype must be auto, float32 or bfloat16, got 'int4'"):
+        LLM(fake_model, dtype="int4")
+
+
+def test_what_a_cache_config_will_hold_later_is_named():
+    with pytest.raises(
+        NotImplementedError, match="CacheConfig: host_memory='2GiB' is not built yet"
+    ):
+        CacheConfig(host_memory="2GiB")
+    with pytest.raises(NotImplementedError, match="CacheConfig: policy 'marconi' is not built yet"):
+        CacheConfig(policy="marconi")
+    with pytest.raises(TypeError, match="colour"):
+        CacheConfig(colour=3)
+
+
+def test_numbers_of_numpy_become_pythons_own():
+    given = EngineConfig(max_rows=np.int32(3), exact=np.bool_(True), seed=np.uint64(2**63 - 1))
+    assert given == EngineConfig(max_rows=3, exact=True, seed=2**63 - 1)
+    assert repr(given) == repr(EngineConfig(max_rows=3, exact=True, seed=2**63 - 1))
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_machine(monkeypatch):
+    monkeypatch.setattr(options, "ram_bytes", lambda: 2**30)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"memory": "8GiB"}, "memory of 8 GiB is more than this machine's 1 GiB; lower memory"),
+        ({"max_rows": 10**6}, r"max_rows=1000000 needs .* has 1 GiB; lower max_rows"),
+        ({"max_rows": 10**6, "memory": "8TiB"}, r"max_rows=1000000 needs .* 1 GiB; lower max_rows"),
+    ],
+)
+def test_more_memory_than_the_machine_has_is_refused_at_once(
+    small_machine, make_recurrent, given, message
+):
+    with pytest.raises(ValueError, match=f"LLM: {message}"):
+        make_recurrent(**given)
+
+
+def test_the_default_memory_fits_any_machine(small_machine, make_recurrent):
+    assert make_recurrent()._engine
+
+
+@pytest.fixture
+def make_recurrent(make_llm):
+    """An LLM over the fake engine, of a model whose rows have rings."""
+    from hybrid_jax.config import LayerSpec, Mamba2, ModelConfig
+
+    mixer = Mamba2(num_heads=8, head_dim=64, state_size=64)
+    config = ModelConfig(
+        family="mamba2", vocab_size=256, width=256, layers=(LayerSpec(mixers=(mixer,)),) * 4
+    )
+    return lambda **given: llm_module.LLM.from_params(config, None, **given)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes"),
+        MemoryError(),
+    ],
+)
+def test_a_device_without_room_says_what_to_lower(make_llm, monkeypatch, error):
+    def refuse(*_):
+        raise error
+
+    monkeypatch.setattr(llm_module, "Engine", refuse)
+    with pytest.raises(
+        ValueError, match="no room for arena, rings and tables; lower memory or max_r"
+    ):
+        make_llm()
+
+
+def test_other_errors_of_the_device_pass(make_llm, monkeypatch):
+    def refuse(*_):
+        raise jax.errors.JaxRuntimeError("INTERNAL: broken")
+
+    monkeypatch.setattr(llm_module, "Engine", refuse)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        make_llm()
+
+
+def test_weights_without_room_say_so(fake_model, monkeypatch):
+    def refuse(path, dtype, progress):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setattr(llm_module, "load_model", refuse)
+    with pytest.raises(
+        ValueError, match="no room for the weights; use dtype='bfloat16' or a smaller"
+    ):
+        LLM(fake_model)
