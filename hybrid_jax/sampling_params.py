@@ -9,13 +9,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 
+from hybrid_jax.config.checks import flags
+
 MAX_LOGPROBS = 20
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6  # what float32 logits bear
 MAX_N = 1024  # completions per prompt; each is a request of its own
 INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs")
 FLOATS = (
     *("temperature", "top_p", "min_p"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
+FLAGS = ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +27,8 @@ class SamplingParams:
     """How to choose tokens and when to stop.
 
     Attributes:
-        n: completions per prompt, at most 1024.
-        temperature: 0 is greedy; otherwise logits are divided by it.
+        n: completions per prompt, at most 1024; at temperature 0 all of them are the same.
+        temperature: 0 is greedy; otherwise logits are divided by it, between 1e-6 and 1e6.
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches it.
         min_p: keep tokens of at least this share of the likeliest one's probability; filters before top_k and
@@ -82,7 +86,8 @@ class SamplingParams:
         for name, what in lists.items():
             value = getattr(self, name)
             value = () if value is None else (value,) if isinstance(value, str) else value
-            check(isinstance(value, Iterable), name, f"None or a list of {what}")
+            good = isinstance(value, Iterable) and not isinstance(value, bytes | bytearray)
+            check(good, name, f"None or a list of {what}")
             object.__setattr__(self, name, tuple(value))
         # Numbers of numpy become Python's own, so that values compare, hash and print alike.
         for name in INTEGERS:
@@ -91,12 +96,14 @@ class SamplingParams:
             object.__setattr__(self, name, _as_float(getattr(self, name)))
         stop_token_ids = tuple(_as_integer(token) for token in self.stop_token_ids)
         object.__setattr__(self, "stop_token_ids", stop_token_ids)
+        flags(self, *FLAGS)
         self._check_tokens()
         check(_integer(self.n, 1) and self.n <= MAX_N, "n", f"an integer between 1 and {MAX_N}")
         check(
-            _finite(self.temperature) and self.temperature >= 0,
+            _finite(self.temperature)
+            and (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE),
             "temperature",
-            "a finite number >= 0",
+            f"0 or a number between {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:.0f}",
         )
         check(
             _integer(self.top_k, -1) and self.top_k < 2**31,
@@ -133,6 +140,8 @@ class SamplingParams:
             all(isinstance(w, str) and w for w in self.bad_words), "bad_words", "non-empty strings"
         )
         check(all(isinstance(s, str) and s for s in self.stop), "stop", "non-empty strings")
+        for name in ("stop", "bad_words"):
+            check(all(map(_is_unicode, getattr(self, name))), name, "valid UTF-8")
         check(self.detokenize or not self.stop, "stop", "empty when detokenize is False")
         check(
             all(_integer(t, 0) for t in self.stop_token_ids),
@@ -205,6 +214,15 @@ def _as_float(value: object) -> object:
         return float(value) if isinstance(value, Real) and not isinstance(value, bool) else value
     except OverflowError:
         return value
+
+
+def _is_unicode(text: str) -> bool:
+    """No lone surrogates: no text could ever hold one."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _integer(value: object, low: int) -> bool:

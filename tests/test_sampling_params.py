@@ -16,15 +16,17 @@ from hybrid_jax.sampling_params import SamplingParams
         ("n", 1.0, "an integer between 1 and 1024"),
         ("n", True, "an integer between 1 and 1024"),
         ("n", 1025, "an integer between 1 and 1024"),
-        ("temperature", -0.1, "a finite number >= 0"),
-        ("temperature", math.nan, "a finite number >= 0"),
-        ("temperature", math.inf, "a finite number >= 0"),
-        ("temperature", "hot", "a finite number >= 0"),
+        ("temperature", -0.1, "0 or a number between 1e-06 and 1000000"),
+        ("temperature", 1e-7, "0 or a number between 1e-06 and 1000000"),
+        ("temperature", 1e300, "0 or a number between 1e-06 and 1000000"),
+        ("temperature", math.nan, "0 or a number between 1e-06 and 1000000"),
+        ("temperature", math.inf, "0 or a number between 1e-06 and 1000000"),
+        ("temperature", "hot", "0 or a number between 1e-06 and 1000000"),
         ("top_k", -2, "an integer between -1 and 2**31 - 1"),
         ("top_k", 2.5, "an integer between -1 and 2**31 - 1"),
         ("top_k", 2**31, "an integer between -1 and 2**31 - 1"),
         ("top_k", np.bool_(True), "an integer between -1 and 2**31 - 1"),
-        ("temperature", True, "a finite number >= 0"),
+        ("temperature", True, "0 or a number between 1e-06 and 1000000"),
         ("top_p", 0.0, "a number in (0, 1]"),
         ("top_p", 1.01, "a number in (0, 1]"),
         ("top_p", math.nan, "a number in (0, 1]"),
@@ -35,6 +37,13 @@ from hybrid_jax.sampling_params import SamplingParams
         ("stop", ("ok", ""), "non-empty strings"),
         ("stop", (3,), "non-empty strings"),
         ("stop", 3, "None or a list of strings"),
+        ("stop", b"x", "None or a list of strings"),
+        ("stop", ("\ud800",), "valid UTF-8"),
+        ("bad_words", ("ok", "\udcff"), "valid UTF-8"),
+        ("ignore_eos", 1, "True or False"),
+        ("detokenize", None, "True or False"),
+        ("skip_special_tokens", "yes", "True or False"),
+        ("include_stop_str_in_output", 0.0, "True or False"),
         ("stop_token_ids", (5, -1), "token ids >= 0"),
         ("stop_token_ids", ("a",), "token ids >= 0"),
         ("stop_token_ids", 7, "None or a list of token ids"),
@@ -76,13 +85,14 @@ def test_numbers_of_numpy_become_pythons_own():
         top_p=np.float64(0.5),
         seed=np.uint8(9),
         stop_token_ids=np.array([4, 5]),
+        ignore_eos=np.bool_(True),
     )
-    plain = SamplingParams(n=3, temperature=0.5, top_k=7, top_p=0.5, seed=9, stop_token_ids=(4, 5))
+    plain = SamplingParams(n=3, temperature=0.5, top_k=7, top_p=0.5, seed=9, stop_token_ids=(4, 5), ignore_eos=True)
     assert given == plain and repr(given) == repr(plain)
 
 
 def test_a_number_past_all_floats_is_refused_in_few_words():
-    with pytest.raises(ValueError, match=r"temperature must be a finite number >= 0") as error:
+    with pytest.raises(ValueError, match=r"temperature must be 0 or a number between") as error:
         SamplingParams(temperature=10**400)
     assert len(str(error.value)) < 150
 

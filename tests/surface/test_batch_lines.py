@@ -369,11 +369,11 @@ MESSAGE = {"role": "user", "content": "hi"}
             "unsupported_parameter",
             "best_of=3 is not supported unless it equals n=1",
         ),
-        (line(temperature=-1), "invalid_value", "temperature must be a finite number >= 0, got -1"),
+        (line(temperature=-1), "invalid_value", "temperature must be 0 or a number between 1e-06 and 1000000, got -1"),
         (
             line(temperature="1"),
             "invalid_value",
-            "temperature must be a finite number >= 0, got '1'",
+            "temperature must be 0 or a number between 1e-06 and 1000000, got '1'",
         ),
         (line(n=True), "invalid_value", "n must be an integer between 1 and 1024, got True"),
         (
