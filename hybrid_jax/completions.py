@@ -6,7 +6,7 @@ import hashlib
 from collections import deque
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hybrid_jax.engine.request import Request, TokenLogprobs
@@ -26,6 +26,21 @@ def derive_seed(seed: int, number: int) -> int:
     """
     digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def logprob_entries(found: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    """The chosen token's log-probability first, then those of the most likely."""
+
+    def entry(token: int, logprob: float, rank: int) -> Logprob:
+        decoded = None
+        if tokenizer is not None:
+            decoded = tokenizer.decode([token], skip_special_tokens=False)
+        return Logprob(logprob=logprob, rank=rank, decoded_token=decoded)
+
+    entries = {found.token_id: entry(found.token_id, found.logprob, found.rank)}
+    for rank, (token, logprob) in enumerate(found.top, start=1):
+        entries.setdefault(token, entry(token, logprob, rank))
+    return entries
 
 
 class Completion:
@@ -114,17 +129,8 @@ class Completion:
             self.stop_reason = self.request.stop_reason
 
     def _add_logprobs(self, found: TokenLogprobs) -> None:
-        entries = {found.token_id: self._logprob(found.token_id, found.logprob, found.rank)}
-        for rank, (token, logprob) in enumerate(found.top, start=1):
-            entries.setdefault(token, self._logprob(token, logprob, rank))
-        self.logprobs.append(entries)
+        self.logprobs.append(logprob_entries(found, self._tokenizer))
         self.cumulative_logprob += found.logprob
-
-    def _logprob(self, token: int, logprob: float, rank: int) -> Logprob:
-        decoded = None
-        if self._tokenizer is not None:
-            decoded = self._tokenizer.decode([token], skip_special_tokens=False)
-        return Logprob(logprob=logprob, rank=rank, decoded_token=decoded)
 
     def output(self) -> CompletionOutput:
         return CompletionOutput(
@@ -180,7 +186,8 @@ class Job:
         call: Call,
     ) -> None:
         self.request_id, self.index, self.prompt, self.params = request_id, index, prompt, params
-        self.arrival_time, self._call = arrival_time, call
+        self.arrival_time, self._call, self._tokenizer = arrival_time, call, tokenizer
+        others = replace(params, prompt_logprobs=None)  # the first one's are the prompt's
         call.unfinished.add(index)
         self.first_token_time: float | None = None
         self.finished_time: float | None = None
@@ -189,7 +196,7 @@ class Job:
                 Request(
                     request_id=request_id if params.n == 1 else f"{request_id}.{sample}",
                     prompt=list(prompt.token_ids),
-                    params=params,
+                    params=others if sample else params,
                     seed=seed,
                     sample_index=sample,
                     group=None if params.n == 1 else request_id,
@@ -244,6 +251,12 @@ class Job:
             )
         )
 
+    def _prompt_logprobs(self) -> tuple[Mapping[int, Logprob] | None, ...] | None:
+        if self.params.prompt_logprobs is None:
+            return None
+        entries = self.completions[0].request.prompt_logprobs
+        return tuple(found and logprob_entries(found, self._tokenizer) for found in entries)
+
     def output(self) -> RequestOutput:
         """Everything so far, as the caller gets it."""
         requests = [c.request for c in self.completions]
@@ -264,4 +277,5 @@ class Job:
             finished=self.finished,
             metrics=metrics,
             num_cached_tokens=metrics.num_cached_tokens,
+            prompt_logprobs=self._prompt_logprobs(),
         )

@@ -104,7 +104,8 @@ class CompletionOutput:
         cumulative_logprob: sum over the chosen tokens; None unless logprobs were asked for.
         logprobs: per token a dict from token id to `Logprob`; None unless asked for.
         finish_reason: "stop", "length" or "abort".
-        stop_reason: the stop string or the caller's stop token id that ended it; None for the model's own.
+        stop_reason: the stop string or the caller's stop token id that ended it; None for the model's own. With
+            "abort", why the text could not go on in the form that was asked for.
 
     Example:
         >>> CompletionOutput(index=0, text=" the", token_ids=(262,), finish_reason="length")
@@ -132,13 +133,7 @@ class CompletionOutput:
 
     def as_dict(self) -> dict:
         """Plain data, for JSON."""
-        logprobs = self.logprobs and [
-            {
-                str(token): {"logprob": p.logprob, "rank": p.rank, "decoded_token": p.decoded_token}
-                for token, p in position.items()
-            }
-            for position in self.logprobs
-        ]
+        logprobs = self.logprobs and [_plain(position) for position in self.logprobs]
         return {
             "index": self.index,
             "text": self.text,
@@ -162,7 +157,8 @@ class RequestOutput:
         finished: always true for what `generate` returns.
         metrics: times and rates.
         num_cached_tokens: prompt tokens the prefix cache spared the first completion.
-        prompt_logprobs: not computed; None.
+        prompt_logprobs: per prompt token a dict from token id to `Logprob`, None for the first; None unless
+            asked for.
 
     Example:
         >>> completion = CompletionOutput(index=0, text="b", token_ids=(98,), finish_reason="length")
@@ -179,7 +175,7 @@ class RequestOutput:
     finished: bool = True
     metrics: RequestMetrics | None = None
     num_cached_tokens: int = 0
-    prompt_logprobs: None = None
+    prompt_logprobs: tuple[Mapping[int, Logprob] | None, ...] | None = None
 
     def __repr__(self) -> str:
         return (
@@ -198,6 +194,8 @@ class RequestOutput:
             "finished": self.finished,
             "metrics": self.metrics and self.metrics.as_dict(),
             "num_cached_tokens": self.num_cached_tokens,
+            "prompt_logprobs": self.prompt_logprobs
+            and [position and _plain(position) for position in self.prompt_logprobs],
         }
 
 
@@ -233,6 +231,14 @@ class Delta:
     def finished(self) -> bool:
         """Whether this completion ends here."""
         return self.finish_reason is not None
+
+
+def _plain(position: Mapping[int, Logprob]) -> dict:
+    """One position's log-probabilities as JSON has them."""
+    return {
+        str(token): {"logprob": p.logprob, "rank": p.rank, "decoded_token": p.decoded_token}
+        for token, p in position.items()
+    }
 
 
 def _rate(count: int, seconds: float | None) -> float | None:

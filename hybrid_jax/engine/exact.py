@@ -25,7 +25,7 @@ def exact_step(
     model: Model,
     layout: Layout,
     num_logprobs: int,
-) -> tuple[State, Adjust | None, Sampled]:
+) -> tuple[State, Adjust | None, Sampled, jax.Array]:
     """Exact mode's only step: grain-aligned windows of [max_rows, grain], for prompts and for decode alike.
 
     Args:
@@ -33,7 +33,7 @@ def exact_step(
             slots or -1: a full ring folded before, or after, the window.
 
     Returns:
-        State, adjust, and tokens int32[max_rows].
+        State, adjust, tokens int32[max_rows], and the hidden states [max_rows, grain, D].
     """
     num_rows = batch.shape[0]
     geometry, config = model.geometry, model.config
@@ -68,7 +68,8 @@ def exact_step(
     sampled, fed, adjust = choose(logits, batch, layout, end, samples, num_logprobs, adjust, lines)
     fed = jnp.where(alive, fed, state.tokens[:num_rows])
     state = state.replace(tokens=state.tokens.at[:num_rows].set(fed))
-    return state, adjust, sampled._replace(tokens=jnp.where(samples, sampled.tokens, -1))
+    sampled = sampled._replace(tokens=jnp.where(samples, sampled.tokens, -1))
+    return state, adjust, sampled, h
 
 
 def _load_conv(state: State, needed: jax.Array, checkpoint, slot, model: Model) -> State:

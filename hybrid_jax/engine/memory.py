@@ -78,7 +78,7 @@ class Memory:
 
         Args:
             sequence: without memory.
-            match: its look-up in the tree; None without one.
+            match: its look-up in the tree; None without one, or to compute everything.
             others: the sequences that hold memory. Without any this one must fit: the reserve of one page
                 is waived, and if the shared prefix stands in the way it is given up.
 
@@ -90,6 +90,7 @@ class Memory:
         if hit_len is None and alone:
             if self.tree is not None:
                 self.tree.make_room(self.frames.num_frames)  # everything goes
+            if match is not None:
                 match = self.tree.match(sequence.prompt, sequence.owner)
             hit_len = self._start(sequence, match, others, reserve=False)
             assert hit_len is not None, (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax
 
 from hybrid_jax.engine.plan import Plan, Tokens
-from hybrid_jax.engine.request import Request, TokenLogprobs
+from hybrid_jax.engine.request import TokenLogprobs
 from hybrid_jax.engine.sampling import Sampled
 
 
@@ -18,6 +18,7 @@ class Pending:
     Attributes:
         plan: what was asked.
         prefill, forks, decode: device results of the dispatches, or None.
+        prompt: what the prefill's hidden states say about the prompts, or None.
         exact: results lie at their ring rows in prefill and decode alike.
         joined: exact mode: ring rows whose decode step ran in the prefill's dispatch.
     """
@@ -26,20 +27,27 @@ class Pending:
     prefill: Sampled | None = None
     forks: Sampled | None = None
     decode: Sampled | None = None
+    prompt: Sampled | None = None
     exact: bool = False
     joined: frozenset[int] = frozenset()
 
     def read(self) -> Tokens:
         """Blocks until the device is done and copies the tokens to the host."""
-        prefill, forks, decode = jax.device_get((self.prefill, self.forks, self.decode))
+        results = (self.prefill, self.forks, self.decode, self.prompt)
+        prefill, forks, decode, prompt = jax.device_get(results)
         out = Tokens(prefill=[], decode=[])
         for line, row in enumerate(self.plan.prefill):
             place = (row.row if self.exact else line,)
             out.prefill.append(int(prefill.tokens[place]))
-            out.prefill_logprobs.append(_entry(prefill, place, row.request))
+            out.prefill_logprobs.append(_entry(prefill, place, row.request.params.logprobs))
+            count = row.request.params.prompt_logprobs
+            if prompt is not None and row.request.lacks_prompt_logprobs:
+                known = min(len(row.tokens), len(row.request.prompt) - 1 - row.start)
+                places = [(*place, offset) for offset in range(known)]
+                out.prompt_logprobs[line] = [_entry(prompt, at, count) for at in places]
         for line, row in enumerate(self.plan.forks):
             out.forks.append(int(forks.tokens[line]))
-            out.fork_logprobs.append(_entry(forks, (line,), row.request))
+            out.fork_logprobs.append(_entry(forks, (line,), row.request.params.logprobs))
         for row in self.plan.decode:
             if self.exact:
                 sampled = prefill if row.row in self.joined else decode
@@ -48,16 +56,15 @@ class Pending:
                 sampled, places = decode, [(step, row.row) for step in range(row.num_steps)]
             places = [place for place in places if sampled.tokens[place] >= 0]
             out.decode.append([int(sampled.tokens[place]) for place in places])
-            wanted = row.request.params.logprobs is not None
-            out.decode_logprobs.append(
-                [_entry(sampled, place, row.request) for place in places] if wanted else []
-            )
+            count = row.request.params.logprobs
+            entries = [_entry(sampled, place, count) for place in places]
+            out.decode_logprobs.append(entries if count is not None else [])
         return out
 
 
-def _entry(sampled: Sampled, place: tuple[int, ...], request: Request) -> TokenLogprobs | None:
-    """The log-probabilities at one place; None for a request that did not ask for them."""
-    found, count = sampled.logprobs, request.params.logprobs
+def _entry(sampled: Sampled, place: tuple[int, ...], count: int | None) -> TokenLogprobs | None:
+    """The log-probabilities at one place, with the `count` most likely; None for None."""
+    found = sampled.logprobs
     if count is None:
         return None
     return TokenLogprobs(

@@ -117,6 +117,8 @@ class Tokens:
         forks: the first token per fork row.
         decode: per decode row the tokens of its steps, the stop token included, nothing after it.
         prefill_logprobs, fork_logprobs, decode_logprobs: the matching `TokenLogprobs`, or empty lists.
+        prompt_logprobs: by place among the prefill rows, entries for the prompt tokens after the chunk's first,
+            the one behind the chunk included; rows that asked for them.
     """
 
     prefill: list[int]
@@ -125,3 +127,4 @@ class Tokens:
     prefill_logprobs: list = field(default_factory=list)
     fork_logprobs: list = field(default_factory=list)
     decode_logprobs: list = field(default_factory=list)
+    prompt_logprobs: dict[int, list] = field(default_factory=dict)

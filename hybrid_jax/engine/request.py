@@ -42,6 +42,7 @@ class Request:
         constraint: what may come next, by the tokens so far; None for anything.
         output: tokens generated so far; survives preemption.
         logprobs: one entry per output token when asked for.
+        prompt_logprobs: one per prompt token when asked for, None for the first.
         num_cached_tokens: prompt tokens the first prefill skipped.
         finish_reason: None while it runs, then "stop", "length" or "abort".
         stop_reason: the stop token id that ended it, when it is not one of the model's own.
@@ -59,6 +60,7 @@ class Request:
     constraint: Constraint | None = None
     output: list[int] = field(default_factory=list)
     logprobs: list = field(default_factory=list)
+    prompt_logprobs: list = field(default_factory=lambda: [None])
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     finish_reason: str | None = None
@@ -68,6 +70,12 @@ class Request:
     def adjusts_logits(self) -> bool:
         """Its logits change before they are sampled from, other than by temperature and filters."""
         return self.params.adjusts_logits or self.constraint is not None
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Log-probabilities of its prompt are asked for and not all known, so no part of it is skipped."""
+        wanted = self.params.prompt_logprobs is not None
+        return wanted and len(self.prompt_logprobs) < len(self.prompt)
 
     @property
     def tokens(self) -> list[int]:

@@ -126,6 +126,9 @@ class Runner:
     def _build(self, kind: str, shape=None, variant: Variant = PLAIN) -> Callable:
         if kind in MOVES:
             function, donated = MOVES[kind], 0
+        elif kind == "prompt_logprobs":
+            static = {"model": self.model, "num_logprobs": MAX_LOGPROBS}
+            function, donated = functools.partial(steps.prompt_logprobs, **static), ()
         else:
             static = {
                 "model": self.model,
@@ -159,13 +162,15 @@ class Runner:
             joined = [row for row in plan.decode if row.row not in begun]
             later = [row for row in plan.decode if row.row in begun]
             if plan.prefill or joined:
-                pending.prefill = self._exact(plan.prefill, joined)
+                pending.prefill, h = self._exact(plan.prefill, joined)
+                pending.prompt = self._prompt_logprobs(plan.prefill, h)
                 pending.joined = frozenset(row.row for row in joined)
             if later:
-                pending.decode = self._exact([], later)
+                pending.decode, _ = self._exact([], later)
             return pending
         if plan.prefill:
-            pending.prefill, logits = self._prefill(plan.prefill)
+            pending.prefill, logits, h = self._prefill(plan.prefill)
+            pending.prompt = self._prompt_logprobs(plan.prefill, h)
             if plan.forks:
                 pending.forks = self._fork(plan.forks, logits)
         if plan.decode:
@@ -187,7 +192,7 @@ class Runner:
         if self.adjust is not None:
             self.adjust = self.executable("move_adjust")(self.adjust, source, target)
 
-    def _prefill(self, rows: list[PrefillRow]) -> tuple[Sampled, jax.Array]:
+    def _prefill(self, rows: list[PrefillRow]) -> tuple[Sampled, jax.Array, jax.Array]:
         shape = bucket.prefill_bucket(
             self.engine,
             num_rows=len(rows),
@@ -213,11 +218,26 @@ class Runner:
         )
         return self._run("decode", shape, rows, np.int32(num_steps))[0]
 
-    def _exact(self, prefill: list[PrefillRow], decode: list[DecodeRow]) -> Sampled:
+    def _exact(
+        self, prefill: list[PrefillRow], decode: list[DecodeRow]
+    ) -> tuple[Sampled, jax.Array]:
         """Prompt chunks and decode steps alike, each row at its ring row of one [max_rows, grain] window."""
         self._load_adjust([row for row in prefill if row.samples])
         shape = bucket.exact_bucket(self.engine, max_pages=self.max_pages)
-        return self._run("exact", shape, [*prefill, *decode])[0]
+        return self._run("exact", shape, [*prefill, *decode])
+
+    def _prompt_logprobs(self, rows: list[PrefillRow], h: jax.Array) -> Sampled | None:
+        """What the hidden states [R, T, D] of a prefill say about the prompts of rows that ask."""
+        wanted = [line for line, row in enumerate(rows) if row.request.lacks_prompt_logprobs]
+        if not wanted:
+            return None
+        tokens = np.zeros(h.shape[:2], np.int32)
+        for line in wanted:
+            row = rows[line]
+            following = row.request.prompt[row.start + 1 : row.start + len(row.tokens) + 1]
+            place = row.row if self.engine.exact else line
+            tokens[place, : len(following)] = following
+        return self.executable("prompt_logprobs", tokens.shape)(self.params, h, tokens)
 
     def _run(self, kind: str, shape, rows: list, *rest, variant: Variant | None = None) -> list:
         """Packs rows and dispatches one step; what it returns beside the state."""

@@ -229,12 +229,12 @@ class Scheduler:
         for sequence in self._waiting:
             if num_free <= 0 or turn.full:
                 break
-            if sequence.group in computing:
+            if sequence.forks_from in computing:
                 passed.append(sequence)
                 num_free -= 1
                 continue
             match, patient = None, sequence.num_overtaken < self._patience
-            if self.memory.tree is not None:
+            if self.memory.tree is not None and not sequence.request.lacks_prompt_logprobs:
                 if patient and sequence.waits_for is not None and sequence.waits_for.promised_by:
                     passed.append(sequence)
                     continue
@@ -271,7 +271,7 @@ class Scheduler:
         computed = {s.group: s for s in turn.ended if s.group is not None}
         if self.engine.exact or not computed:
             return
-        for sequence in [s for s in self._waiting if s.group in computed]:
+        for sequence in [s for s in self._waiting if s.forks_from in computed]:
             if None not in self._rows:
                 break
             parent = computed[sequence.group]
@@ -346,6 +346,9 @@ class Scheduler:
         for sequence in flight.sequences():
             sequence.num_flights -= 1
         progress: dict[Sequence, Progress] = {}
+        for index, entries in tokens.prompt_logprobs.items():
+            row = plan.prefill[index]
+            row.request.prompt_logprobs[row.start + 1 :] = entries
         for index, (row, sequence) in enumerate(zip(plan.prefill, flight.prefill, strict=True)):
             if row.samples and sequence.phase is not Phase.DONE:
                 logprobs = tokens.prefill_logprobs[index : index + 1]

@@ -98,6 +98,11 @@ class Sequence:
         return self.request.group if self.goal == len(self.request.prompt) else None
 
     @property
+    def forks_from(self) -> str | None:
+        """The group it may fork from; None if it has to compute its prompt itself."""
+        return None if self.request.lacks_prompt_logprobs else self.group
+
+    @property
     def running(self) -> bool:
         return self.phase in (Phase.PREFILL, Phase.DECODE, Phase.STOPPING)
 

@@ -16,7 +16,7 @@ from hybrid_jax.engine import blocks
 from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.blocks import Model
 from hybrid_jax.engine.pack import Layout
-from hybrid_jax.engine.sampling import Logprobs, Sampled
+from hybrid_jax.engine.sampling import Logprobs, Sampled, logprobs
 from hybrid_jax.engine.window import WindowRows, window
 from hybrid_jax.layers import mamba2
 from hybrid_jax.models import decoder
@@ -132,15 +132,15 @@ def prefill(
     model: Model,
     layout: Layout,
     num_logprobs: int,
-) -> tuple[State, Adjust | None, Sampled, jax.Array]:
+) -> tuple[State, Adjust | None, Sampled, jax.Array, jax.Array]:
     """One prompt chunk per row, from a checkpoint at its start to a checkpoint and a ring tail at its end.
 
     Args:
         batch: int32[R, layout.size]; a padding row names the sink's ring row and has length 0.
 
     Returns:
-        State, adjust, tokens int32[R] (meaningless where a row does not sample), and the logits
-        float32[R, V].
+        State, adjust, tokens int32[R] (meaningless where a row does not sample), their logits
+        float32[R, V], and the hidden states [R, T, D].
     """
     config, geometry = model.config, model.geometry
     num_rows = batch.shape[0]
@@ -189,7 +189,37 @@ def prefill(
         state, adjust, sampled = _first_tokens(
             state, adjust, logits, batch, end, get("samples") > 0, layout, num_logprobs
         )
-    return state, adjust, sampled, logits
+    return state, adjust, sampled, logits, h
+
+
+def prompt_logprobs(
+    params: dict, h: jax.Array, tokens: jax.Array, *, model: Model, num_logprobs: int
+) -> Sampled:
+    """Log-probabilities of given tokens, a block of positions at a time.
+
+    Args:
+        h: [R, T, D] hidden states before the last norm; T is a multiple of grain.
+        tokens: int32[R, T] the token that follows each position.
+
+    Returns:
+        tokens and logprobs, int32[R, T] and so on.
+    """
+    rows, width, _ = h.shape
+    count, block = min(num_logprobs, model.config.vocab_size), model.geometry.grain
+
+    def some(start):
+        part = jax.lax.dynamic_slice_in_dim(h, start, block, axis=1)
+        chosen = jax.lax.dynamic_slice_in_dim(tokens, start, block, axis=1)
+        logits = decoder.logits(params, part.reshape(rows * block, -1), model.config)
+        return logprobs(logits, chosen.reshape(-1), count)
+
+    found = jax.lax.map(some, jnp.arange(0, width, block))  # [T / block, R * block, ...]
+
+    def whole(x):
+        x = x.reshape(width // block, rows, block, *x.shape[2:])
+        return jnp.moveaxis(x, 0, 1).reshape(rows, width, *x.shape[3:])
+
+    return Sampled(tokens, jax.tree.map(whole, found))
 
 
 def fork(

@@ -66,6 +66,7 @@ class Job:
     group: str | None = None
     stop_ids: frozenset[int] = frozenset()
     logprobs: int | None = 2
+    prompt_logprobs: int | None = None
     arrive: int = 0
     abort_at: int | None = None
 
@@ -83,6 +84,7 @@ class Job:
             allowed_token_ids=self.allowed_token_ids,
             max_tokens=self.max_tokens,
             logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
             stop_token_ids=tuple(self.stop_ids),
         )
         return Request(
@@ -275,14 +277,27 @@ class Plain:
                     mismatch = Mismatch(request.request_id, first + index, got, want, gap)
                     (self.excused if gap <= GAP else found).append(mismatch)
                 if request.logprobs:
-                    row_logits = logits[place].astype(np.float64)
-                    peak = row_logits.max()
-                    true = row_logits[got] - peak - np.log(np.exp(row_logits - peak).sum())
-                    error = abs(true - request.logprobs[index].logprob)
-                    if not error <= LOGPROB_ERROR:  # NaN is a mismatch
-                        found.append(Mismatch(request.request_id, first + index, got, got, error))
+                    found += _logprob(
+                        request, first + index, logits[place], request.logprobs[index]
+                    )
             found += _endings(request)
+            if request.params.prompt_logprobs is not None and request.finish_reason != "abort":
+                assert len(request.prompt_logprobs) == first and request.num_cached_tokens == 0
+                for index, entry in enumerate(request.prompt_logprobs[1:], start=1):
+                    assert entry.token_id == request.prompt[index]
+                    found += _logprob(request, index, logits[row, index - 1], entry)
         return found
+
+
+def _logprob(request: Request, position: int, logits: np.ndarray, entry) -> list[Mismatch]:
+    """What is wrong with the log-probability of one token, by the logits before it."""
+    logits, got = logits.astype(np.float64), entry.token_id
+    peak = logits.max()
+    error = abs(logits[got] - peak - np.log(np.exp(logits - peak).sum()) - entry.logprob)
+    # NaN is a mismatch.
+    return (
+        [] if error <= LOGPROB_ERROR else [Mismatch(request.request_id, position, got, got, error)]
+    )
 
 
 def _endings(request: Request) -> list[Mismatch]:

@@ -114,3 +114,13 @@ def test_samples_of_one_prompt_are_as_if_alone(bench):
     run = bench.check(jobs)
     assert run.bits == expected and run.moved["forks"] == 0
     assert run.cached == [0, 64, 64]
+
+
+def test_log_probabilities_of_prompts_have_the_same_bits_beside_others(bench):
+    jobs = [replace(job, prompt_logprobs=2, max_tokens=5) for job in jobs_of(bench)]
+    expected = alone(bench, jobs)
+    run = bench.check(jobs)
+    assert run.bits == expected
+    entries = [[repr(entry) for entry in r.prompt_logprobs] for r in run.requests]
+    again = bench.check([replace(job, arrive=3 * i) for i, job in enumerate(jobs)])
+    assert [[repr(entry) for entry in r.prompt_logprobs] for r in again.requests] == entries

@@ -151,6 +151,21 @@ def test_stop_tokens_wait_for_the_least_length(bench):
     assert run.requests[2].finish_reason == "length"
 
 
+def test_log_probabilities_of_prompts(bench):
+    """Whole prompts, whatever the cache holds; in chunks, beside others, and of forks' parents."""
+    prompt = bench.prompt(150, seed=40)
+    bench.check([Job(prompt=prompt[:100])])
+    jobs = [
+        Job(prompt=prompt, prompt_logprobs=3, group="g", max_tokens=20),
+        Job(prompt=prompt, group="g", sample_index=1, max_tokens=20),
+        Job(prompt=prompt[:77], prompt_logprobs=0, max_tokens=20),
+        Job(prompt=prompt[:1], prompt_logprobs=1, max_tokens=20),
+    ]
+    run = bench.check([Job(prompt=prompt[:100], max_tokens=20), *jobs])
+    assert run.cached[0] == 96 and len(run.requests[1].prompt_logprobs[9].top) == 3
+    assert [len(r.prompt_logprobs) for r in run.requests] == [1, 150, 1, 77, 1]
+
+
 PENALTIES = {"presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.3}
 
 

@@ -34,6 +34,7 @@ def random_jobs(prompt, longest: int, count: int, rng: np.random.Generator) -> l
                 top_p=0.9,
                 seed=int(rng.integers(5)),
                 sample_index=int(rng.integers(3)),
+                prompt_logprobs=1 if rng.random() < 0.1 else None,
                 repetition_penalty=float(rng.choice((1.0, 1.0, 1.0, 1.2))),
                 frequency_penalty=float(rng.choice((0.0, 0.0, 0.0, 0.5))),
                 stop_ids=frozenset(range(rng.choice((0, 0, 0, 2)))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,13 +17,20 @@ EVERYTHING = os.environ.get("HYBRID_JAX_EXACTNESS") == "all"
 CHOSEN = GOLDENS if EVERYTHING else [g for g in GOLDENS if g.name.endswith(("_tied", "_groups"))]
 
 
+def log_probabilities(logits: np.ndarray) -> np.ndarray:
+    logits = logits.astype(np.float64) - logits.max()
+    return logits - np.log(np.exp(logits).sum())
+
+
 @pytest.mark.parametrize("golden", CHOSEN, ids=lambda golden: golden.name)
 def test_the_engine_continues_as_transformers_does(golden):
     answers = load_answers(golden)
     prompts = [{"prompt_token_ids": answer.prompt} for answer in answers]
     params = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True, logprobs=0)
+    asking = replace(params, max_tokens=1, prompt_logprobs=2, n=2)
     with LLM(golden, max_rows=2, prefill_tokens=32, steps_per_dispatch=4) as llm:
         cold, hit = (llm.generate(prompts, params) for _ in range(2))
+        prompted = llm.generate(prompts, asking)
         assert llm.stats()["prefill_rows"] >= len(prompts) + 2  # 70 tokens come in three chunks
     assert [output.num_cached_tokens for output in cold] == [0] * len(answers)
     assert hit[-1].num_cached_tokens == 64
@@ -30,8 +38,16 @@ def test_the_engine_continues_as_transformers_does(golden):
         assert list(output.outputs[0].token_ids) == answer.continuation
         assert again.outputs[0].token_ids == output.outputs[0].token_ids
         for index, token in enumerate(answer.continuation):
-            logits = answer.logits[len(answer.prompt) - 1 + index].astype(np.float64)
-            want = logits[token] - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+            want = log_probabilities(answer.logits[len(answer.prompt) - 1 + index])[token]
             for run in (output, again):
                 got = run.outputs[0].logprobs[index][token].logprob
                 assert abs(got - want) < TOLERANCE, f"token {index} after {len(answer.prompt)}"
+    for output, answer in zip(prompted, answers, strict=True):
+        assert output.num_cached_tokens == 0
+        first, *entries = output.prompt_logprobs
+        assert first is None and len(entries) == len(answer.prompt) - 1
+        for logits, token, entry in zip(answer.logits, answer.prompt[1:], entries, strict=False):
+            want = log_probabilities(logits)
+            assert abs(entry[token].logprob - want[token]) < TOLERANCE
+            assert entry[token].rank == (want > want[token]).sum() + 1
+            assert set(np.argsort(want)[-2:].tolist()) <= set(entry)
