@@ -25,6 +25,7 @@ _HOME = {
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
     "SamplingParams": "sampling_params",
+    "StructuredOutputsParams": "structured_outputs",
     "load_model": "checkpoint",
     "run_batch": "batch",
 }

@@ -9,6 +9,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hybrid_jax.constraints import NO_LIMITS, TokenConstraint, TokenLimits
 from hybrid_jax.engine.request import Request, TokenLogprobs
 from hybrid_jax.outputs import CompletionOutput, Delta, Logprob, RequestMetrics, RequestOutput
 from hybrid_jax.prompts import Prompt
@@ -127,6 +128,9 @@ class Completion:
             self.text += self._stops.finish()
             self.finish_reason = self.request.finish_reason
             self.stop_reason = self.request.stop_reason
+            limit = self.request.constraint
+            if self.finish_reason == "stop" and isinstance(limit, TokenConstraint) and limit.stuck:
+                self.finish_reason, self.stop_reason = "abort", limit.stuck
 
     def _add_logprobs(self, found: TokenLogprobs) -> None:
         self.logprobs.append(logprob_entries(found, self._tokenizer))
@@ -167,6 +171,7 @@ class Job:
         seed: of the noise, resolved.
         stop_ids: token ids that end a completion.
         max_tokens: resolved limit on each completion.
+        limits: what limits the tokens of each completion.
         arrival_time: clock seconds.
         call: where it says that it is done and puts its deltas.
     """
@@ -182,6 +187,7 @@ class Job:
         seed: int,
         stop_ids: frozenset[int],
         max_tokens: int,
+        limits: TokenLimits = NO_LIMITS,
         arrival_time: float,
         call: Call,
     ) -> None:
@@ -202,6 +208,8 @@ class Job:
                     group=None if params.n == 1 else request_id,
                     stop_ids=stop_ids,
                     max_tokens=max_tokens,
+                    forbidden_ids=limits.forbidden_ids,
+                    constraint=limits.constraints[sample] if limits.constraints else None,
                 ),
                 tokenizer,
             )

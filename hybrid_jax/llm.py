@@ -16,6 +16,7 @@ from hybrid_jax.checkpoint import load_config, load_model, model_folder
 from hybrid_jax.compile_cache import enable_compile_cache
 from hybrid_jax.completions import Call, Job, derive_seed
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
+from hybrid_jax.constraints import Constraints
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.feed import Feed
 from hybrid_jax.fingerprint import fingerprint
@@ -137,6 +138,7 @@ class LLM:
     ) -> None:
         self.model_config, self.engine_config = config, engine_config
         self._tokenizer = tokenizer
+        self._constraints = Constraints(tokenizer, config)
         check_memory(config, engine_config)
         with device_memory_for("arena, rings and tables", "lower memory or max_rows"):
             engine = Engine(config, params, engine_config)
@@ -298,6 +300,7 @@ class LLM:
                     "use stop_token_ids"
                 )
             max_tokens = resolve_max_tokens(index, len(prompt.token_ids), own, engine.max_model_len)
+            stop_ids = resolve_stop_ids(index, own, config)
             number = self._num_requests + index
             job = Job(
                 str(number),
@@ -306,8 +309,9 @@ class LLM:
                 own,
                 self._tokenizer,
                 seed=derive_seed(self.engine_config.seed, number) if own.seed is None else own.seed,
-                stop_ids=resolve_stop_ids(index, own, config),
+                stop_ids=stop_ids,
                 max_tokens=max_tokens,
+                limits=self._constraints.limits(index, own, stop_ids),
                 arrival_time=now,
                 call=call,
             )

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from numbers import Real
 
 from hybrid_jax.config.checks import flags
+from hybrid_jax.structured_outputs import StructuredOutputsParams
 
 MAX_LOGPROBS = 20
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6  # what float32 logits bear
 MAX_N = 1024  # completions per prompt; each is a request of its own
-INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs")
+INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
 FLOATS = (
     *("temperature", "top_p", "min_p"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
@@ -39,7 +40,9 @@ class SamplingParams:
             generated before.
         logit_bias: {token id: number between -100 and 100} added to the logits; kept as sorted pairs.
         allowed_token_ids: no other token is drawn; None allows all.
-        bad_words: texts that are not generated: the token that would complete one is not drawn.
+        bad_words: texts that are not generated as the tokenizer writes them, alone or after a space: the token
+            that would complete one is not drawn.
+        structured_outputs: the form the text must have; None for any.
         seed: of the sampling noise; None takes the engine's, mixed with the request's number.
         max_tokens: most tokens to generate; None goes on until a stop or the longest that fits.
         min_tokens: until so many tokens are generated nothing stops: stop tokens are not drawn, and stop
@@ -50,6 +53,8 @@ class SamplingParams:
         include_stop_str_in_output: keep the stop string in the text.
         logprobs: report this many most likely tokens per position, and the chosen one; None for
             none.
+        prompt_logprobs: the same for every token of the prompt; it is then computed whole, whatever the
+            prefix cache holds.
         detokenize: turn tokens into text.
         skip_special_tokens: leave special tokens out of the text.
 
@@ -69,6 +74,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] | None = None
     allowed_token_ids: tuple[int, ...] | list[int] | None = None
     bad_words: tuple[str, ...] | list[str] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -77,6 +83,7 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
 
@@ -139,6 +146,12 @@ class SamplingParams:
         check(
             all(isinstance(w, str) and w for w in self.bad_words), "bad_words", "non-empty strings"
         )
+        check(
+            self.structured_outputs is None
+            or isinstance(self.structured_outputs, StructuredOutputsParams),
+            "structured_outputs",
+            "None or StructuredOutputsParams",
+        )
         check(all(isinstance(s, str) and s for s in self.stop), "stop", "non-empty strings")
         for name in ("stop", "bad_words"):
             check(all(map(_is_unicode, getattr(self, name))), name, "valid UTF-8")
@@ -148,11 +161,13 @@ class SamplingParams:
             "stop_token_ids",
             "token ids >= 0",
         )
-        check(
-            self.logprobs is None or (_integer(self.logprobs, 0) and self.logprobs <= MAX_LOGPROBS),
-            "logprobs",
-            f"None or an integer between 0 and {MAX_LOGPROBS}",
-        )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            check(
+                value is None or (_integer(value, 0) and value <= MAX_LOGPROBS),
+                name,
+                f"None or an integer between 0 and {MAX_LOGPROBS}",
+            )
 
     def _check_tokens(self) -> None:
         """`logit_bias` and `allowed_token_ids`, as sorted tuples."""

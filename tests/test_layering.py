@@ -16,7 +16,7 @@ SOURCES = {
     for folder in ("hybrid_jax", "pallas_kernels")
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
-PLAIN = ("config", "geometry", "machine", "sampling_params", "sizes")
+PLAIN = ("config", "geometry", "machine", "sampling_params", "sizes", "structured_outputs")
 HOST = (
     "cache",
     "engine.audit",
@@ -46,7 +46,10 @@ class Room:
 # The first room whose prefix fits decides. Within a room everything may import everything.
 ROOMS = (
     Room(("pallas_kernels",), ("pallas_kernels",), ("jax", "numpy")),
-    Room(("config", "machine", "sampling_params", "sizes"), ("config",)),
+    Room(
+        ("config", "machine", "sampling_params", "sizes", "structured_outputs"),
+        ("config", "structured_outputs"),
+    ),
     Room(("geometry",), ("config",)),
     Room(("outputs",), ("sampling_params",)),
     Room(DEVICE, (*DEVICE, "config", "geometry", "pallas_kernels"), ("jax", "numpy", "flax")),
@@ -83,8 +86,16 @@ ROOMS = (
     Room(("fingerprint",), ("config", "tokenizer"), ("jax", "numpy")),
     Room(("prompts",), ("prompts", *TEXT, *PLAIN)),
     Room(
+        ("constraints",),
+        ("constraints", "tokenizer", *PLAIN),
+        ("numpy", "tokenizers", "llguidance"),
+    ),
+    Room(
         ("completions", "cache_view", "running_calls", "feed"),
-        ("completions", "running_calls", "prompts", "outputs", "engine.request", *TEXT, *PLAIN),
+        (
+            *("completions", "running_calls", "prompts", "outputs", "engine.request"),
+            *("constraints", *TEXT, *PLAIN),
+        ),
     ),
     Room(("report",), ("report", "models", "engine.sizing", *PLAIN)),
     Room(
@@ -92,7 +103,7 @@ ROOMS = (
         (
             *("llm", "batch", "options", "progress_bar", "request_limits", "feed", "fingerprint"),
             *("outputs", "prompts", "completions", "cache_view", "running_calls", "compile_cache"),
-            *("engine", "checkpoint", *TEXT, *PLAIN),
+            *("constraints", "engine", "checkpoint", *TEXT, *PLAIN),
         ),
         ("jax", "rich"),
     ),
@@ -107,6 +118,7 @@ ROOMS = (
 LATE_IMPORTS = {
     "hybrid_jax.checkpoint.orbax": "orbax takes seconds to load, and most loads never need it",
     "hybrid_jax.train": "optax belongs to the extra `train`; the signature is readable without it",
+    "hybrid_jax.constraints.grammar": "llguidance belongs to the extra `structured`",
     "hybrid_jax.cli": "each command loads only what it needs, so `inspect` runs without jax",
 }
 

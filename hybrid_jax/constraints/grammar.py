@@ -1,0 +1,165 @@
+"""Grammars over token ids, by llguidance (the extra `structured`)."""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tokenizers
+
+from hybrid_jax.constraints.token_bits import all_bits
+from hybrid_jax.structured_outputs import StructuredOutputsParams
+from hybrid_jax.tokenizer import Tokenizer
+
+INSTALL = "pip install 'hybrid_jax[structured]'"
+END = "<|end of the grammar|>"
+# Between the tokens of JSON: a space, or a line end and some indentation. Unlimited white space is where small
+# models lose themselves.
+WHITESPACE = r" |\r?\n[ \t]{0,20}"
+MAX_MESSAGE = 160  # characters of the library's own words
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer and keeps those used last.
+
+    Args:
+        tokenizer: of the model.
+        vocab_size: tokens the model gives logits for. Those without a text are never allowed.
+        keep: compiled grammars to keep.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, *, keep: int = 64) -> None:
+        self._tokenizer, self._vocab_size, self._keep = tokenizer, vocab_size, keep
+        self._everything = all_bits(vocab_size)
+        self._vocabulary: tuple[Any, int] | None = None  # llguidance's tokenizer, and the id of END
+        self._compiled: OrderedDict[StructuredOutputsParams, Any] = OrderedDict()
+
+    def state(self, wanted: StructuredOutputsParams) -> GrammarState:
+        """A grammar at its start, compiled unless it was kept.
+
+        Raises:
+            ValueError: the grammar is wrong or has something that is not supported, llguidance is not
+                installed or cannot read the tokenizer.
+        """
+        start = self._compiled.pop(wanted, None)
+        if start is None:
+            start = self._compile(wanted)
+        self._compiled[wanted] = start
+        while len(self._compiled) > self._keep:
+            self._compiled.popitem(last=False)
+        return GrammarState(start, self._everything, self._vocabulary[1])
+
+    def _compile(self, wanted: StructuredOutputsParams) -> Any:
+        library = _llguidance()
+        if self._vocabulary is None:
+            self._vocabulary = _read_vocabulary(library, self._tokenizer, self._vocab_size)
+        # What a schema says under "x-guidance" wins over the defaults here.
+        defaults = {"whitespace_pattern": WHITESPACE}
+        start = library.LLMatcher(
+            self._vocabulary[0], _source(library.LLMatcher, wanted, defaults), log_level=0
+        )
+        if start.is_error():
+            raise ValueError(
+                f"structured_outputs.{wanted.kind} {reprlib.repr(wanted.value)} cannot be "
+                f"followed: {_shortened(start.get_error())}; change it"
+            )
+        return start
+
+
+class GrammarState:
+    """Where one text stands in its grammar.
+
+    Args:
+        start: an LLMatcher at the start, which is copied.
+        everything: uint32[ceil(V / 32)] all tokens of the model.
+        end: the token that llguidance allows where the text may end; in no text.
+    """
+
+    def __init__(self, start: Any, everything: np.ndarray, end: int) -> None:
+        self._start, self._everything, self._end = start, everything, end
+        self.restart()
+
+    def restart(self) -> None:
+        """Back to the start."""
+        self._matcher, self._failure = self._start.deep_copy(), None
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Appends tokens to the text."""
+        if tokens and not self._failed() and not self._matcher.consume_tokens(list(tokens)):
+            self._failed()
+
+    def allowed(self) -> tuple[np.ndarray, bool, str | None]:
+        """uint32[ceil(V / 32)] tokens that continue the text, whether it may end here, and what failed if
+        something did: the text has left the grammar, or following it costs too much.
+        """
+        if self._failed():
+            return np.zeros_like(self._everything), False, self._failure
+        words = np.frombuffer(self._matcher.compute_bitmask(), "<u4")
+        if self._failed():
+            return np.zeros_like(self._everything), False, self._failure
+        may_end = bool(words[self._end // 32] >> (self._end % 32) & 1)
+        text = np.zeros_like(self._everything)
+        count = min(len(text), len(words))
+        text[:count] = words[:count]
+        if self._end // 32 < count:
+            text[self._end // 32] &= ~np.uint32(1 << self._end % 32)
+        return text & self._everything, may_end, None
+
+    def _failed(self) -> bool:
+        if self._failure is None and self._matcher.is_error():
+            self._failure = _shortened(self._matcher.get_error())
+        return self._failure is not None
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ModuleNotFoundError as error:
+        raise ValueError(f"structured_outputs needs llguidance; {INSTALL}") from error
+    return llguidance
+
+
+def _read_vocabulary(library: Any, tokenizer: Tokenizer, vocab_size: int) -> tuple[Any, int]:
+    """llguidance's own view of a tokenizer, with one more token that means the end and nothing else.
+
+    The model's stop ids would not do: a model may have none, or take an ordinary token for one.
+    """
+    backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
+    known = set(backend.get_vocab(with_added_tokens=True).values())
+    backend.add_special_tokens([END])
+    end = backend.token_to_id(END)
+    try:
+        if end in known:
+            raise ValueError(f"its ids have gaps, so {end} came twice")
+        most = max(vocab_size, max(known) + 1, end + 1)
+        return library.LLTokenizer(backend.to_str(), n_vocab=most, eos_token=end), end
+    except ValueError as error:
+        raise ValueError(
+            f"structured_outputs: llguidance cannot use this model's tokenizer.json: "
+            f"{_shortened(str(error))}; use free text with this model"
+        ) from error
+
+
+def _source(matcher: Any, wanted: StructuredOutputsParams, defaults: dict[str, Any]) -> str:
+    """The grammar in llguidance's own notation."""
+    if wanted.kind == "regex":
+        return matcher.grammar_from_regex(wanted.regex)
+    if wanted.kind == "choice":
+        return matcher.grammar_from_regex("|".join(map(re.escape, wanted.choice)))
+    if wanted.kind == "grammar":
+        return matcher.grammar_from_lark(wanted.grammar)
+    schema = wanted.json if wanted.kind == "json" else json.dumps({"type": "object"})
+    return matcher.grammar_from_json_schema(schema, defaults=defaults)
+
+
+def _shortened(message: str) -> str:
+    """What a parser says went wrong: its line "error: ..." if it has one, else its first."""
+    lines = [line.strip() for line in message.strip().splitlines()] or ["unknown error"]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    text = (errors or lines)[0]
+    return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 3] + "..."

@@ -1,0 +1,158 @@
+"""From sampling parameters to what limits the tokens of each completion, checked before anything runs."""
+
+from __future__ import annotations
+
+import reprlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybrid_jax.config import ModelConfig
+from hybrid_jax.constraints.bad_words import BadWords, token_sequences
+from hybrid_jax.constraints.grammar import Grammars
+from hybrid_jax.constraints.token_bits import all_bits, bits_of
+from hybrid_jax.constraints.token_constraint import TokenConstraint
+from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.tokenizer import Tokenizer
+
+TOKENIZER = "a tokenizer, which this model lacks; put a tokenizer.json beside its config.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLimits:
+    """What limits the tokens of a prompt's completions.
+
+    Attributes:
+        forbidden_ids: never drawn.
+        constraints: one for each completion, since each follows its own text; empty for none.
+    """
+
+    forbidden_ids: frozenset[int] = frozenset()
+    constraints: tuple[TokenConstraint, ...] = ()
+
+
+NO_LIMITS = TokenLimits()
+
+
+class Constraints:
+    """Makes the limits of each prompt; keeps compiled grammars.
+
+    Args:
+        tokenizer: the model's; None when it came without one.
+        config: the model's.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, config: ModelConfig) -> None:
+        self._tokenizer, self._config = tokenizer, config
+        self._grammars = tokenizer and Grammars(tokenizer, config.vocab_size)
+
+    def limits(self, index: int, params: SamplingParams, stop_ids: frozenset[int]) -> TokenLimits:
+        """What the tokens of one prompt's completions must keep to.
+
+        Args:
+            index: the prompt's, for messages.
+            stop_ids: that end them, the model's own included unless they are ignored.
+
+        Raises:
+            ValueError: a grammar that is wrong or not supported, parameters that contradict each other, or
+                something that is missing: tokenizer, llguidance.
+        """
+        check_token_ids(index, params, self._config.vocab_size)
+        sequences = self._bad_sequences(index, params)
+        forbidden = frozenset(tokens[0] for tokens in sequences if len(tokens) == 1)
+        longer = [tokens for tokens in sequences if len(tokens) > 1]
+        drawable = self._drawable(index, params, forbidden, stop_ids)
+        if not longer and params.structured_outputs is None:
+            return TokenLimits(forbidden_ids=forbidden) if forbidden else NO_LIMITS
+        constraints = tuple(
+            TokenConstraint(
+                self._config.vocab_size,
+                drawable=drawable,
+                end_ids=stop_ids & set(() if params.ignore_eos else self._config.eos_token_ids),
+                stop_ids=stop_ids,
+                min_tokens=params.min_tokens,
+                grammar=self._grammar(index, params),
+                bad_words=BadWords(longer) if longer else None,
+            )
+            for _ in range(params.n)
+        )
+        if not constraints[0].mask([]).any():
+            raise ValueError(
+                f"prompt {index}: {_what(params)} lets no token come first{_together(params)}; change it"
+            )
+        return TokenLimits(forbidden_ids=forbidden, constraints=constraints)
+
+    def _bad_sequences(self, index: int, params: SamplingParams) -> list[tuple[int, ...]]:
+        if params.bad_words and self._tokenizer is None:
+            raise ValueError(f"prompt {index}: bad_words need {TOKENIZER}")
+        found: dict[tuple[int, ...], None] = {}
+        for word in params.bad_words:
+            sequences = token_sequences(word, self._tokenizer)
+            size = self._config.vocab_size
+            sequences = [tokens for tokens in sequences if max(tokens) < size]
+            if not sequences:
+                raise ValueError(
+                    f"prompt {index}: bad_words has {reprlib.repr(word)}, which this model's "
+                    "tokenizer gives no tokens the model could draw; leave it out"
+                )
+            found |= dict.fromkeys(sequences)
+        return list(found)
+
+    def _drawable(
+        self,
+        index: int,
+        params: SamplingParams,
+        forbidden: frozenset[int],
+        stop_ids: frozenset[int],
+    ) -> np.ndarray:
+        """Tokens that may come at all, uint32[ceil(V / 32)]; some must at the start."""
+        size, allowed = self._config.vocab_size, params.allowed_token_ids
+        drawable = all_bits(size) if allowed is None else bits_of(allowed, size)
+        drawable &= ~bits_of(forbidden, size)
+        late = bits_of(stop_ids if params.min_tokens else (), size)
+        if allowed is not None and not (drawable & ~late).any():
+            raise ValueError(
+                f"prompt {index}: nothing may come first{_together(params)}; change one of them"
+            )
+        return drawable
+
+    def _grammar(self, index: int, params: SamplingParams):
+        if params.structured_outputs is None:
+            return None
+        if self._grammars is None:
+            raise ValueError(f"prompt {index}: structured_outputs need {TOKENIZER}")
+        try:
+            return self._grammars.state(params.structured_outputs)
+        except ValueError as error:
+            raise ValueError(f"prompt {index}: {error}") from error
+
+
+def check_token_ids(index: int, params: SamplingParams, vocab_size: int) -> None:
+    """ValueError where `logit_bias` or `allowed_token_ids` name a token beyond the vocabulary."""
+    named = {
+        "logit_bias": [token for token, _ in params.logit_bias],
+        "allowed_token_ids": params.allowed_token_ids or (),
+    }
+    for name, tokens in named.items():
+        wrong = next((token for token in tokens if token >= vocab_size), None)
+        if wrong is not None:
+            raise ValueError(
+                f"prompt {index}: {name} must name token ids below the vocabulary's {vocab_size}, "
+                f"got {reprlib.repr(wrong)}"
+            )
+
+
+def _together(params: SamplingParams) -> str:
+    """The parameters that limit tokens everywhere, in words."""
+    names = ("allowed_token_ids", "bad_words", "min_tokens")
+    given = [
+        f"{name}={reprlib.repr(getattr(params, name))}" for name in names if getattr(params, name)
+    ]
+    return f" with {' and '.join(given)}" if given else ""
+
+
+def _what(params: SamplingParams) -> str:
+    wanted = params.structured_outputs
+    if wanted is None:
+        return f"bad_words {reprlib.repr(params.bad_words)}"
+    return f"structured_outputs.{wanted.kind} {reprlib.repr(wanted.value)}"
