@@ -32,6 +32,7 @@ from hybrid_jax.request_limits import TooLong
 LIVE_PER_ROW = (
     4  # completions under way for each row of the engine: it looks ahead for shared prefixes
 )
+FINISHED = ("stop", "length")  # the API knows no other way a text may end
 MAX_HELD_LINES = 4096  # answered lines that wait for an earlier one
 MAX_HELD_BYTES = 64 << 20
 
@@ -195,11 +196,16 @@ class Run:
         self._settle(entry, line)
 
     def _answer(self, ticket: Ticket) -> None:
-        entry = self._running.pop(ticket)
+        entry, outputs = self._running.pop(ticket), ticket.outputs()
+        for choice in (choice for output in outputs for choice in output.outputs):
+            if choice.finish_reason not in FINISHED:
+                what = f"a completion ended early: {choice.stop_reason or choice.finish_reason}"
+                self._fail(entry, LineError(what, code="ended_early"))
+                return
         body = answer(
             entry.names,
             entry.request,
-            ticket.outputs(),
+            outputs,
             model=self._model,
             created=int(time.time()),
             texts=self._texts,

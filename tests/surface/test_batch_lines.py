@@ -369,7 +369,11 @@ MESSAGE = {"role": "user", "content": "hi"}
             "unsupported_parameter",
             "best_of=3 is not supported unless it equals n=1",
         ),
-        (line(temperature=-1), "invalid_value", "temperature must be 0 or a number between 1e-06 and 1000000, got -1"),
+        (
+            line(temperature=-1),
+            "invalid_value",
+            "temperature must be 0 or a number between 1e-06 and 1000000, got -1",
+        ),
         (
             line(temperature="1"),
             "invalid_value",
@@ -480,6 +484,25 @@ def test_a_mistake_of_ours_costs_one_line(llm, ask, monkeypatch):
     }
     assert first["error"] is third["error"] is None
     assert not llm._engine.has_work
+
+
+def test_a_completion_that_ended_in_no_way_the_api_knows_is_an_error(llm, ask, monkeypatch):
+    step = llm._engine.step
+
+    def abort(*_):
+        results = step()
+        for result in results:
+            if result.request.prompt == [99]:
+                result.request.finish_reason, result.request.stop_reason = "abort", "stuck"
+        return results
+
+    monkeypatch.setattr(llm._engine, "step", abort)
+    first, second = ask(line("a", prompt=["b", "c"]), line("b"))
+    assert first["error"] == {
+        "code": "ended_early",
+        "message": "line 1: a completion ended early: stuck",
+    }
+    assert second["error"] is None
 
 
 def test_a_line_may_ask_for_many_choices_but_not_for_any_number(body_of, error_of):
