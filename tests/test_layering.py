@@ -19,6 +19,7 @@ SOURCES = {
 PLAIN = ("config", "geometry", "machine", "sampling_params", "sizes", "structured_outputs")
 HOST = (
     "cache",
+    "engine.admission",
     "engine.audit",
     "engine.bucket",
     "engine.memory",
@@ -26,6 +27,7 @@ HOST = (
     "engine.progress",
     "engine.request",
     "engine.scheduler",
+    "engine.seats",
     "engine.sequence",
     "engine.sizing",
     "engine.turn",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from hybrid_jax.engine.memory import Memory
+from hybrid_jax.engine.seats import Seats
 from hybrid_jax.engine.sequence import Flight, Sequence
 
 
-def check_seats(rows: list[Sequence | None], running: list[Sequence]) -> None:
+def check_seats(seats: Seats) -> None:
     """Every running sequence sits in the row it says, and nobody else sits anywhere."""
+    rows, running = seats.rows, seats.running
     for row, sequence in enumerate(rows):
         assert sequence is None or sequence.row == row, (
             f"scheduler: row {row} holds a sequence that says {sequence.row}"

@@ -25,11 +25,13 @@ from collections import deque
 from collections.abc import Iterable
 
 from hybrid_jax.config import EngineConfig
+from hybrid_jax.engine.admission import Admission
 from hybrid_jax.engine.audit import check_running, check_seats
 from hybrid_jax.engine.memory import Memory
 from hybrid_jax.engine.plan import Plan, Tokens
 from hybrid_jax.engine.progress import NEED_RESULTS, NeedResults, Progress, SchedulerCounters
 from hybrid_jax.engine.request import Request
+from hybrid_jax.engine.seats import Seats
 from hybrid_jax.engine.sequence import DecodeFlight, Flight, Phase, Sequence
 from hybrid_jax.engine.turn import Turn
 from hybrid_jax.geometry import Geometry
@@ -64,7 +66,6 @@ class Scheduler:
         self.geometry, self.engine = geometry, engine
         self.num_frames, self.max_slots, self.max_model_len = num_frames, max_slots, max_model_len
         self.counters = SchedulerCounters()
-        self._patience = 8 * engine.max_rows
         self._sequences: dict[str, Sequence] = {}  # unfinished ones
         self._num_arrivals = 0
         self.memory = Memory(
@@ -73,9 +74,8 @@ class Scheduler:
             max_slots=max_slots,
             cached=engine.cache.policy != "off",
         )
-        self._rows: list[Sequence | None] = [None] * engine.max_rows
-        self._running: list[Sequence] = []  # oldest first
-        self._waiting: deque[Sequence] = deque()
+        self.seats = Seats(engine.max_rows)
+        self.admission = Admission(self.memory, engine, self.counters, self.seats)
         self._flights: deque[Flight] = deque()
         self._drain = False
 
@@ -124,7 +124,7 @@ class Scheduler:
         self._num_arrivals += 1
         self._sequences[request.request_id] = sequence
         self.memory.announce(sequence)
-        self._waiting.append(sequence)
+        self.admission.waiting.append(sequence)
 
     def abort(self, request_id: str, reason: str = "abort") -> bool:
         """Ends a request now; no more of its tokens are reported. False when it is not live.
@@ -136,7 +136,7 @@ class Scheduler:
             return False
         sequence.request.finish_reason = reason
         if sequence.phase is Phase.WAITING:
-            self._waiting.remove(sequence)
+            self.admission.waiting.remove(sequence)
             self.memory.withdraw(sequence)
             self._leave(sequence)
         elif sequence.num_flights == 0:
@@ -158,11 +158,11 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self.seats.running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self.admission.waiting)
 
     # --- planning -------------------------------------------------------------------------------
 
@@ -189,16 +189,16 @@ class Scheduler:
 
     def _turn(self) -> Turn:
         """One turn's work, in the order of the module's docstring."""
-        turn = Turn(self.memory, self.engine, self.counters, self._running)
-        turn.close_holes(self._rows)
-        for sequence in self._running:
+        turn = Turn(self.memory, self.engine, self.counters, self.seats.running)
+        turn.close_holes(self.seats.rows)
+        for sequence in self.seats.running:
             self.memory.promise(sequence)
-        for sequence in list(self._running):
+        for sequence in list(self.seats.running):
             if sequence.running:  # not preempted for an older one a moment ago
                 self._advance(turn, sequence)
         if not (self._drain or turn.preempted):
-            self._admit(turn)
-            self._fork(turn)
+            self.admission.admit(turn)
+            self.admission.fork(turn)
         turn.finish()
         return turn
 
@@ -209,89 +209,11 @@ class Scheduler:
             if self._flights:
                 self._drain = True  # whom to preempt is known once every result is in
                 return
-            victim = self._running[-1]
+            victim = self.seats.running[-1]
             self._preempt(victim)
             turn.preempted = True
             if victim is sequence:
                 return
-
-    # --- admission ------------------------------------------------------------------------------
-
-    def _admit(self, turn: Turn) -> None:
-        """Seats waiting requests in free rows, first come first.
-
-        Except those that wait for a checkpoint, and those that will fork, for which a row is kept free.
-        """
-        admitted: list[Sequence] = []
-        passed: list[Sequence] = []
-        num_free = self._rows.count(None)
-        computing = self._groups_computed(turn)
-        for sequence in self._waiting:
-            if num_free <= 0 or turn.full:
-                break
-            if sequence.forks_from in computing:
-                passed.append(sequence)
-                num_free -= 1
-                continue
-            match, patient = None, sequence.num_overtaken < self._patience
-            if self.memory.tree is not None and not sequence.request.lacks_prompt_logprobs:
-                if patient and sequence.waits_for is not None and sequence.waits_for.promised_by:
-                    passed.append(sequence)
-                    continue
-                match = self.memory.tree.match(sequence.prompt, sequence.owner)
-                if patient and match.pending is not None:
-                    self.counters.waits += sequence.waits_for is not match.pending
-                    sequence.waits_for = match.pending
-                    passed.append(sequence)
-                    continue
-            hit_len = self.memory.start(sequence, match, others=self._running)
-            if hit_len is None:
-                break
-            for earlier in passed:
-                earlier.num_overtaken += 1
-            admitted.append(sequence)
-            self._seat(sequence, hit_len)
-            num_free -= 1
-            if sequence.group is not None:
-                computing = self._groups_computed(turn)
-            self.memory.promise(sequence)
-            turn.chunk(sequence)
-        for sequence in admitted:
-            self._waiting.remove(sequence)
-
-    def _groups_computed(self, turn: Turn) -> set[str]:
-        """Groups of which one has its prompt computed now, so that the others will fork from it."""
-        if self.engine.exact:
-            return set()  # one executable for everything: a fork's logits would come from another
-        leaders = [s for s in self._running if s.phase is Phase.PREFILL] + turn.ended
-        return {s.group for s in leaders if s.group is not None}
-
-    def _fork(self, turn: Turn) -> None:
-        """Seats waiting siblings of the prompts that end in this plan, as far as rows and memory go."""
-        computed = {s.group: s for s in turn.ended if s.group is not None}
-        if self.engine.exact or not computed:
-            return
-        for sequence in [s for s in self._waiting if s.forks_from in computed]:
-            if None not in self._rows:
-                break
-            parent = computed[sequence.group]
-            copies = self.memory.fork(parent, sequence, others=self._running)
-            if copies is None:
-                break
-            self._waiting.remove(sequence)
-            self._seat(sequence, parent.request.num_cached_tokens)
-            turn.fork(parent, sequence, copies)
-
-    def _seat(self, sequence: Sequence, hit_len: int) -> None:
-        """Gives a sequence the lowest free row."""
-        sequence.waits_for = None
-        sequence.phase = Phase.PREFILL
-        sequence.row = self._rows.index(None)
-        self._rows[sequence.row] = sequence
-        self._running.append(sequence)
-        self._running.sort(key=lambda s: s.arrival)
-        if sequence.request.num_preemptions == 0 and not sequence.request.output:
-            sequence.request.num_cached_tokens = hit_len
 
     # --- leaving --------------------------------------------------------------------------------
 
@@ -299,13 +221,12 @@ class Scheduler:
         """Sends a running sequence, not in flight, to the front of the queue; its prefix goes to the tree."""
         self.memory.withdraw(sequence)
         self.memory.finish(sequence)
-        self._rows[sequence.row] = None
-        self._running.remove(sequence)
+        self.seats.leave(sequence)
         sequence.request.num_preemptions += 1
         self.counters.preemptions += 1
         sequence.wait_again()
         self.memory.announce(sequence)
-        self._waiting.appendleft(sequence)
+        self.admission.waiting.appendleft(sequence)
 
     def _finish(self, sequence: Sequence) -> None:
         """Takes a running sequence out for good; later plans in flight that name it find its row inert."""
@@ -315,8 +236,7 @@ class Scheduler:
                     self.memory.settle_fold(decode, 0)
         self.memory.withdraw(sequence)
         self.memory.finish(sequence)
-        self._rows[sequence.row] = None
-        self._running.remove(sequence)
+        self.seats.leave(sequence)
         self._leave(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
@@ -418,7 +338,7 @@ class Scheduler:
             max_slots=self.max_slots,
             max_model_len=self.max_model_len,
         )
-        new.counters = self.counters
+        new.counters = new.admission.counters = self.counters
         if self.memory.tree is not None:
             new.memory.tree.counters = self.memory.tree.counters
         new.counters.restarts += 1
@@ -443,8 +363,8 @@ class Scheduler:
         """Counters and present numbers of requests, frames, checkpoints and the prefix cache."""
         return {
             **vars(self.counters),
-            "running": len(self._running),
-            "waiting": len(self._waiting),
+            "running": len(self.seats.running),
+            "waiting": len(self.admission.waiting),
             **self.memory.stats(),
         }
 
@@ -452,12 +372,14 @@ class Scheduler:
         """Recomputes who holds what and who sits where; raises AssertionError with both numbers."""
         flights = list(self._flights)
         decodes = [d for f in flights for d in f.decode if d.sequence.phase is not Phase.DONE]
-        self.memory.check_invariants(self._running, decodes)
-        check_seats(self._rows, self._running)
-        for sequence in self._running:
+        self.memory.check_invariants(self.seats.running, decodes)
+        check_seats(self.seats)
+        for sequence in self.seats.running:
             check_running(sequence, flights, self.memory)
-        assert all(s.phase is Phase.WAITING for s in self._waiting), "scheduler: a queued one runs"
-        live = len(self._running) + len(self._waiting)
+        assert all(s.phase is Phase.WAITING for s in self.admission.waiting), (
+            "scheduler: a queued one runs"
+        )
+        live = len(self.seats.running) + len(self.admission.waiting)
         assert live == len(self._sequences), (
             f"scheduler: {len(self._sequences)} live requests, {live} running or waiting"
         )

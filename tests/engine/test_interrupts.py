@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.engine import batches, pending
+from hybrid_jax.engine.admission import Admission
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.pending import Pending
 from hybrid_jax.engine.request import Request
@@ -44,8 +45,8 @@ TURN = (
     pending._entry,
     Scheduler.plan,
     Scheduler._turn,
-    Scheduler._admit,
-    Scheduler._fork,
+    Admission.admit,
+    Admission.fork,
     Scheduler.receive,
     Scheduler._settle,
     Scheduler._accept,

@@ -371,7 +371,7 @@ def test_a_waiting_request_goes_on_when_the_one_it_waits_for_is_aborted():
 
 def test_a_later_request_overtakes_one_that_waits_but_not_for_ever():
     engine = Engine.make(max_rows=1, max_model_len=2000, num_frames=2000)
-    engine.scheduler._patience = 2
+    engine.scheduler.admission.patience = 2
     rng = random.Random(0)
     prompt = tokens_of(rng, 40)
     tree = engine.scheduler.memory.tree

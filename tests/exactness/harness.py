@@ -384,7 +384,7 @@ class Poison:
             whole[frame] = frames.holders(frame) == 0
         num_rows = engine.engine_config.max_rows + 1
         records, columns = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.int32)
-        for row, sequence in enumerate(scheduler._rows):
+        for row, sequence in enumerate(scheduler.seats.rows):
             if sequence is None:
                 continue
             if sequence.phase is not Phase.PREFILL:  # a chunk starts from the checkpoint alone
