@@ -9,6 +9,7 @@ from typing import Any
 
 from hybrid_jax.batch.errors import LineError, shown
 from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.structured_outputs import StructuredOutputsParams
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SAMPLING_FIELDS = {field.name for field in fields(SamplingParams)}
@@ -41,6 +42,30 @@ def _bias(name: str, value: Any) -> dict[int, Any]:
     whole = isinstance(value, dict) and all(k.isascii() and k.isdigit() for k in value)
     _require(whole, name, "an object from token ids to numbers", value)
     return {int(token): bias for token, bias in value.items()}
+
+
+def _response_format(name: str, value: Any) -> StructuredOutputsParams | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    described = value.get("json_schema") if kind == "json_schema" else None
+    schema = described.get("schema") if isinstance(described, dict) else None
+    what = 'of type "text", "json_object", or "json_schema" with json_schema.schema, an object'
+    _require(isinstance(schema, dict), name, what, value)
+    return StructuredOutputsParams(json=schema)
+
+
+def _structured(name: str, value: Any) -> StructuredOutputsParams:
+    known = [field.name for field in fields(StructuredOutputsParams)]
+    what = f"an object with one of {', '.join(known)}"
+    _require(isinstance(value, dict) and value.keys() <= set(known), name, what, value)
+    return StructuredOutputsParams(**value)
+
+
+def _guided(kind: str) -> Callable[[str, Any], StructuredOutputsParams]:
+    return lambda name, value: StructuredOutputsParams(**{kind: value})
 
 
 def _require(condition: bool, name: str, what: str, value: Any) -> None:
@@ -98,7 +123,12 @@ FIELDS = {
     "logit_bias": Field(to="logit_bias", read=_bias, nothing=({},)),
     "allowed_token_ids": Field(to="allowed_token_ids", read=_list),
     "bad_words": Field(to="bad_words", read=_list, nothing=([],)),
-    "response_format": Field(nothing=({"type": "text"},), only=CHAT),
+    "response_format": Field(to="structured_outputs", read=_response_format),
+    "structured_outputs": Field(to="structured_outputs", read=_structured),
+    **{
+        f"guided_{kind}": Field(to="structured_outputs", read=_guided(kind))
+        for kind in ("json", "regex", "choice", "grammar")
+    },
     # valid, but only as far as they ask for nothing
     "stream": Field(nothing=(False,), remedy=WHOLE),
     "echo": Field(nothing=(False,), remedy="join prompt and text yourself"),
@@ -109,11 +139,6 @@ FIELDS = {
     "truncate_prompt_tokens": Field(remedy="shorten the prompt yourself"),
     "spaces_between_special_tokens": Field(nothing=(True,)),
     "add_special_tokens": Field(nothing=()),
-    "structured_outputs": Field(nothing=()),
-    "guided_json": Field(nothing=()),
-    "guided_regex": Field(nothing=()),
-    "guided_choice": Field(nothing=()),
-    "guided_grammar": Field(nothing=()),
     "functions": Field(only=CHAT, remedy="write tools instead"),
     "function_call": Field(nothing=("none", "auto"), only=CHAT, remedy="write tool_choice instead"),
     "modalities": Field(nothing=(["text"],), only=CHAT, remedy=TEXT_ONLY),
@@ -158,7 +183,7 @@ def read_params(body: Mapping[str, Any], url: str, defaults: SamplingParams) -> 
         if field.to not in SAMPLING_FIELDS:
             _refuse_unless_nothing(name, value, field)
         else:
-            _add(given, field.to, name, field.read(name, value))
+            _add(given, field.to, name, _read(field, name, value))
     _add_logprobs(given, body, url)
     try:
         params = replace(defaults, **{to: value for to, (_, value) in given.items()})
@@ -169,6 +194,15 @@ def read_params(body: Mapping[str, Any], url: str, defaults: SamplingParams) -> 
         raise LineError(text.replace(to, name, 1) if name else text, param=name) from error
     _check_best_of(body.get("best_of") if url == COMPLETIONS else None, params.n)
     return params
+
+
+def _read(field: Field, name: str, value: Any) -> Any:
+    try:
+        return field.read(name, value)
+    except LineError:
+        raise
+    except ValueError as error:
+        raise LineError(f"{name}: {error}", param=name) from error
 
 
 def _add(given: dict[str, tuple[str, Any]], to: str, name: str, value: Any) -> None:

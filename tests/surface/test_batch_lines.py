@@ -10,7 +10,7 @@ from dataclasses import fields
 import pytest
 
 from hybrid_jax import LLM, SamplingParams, run_batch
-from hybrid_jax.batch.fields import ELSEWHERE, FIELDS
+from hybrid_jax.batch.fields import ELSEWHERE, FIELDS, read_params
 from hybrid_jax.batch.requests import MAX_CHOICES
 from hybrid_jax.batch.token_text import TokenTexts
 from hybrid_jax.tokenizer import Tokenizer
@@ -261,6 +261,26 @@ def test_seeds_depend_on_the_id_and_the_place_in_the_line_alone(make_llm, ask):
     assert [request.seed for request in other._engine.added] != seeds["a"]
 
 
+@pytest.mark.parametrize(
+    "body, kind, value",
+    [
+        ({"response_format": {"type": "text"}}, None, None),
+        ({"response_format": {"type": "json_object"}}, "json_object", True),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": 1}}}},
+            "json",
+            '{"a": 1}',
+        ),
+        ({"structured_outputs": {"regex": "a+"}}, "regex", "a+"),
+        ({"guided_choice": ["a", "b"]}, "choice", ("a", "b")),
+        ({"guided_json": '{"a": 1}'}, "json", '{"a": 1}'),
+    ],
+)
+def test_the_form_of_an_answer_is_read_under_all_its_names(body, kind, value):
+    found = read_params(body, COMPLETIONS, SamplingParams()).structured_outputs
+    assert (found and found.kind, found and found.value) == (kind, value)
+
+
 def test_fields_without_effect_are_accepted(body_of):
     body_of(
         **{"user": "u", "metadata": {"k": "v"}, "store": True, "service_tier": "flex"},
@@ -413,9 +433,23 @@ MESSAGE = {"role": "user", "content": "hi"}
             "top_logprobs must be None or an integer between 0 and 20, got 99",
         ),
         (
-            line("a", CHAT, response_format={"type": "json_object"}),
-            "unsupported_parameter",
-            "response_format={'type': 'json_object'} is not supported",
+            line(response_format={"type": "xml"}),
+            "invalid_value",
+            'must be of type "text", "json_object"',
+        ),
+        (line(response_format=[]), "invalid_value", "with json_schema.schema, an object, got []"),
+        (
+            line(response_format={"type": "json_schema", "json_schema": {}}),
+            "invalid_value",
+            "got {'json_schema': {}, 'type': 'json_schema'}",
+        ),
+        (line(structured_outputs={"xml": 1}), "invalid_value", "an object with one of json, regex"),
+        (line(structured_outputs={}), "invalid_value", "needs exactly one of json, regex"),
+        (line(guided_regex=5), "invalid_value", "regex must be made of non-empty text, got 5"),
+        (
+            line(guided_regex="a", guided_choice=["a"]),
+            "invalid_value",
+            "guided_regex and guided_choice mean the same and must agree",
         ),
         (line("a", CHAT, audio={}), "unsupported_parameter", "audio={} is not supported"),
     ],
