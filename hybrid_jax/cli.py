@@ -6,11 +6,9 @@ after Ctrl-C, 1 for anything else.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import traceback
 from dataclasses import replace
+from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated
 
@@ -19,11 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 from hybrid_jax import __version__
+from hybrid_jax.cli_exits import note, read_stdin, run, write, write_json
+from hybrid_jax.machine import has_accelerator, ram_bytes
 from hybrid_jax.sizes import parse_size
 from hybrid_jax.train.options import TrainOptions
 
 PACKAGE = Path(__file__).resolve().parent
-CALLERS_MISTAKES = (ValueError, NotImplementedError, OSError)
+MODELS_OWN = "the model's, or off"  # what generation_config.json says
 
 app = typer.Typer(
     name="hybrid-jax",
@@ -52,15 +52,31 @@ CacheOption = Annotated[str, typer.Option(help="Prefix cache: lru or off.")]
 ExactOption = Annotated[bool, typer.Option(help="Bit-identical results, slower.")]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        write(__version__)
+        raise typer.Exit
+
+
 @app.callback()
-def _app() -> None:
+def _app(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
+) -> None:
     """Inference for hybrid language models in JAX."""
 
 
 @app.command()
-def version() -> None:
+def version(as_json: JsonOption = False) -> None:
     """Prints the version."""
-    print(__version__)
+    if as_json:
+        write_json({"version": __version__, "jax": installed_version("jax")})
+    else:
+        write(__version__)
 
 
 # --- generate -------------------------------------------------------------------------------------
@@ -74,11 +90,20 @@ def generate(
     model: ModelOption = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(help="Most new tokens; until a stop or the longest that fits by default."),
+        typer.Option(
+            help="Most new tokens.",
+            show_default="the model's, or until a stop or the longest that fits",
+        ),
     ] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Keep the k most likely tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Keep this much probability.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy.", show_default="the model's, or 1")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Keep the k most likely tokens.", show_default=MODELS_OWN)
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Keep this much probability.", show_default=MODELS_OWN)
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the sampling noise.")] = 0,
     n: Annotated[int, typer.Option("--n", help="Completions per prompt.")] = 1,
     stop: Annotated[
@@ -98,7 +123,8 @@ def generate(
     """Continues each PROMPT; the text streams to stdout."""
     from hybrid_jax.llm import LLM  # loads jax
 
-    texts = [sys.stdin.read() if prompt == "-" else prompt for prompt in prompts]
+    write(end="", flush=True)  # a stdout that takes nothing shows before anything is loaded
+    texts = [read_stdin("generate") if prompt == "-" else prompt for prompt in prompts]
     llm = LLM(
         model,
         dtype=dtype,
@@ -111,22 +137,37 @@ def generate(
         progress=sys.stderr.isatty(),
     )
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "stop": stop}
+    given["max_tokens"] = max_tokens
     params = replace(
         llm.get_default_sampling_params(),
         n=n,
-        max_tokens=max_tokens,
         ignore_eos=ignore_eos,
         **{name: value for name, value in given.items() if value is not None},
     )
+    _check_text(llm, model, chat)
+    if n > 1 and params.greedy:
+        note("note: at temperature 0 the completions of a prompt are all the same")
     if chat:
         texts = [llm.render_chat([{"role": "user", "content": text}]) for text in texts]
     if as_json:
         outputs = llm.generate(texts, params, progress=sys.stderr.isatty())
-        _print_json({"outputs": [output.as_dict() for output in outputs], "stats": llm.stats()})
+        write_json({"outputs": [output.as_dict() for output in outputs], "stats": llm.stats()})
     else:
         outputs = _print_stream(llm.stream(texts, params), len(texts), n)
     if stats:
         _print_stats(outputs, llm)
+
+
+def _check_text(llm, model: str | None, chat: bool) -> None:
+    """What the command line needs of a model beyond what `LLM` does."""
+    tokenizer = llm.get_tokenizer()
+    if tokenizer is None:
+        raise ValueError(
+            f"generate: {model} has no tokenizer.json, so it takes no text; put one beside its config.json"
+        )
+    if chat and "default" not in tokenizer.chat_templates:
+        name = "the bundled model" if model is None else model
+        raise ValueError(f"generate: --chat: {name} has no chat template; leave --chat out")
 
 
 def _print_stream(deltas, num_prompts: int, n: int) -> list:
@@ -144,12 +185,12 @@ def _print_stream(deltas, num_prompts: int, n: int) -> list:
         while current < len(order):
             key = order[current]
             if shown == 0 and len(order) > 1 and (texts[key] or key in done):
-                print(f"--- {current + 1} of {len(order)} ---")
-            print(texts[key][shown:], end="", flush=True)
+                write(f"--- {current + 1} of {len(order)} ---")
+            write(texts[key][shown:], end="", flush=True)
             shown = len(texts[key])
             if key not in done:
                 break
-            print(flush=True)
+            write(flush=True)
             current, shown = current + 1, 0
     return [outputs[index] for index in sorted(outputs)]
 
@@ -212,17 +253,17 @@ def run_batch(
             exact=exact,
         )
     except batch.BatchStopped as error:
-        print(f"hybrid-jax: {_one_line(str(error))}", file=sys.stderr)
+        note(str(error))
         raise typer.Exit(1) from error
     except KeyboardInterrupt:
         kept = batch.partial_path(output.resolve())
         if kept.exists():
             kept = f"the lines so far are in {kept}, the same command goes on from there"
-            print(f"hybrid-jax: interrupted; {kept}", file=sys.stderr)
+            note(f"interrupted; {kept}")
         raise
-    print(f"hybrid-jax: {summary}", file=sys.stderr)
+    note(str(summary))
     if as_json:
-        _print_json(summary.as_dict())
+        write_json(summary.as_dict())
 
 
 # --- inspect --------------------------------------------------------------------------------------
@@ -236,7 +277,9 @@ def inspect(
     memory: MemoryOption = None,
     max_rows: RowsOption = None,
     max_model_len: LengthOption = None,
-    dtype: Annotated[str, typer.Option(help="auto (as stored), float32 or bfloat16.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16, or auto: what generate takes on this machine.")
+    ] = "auto",
     grain: Annotated[int | None, typer.Option(help="Tokens between resume points.")] = None,
     page_tokens: Annotated[int | None, typer.Option(help="Tokens of one KV page.")] = None,
     as_json: JsonOption = False,
@@ -246,8 +289,11 @@ def inspect(
     from hybrid_jax.report import inspect_model, read_config
 
     config = read_config(model if model is not None else PACKAGE / "bundled")
+    if dtype not in ("auto", "float32", "bfloat16"):
+        raise ValueError(f"--dtype must be auto, float32 or bfloat16, got {dtype!r}")
+    on_cpu = not has_accelerator()
     if dtype == "auto":
-        dtype = "float32" if config.dtype == "float32" else "bfloat16"
+        dtype = "float32" if on_cpu or config.dtype == "float32" else "bfloat16"
     given = {
         "memory": memory and parse_size(memory, name="memory"),
         "max_rows": max_rows,
@@ -256,13 +302,14 @@ def inspect(
         "page_tokens": page_tokens,
     }
     given = {name: value for name, value in given.items() if value is not None}
-    report = inspect_model(config, EngineConfig(dtype=dtype, **given))
+    engine = EngineConfig(dtype=dtype, **given)
+    report = inspect_model(config, engine, ram=ram_bytes() if on_cpu else None)
     if as_json:
-        _print_json(report.as_dict() | {"cache": report.cache_summary()})
+        write_json(report.as_dict() | {"cache": report.cache_summary()})
         return
     width = max(len(name) for name, _ in report.lines())
     for name, value in report.lines():
-        print(f"{name:<{width}}  {value}")
+        write(f"{name:<{width}}  {value}")
 
 
 # --- train-tiny -----------------------------------------------------------------------------------
@@ -284,7 +331,7 @@ def train_tiny(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Trains the small byte-level model on Python sources; needs the extra `train`."""
+    """Trains the small byte-level model on Python sources; needs: pip install 'hybrid_jax[train]'."""
     from hybrid_jax.train import train_tiny as train
 
     try:
@@ -304,57 +351,10 @@ def train_tiny(
             f"train-tiny: {error.name} is not installed; pip install 'hybrid_jax[train]'"
         ) from error
     if as_json:
-        _print_json(record)
-
-
-# --- exits ----------------------------------------------------------------------------------------
-
-
-def _print_json(value: dict) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+        write_json(record)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs one command and exits with its code."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(
-                errors="replace"
-            )  # generated text must not fail on a narrow terminal
     arguments = sys.argv[1:] if arguments is None else arguments
-    try:
-        code = app(args=arguments or ["--help"], prog_name="hybrid-jax", standalone_mode=False)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader went away, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    except (KeyboardInterrupt, typer.Abort):
-        code = 130
-    except Exception as error:
-        code = _report(error)
-    sys.exit(code if isinstance(code, int) else 0)
-
-
-def _report(error: Exception) -> int:
-    """One line for a caller's mistake, everything for a mistake of ours; returns the exit code."""
-    if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # typer's usage errors
-        print(f"hybrid-jax: {_one_line(error.format_message())}", file=sys.stderr)
-        return error.exit_code
-    if isinstance(error, OSError) and error.filename is not None:  # a file that was named
-        print(f"hybrid-jax: {_one_line(f'{error.strerror}: {error.filename}')}", file=sys.stderr)
-        return 2
-    if isinstance(error, CALLERS_MISTAKES) and _raised_by_us(error):
-        print(f"hybrid-jax: {_one_line(str(error))}", file=sys.stderr)
-        return 2
-    traceback.print_exception(error)
-    return 1
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _raised_by_us(error: Exception) -> bool:
-    """Whether the innermost frame is this package's: errors of libraries are not the caller's."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(frames[-1].filename).resolve().is_relative_to(PACKAGE)
+    run(app, arguments or ["--help"])

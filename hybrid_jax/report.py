@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hybrid_jax.config import EngineConfig, ModelConfig
-from hybrid_jax.engine.sizing import DEFAULT_LENGTH, choose_sizes
+from hybrid_jax.engine.sizing import DEFAULT_LENGTH, Sizes, choose_sizes
 from hybrid_jax.geometry import (
     ITEM_BYTES,
     Geometry,
@@ -58,7 +58,9 @@ class Fit:
 
     Attributes:
         memory: bytes for arena, rings and tables.
-        num_frames: frames of the arena when `max_rows` rows decode together.
+        arena_bytes, ring_bytes, table_bytes: how it is split when `max_rows` rows decode together.
+        num_frames: frames of the arena, the sink included.
+        num_slots: checkpoints the tables have room for.
         longest_context: tokens of the longest sequence that has the arena to itself, the model's own
             limit applied.
         rows: context length in tokens to the most rows of that length that fit together.
@@ -67,7 +69,11 @@ class Fit:
     """
 
     memory: int
+    arena_bytes: int
+    ring_bytes: int
+    table_bytes: int
     num_frames: int
+    num_slots: int
     longest_context: int
     rows: dict[int, int]
     cached_prefixes: int
@@ -91,8 +97,9 @@ class ModelReport:
         ring_bytes_per_row: outside the arena.
         grain: tokens between resume points.
         max_rows, max_model_len: engine settings that were assumed.
-        default_memory: bytes the engine takes when it is given no budget and the machine has enough: it
-            takes at most a quarter of the RAM on a CPU, half of what is free on an accelerator.
+        default_memory: bytes the engine takes when it is given no budget and the machine has enough: at
+            most a quarter of the RAM on a CPU, half of what is free on an accelerator. `fit.memory` is less
+            where this machine has not.
         fit: what fits the budget.
     """
 
@@ -149,6 +156,10 @@ class ModelReport:
         lines = [
             ("family", f"{self.family}, width {self.width:,}, vocabulary {self.vocab_size:,}"),
             ("blocks", kinds),
+            (
+                "dtype",
+                f"{self.dtype}, stored as {self.stored_dtype} (auto: float32 on a CPU, elsewhere as stored)",
+            ),
             ("parameters", f"{self.parameters:,} ({format_size(self.weight_bytes)} {self.dtype})"),
             ("prefill", f"{self.flops_per_token / 1e9:.3g} GFLOP a token"),
             ("context", f"{self.max_position:,} tokens"),
@@ -171,7 +182,12 @@ class ModelReport:
                 f"{min(self.max_model_len, DEFAULT_LENGTH):,} tokens; at most 1/4 of a host's RAM, or 1/2 "
                 "of what an accelerator has free",
             ),
-            ("budget", f"{format_size(fit.memory)}: {fit.num_frames:,} frames"),
+            (
+                "budget",
+                f"{format_size(fit.memory)}: arena {format_size(fit.arena_bytes)} in {fit.num_frames:,} "
+                f"frames, rings {format_size(fit.ring_bytes)} for {self.max_rows:,} rows, tables "
+                f"{format_size(fit.table_bytes)} for {fit.num_slots:,} checkpoints",
+            ),
             ("longest context", f"{fit.longest_context:,} tokens"),
             ("most rows", rows or "none"),
             ("prefix cache", self.cache_summary()),
@@ -185,15 +201,20 @@ class ModelReport:
         return [(name, value) for name, value in lines if not absent.get(name)]
 
 
-def inspect_model(config: ModelConfig, engine: EngineConfig) -> ModelReport:
+def inspect_model(
+    config: ModelConfig, engine: EngineConfig, *, ram: int | None = None
+) -> ModelReport:
     """Works out what a model costs under the given engine settings.
 
     Args:
         config: the model.
         engine: dtype, grain, rows, lengths; `memory` None stands for the engine's default.
+        ram: bytes of the host that would run it on its CPU, which bound that default; None for no bound. A
+            budget that is given may be another machine's.
 
     Raises:
-        ValueError: a setting does not fit the model.
+        ValueError: a setting does not fit the model, the memory cannot hold one short sequence, or the host
+            cannot hold the default.
 
     Example:
         >>> from hybrid_jax.config import Attention, EngineConfig, LayerSpec, ModelConfig
@@ -207,8 +228,14 @@ def inspect_model(config: ModelConfig, engine: EngineConfig) -> ModelReport:
     """
     geometry = make_geometry(config, engine)
     default = choose_sizes(config, replace(engine, memory=None), geometry)
+    sizes = choose_sizes(config, engine, geometry, default_limit=ram and ram // 4)
+    if engine.memory is None and ram is not None and sizes.total_bytes > ram:
+        raise ValueError(
+            f"inspect: max_rows={engine.max_rows} needs {format_size(sizes.total_bytes)} for arena, rings and "
+            f"tables, and this machine has {format_size(ram)}; lower max_rows or give another's memory"
+        )
     length = default.max_model_len
-    engine = replace(engine, memory=engine.memory or default.total_bytes)
+    engine = replace(engine, memory=engine.memory or sizes.total_bytes)
     per_token, per_checkpoint = kv_bytes_per_token(geometry), checkpoint_bytes(geometry)
     return ModelReport(
         family=config.family,
@@ -235,7 +262,7 @@ def inspect_model(config: ModelConfig, engine: EngineConfig) -> ModelReport:
         max_rows=engine.max_rows,
         max_model_len=length,
         default_memory=default.total_bytes,
-        fit=_fit(config, geometry, engine, length),
+        fit=_fit(config, geometry, engine, sizes),
     )
 
 
@@ -265,13 +292,18 @@ def _num_frames(config: ModelConfig, geometry: Geometry, engine: EngineConfig) -
         return 0
 
 
-def _fit(config: ModelConfig, geometry: Geometry, engine: EngineConfig, limit: int) -> Fit:
-    frames = _num_frames(config, geometry, engine)
+def _fit(config: ModelConfig, geometry: Geometry, engine: EngineConfig, sizes: Sizes) -> Fit:
+    frames, limit = sizes.num_frames - 1, sizes.max_model_len  # the sink holds nothing
     rows = {n: _most_rows(config, geometry, engine, n) for n in (*CONTEXTS, limit) if n <= limit}
     return Fit(
         memory=engine.memory,
-        num_frames=frames,
-        longest_context=_largest(lambda n: _row_frames(geometry, n) <= frames, limit),
+        arena_bytes=sizes.arena_bytes,
+        ring_bytes=sizes.ring_bytes,
+        table_bytes=sizes.table_bytes,
+        num_frames=sizes.num_frames,
+        num_slots=sizes.max_slots,
+        # the last token is never fed, so nothing of it is kept
+        longest_context=_largest(lambda n: _row_frames(geometry, n - 1) <= frames, limit),
         rows={n: count for n, count in rows.items() if count},
         cached_prefixes=frames // geometry.state_frames if geometry.has_state else 0,
         cached_tokens=(
@@ -287,7 +319,7 @@ def _most_rows(
     alone = _row_frames(geometry, num_tokens)
     return _largest(
         lambda rows: rows * alone <= _num_frames(config, geometry, replace(engine, max_rows=rows)),
-        MAX_ROWS_SHOWN,
+        max(MAX_ROWS_SHOWN, engine.max_rows),
     )
 
 

@@ -110,8 +110,8 @@ ROOMS = (
         ("jax", "rich"),
     ),
     Room(
-        ("cli", "__main__"),
-        ("cli", "__version__", "llm", "batch", "outputs", "report", "train", *PLAIN),
+        ("cli", "cli_exits", "__main__"),
+        ("cli", "cli_exits", "__version__", "llm", "batch", "outputs", "report", "train", *PLAIN),
         ("typer", "rich"),
     ),
     Room(("",), ()),  # the package itself: lazy

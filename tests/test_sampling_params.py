@@ -87,7 +87,9 @@ def test_numbers_of_numpy_become_pythons_own():
         stop_token_ids=np.array([4, 5]),
         ignore_eos=np.bool_(True),
     )
-    plain = SamplingParams(n=3, temperature=0.5, top_k=7, top_p=0.5, seed=9, stop_token_ids=(4, 5), ignore_eos=True)
+    plain = SamplingParams(
+        n=3, temperature=0.5, top_k=7, top_p=0.5, seed=9, stop_token_ids=(4, 5), ignore_eos=True
+    )
     assert given == plain and repr(given) == repr(plain)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import time
 
 import pytest
 
-from hybrid_jax import LLM, SamplingParams
+from hybrid_jax import LLM, SamplingParams, cli
 from hybrid_jax.text import IncrementalDecoder
 
 HEAD = "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n\n"
@@ -146,3 +147,20 @@ def test_ctrl_c_ends_the_program_quietly_with_130():
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("options", [{}, {"max_rows": 2, "memory": "5MiB"}, {"max_model_len": 100}])
+def test_inspect_says_what_an_llm_takes(capsys, options):
+    given = [str(w) for name, value in options.items() for w in (f"--{name}", value)]
+    with pytest.raises(SystemExit):
+        cli.main(["inspect", "--json", *(word.replace("_", "-") for word in given)])
+    report = json.loads(capsys.readouterr().out)
+    with LLM(**options) as llm:
+        sizes, fit = llm._engine.sizes, report["fit"]
+        assert fit["num_frames"] == sizes.num_frames
+        assert fit["num_slots"] == sizes.max_slots
+        assert fit["arena_bytes"] == sizes.arena_bytes
+        assert fit["ring_bytes"] == sizes.ring_bytes
+        assert fit["table_bytes"] == sizes.table_bytes
+        assert fit["longest_context"] == llm.max_model_len
+        assert report["dtype"] == llm.engine_config.dtype

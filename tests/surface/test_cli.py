@@ -128,7 +128,17 @@ def test_a_dash_reads_stdin(generate, monkeypatch):
         (["generate", "ab", "--colour", "red"], "No such option: --colour"),
         (["generate"], "Missing argument 'PROMPT...'"),
         (["dance"], "No such command 'dance'"),
+        (["generate", "ab", "--temperature", "abc"], "Invalid value for '--temperature': "),
+        (["generate", "ab", "--temperature", "abc"], "'abc'"),
+        (["generate", "ab", "--max-tokens", 0], "--max-tokens must be None or an integer of at l"),
+        (["generate", "ab", "--seed", -1], "--seed must be an integer in [0, 2**63), got -1"),
+        (["generate", "ab", "--memory", "1000TB"], "memory of 909 TiB is more than this machine's"),
+        (["generate", "a\udcffb"], "prompt 0: is not valid UTF-8, it has byte 0xff at character 1"),
         (["inspect", "/nowhere"], "inspect: /nowhere is no model directory"),
+        (["inspect", "org/name"], "nothing is downloaded: `hf download org/name"),
+        (["inspect", "--dtype", "int4"], "--dtype must be auto, float32 or bfloat16, got 'int4'"),
+        (["inspect", "--memory", "1MB"], "--memory must hold the rings of 8 rows and one short"),
+        (["inspect", "--max-rows", 10**9], "max_rows=1000000000 needs"),
     ],
 )
 def test_a_callers_mistake_is_one_line_and_code_2(run, fake_model, arguments, message):
@@ -153,6 +163,59 @@ def test_a_file_that_may_not_be_read_is_a_callers_mistake(run, fake_model, monke
     file = "config.json" if command == "inspect" else "generation_config.json"
     assert (code, out) == (2, "")
     assert err == f"hybrid-jax: Permission denied: {fake_model / file}\n"
+
+
+def test_a_model_without_a_tokenizer_or_a_template_is_told_in_words_of_the_command(
+    generate, fake_model
+):
+    code, _, err = generate("ab", "--chat")
+    assert (code, err) == (
+        2,
+        f"hybrid-jax: generate: --chat: {fake_model} has no chat template; leave --chat out\n",
+    )
+    (fake_model / "tokenizer.json").unlink()
+    code, _, err = generate("ab")
+    assert (code, "has no tokenizer.json, so it takes no text; put one beside" in err) == (2, True)
+
+
+def test_equal_completions_are_noted_once(generate):
+    code, out, err = generate("ab", "--n", 2, "--temperature", 0, "--max-tokens", 1)
+    assert (code, err.count("\n")) == (0, 1)
+    assert "note: at temperature 0 the completions of a prompt are all the same" in err
+    assert generate("ab", "--n", 2, "--max-tokens", 1)[2] == ""
+
+
+def test_the_version_has_two_spellings_and_json(run):
+    assert run("--version") == run("version") == (0, "0.1.0\n", "")
+    code, out, _ = run("version", "--json")
+    assert (code, json.loads(out)["version"]) == (0, "0.1.0")
+
+
+def test_stdin_that_is_no_utf8_is_named(fake_model):
+    command = [sys.executable, "-c", "import hybrid_jax.cli as c; c.main(['generate', '-'])"]
+    done = subprocess.run(command, input=b"ok\xff", capture_output=True)
+    assert done.returncode == 2
+    message = (
+        b"hybrid-jax: prompt 0: is not valid UTF-8, it has byte 0xff at character 2; convert it"
+    )
+    assert done.stderr.startswith(message)
+
+
+@pytest.mark.parametrize(
+    "arguments, redirect, message",
+    [
+        ("version", ">&-", "hybrid-jax: stdout is closed\n"),
+        ("generate ab", ">&-", "hybrid-jax: stdout is closed\n"),
+        ("version", "> /dev/full", "hybrid-jax: cannot write to stdout: No space left on device\n"),
+        ("inspect", "> /dev/full", "hybrid-jax: cannot write to stdout: No space left on device\n"),
+        ("inspect --json", "2>&- > /dev/full", ""),
+    ],
+)
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_stdout_that_takes_nothing_is_named(arguments, redirect, message):
+    command = f"{sys.executable} -m hybrid_jax {arguments} {redirect}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
 
 
 def test_a_mistake_of_ours_shows_its_traceback_and_code_1(generate, monkeypatch):
@@ -192,7 +255,7 @@ def bamba(tmp_path):
 
 
 def test_inspect_reads_a_config_without_weights(run, bamba):
-    code, out, err = run("inspect", bamba, "--memory", "20GiB", "--json")
+    code, out, err = run("inspect", bamba, "--memory", "20GiB", "--dtype", "bfloat16", "--json")
     report = json.loads(out)
     assert (code, err) == (0, "")
     assert report["layers"] == {"Mamba2": 29, "MLP": 32, "Attention": 3}
@@ -210,18 +273,30 @@ def test_inspect_reads_a_config_without_weights(run, bamba):
 
 
 def test_inspect_for_people(run, bamba):
-    code, out, _ = run("inspect", bamba)
+    code, out, _ = run("inspect", bamba, "--dtype", "bfloat16")
     assert code == 0
+    assert "bfloat16, stored as bfloat16 (auto: float32 on a CPU, elsewhere as stored)" in out
     assert "checkpoint" in out
     assert "12 KiB a token" in out
     assert "A prompt can resume where a checkpoint stands" in out
     assert "8 rows of up to 4,096 tokens; at most 1/4 of a host's RAM" in out
 
 
-def test_a_budget_that_fits_nothing_says_so(run, bamba):
-    code, out, _ = run("inspect", bamba, "--memory", "1MB", "--json")
-    report = json.loads(out)
-    assert (code, report["fit"]["longest_context"], report["fit"]["rows"]) == (0, 0, {})
+def test_inspect_takes_the_dtype_that_generate_would(run, bamba, monkeypatch):
+    dtypes = []
+    for accelerator in (False, True):
+        monkeypatch.setattr(cli, "has_accelerator", lambda answer=accelerator: answer)
+        dtypes.append(json.loads(run("inspect", bamba, "--json")[1])["dtype"])
+    assert dtypes == ["float32", "bfloat16"]
+
+
+def test_a_small_machine_bounds_the_default(run, bamba, monkeypatch):
+    monkeypatch.setattr(cli, "ram_bytes", lambda: 4 * 2**30)
+    monkeypatch.setattr(cli, "has_accelerator", lambda: False)
+    report = json.loads(run("inspect", bamba, "--json")[1])
+    assert report["fit"]["memory"] <= 2**30 < report["default_memory"]
+    code, _, err = run("inspect", bamba, "--max-rows", 4096)
+    assert (code, "this machine has 4 GiB; lower max_rows" in err) == (2, True)
 
 
 def test_inspect_runs_as_a_program_without_jax(bamba):
