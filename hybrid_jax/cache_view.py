@@ -65,7 +65,7 @@ class CacheView:
             request_id: of a `RequestOutput` or `Delta` of this `LLM`.
 
         Raises:
-            KeyError: no such request, or too long ago.
+            KeyError: no such request, or too long ago. RuntimeError: the `LLM` was closed.
 
         Example:
             >>> from hybrid_jax import LLM, SamplingParams
@@ -77,6 +77,7 @@ class CacheView:
             >>> explanation.reason
             'a prompt of at most 32 tokens holds no resume point (they lie 32 apart)'
         """
+        self._engine()  # refuses when closed, as everything else does
         if request_id not in self._seen:
             raise KeyError(f"cache.explain: no finished request {request_id!r}")
         tokens, hit = self._seen[request_id]

@@ -196,6 +196,7 @@ class Job:
         others = replace(params, prompt_logprobs=None)  # the first one's are the prompt's
         call.unfinished.add(index)
         self.first_token_time: float | None = None
+        self.num_first_tokens = 0  # that came with the first one
         self.finished_time: float | None = None
         self.completions = [
             Completion(
@@ -223,11 +224,13 @@ class Job:
     def take(self, completion: Completion, now: float) -> None:
         """Hands what is new about one of its completions on, all of it or, when interrupted, nothing."""
         call, saved = self._call, completion.saved()
+        first = self.first_token_time, self.num_first_tokens
         num_deltas = len(call.deltas or ())
         try:
             self._take(completion, now)
         except BaseException:
             completion.restore(saved)
+            self.first_token_time, self.num_first_tokens = first
             call.unfinished.add(self.index)
             while call.deltas and len(call.deltas) > num_deltas:
                 call.deltas.pop()
@@ -238,6 +241,8 @@ class Job:
         completion.take()
         if completion.token_ids and self.first_token_time is None:
             self.first_token_time = now
+        if self.first_token_time == now:
+            self.num_first_tokens += len(completion.token_ids) - tokens_before
         finished = self.finished
         if finished:
             self.finished_time = now
@@ -275,6 +280,7 @@ class Job:
             num_prompt_tokens=len(self.prompt.token_ids),
             num_cached_tokens=requests[0].num_cached_tokens,
             num_generation_tokens=sum(len(c.token_ids) for c in self.completions),
+            num_first_tokens=self.num_first_tokens,
             num_preemptions=sum(r.num_preemptions for r in requests),
         )
         return RequestOutput(

@@ -215,7 +215,7 @@ class LLM:
     def _deltas(self, jobs: list[Job], call: Call) -> Iterator[Delta]:
         with self._calls.running(jobs):
             while call.unfinished or call.deltas:
-                if call.deltas:
+                if self._calls.engine and call.deltas:  # .engine raises after `close`
                     yield call.deltas.popleft()
                 else:
                     self._calls.step()
@@ -352,6 +352,7 @@ class LLM:
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start: this object's own and the engine's."""
+        self._calls.settle()
         return {"requests": self._num_requests, **self._totals, **self._engine.stats()}
 
     def describe(self) -> str:

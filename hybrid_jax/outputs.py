@@ -37,12 +37,14 @@ class RequestMetrics:
         finished_time: when its last completion ended.
         num_prompt_tokens, num_cached_tokens: tokens of the prompt, and those the prefix cache spared.
         num_generation_tokens: tokens generated, all completions together.
+        num_first_tokens: of these, tokens that came together with the first one: a dispatch brings several.
         num_preemptions: times it gave its memory back and started again.
 
     Example:
         >>> metrics = RequestMetrics(
         ...     arrival_time=10.0, first_token_time=10.5, finished_time=12.5,
         ...     num_prompt_tokens=100, num_cached_tokens=50, num_generation_tokens=21,
+        ...     num_first_tokens=1,
         ... )
         >>> metrics.ttft_s, metrics.prefill_tokens_per_s, metrics.decode_tokens_per_s
         (0.5, 100.0, 10.0)
@@ -54,6 +56,7 @@ class RequestMetrics:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_generation_tokens: int = 0
+    num_first_tokens: int = 0
     num_preemptions: int = 0
 
     @property
@@ -73,14 +76,18 @@ class RequestMetrics:
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """Tokens after the first one per second, all completions together."""
+        """Tokens after those that came first, per second after them, all completions together.
+
+        None when everything came at once, so that nothing is known about the time between.
+        """
         if self.first_token_time is None:
             return None
-        return _rate(self.num_generation_tokens - 1, self.finished_time - self.first_token_time)
+        later = self.num_generation_tokens - self.num_first_tokens
+        return _rate(later, self.finished_time - self.first_token_time)
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds per token after the first one."""
+        """Seconds per token after those that came first; None when everything came at once."""
         rate = self.decode_tokens_per_s
         return 1 / rate if rate else None
 

@@ -78,6 +78,14 @@ def test_outputs_print_on_a_line_and_go_to_json():
     assert back["metrics"]["decode_tokens_per_s"] is None
 
 
+def test_rates_leave_out_what_came_with_the_first_token():
+    times = {"arrival_time": 0.0, "first_token_time": 1.0, "finished_time": 3.0}
+    metrics = RequestMetrics(**times, num_generation_tokens=28, num_first_tokens=8)
+    assert (metrics.decode_tokens_per_s, metrics.tpot_s) == (10.0, 0.1)
+    at_once = RequestMetrics(**times, num_generation_tokens=8, num_first_tokens=8)
+    assert (at_once.decode_tokens_per_s, at_once.tpot_s) == (None, None)
+
+
 def test_a_completion_is_finished_once_it_has_a_reason():
     assert output().finished()
     assert not output(finish_reason=None).finished()
