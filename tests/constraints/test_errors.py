@@ -1,0 +1,165 @@
+"""What a caller can get wrong is one ValueError that names the prompt, the value and the remedy."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import sys
+
+import pytest
+
+from hybrid_jax import SamplingParams, StructuredOutputsParams
+from hybrid_jax.constraints import Constraints
+from tests.constraints.test_grammar_masks import config_of
+from tests.surface.conftest import byte_tokenizer
+
+
+def refuse(message, tokenizer=None, constraints=None, vocab_size=256, stop_ids=(), **params):
+    constraints = constraints or Constraints(tokenizer, config_of(vocab_size))
+    with pytest.raises(ValueError, match="^prompt 7: .*" + re.escape(message)):
+        constraints.limits(7, SamplingParams(**params), frozenset(stop_ids))
+
+
+def form(**given):
+    return StructuredOutputsParams(**given)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"regex": "(a"}, "regex '(a' cannot be followed: unclosed group; change it"),
+        (
+            {"regex": "(?=a)b"},
+            "look-around, including look-ahead and look-behind, is not supported",
+        ),
+        ({"regex": r"(a)\1"}, "backreferences are not supported"),
+        ({"regex": "()"}, "regex '()' lets no token come first; change it"),
+        (
+            {"grammar": "start: word"},
+            "grammar 'start: word' cannot be followed: at 1(8): unknown name",
+        ),
+        ({"grammar": "start"}, "grammar 'start' cannot be followed: "),
+        (
+            {"json": {"type": "strng"}},
+            """json '{"type": "strng"}' cannot be followed: Invalid type""",
+        ),
+        ({"json": {"$ref": "#/nowhere"}}, "Pointer '/nowhere' does not exist"),
+        ({"json": {"type": "integer", "minimum": 5, "maximum": 3}}, "Unsatisfiable schema"),
+    ],
+)
+def test_a_wrong_form_is_refused(given, message):
+    refuse(message, byte_tokenizer(), structured_outputs=form(**given))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"not": {"type": "string"}},
+        {"type": "array", "uniqueItems": True},
+        {"type": "array", "contains": {"type": "string"}},
+        {"if": {"type": "string"}, "then": {"maxLength": 3}},
+        {"type": "object", "dependentRequired": {"a": ["b"]}},
+        {"type": "object", "unevaluatedProperties": False},
+        {"type": "object", "propertyNames": {"pattern": "a"}},
+        {"anyOf": [{"type": "string"}, {"type": "array", "uniqueItems": True}]},
+        {"oneOf": [{"type": "number"}, {"type": "integer"}]},
+        {"type": "string", "format": "colour"},
+        {"type": "string", "pattern": "(?=a)"},
+    ],
+)
+def test_no_part_of_a_schema_is_ignored(schema):
+    refuse("cannot be followed: ", byte_tokenizer(), structured_outputs=form(json=schema))
+
+
+def test_a_long_form_is_shortened_in_the_message():
+    constraints = Constraints(byte_tokenizer(), config_of(256))
+    with pytest.raises(ValueError) as raised:
+        params = SamplingParams(structured_outputs=form(regex="(" + "a" * 5000))
+        constraints.limits(0, params, frozenset())
+    assert len(str(raised.value)) < 400
+
+
+def test_without_a_tokenizer_there_are_no_words_and_no_forms():
+    missing = (
+        "need a tokenizer, which this model lacks; put a tokenizer.json beside its config.json"
+    )
+    refuse("structured_outputs " + missing, structured_outputs=form(regex="a"))
+    refuse("bad_words " + missing, bad_words=["a"])
+
+
+def test_without_llguidance_the_message_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    message = "structured_outputs needs llguidance; pip install 'hybrid_jax[structured]'"
+    refuse(message, byte_tokenizer(), structured_outputs=form(regex="a"))
+
+
+@pytest.mark.parametrize(
+    "params, message",
+    [
+        (
+            {"logit_bias": {9: 1.0, 256: 1.0}},
+            "logit_bias must name token ids below the vocabulary's 256",
+        ),
+        (
+            {"allowed_token_ids": [1, 999]},
+            "allowed_token_ids must name token ids below the vocabulary's",
+        ),
+        ({"allowed_token_ids": [1, 999]}, "got 999"),
+        (
+            {"allowed_token_ids": [97], "bad_words": ["a"]},
+            "nothing may come first with allowed_token_ids=(97,) and bad_words=('a',)",
+        ),
+        (
+            {"allowed_token_ids": [0], "min_tokens": 2},
+            "nothing may come first with allowed_token_ids=(0,) and min_tokens=2; change one of them",
+        ),
+        (
+            {"allowed_token_ids": [97], "structured_outputs": form(choice=["b"])},
+            "choice ('b',) lets no token come first with allowed_token_ids=(97,); change it",
+        ),
+        (
+            {"bad_words": ["b"], "structured_outputs": form(choice=["b"])},
+            "choice ('b',) lets no token come first with bad_words=('b',); change it",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused(params, message):
+    refuse(message, byte_tokenizer(), stop_ids={0}, **params)
+
+
+def test_a_word_no_token_of_the_model_can_write_is_refused():
+    refuse("bad_words has 'z'", byte_tokenizer(), vocab_size=100, bad_words=["z"])
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({}, "needs exactly one of json, regex, choice, grammar, json_object, got none"),
+        ({"regex": "a", "choice": ["a"]}, "got regex and choice"),
+        ({"json": "{"}, "json must be a JSON schema (Expecting property name"),
+        ({"json": [1]}, "json must be a JSON schema, an object, got [1]"),
+        ({"json": {"maximum": float("inf")}}, "json must be a JSON schema (Out of range float"),
+        ({"json": '{"maximum": NaN}'}, "json must be a JSON schema (NaN is no JSON number)"),
+        ({"regex": 3}, "regex must be made of non-empty text, got 3"),
+        ({"regex": ""}, "regex must be made of non-empty text, got ''"),
+        ({"choice": "red"}, "choice must be a list of texts, got 'red'"),
+        ({"choice": []}, "choice must be at least one text, got ()"),
+        ({"choice": ["a", "\ud800"]}, "choice must be valid Unicode"),
+        ({"json_object": 1}, "json_object must be True or False, got 1"),
+        ({"json_object": False}, "got none"),
+    ],
+)
+def test_a_form_is_checked_when_it_is_written(given, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        StructuredOutputsParams(**given)
+
+
+def test_a_form_is_a_value():
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    one, other = form(json=schema), form(json='{"type":"object", "properties":{"b":{}, "a":{}}}')
+    assert one == other and hash(one) == hash(other)  # white space is not part of it
+    params = SamplingParams(structured_outputs=one)
+    assert pickle.loads(pickle.dumps(params)) == params and hash(params) == hash(params)
+    assert form(choice=iter(["a", "b"])).value == ("a", "b")
+    with pytest.raises(ValueError, match="structured_outputs must be None or Struct.*got 'a'"):
+        SamplingParams(structured_outputs="a")
