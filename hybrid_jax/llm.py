@@ -299,7 +299,13 @@ class LLM:
                     f"prompt {index}: stop strings need a tokenizer, which this model lacks; "
                     "use stop_token_ids"
                 )
-            max_tokens = resolve_max_tokens(index, len(prompt.token_ids), own, engine.max_model_len)
+            max_tokens = resolve_max_tokens(
+                index,
+                len(prompt.token_ids),
+                own,
+                engine.max_model_len,
+                default=self._default_params.max_tokens,
+            )
             stop_ids = resolve_stop_ids(index, own, config)
             number = self._num_requests + index
             job = Job(
@@ -343,7 +349,11 @@ class LLM:
         return self._tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` uses when given none: the model's generation_config.json, if it has one."""
+        """What `generate` uses when given none: the model's generation_config.json, if it has one.
+
+        Its temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens, the latter as far as the
+        model's length goes; do_sample false is temperature 0. Its other fields are left alone.
+        """
         return self._default_params
 
     def fingerprint(self) -> str:

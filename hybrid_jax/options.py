@@ -29,6 +29,15 @@ LATER_OPTIONS = {
     "host_memory": None,
     "cache_dir": None,
 }
+# What generation_config.json says of sampling, and what it is called here.
+GENERATION_FIELDS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
 # What other engines call it: here it has another name, ...
 OTHER_NAMES = {
     "block_size": "page_tokens",
@@ -164,16 +173,16 @@ def device_memory_for(what: str, remedy: str) -> Iterator[None]:
 
 
 def default_params(folder: Path) -> SamplingParams:
-    """temperature, top_k and top_p of generation_config.json; do_sample false makes it greedy."""
+    """`GENERATION_FIELDS` of generation_config.json; do_sample false makes it greedy."""
     file = folder / "generation_config.json"
     generation = read_json(file) if file.is_file() else {}
     found = {
-        name: generation[name]
-        for name in ("temperature", "top_k", "top_p")
-        if generation.get(name) is not None
+        ours: generation[theirs]
+        for theirs, ours in GENERATION_FIELDS.items()
+        if generation.get(theirs) is not None
     }
     if generation.get("do_sample") is False:
-        found = {"temperature": 0.0}
+        found["temperature"] = 0.0
     try:
         return SamplingParams(**found)
     except ValueError as error:

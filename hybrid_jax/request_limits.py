@@ -39,9 +39,17 @@ def resolve_stop_ids(index: int, params: SamplingParams, config: ModelConfig) ->
 
 
 def resolve_max_tokens(
-    index: int, prompt_len: int, params: SamplingParams, max_model_len: int
+    index: int,
+    prompt_len: int,
+    params: SamplingParams,
+    max_model_len: int,
+    default: int | None = None,
 ) -> int:
     """Most tokens of a completion: what was asked for, or all that fit behind the prompt.
+
+    Args:
+        index: the prompt's, for the message. prompt_len, max_model_len: tokens.
+        default: the model's own `max_tokens`; asked for so many, fewer do where no more fit.
 
     Raises:
         TooLong: no token fits, or fewer than `max_tokens` or `min_tokens` ask for.
@@ -57,8 +65,8 @@ def resolve_max_tokens(
             f"prompt {index}: {prompt_len} tokens and min_tokens={params.min_tokens} exceed the "
             f"longest sequence of {max_model_len}; lower min_tokens to {room} at most"
         )
-    if params.max_tokens is None:
-        return room
+    if params.max_tokens is None or params.max_tokens == default:
+        return min(room, params.max_tokens or room)
     if params.max_tokens > room:
         raise TooLong(
             f"prompt {index}: {prompt_len} tokens and max_tokens={params.max_tokens} exceed the "

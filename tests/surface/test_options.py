@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import jax
 import numpy as np
 import pytest
 
-from hybrid_jax import LLM, CacheConfig, EngineConfig, options
+from hybrid_jax import LLM, CacheConfig, EngineConfig, SamplingParams, options
 from hybrid_jax import llm as llm_module
 
 TIB = 2**40
@@ -88,6 +89,34 @@ def test_numbers_of_numpy_become_pythons_own():
     given = EngineConfig(max_rows=np.int32(3), exact=np.bool_(True), seed=np.uint64(2**63 - 1))
     assert given == EngineConfig(max_rows=3, exact=True, seed=2**63 - 1)
     assert repr(given) == repr(EngineConfig(max_rows=3, exact=True, seed=2**63 - 1))
+
+
+# --- the model's own sampling parameters ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("sample", [True, False])
+def test_what_a_generation_config_says_of_sampling_is_taken(fake_model, sample):
+    values = {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1}
+    values |= {"repetition_penalty": 1.2, "max_new_tokens": 11, "pad_token_id": 3}
+    (fake_model / "generation_config.json").write_text(json.dumps(values | {"do_sample": sample}))
+    expected = SamplingParams(
+        temperature=0.5 if sample else 0.0,
+        top_k=7,
+        top_p=0.9,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        max_tokens=11,
+    )
+    assert LLM(fake_model).get_default_sampling_params() == expected
+
+
+def test_the_models_own_limit_gives_way_to_its_length(fake_model):
+    (fake_model / "generation_config.json").write_text('{"max_new_tokens": 4000}')
+    llm = LLM(fake_model)
+    [output] = llm.generate("x" * 150)
+    assert len(output.outputs[0].token_ids) == 50
+    with pytest.raises(ValueError, match="prompt 0: 150 tokens and max_tokens=51 exceed"):
+        llm.generate("x" * 150, SamplingParams(max_tokens=51))
 
 
 # --- memory ---------------------------------------------------------------------------------------
