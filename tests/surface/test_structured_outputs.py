@@ -1,0 +1,174 @@
+"""Constrained completions of the bundled model, from text to text."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from hybrid_jax import LLM, SamplingParams, StructuredOutputsParams
+
+HEAD = "import os\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n\n"
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 10},
+        "size": {"type": "integer", "minimum": 0, "maximum": 99},
+        "kind": {"enum": ["file", "folder", None]},
+        "tags": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+    },
+    "required": ["name", "size", "kind", "tags"],
+    "additionalProperties": False,
+}
+RECORD = StructuredOutputsParams(json=SCHEMA)
+VERSION = StructuredOutputsParams(regex=r"v[0-9]{1,3}(\.[0-9]{1,2}){2}")
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(max_rows=4, max_model_len=512) as llm:
+        yield llm
+
+
+def is_record(text):
+    value = json.loads(text)
+    return (
+        list(value) == ["name", "size", "kind", "tags"]
+        and isinstance(value["name"], str)
+        and len(value["name"]) <= 10
+        and type(value["size"]) is int
+        and 0 <= value["size"] <= 99
+        and value["kind"] in ("file", "folder", None)
+        and len(value["tags"]) <= 3
+        and all(type(tag) is bool for tag in value["tags"])
+    )
+
+
+def test_every_completion_under_a_schema_is_valid(llm):
+    prompts = [HEAD, "record = ", "{", "def f(x):\n    return "]
+    greedy = SamplingParams(temperature=0.0, max_tokens=320, structured_outputs=RECORD)
+    drawn = SamplingParams(temperature=1.3, seed=1, n=4, max_tokens=320, structured_outputs=RECORD)
+    outputs = llm.generate([*prompts, *prompts], [greedy] * 4 + [drawn] * 4)
+    completions = [c for output in outputs for c in output.outputs]
+    assert len(completions) == 20
+    assert [(c.finish_reason, c.stop_reason) for c in completions] == [("stop", None)] * 20
+    assert [c.text for c in completions if not is_record(c.text)] == []
+    assert len({c.text for c in completions}) > 10
+
+
+@pytest.mark.parametrize(
+    "form, pattern",
+    [
+        (VERSION, VERSION.regex),
+        (StructuredOutputsParams(choice=["yes", "no", "it depends"]), "yes|no|it depends"),
+        (
+            StructuredOutputsParams(
+                grammar='start: pair ("; " pair)~2\npair: /[a-z]{1,4}/ "=" /[01]/'
+            ),
+            "([a-z]{1,4}=[01]; ){2}[a-z]{1,4}=[01]",
+        ),
+    ],
+    ids=["regex", "choice", "grammar"],
+)
+def test_a_text_has_the_form_that_was_asked_for(llm, form, pattern):
+    params = SamplingParams(seed=2, n=3, max_tokens=60, structured_outputs=form)
+    [output] = llm.generate("version = ", params)
+    for completion in output.outputs:
+        assert re.fullmatch(pattern, completion.text), completion
+        assert completion.finish_reason == "stop"
+
+
+def test_a_constrained_row_changes_nothing_for_the_rows_beside_it(llm):
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=40),
+        SamplingParams(temperature=0.8, seed=4, max_tokens=120, structured_outputs=RECORD),
+        SamplingParams(temperature=0.8, seed=5, max_tokens=40),
+        SamplingParams(temperature=0.0, max_tokens=40, structured_outputs=VERSION),
+        SamplingParams(temperature=0.0, max_tokens=40, bad_words=["self", "e"]),
+        SamplingParams(temperature=0.9, seed=6, max_tokens=40, structured_outputs=VERSION),
+    ]
+    prompts = [HEAD + "    def read(self):\n", *["x = ", "import ", HEAD, HEAD, HEAD]]
+    alone = [llm.generate(p, own)[0].outputs[0] for p, own in zip(prompts, params, strict=True)]
+    llm.reset_prefix_cache()
+    together = [output.outputs[0] for output in llm.generate(prompts, params)]
+    assert [c.token_ids for c in together] == [c.token_ids for c in alone]
+    assert [c.text for c in together] == [c.text for c in alone]
+
+
+def test_streamed_pieces_join_to_the_constrained_text(llm):
+    params = SamplingParams(temperature=0.7, seed=9, max_tokens=320, structured_outputs=RECORD)
+    [expected] = llm.generate("data = ", params)
+    pieces = [delta.text for delta in llm.stream("data = ", params)]
+    assert "".join(pieces) == expected.outputs[0].text and len(pieces) > 10
+
+
+def test_a_constrained_stream_goes_on_after_an_interrupt(llm, monkeypatch):
+    params = SamplingParams(temperature=0.7, seed=9, max_tokens=320, structured_outputs=RECORD)
+    [expected] = llm.generate("data = ", params)
+    deltas = llm.stream("data = ", params)
+    found = [next(deltas) for _ in range(12)]
+    real = llm._engine.step
+
+    def interrupted():
+        real()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm._engine, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("def f(", SamplingParams(temperature=0.0, max_tokens=8))
+    found += deltas
+    assert "".join(delta.text for delta in found) == expected.outputs[0].text
+
+
+def test_the_end_token_ends_a_text_that_might_go_on(llm):
+    form = StructuredOutputsParams(regex="[a-z]+")
+    [eos] = llm.model_config.eos_token_ids
+    params = SamplingParams(
+        temperature=0.0, max_tokens=12, structured_outputs=form, logit_bias={eos: 100.0}
+    )
+    [ended], [went_on] = (
+        llm.generate("x", params)[0].outputs,
+        llm.generate(
+            "x",
+            SamplingParams(
+                temperature=0.0, max_tokens=12, structured_outputs=form, ignore_eos=True
+            ),
+        )[0].outputs,
+    )
+    assert re.fullmatch("[a-z]", ended.text) and ended.finish_reason == "stop"
+    assert ended.token_ids[-1] == eos and len(ended.token_ids) == 2
+    assert re.fullmatch("[a-z]{12}", went_on.text) and went_on.finish_reason == "length"
+
+
+def test_bad_words_do_not_appear(llm):
+    free = SamplingParams(temperature=0.0, max_tokens=60)
+    [plain] = llm.generate(HEAD, free)
+    words = ["e", "self", "return"]
+    assert all(word in plain.outputs[0].text for word in words[:2]), plain
+    for params in (
+        SamplingParams(temperature=0.0, max_tokens=120, bad_words=words),
+        SamplingParams(temperature=1.0, seed=3, n=3, max_tokens=120, bad_words=words),
+    ):
+        for completion in llm.generate(HEAD, params)[0].outputs:
+            assert not any(word in completion.text for word in words), completion.text
+
+
+def test_a_text_that_cannot_go_on_says_why(llm):
+    params = SamplingParams(
+        max_tokens=20,
+        structured_outputs=StructuredOutputsParams(choice=["foo", "fax"]),
+        bad_words=["oo", "ax"],
+    )
+    [completion] = llm.generate("x", params)[0].outputs
+    assert completion.text in ("fo", "fa") and completion.finish_reason == "abort"
+    assert completion.stop_reason == "no token that may come next is allowed"
+
+
+def test_a_wrong_form_stops_the_call_before_anything_runs(llm):
+    wrong = SamplingParams(structured_outputs=StructuredOutputsParams(json={"not": {}}))
+    before = llm.stats()
+    with pytest.raises(ValueError, match="prompt 1: structured_outputs.json .* Unimplemented keys"):
+        llm.generate(["a", "b"], [SamplingParams(max_tokens=4), wrong])
+    assert llm.stats() == before
