@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -88,6 +89,7 @@ def train(
 ) -> dict:
     """Does what `hybrid_jax.train.train_tiny` says; `config` is for tests."""
     begun = time.monotonic()
+    _check_writable(out_dir)
     if options.steps is None and options.minutes is None:
         options = TrainOptions(**(asdict(options) | {"steps": DEFAULT_STEPS}))
     enable_compile_cache()
@@ -124,6 +126,18 @@ def train(
         saved.save(out_dir / STATE_FILE, arrays, at)
         report.say("measuring all held-out files")
     return export(out_dir, arrays["params"], config, corpus, options, at, sources)
+
+
+def _check_writable(out_dir: Path) -> None:
+    """Makes the directory and tries it, before an hour of training ends at it."""
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out_dir):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"train_tiny: cannot write to {out_dir}: {error.strerror}; give another directory"
+        ) from error
 
 
 def _start(

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
+
+OPTIONAL = ("steps", "minutes")
+INTEGERS = ("steps", "seed", "batch", "context", "eval_every")
+MIN_CONTEXT, MAX_CONTEXT = (
+    16,
+    32768,
+)  # tokens of a row; longer ones need more memory than a trial is worth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,5 +28,17 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if value is not None and value <= 0 and name != "seed":
+            if value is None and name in OPTIONAL:
+                continue
+            kinds = int if name in INTEGERS else int | float
+            if not isinstance(value, kinds) or isinstance(value, bool):
+                what = "an integer" if name in INTEGERS else "a number"
+                raise ValueError(f"train_tiny: {name} must be {what}, got {value!r}")
+            if name != "seed" and not 0 < value < math.inf:  # NaN is neither
                 raise ValueError(f"train_tiny: {name} must be positive, got {value}")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"train_tiny: seed must be in [0, 2**32), got {self.seed}")
+        if not MIN_CONTEXT <= self.context <= MAX_CONTEXT:
+            raise ValueError(
+                f"train_tiny: context must be between {MIN_CONTEXT} and {MAX_CONTEXT}, got {self.context}"
+            )

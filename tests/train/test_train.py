@@ -123,6 +123,16 @@ def test_a_failed_save_leaves_the_old_state(tmp_path, monkeypatch):
 def test_options_out_of_range_are_named():
     with pytest.raises(ValueError, match="steps must be positive, got 0"):
         options(steps=0)
+    with pytest.raises(ValueError, match="minutes must be positive, got nan"):
+        options(minutes=math.nan)
+    with pytest.raises(ValueError, match="minutes must be positive, got inf"):
+        options(minutes=math.inf)
+    with pytest.raises(ValueError, match="context must be between 16 and 32768, got 1000000000"):
+        options(context=10**9)
+    with pytest.raises(ValueError, match=r"batch must be an integer, got 2\.5"):
+        options(batch=2.5)
+    with pytest.raises(ValueError, match=r"seed must be in \[0, 2\*\*32\), got -1"):
+        options(seed=-1)
     with pytest.raises(ValueError, match="minutes must be positive, got -1"):
         options(minutes=-1)
 
@@ -197,3 +207,14 @@ def test_positions_are_counted_within_their_row(small_config):
     whole = measured["bits_per_byte"]
     first, second = measured["by_position"].values()
     assert whole == pytest.approx((first * 128 + second * 72) / 200, abs=1e-3)
+
+
+def test_an_output_that_cannot_be_written_is_named_before_any_source_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "read_corpus", lambda sources: pytest.fail("read the sources"))
+    (tmp_path / "file").write_text("")
+    for folder, reason in (
+        (tmp_path / "file", "File exists"),
+        (tmp_path / "file" / "x", "Not a dir"),
+    ):
+        with pytest.raises(ValueError, match=f"train_tiny: cannot write to {folder}: {reason}"):
+            train(folder, options(), resume=True, sources=None, progress=False)
