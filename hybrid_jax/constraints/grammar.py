@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from hybrid_jax.constraints.token_bits import all_bits
 from hybrid_jax.structured_outputs import StructuredOutputsParams
 from hybrid_jax.tokenizer import Tokenizer
 
@@ -35,7 +34,6 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, *, keep: int = 64) -> None:
         self._tokenizer, self._vocab_size, self._keep = tokenizer, vocab_size, keep
-        self._everything = all_bits(vocab_size)
         self._vocabulary: tuple[Any, int] | None = None  # llguidance's tokenizer, and the id of END
         self._compiled: OrderedDict[StructuredOutputsParams, Any] = OrderedDict()
 
@@ -52,7 +50,7 @@ class Grammars:
         self._compiled[wanted] = start
         while len(self._compiled) > self._keep:
             self._compiled.popitem(last=False)
-        return GrammarState(start, self._everything, self._vocabulary[1])
+        return GrammarState(start, -(-self._vocab_size // 32), self._vocabulary[1])
 
     def _compile(self, wanted: StructuredOutputsParams) -> Any:
         library = _llguidance()
@@ -76,12 +74,12 @@ class GrammarState:
 
     Args:
         start: an LLMatcher at the start, which is copied.
-        everything: uint32[ceil(V / 32)] all tokens of the model.
+        num_words: ceil(V / 32).
         end: the token that llguidance allows where the text may end; in no text.
     """
 
-    def __init__(self, start: Any, everything: np.ndarray, end: int) -> None:
-        self._start, self._everything, self._end = start, everything, end
+    def __init__(self, start: Any, num_words: int, end: int) -> None:
+        self._start, self._num_words, self._end = start, num_words, end
         self.restart()
 
     def restart(self) -> None:
@@ -96,19 +94,17 @@ class GrammarState:
     def allowed(self) -> tuple[np.ndarray, bool, str | None]:
         """uint32[ceil(V / 32)] tokens that continue the text, whether it may end here, and what failed if
         something did: the text has left the grammar, or following it costs too much.
+
+        Tokens beyond the vocabulary may be among them: the tokenizer may know more than the model.
         """
-        if self._failed():
-            return np.zeros_like(self._everything), False, self._failure
-        words = np.frombuffer(self._matcher.compute_bitmask(), "<u4")
-        if self._failed():
-            return np.zeros_like(self._everything), False, self._failure
-        may_end = bool(words[self._end // 32] >> (self._end % 32) & 1)
-        text = np.zeros_like(self._everything)
-        count = min(len(text), len(words))
-        text[:count] = words[:count]
-        if self._end // 32 < count:
-            text[self._end // 32] &= ~np.uint32(1 << self._end % 32)
-        return text & self._everything, may_end, None
+        words = None if self._failed() else np.frombuffer(self._matcher.compute_bitmask(), "<u4")
+        if words is None or self._failed():
+            return np.zeros(self._num_words, np.uint32), False, self._failure
+        words = words.copy()  # at least as many as the model's
+        place, end = self._end // 32, np.uint32(1 << self._end % 32)
+        may_end = bool(words[place] & end)
+        words[place] &= ~end
+        return words[: self._num_words], may_end, None
 
     def _failed(self) -> bool:
         if self._failure is None and self._matcher.is_error():
