@@ -20,6 +20,7 @@ from hybrid_jax import __version__
 from hybrid_jax.cli_exits import note, read_stdin, run, write, write_json
 from hybrid_jax.machine import has_accelerator, ram_bytes
 from hybrid_jax.sizes import parse_size
+from hybrid_jax.structured_outputs import StructuredOutputsParams
 from hybrid_jax.train.options import TrainOptions
 
 PACKAGE = Path(__file__).resolve().parent
@@ -109,6 +110,12 @@ def generate(
     stop: Annotated[
         list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")
     ] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="File with the JSON schema that the text must follow.")
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(help="Regular expression that the whole text must match.")
+    ] = None,
     ignore_eos: Annotated[bool, typer.Option(help="Go on past the model's end token.")] = False,
     chat: Annotated[bool, typer.Option(help="Each prompt is a user's message.")] = False,
     dtype: DtypeOption = "auto",
@@ -125,6 +132,7 @@ def generate(
 
     write(end="", flush=True)  # a stdout that takes nothing shows before anything is loaded
     texts = [read_stdin("generate") if prompt == "-" else prompt for prompt in prompts]
+    form = _form(json_schema, regex)
     llm = LLM(
         model,
         dtype=dtype,
@@ -137,7 +145,7 @@ def generate(
         progress=sys.stderr.isatty(),
     )
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "stop": stop}
-    given["max_tokens"] = max_tokens
+    given |= {"max_tokens": max_tokens, "structured_outputs": form}
     params = replace(
         llm.get_default_sampling_params(),
         n=n,
@@ -156,6 +164,19 @@ def generate(
         outputs = _print_stream(llm.stream(texts, params), len(texts), n)
     if stats:
         _print_stats(outputs, llm)
+
+
+def _form(json_schema: Path | None, regex: str | None) -> StructuredOutputsParams | None:
+    """The form that the options ask for."""
+    if json_schema is None and regex is None:
+        return None
+    try:
+        schema = None if json_schema is None else json_schema.read_bytes().decode()
+        return StructuredOutputsParams(json=schema, regex=regex)
+    except ValueError as error:
+        where = "--regex" if json_schema is None else f"--json-schema {json_schema}"
+        text = str(error).removeprefix("StructuredOutputsParams: ")
+        raise ValueError(f"{where}: {text}") from error
 
 
 def _check_text(llm, model: str | None, chat: bool) -> None:

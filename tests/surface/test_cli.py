@@ -80,6 +80,30 @@ def test_options_reach_the_sampler(generate, monkeypatch):
     assert request.stop_ids == frozenset()
 
 
+def test_a_schema_and_a_regex_reach_the_sampler(generate, monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(FakeEngine, "add", lambda self, request: seen.append(request))
+    monkeypatch.setattr(FakeEngine, "has_work", False)
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "integer"}')
+    generate("ab", "--json-schema", schema)
+    generate("ab", "--regex", "a+")
+    forms = [request.params.structured_outputs for request in seen]
+    assert [(form.kind, form.value) for form in forms] == [
+        ("json", '{"type": "integer"}'),
+        ("regex", "a+"),
+    ]
+    assert all(request.constraint is not None for request in seen)
+    code, out, err = generate("ab", "--json-schema", schema, "--regex", "a+")
+    assert (code, out) == (2, "") and "needs exactly one of json, regex" in err
+    schema.write_bytes(b"\xff")
+    code, out, err = generate("ab", "--json-schema", schema)
+    assert (code, out) == (2, "") and f"--json-schema {schema}: 'utf-8' codec" in err
+    schema.write_text("[")
+    code, out, err = generate("ab", "--json-schema", schema)
+    assert (code, out) == (2, "") and "json must be a JSON schema (Expecting value" in err
+
+
 def test_the_seed_changes_the_requests_seed(generate, monkeypatch):
     seeds = []
     add = FakeEngine.add
@@ -134,6 +158,9 @@ def test_a_dash_reads_stdin(generate, monkeypatch):
         (["generate", "ab", "--seed", -1], "--seed must be an integer in [0, 2**63), got -1"),
         (["generate", "ab", "--memory", "1000TB"], "memory of 909 TiB is more than this machine's"),
         (["generate", "a\udcffb"], "prompt 0: is not valid UTF-8, it has byte 0xff at character 1"),
+        (["generate", "ab", "--regex", "(a"], "regex '(a' cannot be followed: unclosed group"),
+        (["generate", "ab", "--regex", ""], "--regex: regex must be made of non-empty text, got"),
+        (["generate", "ab", "--json-schema", "/nowhere"], "No such file or directory: /nowhere"),
         (["inspect", "/nowhere"], "inspect: /nowhere is no model directory"),
         (["inspect", "org/name"], "nothing is downloaded: `hf download org/name"),
         (["inspect", "--dtype", "int4"], "--dtype must be auto, float32 or bfloat16, got 'int4'"),
