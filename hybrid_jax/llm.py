@@ -44,6 +44,10 @@ class LLM:
 
     Calls from several threads at once are not supported; calls from inside a `stream` loop are.
 
+    The programs it runs are compiled when they are first needed, or all of them by `warmup()`, and kept in the
+    user's cache folder for the next process. Another `memory`, `max_rows`, `max_model_len`, `dtype` or `exact`
+    has other programs.
+
     Args:
         model: a directory in Hugging Face layout or written by `save_orbax`; None for the small
             model that comes with the package.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -147,6 +148,15 @@ def test_ctrl_c_ends_the_program_quietly_with_130():
         _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
+
+
+def test_the_first_example_for_a_shell_shows_something(root, capsys):
+    text = (root / "README.md").read_text(encoding="utf-8")
+    line = next(line for line in text.splitlines() if line.startswith("hybrid-jax generate"))
+    with pytest.raises(SystemExit) as exit:
+        cli.main(shlex.split(line)[1:])
+    assert not exit.value.code
+    assert len(set(capsys.readouterr().out.split())) > 2
 
 
 @pytest.mark.parametrize("options", [{}, {"max_rows": 2, "memory": "5MiB"}, {"max_model_len": 100}])
