@@ -58,14 +58,13 @@ class Grammars:
             self._vocabulary = _read_vocabulary(library, self._tokenizer, self._vocab_size)
         # What a schema says under "x-guidance" wins over the defaults here.
         defaults = {"whitespace_pattern": WHITESPACE}
-        start = library.LLMatcher(
-            self._vocabulary[0], _source(library.LLMatcher, wanted, defaults), log_level=0
-        )
+        try:
+            source = _source(library.LLMatcher, wanted, defaults)
+        except ValueError as error:
+            raise _refusal(wanted, str(error)) from error
+        start = library.LLMatcher(self._vocabulary[0], source, log_level=0)
         if start.is_error():
-            raise ValueError(
-                f"structured_outputs.{wanted.kind} {reprlib.repr(wanted.value)} cannot be "
-                f"followed: {_shortened(start.get_error())}; change it"
-            )
+            raise _refusal(wanted, start.get_error())
         return start
 
 
@@ -151,6 +150,13 @@ def _source(matcher: Any, wanted: StructuredOutputsParams, defaults: dict[str, A
         return matcher.grammar_from_lark(wanted.grammar)
     schema = wanted.json if wanted.kind == "json" else json.dumps({"type": "object"})
     return matcher.grammar_from_json_schema(schema, defaults=defaults)
+
+
+def _refusal(wanted: StructuredOutputsParams, message: str) -> ValueError:
+    return ValueError(
+        f"structured_outputs.{wanted.kind} {reprlib.repr(wanted.value)} cannot be followed: "
+        f"{_shortened(message)}; change it"
+    )
 
 
 def _shortened(message: str) -> str:

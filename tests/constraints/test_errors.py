@@ -71,6 +71,18 @@ def test_no_part_of_a_schema_is_ignored(schema):
     refuse("cannot be followed: ", byte_tokenizer(), structured_outputs=form(json=schema))
 
 
+def test_a_schema_nested_too_deeply_is_refused():
+    schema = {"type": "string"}
+    for _ in range(300):
+        schema = {"type": "array", "items": schema}
+    message = "cannot be followed: recursion limit exceeded"
+    refuse(message, byte_tokenizer(), structured_outputs=form(json=schema))
+    for _ in range(100_000):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(ValueError, match="json must be a JSON schema that is not nested too deep"):
+        form(json=schema)
+
+
 def test_a_long_form_is_shortened_in_the_message():
     constraints = Constraints(byte_tokenizer(), config_of(256))
     with pytest.raises(ValueError) as raised:
