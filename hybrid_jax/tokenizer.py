@@ -13,6 +13,7 @@ import tokenizers
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+LFS_POINTER = b"version https://git-lfs"
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
@@ -54,7 +55,11 @@ class Tokenizer:
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises plain Exception
-            raise ValueError(f"{file}: not a tokenizer this can read: {error}") from error
+            pointer = file.read_bytes().startswith(LFS_POINTER)
+            hint = (
+                "; it is a git-lfs pointer, run `git lfs pull` in its directory" if pointer else ""
+            )
+            raise ValueError(f"{file}: not a tokenizer this can read: {error}{hint}") from error
         backend.no_truncation()
         backend.no_padding()
         config = _read_json(folder / "tokenizer_config.json")

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from hybrid_jax import cli
@@ -243,6 +244,18 @@ def test_a_stdout_that_takes_nothing_is_named(arguments, redirect, message):
     command = f"{sys.executable} -m hybrid_jax {arguments} {redirect}"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", message)
+
+
+def test_a_device_that_is_full_is_a_callers_mistake(generate, monkeypatch):
+    def refuse(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
+
+    monkeypatch.setattr("hybrid_jax.llm.Engine", refuse)
+    code, _, err = generate("ab")
+    assert (code, "no room for arena, rings and tables; lower memory or max_rows" in err) == (
+        2,
+        True,
+    )
 
 
 def test_a_mistake_of_ours_shows_its_traceback_and_code_1(generate, monkeypatch):

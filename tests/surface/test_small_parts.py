@@ -7,6 +7,7 @@ import json
 import pytest
 
 import hybrid_jax
+from hybrid_jax import machine
 from hybrid_jax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from hybrid_jax.sizes import format_size, parse_size
 
@@ -95,3 +96,26 @@ def test_an_unknown_name_of_the_package_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'Engine'"):
         hybrid_jax.Engine  # noqa: B018
     assert set(hybrid_jax.__all__) <= set(dir(hybrid_jax))
+
+
+@pytest.mark.parametrize(
+    "platforms, devices, plugin, expected",
+    [
+        ("cpu", ["/dev/nvidia0"], True, False),
+        ("cuda,cpu", [], False, True),
+        ("", ["/dev/nvidia0"], True, True),
+        ("", ["/dev/nvidia0"], False, False),
+        ("", [], True, False),
+    ],
+)
+def test_an_accelerator_takes_a_device_and_a_plugin(
+    monkeypatch, platforms, devices, plugin, expected
+):
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setattr(machine, "glob", lambda pattern: devices)
+    monkeypatch.setattr(machine, "find_spec", lambda name: plugin or None)
+    assert machine.has_accelerator() is expected
+
+
+def test_the_machine_has_some_memory():
+    assert machine.ram_bytes() > 2**28

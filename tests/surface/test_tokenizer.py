@@ -45,6 +45,9 @@ def test_a_broken_tokenizer_is_named(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer"):
         Tokenizer.from_directory(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.example/spec/v1\noid 0\n")
+    with pytest.raises(ValueError, match="it is a git-lfs pointer, run `git lfs pull`"):
+        Tokenizer.from_directory(tmp_path)
 
 
 def test_encode_and_decode_are_inverse(tmp_path):
