@@ -122,6 +122,22 @@ def test_a_constrained_stream_goes_on_after_an_interrupt(llm, monkeypatch):
     assert "".join(delta.text for delta in found) == expected.outputs[0].text
 
 
+def test_a_preempted_text_keeps_its_form(llm):
+    words = {"type": "string", "pattern": "^[a-z]{6,8}$"}
+    form = StructuredOutputsParams(
+        json={"type": "array", "minItems": 10, "maxItems": 12, "items": words}
+    )
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=450, structured_outputs=form)
+    prompts = [f"x{index} = " for index in range(4)]
+    expected = [output.outputs[0].text for output in llm.generate(prompts, params)]
+    with LLM(max_rows=4, max_model_len=512, memory="4MB") as small:
+        outputs = small.generate(prompts, params)
+    assert sum(output.metrics.num_preemptions for output in outputs) >= 2
+    assert [output.outputs[0].text for output in outputs] == expected
+    for text in expected:
+        assert all(re.fullmatch("[a-z]{6,8}", word) for word in json.loads(text))
+
+
 def test_the_end_token_ends_a_text_that_might_go_on(llm):
     form = StructuredOutputsParams(regex="[a-z]+")
     [eos] = llm.model_config.eos_token_ids
