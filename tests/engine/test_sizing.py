@@ -141,7 +141,7 @@ def test_the_default_stays_within_the_machine_but_serves_one_short_sequence():
 
 @pytest.mark.parametrize("pattern", ["MAM", "AA", "MM"])
 def test_a_default_for_very_short_sequences_is_never_refused(pattern):
-    for length in (1, 2, 16, 40):
+    for length in (2, 3, 16, 40):
         engine = EngineConfig(max_rows=1, max_model_len=length, page_tokens=16)
         found, _ = sizes(model(pattern), engine)
         assert found.max_model_len == length and found.num_frames >= 2
