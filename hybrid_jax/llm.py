@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import reprlib
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,7 +28,14 @@ from hybrid_jax.options import (
 )
 from hybrid_jax.outputs import Delta, RequestOutput
 from hybrid_jax.progress_bar import Shown, shown
-from hybrid_jax.prompts import Prompt, PromptLike, check_unicode, pair_params, read_prompts
+from hybrid_jax.prompts import (
+    Prompt,
+    PromptLike,
+    check_messages,
+    check_unicode,
+    pair_params,
+    read_prompts,
+)
 from hybrid_jax.request_limits import resolve_max_tokens, resolve_stop_ids
 from hybrid_jax.running_calls import RunningCalls
 from hybrid_jax.sampling_params import SamplingParams
@@ -262,7 +268,7 @@ class LLM:
             raise ValueError("chat: messages must be a non-empty list of {'role', 'content'} dicts")
         batch = [messages] if isinstance(messages[0], Mapping) else messages
         for conversation in batch:
-            _check_messages(conversation)
+            check_messages(conversation)
         prompts = [
             self.render_chat(
                 conversation,
@@ -419,17 +425,3 @@ class LLM:
             f"LLM({self.model_config.family}, {self.engine_config.dtype}, {state}, "
             f"max_rows={self.engine_config.max_rows}, cache={self.engine_config.cache.policy!r})"
         )
-
-
-def _check_messages(messages: Any) -> None:
-    """What every template relies on; the rest, such as the content's kind, is its own business."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise ValueError(
-            f"chat: a conversation must be a non-empty list of messages, got {reprlib.repr(messages)}"
-        )
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise ValueError(
-                f"chat: message {index} must be {{'role': ..., 'content': ...}}, got "
-                f"{reprlib.repr(message)}"
-            )
