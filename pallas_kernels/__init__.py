@@ -3,5 +3,6 @@
 from pallas_kernels.ssd_scan import ssd_scan as ssd_scan
 from pallas_kernels.ssd_window import fold as fold
 from pallas_kernels.ssd_window import ssd_window as ssd_window
+from pallas_kernels.ssd_window import ssd_window_frames as ssd_window_frames
 
-__all__ = ["fold", "ssd_scan", "ssd_window"]
+__all__ = ["fold", "ssd_scan", "ssd_window", "ssd_window_frames"]

@@ -62,10 +62,12 @@ def window(
             return out
         number = len(rings)
         own = blocks.layer_frames(frames, number, model)
-        old = blocks.read_layer_state(arena, own, exists, model)
         ring = (state.conv[number], state.xB[number], state.dt[number])
         ring = tuple(array[:num_rows] for array in ring)
-        out, ring = _window_mixer(weights, normed, old, ring, rows, valid, spec, model)
+        checkpoint = (arena, own, exists)
+        out, arena, ring = _window_mixer(
+            weights, normed, checkpoint, ring, rows, valid, spec, model
+        )
         rings.append(ring)
         return out
 
@@ -75,7 +77,7 @@ def window(
 
 
 def _window_mixer(params, h, checkpoint, ring, rows: WindowRows, valid, spec, model: Model):
-    """One Mamba-2 layer of a window: outputs, and the ring entries to store."""
+    """One Mamba-2 layer of a window: outputs, the arena as it was, and the ring entries to store."""
     conv, ring_xB, ring_dt = ring  # [B, W - 1 + T, E], [B, S, .], [B, S, M]
     width, history = h.shape[1], spec.conv_width - 1
     z, raw, dt = mamba2.project(params, h, spec)
@@ -96,12 +98,12 @@ def _window_mixer(params, h, checkpoint, ring, rows: WindowRows, valid, spec, mo
         here = valid
     merged_xB = jnp.where(here[..., None], xB, ring_xB)
     merged_dt = jnp.where(here[..., None], dt, ring_dt)
-    out = mamba2.window(
+    out, arena = mamba2.window_frames(
         params,
         z,
         jnp.where(valid[..., None], C, 0),
         xBC[..., : spec.inner_size],
-        checkpoint,
+        *checkpoint,
         mamba2.Records(from_bits(merged_xB).astype(h.dtype), merged_dt),
         starts,
         jnp.maximum(rows.end - rows.base, 0),
@@ -113,8 +115,8 @@ def _window_mixer(params, h, checkpoint, ring, rows: WindowRows, valid, spec, mo
     kept = jnp.where(complete[:, None, None], moved, columns[:, :history])
     conv = blocks.ring_bits(jnp.concatenate([kept, columns[:, history:]], axis=1), model)
     if width == 1:
-        return out, (conv, xB, dt)
-    return out, (conv, merged_xB, merged_dt)
+        return out, arena, (conv, xB, dt)
+    return out, arena, (conv, merged_xB, merged_dt)
 
 
 def _write_rings(

@@ -15,7 +15,7 @@ from hybrid_jax.config import Mamba2
 from hybrid_jax.layers.linear import linear
 from hybrid_jax.layers.norm import gated_rms_norm
 from pallas_kernels import fold as ssd_fold
-from pallas_kernels import ssd_scan, ssd_window
+from pallas_kernels import ssd_scan, ssd_window, ssd_window_frames
 
 
 class Records(NamedTuple):
@@ -144,20 +144,41 @@ def window(
         state: [B, M, P, R] checkpoints. ring: records since them, [B, S, ...].
         starts: int32[B] ring slot of the first new token; num_valid: int32[B] tokens that count.
     """
-    rows, tokens = z.shape[:2]
-    ring_x, ring_B = split_records(ring.xB, spec)
-    y = ssd_window(
-        state,
-        ring_x,
-        ring.dt,
-        decay_rates(params),
-        ring_B,
-        C.reshape(rows, tokens, spec.num_groups, spec.state_size),
-        starts=starts,
-        num_valid=num_valid,
+    records = _window_records(params, C, ring, spec)
+    y = ssd_window(state, *records, starts=starts, num_valid=num_valid)
+    return output(params, y, x.reshape(y.shape), z, spec)
+
+
+def window_frames(
+    params: dict,
+    z: jax.Array,
+    C: jax.Array,
+    x: jax.Array,
+    arena: jax.Array,
+    frames: jax.Array,
+    exists: jax.Array,
+    ring: Records,
+    starts: jax.Array,
+    num_valid: jax.Array,
+    spec: Mamba2,
+) -> tuple[jax.Array, jax.Array]:
+    """`window` with the checkpoints in frames int32[B, n] of an arena; zero where not `exists` bool[B].
+
+    Returns:
+        out [B, T, D], and the arena as it was.
+    """
+    records = _window_records(params, C, ring, spec)
+    y, arena = ssd_window_frames(
+        arena, frames, exists, *records, starts=starts, num_valid=num_valid
     )
-    x = x.reshape(rows, tokens, spec.num_heads, spec.head_dim)
-    return output(params, y, x, z, spec)
+    return output(params, y, x.reshape(y.shape), z, spec), arena
+
+
+def _window_records(params: dict, C: jax.Array, ring: Records, spec: Mamba2) -> tuple:
+    """x, dt, A, B and C as the window's operation takes them."""
+    ring_x, ring_B = split_records(ring.xB, spec)
+    C = C.reshape(*C.shape[:2], spec.num_groups, spec.state_size)
+    return ring_x, ring.dt, decay_rates(params), ring_B, C
 
 
 def fold(

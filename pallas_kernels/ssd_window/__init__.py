@@ -2,3 +2,4 @@
 
 from pallas_kernels.ssd_window.api import fold as fold
 from pallas_kernels.ssd_window.api import ssd_window as ssd_window
+from pallas_kernels.ssd_window.api import ssd_window_frames as ssd_window_frames

@@ -6,10 +6,15 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dispatch import Implementation, check_rank, check_shape, choose
-from pallas_kernels.ssd_window.reference import fold_reference, ssd_window_reference
-from pallas_kernels.ssd_window.xla import fold_xla, ssd_window_xla
+from pallas_kernels.ssd_window.reference import (
+    fold_reference,
+    ssd_window_frames_reference,
+    ssd_window_reference,
+)
+from pallas_kernels.ssd_window.xla import fold_xla, ssd_window_frames_xla, ssd_window_xla
 
 WINDOWS = {"reference": ssd_window_reference, "xla": ssd_window_xla}
+FRAMES = {"reference": ssd_window_frames_reference, "xla": ssd_window_frames_xla}
 FOLDS = {"reference": fold_reference, "xla": fold_xla}
 
 
@@ -64,6 +69,55 @@ def ssd_window(
         num_valid = jnp.full(rows, C.shape[1], jnp.int32)
     check_shape(where, "num_valid", num_valid, (rows,))
     return choose(implementation, WINDOWS, where)(state, x, dt, A, B, C, starts, num_valid)
+
+
+def ssd_window_frames(
+    arena: jax.Array,
+    frames: jax.Array,
+    exists: jax.Array,
+    x: jax.Array,
+    dt: jax.Array,
+    A: jax.Array,
+    B: jax.Array,
+    C: jax.Array,
+    *,
+    starts: jax.Array,
+    num_valid: jax.Array | None = None,
+    implementation: Implementation | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """`ssd_window` with the checkpoints still in their frames, each of which is read once.
+
+    Args:
+        arena: uint32[U, W] frames; a frame holds W // (P R) whole heads of float32 bits, [h, P, R].
+        frames: int32[B, n] frames of each row's state, in the order of its heads; the last one may be
+            partly empty.
+        exists: bool[B]; where false the state is zero, and what its frames hold does not matter.
+        x, dt, A, B, C, starts, num_valid, implementation: as in `ssd_window`.
+
+    Returns:
+        y as in `ssd_window`; the arena, as it was.
+    """
+    where = "ssd_window_frames"
+    check_rank(where, "x", x, 4)
+    check_rank(where, "C", C, 4)
+    check_rank(where, "frames", frames, 2)
+    rows, slots, heads, width = x.shape
+    groups, size = C.shape[2:]
+    check_shape(where, "dt", dt, (rows, slots, heads))
+    check_shape(where, "A", A, (heads,))
+    check_shape(where, "B", B, (rows, slots, groups, size))
+    check_shape(where, "starts", starts, (rows,))
+    check_shape(where, "exists", exists, (rows,))
+    held = arena.shape[1] // (width * size) * frames.shape[1]
+    if held < heads or frames.shape[0] != rows:
+        raise ValueError(
+            f"{where}: frames must hold {heads} heads of each of {rows} rows, got {held} in {frames.shape}"
+        )
+    if num_valid is None:
+        num_valid = jnp.full(rows, C.shape[1], jnp.int32)
+    check_shape(where, "num_valid", num_valid, (rows,))
+    run = choose(implementation, FRAMES, where)
+    return run(arena, frames, exists, x, dt, A, B, C, starts, num_valid)
 
 
 def fold(

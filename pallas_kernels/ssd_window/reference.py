@@ -26,5 +26,16 @@ def ssd_window_reference(state, x, dt, A, B, C, starts, num_valid):
     return jnp.moveaxis(ys, 0, 1)
 
 
+def ssd_window_frames_reference(arena, frames, exists, x, dt, A, B, C, starts, num_valid):
+    """Gathers the states, zeros where there is none, and asks `ssd_window_reference`."""
+    rows, (heads, width), size = x.shape[0], x.shape[2:], C.shape[-1]
+    words = arena[frames]  # [B, n, W]
+    whole = min(words.shape[-1] // (width * size), heads) * width * size
+    state = jax.lax.bitcast_convert_type(words[..., :whole], jnp.float32)
+    state = state.reshape(rows, -1, width, size)[:, :heads]
+    state = jnp.where(exists[:, None, None, None], state, 0.0)
+    return ssd_window_reference(state, x, dt, A, B, C, starts, num_valid), arena
+
+
 def fold_reference(state, x, dt, A, B, lengths):
     return ssd_scan_reference(x, dt, A, B, B, state, lengths, lengths)[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 
 from pallas_kernels.decay import lag, running_decay
@@ -13,6 +14,56 @@ def ssd_window_xla(state, x, dt, A, B, C, starts, num_valid):
 
     With c the running sum of dt A over the ring: for the query at slot i,
     y_i = exp(c_i) S C_i + sum over slots j <= i of exp(c_i - c_j) dt_j (C_i . B_j) x_j.
+    """
+    rows, _, groups, size = C.shape
+    heads, width = x.shape[2:]
+    grouped = state.reshape(rows, groups, heads // groups, width, size)
+    C = _counting(C, num_valid)
+    carried = jnp.einsum("btgr,bghpr->btghp", C, grouped, precision=HIGHEST)
+    return _outputs(carried, x, dt, A, B, C, starts, num_valid)
+
+
+def ssd_window_frames_xla(arena, frames, exists, x, dt, A, B, C, starts, num_valid):
+    """See `api.ssd_window_frames`. A loop over frames: what a step reads of the arena stays in the cache."""
+    rows, tokens, groups, size = C.shape
+    heads, width = x.shape[2:]
+    per_frame = min(arena.shape[1] // (width * size), heads)  # whole heads, then padding
+    per_row = frames.shape[1]
+    C = _counting(C, num_valid)
+    by_head = jnp.repeat(C, heads // groups, axis=2)  # [B, T, M, R]
+    by_head = jnp.pad(by_head, ((0, 0), (0, 0), (0, per_row * per_frame - heads), (0, 0)))
+    by_frame = by_head.reshape(rows, tokens, per_row, per_frame, size).swapaxes(1, 2)
+    by_frame = by_frame.reshape(rows * per_row, tokens, per_frame, size)
+    ids = frames.reshape(-1)
+
+    def read(i, carry):
+        arena, out = carry
+        line = jax.lax.dynamic_slice(arena, (ids[i], 0), (1, per_frame * width * size))
+        state = jax.lax.bitcast_convert_type(line, jnp.float32)
+        state = state.reshape(per_frame, width, size)
+        C_i = jax.lax.dynamic_index_in_dim(by_frame, i, keepdims=False)  # [T, h, R]
+        y = jnp.einsum("thr,hpr->thp", C_i, state, precision=HIGHEST)
+        return arena, jax.lax.dynamic_update_index_in_dim(out, y, i, 0)
+
+    # The arena travels through the loop: it is written later, and an invariant would be copied for that.
+    out = jnp.zeros((rows * per_row, tokens, per_frame, width), jnp.float32)
+    arena, out = jax.lax.fori_loop(0, rows * per_row, read, (arena, out))
+    carried = out.reshape(rows, per_row, tokens, per_frame, width).swapaxes(1, 2)
+    carried = carried.reshape(rows, tokens, per_row * per_frame, width)[:, :, :heads]
+    carried = jnp.where(exists[:, None, None, None], carried, 0.0)
+    carried = carried.reshape(rows, tokens, groups, heads // groups, width)
+    return _outputs(carried, x, dt, A, B, C, starts, num_valid), arena
+
+
+def _counting(C, num_valid):
+    """C in float32, zero where a query does not count."""
+    counts = jnp.arange(C.shape[1])[None] < num_valid[:, None]
+    return jnp.where(counts[:, :, None, None], C, 0).astype(jnp.float32)
+
+
+def _outputs(carried, x, dt, A, B, C, starts, num_valid):
+    """The window's outputs from what the checkpoint carries, S C of [B, T, G, h, P], and the ring.
+
     Records past the live slots are zeroed, not only masked, so garbage there (NaN too) is inert.
     """
     rows, tokens, groups, size = C.shape
@@ -26,7 +77,6 @@ def ssd_window_xla(state, x, dt, A, B, C, starts, num_valid):
     x = jnp.where(live[:, :, None, None], x, 0).astype(f32)
     B = jnp.where(live[:, :, None, None], B, 0).astype(f32)
     dt = jnp.where(live[:, :, None], dt, 0.0)
-    C = jnp.where(counts[:, :, None, None], C, 0).astype(f32)
     x = x.reshape(rows, slots, groups, per_group, width)
     dt = dt.reshape(rows, slots, groups, per_group)
     decay = running_decay(dt * A.reshape(groups, per_group), axis=1)  # [B, S, G, h] twice
@@ -37,9 +87,10 @@ def ssd_window_xla(state, x, dt, A, B, C, starts, num_valid):
     between = jnp.where(seen[..., None, None], between, -jnp.inf)
     scores = jnp.einsum("btgr,bsgr->btsg", C, B, precision=HIGHEST)
     weights = scores[..., None] * jnp.exp(between) * dt[:, None]  # [B, T, S, G, h]
-    y = jnp.einsum("btsgh,bsghp->btghp", weights, x, precision=HIGHEST)
-    grouped = state.reshape(rows, groups, per_group, width, size)
-    carried = jnp.einsum("btgr,bghpr->btghp", C, grouped, precision=HIGHEST)
+    if tokens == 1:  # a product would have x transposed first
+        y = (weights[:, 0, ..., None] * x).sum(1)[:, None]
+    else:
+        y = jnp.einsum("btsgh,bsghp->btghp", weights, x, precision=HIGHEST)
     y = y + carried * jnp.exp(sum(at_query))[..., None]
     y = y.reshape(rows, tokens, heads, width)
     return jnp.where(counts[:, :, None, None], y, 0)  # even where the state is not finite

@@ -153,10 +153,10 @@ def padding_in_the_state():
 
 def one_record_too_many():
     """Its weight is zero; only NaN can show that it was read."""
-    window = mamba2.window
+    window = mamba2.window_frames
     return mock.patch.object(
         mamba2,
-        "window",
+        "window_frames",
         lambda *args: window(*args[:-2], args[-2] + 1, args[-1]),
     )
 
@@ -166,7 +166,9 @@ def noise_by_step():
     return mock.patch.object(
         steps,
         "choose",
-        lambda logits, rows, position, *rest: choose(logits, rows, position % 3, *rest),
+        lambda logits, batch, layout, position, *rest: choose(
+            logits, batch, layout, position % 3, *rest
+        ),
     )
 
 

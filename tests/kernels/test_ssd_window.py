@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import fold, ssd_scan, ssd_window
-from pallas_kernels.ssd_window.api import FOLDS, WINDOWS
+from pallas_kernels import fold, ssd_scan, ssd_window, ssd_window_frames
+from pallas_kernels.ssd_window.api import FOLDS, FRAMES, WINDOWS
 from pallas_kernels.ssd_window.cases import SMALL_CASES, Case, make_inputs
 
 FAST = sorted(set(WINDOWS) - {"reference"})
@@ -239,3 +239,42 @@ def test_a_wrong_argument_is_named(function, change, message):
     inputs = inputs if function is ssd_window else fold_inputs(inputs)
     with pytest.raises(ValueError, match=message):
         function(**inputs | change)
+
+
+def in_frames(state: jax.Array, per_frame: int, seed: int = 0) -> tuple[jax.Array, jax.Array]:
+    """The states in shuffled frames of an arena whose other words are NaN, and the frames' table."""
+    rows, heads, width, size = state.shape
+    per_row, words = -(-heads // per_frame), width * size
+    table = np.random.default_rng(seed).permutation(rows * per_row + 3)[: rows * per_row] + 1
+    table = table.reshape(rows, per_row).astype(np.int32)
+    arena = np.full((table.max() + 3, per_frame * words + 5), np.nan, np.float32)
+    for row, ids in enumerate(table):
+        flat = np.asarray(state[row]).reshape(heads, words)
+        for place, frame in enumerate(ids):
+            part = flat[place * per_frame : (place + 1) * per_frame].ravel()
+            arena[frame, : part.size] = part
+    return jnp.asarray(arena.view(np.uint32)), jnp.asarray(table)
+
+
+@pytest.mark.parametrize("per_frame", [1, 4, 64])
+@pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("implementation", sorted(FRAMES))
+def test_states_in_frames_give_the_windows_outputs(case, per_frame, implementation):
+    inputs = make_inputs(case)
+    state = inputs.pop("state")
+    exists = jnp.arange(case.rows) % 3 != 1
+    arena, table = in_frames(state, per_frame)
+    table = jnp.where(exists[:, None], table, 0)  # frame 0 is NaN throughout
+    run = jax.jit(functools.partial(ssd_window_frames, implementation=implementation))
+    y, after = run(arena, table, exists, **inputs)
+    empty = jnp.where(exists[:, None, None, None], state, 0.0)
+    assert_close(y, window(empty, **inputs, implementation="reference"))
+    assert_same_bits(after, arena)
+
+
+def test_frames_that_cannot_hold_the_heads_are_refused():
+    case = RING
+    inputs = make_inputs(case)
+    arena, table = in_frames(inputs.pop("state"), 2)
+    with pytest.raises(ValueError, match="must hold 6 heads of each of 4 rows, got 4 in"):
+        ssd_window_frames(arena, table[:, :2], jnp.ones(4, bool), **inputs)
