@@ -28,6 +28,7 @@ from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine import bucket, pack
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.request import Request
+from hybrid_jax.engine.runner import PLAIN
 from hybrid_jax.sampling_params import SamplingParams
 
 BUNDLED = Path(__file__).resolve().parent.parent / "hybrid_jax" / "bundled"
@@ -96,16 +97,17 @@ def compiled_loop(engine: Engine, rows: int):
         layout.set(batch, row, "read_slot", ids[row])
         layout.set(batch, row, "fold_slot", ids[row])
         layout.set(batch, row, "num_steps", NUM_STEPS)
-        pack.set_pages(layout, batch, row, own, shape.width)
+        pack.set_pages(layout, batch, row, own)
         pack.set_sampling(layout, batch, row, request("x", [1], NUM_STEPS))
-    step = runner.executable("decode", shape, 0)
+    step = runner.executable("decode", shape, PLAIN)
 
     def once() -> float:
         tokens = jax.numpy.full_like(runner.state.tokens, 97)
         runner.state = runner.state.replace(tokens=tokens)
         jax.block_until_ready(runner.state)
         start = time.perf_counter()
-        runner.state, out = step(runner.params, runner.state, batch, np.int32(NUM_STEPS))
+        count = np.int32(NUM_STEPS)
+        runner.state, _, out = step(runner.params, runner.state, None, batch, count)
         taken = np.asarray(out.tokens)
         elapsed = time.perf_counter() - start
         assert (taken >= 0).all(), "a row stopped inside the compiled loop"
