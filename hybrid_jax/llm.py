@@ -399,14 +399,20 @@ class LLM:
         """Forgets every cached prefix that no running request uses."""
         self._engine.reset_prefix_cache()
 
-    def warmup(self, *, progress: Shown = False) -> None:
+    def warmup(
+        self, *, logprobs: bool = False, penalties: bool = False, progress: Shown = False
+    ) -> None:
         """Compiles what `generate` will need, so that the first call is as fast as the next.
 
         Args:
+            logprobs: also for requests with `logprobs`.
+            penalties: also for requests with penalties, biases, allowed tokens, bad words or a grammar.
             progress: show a bar, or call this with (programs done, programs in all).
         """
         with shown(progress, "compiling") as report:
-            self._engine.warmup(progress=lambda done, total, name: report(done, total))
+            self._engine.warmup(
+                lambda done, total, name: report(done, total), logprobs=logprobs, adjusts=penalties
+            )
 
     def close(self) -> None:
         """Ends what still runs and frees the device memory; the object is of no use afterwards."""

@@ -185,15 +185,23 @@ class Engine:
         self.scheduler.reset_prefix_cache()
         self._interrupted = False
 
-    def warmup(self, progress: Callable[[int, int, str], None] | None = None) -> int:
-        """Compiles every shape a run can meet; returns how many there are.
+    def warmup(
+        self,
+        progress: Callable[[int, int, str], None] | None = None,
+        *,
+        logprobs: bool = False,
+        adjusts: bool = False,
+    ) -> int:
+        """Compiles every shape a run can meet; returns how many programs there are.
 
         Args:
-            progress: called with (done, total, name of the shape) before each compilation and at the end.
+            progress: called with (done, total, name of the program) before each compilation and at the end.
+            logprobs, adjusts: the programs that report log-probabilities, and that change logits before they
+                are sampled from, too; otherwise the first request that needs them has them compiled.
         """
         self._recover()
         self._interrupted = True
-        count = self.runner.warmup(progress)
+        count = self.runner.warmup(progress, logprobs=logprobs, adjusts=adjusts)
         self._interrupted = False
         return count
 

@@ -55,6 +55,10 @@ class Variant:
     num_logprobs: int = 0
     adjusts: bool = False
 
+    @property
+    def suffix(self) -> str:
+        return " logprobs" * (self.num_logprobs > 0) + " adjusted" * self.adjusts
+
 
 PLAIN = Variant()
 
@@ -155,7 +159,9 @@ class Runner:
         if plan.new_slots:
             self._write_slots(plan.new_slots)
         for source, target in plan.moves:
-            self._move(np.int32(source), np.int32(target))
+            self._move_row(source, target)
+            if self.adjust is not None:
+                self._move_adjust(source, target)
         if self.engine.exact:
             # A row whose prompt ends here decodes in a second dispatch, all others in the first.
             begun = {row.row for row in plan.prefill}
@@ -187,10 +193,16 @@ class Runner:
             write = self.executable("write_slots", size)
             self.state = write(self.state, ids, frames)
 
-    def _move(self, source: np.int32, target: np.int32) -> None:
-        self.state = self.executable("move_row")(self.state, source, target)
-        if self.adjust is not None:
-            self.adjust = self.executable("move_adjust")(self.adjust, source, target)
+    def _move_row(self, source: int | None = None, target: int | None = None) -> None:
+        self.state = self.executable("move_row")(self.state, *self._places(source, target))
+
+    def _move_adjust(self, source: int | None = None, target: int | None = None) -> None:
+        move = self.executable("move_adjust")
+        self.adjust = move(self._some_adjust(), *self._places(source, target))
+
+    def _places(self, *rows: int | None) -> list[np.int32]:
+        """Ring rows; the sink's for None."""
+        return [np.int32(self.engine.max_rows if row is None else row) for row in rows]
 
     def _prefill(self, rows: list[PrefillRow]) -> tuple[Sampled, jax.Array, jax.Array]:
         shape = bucket.prefill_bucket(
@@ -286,18 +298,38 @@ class Runner:
     # --- around it --------------------------------------------------------------------------------
 
     def warmup(
-        self, progress: Callable[[int, int, str], None] | None = None, *, logprobs: bool = False
+        self,
+        progress: Callable[[int, int, str], None] | None = None,
+        *,
+        logprobs: bool = False,
+        adjusts: bool = False,
     ) -> int:
-        """Runs every shape once with inert rows, which compiles it; returns how many there are."""
-        jobs: list[tuple[str, Callable]] = [("move_row", self._warm_move)]
+        """Runs every shape once with inert rows, which compiles it; returns how many programs there are.
+
+        Args:
+            progress: called with (done, total, name) before each one and at the end.
+            logprobs, adjusts: those that report log-probabilities, and that adjust logits, too.
+        """
+        jobs: list[tuple[str, Callable]] = [("move_row", self._move_row)]
         if self.model.geometry.has_state:
             line = (0, (0,) * self.model.geometry.state_frames)
             jobs += [
                 (f"write_slots {n}", functools.partial(self._write_slots, [line] * n))
                 for n in SLOT_BUCKETS
             ]
-        for shape in bucket.all_buckets(self.engine, max_pages=self.max_pages):
-            jobs.append((str(shape), functools.partial(self._warm_step, shape, logprobs)))
+        if adjusts or self.engine.exact:
+            jobs += [("load_adjust", self._warm_adjust), ("move_adjust", self._move_adjust)]
+        variants = [
+            Variant(count, adjusting)
+            for adjusting in (False, True)[: 1 + adjusts]
+            for count in (0, MAX_LOGPROBS)[: 1 + logprobs]
+        ]
+        if self.engine.exact:
+            variants = [self._variant([])]
+        for variant in variants:
+            for shape in bucket.all_buckets(self.engine, max_pages=self.max_pages):
+                name = f"{shape}{variant.suffix}"
+                jobs.append((name, functools.partial(self._warm_step, shape, variant)))
         for done, (name, job) in enumerate(jobs):
             if progress is not None:
                 progress(done, len(jobs), name)
@@ -307,19 +339,19 @@ class Runner:
             progress(len(jobs), len(jobs), "done")
         return len(jobs)
 
-    def _warm_move(self) -> None:
-        sink = np.int32(self.engine.max_rows)
-        self.state = self.executable("move_row")(self.state, sink, sink)
+    def _warm_adjust(self) -> None:
+        vocab = self.model.config.vocab_size
+        empty = np.zeros(vocab, np.int32), np.zeros(vocab, np.float32)
+        load = self.executable("load_adjust")
+        self.adjust = load(self._some_adjust(), np.int32(self.engine.max_rows), *empty)
 
-    def _warm_step(self, shape, logprobs: bool) -> None:
+    def _warm_step(self, shape, variant: Variant) -> None:
         kind, none = KINDS[type(shape)], np.int32(0)
         rest = {
             "fork": (np.zeros((shape.rows, self.model.config.vocab_size), np.float32), none),
             "decode": (none,),
         }
-        self._run(kind, shape, [], *rest.get(kind, ()))
-        if logprobs and not self.engine.exact:
-            self._run(kind, shape, [], *rest.get(kind, ()), variant=Variant(MAX_LOGPROBS))
+        self._run(kind, shape, [], *rest.get(kind, ()), variant=variant)
 
     def close(self) -> None:
         """Frees the state and drops the weights."""

@@ -14,7 +14,7 @@ from hybrid_jax.engine.runner import SLOT_BUCKETS
 from hybrid_jax.sampling_params import SamplingParams
 from tests.tiny_models import VOCAB, tiny_engine
 
-KINDS = {"prefill", "fork", "decode", "exact", "write_slots", "move_row"}
+KINDS = {"prefill", "fork", "decode", "exact", "write_slots", "move_row", "move_adjust"}
 
 
 def run_traffic(engine: Engine, *, num_requests: int, seed: int, logprobs: bool = False) -> None:
@@ -86,12 +86,14 @@ def test_nothing_is_traced_after_a_warmup(settings):
     calls = []
     count = engine.warmup(lambda *call: calls.append(call))
     shapes = bucket.all_buckets(engine.runner.engine, max_pages=engine.runner.max_pages)
-    assert count == 1 + len(SLOT_BUCKETS) + len(shapes) == engine.runner.num_traces
+    moves = 3 if engine.engine_config.exact else 1
+    assert count == moves + len(SLOT_BUCKETS) + len(shapes) == engine.runner.num_traces
     assert [done for done, _, _ in calls] == list(range(count + 1))
     assert {total for _, total, _ in calls} == {count}
     names = [name for _, _, name in calls]
     assert names[0] == "move_row" and names[-1] == "done"
-    assert [str(shape) for shape in shapes] == names[-1 - len(shapes) : -1]
+    for shape, name in zip(shapes, names[-1 - len(shapes) : -1], strict=True):
+        assert name.startswith(str(shape))
     assert len(set(names)) == len(names)
     assert not engine.runner.state.arena[1:].any()  # a warm-up writes to the sink alone
     run_traffic(engine, num_requests=14, seed=2)
@@ -101,6 +103,24 @@ def test_nothing_is_traced_after_a_warmup(settings):
     run_traffic(engine, num_requests=2, seed=3, logprobs=True)
     # Shapes with log-probabilities come when they are asked for; exact mode's one shape has them.
     assert (engine.runner.num_traces > count) != engine.engine_config.exact
+
+
+def test_a_warmup_covers_what_it_is_asked_for():
+    engine = tiny_engine(max_rows=2, prefill_tokens=32, max_model_len=128)
+    names = []
+    count = engine.warmup(lambda _, __, name: names.append(name), logprobs=True, adjusts=True)
+    assert count == engine.runner.num_traces == len(names) - 1 == len(set(names)) - 1
+    run_traffic(engine, num_requests=4, seed=3, logprobs=True)
+    params = SamplingParams(repetition_penalty=1.2, logprobs=1, max_tokens=9)
+    for n in range(2):
+        name, prompt = f"p{n}", [1, 2, 3]
+        request = Request(
+            request_id=name, prompt=prompt, params=params, seed=n, max_tokens=9, group="p"
+        )
+        engine.add(request)
+    while engine.has_work:
+        engine.step()
+    assert engine.runner.num_traces == count
 
 
 def test_a_model_without_state_warms_no_slots():

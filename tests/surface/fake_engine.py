@@ -112,7 +112,7 @@ class FakeEngine:
     def reset_prefix_cache(self):
         self.seen.clear()
 
-    def warmup(self, progress=None):
+    def warmup(self, progress=None, *, logprobs=False, adjusts=False):
         for done in range(3):
             progress(done + 1, 3, "a program")
 
