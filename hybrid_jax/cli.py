@@ -142,6 +142,7 @@ def generate(
         cache=cache,
         seed=seed,
         exact=exact,
+        quiet=not stats,
         progress=sys.stderr.isatty(),
     )
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "stop": stop}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from hybrid_jax.compile_cache import enable_compile_cache
 from hybrid_jax.completions import Call, Job, derive_seed
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.constraints import Constraints
+from hybrid_jax.describe import describe
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.feed import Feed
 from hybrid_jax.fingerprint import fingerprint
@@ -39,7 +41,6 @@ from hybrid_jax.prompts import (
 from hybrid_jax.request_limits import resolve_max_tokens, resolve_stop_ids
 from hybrid_jax.running_calls import RunningCalls
 from hybrid_jax.sampling_params import SamplingParams
-from hybrid_jax.sizes import format_size
 from hybrid_jax.tokenizer import Tokenizer
 
 BUNDLED = Path(__file__).resolve().parent / "bundled"
@@ -69,6 +70,7 @@ class LLM:
         seed: base of the noise of requests without a seed of their own. The k-th prompt of this object
             then has the seed `derive_seed(seed, k)`, so the same calls in the same order give the same text.
         exact: bit-identical logits whatever the batch, chunking or cache (slower).
+        quiet: do not print `describe()` on stderr, the one thing that is printed unasked.
         progress: show a bar while the weights load.
         **options: any other field of `EngineConfig`.
 
@@ -97,6 +99,7 @@ class LLM:
         cache: str | CacheConfig = "lru",
         seed: int = 0,
         exact: bool = False,
+        quiet: bool = False,
         progress: Shown = False,
         **options: Any,
     ) -> None:
@@ -118,6 +121,7 @@ class LLM:
             Tokenizer.from_directory(folder),
             engine_options(given, dtype=dtype),
             defaults,
+            quiet,
         )
 
     @classmethod
@@ -128,14 +132,14 @@ class LLM:
         *,
         tokenizer: Tokenizer | None = None,
         dtype: str = "float32",
+        quiet: bool = False,
         **options: Any,
     ) -> LLM:
         """An LLM of weights already in memory, in `dtype`; the options are those of `LLM`."""
         enable_compile_cache()
         self = cls.__new__(cls)
-        self._start(
-            config, params, tokenizer, engine_options(options, dtype=dtype), SamplingParams()
-        )
+        settings = engine_options(options, dtype=dtype)
+        self._start(config, params, tokenizer, settings, SamplingParams(), quiet)
         return self
 
     def _start(
@@ -145,6 +149,7 @@ class LLM:
         tokenizer: Tokenizer | None,
         engine_config: EngineConfig,
         defaults: SamplingParams,
+        quiet: bool,
     ) -> None:
         self.model_config, self.engine_config = config, engine_config
         self._tokenizer = tokenizer
@@ -158,6 +163,8 @@ class LLM:
         self._num_requests = 0
         self._totals = dict.fromkeys(("prompt_tokens", "cached_tokens", "generated_tokens"), 0)
         self._cache = CacheView(lambda: self._engine, config, engine_config)
+        if not quiet:
+            print(self.describe(), file=sys.stderr)
 
     @property
     def _engine(self) -> Engine:
@@ -376,24 +383,20 @@ class LLM:
         return {"requests": self._num_requests, **self._totals, **self._engine.stats()}
 
     def describe(self) -> str:
-        """The model and where its memory goes: weights, then what `memory` covers.
+        """The model, where its memory goes, and what the cache can do: what a new object prints.
 
         Example:
-            >>> llm = LLM(max_rows=1, max_model_len=512)
+            >>> llm = LLM(max_rows=1, max_model_len=512, quiet=True)
             >>> [line.split()[0] for line in llm.describe().splitlines()]
-            ['model', 'weights', 'arena', 'rings', 'tables', 'sequences']
+            ['model', 'weights', 'arena', 'rings', 'tables', 'sequences', 'cache']
         """
-        config, engine = self.model_config, self._engine
-        sizes, rows = engine.sizes, self.engine_config.max_rows
-        lines = {
-            "model": f"{config.family}, {len(config.layers)} layers of width {config.width}",
-            "weights": f"{format_size(self._weight_bytes)} {self.engine_config.dtype}",
-            "arena": f"{format_size(sizes.arena_bytes)} in {sizes.num_frames} frames",
-            "rings": f"{format_size(sizes.ring_bytes)} for {rows} rows",
-            "tables": f"{format_size(sizes.table_bytes)} for {sizes.max_slots} checkpoints",
-            "sequences": f"up to {self.max_model_len} tokens, {rows} at a time",
-        }
-        return "\n".join(f"{name:<10}{value}" for name, value in lines.items())
+        return describe(
+            self.model_config,
+            self.engine_config,
+            self._engine.sizes,
+            weight_bytes=self._weight_bytes,
+            max_model_len=self.max_model_len,
+        )
 
     def reset_prefix_cache(self) -> None:
         """Forgets every cached prefix that no running request uses."""

@@ -77,7 +77,7 @@ def run_batch(
         if isinstance(model, LLM):
             llm, name = model, model.model_config.family
         else:
-            llm = stack.enter_context(LLM(model, progress=progress is True, **options))
+            llm = stack.enter_context(LLM(model, quiet=True, progress=progress is True, **options))
             name = "bundled" if model is None else Path(model).name
         run = Run(llm, source, partial_output, chat_template=chat_template, model=name)
         num_resumed = run.recover()

@@ -505,7 +505,16 @@ def test_describe_says_where_the_memory_goes(make_llm):
         "rings     2 KiB for 3 rows",
         "tables    64 B for 5 checkpoints",
         "sequences up to 200 tokens, 3 at a time",
+        "cache     lru; prompts resume at multiples of 32 tokens, 64 B of KV a token",
     ]
+
+
+def test_a_new_object_prints_what_it_is_and_nothing_else(make_llm, capfd):
+    llm = make_llm(max_rows=3)
+    assert capfd.readouterr() == ("", llm.describe() + "\n")
+    llm.generate("ab", GREEDY)
+    make_llm(quiet=True)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_stats_count_what_was_done(llm):

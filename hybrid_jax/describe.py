@@ -1,0 +1,44 @@
+"""An LLM in a few lines: the model, where its memory goes, and what its cache can do."""
+
+from __future__ import annotations
+
+from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.engine.sizing import Sizes
+from hybrid_jax.geometry import Geometry, checkpoint_bytes, kv_bytes_per_token, make_geometry
+from hybrid_jax.sizes import format_size
+
+
+def describe(
+    model: ModelConfig, engine: EngineConfig, sizes: Sizes, *, weight_bytes: int, max_model_len: int
+) -> str:
+    """Lines of a name and what there is to say about it.
+
+    Args:
+        model, engine, sizes: of the engine that runs.
+        weight_bytes: of all weights.
+        max_model_len: longest sequence that model and memory allow, in tokens.
+    """
+    lines = {
+        "model": f"{model.family}, {len(model.layers)} layers of width {model.width}",
+        "weights": f"{format_size(weight_bytes)} {engine.dtype}",
+        "arena": f"{format_size(sizes.arena_bytes)} in {sizes.num_frames} frames",
+        "rings": f"{format_size(sizes.ring_bytes)} for {engine.max_rows} rows",
+        "tables": f"{format_size(sizes.table_bytes)} for {sizes.max_slots} checkpoints",
+        "sequences": f"up to {max_model_len} tokens, {engine.max_rows} at a time",
+        "cache": _cache(make_geometry(model, engine), engine),
+    }
+    return "\n".join(f"{name:<10}{value}" for name, value in lines.items())
+
+
+def _cache(geometry: Geometry, engine: EngineConfig) -> str:
+    """Where prompts may resume, and what a resume point costs."""
+    if engine.cache.policy == "off":
+        return "off: every prompt is computed in full"
+    said = f"{engine.cache.policy}; prompts resume at multiples of {geometry.grain} tokens"
+    if not geometry.has_state:
+        return f"{said}, {format_size(kv_bytes_per_token(geometry))} of KV a token"
+    size = checkpoint_bytes(geometry)
+    said += f" with a checkpoint of {format_size(size)}"
+    if geometry.has_pages:
+        said += f", as much as {round(size / kv_bytes_per_token(geometry))} tokens of KV"
+    return said
