@@ -24,6 +24,7 @@ _HOME = {
     "ModelConfig": "config",
     "RequestMetrics": "outputs",
     "RequestOutput": "outputs",
+    "RequestOutputKind": "sampling_params",
     "SamplingParams": "sampling_params",
     "StructuredOutputsParams": "structured_outputs",
     "load_model": "checkpoint",

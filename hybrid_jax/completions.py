@@ -13,7 +13,7 @@ from hybrid_jax.constraints import NO_LIMITS, TokenConstraint, TokenLimits
 from hybrid_jax.engine.request import Request, TokenLogprobs
 from hybrid_jax.outputs import CompletionOutput, Delta, Logprob, RequestMetrics, RequestOutput
 from hybrid_jax.prompts import Prompt
-from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.sampling_params import RequestOutputKind, SamplingParams
 from hybrid_jax.text import IncrementalDecoder, Stopped, StopStrings
 from hybrid_jax.tokenizer import Tokenizer
 
@@ -247,6 +247,11 @@ class Job:
         if finished:
             self.finished_time = now
             self._call.unfinished.discard(self.index)
+        kind = self.params.output_kind
+        if kind is RequestOutputKind.FINAL_ONLY and completion.finish_reason is None:
+            return
+        if kind is not RequestOutputKind.DELTA:
+            text_before = tokens_before = 0
         if self._call.deltas is None:
             return
         news = completion.logprobs

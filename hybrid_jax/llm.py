@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hybrid_jax.describe import describe
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.feed import Feed
 from hybrid_jax.fingerprint import fingerprint
+from hybrid_jax.in_thread import in_thread
 from hybrid_jax.options import (
     check_memory,
     default_params,
@@ -161,6 +163,7 @@ class LLM:
         self._default_params, self._params = defaults, params
         self._weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
         self._num_requests = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hybrid_jax")  # of `astream`
         self._totals = dict.fromkeys(("prompt_tokens", "cached_tokens", "generated_tokens"), 0)
         self._cache = CacheView(lambda: self._engine, config, engine_config)
         if not quiet:
@@ -229,7 +232,29 @@ class LLM:
         call = Call(deltas=deque())
         return self._deltas(self._accept(prompts, sampling_params, call), call)
 
-    def _deltas(self, jobs: list[Job], call: Call) -> Iterator[Delta]:
+    async def astream(
+        self,
+        prompts: PromptLike | Iterable[PromptLike],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> AsyncIterator[Delta]:
+        """`stream` for `async for`: the work is done in a thread, so that other tasks go on.
+
+        Several may run at once, in turns. Other calls of this object must wait until all of them are over;
+        leave one early through `contextlib.aclosing`.
+
+        Example:
+            >>> import asyncio
+            >>> async def main(llm):
+            ...     async for delta in llm.astream("x = ", SamplingParams(max_tokens=3)):
+            ...         last = delta
+            ...     return len(last.output.outputs[0].token_ids)
+            >>> asyncio.run(main(LLM(quiet=True)))
+            3
+        """
+        async for delta in in_thread(self.stream(prompts, sampling_params), self._thread):
+            yield delta
+
+    def _deltas(self, jobs: list[Job], call: Call) -> Generator[Delta, None, None]:
         with self._calls.running(jobs):
             while call.unfinished or call.deltas:
                 if self._calls.engine and call.deltas:  # .engine raises after `close`
@@ -420,6 +445,7 @@ class LLM:
     def close(self) -> None:
         """Ends what still runs and frees the device memory; the object is of no use afterwards."""
         self._calls.close()
+        self._thread.shutdown(wait=False)
         self._params = None
 
     def __enter__(self) -> LLM:

@@ -208,7 +208,7 @@ class RequestOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class Delta:
-    """What `LLM.stream` yields: the news of one completion.
+    """What `LLM.stream` yields: the news of one completion, or all of it, as `output_kind` says.
 
     Attributes:
         request_id: the prompt's.

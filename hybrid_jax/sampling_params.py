@@ -7,6 +7,7 @@ import operator
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from numbers import Real
 
 from hybrid_jax.config.checks import flags
@@ -21,6 +22,19 @@ FLOATS = (
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
 FLAGS = ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens")
+
+
+class RequestOutputKind(StrEnum):
+    """What `LLM.stream` yields for a completion: its news, all of it each time, or only its end.
+
+    Example:
+        >>> SamplingParams(output_kind="final_only").output_kind
+        <RequestOutputKind.FINAL_ONLY: 'final_only'>
+    """
+
+    DELTA = "delta"
+    CUMULATIVE = "cumulative"
+    FINAL_ONLY = "final_only"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +71,7 @@ class SamplingParams:
             prefix cache holds.
         detokenize: turn tokens into text.
         skip_special_tokens: leave special tokens out of the text.
+        output_kind: what `stream` yields; a `RequestOutputKind` or its value.
 
     Example:
         >>> SamplingParams(temperature=0.0, max_tokens=8).greedy
@@ -86,6 +101,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
+    output_kind: RequestOutputKind | str = RequestOutputKind.DELTA
 
     def __post_init__(self) -> None:
         check = self._check
@@ -105,6 +121,9 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", stop_token_ids)
         flags(self, *FLAGS)
         self._check_tokens()
+        kinds = [str(kind) for kind in RequestOutputKind]
+        check(self.output_kind in kinds, "output_kind", f"one of {', '.join(kinds)}")
+        object.__setattr__(self, "output_kind", RequestOutputKind(self.output_kind))
         check(_integer(self.n, 1) and self.n <= MAX_N, "n", f"an integer between 1 and {MAX_N}")
         check(
             _finite(self.temperature)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -23,6 +24,18 @@ hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=Tr
 hypothesis.settings.load_profile("repeatable")
 
 ROOT = Path(__file__).resolve().parent.parent
+# Every compiled program takes a few memory maps, of which Linux allows a process 65,530 by default; the compiler
+# crashes at the next one.
+MAPS, MOST_MAPS, CHECK_EVERY = Path("/proc/self/maps"), 25_000, 40
+FINISHED = itertools.count(1)
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Lets go of all compiled programs when there are too many; those still needed come from the cache."""
+    if next(FINISHED) % CHECK_EVERY == 0 and MAPS.exists():
+        with MAPS.open("rb") as maps:
+            if sum(1 for _ in maps) > MOST_MAPS:
+                jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

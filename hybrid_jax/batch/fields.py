@@ -131,6 +131,7 @@ FIELDS = {
     },
     # valid, but only as far as they ask for nothing
     "stream": Field(nothing=(False,), remedy=WHOLE),
+    "output_kind": Field(nothing=("final_only",)),
     "echo": Field(nothing=(False,), remedy="join prompt and text yourself"),
     "suffix": Field(nothing=("",), only=COMPLETIONS),
     "use_beam_search": Field(nothing=(False,)),

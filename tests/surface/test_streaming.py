@@ -1,0 +1,102 @@
+"""What `stream` yields by `output_kind`, and streams for `async for`."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from hybrid_jax import RequestOutputKind, SamplingParams
+
+PARAMS = {"max_tokens": 12, "n": 2, "logprobs": 1}
+
+
+def test_cumulative_deltas_hold_everything_so_far(llm):
+    news = list(llm.stream("ab", SamplingParams(**PARAMS)))
+    whole = list(llm.stream("ab", SamplingParams(**PARAMS, output_kind="cumulative")))
+    assert len(news) == len(whole) > 2
+    for index in range(2):
+        text, tokens = "", ()
+        pairs = [(a, b) for a, b in zip(news, whole, strict=True) if a.index == index]
+        for new, all_of_it in pairs:
+            text, tokens = text + new.text, tokens + new.token_ids
+            assert (all_of_it.text, all_of_it.token_ids) == (text, tokens)
+            assert len(all_of_it.logprobs) == len(tokens)
+
+
+def test_final_only_yields_each_completion_once(llm):
+    [expected] = llm.generate("ab", SamplingParams(**PARAMS))
+    kind = RequestOutputKind.FINAL_ONLY
+    deltas = list(llm.stream("ab", SamplingParams(**PARAMS, output_kind=kind)))
+    assert [delta.index for delta in deltas] == [0, 1]
+    assert [delta.text for delta in deltas] == [output.text for output in expected.outputs]
+    assert (
+        all(delta.finished() for delta in deltas) and deltas[-1].output.outputs == expected.outputs
+    )
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match="output_kind must be one of delta, .*, got 'news'"):
+        SamplingParams(output_kind="news")
+
+
+def test_streams_for_async_for_run_side_by_side(llm):
+    async def collect(prompt):
+        return [delta.text async for delta in llm.astream(prompt, SamplingParams(max_tokens=30))]
+
+    async def main():
+        ticks = 0
+
+        async def tick():
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(tick())
+        texts = await asyncio.gather(collect("ab"), collect("cd"), collect("abc"))
+        other.cancel()
+        return texts, ticks
+
+    texts, ticks = asyncio.run(main())
+    want = llm.generate(["ab", "cd", "abc"], SamplingParams(max_tokens=30))
+    assert ["".join(parts) for parts in texts] == [output.outputs[0].text for output in want]
+    assert ticks > 3
+
+
+def test_leaving_an_async_stream_ends_its_request(llm):
+    async def main():
+        async with contextlib.aclosing(llm.astream("ab", SamplingParams(max_tokens=90))) as deltas:
+            async for _ in deltas:
+                break
+        assert llm._calls.num_unfinished == 0
+
+    asyncio.run(main())
+    assert llm.generate("ab", SamplingParams(max_tokens=3))[0].finished
+
+
+def test_a_cancelled_task_ends_its_request(llm):
+    async def main():
+        started = asyncio.Event()
+
+        async def forever():
+            async for _ in llm.astream("ab", SamplingParams(max_tokens=150)):
+                started.set()
+
+        task = asyncio.create_task(forever())
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert llm._calls.num_unfinished == 0
+    assert llm.generate("ab", SamplingParams(max_tokens=3))[0].finished
+
+
+def test_a_mistake_is_raised_where_the_stream_is_read(llm):
+    async def main():
+        async for _ in llm.astream("", SamplingParams(max_tokens=3)):
+            pass
+
+    with pytest.raises(ValueError, match="prompt 0: is empty"):
+        asyncio.run(main())
