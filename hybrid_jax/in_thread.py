@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncGenerator, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 
 async def in_thread(
     items: Generator[Item, None, None], executor: ThreadPoolExecutor
-) -> AsyncIterator[Item]:
+) -> AsyncGenerator[Item, None]:
     """Yields the items of a generator that runs in a thread, and closes it there, whatever happens.
 
     Args:

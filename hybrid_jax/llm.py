@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -232,11 +232,11 @@ class LLM:
         call = Call(deltas=deque())
         return self._deltas(self._accept(prompts, sampling_params, call), call)
 
-    async def astream(
+    def astream(
         self,
         prompts: PromptLike | Iterable[PromptLike],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> AsyncIterator[Delta]:
+    ) -> AsyncGenerator[Delta, None]:
         """`stream` for `async for`: the work is done in a thread, so that other tasks go on.
 
         Several may run at once, in turns. Other calls of this object must wait until all of them are over;
@@ -251,8 +251,9 @@ class LLM:
             >>> asyncio.run(main(LLM(quiet=True)))
             3
         """
-        async for delta in in_thread(self.stream(prompts, sampling_params), self._thread):
-            yield delta
+        call = Call(deltas=deque())
+        deltas = self._deltas(self._accept(prompts, sampling_params, call), call)
+        return in_thread(deltas, self._thread)
 
     def _deltas(self, jobs: list[Job], call: Call) -> Generator[Delta, None, None]:
         with self._calls.running(jobs):
