@@ -434,7 +434,7 @@ class LLM:
         """Compiles what `generate` will need, so that the first call is as fast as the next.
 
         Args:
-            logprobs: also for requests with `logprobs`.
+            logprobs: also for requests with `logprobs` (not `prompt_logprobs`).
             penalties: also for requests with penalties, biases, allowed tokens, bad words or a grammar.
             progress: show a bar, or call this with (programs done, programs in all).
         """

@@ -60,7 +60,7 @@ class SamplingParams:
         seed: of the sampling noise; None takes the engine's, mixed with the request's number.
         max_tokens: most tokens to generate; None goes on until a stop or the longest that fits.
         min_tokens: until so many tokens are generated nothing stops: stop tokens are not drawn, and stop
-            strings that begin there pass.
+            strings that begin there pass. Only a grammar that allows nothing more ends a text before.
         stop: strings that end the text.
         stop_token_ids: token ids that end it, beside the model's own.
         ignore_eos: the model's own end tokens do not end it.

@@ -196,8 +196,9 @@ class Engine:
 
         Args:
             progress: called with (done, total, name of the program) before each compilation and at the end.
-            logprobs, adjusts: the programs that report log-probabilities, and that change logits before they
-                are sampled from, too; otherwise the first request that needs them has them compiled.
+            logprobs, adjusts: the programs that report log-probabilities of the output, and that change logits
+                before they are sampled from, too. Other programs, those for log-probabilities of prompts
+                among them, are compiled when the first request needs them.
         """
         self._recover()
         self._interrupted = True

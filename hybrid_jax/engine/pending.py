@@ -39,7 +39,8 @@ class Pending:
         for line, row in enumerate(self.plan.prefill):
             place = (row.row if self.exact else line,)
             out.prefill.append(int(prefill.tokens[place]))
-            out.prefill_logprobs.append(_entry(prefill, place, row.request.params.logprobs))
+            count = row.request.params.logprobs if row.samples else None
+            out.prefill_logprobs.append(_entry(prefill, place, count))
             count = row.request.params.prompt_logprobs
             if prompt is not None and row.request.lacks_prompt_logprobs:
                 known = min(len(row.tokens), len(row.request.prompt) - 1 - row.start)

@@ -69,7 +69,8 @@ class Request:
     @property
     def adjusts_logits(self) -> bool:
         """Its logits change before they are sampled from, other than by temperature and filters."""
-        return self.params.adjusts_logits or self.constraint is not None
+        own = bool(self.forbidden_ids) or self.constraint is not None
+        return own or self.params.adjusts_logits
 
     @property
     def lacks_prompt_logprobs(self) -> bool:

@@ -276,6 +276,7 @@ class Runner:
 
     def _variant(self, rows: list) -> Variant:
         """Exact mode always takes the whole: two executables would round differently."""
+        rows = [row for row in rows if not isinstance(row, PrefillRow) or row.samples]
         logprobs = any(row.request.params.logprobs is not None for row in rows)
         return Variant(
             num_logprobs=MAX_LOGPROBS if logprobs or self.engine.exact else 0,

@@ -23,6 +23,8 @@ from hybrid_jax.models import decoder
 from hybrid_jax.state import State, from_bits
 from pallas_kernels.frame_io import copy_frames
 
+POSITIONS = 64  # of prompts whose logits exist at once
+
 
 def decode(
     params: dict,
@@ -195,31 +197,32 @@ def prefill(
 def prompt_logprobs(
     params: dict, h: jax.Array, tokens: jax.Array, *, model: Model, num_logprobs: int
 ) -> Sampled:
-    """Log-probabilities of given tokens, a block of positions at a time.
+    """Log-probabilities of given tokens, a few positions at a time.
 
     Args:
-        h: [R, T, D] hidden states before the last norm; T is a multiple of grain.
+        h: [R, T, D] hidden states before the last norm.
         tokens: int32[R, T] the token that follows each position.
 
     Returns:
         tokens and logprobs, int32[R, T] and so on.
     """
-    rows, width, _ = h.shape
-    count, block = min(num_logprobs, model.config.vocab_size), model.geometry.grain
+    count = min(num_logprobs, model.config.vocab_size)
 
-    def some(start):
-        part = jax.lax.dynamic_slice_in_dim(h, start, block, axis=1)
-        chosen = jax.lax.dynamic_slice_in_dim(tokens, start, block, axis=1)
-        logits = decoder.logits(params, part.reshape(rows * block, -1), model.config)
-        return logprobs(logits, chosen.reshape(-1), count)
+    def blocks_of(x):
+        x = x.reshape(-1, *x.shape[2:])
+        x = jnp.pad(x, ((0, -x.shape[0] % POSITIONS), *((0, 0) for _ in x.shape[1:])))
+        return x.reshape(-1, POSITIONS, *x.shape[1:])
 
-    found = jax.lax.map(some, jnp.arange(0, width, block))  # [T / block, R * block, ...]
+    def some(block):
+        return logprobs(decoder.logits(params, block[0], model.config), block[1], count)
+
+    found = jax.lax.map(some, (blocks_of(h), blocks_of(tokens)))
 
     def whole(x):
-        x = x.reshape(width // block, rows, block, *x.shape[2:])
-        return jnp.moveaxis(x, 0, 1).reshape(rows, width, *x.shape[3:])
+        return x.reshape(-1, *x.shape[2:])[: tokens.size].reshape(*tokens.shape, *x.shape[2:])
 
-    return Sampled(tokens, jax.tree.map(whole, found))
+    found = jax.tree.map(whole, found)
+    return Sampled(tokens, found)
 
 
 def fork(

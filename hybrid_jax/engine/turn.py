@@ -42,7 +42,7 @@ class Turn:
         self.ended: list[Sequence] = []
         self.preempted = False
         self._num_steps = 1 if engine.exact else engine.steps_per_dispatch
-        for sequence in running:
+        for sequence in (s for s in running if s.phase is Phase.DECODE):
             self._num_steps = min(self._num_steps, most_steps(sequence.request))
         self._longest_chunk = (
             self.geometry.grain if engine.exact else bucket.prefill_tokens(engine)[-1]

@@ -113,3 +113,8 @@ def test_a_model_without_attention_has_an_empty_table(pages):
     batch = np.zeros((1, layout.size), np.int32)
     pack.set_pages(layout, batch, 0, pages)
     assert not batch.any()
+
+
+def test_forbidden_tokens_alone_adjust_the_logits():
+    assert not request().adjusts_logits
+    assert request(forbidden_ids=frozenset({3})).adjusts_logits

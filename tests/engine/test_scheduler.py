@@ -304,6 +304,18 @@ def test_a_constraint_that_allows_nothing_more_ends_the_request():
     assert (len(request.output), request.finish_reason) == (7, "stop")
 
 
+def test_a_constrained_prompt_in_the_making_slows_nobody_down():
+    engine = Engine.make(steps_per_dispatch=8)
+    rng = random.Random(0)
+    engine.add(tokens_of(rng, 10), max_tokens=60, stop_ids=())
+    engine.step()
+    engine.add(tokens_of(rng, 500), max_tokens=3, stop_ids=(), constraint=Anything())
+    engine.run()
+    chunks = [plan for plan in engine.plans[1:] if plan.prefill and plan.decode]
+    assert len(chunks) > 2 and all(plan.num_steps == 8 for plan in chunks[:3])
+    engine.check()
+
+
 def test_rows_with_stop_strings_take_fewer_steps_at_once():
     engine = Engine.make(steps_per_dispatch=8)
     rng = random.Random(0)
