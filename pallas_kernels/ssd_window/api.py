@@ -56,18 +56,9 @@ def ssd_window(
         (1, 1, 2, 4)
     """
     where = "ssd_window"
-    check_rank(where, "x", x, 4)
-    check_rank(where, "C", C, 4)
-    rows, slots, heads, width = x.shape
-    groups, size = C.shape[2:]
-    check_shape(where, "state", state, (rows, heads, width, size))
-    check_shape(where, "dt", dt, (rows, slots, heads))
-    check_shape(where, "A", A, (heads,))
-    check_shape(where, "B", B, (rows, slots, groups, size))
-    check_shape(where, "starts", starts, (rows,))
-    if num_valid is None:
-        num_valid = jnp.full(rows, C.shape[1], jnp.int32)
-    check_shape(where, "num_valid", num_valid, (rows,))
+    num_valid = _checked(where, x, dt, A, B, C, starts, num_valid)
+    rows, _, heads, width = x.shape
+    check_shape(where, "state", state, (rows, heads, width, C.shape[3]))
     return choose(implementation, WINDOWS, where)(state, x, dt, A, B, C, starts, num_valid)
 
 
@@ -98,26 +89,32 @@ def ssd_window_frames(
         y as in `ssd_window`; the arena, as it was.
     """
     where = "ssd_window_frames"
-    check_rank(where, "x", x, 4)
-    check_rank(where, "C", C, 4)
+    num_valid = _checked(where, x, dt, A, B, C, starts, num_valid)
+    rows, _, heads, width = x.shape
     check_rank(where, "frames", frames, 2)
-    rows, slots, heads, width = x.shape
-    groups, size = C.shape[2:]
-    check_shape(where, "dt", dt, (rows, slots, heads))
-    check_shape(where, "A", A, (heads,))
-    check_shape(where, "B", B, (rows, slots, groups, size))
-    check_shape(where, "starts", starts, (rows,))
     check_shape(where, "exists", exists, (rows,))
-    held = arena.shape[1] // (width * size) * frames.shape[1]
+    held = arena.shape[1] // (width * C.shape[3]) * frames.shape[1]
     if held < heads or frames.shape[0] != rows:
         raise ValueError(
             f"{where}: frames must hold {heads} heads of each of {rows} rows, got {held} in {frames.shape}"
         )
+    run = choose(implementation, FRAMES, where)
+    return run(arena, frames, exists, x, dt, A, B, C, starts, num_valid)
+
+
+def _checked(where: str, x, dt, A, B, C, starts, num_valid) -> jax.Array:
+    """Checks what both windows take; returns num_valid, all queries for None."""
+    check_rank(where, "x", x, 4)
+    check_rank(where, "C", C, 4)
+    rows, slots, heads, _ = x.shape
+    check_shape(where, "dt", dt, (rows, slots, heads))
+    check_shape(where, "A", A, (heads,))
+    check_shape(where, "B", B, (rows, slots, *C.shape[2:]))
+    check_shape(where, "starts", starts, (rows,))
     if num_valid is None:
         num_valid = jnp.full(rows, C.shape[1], jnp.int32)
     check_shape(where, "num_valid", num_valid, (rows,))
-    run = choose(implementation, FRAMES, where)
-    return run(arena, frames, exists, x, dt, A, B, C, starts, num_valid)
+    return num_valid
 
 
 def fold(
