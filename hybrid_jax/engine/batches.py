@@ -27,7 +27,8 @@ def prefill_batch(rows: list[PrefillRow], layout: Layout, *, size: int, sink: in
         put("tokens", row.tokens)
         pack.set_pages(layout, batch, line, row.pages)
         pack.set_copies(layout, batch, line, row.copies)
-        pack.set_sampling(layout, batch, line, row.request)
+        if row.samples:
+            pack.set_sampling(layout, batch, line, row.request)
     return batch
 
 
@@ -90,5 +91,6 @@ def exact_batch(
             put("samples", 1)
         put("read_slot", row.read_slot)
         pack.set_pages(layout, batch, row.row, row.pages)
-        pack.set_sampling(layout, batch, row.row, row.request)
+        if not isinstance(row, PrefillRow) or row.samples:
+            pack.set_sampling(layout, batch, row.row, row.request)
     return batch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from hybrid_jax.engine.runner import Pending, Runner
 from hybrid_jax.engine.scheduler import Scheduler
 from hybrid_jax.engine.sizing import choose_sizes
 from hybrid_jax.geometry import make_geometry
+from hybrid_jax.machine import ram_bytes
 
 
 @dataclass(kw_only=True)
@@ -41,10 +41,8 @@ def _spare_bytes() -> int | None:
         known = device.memory_stats() or {}
         limit = known.get("bytes_limit")
         return None if limit is None else (limit - known.get("bytes_in_use", 0)) // 2
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-    except (AttributeError, OSError, ValueError):
-        return None
+    ram = ram_bytes()
+    return None if ram is None else ram // 4
 
 
 class Engine:

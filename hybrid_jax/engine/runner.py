@@ -193,16 +193,13 @@ class Runner:
             write = self.executable("write_slots", size)
             self.state = write(self.state, ids, frames)
 
-    def _move_row(self, source: int | None = None, target: int | None = None) -> None:
-        self.state = self.executable("move_row")(self.state, *self._places(source, target))
+    def _move_row(self, source: int, target: int) -> None:
+        move = self.executable("move_row")
+        self.state = move(self.state, np.int32(source), np.int32(target))
 
-    def _move_adjust(self, source: int | None = None, target: int | None = None) -> None:
+    def _move_adjust(self, source: int, target: int) -> None:
         move = self.executable("move_adjust")
-        self.adjust = move(self._some_adjust(), *self._places(source, target))
-
-    def _places(self, *rows: int | None) -> list[np.int32]:
-        """Ring rows; the sink's for None."""
-        return [np.int32(self.engine.max_rows if row is None else row) for row in rows]
+        self.adjust = move(self._some_adjust(), np.int32(source), np.int32(target))
 
     def _prefill(self, rows: list[PrefillRow]) -> tuple[Sampled, jax.Array, jax.Array]:
         shape = bucket.prefill_bucket(
@@ -311,7 +308,8 @@ class Runner:
             progress: called with (done, total, name) before each one and at the end.
             logprobs, adjusts: those that report log-probabilities, and that adjust logits, too.
         """
-        jobs: list[tuple[str, Callable]] = [("move_row", self._move_row)]
+        sink = self.engine.max_rows
+        jobs: list[tuple[str, Callable]] = [("move_row", lambda: self._move_row(sink, sink))]
         if self.model.geometry.has_state:
             line = (0, (0,) * self.model.geometry.state_frames)
             jobs += [
@@ -319,7 +317,10 @@ class Runner:
                 for n in SLOT_BUCKETS
             ]
         if adjusts or self.engine.exact:
-            jobs += [("load_adjust", self._warm_adjust), ("move_adjust", self._move_adjust)]
+            jobs += [
+                ("load_adjust", self._warm_adjust),
+                ("move_adjust", lambda: self._move_adjust(sink, sink)),
+            ]
         variants = [
             Variant(count, adjusting)
             for adjusting in (False, True)[: 1 + adjusts]
