@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,14 @@ import jax
 from hybrid_jax.cache_view import CacheView
 from hybrid_jax.checkpoint import load_config, load_model, model_folder
 from hybrid_jax.compile_cache import enable_compile_cache
-from hybrid_jax.completions import Call, Job, derive_seed
+from hybrid_jax.completions import Call, Job
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
-from hybrid_jax.constraints import Constraints
 from hybrid_jax.describe import describe
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.feed import Feed
 from hybrid_jax.fingerprint import fingerprint
 from hybrid_jax.in_thread import in_thread
+from hybrid_jax.intake import Intake
 from hybrid_jax.options import (
     check_memory,
     default_params,
@@ -32,15 +31,7 @@ from hybrid_jax.options import (
 )
 from hybrid_jax.outputs import Delta, RequestOutput
 from hybrid_jax.progress_bar import Shown, shown
-from hybrid_jax.prompts import (
-    Prompt,
-    PromptLike,
-    check_messages,
-    check_unicode,
-    pair_params,
-    read_prompts,
-)
-from hybrid_jax.request_limits import resolve_max_tokens, resolve_stop_ids
+from hybrid_jax.prompts import Prompt, PromptLike
 from hybrid_jax.running_calls import RunningCalls
 from hybrid_jax.sampling_params import SamplingParams
 from hybrid_jax.tokenizer import Tokenizer
@@ -154,15 +145,15 @@ class LLM:
         quiet: bool,
     ) -> None:
         self.model_config, self.engine_config = config, engine_config
-        self._tokenizer = tokenizer
-        self._constraints = Constraints(tokenizer, config)
+        self._intake = Intake(
+            config, engine_config, tokenizer, defaults, lambda: self._engine.max_model_len
+        )
         check_memory(config, engine_config)
         with device_memory_for("arena, rings and tables", "lower memory or max_rows"):
             engine = Engine(config, params, engine_config)
         self._calls = RunningCalls(engine, record=self._record)
-        self._default_params, self._params = defaults, params
+        self._params = params
         self._weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-        self._num_requests = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hybrid_jax")  # of `astream`
         self._totals = dict.fromkeys(("prompt_tokens", "cached_tokens", "generated_tokens"), 0)
         self._cache = CacheView(lambda: self._engine, config, engine_config)
@@ -204,7 +195,7 @@ class LLM:
             [4, 4]
         """
         call = Call()
-        jobs = self._accept(prompts, sampling_params, call)
+        jobs = self._intake.jobs(prompts, sampling_params, call)
         with shown(progress or use_tqdm, "generating") as report, self._calls.running(jobs):
             while call.unfinished:
                 unfinished = len(call.unfinished)
@@ -230,7 +221,7 @@ class LLM:
             True
         """
         call = Call(deltas=deque())
-        return self._deltas(self._accept(prompts, sampling_params, call), call)
+        return self._calls.deltas(self._intake.jobs(prompts, sampling_params, call), call)
 
     def astream(
         self,
@@ -252,16 +243,8 @@ class LLM:
             3
         """
         call = Call(deltas=deque())
-        deltas = self._deltas(self._accept(prompts, sampling_params, call), call)
+        deltas = self._calls.deltas(self._intake.jobs(prompts, sampling_params, call), call)
         return in_thread(deltas, self._thread)
-
-    def _deltas(self, jobs: list[Job], call: Call) -> Generator[Delta, None, None]:
-        with self._calls.running(jobs):
-            while call.unfinished or call.deltas:
-                if self._calls.engine and call.deltas:  # .engine raises after `close`
-                    yield call.deltas.popleft()
-                else:
-                    self._calls.step()
 
     def feed(self) -> Feed:
         """For prompts that are not all there yet, or too many for one list: add some while others run.
@@ -275,7 +258,7 @@ class LLM:
             >>> [len(output.outputs[0].token_ids) for output in tickets[1].outputs()]
             [4, 4]
         """
-        return Feed(self._calls, self._accept)
+        return Feed(self._calls, self._intake.jobs)
 
     def chat(
         self,
@@ -297,76 +280,18 @@ class LLM:
             add_generation_prompt, chat_template, tools: as in `Tokenizer.apply_chat_template`.
             chat_template_kwargs: anything else the template looks at.
         """
-        if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-            raise ValueError("chat: messages must be a non-empty list of {'role', 'content'} dicts")
-        batch = [messages] if isinstance(messages[0], Mapping) else messages
-        for conversation in batch:
-            check_messages(conversation)
-        prompts = [
-            self.render_chat(
-                conversation,
-                add_generation_prompt=add_generation_prompt,
-                chat_template=chat_template,
-                tools=tools,
-                **chat_template_kwargs or {},
-            )
-            for conversation in batch
-        ]
+        prompts = self._intake.conversations(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            chat_template=chat_template,
+            tools=tools,
+            **chat_template_kwargs or {},
+        )
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, progress=progress)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> Prompt:
         """One conversation as a prompt for `generate` or `stream`; see `Tokenizer.apply_chat_template`."""
-        if self._tokenizer is None:
-            raise ValueError(
-                "chat: this model came without a tokenizer.json, so without a template"
-            )
-        text = self._tokenizer.apply_chat_template(messages, **template)
-        check_unicode("chat: the conversation", text)
-        # The template writes the special tokens itself.
-        return Prompt(text, tuple(self._tokenizer.encode(text, add_special_tokens=False)))
-
-    def _accept(
-        self,
-        prompts: PromptLike | Iterable[PromptLike],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        call: Call,
-    ) -> list[Job]:
-        """Checks everything a caller can get wrong, before the engine hears of it."""
-        engine, config = self._engine, self.model_config
-        read = read_prompts(prompts, self._tokenizer, vocab_size=config.vocab_size)
-        paired = pair_params(params, len(read), self._default_params)
-        jobs, now = [], time.perf_counter()
-        for index, (prompt, own) in enumerate(zip(read, paired, strict=True)):
-            if own.stop and self._tokenizer is None:
-                raise ValueError(
-                    f"prompt {index}: stop strings need a tokenizer, which this model lacks; "
-                    "use stop_token_ids"
-                )
-            max_tokens = resolve_max_tokens(
-                index,
-                len(prompt.token_ids),
-                own,
-                engine.max_model_len,
-                default=self._default_params.max_tokens,
-            )
-            stop_ids = resolve_stop_ids(index, own, config)
-            number = self._num_requests + index
-            job = Job(
-                str(number),
-                index,
-                prompt,
-                own,
-                self._tokenizer,
-                seed=derive_seed(self.engine_config.seed, number) if own.seed is None else own.seed,
-                stop_ids=stop_ids,
-                max_tokens=max_tokens,
-                limits=self._constraints.limits(index, own, stop_ids),
-                arrival_time=now,
-                call=call,
-            )
-            jobs.append(job)
-        self._num_requests += len(jobs)
-        return jobs
+        return self._intake.conversation(messages, **template)
 
     def _record(self, job: Job) -> None:
         output = job.output()
@@ -389,7 +314,7 @@ class LLM:
 
     def get_tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer; None when it came without one."""
-        return self._tokenizer
+        return self._intake.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses when given none: the model's generation_config.json, if it has one.
@@ -397,16 +322,16 @@ class LLM:
         Its temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens, the latter as far as the
         model's length goes; do_sample false is temperature 0. Its other fields are left alone.
         """
-        return self._default_params
+        return self._intake.defaults
 
     def fingerprint(self) -> str:
         """A digest that tells this model, with its tokenizer and chat template, from others."""
-        return fingerprint(self.model_config, self._params, self._tokenizer)
+        return fingerprint(self.model_config, self._params, self._intake.tokenizer)
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start: this object's own and the engine's."""
         self._calls.settle()
-        return {"requests": self._num_requests, **self._totals, **self._engine.stats()}
+        return {"requests": self._intake.num_requests, **self._totals, **self._engine.stats()}
 
     def describe(self) -> str:
         """The model, where its memory goes, and what the cache can do: what a new object prints.

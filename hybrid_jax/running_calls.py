@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from hybrid_jax.completions import Completion, Job
+from hybrid_jax.completions import Call, Completion, Job
+from hybrid_jax.outputs import Delta
 
 if TYPE_CHECKING:
     from hybrid_jax.engine.engine import Engine
@@ -119,6 +120,15 @@ class RunningCalls:
                 if surely or request.finish_reason is None:
                     engine.abort(request.request_id)
                 del self._live[request.request_id]
+
+    def deltas(self, jobs: list[Job], call: Call) -> Generator[Delta, None, None]:
+        """Runs the jobs of a call and yields its deltas as they come; closing it ends the jobs."""
+        with self.running(jobs):
+            while call.unfinished or call.deltas:
+                if self.engine and call.deltas:  # .engine raises after `close`
+                    yield call.deltas.popleft()
+                else:
+                    self.step()
 
     def settle(self) -> None:
         """Lets the engine end what nobody waits for, so that what it says of itself is up to date."""

@@ -103,9 +103,10 @@ ROOMS = (
     Room(("describe",), ("engine.sizing", *PLAIN)),
     Room(("report",), ("report", "models", "engine.sizing", *PLAIN)),
     Room(
-        ("llm", "batch", "options", "progress_bar", "request_limits"),
+        ("llm", "batch", "intake", "options", "progress_bar", "request_limits"),
         (
-            *("llm", "batch", "options", "progress_bar", "request_limits", "feed", "fingerprint"),
+            *("llm", "batch", "intake", "options", "progress_bar", "request_limits"),
+            *("feed", "fingerprint"),
             *("outputs", "prompts", "completions", "cache_view", "describe", "in_thread"),
             *("running_calls", "compile_cache"),
             *("constraints", "engine", "checkpoint", *TEXT, *PLAIN),

@@ -238,7 +238,7 @@ def test_max_completion_tokens_is_the_new_name(llm, body_of, error_of):
 
 
 def test_null_is_silence_and_silence_takes_the_models_defaults(llm, body_of):
-    llm._default_params = SamplingParams(temperature=0.0, top_k=2)
+    llm._intake.defaults = SamplingParams(temperature=0.0, top_k=2)
     body_of(temperature=None, top_k=None, logprobs=None, tools=None, user=None, stream=None)
     body_of(temperature=1)
     assert [(r.params.temperature, r.params.top_k) for r in llm._engine.added] == [(0, 2), (1, 2)]

@@ -209,7 +209,7 @@ def test_another_template_is_another_run(make_seeded, files):
 def test_other_sampling_defaults_are_another_run(make_seeded, files):
     interrupted(files, make_seeded())
     llm = make_seeded()
-    llm._default_params = llm_module.SamplingParams(top_k=3)
+    llm._intake.defaults = llm_module.SamplingParams(top_k=3)
     with pytest.raises(ValueError, match="was begun with sampling_defaults="):
         run_batch(*files, llm)
 

@@ -1,0 +1,117 @@
+"""Prompts, conversations and parameters as callers give them, checked and made into jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from hybrid_jax.completions import Call, Job, derive_seed
+from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.constraints import Constraints
+from hybrid_jax.prompts import (
+    Prompt,
+    PromptLike,
+    check_messages,
+    check_unicode,
+    pair_params,
+    read_prompts,
+)
+from hybrid_jax.request_limits import resolve_max_tokens, resolve_stop_ids
+from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.tokenizer import Tokenizer
+
+
+class Intake:
+    """Finds everything a caller can get wrong before the engine hears of it, and numbers the requests.
+
+    Args:
+        config, engine_config: of the model and its engine.
+        tokenizer: None for a model that came without one.
+        defaults: the parameters of prompts that come without.
+        max_model_len: tells the longest sequence in tokens, or raises when nothing can run any more.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        engine_config: EngineConfig,
+        tokenizer: Tokenizer | None,
+        defaults: SamplingParams,
+        max_model_len: Callable[[], int],
+    ) -> None:
+        self.tokenizer, self.defaults, self.num_requests = tokenizer, defaults, 0
+        self._config, self._seed = config, engine_config.seed
+        self._max_model_len = max_model_len
+        self._constraints = Constraints(tokenizer, config)
+
+    def jobs(
+        self,
+        prompts: PromptLike | Iterable[PromptLike],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        call: Call,
+    ) -> list[Job]:
+        """One job per prompt, each with the next request id.
+
+        Raises:
+            ValueError: something is wrong with a prompt or its parameters; no request has been numbered then.
+        """
+        max_model_len = self._max_model_len()
+        read = read_prompts(prompts, self.tokenizer, vocab_size=self._config.vocab_size)
+        paired = pair_params(params, len(read), self.defaults)
+        jobs, now = [], time.perf_counter()
+        for index, (prompt, own) in enumerate(zip(read, paired, strict=True)):
+            if own.stop and self.tokenizer is None:
+                raise ValueError(
+                    f"prompt {index}: stop strings need a tokenizer, which this model lacks; "
+                    "use stop_token_ids"
+                )
+            max_tokens = resolve_max_tokens(
+                index,
+                len(prompt.token_ids),
+                own,
+                max_model_len,
+                default=self.defaults.max_tokens,
+            )
+            stop_ids = resolve_stop_ids(index, own, self._config)
+            number = self.num_requests + index
+            job = Job(
+                str(number),
+                index,
+                prompt,
+                own,
+                self.tokenizer,
+                seed=derive_seed(self._seed, number) if own.seed is None else own.seed,
+                stop_ids=stop_ids,
+                max_tokens=max_tokens,
+                limits=self._constraints.limits(index, own, stop_ids),
+                arrival_time=now,
+                call=call,
+            )
+            jobs.append(job)
+        self.num_requests += len(jobs)
+        return jobs
+
+    def conversations(self, messages: Any, **template: Any) -> list[Prompt]:
+        """A conversation, or a list of them, as prompts; `template` as in `Tokenizer.apply_chat_template`.
+
+        Raises:
+            ValueError: it is neither, or the template refuses it.
+        """
+        if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+            raise ValueError("chat: messages must be a non-empty list of {'role', 'content'} dicts")
+        batch = [messages] if isinstance(messages[0], Mapping) else messages
+        for conversation in batch:
+            check_messages(conversation)
+        return [self.conversation(conversation, **template) for conversation in batch]
+
+    def conversation(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> Prompt:
+        """One conversation, whose messages have been checked, as a prompt."""
+        if self.tokenizer is None:
+            raise ValueError(
+                "chat: this model came without a tokenizer.json, so without a template"
+            )
+        text = self.tokenizer.apply_chat_template(messages, **template)
+        check_unicode("chat: the conversation", text)
+        # The template writes the special tokens itself.
+        return Prompt(text, tuple(self.tokenizer.encode(text, add_special_tokens=False)))
