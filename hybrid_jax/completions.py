@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -174,6 +174,7 @@ class Job:
         limits: what limits the tokens of each completion.
         arrival_time: clock seconds.
         call: where it says that it is done and puts its deltas.
+        peak_memory: tells `RequestMetrics.peak_memory_bytes`; asked once, when the job is finished.
     """
 
     def __init__(
@@ -190,6 +191,7 @@ class Job:
         limits: TokenLimits = NO_LIMITS,
         arrival_time: float,
         call: Call,
+        peak_memory: Callable[[], int | None],
     ) -> None:
         self.request_id, self.index, self.prompt, self.params = request_id, index, prompt, params
         self.arrival_time, self._call, self._tokenizer = arrival_time, call, tokenizer
@@ -198,6 +200,7 @@ class Job:
         self.first_token_time: float | None = None
         self.num_first_tokens = 0  # that came with the first one
         self.finished_time: float | None = None
+        self._peak_memory, self.peak_memory_bytes = peak_memory, None
         self.completions = [
             Completion(
                 Request(
@@ -245,7 +248,7 @@ class Job:
             self.num_first_tokens += len(completion.token_ids) - tokens_before
         finished = self.finished
         if finished:
-            self.finished_time = now
+            self.finished_time, self.peak_memory_bytes = now, self._peak_memory()
             self._call.unfinished.discard(self.index)
         kind = self.params.output_kind
         if kind is RequestOutputKind.FINAL_ONLY and completion.finish_reason is None:
@@ -287,6 +290,7 @@ class Job:
             num_generation_tokens=sum(len(c.token_ids) for c in self.completions),
             num_first_tokens=self.num_first_tokens,
             num_preemptions=sum(r.num_preemptions for r in requests),
+            peak_memory_bytes=self.peak_memory_bytes,
         )
         return RequestOutput(
             request_id=self.request_id,

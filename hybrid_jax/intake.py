@@ -9,6 +9,7 @@ from typing import Any
 from hybrid_jax.completions import Call, Job, derive_seed
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.constraints import Constraints
+from hybrid_jax.options import peak_memory_bytes
 from hybrid_jax.prompts import (
     Prompt,
     PromptLike,
@@ -87,6 +88,7 @@ class Intake:
                 limits=self._constraints.limits(index, own, stop_ids),
                 arrival_time=now,
                 call=call,
+                peak_memory=peak_memory_bytes,
             )
             jobs.append(job)
         self.num_requests += len(jobs)

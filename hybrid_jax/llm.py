@@ -27,6 +27,7 @@ from hybrid_jax.options import (
     default_params,
     device_memory_for,
     engine_options,
+    peak_memory_bytes,
     resolve_dtype,
 )
 from hybrid_jax.outputs import Delta, RequestOutput
@@ -329,9 +330,13 @@ class LLM:
         return fingerprint(self.model_config, self._params, self._intake.tokenizer)
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the start: this object's own and the engine's."""
+        """Counters since the start: this object's own and the engine's.
+
+        `memory_bytes` is what arena, rings and tables take; `peak_memory_bytes` is as in `RequestMetrics`, up to now.
+        """
         self._calls.settle()
-        return {"requests": self._intake.num_requests, **self._totals, **self._engine.stats()}
+        counters = {"requests": self._intake.num_requests, **self._totals, **self._engine.stats()}
+        return counters | {"peak_memory_bytes": peak_memory_bytes()}
 
     def describe(self) -> str:
         """The model, where its memory goes, and what the cache can do: what a new object prints.

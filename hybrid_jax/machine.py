@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from glob import glob
 from importlib.util import find_spec
+
+try:
+    import resource
+except ImportError:  # Windows has none
+    resource = None
+
+STATUS = "/proc/self/status"  # what Linux knows about this process
 
 
 def ram_bytes() -> int | None:
@@ -13,6 +21,25 @@ def ram_bytes() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return None
+
+
+def peak_resident_bytes() -> int | None:
+    """The most physical memory this process has held at one time; None where the system does not say.
+
+    Pages of mapped files count. It is Linux's own record of the process (VmHWM) where there is one: getrusage,
+    asked elsewhere, can hold the peak of the program that started this one.
+    """
+    try:
+        with open(STATUS, "rb") as status:
+            for line in status:
+                if line.startswith(b"VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    if resource is None:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # elsewhere it is in KiB
 
 
 def has_accelerator() -> bool:

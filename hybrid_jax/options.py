@@ -15,7 +15,7 @@ from hybrid_jax.checkpoint import read_json
 from hybrid_jax.config import LATER_CACHES, CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.engine.sizing import choose_sizes
 from hybrid_jax.geometry import make_geometry
-from hybrid_jax.machine import ram_bytes
+from hybrid_jax.machine import peak_resident_bytes, ram_bytes
 from hybrid_jax.sampling_params import SamplingParams
 from hybrid_jax.sizes import format_size, parse_size
 
@@ -152,6 +152,14 @@ def check_memory(model: ModelConfig, engine: EngineConfig) -> None:
         f"LLM: max_rows={engine.max_rows} needs {format_size(sizes.total_bytes)} for arena, rings and "
         f"tables, and this machine has {format_size(ram)}; lower max_rows"
     )
+
+
+def peak_memory_bytes() -> int | None:
+    """The most memory in use at one time since the process began, as `RequestMetrics` describes it."""
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return peak_resident_bytes()
+    return (device.memory_stats() or {}).get("peak_bytes_in_use")
 
 
 @contextmanager

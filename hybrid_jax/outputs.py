@@ -39,6 +39,10 @@ class RequestMetrics:
         num_generation_tokens: tokens generated, all completions together.
         num_first_tokens: of these, tokens that came together with the first one: a dispatch brings several.
         num_preemptions: times it gave its memory back and started again.
+        peak_memory_bytes: the most memory in use at one time from the start of the process to `finished_time`,
+            by everything it did until then, weights, compiling and other requests included. On a CPU that is
+            the process's resident memory; on an accelerator what jax held of the first device, without the
+            driver's own share. None when the system does not say, or nothing has ended yet.
 
     Example:
         >>> metrics = RequestMetrics(
@@ -58,6 +62,7 @@ class RequestMetrics:
     num_generation_tokens: int = 0
     num_first_tokens: int = 0
     num_preemptions: int = 0
+    peak_memory_bytes: int | None = None
 
     @property
     def ttft_s(self) -> float | None:
@@ -95,7 +100,7 @@ class RequestMetrics:
         """Plain numbers, rates included, for JSON."""
         names = (
             "num_prompt_tokens num_cached_tokens num_generation_tokens num_preemptions "
-            "ttft_s total_s prefill_tokens_per_s decode_tokens_per_s tpot_s"
+            "ttft_s total_s prefill_tokens_per_s decode_tokens_per_s tpot_s peak_memory_bytes"
         )
         return {name: getattr(self, name) for name in names.split()}
 

@@ -15,6 +15,7 @@ from hybrid_jax.batch.progress import meter
 from hybrid_jax.batch.run import Run
 from hybrid_jax.batch.summary import BatchSummary
 from hybrid_jax.llm import LLM
+from hybrid_jax.options import peak_memory_bytes
 from hybrid_jax.progress_bar import Shown
 
 __all__ = ["BatchStopped", "BatchSummary", "partial_path", "run_batch"]
@@ -91,6 +92,7 @@ def run_batch(
             num_resumed=num_resumed,
             seconds=bar.seconds,
             tokens_per_s=bar.rate(run.tally.completion_tokens),
+            peak_memory_bytes=peak_memory_bytes(),
         )
 
 

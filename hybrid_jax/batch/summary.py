@@ -20,6 +20,7 @@ class BatchSummary:
             spared, and new ones.
         seconds: of this run, without loading the model.
         tokens_per_s: new tokens per second of this run.
+        peak_memory_bytes: as in `RequestMetrics`, up to the end of this run.
         already_finished: the output was there and was left as it is; the other counts are 0 then.
 
     Example:
@@ -40,6 +41,7 @@ class BatchSummary:
     completion_tokens: int = 0
     seconds: float = 0.0
     tokens_per_s: float = 0.0
+    peak_memory_bytes: int | None = None
     already_finished: bool = False
 
     @property

@@ -133,6 +133,7 @@ def test_the_command_prints_one_object(command, files):
     assert (summary["prompt_tokens"], summary["completion_tokens"]) == (4, 18)
     assert summary["hit_rate"] == 0
     assert not summary["already_finished"]
+    assert summary["peak_memory_bytes"] > 2**20
 
 
 def test_a_finished_output_is_left_as_it_is(command, files, monkeypatch):

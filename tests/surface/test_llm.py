@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from hybrid_jax import LLM, CacheConfig, SamplingParams, completions
+from hybrid_jax import LLM, CacheConfig, SamplingParams, completions, intake
 from hybrid_jax import llm as llm_module
 from hybrid_jax.completions import derive_seed
+from hybrid_jax.options import peak_memory_bytes
 from hybrid_jax.text import IncrementalDecoder
 from tests.surface.fake_engine import EOS
 
@@ -525,7 +526,23 @@ def test_stats_count_what_was_done(llm):
         "cached_tokens": 0,
         "generated_tokens": 24,
         "engine_steps": 2,
+        "peak_memory_bytes": pytest.approx(peak_memory_bytes(), rel=0.1),
     }
+
+
+def test_an_output_has_the_peak_at_its_end_which_is_read_once(llm, monkeypatch):
+    reads = iter(range(100, 200))
+    monkeypatch.setattr(intake, "peak_memory_bytes", lambda: next(reads))
+    lengths = [SamplingParams(max_tokens=n, n=2) for n in (30, 3, 17)]
+    outputs = llm.generate(["a", "b", "c"], lengths)
+    assert [output.metrics.peak_memory_bytes for output in outputs] == [102, 100, 101]
+    with llm.feed() as feed:
+        ticket = feed.add("a", GREEDY)
+        feed.step()
+        [unfinished] = ticket.outputs()
+    assert unfinished.outputs[0].token_ids
+    assert unfinished.metrics.peak_memory_bytes is None
+    assert next(reads) == 103
 
 
 def test_progress_is_reported(llm, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -120,6 +121,21 @@ def test_the_models_own_limit_gives_way_to_its_length(fake_model):
 
 
 # --- memory ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "platform, known, expected",
+    [
+        ("gpu", {"bytes_in_use": 3, "peak_bytes_in_use": 7}, 7),
+        ("gpu", None, None),
+        ("cpu", None, 11),
+    ],
+)
+def test_the_peak_is_the_device_s_or_on_a_cpu_the_process_s(monkeypatch, platform, known, expected):
+    device = SimpleNamespace(platform=platform, memory_stats=lambda: known)
+    monkeypatch.setattr(options.jax, "devices", lambda: [device])
+    monkeypatch.setattr(options, "peak_resident_bytes", lambda: 11)
+    assert options.peak_memory_bytes() == expected
 
 
 @pytest.fixture

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,6 +81,7 @@ def test_outputs_print_on_a_line_and_go_to_json():
     assert back["outputs"][0]["logprobs"][0]["7"]["decoded_token"] == "a"
     assert back["metrics"]["prefill_tokens_per_s"] == 4.0
     assert back["metrics"]["decode_tokens_per_s"] is None
+    assert back["metrics"]["peak_memory_bytes"] is None
 
 
 def test_rates_leave_out_what_came_with_the_first_token():
@@ -119,3 +124,35 @@ def test_an_accelerator_takes_a_device_and_a_plugin(
 
 def test_the_machine_has_some_memory():
     assert machine.ram_bytes() > 2**28
+
+
+STATUS = Path(machine.STATUS)
+
+
+@pytest.mark.skipif(
+    not (STATUS.exists() and "VmHWM:" in STATUS.read_text()),
+    reason="this system keeps no VmHWM of each process",
+)
+def test_the_peak_is_this_program_s_own_and_stays(root):
+    mine = b"x" * (256 << 20)  # in the process that starts the other one
+    code = (
+        "from hybrid_jax.machine import peak_resident_bytes as peak\n"
+        "before = peak(); held = b'x' * (64 << 20); del held; print(before, peak())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root
+    )
+    before, after = map(int, done.stdout.split())
+    assert before < 128 << 20 < len(mine) <= machine.peak_resident_bytes()
+    assert after - before > 48 << 20
+
+
+@pytest.mark.parametrize("platform, expected", [("darwin", 5), ("freebsd", 5 * 1024)])
+def test_a_system_without_the_record_is_asked_another_way(monkeypatch, platform, expected):
+    monkeypatch.setattr(machine, "STATUS", "/nowhere")
+    monkeypatch.setattr(machine.sys, "platform", platform)
+    usage = SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda who: SimpleNamespace(ru_maxrss=5))
+    monkeypatch.setattr(machine, "resource", usage)
+    assert machine.peak_resident_bytes() == expected
+    monkeypatch.setattr(machine, "resource", None)
+    assert machine.peak_resident_bytes() is None
