@@ -54,7 +54,7 @@ class LLM:
             model that comes with the package.
         dtype: of weights, activations and KV pages: "float32", "bfloat16", or "auto" for float32 on a
             CPU and the stored one elsewhere.
-        memory: bytes for arena, rings and tables together, as a number or like "8GiB"; None takes what
+        memory: bytes for arena, rings, tables and logits together, as a number or like "8GiB"; None takes what
             `max_rows` sequences of min(max_model_len, 4096) tokens and 8 cached checkpoints a row need, at
             most a quarter of the machine's RAM on a CPU, or half of what is free on an accelerator.
             Weights come on top.
@@ -344,7 +344,7 @@ class LLM:
         Example:
             >>> llm = LLM(max_rows=1, max_model_len=512, quiet=True)
             >>> [line.split()[0] for line in llm.describe().splitlines()]
-            ['model', 'weights', 'arena', 'rings', 'tables', 'sequences', 'cache']
+            ['model', 'weights', 'arena', 'rings', 'tables', 'logits', 'sequences', 'cache']
         """
         return describe(
             self.model_config,
@@ -384,6 +384,12 @@ class LLM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "LLM: it holds device memory and a thread and can neither be pickled nor copied; make it inside the "
+            "worker that uses it, and send prompts, parameters and outputs"
+        )
 
     def __repr__(self) -> str:
         state = "closed" if self._calls.closed else f"max_model_len={self.max_model_len}"

@@ -104,6 +104,9 @@ class Tokenizer:
         text = self.special_tokens.get(name)
         return None if text is None else self.backend.token_to_id(text)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_compiled": {}}  # compiled templates cannot be pickled
+
     def __repr__(self) -> str:
         chat = ", ".join(self.chat_templates) or "none"
         return f"Tokenizer({self.vocab_size} tokens, chat templates: {chat})"
