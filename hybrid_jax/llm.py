@@ -269,7 +269,7 @@ class LLM:
         add_generation_prompt: bool = True,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        tools: Sequence[Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         use_tqdm: bool = False,
         progress: Shown = False,
     ) -> list[RequestOutput]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -119,21 +120,27 @@ class Tokenizer:
         *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
-        tools: Sequence[Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
         """Renders a conversation as the text the model was trained on.
 
         Args:
             messages: {"role": ..., "content": ...} in order.
-            chat_template: the name of one of the model's templates, or Jinja source; None for its default.
+            chat_template: the name of one of the model's templates, or Jinja source; None for its default, or
+                for the one called "tool_use" where tools are given and the model has it.
             add_generation_prompt: end with the opening of the assistant's turn.
-            tools: tool descriptions, for templates that know them.
+            tools: JSON schemas of tools, {"type": "function", "function": {"name": ..., "description": ...,
+                "parameters": ...}} each, for templates that know them.
             variables: anything else the template looks at.
 
         Raises:
-            ValueError: there is no template, or the template refuses the messages.
+            ValueError: there is no template, it refuses the messages, or a tool is no dict.
         """
+        if tools is not None:
+            _check_tools(tools)
+            if chat_template is None and "tool_use" in self.chat_templates:
+                chat_template = "tool_use"
         template = self._template(chat_template)
         try:
             return template.render(
@@ -163,6 +170,15 @@ class Tokenizer:
             except jinja2.TemplateError as error:
                 raise ValueError(f"chat template: {error}") from error
         return self._compiled[source]
+
+
+def _check_tools(tools: Any) -> None:
+    """ValueError for Python functions and what else is no JSON schema: a template would print it as it is."""
+    good = isinstance(tools, Sequence) and not isinstance(tools, str)
+    if not good or not all(isinstance(tool, Mapping) for tool in tools):
+        raise ValueError(
+            f"chat template: tools must be a list of JSON schemas as dicts, got {reprlib.repr(tools)}"
+        )
 
 
 # --- files ----------------------------------------------------------------------------------------

@@ -102,6 +102,9 @@ def template_options(body: Mapping[str, Any]) -> dict[str, Any]:
             )
     options["add_generation_prompt"] = _checked(body, "add_generation_prompt", bool, True)
     tools = _checked(body, "tools", list, None)
+    for place, tool in enumerate(tools or ()):
+        if not isinstance(tool, dict):
+            raise LineError(f"tools[{place}] must be an object, got {shown(tool)}", param="tools")
     choice = body.get("tool_choice")
     if choice not in (None, "none", "auto"):
         raise _unsupported("tool_choice", choice, 'use "auto" or "none"')

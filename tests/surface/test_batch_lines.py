@@ -208,6 +208,18 @@ def test_text_parts_tools_and_template_options_reach_the_template(make_llm, body
     ]
 
 
+def test_a_line_and_a_chat_give_the_template_the_same_tools(make_llm, body_of):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_templates["default"] = "{{ messages[0].content }} {{ tools | tojson }}"
+    llm = make_llm(tokenizer=tokenizer)
+    messages, tools = [{"role": "user", "content": "hi"}], [{"type": "function", "n": {"x": 1}}]
+    [output] = llm.chat(messages, SamplingParams(max_tokens=1), tools=tools)
+    assert output.prompt == 'hi [{"type": "function", "n": {"x": 1}}]'
+    body_of("a", CHAT, messages=messages, tools=tools, llm=llm)
+    first, second = (request.prompt for request in llm._engine.added)
+    assert first == second
+
+
 # --- sampling fields ------------------------------------------------------------------------------
 
 
@@ -361,6 +373,7 @@ MESSAGE = {"role": "user", "content": "hi"}
             "messages[0].content[0] must be a part of type 'text', the only one supported",
         ),
         (line("a", CHAT, tools={}), "invalid_value", "tools must be a list, got {}"),
+        (line("a", CHAT, tools=[7]), "invalid_value", "tools[0] must be an object, got 7"),
         (
             line("a", CHAT, tool_choice="required"),
             "unsupported_parameter",

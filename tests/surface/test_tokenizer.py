@@ -111,7 +111,29 @@ def test_a_template_may_refuse_messages(tmp_path):
 
 def test_tojson_does_not_escape_for_html(tmp_path):
     tokenizer = save_tokenizer(tmp_path, config={"chat_template": "{{ tools | tojson(indent=1) }}"})
-    assert tokenizer.apply_chat_template([], tools=["<é&'>"]) == '[\n "<é&\'>"\n]'
+    assert tokenizer.apply_chat_template([], tools=[{"a": "<é&'>"}]) == (
+        '[\n {\n  "a": "<é&\'>"\n }\n]'
+    )
+
+
+TOOLS = [{"type": "function", "function": {"name": "add"}}]
+
+
+def test_with_tools_the_template_for_tools_is_used_where_there_is_one(tmp_path):
+    templates = {"default": "D{{ tools | length }}", "tool_use": "T{{ tools | length }}"}
+    tokenizer = save_tokenizer(tmp_path)
+    tokenizer.chat_templates |= templates
+    assert tokenizer.apply_chat_template([], tools=TOOLS) == "T1"
+    assert tokenizer.apply_chat_template([], tools=TOOLS, chat_template="default") == "D1"
+    del tokenizer.chat_templates["tool_use"]
+    assert tokenizer.apply_chat_template([], tools=TOOLS) == "D1"
+
+
+@pytest.mark.parametrize("tools", [[len], ["add"], TOOLS[0], "add"])
+def test_a_tool_that_is_no_schema_is_refused(tmp_path, tools):
+    tokenizer = save_tokenizer(tmp_path, config={"chat_template": "{{ tools }}"})
+    with pytest.raises(ValueError, match="tools must be a list of JSON schemas as dicts, got .*"):
+        tokenizer.apply_chat_template([], tools=tools)
 
 
 def test_a_template_cannot_reach_python(tmp_path):
