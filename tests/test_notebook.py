@@ -1,0 +1,94 @@
+"""The notebook for new users: stored without outputs, and run from its first cell to its last."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOK = ROOT / "examples" / "first_steps.ipynb"
+KERNEL = "hybrid-jax-tests"
+# In a process of its own: what the notebook's libraries warn of is not this package's business.
+RUN = f"""
+import sys, nbformat
+from nbclient import NotebookClient
+notebook = nbformat.read(sys.argv[1], as_version=nbformat.NO_CONVERT)
+nbformat.validate(notebook)
+client = NotebookClient(notebook, kernel_name={KERNEL!r}, timeout=1200, startup_timeout=300)
+client.execute(cwd=sys.argv[2])
+nbformat.write(notebook, sys.argv[2] + "/run.ipynb")
+"""
+
+
+def run(notebook: Path, folder: Path) -> dict[str, list[dict]]:
+    """Runs every cell with this interpreter, whatever kernels the machine has; cell id to outputs.
+
+    Raises:
+        AssertionError: a cell raised, or the notebook is not valid.
+    """
+    kernel = folder / "kernels" / KERNEL
+    kernel.mkdir(parents=True)
+    command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec = {"argv": command, "display_name": KERNEL, "language": "python"}
+    (kernel / "kernel.json").write_text(json.dumps(spec))
+    places = ("IPYTHONDIR", "JUPYTER_PATH", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR")
+    settings = os.environ | dict.fromkeys(places, str(folder))
+    settings["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT), *filter(None, [settings.get("PYTHONPATH")])]
+    )
+    settings["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir or str(folder)
+    settings.pop("MPLBACKEND", None)
+    command = [sys.executable, "-c", RUN, str(notebook), str(folder)]
+    done = subprocess.run(command, env=settings, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    cells = json.loads((folder / "run.ipynb").read_text())["cells"]
+    return {cell["id"]: cell["outputs"] for cell in cells if cell["cell_type"] == "code"}
+
+
+def printed(outputs: list[dict], name: str = "stdout") -> str:
+    return "".join("".join(output["text"]) for output in outputs if output.get("name") == name)
+
+
+def test_the_notebook_is_stored_without_outputs():
+    notebook = json.loads(NOTEBOOK.read_text())
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert [(cell["outputs"], cell["execution_count"]) for cell in code] == [([], None)] * len(code)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_shows_what_it_talks_about(tmp_path):
+    outputs = run(NOTEBOOK, tmp_path)
+    assert printed(outputs["load"], "stderr").startswith("model ")
+    text = printed(outputs["generate"]).removesuffix("\n")
+    assert text.strip()
+    assert printed(outputs["stream"]) == printed(outputs["astream"]) == text
+    first, second = printed(outputs["cache"]).splitlines()
+    hits = [
+        int(re.match(r"request \d+: (\d+) of \d+ prompt tokens", line)[1])
+        for line in (first, second)
+    ]
+    assert hits[0] == 0 < hits[1]
+    [stats] = outputs["stats"]
+    assert "'requests': 4" in "".join(stats["data"]["text/plain"])
+    assert len(printed(outputs["sample"]).splitlines()) == 3
+    [figure] = [output["data"] for output in outputs["plot"] if "data" in output]
+    assert len(figure["image/png"]) > 5000
+
+
+@pytest.mark.slow
+def test_a_cell_that_raises_is_seen(tmp_path):
+    notebook = json.loads(NOTEBOOK.read_text())
+    [cell] = [cell for cell in notebook["cells"] if cell["id"] == "load"]
+    cell["source"] = "import sys\nraise RuntimeError('run by ' + sys.executable)"
+    broken = tmp_path / "broken.ipynb"
+    broken.write_text(json.dumps(notebook))
+    with pytest.raises(AssertionError, match=re.escape(f"run by {sys.executable}")):
+        run(broken, tmp_path)
