@@ -42,7 +42,9 @@ ModelOption = Annotated[
 ]
 MemoryOption = Annotated[
     str | None,
-    typer.Option(help="Memory for KV, states and rings: 5GB, 5GiB or bytes. Weights come on top."),
+    typer.Option(
+        help="Memory for KV, states, rings and logits: 5GB, 5GiB or bytes. Weights come on top."
+    ),
 ]
 RowsOption = Annotated[int | None, typer.Option(help="Sequences that decode together.")]
 LengthOption = Annotated[

@@ -24,6 +24,8 @@ def describe(
         "arena": f"{format_size(sizes.arena_bytes)} in {sizes.num_frames} frames",
         "rings": f"{format_size(sizes.ring_bytes)} for {engine.max_rows} rows",
         "tables": f"{format_size(sizes.table_bytes)} for {sizes.max_slots} checkpoints",
+        "logits": f"{format_size(sizes.logits_bytes)} during a step, {format_size(sizes.adjust_bytes)} for "
+        "penalties and biases",
         "sequences": f"up to {max_model_len} tokens, {engine.max_rows} at a time",
         "cache": _cache(make_geometry(model, engine), engine),
     }

@@ -14,6 +14,10 @@ from hybrid_jax.config import MLP, Attention, EngineConfig, Mamba2, ModelConfig,
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint32": 4, "int32": 4, "uint16": 2}
 FRAME_TARGET_BYTES = 256 * 1024
 NUM_FRAMES_LIMIT = 1 << 24  # a handle keeps 24 bits of frame id
+PROMPT_POSITIONS = 64  # of prompts whose logits exist at once, for their log-probabilities
+# Arrays as large as the logits that XLA holds at once, by its own count; tests/engine/test_sizing.py holds them.
+LOGITS_OF_A_ROW = 10  # 7 where nothing is reported or adjusted, 9.25 where both are
+LOGITS_OF_A_POSITION = 2
 
 
 @dataclass(frozen=True)
@@ -236,6 +240,12 @@ def ring_specs(
     }
 
 
+def adjust_specs(model: ModelConfig, *, num_rows: int) -> dict[str, ArraySpec]:
+    """Specs of what changes logits before they are sampled from; `num_rows`: the sink row included."""
+    shape, axes = (num_rows, model.vocab_size), ("B", "V")
+    return {"counts": ArraySpec(shape, "int32", axes), "bias": ArraySpec(shape, "float32", axes)}
+
+
 # --- bytes and FLOPs ------------------------------------------------------------------------------
 
 
@@ -247,6 +257,12 @@ def kv_bytes_per_token(geometry: Geometry) -> int:
 def checkpoint_bytes(geometry: Geometry) -> int:
     """Bytes of one checkpoint, its padding included."""
     return geometry.state_frames * geometry.frame_bytes
+
+
+def logits_bytes(model: ModelConfig, *, max_rows: int) -> int:
+    """Bytes of all arrays over the vocabulary in the largest step, for decoding rows or a prompt's positions."""
+    count = max(LOGITS_OF_A_ROW * max_rows, LOGITS_OF_A_POSITION * PROMPT_POSITIONS)
+    return count * model.vocab_size * ITEM_BYTES["float32"]
 
 
 def weight_count(model: ModelConfig) -> int:

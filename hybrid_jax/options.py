@@ -143,14 +143,14 @@ def check_memory(model: ModelConfig, engine: EngineConfig) -> None:
     sizes = choose_sizes(model, engine, make_geometry(model, engine), default_limit=ram // 4)
     if sizes.total_bytes <= ram:
         return
-    if engine.memory is not None and sizes.ring_bytes <= ram:
+    if engine.memory is not None and sizes.row_bytes <= ram:
         raise ValueError(
             f"LLM: memory of {format_size(engine.memory)} is more than this machine's "
             f"{format_size(ram)}; lower memory"
         )
     raise ValueError(
-        f"LLM: max_rows={engine.max_rows} needs {format_size(sizes.total_bytes)} for arena, rings and "
-        f"tables, and this machine has {format_size(ram)}; lower max_rows"
+        f"LLM: max_rows={engine.max_rows} needs {format_size(sizes.total_bytes)} for arena, rings, "
+        f"tables and logits, and this machine has {format_size(ram)}; lower max_rows"
     )
 
 

@@ -57,8 +57,9 @@ class Fit:
     """What fits a memory budget.
 
     Attributes:
-        memory: bytes for arena, rings and tables.
-        arena_bytes, ring_bytes, table_bytes: how it is split when `max_rows` rows decode together.
+        memory: bytes for arena, rings, tables and logits.
+        arena_bytes, ring_bytes, table_bytes, logits_bytes, adjust_bytes: how it is split when `max_rows` rows
+            decode together; the last are counts and biases of penalties and the like.
         num_frames: frames of the arena, the sink included.
         num_slots: checkpoints the tables have room for.
         longest_context: tokens of the longest sequence that has the arena to itself, the model's own
@@ -72,6 +73,8 @@ class Fit:
     arena_bytes: int
     ring_bytes: int
     table_bytes: int
+    logits_bytes: int
+    adjust_bytes: int
     num_frames: int
     num_slots: int
     longest_context: int
@@ -186,7 +189,8 @@ class ModelReport:
                 "budget",
                 f"{format_size(fit.memory)}: arena {format_size(fit.arena_bytes)} in {fit.num_frames:,} "
                 f"frames, rings {format_size(fit.ring_bytes)} for {self.max_rows:,} rows, tables "
-                f"{format_size(fit.table_bytes)} for {fit.num_slots:,} checkpoints",
+                f"{format_size(fit.table_bytes)} for {fit.num_slots:,} checkpoints, logits "
+                f"{format_size(fit.logits_bytes)}, penalties and biases {format_size(fit.adjust_bytes)}",
             ),
             ("longest context", f"{fit.longest_context:,} tokens"),
             ("most rows", rows or "none"),
@@ -231,8 +235,8 @@ def inspect_model(
     sizes = choose_sizes(config, engine, geometry, default_limit=ram and ram // 4)
     if engine.memory is None and ram is not None and sizes.total_bytes > ram:
         raise ValueError(
-            f"inspect: max_rows={engine.max_rows} needs {format_size(sizes.total_bytes)} for arena, rings and "
-            f"tables, and this machine has {format_size(ram)}; lower max_rows or give another's memory"
+            f"inspect: max_rows={engine.max_rows} needs {format_size(sizes.total_bytes)} for arena, rings, "
+            f"tables and logits, and this machine has {format_size(ram)}; lower max_rows or give another's memory"
         )
     length = default.max_model_len
     engine = replace(engine, memory=engine.memory or sizes.total_bytes)
@@ -300,6 +304,8 @@ def _fit(config: ModelConfig, geometry: Geometry, engine: EngineConfig, sizes: S
         arena_bytes=sizes.arena_bytes,
         ring_bytes=sizes.ring_bytes,
         table_bytes=sizes.table_bytes,
+        logits_bytes=sizes.logits_bytes,
+        adjust_bytes=sizes.adjust_bytes,
         num_frames=sizes.num_frames,
         num_slots=sizes.max_slots,
         # the last token is never fed, so nothing of it is kept

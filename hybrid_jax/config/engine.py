@@ -53,7 +53,7 @@ class EngineConfig:
     """How one engine runs a model.
 
     Attributes:
-        memory: bytes for arena, rings and tables together. None takes what `max_rows` sequences of
+        memory: bytes for arena, rings, tables and logits together. None takes what `max_rows` sequences of
             min(max_model_len, 4096) tokens and 8 cached checkpoints a row need, at most a quarter of
             the machine's RAM on a CPU, or half of what is free on an accelerator.
         max_rows: sequences that decode together.

@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hybrid_jax.config import ModelConfig
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.sampling import Sampled, logprobs, sample, stopped, unpack_sampling
+from hybrid_jax.geometry import adjust_specs
 
 
 @flax.struct.dataclass
@@ -28,9 +30,10 @@ class Adjust:
     bias: jax.Array
 
 
-def make_adjust(max_rows: int, vocab_size: int) -> Adjust:
-    shape = (max_rows + 1, vocab_size)
-    return Adjust(counts=jnp.zeros(shape, jnp.int32), bias=jnp.zeros(shape, jnp.float32))
+def make_adjust(model: ModelConfig, max_rows: int) -> Adjust:
+    """Zeros for every ring row."""
+    specs = adjust_specs(model, num_rows=max_rows + 1)
+    return Adjust(**{name: jnp.zeros(spec.shape, spec.dtype) for name, spec in specs.items()})
 
 
 def row_of(request: Request, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:

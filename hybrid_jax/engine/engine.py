@@ -209,7 +209,7 @@ class Engine:
         return {
             **self.scheduler.stats(),
             "num_traces": self.runner.num_traces,
-            "memory_bytes": self.sizes.total_bytes,
+            "memory_bytes": self.sizes.state_bytes,
         }
 
     def describe(self) -> str:

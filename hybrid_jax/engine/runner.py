@@ -282,7 +282,7 @@ class Runner:
 
     def _some_adjust(self) -> Adjust:
         if self.adjust is None:
-            self.adjust = make_adjust(self.engine.max_rows, self.model.config.vocab_size)
+            self.adjust = make_adjust(self.model.config, self.engine.max_rows)
         return self.adjust
 
     def _load_adjust(self, rows: list) -> None:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hybrid_jax.config import EngineConfig, ModelConfig
-from hybrid_jax.geometry import NUM_FRAMES_LIMIT, Geometry, ring_specs
+from hybrid_jax.geometry import (
+    NUM_FRAMES_LIMIT,
+    Geometry,
+    adjust_specs,
+    logits_bytes,
+    ring_specs,
+)
 
 DEFAULT_LENGTH = 4096  # tokens per row that the default memory holds
 DEFAULT_CHECKPOINTS = 8  # cached checkpoints per row that the default memory holds
@@ -14,13 +20,15 @@ MAX_SLOTS = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Sizes of a state.
+    """Sizes of a state, and of what steps need beside it.
 
     Attributes:
         num_frames: frames of the arena, the sink included.
         max_slots: lines of the slot table, slot 0 included.
         max_model_len: longest sequence in tokens, by model and settings (the pool may hold less).
-        arena_bytes, ring_bytes, table_bytes: what `memory` covers.
+        arena_bytes, ring_bytes, table_bytes: of the state.
+        logits_bytes: of logits and their like in the largest step.
+        adjust_bytes: of counts and biases, made when the first request asks for them.
     """
 
     num_frames: int
@@ -29,10 +37,23 @@ class Sizes:
     arena_bytes: int
     ring_bytes: int
     table_bytes: int
+    logits_bytes: int
+    adjust_bytes: int
+
+    @property
+    def state_bytes(self) -> int:
+        """What is held from the start to the end."""
+        return self.arena_bytes + self.ring_bytes + self.table_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """What goes by `max_rows` and the model alone."""
+        return self.ring_bytes + self.logits_bytes + self.adjust_bytes
 
     @property
     def total_bytes(self) -> int:
-        return self.arena_bytes + self.ring_bytes + self.table_bytes
+        """What `memory` covers."""
+        return self.state_bytes + self.logits_bytes + self.adjust_bytes
 
 
 def choose_sizes(
@@ -42,7 +63,7 @@ def choose_sizes(
     *,
     default_limit: int | None = None,
 ) -> Sizes:
-    """Splits `engine.memory`, or a default, into rings, tables and as many frames as are left.
+    """Splits `engine.memory`, or a default, into rings, logits, tables and as many frames as are left.
 
     Args:
         model, engine, geometry: what to size for.
@@ -62,10 +83,13 @@ def choose_sizes(
         model, geometry, num_rows=engine.max_rows + 1, window=window, aligned=engine.exact
     )
     ring_bytes = sum(spec.num_bytes for spec in rings.values()) + 4 * (engine.max_rows + 1)
+    step_bytes = logits_bytes(model, max_rows=engine.max_rows)
+    adjust = adjust_specs(model, num_rows=engine.max_rows + 1)
+    adjust_bytes = sum(spec.num_bytes for spec in adjust.values())
     least = _frames_for(geometry, min(2 * geometry.grain, max_model_len), 2)
     # A slot's table line is paid for by the frames of its checkpoint, two lines are there in any case.
     per_frame = geometry.frame_bytes + (4 if geometry.has_state else 0)
-    fixed = ring_bytes + 2 * 4 * max(geometry.state_frames, 1)
+    fixed = ring_bytes + step_bytes + adjust_bytes + 2 * 4 * max(geometry.state_frames, 1)
     if engine.memory is None:
         rows = engine.max_rows
         num_frames = 1 + rows * _frames_for(
@@ -80,8 +104,8 @@ def choose_sizes(
     if num_frames - 1 < least:
         needed = fixed + (least + 1) * per_frame
         raise ValueError(
-            f"EngineConfig: memory must hold the rings of {engine.max_rows} rows and one short sequence, "
-            f"{needed} bytes at least, got {engine.memory}; raise memory or lower max_rows"
+            f"EngineConfig: memory must hold the rings and logits of {engine.max_rows} rows and one short "
+            f"sequence, {needed} bytes at least, got {engine.memory}; raise memory or lower max_rows"
         )
     max_slots = 2
     if geometry.has_state:
@@ -93,6 +117,8 @@ def choose_sizes(
         arena_bytes=num_frames * geometry.frame_bytes,
         ring_bytes=ring_bytes,
         table_bytes=4 * max_slots * max(geometry.state_frames, 1),
+        logits_bytes=step_bytes,
+        adjust_bytes=adjust_bytes,
     )
 
 

@@ -18,12 +18,11 @@ from hybrid_jax.engine.blocks import Model
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Logprobs, Sampled, logprobs
 from hybrid_jax.engine.window import WindowRows, window
+from hybrid_jax.geometry import PROMPT_POSITIONS
 from hybrid_jax.layers import mamba2
 from hybrid_jax.models import decoder
 from hybrid_jax.state import State, from_bits
 from pallas_kernels.frame_io import copy_frames
-
-POSITIONS = 64  # of prompts whose logits exist at once
 
 
 def decode(
@@ -210,8 +209,8 @@ def prompt_logprobs(
 
     def blocks_of(x):
         x = x.reshape(-1, *x.shape[2:])
-        x = jnp.pad(x, ((0, -x.shape[0] % POSITIONS), *((0, 0) for _ in x.shape[1:])))
-        return x.reshape(-1, POSITIONS, *x.shape[1:])
+        x = jnp.pad(x, ((0, -x.shape[0] % PROMPT_POSITIONS), *((0, 0) for _ in x.shape[1:])))
+        return x.reshape(-1, PROMPT_POSITIONS, *x.shape[1:])
 
     def some(block):
         return logprobs(decoder.logits(params, block[0], model.config), block[1], count)

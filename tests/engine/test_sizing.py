@@ -9,10 +9,18 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.engine import bucket
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.request import Request
+from hybrid_jax.engine.runner import Variant
 from hybrid_jax.engine.sizing import DEFAULT_LENGTH, MAX_SLOTS, Sizes, choose_sizes
-from hybrid_jax.geometry import Geometry, make_geometry
+from hybrid_jax.geometry import (
+    LOGITS_OF_A_POSITION,
+    LOGITS_OF_A_ROW,
+    PROMPT_POSITIONS,
+    Geometry,
+    make_geometry,
+)
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.sampling_params import SamplingParams
 from hybrid_jax.state import state_specs
@@ -62,7 +70,7 @@ def test_what_is_allocated_is_what_is_counted_and_within_the_budget(pattern, set
             window=engine.grain if engine.exact else 1,
             aligned=engine.exact,
         )
-        assert sum(spec.num_bytes for spec in jax.tree.leaves(specs)) == found.total_bytes
+        assert sum(spec.num_bytes for spec in jax.tree.leaves(specs)) == found.state_bytes
 
 
 @pytest.mark.parametrize("pattern", ["MAM", "AA", "MM"])
@@ -81,12 +89,13 @@ def test_an_engine_with_the_least_memory_serves_short_requests():
     least = least_memory(config, **settings)
     engine = Engine(config, random_params(config, 0), EngineConfig(memory=least, **settings))
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(engine.runner.state))
-    assert held == engine.sizes.total_bytes == engine.stats()["memory_bytes"] <= least
+    assert held == engine.sizes.state_bytes == engine.stats()["memory_bytes"]
+    assert engine.sizes.total_bytes <= least
     requests = [
         Request(
             request_id=str(i),
             prompt=np.random.default_rng(i).integers(0, 31, 40).tolist(),
-            params=SamplingParams(temperature=0),
+            params=SamplingParams(temperature=0, presence_penalty=0.5),
             seed=0,
             max_tokens=20,
         )
@@ -99,6 +108,56 @@ def test_an_engine_with_the_least_memory_serves_short_requests():
         engine.scheduler.check_invariants()
     assert [len(request.output) for request in requests] == [20, 20, 20]
     assert all(request.finish_reason == "length" for request in requests)
+    adjust = jax.tree.leaves(engine.runner.adjust)
+    assert sum(leaf.nbytes for leaf in adjust) == engine.sizes.adjust_bytes == 2 * 4 * 3 * 31
+
+
+@pytest.mark.usefixtures("no_compile_cache")
+@pytest.mark.parametrize("max_rows, exact", [(2, False), (16, False), (16, True)])
+def test_the_logits_of_every_step_fit_what_is_counted_for_them(max_rows, exact, monkeypatch):
+    """By XLA's own count of what a step holds beside what it is given; nothing runs."""
+    config = model("MA", vocab_size=30011)
+    settings = EngineConfig(max_rows=max_rows, max_model_len=64, prefill_tokens=64, exact=exact)
+    engine = Engine(config, random_params(config, 0), settings)
+    runner, build, held = engine.runner, engine.runner.executable, {}
+
+    def compiled(kind, *key):
+        def call(*args):
+            # Buffers are settled before LLVM, whose own optimisation would take most of the time.
+            quick = {"xla_backend_optimization_level": 0}
+            program = build(kind, *key).lower(*args).compile(compiler_options=quick)
+            memory = program.memory_analysis()
+            fresh = memory.output_size_in_bytes - memory.alias_size_in_bytes
+            held[kind, key] = memory.temp_size_in_bytes + fresh
+            return jax.eval_shape(build(kind, *key), *args)
+
+        return call
+
+    monkeypatch.setattr(runner, "executable", compiled)
+    variants = (Variant(), Variant(20, True))[exact:]
+    for shape in bucket.all_buckets(settings, max_pages=runner.max_pages):
+        if shape.rows == max_rows or isinstance(shape, bucket.ForkBucket):
+            for variant in variants:
+                runner._warm_step(shape, variant)
+    hidden, following = jax.ShapeDtypeStruct((2, 64, 16), "float32"), np.zeros((2, 64), np.int32)
+    compiled("prompt_logprobs", following.shape)(runner.params, hidden, following)
+    small = 2**20  # layers of width 16, and what is reported
+    counted = engine.sizes.logits_bytes
+    assert max(held.values()) <= counted + small, held
+    assert max(held.values()) >= 0.75 * counted, held
+
+
+def test_a_row_pays_for_its_logits():
+    found = [sizes(model("AA", vocab_size=n), EngineConfig(max_rows=64))[0] for n in (100, 1100)]
+    assert found[1].logits_bytes - found[0].logits_bytes == 64 * LOGITS_OF_A_ROW * 4 * 1000
+    assert found[1].adjust_bytes - found[0].adjust_bytes == 65 * 8 * 1000
+    small, _ = sizes(model("AA"), EngineConfig(max_rows=1))
+    assert small.logits_bytes == PROMPT_POSITIONS * LOGITS_OF_A_POSITION * 4 * 31
+    memory = {"max_rows": 64, "memory": 10**7}
+    few, _ = sizes(model("AA", vocab_size=100), EngineConfig(**memory))
+    many, geometry = sizes(model("AA", vocab_size=1100), EngineConfig(**memory))
+    grown = many.row_bytes - few.row_bytes
+    assert few.num_frames - many.num_frames == pytest.approx(grown / geometry.frame_bytes, abs=1)
 
 
 def test_more_rows_cost_rings_and_leave_fewer_frames():
@@ -108,7 +167,7 @@ def test_more_rows_cost_rings_and_leave_fewer_frames():
 
 
 def test_rings_that_alone_exceed_the_memory_are_refused_with_the_rows():
-    with pytest.raises(ValueError, match="rings of 4096 rows .* lower max_rows"):
+    with pytest.raises(ValueError, match="rings and logits of 4096 rows .* lower max_rows"):
         sizes(model("MAM"), EngineConfig(memory=10**6, max_rows=4096))
 
 

@@ -43,7 +43,13 @@ class FakeEngine:
         self.raises: BaseException | None = None
         self.num_steps = 0
         self.sizes = SimpleNamespace(
-            arena_bytes=3 << 20, num_frames=7, ring_bytes=2048, table_bytes=64, max_slots=5
+            arena_bytes=3 << 20,
+            num_frames=7,
+            ring_bytes=2048,
+            table_bytes=64,
+            max_slots=5,
+            logits_bytes=4096,
+            adjust_bytes=512,
         )
         tree = SimpleNamespace(describe=lambda: "[0, 4) 97 98: known")
         off = engine_config.cache.policy == "off"

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import pytest
 
 from hybrid_jax import LLM, SamplingParams, cli
@@ -172,5 +173,12 @@ def test_inspect_says_what_an_llm_takes(capsys, options):
         assert fit["arena_bytes"] == sizes.arena_bytes
         assert fit["ring_bytes"] == sizes.ring_bytes
         assert fit["table_bytes"] == sizes.table_bytes
+        assert fit["logits_bytes"] == sizes.logits_bytes
+        llm.generate("x", SamplingParams(max_tokens=1, presence_penalty=1.0))
+        adjust = jax.tree.leaves(llm._engine.runner.adjust)
+        assert fit["adjust_bytes"] == sum(array.nbytes for array in adjust)
+        state = jax.tree.leaves(llm._engine.runner.state)
+        held = sum(fit[name] for name in ("arena_bytes", "ring_bytes", "table_bytes"))
+        assert held == sum(array.nbytes for array in state)
         assert fit["longest_context"] == llm.max_model_len
         assert report["dtype"] == llm.engine_config.dtype

@@ -165,7 +165,10 @@ def test_a_dash_reads_stdin(generate, monkeypatch):
         (["inspect", "/nowhere"], "inspect: /nowhere is no model directory"),
         (["inspect", "org/name"], "nothing is downloaded: `hf download org/name"),
         (["inspect", "--dtype", "int4"], "--dtype must be auto, float32 or bfloat16, got 'int4'"),
-        (["inspect", "--memory", "1MB"], "--memory must hold the rings of 8 rows and one short"),
+        (
+            ["inspect", "--memory", "1MB"],
+            "--memory must hold the rings and logits of 8 rows and one short",
+        ),
         (["inspect", "--max-rows", 10**9], "max_rows=1000000000 needs"),
     ],
 )
