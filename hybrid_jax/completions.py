@@ -195,7 +195,8 @@ class Job:
     ) -> None:
         self.request_id, self.index, self.prompt, self.params = request_id, index, prompt, params
         self.arrival_time, self._call, self._tokenizer = arrival_time, call, tokenizer
-        others = replace(params, prompt_logprobs=None)  # the first one's are the prompt's
+        # The prompt's log-probabilities are the first one's business.
+        others = params if params.n == 1 else replace(params, prompt_logprobs=None)
         call.unfinished.add(index)
         self.first_token_time: float | None = None
         self.num_first_tokens = 0  # that came with the first one

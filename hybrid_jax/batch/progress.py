@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -53,8 +53,8 @@ class Meter:
         """New tokens per second of this run, when there are `num_tokens` in all."""
         return (num_tokens - self._earlier) / max(self.seconds, 1e-9)
 
-    def show(self, tally: Tally, num_live_tokens: int) -> None:
-        """Shows how far it is; `num_live_tokens`: of lines under way."""
+    def show(self, tally: Tally, num_live_tokens: Callable[[], int]) -> None:
+        """Shows how far it is; `num_live_tokens` counts those of lines under way, when they are shown."""
         if callable(self._progress):
             if tally.num_lines != self._told:
                 self._told = tally.num_lines
@@ -68,7 +68,7 @@ class Meter:
         self._bar.update(
             self._task,
             completed=tally.num_lines,
-            rate=f"{self.rate(tally.completion_tokens + num_live_tokens):,.0f} tokens/s",
+            rate=f"{self.rate(tally.completion_tokens + num_live_tokens()):,.0f} tokens/s",
             hits=f"{hits:.0%} cached",
         )
 

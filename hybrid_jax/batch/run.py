@@ -125,7 +125,7 @@ class Run:
                 for ticket in feed.step():
                     self._answer(ticket)
                 self._write()
-                meter.show(self.tally, feed.num_tokens)
+                meter.show(self.tally, lambda: feed.num_tokens)
         if digest.hexdigest() != self._source.digest:
             raise BatchStopped(
                 f"run-batch: {self._source.path} was changed while it was read; delete the partial "
@@ -139,13 +139,14 @@ class Run:
         No more of them at a time than may be under way: the engine must not wait for a file of mistakes.
         """
         max_live = LIVE_PER_ROW * self._llm.engine_config.max_rows
+        num_live = feed.num_unfinished  # counted once: it looks at each of them
         for _ in range(max_live):
-            if feed.num_unfinished >= max_live or self._full:
+            if num_live >= max_live or self._full:
                 return True
             line = next(lines, None)
             if line is None:
                 return False
-            self._start(feed, line)
+            num_live += self._start(feed, line)
         return True
 
     def _rest(self, digest: hashlib.blake2b) -> Iterator[Line]:
@@ -159,8 +160,8 @@ class Run:
     def _full(self) -> bool:
         return len(self._held) >= MAX_HELD_LINES or self._num_held_bytes >= MAX_HELD_BYTES
 
-    def _start(self, feed: Feed, line: Line) -> None:
-        """Starts what a line asks for, or answers it with an error."""
+    def _start(self, feed: Feed, line: Line) -> int:
+        """Starts what a line asks for, or answers it with an error; returns how many completions that began."""
         entry = Entry(line.number, Names(self._source.digest, line.place))
         self._held.append(entry)
         try:
@@ -175,6 +176,7 @@ class Run:
             )
             ticket = feed.add(entry.request.prompts, entry.request.params)
             self._running[ticket] = entry
+            return ticket.num_unfinished
         except LineError as error:
             self._fail(entry, error)
         except TooLong as error:
@@ -184,6 +186,7 @@ class Run:
         except Exception as error:  # a mistake of ours, which must not cost the other lines
             what = LineError(f"{type(error).__name__}: {error}", code="internal_error")
             self._fail(entry, what, status_code=500)
+        return 0
 
     def _fail(self, entry: Entry, error: LineError, *, status_code: int = 400) -> None:
         line = failure(

@@ -18,6 +18,7 @@ from hybrid_jax.batch import partial_path
 from hybrid_jax.batch import run as run_module
 from hybrid_jax.batch.fields import ELSEWHERE, FIELDS
 from hybrid_jax.completions import Job
+from hybrid_jax.feed import Ticket
 from tests.surface.batch_files import (
     CHAT,
     COMPLETIONS,
@@ -390,6 +391,21 @@ def test_what_is_held_does_not_grow_with_the_file(make_llm, monkeypatch, files, 
     assert (max(held) == 100) == slow_first  # answers waited for the first line, up to the limit
 
 
+def test_every_choice_counts_and_each_is_looked_at_a_few_times_only(make_llm, monkeypatch, files):
+    monkeypatch.setattr(llm_module, "Engine", Watched)
+    Watched.most_requests = 0
+    source, output = files
+    write(source, [line(f"{index}", n=3, max_tokens=2) for index in range(600)])
+    looks, count = [], Ticket.num_unfinished.fget
+    monkeypatch.setattr(
+        Ticket, "num_unfinished", property(lambda t: (looks.append(t), count(t))[1])
+    )
+    run_batch(source, output, make_llm(max_rows=16, steps_per_dispatch=1))
+    most = 16 * run_module.LIVE_PER_ROW
+    assert most <= Watched.most_requests < most + 3
+    assert len(looks) <= 20 * 600  # in two passes a turn; one for each line would make it 43
+
+
 def test_the_engine_does_not_wait_for_a_file_of_mistakes(make_llm, monkeypatch, files):
     source, output = files
     write(source, [line("long", max_tokens=150)])
@@ -397,7 +413,7 @@ def test_the_engine_does_not_wait_for_a_file_of_mistakes(make_llm, monkeypatch, 
         file.write("{}\n" * 3000)
     events, step, start = [], FakeEngine.step, run_module.Run._start
     monkeypatch.setattr(FakeEngine, "step", lambda e: (events.append("step"), step(e))[1])
-    monkeypatch.setattr(run_module.Run, "_start", lambda *a: (events.append("line"), start(*a)))
+    monkeypatch.setattr(run_module.Run, "_start", lambda *a: (events.append("line"), start(*a))[1])
     run_batch(source, output, make_llm(max_rows=2, steps_per_dispatch=1))
     between = "".join(event[0] for event in events).split("s")
     assert max(map(len, between[:-1])) == 2 * run_module.LIVE_PER_ROW
