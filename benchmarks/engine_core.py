@@ -10,10 +10,7 @@ process. Medians with 10th and 90th percentiles.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,34 +19,21 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from common import header, quantiles, request, run, write_json
 
 from hybrid_jax.checkpoint import load_model
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine import bucket, pack
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.runner import PLAIN
-from hybrid_jax.sampling_params import SamplingParams
 
 BUNDLED = Path(__file__).resolve().parent.parent / "hybrid_jax" / "bundled"
 PROMPT_LEN, NUM_STEPS = 128, 256
 
 
-def request(name: str, prompt: list[int], max_tokens: int) -> Request:
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    return Request(request_id=name, prompt=prompt, params=params, seed=0, max_tokens=max_tokens)
-
-
 def prompts(rng: np.random.Generator, count: int, length: int) -> list[list[int]]:
     """Random printable bytes: no two share a prefix, so nothing is cached."""
     return rng.integers(32, 127, (count, length)).tolist()
-
-
-def run(engine: Engine, requests: list[Request]) -> None:
-    for one in requests:
-        engine.add(one)
-    while engine.has_work:
-        engine.step()
 
 
 def time_prefill(engine: Engine, rng, length: int) -> float:
@@ -121,11 +105,6 @@ def compiled_loop(engine: Engine, rows: int):
     return once, release
 
 
-def quantiles(values: list[float]) -> dict[str, float]:
-    low, high = np.percentile(values, [10, 90])
-    return {"median": statistics.median(values), "p10": float(low), "p90": float(high)}
-
-
 def first_token(cache: str) -> dict[str, float]:
     """Import to first token in a new process whose compilation cache is the folder `cache`."""
     code = (
@@ -184,15 +163,9 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as cache:
         start = {"cold": first_token(cache), "warm": first_token(cache)}
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=BUNDLED
-    ).stdout.strip()
     report = {
-        "device": f"{jax.devices()[0].device_kind}, {platform.machine()}",
-        "jax": jax.__version__,
-        "python": platform.python_version(),
+        **header(),
         "dtype": arguments.dtype,
-        "commit": commit,
         "start": start,
         **measure(arguments.rounds, arguments.dtype),
     }
@@ -200,9 +173,7 @@ def main() -> None:
         if isinstance(value, dict) and "median" in value:
             value = f"{value['median']:.4g}  [{value['p10']:.4g}, {value['p90']:.4g}]"
         print(f"{name:28} {value}")
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    write_json(arguments.json, report)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig
 from hybrid_jax.layers import attention, mamba2
-from hybrid_jax.layers.linear import linear
+from hybrid_jax.layers.linear import linear, linear_transposed
 from hybrid_jax.layers.mlp import mlp
 from hybrid_jax.layers.moe import moe
 from hybrid_jax.layers.norm import rms_norm
@@ -98,8 +98,11 @@ def walk(
 def logits(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:
     """h [..., D] to float32 logits [..., V]."""
     h = rms_norm(h, params["norm"], config.norm_eps).astype(params["norm"].dtype)
-    head = params["embed"].T if config.tie_embeddings else params["head"]
-    out = linear(h, head).astype(jnp.float32)
+    if config.tie_embeddings:
+        out = linear_transposed(h, params["embed"])
+    else:
+        out = linear(h, params["head"])
+    out = out.astype(jnp.float32)
     return out if config.logits_multiplier == 1.0 else out * config.logits_multiplier
 
 

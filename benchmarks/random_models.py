@@ -1,0 +1,76 @@
+"""Random hybrids of 140 to 180 M parameters, made by transformers and saved as Hugging Face directories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+NEMOTRON = "M-M-M-M*-M-M-M*-"  # Nemotron-H: M Mamba-2, - MLP, * attention; a layer is one of them
+GRANITE = "MMMMM*MMMMM*"  # Granite 4: a layer is a mixer and an MLP
+KINDS = {"M": "linear_attention", "*": "full_attention"}
+
+
+def nemotron_config():
+    """173 M parameters in 16 layers of width 1024."""
+    from transformers import NemotronHConfig
+
+    return NemotronHConfig(
+        vocab_size=24576,
+        hidden_size=1024,
+        hybrid_override_pattern=NEMOTRON,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        head_dim=64,
+        max_position_embeddings=8192,
+        intermediate_size=4096,
+        ssm_state_size=128,
+        mamba_num_heads=32,
+        mamba_head_dim=64,
+        n_groups=8,
+        chunk_size=128,
+    )
+
+
+def granite_config():
+    """136 M parameters in 12 layers of width 768."""
+    from transformers import GraniteMoeHybridConfig
+
+    return GraniteMoeHybridConfig(
+        vocab_size=49152,
+        hidden_size=768,
+        num_hidden_layers=len(GRANITE),
+        layer_types=[KINDS[kind] for kind in GRANITE],
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        shared_intermediate_size=2048,
+        mamba_n_heads=24,
+        mamba_n_groups=1,
+        mamba_d_state=128,
+        mamba_d_head=64,
+        mamba_expand=2,
+        embedding_multiplier=12.0,
+        attention_multiplier=0.015625,
+        residual_multiplier=0.22,
+        logits_scaling=8.0,
+        rms_norm_eps=1e-5,
+    )
+
+
+CONFIGS = {"nemotron": nemotron_config, "granite": granite_config}
+
+
+def write_model(name: str, directory: Path) -> Path:
+    """Writes `directory`/`name` unless it is there; returns the model's directory."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    target = directory / name
+    if not (target / "config.json").exists():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32).save_pretrained(
+            target
+        )
+    return target
