@@ -42,7 +42,10 @@ def load_hf(
     def build(leaf: Stored) -> jax.Array:
         nonlocal done
         array = jax.device_put(_assemble(leaf, tensors, np.dtype(config.dtype)))
-        done += sum(tensors[name].data.nbytes for name, _ in leaf.parts if name in tensors)
+        read = [tensors[name] for name, _ in leaf.parts if name in tensors]
+        for tensor in read:
+            tensor.let_go()
+        done += sum(tensor.data.nbytes for tensor in read)
         progress(done, total)
         return array
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import reprlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,6 +33,15 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     data: np.ndarray  # uint8[bytes]
+    mapping: mmap.mmap
+
+    def let_go(self) -> None:
+        """Gives the memory of the file's pages back to the system; what is read again comes from the file again.
+
+        Without that a model would be in memory twice when it has been loaded.
+        """
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.mapping.madvise(mmap.MADV_DONTNEED)
 
     def array(self) -> np.ndarray:
         """A view of the file as an array.
@@ -78,7 +88,9 @@ def _read_safetensors(file: Path) -> dict[str, StoredTensor]:
     size = file.stat().st_size
     if size < 8:
         raise ValueError(f"load_model: {file} is truncated, it has {size} bytes; fetch it again")
-    raw = np.memmap(file, np.uint8, "r")
+    with file.open("rb") as opened:
+        mapping = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    raw = np.frombuffer(mapping, np.uint8)
     if raw[: len(LFS_POINTER)].tobytes() == LFS_POINTER:
         raise ValueError(
             f"load_model: {file} is a git-lfs pointer, not the weights; run `git lfs pull` in its directory"
@@ -110,7 +122,7 @@ def _read_safetensors(file: Path) -> dict[str, StoredTensor]:
                 f"load_model: {file} is damaged, tensor {name} of shape {shape} and dtype {dtype} "
                 f"needs {need} bytes, its header gives it {stop - start}; fetch it again"
             )
-        tensors[name] = StoredTensor(file, name, dtype, shape, data[start:stop])
+        tensors[name] = StoredTensor(file, name, dtype, shape, data[start:stop], mapping)
     return tensors
 
 

@@ -195,6 +195,25 @@ def test_progress_ends_at_the_bytes_of_the_file():
     assert len(seen) > 10
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells")
+def test_a_file_does_not_stay_in_memory(edit):
+    def grow(tensors):
+        table = np.zeros((vocab_size, 48), np.float32)
+        return tensors | {"model.embed_tokens.weight": table, "lm_head.weight": table + 1}
+
+    def resident_pages_of_files() -> int:
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(re.search(r"RssFile:\s+(\d+)", status)[1])
+
+    vocab_size = 100_000
+    folder = edit("llama_llama3", grow, vocab_size=vocab_size)
+    size = (folder / "model.safetensors").stat().st_size
+    seen = []
+    _, params = load_model(folder, progress=lambda *_: seen.append(resident_pages_of_files()))
+    assert len(seen) > 10 and seen[-1] - seen[0] < size / 4
+    assert not np.asarray(params["embed"]).any() and (np.asarray(params["head"]) == 1).all()
+
+
 @pytest.mark.parametrize(
     "own, generation, merged",
     [(2, [5, 2], (5, 2)), ([2, 3], 7, (7, 2, 3)), (None, 4, (4,)), (2, None, (2,))],
