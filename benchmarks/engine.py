@@ -11,8 +11,11 @@ Cases, each in rounds of one measurement per side, so that a slow minute of the 
 - `prefill`: one prompt of 512, 2048, 4096 tokens to its first token.
 - `shared`: 64 prompts of 400 common and 16 own tokens, 16 new tokens each: ours with and without the prefix
   cache, the peer in batches of 8 and 64 (its prompts have equal lengths, so that it pads nothing); and 64 prompts
-  with nothing in common, ours with and without the cache.
-- `sampling`: what sampling costs of a decode step at 8 rows: greedy, and with temperature, top-k and top-p.
+  with nothing in common, ours with and without the cache. Half the rounds of the others.
+- `sampling`: milliseconds of a decode step of 8 rows at a vocabulary of 131,072, and of the draw alone.
+- `limits`: what this machine streams (a sum over 512 MiB) and multiplies (512 rows with matrices of 16 Mi weights), the
+  better of XLA and torch; from that, the floors: a decode step reads all weights but the embeddings' and every row's
+  checkpoint, a prefill takes `geometry.prefill_flops`.
 - `memory`: peak resident memory of a process that prefills 2048 tokens and decodes 8 rows, less what it held
   before the model was loaded, over weights + `memory`.
 """
@@ -26,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,9 +37,10 @@ from common import header, quantiles, request, run, write_json
 
 from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.geometry import ITEM_BYTES, checkpoint_bytes, prefill_flops, weight_count
 from hybrid_jax.machine import peak_resident_bytes
 
-CASES = ("decode", "prefill", "shared", "sampling", "memory")
+CASES = ("limits", "decode", "prefill", "shared", "sampling", "memory")
 PROMPT, STEPS = 128, 64
 LENGTHS = (512, 2048, 4096)
 COUNT, COMMON, OWN, NEW = 64, 400, 16, 16
@@ -168,19 +173,105 @@ def shared(ours: Ours, others: dict, rounds: int, rng, path: Path, dtype: str) -
     return report | {"nothing_shared": turns(rounds, sides)}
 
 
-def sampling(ours: Ours, rounds: int, rng) -> dict:
-    """Decode at 8 rows, tokens per second; nothing is cheaper than argmax."""
+def sampling(ours: Ours, rounds: int, rng, dtype: str) -> dict:
+    """Milliseconds of one step at 8 rows of this model with a vocabulary of 131,072, and of the draw alone in it."""
+    import jax
+    import jax.numpy as jnp
+
+    from hybrid_jax.engine.sampling import SamplingRows, sample
+    from hybrid_jax.models.initialize import random_params
+
+    rows, vocab = 8, 1 << 17
+    config = replace(ours.config, vocab_size=vocab)
+    wide = Ours(None, dtype, params=(config, random_params(config, 0, dtype=dtype)))
+    logits = jax.random.normal(jax.random.key(0), (rows, vocab), jnp.float32)
+    draw, positions = jax.jit(sample), jnp.arange(rows) + 1000
+
+    def step(fields: dict) -> float:
+        prompts = rng.integers(FIRST, LAST, (rows, PROMPT))
+        return 1e3 * rows / wide.decode(prompts, STEPS, **fields)[0]
+
+    def alone(fields: dict) -> float:
+        fill = lambda name, kind, other: jnp.full(rows, fields.get(name, other), kind)  # noqa: E731
+        drawn = SamplingRows(
+            seed=jnp.ones((rows, 2), jnp.uint32),
+            sample_index=jnp.zeros(rows, jnp.int32),
+            temperature=fill("temperature", jnp.float32, 1.0),
+            top_k=fill("top_k", jnp.int32, 0),
+            top_p=fill("top_p", jnp.float32, 1.0),
+            min_p=fill("min_p", jnp.float32, 0.0),
+            min_end=jnp.zeros(rows, jnp.int32),
+            stop_ids=jnp.full((rows, 1), -1, jnp.int32),
+        )
+        start = time.perf_counter()
+        for _ in range(8):
+            draw(logits, drawn, positions).block_until_ready()
+        return 1e3 * (time.perf_counter() - start) / 8
+
     kinds = {
         "greedy": {"temperature": 0.0},
-        "temperature": {"temperature": 0.8},
+        "temperature 0.8": {"temperature": 0.8},
         "top_k 50, top_p 0.9": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
     }
-    prompts = lambda: rng.integers(FIRST, LAST, (8, PROMPT))  # noqa: E731
-    sides = {
-        name: lambda fields=fields: ours.decode(prompts(), STEPS, **fields)[0]
-        for name, fields in kinds.items()
+    sides = {}
+    for name, fields in kinds.items():
+        sides[name] = lambda fields=fields: step(fields)
+        sides[f"{name}, the draw alone"] = lambda fields=fields: alone(fields)
+    return {"sampling_b8_ms": turns(rounds, sides)}
+
+
+def limits(ours: Ours, others: dict, rounds: int, dtype: str) -> dict:
+    """Bytes and FLOPs per second of the machine, and the tokens per second they allow."""
+    import jax
+    import jax.numpy as jnp
+
+    words, rows, inner, outer = 1 << 27, 512, 4096, 4096
+    stream = jax.jit(lambda x: jax.lax.map(jnp.sum, x))
+    product = jax.jit(
+        lambda x, w: jnp.einsum("bi,io->bo", x, w, precision=jax.lax.Precision.HIGHEST)
+    )
+    numbers, left = jnp.ones((64, words // 64)), jnp.ones((rows, inner), dtype)
+    right = jnp.ones((inner, outer), dtype)
+    calls = {
+        "bytes": {"xla": lambda: stream(numbers).block_until_ready()},
+        "flops": {"xla": lambda: product(left, right).block_until_ready()},
     }
-    return {"sampling_b8": turns(rounds, sides)}
+    if others:
+        import torch
+
+        torch_numbers = torch.ones(words)
+        torch_left = torch.ones((rows, inner), dtype=getattr(torch, dtype))
+        torch_right = torch.ones((outer, inner), dtype=getattr(torch, dtype))
+        calls["bytes"]["torch"] = lambda: torch_numbers.sum()
+        calls["flops"]["torch"] = lambda: torch_left @ torch_right.T
+    work = {"bytes": 4 * words, "flops": 2 * rows * inner * outer}
+
+    def rate(call, amount: int) -> float:
+        start = time.perf_counter()
+        call()
+        return amount / (time.perf_counter() - start) / 1e9
+
+    report = {
+        f"giga_{kind}_per_s": turns(
+            5 * rounds,
+            {name: lambda c=call, k=kind: rate(c, work[k]) for name, call in sides.items()},
+        )
+        for kind, sides in calls.items()
+    }
+    peak = {
+        kind: 1e9 * max(side["median"] for side in report[f"giga_{kind}_per_s"].values())
+        for kind in calls
+    }
+    model, geometry = ours.config, ours.engine.geometry
+    count = weight_count(model) - (0 if model.tie_embeddings else model.vocab_size * model.width)
+    floors = {
+        f"decode_b{rows}": rows
+        * peak["bytes"]
+        / (count * ITEM_BYTES[dtype] + rows * checkpoint_bytes(geometry))
+        for rows in (1, 8)
+    }
+    floors |= {f"prefill_{n}": n * peak["flops"] / prefill_flops(model, n) for n in LENGTHS}
+    return report | {"floors_tokens_per_s": floors}
 
 
 def memory_here(path: Path, dtype: str) -> dict:
@@ -210,10 +301,10 @@ def memory(path: Path, dtype: str) -> dict:
 
 
 def show(name: str, sides: dict) -> None:
-    if name == "memory":
+    if name in ("memory", "floors_tokens_per_s"):
         print(f"{name:20} {sides}")
         return
-    base = sides.get("ours") or next(iter(sides.values()))
+    base = sides.get("ours") or sides.get("greedy") or next(iter(sides.values()))
     for side, value in sides.items():
         print(
             f"{name:18} {side:26}{value['median']:10.1f}  [{value['p10']:.1f}, {value['p90']:.1f}]"
@@ -258,14 +349,16 @@ def measure(path: Path, arguments: argparse.Namespace) -> dict:
         add(memory(path, dtype))
     ours = Ours(path, dtype)
     if "sampling" in only:
-        add(sampling(ours, rounds, rng))
+        add(sampling(ours, rounds, rng, dtype))
     others = peers(path, dtype, arguments.peers)
+    if "limits" in only:
+        add(limits(ours, others, rounds, dtype))
     if "decode" in only:
         add(decode(ours, others, rounds, rng))
     if "prefill" in only:
         add(prefill(ours, others, rounds, rng))
     if "shared" in only:
-        add(shared(ours, others, rounds, rng, path, dtype))
+        add(shared(ours, others, max(1, rounds // 2), rng, path, dtype))
     return report
 
 
