@@ -1,4 +1,4 @@
-"""What the benchmarks share: requests, statistics, and the header of a result file."""
+"""What the benchmarks share: requests, timed runs, statistics, and the header of a result file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import json
 import platform
 import statistics
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,12 +28,30 @@ def request(name: str, prompt: list[int], max_tokens: int, **sampling) -> Reques
     return Request(request_id=name, prompt=prompt, params=params, seed=0, max_tokens=max_tokens)
 
 
-def run(engine: Engine, requests: list[Request]) -> None:
-    """All requests to their end."""
+def run(engine: Engine, requests: list[Request]) -> float:
+    """All requests to their end; seconds."""
+    start = time.perf_counter()
     for one in requests:
         engine.add(one)
     while engine.has_work:
         engine.step()
+    return time.perf_counter() - start
+
+
+def run_decode(engine: Engine, requests: list[Request]) -> tuple[float, int]:
+    """Seconds and tokens from the moment every request has tokens until the first one ends; runs to the end."""
+    count = lambda: sum(len(one.output) for one in requests)  # noqa: E731
+    for one in requests:
+        engine.add(one)
+    while any(not one.output for one in requests):
+        engine.step()
+    before, start = count(), time.perf_counter()
+    while all(one.finish_reason is None for one in requests):
+        engine.step()
+    elapsed, tokens = time.perf_counter() - start, count() - before
+    while engine.has_work:
+        engine.step()
+    return elapsed, tokens
 
 
 def quantiles(values: list[float]) -> dict[str, float]:
@@ -39,11 +60,33 @@ def quantiles(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "p10": float(low), "p90": float(high)}
 
 
+def turns(
+    rounds: int, sides: dict[str, Callable[[Any], float]], draw: Callable[[], Any]
+) -> dict[str, list[float]]:
+    """What each side makes of the same inputs, in rounds that start with another side each.
+
+    Args:
+        rounds: measurements of each side, after one that does not count.
+        sides: by name; each takes what `draw` returned.
+        draw: makes the inputs of a round.
+    """
+    for name, call in sides.items():
+        start = time.perf_counter()
+        call(draw())
+        print(f"  {name}: first call {time.perf_counter() - start:.1f} s", flush=True)
+    values: dict[str, list[float]] = {name: [] for name in sides}
+    names = list(sides)
+    for turn in range(rounds):
+        inputs = draw()
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            values[name].append(sides[name](inputs))
+    return values
+
+
 def header() -> dict[str, str]:
     """Device, versions and commit of a measurement."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT
-    ).stdout.strip()
+    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    commit = subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout.strip()
     return {
         "device": f"{jax.devices()[0].device_kind}, {platform.machine()}",
         "jax": jax.__version__,

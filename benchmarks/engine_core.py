@@ -19,7 +19,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from common import header, quantiles, request, run, write_json
+from common import header, quantiles, request, run, run_decode, write_json
 
 from hybrid_jax.checkpoint import load_model
 from hybrid_jax.config import EngineConfig
@@ -36,28 +36,8 @@ def prompts(rng: np.random.Generator, count: int, length: int) -> list[list[int]
     return rng.integers(32, 127, (count, length)).tolist()
 
 
-def time_prefill(engine: Engine, rng, length: int) -> float:
-    one = request("p", prompts(rng, 1, length)[0], 1)
-    start = time.perf_counter()
-    run(engine, [one])
-    return time.perf_counter() - start
-
-
-def time_engine_decode(engine: Engine, rng, rows: int) -> tuple[float, int]:
-    """Seconds and tokens from the moment every row decodes until all are done."""
-    requests = [
-        request(f"d{i}", p, NUM_STEPS) for i, p in enumerate(prompts(rng, rows, PROMPT_LEN))
-    ]
-    for one in requests:
-        engine.add(one)
-    while any(not one.output for one in requests):
-        engine.step()
-    before = sum(len(one.output) for one in requests)
-    start = time.perf_counter()
-    while engine.has_work:
-        engine.step()
-    elapsed = time.perf_counter() - start
-    return elapsed, sum(len(one.output) for one in requests) - before
+def decode_requests(rng: np.random.Generator, rows: int) -> list:
+    return [request(f"d{i}", p, NUM_STEPS) for i, p in enumerate(prompts(rng, rows, PROMPT_LEN))]
 
 
 def compiled_loop(engine: Engine, rows: int):
@@ -133,16 +113,18 @@ def measure(rounds: int, dtype: str) -> dict:
     report: dict = {"warmup_s": time.perf_counter() - start, "shapes": shapes}
     rng = np.random.default_rng(0)
     for length in (512, 2048):
-        time_prefill(engine, rng, length)
-        times = [time_prefill(engine, rng, length) for _ in range(rounds)]
+        prefill = lambda: run(engine, [request("p", prompts(rng, 1, length)[0], 1)])  # noqa: B023, E731
+        prefill()
+        times = [prefill() for _ in range(rounds)]
         report[f"prefill_{length}_tokens_per_s"] = quantiles([length / t for t in times])
     for rows in (1, 8):
         once, release = compiled_loop(engine, rows)
         once()
-        time_engine_decode(engine, rng, rows)
+        decode = lambda: run_decode(engine, decode_requests(rng, rows))  # noqa: B023, E731
+        decode()
         rates, shares, loops = [], [], []
         for _ in range(rounds):
-            elapsed, tokens = time_engine_decode(engine, rng, rows)
+            elapsed, tokens = decode()
             loop = once()
             per_token = loop / (rows * NUM_STEPS)
             rates.append(tokens / elapsed)

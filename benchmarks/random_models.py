@@ -1,4 +1,4 @@
-"""Random hybrids of 140 to 180 M parameters, made by transformers and saved as Hugging Face directories."""
+"""Random hybrids of 135 and 173 M parameters, made by transformers and saved as Hugging Face directories."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def nemotron_config():
 
 
 def granite_config():
-    """136 M parameters in 12 layers of width 768."""
+    """135 M parameters in 12 layers of width 768."""
     from transformers import GraniteMoeHybridConfig
 
     return GraniteMoeHybridConfig(
