@@ -30,7 +30,6 @@ from hybrid_jax.train.schedule import progress_of, rate_factor, row_length
 DEFAULT_STEPS = 4000
 ADAM_SHARE = 0.2  # Adam's learning rate relative to Muon's
 QUICK_ROWS = 24  # rows of the measurements between steps
-LONG_ROWS = 16  # rows of twice the training's context, to see whether that still helps
 STATE_FILE = Path("training_state") / "state.npz"
 
 
@@ -181,10 +180,12 @@ def export(
     """Measures the weights as stored on the held-out files, writes the model directory and its record."""
     stored, context = rounded(params, config), options.context
     measured = {f"context_{context}": bits_per_byte(stored, config, corpus.held_out, context)}
-    if config.max_position >= 2 * context:
-        measured[f"context_{2 * context}_sample"] = bits_per_byte(
-            stored, config, corpus.held_out, 2 * context, limit=LONG_ROWS, rows=2, full=True
-        )
+    # Rows that fill the context: the same texts at every position, so that positions can be compared.
+    for length in (context, 2 * context):
+        if length <= config.max_position:
+            measured[f"context_{length}_full_rows"] = bits_per_byte(
+                stored, config, corpus.held_out, length, rows=2, full=True
+            )
     record = training_record(config, params, corpus, options, at, sources, measured)
     write_model(out_dir, params, config)
     (out_dir / "training_record.json").write_text(json.dumps(record, indent=1) + "\n")
