@@ -205,6 +205,9 @@ class Turn:
         """
         for sequence in self._published:
             self.memory.publish(sequence)
+        if not self.plan.decode:  # beside rows that decode, fewer steps would only be idle ones
+            free = (s.request for s in self.ended if s.request.constraint is None)
+            self._num_steps = min([self._num_steps, *map(most_steps, free)])
         for sequence in self.ended:
             self.memory.withdraw(sequence)
             if sequence.request.constraint is None:

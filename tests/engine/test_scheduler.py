@@ -323,7 +323,19 @@ def test_rows_with_stop_strings_take_fewer_steps_at_once():
     engine.add(tokens_of(rng, 10), max_tokens=40, stop_ids=(), stop=("x",))
     engine.run()
     steps = [plan.num_steps for plan in engine.plans if len(plan.decode) == 2]
-    assert max(steps[1:]) == 4
+    assert steps[0] == max(steps) == 4  # from where the prompts end
+    engine.check()
+
+
+def test_a_prompt_with_stop_strings_that_ends_beside_decoding_rows_goes_along_with_them():
+    engine = Engine.make(steps_per_dispatch=8)
+    rng = random.Random(0)
+    engine.add(tokens_of(rng, 10), max_tokens=60, stop_ids=())
+    engine.step()
+    engine.add(tokens_of(rng, 10), max_tokens=40, stop_ids=(), stop=("x",))
+    engine.run()
+    steps = [[row.num_steps for row in p.decode] for p in engine.plans if len(p.decode) == 2]
+    assert steps[0] == [8, 8] and max(map(max, steps[1:])) == 4
     engine.check()
 
 
