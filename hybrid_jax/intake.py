@@ -103,12 +103,15 @@ class Intake:
         if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
             raise ValueError("chat: messages must be a non-empty list of {'role', 'content'} dicts")
         batch = [messages] if isinstance(messages[0], Mapping) else messages
-        for conversation in batch:
-            check_messages(conversation)
         return [self.conversation(conversation, **template) for conversation in batch]
 
     def conversation(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> Prompt:
-        """One conversation, whose messages have been checked, as a prompt."""
+        """One conversation as a prompt.
+
+        Raises:
+            ValueError: it is none, or the template refuses it.
+        """
+        check_messages(messages)
         if self.tokenizer is None:
             raise ValueError(
                 "chat: this model came without a tokenizer.json, so without a template"

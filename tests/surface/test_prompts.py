@@ -76,3 +76,17 @@ def test_what_holds_no_prompts_is_named(llm, prompts):
 def test_a_bad_conversation_is_named(llm, messages, message):
     with pytest.raises(ValueError, match=message):
         llm.chat(messages)
+
+
+@pytest.mark.parametrize(
+    "messages, message",
+    [
+        ("hi", "chat: a conversation must be a non-empty list of messages, got 'hi'"),
+        ([], r"chat: a conversation must be a non-empty list of messages, got \[\]"),
+        ({"role": "user"}, "chat: a conversation must be .*, got {'role': 'user'}"),
+        ([{"content": "hi"}], "chat: message 0 must be .*, got {'content': 'hi'}"),
+    ],
+)
+def test_a_bad_conversation_is_not_rendered(llm, messages, message):
+    with pytest.raises(ValueError, match=message):
+        llm.render_chat(messages)
