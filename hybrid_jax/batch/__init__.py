@@ -10,8 +10,9 @@ from typing import Any
 
 from hybrid_jax.batch.errors import BatchStopped
 from hybrid_jax.batch.lines import InputFile
-from hybrid_jax.batch.partial import PartialOutput, partial_path, sidecar_path
+from hybrid_jax.batch.partial import PartialOutput, partial_path, read_answer, sidecar_path
 from hybrid_jax.batch.progress import meter
+from hybrid_jax.batch.responses import Names
 from hybrid_jax.batch.run import Run
 from hybrid_jax.batch.summary import BatchSummary
 from hybrid_jax.llm import LLM
@@ -37,7 +38,8 @@ def run_batch(
     `max_tokens` a completion goes on until a stop or the longest length that model and memory allow.
 
     The lines so far lie in OUT.partial until all are done. After an interruption of any kind the same
-    call goes on from there, with the same texts as without. An output that is finished is left as it is.
+    call goes on from there, with the same texts as without. An output that is finished is left as it is,
+    whatever the settings.
 
     Args:
         input_path, output_path: the files.
@@ -112,16 +114,26 @@ def _is_finished(output: Path, source: InputFile) -> bool:
     """Whether the output is there. An empty one is not: it holds nothing to keep.
 
     Raises:
-        ValueError: it is there and has another number of lines than the input.
+        ValueError: it is there and is another input's, by the number of its lines or the first or last one.
     """
     if not output.exists() or os.stat(output).st_size == 0:
         return False
+    first, last, num_lines = b"", b"", 0
     with open(output, "rb") as file:
-        num_lines = sum(1 for _ in file)
+        for data in file:
+            first, last, num_lines = first or data, data, num_lines + 1
+    remedy = "delete it, or choose another output"
     if num_lines != source.num_lines:
         raise ValueError(
             f"run-batch: {output} is there and has {num_lines} lines, {source.path} has "
-            f"{source.num_lines}; delete it, or choose another output"
+            f"{source.num_lines}; {remedy}"
         )
+    for place, data in ((0, first), (num_lines - 1, last)):
+        answer = read_answer(data)
+        if answer is None or answer.get("id") != Names(source.digest, place).line_id:
+            raise ValueError(
+                f"run-batch: line {place + 1} of {output} is not the answer to request {place + 1} "
+                f"of {source.path}; {remedy}"
+            )
     sidecar_path(output).unlink(missing_ok=True)  # a kill may have come just before this
     return True

@@ -100,7 +100,7 @@ class PartialOutput:
         size = 0
         with open(path, "rb") as file:
             for data in file:
-                line = _read_line(data)
+                line = read_answer(data)
                 if line is None:
                     break
                 size += len(data)
@@ -175,8 +175,8 @@ class PartialOutput:
         )
 
 
-def _read_line(data: bytes) -> dict[str, Any] | None:
-    """A line of an earlier run; None when it is not whole."""
+def read_answer(data: bytes) -> dict[str, Any] | None:
+    """A line of an earlier run; None when it is none, or not whole."""
     if not data.endswith(b"\n"):
         return None
     try:

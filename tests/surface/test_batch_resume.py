@@ -255,14 +255,38 @@ def test_two_runs_do_not_write_one_file(make_seeded, files):
     assert not run_batch(*files, make_seeded()).already_finished
 
 
+@pytest.mark.parametrize("change", ["input", "first", "last", "torn", "garbage"])
+def test_a_finished_output_of_another_input_is_refused(make_seeded, files, change):
+    run_batch(*files, make_seeded())
+    lines = files[1].read_bytes().splitlines(keepends=True)
+    if change == "input":
+        files[0].write_text(files[0].read_text().replace("ab", "ba", 1))
+    elif change == "torn":
+        lines[-1] = lines[-1][:-1]
+    elif change == "garbage":
+        lines[0] = b"\xff\n"
+    else:
+        lines[{"first": 0, "last": -1}[change]] = lines[7]
+    before = b"".join(lines)
+    files[1].write_bytes(before)
+    place = 60 if change in ("last", "torn") else 1
+    message = (
+        f"line {place} of {files[1]} is not the answer to request {place} of {files[0]}; delete"
+    )
+    with pytest.raises(ValueError, match=message):
+        run_batch(*files, make_seeded())
+    assert files[1].read_bytes() == before
+
+
 def test_a_run_that_waited_for_a_finished_one_starts_anew(make_seeded, files, monkeypatch):
+    whole(files, make_seeded())
     real, calls = partial_module._is_still, []
 
     def finished_meanwhile(descriptor, path):
         calls.append(path)
         if len(calls) == 1:  # another run renamed it between our opening and locking it
-            os.rename(path, files[1])
-            files[1].write_bytes(b"{}\n" * 60)
+            path.unlink()
+            os.rename(files[1].with_name("whole.jsonl"), files[1])
         return real(descriptor, path)
 
     monkeypatch.setattr(partial_module, "_is_still", finished_meanwhile)
