@@ -266,7 +266,7 @@ def run_batch(
             input,
             output,
             model,
-            chat_template=chat_template and chat_template.read_text(encoding="utf-8"),
+            chat_template=_template(chat_template),
             progress=sys.stderr.isatty(),
             seed=seed,
             dtype=dtype,
@@ -288,6 +288,20 @@ def run_batch(
     note(str(summary))
     if as_json:
         write_json(summary.as_dict())
+
+
+def _template(path: Path | None) -> str | None:
+    """The file's text."""
+    if path is None:
+        return None
+    data = path.read_bytes()
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"--chat-template {path}: is not valid UTF-8, it has byte "
+            f"0x{data[error.start]:02x} at byte {error.start}; save it as UTF-8"
+        ) from error
 
 
 # --- inspect --------------------------------------------------------------------------------------

@@ -244,6 +244,18 @@ def test_a_wrong_path_is_a_callers_mistake(command, files, given, message):
     assert not files[1].exists()
 
 
+def test_a_template_that_is_no_utf8_is_named(command, files, tmp_path):
+    template = tmp_path / "template.jinja"
+    template.write_bytes(b"ab\xff")
+    code, out, err = command("--chat-template", template)
+    assert (code, out) == (2, "")
+    assert err == (
+        f"hybrid-jax: --chat-template {template}: is not valid UTF-8, it has byte 0xff at byte 2; "
+        "save it as UTF-8\n"
+    )
+    assert [path.name for path in files[0].parent.iterdir()] == ["in.jsonl"]
+
+
 def test_a_wrong_option_leaves_nothing_behind(command, files):
     code, _, err = command("--memory", "lots")
     assert (code, err.count("\n")) == (2, 1)
