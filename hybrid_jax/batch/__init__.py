@@ -46,7 +46,7 @@ def run_batch(
         model: an `LLM`, or what `LLM` takes as its model; None for the bundled one.
         chat_template: Jinja source, or the name of one of the model's templates, for chat lines.
         progress: show a bar, or call this with (lines done, lines in all).
-        **options: of `LLM`, if `model` is none yet.
+        **options: of `LLM`, if `model` is none yet; it is quiet unless they say otherwise.
 
     Raises:
         ValueError, OSError: one of the files is not what it must be; nothing was changed then.
@@ -80,7 +80,8 @@ def run_batch(
         if isinstance(model, LLM):
             llm, name = model, model.model_config.family
         else:
-            llm = stack.enter_context(LLM(model, quiet=True, progress=progress is True, **options))
+            options = {"quiet": True} | options
+            llm = stack.enter_context(LLM(model, progress=progress is True, **options))
             name = "bundled" if model is None else Path(model).name
         run = Run(llm, source, partial_output, chat_template=chat_template, model=name)
         num_resumed = run.recover()

@@ -156,6 +156,13 @@ def test_an_empty_output_is_no_finished_one(command, files):
     assert ids(files[1]) == ["a"]
 
 
+def test_an_llm_made_for_the_run_may_say_what_it_is(fake_model, files, capsys):
+    run_batch(*files, fake_model)
+    assert capsys.readouterr().err == ""
+    run_batch(files[0], files[1].with_name("other.jsonl"), fake_model, quiet=False)
+    assert "sequences up to 200 tokens" in capsys.readouterr().err
+
+
 def test_options_reach_the_engine(command, files, monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(
