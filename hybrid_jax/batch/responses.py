@@ -14,6 +14,7 @@ from hybrid_jax.batch.fields import CHAT
 from hybrid_jax.batch.requests import BatchRequest
 from hybrid_jax.batch.token_text import TokenTexts
 from hybrid_jax.outputs import CompletionOutput, Logprob, RequestOutput
+from hybrid_jax.sampling_params import SamplingParams
 
 LEAST_LOGPROB = -9999.0  # what the API writes for "never"; JSON has no infinity
 # Legal inside JSON strings, but some readers end a line at them, and half a surrogate pair has no UTF-8.
@@ -87,7 +88,7 @@ def answer(
     """
     chat = request.url == CHAT
     choices = [(output, choice) for output in outputs for choice in output.outputs]
-    num_top = request.params[0].logprobs
+    params = request.params[0]  # those of the others differ in the seed
     make = _chat_choice if chat else _text_choice
     return {
         "id": names.id("chatcmpl-" if chat else "cmpl-"),
@@ -95,7 +96,7 @@ def answer(
         "created": created,
         "model": model if request.model is None else request.model,
         "choices": [
-            {"index": index} | make(output, choice, num_top, texts)
+            {"index": index} | make(output, choice, params, texts)
             for index, (output, choice) in enumerate(choices)
         ],
         "usage": _usage(outputs),
@@ -117,12 +118,12 @@ def _usage(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
 
 
 def _chat_choice(
-    output: RequestOutput, choice: CompletionOutput, num_top: int | None, texts: TokenTexts
+    output: RequestOutput, choice: CompletionOutput, params: SamplingParams, texts: TokenTexts
 ) -> dict[str, Any]:
     logprobs = None
-    if num_top is not None:
+    if params.logprobs is not None:
         content = [
-            _chat_token(token, position, num_top, texts)
+            _chat_token(token, position, params.logprobs, texts)
             for token, position in zip(choice.token_ids, choice.logprobs, strict=True)
         ]
         logprobs = {"content": content, "refusal": None}
@@ -152,13 +153,17 @@ def _token_entry(token: int, found: Logprob, texts: TokenTexts) -> dict[str, Any
 
 
 def _text_choice(
-    output: RequestOutput, choice: CompletionOutput, num_top: int | None, texts: TokenTexts
+    output: RequestOutput, choice: CompletionOutput, params: SamplingParams, texts: TokenTexts
 ) -> dict[str, Any]:
     logprobs = None
-    if num_top is not None:
+    if params.logprobs is not None:
         pairs = list(zip(choice.token_ids, choice.logprobs, strict=True))
         logprobs = {
-            "text_offset": texts.offsets(output.prompt_token_ids, choice.token_ids),
+            "text_offset": texts.offsets(
+                output.prompt_token_ids,
+                choice.token_ids,
+                skip_special_tokens=params.skip_special_tokens,
+            ),
             "token_logprobs": [_finite(position[token].logprob) for token, position in pairs],
             "tokens": [_text_of(token, position[token]) for token, position in pairs],
             "top_logprobs": [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 
 from hybrid_jax.text import REPLACEMENT, IncrementalDecoder
 from hybrid_jax.tokenizer import Tokenizer
@@ -50,14 +51,17 @@ class TokenTexts:
                 return data
         return text.encode() if REPLACEMENT in name else None
 
-    def offsets(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    def offsets(
+        self, prompt: Sequence[int], tokens: Sequence[int], *, skip_special_tokens: bool
+    ) -> list[int]:
         """Where each token begins in the text of all of them, in characters.
 
         The tokens of one character begin at the same place. Zeros without a tokenizer.
         """
         if self._tokenizer is None:
             return [0] * len(tokens)
-        decoder = IncrementalDecoder(self._tokenizer.decode, prompt)
+        decode = partial(self._tokenizer.decode, skip_special_tokens=skip_special_tokens)
+        decoder = IncrementalDecoder(decode, prompt)
         offsets, length = [], 0
         for token in tokens:
             offsets.append(length)

@@ -163,7 +163,22 @@ def test_tokens_that_are_parts_of_characters_keep_their_bytes(root, kind):
     tokens = list(data) if kind == "fallback" else tokenizer.encode("a€\u00e9b")
     found = [texts.data(t, tokenizer.decode([t], skip_special_tokens=False)) for t in tokens]
     assert b"".join(found) == data
-    assert texts.offsets([97], tokens) == [0, 1, 1, 1, 2, 2, 3]
+    assert texts.offsets([97], tokens, skip_special_tokens=True) == [0, 1, 1, 1, 2, 2, 3]
+
+
+@pytest.mark.parametrize("skip, offsets", [(True, [0, 1, 1, 2]), (False, [0, 1, 8, 9])])
+def test_special_tokens_move_later_ones_where_they_are_in_the_text(
+    make_llm, body_of, skip, offsets
+):
+    tokenizer = byte_tokenizer()
+    tokenizer.backend.add_special_tokens(["<pause>"])
+    pause = tokenizer.backend.token_to_id("<pause>")
+    llm = make_llm(tokenizer=tokenizer)
+    llm._engine.next_token = lambda request: (97, pause, 98, 99)[len(request.output)]
+    [choice] = body_of(logprobs=0, max_tokens=4, skip_special_tokens=skip, llm=llm)["choices"]
+    assert choice["text"] == ("abc" if skip else "a<pause>bc")
+    assert choice["logprobs"]["tokens"] == ["a", "<pause>", "b", "c"]
+    assert choice["logprobs"]["text_offset"] == offsets
 
 
 def test_prompts_as_texts_and_ids_give_a_choice_each(body_of):
