@@ -12,7 +12,6 @@ from hybrid_jax.sampling_params import SamplingParams
 from hybrid_jax.structured_outputs import StructuredOutputsParams
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-SAMPLING_FIELDS = {field.name for field in fields(SamplingParams)}
 
 
 # --- readers: a JSON value to what SamplingParams takes -------------------------------------------
@@ -81,10 +80,10 @@ class Field:
     """What becomes of one field of a body.
 
     Attributes:
-        to: the field of SamplingParams it sets. While SamplingParams has no such field, the line is refused
-            unless the value asks for nothing.
+        to: the field of SamplingParams it sets. Where there is none, the line is refused unless the value asks
+            for nothing.
         read: its value to that field's.
-        nothing: values that ask for nothing.
+        nothing: values that ask for nothing, where it sets no field.
         ignored: no value changes the answer.
         only: the one url that has it; None for both.
         remedy: what to do instead.
@@ -104,10 +103,13 @@ TEXT_ONLY = "this engine reads and writes text; leave it out"
 TEMPLATE = "templates that know it get it through chat_template_kwargs"
 
 FIELDS = {
-    # what SamplingParams has, or will have, under the same name
+    # what SamplingParams has
     **{
         name: Field(to=name)
-        for name in ("n", "temperature", "top_p", "top_k", "seed", "max_tokens")
+        for name in (
+            *("n", "seed", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p"),
+            *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+        )
     },
     "max_completion_tokens": Field(to="max_tokens"),
     "stop": Field(to="stop", read=_strings),
@@ -115,14 +117,9 @@ FIELDS = {
     "ignore_eos": Field(to="ignore_eos", read=_boolean),
     "include_stop_str_in_output": Field(to="include_stop_str_in_output", read=_boolean),
     "skip_special_tokens": Field(to="skip_special_tokens", read=_boolean),
-    "min_p": Field(to="min_p", nothing=(0,)),
-    "min_tokens": Field(to="min_tokens", nothing=(0,)),
-    "presence_penalty": Field(to="presence_penalty", nothing=(0,)),
-    "frequency_penalty": Field(to="frequency_penalty", nothing=(0,)),
-    "repetition_penalty": Field(to="repetition_penalty", nothing=(1,)),
-    "logit_bias": Field(to="logit_bias", read=_bias, nothing=({},)),
+    "logit_bias": Field(to="logit_bias", read=_bias),
     "allowed_token_ids": Field(to="allowed_token_ids", read=_list),
-    "bad_words": Field(to="bad_words", read=_list, nothing=([],)),
+    "bad_words": Field(to="bad_words", read=_list),
     "response_format": Field(to="structured_outputs", read=_response_format),
     "structured_outputs": Field(to="structured_outputs", read=_structured),
     **{
@@ -136,10 +133,10 @@ FIELDS = {
     "suffix": Field(nothing=("",), only=COMPLETIONS),
     "use_beam_search": Field(nothing=(False,)),
     "length_penalty": Field(nothing=(1,)),
-    "prompt_logprobs": Field(nothing=()),
+    "prompt_logprobs": Field(),
     "truncate_prompt_tokens": Field(remedy="shorten the prompt yourself"),
     "spaces_between_special_tokens": Field(nothing=(True,)),
-    "add_special_tokens": Field(nothing=()),
+    "add_special_tokens": Field(),
     "functions": Field(only=CHAT, remedy="write tools instead"),
     "function_call": Field(nothing=("none", "auto"), only=CHAT, remedy="write tool_choice instead"),
     "modalities": Field(nothing=(["text"],), only=CHAT, remedy=TEXT_ONLY),
@@ -181,7 +178,7 @@ def read_params(body: Mapping[str, Any], url: str, defaults: SamplingParams) -> 
         field = FIELDS.get(name)
         if field is None or field.only not in (None, url):
             raise _unknown(name, url)
-        if field.to not in SAMPLING_FIELDS:
+        if field.to is None:
             _refuse_unless_nothing(name, value, field)
         else:
             _add(given, field.to, name, _read(field, name, value))
