@@ -202,8 +202,12 @@ class Run:
         entry, outputs = self._running.pop(ticket), ticket.outputs()
         for choice in (choice for output in outputs for choice in output.outputs):
             if choice.finish_reason not in FINISHED:
-                what = f"a completion ended early: {choice.stop_reason or choice.finish_reason}"
-                self._fail(entry, LineError(what, code="ended_early"))
+                what = (
+                    f"a completion ended early: {choice.stop_reason or choice.finish_reason}; change "
+                    "the form, bad_words or allowed_token_ids"
+                )
+                error = LineError(what, code="ended_early", param="structured_outputs")
+                self._fail(entry, error)
                 return
         body = answer(
             entry.names,

@@ -556,8 +556,10 @@ def test_a_completion_that_ended_in_no_way_the_api_knows_is_an_error(llm, ask, m
     first, second = ask(line("a", prompt=["b", "c"]), line("b"))
     assert first["error"] == {
         "code": "ended_early",
-        "message": "line 1: a completion ended early: stuck",
+        "message": "line 1: a completion ended early: stuck; change the form, bad_words or "
+        "allowed_token_ids",
     }
+    assert first["response"]["body"]["error"]["param"] == "structured_outputs"
     assert second["error"] is None
 
 
