@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.constraints import Constraints
 from hybrid_jax.options import peak_memory_bytes
 from hybrid_jax.prompts import (
+    TOKENIZER_REMEDY,
     Prompt,
     PromptLike,
     check_messages,
@@ -101,7 +103,10 @@ class Intake:
             ValueError: it is neither, or the template refuses it.
         """
         if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-            raise ValueError("chat: messages must be a non-empty list of {'role', 'content'} dicts")
+            raise ValueError(
+                "chat: messages must be a non-empty list of {'role', 'content'} dicts, got "
+                f"{reprlib.repr(messages)}"
+            )
         batch = [messages] if isinstance(messages[0], Mapping) else messages
         return [self.conversation(conversation, **template) for conversation in batch]
 
@@ -114,7 +119,8 @@ class Intake:
         check_messages(messages)
         if self.tokenizer is None:
             raise ValueError(
-                "chat: this model came without a tokenizer.json, so without a template"
+                "chat: this model came without a tokenizer.json, so without a template; "
+                f"{TOKENIZER_REMEDY}"
             )
         text = self.tokenizer.apply_chat_template(messages, **template)
         check_unicode("chat: the conversation", text)

@@ -12,6 +12,7 @@ from hybrid_jax.sampling_params import SamplingParams
 from hybrid_jax.tokenizer import Tokenizer
 
 KEYS = {"prompt", "prompt_token_ids"}
+TOKENIZER_REMEDY = "put one beside its config.json, or pass {'prompt_token_ids': [...]}"
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,7 @@ def _read(index: int, prompt: PromptLike, tokenizer: Tokenizer | None, vocab_siz
         )
     if tokenizer is None:
         raise ValueError(
-            f"{where}: is text, but this model came without a tokenizer.json; "
-            "put one beside its config.json, or pass {'prompt_token_ids': [...]}"
+            f"{where}: is text, but this model came without a tokenizer.json; {TOKENIZER_REMEDY}"
         )
     check_unicode(where, prompt)
     return Prompt(prompt, _token_ids(where, tokenizer.encode(prompt), vocab_size))

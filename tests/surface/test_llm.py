@@ -273,7 +273,7 @@ def test_without_a_tokenizer_only_text_is_refused(make_llm):
         llm.generate("text", GREEDY)
     with pytest.raises(ValueError, match="stop strings need a tokenizer"):
         llm.generate({"prompt_token_ids": [1]}, SamplingParams(stop="x"))
-    with pytest.raises(ValueError, match=r"chat: .* without a tokenizer\.json"):
+    with pytest.raises(ValueError, match=r"chat: .* without a tokenizer\.json, .*; put one beside"):
         llm.chat([{"role": "user", "content": "hi"}])
 
 

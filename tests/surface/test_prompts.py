@@ -61,7 +61,8 @@ def test_what_holds_no_prompts_is_named(llm, prompts):
 @pytest.mark.parametrize(
     "messages, message",
     [
-        ([], "chat: messages must be a non-empty list"),
+        ([], r"chat: messages must be a non-empty list of .* dicts, got \[\]"),
+        ("hi", "chat: messages must be a non-empty list of .* dicts, got 'hi'"),
         ([{}], r"chat: message 0 must be {'role': ..., 'content': ...}, got {}"),
         ([{"role": "user", "content": "a"}, 7], "chat: message 1 must be .*, got 7"),
         ([{"role": 3}], r"chat: message 0 must be .*, got {'role': 3}"),
