@@ -534,6 +534,7 @@ def test_a_mistake_of_ours_costs_one_line(llm, ask, monkeypatch):
     monkeypatch.setattr(llm._engine, "add", refuse)
     first, second, third = ask(line("a"), line("b", prompt=["d", "c"]), line("c"))
     assert second["response"]["status_code"] == 500
+    assert second["response"]["body"]["error"]["type"] == "server_error"
     assert second["error"] == {
         "code": "internal_error",
         "message": "line 2: KeyError: 'surprise'",
