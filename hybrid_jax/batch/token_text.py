@@ -7,20 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from hybrid_jax.text import REPLACEMENT, IncrementalDecoder
-from hybrid_jax.tokenizer import Tokenizer
+from hybrid_jax.tokenizer import Tokenizer, byte_alphabet
 
 FALLBACK = re.compile("<0x([0-9A-F]{2})>")  # how SentencePiece-like vocabularies name a byte
-
-
-def _byte_letters() -> dict[str, int]:
-    """The letters byte-level vocabularies write bytes with: printable ones stand for themselves."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    letters = {chr(byte): byte for byte in plain}
-    return letters | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-BYTE_LETTERS = _byte_letters()
+# How byte-level vocabularies do.
+BYTE_LETTERS = {letter: byte for byte, letter in enumerate(byte_alphabet())}
 
 
 class TokenTexts:

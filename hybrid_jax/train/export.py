@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from hybrid_jax.config import MLP, Attention, ModelConfig
 from hybrid_jax.models import FAMILIES
 from hybrid_jax.models.tensors import Stored
+from hybrid_jax.tokenizer import byte_alphabet
 from hybrid_jax.train.data import END, PAD, SPECIAL_TOKENS
 
 WEIGHTS_FILE = "model.safetensors"
@@ -162,18 +163,6 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
         [tokenizers.AddedToken(name, special=True, normalized=False) for name in SPECIAL_TOKENS]
     )
     return tokenizer
-
-
-def byte_alphabet() -> list[str]:
-    """The printable character that stands for each byte in byte-level tokenizers, by byte value.
-
-    Printable Latin-1 characters stand for themselves, the other bytes for U+0100 and up in order.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return [
-        chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)
-    ]
 
 
 def _json(fields: dict) -> str:

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from hybrid_jax.tokenizer import Tokenizer
+from hybrid_jax.tokenizer import Tokenizer, byte_alphabet
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}\n  {% if m.role == 'tool' %}\n"
@@ -134,6 +134,14 @@ def test_a_tool_that_is_no_schema_is_refused(tmp_path, tools):
     tokenizer = save_tokenizer(tmp_path, config={"chat_template": "{{ tools }}"})
     with pytest.raises(ValueError, match="tools must be a list of JSON schemas as dicts, got .*"):
         tokenizer.apply_chat_template([], tools=tools)
+
+
+def test_the_byte_alphabet_is_the_librarys(tmp_path):
+    encode = save_tokenizer(tmp_path).backend.encode
+    for text in ("".join(map(chr, range(256))), "\u3042\U0001f600\U000fffff"):
+        letters = [byte_alphabet()[byte] for byte in text.encode()]
+        assert encode(text, add_special_tokens=False).tokens == letters
+    assert {*byte_alphabet()} == {*pre_tokenizers.ByteLevel.alphabet()}
 
 
 def test_a_template_cannot_reach_python(tmp_path):
