@@ -34,3 +34,17 @@ def shown(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return reprlib.repr(value)
+
+
+def unsupported(name: str, value: Any, remedy: str) -> LineError:
+    """What a field says is valid, and not done here.
+
+    Example:
+        >>> unsupported("stream", True, "leave it out")
+        LineError('stream=true is not supported by this engine; leave it out')
+    """
+    return LineError(
+        f"{name}={shown(value)} is not supported by this engine; {remedy}",
+        code="unsupported_parameter",
+        param=name,
+    )

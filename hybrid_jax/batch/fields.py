@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from hybrid_jax.batch.errors import LineError, shown
+from hybrid_jax.batch.errors import LineError, shown, unsupported
 from hybrid_jax.sampling_params import SamplingParams
 from hybrid_jax.structured_outputs import StructuredOutputsParams
 
@@ -242,13 +242,8 @@ def _check_best_of(best_of: Any, n: int) -> None:
 
 
 def _refuse_unless_nothing(name: str, value: Any, field: Field) -> None:
-    if field.ignored or any(_same(value, nothing) for nothing in field.nothing):
-        return
-    raise LineError(
-        f"{name}={shown(value)} is not supported by this engine; {field.remedy}",
-        code="unsupported_parameter",
-        param=name,
-    )
+    if not (field.ignored or any(_same(value, nothing) for nothing in field.nothing)):
+        raise unsupported(name, value, field.remedy)
 
 
 def _same(value: Any, other: Any) -> bool:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hybrid_jax.batch.errors import LineError, shown
+from hybrid_jax.batch.errors import LineError, shown, unsupported
 
 
 def read_messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -107,9 +107,9 @@ def template_options(body: Mapping[str, Any]) -> dict[str, Any]:
             raise LineError(f"tools[{place}] must be an object, got {shown(tool)}", param="tools")
     choice = body.get("tool_choice")
     if choice not in (None, "none", "auto"):
-        raise _unsupported("tool_choice", choice, 'use "auto" or "none"')
+        raise unsupported("tool_choice", choice, 'use "auto" or "none"')
     if _checked(body, "parallel_tool_calls", bool, True) is False and tools and choice != "none":
-        raise _unsupported("parallel_tool_calls", False, "leave it out")
+        raise unsupported("parallel_tool_calls", False, "leave it out")
     if tools and choice != "none":
         options["tools"] = tools
     return options
@@ -123,11 +123,3 @@ def _checked(body: Mapping[str, Any], name: str, kind: type, default: Any) -> An
         what = {dict: "an object", list: "a list", bool: "true or false"}[kind]
         raise LineError(f"{name} must be {what}, got {shown(value)}", param=name)
     return value
-
-
-def _unsupported(name: str, value: Any, remedy: str) -> LineError:
-    return LineError(
-        f"{name}={shown(value)} is not supported by this engine; {remedy}",
-        code="unsupported_parameter",
-        param=name,
-    )
