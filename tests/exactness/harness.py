@@ -44,7 +44,7 @@ class Job:
 
     Attributes:
         arrive: engine steps before it is added.
-        abort_at: aborted as soon as it has so many tokens; None lets it end.
+        abort_at: aborted as soon as it has so many tokens, as at a stop string; None lets it end.
         The others as in `Request` and `SamplingParams`.
     """
 
@@ -65,6 +65,7 @@ class Job:
     sample_index: int = 0
     group: str | None = None
     stop_ids: frozenset[int] = frozenset()
+    stop: tuple[str, ...] = ()
     logprobs: int | None = 2
     prompt_logprobs: int | None = None
     arrive: int = 0
@@ -86,6 +87,7 @@ class Job:
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             stop_token_ids=tuple(self.stop_ids),
+            stop=self.stop,
         )
         return Request(
             request_id=name,

@@ -231,6 +231,23 @@ def test_penalties_survive_preemption(bench_of):
     assert sum(request.num_preemptions for request in run.requests) > 0
 
 
+def test_forks_of_a_constrained_prompt_survive_preemption(bench_of):
+    bench = bench_of("bamba", "padded")
+    bench.start_over(1.2)
+    asked = {"max_tokens": 90, **PENALTIES, **SAMPLED}
+    prompt, steps = bench.prompt(60, seed=1), Steps(bench.config.vocab_size)
+    jobs = [
+        Job(prompt=prompt, group="g", sample_index=i, constraint=steps, **asked) for i in (0, 1)
+    ]
+    jobs.append(Job(prompt=bench.prompt(50, seed=2), seed=2, arrive=4, **asked))
+    run = bench.check(jobs)
+    assert run.moved["forks"] == 1 and run.requests[1].num_preemptions >= 1
+    assert run.outputs[0] != run.outputs[1]
+    bench.start_over()
+    alone = [bench.check([replace(job, group=None)]).outputs[0] for job in jobs]
+    assert alone == run.outputs
+
+
 @pytest.mark.parametrize("length", (7, 32, 64, 77, 128))
 def test_forks_of_one_prompt(bench, length):
     """Inside a page, at its end, with a full ring, without a checkpoint; one of them ends with the prompt."""
@@ -281,6 +298,28 @@ def test_aborted_batch_mates_leave_no_trace(bench):
     assert [request.finish_reason for request in run.requests] == [
         "abort" if job.abort_at else "length" for job in jobs
     ]
+
+
+@pytest.mark.parametrize("name, settings", [("bamba", "padded"), ("windowed", "coarse")])
+def test_a_stop_string_in_mid_flight_leaves_no_trace(bench_of, name, settings):
+    """To the last bit. Of eight steps at a time there are four while its row runs."""
+    bench = bench_of(name, settings)
+    jobs = [
+        Job(prompt=bench.prompt(20, seed=1), max_tokens=60),
+        Job(prompt=bench.prompt(40, seed=2), max_tokens=60, seed=2, **SAMPLED),
+        Job(prompt=bench.prompt(20, seed=3), max_tokens=60, stop=("x",), abort_at=13),  # at a fold
+        *(Job(prompt=bench.prompt(n, seed=n), max_tokens=30) for n in (35, 50)),  # for its row
+    ]
+    stopped = bench.check(jobs)
+    reasons = [request.finish_reason for request in stopped.requests]
+    assert reasons == ["length", "length", "abort", "length", "length"]
+    assert len(stopped.outputs[2]) == 13, "more than four steps at a time"
+    planned, used = stopped.moved["decode_steps"], sum(len(o) - 1 for o in stopped.outputs)
+    assert planned > used, "no step was in flight when the row was ended"
+    bench.forget()
+    free = bench.check([replace(job, stop=(), abort_at=None) for job in jobs])
+    assert free.bits[:2] == stopped.bits[:2]
+    assert free.requests[2].logprobs[:13] == stopped.requests[2].logprobs
 
 
 def test_preempted_rows_resume(bench):
