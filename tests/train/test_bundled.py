@@ -47,8 +47,15 @@ def test_it_is_the_model_that_train_tiny_makes(model):
 def test_the_record_names_the_held_out_files_and_a_good_result(record):
     assert set(HELD_OUT) <= set(record["corpus"]["held_out_names"])
     assert all(is_held_out(name) for name in record["corpus"]["held_out_names"])
-    assert record["held_out"]["context_2048"]["bits_per_byte"] <= 1.8
+    assert record["held_out"]["context_2048"]["bits_per_byte"] <= 1.35
     assert record["bytes_seen"] == record["steps"] * 4096
+
+
+def test_the_record_shows_that_more_context_costs_fewer_bits(record):
+    full = record["held_out"]["context_2048_full_rows"]
+    costs = list(full["by_position"].values())
+    assert full["bytes"] % 2048 == 0 and len(costs) == 5
+    assert costs == sorted(costs, reverse=True)
 
 
 def test_held_out_modules_of_this_python_cost_what_the_record_says(model, record):
