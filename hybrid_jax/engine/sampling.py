@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from hybrid_jax.engine.pack import Layout
 
-BLOCK = 128  # of the vocabulary, for argmax
-CANDIDATES = 128  # most likely tokens that filters are tried on first
+BLOCK = 128  # tokens of the vocabulary that are looked at together
+LIKELY_BLOCKS = 128  # blocks that filters are tried on first: those of the most likely tokens
 
 
 class SamplingRows(NamedTuple):
@@ -111,16 +111,47 @@ def _without_stops(logits: jax.Array, rows: SamplingRows, early: jax.Array) -> j
     return logits.at[lines, ids].set(-jnp.inf, mode="drop")
 
 
+def _blocks(x: jax.Array) -> jax.Array:
+    """x [B, V] as [B, n, BLOCK], -inf behind its end."""
+    x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % BLOCK)), constant_values=-jnp.inf)
+    return x.reshape(x.shape[0], -1, BLOCK)
+
+
 def _argmax(x: jax.Array) -> jax.Array:
     """First of the largest of each row, int32[B]: by blocks, since XLA's CPU argmax does not vectorise."""
-    rows, size = x.shape
-    if size <= BLOCK:
+    if x.shape[1] <= BLOCK:
         return jnp.argmax(x, axis=-1).astype(jnp.int32)
-    x = jnp.pad(x, ((0, 0), (0, -size % BLOCK)), constant_values=-jnp.inf)
-    x = x.reshape(rows, -1, BLOCK)
-    block = jnp.argmax(x.max(-1), axis=-1)
-    inside = jnp.take_along_axis(x, block[:, None, None], axis=1)[:, 0]
+    blocks = _blocks(x)
+    block = jnp.argmax(blocks.max(-1), axis=-1)
+    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
     return (block * BLOCK + jnp.argmax(inside, axis=-1)).astype(jnp.int32)
+
+
+def _best_blocks(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The blocks of x [B, V] with the largest maxima: the `count` largest values lie in them.
+
+    Of equal values the first count as larger, in blocks as in `lax.top_k`, so that both agree on these too.
+
+    Returns:
+        values [B, m] in the order of the vocabulary, their ids int32[B, m], and the largest value left out [B].
+    """
+    blocks = _blocks(x)
+    rows, num_blocks, _ = blocks.shape
+    if num_blocks <= count:
+        ids = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32), x.shape)
+        return x, ids, jnp.full(rows, -jnp.inf)
+    maxima, best = jax.lax.top_k(blocks.max(-1), count + 1)
+    best = jnp.sort(best[:, :count], axis=-1)
+    values = jnp.take_along_axis(blocks, best[:, :, None], axis=1).reshape(rows, -1)
+    ids = (best[:, :, None] * BLOCK + jnp.arange(BLOCK)).reshape(rows, -1)
+    return values, ids.astype(jnp.int32), maxima[:, -1]
+
+
+def largest(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """`lax.top_k`, which on a CPU sorts all it is given, on the blocks that hold the result."""
+    values, ids, _ = _best_blocks(x, count)
+    values, places = jax.lax.top_k(values, count)
+    return values, jnp.take_along_axis(ids, places, axis=1)
 
 
 # --- noise ----------------------------------------------------------------------------------------
@@ -161,38 +192,31 @@ def _mix(x: jax.Array) -> jax.Array:
 
 
 def _draw_among_likely(scaled: jax.Array, rows: SamplingRows, keys: jax.Array) -> tuple:
-    """Draws from the most likely tokens alone.
+    """Draws from the blocks of the most likely tokens alone.
 
     Args:
         scaled: float32[B, V], 0 at the most likely token. keys: uint32[B, 2].
 
     Returns:
-        tokens int32[B]; enough bool[B], whether these tokens hold everything a row's filters keep.
+        tokens int32[B]; enough bool[B], whether these blocks hold everything a row's filters keep.
     """
-    count = min(CANDIDATES, scaled.shape[1])
-    values, ids = jax.lax.top_k(scaled, count)
-    floor = _floor(rows)
-    weights = jnp.where(values >= floor, jnp.exp(values), 0.0)
-    mass = jnp.where(scaled >= floor, jnp.exp(scaled), 0.0).sum(-1)
-    by_count = rows.top_k > 0
-    last = jnp.clip(rows.top_k - 1, 0, count - 1)[:, None]
-    edge = jnp.where(by_count, jnp.take_along_axis(values, last, axis=1)[:, 0], -jnp.inf)
-    mass = jnp.where(by_count, jnp.where(values >= edge[:, None], weights, 0.0).sum(-1), mass)
-    reached = jnp.cumsum(weights, axis=-1) >= (rows.top_p * mass)[:, None]
-    place = jnp.where(reached.any(-1), jnp.argmax(reached, axis=-1), count - 1)
-    likely = jnp.take_along_axis(values, place[:, None], axis=1)[:, 0]
-    edge = jnp.maximum(edge, jnp.where(rows.top_p < 1.0, likely, -jnp.inf))
-    edge = jnp.maximum(edge, floor[:, 0])
-    scores = jnp.where(values >= edge[:, None], values + token_noise(keys, ids), -jnp.inf)
-    best = jnp.argmax(scores, axis=-1)
+    values, ids, left_out = _best_blocks(scaled, LIKELY_BLOCKS)
+    kept, lowest = _keep_likely(values, rows, _mass(scaled, rows))
+    best = _argmax(kept + token_noise(keys, ids))
     tokens = jnp.take_along_axis(ids, best[:, None], axis=1)[:, 0]
-    whole = (values[:, -1] < edge) & (rows.top_k <= count)  # the rest lies below the edge
-    return tokens.astype(jnp.int32), whole | (count == scaled.shape[1])
+    return tokens, (lowest > left_out) & (rows.top_k <= values.shape[1])
 
 
 def _draw_among_all(scaled, rows: SamplingRows, keys, filtered: jax.Array) -> jax.Array:
-    kept = jax.lax.cond(filtered.any(), _keep_likely, lambda x, _: x, scaled, rows)
+    kept = jax.lax.cond(filtered.any(), keep_likely, lambda x, _: x, scaled, rows)
     return _argmax(kept + token_noise(keys, jnp.arange(scaled.shape[1])[None]))
+
+
+def keep_likely(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
+    """float32[B, V] with -inf for what min_p, top-k and top-p leave out: what the ways above are a way to."""
+    shifted = scaled - scaled.max(-1, keepdims=True)
+    kept, _ = _keep_likely(shifted, rows, _mass(shifted, rows))
+    return jnp.where(kept > -jnp.inf, scaled, -jnp.inf)
 
 
 def _floor(rows: SamplingRows) -> jax.Array:
@@ -200,18 +224,43 @@ def _floor(rows: SamplingRows) -> jax.Array:
     return jnp.where(rows.min_p > 0, jnp.log(rows.min_p), -jnp.inf)[:, None]
 
 
-def _keep_likely(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
-    """min_p, top-k, then top-p on what is left: everything else becomes -inf. Ties at an edge all stay."""
-    vocab = scaled.shape[1]
-    scaled = jnp.where(scaled >= scaled.max(-1, keepdims=True) + _floor(rows), scaled, -jnp.inf)
+def _mass(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
+    """float32[B]: what the tokens weigh that min_p keeps, the most likely one 1."""
+    return jnp.where(scaled >= _floor(rows), jnp.exp(scaled), 0.0).sum(-1)
+
+
+def _keep_likely(
+    scaled: jax.Array, rows: SamplingRows, mass: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """min_p, top-k, then top-p on what is left: everything else becomes -inf. Ties at an edge all stay.
+
+    Args:
+        scaled: float32[B, n], 0 at the most likely token; the whole vocabulary or its most likely part.
+        rows: sampling parameters.
+        mass: float32[B] `_mass` of the whole vocabulary.
+
+    Returns:
+        [B, n]; and float32[B] the least value the result depends on.
+    """
+    scaled = jnp.where(scaled >= _floor(rows), scaled, -jnp.inf)
     order = _sortable(scaled)
-    k = jnp.where(rows.top_k > 0, jnp.minimum(rows.top_k, vocab), vocab)
-    edge = _largest_edge(order, jnp.ones_like(scaled), k.astype(jnp.float32))
-    kept = jnp.where(order >= edge[:, None], scaled, -jnp.inf)
-    probabilities = jax.nn.softmax(kept, axis=-1)
-    edge = _largest_edge(order, probabilities, jnp.minimum(rows.top_p, 1.0))
-    narrow = (rows.top_p < 1.0)[:, None]
-    return jnp.where(narrow & (order < edge[:, None]), -jnp.inf, kept)
+    by_count, by_mass = rows.top_k > 0, rows.top_p < 1.0
+
+    def most_likely(x: jax.Array) -> jax.Array:
+        k = jnp.where(by_count, jnp.minimum(rows.top_k, x.shape[1]), 0)
+        edge = _largest_edge(order, jnp.ones_like(x), k.astype(jnp.float32))
+        return jnp.where(by_count[:, None] & (order < edge[:, None]), -jnp.inf, x)
+
+    def nucleus(x: jax.Array) -> jax.Array:
+        weights = jnp.exp(x)
+        needed = rows.top_p * jnp.where(by_count, weights.sum(-1), mass)
+        edge = _largest_edge(order, weights, needed)
+        return jnp.where(by_mass[:, None] & (order < edge[:, None]), -jnp.inf, x)
+
+    counted = jax.lax.cond(by_count.any(), most_likely, lambda x: x, scaled)
+    kept = jax.lax.cond(by_mass.any(), nucleus, lambda x: x, counted)
+    decisive = jnp.where(by_count[:, None], counted, kept)
+    return kept, jnp.where(decisive > -jnp.inf, decisive, jnp.inf).min(-1)
 
 
 def _sortable(x: jax.Array) -> jax.Array:
@@ -245,7 +294,7 @@ def logprobs(logits: jax.Array, tokens: jax.Array, count: int) -> Logprobs:
     values = jax.nn.log_softmax(logits, axis=-1)
     chosen = jnp.take_along_axis(values, tokens[:, None], axis=-1)
     rank = (values > chosen).sum(-1).astype(jnp.int32) + 1
-    best, ids = jax.lax.top_k(values, count)
+    best, ids = largest(values, count)
     return Logprobs(chosen[:, 0], rank, ids, best)
 
 

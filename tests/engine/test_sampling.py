@@ -12,7 +12,8 @@ from hybrid_jax.engine.sampling import (
     _argmax,
     _draw_among_all,
     _draw_among_likely,
-    _keep_likely,
+    keep_likely,
+    largest,
     logprobs,
     noise_keys,
     sample,
@@ -24,7 +25,7 @@ from hybrid_jax.engine.sampling import (
 SLACK = 1e-6
 
 choose = jax.jit(sample)
-keep = jax.jit(_keep_likely)
+keep = jax.jit(keep_likely)
 report = jax.jit(logprobs, static_argnames="count")
 
 
@@ -124,32 +125,47 @@ def test_rows_filter_by_their_own_parameters():
     [
         ({"top_k": 1}, True),
         ({"top_k": 50}, True),
-        ({"top_k": 127}, True),
-        ({"top_k": 128}, False),  # nothing shows that no tie was left out
-        ({"top_p": 0.6}, True),
+        ({"top_k": 128}, True),
+        ({"top_k": 2000}, False),
+        ({"top_p": 0.3}, True),
         ({"top_p": 0.999}, False),
         ({"min_p": 0.1}, True),
         ({"min_p": 1e-7}, False),
         ({"top_k": 40, "top_p": 0.5, "min_p": 0.02}, True),
-        ({"top_k": 2000, "top_p": 0.5}, False),
-        ({"top_k": 2000, "min_p": 0.3}, False),
+        (
+            {"top_k": 2000, "top_p": 0.2},
+            False,
+        ),  # what top-p keeps is in, what it is a share of is not
+        ({"top_k": 2000, "min_p": 0.3}, True),  # min_p leaves fewer than 2000
+        ({"top_k": 10**6, "top_p": 0.2}, False),
     ],
 )
 def test_drawing_among_the_likely_is_drawing_among_all(settings, few):
-    """The same token where the likely ones are enough, and only then are they said to be."""
-    count = 400
-    logits = np.random.default_rng(7).standard_normal((count, 3000)).astype(np.float32) * 3
+    """The same token where the likely blocks are enough, and only then are they said to be."""
+    count = 64
+    logits = np.random.default_rng(7).standard_normal((count, 40_000)).astype(np.float32) * 3
     logits[::7] = np.round(logits[::7])  # ties at the edges
     scaled = jnp.asarray(logits - logits.max(-1, keepdims=True))
     params = rows(count, **settings)
     keys = noise_keys(params, jnp.arange(count))
-    tokens, enough = _draw_among_likely(scaled, params, keys)
-    every = _draw_among_all(scaled, params, keys, jnp.ones(count, bool))
+    tokens, enough = jax.jit(_draw_among_likely)(scaled, params, keys)
+    every = jax.jit(_draw_among_all)(scaled, params, keys, jnp.ones(count, bool))
     enough = np.asarray(enough)
     assert (enough.mean() > 0.5) == few
     np.testing.assert_array_equal(np.asarray(tokens)[enough], np.asarray(every)[enough])
     got = choose(jnp.asarray(logits), params, jnp.arange(count))
     np.testing.assert_array_equal(got, every)
+
+
+@pytest.mark.parametrize("count", [1, 5, 60])
+@pytest.mark.parametrize("size", [70, 128, 6000, 7808])
+def test_the_largest_of_a_row_are_those_of_top_k(size, count):
+    """Ties included: whole numbers from few, so that blocks tie with each other and inside."""
+    rng = np.random.default_rng(3)
+    for low in (-3, -40):
+        x = jnp.asarray(rng.integers(low, 4, (20, size)), jnp.float32).at[0].set(-jnp.inf)
+        for got, want in zip(largest(x, count), jax.lax.top_k(x, count), strict=True):
+            np.testing.assert_array_equal(got, want)
 
 
 def test_a_row_draws_the_same_whichever_way_its_neighbours_go():

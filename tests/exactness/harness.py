@@ -330,7 +330,7 @@ def _define(params, tokens, lengths, columns, penalties, *, config):
     scaled = flat / jnp.where(random, chooser.temperature[:, None], 1.0)
     keys = sampling.noise_keys(chooser, positions)
     noise = sampling.token_noise(keys, jnp.arange(vocab)[None])
-    drawn = sampling._keep_likely(scaled, chooser) + noise
+    drawn = sampling.keep_likely(scaled, chooser) + noise
     scores = jnp.where(random, drawn, flat)
     return logits, scores.reshape(logits.shape), scores.argmax(-1).reshape(rows, width)
 
