@@ -291,11 +291,11 @@ def _largest_edge(order: jax.Array, weight: jax.Array, needed: jax.Array) -> jax
 
 def logprobs(logits: jax.Array, tokens: jax.Array, count: int) -> Logprobs:
     """Log-probabilities of the chosen tokens and of the `count` most likely, from the unscaled logits."""
-    values = jax.nn.log_softmax(logits, axis=-1)
-    chosen = jnp.take_along_axis(values, tokens[:, None], axis=-1)
-    rank = (values > chosen).sum(-1).astype(jnp.int32) + 1
-    best, ids = largest(values, count)
-    return Logprobs(chosen[:, 0], rank, ids, best)
+    own = jnp.take_along_axis(logits, tokens[:, None], axis=-1)
+    total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    rank = (logits > own).sum(-1).astype(jnp.int32) + 1
+    best, ids = largest(logits, count)
+    return Logprobs((own - total)[:, 0], rank, ids, best - total)
 
 
 def stopped(tokens: jax.Array, rows: SamplingRows) -> jax.Array:
