@@ -175,7 +175,10 @@ def prefill(
         )
         own = blocks.layer_frames(write, number, model)
         arena = blocks.write_layer_state(arena, own, new, model)
-        tails.append(_tail(columns, records, length, state_len, spec, model))
+        tail = _tail(columns, records, length, state_len, spec, model)
+        # Or XLA keeps what the tail is cut from until the end: 271 in place of 86 MB for 512 tokens of 173 M weights.
+        out, tail = jax.lax.optimization_barrier((out, tail))
+        tails.append(tail)
         return out
 
     h = decoder.walk(params, tokens, valid, config, mix)
