@@ -185,6 +185,17 @@ def test_a_step_updates_its_state_in_place(name):
     check(runner, kind, shape, variant if kind != "exact" else runner._variant([]))
 
 
+def test_a_prefill_holds_the_activations_of_few_layers():
+    """What more layers add to its temporaries is their share of the ring, not the columns of a whole chunk."""
+    held = []
+    for pattern in ("MM", "MMMMMM"):
+        runner = make_runner(pattern)
+        shape = bucket.PrefillBucket(1, 512, bucket.widths(runner.max_pages)[0])
+        held.append(compile_step(runner, FRAMES[0], "prefill", shape, Variant()).temp_bytes)
+    columns = 512 * runner.model.config.layers[0].mixers[0].conv_size * 4
+    assert held[1] - held[0] < 4 * columns
+
+
 def test_slots_and_moves_update_the_state_in_place():
     runner = make_runner()
     check(runner, "move_row")
