@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
+from contextlib import suppress
 from glob import glob
 from importlib.util import find_spec
 
@@ -35,11 +37,20 @@ def peak_resident_bytes() -> int | None:
                 if line.startswith(b"VmHWM:"):
                     return int(line.split()[1]) * 1024
     except OSError:
-        pass
+        ctypes.CDLL(None).malloc_trim(0)
     if resource is None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # elsewhere it is in KiB
+
+
+def give_back_free_memory() -> None:
+    """Returns to the system what the C library keeps of memory that was freed, where it can be asked to (glibc).
+
+    It keeps what lies below something still in use: after a compilation some hundred megabytes.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # another library, another system
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def has_accelerator() -> bool:

@@ -19,6 +19,7 @@ from hybrid_jax.engine.pending import Pending
 from hybrid_jax.engine.plan import DecodeRow, ForkRow, Plan, PrefillRow
 from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.geometry import Geometry
+from hybrid_jax.machine import give_back_free_memory
 from hybrid_jax.sampling_params import MAX_LOGPROBS
 from hybrid_jax.state import State, make_state, state_specs
 
@@ -256,7 +257,10 @@ class Runner:
         run = self.executable(kind, shape, variant)
         weights = () if kind == "fork" else (self.params,)
         adjust = self._some_adjust() if variant.adjusts else None
+        num_traces = self.num_traces
         self.state, adjust, *results = run(*weights, self.state, adjust, batch, *rest)
+        if self.num_traces != num_traces:
+            give_back_free_memory()  # the compiler's
         if variant.adjusts:
             self.adjust = adjust
         return results

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import hybrid_jax
@@ -124,6 +127,24 @@ def test_an_accelerator_takes_a_device_and_a_plugin(
 
 def test_the_machine_has_some_memory():
     assert machine.ram_bytes() > 2**28
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="others are not asked")
+def test_freed_memory_below_something_in_use_goes_back_to_the_system():
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    # 96 kB each, too small for mappings of their own
+    parts = [np.ones(12_000) for _ in range(1500)]
+    last, held = parts[-1], resident()
+    del parts
+    machine.give_back_free_memory()
+    assert held - resident() > 100e6 and last.all()
+
+
+def test_another_c_library_is_left_alone(monkeypatch):
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: object())
+    machine.give_back_free_memory()
 
 
 STATUS = Path(machine.STATUS)
