@@ -215,7 +215,11 @@ def _draw_among_all(scaled, rows: SamplingRows, keys, filtered: jax.Array) -> ja
 def keep_likely(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
     """float32[B, V] with -inf for what min_p, top-k and top-p leave out: what the ways above are a way to."""
     shifted = scaled - scaled.max(-1, keepdims=True)
-    kept, _ = _keep_likely(shifted, rows, _mass(shifted, rows))
+    kept = jax.lax.cond(
+        ((rows.top_k > 0) | (rows.top_p < 1.0)).any(),
+        lambda: _keep_likely(shifted, rows, _mass(shifted, rows))[0],
+        lambda: jnp.where(shifted >= _floor(rows), shifted, -jnp.inf),
+    )
     return jnp.where(kept > -jnp.inf, scaled, -jnp.inf)
 
 
@@ -245,20 +249,13 @@ def _keep_likely(
     scaled = jnp.where(scaled >= _floor(rows), scaled, -jnp.inf)
     order = _sortable(scaled)
     by_count, by_mass = rows.top_k > 0, rows.top_p < 1.0
-
-    def most_likely(x: jax.Array) -> jax.Array:
-        k = jnp.where(by_count, jnp.minimum(rows.top_k, x.shape[1]), 0)
-        edge = _largest_edge(order, jnp.ones_like(x), k.astype(jnp.float32))
-        return jnp.where(by_count[:, None] & (order < edge[:, None]), -jnp.inf, x)
-
-    def nucleus(x: jax.Array) -> jax.Array:
-        weights = jnp.exp(x)
-        needed = rows.top_p * jnp.where(by_count, weights.sum(-1), mass)
-        edge = _largest_edge(order, weights, needed)
-        return jnp.where(by_mass[:, None] & (order < edge[:, None]), -jnp.inf, x)
-
-    counted = jax.lax.cond(by_count.any(), most_likely, lambda x: x, scaled)
-    kept = jax.lax.cond(by_mass.any(), nucleus, lambda x: x, counted)
+    k = jnp.where(by_count, jnp.minimum(rows.top_k, scaled.shape[1]), 0)
+    edge = _largest_edge(order, jnp.ones_like(scaled), k.astype(jnp.float32))
+    counted = jnp.where(by_count[:, None] & (order < edge[:, None]), -jnp.inf, scaled)
+    weights = jnp.exp(counted)
+    needed = rows.top_p * jnp.where(by_count, weights.sum(-1), mass)
+    edge = _largest_edge(order, weights, needed)
+    kept = jnp.where(by_mass[:, None] & (order < edge[:, None]), -jnp.inf, counted)
     decisive = jnp.where(by_count[:, None], counted, kept)
     return kept, jnp.where(decisive > -jnp.inf, decisive, jnp.inf).min(-1)
 
