@@ -12,15 +12,13 @@ before, so that weights come from memory. Medians of rounds taken in turns, with
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import subprocess
 import time
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common import header, quantiles, write_json
 
 from hybrid_jax.config import MoE
 from hybrid_jax.layers.linear import HIGHEST, linear
@@ -125,11 +123,6 @@ def weights_of(way: str, params: dict, separate: dict) -> dict:
     return separate if way == "switch" else {name: params[name] for name in ("up", "down")}
 
 
-def quantiles(values: np.ndarray) -> dict[str, float]:
-    low, middle, high = np.percentile(values, [10, 50, 90])
-    return {"median": float(middle), "p10": float(low), "p90": float(high)}
-
-
 def measure(case: str, num_tokens: int, dtype: jnp.dtype, params, separate, rounds: int) -> list:
     """One row per way: milliseconds of a call, ratio to `plain`, seconds to compile, temporary bytes."""
     width, spec = CASES[case]
@@ -182,17 +175,8 @@ def main() -> None:
     parser.add_argument("--tokens", nargs="*", type=int, default=[1, 8, 64, 512])
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    root = Path(__file__).resolve().parent
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=root
-    ).stdout.strip()
-    header = {
-        "device": f"{jax.devices()[0].device_kind}, {platform.machine()}",
-        "jax": jax.__version__,
-        "dtype": arguments.dtype,
-        "commit": commit,
-    }
-    print(" ".join(f"{name}={value}" for name, value in header.items()))
+    head = header() | {"dtype": arguments.dtype}
+    print(" ".join(f"{name}={value}" for name, value in head.items()))
     print(
         f"{'case':24}{'tokens':>6}  {'way':8}{'ms':>9}{'ratio':>8}  [p10, p90]    temp MB  compile s"
     )
@@ -210,9 +194,7 @@ def main() -> None:
                     f"{row['temp_mb']:10.1f}{row['compile_s']:9.2f}",
                     flush=True,
                 )
-    if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps({**header, "rows": report}, indent=1) + "\n")
+    write_json(arguments.json, {**head, "rows": report})
 
 
 if __name__ == "__main__":
