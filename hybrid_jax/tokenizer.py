@@ -181,6 +181,18 @@ def _check_tools(tools: Any) -> None:
         )
 
 
+def byte_alphabet() -> list[str]:
+    """The printable character that stands for each byte in byte-level tokenizers, by byte value.
+
+    Printable Latin-1 characters stand for themselves, the other bytes for U+0100 and up in order.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return [
+        chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)
+    ]
+
+
 # --- files ----------------------------------------------------------------------------------------
 
 
@@ -223,18 +235,6 @@ def _read_chat_templates(folder: Path, config: dict) -> dict[str, str]:
 
 
 # --- Jinja ----------------------------------------------------------------------------------------
-
-
-def byte_alphabet() -> list[str]:
-    """The printable character that stands for each byte in byte-level tokenizers, by byte value.
-
-    Printable Latin-1 characters stand for themselves, the other bytes for U+0100 and up in order.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return [
-        chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)
-    ]
 
 
 class _GenerationBlock(Extension):
