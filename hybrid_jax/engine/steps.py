@@ -155,17 +155,18 @@ def prefill(
     if geometry.has_pages:
         arena = copy_frames(arena, get("sources").reshape(-1), get("targets").reshape(-1))
     read, write = state.slots[get("read_slot")], state.slots[get("write_slot")]
-    tails, attention_layers = [], itertools.count()
+    tails = ()
+    attention_layers, recurrent_layers = itertools.count(), itertools.count()
 
     def mix(weights: dict, normed: jax.Array, spec: decoder.Mixer) -> jax.Array:
-        nonlocal arena
+        nonlocal arena, tails
         if isinstance(spec, Attention):
             index = next(attention_layers)
             out, arena = blocks.attend_pages(
                 weights, normed, arena, table, start, start, end, index, spec, model
             )
             return out
-        number = len(tails)
+        number = next(recurrent_layers)
         own = blocks.layer_frames(read, number, model)
         old = blocks.read_layer_state(arena, own, exists, model)
         # Read per layer: one read for all would be fused into places past the next write.
@@ -173,12 +174,12 @@ def prefill(
         out, new, columns, records = mamba2.scan(
             weights, normed, old, history, length, state_len, spec
         )
-        own = blocks.layer_frames(write, number, model)
-        arena = blocks.write_layer_state(arena, own, new, model)
         tail = _tail(columns, records, length, state_len, spec, model)
-        # Or XLA keeps what the tail is cut from until the end: 271 in place of 86 MB for 512 tokens of 173 M weights.
-        out, tail = jax.lax.optimization_barrier((out, tail))
-        tails.append(tail)
+        tails = _join(tails, tail, number, model)
+        # After the tails, or XLA keeps what they are cut from until the end: 271 in place of 86 MB for 512 tokens
+        # of 173 M weights.
+        own = blocks.layer_frames(write, number, model) + blocks.zero_after(state, *tails)
+        arena = blocks.write_layer_state(arena, own, new, model)
         return out
 
     h = decoder.walk(params, tokens, valid, config, mix)
@@ -279,8 +280,16 @@ def _tail(columns, records, length, state_len, spec, model: Model):
     )
 
 
-def _write_tails(state: State, tails: list, row, write_frames_, model: Model) -> State:
-    conv, xB, dt, checkpoint_conv = (jnp.stack(parts) for parts in zip(*tails, strict=True))
+def _join(tails: tuple, tail: tuple, layer: int, model: Model) -> tuple:
+    """The layers' tails [L, R, ...] with one more layer's in its place; none yet in an empty tuple."""
+    layers = model.geometry.num_mamba2
+    tails = tails or tuple(jnp.zeros((layers, *part.shape), part.dtype) for part in tail)
+    put = jax.lax.dynamic_update_index_in_dim
+    return tuple(put(all_, part, layer, 0) for all_, part in zip(tails, tail, strict=True))
+
+
+def _write_tails(state: State, tails: tuple, row, write_frames_, model: Model) -> State:
+    conv, xB, dt, checkpoint_conv = tails
     arena = blocks.write_conv(state.arena, write_frames_, checkpoint_conv, model)
     rings = [state.conv, state.xB, state.dt]
     for r in range(row.shape[0]):

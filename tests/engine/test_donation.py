@@ -186,7 +186,7 @@ def test_a_step_updates_its_state_in_place(name):
 
 
 def test_a_prefill_holds_the_activations_of_few_layers():
-    """What more layers add to its temporaries is their share of the ring, not the columns of a whole chunk."""
+    """More layers add their share of the ring to its temporaries, not the columns of a whole chunk."""
     held = []
     for pattern in ("MM", "MMMMMM"):
         runner = make_runner(pattern)
