@@ -7,10 +7,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from hybrid_jax.engine import groups
+from hybrid_jax.engine.groups import GROUP, largest
 from hybrid_jax.engine.pack import Layout
 
-BLOCK = 128  # tokens of the vocabulary that are looked at together
-LIKELY_BLOCKS = 128  # blocks that filters are tried on first: those of the most likely tokens
+# Groups of tokens that are looked at before all are: those of the most likely tokens for top-k and top-p, first few,
+# then more, and those with the largest bounds for draws without them.
+LIKELY_GROUPS, BOUNDED_GROUPS = (160, 1152), 32
+BOUND_SLACK = 1e-3  # the logarithm need not fall as its argument does to the last bit
 
 
 class SamplingRows(NamedTuple):
@@ -81,77 +85,98 @@ def sample(logits: jax.Array, rows: SamplingRows, positions: jax.Array) -> jax.A
         int32[B] token ids.
     """
     random = rows.temperature > 0
-    early = positions < rows.min_end
-    logits = jax.lax.cond(early.any(), _without_stops, lambda x, *_: x, logits, rows, early)
-    greedy = _argmax(logits)
+    scores = score(logits, rows, positions)
+    greedy = _greedy(scores)
 
     def draw():
-        scaled = logits - logits.max(-1, keepdims=True)
-        scaled = scaled / jnp.where(random, rows.temperature, 1.0)[:, None]
         keys = noise_keys(rows, positions)
-        filtered = random & ((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0))
-        few, enough = jax.lax.cond(
-            filtered.any(),
-            lambda: _draw_among_likely(scaled, rows, keys),
+        if scores.groups.shape[1] <= BOUNDED_GROUPS:
+            return jnp.where(random, draw_among_all(scores, rows, keys, random), greedy)
+        edged = random & ((rows.top_k > 0) | (rows.top_p < 1.0))
+        free = random & ~edged
+        tokens, done = jax.lax.cond(
+            free.any(),
+            lambda: draw_by_bounds(scores, rows, keys),
             lambda: (greedy, jnp.zeros_like(random)),
         )
-        left = random & ~(filtered & enough)
+        done &= free
+        for count in LIKELY_GROUPS:
+            left = edged & ~done
+            likely, enough = jax.lax.cond(
+                left.any(),
+                lambda count=count: draw_among_likely(scores, rows, keys, count),
+                lambda: (greedy, jnp.zeros_like(random)),
+            )
+            tokens = jnp.where(left & enough, likely, tokens)
+            done |= left & enough
+        left = random & ~done
         every = jax.lax.cond(
-            left.any(), lambda: _draw_among_all(scaled, rows, keys, filtered & left), lambda: greedy
+            left.any(), lambda: draw_among_all(scores, rows, keys, left), lambda: greedy
         )
-        return jnp.where(random, jnp.where(left, every, few), greedy)
+        return jnp.where(random, jnp.where(left, every, tokens), greedy)
 
     return jax.lax.cond(random.any(), draw, lambda: greedy)
 
 
-def _without_stops(logits: jax.Array, rows: SamplingRows, early: jax.Array) -> jax.Array:
-    """-inf for the stop ids of rows that may not end yet."""
+# --- logits -------------------------------------------------------------------------------------------
+
+
+class Scores(NamedTuple):
+    """Logits and what every way to draw from them asks first.
+
+    Attributes:
+        logits: float32[B, V]. banned: int32[B, n] tokens that may not be drawn yet, -1 where unused.
+        groups: float32[B, ceil(V / GROUP)] largest logit of each group of neighbours, banned ones left out.
+        top: float32[B, 1] largest logit. temperature: float32[B, 1], 1 for greedy rows.
+    """
+
+    logits: jax.Array
+    banned: jax.Array
+    groups: jax.Array
+    top: jax.Array
+    temperature: jax.Array
+
+    def scaled(self, logits: jax.Array) -> jax.Array:
+        """float32[B, n], 0 at the most likely token."""
+        return (logits - self.top) / self.temperature
+
+    def of_groups(self, places: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Scaled logits of the groups int32[B, m] in turn, and their token ids, both [B, m * GROUP]."""
+        values, ids = groups.take(self.logits, places)
+        banned = (ids[:, :, None] == self.banned[:, None]).any(-1)
+        return jnp.where(banned, -jnp.inf, self.scaled(values)), ids
+
+    def of_all(self) -> jax.Array:
+        """Scaled logits float32[B, V]."""
+        return self.scaled(_without(self.logits, self.banned))
+
+
+def score(logits: jax.Array, rows: SamplingRows, positions: jax.Array) -> Scores:
+    early = positions < rows.min_end
+    banned = jnp.where(early[:, None], rows.stop_ids, -1)
+    maxima = jax.lax.cond(
+        (banned >= 0).any(),
+        lambda: groups.maxima(_without(logits, banned)),
+        lambda: groups.maxima(logits),
+    )
+    temperature = jnp.where(rows.temperature > 0, rows.temperature, 1.0)
+    return Scores(logits, banned, maxima, maxima.max(-1, keepdims=True), temperature[:, None])
+
+
+def _without(logits: jax.Array, banned: jax.Array) -> jax.Array:
     lines = jnp.arange(logits.shape[0])[:, None]
-    ids = jnp.where(early[:, None] & (rows.stop_ids >= 0), rows.stop_ids, logits.shape[1])
+    ids = jnp.where(banned >= 0, banned, logits.shape[1])
     return logits.at[lines, ids].set(-jnp.inf, mode="drop")
 
 
-def _blocks(x: jax.Array) -> jax.Array:
-    """x [B, V] as [B, n, BLOCK], -inf behind its end."""
-    x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % BLOCK)), constant_values=-jnp.inf)
-    return x.reshape(x.shape[0], -1, BLOCK)
+def _greedy(scores: Scores) -> jax.Array:
+    """First of the most likely tokens of each row, int32[B]."""
+    values, ids = scores.of_groups(groups.argmax(scores.groups)[:, None])
+    return _at(ids, jnp.argmax(values, axis=-1))
 
 
-def _argmax(x: jax.Array) -> jax.Array:
-    """First of the largest of each row, int32[B]: by blocks, since XLA's CPU argmax does not vectorise."""
-    if x.shape[1] <= BLOCK:
-        return jnp.argmax(x, axis=-1).astype(jnp.int32)
-    blocks = _blocks(x)
-    block = jnp.argmax(blocks.max(-1), axis=-1)
-    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    return (block * BLOCK + jnp.argmax(inside, axis=-1)).astype(jnp.int32)
-
-
-def _best_blocks(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The blocks of x [B, V] with the largest maxima: the `count` largest values lie in them.
-
-    Of equal values the first count as larger, in blocks as in `lax.top_k`, so that both agree on these too.
-
-    Returns:
-        values [B, m] in the order of the vocabulary, their ids int32[B, m], and the largest value left out [B].
-    """
-    blocks = _blocks(x)
-    rows, num_blocks, _ = blocks.shape
-    if num_blocks <= count:
-        ids = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32), x.shape)
-        return x, ids, jnp.full(rows, -jnp.inf)
-    maxima, best = jax.lax.top_k(blocks.max(-1), count + 1)
-    best = jnp.sort(best[:, :count], axis=-1)
-    values = jnp.take_along_axis(blocks, best[:, :, None], axis=1).reshape(rows, -1)
-    ids = (best[:, :, None] * BLOCK + jnp.arange(BLOCK)).reshape(rows, -1)
-    return values, ids.astype(jnp.int32), maxima[:, -1]
-
-
-def largest(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """`lax.top_k`, which on a CPU sorts all it is given, on the blocks that hold the result."""
-    values, ids, _ = _best_blocks(x, count)
-    values, places = jax.lax.top_k(values, count)
-    return values, jnp.take_along_axis(ids, places, axis=1)
+def _at(ids: jax.Array, places: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(ids, places[:, None], axis=1)[:, 0].astype(jnp.int32)
 
 
 # --- noise ----------------------------------------------------------------------------------------
@@ -175,7 +200,16 @@ def token_noise(keys: jax.Array, tokens: jax.Array) -> jax.Array:
     A hash of key and token (two rounds of 32-bit mixing, constants by C. Wellons' hash-prospector): any
     subset of a vocabulary costs what it is, and a whole one a fifth of threefry's bits.
     """
-    bits = _mix(_mix(tokens.astype(jnp.uint32) + keys[:, :1]) ^ keys[:, 1:])
+    return gumbel(token_hash(keys, tokens))
+
+
+def token_hash(keys: jax.Array, tokens: jax.Array) -> jax.Array:
+    """uint32[B, n]: the smaller, the larger the noise."""
+    return _mix(_mix(tokens.astype(jnp.uint32) + keys[:, :1]) ^ keys[:, 1:])
+
+
+def gumbel(bits: jax.Array) -> jax.Array:
+    """Standard Gumbel noise of uniform 32 bits."""
     # Precise where it matters: small values are large noise. Never 1, whose logarithm would be infinite.
     uniform = (bits.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32)
     uniform = jnp.minimum(uniform, jnp.float32(1 - 2.0**-24))
@@ -188,28 +222,62 @@ def _mix(x: jax.Array) -> jax.Array:
     return x ^ (x >> 16)
 
 
-# --- filters --------------------------------------------------------------------------------------
+# --- ways to draw ---------------------------------------------------------------------------------
 
 
-def _draw_among_likely(scaled: jax.Array, rows: SamplingRows, keys: jax.Array) -> tuple:
-    """Draws from the blocks of the most likely tokens alone.
+def draw_among_likely(scores: Scores, rows: SamplingRows, keys: jax.Array, count: int) -> tuple:
+    """Draws from the groups of the `count` most likely tokens alone.
 
     Args:
-        scaled: float32[B, V], 0 at the most likely token. keys: uint32[B, 2].
+        keys: uint32[B, 2].
 
     Returns:
-        tokens int32[B]; enough bool[B], whether these blocks hold everything a row's filters keep.
+        tokens int32[B]; enough bool[B], whether these groups hold everything a row's filters keep.
     """
-    values, ids, left_out = _best_blocks(scaled, LIKELY_BLOCKS)
-    kept, lowest = _keep_likely(values, rows, _mass(scaled, rows))
-    best = _argmax(kept + token_noise(keys, ids))
-    tokens = jnp.take_along_axis(ids, best[:, None], axis=1)[:, 0]
-    return tokens, (lowest > left_out) & (rows.top_k <= values.shape[1])
+    places, left_out = groups.best(scores.groups, count)
+    values, ids = scores.of_groups(places)
+    heavy = (rows.top_k == 0) & (rows.top_p < 1.0)
+    mass = jax.lax.cond(
+        heavy.any(), lambda: _mass(scores.of_all(), rows), lambda: jnp.zeros(heavy.shape)
+    )
+    kept, lowest = _keep_likely(values, rows, mass)
+    tokens = _at(ids, groups.argmax(kept + token_noise(keys, ids)))
+    less = scores.scaled(left_out[:, None])[:, 0]
+    return tokens, (lowest > less) & (rows.top_k <= values.shape[1])
 
 
-def _draw_among_all(scaled, rows: SamplingRows, keys, filtered: jax.Array) -> jax.Array:
+def draw_by_bounds(scores: Scores, rows: SamplingRows, keys: jax.Array) -> tuple:
+    """Draws from all tokens that min_p keeps; looks at the groups alone that may hold the best.
+
+    A group has no more than its largest scaled logit and the noise of its smallest hash. The logarithms of the
+    noise are taken for the groups and for the tokens of the few best of them, in place of the whole vocabulary.
+
+    Returns:
+        tokens int32[B]; proven bool[B], whether no other group can hold a better one.
+    """
+    maxima, floor = scores.scaled(scores.groups), _floor(rows)
+    tokens = jnp.arange(maxima.shape[1] * GROUP)[None]
+    hashes = token_hash(keys, tokens).reshape(*maxima.shape, GROUP).min(-1)
+    hashes = jax.lax.optimization_barrier(
+        hashes
+    )  # or XLA hashes again for each use inside the logarithms
+    bounds = jnp.where(maxima >= floor, maxima + gumbel(hashes), -jnp.inf)
+    places, left_out = groups.best(bounds, BOUNDED_GROUPS)
+    values, ids = scores.of_groups(places)
+    drawn = jnp.where(values >= floor, values, -jnp.inf) + token_noise(keys, ids)
+    return _at(ids, groups.argmax(drawn)), drawn.max(-1) > left_out + BOUND_SLACK
+
+
+def draw_among_all(scores: Scores, rows: SamplingRows, keys: jax.Array, which) -> jax.Array:
+    """int32[B]: drawn from the whole vocabulary. Rows outside bool[B] `which` may get any token."""
+    scaled = scores.of_all()
+    filtered = which & ((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0))
     kept = jax.lax.cond(filtered.any(), keep_likely, lambda x, _: x, scaled, rows)
-    return _argmax(kept + token_noise(keys, jnp.arange(scaled.shape[1])[None]))
+    drawn = kept + token_noise(keys, jnp.arange(scaled.shape[1])[None])
+    return groups.argmax(drawn)
+
+
+# --- filters --------------------------------------------------------------------------------------
 
 
 def keep_likely(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
@@ -250,7 +318,12 @@ def _keep_likely(
     order = _sortable(scaled)
     by_count, by_mass = rows.top_k > 0, rows.top_p < 1.0
     k = jnp.where(by_count, jnp.minimum(rows.top_k, scaled.shape[1]), 0)
-    edge = _largest_edge(order, jnp.ones_like(scaled), k.astype(jnp.float32))
+    nowhere = jnp.full(k.shape, jnp.iinfo(jnp.int32).min, jnp.int32)
+    edge = jax.lax.cond(
+        by_count.any(),
+        lambda: _largest_edge(order, jnp.ones_like(scaled), k.astype(jnp.float32)),
+        lambda: nowhere,
+    )
     counted = jnp.where(by_count[:, None] & (order < edge[:, None]), -jnp.inf, scaled)
     weights = jnp.exp(counted)
     needed = rows.top_p * jnp.where(by_count, weights.sum(-1), mass)

@@ -7,16 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hybrid_jax.engine import groups
 from hybrid_jax.engine.sampling import (
     SamplingRows,
-    _argmax,
-    _draw_among_all,
-    _draw_among_likely,
+    draw_among_all,
+    draw_among_likely,
+    draw_by_bounds,
+    gumbel,
     keep_likely,
-    largest,
     logprobs,
     noise_keys,
     sample,
+    score,
     stopped,
     token_noise,
 )
@@ -141,31 +143,91 @@ def test_rows_filter_by_their_own_parameters():
     ],
 )
 def test_drawing_among_the_likely_is_drawing_among_all(settings, few):
-    """The same token where the likely blocks are enough, and only then are they said to be."""
-    count = 64
-    logits = np.random.default_rng(7).standard_normal((count, 40_000)).astype(np.float32) * 3
+    """The same token where the likely groups are enough, and only then are they said to be."""
+    check_way(few_groups, some_logits(), settings, few)
+
+
+@pytest.mark.parametrize("name", ["flat", "steep", "ties", "one", "short"])
+@pytest.mark.parametrize("min_p", [0.0, 0.05, 0.9])
+def test_drawing_by_bounds_is_drawing_among_all(name, min_p):
+    logits = {
+        "flat": np.zeros((256, 40_000), np.float32),
+        "steep": some_logits() * 10,
+        "ties": np.round(some_logits()),
+        "one": np.where(np.arange(5000) == 4097, 0, -np.inf)[None].astype(np.float32),
+        "short": some_logits()[:, :601],
+    }[name]
+    check_way(draw_by_bounds, logits, {"min_p": min_p}, True)
+
+
+def test_bounds_that_leave_too_much_out_prove_nothing(monkeypatch):
+    """Four groups of the vocabulary are looked at; a better token in another one is never missed."""
+    monkeypatch.setattr("hybrid_jax.engine.sampling.BOUNDED_GROUPS", 4)
+    untraced = (
+        some_logits()[:, :39_000] / 3
+    )  # a shape that no other test has traced with more groups
+    check_way(draw_by_bounds, untraced, {}, None)
+
+
+def few_groups(scores, params, keys):
+    return draw_among_likely(scores, params, keys, 160)
+
+
+def some_logits() -> np.ndarray:
+    logits = np.random.default_rng(7).standard_normal((64, 40_000)).astype(np.float32) * 3
     logits[::7] = np.round(logits[::7])  # ties at the edges
-    scaled = jnp.asarray(logits - logits.max(-1, keepdims=True))
-    params = rows(count, **settings)
-    keys = noise_keys(params, jnp.arange(count))
-    tokens, enough = jax.jit(_draw_among_likely)(scaled, params, keys)
-    every = jax.jit(_draw_among_all)(scaled, params, keys, jnp.ones(count, bool))
+    return logits
+
+
+def check_way(way, logits: np.ndarray, settings: dict, few: bool | None) -> None:
+    """`few`: whether most rows can do without the whole vocabulary; None if some can and some cannot."""
+    count = len(logits)
+    params, positions = rows(count, **settings), jnp.arange(count)
+    scores, keys = score(jnp.asarray(logits), params, positions), noise_keys(params, positions)
+    tokens, enough = jax.jit(way)(scores, params, keys)
+    every = jax.jit(draw_among_all)(scores, params, keys, jnp.ones(count, bool))
+    scaled = jnp.asarray(logits) - logits.max(-1, keepdims=True)
+    noise = token_noise(keys, jnp.arange(logits.shape[1])[None])
+    np.testing.assert_array_equal(every, jnp.argmax(keep(scaled, params) + noise, axis=-1))
     enough = np.asarray(enough)
-    assert (enough.mean() > 0.5) == few
+    share = enough.mean()
+    assert 0 < share < 1 if few is None else (share > 0.5) == few
     np.testing.assert_array_equal(np.asarray(tokens)[enough], np.asarray(every)[enough])
-    got = choose(jnp.asarray(logits), params, jnp.arange(count))
-    np.testing.assert_array_equal(got, every)
+    np.testing.assert_array_equal(choose(jnp.asarray(logits), params, positions), every)
+
+
+def test_a_larger_hash_is_no_more_noise():
+    """What bounds rest on, within the slack they allow: at both ends and over the whole range."""
+    ends = np.arange(2**16, dtype=np.uint32)
+    bits = np.concatenate(
+        [ends, np.linspace(2**16, 2**32 - 2**17, 10**6).astype(np.uint32), ~ends[::-1]]
+    )
+    noise = np.asarray(gumbel(jnp.asarray(bits)), np.float64)
+    assert (np.maximum.accumulate(noise[::-1])[::-1] - noise).max() < 1e-5
 
 
 @pytest.mark.parametrize("count", [1, 5, 60])
-@pytest.mark.parametrize("size", [70, 128, 6000, 7808])
+@pytest.mark.parametrize("size", [70, 128, 1000, 6000, 7808])
 def test_the_largest_of_a_row_are_those_of_top_k(size, count):
-    """Ties included: whole numbers from few, so that blocks tie with each other and inside."""
+    """Ties included: whole numbers from few, so that groups tie with each other and inside."""
     rng = np.random.default_rng(3)
     for low in (-3, -40):
         x = jnp.asarray(rng.integers(low, 4, (20, size)), jnp.float32).at[0].set(-jnp.inf)
-        for got, want in zip(largest(x, count), jax.lax.top_k(x, count), strict=True):
+        for got, want in zip(groups.largest(x, count), jax.lax.top_k(x, count), strict=True):
             np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("count", [1, 7, 40])
+@pytest.mark.parametrize("size", [5, 41, 400, 3001])
+def test_the_best_groups_and_the_least_of_them_are_those_of_sorting(size, count):
+    rng = np.random.default_rng(11)
+    maxima = rng.integers(-20, 20, (6, size)).astype(np.float32)
+    maxima[0] = np.sort(maxima[0])  # the best lie together
+    places, least = groups.best(jnp.asarray(maxima), count)
+    for row, got, edge in zip(maxima, np.asarray(places), least, strict=True):
+        order = np.argsort(-row, kind="stable")
+        np.testing.assert_array_equal(got, np.sort(order[:count]))
+        assert edge == (row[order[count - 1]] if count < size else -np.inf)
 
 
 def test_a_row_draws_the_same_whichever_way_its_neighbours_go():
@@ -175,11 +237,11 @@ def test_a_row_draws_the_same_whichever_way_its_neighbours_go():
     assert one[0] == two[0]
 
 
-@pytest.mark.parametrize("size", [1, 5, 128, 129, 1000])
-def test_the_largest_is_found_by_blocks(size):
+@pytest.mark.parametrize("size", [1, 5, 16, 128, 129, 1000])
+def test_the_largest_is_found_by_groups(size):
     x = np.random.default_rng(9).integers(-3, 3, (50, size)).astype(np.float32)
     x[3] = -np.inf
-    np.testing.assert_array_equal(_argmax(jnp.asarray(x)), np.argmax(x, axis=-1))
+    np.testing.assert_array_equal(groups.argmax(jnp.asarray(x)), np.argmax(x, axis=-1))
 
 
 @pytest.mark.parametrize("temperature", [1e-38, 1e-20, 1e30])
@@ -194,15 +256,17 @@ def test_absurd_temperatures_give_tokens(temperature):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_stop_ids_are_not_drawn_before_the_first_position_that_may_end(temperature):
-    logits = np.zeros((4, 200), np.float32)
-    logits[:, [3, 9]] = 50
-    settings = {
-        "temperature": temperature,
-        "stop_ids": [[3, 9, -1, -1]] * 4,
-        "min_end": [8, 9, 10, 0],
-    }
-    got = np.asarray(choose(jnp.asarray(logits), rows(4, **settings), jnp.full(4, 8)))
-    assert [token in (3, 9) for token in got] == [True, False, False, True]
+    """As if they were not there: what is likely beside them is judged by what else there is."""
+    logits = np.random.default_rng(12).standard_normal((4, 3000)).astype(np.float32)
+    logits[:, [3, 2009]] = 50
+    without = logits.copy()
+    without[1:3, [3, 2009]] = -np.inf
+    settings = {"temperature": temperature, "min_p": [0.0, 0.0, 0.9, 0.0]}
+    early = {"stop_ids": [[3, 2009, -1, -1]] * 4, "min_end": [8, 9, 10, 0]}
+    got = choose(jnp.asarray(logits), rows(4, **settings, **early), jnp.full(4, 8))
+    want = choose(jnp.asarray(without), rows(4, **settings), jnp.full(4, 8))
+    assert got.tolist() == want.tolist()
+    assert [token in (3, 2009) for token in got.tolist()] == [True, False, False, True]
 
 
 def test_temperature_zero_is_the_first_of_the_largest():

@@ -325,7 +325,9 @@ def _define(params, tokens, lengths, columns, penalties, *, config):
     columns = {name: jnp.repeat(value, width, axis=0) for name, value in columns.items()}
     chooser = SamplingRows(**columns)
     positions = jnp.tile(jnp.arange(1, width + 1, dtype=jnp.int32), rows)
-    flat = sampling._without_stops(flat, chooser, positions < chooser.min_end)
+    stops = (chooser.stop_ids[:, :, None] == jnp.arange(vocab)).any(1)
+    early = positions < chooser.min_end
+    flat = jnp.where(stops & early[:, None], -jnp.inf, flat)
     random = (chooser.temperature > 0)[:, None]
     scaled = flat / jnp.where(random, chooser.temperature[:, None], 1.0)
     keys = sampling.noise_keys(chooser, positions)
