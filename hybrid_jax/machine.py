@@ -31,13 +31,10 @@ def peak_resident_bytes() -> int | None:
     Pages of mapped files count. It is Linux's own record of the process (VmHWM) where there is one: getrusage,
     asked elsewhere, can hold the peak of the program that started this one.
     """
-    try:
-        with open(STATUS, "rb") as status:
-            for line in status:
-                if line.startswith(b"VmHWM:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        ctypes.CDLL(None).malloc_trim(0)
+    with suppress(OSError), open(STATUS, "rb") as status:
+        for line in status:
+            if line.startswith(b"VmHWM:"):
+                return int(line.split()[1]) * 1024
     if resource is None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
