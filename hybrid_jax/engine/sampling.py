@@ -258,9 +258,8 @@ def draw_by_bounds(scores: Scores, rows: SamplingRows, keys: jax.Array) -> tuple
     maxima, floor = scores.scaled(scores.groups), _floor(rows)
     tokens = jnp.arange(maxima.shape[1] * GROUP)[None]
     hashes = token_hash(keys, tokens).reshape(*maxima.shape, GROUP).min(-1)
-    hashes = jax.lax.optimization_barrier(
-        hashes
-    )  # or XLA hashes again for each use inside the logarithms
+    # Or XLA hashes again for each use inside the logarithms.
+    hashes = jax.lax.optimization_barrier(hashes)
     bounds = jnp.where(maxima >= floor, maxima + gumbel(hashes), -jnp.inf)
     places, left_out = groups.best(bounds, BOUNDED_GROUPS)
     values, ids = scores.of_groups(places)
