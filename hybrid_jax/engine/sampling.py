@@ -141,10 +141,10 @@ class Scores(NamedTuple):
         return (logits - self.top) / self.temperature
 
     def of_groups(self, places: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Scaled logits of the groups int32[B, m] in turn, and their token ids, both [B, m * GROUP]."""
+        """Logits of the groups int32[B, m] in turn, and their token ids, both [B, m * GROUP]."""
         values, ids = groups.take(self.logits, places)
         banned = (ids[:, :, None] == self.banned[:, None]).any(-1)
-        return jnp.where(banned, -jnp.inf, self.scaled(values)), ids
+        return jnp.where(banned, -jnp.inf, values), ids
 
     def of_all(self) -> jax.Array:
         """Scaled logits float32[B, V]."""
@@ -240,7 +240,7 @@ def draw_among_likely(scores: Scores, rows: SamplingRows, keys: jax.Array, count
     mass = jax.lax.cond(
         heavy.any(), lambda: _mass(scores.of_all(), rows), lambda: jnp.zeros(heavy.shape)
     )
-    kept, lowest = _keep_likely(values, rows, mass)
+    kept, lowest = _keep_likely(scores.scaled(values), rows, mass)
     tokens = _at(ids, groups.argmax(kept + token_noise(keys, ids)))
     less = scores.scaled(left_out[:, None])[:, 0]
     return tokens, (lowest > less) & (rows.top_k <= values.shape[1])
@@ -263,7 +263,8 @@ def draw_by_bounds(scores: Scores, rows: SamplingRows, keys: jax.Array) -> tuple
     bounds = jnp.where(maxima >= floor, maxima + gumbel(hashes), -jnp.inf)
     places, left_out = groups.best(bounds, BOUNDED_GROUPS)
     values, ids = scores.of_groups(places)
-    drawn = jnp.where(values >= floor, values, -jnp.inf) + token_noise(keys, ids)
+    scaled = scores.scaled(values)
+    drawn = jnp.where(scaled >= floor, scaled, -jnp.inf) + token_noise(keys, ids)
     return _at(ids, groups.argmax(drawn)), drawn.max(-1) > left_out + BOUND_SLACK
 
 
