@@ -26,7 +26,7 @@ hypothesis.settings.load_profile("repeatable")
 ROOT = Path(__file__).resolve().parent.parent
 # Every compiled program takes a few memory maps, of which Linux allows a process 65,530 by default; the compiler
 # crashes at the next one.
-MAPS, MOST_MAPS, CHECK_EVERY = Path("/proc/self/maps"), 25_000, 40
+MAPS, MOST_MAPS, CHECK_EVERY = Path("/proc/self/maps"), 25_000, 10
 FINISHED = itertools.count(1)
 
 
