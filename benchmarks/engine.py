@@ -25,6 +25,7 @@ same dtype; then our best dtype over the best of theirs.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -53,7 +54,10 @@ CASES = ("memory", "sampling", "limits", "decode", "prefill", "shared")
 PROMPT, STEPS, ROWS = 128, 64, 8
 LENGTHS = (512, 2048, 4096)
 COUNT, COMMON, OWN, NEW = 64, 400, 16, 16
-WIDE = 1 << 17  # tokens of the vocabulary in `sampling`
+WIDE, DRAWN = (
+    1 << 17,
+    16,
+)  # tokens of the vocabulary in `sampling`, and draws that are timed together
 MEMORY = 1 << 30
 FIRST, LAST = 3, 20000  # token ids of random prompts
 AGREE = (
@@ -210,29 +214,33 @@ def shared(report: Report, sides: dict, rounds: int, rng, dtypes: list[str]) -> 
 
 
 def sampling(report: Report, ours: Ours, rounds: int, rng, dtype: str) -> None:
-    """The draw on logits like a language model's (a few likely tokens) and on flat ones (of random weights)."""
+    """The draw on flat logits (standard normal), on peaked ones (4 times that), and on those of words by their rank."""
     config = replace(ours.config, vocab_size=WIDE)
     wide = Ours(None, dtype, model=(config, random_params(config, 0, dtype=dtype)))
-    flat = np.random.default_rng(0).standard_normal((ROWS, WIDE)).astype(np.float32)
-    inputs = {"flat": flat, "peaked": 4 * flat}
-    draw, positions = jax.jit(sample), jnp.arange(ROWS) + 1000
+    one = np.random.default_rng(0)
+    flat = one.standard_normal((ROWS, WIDE)).astype(np.float32)
+    ranked = np.stack([one.permutation(-1.4 * np.log1p(np.arange(WIDE))) for _ in range(ROWS)])
+    inputs = {"flat": flat, "peaked": 4 * flat, "ranked": ranked.astype(np.float32)}
+    draw, call = jax.jit(sample), itertools.count()
 
     def alone(logits: jax.Array, fields: dict) -> float:
+        """Mean of draws at positions never used before: some rows need a second look, some do not."""
         fill = lambda name, kind, other: jnp.full(ROWS, fields.get(name, other), kind)  # noqa: E731
         rows = SamplingRows(
-            seed=jnp.ones((ROWS, 2), jnp.uint32),
+            seed=jnp.stack([jnp.arange(ROWS, dtype=jnp.uint32), jnp.zeros(ROWS, jnp.uint32)], 1),
             sample_index=jnp.zeros(ROWS, jnp.int32),
-            temperature=fill("temperature", jnp.float32, 0.8),
+            temperature=fill("temperature", jnp.float32, 1.0),
             top_k=fill("top_k", jnp.int32, 0),
             top_p=fill("top_p", jnp.float32, 1.0),
             min_p=fill("min_p", jnp.float32, 0.0),
             min_end=jnp.zeros(ROWS, jnp.int32),
             stop_ids=jnp.full((ROWS, 1), -1, jnp.int32),
         )
+        positions = [jnp.full(ROWS, next(call)).block_until_ready() for _ in range(DRAWN)]
         start = time.perf_counter()
-        for _ in range(4):
-            draw(logits, rows, positions).block_until_ready()
-        return 1e3 * (time.perf_counter() - start) / 4
+        for position in positions:
+            draw(logits, rows, position).block_until_ready()
+        return 1e3 * (time.perf_counter() - start) / DRAWN
 
     sides = {"greedy step": lambda prompts: 1e3 * ROWS / wide.decode(prompts)}
     for kind, logits in inputs.items():

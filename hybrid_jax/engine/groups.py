@@ -31,7 +31,8 @@ def take(x: jax.Array, places: jax.Array, size: int = GROUP) -> tuple[jax.Array,
 def best(of_groups: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """The `count` groups with the largest maxima [B, G]: the `count` largest tokens of a row lie in them.
 
-    Of equal maxima the first counts as larger, as in `lax.top_k`, so that both agree on equal tokens too.
+    Of equal maxima the first counts as larger, as in `lax.top_k`, so that both agree on equal tokens too (0.0 is
+    larger than -0.0 there).
 
     Returns:
         places int32[B, m] ascending, all there are if no more than `count`; their least maximum [B], which

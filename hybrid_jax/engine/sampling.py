@@ -11,9 +11,9 @@ from hybrid_jax.engine import groups
 from hybrid_jax.engine.groups import GROUP, largest
 from hybrid_jax.engine.pack import Layout
 
-# Groups of tokens that are looked at before all are: those of the most likely tokens for top-k and top-p, first few,
-# then more, and those with the largest bounds for draws without them.
-LIKELY_GROUPS, BOUNDED_GROUPS = (160, 1152), 32
+# Groups of tokens that are tried before the whole vocabulary: for top-k and top-p those of the most likely tokens, few
+# and then more; for draws without them those with the largest bounds.
+LIKELY_GROUPS, BOUNDED_GROUPS = (160, 1152), 128
 BOUND_SLACK = 1e-3  # the logarithm need not fall as its argument does to the last bit
 
 
@@ -243,7 +243,7 @@ def draw_among_likely(scores: Scores, rows: SamplingRows, keys: jax.Array, count
     kept, lowest = _keep_likely(scores.scaled(values), rows, mass)
     tokens = _at(ids, groups.argmax(kept + token_noise(keys, ids)))
     less = scores.scaled(left_out[:, None])[:, 0]
-    return tokens, (lowest > less) & (rows.top_k <= values.shape[1])
+    return tokens, lowest > less
 
 
 def draw_by_bounds(scores: Scores, rows: SamplingRows, keys: jax.Array) -> tuple:

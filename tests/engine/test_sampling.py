@@ -9,6 +9,7 @@ import pytest
 
 from hybrid_jax.engine import groups
 from hybrid_jax.engine.sampling import (
+    LIKELY_GROUPS,
     SamplingRows,
     draw_among_all,
     draw_among_likely,
@@ -134,17 +135,34 @@ def test_rows_filter_by_their_own_parameters():
         ({"min_p": 0.1}, True),
         ({"min_p": 1e-7}, False),
         ({"top_k": 40, "top_p": 0.5, "min_p": 0.02}, True),
-        (
-            {"top_k": 2000, "top_p": 0.2},
-            False,
-        ),  # what top-p keeps is in, what it is a share of is not
+        # What top-p keeps is in, what it is a share of is not.
+        ({"top_k": 2000, "top_p": 0.2}, False),
         ({"top_k": 2000, "min_p": 0.3}, True),  # min_p leaves fewer than 2000
+        ({"top_k": 10**6, "min_p": 0.3}, True),
         ({"top_k": 10**6, "top_p": 0.2}, False),
+        ({"top_p": 0.9, "min_p": 0.05}, True),
     ],
 )
 def test_drawing_among_the_likely_is_drawing_among_all(settings, few):
     """The same token where the likely groups are enough, and only then are they said to be."""
     check_way(few_groups, some_logits(), settings, few)
+
+
+@pytest.mark.parametrize("settings", [{"top_k": 1000}, {"top_k": 1152}, {"top_p": 0.75}])
+def test_more_groups_are_enough_for_more(settings):
+    check_way(few_groups, some_logits(), settings, False)
+    check_way(more_groups, some_logits(), settings, True)
+
+
+def test_few_allowed_tokens_are_found_without_the_whole_vocabulary():
+    """A constraint's mask leaves seven tokens of a row; filters that keep more than there are keep these."""
+    logits = some_logits()
+    allowed = np.random.default_rng(13).permutation(logits.shape[1])[:7]
+    masked = np.full_like(logits, -np.inf)
+    masked[:, allowed] = logits[:, allowed]
+    for settings in ({"top_k": 10**6}, {"top_k": 50, "top_p": 0.9}, {"top_p": 0.999}):
+        check_way(few_groups, masked, settings, True)
+    check_way(draw_by_bounds, masked, {}, True)
 
 
 @pytest.mark.parametrize("name", ["flat", "steep", "ties", "one", "short"])
@@ -170,7 +188,11 @@ def test_bounds_that_leave_too_much_out_prove_nothing(monkeypatch):
 
 
 def few_groups(scores, params, keys):
-    return draw_among_likely(scores, params, keys, 160)
+    return draw_among_likely(scores, params, keys, LIKELY_GROUPS[0])
+
+
+def more_groups(scores, params, keys):
+    return draw_among_likely(scores, params, keys, LIKELY_GROUPS[1])
 
 
 def some_logits() -> np.ndarray:
@@ -231,10 +253,21 @@ def test_the_best_groups_and_the_least_of_them_are_those_of_sorting(size, count)
 
 
 def test_a_row_draws_the_same_whichever_way_its_neighbours_go():
-    logits = jnp.asarray(np.random.default_rng(8).standard_normal((3, 3000)), jnp.float32) * 3
-    one = choose(logits, rows(3, top_k=[20, 0, 20], top_p=[1, 1, 0.9]), jnp.arange(3))
-    two = choose(logits, rows(3, top_k=[20, 9, 2000], top_p=[1, 1, 0.9999]), jnp.arange(3))
-    assert one[0] == two[0]
+    """Rows of all ways in one batch, and each kind in a batch of its own."""
+    logits = np.random.default_rng(8).standard_normal((64, 3000)).astype(np.float32) * 3
+    kinds = {
+        "top_k": [20, 0, 2000, 0],
+        "top_p": [1.0, 1.0, 0.9999, 0.9],
+        "temperature": [1.0, 1.0, 1.0, 0.0],
+    }
+    seed = [[n, 0] for n in range(64)]
+    mixed = {name: values * 16 for name, values in kinds.items()}
+    together = choose(jnp.asarray(logits), rows(64, seed=seed, **mixed), jnp.arange(64))
+    for kind in range(4):
+        own = {name: values[kind] for name, values in kinds.items()}
+        own = rows(16, seed=seed[kind::4], **own)
+        alone = choose(jnp.asarray(logits[kind::4]), own, jnp.arange(64)[kind::4])
+        np.testing.assert_array_equal(together[kind::4], alone)
 
 
 @pytest.mark.parametrize("size", [1, 5, 16, 128, 129, 1000])
@@ -254,19 +287,41 @@ def test_absurd_temperatures_give_tokens(temperature):
         assert (0 <= np.asarray(got)).all() and (np.asarray(got) < 300).all()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_stop_ids_are_not_drawn_before_the_first_position_that_may_end(temperature):
+@pytest.mark.parametrize("vocab", [200, 3000])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.0},
+        {"min_p": [0.0, 0.0, 0.9, 0.0]},
+        {"top_p": 0.9},
+        {"min_p": 0.1, "top_p": 0.5},
+        {"top_k": 10**6},
+    ],
+)
+def test_stop_ids_are_not_drawn_before_the_first_position_that_may_end(settings, vocab):
     """As if they were not there: what is likely beside them is judged by what else there is."""
-    logits = np.random.default_rng(12).standard_normal((4, 3000)).astype(np.float32)
-    logits[:, [3, 2009]] = 50
+    logits = np.random.default_rng(12).standard_normal((16, vocab)).astype(np.float32)
+    logits[:, [3, vocab - 9]] = 50
     without = logits.copy()
-    without[1:3, [3, 2009]] = -np.inf
-    settings = {"temperature": temperature, "min_p": [0.0, 0.0, 0.9, 0.0]}
-    early = {"stop_ids": [[3, 2009, -1, -1]] * 4, "min_end": [8, 9, 10, 0]}
-    got = choose(jnp.asarray(logits), rows(4, **settings, **early), jnp.full(4, 8))
-    want = choose(jnp.asarray(without), rows(4, **settings), jnp.full(4, 8))
+    without[1:3, [3, vocab - 9]] = without[4:, [3, vocab - 9]] = -np.inf
+    early = {
+        "stop_ids": [[3, vocab - 9, 3, vocab + 5]] * 16,
+        "min_end": [8, 9, 10, 0] + [20] * 12,
+    }
+    settings = {n: v * 4 if isinstance(v, list) else v for n, v in settings.items()}
+    got = choose(jnp.asarray(logits), rows(16, **settings, **early), jnp.full(16, 8))
+    want = choose(jnp.asarray(without), rows(16, **settings), jnp.full(16, 8))
     assert got.tolist() == want.tolist()
-    assert [token in (3, 2009) for token in got.tolist()] == [True, False, False, True]
+    stopped_at = [token in (3, vocab - 9) for token in got.tolist()]
+    assert stopped_at == [True, False, False, True] + [False] * 12
+
+
+def test_greedy_rows_compare_logits_as_they_are():
+    """Not less the largest: on a CPU XLA takes a difference this small for zero."""
+    logits = np.zeros((1, 64), np.float32)
+    logits[0, 5] = 1.2e-38
+    logits[0, 9] = np.nextafter(logits[0, 5], np.float32(1))
+    assert choose(jnp.asarray(logits), rows(1, temperature=0.0), jnp.zeros(1, jnp.int32)) == 9
 
 
 def test_temperature_zero_is_the_first_of_the_largest():
