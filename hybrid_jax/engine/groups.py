@@ -12,6 +12,7 @@ import jax.numpy as jnp
 GROUP = 16  # neighbours in a group
 WIDE = 8  # groups that are looked at together first
 DIRECT = 128  # columns that argmax is taken of as they are
+MANY = 512  # groups from which on they are chosen by bisection, not by a top-k
 
 
 def maxima(x: jax.Array, size: int = GROUP) -> jax.Array:
@@ -36,7 +37,8 @@ def best(of_groups: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
     Returns:
         places int32[B, m] ascending, all there are if no more than `count`; their least maximum [B], which
-        nothing left out exceeds, -inf if nothing is.
+        nothing left out exceeds: -inf if nothing finite is left out, inf if `count` are at least MANY and equal
+        maxima at the edge leave no choice of as many.
     """
     num_rows, num_groups = of_groups.shape
     if num_groups <= count:
@@ -44,7 +46,7 @@ def best(of_groups: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
         return places, jnp.full(num_rows, -jnp.inf)
     wide = maxima(of_groups, WIDE)
     if wide.shape[1] <= count:
-        return _first(of_groups, count)
+        return (_first if count < MANY else _reaching)(of_groups, count)
     outer, _ = _first(wide, count)
     inside, places = take(of_groups, outer, WIDE)
     inner, least = _first(inside, count)
@@ -55,6 +57,20 @@ def _first(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     # XLA knows a top-k by slices that begin at 0: one of its last value alone would make it a sort.
     values, places = jax.lax.top_k(x, count)
     return jnp.sort(places, axis=-1), values.min(-1)
+
+
+def _reaching(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """Places at or above the edge that `count` reach; behind the end of x where fewer are finite."""
+    order = sortable(x)
+    edge = largest_edge(order, jnp.ones_like(x), jnp.full(x.shape[0], float(count)))
+    chosen = (order >= edge[:, None]) & (x > -jnp.inf)
+    ahead = jnp.cumsum(chosen, axis=1, dtype=jnp.int32)
+    nth = jnp.arange(1, count + 1, dtype=jnp.int32)
+    places = jax.vmap(lambda row: jnp.searchsorted(row, nth, method="scan_unrolled"))(ahead)
+    least = jnp.where(chosen, x, jnp.inf).min(-1)
+    total = ahead[:, -1]
+    least = jnp.where(total < count, -jnp.inf, jnp.where(total > count, jnp.inf, least))
+    return places.astype(jnp.int32), least
 
 
 def largest(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
@@ -73,3 +89,29 @@ def argmax(x: jax.Array) -> jax.Array:
     values, ids = take(x, place[:, None], DIRECT)
     inner = jnp.argmax(values, axis=-1)
     return jnp.take_along_axis(ids, inner[:, None], axis=1)[:, 0].astype(jnp.int32)
+
+
+# --- edges -----------------------------------------------------------------------------------------
+
+
+def sortable(x: jax.Array) -> jax.Array:
+    """float32 to int32 of the same order; both zeros are one."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32)
+    bits = jnp.where(x == 0, 0, bits)
+    return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
+
+
+def largest_edge(order: jax.Array, weight: jax.Array, needed: jax.Array) -> jax.Array:
+    """Largest int32 edge per row such that the weight of entries >= edge reaches `needed`: bisection, no sort."""
+
+    def halve(_, bounds):
+        low, high = bounds  # the edge `low` reaches it, `high` does not
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)
+        reached = jnp.where(order >= middle[:, None], weight, 0.0).sum(-1) >= needed
+        return jnp.where(reached, middle, low), jnp.where(reached, high, middle)
+
+    low = jnp.full(order.shape[0], jnp.iinfo(jnp.int32).min, jnp.int32)
+    high = order.max(-1)
+    top = jnp.where(order >= high[:, None], weight, 0.0).sum(-1) >= needed
+    low, _ = jax.lax.fori_loop(0, 32, halve, (low, high))
+    return jnp.where(top, high, low)

@@ -315,45 +315,22 @@ def _keep_likely(
         [B, n]; and float32[B] the least value the result depends on.
     """
     scaled = jnp.where(scaled >= _floor(rows), scaled, -jnp.inf)
-    order = _sortable(scaled)
+    order = groups.sortable(scaled)
     by_count, by_mass = rows.top_k > 0, rows.top_p < 1.0
     k = jnp.where(by_count, jnp.minimum(rows.top_k, scaled.shape[1]), 0)
     nowhere = jnp.full(k.shape, jnp.iinfo(jnp.int32).min, jnp.int32)
     edge = jax.lax.cond(
         by_count.any(),
-        lambda: _largest_edge(order, jnp.ones_like(scaled), k.astype(jnp.float32)),
+        lambda: groups.largest_edge(order, jnp.ones_like(scaled), k.astype(jnp.float32)),
         lambda: nowhere,
     )
     counted = jnp.where(by_count[:, None] & (order < edge[:, None]), -jnp.inf, scaled)
     weights = jnp.exp(counted)
     needed = rows.top_p * jnp.where(by_count, weights.sum(-1), mass)
-    edge = _largest_edge(order, weights, needed)
+    edge = groups.largest_edge(order, weights, needed)
     kept = jnp.where(by_mass[:, None] & (order < edge[:, None]), -jnp.inf, counted)
     decisive = jnp.where(by_count[:, None], counted, kept)
     return kept, jnp.where(decisive > -jnp.inf, decisive, jnp.inf).min(-1)
-
-
-def _sortable(x: jax.Array) -> jax.Array:
-    """float32 to int32 of the same order; both zeros are one."""
-    bits = jax.lax.bitcast_convert_type(x, jnp.int32)
-    bits = jnp.where(x == 0, 0, bits)
-    return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
-
-
-def _largest_edge(order: jax.Array, weight: jax.Array, needed: jax.Array) -> jax.Array:
-    """Largest int32 edge per row such that the weight of entries >= edge reaches `needed`: bisection, no sort."""
-
-    def halve(_, bounds):
-        low, high = bounds  # the edge `low` reaches it, `high` does not
-        middle = (low >> 1) + (high >> 1) + (low & high & 1)
-        reached = jnp.where(order >= middle[:, None], weight, 0.0).sum(-1) >= needed
-        return jnp.where(reached, middle, low), jnp.where(reached, high, middle)
-
-    low = jnp.full(order.shape[0], jnp.iinfo(jnp.int32).min, jnp.int32)
-    high = order.max(-1)
-    top = jnp.where(order >= high[:, None], weight, 0.0).sum(-1) >= needed
-    low, _ = jax.lax.fori_loop(0, 32, halve, (low, high))
-    return jnp.where(top, high, low)
 
 
 # --- what is reported -----------------------------------------------------------------------------

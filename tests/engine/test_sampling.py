@@ -162,6 +162,7 @@ def test_few_allowed_tokens_are_found_without_the_whole_vocabulary():
     masked[:, allowed] = logits[:, allowed]
     for settings in ({"top_k": 10**6}, {"top_k": 50, "top_p": 0.9}, {"top_p": 0.999}):
         check_way(few_groups, masked, settings, True)
+        check_way(more_groups, masked, settings, True)
     check_way(draw_by_bounds, masked, {}, True)
 
 
@@ -250,6 +251,22 @@ def test_the_best_groups_and_the_least_of_them_are_those_of_sorting(size, count)
         order = np.argsort(-row, kind="stable")
         np.testing.assert_array_equal(got, np.sort(order[:count]))
         assert edge == (row[order[count - 1]] if count < size else -np.inf)
+
+
+def test_many_groups_are_those_of_sorting_or_none_are_promised():
+    """Rows of distinct maxima, of ties that end at the edge, of ties across it, and of few finite ones."""
+    size, count = 3001, groups.MANY + 88
+    maxima = np.stack([np.random.default_rng(n).permutation(size) for n in range(4)]) - 1500.0
+    maxima[1] = np.minimum(maxima[1], size - 1500.0 - count)  # all that are in tie
+    maxima[2] = np.minimum(maxima[2], 0)  # more than fit
+    maxima[3, maxima[3] < size - 1500 - 300] = -np.inf
+    places, least = groups.best(jnp.asarray(maxima, jnp.float32), count)
+    for row in (0, 1):
+        np.testing.assert_array_equal(places[row], np.sort(np.argsort(-maxima[row])[:count]))
+        assert least[row] == size - 1500 - count
+    assert least[2] == np.inf
+    np.testing.assert_array_equal(places[3, :300], np.flatnonzero(maxima[3] > -np.inf))
+    assert (places[3, 300:] == size).all() and least[3] == -np.inf
 
 
 def test_a_row_draws_the_same_whichever_way_its_neighbours_go():
