@@ -65,12 +65,15 @@ def _reaching(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     edge = largest_edge(order, jnp.ones_like(x), jnp.full(x.shape[0], float(count)))
     chosen = (order >= edge[:, None]) & (x > -jnp.inf)
     ahead = jnp.cumsum(chosen, axis=1, dtype=jnp.int32)
-    nth = jnp.arange(1, count + 1, dtype=jnp.int32)
-    places = jax.vmap(lambda row: jnp.searchsorted(row, nth, method="scan_unrolled"))(ahead)
+    rows, size = x.shape
+    slots = jnp.where(chosen, ahead - 1, count)  # the one behind the last is dropped
+    places = jnp.full((rows, count), size, jnp.int32)
+    own = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), x.shape)
+    places = places.at[jnp.arange(rows)[:, None], slots].set(own, mode="drop")
     least = jnp.where(chosen, x, jnp.inf).min(-1)
     total = ahead[:, -1]
     least = jnp.where(total < count, -jnp.inf, jnp.where(total > count, jnp.inf, least))
-    return places.astype(jnp.int32), least
+    return places, least
 
 
 def largest(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
