@@ -54,10 +54,8 @@ CASES = ("memory", "sampling", "limits", "decode", "prefill", "shared")
 PROMPT, STEPS, ROWS = 128, 64, 8
 LENGTHS = (512, 2048, 4096)
 COUNT, COMMON, OWN, NEW = 64, 400, 16, 16
-WIDE, DRAWN = (
-    1 << 17,
-    16,
-)  # tokens of the vocabulary in `sampling`, and draws that are timed together
+WIDE = 1 << 17  # tokens of the vocabulary in `sampling`
+DRAWN = 16  # draws that are timed together
 MEMORY = 1 << 30
 FIRST, LAST = 3, 20000  # token ids of random prompts
 AGREE = (

@@ -90,8 +90,12 @@ def argmax(x: jax.Array) -> jax.Array:
         return jnp.argmax(x, axis=-1).astype(jnp.int32)
     place = jnp.argmax(maxima(x, DIRECT), axis=-1)
     values, ids = take(x, place[:, None], DIRECT)
-    inner = jnp.argmax(values, axis=-1)
-    return jnp.take_along_axis(ids, inner[:, None], axis=1)[:, 0].astype(jnp.int32)
+    return at(ids, jnp.argmax(values, axis=-1))
+
+
+def at(x: jax.Array, places: jax.Array) -> jax.Array:
+    """x int32[B, n] at one place int32[B] of each row."""
+    return jnp.take_along_axis(x, places[:, None], axis=1)[:, 0].astype(jnp.int32)
 
 
 # --- edges -----------------------------------------------------------------------------------------

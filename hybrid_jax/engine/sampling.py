@@ -172,11 +172,7 @@ def _without(logits: jax.Array, banned: jax.Array) -> jax.Array:
 def _greedy(scores: Scores) -> jax.Array:
     """First of the most likely tokens of each row, int32[B]."""
     values, ids = scores.of_groups(groups.argmax(scores.groups)[:, None])
-    return _at(ids, jnp.argmax(values, axis=-1))
-
-
-def _at(ids: jax.Array, places: jax.Array) -> jax.Array:
-    return jnp.take_along_axis(ids, places[:, None], axis=1)[:, 0].astype(jnp.int32)
+    return groups.at(ids, jnp.argmax(values, axis=-1))
 
 
 # --- noise ----------------------------------------------------------------------------------------
@@ -241,7 +237,7 @@ def draw_among_likely(scores: Scores, rows: SamplingRows, keys: jax.Array, count
         heavy.any(), lambda: _mass(scores.of_all(), rows), lambda: jnp.zeros(heavy.shape)
     )
     kept, lowest = _keep_likely(scores.scaled(values), rows, mass)
-    tokens = _at(ids, groups.argmax(kept + token_noise(keys, ids)))
+    tokens = groups.at(ids, groups.argmax(kept + token_noise(keys, ids)))
     less = scores.scaled(left_out[:, None])[:, 0]
     return tokens, lowest > less
 
@@ -265,7 +261,7 @@ def draw_by_bounds(scores: Scores, rows: SamplingRows, keys: jax.Array) -> tuple
     values, ids = scores.of_groups(places)
     scaled = scores.scaled(values)
     drawn = jnp.where(scaled >= floor, scaled, -jnp.inf) + token_noise(keys, ids)
-    return _at(ids, groups.argmax(drawn)), drawn.max(-1) > left_out + BOUND_SLACK
+    return groups.at(ids, groups.argmax(drawn)), drawn.max(-1) > left_out + BOUND_SLACK
 
 
 def draw_among_all(scores: Scores, rows: SamplingRows, keys: jax.Array, which) -> jax.Array:

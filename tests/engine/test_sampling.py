@@ -182,10 +182,8 @@ def test_drawing_by_bounds_is_drawing_among_all(name, min_p):
 def test_bounds_that_leave_too_much_out_prove_nothing(monkeypatch):
     """Four groups of the vocabulary are looked at; a better token in another one is never missed."""
     monkeypatch.setattr("hybrid_jax.engine.sampling.BOUNDED_GROUPS", 4)
-    untraced = (
-        some_logits()[:, :39_000] / 3
-    )  # a shape that no other test has traced with more groups
-    check_way(draw_by_bounds, untraced, {}, None)
+    # A shape that no other test has traced with more groups.
+    check_way(draw_by_bounds, some_logits()[:, :39_000] / 3, {}, None)
 
 
 def few_groups(scores, params, keys):
