@@ -16,7 +16,7 @@ FRAME_TARGET_BYTES = 256 * 1024
 NUM_FRAMES_LIMIT = 1 << 24  # a handle keeps 24 bits of frame id
 PROMPT_POSITIONS = 32  # of prompts whose logits exist at once, for their log-probabilities
 # Arrays as large as the logits that XLA holds at once, by its own count; tests/engine/test_sizing.py holds them.
-LOGITS_OF_A_ROW = 10  # 7 where nothing is reported or adjusted, 9.25 where both are
+LOGITS_OF_A_ROW = 10  # 7 where nothing is reported or adjusted, 9.6 where both are
 LOGITS_OF_A_POSITION = 2
 
 
