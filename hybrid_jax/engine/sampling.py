@@ -100,11 +100,12 @@ def sample(logits: jax.Array, rows: SamplingRows, positions: jax.Array) -> jax.A
             lambda: (greedy, jnp.zeros_like(random)),
         )
         done &= free
+        mass = mass_of_all(scores, rows, edged)
         for count in LIKELY_GROUPS:
             left = edged & ~done
             likely, enough = jax.lax.cond(
                 left.any(),
-                lambda count=count: draw_among_likely(scores, rows, keys, count),
+                lambda count=count: draw_among_likely(scores, rows, keys, mass, count),
                 lambda: (greedy, jnp.zeros_like(random)),
             )
             tokens = jnp.where(left & enough, likely, tokens)
@@ -221,21 +222,27 @@ def _mix(x: jax.Array) -> jax.Array:
 # --- ways to draw ---------------------------------------------------------------------------------
 
 
-def draw_among_likely(scores: Scores, rows: SamplingRows, keys: jax.Array, count: int) -> tuple:
+def mass_of_all(scores: Scores, rows: SamplingRows, which: jax.Array) -> jax.Array:
+    """float32[B] `_mass` of the whole vocabulary if any row of bool[B] `which` has top-p without top-k, else 0."""
+    asked = which & (rows.top_k == 0) & (rows.top_p < 1.0)
+    return jax.lax.cond(
+        asked.any(), lambda: _mass(scores.of_all(), rows), lambda: jnp.zeros(which.shape)
+    )
+
+
+def draw_among_likely(
+    scores: Scores, rows: SamplingRows, keys: jax.Array, mass: jax.Array, count: int
+) -> tuple:
     """Draws from the groups of the `count` most likely tokens alone.
 
     Args:
-        keys: uint32[B, 2].
+        keys: uint32[B, 2]. mass: float32[B] `mass_of_all`.
 
     Returns:
         tokens int32[B]; enough bool[B], whether these groups hold everything a row's filters keep.
     """
     places, left_out = groups.best(scores.groups, count)
     values, ids = scores.of_groups(places)
-    heavy = (rows.top_k == 0) & (rows.top_p < 1.0)
-    mass = jax.lax.cond(
-        heavy.any(), lambda: _mass(scores.of_all(), rows), lambda: jnp.zeros(heavy.shape)
-    )
     kept, lowest = _keep_likely(scores.scaled(values), rows, mass)
     tokens = groups.at(ids, groups.argmax(kept + token_noise(keys, ids)))
     less = scores.scaled(left_out[:, None])[:, 0]

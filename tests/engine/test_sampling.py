@@ -17,6 +17,7 @@ from hybrid_jax.engine.sampling import (
     gumbel,
     keep_likely,
     logprobs,
+    mass_of_all,
     noise_keys,
     sample,
     score,
@@ -187,11 +188,13 @@ def test_bounds_that_leave_too_much_out_prove_nothing(monkeypatch):
 
 
 def few_groups(scores, params, keys):
-    return draw_among_likely(scores, params, keys, LIKELY_GROUPS[0])
+    mass = mass_of_all(scores, params, params.temperature > 0)
+    return draw_among_likely(scores, params, keys, mass, LIKELY_GROUPS[0])
 
 
 def more_groups(scores, params, keys):
-    return draw_among_likely(scores, params, keys, LIKELY_GROUPS[1])
+    mass = mass_of_all(scores, params, params.temperature > 0)
+    return draw_among_likely(scores, params, keys, mass, LIKELY_GROUPS[1])
 
 
 def some_logits() -> np.ndarray:
