@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Literal
 
 import jax
 
-Implementation = Literal["reference", "xla"]
+Implementation = Literal["reference", "xla", "pallas"]
 HIGHEST = jax.lax.Precision.HIGHEST
 
 
-def choose(implementation: str | None, available: dict, where: str):
-    """Returns the named implementation, or the default one ("xla") for None."""
-    name = "xla" if implementation is None else implementation
-    if name not in available:
+def run(
+    where: str,
+    implementation: str | None,
+    available: dict[str, Callable],
+    *arrays: jax.Array,
+    unsupported: str | None = None,
+    **static,
+):
+    """Calls the named implementation, or for None the one for the platform the program is lowered for.
+
+    Args:
+        where: public function, for messages.
+        available: implementations by name, all of one signature.
+        arrays, static: their arguments.
+        unsupported: why "pallas" cannot take these arguments, or None if it can.
+
+    Raises:
+        ValueError: no implementation has that name.
+        NotImplementedError: "pallas" was asked for and cannot.
+    """
+    if implementation is None:
+        xla = functools.partial(available["xla"], **static)
+        if unsupported is not None or "pallas" not in available:
+            return xla(*arrays)
+        pallas = functools.partial(available["pallas"], **static)
+        return jax.lax.platform_dependent(*arrays, cuda=pallas, default=xla)
+    if implementation not in available:
         raise ValueError(
-            f"{where}: implementation must be one of {sorted(available)}, got {name!r}"
+            f"{where}: implementation must be one of {sorted(available)}, got {implementation!r}"
         )
-    return available[name]
+    if implementation == "pallas" and unsupported is not None:
+        raise NotImplementedError(f"{where}: {unsupported}")
+    return available[implementation](*arrays, **static)
 
 
 def check_rank(where: str, name: str, array: jax.Array, rank: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.dispatch import Implementation, check_rank, check_shape, choose
+from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
 from pallas_kernels.frame_io import reference, xla
 
 READ = {"reference": reference.read_frames_reference, "xla": xla.read_frames_xla}
@@ -30,7 +30,7 @@ def read_frames(
     """Copies words [offset, offset + words) of frames ids int32[...] out of the arena: uint32[..., words]."""
     words = arena.shape[-1] - offset if words is None else words
     _check_arena("read_frames", arena, offset, words)
-    return choose(implementation, READ, "read_frames")(arena, ids, offset, words)
+    return run("read_frames", implementation, READ, arena, ids, offset=offset, words=words)
 
 
 def write_frames(
@@ -44,7 +44,7 @@ def write_frames(
     """Writes values uint32[..., words] into frames ids int32[...] from word `offset`; returns the arena."""
     _check_arena("write_frames", arena, offset, values.shape[-1])
     check_shape("write_frames", "values", values, (*ids.shape, values.shape[-1]))
-    return choose(implementation, WRITE, "write_frames")(arena, ids, values, offset)
+    return run("write_frames", implementation, WRITE, arena, ids, values, offset=offset)
 
 
 def copy_frames(
@@ -57,7 +57,7 @@ def copy_frames(
     """Copies whole frames sources int32[n] to targets int32[n], in order; returns the arena."""
     check_rank("copy_frames", "sources", sources, 1)
     check_shape("copy_frames", "targets", targets, sources.shape)
-    return choose(implementation, COPY, "copy_frames")(arena, sources, targets)
+    return run("copy_frames", implementation, COPY, arena, sources, targets)
 
 
 def update_tokens(
@@ -85,8 +85,9 @@ def update_tokens(
     check_rank("update_tokens", "values", values, 3)
     check_rank("update_tokens", "table", table, 2)
     _check_arena("update_tokens", arena, offset, page_tokens * values.shape[2])
-    run = choose(implementation, UPDATE, "update_tokens")
-    return run(arena, values, table, base, begin, end, offset, page_tokens)
+    arrays = (arena, values, table, base, begin, end)
+    static = {"offset": offset, "page_tokens": page_tokens}
+    return run("update_tokens", implementation, UPDATE, *arrays, **static)
 
 
 def pack_records(x: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import jax
 
-from pallas_kernels.dispatch import Implementation, check_rank, check_shape, choose
+from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
 from pallas_kernels.paged_attention.reference import paged_attention_reference
 from pallas_kernels.paged_attention.xla import paged_attention_xla
 
@@ -80,5 +80,6 @@ def paged_attention(
             f"{where}: q heads {heads} x {width} do not fit {layout.num_kv_heads} KV heads "
             f"x {layout.head_dim}"
         )
-    run = choose(implementation, IMPLEMENTATIONS, where)
-    return run(q, arena, table, base, end, layout, scale, window, soft_cap)
+    arrays = (q, arena, table, base, end)
+    static = {"layout": layout, "scale": scale, "window": window, "soft_cap": soft_cap}
+    return run(where, implementation, IMPLEMENTATIONS, *arrays, **static)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.dispatch import Implementation, check_rank, check_shape, choose
+from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
 from pallas_kernels.ssd_scan.reference import ssd_scan_reference
 from pallas_kernels.ssd_scan.xla import ssd_scan_xla
 
@@ -75,5 +75,6 @@ def ssd_scan(
         state_lengths = lengths
     check_shape(where, "lengths", lengths, (rows,))
     check_shape(where, "state_lengths", state_lengths, (rows,))
-    run = choose(implementation, IMPLEMENTATIONS, where)
-    return run(x, dt, A, B, C, initial_state.astype(jnp.float32), lengths, state_lengths)
+    initial_state = initial_state.astype(jnp.float32)
+    arrays = (x, dt, A, B, C, initial_state, lengths, state_lengths)
+    return run(where, implementation, IMPLEMENTATIONS, *arrays)

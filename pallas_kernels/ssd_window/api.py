@@ -5,17 +5,36 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.dispatch import Implementation, check_rank, check_shape, choose
-from pallas_kernels.ssd_window.reference import (
-    fold_reference,
-    ssd_window_frames_reference,
-    ssd_window_reference,
-)
-from pallas_kernels.ssd_window.xla import fold_xla, ssd_window_frames_xla, ssd_window_xla
+from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
+from pallas_kernels.ssd_window import kernel, reference, xla
+from pallas_kernels.ssd_window.records import Records
 
-WINDOWS = {"reference": ssd_window_reference, "xla": ssd_window_xla}
-FRAMES = {"reference": ssd_window_frames_reference, "xla": ssd_window_frames_xla}
-FOLDS = {"reference": fold_reference, "xla": fold_xla}
+WINDOWS = {
+    "reference": reference.ssd_window_reference,
+    "xla": xla.ssd_window_xla,
+    "pallas": kernel.ssd_window_pallas,
+}
+FRAMES = {
+    "reference": reference.ssd_window_frames_reference,
+    "xla": xla.ssd_window_frames_xla,
+    "pallas": kernel.ssd_window_frames_pallas,
+}
+RINGS = {
+    "reference": reference.ssd_window_rings_reference,
+    "xla": xla.ssd_window_rings_xla,
+    "pallas": kernel.ssd_window_rings_pallas,
+}
+FOLDS = {
+    "reference": reference.fold_reference,
+    "xla": xla.fold_xla,
+    "pallas": kernel.fold_pallas,
+}
+FRAME_FOLDS = {
+    "reference": reference.fold_frames_reference,
+    "xla": xla.fold_frames_xla,
+    "pallas": kernel.fold_frames_pallas,
+}
+MOST_IN_A_TREE = 31  # bits of an int32 that are not its sign
 
 
 def ssd_window(
@@ -28,6 +47,7 @@ def ssd_window(
     *,
     starts: jax.Array,
     num_valid: jax.Array | None = None,
+    ancestors: jax.Array | None = None,
     implementation: Implementation | None = None,
 ) -> jax.Array:
     """Outputs of T new tokens per row from a checkpoint and a ring; no state is written.
@@ -43,7 +63,9 @@ def ssd_window(
         C: [B, T, G, R] of the new tokens.
         starts: int32[B] slot of the first new token; starts + num_valid is at most S.
         num_valid: int32[B] new tokens that count, or None for T.
-        implementation: "reference", "xla", or None to choose.
+        ancestors: int32[B, T] of a tree of new tokens: bit j of ancestors[b, t] is set where token j is an
+            ancestor of token t, or t itself. None for a chain.
+        implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
 
     Returns:
         y [B, T, M, P] float32, zero where a token does not count.
@@ -56,10 +78,12 @@ def ssd_window(
         (1, 1, 2, 4)
     """
     where = "ssd_window"
-    num_valid = _checked(where, x, dt, A, B, C, starts, num_valid)
-    rows, _, heads, width = x.shape
+    num_valid = _checked(where, x, dt, A, B, C, starts, num_valid, ancestors)
+    rows, slots, heads, width = x.shape
     check_shape(where, "state", state, (rows, heads, width, C.shape[3]))
-    return choose(implementation, WINDOWS, where)(state, x, dt, A, B, C, starts, num_valid)
+    arrays = (state, x, dt, A, B, C, starts, num_valid, ancestors)
+    reason = kernel.why_unsupported(Records.of(x, B), slots)
+    return run(where, implementation, WINDOWS, *arrays, unsupported=reason)
 
 
 def ssd_window_frames(
@@ -74,6 +98,7 @@ def ssd_window_frames(
     *,
     starts: jax.Array,
     num_valid: jax.Array | None = None,
+    ancestors: jax.Array | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """`ssd_window` with the checkpoints still in their frames, each of which is read once.
@@ -83,38 +108,123 @@ def ssd_window_frames(
         frames: int32[B, n] frames of each row's state, in the order of its heads; the last one may be
             partly empty.
         exists: bool[B]; where false the state is zero, and what its frames hold does not matter.
-        x, dt, A, B, C, starts, num_valid, implementation: as in `ssd_window`.
+        x, dt, A, B, C, starts, num_valid, ancestors, implementation: as in `ssd_window`.
 
     Returns:
         y as in `ssd_window`; the arena, as it was.
     """
     where = "ssd_window_frames"
-    num_valid = _checked(where, x, dt, A, B, C, starts, num_valid)
-    rows, _, heads, width = x.shape
-    check_rank(where, "frames", frames, 2)
-    check_shape(where, "exists", exists, (rows,))
-    held = arena.shape[1] // (width * C.shape[3]) * frames.shape[1]
-    if held < heads or frames.shape[0] != rows:
+    num_valid = _checked(where, x, dt, A, B, C, starts, num_valid, ancestors)
+    records = Records.of(x, B)
+    check_shape(where, "exists", exists, (x.shape[0],))
+    _check_frames(where, arena, "frames", frames, x.shape[0], records)
+    arrays = (arena, frames, exists, x, dt, A, B, C, starts, num_valid, ancestors)
+    reason = kernel.why_unsupported(records, x.shape[1])
+    return run(where, implementation, FRAMES, *arrays, unsupported=reason)
+
+
+def ssd_window_rings(
+    arena: jax.Array,
+    frames: jax.Array,
+    exists: jax.Array,
+    xB: jax.Array,
+    dt: jax.Array,
+    A: jax.Array,
+    C: jax.Array,
+    *,
+    layer: int,
+    records: Records,
+    starts: jax.Array,
+    num_valid: jax.Array,
+    D: jax.Array | None = None,
+    ancestors: jax.Array | None = None,
+    scores: jax.Array | None = None,
+    dtype: jnp.dtype = jnp.float32,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """`ssd_window_frames` with one layer's records where an engine keeps them, and the skip D x added.
+
+    Args:
+        arena, frames, exists, A, starts, num_valid, ancestors, implementation: as there.
+        xB: [L, B', S, M P + G R] rings of all layers, B' >= B; floats, or their bits as unsigned integers.
+        dt: float32[L, B', S, M] rings of the step sizes.
+        C: [B, T, G R] of the new tokens.
+        layer: which of the rings.
+        records: how x and B lie in a record.
+        D: float32[M] factor of a new token's own x in its output, or None.
+        scores: float32[B, T, G, S] C . B of every query and slot where the caller has them already; those of
+            slots a query does not see do not matter.
+        dtype: of the outputs.
+
+    Returns:
+        y [B, T, M, P], zero where a token does not count.
+    """
+    where = "ssd_window_rings"
+    check_rank(where, "C", C, 3)
+    check_rank(where, "xB", xB, 4)
+    rows, tokens, _ = C.shape
+    heads = records.num_heads
+    check_shape(where, "C", C, (rows, tokens, records.num_groups * records.state_size))
+    check_shape(where, "xB", xB, (*xB.shape[:3], records.size))
+    check_shape(where, "dt", dt, (*xB.shape[:3], heads))
+    check_shape(where, "A", A, (heads,))
+    if not 0 <= layer < xB.shape[0] or rows > xB.shape[1]:
         raise ValueError(
-            f"{where}: frames must hold {heads} heads of each of {rows} rows, got {held} in {frames.shape}"
+            f"{where}: layer {layer} and {rows} rows must lie within the rings {xB.shape[:2]}"
         )
-    run = choose(implementation, FRAMES, where)
-    return run(arena, frames, exists, x, dt, A, B, C, starts, num_valid)
+    if D is not None:
+        check_shape(where, "D", D, (heads,))
+    _check_rows(where, rows, tokens, starts, num_valid, ancestors)
+    check_shape(where, "exists", exists, (rows,))
+    _check_frames(where, arena, "frames", frames, rows, records)
+    if scores is not None:
+        check_shape(where, "scores", scores, (rows, tokens, records.num_groups, xB.shape[2]))
+    arrays = (arena, frames, exists, xB, dt, A, C, D, starts, num_valid, ancestors, scores)
+    reason = kernel.why_unsupported(records, xB.shape[2])
+    static = {"layer": layer, "records": records, "dtype": dtype}
+    return run(where, implementation, RINGS, *arrays, unsupported=reason, **static)
 
 
-def _checked(where: str, x, dt, A, B, C, starts, num_valid) -> jax.Array:
-    """Checks what both windows take; returns num_valid, all queries for None."""
+def _checked(where: str, x, dt, A, B, C, starts, num_valid, ancestors) -> jax.Array:
+    """Checks what windows over records take; returns num_valid, all queries for None."""
     check_rank(where, "x", x, 4)
     check_rank(where, "C", C, 4)
     rows, slots, heads, _ = x.shape
     check_shape(where, "dt", dt, (rows, slots, heads))
     check_shape(where, "A", A, (heads,))
     check_shape(where, "B", B, (rows, slots, *C.shape[2:]))
-    check_shape(where, "starts", starts, (rows,))
+    if heads % C.shape[2]:
+        raise ValueError(
+            f"{where}: groups of B must divide the heads of x, got {C.shape[2]} and {heads}"
+        )
     if num_valid is None:
         num_valid = jnp.full(rows, C.shape[1], jnp.int32)
-    check_shape(where, "num_valid", num_valid, (rows,))
+    _check_rows(where, rows, C.shape[1], starts, num_valid, ancestors)
     return num_valid
+
+
+def _check_rows(where: str, rows: int, tokens: int, starts, num_valid, ancestors) -> None:
+    check_shape(where, "starts", starts, (rows,))
+    check_shape(where, "num_valid", num_valid, (rows,))
+    if ancestors is None:
+        return
+    check_shape(where, "ancestors", ancestors, (rows, tokens))
+    if tokens > MOST_IN_A_TREE:
+        raise ValueError(
+            f"{where}: a tree must have at most {MOST_IN_A_TREE} new tokens, got {tokens}"
+        )
+
+
+def _check_frames(where: str, arena, name: str, frames, rows: int, records: Records) -> None:
+    """Checks that a table's lines hold all heads of a layer."""
+    check_rank(where, name, frames, 2)
+    check_rank(where, "arena", arena, 2)
+    held = arena.shape[1] // records.head_words * frames.shape[1]
+    if held < records.num_heads or frames.shape[0] != rows:
+        raise ValueError(
+            f"{where}: {name} must hold {records.num_heads} heads of each of {rows} rows, got {held} "
+            f"in {frames.shape}"
+        )
 
 
 def fold(
@@ -134,7 +244,7 @@ def fold(
         x, dt, B: ring records, as in `ssd_window`.
         A: [M] decay rates, negative.
         lengths: int32[B] records that count, or None for all.
-        implementation: "reference", "xla", or None to choose.
+        implementation: "reference", "xla", "pallas", or None to choose.
 
     Returns:
         [B, M, P, R] float32, the state after the last record that counts.
@@ -156,4 +266,54 @@ def fold(
     if lengths is None:
         lengths = jnp.full(rows, slots, jnp.int32)
     check_shape(where, "lengths", lengths, (rows,))
-    return choose(implementation, FOLDS, where)(state, x, dt, A, B, lengths)
+    reason = kernel.why_unsupported(Records.of(x, B), slots)
+    return run(where, implementation, FOLDS, state, x, dt, A, B, lengths, unsupported=reason)
+
+
+def fold_frames(
+    arena: jax.Array,
+    read: jax.Array,
+    write: jax.Array,
+    exists: jax.Array,
+    lengths: jax.Array,
+    xB: jax.Array,
+    dt: jax.Array,
+    A: jax.Array,
+    *,
+    records: Records,
+    per_layer: int,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """`fold` of all layers of some rows, from frames to frames of one arena; returns the arena.
+
+    Args:
+        arena: uint32[U, W], as in `ssd_window_frames`.
+        read, write: int32[B, F] frames of each row's old and new checkpoint, the same or others, layer
+            by layer; what follows the last layer's is not looked at.
+        exists: bool[B]; where false the old state is zero.
+        lengths: int32[B] records to fold; a row of length -1 is left alone.
+        xB, dt: rings, as in `ssd_window_rings`; row b's are at place b.
+        A: float32[L, M] decay rates.
+        records: how x and B lie in a record. per_layer: frames of one layer.
+        implementation: "reference", "xla", "pallas", or None to choose.
+    """
+    where = "fold_frames"
+    check_rank(where, "xB", xB, 4)
+    rows, layers = lengths.shape[0], xB.shape[0]
+    check_shape(where, "xB", xB, (*xB.shape[:3], records.size))
+    check_shape(where, "dt", dt, (*xB.shape[:3], records.num_heads))
+    check_shape(where, "A", A, (layers, records.num_heads))
+    check_shape(where, "exists", exists, (rows,))
+    for name, frames in (("read", read), ("write", write)):
+        check_rank(where, name, frames, 2)
+        own = frames[:, :per_layer]
+        _check_frames(where, arena, name, own, rows, records)
+        if frames.shape[1] < layers * per_layer:
+            raise ValueError(
+                f"{where}: {name} must have {layers * per_layer} frames a row for {layers} layers, "
+                f"got {frames.shape[1]}"
+            )
+    arrays = (arena, read, write, exists, lengths, xB, dt, A)
+    reason = kernel.why_unsupported(records, xB.shape[2])
+    static = {"records": records, "per_layer": per_layer}
+    return run(where, implementation, FRAME_FOLDS, *arrays, unsupported=reason, **static)

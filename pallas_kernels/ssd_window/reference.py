@@ -6,27 +6,43 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.ssd_scan.reference import ssd_scan_reference
+from pallas_kernels.ssd_window.records import split_records
 
 
-def ssd_window_reference(state, x, dt, A, B, C, starts, num_valid):
-    """Runs the recurrence over the ring for each query, C standing only at the query's slot."""
+def ssd_window_reference(state, x, dt, A, B, C, starts, num_valid, ancestors):
+    """Runs the recurrence over the ring for each query, C standing only at the query's slot.
+
+    The steps of records that a query does not see change nothing: their dt is 0.
+    """
     slots = jnp.arange(x.shape[1])
     x = x.astype(jnp.float32)  # the scan returns the dtype of x
+    seen = visible(starts, C.shape[1], x.shape[1], ancestors)
 
-    def query(t_and_C):
-        t, C_t = t_and_C  # C_t: [B, G, R]
+    def query(inputs):
+        t, C_t, seen_t = inputs  # C_t: [B, G, R], seen_t: [B, S]
         at_slot = (slots == (starts + t)[:, None])[:, :, None, None]  # [B, S, 1, 1]
         last = jnp.where(t < num_valid, starts + t + 1, 0)
-        y, _ = ssd_scan_reference(
-            x, dt, A, B, jnp.where(at_slot, C_t[:, None], 0), state, last, last
-        )
+        own_dt, own_C = jnp.where(seen_t[..., None], dt, 0.0), jnp.where(at_slot, C_t[:, None], 0)
+        y, _ = ssd_scan_reference(x, own_dt, A, B, own_C, state, last, last)
         return jnp.sum(jnp.where(at_slot, y, 0), axis=1)
 
-    ys = jax.lax.map(query, (jnp.arange(C.shape[1]), jnp.moveaxis(C, 1, 0)))
-    return jnp.moveaxis(ys, 0, 1)
+    queries = (jnp.arange(C.shape[1]), jnp.moveaxis(C, 1, 0), jnp.moveaxis(seen, 1, 0))
+    return jnp.moveaxis(jax.lax.map(query, queries), 0, 1)
 
 
-def ssd_window_frames_reference(arena, frames, exists, x, dt, A, B, C, starts, num_valid):
+def visible(starts, tokens: int, slots: int, ancestors) -> jax.Array:
+    """bool[B, T, S]: the records a query sees: those before the window, and its own and its ancestors'."""
+    slot = jnp.arange(slots)
+    new = slot - starts[:, None]  # [B, S] number of the new token at a slot
+    if ancestors is None:
+        return new[:, None] <= jnp.arange(tokens)[:, None]
+    bits = ancestors[:, :, None] >> jnp.clip(new, 0, 31)[:, None]
+    return (new[:, None] < 0) | ((bits & 1 > 0) & (new < tokens)[:, None])
+
+
+def ssd_window_frames_reference(
+    arena, frames, exists, x, dt, A, B, C, starts, num_valid, ancestors
+):
     """Gathers the states, zeros where there is none, and asks `ssd_window_reference`."""
     rows, (heads, width), size = x.shape[0], x.shape[2:], C.shape[-1]
     words = arena[frames]  # [B, n, W]
@@ -34,8 +50,64 @@ def ssd_window_frames_reference(arena, frames, exists, x, dt, A, B, C, starts, n
     state = jax.lax.bitcast_convert_type(words[..., :whole], jnp.float32)
     state = state.reshape(rows, -1, width, size)[:, :heads]
     state = jnp.where(exists[:, None, None, None], state, 0.0)
-    return ssd_window_reference(state, x, dt, A, B, C, starts, num_valid), arena
+    return ssd_window_reference(state, x, dt, A, B, C, starts, num_valid, ancestors), arena
+
+
+def ssd_window_rings_reference(
+    arena,
+    frames,
+    exists,
+    xB,
+    dt,
+    A,
+    C,
+    D,
+    starts,
+    num_valid,
+    ancestors,
+    scores,
+    *,
+    layer,
+    records,
+    dtype,
+    window=ssd_window_frames_reference,
+):
+    """Cuts the layer's records out of the rings and asks the window over frames; makes its own scores."""
+    rows, tokens = C.shape[:2]
+    x, B = split_records(xB[layer, :rows], records)
+    C = C.reshape(rows, tokens, records.num_groups, records.state_size)
+    own = (x, dt[layer, :rows], A, B, C)
+    y, _ = window(arena, frames, exists, *own, starts, num_valid, ancestors)
+    if D is not None:
+        place = jnp.minimum(starts[:, None] + jnp.arange(tokens), x.shape[1] - 1)
+        new = jnp.take_along_axis(x, place[:, :, None, None], axis=1).astype(jnp.float32)
+        counts = (jnp.arange(tokens) < num_valid[:, None])[..., None, None]
+        y = y + jnp.where(counts, D[:, None] * new, 0)
+    return y.astype(dtype)
 
 
 def fold_reference(state, x, dt, A, B, lengths):
     return ssd_scan_reference(x, dt, A, B, B, state, lengths, lengths)[1]
+
+
+def fold_frames_reference(
+    arena, read, write, exists, lengths, xB, dt, A, *, records, per_layer, fold=fold_reference
+):
+    """Folds one row and one layer after another."""
+    per_frame = min(arena.shape[1] // records.head_words, records.num_heads)
+    words = per_frame * records.head_words
+    for row in range(read.shape[0]):
+        for layer in range(A.shape[0]):
+            own = slice(layer * per_layer, (layer + 1) * per_layer)
+            old = jax.lax.bitcast_convert_type(arena[read[row, own], :words], jnp.float32)
+            old = old.reshape(1, -1, records.head_dim, records.state_size)
+            padding = old.shape[1] - records.num_heads
+            old = jnp.where(exists[row], old[:, : records.num_heads], 0.0)
+            x, B = split_records(xB[layer, row : row + 1], records)
+            length = jnp.maximum(lengths[row : row + 1], 0)
+            new = fold(old, x, dt[layer, row : row + 1], A[layer], B, length)
+            new = jnp.pad(new, ((0, 0), (0, padding), (0, 0), (0, 0)))
+            new = jax.lax.bitcast_convert_type(new, jnp.uint32).reshape(per_layer, words)
+            kept = jnp.where(lengths[row] >= 0, new, arena[write[row, own], :words])
+            arena = arena.at[write[row, own], :words].set(kept)
+    return arena

@@ -7,9 +7,14 @@ import jax.numpy as jnp
 
 from pallas_kernels.decay import lag, running_decay
 from pallas_kernels.dispatch import HIGHEST
+from pallas_kernels.ssd_window.reference import (
+    fold_frames_reference,
+    ssd_window_rings_reference,
+    visible,
+)
 
 
-def ssd_window_xla(state, x, dt, A, B, C, starts, num_valid):
+def ssd_window_xla(state, x, dt, A, B, C, starts, num_valid, ancestors):
     """See `api.ssd_window`.
 
     With c the running sum of dt A over the ring: for the query at slot i,
@@ -20,10 +25,10 @@ def ssd_window_xla(state, x, dt, A, B, C, starts, num_valid):
     grouped = state.reshape(rows, groups, heads // groups, width, size)
     C = _counting(C, num_valid)
     carried = jnp.einsum("btgr,bghpr->btghp", C, grouped, precision=HIGHEST)
-    return _outputs(carried, x, dt, A, B, C, starts, num_valid)
+    return _outputs(carried, x, dt, A, B, C, starts, num_valid, ancestors)
 
 
-def ssd_window_frames_xla(arena, frames, exists, x, dt, A, B, C, starts, num_valid):
+def ssd_window_frames_xla(arena, frames, exists, x, dt, A, B, C, starts, num_valid, ancestors):
     """See `api.ssd_window_frames`. A loop over frames: what a step reads of the arena stays in the cache."""
     rows, tokens, groups, size = C.shape
     heads, width = x.shape[2:]
@@ -52,7 +57,12 @@ def ssd_window_frames_xla(arena, frames, exists, x, dt, A, B, C, starts, num_val
     carried = carried.reshape(rows, tokens, per_row * per_frame, width)[:, :, :heads]
     carried = jnp.where(exists[:, None, None, None], carried, 0.0)
     carried = carried.reshape(rows, tokens, groups, heads // groups, width)
-    return _outputs(carried, x, dt, A, B, C, starts, num_valid), arena
+    return _outputs(carried, x, dt, A, B, C, starts, num_valid, ancestors), arena
+
+
+def ssd_window_rings_xla(*arrays, **static):
+    """See `api.ssd_window_rings`."""
+    return ssd_window_rings_reference(*arrays, **static, window=ssd_window_frames_xla)
 
 
 def _counting(C, num_valid):
@@ -61,7 +71,7 @@ def _counting(C, num_valid):
     return jnp.where(counts[:, :, None, None], C, 0).astype(jnp.float32)
 
 
-def _outputs(carried, x, dt, A, B, C, starts, num_valid):
+def _outputs(carried, x, dt, A, B, C, starts, num_valid, ancestors):
     """The window's outputs from what the checkpoint carries, S C of [B, T, G, h, P], and the ring.
 
     Records past the live slots are zeroed, not only masked, so garbage there (NaN too) is inert.
@@ -79,12 +89,18 @@ def _outputs(carried, x, dt, A, B, C, starts, num_valid):
     dt = jnp.where(live[:, :, None], dt, 0.0)
     x = x.reshape(rows, slots, groups, per_group, width)
     dt = dt.reshape(rows, slots, groups, per_group)
-    decay = running_decay(dt * A.reshape(groups, per_group), axis=1)  # [B, S, G, h] twice
-    place = jnp.minimum(query, slots - 1)[:, :, None, None]
-    at_query = [jnp.take_along_axis(part, place, axis=1) for part in decay]
-    seen = slot[None, None] <= query[:, :, None]  # [B, T, S]
-    between = lag([part[:, :, None] for part in at_query], [part[:, None] for part in decay])
-    between = jnp.where(seen[..., None, None], between, -jnp.inf)
+    steps = dt * A.reshape(groups, per_group)
+    seen = visible(starts, tokens, slots, ancestors)[..., None, None]  # [B, T, S, 1, 1]
+    if ancestors is None:
+        decay = running_decay(steps, axis=1)  # [B, S, G, h] twice
+        place = jnp.minimum(query, slots - 1)[:, :, None, None]
+        at_query = [jnp.take_along_axis(part, place, axis=1) for part in decay]
+        decay = [part[:, None] for part in decay]
+    else:
+        decay = running_decay(jnp.where(seen, steps[:, None], 0.0), axis=2)  # [B, T, S, G, h] twice
+        at_query = [part[:, :, -1] for part in decay]
+    between = lag([part[:, :, None] for part in at_query], decay)
+    between = jnp.where(seen, between, -jnp.inf)
     scores = jnp.einsum("btgr,bsgr->btsg", C, B, precision=HIGHEST)
     weights = scores[..., None] * jnp.exp(between) * dt[:, None]  # [B, T, S, G, h]
     if tokens == 1:  # a product would have x transposed first
@@ -112,3 +128,8 @@ def fold_xla(state, x, dt, A, B, lengths):
     left = left.reshape(rows, slots, groups, per_group, width)
     added = jnp.einsum("bsghp,bsgr->bghpr", left, B, precision=HIGHEST)
     return state * jnp.exp(sum(last))[:, 0, :, None, None] + added.reshape(rows, heads, width, size)
+
+
+def fold_frames_xla(*arrays, **static):
+    """See `api.fold_frames`."""
+    return fold_frames_reference(*arrays, **static, fold=fold_xla)

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import fold, ssd_scan, ssd_window, ssd_window_frames
-from pallas_kernels.ssd_window.api import FOLDS, FRAMES, WINDOWS
+from pallas_kernels import fold, ssd_scan, ssd_window
+from pallas_kernels.ssd_window.api import FOLDS, WINDOWS
 from pallas_kernels.ssd_window.cases import SMALL_CASES, Case, make_inputs
+from tests.kernels.lowered import kernels_in
 
 FAST = sorted(set(WINDOWS) - {"reference"})
 TOLERANCE = {"float32": 1e-6}  # of the norm; outputs are float32 whatever the records' dtype
@@ -208,15 +209,25 @@ class TestImplementation:
             assert_same_bits(got[row], want_state)
 
 
-def test_none_chooses_the_fast_form_and_a_name_is_obeyed():
+@pytest.mark.parametrize(
+    ("function", "kernel"), [(ssd_window, "ssd_window"), (fold, "ssd_fold")], ids=["window", "fold"]
+)
+def test_none_chooses_by_platform_and_a_name_is_obeyed(function, kernel):
     inputs = make_inputs(SMALL_CASES[0])
+    inputs = inputs if function is ssd_window else fold_inputs(inputs)
 
-    def program(function, inputs, name) -> str:
-        return str(jax.make_jaxpr(lambda i: function(**i, implementation=name))(inputs))
+    def with_name(name):
+        return lambda inputs: function(**inputs, implementation=name)
 
-    for function, given in ((ssd_window, inputs), (fold, fold_inputs(inputs))):
-        assert program(function, given, None) == program(function, given, "xla")
-        assert program(function, given, None) != program(function, given, "reference")
+    assert (
+        kernels_in(with_name(None), inputs) == kernels_in(with_name("pallas"), inputs) == [kernel]
+    )
+    assert kernels_in(with_name("xla"), inputs) == []
+    loops = {
+        name: "stablehlo.while" in jax.jit(with_name(name)).lower(inputs).as_text()
+        for name in (None, "xla", "reference", "pallas")
+    }  # the scan of the reference, and the grid that interpret mode walks
+    assert loops == {None: False, "xla": False, "reference": True, "pallas": True}
     assert sorted(WINDOWS) == sorted(FOLDS)
 
 
@@ -232,6 +243,7 @@ def test_none_chooses_the_fast_form_and_a_name_is_obeyed():
         (fold, {"B": jnp.ones((3, 31, 2, 16))}, r"fold: B must .* got \(3, 31, 2, 16\)"),
         (fold, {"lengths": jnp.ones(2, jnp.int32)}, r"fold: lengths .* \(3,\), got \(2,\)"),
         (fold, {"dt": jnp.ones((3, 32, 1))}, r"fold: dt .* \(3, 32, 6\), got \(3, 32, 1\)"),
+        (ssd_window, {"ancestors": jnp.ones((3, 2), jnp.int32)}, r"ancestors .* got \(3, 2\)"),
     ],
 )
 def test_a_wrong_argument_is_named(function, change, message):
@@ -239,42 +251,3 @@ def test_a_wrong_argument_is_named(function, change, message):
     inputs = inputs if function is ssd_window else fold_inputs(inputs)
     with pytest.raises(ValueError, match=message):
         function(**inputs | change)
-
-
-def in_frames(state: jax.Array, per_frame: int, seed: int = 0) -> tuple[jax.Array, jax.Array]:
-    """The states in shuffled frames of an arena whose other words are NaN, and the frames' table."""
-    rows, heads, width, size = state.shape
-    per_row, words = -(-heads // per_frame), width * size
-    table = np.random.default_rng(seed).permutation(rows * per_row + 3)[: rows * per_row] + 1
-    table = table.reshape(rows, per_row).astype(np.int32)
-    arena = np.full((table.max() + 3, per_frame * words + 5), np.nan, np.float32)
-    for row, ids in enumerate(table):
-        flat = np.asarray(state[row]).reshape(heads, words)
-        for place, frame in enumerate(ids):
-            part = flat[place * per_frame : (place + 1) * per_frame].ravel()
-            arena[frame, : part.size] = part
-    return jnp.asarray(arena.view(np.uint32)), jnp.asarray(table)
-
-
-@pytest.mark.parametrize("per_frame", [1, 4, 64])
-@pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
-@pytest.mark.parametrize("implementation", sorted(FRAMES))
-def test_states_in_frames_give_the_windows_outputs(case, per_frame, implementation):
-    inputs = make_inputs(case)
-    state = inputs.pop("state")
-    exists = jnp.arange(case.rows) % 3 != 1
-    arena, table = in_frames(state, per_frame)
-    table = jnp.where(exists[:, None], table, 0)  # frame 0 is NaN throughout
-    run = jax.jit(functools.partial(ssd_window_frames, implementation=implementation))
-    y, after = run(arena, table, exists, **inputs)
-    empty = jnp.where(exists[:, None, None, None], state, 0.0)
-    assert_close(y, window(empty, **inputs, implementation="reference"))
-    assert_same_bits(after, arena)
-
-
-def test_frames_that_cannot_hold_the_heads_are_refused():
-    case = RING
-    inputs = make_inputs(case)
-    arena, table = in_frames(inputs.pop("state"), 2)
-    with pytest.raises(ValueError, match="must hold 6 heads of each of 4 rows, got 4 in"):
-        ssd_window_frames(arena, table[:, :2], jnp.ones(4, bool), **inputs)

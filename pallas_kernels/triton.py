@@ -1,0 +1,113 @@
+"""Pallas' Triton backend: the only module that imports it.
+
+A kernel reads whole arrays by explicit indices with masks, since the backend has no bounds checks, takes no
+values whose sizes are not powers of two, and cannot slice a value. A whole array costs nothing to pass: it is
+a pointer. Interpret mode, which the CPU runs, slices it in every program: keep arenas small in tests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+
+from pallas_kernels.decay import LOWEST, STEPS_PER_UNIT
+from pallas_kernels.dispatch import HIGHEST
+
+
+def call(
+    kernel: Callable,
+    *operands: jax.Array,
+    grid: tuple[int, ...],
+    out_shape: jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...],
+    name: str,
+    num_warps: int,
+    num_stages: int = 2,
+    aliases: dict[int, int] | None = None,
+) -> jax.Array:
+    """Runs a kernel on whole arrays: compiled for CUDA, interpreted on a CPU.
+
+    Args:
+        kernel: takes a ref per operand, then one per output.
+        grid: programs. name: of the kernel in lowered text and profiles.
+        aliases: operand index to the output that takes its place.
+    """
+
+    def run(interpret: bool):
+        return pl.pallas_call(
+            kernel,
+            grid=grid,
+            out_shape=out_shape,
+            input_output_aliases=aliases or {},
+            compiler_params=pltriton.CompilerParams(num_warps=num_warps, num_stages=num_stages),
+            interpret=interpret,
+            name=name,
+        )
+
+    return jax.lax.platform_dependent(*operands, cpu=run(True), cuda=run(False))
+
+
+def load(ref, *index, mask=None, other=0) -> jax.Array:
+    """Values at the broadcast indices; `other` where the mask is false."""
+    if mask is None:
+        return pltriton.load(ref.at[index])
+    shape = jnp.broadcast_shapes(*(jnp.shape(i) for i in index))
+    mask = jnp.broadcast_to(mask, shape)
+    return pltriton.load(ref.at[index], mask=mask, other=jnp.asarray(other, ref.dtype))
+
+
+def store(ref, *index, value: jax.Array, mask=None) -> None:
+    """Writes values, in the ref's dtype, at the broadcast indices where the mask is true."""
+    if mask is not None:
+        mask = jnp.broadcast_to(mask, value.shape)
+    pltriton.store(ref.at[index], value.astype(ref.dtype), mask=mask)
+
+
+def power_of_two(size: int) -> int:
+    """The least power of two that is at least `size`."""
+    return 1 << (size - 1).bit_length()
+
+
+def line(size: int, axis: int = 0, rank: int = 1) -> jax.Array:
+    """0 .. power_of_two(size) - 1 along one axis of `rank`."""
+    shape = tuple(power_of_two(size) if i == axis else 1 for i in range(rank))
+    return jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+
+
+def widen(bits: jax.Array) -> jax.Array:
+    """float32 of floats, or of the bits of bfloat16 (uint16) or float32 (uint32)."""
+    if bits.dtype == jnp.uint16:
+        bits = jax.lax.bitcast_convert_type(bits, jnp.bfloat16)
+    elif bits.dtype == jnp.uint32:
+        return jax.lax.bitcast_convert_type(bits, jnp.float32)
+    return bits.astype(jnp.float32)
+
+
+def narrow(x: jax.Array, dtype) -> jax.Array:
+    """x as `dtype`, or as the bits that `widen` reads for uint16 and uint32."""
+    if dtype == jnp.uint16:
+        return jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
+    if dtype == jnp.uint32:
+        return jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+    return x.astype(dtype)
+
+
+def dot(a: jax.Array, b: jax.Array) -> jax.Array:
+    """a @ b in float32: exact products of bfloat16, and never TF32 for float32."""
+    precision = HIGHEST if a.dtype == jnp.float32 else None
+    return jnp.dot(a, b, preferred_element_type=jnp.float32, precision=precision)
+
+
+def coarse_and_fine(exponents: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Exponents as two parts whose running sums keep full precision: see `decay.running_decay`."""
+    exponents = jnp.maximum(exponents, LOWEST)
+    coarse = jnp.floor(exponents * STEPS_PER_UNIT + 0.5) / STEPS_PER_UNIT
+    return coarse, exponents - coarse
+
+
+def cdiv(a, b: int):
+    return (a + b - 1) // b if not isinstance(a, int) else math.ceil(a / b)

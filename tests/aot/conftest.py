@@ -1,0 +1,26 @@
+"""Compiling for an H200: skipped where the CUDA plugin of jax is not installed."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import importlib.util
+
+import jax
+import pytest
+
+jax.config.update("jax_enable_compilation_cache", False)  # a stored program comes without a report
+
+PLUGIN = "jax_plugins.xla_cuda12"
+INSTALL = 'compiling for CUDA needs jax\'s plugin: pip install "jax[cuda12-local]"'
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    found = importlib.util.find_spec("jax_plugins") and importlib.util.find_spec(PLUGIN)
+    if not found:
+        for item in items:
+            if "/aot/" in item.path.as_posix():
+                item.add_marker(pytest.mark.skip(reason=INSTALL))

@@ -1,0 +1,88 @@
+"""Every kernel compiled for an H200 at the shapes of real models: no spills, shared memory within the chip's."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels.ssd_window import Records, fold_frames, ssd_window_rings
+from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
+
+NEMOTRON_H_8B = Records(num_heads=128, head_dim=64, num_groups=8, state_size=128)
+GRANITE_4_H_SMALL = Records(num_heads=128, head_dim=64, num_groups=1, state_size=128)
+ROWS, LAYERS, FRAMES, PER_LAYER = 64, 3, 256, 16
+
+
+def spec(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+
+def arena_of(records: Records, frames: int = FRAMES) -> jax.ShapeDtypeStruct:
+    words = records.num_heads // PER_LAYER * records.head_words
+    return spec(frames, words, dtype="uint32")
+
+
+def assert_only(compiled: Compiled, kernel: str, *, others: int = 0) -> None:
+    """The program is one launch of `kernel` and a few small ones for its arguments."""
+    assert set(compiled.kinds) == {"kCustomKernel"}
+    (launch,) = compiled.named(kernel)
+    assert launch.shared_bytes <= SHARED_MEMORY
+    assert len(compiled.launches) <= 1 + others
+
+
+@pytest.mark.parametrize("records", [NEMOTRON_H_8B, GRANITE_4_H_SMALL], ids=["G8", "G1"])
+@pytest.mark.parametrize("tokens", [1, 5, 16])
+def test_window_over_rings(records, tokens):
+    slots = 32 + tokens - 1
+
+    def window(arena, frames, exists, xB, dt, A, C, D, starts, num_valid, scores):
+        return ssd_window_rings(
+            *(arena, frames, exists, xB, dt, A, C),
+            layer=1,
+            records=records,
+            starts=starts,
+            num_valid=num_valid,
+            D=D,
+            scores=scores,
+            dtype=jnp.bfloat16,
+        )
+
+    compiled = compile_for_h200(
+        window,
+        arena_of(records),
+        spec(ROWS, PER_LAYER, dtype="int32"),
+        spec(ROWS, dtype="int32"),
+        spec(LAYERS, ROWS + 1, slots, records.size, dtype="uint16"),
+        spec(LAYERS, ROWS + 1, slots, records.num_heads),
+        spec(records.num_heads),
+        spec(ROWS, tokens, records.num_groups * records.state_size, dtype="bfloat16"),
+        spec(records.num_heads),
+        spec(ROWS, dtype="int32"),
+        spec(ROWS, dtype="int32"),
+        spec(ROWS, tokens, records.num_groups, slots),
+    )
+    assert_only(compiled, "ssd_window")
+    assert compiled.temp_bytes < 1024
+
+
+def test_fold_in_place():
+    records = NEMOTRON_H_8B
+
+    def fold(arena, read, write, exists, lengths, xB, dt, A):
+        return fold_frames(
+            *(arena, read, write, exists, lengths, xB, dt, A), records=records, per_layer=PER_LAYER
+        )
+
+    arena, frames = arena_of(records), spec(ROWS, LAYERS * PER_LAYER + 1, dtype="int32")
+    compiled = compile_for_h200(
+        *(fold, arena, frames, frames),
+        spec(ROWS, dtype="int32"),
+        spec(ROWS, dtype="int32"),
+        spec(LAYERS, ROWS + 1, 32, records.size, dtype="uint16"),
+        spec(LAYERS, ROWS + 1, 32, records.num_heads),
+        spec(LAYERS, records.num_heads),
+        donate=(0,),
+    )
+    assert_only(compiled, "ssd_fold")
+    assert compiled.alias_bytes >= 4 * arena.size and compiled.temp_bytes < 1024

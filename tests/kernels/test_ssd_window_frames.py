@@ -1,0 +1,216 @@
+"""Windows and folds whose states lie in frames and whose records lie in rings, and windows over trees."""
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import fold, ssd_window, ssd_window_frames
+from pallas_kernels.ssd_window import Records, fold_frames, ssd_window_rings
+from pallas_kernels.ssd_window.api import FRAME_FOLDS, FRAMES, RINGS, WINDOWS
+from pallas_kernels.ssd_window.cases import SMALL_CASES, make_inputs
+from tests.kernels.lowered import kernels_in
+from tests.kernels.test_ssd_window import (
+    RING,
+    assert_close,
+    assert_same_bits,
+    relative_error,
+    window,
+)
+
+FAST = sorted(set(WINDOWS) - {"reference"})
+# A root with two children, one of which has a child; the last token stands alone.
+TREE = jnp.asarray([0b00001, 0b00011, 0b00101, 0b01011, 0b10000], jnp.int32)
+PATHS = ((0,), (0, 1), (0, 2), (0, 1, 3), (4,))
+
+
+def in_frames(state: jax.Array, per_frame: int, seed: int = 0) -> tuple[jax.Array, jax.Array]:
+    """The states in shuffled frames of an arena whose other words are NaN, and the frames' table."""
+    rows, heads, width, size = state.shape
+    per_row, words = -(-heads // per_frame), width * size
+    table = np.random.default_rng(seed).permutation(rows * per_row + 3)[: rows * per_row] + 1
+    table = table.reshape(rows, per_row).astype(np.int32)
+    arena = np.full((table.max() + 3, per_frame * words + 5), np.nan, np.float32)
+    for row, ids in enumerate(table):
+        flat = np.asarray(state[row]).reshape(heads, words)
+        for place, frame in enumerate(ids):
+            part = flat[place * per_frame : (place + 1) * per_frame].ravel()
+            arena[frame, : part.size] = part
+    return jnp.asarray(arena.view(np.uint32)), jnp.asarray(table)
+
+
+@pytest.mark.parametrize("per_frame", [1, 4, 64])
+@pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("implementation", sorted(FRAMES))
+def test_states_in_frames_give_the_windows_outputs(case, per_frame, implementation):
+    inputs = make_inputs(case)
+    state = inputs.pop("state")
+    exists = jnp.arange(case.rows) % 3 != 1
+    arena, table = in_frames(state, per_frame)
+    table = jnp.where(exists[:, None], table, 0)  # frame 0 is NaN throughout
+    run = jax.jit(functools.partial(ssd_window_frames, implementation=implementation))
+    y, after = run(arena, table, exists, **inputs)
+    empty = jnp.where(exists[:, None, None, None], state, 0.0)
+    assert_close(y, window(empty, **inputs, implementation="reference"))
+    assert_same_bits(after, arena)
+
+
+def test_frames_that_cannot_hold_the_heads_are_refused():
+    case = RING
+    inputs = make_inputs(case)
+    arena, table = in_frames(inputs.pop("state"), 2)
+    with pytest.raises(ValueError, match="must hold 6 heads of each of 4 rows, got 4 in"):
+        ssd_window_frames(arena, table[:, :2], jnp.ones(4, bool), **inputs)
+
+
+def in_rings(inputs: dict, layers: int, layer: int, spare_rows: int = 1) -> tuple:
+    """The records as bits at one layer of rings whose other layers and rows are NaN, and their sizes."""
+    x, B, dt = inputs["x"], inputs["B"], inputs["dt"]
+    lead = x.shape[:2]
+    joined = jnp.concatenate([x.reshape(*lead, -1), B.reshape(*lead, -1)], axis=-1)
+    bits = jnp.uint16 if joined.dtype == jnp.bfloat16 else jnp.uint32
+    pad = ((layer, layers - layer - 1), (0, spare_rows), (0, 0), (0, 0))
+    xB = jnp.pad(joined[None], pad, constant_values=np.nan)
+    dt = jnp.pad(dt[None], pad, constant_values=np.nan)
+    return jax.lax.bitcast_convert_type(xB, bits), dt, Records.of(x, B)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("implementation", sorted(RINGS))
+def test_records_in_rings_give_the_windows_outputs(case, dtype, implementation):
+    inputs = make_inputs(case, dtype=dtype)
+    arena, table = in_frames(inputs["state"], 2)
+    xB, dt, records = in_rings(inputs, layers=3, layer=1)
+    C = inputs["C"].reshape(*inputs["C"].shape[:2], -1)
+    exists, D = jnp.ones(case.rows, bool), jnp.linspace(-1, 2, case.heads)
+    scores = jnp.einsum(
+        "btgr,bsgr->btgs", *(inputs[n].astype(jnp.float32) for n in "CB"), precision="highest"
+    )
+    dead = jnp.arange(case.slots) >= (inputs["starts"] + inputs["num_valid"])[:, None]
+    scores = jnp.where(dead[:, None, None], jnp.nan, scores)
+    rows = {name: inputs[name] for name in ("starts", "num_valid")}
+    run = functools.partial(ssd_window_rings, layer=1, records=records, **rows)
+    run = jax.jit(functools.partial(run, implementation=implementation))
+    want = window(**inputs, implementation="reference")
+    assert_close(run(arena, table, exists, xB, dt, inputs["A"], C), want)
+    own = inputs["starts"][:, None] + jnp.arange(case.tokens)
+    own = jnp.minimum(own, case.slots - 1)[..., None, None]
+    x = jnp.take_along_axis(inputs["x"], own, axis=1).astype(jnp.float32)
+    counts = (jnp.arange(case.tokens) < inputs["num_valid"][:, None])[..., None, None]
+    want = jnp.where(counts, want + D[:, None] * x, 0)
+    assert_close(run(arena, table, exists, xB, dt, inputs["A"], C, D=D, scores=scores), want)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("per_frame", [1, 4])
+@pytest.mark.parametrize("implementation", sorted(FRAME_FOLDS))
+def test_folds_between_frames_are_folds_of_each_layer(dtype, per_frame, implementation):
+    """Two layers; row 0 folds in place, row 1 into other frames, row 2 from nothing, row 3 not at all."""
+    layers = [make_inputs(RING, seed=seed, dtype=dtype) for seed in (1, 2)]
+    lengths = jnp.asarray([32, 7, 19, -1], jnp.int32)
+    exists = jnp.asarray([True, True, False, True])
+    arenas, tables = zip(
+        *(in_frames(x["state"], per_frame, i) for i, x in enumerate(layers)), strict=True
+    )
+    size = arenas[0].shape[0]
+    spare = np.arange(8 * tables[0].shape[1], dtype=np.int32).reshape(4, -1) + 2 * size
+    nan = jnp.full((spare.size, arenas[0].shape[1]), 0xFFFFFFFF, jnp.uint32)
+    arena = jnp.concatenate([*arenas, nan])
+    read = jnp.concatenate([tables[0], tables[1] + size], axis=1)
+    read = jnp.where(exists[:, None], read, 0)
+    write = jnp.where(jnp.asarray([True, False, False, False])[:, None], read, spare)
+    rings = [in_rings(x, layers=1, layer=0) for x in layers]
+    xB, dt = (jnp.concatenate(parts) for parts in zip(*(r[:2] for r in rings), strict=True))
+    A = jnp.stack([x["A"] for x in layers])
+    run = functools.partial(fold_frames, records=rings[0][2], per_layer=tables[0].shape[1])
+    run = jax.jit(functools.partial(run, implementation=implementation))
+    got = np.asarray(run(arena, read, write, exists, lengths, xB, dt, A))
+    words = RING.width * RING.size
+    for index, inputs in enumerate(layers):
+        state = jnp.where(exists[:, None, None, None], inputs["state"], 0.0)
+        records = {name: inputs[name] for name in ("x", "dt", "A", "B")}
+        counted = jnp.maximum(lengths, 0)
+        want = fold(state, **records, lengths=counted, implementation="reference")
+        for row in range(3):
+            frames = write[row].reshape(2, -1)[index]
+            heads = got[np.asarray(frames), : per_frame * words].view(np.float32)
+            assert_close(heads.reshape(-1, RING.width, RING.size)[: RING.heads], want[row])
+    untouched = np.setdiff1d(np.arange(len(got)), np.asarray(write[:3]))
+    assert_same_bits(got[untouched], np.asarray(arena)[untouched])
+
+
+def test_rings_and_frames_name_their_kernels():
+    inputs = make_inputs(RING)
+    arena, table = in_frames(inputs["state"], 2)
+    xB, dt, records = in_rings(inputs, layers=1, layer=0)
+    exists, C = jnp.ones(RING.rows, bool), inputs["C"].reshape(RING.rows, RING.tokens, -1)
+    rows = {name: inputs[name] for name in ("starts", "num_valid")}
+
+    def windows(arena, table, xB, dt, A, C):
+        run = functools.partial(ssd_window_rings, layer=0, records=records, **rows)
+        return run(arena, table, exists, xB, dt, A, C)
+
+    def folds(arena, table, xB, dt, A):
+        run = functools.partial(fold_frames, records=records, per_layer=table.shape[1])
+        return run(arena, table, table, exists, rows["num_valid"], xB, dt, A[None])
+
+    assert kernels_in(windows, arena, table, xB, dt, inputs["A"], C) == ["ssd_window"]
+    assert kernels_in(folds, arena, table, xB, dt, inputs["A"]) == ["ssd_fold"]
+
+
+@pytest.mark.parametrize("implementation", FAST)
+class TestTree:
+    def test_a_node_is_the_end_of_its_own_chain(self, implementation):
+        """Every node of the tree gives what a window over its path alone would give."""
+        case = replace(RING, tokens=5, slots=37, starts=(0, 9, 32, 3))
+        inputs = make_inputs(case)
+        ancestors = jnp.broadcast_to(TREE, (case.rows, 5))
+        got = window(**inputs, ancestors=ancestors, implementation=implementation)
+        for node, path in enumerate(PATHS):
+            alone = dict(inputs, num_valid=jnp.full(case.rows, len(path)))
+            place = inputs["starts"][:, None] + jnp.asarray(path)
+            for name in ("x", "dt", "B"):
+                ring = inputs[name]
+                index = place.reshape(*place.shape, *(1,) * (ring.ndim - 2))
+                moved = jnp.take_along_axis(ring, index, axis=1)
+                for row, start in enumerate(case.starts):
+                    ring = ring.at[row, start : start + len(path)].set(moved[row])
+                alone[name] = ring
+            alone["C"] = inputs["C"][:, jnp.asarray(path)]
+            want = window(**alone, implementation="reference")[:, -1]
+            assert_close(got[:, node], want)
+
+    def test_a_chain_as_a_tree_is_a_chain(self, implementation):
+        case = replace(RING, tokens=5, slots=37, starts=(0, 9, 32, 3), num_valid=(5, 2, 1, 0))
+        inputs = make_inputs(case)
+        chain = jnp.broadcast_to((1 << jnp.arange(1, 6)) - 1, (case.rows, 5))
+        got = window(**inputs, ancestors=chain, implementation=implementation)
+        assert_close(got, window(**inputs, implementation="reference"))
+
+    def test_another_tree_exceeds_the_tolerance(self, implementation):
+        case = replace(RING, tokens=5, slots=37, starts=(0, 9, 32, 3))
+        inputs = make_inputs(case)
+        trees = [jnp.broadcast_to(tree, (case.rows, 5)) for tree in (TREE, TREE.at[3].set(0b01101))]
+        got, other = (
+            window(**inputs, ancestors=tree, implementation=implementation) for tree in trees
+        )
+        assert relative_error(got[:, 3], other[:, 3]) > 1e-3
+        assert_same_bits(got[:, :3], other[:, :3])
+
+
+def test_shapes_a_kernel_cannot_take_are_refused_by_name_and_run_by_default():
+    case = replace(RING, slots=160, tokens=1, starts=(130,) * 4)
+    inputs = make_inputs(case)
+    with pytest.raises(NotImplementedError, match="at most 128 slots for 'pallas', got 160"):
+        ssd_window(**inputs, implementation="pallas")
+    assert kernels_in(lambda inputs: ssd_window(**inputs), inputs) == []
+
+
+def test_trees_have_no_more_nodes_than_bits():
+    inputs = make_inputs(RING)
+    with pytest.raises(ValueError, match="a tree must have at most 31 new tokens, got 32"):
+        ssd_window(**inputs, ancestors=jnp.ones((4, 32), jnp.int32))
