@@ -6,10 +6,19 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
-from pallas_kernels.ssd_scan.reference import ssd_scan_reference
-from pallas_kernels.ssd_scan.xla import ssd_scan_xla
+from pallas_kernels.records import Records, check_frames
+from pallas_kernels.ssd_scan import kernel, reference, xla
 
-IMPLEMENTATIONS = {"reference": ssd_scan_reference, "xla": ssd_scan_xla}
+IMPLEMENTATIONS = {
+    "reference": reference.ssd_scan_reference,
+    "xla": xla.ssd_scan_xla,
+    "pallas": kernel.ssd_scan_pallas,
+}
+FRAMES = {
+    "reference": reference.ssd_scan_frames_reference,
+    "xla": xla.ssd_scan_frames_xla,
+    "pallas": kernel.ssd_scan_frames_pallas,
+}
 
 
 def ssd_scan(
@@ -38,7 +47,7 @@ def ssd_scan(
         lengths: int32[B] valid tokens per row, or None for T. Padding changes nothing.
         state_lengths: int32[B] tokens after which the returned state stands, at most `lengths`;
             None for `lengths`. The tokens between the two must lie in one tile of 64 tokens.
-        implementation: "reference", "xla", or None to choose. A named one never falls back.
+        implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
 
     Returns:
         y [B, T, M, P] in the dtype of x, zero on padding; state [B, M, P, R] float32.
@@ -77,4 +86,62 @@ def ssd_scan(
     check_shape(where, "state_lengths", state_lengths, (rows,))
     initial_state = initial_state.astype(jnp.float32)
     arrays = (x, dt, A, B, C, initial_state, lengths, state_lengths)
-    return run(where, implementation, IMPLEMENTATIONS, *arrays)
+    reason = kernel.why_unsupported(Records.of(x, B))
+    return run(where, implementation, IMPLEMENTATIONS, *arrays, unsupported=reason)
+
+
+def ssd_scan_frames(
+    arena: jax.Array,
+    read: jax.Array,
+    write: jax.Array,
+    exists: jax.Array,
+    xBC: jax.Array,
+    dt: jax.Array,
+    A: jax.Array,
+    *,
+    records: Records,
+    lengths: jax.Array,
+    state_lengths: jax.Array,
+    D: jax.Array | None = None,
+    implementation: Implementation | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """`ssd_scan` from states in frames to states in frames, with the skip D x added to the outputs.
+
+    Args:
+        arena: uint32[U, W]; a frame holds W // (P R) whole heads of float32 bits, [h, P, R].
+        read, write: int32[B, n] frames of each row's first and last state, the same or others.
+        exists: bool[B]; where false the first state is zero, whatever its frames hold.
+        xBC: [B, T, M P + 2 G R] outputs of the convolution, x | B | C.
+        dt, A: as in `ssd_scan`. D: float32[M] factor of x in the outputs, or None.
+        records: how x and B lie in xBC.
+        lengths, state_lengths: int32[B], as in `ssd_scan`.
+        implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
+
+    Returns:
+        y [B, T, M P] in the dtype of xBC, zero on padding; the arena.
+    """
+    where = "ssd_scan_frames"
+    check_rank(where, "xBC", xBC, 3)
+    rows, tokens, _ = xBC.shape
+    heads = records.num_heads
+    check_shape(
+        where,
+        "xBC",
+        xBC,
+        (rows, tokens, records.size + records.num_groups * records.state_size),
+    )
+    check_shape(where, "dt", dt, (rows, tokens, heads))
+    check_shape(where, "A", A, (heads,))
+    if D is not None:
+        check_shape(where, "D", D, (heads,))
+    for name, value in (
+        ("exists", exists),
+        ("lengths", lengths),
+        ("state_lengths", state_lengths),
+    ):
+        check_shape(where, name, value, (rows,))
+    for name, frames in (("read", read), ("write", write)):
+        check_frames(where, arena, name, frames, rows, records)
+    arrays = (arena, read, write, exists, xBC, dt, A, D, lengths, state_lengths)
+    reason = kernel.why_unsupported(records)
+    return run(where, implementation, FRAMES, *arrays, unsupported=reason, records=records)

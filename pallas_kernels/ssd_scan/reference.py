@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dispatch import HIGHEST
+from pallas_kernels.records import read_states, write_states
 
 
 def ssd_scan_reference(x, dt, A, B, C, initial_state, lengths, state_lengths):
@@ -32,3 +33,33 @@ def ssd_scan_reference(x, dt, A, B, C, initial_state, lengths, state_lengths):
     tokens = (positions, *(jnp.moveaxis(a, 1, 0) for a in (x, dt, B, C)))
     (_, state), y = jax.lax.scan(step, (initial_state, initial_state), tokens)
     return jnp.moveaxis(y, 0, 1).astype(x.dtype), state
+
+
+def ssd_scan_frames_reference(
+    arena,
+    read,
+    write,
+    exists,
+    xBC,
+    dt,
+    A,
+    D,
+    lengths,
+    state_lengths,
+    *,
+    records,
+    scan=ssd_scan_reference,
+):
+    """Reads all states, scans, and writes all states."""
+    inner, size = records.inner_size, records.num_groups * records.state_size
+    x, B, C = jnp.split(xBC, [inner, inner + size], axis=-1)
+    lead = xBC.shape[:2]
+    x = x.reshape(*lead, records.num_heads, records.head_dim)
+    B, C = (a.reshape(*lead, records.num_groups, records.state_size) for a in (B, C))
+    state = read_states(arena, read, exists, records)
+    y, state = scan(x.astype(jnp.float32), dt, A, B, C, state, lengths, state_lengths)
+    if D is not None:
+        valid = (jnp.arange(lead[1]) < lengths[:, None])[..., None, None]
+        y = y + jnp.where(valid, D[:, None] * x.astype(jnp.float32), 0)
+    y = y.reshape(*lead, inner).astype(xBC.dtype)
+    return y, write_states(arena, write, state, records)

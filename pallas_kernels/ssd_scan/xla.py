@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.decay import lag, running_decay
 from pallas_kernels.dispatch import HIGHEST
+from pallas_kernels.ssd_scan.reference import ssd_scan_frames_reference
 
 
 def ssd_scan_xla(x, dt, A, B, C, initial_state, lengths, state_lengths, *, tile: int = 64):
@@ -68,3 +69,8 @@ def ssd_scan_xla(x, dt, A, B, C, initial_state, lengths, state_lengths, *, tile:
     y = jnp.moveaxis(y, 0, 1).reshape(rows, tiles * tile, heads, width)
     y = jnp.where(valid[:, :, None, None], y, 0)[:, :tokens]  # even where the state is not finite
     return y.astype(x.dtype), state.reshape(rows, heads, width, size)
+
+
+def ssd_scan_frames_xla(*arrays, **static):
+    """See `api.ssd_scan_frames`."""
+    return ssd_scan_frames_reference(*arrays, **static, scan=ssd_scan_xla)

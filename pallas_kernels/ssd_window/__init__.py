@@ -1,8 +1,8 @@
 """Mamba-2 outputs for new tokens from a checkpoint and a ring of records, and their fold."""
 
+from pallas_kernels.records import Records as Records
 from pallas_kernels.ssd_window.api import fold as fold
 from pallas_kernels.ssd_window.api import fold_frames as fold_frames
 from pallas_kernels.ssd_window.api import ssd_window as ssd_window
 from pallas_kernels.ssd_window.api import ssd_window_frames as ssd_window_frames
 from pallas_kernels.ssd_window.api import ssd_window_rings as ssd_window_rings
-from pallas_kernels.ssd_window.records import Records as Records

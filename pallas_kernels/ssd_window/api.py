@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
+from pallas_kernels.records import Records, check_frames
 from pallas_kernels.ssd_window import kernel, reference, xla
-from pallas_kernels.ssd_window.records import Records
 
 WINDOWS = {
     "reference": reference.ssd_window_reference,
@@ -117,7 +117,7 @@ def ssd_window_frames(
     num_valid = _checked(where, x, dt, A, B, C, starts, num_valid, ancestors)
     records = Records.of(x, B)
     check_shape(where, "exists", exists, (x.shape[0],))
-    _check_frames(where, arena, "frames", frames, x.shape[0], records)
+    check_frames(where, arena, "frames", frames, x.shape[0], records)
     arrays = (arena, frames, exists, x, dt, A, B, C, starts, num_valid, ancestors)
     reason = kernel.why_unsupported(records, x.shape[1])
     return run(where, implementation, FRAMES, *arrays, unsupported=reason)
@@ -176,7 +176,7 @@ def ssd_window_rings(
         check_shape(where, "D", D, (heads,))
     _check_rows(where, rows, tokens, starts, num_valid, ancestors)
     check_shape(where, "exists", exists, (rows,))
-    _check_frames(where, arena, "frames", frames, rows, records)
+    check_frames(where, arena, "frames", frames, rows, records)
     if scores is not None:
         check_shape(where, "scores", scores, (rows, tokens, records.num_groups, xB.shape[2]))
     arrays = (arena, frames, exists, xB, dt, A, C, D, starts, num_valid, ancestors, scores)
@@ -212,18 +212,6 @@ def _check_rows(where: str, rows: int, tokens: int, starts, num_valid, ancestors
     if tokens > MOST_IN_A_TREE:
         raise ValueError(
             f"{where}: a tree must have at most {MOST_IN_A_TREE} new tokens, got {tokens}"
-        )
-
-
-def _check_frames(where: str, arena, name: str, frames, rows: int, records: Records) -> None:
-    """Checks that a table's lines hold all heads of a layer."""
-    check_rank(where, name, frames, 2)
-    check_rank(where, "arena", arena, 2)
-    held = arena.shape[1] // records.head_words * frames.shape[1]
-    if held < records.num_heads or frames.shape[0] != rows:
-        raise ValueError(
-            f"{where}: {name} must hold {records.num_heads} heads of each of {rows} rows, got {held} "
-            f"in {frames.shape}"
         )
 
 
@@ -307,7 +295,7 @@ def fold_frames(
     for name, frames in (("read", read), ("write", write)):
         check_rank(where, name, frames, 2)
         own = frames[:, :per_layer]
-        _check_frames(where, arena, name, own, rows, records)
+        check_frames(where, arena, name, own, rows, records)
         if frames.shape[1] < layers * per_layer:
             raise ValueError(
                 f"{where}: {name} must have {layers * per_layer} frames a row for {layers} layers, "

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.ssd_window.records import Records, split_records
+from pallas_kernels.records import MAX_STATE, Records, split_records, state_words
 from pallas_kernels.triton import (
     call,
     coarse_and_fine,
@@ -27,7 +27,6 @@ from pallas_kernels.triton import (
 )
 
 MAX_SLOTS = 128  # running sums of `decay.running_decay` are exact to there
-MAX_STATE = 32 * 1024  # elements of a head: 128 float32 registers in each of 256 threads
 
 
 @dataclass(frozen=True)
@@ -49,17 +48,6 @@ def why_unsupported(records: Records, slots: int) -> str | None:
             f"{records.head_dim} x {records.state_size}; use 'xla'"
         )
     return None
-
-
-def state_words(records: Records, place) -> tuple[jax.Array, jax.Array]:
-    """Word of each element [P, R] of a head's state in its frame, and which of them exist.
-
-    Args:
-        place: number of the head in its frame.
-    """
-    p, r = line(records.head_dim, 0, 2), line(records.state_size, 1, 2)
-    words = place * records.head_words + p * records.state_size + r
-    return words, (p < records.head_dim) & (r < records.state_size)
 
 
 def _window_kernel(
@@ -91,7 +79,7 @@ def _window_kernel(
     inside = p < records.head_dim
     column = head * records.head_dim + p
 
-    words, held = state_words(records, head % per_frame)
+    words, held = state_words(records, head % per_frame, p[:, None], r[None, :])
     held &= (exists_ref[row] > 0) & (count > 0)
     state = widen(load(arena_ref, frames_ref[row, head // per_frame], words, mask=held))
     live = slot < start + count
@@ -154,7 +142,7 @@ def ssd_window_rings_pallas(
         _window_kernel,
         layer=layer,
         records=records,
-        per_frame=min(arena.shape[1] // records.head_words, records.num_heads),
+        per_frame=records.per_frame(arena),
         tree=tree,
         skips=skips,
     )
@@ -201,8 +189,8 @@ def _fold_kernel(
     layer, head = pl.program_id(0), pl.program_id(1)
     group = head // (records.num_heads // records.num_groups)
     frame = layer * per_layer + head // per_frame
-    words, held = state_words(records, head % per_frame)
     p, r = line(records.head_dim, 0, 2), line(records.state_size, 1, 2)
+    words, held = state_words(records, head % per_frame, p, r)
     A = A_ref[layer, head]
 
     def fold_row(row, _):
@@ -257,7 +245,7 @@ def fold_frames_pallas(
     kernel = functools.partial(
         _fold_kernel,
         records=records,
-        per_frame=min(arena.shape[1] // records.head_words, records.num_heads),
+        per_frame=records.per_frame(arena),
         per_layer=per_layer,
     )
     return call(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.records import Records, read_states, split_records, write_states
 from pallas_kernels.ssd_scan.reference import ssd_scan_reference
-from pallas_kernels.ssd_window.records import split_records
 
 
 def ssd_window_reference(state, x, dt, A, B, C, starts, num_valid, ancestors):
@@ -44,12 +44,7 @@ def ssd_window_frames_reference(
     arena, frames, exists, x, dt, A, B, C, starts, num_valid, ancestors
 ):
     """Gathers the states, zeros where there is none, and asks `ssd_window_reference`."""
-    rows, (heads, width), size = x.shape[0], x.shape[2:], C.shape[-1]
-    words = arena[frames]  # [B, n, W]
-    whole = min(words.shape[-1] // (width * size), heads) * width * size
-    state = jax.lax.bitcast_convert_type(words[..., :whole], jnp.float32)
-    state = state.reshape(rows, -1, width, size)[:, :heads]
-    state = jnp.where(exists[:, None, None, None], state, 0.0)
+    state = read_states(arena, frames, exists, Records.of(x, B))
     return ssd_window_reference(state, x, dt, A, B, C, starts, num_valid, ancestors), arena
 
 
@@ -94,20 +89,15 @@ def fold_frames_reference(
     arena, read, write, exists, lengths, xB, dt, A, *, records, per_layer, fold=fold_reference
 ):
     """Folds one row and one layer after another."""
-    per_frame = min(arena.shape[1] // records.head_words, records.num_heads)
-    words = per_frame * records.head_words
     for row in range(read.shape[0]):
         for layer in range(A.shape[0]):
             own = slice(layer * per_layer, (layer + 1) * per_layer)
-            old = jax.lax.bitcast_convert_type(arena[read[row, own], :words], jnp.float32)
-            old = old.reshape(1, -1, records.head_dim, records.state_size)
-            padding = old.shape[1] - records.num_heads
-            old = jnp.where(exists[row], old[:, : records.num_heads], 0.0)
-            x, B = split_records(xB[layer, row : row + 1], records)
-            length = jnp.maximum(lengths[row : row + 1], 0)
-            new = fold(old, x, dt[layer, row : row + 1], A[layer], B, length)
-            new = jnp.pad(new, ((0, 0), (0, padding), (0, 0), (0, 0)))
-            new = jax.lax.bitcast_convert_type(new, jnp.uint32).reshape(per_layer, words)
-            kept = jnp.where(lengths[row] >= 0, new, arena[write[row, own], :words])
-            arena = arena.at[write[row, own], :words].set(kept)
+            one = slice(row, row + 1)
+            old = read_states(arena, read[one, own], exists[one], records)
+            x, B = split_records(xB[layer, one], records)
+            length = jnp.maximum(lengths[one], 0)
+            new = fold(old, x, dt[layer, one], A[layer], B, length)
+            left_alone = read_states(arena, write[one, own], jnp.ones(1, bool), records)
+            new = jnp.where(lengths[row] >= 0, new, left_alone)
+            arena = write_states(arena, write[one, own], new, records)
     return arena

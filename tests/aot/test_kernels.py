@@ -6,11 +6,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels.ssd_window import Records, fold_frames, ssd_window_rings
+from pallas_kernels.records import Records
+from pallas_kernels.ssd_scan import ssd_scan_frames
+from pallas_kernels.ssd_window import fold_frames, ssd_window_rings
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
 
 NEMOTRON_H_8B = Records(num_heads=128, head_dim=64, num_groups=8, state_size=128)
 GRANITE_4_H_SMALL = Records(num_heads=128, head_dim=64, num_groups=1, state_size=128)
+GRANITE_4_H_TINY = Records(num_heads=48, head_dim=64, num_groups=1, state_size=128)
 ROWS, LAYERS, FRAMES, PER_LAYER = 64, 3, 256, 16
 
 
@@ -86,3 +89,42 @@ def test_fold_in_place():
     )
     assert_only(compiled, "ssd_fold")
     assert compiled.alias_bytes >= 4 * arena.size and compiled.temp_bytes < 1024
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("records", "rows", "kernels"),
+    [
+        (NEMOTRON_H_8B, 4, 1),
+        (GRANITE_4_H_SMALL, 1, 1),
+        (GRANITE_4_H_TINY, 1, 3),
+    ],
+    ids=["G8", "G1", "segments"],
+)
+def test_scan_in_place(records, rows, kernels, dtype):
+    tokens, width = 4096, records.size + records.num_groups * records.state_size
+
+    def scan(arena, read, write, exists, xBC, dt, A, D, lengths, state_lengths):
+        return ssd_scan_frames(
+            *(arena, read, write, exists, xBC, dt, A),
+            records=records,
+            lengths=lengths,
+            state_lengths=state_lengths,
+            D=D,
+        )
+
+    def compiled(frames: int) -> Compiled:
+        table, row = spec(rows, PER_LAYER, dtype="int32"), spec(rows, dtype="int32")
+        heads = spec(records.num_heads)
+        return compile_for_h200(
+            *(scan, arena_of(records, frames), table, table, row),
+            *(spec(rows, tokens, width, dtype=dtype), spec(rows, tokens, records.num_heads)),
+            *(heads, heads, row, row),
+            donate=(0,),
+        )
+
+    small, large = compiled(FRAMES), compiled(8 * FRAMES)
+    assert set(large.kinds) == {"kCustomKernel"} and len(large.launches) == kernels
+    assert max(launch.shared_bytes for launch in large.launches) <= SHARED_MEMORY
+    assert large.alias_bytes >= 4 * arena_of(records, 8 * FRAMES).size
+    assert large.temp_bytes == small.temp_bytes

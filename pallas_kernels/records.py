@@ -1,0 +1,120 @@
+"""How the records of a recurrence lie in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.dispatch import check_rank
+
+NOWHERE = 1 << 30  # past the end of any frame; interpret mode drops what is written there
+MAX_STATE = (
+    32 * 1024
+)  # elements of a head's state a kernel takes: 128 float32 registers in each of 256 threads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """Sizes of a token's record, x [M, P] and then B [G, R], and of the states it adds to.
+
+    Attributes:
+        num_heads, head_dim, num_groups, state_size: M, P, G, R.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_size: int
+
+    @property
+    def inner_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def size(self) -> int:
+        return self.inner_size + self.num_groups * self.state_size
+
+    @property
+    def head_words(self) -> int:
+        """Words of one head's float32 state."""
+        return self.head_dim * self.state_size
+
+    def per_frame(self, arena: jax.Array) -> int:
+        """Whole heads in a frame of uint32[U, W]."""
+        return min(arena.shape[1] // self.head_words, self.num_heads)
+
+    @classmethod
+    def of(cls, x: jax.Array, B: jax.Array) -> Records:
+        """Sizes of x [..., M, P] and B [..., G, R]."""
+        return cls(
+            num_heads=x.shape[-2],
+            head_dim=x.shape[-1],
+            num_groups=B.shape[-2],
+            state_size=B.shape[-1],
+        )
+
+
+def split_records(xB: jax.Array, records: Records) -> tuple[jax.Array, jax.Array]:
+    """Ring records or their bits [..., M P + G R] to x [..., M, P] and B [..., G, R]."""
+    if xB.dtype in (jnp.uint16, jnp.uint32):
+        float_of = {2: jnp.bfloat16, 4: jnp.float32}[xB.dtype.itemsize]
+        xB = jax.lax.bitcast_convert_type(xB, float_of)
+    x, B = jnp.split(xB, [records.inner_size], axis=-1)
+    lead = xB.shape[:-1]
+    return (
+        x.reshape(*lead, records.num_heads, records.head_dim),
+        B.reshape(*lead, records.num_groups, records.state_size),
+    )
+
+
+def read_states(
+    arena: jax.Array, frames: jax.Array, exists: jax.Array, records: Records
+) -> jax.Array:
+    """float32[B, M, P, R] from frames int32[B, n] of an arena; zeros where `exists` bool[B] is false."""
+    rows, words = frames.shape[0], records.per_frame(arena) * records.head_words
+    state = jax.lax.bitcast_convert_type(arena[frames, :words], jnp.float32)
+    state = state.reshape(rows, -1, records.head_dim, records.state_size)[:, : records.num_heads]
+    return jnp.where(exists.astype(bool)[:, None, None, None], state, 0.0)
+
+
+def write_states(
+    arena: jax.Array, frames: jax.Array, state: jax.Array, records: Records
+) -> jax.Array:
+    """The arena with float32[B, M, P, R] in frames int32[B, n]; the words behind a frame's heads stay."""
+    per_frame = records.per_frame(arena)
+    padding = frames.shape[1] * per_frame - records.num_heads
+    state = jnp.pad(state, ((0, 0), (0, padding), (0, 0), (0, 0)))
+    words = jax.lax.bitcast_convert_type(state, jnp.uint32).reshape(*frames.shape, -1)
+    return arena.at[frames, : words.shape[-1]].set(words)
+
+
+def state_words(
+    records: Records, place: jax.Array | int, p: jax.Array, r: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Words of the elements p, r of a head's state in its frame, and which of them exist; for kernels.
+
+    Args:
+        place: number of the head in its frame.
+    """
+    exists = (p < records.head_dim) & (r < records.state_size)
+    words = place * records.head_words + p * records.state_size + r
+    if records.state_size & (records.state_size - 1):
+        # A word of padding is also one of the next channel's, and interpret mode would write its old value.
+        words = jnp.where(exists, words, NOWHERE)
+    return words, exists
+
+
+def check_frames(
+    where: str, arena: jax.Array, name: str, frames: jax.Array, rows: int, records: Records
+) -> None:
+    """Checks that a table's lines hold all heads of a layer."""
+    check_rank(where, name, frames, 2)
+    check_rank(where, "arena", arena, 2)
+    held = arena.shape[1] // records.head_words * frames.shape[1]
+    if held < records.num_heads or frames.shape[0] != rows:
+        raise ValueError(
+            f"{where}: {name} must hold {records.num_heads} heads of each of {rows} rows, got {held} "
+            f"in {frames.shape}"
+        )

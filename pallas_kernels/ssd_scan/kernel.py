@@ -1,0 +1,430 @@
+"""The scan on a GPU, with states read from and written to frames.
+
+A program runs over the tokens of one head in chunks, the state in registers: nothing but inputs and outputs goes
+through memory. That needs many heads times rows to fill a chip; few long rows are cut into segments, in three
+passes: the state each segment adds to nothing, the states at the segments' starts, and the scan of every segment
+from its start.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from pallas_kernels.records import MAX_STATE, Records, state_words
+from pallas_kernels.ssd_scan.xla import ssd_scan_xla
+from pallas_kernels.triton import (
+    call,
+    cdiv,
+    coarse_and_fine,
+    dot,
+    line,
+    load,
+    narrow,
+    power_of_two,
+    store,
+    widen,
+)
+
+NUM_SMS = 132  # of an H100 or H200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Launch parameters.
+
+    Attributes:
+        chunk: tokens a program takes at once. width: channels of a head it works on; each of the programs of a
+            head makes the products of C and B again, and holds a part of the state.
+        segments: programs that share the tokens of one head; None for as many as fill the chip.
+        num_warps, num_stages: of a program.
+    """
+
+    chunk: int = 64
+    width: int = 32
+    segments: int | None = None
+    num_warps: int = 8
+    num_stages: int = 2
+
+
+# The largest that fit in registers on every jax version: 64 channels in 8 warps spill by some bytes.
+CONFIGS = {
+    "bfloat16": Config(),
+    "float32": Config(chunk=16, width=16, num_stages=1),
+}
+LEAST_SEGMENT = 512  # tokens: the states of a segment are 5 % of what 512 tokens read and write
+
+
+def num_segments(rows: int, heads: int, tokens: int) -> int:
+    """Segments per row: as many as there are idle SMs for, none shorter than LEAST_SEGMENT.
+
+    By operations, not by measurement: the first pass makes half of the products again, so that n segments take
+    1.5 / n of the time of one where all their programs run at once, and nothing is gained where they do not.
+    """
+    return max(1, min(NUM_SMS // (rows * heads), tokens // LEAST_SEGMENT))
+
+
+def why_unsupported(records: Records) -> str | None:
+    """Why the kernels cannot take these shapes, or None."""
+    width, size = power_of_two(records.head_dim), power_of_two(records.state_size)
+    if width * size > MAX_STATE:
+        return (
+            f"a head's state must have at most {MAX_STATE} elements for 'pallas', got "
+            f"{records.head_dim} x {records.state_size}; use 'xla'"
+        )
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Where x, B and C begin in the last axes of their arrays, which may be one."""
+
+    x: int
+    B: int
+    C: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """What a program works on: `width` channels of one head, in chunks of tokens.
+
+    Attributes:
+        columns, records: where things lie. per_frame: whole heads in a frame.
+        unit: program of the grid's second axis, known inside a kernel.
+    """
+
+    columns: Columns
+    records: Records
+    per_frame: int
+    chunk: int
+    width: int
+    unit: jax.Array | None = None
+
+    def here(self) -> Tile:
+        """The tile of this program; called before anything that branches."""
+        return replace(self, unit=pl.program_id(1))
+
+    @property
+    def parts(self) -> int:
+        """Programs that share a head."""
+        return cdiv(self.records.head_dim, self.width)
+
+    @property
+    def head(self):
+        return self.unit // self.parts
+
+    def channel(self):
+        """Channels [1, width] of the head, and which of them exist."""
+        p = self.unit % self.parts * self.width + line(self.width, 1, 2)
+        return p, p < self.records.head_dim
+
+    def state_words(self, place):
+        """Word of each element [R, width] of the state, `place` heads into a frame, and which exist."""
+        (p, _), r = self.channel(), line(self.records.state_size, 0, 2)
+        return state_words(self.records, place, p, r)
+
+    def read_state(self, arena_ref, frames_ref, exists_ref, row):
+        words, held = self.state_words(self.head % self.per_frame)
+        frame = frames_ref[row, self.head // self.per_frame]
+        return widen(load(arena_ref, frame, words, mask=held & (exists_ref[row] > 0)))
+
+    def write_state(self, arena_ref, frames_ref, row, state):
+        words, held = self.state_words(self.head % self.per_frame)
+        frame = frames_ref[row, self.head // self.per_frame]
+        store(arena_ref, frame, words, value=narrow(state, jnp.uint32), mask=held)
+
+    def step(self, refs, row, first, end, state, skip=None):
+        """One chunk of the tokens from `first` on that are before `end`.
+
+        Args:
+            skip: D of the head, which stands on the diagonal of what x is multiplied with, or None.
+
+        Returns:
+            y float32[Q, width], None without C; tokens int32[Q, 1]; the state after them
+            float32[R, width]; the exponent by which they decay one.
+        """
+        x_ref, dt_ref, A_ref, B_ref, C_ref = refs
+        records, head = self.records, self.head
+        group = head // (records.num_heads // records.num_groups)
+        token = first + line(self.chunk, 0, 2)  # [Q, 1]
+        valid = token < end
+        p, inside = self.channel()
+        column = self.columns.x + head * records.head_dim + p
+        x = load(x_ref, row, token, column, mask=valid & inside)
+        r = line(records.state_size, 1, 2)
+        in_group, held = group * records.state_size + r, valid & (r < records.state_size)
+        B = load(B_ref, row, token, self.columns.B + in_group, mask=held)
+        dt = load(dt_ref, row, token, head, mask=valid)  # [Q, 1]
+        # One running sum is off by 6e-8 of itself: too much for float32, nothing beside bfloat16.
+        steps = dt * A_ref[head]
+        parts = coarse_and_fine(steps) if x.dtype == jnp.float32 else (steps,)
+        sums = [jnp.cumsum(part, axis=0) for part in parts]
+        totals = [jnp.sum(part) for part in parts]
+        y = None
+        if C_ref is not None:
+            C = load(C_ref, row, token, self.columns.C + in_group, mask=held)
+            y = jnp.exp(sum(sums)) * dot(C, state.astype(C.dtype))
+            lag = sum(part - part.T for part in sums)  # [Q, Q] from a column's token to a row's
+            causal = line(self.chunk, 0, 2) >= line(self.chunk, 1, 2)
+            weights = dot(C, B.T) * (jnp.where(causal, jnp.exp(lag), 0.0) * dt.T)
+            if skip is not None:
+                weights = weights + jnp.where(
+                    line(self.chunk, 0, 2) == line(self.chunk, 1, 2), skip, 0.0
+                )
+            y = y + dot(weights.astype(x.dtype), x)
+        left = dt * jnp.exp(sum(t - part for t, part in zip(totals, sums, strict=True)))
+        total = sum(totals)
+        added = dot(B.T, (widen(x) * left).astype(x.dtype))
+        return y, token, state * jnp.exp(total) + added, total
+
+
+def _scan_kernel(
+    arena_in_ref,  # [U, W], the same memory as arena_ref
+    starts_ref,  # [B, M, N, P R] states at the segments' starts; not read where there is one segment
+    read_ref,  # [B, n]
+    write_ref,  # [B, n]
+    exists_ref,  # [B]
+    x_ref,  # [B, T, ...]
+    dt_ref,  # [B, T, M]
+    A_ref,  # [M]
+    B_ref,  # [B, T, ...]
+    C_ref,  # [B, T, ...]
+    D_ref,  # [M]
+    lengths_ref,  # [B]
+    state_lengths_ref,  # [B]
+    arena_ref,  # [U, W]
+    y_ref,  # [B, T, M P]
+    *,
+    tile: Tile,
+    segment: int | None,
+    skips: bool,
+):
+    tile, row, chunk = tile.here(), pl.program_id(0), tile.chunk
+    first, limit = jnp.int32(0), jnp.int32(y_ref.shape[1])
+    end, kept = lengths_ref[row], state_lengths_ref[row]
+    if segment is None:
+        state = tile.read_state(arena_ref, read_ref, exists_ref, row)
+    else:
+        number = pl.program_id(2)
+        first = number * segment
+        end, limit = (jnp.minimum(x, first + segment) for x in (end, limit))
+        words, held = tile.state_words(0)
+        state = load(starts_ref, row, tile.head, number, words, mask=held)
+    refs = (x_ref, dt_ref, A_ref, B_ref, C_ref)
+    p, inside = tile.channel()
+    column = tile.head * tile.records.head_dim + p
+
+    skip = D_ref[tile.head] if skips else None
+
+    @pl.when((kept <= 0) & (first == 0))
+    def _():
+        tile.write_state(arena_ref, write_ref, row, state)
+
+    def scan(i, state):
+        start = first + i * chunk
+
+        @pl.when((start < kept) & (kept <= start + chunk))
+        def _():
+            kept_state = tile.step((*refs[:4], None), row, start, kept, state)[2]
+            tile.write_state(arena_ref, write_ref, row, kept_state)
+
+        y, token, state, _ = tile.step(refs, row, start, end, state, skip)
+        store(y_ref, row, token, column, value=y, mask=inside & (token < end))
+        return state
+
+    jax.lax.fori_loop(0, cdiv(jnp.maximum(end - first, 0), chunk), scan, state)
+
+    def blank(i, _):
+        token = jnp.maximum(end, first) + i * chunk + line(chunk, 0, 2)
+        zeros = jnp.zeros((chunk, column.shape[1]), jnp.float32)
+        store(y_ref, row, token, column, value=zeros, mask=inside & (token < limit))
+
+    padding = cdiv(jnp.maximum(limit - jnp.maximum(end, first), 0), chunk)
+    jax.lax.fori_loop(0, padding, blank, None)
+
+
+def _segment_kernel(
+    x_ref,  # [B, T, ...]
+    dt_ref,  # [B, T, M]
+    A_ref,  # [M]
+    B_ref,  # [B, T, ...]
+    lengths_ref,  # [B]
+    added_ref,  # [B, M, N, P R]
+    decay_ref,  # [B, M, N]
+    *,
+    tile: Tile,
+    segment: int,
+):
+    """What a segment adds to a state of zeros, and the exponent by which it decays one."""
+    tile, row, number = tile.here(), pl.program_id(0), pl.program_id(2)
+    first, end = number * segment, (number + 1) * segment
+    words, held = tile.state_words(0)
+    refs = (x_ref, dt_ref, A_ref, B_ref, None)
+
+    def scan(i, carry):
+        state, decay = carry
+        _, _, state, total = tile.step(refs, row, first + i * tile.chunk, end, state)
+        return state, decay + total
+
+    # Only a segment that another one follows is asked for.
+    count = jnp.where(lengths_ref[row] > end, jnp.int32(segment // tile.chunk), 0)
+    empty = (jnp.zeros(words.shape, jnp.float32), jnp.float32(0))
+    state, decay = jax.lax.fori_loop(0, count, scan, empty)
+    store(added_ref, row, tile.head, number, words, value=state, mask=held)
+    decay_ref[row, tile.head, number] = decay
+
+
+def _starts_kernel(
+    added_in_ref,  # [B, M, N, P R], the same memory as starts_ref
+    arena_ref,  # [U, W]
+    read_ref,  # [B, n]
+    exists_ref,  # [B]
+    decay_ref,  # [B, M, N]
+    starts_ref,  # [B, M, N, P R]
+    *,
+    tile: Tile,
+):
+    """From what the segments add to the states at their starts."""
+    tile, row = tile.here(), pl.program_id(0)
+    words, held = tile.state_words(0)
+
+    def step(number, state):
+        added = load(starts_ref, row, tile.head, number, words, mask=held)
+        store(starts_ref, row, tile.head, number, words, value=state, mask=held)
+        return state * jnp.exp(decay_ref[row, tile.head, number]) + added
+
+    state = tile.read_state(arena_ref, read_ref, exists_ref, row)
+    jax.lax.fori_loop(0, decay_ref.shape[2], step, state)
+
+
+def scan_frames(
+    arena,
+    read,
+    write,
+    exists,
+    x,
+    dt,
+    A,
+    B,
+    C,
+    D,
+    lengths,
+    state_lengths,
+    *,
+    columns: Columns,
+    records: Records,
+    config: Config | None = None,
+):
+    """y [B, T, M P] in the dtype of x and the arena; x, B and C lie in the last axes of 3-D arrays."""
+    rows, tokens, _ = x.shape
+    heads = records.num_heads
+    config = CONFIGS[x.dtype.name] if config is None else config
+    segments = config.segments or num_segments(rows, heads, tokens)
+    segment = cdiv(cdiv(tokens, segments), config.chunk) * config.chunk
+    segments = cdiv(tokens, segment)
+    exists = exists.astype(jnp.int32)
+    tile = Tile(
+        columns=columns,
+        records=records,
+        per_frame=records.per_frame(arena),
+        chunk=config.chunk,
+        width=min(config.width, power_of_two(records.head_dim)),
+    )
+    launch = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    starts, grid = jnp.zeros((1, 1, 1, 1), jnp.float32), (rows, heads * tile.parts)
+    if segments > 1:
+        grid, lines = (*grid, segments), (rows, heads, segments)
+        starts, decay = call(
+            functools.partial(_segment_kernel, tile=tile, segment=segment),
+            *(x, dt, A, B, lengths),
+            grid=grid,
+            out_shape=(
+                jax.ShapeDtypeStruct((*lines, records.head_words), jnp.float32),
+                jax.ShapeDtypeStruct(lines, jnp.float32),
+            ),
+            name="ssd_scan_segments",
+            **launch,
+        )
+        starts = call(
+            functools.partial(_starts_kernel, tile=tile),
+            *(starts, arena, read, exists, decay),
+            grid=grid[:2],
+            out_shape=jax.ShapeDtypeStruct(starts.shape, starts.dtype),
+            name="ssd_scan_starts",
+            aliases={0: 0},
+            **launch,
+        )
+    arena, y = call(
+        functools.partial(
+            _scan_kernel,
+            tile=tile,
+            segment=segment if segments > 1 else None,
+            skips=D is not None,
+        ),
+        *(arena, starts, read, write, exists, x, dt, A, B, C, A if D is None else D),
+        *(lengths, state_lengths),
+        grid=grid,
+        out_shape=(
+            jax.ShapeDtypeStruct(arena.shape, arena.dtype),
+            jax.ShapeDtypeStruct((rows, tokens, records.inner_size), x.dtype),
+        ),
+        name="ssd_scan",
+        aliases={0: 0},
+        **launch,
+    )
+    return y, arena
+
+
+def ssd_scan_frames_pallas(
+    arena, read, write, exists, xBC, dt, A, D, lengths, state_lengths, *, records
+):
+    """See `api.ssd_scan_frames`."""
+    inner, size = records.inner_size, records.num_groups * records.state_size
+    columns = Columns(x=0, B=inner, C=inner + size)
+    arrays = (arena, read, write, exists, xBC, dt, A, xBC, xBC, D, lengths, state_lengths)
+    return scan_frames(*arrays, columns=columns, records=records)
+
+
+def ssd_scan_pallas(x, dt, A, B, C, initial_state, lengths, state_lengths):
+    """See `api.ssd_scan`; gradients are those of "xla"."""
+    return _differentiable(x, dt, A, B, C, initial_state, lengths, state_lengths)
+
+
+def scan_dense(x, dt, A, B, C, initial_state, lengths, state_lengths, *, config=None):
+    """The scan with every head's state a frame of its own."""
+    rows, tokens, heads, _ = x.shape
+    records = Records.of(x, B)
+    arena = jax.lax.bitcast_convert_type(initial_state, jnp.uint32).reshape(rows * heads, -1)
+    frames = jnp.arange(rows * heads, dtype=jnp.int32).reshape(rows, heads)
+    flat = [a.reshape(rows, tokens, -1) for a in (x, B.astype(x.dtype), C.astype(x.dtype))]
+    y, arena = scan_frames(
+        *(arena, frames, frames, jnp.ones(rows, jnp.int32), flat[0], dt, A, *flat[1:], None),
+        *(lengths, state_lengths),
+        columns=Columns(x=0, B=0, C=0),
+        records=records,
+        config=config,
+    )
+    state = jax.lax.bitcast_convert_type(arena, jnp.float32)
+    return y.reshape(x.shape), state.reshape(initial_state.shape)
+
+
+@jax.custom_vjp
+def _differentiable(*arrays):
+    return scan_dense(*arrays)
+
+
+def _forward(*arrays):
+    return scan_dense(*arrays), arrays
+
+
+def _backward(arrays, cotangents):
+    *floats, lengths, state_lengths = arrays
+    _, pull = jax.vjp(lambda *floats: ssd_scan_xla(*floats, lengths, state_lengths), *floats)
+    return (*pull(cotangents), None, None)
+
+
+_differentiable.defvjp(_forward, _backward)

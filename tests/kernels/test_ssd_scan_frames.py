@@ -1,0 +1,193 @@
+"""Scans from frames to frames, and scans cut into segments."""
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.records import NOWHERE, Records, read_states, state_words, write_states
+from pallas_kernels.ssd_scan import kernel, ssd_scan_frames
+from pallas_kernels.ssd_scan.api import FRAMES
+from pallas_kernels.ssd_scan.cases import Case, make_inputs
+from tests.kernels.lowered import kernels_in
+from tests.kernels.test_ssd_scan import (
+    RAGGED,
+    ROUNDED,
+    TAIL,
+    assert_close,
+    assert_same_bits,
+    relative_error,
+    scan,
+)
+from tests.kernels.test_ssd_window_frames import in_frames
+
+ODD = Case(
+    name="odd",
+    rows=3,
+    tokens=70,
+    heads=6,
+    groups=2,
+    width=12,
+    size=24,
+    lengths=(70, 0, 33),
+    state_lengths=(64, 0, 33),
+    initial_state=True,
+)
+LONG = Case(
+    name="long",
+    rows=4,
+    tokens=520,
+    heads=4,
+    groups=2,
+    lengths=(520, 256, 300, 0),
+    state_lengths=(512, 256, 128, 0),
+    initial_state=True,
+)
+
+
+def arguments(case: Case, dtype: str, per_frame: int) -> dict:
+    """`ssd_scan_frames` for a case; row 0 writes in place, the others elsewhere, and row 1 starts from nothing."""
+    inputs = make_inputs(case, dtype=dtype)
+    arena, read = in_frames(inputs["initial_state"], per_frame)
+    exists = jnp.arange(case.rows) != 1
+    spare = np.arange(read.size, dtype=np.int32).reshape(read.shape) + arena.shape[0]
+    write = jnp.where((jnp.arange(case.rows) == 0)[:, None], read, spare)
+    nan = jnp.full((read.size, arena.shape[1]), 0xFFFFFFFF, jnp.uint32)
+    flat = [inputs[name].reshape(case.rows, case.tokens, -1) for name in ("x", "B", "C")]
+    return {
+        "arena": jnp.concatenate([arena, nan]),
+        "read": jnp.where(exists[:, None], read, 0),
+        "write": write,
+        "exists": exists,
+        "xBC": jnp.concatenate(flat, axis=-1),
+        **{name: inputs[name] for name in ("dt", "A", "lengths", "state_lengths")},
+        "D": jnp.linspace(-1, 2, case.heads),
+    }
+
+
+def expected(case: Case, dtype: str) -> tuple:
+    """The same in float32 from the reference over dense states."""
+    inputs = make_inputs(case, dtype=dtype)
+    exists = jnp.arange(case.rows) != 1
+    state = jnp.where(exists[:, None, None, None], inputs["initial_state"], 0.0)
+    x = inputs["x"].astype(jnp.float32)
+    inputs |= {"x": x, "initial_state": state}
+    y, state = scan(**inputs, implementation="reference")
+    valid = (jnp.arange(case.tokens) < inputs["lengths"][:, None])[..., None, None]
+    y = y + jnp.where(valid, jnp.linspace(-1, 2, case.heads)[:, None] * x, 0)
+    return y.reshape(case.rows, case.tokens, -1).astype(dtype), state
+
+
+def records_of(case: Case) -> Records:
+    return Records(
+        num_heads=case.heads,
+        head_dim=case.width,
+        num_groups=case.groups,
+        state_size=case.size,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("per_frame", [1, 4])
+@pytest.mark.parametrize("case", [RAGGED, TAIL, ODD], ids=lambda case: case.name)
+@pytest.mark.parametrize("implementation", sorted(FRAMES))
+def test_states_go_from_frames_to_frames(case, per_frame, dtype, implementation):
+    if case.state_lengths is None:
+        case = replace(case, state_lengths=case.lengths)
+    given = arguments(case, dtype, per_frame)
+    run = functools.partial(
+        ssd_scan_frames, records=records_of(case), implementation=implementation
+    )
+    y, arena = jax.jit(run)(**given)
+    want_y, want_state = expected(case, dtype)
+    rounded = dtype == "bfloat16" and implementation == "pallas"
+    assert_close(y, want_y, ROUNDED if rounded else None)
+    everywhere = jnp.ones(case.rows, bool)
+    state = read_states(arena, given["write"], everywhere, records_of(case))
+    assert_close(state, want_state, ROUNDED if rounded else None)
+    untouched = np.setdiff1d(np.arange(len(arena)), np.asarray(given["write"]))
+    assert_same_bits(np.asarray(arena)[untouched], np.asarray(given["arena"])[untouched])
+
+
+@pytest.mark.parametrize("segments", [2, 3, 5])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_segments_give_what_one_program_gives(segments, dtype):
+    inputs = make_inputs(LONG, dtype=dtype)
+    config = replace(kernel.CONFIGS[dtype], chunk=32, segments=segments)
+    y, state = jax.jit(functools.partial(kernel.scan_dense, config=config))(**inputs)
+    want_y, want_state = scan(**inputs, implementation="reference")
+    tolerance = ROUNDED if dtype == "bfloat16" else None
+    assert_close(y, want_y, tolerance)
+    assert_close(state, want_state, tolerance)
+
+
+def test_segments_read_no_padding_and_no_state_of_an_empty_row():
+    inputs = make_inputs(LONG)
+    config = replace(kernel.CONFIGS["float32"], chunk=32, segments=3)
+    run = jax.jit(functools.partial(kernel.scan_dense, config=config))
+    real = np.arange(LONG.tokens) < np.asarray(LONG.lengths)[:, None]
+    dirty = dict(inputs)
+    for name in ("x", "dt", "B", "C"):
+        mask = real.reshape(real.shape + (1,) * (inputs[name].ndim - 2))
+        dirty[name] = jnp.where(mask, inputs[name], jnp.nan)
+    y, state = run(**inputs)
+    dirty_y, dirty_state = run(**dirty)
+    assert_same_bits(dirty_y, y)
+    assert_same_bits(dirty_state, state)
+
+
+def test_segments_fill_the_chip_and_no_more():
+    assert kernel.num_segments(1, 128, 1 << 20) == 1
+    assert kernel.num_segments(1, 48, 8192) == 2
+    assert kernel.num_segments(1, 24, 8192) == 5
+    assert kernel.num_segments(2, 24, 8192) == 2
+    assert kernel.num_segments(1, 24, 1100) == 2
+    assert kernel.num_segments(64, 128, 8192) == 1
+    names = {1: ["ssd_scan"], 5: ["ssd_scan_segments", "ssd_scan_starts", "ssd_scan"]}
+    for segments, kernels in names.items():
+        config = kernel.Config(segments=segments)
+        inputs = make_inputs(LONG, dtype="bfloat16")
+        run = functools.partial(kernel.scan_dense, config=config)
+        assert kernels_in(lambda inputs, run=run: run(**inputs), inputs) == kernels
+
+
+def test_frames_name_their_kernel_and_refuse_what_does_not_fit():
+    given = arguments(ODD, "bfloat16", 2)
+    run = functools.partial(ssd_scan_frames, records=records_of(ODD))
+    assert kernels_in(lambda given: run(**given), given) == ["ssd_scan"]
+    with pytest.raises(ValueError, match="write must hold 6 heads of each of 3 rows, got 2 in"):
+        run(**given | {"write": given["write"][:, :1]})
+    with pytest.raises(ValueError, match=r"xBC must have shape \(3, 70, 168\), got \(3, 70, 167\)"):
+        run(**given | {"xBC": given["xBC"][..., :-1]})
+    huge = Records(num_heads=1, head_dim=256, num_groups=1, state_size=256)
+    assert "at most 32768 elements for 'pallas', got 256 x 256" in kernel.why_unsupported(huge)
+
+
+def test_another_rows_frames_exceed_the_tolerance():
+    given = arguments(ODD, "float32", 2)
+    run = jax.jit(
+        functools.partial(ssd_scan_frames, records=records_of(ODD), implementation="pallas")
+    )
+    y, _ = run(**given)
+    wrong = given | {"read": given["read"][::-1]}
+    assert relative_error(run(**wrong)[0][2], y[2]) > 1e-3
+
+
+def test_words_of_padding_are_no_other_channels_words():
+    records = Records(num_heads=2, head_dim=3, num_groups=1, state_size=6)
+    words, exists = state_words(records, 1, jnp.arange(4)[:, None], jnp.arange(8)[None, :])
+    assert np.array_equal(np.asarray(words)[np.asarray(exists)], 18 + np.arange(18))
+    assert (np.asarray(words)[~np.asarray(exists)] == NOWHERE).all()
+
+
+def test_states_written_to_frames_are_read_back():
+    records = Records(num_heads=5, head_dim=3, num_groups=1, state_size=6)
+    state = jnp.asarray(np.random.default_rng(0).standard_normal((2, 5, 3, 6), np.float32))
+    frames = jnp.asarray([[4, 1, 7], [2, 6, 3]], jnp.int32)
+    arena = write_states(jnp.zeros((9, 40), jnp.uint32), frames, state, records)
+    assert_same_bits(read_states(arena, frames, jnp.ones(2, bool), records), state)
+    gone = read_states(arena, frames, jnp.asarray([False, True]), records)
+    assert not gone[0].any() and gone[1].any()
