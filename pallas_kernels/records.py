@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dispatch import check_rank
+from pallas_kernels.triton import NOWHERE
 
-NOWHERE = 1 << 30  # past the end of any frame; interpret mode drops what is written there
 MAX_STATE = (
     32 * 1024
 )  # elements of a head's state a kernel takes: 128 float32 registers in each of 256 threads
@@ -101,7 +101,7 @@ def state_words(
     exists = (p < records.head_dim) & (r < records.state_size)
     words = place * records.head_words + p * records.state_size + r
     if records.state_size & (records.state_size - 1):
-        # A word of padding is also one of the next channel's, and interpret mode would write its old value.
+        # A word of padding is also one of the next channel's.
         words = jnp.where(exists, words, NOWHERE)
     return words, exists
 

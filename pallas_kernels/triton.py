@@ -18,6 +18,10 @@ from jax.experimental.pallas import triton as pltriton
 from pallas_kernels.decay import LOWEST, STEPS_PER_UNIT
 from pallas_kernels.dispatch import HIGHEST
 
+# Index past the end of any frame, for what a masked store must not write: interpret mode writes the old value there,
+# which would undo a live write to the same place.
+NOWHERE = 1 << 30
+
 
 def call(
     kernel: Callable,

@@ -2,21 +2,77 @@
 
 The arena is uint32[U, W]: frame u is row u, and frame 0 is the sink, where padding writes and nothing
 reads. Ids are trusted on the device, where an out-of-range one would be clipped silently: whoever makes them
-checks them on the host.
+checks them on the host with `check_ids`, or traces a program under `bounds_checked` to find who did not.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
-from pallas_kernels.frame_io import reference, xla
+from pallas_kernels.frame_io import kernel, reference, xla
 
-READ = {"reference": reference.read_frames_reference, "xla": xla.read_frames_xla}
-WRITE = {"reference": reference.write_frames_reference, "xla": xla.write_frames_xla}
-COPY = {"reference": reference.copy_frames_reference, "xla": xla.copy_frames_xla}
-UPDATE = {"reference": reference.update_tokens_reference, "xla": xla.update_tokens_xla}
+READ = {
+    "reference": reference.read_frames_reference,
+    "xla": xla.read_frames_xla,
+    "pallas": kernel.read_frames_pallas,
+}
+WRITE = {
+    "reference": reference.write_frames_reference,
+    "xla": xla.write_frames_xla,
+    "pallas": kernel.write_frames_pallas,
+}
+COPY = {
+    "reference": reference.copy_frames_reference,
+    "xla": xla.copy_frames_xla,
+    "pallas": kernel.copy_frames_pallas,
+}
+UPDATE = {
+    "reference": reference.update_tokens_reference,
+    "xla": xla.update_tokens_xla,
+    "pallas": kernel.update_tokens_pallas,
+}
+_CHECKING = contextvars.ContextVar("_CHECKING", default=False)
+
+
+def check_ids(where: str, name: str, ids: np.ndarray, num_frames: int) -> None:
+    """Raises ValueError with the first of the host's frame ids that lies outside an arena."""
+    ids = np.asarray(ids)
+    outside = np.argwhere((ids < 0) | (ids >= num_frames))
+    if len(outside):
+        place = tuple(int(i) for i in outside[0])
+        raise ValueError(
+            f"{where}: {name} must be frames in [0, {num_frames}), got {int(ids[place])} at "
+            f"{list(place)}; a device would clip it silently"
+        )
+
+
+@contextlib.contextmanager
+def bounds_checked() -> Iterator[None]:
+    """Programs traced inside check every frame id when they run, at the price of a call to the host each.
+
+    A function that jax has traced before keeps its old program: make a new one inside.
+
+    An id outside the arena raises from the program's dispatch or, where that runs ahead, from
+    `jax.effects_barrier`.
+    """
+    token = _CHECKING.set(True)
+    try:
+        yield
+    finally:
+        _CHECKING.reset(token)
+
+
+def _check_on_device(where: str, name: str, ids: jax.Array, arena: jax.Array) -> None:
+    if _CHECKING.get():
+        frames = arena.shape[0]
+        jax.debug.callback(lambda ids: check_ids(where, name, ids, frames), ids)
 
 
 def read_frames(
@@ -30,6 +86,7 @@ def read_frames(
     """Copies words [offset, offset + words) of frames ids int32[...] out of the arena: uint32[..., words]."""
     words = arena.shape[-1] - offset if words is None else words
     _check_arena("read_frames", arena, offset, words)
+    _check_on_device("read_frames", "ids", ids, arena)
     return run("read_frames", implementation, READ, arena, ids, offset=offset, words=words)
 
 
@@ -44,6 +101,7 @@ def write_frames(
     """Writes values uint32[..., words] into frames ids int32[...] from word `offset`; returns the arena."""
     _check_arena("write_frames", arena, offset, values.shape[-1])
     check_shape("write_frames", "values", values, (*ids.shape, values.shape[-1]))
+    _check_on_device("write_frames", "ids", ids, arena)
     return run("write_frames", implementation, WRITE, arena, ids, values, offset=offset)
 
 
@@ -57,6 +115,8 @@ def copy_frames(
     """Copies whole frames sources int32[n] to targets int32[n], in order; returns the arena."""
     check_rank("copy_frames", "sources", sources, 1)
     check_shape("copy_frames", "targets", targets, sources.shape)
+    _check_on_device("copy_frames", "sources", sources, arena)
+    _check_on_device("copy_frames", "targets", targets, arena)
     return run("copy_frames", implementation, COPY, arena, sources, targets)
 
 
@@ -85,6 +145,7 @@ def update_tokens(
     check_rank("update_tokens", "values", values, 3)
     check_rank("update_tokens", "table", table, 2)
     _check_arena("update_tokens", arena, offset, page_tokens * values.shape[2])
+    _check_on_device("update_tokens", "table", table, arena)
     arrays = (arena, values, table, base, begin, end)
     static = {"offset": offset, "page_tokens": page_tokens}
     return run("update_tokens", implementation, UPDATE, *arrays, **static)

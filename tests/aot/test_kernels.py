@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from pallas_kernels.frame_io import copy_frames, read_frames, update_tokens, write_frames
 from pallas_kernels.records import Records
 from pallas_kernels.ssd_scan import ssd_scan_frames
 from pallas_kernels.ssd_window import fold_frames, ssd_window_rings
@@ -128,3 +129,33 @@ def test_scan_in_place(records, rows, kernels, dtype):
     assert max(launch.shared_bytes for launch in large.launches) <= SHARED_MEMORY
     assert large.alias_bytes >= 4 * arena_of(records, 8 * FRAMES).size
     assert large.temp_bytes == small.temp_bytes
+
+
+ARENA, SPAN = spec(FRAMES, 65536, dtype="uint32"), spec(ROWS, dtype="int32")
+FRAME_IO = {
+    "read_frames": (read_frames, (ARENA, spec(8, 2, dtype="int32"))),
+    "write_frames": (
+        write_frames,
+        (ARENA, spec(8, 2, dtype="int32"), spec(8, 2, 65536, dtype="uint32")),
+    ),
+    "copy_frames": (copy_frames, (ARENA, SPAN, SPAN)),
+    "update_tokens": (
+        lambda arena, values, table, base, begin, end: update_tokens(
+            *(arena, values, table), base=base, begin=begin, end=end, offset=0, page_tokens=64
+        ),
+        (
+            *(ARENA, spec(ROWS, 5, 1024, dtype="uint32"), spec(ROWS, 128, dtype="int32")),
+            *(SPAN, SPAN, SPAN),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(FRAME_IO))
+def test_frames_in_place(name):
+    function, specs = FRAME_IO[name]
+    compiled = compile_for_h200(function, *specs, donate=() if name == "read_frames" else (0,))
+    assert_only(compiled, name)
+    assert compiled.temp_bytes < 1024
+    if name != "read_frames":
+        assert compiled.alias_bytes >= 4 * ARENA.size

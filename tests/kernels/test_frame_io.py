@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from pallas_kernels.frame_io import (
+    bounds_checked,
+    check_ids,
     copy_frames,
     pack_records,
     read_frames,
@@ -18,6 +20,7 @@ from pallas_kernels.frame_io import (
 from pallas_kernels.frame_io.api import COPY, READ, UPDATE, WRITE
 from pallas_kernels.frame_io.cases import SMALL_CASES, make_inputs
 from pallas_kernels.frame_io.xla import UNROLL_LIMIT
+from tests.kernels.lowered import kernels_in
 
 FAST = sorted(set(UPDATE) - {"reference"})
 ID_SHAPES = [(1,), (3, 4), (UNROLL_LIMIT + 1,)]
@@ -170,18 +173,53 @@ def test_a_packed_word_holds_element_j_low_and_j_plus_half_high():
     np.testing.assert_array_equal(pack_records(x), bits[:4] | bits[4:] << 16)
 
 
-def test_none_chooses_the_fast_form_and_a_name_is_obeyed():
+def test_none_chooses_by_platform_and_a_name_is_obeyed():
+    arena, ids = random_words(9, 8), jnp.array([1, 2], jnp.int32)
     inputs = make_inputs(SMALL_CASES[0])
-
-    def program(name) -> str:
-        arrays = {k: v for k, v in inputs.items() if k not in ("offset", "page_tokens")}
-        rest = {k: v for k, v in inputs.items() if k in ("offset", "page_tokens")}
-        run = lambda given: update_tokens(**given, **rest, implementation=name)
-        return str(jax.make_jaxpr(run)(arrays))
-
-    assert program(None) == program("xla")
-    assert program(None) != program("reference")
+    calls = {
+        "read_frames": lambda name: read_frames(arena, ids, implementation=name),
+        "write_frames": lambda name: write_frames(arena, ids, arena[:2], implementation=name),
+        "copy_frames": lambda name: copy_frames(arena, ids, ids, implementation=name),
+        "update_tokens": lambda name: update_tokens(**inputs, implementation=name),
+    }
+    for kernel, call in calls.items():
+        for name in (None, "pallas"):
+            assert kernels_in(functools.partial(call, name)) == [kernel]
+        assert kernels_in(functools.partial(call, "xla")) == []
+        programs = {str(jax.make_jaxpr(functools.partial(call, n))()) for n in ("xla", "reference")}
+        assert len(programs) == 2
     assert sorted(READ) == sorted(WRITE) == sorted(COPY) == sorted(UPDATE)
+
+
+def test_ids_outside_the_arena_are_named_on_the_host():
+    ids = np.array([[1, 8], [9, -1]])
+    check_ids("step", "table", ids[:1], 9)
+    with pytest.raises(
+        ValueError, match=r"step: table must be frames in \[0, 9\), got 9 at \[1, 0\]"
+    ):
+        check_ids("step", "table", ids, 9)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda arena, ids: read_frames(arena, ids),
+        lambda arena, ids: write_frames(arena, ids, arena[:2]),
+        lambda arena, ids: copy_frames(arena, ids, ids),
+        lambda arena, ids: copy_frames(arena, ids * 0, ids),
+    ],
+)
+def test_programs_traced_under_bounds_checked_raise_for_such_ids(function):
+    arena = random_words(9, 8)
+    with bounds_checked():
+        checked = jax.jit(function)
+        checked(arena, jnp.array([1, 8])).block_until_ready()
+        jax.effects_barrier()
+        with pytest.raises(Exception, match=r"must be frames in \[0, 9\), got 9 at \[1\]"):
+            checked(arena, jnp.array([1, 9])).block_until_ready()
+            jax.effects_barrier()
+    unchecked = jax.make_jaxpr(lambda *given: function(*given))(arena, jnp.array([1, 9]))
+    assert "callback" not in str(unchecked)
 
 
 @pytest.mark.parametrize(
