@@ -100,6 +100,7 @@ def ssd_scan_frames(
     A: jax.Array,
     *,
     records: Records,
+    first_frame: int = 0,
     lengths: jax.Array,
     state_lengths: jax.Array,
     D: jax.Array | None = None,
@@ -109,7 +110,8 @@ def ssd_scan_frames(
 
     Args:
         arena: uint32[U, W]; a frame holds W // (P R) whole heads of float32 bits, [h, P, R].
-        read, write: int32[B, n] frames of each row's first and last state, the same or others.
+        read, write: int32[B, F] frames of each row's first and last checkpoint, the same or others; those of the
+            layer begin at `first_frame`.
         exists: bool[B]; where false the first state is zero, whatever its frames hold.
         xBC: [B, T, M P + 2 G R] outputs of the convolution, x | B | C.
         dt, A: as in `ssd_scan`. D: float32[M] factor of x in the outputs, or None.
@@ -141,7 +143,8 @@ def ssd_scan_frames(
     ):
         check_shape(where, name, value, (rows,))
     for name, frames in (("read", read), ("write", write)):
-        check_frames(where, arena, name, frames, rows, records)
+        check_frames(where, arena, name, frames[:, first_frame:], rows, records)
     arrays = (arena, read, write, exists, xBC, dt, A, D, lengths, state_lengths)
     reason = kernel.why_unsupported(records)
-    return run(where, implementation, FRAMES, *arrays, unsupported=reason, records=records)
+    static = {"records": records, "first_frame": first_frame}
+    return run(where, implementation, FRAMES, *arrays, unsupported=reason, **static)

@@ -94,12 +94,14 @@ class Tile:
 
     Attributes:
         columns, records: where things lie. per_frame: whole heads in a frame.
+        first_frame: where the layer's begin among a row's frames.
         unit: program of the grid's second axis, known inside a kernel.
     """
 
     columns: Columns
     records: Records
     per_frame: int
+    first_frame: int
     chunk: int
     width: int
     unit: jax.Array | None = None
@@ -129,12 +131,12 @@ class Tile:
 
     def read_state(self, arena_ref, frames_ref, exists_ref, row):
         words, held = self.state_words(self.head % self.per_frame)
-        frame = frames_ref[row, self.head // self.per_frame]
+        frame = frames_ref[row, self.first_frame + self.head // self.per_frame]
         return widen(load(arena_ref, frame, words, mask=held & (exists_ref[row] > 0)))
 
     def write_state(self, arena_ref, frames_ref, row, state):
         words, held = self.state_words(self.head % self.per_frame)
-        frame = frames_ref[row, self.head // self.per_frame]
+        frame = frames_ref[row, self.first_frame + self.head // self.per_frame]
         store(arena_ref, frame, words, value=narrow(state, jnp.uint32), mask=held)
 
     def step(self, refs, row, first, end, state, skip=None):
@@ -317,6 +319,7 @@ def scan_frames(
     *,
     columns: Columns,
     records: Records,
+    first_frame: int = 0,
     config: Config | None = None,
 ):
     """y [B, T, M P] in the dtype of x and the arena; x, B and C lie in the last axes of 3-D arrays."""
@@ -331,6 +334,7 @@ def scan_frames(
         columns=columns,
         records=records,
         per_frame=records.per_frame(arena),
+        first_frame=first_frame,
         chunk=config.chunk,
         width=min(config.width, power_of_two(records.head_dim)),
     )
@@ -380,13 +384,13 @@ def scan_frames(
 
 
 def ssd_scan_frames_pallas(
-    arena, read, write, exists, xBC, dt, A, D, lengths, state_lengths, *, records
+    arena, read, write, exists, xBC, dt, A, D, lengths, state_lengths, *, records, first_frame
 ):
     """See `api.ssd_scan_frames`."""
     inner, size = records.inner_size, records.num_groups * records.state_size
     columns = Columns(x=0, B=inner, C=inner + size)
     arrays = (arena, read, write, exists, xBC, dt, A, xBC, xBC, D, lengths, state_lengths)
-    return scan_frames(*arrays, columns=columns, records=records)
+    return scan_frames(*arrays, columns=columns, records=records, first_frame=first_frame)
 
 
 def ssd_scan_pallas(x, dt, A, B, C, initial_state, lengths, state_lengths):

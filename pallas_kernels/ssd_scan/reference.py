@@ -48,6 +48,7 @@ def ssd_scan_frames_reference(
     state_lengths,
     *,
     records,
+    first_frame,
     scan=ssd_scan_reference,
 ):
     """Reads all states, scans, and writes all states."""
@@ -56,6 +57,8 @@ def ssd_scan_frames_reference(
     lead = xBC.shape[:2]
     x = x.reshape(*lead, records.num_heads, records.head_dim)
     B, C = (a.reshape(*lead, records.num_groups, records.state_size) for a in (B, C))
+    per_layer = -(-records.num_heads // records.per_frame(arena))
+    read, write = (a[:, first_frame : first_frame + per_layer] for a in (read, write))
     state = read_states(arena, read, exists, records)
     y, state = scan(x.astype(jnp.float32), dt, A, B, C, state, lengths, state_lengths)
     if D is not None:

@@ -133,6 +133,7 @@ def ssd_window_rings(
     C: jax.Array,
     *,
     layer: int,
+    first_frame: int = 0,
     records: Records,
     starts: jax.Array,
     num_valid: jax.Array,
@@ -145,11 +146,13 @@ def ssd_window_rings(
     """`ssd_window_frames` with one layer's records where an engine keeps them, and the skip D x added.
 
     Args:
-        arena, frames, exists, A, starts, num_valid, ancestors, implementation: as there.
+        arena, exists, starts, num_valid, ancestors, implementation: as there.
+        frames: int32[B, F] frames of whole checkpoints, of which the layer's begin at `first_frame`.
         xB: [L, B', S, M P + G R] rings of all layers, B' >= B; floats, or their bits as unsigned integers.
         dt: float32[L, B', S, M] rings of the step sizes.
+        A: float32[L, M] decay rates of all layers.
         C: [B, T, G R] of the new tokens.
-        layer: which of the rings.
+        layer: which of the rings, and of the rates.
         records: how x and B lie in a record.
         D: float32[M] factor of a new token's own x in its output, or None.
         scores: float32[B, T, G, S] C . B of every query and slot where the caller has them already; those of
@@ -167,7 +170,7 @@ def ssd_window_rings(
     check_shape(where, "C", C, (rows, tokens, records.num_groups * records.state_size))
     check_shape(where, "xB", xB, (*xB.shape[:3], records.size))
     check_shape(where, "dt", dt, (*xB.shape[:3], heads))
-    check_shape(where, "A", A, (heads,))
+    check_shape(where, "A", A, (xB.shape[0], heads))
     if not 0 <= layer < xB.shape[0] or rows > xB.shape[1]:
         raise ValueError(
             f"{where}: layer {layer} and {rows} rows must lie within the rings {xB.shape[:2]}"
@@ -176,12 +179,12 @@ def ssd_window_rings(
         check_shape(where, "D", D, (heads,))
     _check_rows(where, rows, tokens, starts, num_valid, ancestors)
     check_shape(where, "exists", exists, (rows,))
-    check_frames(where, arena, "frames", frames, rows, records)
+    check_frames(where, arena, "frames", frames[:, first_frame:], rows, records)
     if scores is not None:
         check_shape(where, "scores", scores, (rows, tokens, records.num_groups, xB.shape[2]))
     arrays = (arena, frames, exists, xB, dt, A, C, D, starts, num_valid, ancestors, scores)
     reason = kernel.why_unsupported(records, xB.shape[2])
-    static = {"layer": layer, "records": records, "dtype": dtype}
+    static = {"layer": layer, "first_frame": first_frame, "records": records, "dtype": dtype}
     return run(where, implementation, RINGS, *arrays, unsupported=reason, **static)
 
 

@@ -56,7 +56,7 @@ def _window_kernel(
     exists_ref,  # [B]
     xB_ref,  # [L, B', S, M P + G R]
     dt_ref,  # [L, B', S, M]
-    A_ref,  # [M]
+    A_ref,  # [L, M]
     C_ref,  # [B, T, G R]
     scores_ref,  # [B, T, G, S]
     D_ref,  # [M]
@@ -66,6 +66,7 @@ def _window_kernel(
     y_ref,  # [B, T, M P]
     *,
     layer: int,
+    first_frame: int,
     records: Records,
     per_frame: int,
     tree: bool,
@@ -81,11 +82,13 @@ def _window_kernel(
 
     words, held = state_words(records, head % per_frame, p[:, None], r[None, :])
     held &= (exists_ref[row] > 0) & (count > 0)
-    state = widen(load(arena_ref, frames_ref[row, head // per_frame], words, mask=held))
+    state = widen(
+        load(arena_ref, frames_ref[row, first_frame + head // per_frame], words, mask=held)
+    )
     live = slot < start + count
     x = load(xB_ref, layer, row, slot, column[None, :], mask=live & inside[None, :])
     x, dt = widen(x), load(dt_ref, layer, row, slot, head, mask=live)  # [S, P], [S, 1]
-    coarse, fine = coarse_and_fine(dt * A_ref[head])
+    coarse, fine = coarse_and_fine(dt * A_ref[layer, head])
 
     def query(t, _):
         in_group = r < records.state_size
@@ -131,6 +134,7 @@ def ssd_window_rings_pallas(
     scores,
     *,
     layer,
+    first_frame,
     records: Records,
     dtype,
     config: Config = Config(),
@@ -141,13 +145,14 @@ def ssd_window_rings_pallas(
     kernel = functools.partial(
         _window_kernel,
         layer=layer,
+        first_frame=first_frame,
         records=records,
         per_frame=records.per_frame(arena),
         tree=tree,
         skips=skips,
     )
     ancestors = ancestors if tree else jnp.zeros((1, 1), jnp.int32)
-    D = D if skips else A
+    D = D if skips else A[layer]
     if scores is None:
         scores = _scores(C, xB[layer, :rows], records)
     y = call(
@@ -278,10 +283,11 @@ def ssd_window_frames_pallas(arena, frames, exists, x, dt, A, B, C, starts, num_
     """See `api.ssd_window_frames`: records that do not lie in rings are joined first."""
     records = Records.of(x, B)
     y = ssd_window_rings_pallas(
-        *(arena, frames, exists, _joined(x, B), dt[None], A),
+        *(arena, frames, exists, _joined(x, B), dt[None], A[None]),
         C.reshape(*C.shape[:2], -1),
         *(None, starts, num_valid, ancestors, None),
         layer=0,
+        first_frame=0,
         records=records,
         dtype=jnp.float32,
     )

@@ -63,6 +63,7 @@ def ssd_window_rings_reference(
     scores,
     *,
     layer,
+    first_frame,
     records,
     dtype,
     window=ssd_window_frames_reference,
@@ -71,7 +72,9 @@ def ssd_window_rings_reference(
     rows, tokens = C.shape[:2]
     x, B = split_records(xB[layer, :rows], records)
     C = C.reshape(rows, tokens, records.num_groups, records.state_size)
-    own = (x, dt[layer, :rows], A, B, C)
+    own = (x, dt[layer, :rows], A[layer], B, C)
+    per_layer = -(-records.num_heads // records.per_frame(arena))
+    frames = frames[:, first_frame : first_frame + per_layer]
     y, _ = window(arena, frames, exists, *own, starts, num_valid, ancestors)
     if D is not None:
         place = jnp.minimum(starts[:, None] + jnp.arange(tokens), x.shape[1] - 1)
@@ -97,7 +100,6 @@ def fold_frames_reference(
             x, B = split_records(xB[layer, one], records)
             length = jnp.maximum(lengths[one], 0)
             new = fold(old, x, dt[layer, one], A[layer], B, length)
-            left_alone = read_states(arena, write[one, own], jnp.ones(1, bool), records)
-            new = jnp.where(lengths[row] >= 0, new, left_alone)
-            arena = write_states(arena, write[one, own], new, records)
+            folded = write_states(arena, write[one, own], new, records)
+            arena = jnp.where(lengths[row] >= 0, folded, arena)
     return arena

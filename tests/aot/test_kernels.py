@@ -44,6 +44,7 @@ def test_window_over_rings(records, tokens):
         return ssd_window_rings(
             *(arena, frames, exists, xB, dt, A, C),
             layer=1,
+            first_frame=PER_LAYER,
             records=records,
             starts=starts,
             num_valid=num_valid,
@@ -55,11 +56,11 @@ def test_window_over_rings(records, tokens):
     compiled = compile_for_h200(
         window,
         arena_of(records),
-        spec(ROWS, PER_LAYER, dtype="int32"),
+        spec(ROWS, LAYERS * PER_LAYER, dtype="int32"),
         spec(ROWS, dtype="int32"),
         spec(LAYERS, ROWS + 1, slots, records.size, dtype="uint16"),
         spec(LAYERS, ROWS + 1, slots, records.num_heads),
-        spec(records.num_heads),
+        spec(LAYERS, records.num_heads),
         spec(ROWS, tokens, records.num_groups * records.state_size, dtype="bfloat16"),
         spec(records.num_heads),
         spec(ROWS, dtype="int32"),

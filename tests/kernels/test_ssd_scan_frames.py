@@ -99,9 +99,13 @@ def test_states_go_from_frames_to_frames(case, per_frame, dtype, implementation)
         case = replace(case, state_lengths=case.lengths)
     given = arguments(case, dtype, per_frame)
     run = functools.partial(
-        ssd_scan_frames, records=records_of(case), implementation=implementation
+        ssd_scan_frames,
+        records=records_of(case),
+        first_frame=1,
+        implementation=implementation,
     )
-    y, arena = jax.jit(run)(**given)
+    whole = {name: jnp.pad(given[name], ((0, 0), (1, 2))) for name in ("read", "write")}
+    y, arena = jax.jit(run)(**given | whole)
     want_y, want_state = expected(case, dtype)
     rounded = dtype == "bfloat16" and implementation == "pallas"
     assert_close(y, want_y, ROUNDED if rounded else None)

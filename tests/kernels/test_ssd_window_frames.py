@@ -93,16 +93,18 @@ def test_records_in_rings_give_the_windows_outputs(case, dtype, implementation):
     dead = jnp.arange(case.slots) >= (inputs["starts"] + inputs["num_valid"])[:, None]
     scores = jnp.where(dead[:, None, None], jnp.nan, scores)
     rows = {name: inputs[name] for name in ("starts", "num_valid")}
-    run = functools.partial(ssd_window_rings, layer=1, records=records, **rows)
+    table = jnp.pad(table, ((0, 0), (2, 1)))  # of a whole checkpoint
+    A = jnp.stack([-inputs["A"], inputs["A"], 0 * inputs["A"]])
+    run = functools.partial(ssd_window_rings, layer=1, first_frame=2, records=records, **rows)
     run = jax.jit(functools.partial(run, implementation=implementation))
     want = window(**inputs, implementation="reference")
-    assert_close(run(arena, table, exists, xB, dt, inputs["A"], C), want)
+    assert_close(run(arena, table, exists, xB, dt, A, C), want)
     own = inputs["starts"][:, None] + jnp.arange(case.tokens)
     own = jnp.minimum(own, case.slots - 1)[..., None, None]
     x = jnp.take_along_axis(inputs["x"], own, axis=1).astype(jnp.float32)
     counts = (jnp.arange(case.tokens) < inputs["num_valid"][:, None])[..., None, None]
     want = jnp.where(counts, want + D[:, None] * x, 0)
-    assert_close(run(arena, table, exists, xB, dt, inputs["A"], C, D=D, scores=scores), want)
+    assert_close(run(arena, table, exists, xB, dt, A, C, D=D, scores=scores), want)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -152,7 +154,7 @@ def test_rings_and_frames_name_their_kernels():
 
     def windows(arena, table, xB, dt, A, C):
         run = functools.partial(ssd_window_rings, layer=0, records=records, **rows)
-        return run(arena, table, exists, xB, dt, A, C)
+        return run(arena, table, exists, xB, dt, A[None], C)
 
     def folds(arena, table, xB, dt, A):
         run = functools.partial(fold_frames, records=records, per_layer=table.shape[1])
