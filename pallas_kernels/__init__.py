@@ -1,8 +1,17 @@
 """Operations of hybrid models on accelerators; usable without `hybrid_jax`."""
 
+from pallas_kernels.causal_conv import causal_conv as causal_conv
+from pallas_kernels.causal_conv import causal_conv_window as causal_conv_window
 from pallas_kernels.ssd_scan import ssd_scan as ssd_scan
 from pallas_kernels.ssd_window import fold as fold
 from pallas_kernels.ssd_window import ssd_window as ssd_window
 from pallas_kernels.ssd_window import ssd_window_frames as ssd_window_frames
 
-__all__ = ["fold", "ssd_scan", "ssd_window", "ssd_window_frames"]
+__all__ = [
+    "causal_conv",
+    "causal_conv_window",
+    "fold",
+    "ssd_scan",
+    "ssd_window",
+    "ssd_window_frames",
+]

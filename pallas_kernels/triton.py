@@ -7,6 +7,7 @@ a pointer. Interpret mode, which the CPU runs, slices it in every program: keep 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -32,6 +33,7 @@ def call(
     num_warps: int,
     num_stages: int = 2,
     aliases: dict[int, int] | None = None,
+    synchronizes: bool = False,
 ) -> jax.Array:
     """Runs a kernel on whole arrays: compiled for CUDA, interpreted on a CPU.
 
@@ -39,11 +41,14 @@ def call(
         kernel: takes a ref per operand, then one per output.
         grid: programs. name: of the kernel in lowered text and profiles.
         aliases: operand index to the output that takes its place.
+        synchronizes: gives the kernel `barrier`, a function that lets a program's threads wait for each
+            other; interpreted programs have only one.
     """
 
     def run(interpret: bool):
+        barrier = {"barrier": lambda: None if interpret else pltriton.debug_barrier()}
         return pl.pallas_call(
-            kernel,
+            functools.partial(kernel, **barrier) if synchronizes else kernel,
             grid=grid,
             out_shape=out_shape,
             input_output_aliases=aliases or {},

@@ -1,0 +1,5 @@
+"""The causal convolution and step sizes of a Mamba-2 mixer, over prompts and over windows of new tokens."""
+
+from pallas_kernels.causal_conv.api import causal_conv as causal_conv
+from pallas_kernels.causal_conv.api import causal_conv_window as causal_conv_window
+from pallas_kernels.causal_conv.sizes import Sizes as Sizes

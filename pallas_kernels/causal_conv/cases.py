@@ -1,0 +1,230 @@
+"""Named shapes for the tests and the benchmark of the convolution over prompts and over windows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.causal_conv.sizes import Sizes, stored
+
+NEMOTRON_H_8B = Sizes(num_heads=128, head_dim=64, num_groups=8, state_size=128)
+GRANITE_4_H_TINY = Sizes(num_heads=48, head_dim=64, num_groups=1, state_size=128)
+SMALL = Sizes(num_heads=4, head_dim=8, num_groups=2, state_size=16)
+UNEVEN = Sizes(
+    num_heads=6, head_dim=5, num_groups=3, state_size=7, conv_width=3, dt_limits=(0.1, 1.0)
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One call of `causal_conv`.
+
+    Attributes:
+        name: says what the shape is for.
+        sizes: of the layer. biased: the convolution has a bias.
+        tokens: T. lengths: tokens of each row that exist.
+        large: from a real model, for benchmarks; unit tests leave it out.
+    """
+
+    name: str
+    sizes: Sizes = SMALL
+    biased: bool = True
+    tokens: int
+    lengths: tuple[int, ...]
+    large: bool = False
+
+    @property
+    def rows(self) -> int:
+        return len(self.lengths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowCase:
+    """One call of `causal_conv_window`.
+
+    Attributes:
+        name, sizes, biased, large: as in `Case`.
+        tokens: T. slots: S, records a ring has room for.
+        starts, first, num_valid: of each row.
+        spare_rows, spare_columns: B' - B and T' - T of the rings. layers, layer: L, and the one that is used.
+        tree: ancestors of each token as bits, the same for all rows, or None.
+    """
+
+    name: str
+    sizes: Sizes = SMALL
+    biased: bool = True
+    tokens: int
+    slots: int = 32
+    starts: tuple[int, ...]
+    first: tuple[int, ...]
+    num_valid: tuple[int, ...]
+    spare_rows: int = 1
+    spare_columns: int = 0
+    layers: int = 2
+    layer: int = 1
+    tree: tuple[int, ...] | None = None
+    large: bool = False
+
+    @property
+    def rows(self) -> int:
+        return len(self.starts)
+
+
+CASES = (
+    Case(name="lengths_around_the_taps", tokens=20, lengths=(20, 0, 1, 2, 3)),
+    Case(name="edges_of_a_tile", tokens=33, lengths=(15, 16, 17, 33), biased=False),
+    Case(name="nothing_even", tokens=7, lengths=(7, 4), sizes=UNEVEN),
+    Case(name="one_token", tokens=1, lengths=(1, 0)),
+    Case(
+        name="nemotron_h_8b",
+        tokens=1024,
+        lengths=(1024, 700),
+        sizes=NEMOTRON_H_8B,
+        large=True,
+    ),
+    Case(
+        name="granite_4_h_tiny",
+        tokens=512,
+        lengths=(512,) * 4,
+        sizes=GRANITE_4_H_TINY,
+        large=True,
+    ),
+)
+SMALL_CASES = tuple(case for case in CASES if not case.large)
+
+WINDOW_CASES = (
+    WindowCase(
+        name="decode", tokens=1, starts=(0, 13, 31), first=(0,) * 3, num_valid=(1,) * 3, layer=0
+    ),
+    WindowCase(
+        name="decode_with_inert_rows",
+        tokens=1,
+        starts=(7, 40, -5),
+        first=(0, 0, 0),
+        num_valid=(1, 0, -3),
+        sizes=UNEVEN,
+        spare_columns=2,
+        layers=3,
+    ),
+    WindowCase(
+        name="two_tokens",  # fewer than the history: part of it stays
+        tokens=2,
+        slots=33,
+        starts=(31, 0, 4),
+        first=(0, 1, 0),
+        num_valid=(2, 2, 1),
+        biased=False,
+    ),
+    WindowCase(
+        name="verify",
+        tokens=5,
+        slots=36,
+        starts=(0, 9, 31, 28, 3),
+        first=(0, 2, 0, 4, 3),
+        num_valid=(5, 5, 3, 5, 3),
+        spare_columns=3,
+        spare_rows=2,
+    ),
+    WindowCase(
+        name="uneven_verify",
+        tokens=6,
+        slots=37,
+        starts=(2, 31),
+        first=(1, 0),
+        num_valid=(6, 5),
+        sizes=UNEVEN,
+    ),
+    WindowCase(
+        name="whole_ring",
+        tokens=32,
+        starts=(0,) * 4,
+        first=(0, 31, 7, 0),
+        num_valid=(32, 32, 20, 0),
+    ),
+    WindowCase(
+        name="tree",
+        tokens=7,
+        slots=38,
+        starts=(0, 31, 5),
+        first=(0, 0, 1),
+        num_valid=(7, 5, 7),
+        # A root with two children, a chain below one of them, and a token that stands alone.
+        tree=(0b1, 0b11, 0b101, 0b1011, 0b11011, 0b111011, 0b1000000),
+    ),
+    WindowCase(
+        name="nemotron_h_8b_decode",
+        tokens=1,
+        starts=tuple(range(32)),
+        first=(0,) * 32,
+        num_valid=(1,) * 32,
+        sizes=NEMOTRON_H_8B,
+        large=True,
+    ),
+    WindowCase(
+        name="granite_4_h_tiny_verify",
+        tokens=5,
+        slots=36,
+        starts=tuple(range(32)),
+        first=(0,) * 32,
+        num_valid=(5,) * 32,
+        sizes=GRANITE_4_H_TINY,
+        large=True,
+    ),
+)
+SMALL_WINDOW_CASES = tuple(case for case in WINDOW_CASES if not case.large)
+
+
+def _weights(rng, sizes: Sizes, biased: bool, dtype: str) -> dict:
+    def normal(*shape: int) -> jnp.ndarray:
+        return jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype)
+
+    return {
+        "weight": normal(sizes.conv_width, sizes.conv_size),
+        "bias": normal(sizes.conv_size) if biased else None,
+        "dt_bias": jnp.asarray(rng.uniform(-4, 1, sizes.num_heads), jnp.float32),
+    }
+
+
+def make_inputs(case: Case, *, seed: int = 0, dtype: str = "float32") -> dict:
+    """Random arguments of `causal_conv` for a case; tokens past the lengths hold plausible values too."""
+    rng = np.random.default_rng(seed)
+    sizes = case.sizes
+
+    def normal(*shape: int) -> jnp.ndarray:
+        return jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype)
+
+    return {
+        "projected": normal(case.rows, case.tokens, sizes.projected_size),
+        "history": normal(case.rows, sizes.history, sizes.conv_size),
+        "lengths": jnp.asarray(case.lengths, jnp.int32),
+        **_weights(rng, sizes, case.biased, dtype),
+    }
+
+
+def make_window_inputs(case: WindowCase, *, seed: int = 0, dtype: str = "float32") -> dict:
+    """Random arguments of `causal_conv_window` for a case; rings as bits, plausible values everywhere."""
+    rng = np.random.default_rng(seed)
+    sizes = case.sizes
+    bits = jnp.uint16 if dtype == "bfloat16" else jnp.uint32
+
+    def normal(*shape: int) -> jnp.ndarray:
+        return jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype)
+
+    lead = (case.layers, case.rows + case.spare_rows)
+    columns = sizes.history + case.tokens + case.spare_columns
+    ancestors = None
+    if case.tree is not None:
+        ancestors = jnp.broadcast_to(jnp.asarray(case.tree, jnp.int32), (case.rows, case.tokens))
+    return {
+        "projected": normal(case.rows, case.tokens, sizes.projected_size),
+        "conv": stored(normal(*lead, columns, sizes.conv_size), bits),
+        "xB": stored(normal(*lead, case.slots, sizes.record_size), bits),
+        "dt": jnp.asarray(rng.uniform(0, 1, (*lead, case.slots, sizes.num_heads)), jnp.float32),
+        "starts": jnp.asarray(case.starts, jnp.int32),
+        "first": jnp.asarray(case.first, jnp.int32),
+        "num_valid": jnp.asarray(case.num_valid, jnp.int32),
+        "ancestors": ancestors,
+        **_weights(rng, sizes, case.biased, dtype),
+    }

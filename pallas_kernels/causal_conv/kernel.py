@@ -1,0 +1,352 @@
+"""The convolution on a GPU, bound by memory: what in_proj gave is read in place, and no part of it is cut out.
+
+Over a chunk each column is loaded once and stays in registers for its W outputs. In a window each tap is one load
+of a tile of tokens and channels, shifted, or gathered along the paths of a tree: all but the first hit the cache.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from pallas_kernels.causal_conv.sizes import Sizes
+from pallas_kernels.triton import call, cdiv, line, load, narrow, power_of_two, store, widen
+
+MAX_STATE = 256  # a group's B or C of 16 tokens: 16 registers in each of 256 threads
+MAX_HEADS = 1024
+MAX_TOKENS = 32
+BLOCK_HEADS = 128
+
+
+@dataclass(frozen=True)
+class Config:
+    """Launch parameters: blocks of tokens, of channels (16 bytes a thread) and of a ring's slots."""
+
+    block_tokens: int
+    block_channels: int
+    num_warps: int
+    block_slots: int = 16
+
+    @classmethod
+    def of_chunk(cls, tokens: int, dtype: jnp.dtype) -> Config:
+        """One warp per block, whose columns stay in registers: 19 x 4 of each thread."""
+        return cls(min(16, power_of_two(tokens)), 512 // jnp.dtype(dtype).itemsize, 1)
+
+    @classmethod
+    def of_window(cls, tokens: int) -> Config:
+        """All tokens of a window at once. Chosen by what ptxas makes of them: with other sizes it spills a few
+        bytes to fit more programs on an SM. Nothing was timed."""
+        tokens = power_of_two(tokens)
+        if tokens == 1:
+            return cls(1, 512, 2, block_slots=32)
+        if tokens <= 8:
+            return cls(tokens, 256, 4, block_slots=16 if tokens == 8 else 32)
+        return cls(tokens, 256, tokens // 2, block_slots=32 if tokens == 16 else 16)
+
+
+def why_unsupported(sizes: Sizes, tokens: int) -> str | None:
+    """Why the kernel of windows cannot take these shapes, or None."""
+    if sizes.state_size > MAX_STATE:
+        return (
+            f"a state must have at most {MAX_STATE} columns for 'pallas', got {sizes.state_size}; "
+            "use 'xla'"
+        )
+    if sizes.num_heads > MAX_HEADS:
+        return (
+            f"a layer must have at most {MAX_HEADS} heads for 'pallas', got {sizes.num_heads}; "
+            "use 'xla'"
+        )
+    if tokens > MAX_TOKENS:
+        return (
+            f"a window must have at most {MAX_TOKENS} tokens for 'pallas', got {tokens}; use 'xla'"
+        )
+    return None
+
+
+def _activated(taps, weights, bias, dtype) -> jax.Array:
+    """Convolution and SiLU of raw columns, W values that broadcast with the float32 weights of their taps."""
+    y = sum(widen(tap) * weight for tap, weight in zip(taps, weights, strict=True))
+    if bias is not None:
+        y = y + bias
+    return jax.nn.silu(y).astype(dtype)
+
+
+def _step_sizes(projected_ref, dt_bias_ref, row, token, head, exists, sizes: Sizes) -> jax.Array:
+    """Step sizes [t, m] of tokens int32[t, 1] and heads int32[1, m], zero where not `exists`."""
+    inside = head < sizes.num_heads
+    column = sizes.inner_size + sizes.conv_size + head
+    raw = load(projected_ref, row, token, column, mask=exists & inside)
+    dt = jax.nn.softplus(widen(raw) + widen(load(dt_bias_ref, head, mask=inside)))
+    return jnp.where(exists, jnp.clip(dt, *sizes.dt_limits), 0.0)
+
+
+def _chunk_kernel(
+    projected_ref,  # [B, T, z | x | B | C | dt]
+    history_ref,  # [B, W - 1, E]
+    weight_ref,  # [W, E]
+    bias_ref,  # [E]
+    dt_bias_ref,  # [M]
+    lengths_ref,  # [B]
+    xBC_ref,  # [B, T, E]
+    dt_ref,  # [B, T, M]
+    *,
+    sizes: Sizes,
+    biased: bool,
+    config: Config,
+):
+    row, part = pl.program_id(0), pl.program_id(2)
+    begin, length = pl.program_id(1) * config.block_tokens, lengths_ref[row]
+    tokens, dtype = xBC_ref.shape[1], xBC_ref.dtype
+    blocks = cdiv(sizes.conv_size, config.block_channels)
+
+    @pl.when(part < blocks)
+    def _():
+        channel = part * config.block_channels + line(config.block_channels)
+        inside = channel < sizes.conv_size
+
+        def column(token):
+            own = inside & (token >= 0) & (token < length)
+            return load(projected_ref, row, token, sizes.inner_size + channel, mask=own)
+
+        def early(token):
+            before = inside & (token < 0)
+            old = load(history_ref, row, token + sizes.history, channel, mask=before)
+            return jnp.where(before, widen(old).astype(dtype), column(token))
+
+        # All loads come before the first store: none is moved across it, since the two might overlap.
+        columns = [early(begin - sizes.history + w) for w in range(sizes.history)]
+        columns += [column(begin + t) for t in range(config.block_tokens)]
+        weights = [
+            widen(load(weight_ref, w, channel, mask=inside)) for w in range(sizes.conv_width)
+        ]
+        bias = widen(load(bias_ref, channel, mask=inside)) if biased else None
+        for t in range(config.block_tokens):
+            y = _activated(columns[t : t + sizes.conv_width], weights, bias, dtype)
+            y = jnp.where(begin + t < length, y, 0)
+            store(xBC_ref, row, begin + t, channel, value=y, mask=inside & (begin + t < tokens))
+
+    @pl.when(part >= blocks)
+    def _():
+        token = begin + line(config.block_tokens, 0, 2)
+        head = (part - blocks) * BLOCK_HEADS + line(min(BLOCK_HEADS, sizes.num_heads), 1, 2)
+        exists, inside = token < length, head < sizes.num_heads
+        dt = _step_sizes(projected_ref, dt_bias_ref, row, token, head, exists, sizes)
+        store(dt_ref, row, token, head, value=dt, mask=(token < tokens) & inside)
+
+
+def causal_conv_pallas(
+    projected,
+    history,
+    weight,
+    bias,
+    dt_bias,
+    lengths,
+    *,
+    sizes: Sizes,
+    config: Config | None = None,
+):
+    """See `api.causal_conv`. The grid walks over rows, blocks of tokens, and blocks of channels, after which come
+    those of heads for the step sizes. A thread has the same channels of all tokens: no value changes hands."""
+    rows, tokens, _ = projected.shape
+    config = config or Config.of_chunk(tokens, projected.dtype)
+    kernel = functools.partial(_chunk_kernel, sizes=sizes, biased=bias is not None, config=config)
+    parts = cdiv(sizes.conv_size, config.block_channels) + cdiv(sizes.num_heads, BLOCK_HEADS)
+    return call(
+        kernel,
+        *(projected, history, weight, dt_bias if bias is None else bias, dt_bias, lengths),
+        grid=(rows, cdiv(tokens, config.block_tokens), parts),
+        out_shape=(
+            jax.ShapeDtypeStruct((rows, tokens, sizes.conv_size), projected.dtype),
+            jax.ShapeDtypeStruct((rows, tokens, sizes.num_heads), jnp.float32),
+        ),
+        name="causal_conv",
+        num_warps=config.num_warps,
+    )
+
+
+def _places(ancestors, tokens: int, sizes: Sizes) -> list[jax.Array]:
+    """int32[t, 1] column of each tap of each token; `ancestors` int32[t, 1], or None for a chain."""
+    token = line(tokens, 0, 2)
+    if ancestors is None:
+        return [token + w for w in range(sizes.conv_width)]
+    other = line(tokens, 1, 2)
+    above = ((ancestors >> other) & 1 > 0) & (other < token)  # [t, t]
+    depth = jnp.sum(above.astype(jnp.int32), axis=1)[:, None]
+    nearest, places = token, [token + sizes.history]
+    for back in range(1, sizes.conv_width):
+        earlier = jnp.where(above & (other < nearest), other, -1)
+        nearest = jnp.max(earlier, axis=1)[:, None]
+        before = depth - back  # of the columns before the window when negative
+        places.append(sizes.history + jnp.where(before < 0, before, nearest))
+    return places[::-1]
+
+
+def _window_kernel(
+    projected_ref,  # [B, T, z | x | B | C | dt]
+    weight_ref,  # [W, E]
+    bias_ref,  # [E]
+    dt_bias_ref,  # [M]
+    starts_ref,  # [B]
+    first_ref,  # [B]
+    valid_ref,  # [B]
+    ancestors_ref,  # [B, T]
+    _conv_ref,  # the same memory as conv_ref, and so on
+    _xB_ref,
+    _dt_ref,
+    conv_ref,  # [L, B', W - 1 + T', E]
+    xB_ref,  # [L, B', S, M P + G R]
+    dt_ref,  # [L, B', S, M]
+    C_ref,  # [B, T, G R]
+    scores_ref,  # [B, T, G, S]
+    *,
+    layer: int,
+    sizes: Sizes,
+    biased: bool,
+    tree: bool,
+    config: Config,
+    barrier: Callable,
+):
+    row, part = pl.program_id(0), pl.program_id(1)
+    tokens, slots, dtype = projected_ref.shape[1], xB_ref.shape[2], projected_ref.dtype
+    start, first = starts_ref[row], jnp.maximum(first_ref[row], 0)
+    count = jnp.minimum(valid_ref[row], tokens)
+    live = first < count
+    token = line(tokens, 0, 2)
+    fits = token < tokens
+    new = (token >= first) & (token < count)  # [t, 1]
+    blocks = cdiv(sizes.inner_size, config.block_channels)
+    ancestors = None
+    if tree:
+        ancestors = load(ancestors_ref, row, token, mask=fits)
+    places = _places(ancestors, tokens, sizes)
+
+    def columns(place, channel, inside):
+        """Raw inputs [n, c] at columns int32[n, 1] of the window, the history first."""
+        own = place - sizes.history
+        kept = inside & live & (own < first)
+        fresh = inside & (own >= first) & (own < count)
+        raw = load(projected_ref, row, own, sizes.inner_size + channel, mask=fresh)
+        old = load(conv_ref, layer, row, place, channel, mask=kept)
+        return jnp.where(kept, widen(old).astype(dtype), raw)
+
+    def channels(channel, inside):
+        """Outputs [t, c] of some channels, whose columns in the ring go on to what they are next."""
+        taps = [columns(place, channel, inside) for place in places]
+        weights = [
+            widen(load(weight_ref, w, channel, mask=inside)) for w in range(sizes.conv_width)
+        ]
+        bias = widen(load(bias_ref, channel, mask=inside)) if biased else None
+        y = _activated(taps, weights, bias, dtype)
+        before = line(sizes.history, 0, 2)
+        moves = live & (count == tokens) & (before < sizes.history)
+        if not tree:
+            moved = columns(tokens + before, channel, inside & moves)
+        barrier()  # the history is read by other threads than those that write it
+        value = narrow(taps[-1], conv_ref.dtype)
+        written = live & fits & (token >= first) & inside
+        store(conv_ref, layer, row, sizes.history + token, channel, value=value, mask=written)
+        if not tree:
+            value = narrow(moved, conv_ref.dtype)
+            store(conv_ref, layer, row, before, channel, value=value, mask=moves & inside)
+        return y
+
+    @pl.when(live & (part < blocks))
+    def _():
+        channel = part * config.block_channels + line(config.block_channels, 1, 2)
+        inside = channel < sizes.inner_size
+        x = narrow(channels(channel, inside), xB_ref.dtype)
+        store(xB_ref, layer, row, start + token, channel, value=x, mask=new & inside)
+
+    @pl.when((part >= blocks) & (part < blocks + sizes.num_groups))
+    def _():
+        group, r = part - blocks, line(sizes.state_size, 1, 2)
+        inside, own = r < sizes.state_size, group * sizes.state_size + r
+        column, block_slots = sizes.inner_size + own, min(config.block_slots, power_of_two(slots))
+        begin, end = start + first, start + count
+
+        def records(at, low, high):
+            """Bits of B at some slots from `at` on, of which those in low .. high - 1 are read."""
+            slot = at + line(block_slots, 0, 2)
+            read = (slot >= low) & (slot < high)
+            return load(xB_ref, layer, row, slot, column, mask=live & read & inside), read
+
+        old, _ = records(0, 0, begin)  # now, so that it does not wait for the barrier
+        B = narrow(channels(column, inside), xB_ref.dtype)
+        C = jnp.where(new, channels(sizes.record_size + own, inside), 0)
+        store(xB_ref, layer, row, start + token, column, value=B, mask=new & inside)
+        store(C_ref, row, token, own, value=C, mask=fits & inside)
+        barrier()  # what follows reads back one token's C, and B at the slots it went to
+        for at in range(0, slots, block_slots):
+            if at > 0:
+                old, _ = records(at, 0, begin)
+            B, behind = records(at, begin, end)
+            B = widen(jnp.where(behind, B, old))
+
+            def query(t, _, at=at, B=B):
+                C = widen(load(C_ref, row, t, own, mask=inside))
+                slot = at + line(block_slots)
+                asks = (t >= first) & (t < count) & (slot <= start + t)
+                scores = jnp.where(asks, jnp.sum(C * B, axis=1), 0.0)
+                store(scores_ref, row, t, group, slot, value=scores, mask=slot < slots)
+
+            jax.lax.fori_loop(0, tokens, query, None)
+
+    @pl.when(live & (part == blocks + sizes.num_groups))
+    def _():
+        head = line(sizes.num_heads, 1, 2)
+        dt = _step_sizes(projected_ref, dt_bias_ref, row, token, head, new, sizes)
+        mask = new & (head < sizes.num_heads)
+        store(dt_ref, layer, row, start + token, head, value=dt, mask=mask)
+
+
+def causal_conv_window_pallas(
+    projected,
+    weight,
+    bias,
+    dt_bias,
+    conv,
+    xB,
+    dt,
+    starts,
+    first,
+    num_valid,
+    ancestors,
+    *,
+    layer,
+    sizes: Sizes,
+    config: Config | None = None,
+):
+    """See `api.causal_conv_window`. The grid walks over rows and parts: tiles of x's channels, then groups, then
+    one for the step sizes. A program owns its channels of all columns of its row, so none waits for another."""
+    rows, tokens, _ = projected.shape
+    config = config or Config.of_window(tokens)
+    kernel = functools.partial(
+        _window_kernel,
+        layer=layer,
+        sizes=sizes,
+        biased=bias is not None,
+        tree=ancestors is not None,
+        config=config,
+    )
+    bias = dt_bias if bias is None else bias
+    ancestors = starts if ancestors is None else ancestors
+    rings = (conv, xB, dt)
+    return call(
+        kernel,
+        *(projected, weight, bias, dt_bias, starts, first, num_valid, ancestors, *rings),
+        grid=(rows, cdiv(sizes.inner_size, config.block_channels) + sizes.num_groups + 1),
+        out_shape=(
+            *(jax.ShapeDtypeStruct(ring.shape, ring.dtype) for ring in rings),
+            jax.ShapeDtypeStruct((rows, tokens, sizes.shared_size), projected.dtype),
+            jax.ShapeDtypeStruct((rows, tokens, sizes.num_groups, xB.shape[2]), jnp.float32),
+        ),
+        name="causal_conv_window",
+        num_warps=config.num_warps,
+        aliases={8: 0, 9: 1, 10: 2},
+        synchronizes=True,
+    )
