@@ -1,0 +1,64 @@
+"""Public entry: the gated norm."""
+
+from __future__ import annotations
+
+import jax
+
+from pallas_kernels.dispatch import Implementation, check_shape, run
+from pallas_kernels.gated_rmsnorm import kernel, reference, xla
+
+NORMS = {
+    "reference": reference.gated_rmsnorm_reference,
+    "xla": xla.gated_rmsnorm_xla,
+    "pallas": kernel.gated_rmsnorm_pallas,
+}
+
+
+def gated_rmsnorm(
+    y: jax.Array,
+    gate: jax.Array,
+    weight: jax.Array,
+    *,
+    eps: float,
+    groups: int = 1,
+    offset: int = 0,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """weight * norm(y * silu(z)), where z stands anywhere in `gate`.
+
+    In float32 until the norm, which is rounded to the dtype of `gate` before the weight.
+
+    Args:
+        y: [..., M P] outputs of the recurrence, of any float dtype.
+        gate: [..., >= offset + M P]; z is at offset .. offset + M P - 1 of the last axis, so that what in_proj
+            gave can be passed whole.
+        weight: [M P].
+        eps: added to the mean square. groups: equal blocks, each with a mean square of its own.
+        offset: where z begins.
+        implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
+
+    Returns:
+        [..., M P] in the wider dtype of `gate` and `weight`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> y, projected = jnp.ones((2, 3, 8)), jnp.ones((2, 3, 20))
+        >>> gated_rmsnorm(y, projected, jnp.ones(8), eps=1e-5, groups=2).shape
+        (2, 3, 8)
+    """
+    where = "gated_rmsnorm"
+    *lead, size = y.shape
+    if groups < 1 or size % groups:
+        raise ValueError(f"{where}: groups must divide the last axis of y, got {groups} and {size}")
+    if list(gate.shape[:-1]) != lead:
+        raise ValueError(
+            f"{where}: gate must have the leading axes of y {y.shape}, got {gate.shape}"
+        )
+    if not 0 <= offset <= gate.shape[-1] - size:
+        raise ValueError(
+            f"{where}: offset must leave {size} of the gate's {gate.shape[-1]} columns, got {offset}"
+        )
+    check_shape(where, "weight", weight, (size,))
+    reason = kernel.why_unsupported(size // groups)
+    static = {"eps": eps, "groups": groups, "offset": offset}
+    return run(where, implementation, NORMS, y, gate, weight, unsupported=reason, **static)

@@ -1,0 +1,74 @@
+"""The norm on a GPU: one program per token and block, which stays in registers between its two passes."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from pallas_kernels.gated_rmsnorm.reference import widest
+from pallas_kernels.triton import call, line, load, power_of_two, store, widen
+
+MAX_BLOCK = 32 * 1024  # 32 elements in each of 1024 threads, of 64 registers
+
+
+@dataclass(frozen=True)
+class Config:
+    """Launch parameters."""
+
+    num_warps: int
+
+    @classmethod
+    def of(cls, size: int) -> Config:
+        """16 elements a thread: two loads of 16 bytes of each bfloat16 operand."""
+        return cls(min(max(power_of_two(size) // (32 * 16), 1), 32))
+
+
+def why_unsupported(size: int) -> str | None:
+    """Why the kernel cannot take blocks of this size, or None."""
+    if size > MAX_BLOCK:
+        return f"a block must have at most {MAX_BLOCK} elements for 'pallas', got {size}; use 'xla'"
+    return None
+
+
+def _kernel(
+    y_ref,  # [N, M P]
+    gate_ref,  # [N, offset + M P + more]
+    weight_ref,  # [M P]
+    out_ref,  # [N, M P]
+    *,
+    size: int,
+    eps: float,
+    offset: int,
+):
+    token, group = pl.program_id(0), pl.program_id(1)
+    place = line(size)
+    column, inside = group * size + place, place < size
+    y = widen(load(y_ref, token, column, mask=inside))
+    z = widen(load(gate_ref, token, offset + column, mask=inside))
+    weight = load(weight_ref, column, mask=inside)
+    gated = y * jax.nn.silu(z)
+    scale = jax.lax.rsqrt(jnp.sum(gated * gated) / size + eps)
+    normed = (gated * scale).astype(gate_ref.dtype)
+    store(out_ref, token, column, value=widen(normed) * widen(weight), mask=inside)
+
+
+def gated_rmsnorm_pallas(
+    y, gate, weight, *, eps: float, groups: int, offset: int, config: Config | None = None
+):
+    """See `api.gated_rmsnorm`."""
+    size = y.shape[-1] // groups
+    config = config or Config.of(size)
+    tokens = y.size // y.shape[-1]
+    out = call(
+        functools.partial(_kernel, size=size, eps=eps, offset=offset),
+        *(y.reshape(tokens, -1), gate.reshape(tokens, -1), weight),
+        grid=(tokens, groups),
+        out_shape=jax.ShapeDtypeStruct((tokens, y.shape[-1]), widest(gate.dtype, weight.dtype)),
+        name="gated_rmsnorm",
+        num_warps=config.num_warps,
+    )
+    return out.reshape(y.shape)

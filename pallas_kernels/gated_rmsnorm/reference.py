@@ -1,0 +1,26 @@
+"""The definition, one block after another."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def gated_rmsnorm_reference(y, gate, weight, *, eps: float, groups: int, offset: int):
+    """See `api.gated_rmsnorm`."""
+    size = y.shape[-1] // groups
+    dtype = widest(gate.dtype, weight.dtype)
+    parts = []
+    for group in range(groups):
+        own = slice(group * size, (group + 1) * size)
+        z = gate[..., offset + own.start : offset + own.stop].astype(jnp.float32)
+        gated = y[..., own].astype(jnp.float32) * z * jax.nn.sigmoid(z)
+        square = jnp.sum(gated * gated, axis=-1, keepdims=True) / size
+        normed = (gated / jnp.sqrt(square + eps)).astype(gate.dtype)
+        parts.append(normed.astype(dtype) * weight[own].astype(dtype))
+    return jnp.concatenate(parts, axis=-1)
+
+
+def widest(a: jnp.dtype, b: jnp.dtype) -> jnp.dtype:
+    """The wider of two float dtypes, the first if they are as wide."""
+    return max(jnp.dtype(a), jnp.dtype(b), key=lambda dtype: dtype.itemsize)

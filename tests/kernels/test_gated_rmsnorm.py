@@ -1,0 +1,126 @@
+"""The gated norm against its definition and the engine's layer."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hybrid_jax.layers.norm import gated_rms_norm
+from pallas_kernels import gated_rmsnorm
+from pallas_kernels.gated_rmsnorm.api import NORMS
+from pallas_kernels.gated_rmsnorm.cases import SMALL_CASES, Case, make_inputs
+from tests.kernels.lowered import kernels_in
+from tests.kernels.test_ssd_window import relative_error
+
+FAST = sorted(set(NORMS) - {"reference"})
+TOLERANCE = {"float32": 1e-6, "bfloat16": 2e-3}  # of the norm
+BLOCKS = Case(name="blocks", size=96, groups=4, offset=5, behind=50)
+EPS = 1e-3
+
+STATIC = ("eps", "groups", "offset", "implementation")
+norm = functools.partial(jax.jit, static_argnames=STATIC)(gated_rmsnorm)
+
+
+def run(case: Case, inputs: dict, implementation):
+    layout = {"groups": case.groups, "offset": case.offset}
+    return norm(**inputs, eps=EPS, **layout, implementation=implementation)
+
+
+def assert_close(got, want) -> None:
+    assert got.shape == want.shape and got.dtype == want.dtype
+    assert relative_error(got, want) <= TOLERANCE[got.dtype.name]
+
+
+def test_the_reference_is_the_definition():
+    inputs = make_inputs(BLOCKS)
+    got = run(BLOCKS, inputs, "reference")
+    y, gate, weight = (np.asarray(inputs[name], np.float64) for name in ("y", "gate", "weight"))
+    z = gate[..., 5:101]
+    blocks = (y * z / (1 + np.exp(-z))).reshape(2, 3, 4, 24)
+    normed = blocks / np.sqrt((blocks**2).mean(-1, keepdims=True) + EPS)
+    assert relative_error(got, normed.reshape(y.shape) * weight) < 1e-6
+
+
+@pytest.mark.parametrize("implementation", FAST)
+class TestImplementation:
+    @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+    @pytest.mark.parametrize(
+        ("dtype", "y_dtype"),
+        [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")],
+    )
+    def test_equals_the_reference_whatever_stands_beside_z(
+        self, implementation, case, dtype, y_dtype
+    ):
+        inputs = make_inputs(case, dtype=dtype, y_dtype=y_dtype)
+        want = run(case, inputs, "reference")
+        beside = np.arange(inputs["gate"].shape[-1]) - case.offset
+        beside = (beside < 0) | (beside >= case.size)
+        inputs["gate"] = jnp.where(beside, jnp.nan, inputs["gate"])
+        assert_close(run(case, inputs, implementation), want)
+
+    @pytest.mark.parametrize("weight", ["float32", "bfloat16"])
+    @pytest.mark.parametrize("gate", ["float32", "bfloat16"])
+    def test_is_what_the_engines_layer_computes_in_the_same_dtypes(
+        self, implementation, gate, weight
+    ):
+        inputs = make_inputs(BLOCKS, dtype=gate, y_dtype="bfloat16")
+        inputs["weight"] = inputs["weight"].astype(weight)
+        z = inputs["gate"][..., 5:101]
+        want = jax.jit(gated_rms_norm, static_argnums=(3, 4))(
+            inputs["y"], z, inputs["weight"], EPS, BLOCKS.groups
+        )
+        assert_close(run(BLOCKS, inputs, implementation), want)
+
+    def test_a_token_of_zeros_stays_zero(self, implementation):
+        inputs = make_inputs(BLOCKS)
+        inputs["y"] = inputs["y"].at[0, 1].set(0)
+        got = np.asarray(run(BLOCKS, inputs, implementation))
+        assert not got[0, 1].any() and np.isfinite(got).all()
+
+    def test_swapped_operands_exceed_the_tolerance(self, implementation):
+        inputs = make_inputs(BLOCKS)
+        want = run(BLOCKS, inputs, "reference")
+        z, limit = inputs["gate"][..., 5:101], 100 * TOLERANCE["float32"]
+        swapped = inputs | {"y": z, "gate": inputs["gate"].at[..., 5:101].set(inputs["y"])}
+        assert relative_error(run(BLOCKS, swapped, implementation), want) > limit
+        got = norm(**inputs, eps=EPS, groups=4, offset=6, implementation=implementation)
+        assert relative_error(got, want) > limit
+        got = norm(**inputs, eps=EPS, groups=2, offset=5, implementation=implementation)
+        assert relative_error(got, want) > limit
+
+
+def test_none_chooses_by_platform_and_a_name_is_obeyed():
+    inputs = make_inputs(BLOCKS, dtype="bfloat16")
+
+    def with_name(name):
+        return lambda x: gated_rmsnorm(**x, eps=EPS, groups=4, offset=5, implementation=name)
+
+    for name in (None, "pallas"):
+        assert kernels_in(with_name(name), inputs) == ["gated_rmsnorm"]
+    assert kernels_in(with_name("xla"), inputs) == []
+
+
+def test_blocks_too_large_for_the_kernel_are_refused_by_name_and_run_by_default():
+    inputs = make_inputs(Case(name="huge", lead=(1,), size=32 * 1024 + 1))
+    with pytest.raises(NotImplementedError, match="at most 32768 elements .* got 32769"):
+        gated_rmsnorm(**inputs, eps=EPS, implementation="pallas")
+    assert kernels_in(lambda x: gated_rmsnorm(**x, eps=EPS), inputs) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"implementation": "tpu"}, "gated_rmsnorm: implementation .* got 'tpu'"),
+        ({"groups": 7}, "groups must divide the last axis of y, got 7 and 96"),
+        ({"groups": 0}, "groups must divide the last axis of y, got 0 and 96"),
+        ({"gate": jnp.ones((3, 2, 200))}, r"gate .* \(2, 3, 96\), got \(3, 2, 200\)"),
+        ({"offset": 56}, "offset must leave 96 of the gate's 151 columns, got 56"),
+        ({"offset": -1}, "offset must leave 96 of the gate's 151 columns, got -1"),
+        ({"weight": jnp.ones(95)}, r"weight .* \(96,\), got \(95,\)"),
+    ],
+)
+def test_a_wrong_argument_is_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        gated_rmsnorm(**{"eps": EPS, "groups": 4, "offset": 5} | make_inputs(BLOCKS) | change)
