@@ -10,6 +10,7 @@ from hybrid_jax.config.model import DTYPES
 
 LATER_CACHES = ("marconi", "adaptive")  # policies that do not exist yet
 LATER_FIELDS = ("host_memory", "cache_dir")
+KERNELS = ("auto", "xla", "pallas")
 MAX_GRAIN = 64  # the tile of `ssd_scan`: the tokens after a chunk's last checkpoint lie in one tile
 
 
@@ -66,6 +67,8 @@ class EngineConfig:
         cache: prefix cache policy.
         exact: bit-identical logits whatever the batch, chunking or cache (slower).
         seed: base of the sampling noise of requests that bring no seed.
+        kernels: "pallas" makes the steps of Pallas kernels (on a CPU interpreted, for tests), "xla" of what
+            XLA compiles; "auto" is "pallas" on an NVIDIA GPU.
 
     Example:
         >>> EngineConfig(max_rows=4, max_model_len=1024).steps_per_dispatch
@@ -83,6 +86,7 @@ class EngineConfig:
     cache: CacheConfig = CacheConfig()
     exact: bool = False
     seed: int = 0
+    kernels: Literal["auto", "xla", "pallas"] = "auto"
 
     def __post_init__(self) -> None:
         where = "EngineConfig"
@@ -126,6 +130,11 @@ class EngineConfig:
             self.steps_per_dispatch <= self.grain,
             where,
             f"steps_per_dispatch must be at most grain {self.grain}, got {self.steps_per_dispatch}",
+        )
+        require(
+            self.kernels in KERNELS,
+            where,
+            f"kernels must be one of {KERNELS}, got {self.kernels!r}",
         )
         require(
             self.dtype in DTYPES[:2],

@@ -11,17 +11,28 @@ from hybrid_jax.config import Attention, Mamba2, ModelConfig
 from hybrid_jax.geometry import Geometry, head_words
 from hybrid_jax.layers import attention, mamba2
 from hybrid_jax.state import State, from_bits, to_bits
-from pallas_kernels.frame_io import pack_records, read_frames, update_tokens, write_frames
+from pallas_kernels.frame_io import (
+    copy_frames,
+    pack_records,
+    read_frames,
+    update_tokens,
+    write_frames,
+)
 from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.paged_attention.api import PageLayout
 
 
 @dataclass(frozen=True)
 class Model:
-    """What a step is specialised on: hashable, static under jit."""
+    """What a step is specialised on: hashable, static under jit.
+
+    Attributes:
+        kernels: "xla" or "pallas", which of `pallas_kernels`' implementations the step is made of.
+    """
 
     config: ModelConfig
     geometry: Geometry
+    kernels: str = "xla"
 
     @property
     def activation_dtype(self) -> jnp.dtype:
@@ -42,27 +53,35 @@ def read_layer_state(
 ) -> jax.Array:
     """One layer's float32[B, M, P, R] from its frames; zeros where `exists` bool[B] is false."""
     spec, geometry = model.config.mamba2, model.geometry
-    words = _read(arena, frames, exists, geometry.heads_per_frame * head_words(spec))
+    words = _read(arena, frames, exists, geometry.heads_per_frame * head_words(spec), model)
     state = jax.lax.bitcast_convert_type(words, jnp.float32)
     state = state.reshape(frames.shape[0], -1, spec.head_dim, spec.state_size)
     return jnp.where(exists[:, None, None, None], state[:, : spec.num_heads], 0.0)
 
 
 def _read(
-    arena: jax.Array, frames: jax.Array, exists: jax.Array, num_words: int, *, offset: int = 0
+    arena: jax.Array,
+    frames: jax.Array,
+    exists: jax.Array,
+    num_words: int,
+    model: Model,
+    *,
+    offset: int = 0,
 ) -> jax.Array:
     """Words of frames int32[B, n]; of a lone frame only where `exists`.
 
     What a branch returns is an array of its own. A lone slice would be fused into the write that follows from
     it, and XLA would copy the arena to read the old one while it writes the new.
     """
-    if frames.size > 1:
-        return read_frames(arena, frames, offset=offset, words=num_words)
-    return jax.lax.cond(
-        exists[0],
-        lambda: read_frames(arena, frames, offset=offset, words=num_words),
-        lambda: jnp.zeros((*frames.shape, num_words), arena.dtype),
-    )
+
+    def read():
+        return read_frames(
+            arena, frames, offset=offset, words=num_words, implementation=model.kernels
+        )
+
+    if frames.size > 1 or model.kernels == "pallas":
+        return read()
+    return jax.lax.cond(exists[0], read, lambda: jnp.zeros((*frames.shape, num_words), arena.dtype))
 
 
 def write_layer_state(
@@ -74,7 +93,7 @@ def write_layer_state(
     state = jnp.pad(state, ((0, 0), (0, heads - spec.num_heads), (0, 0), (0, 0)))
     words = jax.lax.bitcast_convert_type(state, jnp.uint32)
     words = words.reshape(*frames.shape, geometry.heads_per_frame * head_words(spec))
-    return write_frames(arena, frames, words)
+    return write_frames(arena, frames, words, implementation=model.kernels)
 
 
 def read_layer_conv(
@@ -87,9 +106,9 @@ def read_layer_conv(
     own = frames[:, -geometry.conv_frames :][:, first : last + 1]
     start -= first * geometry.frame_words
     if first == last:
-        words = _read(arena, own, exists, size, offset=start)
+        words = _read(arena, own, exists, size, model, offset=start)
     else:
-        words = _read(arena, own, exists, geometry.frame_words)
+        words = _read(arena, own, exists, geometry.frame_words, model)
         words = words.reshape(frames.shape[0], -1)[:, start : start + size]
     bits = words.reshape(frames.shape[0], size)
     if geometry.dtype != "float32":
@@ -113,7 +132,8 @@ def write_conv(arena: jax.Array, frames: jax.Array, bits: jax.Array, model: Mode
     total = geometry.conv_frames * geometry.frame_words
     flat = jnp.pad(flat, ((0, 0), (0, total - flat.shape[1])))
     words = flat.reshape(rows, geometry.conv_frames, geometry.frame_words)
-    return write_frames(arena, frames[:, -geometry.conv_frames :], words)
+    own = frames[:, -geometry.conv_frames :]
+    return write_frames(arena, own, words, implementation=model.kernels)
 
 
 def fold_rows(
@@ -232,6 +252,7 @@ def attend_pages(
         end=end,
         offset=layout.offset,
         page_tokens=geometry.page_tokens,
+        implementation=model.kernels,
     )
     y = paged_attention(
         q,
@@ -243,8 +264,15 @@ def attend_pages(
         scale=spec.softmax_scale,
         window=spec.window,
         soft_cap=spec.soft_cap,
+        implementation=model.kernels,
     )
     return attention.output(params, y.astype(h.dtype)), arena
+
+
+def copy_pages(arena: jax.Array, sources: jax.Array, targets: jax.Array, model: Model) -> jax.Array:
+    """Copies frames int32[...] to frames int32[...], for rows that go on inside a shared page."""
+    flat = sources.reshape(-1), targets.reshape(-1)
+    return copy_frames(arena, *flat, implementation=model.kernels)
 
 
 def zero_after(state: State, *values: jax.Array) -> jax.Array:

@@ -10,10 +10,9 @@ from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.blocks import Model
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled
-from hybrid_jax.engine.window import WindowRows, window
+from hybrid_jax.engine.window import FOLDS, WindowRows, window
 from hybrid_jax.models import decoder
 from hybrid_jax.state import State
-from pallas_kernels.frame_io import copy_frames
 
 
 def exact_step(
@@ -40,7 +39,7 @@ def exact_step(
     get = lambda name: layout.get(batch, name)  # noqa: E731
     table = get("table").reshape(num_rows, max(geometry.frames_per_page, 1), -1)
     if geometry.has_pages:
-        arena = copy_frames(state.arena, get("sources").reshape(-1), get("targets").reshape(-1))
+        arena = blocks.copy_pages(state.arena, get("sources"), get("targets"), model)
         state = state.replace(arena=arena)
     feeds, base = get("feeds") > 0, get("base")
     alive = (get("end") > get("begin")) & (~feeds | (state.tokens[:num_rows] >= 0))
@@ -48,7 +47,9 @@ def exact_step(
     if geometry.has_state:
         rates = blocks.all_rates(params, model)
         full = alive & (get("fold_before") >= 0)
-        state = blocks.fold_rows(state, full, checkpoint, slot, get("fold_before"), rates, model)
+        state = FOLDS[model.kernels](
+            state, full, checkpoint, slot, get("fold_before"), rates, model
+        )
         slot = jnp.where(full, get("fold_before"), slot)
         checkpoint = jnp.where(full, base, checkpoint)
         state = _load_conv(state, alive & (get("load_conv") > 0), checkpoint, slot, model)
@@ -60,7 +61,9 @@ def exact_step(
     h, state = window(params, state, rows, model=model)
     if geometry.has_state:
         after = alive & (get("fold_after") >= 0)
-        state = blocks.fold_rows(state, after, checkpoint, slot, get("fold_after"), rates, model)
+        state = FOLDS[model.kernels](
+            state, after, checkpoint, slot, get("fold_after"), rates, model
+        )
     last = blocks.slice_tokens(h, jnp.maximum(end - base - 1, 0), 1)[:, 0]
     logits = decoder.logits(params, last, config)
     samples = alive & (get("samples") > 0)

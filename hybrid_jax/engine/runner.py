@@ -64,6 +64,13 @@ class Variant:
 PLAIN = Variant()
 
 
+def _kernels(wanted: str) -> str:
+    """What "auto" means on this machine."""
+    if wanted != "auto":
+        return wanted
+    return "pallas" if jax.devices()[0].platform == "gpu" else "xla"
+
+
 class Runner:
     """Executes plans on one device.
 
@@ -84,7 +91,7 @@ class Runner:
         max_slots: int,
         max_model_len: int,
     ) -> None:
-        self.model = Model(config, geometry)
+        self.model = Model(config, geometry, _kernels(engine.kernels))
         self.engine = engine
         self.params = params
         self.max_pages = geometry.num_pages(max_model_len)

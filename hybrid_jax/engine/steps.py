@@ -12,17 +12,16 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import Attention
-from hybrid_jax.engine import blocks
+from hybrid_jax.engine import blocks, fused
 from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.blocks import Model
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Logprobs, Sampled, logprobs
-from hybrid_jax.engine.window import WindowRows, window
+from hybrid_jax.engine.window import FOLDS, WindowRows, window
 from hybrid_jax.geometry import PROMPT_POSITIONS
 from hybrid_jax.layers import mamba2
 from hybrid_jax.models import decoder
 from hybrid_jax.state import State, from_bits
-from pallas_kernels.frame_io import copy_frames
 
 
 def decode(
@@ -86,7 +85,8 @@ def decode(
         if has_state:
             with jax.named_scope("fold"):
                 full = alive & (position - checkpoint == model.geometry.grain)
-                state = blocks.fold_rows(state, full, checkpoint, slot, fold_slot, rates, model)
+                fold_rows = FOLDS[model.kernels]
+                state = fold_rows(state, full, checkpoint, slot, fold_slot, rates, model)
                 checkpoint = jnp.where(full, position, checkpoint)
                 slot = jnp.where(full, fold_slot, slot)
         rows = WindowRows(
@@ -153,7 +153,7 @@ def prefill(
     valid = jnp.arange(tokens.shape[1]) < length[:, None]
     arena = state.arena
     if geometry.has_pages:
-        arena = copy_frames(arena, get("sources").reshape(-1), get("targets").reshape(-1))
+        arena = blocks.copy_pages(arena, get("sources"), get("targets"), model)
     read, write = state.slots[get("read_slot")], state.slots[get("write_slot")]
     tails = ()
     attention_layers, recurrent_layers = itertools.count(), itertools.count()
@@ -167,6 +167,13 @@ def prefill(
             )
             return out
         number = next(recurrent_layers)
+        if model.kernels == "pallas":
+            history = blocks.read_layer_conv(arena, read, exists, number, model)
+            started = exists.astype(jnp.int32)
+            place = (arena, read, write, started, history, length, state_len, number)
+            out, arena, tail = fused.mix_chunk(weights, normed, *place, spec, model)
+            tails = _join(tails, tail, number, model)
+            return out
         own = blocks.layer_frames(read, number, model)
         old = blocks.read_layer_state(arena, own, exists, model)
         # Read per layer: one read for all would be fused into places past the next write.
@@ -185,8 +192,9 @@ def prefill(
     h = decoder.walk(params, tokens, valid, config, mix)
     state = state.replace(arena=arena)
     if tails:
-        # Attention layers may follow the last recurrent one: their reads come before this write too.
-        write = write + blocks.zero_after(state, h)
+        if model.kernels == "xla":
+            # Attention layers may follow the last recurrent one: their reads come before this write too.
+            write = write + blocks.zero_after(state, h)
         state = _write_tails(state, tails, get("row"), write, model)
     with jax.named_scope("sample"):
         last = blocks.slice_tokens(h, jnp.maximum(length - 1, 0), 1)[:, 0]
@@ -251,7 +259,7 @@ def fork(
     """
     get = lambda name: layout.get(batch, name)  # noqa: E731
     if model.geometry.has_pages:
-        arena = copy_frames(state.arena, get("sources").reshape(-1), get("targets").reshape(-1))
+        arena = blocks.copy_pages(state.arena, get("sources"), get("targets"), model)
         state = state.replace(arena=arena)
     source, target = get("source"), get("row")
     if model.geometry.has_state:

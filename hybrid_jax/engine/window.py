@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import Attention
-from hybrid_jax.engine import blocks
+from hybrid_jax.engine import blocks, fused
 from hybrid_jax.engine.blocks import Model
 from hybrid_jax.layers import mamba2
 from hybrid_jax.models import decoder
 from hybrid_jax.state import State, from_bits
+
+FOLDS = {"xla": blocks.fold_rows, "pallas": fused.fold_rows}
 
 
 class WindowRows(NamedTuple):
@@ -50,6 +52,8 @@ def window(
     valid = (positions >= rows.begin[:, None]) & (positions < rows.end[:, None])  # [B, T]
     exists = rows.checkpoint > 0
     frames = state.slots[rows.slot]  # [B, F]
+    if model.kernels == "pallas":
+        return _window_on_kernels(params, state, rows, frames, exists, valid, model)
     arena, rings, attention_layers = state.arena, [], itertools.count()
 
     def mix(weights: dict, normed: jax.Array, spec: decoder.Mixer) -> jax.Array:
@@ -74,6 +78,28 @@ def window(
     h = decoder.walk(params, rows.tokens, valid, model.config, mix)
     state = state.replace(arena=arena)
     return h, _write_rings(state, h, rings, rows, valid) if rings else state
+
+
+def _window_on_kernels(params, state: State, rows: WindowRows, frames, exists, valid, model: Model):
+    """`window` where each layer writes its ring itself."""
+    attention_layers, recurrent_layers = itertools.count(), itertools.count()
+    rates = blocks.all_rates(params, model) if model.geometry.has_state else None
+    started = exists.astype(jnp.int32)
+
+    def mix(weights: dict, normed: jax.Array, spec: decoder.Mixer) -> jax.Array:
+        nonlocal state
+        if isinstance(spec, Attention):
+            index, span = next(attention_layers), (rows.base, rows.begin, rows.end)
+            out, arena = blocks.attend_pages(
+                weights, normed, state.arena, rows.table, *span, index, spec, model
+            )
+            state = state.replace(arena=arena)
+            return out
+        place = (rows, frames, started, rates, next(recurrent_layers))
+        out, state = fused.mix_window(weights, normed, state, *place, spec, model)
+        return out
+
+    return decoder.walk(params, rows.tokens, valid, model.config, mix), state
 
 
 def _window_mixer(params, h, checkpoint, ring, rows: WindowRows, valid, spec, model: Model):

@@ -1,0 +1,193 @@
+"""Recurrent layers of the steps on Pallas kernels, which read and write arena and rings where they lie.
+
+`window.py`, `steps.py` and `blocks.py` hold the same steps for XLA, which writes rings at the end of a step and
+states by slices, since it would copy them otherwise. Here a layer updates its ring where it computes.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.config import Mamba2
+from hybrid_jax.engine import blocks
+from hybrid_jax.engine.blocks import Model
+from hybrid_jax.layers import mamba2
+from hybrid_jax.layers.linear import linear
+from hybrid_jax.state import State
+from pallas_kernels.causal_conv import Sizes, causal_conv, causal_conv_window, store_columns
+from pallas_kernels.gated_rmsnorm import gated_rmsnorm
+from pallas_kernels.records import Records
+from pallas_kernels.ssd_scan import ssd_scan_frames
+from pallas_kernels.ssd_window import fold_frames, ssd_window_rings
+
+PALLAS = {"implementation": "pallas"}
+
+
+def records_of(spec: Mamba2) -> Records:
+    return Records(
+        num_heads=spec.num_heads,
+        head_dim=spec.head_dim,
+        num_groups=spec.num_groups,
+        state_size=spec.state_size,
+    )
+
+
+def sizes_of(spec: Mamba2) -> Sizes:
+    return Sizes(
+        num_heads=spec.num_heads,
+        head_dim=spec.head_dim,
+        num_groups=spec.num_groups,
+        state_size=spec.state_size,
+        conv_width=spec.conv_width,
+        dt_limits=spec.dt_limits,
+    )
+
+
+def mix_window(
+    params: dict,
+    h: jax.Array,
+    state: State,
+    rows,
+    frames: jax.Array,
+    exists: jax.Array,
+    rates: jax.Array,
+    layer: int,
+    spec: Mamba2,
+    model: Model,
+) -> tuple[jax.Array, State]:
+    """One Mamba-2 layer of a window: its outputs [B, T, D], and the state with its ring moved on.
+
+    Args:
+        h: [B, T, D] normed inputs. rows: `window.WindowRows`.
+        frames: int32[B, F] of the checkpoints; exists: int32[B], 0 where the state is zero.
+        rates: float32[L, M] decay rates of all layers.
+    """
+    projected = linear(h, params["in_proj"], params.get("in_bias"))
+    here = {
+        "starts": rows.base - rows.checkpoint,
+        "num_valid": jnp.maximum(rows.end - rows.base, 0),
+    }
+    conv, xB, dt, C, scores = causal_conv_window(
+        *(projected, params["conv"], params.get("conv_bias"), params["dt_bias"]),
+        *(state.conv, state.xB, state.dt),
+        layer=layer,
+        sizes=sizes_of(spec),
+        first=jnp.maximum(rows.begin - rows.base, 0),
+        **here,
+        **PALLAS,
+    )
+    y = ssd_window_rings(
+        *(state.arena, frames, exists, xB, dt, rates, C),
+        layer=layer,
+        first_frame=layer * model.geometry.frames_per_layer,
+        records=records_of(spec),
+        D=params["D"],
+        scores=scores,
+        dtype=h.dtype,
+        **here,
+        **PALLAS,
+    )
+    return output(params, y, projected, spec), state.replace(conv=conv, xB=xB, dt=dt)
+
+
+def mix_chunk(
+    params: dict,
+    h: jax.Array,
+    arena: jax.Array,
+    read: jax.Array,
+    write: jax.Array,
+    exists: jax.Array,
+    history: jax.Array,
+    length: jax.Array,
+    state_len: jax.Array,
+    layer: int,
+    spec: Mamba2,
+    model: Model,
+) -> tuple[jax.Array, jax.Array, tuple]:
+    """One Mamba-2 layer of a prompt chunk: its outputs [B, T, D], the arena, and what the ring keeps.
+
+    Args:
+        h: [B, T, D] normed inputs. read, write: int32[B, F] frames of the checkpoints before and after.
+        exists: int32[B], 0 where the first state is zero. history: bits[B, W - 1, E] columns before.
+        length, state_len: int32[B] tokens that exist, and those the checkpoint after covers.
+
+    Returns:
+        Tails as `steps.prefill` joins them: the columns after `length` tokens, the records and step sizes from
+        `state_len` on, and the columns after `state_len` tokens.
+    """
+    sizes, projected = sizes_of(spec), linear(h, params["in_proj"], params.get("in_bias"))
+    xBC, dt = causal_conv(
+        *(projected, history, params["conv"], params.get("conv_bias"), params["dt_bias"], length),
+        sizes=sizes,
+        **PALLAS,
+    )
+    y, arena = ssd_scan_frames(
+        *(arena, read, write, exists, xBC, dt, mamba2.decay_rates(params)),
+        records=records_of(spec),
+        first_frame=layer * model.geometry.frames_per_layer,
+        lengths=length,
+        state_lengths=state_len,
+        D=params["D"],
+        **PALLAS,
+    )
+    grain = model.geometry.grain
+
+    def columns(count):
+        """Raw columns after `count` tokens, bits[B, W - 1, E]; those of the history where the chunk is shorter."""
+        place = count[:, None] + jnp.arange(sizes.history)
+        raw = _take(projected, place - sizes.history)[..., sizes.inner_size :]
+        raw = blocks.ring_bits(raw[..., : sizes.conv_size], model)
+        old = _take(history, place)
+        return jnp.where((place < sizes.history)[..., None], old, raw)
+
+    after = state_len[:, None] + jnp.arange(grain)
+    tail = (
+        columns(length),
+        blocks.ring_bits(_take(xBC, after)[..., : sizes.record_size], model),
+        _take(dt, after),
+        columns(state_len),
+    )
+    return output(params, y, projected, spec), arena, tail
+
+
+def output(params: dict, y: jax.Array, projected: jax.Array, spec: Mamba2) -> jax.Array:
+    """Gated norm of y [B, T, M P], D skip included, by the gates in front of `projected`, and out_proj."""
+    y = gated_rmsnorm(
+        *(y, projected, params["norm"]), eps=spec.norm_eps, groups=spec.norm_groups, **PALLAS
+    )
+    return linear(y, params["out_proj"], params.get("out_bias"))
+
+
+def fold_rows(
+    state: State,
+    needed: jax.Array,
+    checkpoint: jax.Array,
+    read_slot: jax.Array,
+    write_slot: jax.Array,
+    rates: jax.Array,
+    model: Model,
+) -> State:
+    """`blocks.fold_rows` in two launches for all rows and layers."""
+    geometry, spec = model.geometry, model.config.mamba2
+    folds = jnp.where(needed, geometry.grain, -1).astype(jnp.int32)
+    read, write = state.slots[read_slot], state.slots[write_slot]
+    arena = fold_frames(
+        *(state.arena, read, write, (checkpoint > 0).astype(jnp.int32), folds),
+        *(state.xB, state.dt, rates),
+        records=records_of(spec),
+        per_layer=geometry.frames_per_layer,
+        **PALLAS,
+    )
+    arena = store_columns(
+        *(arena, write[:, -geometry.conv_frames :], folds, state.conv),
+        columns=spec.conv_width - 1,
+        **PALLAS,
+    )
+    return state.replace(arena=arena)
+
+
+def _take(x: jax.Array, places: jax.Array) -> jax.Array:
+    """x [B, S, C] at places int32[B, n] of its second axis, the nearest there is: [B, n, C]."""
+    places = jnp.clip(places, 0, x.shape[1] - 1)
+    return jnp.take_along_axis(x, places[..., None], axis=1)

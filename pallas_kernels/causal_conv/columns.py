@@ -1,0 +1,139 @@
+"""The convolution's history of rows that fold: from the first columns of their rings into a checkpoint's frames.
+
+In a checkpoint the columns of all layers lie one layer after another, `words` words each: float32 as it is, bfloat16
+two neighbours to a word, the earlier one low.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
+from pallas_kernels.triton import call, cdiv, line, load, store
+
+BLOCK_WORDS = 1024
+
+
+def layer_words(columns: int, channels: int, dtype: jnp.dtype) -> int:
+    """Words of one layer's columns, the last one half empty where bfloat16 elements are odd in number."""
+    return cdiv(columns * channels * jnp.dtype(dtype).itemsize, 4)
+
+
+def store_columns(
+    arena: jax.Array,
+    frames: jax.Array,
+    folds: jax.Array,
+    conv: jax.Array,
+    *,
+    columns: int,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """Writes the first `columns` raw columns of some rows' rings into frames; returns the arena.
+
+    Args:
+        arena: uint32[U, W]. frames: int32[B, n] frames that hold the columns of one checkpoint.
+        folds: int32[B], below 0 for rows that are left alone.
+        conv: uint16 or uint32[L, B', C, E] rings, B' >= B: bits of bfloat16 or float32.
+        columns: W - 1. implementation: "reference", "xla", "pallas", or None to choose.
+    """
+    where = "store_columns"
+    check_rank(where, "conv", conv, 4)
+    check_rank(where, "frames", frames, 2)
+    if conv.dtype not in (jnp.uint16, jnp.uint32):
+        raise ValueError(f"{where}: conv must be bits in uint16 or uint32, got {conv.dtype}")
+    layers, ring_rows, held, channels = conv.shape
+    rows = frames.shape[0]
+    check_shape(where, "folds", folds, (rows,))
+    needed = layers * layer_words(columns, channels, conv.dtype)
+    if needed > frames.shape[1] * arena.shape[1]:
+        raise ValueError(
+            f"{where}: frames must hold {needed} words a row, got {frames.shape[1]} of {arena.shape[1]}"
+        )
+    if columns > held or rows > ring_rows:
+        raise ValueError(
+            f"{where}: {columns} columns of {rows} rows must lie within the rings, got {conv.shape}"
+        )
+    return run(where, implementation, STORES, arena, frames, folds, conv, columns=columns)
+
+
+def _words(conv: jax.Array, rows: int, columns: int) -> jax.Array:
+    """uint32[B, L * words] of the first columns of the rings of some rows."""
+    x = conv[:, :rows, :columns]
+    layers = x.shape[0]
+    flat = jnp.moveaxis(x, 0, 1).reshape(rows, layers, -1)
+    if flat.dtype.itemsize == 2:
+        flat = jnp.pad(flat, ((0, 0), (0, 0), (0, flat.shape[-1] % 2)))
+        flat = flat.reshape(rows, layers, -1, 2)
+    return jax.lax.bitcast_convert_type(flat, jnp.uint32).reshape(rows, -1)
+
+
+def store_columns_reference(arena, frames, folds, conv, *, columns):
+    """Row by row and word by word."""
+    words = _words(conv, frames.shape[0], columns)
+    place = jnp.arange(words.shape[1])
+    for row in range(frames.shape[0]):
+        frame, offset = frames[row, place // arena.shape[1]], place % arena.shape[1]
+        stored = arena.at[frame, offset].set(words[row])
+        arena = jnp.where(folds[row] >= 0, stored, arena)
+    return arena
+
+
+def store_columns_xla(arena, frames, folds, conv, *, columns):
+    """One scatter; rows that are left alone aim past the end and are dropped."""
+    words = _words(conv, frames.shape[0], columns)
+    place = jnp.arange(words.shape[1])
+    frame = jnp.where(folds[:, None] >= 0, frames[:, place // arena.shape[1]], arena.shape[0])
+    return arena.at[frame, place % arena.shape[1]].set(words, mode="drop")
+
+
+def _store_kernel(arena_in_ref, frames_ref, folds_ref, conv_ref, arena_ref, *, columns: int):
+    layers, _, _, channels = conv_ref.shape
+    words = layer_words(columns, channels, conv_ref.dtype)
+    word = pl.program_id(0) * BLOCK_WORDS + line(BLOCK_WORDS)
+    inside = word < layers * words
+    layer, place = word // words, word % words
+    frame_words = arena_ref.shape[1]
+
+    def element(row, index):
+        """Bits of one element of the layer's columns."""
+        exists = inside & (index < columns * channels)
+        x = load(conv_ref, layer, row, index // channels, index % channels, mask=exists)
+        return x.astype(jnp.uint32)
+
+    def store_row(row, _):
+        @pl.when(folds_ref[row] >= 0)
+        def _():
+            if conv_ref.dtype.itemsize == 4:
+                value = element(row, place)
+            else:
+                value = element(row, 2 * place) | (element(row, 2 * place + 1) << 16)
+            frame = load(frames_ref, row, word // frame_words, mask=inside)
+            store(arena_ref, frame, word % frame_words, value=value, mask=inside)
+
+    jax.lax.fori_loop(0, folds_ref.shape[0], store_row, None)
+
+
+def store_columns_pallas(arena, frames, folds, conv, *, columns):
+    """A program takes a block of words of every row that folds."""
+    layers, _, _, channels = conv.shape
+    words = layers * layer_words(columns, channels, conv.dtype)
+    return call(
+        functools.partial(_store_kernel, columns=columns),
+        *(arena, frames, folds, conv),
+        grid=(cdiv(words, BLOCK_WORDS),),
+        out_shape=jax.ShapeDtypeStruct(arena.shape, arena.dtype),
+        name="store_columns",
+        num_warps=4,
+        aliases={0: 0},
+    )
+
+
+STORES = {
+    "reference": store_columns_reference,
+    "xla": store_columns_xla,
+    "pallas": store_columns_pallas,
+}

@@ -1,0 +1,84 @@
+"""The convolution's history goes into a checkpoint's frames as the engine's other paths read it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.causal_conv import store_columns
+from pallas_kernels.causal_conv.columns import STORES
+from tests.kernels.lowered import kernels_in
+
+
+def inputs_of(dtype, *, layers=3, rows=4, columns=3, channels=21, frame_words=48):
+    """Rings of `rows` rows and one to spare, and an arena of which every row has as many frames as it needs."""
+    rng = np.random.default_rng(0)
+    size = np.dtype(dtype).itemsize
+    raw = rng.integers(0, 2 ** (8 * size), (layers, rows + 1, columns + 1, channels), dtype)
+    words = layers * -(-columns * channels * size // 4)
+    per_row = -(-words // frame_words)
+    frames = rng.permutation(np.arange(1, rows * per_row + 3))[: rows * per_row]
+    arena = rng.integers(0, 2**32, (rows * per_row + 3, frame_words), np.uint32)
+    return {
+        "arena": jnp.asarray(arena),
+        "frames": jnp.asarray(frames.reshape(rows, per_row), jnp.int32),
+        "folds": jnp.asarray([32, -1, 0, 5], jnp.int32),
+        "conv": jnp.asarray(raw),
+    }
+
+
+def expected(given, columns: int) -> np.ndarray:
+    """The same with numpy's bytes, one row at a time."""
+    arena, frames, conv = (np.array(given[name]) for name in ("arena", "frames", "conv"))
+    for row, folds in enumerate(np.asarray(given["folds"])):
+        if folds < 0:
+            continue
+        layers = [conv[layer, row, :columns].tobytes() for layer in range(conv.shape[0])]
+        padded = b"".join(raw + b"\0" * (-len(raw) % 4) for raw in layers)
+        words = np.frombuffer(padded, np.uint32)
+        flat = arena[frames[row]].ravel()
+        flat[: len(words)] = words
+        arena[frames[row]] = flat.reshape(len(frames[row]), -1)
+    return arena
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+@pytest.mark.parametrize("implementation", sorted(STORES))
+def test_columns_lie_layer_after_layer(implementation, dtype):
+    given = inputs_of(dtype)
+    run = jax.jit(functools.partial(store_columns, columns=3, implementation=implementation))
+    got, want = np.asarray(run(**given)), expected(given, 3)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_another_number_of_columns_shows():
+    given = inputs_of("uint16")
+    got = store_columns(**given, columns=2, implementation="pallas")
+    assert (np.asarray(got) != expected(given, 3)).any()
+
+
+def test_none_chooses_by_platform():
+    given = inputs_of("uint16")
+    run = functools.partial(store_columns, columns=3)
+    assert kernels_in(lambda given: run(**given), given) == ["store_columns"]
+    run = functools.partial(run, implementation="xla")
+    assert kernels_in(lambda given: run(**given), given) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"frames": jnp.ones((4, 1), jnp.int32)}, "frames must hold 96 words a row, got 1 of 48"),
+        ({"columns": 5}, r"5 columns of 4 rows must lie within the rings, got \(3, 5, 4, 21\)"),
+        ({"conv": jnp.ones((3, 5, 4, 21))}, "conv must be bits in uint16 or uint32, got float32"),
+        ({"folds": jnp.ones(3, jnp.int32)}, r"folds must have shape \(4,\), got \(3,\)"),
+    ],
+)
+def test_a_wrong_argument_is_named(change, message):
+    given = inputs_of("uint16") | {"columns": 3} | change
+    if "columns" in change:
+        given["frames"] = jnp.ones((4, 9), jnp.int32)
+    with pytest.raises(ValueError, match=message):
+        store_columns(**given)
