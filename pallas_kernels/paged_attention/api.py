@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import jax
+import jax.numpy as jnp
 
 from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
+from pallas_kernels.paged_attention.kernel import paged_attention_pallas, why_unsupported
+from pallas_kernels.paged_attention.layout import PageLayout as PageLayout
 from pallas_kernels.paged_attention.reference import paged_attention_reference
 from pallas_kernels.paged_attention.xla import paged_attention_xla
 
-IMPLEMENTATIONS = {"reference": paged_attention_reference, "xla": paged_attention_xla}
-
-
-@dataclass(frozen=True, kw_only=True)
-class PageLayout:
-    """Where one attention layer's K and V lie in a page's frame.
-
-    Attributes:
-        offset: word of the frame where the layer's part begins.
-        page_tokens: tokens of a page; the layer's part is [page_tokens, 2 (K, V), K, words of a head].
-        num_kv_heads: K. head_dim: H.
-        dtype: "float32", or "bfloat16" packed two to a word (`frame_io.pack_records`).
-    """
-
-    offset: int
-    page_tokens: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: str
-
-    @property
-    def head_words(self) -> int:
-        return self.head_dim if self.dtype == "float32" else self.head_dim // 2
-
-    @property
-    def token_words(self) -> int:
-        return 2 * self.num_kv_heads * self.head_words
+IMPLEMENTATIONS = {
+    "reference": paged_attention_reference,
+    "xla": paged_attention_xla,
+    "pallas": paged_attention_pallas,
+}
+MOST_IN_A_TREE = 31  # bits of an int32 that are not its sign
 
 
 def paged_attention(
@@ -50,6 +30,9 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     soft_cap: float | None = None,
+    scales: jax.Array | None = None,
+    ancestors: jax.Array | None = None,
+    dtype: jnp.dtype = jnp.float32,
     implementation: Implementation | None = None,
 ) -> jax.Array:
     """Causal attention of T consecutive tokens per row over the pages of their sequence.
@@ -57,29 +40,78 @@ def paged_attention(
     The new tokens' own K and V are in the pages already.
 
     Args:
-        q: [B, T, N, H]; query t of row b stands at position base[b] + t.
-        arena: uint32[U, W]. table: int32[B, pages] frame of each page; unused entries are 0.
+        q: [B, T, N, H]; query t of row b stands at position base[b] + t. "pallas" rounds it to bfloat16
+            unless the pages are float32.
+        arena: uint32[U, W]. table: int32[B, pages] frame of each page, trusted (`check_table`); unused
+            entries are 0.
         base: int32[B]. end: int32[B] positions below it exist; 0 makes the row inert. What lies in
             frames at or past it is never read into a result, NaN included.
         layout: where the layer's keys and values lie.
         scale: factor on q . k. window: a query sees this many keys, itself included.
         soft_cap: scores become cap * tanh(scores / cap).
-        implementation: "reference", "xla", or None to choose.
+        scales: float32[U, S] factors of the keys and values of float8_e4m3fn pages; None for others.
+        ancestors: int32[B, T] of a tree of new tokens: bit j of ancestors[b, t] is set where token j is an
+            ancestor of token t, or t itself. None for a chain. Token j's K and V lie at base[b] + j; for
+            the window it stands at base[b] + the number of its proper ancestors.
+        dtype: of the result.
+        implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
 
     Returns:
-        float32[B, T, N, H]; zero where a query sees nothing.
+        [B, T, N, H]; zero where a query sees nothing.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> layout = PageLayout(offset=0, page_tokens=16, num_kv_heads=1, head_dim=8, dtype="float32")
+        >>> arena, table = jnp.zeros((3, layout.page_words), jnp.uint32), jnp.array([[2, 1]])
+        >>> at = {"base": jnp.array([20]), "end": jnp.array([21])}
+        >>> paged_attention(jnp.ones((1, 1, 4, 8)), arena, table, **at, layout=layout, scale=1.0).shape
+        (1, 1, 4, 8)
     """
     where = "paged_attention"
     check_rank(where, "q", q, 4)
+    check_rank(where, "arena", arena, 2)
     check_rank(where, "table", table, 2)
-    rows, _, heads, width = q.shape
+    rows, tokens, heads, width = q.shape
+    check_shape(where, "table", table, (rows, table.shape[1]))
     check_shape(where, "base", base, (rows,))
     check_shape(where, "end", end, (rows,))
+    for name, array, kind in (("arena", arena, jnp.uint32), ("table", table, jnp.int32)):
+        if array.dtype != kind:
+            raise ValueError(
+                f"{where}: {name} must be {jnp.dtype(kind).name}, got {array.dtype}; convert it"
+            )
     if heads % layout.num_kv_heads or width != layout.head_dim:
         raise ValueError(
             f"{where}: q heads {heads} x {width} do not fit {layout.num_kv_heads} KV heads "
             f"x {layout.head_dim}"
         )
-    arrays = (q, arena, table, base, end)
+    _check_part(where, "layout", arena, layout.offset, layout.page_words)
+    if layout.quantized != (scales is not None):
+        raise ValueError(
+            f"{where}: scales must be given for float8_e4m3fn pages and for no others, got "
+            f"{'none' if scales is None else scales.shape} for {layout.dtype}"
+        )
+    if scales is not None:
+        check_rank(where, "scales", scales, 2)
+        check_shape(where, "scales", scales, (arena.shape[0], scales.shape[1]))
+        _check_part(where, "layout's scales", scales, layout.scale_offset, layout.page_scales)
+    if ancestors is not None:
+        check_shape(where, "ancestors", ancestors, (rows, tokens))
+        if tokens > MOST_IN_A_TREE:
+            raise ValueError(
+                f"{where}: a tree must have at most {MOST_IN_A_TREE} new tokens, got {tokens}; "
+                "split it, or pass a chain"
+            )
+    arrays = (q, arena, table, base, end, scales, ancestors)
     static = {"layout": layout, "scale": scale, "window": window, "soft_cap": soft_cap}
-    return run(where, implementation, IMPLEMENTATIONS, *arrays, **static)
+    static |= {"dtype": jnp.dtype(dtype)}
+    reason = why_unsupported(layout)
+    return run(where, implementation, IMPLEMENTATIONS, *arrays, unsupported=reason, **static)
+
+
+def _check_part(where: str, name: str, array: jax.Array, offset: int, size: int) -> None:
+    if offset < 0 or offset + size > array.shape[1]:
+        raise ValueError(
+            f"{where}: {name} [{offset}, {offset + size}) must lie within a frame's "
+            f"{array.shape[1]}; correct the offset, or take larger frames"
+        )

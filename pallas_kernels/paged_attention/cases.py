@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.frame_io import pack_records
+from pallas_kernels.frame_io import pack_records, quantize_records
 from pallas_kernels.paged_attention.api import PageLayout
 
 
@@ -23,7 +23,8 @@ class Case:
         heads, kv_heads, head_dim: N, K, H.
         page_tokens: tokens of a page. pages: width of the page table.
         window, soft_cap: as in `paged_attention`.
-        before, behind: words of a frame on either side of the layer's part.
+        tree: ancestor bits of each new token, the same in every row; None for a chain.
+        before, behind: words of a frame on either side of the layer's part, and of its factors' line.
         large: from a real model, for benchmarks; unit tests leave it out.
     """
 
@@ -38,6 +39,7 @@ class Case:
     pages: int = 12
     window: int | None = None
     soft_cap: float | None = None
+    tree: tuple[int, ...] | None = None
     before: int = 0
     behind: int = 0
     large: bool = False
@@ -58,9 +60,12 @@ class Case:
             num_kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             dtype=dtype,
+            scale_offset=self.before if dtype == "float8_e4m3fn" else 0,
         )
 
 
+# A root with two children, one of which has a child and a grandchild; the last token stands alone.
+TREE = (0b000001, 0b000011, 0b000101, 0b001011, 0b011011, 0b100000)
 CASES = (
     Case(name="decode", tokens=1, base=(0, 15, 16, 100, 191)),
     Case(name="decode_inert_rows", tokens=1, base=(0, 40, 7), end=(0, 41, 0)),
@@ -92,6 +97,14 @@ CASES = (
     Case(name="window_past_the_end", tokens=5, base=(10, 130), end=(11, 132), window=2),
     Case(name="soft_cap", tokens=5, base=(0, 77), soft_cap=2.5),
     Case(name="window_and_soft_cap", tokens=32, base=(16, 130), window=33, soft_cap=5.0),
+    Case(name="tree", tokens=6, base=(0, 13, 90), tree=TREE),
+    Case(name="tree_partly_there", tokens=6, base=(30, 14, 0), end=(33, 20, 0), tree=TREE),
+    Case(name="tree_and_window", tokens=6, base=(0, 14, 90), tree=TREE, window=3, heads=6),
+    Case(name="tree_and_long_window", tokens=6, base=(3, 150), tree=TREE, window=40, soft_cap=3.0),
+    Case(name="groups_of_7", tokens=16, base=(0, 30, 176), heads=14, head_dim=12),
+    Case(name="groups_of_8", tokens=16, base=(1, 15, 95), heads=8, kv_heads=1, head_dim=80),
+    Case(name="page_edges", tokens=1, base=(14, 15, 16, 31, 32, 63, 64)),
+    Case(name="pages_of_24", tokens=5, base=(0, 19, 43, 91), page_tokens=24, pages=4),
     Case(
         name="nemotron_h_8b_decode",
         tokens=1,
@@ -122,28 +135,45 @@ def make_inputs(case: Case, *, seed: int = 0, dtype: str = "float32") -> dict:
     """Random arguments of `paged_attention`, without the layout; every word that must not be read is NaN.
 
     That is: the sink, frames of no row, the rest of a frame beside the layer's part, and the tokens of a
-    row's pages at or past its end. Frames lie in shuffled order.
+    row's pages at or past its end; and so for the factors. Frames lie in shuffled order.
     """
     rng = np.random.default_rng(seed)
     layout, size = case.layout(dtype), case.page_tokens
     count = case.rows * case.pages
     ids = rng.permutation(np.arange(1, count + 4))[:count].reshape(case.rows, case.pages)
-    page_words = size * layout.token_words
-    arena = np.full((count + 4, case.before + page_words + case.behind), np.uint32(0xFFFFFFFF))
+    beside = case.before + case.behind
+    arena = np.full((count + 4, beside + layout.page_words), np.uint32(0xFFFFFFFF))
+    scales = np.full((count + 4, beside + layout.page_scales), np.float32(np.nan))
     for row, length in enumerate(case.lengths):
         ids[row, -(-length // size) :] = 0
         shape = (case.pages * size, 2, case.kv_heads, case.head_dim)
-        kv = jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype)
-        words = np.array(pack_records(kv)).reshape(case.pages * size, layout.token_words)
-        words[length:] = 0xFFFFFFFF
+        words, factors = _packed(rng.standard_normal(shape, np.float32), dtype)
+        words, factors = (x.reshape(case.pages * size, -1) for x in (words, factors))
+        words[length:], factors[length:] = 0xFFFFFFFF, np.nan
         for page in range(-(-length // size)):
-            part = words[page * size : (page + 1) * size].ravel()
-            arena[ids[row, page], case.before : case.before + page_words] = part
+            for frames, lines in ((arena, words), (scales, factors)):
+                part = lines[page * size : (page + 1) * size].ravel()
+                frames[ids[row, page], case.before : case.before + part.size] = part
     q = rng.standard_normal((case.rows, case.tokens, case.heads, case.head_dim), np.float32)
-    return {
-        "q": jnp.asarray(q).astype(dtype),
+    inputs = {
+        "q": jnp.asarray(q).astype("bfloat16" if layout.quantized else dtype),
         "arena": jnp.asarray(arena),
         "table": jnp.asarray(ids, jnp.int32),
         "base": jnp.asarray(case.base, jnp.int32),
         "end": jnp.asarray(case.lengths, jnp.int32),
     }
+    if layout.quantized:
+        inputs["scales"] = jnp.asarray(scales)
+    if case.tree is not None:
+        tree = np.broadcast_to(np.asarray(case.tree, np.int32), (case.rows, case.tokens))
+        inputs["ancestors"] = jnp.asarray(tree)
+    return inputs
+
+
+def _packed(kv: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """Words of kv [S, 2, K, H] and its factors [S, 2, K], which only float8_e4m3fn has."""
+    if dtype == "float8_e4m3fn":
+        words, factors = quantize_records(jnp.asarray(kv))
+    else:
+        words, factors = pack_records(jnp.asarray(kv).astype(dtype)), jnp.ones(kv.shape[:3])
+    return np.array(words), np.array(factors)

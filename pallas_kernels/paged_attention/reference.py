@@ -9,20 +9,20 @@ from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.frame_io import unpack_records
 
 
-def paged_attention_reference(q, arena, table, base, end, layout, scale, window, soft_cap):
+def paged_attention_reference(
+    q, arena, table, base, end, scales, ancestors, *, layout, scale, window, soft_cap, dtype
+):
     rows, tokens, heads, width = q.shape
-    page_words = layout.page_tokens * layout.token_words
-    pages = arena[table, layout.offset : layout.offset + page_words]  # [B, pages, words]
+    pages = arena[table, layout.offset : layout.offset + layout.page_words]  # [B, pages, words]
     keys = table.shape[1] * layout.page_tokens
     kv = unpack_records(
         pages.reshape(rows, keys, 2, layout.num_kv_heads, layout.head_words), layout.dtype
     )
+    if layout.quantized:
+        factors = scales[table, layout.scale_offset : layout.scale_offset + layout.page_scales]
+        kv = kv * factors.reshape(rows, keys, 2, layout.num_kv_heads, 1)
     key_position = jnp.arange(keys)
-    position = base[:, None] + jnp.arange(tokens)
-    lag = position[:, :, None] - key_position
-    seen = (lag >= 0) & (key_position < end[:, None, None])
-    if window is not None:
-        seen &= lag < window
+    seen = visible(base, tokens, key_position, end, window, ancestors)
     k = kv[:, :, 0]
     v = jnp.where((key_position < end[:, None])[..., None, None], kv[:, :, 1], 0)
     grouped = q.reshape(rows, tokens, layout.num_kv_heads, -1, width).astype(jnp.float32)
@@ -33,4 +33,36 @@ def paged_attention_reference(q, arena, table, base, end, layout, scale, window,
     weights = jnp.where(seen.any(-1)[:, :, None, None, None], jax.nn.softmax(scores, axis=-1), 0)
     weights = jnp.where(seen[:, :, None, None], weights, 0)
     y = jnp.einsum("btkgs,bskh->btkgh", weights, v, precision=HIGHEST)
-    return y.reshape(q.shape)
+    return y.reshape(q.shape).astype(dtype)
+
+
+def visible(base, tokens: int, key_position, end, window, ancestors) -> jax.Array:
+    """bool[B, T, S]: whether a query sees the key in the place int32[S] of its sequence's pages."""
+    position = base[:, None] + jnp.arange(tokens)
+    if ancestors is not None:
+        return _visible_in_tree(base, key_position, end, window, ancestors)
+    lag = position[:, :, None] - key_position
+    seen = (lag >= 0) & (key_position < end[:, None])[:, None]
+    if window is not None:
+        seen &= lag < window
+    return seen
+
+
+def _visible_in_tree(base, key_position, end, window, ancestors):
+    """`visible` where new token j lies at base + j but stands at base + the number of its ancestors."""
+    tokens = ancestors.shape[1]
+    new = key_position - base[:, None]  # [B, S] number of the new token at a place
+    bits = ancestors[:, :, None] >> jnp.clip(new, 0, 31)[:, None]
+    seen = (new < 0)[:, None] | ((bits & 1 > 0) & (new < tokens)[:, None])
+    seen &= (key_position < end[:, None])[:, None]
+    if window is not None:
+        depth = depths(ancestors, jnp.arange(tokens))
+        own = jnp.take_along_axis(depth, jnp.clip(new, 0, tokens - 1), axis=1)
+        position = jnp.where(new < 0, new, own)  # from base on, as depths are
+        seen &= depth[:, :, None] - position[:, None] < window
+    return seen
+
+
+def depths(ancestors: jax.Array, number: jax.Array) -> jax.Array:
+    """How many proper ancestors a new token of this number has, from its bits."""
+    return jax.lax.population_count(ancestors & ~(1 << number))

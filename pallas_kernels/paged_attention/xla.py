@@ -7,12 +7,15 @@ import jax.numpy as jnp
 
 from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.frame_io import read_frames, unpack_records
+from pallas_kernels.paged_attention.reference import visible
 
 TILE_TOKENS = 128
 MASKED = -1e30
 
 
-def paged_attention_xla(q, arena, table, base, end, layout, scale, window, soft_cap):
+def paged_attention_xla(
+    q, arena, table, base, end, scales, ancestors, *, layout, scale, window, soft_cap, dtype
+):
     """See `api.paged_attention`.
 
     Tiles stand at absolute positions, and one whose keys are all masked leaves every accumulator as it was,
@@ -26,22 +29,20 @@ def paged_attention_xla(q, arena, table, base, end, layout, scale, window, soft_
     per_kv = heads // kv_heads
     queries = q.astype(jnp.float32).reshape(rows, tokens, kv_heads, per_kv, width)
     queries = jnp.moveaxis(queries, 1, 3).reshape(rows, kv_heads, per_kv * tokens, width)
-    position = base[:, None] + jnp.arange(tokens)  # [B, T]
 
     def visit(index, carry):
         peak, total, mixed = carry  # [B, K, g T], [B, K, g T], [B, K, g T, H]
         ids = jax.lax.dynamic_slice(table, (0, index * pages_per_tile), (rows, pages_per_tile))
-        words = read_frames(
-            arena, ids, offset=layout.offset, words=page_tokens * layout.token_words
-        )
+        words = read_frames(arena, ids, offset=layout.offset, words=layout.page_words)
         words = words.reshape(rows, tile, 2, kv_heads, layout.head_words)
         kv = unpack_records(words, layout.dtype)
+        if layout.quantized:
+            begin = layout.scale_offset
+            factors = scales[ids, begin : begin + layout.page_scales]
+            kv = kv * factors.reshape(rows, tile, 2, kv_heads, 1)
         key_position = index * tile + jnp.arange(tile)
         live = key_position < end[:, None]  # [B, S]
-        lag = position[:, :, None] - key_position
-        seen = (lag >= 0) & live[:, None]
-        if window is not None:
-            seen &= lag < window
+        seen = visible(base, tokens, key_position, end, window, ancestors)
         seen = jnp.broadcast_to(seen[:, None, None], (rows, 1, per_kv, tokens, tile))
         seen = seen.reshape(rows, 1, per_kv * tokens, tile)
         v = jnp.where(live[..., None, None], kv[:, :, 1], 0)
@@ -69,4 +70,4 @@ def paged_attention_xla(q, arena, table, base, end, layout, scale, window, soft_
     _, total, mixed = jax.lax.fori_loop(jnp.minimum(first, last), last, visit, start)
     y = mixed / jnp.maximum(total, 1e-30)[..., None]
     y = jnp.moveaxis(y.reshape(rows, kv_heads, per_kv, tokens, width), 3, 1)
-    return y.reshape(q.shape)
+    return y.reshape(q.shape).astype(dtype)

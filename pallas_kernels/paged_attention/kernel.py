@@ -1,0 +1,378 @@
+"""Paged attention on a GPU: one kernel for decode and prefill, and one that joins what it split.
+
+A program takes one row, one KV head and a block of queries: the T new tokens times the g = N / K query heads that
+share the KV head, token by token. It walks over the keys in tiles with an online softmax in base 2. One page is read
+once per block, for all heads of its group. Where the blocks alone would leave the chip idle (decode), the context is
+split as well; the second kernel then joins the splits.
+
+A word of a page holds elements j and j + H / 2 (bfloat16; quarters for float8_e4m3fn), so a tile of words is taken
+apart into halves of the head, never shuffled: q . k is a sum of one product per half, and p . v one product each.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from pallas_kernels.paged_attention.layout import PageLayout
+from pallas_kernels.paged_attention.reference import depths
+from pallas_kernels.triton import call, cdiv, dot, line, load, power_of_two, store
+
+NUM_SMS = 132  # of an H100 or H200
+MAX_HEAD_DIM = 256
+SMALLEST = 16  # sides of a product on tensor cores
+JOINED = 16  # splits that the second kernel holds at once
+LOG2_E = math.log2(math.e)
+MASKED = -1e30  # finite: the difference of two must be 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Launch parameters.
+
+    Attributes:
+        block_q: most queries (tokens times heads of a group) of a program.
+        block_k: keys of a tile.
+        num_warps, num_stages: of a program; stages of the loop's loads.
+        programs_per_sm: programs that a multiprocessor may get; up to that, the context is split.
+        min_split: tokens that a split has at least, so that joining stays small beside reading.
+    """
+
+    block_q: int
+    block_k: int
+    num_warps: int = 4
+    num_stages: int = 2
+    programs_per_sm: int = 8
+    min_split: int = 256
+
+
+def choose_config(layout: PageLayout, queries: int) -> Config:
+    """The launch parameters for T g queries per row and KV head.
+
+    Chosen from what compiling for an H200 reports at H = 128, with bfloat16 pages; no timing is behind them.
+    """
+    if layout.dtype == "float32":
+        # Without tensor cores. 64 registers; larger tiles, or loads ahead of their use, spill.
+        return Config(block_q=32, block_k=16, num_warps=8, num_stages=1)
+    if queries <= 64:
+        # Bound by reading. Table and pages are loaded one after the other, so 5 stages are two tiles ahead: 4 to 5
+        # programs on an SM (89 to 122 registers) keep 128 to 160 KB on the way, several times what hides latency.
+        return Config(block_q=64, block_k=32, num_warps=4, num_stages=5)
+    if layout.head_dim > 128:
+        return Config(block_q=64, block_k=32, num_warps=8, num_stages=3, programs_per_sm=1)
+    # Bound by tensor cores and by shared memory, through which each tile goes twice, packed and apart: 128 queries
+    # share that. 170 registers, 88 KB.
+    return Config(block_q=128, block_k=64, num_warps=8, num_stages=3, programs_per_sm=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How one call is cut up; follows from shapes alone, never from lengths.
+
+    Attributes:
+        block_q, block_k: queries of a program, keys of a tile.
+        blocks: query blocks of a row and KV head.
+        splits: programs that share a block's context. split_tokens: context of each, whole tiles.
+    """
+
+    block_q: int
+    block_k: int
+    blocks: int
+    splits: int
+    split_tokens: int
+
+
+def make_plan(
+    config: Config, *, rows: int, tokens: int, heads: int, kv_heads: int, keys: int, window
+) -> Plan:
+    """Splits the context into as many parts as multiprocessors have room for, none shorter than `min_split`.
+
+    Splits lie at absolute positions, so which keys share one does not depend on the rows' lengths. Under a
+    window a block counts them from the first that it sees, and only as many as a window can touch exist.
+    """
+    queries = tokens * (heads // kv_heads)
+    block_q = min(config.block_q, max(power_of_two(queries), SMALLEST))
+    blocks = cdiv(queries, block_q)
+    wanted = max(NUM_SMS * config.programs_per_sm // (rows * kv_heads * blocks), 1)
+    seen = keys if window is None else min(keys, window + tokens)
+    split = max(cdiv(seen, wanted), config.min_split)
+    split = cdiv(split, config.block_k) * config.block_k
+    splits = cdiv(keys, split)
+    if window is not None:
+        splits = min(splits, cdiv(seen, split) + 1)
+    if wanted == 1 or splits == 1:
+        splits, split = 1, cdiv(keys, config.block_k) * config.block_k
+    return Plan(
+        block_q=block_q, block_k=config.block_k, blocks=blocks, splits=splits, split_tokens=split
+    )
+
+
+def why_unsupported(layout: PageLayout) -> str | None:
+    """Why the kernels cannot take these pages, or None."""
+    if layout.head_dim > MAX_HEAD_DIM:
+        return f"head_dim must be at most {MAX_HEAD_DIM} for 'pallas', got {layout.head_dim}; use 'xla'"
+    return None
+
+
+def elements(words: jax.Array, dtype: str) -> tuple[jax.Array, ...]:
+    """The parts of a head that a tile of words holds, as float32 or bfloat16: see `pack_records`."""
+    if dtype == "float32":
+        return (jax.lax.bitcast_convert_type(words, jnp.float32),)
+    if dtype == "bfloat16":
+        bits = ((words >> shift).astype(jnp.uint16) for shift in (0, 16))
+        return tuple(jax.lax.bitcast_convert_type(x, jnp.bfloat16) for x in bits)
+    bits = ((words >> shift).astype(jnp.uint8) for shift in (0, 8, 16, 24))
+    small = (jax.lax.bitcast_convert_type(x, jnp.float8_e4m3fn) for x in bits)
+    return tuple(x.astype(jnp.bfloat16) for x in small)  # exact
+
+
+def _attention_kernel(
+    q_ref,  # [B, T, N, H]
+    arena_ref,  # [U, W] uint32
+    table_ref,  # [B, pages]
+    base_ref,  # [B]
+    end_ref,  # [B]
+    scales_ref,  # [U, S]
+    ancestors_ref,  # [B, T]
+    *out_refs,  # y [B, T, N, H]; or parts [splits, B, T, N, H], peaks and totals [splits, B, T, N]
+    plan: Plan,
+    layout: PageLayout,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    tree: bool,
+):
+    _, tokens, heads, _ = q_ref.shape
+    group = heads // layout.num_kv_heads
+    keys = table_ref.shape[1] * layout.page_tokens
+    compute = jnp.float32 if layout.dtype == "float32" else jnp.bfloat16
+    row, kv_head = pl.program_id(1), pl.program_id(2)
+    split = pl.program_id(0) % plan.splits
+    block = plan.blocks - 1 - pl.program_id(0) // plan.splits  # the longest context first
+
+    query = block * plan.block_q + line(plan.block_q)  # [block_q], likewise below
+    real = query < tokens * group
+    t, head = query // group, kv_head * group + query % group
+    first_t = block * plan.block_q // group
+    last_t = jnp.minimum((block * plan.block_q + plan.block_q - 1) // group, tokens - 1)
+    base = base_ref[row]
+
+    # Keys [lower, upper) are seen by some query of the block, those below `plain` by all but for the window.
+    lower = jnp.int32(0)
+    if window is not None:
+        lower = jnp.maximum(base + (0 if tree else first_t) - window + 1, 0)
+    upper = jnp.minimum(jnp.minimum(end_ref[row], keys), base + (tokens if tree else last_t + 1))
+    plain = jnp.minimum(upper, base if tree else base + first_t + 1)
+    begin = (lower // plan.split_tokens + split) * plan.split_tokens
+    first = jnp.maximum(begin, lower) // plan.block_k
+    last = cdiv(jnp.minimum(begin + plan.split_tokens, upper), plan.block_k)
+    middle = jnp.clip(plain // plan.block_k, first, jnp.maximum(first, last))
+
+    words = max(SMALLEST, power_of_two(layout.head_words))
+    lane = line(words)
+    whole = words == layout.head_words
+    inside = lane < layout.head_words
+    column = lane[None, :]
+    out_mask = real[:, None] & inside[None, :]
+    q = []
+    for part in range(layout.per_word):
+        index = (row, t[:, None], head[:, None], column + part * layout.head_words)
+        q.append(load(q_ref, *index, mask=out_mask & (first < last)).astype(compute))
+
+    own = base + t  # position of each query
+    if tree:
+        bits = load(ancestors_ref, row, t, mask=real)
+        own = base + depths(bits, t)
+
+    def visible(place, live):
+        """Which queries see the keys at these places, [block_q, block_k]."""
+        if not tree:
+            seen = place[None, :] <= own[:, None]
+            position = place
+        else:
+            new = place - base
+            bit = bits[:, None] >> jnp.clip(new, 0, 31)[None, :]
+            seen = (new < 0)[None, :] | (bit & 1 > 0)
+            position = place
+            if window is not None:
+                key_bits = load(ancestors_ref, row, new, mask=live & (new >= 0))
+                position = jnp.where(new < 0, place, base + depths(key_bits, jnp.maximum(new, 0)))
+        seen &= live[None, :]
+        return seen & in_window(position) if window is not None else seen
+
+    def in_window(position):
+        return position[None, :] > own[:, None] - window
+
+    def visit(tile, carry, *, edge: bool):
+        """One tile; only one at the edge has keys that some query must not see, but for the window."""
+        peak, total, mixed = carry
+        place = tile * plan.block_k + line(plan.block_k)
+        page = jax.lax.div(place, layout.page_tokens)
+        slot = jax.lax.rem(place, layout.page_tokens)
+        live = None
+        if window is not None:
+            live = place >= lower
+        if edge:
+            live = (place < upper) if live is None else live & (place < upper)
+        mask = None if live is None else live[:, None]
+        if not whole:
+            mask = inside[None, :] if mask is None else mask & inside[None, :]
+        frame = load(table_ref, row, page, mask=live)
+        word = layout.offset + slot * layout.token_words + kv_head * layout.head_words
+        word = word[:, None] + lane[None, :]
+        k = load(arena_ref, frame[:, None], word, mask=mask)
+        v_word = word + layout.num_kv_heads * layout.head_words
+        v = load(arena_ref, frame[:, None], v_word, mask=mask)
+        k, v = elements(k, layout.dtype), elements(v, layout.dtype)
+
+        scores = sum(dot(a, b.T) for a, b in zip(q, k, strict=True))
+        if layout.quantized:
+            factor = layout.scale_offset + slot * 2 * layout.num_kv_heads + kv_head
+            k_scale = load(scales_ref, frame, factor, mask=live)
+            v_scale = load(scales_ref, frame, factor + layout.num_kv_heads, mask=live)
+            scores = scores * k_scale[None, :]
+        if soft_cap is None:
+            scores = scores * (scale * LOG2_E)
+        else:
+            scores = jnp.tanh(scores * (scale / soft_cap)) * (soft_cap * LOG2_E)
+        if edge:
+            scores = jnp.where(visible(place, live), scores, -jnp.inf)
+        elif window is not None:
+            scores = jnp.where(in_window(place) & live[None, :], scores, -jnp.inf)
+
+        new_peak = jnp.maximum(peak, jnp.max(scores, axis=1))
+        keep = jnp.exp2(peak - new_peak)
+        weights = jnp.exp2(scores - new_peak[:, None])
+        total = total * keep + jnp.sum(weights, axis=1)
+        if layout.quantized:
+            weights = weights * v_scale[None, :]
+        weights = weights.astype(compute)
+        mixed = tuple(
+            old * keep[:, None] + dot(weights, part) for old, part in zip(mixed, v, strict=True)
+        )
+        return new_peak, total, mixed
+
+    zeros = jnp.zeros((plan.block_q, words), jnp.float32)
+    carry = (
+        jnp.full((plan.block_q,), MASKED, jnp.float32),
+        jnp.zeros((plan.block_q,), jnp.float32),
+        (zeros,) * layout.per_word,
+    )
+    carry = jax.lax.fori_loop(first, middle, functools.partial(visit, edge=False), carry)
+    carry = jax.lax.fori_loop(middle, last, functools.partial(visit, edge=True), carry)
+    peak, total, mixed = carry
+
+    if plan.splits == 1:
+        mixed = tuple(part / jnp.where(total > 0, total, 1.0)[:, None] for part in mixed)
+        lead = ()
+    else:
+        lead = (split,)
+        store(out_refs[1], split, row, t, head, value=peak, mask=real)
+        store(out_refs[2], split, row, t, head, value=total, mask=real)
+        out_mask &= first < last  # the rest of an empty split is never read
+    for number, part in enumerate(mixed):
+        index = (*lead, row, t[:, None], head[:, None], column + number * layout.head_words)
+        store(out_refs[0], *index, value=part, mask=out_mask)
+
+
+def _join_kernel(
+    parts_ref,  # [splits, B, T, N, H]
+    peaks_ref,  # [splits, B, T, N]
+    totals_ref,  # [splits, B, T, N]
+    y_ref,  # [B, T, N, H]
+):
+    head, t, row = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+    splits, *_, width = parts_ref.shape
+    lane = line(width)
+    every = line(splits)
+    peak = jnp.max(load(peaks_ref, every, row, t, head, mask=every < splits, other=MASKED))
+
+    def add(step, carry):
+        total, mixed = carry
+        split = step * JOINED + line(JOINED)
+        exists = split < splits
+        totals = load(totals_ref, split, row, t, head, mask=exists)
+        peaks = load(peaks_ref, split, row, t, head, mask=exists, other=MASKED)
+        share = jnp.exp2(peaks - peak)
+        mask = (totals > 0)[:, None] & (lane < width)[None, :]
+        part = load(parts_ref, split[:, None], row, t, head, lane[None, :], mask=mask)
+        return total + jnp.sum(totals * share), mixed + jnp.sum(part * share[:, None], axis=0)
+
+    start = (jnp.float32(0), jnp.zeros(lane.shape, jnp.float32))
+    total, mixed = jax.lax.fori_loop(0, cdiv(splits, JOINED), add, start)
+    y = mixed / jnp.where(total > 0, total, 1.0)
+    store(y_ref, row, t, head, lane, value=y, mask=lane < width)
+
+
+def paged_attention_pallas(
+    q,
+    arena,
+    table,
+    base,
+    end,
+    scales,
+    ancestors,
+    *,
+    layout: PageLayout,
+    scale,
+    window,
+    soft_cap,
+    dtype,
+    config: Config | None = None,
+):
+    """See `api.paged_attention`. The grid walks over splits of blocks of queries, rows and KV heads: programs
+    that read the same keys run at the same time."""
+    rows, tokens, heads, _ = q.shape
+    if config is None:
+        config = choose_config(layout, tokens * heads // layout.num_kv_heads)
+    plan = make_plan(
+        config,
+        rows=rows,
+        tokens=tokens,
+        heads=heads,
+        kv_heads=layout.num_kv_heads,
+        keys=table.shape[1] * layout.page_tokens,
+        window=window,
+    )
+    out = jax.ShapeDtypeStruct(q.shape, dtype)
+    parts = (
+        jax.ShapeDtypeStruct((plan.splits, *q.shape), jnp.float32),
+        jax.ShapeDtypeStruct((plan.splits, *q.shape[:3]), jnp.float32),
+        jax.ShapeDtypeStruct((plan.splits, *q.shape[:3]), jnp.float32),
+    )
+    kernel = functools.partial(
+        _attention_kernel,
+        plan=plan,
+        layout=layout,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+        tree=ancestors is not None,
+    )
+    unused = base  # in place of an array that the kernel does not read
+    found = call(
+        kernel,
+        *(q, arena, table, base, end),
+        unused if scales is None else scales,
+        unused if ancestors is None else ancestors,
+        grid=(plan.blocks * plan.splits, rows, layout.num_kv_heads),
+        out_shape=out if plan.splits == 1 else parts,
+        name="paged_attention",
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    if plan.splits == 1:
+        return found
+    return call(
+        _join_kernel,
+        *found,
+        grid=(heads, tokens, rows),
+        out_shape=out,
+        name="paged_attention_join",
+        num_warps=1,
+    )

@@ -1,0 +1,334 @@
+"""Splits of the context, trees of new tokens, pages of float8_e4m3fn, and what is refused."""
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.frame_io import quantize_records, unpack_records
+from pallas_kernels.paged_attention import PageLayout, check_table, paged_attention
+from pallas_kernels.paged_attention.cases import SMALL_CASES, TREE, Case, make_inputs
+from pallas_kernels.paged_attention.kernel import (
+    Config,
+    choose_config,
+    make_plan,
+    paged_attention_pallas,
+)
+from tests.kernels.lowered import kernels_in
+from tests.kernels.test_paged_attention import (
+    BITS,
+    CASES,
+    FAST,
+    TOLERANCE,
+    assert_same_bits,
+    expected,
+    relative_error,
+    run,
+)
+
+FP8 = "float8_e4m3fn"
+FP8_CASES = [
+    CASES[name]
+    for name in (
+        "decode_inert_rows",
+        "verify_odd_kv_heads",
+        "chunk_partly_there",
+        "window_and_soft_cap",
+        "tree_and_window",
+        "groups_of_8",
+        "pages_of_24",
+    )
+]
+# Blocks of 16 queries, tiles of 16 keys, splits of 32 keys wherever the context is longer.
+SPLIT = Config(block_q=16, block_k=16, programs_per_sm=10**6, min_split=32)
+
+
+@functools.partial(jax.jit, static_argnames=("case", "dtype", "config"))
+def split_attend(inputs: dict, case: Case, dtype: str, config: Config = SPLIT) -> jax.Array:
+    inputs = {"scales": None, "ancestors": None} | inputs
+    return paged_attention_pallas(
+        **inputs,
+        layout=case.layout(dtype),
+        scale=case.head_dim**-0.5,
+        window=case.window,
+        soft_cap=case.soft_cap,
+        dtype=jnp.dtype("float32"),
+        config=config,
+    )
+
+
+def plan_of(case: Case, config: Config):
+    return make_plan(
+        config,
+        rows=case.rows,
+        tokens=case.tokens,
+        heads=case.heads,
+        kv_heads=case.kv_heads,
+        keys=case.pages * case.page_tokens,
+        window=case.window,
+    )
+
+
+class TestSplits:
+    @pytest.mark.parametrize(
+        ("name", "splits", "blocks"),
+        [
+            ("decode", 6, 1),
+            ("decode_all_inert", 6, 1),
+            ("decode_groups_of_3", 6, 1),
+            ("chunk_partly_there", 6, 6),
+            ("window", 2, 1),
+            ("window_skips_tiles", 2, 1),
+            ("window_and_soft_cap", 4, 4),
+            ("tree_and_window", 2, 2),
+            ("tree_and_long_window", 3, 1),
+            ("groups_of_7", 6, 7),
+            ("long_pages", 12, 1),
+            ("pages_of_24", 3, 1),
+        ],
+    )
+    def test_splits_and_blocks_change_nothing(self, name, splits, blocks):
+        case = CASES[name]
+        dtype = FP8 if name in ("decode_groups_of_3", "tree_and_window") else "float32"
+        plan = plan_of(case, SPLIT)
+        assert (plan.splits, plan.blocks) == (splits, blocks)
+        inputs = make_inputs(case, dtype=dtype)
+        got = split_attend(inputs, case, dtype)
+        assert np.isfinite(got).all()
+        want = run(case, inputs, "reference", dtype)
+        assert relative_error(got, want) <= TOLERANCE["pallas"][dtype]
+
+    def test_more_splits_than_are_joined_at_once(self):
+        case = replace(CASES["decode"], pages=40, base=(600, 0), heads=2)
+        config = replace(SPLIT, min_split=16)
+        assert plan_of(case, config).splits == 40
+        inputs = make_inputs(case)
+        got = split_attend(inputs, case, "float32", config)
+        assert relative_error(got, run(case, inputs, "reference")) <= 1e-6
+
+    def test_a_row_has_the_same_bits_alone_and_beside_others(self):
+        for case in (BITS, replace(BITS, window=40)):
+            inputs = make_inputs(case)
+            together = split_attend(inputs, case, "float32")
+            for row in range(case.rows):
+                only = jnp.arange(case.rows) == row
+                alone = inputs | {"end": jnp.where(only, inputs["end"], 0)}
+                assert_same_bits(split_attend(alone, case, "float32")[row], together[row])
+
+    def test_large_scores_do_not_overflow(self):
+        inputs = make_inputs(BITS)
+        inputs["q"] = inputs["q"] * 1e4
+        got = split_attend(inputs, BITS, "float32")
+        assert relative_error(got, run(BITS, inputs, "reference")) <= 1e-3
+
+    def test_a_plan_covers_every_key_that_a_block_can_see(self):
+        rng = np.random.default_rng(0)
+        for _ in range(300):
+            keys, tokens = int(rng.integers(1, 5000)), int(rng.integers(1, 40))
+            window = None if rng.random() < 0.3 else int(rng.integers(1, 3000))
+            config = Config(
+                block_q=int(2 ** rng.integers(4, 8)),
+                block_k=int(2 ** rng.integers(4, 8)),
+                programs_per_sm=int(rng.integers(1, 9)),
+                min_split=int(rng.integers(1, 1000)),
+            )
+            rows, kv_heads, group = (int(x) for x in rng.integers(1, 9, 3))
+            sizes = {"rows": rows, "tokens": tokens, "heads": kv_heads * group}
+            plan = make_plan(config, **sizes, kv_heads=kv_heads, keys=keys, window=window)
+            assert plan.blocks * plan.block_q >= tokens * group
+            assert plan.split_tokens % plan.block_k == 0 and plan.block_q >= 16
+            programs = plan.splits * plan.blocks * rows * kv_heads
+            extra = 1 if window is None else 2
+            assert plan.splits == 1 or programs <= extra * 132 * config.programs_per_sm
+            for base in rng.integers(0, keys, 5):
+                lower = 0 if window is None else max(int(base) - window + 1, 0)
+                upper = min(int(base) + tokens, keys)
+                first = lower // plan.split_tokens
+                assert (first + plan.splits) * plan.split_tokens >= upper
+
+    def test_only_long_contexts_of_few_rows_are_split_and_joined(self):
+        def kernels(rows: int, pages: int) -> list[str]:
+            case = Case(name="shape", tokens=1, base=(0,) * rows, pages=pages, page_tokens=64)
+            layout = case.layout("bfloat16")
+            attend = functools.partial(paged_attention, layout=layout, scale=1.0)
+            spec = jax.ShapeDtypeStruct
+            return kernels_in(
+                lambda q, arena, table, base, end: attend(q, arena, table, base=base, end=end),
+                spec((rows, 1, 4, 8), jnp.bfloat16),
+                spec((9, layout.page_words), jnp.uint32),
+                spec((rows, pages), jnp.int32),
+                *[spec((rows,), jnp.int32)] * 2,
+            )
+
+        assert kernels(2, 64) == ["paged_attention", "paged_attention_join"]
+        assert kernels(2, 4) == kernels(600, 64) == ["paged_attention"]
+
+    def test_long_chunks_have_a_config_of_their_own(self):
+        layout = CASES["decode"].layout("bfloat16")
+        assert choose_config(layout, 64) == choose_config(layout, 1)
+        assert choose_config(layout, 65).block_q == 128
+
+
+@pytest.mark.parametrize("implementation", FAST)
+class TestTree:
+    @pytest.mark.parametrize("window", [None, 4, 60])
+    def test_a_node_is_the_end_of_its_own_chain(self, implementation, window):
+        """Every node gives what the last of a chain would whose keys and values are those of its path."""
+        case = replace(CASES["tree"], window=window, page_tokens=128, pages=1)
+        inputs = make_inputs(case)
+        got = run(case, inputs, implementation)
+        page_words = case.layout("float32").page_words
+        for node, bits in enumerate(TREE):
+            path = jnp.asarray([j for j in range(case.tokens) if bits >> j & 1])
+            chain = {name: inputs[name] for name in ("table", "base")}
+            chain["q"] = inputs["q"][:, path]
+            chain["end"] = inputs["base"] + len(path)
+            arena = inputs["arena"]
+            for row, base in enumerate(case.base):
+                frame = inputs["table"][row, 0]
+                page = arena[frame, :page_words].reshape(case.page_tokens, -1)
+                page = page.at[base : base + len(path)].set(page[base + path])
+                arena = arena.at[frame, :page_words].set(page.reshape(-1))
+            own = replace(case, tokens=len(path), tree=None)
+            want = expected(own, chain | {"arena": arena}, "float32")[:, -1]
+            assert relative_error(got[:, node], want) <= TOLERANCE[implementation]["float32"]
+
+    @pytest.mark.parametrize("name", ["verify", "window"])
+    def test_a_chain_as_a_tree_is_a_chain(self, implementation, name):
+        case = CASES[name]
+        inputs = make_inputs(case)
+        chain = jnp.broadcast_to((1 << jnp.arange(1, 6)) - 1, (case.rows, 5))
+        got = run(case, inputs | {"ancestors": chain}, implementation)
+        want = run(case, inputs, "reference")
+        assert relative_error(got, want) <= TOLERANCE[implementation]["float32"]
+
+    def test_another_tree_exceeds_the_tolerance(self, implementation):
+        case = CASES["tree"]
+        inputs = make_inputs(case)
+        got = run(case, inputs, implementation)
+        tree = inputs["ancestors"].at[:, 3].set(0b001101)
+        other = run(case, inputs | {"ancestors": tree}, implementation)
+        assert relative_error(got[:, 3], other[:, 3]) > 1e-3
+        assert_same_bits(got[:, :3], other[:, :3])
+
+
+@pytest.mark.parametrize("implementation", ["reference", *FAST])
+@pytest.mark.parametrize("case", FP8_CASES, ids=lambda case: case.name)
+def test_quantized_pages_are_what_they_stand_for(implementation, case):
+    inputs = make_inputs(case, dtype=FP8)
+    got = run(case, inputs, implementation, FP8)
+    assert np.isfinite(got).all()
+    want = expected(case, inputs, FP8)
+    assert relative_error(got, want) <= TOLERANCE[implementation][FP8]
+
+
+@pytest.mark.parametrize("implementation", FAST)
+def test_factors_of_keys_values_and_heads_are_told_apart(implementation):
+    case = CASES["verify_odd_kv_heads"]
+    inputs = make_inputs(case, dtype=FP8)
+    vary = np.random.default_rng(0).uniform(0.2, 3, inputs["scales"].shape).astype(np.float32)
+    inputs["scales"] = inputs["scales"] * vary
+    want = run(case, inputs, "reference", FP8)
+    assert (
+        relative_error(run(case, inputs, implementation, FP8), want)
+        <= TOLERANCE[implementation][FP8]
+    )
+    per_token = inputs["scales"].reshape(-1, case.page_tokens, 2, case.kv_heads)
+    for swapped in (per_token[:, :, ::-1], per_token[..., ::-1], per_token[:, ::-1]):
+        wrong = inputs | {"scales": swapped.reshape(inputs["scales"].shape)}
+        assert not relative_error(run(case, wrong, implementation, FP8), want) < 0.1
+
+
+def test_quantizing_keeps_the_greatest_and_zeros():
+    x = np.random.default_rng(0).standard_normal((3, 5, 16)).astype(np.float32)
+    x *= np.asarray([1e-30, 1.0, 1e30], np.float32)[:, None, None]
+    x[1, 2] = 0
+    words, scales = jax.jit(quantize_records)(jnp.asarray(x))
+    assert words.shape == (3, 5, 4) and words.dtype == jnp.uint32 and scales.shape == (3, 5)
+    back = np.asarray(unpack_records(words, FP8)) * np.asarray(scales)[..., None]
+    assert not back[1, 2].any() and np.isfinite(back).all() and (np.asarray(scales) > 0).all()
+    peak = np.abs(x).max(-1)
+    np.testing.assert_allclose(np.abs(back).max(-1), peak, rtol=1e-6)
+    assert (np.abs(back - x) <= np.maximum(np.abs(x) / 16, peak[..., None] / 2**18)).all()
+    unequal = quantize_records(jnp.asarray(x[..., ::-1]))[0]
+    assert (unequal != words).any()
+
+
+@pytest.mark.parametrize("implementation", ["reference", *FAST])
+def test_the_result_has_the_dtype_asked_for(implementation):
+    inputs = make_inputs(BITS, dtype="bfloat16")
+    given = {"layout": BITS.layout("bfloat16"), "scale": 0.25, "implementation": implementation}
+    wide = paged_attention(**inputs, **given)
+    got = paged_attention(**inputs, **given, dtype=jnp.bfloat16)
+    assert got.dtype == jnp.bfloat16 and wide.dtype == jnp.float32
+    assert_same_bits(got.astype(jnp.float32), wide.astype(jnp.bfloat16).astype(jnp.float32))
+
+
+def test_shapes_a_kernel_cannot_take_are_refused_by_name_and_run_by_default():
+    case = replace(BITS, head_dim=320, heads=2, kv_heads=1)
+    inputs = make_inputs(case)
+    with pytest.raises(NotImplementedError, match="head_dim must be at most 256 .* got 320"):
+        run(case, inputs, "pallas")
+    given = {"layout": case.layout("float32"), "scale": 1.0}
+    assert kernels_in(lambda inputs: paged_attention(**inputs, **given), inputs) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"table": jnp.ones((4, 3), jnp.uint32)}, "table must be int32, got uint32"),
+        ({"table": jnp.ones((3, 3), jnp.int32)}, r"table must have shape \(4, 3\), got \(3, 3\)"),
+        ({"arena": jnp.ones((9, 1024))}, "arena must be uint32, got float32"),
+        ({"arena": jnp.ones((9, 1023), jnp.uint32)}, r"layout \[0, 1024\) .* 1023; correct"),
+        ({"scales": jnp.ones((9, 64))}, r"scales must .* got \(9, 64\) for float32"),
+        ({"ancestors": jnp.ones((4, 3), jnp.int32)}, r"ancestors must have shape \(4, 4\), got"),
+        (
+            {"q": jnp.ones((4, 32, 6, 16)), "ancestors": jnp.ones((4, 32), jnp.int32)},
+            "at most 31 new tokens, got 32; split it",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_named(change, message):
+    given = {"layout": BITS.layout("float32"), "scale": 1.0} | make_inputs(BITS)
+    with pytest.raises(ValueError, match=f"paged_attention: .*{message}"):
+        paged_attention(**given | change)
+
+
+def test_missing_or_misplaced_factors_are_named():
+    given = {"layout": BITS.layout(FP8), "scale": 1.0} | make_inputs(BITS, dtype=FP8)
+    with pytest.raises(ValueError, match="scales must be given .* got none for float8_e4m3fn"):
+        paged_attention(**given | {"scales": None})
+    with pytest.raises(ValueError, match=r"scales must have shape \(52, 64\), got \(51, 64\)"):
+        paged_attention(**given | {"scales": given["scales"][1:]})
+    with pytest.raises(ValueError, match=r"layout's scales \[1, 65\) must lie within .* 64"):
+        paged_attention(**given | {"layout": replace(given["layout"], scale_offset=1)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "int8"}, "PageLayout: dtype must be one of .* got 'int8'"),
+        ({"head_dim": 10, "dtype": FP8}, "head_dim must be a multiple of 4 for float8.*, got 10"),
+    ],
+)
+def test_a_wrong_layout_is_named(change, message):
+    sizes = {"offset": 0, "page_tokens": 16, "num_kv_heads": 1, "head_dim": 8, "dtype": "float32"}
+    with pytest.raises(ValueError, match=message):
+        PageLayout(**sizes | change)
+
+
+def test_the_first_wrong_frame_of_a_table_is_named():
+    table = np.asarray([[1, 2, 0], [3, 7, -1]], np.int32)
+    check_table(table[:1], 3)
+    with pytest.raises(ValueError, match=r"must lie in \[0, 7\), got 7 at \(1, 1\)"):
+        check_table(table, 7)
+    with pytest.raises(ValueError, match=r"got -1 at \(1, 2\)"):
+        check_table(table, 8)
+
+
+def test_cases_cover_what_the_kernels_tell_apart():
+    assert {case.heads // case.kv_heads for case in SMALL_CASES} >= {1, 2, 3, 4, 5, 7, 8}
+    assert {case.tokens for case in SMALL_CASES} >= {1, 5, 16, 32}
