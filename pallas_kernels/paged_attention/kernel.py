@@ -36,7 +36,7 @@ class Config:
     """Launch parameters.
 
     Attributes:
-        block_q: most queries (tokens times heads of a group) of a program.
+        block_q: most queries (tokens times heads of a group) of a program. least_q: fewest; the rest is padding.
         block_k: keys of a tile.
         num_warps, num_stages: of a program; stages of the loop's loads.
         programs_per_sm: programs that a multiprocessor may get; up to that, the context is split.
@@ -49,6 +49,7 @@ class Config:
     num_stages: int = 2
     programs_per_sm: int = 8
     min_split: int = 256
+    least_q: int = SMALLEST
 
 
 def choose_config(layout: PageLayout, queries: int) -> Config:
@@ -61,8 +62,12 @@ def choose_config(layout: PageLayout, queries: int) -> Config:
         return Config(block_q=32, block_k=16, num_warps=8, num_stages=1)
     if queries <= 64:
         # Bound by reading. Table and pages are loaded one after the other, so 5 stages are two tiles ahead: 4 to 5
-        # programs on an SM (89 to 122 registers) keep 128 to 160 KB on the way, several times what hides latency.
-        return Config(block_q=64, block_k=32, num_warps=4, num_stages=5)
+        # programs on an SM (96 to 122 registers) keep 128 to 160 KB on the way, several times what hides latency.
+        # Quarters of a head of 128 in blocks of 32 queries take 249 registers; in blocks of 64, for which there
+        # are wider products, 127.
+        wide = layout.quantized and queries > SMALLEST and layout.head_dim <= 128
+        least_q = 64 if wide else SMALLEST
+        return Config(block_q=64, block_k=32, num_warps=4, num_stages=5, least_q=least_q)
     if layout.head_dim > 128:
         return Config(block_q=64, block_k=32, num_warps=8, num_stages=3, programs_per_sm=1)
     # Bound by tensor cores and by shared memory, through which each tile goes twice, packed and apart: 128 queries
@@ -96,7 +101,7 @@ def make_plan(
     window a block counts them from the first that it sees, and only as many as a window can touch exist.
     """
     queries = tokens * (heads // kv_heads)
-    block_q = min(config.block_q, max(power_of_two(queries), SMALLEST))
+    block_q = min(config.block_q, max(power_of_two(queries), config.least_q))
     blocks = cdiv(queries, block_q)
     wanted = max(NUM_SMS * config.programs_per_sm // (rows * kv_heads * blocks), 1)
     seen = keys if window is None else min(keys, window + tokens)

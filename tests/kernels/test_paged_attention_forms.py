@@ -170,6 +170,8 @@ class TestSplits:
         layout = CASES["decode"].layout("bfloat16")
         assert choose_config(layout, 64) == choose_config(layout, 1)
         assert choose_config(layout, 65).block_q == 128
+        layout = CASES["decode"].layout(FP8)
+        assert [choose_config(layout, n).least_q for n in (16, 17)] == [16, 64]
 
 
 @pytest.mark.parametrize("implementation", FAST)
