@@ -45,7 +45,7 @@ class Config:
         if tokens == 1:
             return cls(1, 512, 2, block_slots=32)
         if tokens <= 8:
-            return cls(tokens, 256, 4, block_slots=16 if tokens == 8 else 32)
+            return cls(tokens, min(512, 2048 // tokens), 4)
         return cls(tokens, 256, tokens // 2, block_slots=32 if tokens == 16 else 16)
 
 
@@ -234,32 +234,36 @@ def _window_kernel(
         old = load(conv_ref, layer, row, place, channel, mask=kept)
         return jnp.where(kept, widen(old).astype(dtype), raw)
 
-    def channels(channel, inside):
-        """Outputs [t, c] of some channels, whose columns in the ring go on to what they are next."""
+    before = line(sizes.history, 0, 2)
+    moves = live & (count == tokens) & (before < sizes.history)
+
+    def compute(channel, inside):
+        """Outputs [t, c] of some channels, and their columns in the ring from now on."""
         taps = [columns(place, channel, inside) for place in places]
         weights = [
             widen(load(weight_ref, w, channel, mask=inside)) for w in range(sizes.conv_width)
         ]
         bias = widen(load(bias_ref, channel, mask=inside)) if biased else None
-        y = _activated(taps, weights, bias, dtype)
-        before = line(sizes.history, 0, 2)
-        moves = live & (count == tokens) & (before < sizes.history)
-        if not tree:
-            moved = columns(tokens + before, channel, inside & moves)
-        barrier()  # the history is read by other threads than those that write it
-        value = narrow(taps[-1], conv_ref.dtype)
-        written = live & fits & (token >= first) & inside
-        store(conv_ref, layer, row, sizes.history + token, channel, value=value, mask=written)
+        moved = None if tree else columns(tokens + before, channel, inside & moves)
+        return _activated(taps, weights, bias, dtype), (taps[-1], moved)
+
+    def keep(kept, channel, inside):
+        """Writes the columns, after a barrier: other threads than those that write may read the history."""
+        own, moved = kept
+        value, mask = narrow(own, conv_ref.dtype), live & fits & (token >= first) & inside
+        store(conv_ref, layer, row, sizes.history + token, channel, value=value, mask=mask)
         if not tree:
             value = narrow(moved, conv_ref.dtype)
             store(conv_ref, layer, row, before, channel, value=value, mask=moves & inside)
-        return y
 
     @pl.when(live & (part < blocks))
     def _():
         channel = part * config.block_channels + line(config.block_channels, 1, 2)
         inside = channel < sizes.inner_size
-        x = narrow(channels(channel, inside), xB_ref.dtype)
+        x, kept = compute(channel, inside)
+        x = narrow(x, xB_ref.dtype)
+        barrier()
+        keep(kept, channel, inside)
         store(xB_ref, layer, row, start + token, channel, value=x, mask=new & inside)
 
     @pl.when((part >= blocks) & (part < blocks + sizes.num_groups))
@@ -276,8 +280,12 @@ def _window_kernel(
             return load(xB_ref, layer, row, slot, column, mask=live & read & inside), read
 
         old, _ = records(0, 0, begin)  # now, so that it does not wait for the barrier
-        B = narrow(channels(column, inside), xB_ref.dtype)
-        C = jnp.where(new, channels(sizes.record_size + own, inside), 0)
+        B, B_kept = compute(column, inside)
+        C, C_kept = compute(sizes.record_size + own, inside)
+        B, C = narrow(B, xB_ref.dtype), jnp.where(new, C, 0)
+        barrier()
+        keep(B_kept, column, inside)
+        keep(C_kept, sizes.record_size + own, inside)
         store(xB_ref, layer, row, start + token, column, value=B, mask=new & inside)
         store(C_ref, row, token, own, value=C, mask=fits & inside)
         barrier()  # what follows reads back one token's C, and B at the slots it went to
