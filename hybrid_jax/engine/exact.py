@@ -68,7 +68,9 @@ def exact_step(
     logits = decoder.logits(params, last, config)
     samples = alive & (get("samples") > 0)
     lines = jnp.arange(num_rows)
-    sampled, fed, adjust = choose(logits, batch, layout, end, samples, num_logprobs, adjust, lines)
+    sampled, fed, adjust = choose(
+        logits, batch, layout, end, samples, num_logprobs, adjust, lines, model.kernels
+    )
     fed = jnp.where(alive, fed, state.tokens[:num_rows])
     state = state.replace(tokens=state.tokens.at[:num_rows].set(fed))
     sampled = sampled._replace(tokens=jnp.where(samples, sampled.tokens, -1))

@@ -152,7 +152,7 @@ def mix_chunk(
 
 
 def output(params: dict, y: jax.Array, projected: jax.Array, spec: Mamba2) -> jax.Array:
-    """Gated norm of y [B, T, M, P] or [B, T, M P], D skip included, by the gates in front of `projected`, and out_proj."""
+    """Gated norm of y [B, T, ...], its D skip included, by the gates in front of `projected`; and out_proj."""
     y = y.reshape(*projected.shape[:2], -1)
     y = gated_rmsnorm(
         *(y, projected, params["norm"]), eps=spec.norm_eps, groups=spec.norm_groups, **PALLAS

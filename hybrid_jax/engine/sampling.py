@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from hybrid_jax.engine import groups
 from hybrid_jax.engine.groups import GROUP, largest
 from hybrid_jax.engine.pack import Layout
+from pallas_kernels.token_sampling import sample_tokens
+from pallas_kernels.token_sampling.noise import gumbel, token_hash
 
 # Groups of tokens that are tried before the whole vocabulary: for top-k and top-p those of the most likely tokens, few
 # and then more; for draws without them those with the largest bounds.
@@ -69,7 +71,9 @@ def unpack_sampling(layout: Layout, batch: jax.Array) -> SamplingRows:
     )
 
 
-def sample(logits: jax.Array, rows: SamplingRows, positions: jax.Array) -> jax.Array:
+def sample(
+    logits: jax.Array, rows: SamplingRows, positions: jax.Array, kernels: str = "xla"
+) -> jax.Array:
     """Chooses a token per row: argmax of logits / temperature + Gumbel noise over the kept tokens.
 
     min_p, top_k and top_p filter in this order. The noise is a function of (seed, sample index, absolute
@@ -80,10 +84,17 @@ def sample(logits: jax.Array, rows: SamplingRows, positions: jax.Array) -> jax.A
         logits: float32[B, V].
         rows: sampling parameters.
         positions: int32[B] absolute position of the token being chosen.
+        kernels: "pallas" for one kernel in place of what suits a CPU.
 
     Returns:
         int32[B] token ids.
     """
+    if kernels == "pallas":
+        return sample_tokens(
+            *(logits, noise_keys(rows, positions), rows.temperature),
+            *(rows.top_k, rows.top_p, rows.min_p, _banned(rows, positions)),
+            implementation="pallas",
+        )
     random = rows.temperature > 0
     scores = score(logits, rows, positions)
     greedy = _greedy(scores)
@@ -153,8 +164,7 @@ class Scores(NamedTuple):
 
 
 def score(logits: jax.Array, rows: SamplingRows, positions: jax.Array) -> Scores:
-    early = positions < rows.min_end
-    banned = jnp.where(early[:, None], rows.stop_ids, -1)
+    banned = _banned(rows, positions)
     maxima = jax.lax.cond(
         (banned >= 0).any(),
         lambda: groups.maxima(_without(logits, banned)),
@@ -162,6 +172,11 @@ def score(logits: jax.Array, rows: SamplingRows, positions: jax.Array) -> Scores
     )
     temperature = jnp.where(rows.temperature > 0, rows.temperature, 1.0)
     return Scores(logits, banned, maxima, maxima.max(-1, keepdims=True), temperature[:, None])
+
+
+def _banned(rows: SamplingRows, positions: jax.Array) -> jax.Array:
+    """int32[B, n] tokens that may not be drawn yet, -1 where unused."""
+    return jnp.where((positions < rows.min_end)[:, None], rows.stop_ids, -1)
 
 
 def _without(logits: jax.Array, banned: jax.Array) -> jax.Array:
@@ -194,29 +209,9 @@ def noise_keys(rows: SamplingRows, positions: jax.Array) -> jax.Array:
 def token_noise(keys: jax.Array, tokens: jax.Array) -> jax.Array:
     """Standard Gumbel noise float32[B, n] of keys uint32[B, 2] at token ids int32[B, n] (or [1, n]).
 
-    A hash of key and token (two rounds of 32-bit mixing, constants by C. Wellons' hash-prospector): any
-    subset of a vocabulary costs what it is, and a whole one a fifth of threefry's bits.
+    A hash of key and token: any subset of a vocabulary costs what it is, and a whole one a fifth of threefry's bits.
     """
-    return gumbel(token_hash(keys, tokens))
-
-
-def token_hash(keys: jax.Array, tokens: jax.Array) -> jax.Array:
-    """uint32[B, n]: the smaller, the larger the noise."""
-    return _mix(_mix(tokens.astype(jnp.uint32) + keys[:, :1]) ^ keys[:, 1:])
-
-
-def gumbel(bits: jax.Array) -> jax.Array:
-    """Standard Gumbel noise of uniform 32 bits."""
-    # Precise where it matters: small values are large noise. Never 1, whose logarithm would be infinite.
-    uniform = (bits.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32)
-    uniform = jnp.minimum(uniform, jnp.float32(1 - 2.0**-24))
-    return -jnp.log(-jnp.log1p(-uniform))
-
-
-def _mix(x: jax.Array) -> jax.Array:
-    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
-    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
-    return x ^ (x >> 16)
+    return gumbel(token_hash(keys[:, :1], keys[:, 1:], tokens))
 
 
 # --- ways to draw ---------------------------------------------------------------------------------
@@ -260,7 +255,7 @@ def draw_by_bounds(scores: Scores, rows: SamplingRows, keys: jax.Array) -> tuple
     """
     maxima, floor = scores.scaled(scores.groups), _floor(rows)
     tokens = jnp.arange(maxima.shape[1] * GROUP)[None]
-    hashes = token_hash(keys, tokens).reshape(*maxima.shape, GROUP).min(-1)
+    hashes = token_hash(keys[:, :1], keys[:, 1:], tokens).reshape(*maxima.shape, GROUP).min(-1)
     # Or XLA hashes again for each use inside the logarithms.
     hashes = jax.lax.optimization_barrier(hashes)
     bounds = jnp.where(maxima >= floor, maxima + gumbel(hashes), -jnp.inf)

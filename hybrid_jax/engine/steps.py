@@ -103,7 +103,15 @@ def decode(
             logits = decoder.logits(params, h[:, 0], model.config)
             lines = jnp.arange(num_rows)
             new, fed, adjust = choose(
-                logits, batch, layout, position + 1, alive, num_logprobs, adjust, lines
+                logits,
+                batch,
+                layout,
+                position + 1,
+                alive,
+                num_logprobs,
+                adjust,
+                lines,
+                model.kernels,
             )
             out = _store(out, step, new, alive)
             fed = jnp.where(alive, fed, state.tokens[:num_rows])
@@ -200,7 +208,7 @@ def prefill(
         last = blocks.slice_tokens(h, jnp.maximum(length - 1, 0), 1)[:, 0]
         logits = decoder.logits(params, last, config)
         state, adjust, sampled = _first_tokens(
-            state, adjust, logits, batch, end, get("samples") > 0, layout, num_logprobs
+            state, adjust, logits, batch, end, get("samples") > 0, layout, num_logprobs, model
         )
     return state, adjust, sampled, logits, h
 
@@ -273,7 +281,7 @@ def fork(
         own = logits[get("line")]  # [F, V]
         samples = jnp.ones(target.shape, bool)
         return _first_tokens(
-            state, adjust, own, batch, get("position"), samples, layout, num_logprobs
+            state, adjust, own, batch, get("position"), samples, layout, num_logprobs, model
         )
 
 
@@ -309,12 +317,20 @@ def _write_tails(state: State, tails: tuple, row, write_frames_, model: Model) -
 
 
 def _first_tokens(
-    state: State, adjust, logits, batch, positions, samples, layout: Layout, num_logprobs: int
+    state: State,
+    adjust,
+    logits,
+    batch,
+    positions,
+    samples,
+    layout: Layout,
+    num_logprobs: int,
+    model: Model,
 ) -> tuple[State, Adjust | None, Sampled]:
     """Samples rows' first tokens and leaves them, or the mark of a stop, where decode will find them."""
     row = layout.get(batch, "row")
     sampled, fed, adjust = choose(
-        logits, batch, layout, positions, samples, num_logprobs, adjust, row
+        logits, batch, layout, positions, samples, num_logprobs, adjust, row, model.kernels
     )
     tokens = state.tokens
     for r in range(row.shape[0]):

@@ -1,0 +1,26 @@
+"""Gumbel noise as a hash of a row's key and a token's id."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+
+def token_hash(key_low: jax.Array, key_high: jax.Array, tokens: jax.Array) -> jax.Array:
+    """uint32 of token ids int32: the smaller, the larger the noise. Two rounds of 32-bit mixing, with constants by
+    C. Wellons' hash-prospector."""
+    return _mix(_mix(tokens.astype(jnp.uint32) + key_low) ^ key_high)
+
+
+def gumbel(bits: jax.Array) -> jax.Array:
+    """Standard Gumbel noise of uniform 32 bits."""
+    # Precise where it matters: small values are large noise. Never 1, whose logarithm would be infinite.
+    uniform = (bits.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-32)
+    uniform = jnp.minimum(uniform, jnp.float32(1 - 2.0**-24))
+    return -jnp.log(-jnp.log1p(-uniform))
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)

@@ -1,0 +1,32 @@
+"""The definition, by sorting."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from pallas_kernels.token_sampling.noise import gumbel, token_hash
+
+
+def sample_tokens_reference(logits, keys, temperature, top_k, top_p, min_p, banned):
+    """See `api.sample_tokens`."""
+    tokens = jnp.arange(logits.shape[1])
+    logits = jnp.where((tokens == banned[:, :, None]).any(1), -jnp.inf, logits)
+    random = temperature > 0
+    scaled = logits - logits.max(-1, keepdims=True)
+    scaled = scaled / jnp.where(random, temperature, 1.0)[:, None]
+    kept = jnp.where(scaled >= jnp.log(min_p)[:, None], scaled, -jnp.inf)  # log 0 is -inf
+    ordered = -jnp.sort(-kept, axis=-1)
+    last = jnp.clip(top_k - 1, 0, logits.shape[1] - 1)
+    edge = jnp.take_along_axis(ordered, last[:, None], axis=-1)
+    kept = jnp.where((top_k[:, None] > 0) & (kept < edge), -jnp.inf, kept)
+    ordered = jnp.where((top_k[:, None] > 0) & (ordered < edge), -jnp.inf, ordered)
+    weights = jnp.exp(ordered)
+    ahead = jnp.cumsum(weights, axis=-1) - weights
+    enough = (
+        ahead < (top_p * weights.sum(-1))[:, None]
+    )  # tokens needed to reach it, ties left aside
+    edge = jnp.where(enough, ordered, jnp.inf).min(-1, keepdims=True)
+    kept = jnp.where((top_p[:, None] < 1.0) & (kept < edge), -jnp.inf, kept)
+    noise = gumbel(token_hash(keys[:, :1], keys[:, 1:], tokens[None]))
+    drawn = jnp.where(random[:, None], kept + noise, logits)
+    return jnp.argmax(drawn, axis=-1).astype(jnp.int32)
