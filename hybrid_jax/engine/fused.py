@@ -15,9 +15,10 @@ from hybrid_jax.engine.blocks import Model
 from hybrid_jax.layers import mamba2
 from hybrid_jax.layers.linear import linear
 from hybrid_jax.state import State
-from pallas_kernels.causal_conv import Sizes, causal_conv, causal_conv_window, store_columns
+from pallas_kernels.causal_conv import Sizes, causal_conv, causal_conv_window
 from pallas_kernels.gated_rmsnorm import gated_rmsnorm
 from pallas_kernels.records import Records
+from pallas_kernels.ring_io import store_columns, store_tail
 from pallas_kernels.ssd_scan import ssd_scan_frames
 from pallas_kernels.ssd_window import fold_frames, ssd_window_rings
 
@@ -94,61 +95,50 @@ def mix_window(
 def mix_chunk(
     params: dict,
     h: jax.Array,
-    arena: jax.Array,
+    state: State,
     read: jax.Array,
     write: jax.Array,
+    row: jax.Array,
     exists: jax.Array,
-    history: jax.Array,
     length: jax.Array,
     state_len: jax.Array,
     layer: int,
     spec: Mamba2,
     model: Model,
-) -> tuple[jax.Array, jax.Array, tuple]:
-    """One Mamba-2 layer of a prompt chunk: its outputs [B, T, D], the arena, and what the ring keeps.
+) -> tuple[jax.Array, State]:
+    """One Mamba-2 layer of prompt chunks: its outputs [B, T, D], and the state with checkpoint and ring written.
 
     Args:
         h: [B, T, D] normed inputs. read, write: int32[B, F] frames of the checkpoints before and after.
-        exists: int32[B], 0 where the first state is zero. history: bits[B, W - 1, E] columns before.
+        row: int32[B] ring rows. exists: bool[B], false where the first state is zero.
         length, state_len: int32[B] tokens that exist, and those the checkpoint after covers.
-
-    Returns:
-        Tails as `steps.prefill` joins them: the columns after `length` tokens, the records and step sizes from
-        `state_len` on, and the columns after `state_len` tokens.
     """
-    sizes, projected = sizes_of(spec), linear(h, params["in_proj"], params.get("in_bias"))
+    geometry, sizes = model.geometry, sizes_of(spec)
+    projected = linear(h, params["in_proj"], params.get("in_bias"))
+    history = blocks.read_layer_conv(state.arena, read, exists, layer, model)
     xBC, dt = causal_conv(
         *(projected, history, params["conv"], params.get("conv_bias"), params["dt_bias"], length),
         sizes=sizes,
         **PALLAS,
     )
     y, arena = ssd_scan_frames(
-        *(arena, read, write, exists, xBC, dt, mamba2.decay_rates(params)),
+        *(state.arena, read, write, exists.astype(jnp.int32), xBC, dt, mamba2.decay_rates(params)),
         records=records_of(spec),
-        first_frame=layer * model.geometry.frames_per_layer,
+        first_frame=layer * geometry.frames_per_layer,
         lengths=length,
         state_lengths=state_len,
         D=params["D"],
         **PALLAS,
     )
-    grain = model.geometry.grain
-
-    def columns(count):
-        """Raw columns after `count` tokens, bits[B, W - 1, E]; those of the history where the chunk is shorter."""
-        place = count[:, None] + jnp.arange(sizes.history)
-        raw = _take(projected, place - sizes.history)[..., sizes.inner_size :]
-        raw = blocks.ring_bits(raw[..., : sizes.conv_size], model)
-        old = _take(history, place)
-        return jnp.where((place < sizes.history)[..., None], old, raw)
-
-    after = state_len[:, None] + jnp.arange(grain)
-    tail = (
-        columns(length),
-        blocks.ring_bits(_take(xBC, after)[..., : sizes.record_size], model),
-        _take(dt, after),
-        columns(state_len),
+    arena, conv, ring_xB, ring_dt = store_tail(
+        *(arena, state.conv, state.xB, state.dt, projected, history, xBC, dt),
+        *(write[:, -geometry.conv_frames :], row, length, state_len),
+        layer=layer,
+        sizes=sizes,
+        **PALLAS,
     )
-    return output(params, y, projected, spec), arena, tail
+    state = state.replace(arena=arena, conv=conv, xB=ring_xB, dt=ring_dt)
+    return output(params, y, projected, spec), state
 
 
 def output(params: dict, y: jax.Array, projected: jax.Array, spec: Mamba2) -> jax.Array:
@@ -186,9 +176,3 @@ def fold_rows(
         **PALLAS,
     )
     return state.replace(arena=arena)
-
-
-def _take(x: jax.Array, places: jax.Array) -> jax.Array:
-    """x [B, S, C] at places int32[B, n] of its second axis, the nearest there is: [B, n, C]."""
-    places = jnp.clip(places, 0, x.shape[1] - 1)
-    return jnp.take_along_axis(x, places[..., None], axis=1)

@@ -6,22 +6,19 @@ what it sampled. Shapes come from the bucket alone.
 
 from __future__ import annotations
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import Attention
-from hybrid_jax.engine import blocks, fused
+from hybrid_jax.engine import blocks
 from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.blocks import Model
+from hybrid_jax.engine.chunk import ChunkRows, chunk
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Logprobs, Sampled, logprobs
 from hybrid_jax.engine.window import FOLDS, WindowRows, window
 from hybrid_jax.geometry import PROMPT_POSITIONS
-from hybrid_jax.layers import mamba2
 from hybrid_jax.models import decoder
-from hybrid_jax.state import State, from_bits
+from hybrid_jax.state import State
 
 
 def decode(
@@ -117,6 +114,10 @@ def decode(
             fed = jnp.where(alive, fed, state.tokens[:num_rows])
             state = state.replace(tokens=state.tokens.at[:num_rows].set(fed))
         position = position + alive.astype(jnp.int32)
+        if model.kernels == "pallas":
+            # Once all of this step has read the old ones, or XLA would launch a copy of each.
+            zero = blocks.zero_after(state, state.tokens)
+            position, checkpoint, slot = position + zero, checkpoint + zero, slot + zero
         return step + 1, state, position, checkpoint, slot, out, adjust
 
     start = get("position"), get("checkpoint"), get("read_slot")
@@ -151,62 +152,27 @@ def prefill(
         State, adjust, tokens int32[R] (meaningless where a row does not sample), their logits
         float32[R, V], and the hidden states [R, T, D].
     """
-    config, geometry = model.config, model.geometry
-    num_rows = batch.shape[0]
+    geometry, num_rows = model.geometry, batch.shape[0]
     get = lambda name: layout.get(batch, name)  # noqa: E731
     tokens, start, length, state_len = get("tokens"), get("start"), get("length"), get("state_len")
-    table = get("table").reshape(num_rows, max(geometry.frames_per_page, 1), -1)
-    exists = start > 0
     end = start + length
-    valid = jnp.arange(tokens.shape[1]) < length[:, None]
-    arena = state.arena
     if geometry.has_pages:
-        arena = blocks.copy_pages(arena, get("sources"), get("targets"), model)
-    read, write = state.slots[get("read_slot")], state.slots[get("write_slot")]
-    tails = ()
-    attention_layers, recurrent_layers = itertools.count(), itertools.count()
-
-    def mix(weights: dict, normed: jax.Array, spec: decoder.Mixer) -> jax.Array:
-        nonlocal arena, tails
-        if isinstance(spec, Attention):
-            index = next(attention_layers)
-            out, arena = blocks.attend_pages(
-                weights, normed, arena, table, start, start, end, index, spec, model
-            )
-            return out
-        number = next(recurrent_layers)
-        if model.kernels == "pallas":
-            history = blocks.read_layer_conv(arena, read, exists, number, model)
-            started = exists.astype(jnp.int32)
-            place = (arena, read, write, started, history, length, state_len, number)
-            out, arena, tail = fused.mix_chunk(weights, normed, *place, spec, model)
-            tails = _join(tails, tail, number, model)
-            return out
-        own = blocks.layer_frames(read, number, model)
-        old = blocks.read_layer_state(arena, own, exists, model)
-        # Read per layer: one read for all would be fused into places past the next write.
-        history = from_bits(blocks.read_layer_conv(arena, read, exists, number, model))
-        out, new, columns, records = mamba2.scan(
-            weights, normed, old, history, length, state_len, spec
-        )
-        tail = _tail(columns, records, length, state_len, spec, model)
-        tails = _join(tails, tail, number, model)
-        # After the tails, or XLA keeps what they are cut from until the end: 271 in place of 86 MB for 512 tokens
-        # of 173 M weights.
-        own = blocks.layer_frames(write, number, model) + blocks.zero_after(state, *tails)
-        arena = blocks.write_layer_state(arena, own, new, model)
-        return out
-
-    h = decoder.walk(params, tokens, valid, config, mix)
-    state = state.replace(arena=arena)
-    if tails:
-        if model.kernels == "xla":
-            # Attention layers may follow the last recurrent one: their reads come before this write too.
-            write = write + blocks.zero_after(state, h)
-        state = _write_tails(state, tails, get("row"), write, model)
+        arena = blocks.copy_pages(state.arena, get("sources"), get("targets"), model)
+        state = state.replace(arena=arena)
+    rows = ChunkRows(
+        tokens=tokens,
+        start=start,
+        length=length,
+        state_len=state_len,
+        row=get("row"),
+        read=state.slots[get("read_slot")],
+        write=state.slots[get("write_slot")],
+        table=get("table").reshape(num_rows, max(geometry.frames_per_page, 1), -1),
+    )
+    h, state = chunk(params, state, rows, model=model)
     with jax.named_scope("sample"):
         last = blocks.slice_tokens(h, jnp.maximum(length - 1, 0), 1)[:, 0]
-        logits = decoder.logits(params, last, config)
+        logits = decoder.logits(params, last, model.config)
         state, adjust, sampled = _first_tokens(
             state, adjust, logits, batch, end, get("samples") > 0, layout, num_logprobs, model
         )
@@ -283,37 +249,6 @@ def fork(
         return _first_tokens(
             state, adjust, own, batch, get("position"), samples, layout, num_logprobs, model
         )
-
-
-def _tail(columns, records, length, state_len, spec, model: Model):
-    """One layer's share of the ring and of the checkpoint after a chunk, as bits."""
-    history, grain = spec.conv_width - 1, model.geometry.grain
-    return (
-        blocks.ring_bits(blocks.slice_tokens(columns, length, history), model),
-        blocks.ring_bits(blocks.slice_tokens(records.xB, state_len, grain), model),
-        blocks.slice_tokens(records.dt, state_len, grain),
-        blocks.ring_bits(blocks.slice_tokens(columns, state_len, history), model),
-    )
-
-
-def _join(tails: tuple, tail: tuple, layer: int, model: Model) -> tuple:
-    """The layers' tails [L, R, ...] with one more layer's in its place; none yet in an empty tuple."""
-    layers = model.geometry.num_mamba2
-    tails = tails or tuple(jnp.zeros((layers, *part.shape), part.dtype) for part in tail)
-    put = jax.lax.dynamic_update_index_in_dim
-    return tuple(put(all_, part, layer, 0) for all_, part in zip(tails, tail, strict=True))
-
-
-def _write_tails(state: State, tails: tuple, row, write_frames_, model: Model) -> State:
-    conv, xB, dt, checkpoint_conv = tails
-    arena = blocks.write_conv(state.arena, write_frames_, checkpoint_conv, model)
-    rings = [state.conv, state.xB, state.dt]
-    for r in range(row.shape[0]):
-        rings = [
-            blocks.put_row(ring, tail[:, r : r + 1], row[r])
-            for ring, tail in zip(rings, (conv, xB, dt), strict=True)
-        ]
-    return state.replace(arena=arena, conv=rings[0], xB=rings[1], dt=rings[2])
 
 
 def _first_tokens(

@@ -2,5 +2,4 @@
 
 from pallas_kernels.causal_conv.api import causal_conv as causal_conv
 from pallas_kernels.causal_conv.api import causal_conv_window as causal_conv_window
-from pallas_kernels.causal_conv.columns import store_columns as store_columns
 from pallas_kernels.causal_conv.sizes import Sizes as Sizes

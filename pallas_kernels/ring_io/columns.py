@@ -60,15 +60,20 @@ def store_columns(
     return run(where, implementation, STORES, arena, frames, folds, conv, columns=columns)
 
 
+def pack_columns(columns: jax.Array) -> jax.Array:
+    """Bits [..., C, E] as uint32[..., words], the words of `layer_words`."""
+    flat = columns.reshape(*columns.shape[:-2], -1)
+    if flat.dtype.itemsize == 4:
+        return flat
+    padding = [(0, 0)] * (flat.ndim - 1) + [(0, flat.shape[-1] % 2)]
+    pairs = jnp.pad(flat, padding).reshape(*flat.shape[:-1], -1, 2)
+    return jax.lax.bitcast_convert_type(pairs, jnp.uint32)
+
+
 def _words(conv: jax.Array, rows: int, columns: int) -> jax.Array:
     """uint32[B, L * words] of the first columns of the rings of some rows."""
-    x = conv[:, :rows, :columns]
-    layers = x.shape[0]
-    flat = jnp.moveaxis(x, 0, 1).reshape(rows, layers, -1)
-    if flat.dtype.itemsize == 2:
-        flat = jnp.pad(flat, ((0, 0), (0, 0), (0, flat.shape[-1] % 2)))
-        flat = flat.reshape(rows, layers, -1, 2)
-    return jax.lax.bitcast_convert_type(flat, jnp.uint32).reshape(rows, -1)
+    packed = pack_columns(conv[:, :rows, :columns])
+    return jnp.moveaxis(packed, 0, 1).reshape(rows, -1)
 
 
 def store_columns_reference(arena, frames, folds, conv, *, columns):

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.causal_conv import store_columns
-from pallas_kernels.causal_conv.columns import STORES
+from pallas_kernels.ring_io import store_columns
+from pallas_kernels.ring_io.columns import STORES
 from tests.kernels.lowered import kernels_in
 
 

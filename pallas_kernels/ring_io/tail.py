@@ -1,0 +1,239 @@
+"""The end of a prompt chunk: what its row's ring and the checkpoint after it keep of one layer."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from pallas_kernels.causal_conv.sizes import Sizes, stored
+from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
+from pallas_kernels.ring_io.columns import layer_words, pack_columns
+from pallas_kernels.triton import call, cdiv, line, load, narrow, store
+
+BLOCK = 1024
+
+
+def store_tail(
+    arena: jax.Array,
+    conv: jax.Array,
+    xB: jax.Array,
+    dt: jax.Array,
+    projected: jax.Array,
+    history: jax.Array,
+    xBC: jax.Array,
+    steps: jax.Array,
+    frames: jax.Array,
+    rows: jax.Array,
+    lengths: jax.Array,
+    state_lengths: jax.Array,
+    *,
+    layer: int,
+    sizes: Sizes,
+    implementation: Implementation | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Writes a layer's share of rings and checkpoints after chunks of B rows.
+
+    The ring of a row gets the raw columns before the chunk's end and, from slot 0 on, the records and step sizes of
+    the tokens from `state_lengths` on; the checkpoint's frames get the raw columns before that token.
+
+    Args:
+        arena: uint32[U, W]. conv: uint16 or uint32[L, B', C, E]; xB: the same[L, B', S, M P + G R]; dt:
+            float32[L, B', S, M]: rings of all layers, bits of bfloat16 or float32.
+        projected: [B, T, proj] what in_proj gave. history: bits[B, W - 1, E] columns before the chunk.
+        xBC: [B, T, E] after the convolution. steps: float32[B, T, M].
+        frames: int32[B, n] frames of the columns of each row's next checkpoint.
+        rows: int32[B] ring rows. lengths, state_lengths: int32[B] tokens of the chunk, and before the checkpoint.
+        layer: of the rings and of the frames. sizes: how a token's projection is laid out.
+        implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
+
+    Returns:
+        arena, conv, xB, dt. Slots behind the chunk's last token hold nothing that means anything.
+    """
+    where = "store_tail"
+    for name, array in (("conv", conv), ("xB", xB), ("dt", dt)):
+        check_rank(where, name, array, 4)
+    if conv.dtype not in (jnp.uint16, jnp.uint32) or xB.dtype != conv.dtype:
+        raise ValueError(
+            f"{where}: conv and xB must be bits in uint16 or uint32, got {conv.dtype} and {xB.dtype}"
+        )
+    batch, tokens, _ = projected.shape
+    check_shape(where, "projected", projected, (batch, tokens, sizes.projected_size))
+    check_shape(where, "history", history, (batch, sizes.history, sizes.conv_size))
+    check_shape(where, "xBC", xBC, (batch, tokens, sizes.conv_size))
+    check_shape(where, "steps", steps, (batch, tokens, sizes.num_heads))
+    check_shape(where, "xB", xB, (*xB.shape[:3], sizes.record_size))
+    check_shape(where, "dt", dt, (*xB.shape[:3], sizes.num_heads))
+    for name, array in (("rows", rows), ("lengths", lengths), ("state_lengths", state_lengths)):
+        check_shape(where, name, array, (batch,))
+    arrays = (arena, conv, xB, dt, projected, history, xBC, steps, frames)
+    arrays = (*arrays, rows, lengths, state_lengths)
+    return run(where, implementation, TAILS, *arrays, layer=layer, sizes=sizes)
+
+
+def store_tail_reference(
+    arena,
+    conv,
+    xB,
+    dt,
+    projected,
+    history,
+    xBC,
+    steps,
+    frames,
+    rows,
+    lengths,
+    state_lengths,
+    *,
+    layer,
+    sizes: Sizes,
+):
+    """One row after another."""
+    words = layer_words(sizes.history, sizes.conv_size, conv.dtype)
+    place = layer * words + jnp.arange(words)
+    frame_words = arena.shape[1]
+    for b in range(rows.shape[0]):
+        raw = stored(sizes.split(projected[b])[0], conv.dtype)
+        columns = jnp.concatenate([history[b], raw])
+        ring_columns = _cut(columns, lengths[b], sizes.history)
+        conv = conv.at[layer, rows[b], : sizes.history].set(ring_columns)
+        records = stored(xBC[b, :, : sizes.record_size], xB.dtype)
+        xB = xB.at[layer, rows[b]].set(_cut(records, state_lengths[b], xB.shape[2]))
+        dt = dt.at[layer, rows[b]].set(_cut(steps[b], state_lengths[b], dt.shape[2]))
+        packed = pack_columns(_cut(columns, state_lengths[b], sizes.history)[None])[0]
+        arena = arena.at[frames[b, place // frame_words], place % frame_words].set(packed)
+    return arena, conv, xB, dt
+
+
+def _cut(x: jax.Array, start, count: int) -> jax.Array:
+    """Lines start .. start + count - 1 of x, zeros behind its end."""
+    x = jnp.pad(x, ((0, count), *((0, 0) for _ in x.shape[1:])))
+    return jax.lax.dynamic_slice_in_dim(x, start, count)
+
+
+def _tail_kernel(
+    _arena_ref,  # the same memory as arena_ref, and so on
+    _conv_ref,
+    _xB_ref,
+    _dt_ref,
+    projected_ref,  # [B, T, z | x | B | C | dt]
+    history_ref,  # [B, W - 1, E]
+    xBC_ref,  # [B, T, E]
+    steps_ref,  # [B, T, M]
+    frames_ref,  # [B, n]
+    rows_ref,  # [B]
+    lengths_ref,  # [B]
+    state_lengths_ref,  # [B]
+    arena_ref,  # [U, W]
+    conv_ref,  # [L, B', C, E]
+    xB_ref,  # [L, B', S, M P + G R]
+    dt_ref,  # [L, B', S, M]
+    *,
+    layer: int,
+    sizes: Sizes,
+):
+    b, part = pl.program_id(0), pl.program_id(1)
+    tokens, slots = xBC_ref.shape[1], xB_ref.shape[2]
+    ring_row, kept = rows_ref[b], state_lengths_ref[b]
+    words = layer_words(sizes.history, sizes.conv_size, conv_ref.dtype)
+    record_parts, column_parts = cdiv(sizes.record_size, BLOCK), cdiv(sizes.conv_size, BLOCK)
+
+    def column(place, channel, mask):
+        """Bits of raw columns, the history first."""
+        early = place < sizes.history
+        old = load(history_ref, b, place, channel, mask=mask & early)
+        own = place - sizes.history
+        mask = mask & ~early & (own < tokens)
+        raw = load(projected_ref, b, own, sizes.inner_size + channel, mask=mask)
+        return jnp.where(early, old, narrow(raw, conv_ref.dtype))
+
+    @pl.when(part < record_parts)
+    def _():
+        channel = part * BLOCK + line(BLOCK)
+        inside = channel < sizes.record_size
+
+        def copy(slot, _):
+            x = load(xBC_ref, b, kept + slot, channel, mask=inside & (kept + slot < tokens))
+            value = narrow(x, xB_ref.dtype)
+            store(xB_ref, layer, ring_row, slot, channel, value=value, mask=inside)
+
+        jax.lax.fori_loop(0, slots, copy, None)
+
+    @pl.when((part >= record_parts) & (part < record_parts + column_parts))
+    def _():
+        channel = (part - record_parts) * BLOCK + line(BLOCK)
+        inside = channel < sizes.conv_size
+        for w in range(sizes.history):
+            value = column(lengths_ref[b] + w, channel, inside)
+            store(conv_ref, layer, ring_row, w, channel, value=value, mask=inside)
+
+    @pl.when(part == record_parts + column_parts)
+    def _():
+        head = line(sizes.num_heads)
+        inside = head < sizes.num_heads
+
+        def copy(slot, _):
+            value = load(steps_ref, b, kept + slot, head, mask=inside & (kept + slot < tokens))
+            store(dt_ref, layer, ring_row, slot, head, value=value, mask=inside)
+
+        jax.lax.fori_loop(0, slots, copy, None)
+
+    @pl.when(part > record_parts + column_parts)
+    def _():
+        word = (part - record_parts - column_parts - 1) * BLOCK + line(BLOCK)
+        inside = word < words
+
+        def element(index):
+            mask = inside & (index < sizes.history * sizes.conv_size)
+            place = kept + index // sizes.conv_size
+            return column(place, index % sizes.conv_size, mask).astype(jnp.uint32)
+
+        if conv_ref.dtype.itemsize == 4:
+            value = element(word)
+        else:
+            value = element(2 * word) | (element(2 * word + 1) << 16)
+        place, frame_words = layer * words + word, arena_ref.shape[1]
+        frame = load(frames_ref, b, place // frame_words, mask=inside)
+        store(arena_ref, frame, place % frame_words, value=value, mask=inside)
+
+
+def store_tail_pallas(
+    arena,
+    conv,
+    xB,
+    dt,
+    projected,
+    history,
+    xBC,
+    steps,
+    frames,
+    rows,
+    lengths,
+    state_lengths,
+    *,
+    layer,
+    sizes: Sizes,
+):
+    """The grid walks over rows and parts: blocks of a record, of the ring's columns, the step sizes, and blocks of
+    the checkpoint's words."""
+    words = layer_words(sizes.history, sizes.conv_size, conv.dtype)
+    blocks = [cdiv(size, BLOCK) for size in (sizes.record_size, sizes.conv_size, words)]
+    written = (arena, conv, xB, dt)
+    return call(
+        functools.partial(_tail_kernel, layer=layer, sizes=sizes),
+        *(*written, projected, history, xBC, steps, frames, rows, lengths, state_lengths),
+        grid=(rows.shape[0], sum(blocks) + 1),
+        out_shape=tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in written),
+        name="store_tail",
+        num_warps=4,
+        aliases={i: i for i in range(4)},
+    )
+
+
+TAILS = {
+    "reference": store_tail_reference,
+    "xla": store_tail_reference,
+    "pallas": store_tail_pallas,
+}
