@@ -174,9 +174,8 @@ def fold_rows(
         exists = (checkpoint[row] > 0)[None]
         old = read_layer_state(arena, frames(read_slot[row]), exists, model)
         records = mamba2.Records(from_bits(ring(xB)), ring(dt))
-        new = mamba2.fold(
-            rates[layer], old, records, jnp.full(1, grain, jnp.int32), model.config.mamba2
-        )
+        own = (rates[layer], old, records, jnp.full(1, grain, jnp.int32))
+        new = mamba2.fold(*own, model.config.mamba2, "xla")
         return write_layer_state(arena, frames(write_slot[row]), new, model), xB, dt
 
     def fold_conv(i, carry):

@@ -63,7 +63,7 @@ def chunk(params: dict, state: State, rows: ChunkRows, *, model: Model) -> tuple
         history = blocks.read_layer_conv(state.arena, rows.read, exists, number, model)
         lengths = (rows.length, rows.state_len)
         out, new, columns, records = mamba2.scan(
-            weights, normed, old, from_bits(history), *lengths, spec
+            weights, normed, old, from_bits(history), *lengths, spec, "xla"
         )
         tails = _join(tails, _tail(columns, records, *lengths, spec, model), number, model)
         # After the tails, or XLA keeps what they are cut from until the end: 271 in place of 86 MB for 512 tokens

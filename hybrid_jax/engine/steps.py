@@ -116,7 +116,7 @@ def decode(
         position = position + alive.astype(jnp.int32)
         if model.kernels == "pallas":
             # Once all of this step has read the old ones, or XLA would launch a copy of each.
-            zero = blocks.zero_after(state, state.tokens)
+            zero = blocks.zero_after(state, new.tokens)
             position, checkpoint, slot = position + zero, checkpoint + zero, slot + zero
         return step + 1, state, position, checkpoint, slot, out, adjust
 

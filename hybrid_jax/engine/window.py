@@ -134,6 +134,7 @@ def _window_mixer(params, h, checkpoint, ring, rows: WindowRows, valid, spec, mo
         starts,
         jnp.maximum(rows.end - rows.base, 0),
         spec,
+        "xla",
     )
     # The columns move on by the tokens after which the next window's base stands.
     moved = columns[:, width : width + history]

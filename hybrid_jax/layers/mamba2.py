@@ -91,6 +91,7 @@ def scan(
     lengths: jax.Array,
     state_lengths: jax.Array,
     spec: Mamba2,
+    implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, Records]:
     """Runs a chunk of tokens from a checkpoint.
 
@@ -99,6 +100,7 @@ def scan(
         state: [B, M, P, R] float32; conv: [B, W - 1, E] raw convolution inputs before the chunk.
         lengths: int32[B] valid tokens. state_lengths: int32[B] tokens the returned state covers;
             `lengths - state_lengths` is at most one grain, which divides the scan's tile.
+        implementation: of `ssd_scan`.
 
     Returns:
         out [B, T, D]; the state after `state_lengths` tokens; raw columns [B, W - 1 + T, E] with
@@ -122,6 +124,7 @@ def scan(
         initial_state=state,
         lengths=lengths,
         state_lengths=state_lengths,
+        implementation=implementation,
     )
     return output(params, y, x, z, spec), state, columns, Records(xB, dt)
 
@@ -161,6 +164,7 @@ def window_frames(
     starts: jax.Array,
     num_valid: jax.Array,
     spec: Mamba2,
+    implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """`window` with the checkpoints in frames int32[B, n] of an arena; zero where not `exists` bool[B].
 
@@ -168,9 +172,8 @@ def window_frames(
         out [B, T, D], and the arena as it was.
     """
     records = _window_records(params, C, ring, spec)
-    y, arena = ssd_window_frames(
-        arena, frames, exists, *records, starts=starts, num_valid=num_valid
-    )
+    span = {"starts": starts, "num_valid": num_valid, "implementation": implementation}
+    y, arena = ssd_window_frames(arena, frames, exists, *records, **span)
     return output(params, y, x.reshape(y.shape), z, spec), arena
 
 
@@ -182,8 +185,13 @@ def _window_records(params: dict, C: jax.Array, ring: Records, spec: Mamba2) -> 
 
 
 def fold(
-    A: jax.Array, state: jax.Array, ring: Records, lengths: jax.Array, spec: Mamba2
+    A: jax.Array,
+    state: jax.Array,
+    ring: Records,
+    lengths: jax.Array,
+    spec: Mamba2,
+    implementation: str | None = None,
 ) -> jax.Array:
     """Checkpoint [B, M, P, R] and ring records to the next checkpoint; A is `decay_rates`."""
     x, B = split_records(ring.xB, spec)
-    return ssd_fold(state, x, ring.dt, A, B, lengths=lengths)
+    return ssd_fold(state, x, ring.dt, A, B, lengths=lengths, implementation=implementation)

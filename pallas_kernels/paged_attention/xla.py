@@ -33,7 +33,8 @@ def paged_attention_xla(
     def visit(index, carry):
         peak, total, mixed = carry  # [B, K, g T], [B, K, g T], [B, K, g T, H]
         ids = jax.lax.dynamic_slice(table, (0, index * pages_per_tile), (rows, pages_per_tile))
-        words = read_frames(arena, ids, offset=layout.offset, words=layout.page_words)
+        part = {"offset": layout.offset, "words": layout.page_words}
+        words = read_frames(arena, ids, **part, implementation="xla")
         words = words.reshape(rows, tile, 2, kv_heads, layout.head_words)
         kv = unpack_records(words, layout.dtype)
         if layout.quantized:

@@ -59,8 +59,8 @@ class Compiled:
         return Counter(launch.kind for launch in self.launches)
 
     def named(self, name: str) -> list[Launch]:
-        """Launches of one kernel; XLA numbers repeated names."""
-        return [x for x in self.launches if re.fullmatch(rf"{name}(_\d+)?", x.name)]
+        """Launches of one kernel, whose name XLA numbers where its code is not the same each time."""
+        return [x for x in self.launches if re.fullmatch(rf"{name}(__?\d+)?", x.name)]
 
 
 @functools.cache

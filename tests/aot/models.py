@@ -1,0 +1,73 @@
+"""Shapes of the 7B hybrid's weights and state, and its steps, without a single array."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.engine import pack, steps
+from hybrid_jax.engine.blocks import Model
+from hybrid_jax.geometry import make_geometry
+from hybrid_jax.models import FAMILIES, config_from_hf
+from hybrid_jax.state import state_specs
+
+CONFIG = Path(__file__).resolve().parents[2] / "configs/models/hybrid_7b/config.json"
+PERIOD = 14  # blocks of the pattern: 6 Mamba-2, 1 attention, 7 MLP
+
+
+def hybrid_7b(periods: int = 4) -> ModelConfig:
+    """The 7B hybrid, or its first periods."""
+    raw = json.loads(CONFIG.read_text())
+    raw["hybrid_override_pattern"] = raw["hybrid_override_pattern"][: PERIOD * periods]
+    raw["num_hidden_layers"] = PERIOD * periods
+    return config_from_hf(raw)
+
+
+def weights(config: ModelConfig, dtype: str = "bfloat16") -> dict:
+    """Shapes of all weights; A_log, D and dt_bias are float32."""
+
+    def spec(leaf):
+        return jax.ShapeDtypeStruct(leaf.shape, jnp.dtype("float32" if leaf.keep_dtype else dtype))
+
+    tree = FAMILIES[config.family].stored(config)
+    return jax.tree.map(spec, tree, is_leaf=lambda leaf: hasattr(leaf, "parts"))
+
+
+def decode_step(config: ModelConfig, *, rows: int, num_frames: int, tokens: int = 8192):
+    """The decode step of a dispatch of up to 8, and the shapes of its arguments; the second is donated."""
+    model, state = _model_and_state(config, rows, num_frames)
+    pages = {"frames_per_page": model.geometry.frames_per_page}
+    layout = pack.decode_layout(width=model.geometry.num_pages(tokens), **pages)
+    run = functools.partial(steps.decode, model=model, layout=layout, max_steps=8, num_logprobs=0)
+    batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
+    specs = (weights(config), state, batch, jax.ShapeDtypeStruct((), jnp.int32))
+    return lambda params, state, batch, count: run(params, state, None, batch, count), specs
+
+
+def prefill_step(
+    config: ModelConfig, *, rows: int, chunk: int, num_frames: int, tokens: int = 8192
+):
+    """The prefill step of `rows` chunks, and the shapes of its arguments; the second is donated."""
+    model, state = _model_and_state(config, 64, num_frames)
+    pages = {"frames_per_page": model.geometry.frames_per_page}
+    layout = pack.prefill_layout(tokens=chunk, width=model.geometry.num_pages(tokens), **pages)
+    run = functools.partial(steps.prefill, model=model, layout=layout, num_logprobs=0)
+    batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
+    return lambda params, state, batch: run(params, state, None, batch), (
+        weights(config),
+        state,
+        batch,
+    )
+
+
+def _model_and_state(config: ModelConfig, rows: int, num_frames: int):
+    engine = EngineConfig(dtype="bfloat16", max_rows=rows, kernels="pallas")
+    geometry = make_geometry(config, engine)
+    specs = state_specs(config, geometry, num_frames=num_frames, max_slots=512, max_rows=rows)
+    state = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)), specs)
+    return Model(config, geometry, "pallas"), state

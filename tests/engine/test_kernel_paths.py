@@ -1,0 +1,177 @@
+"""The engine's steps on Pallas kernels, interpreted here, against the same by XLA; and their names on a GPU."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hybrid_jax.config import EngineConfig
+from hybrid_jax.engine import pack, steps
+from hybrid_jax.engine.blocks import Model
+from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.exact import exact_step
+from hybrid_jax.engine.request import Request
+from hybrid_jax.geometry import make_geometry
+from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.state import state_specs
+from tests.kernels.lowered import kernels_in
+from tests.tiny_models import VOCAB, tiny_model
+
+SMALL = {
+    "max_rows": 2,
+    "grain": 16,
+    "page_tokens": 16,
+    "prefill_tokens": 16,
+    "steps_per_dispatch": 4,
+    "max_model_len": 128,
+    "memory": 96 << 10,
+}
+
+
+def engine_on(kernels: str, name: str, dtype: str = "float32", **settings) -> Engine:
+    config, params = tiny_model(name, dtype)
+    return Engine(config, params, EngineConfig(kernels=kernels, dtype=dtype, **SMALL | settings))
+
+
+def requests() -> list[Request]:
+    """Greedy and sampled ones, a prompt of several chunks, a shared prefix, and two completions of one prompt."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, VOCAB, n).tolist() for n in (5, 17, 50)]
+    prompts += [prompts[2][:48] + [1, 2, 3], prompts[1], prompts[1]]
+    ways = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=1.2, top_k=20),
+        SamplingParams(temperature=0.0, repetition_penalty=1.3),
+        SamplingParams(temperature=0.8, top_p=0.8, min_p=0.02),
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=1.0),
+    ]
+    return [
+        Request(
+            request_id=str(i),
+            prompt=prompt,
+            params=params,
+            seed=3,
+            max_tokens=20,
+            sample_index=int(i == 5),
+            group="pair" if i > 3 else None,
+        )
+        for i, (prompt, params) in enumerate(zip(prompts, ways, strict=True))
+    ]
+
+
+def outputs(engine: Engine) -> tuple[list[list[int]], int]:
+    """What every request got, and how many prompt tokens came from the cache."""
+    asked = requests()
+    for request in asked[:3]:
+        engine.add(request)
+    while engine.has_work:
+        engine.step()
+    for request in asked[3:]:
+        engine.add(request)
+    while engine.has_work:
+        engine.step()
+    return [r.output for r in asked], sum(r.num_cached_tokens for r in asked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bamba", "windowed"])
+def test_tokens_are_those_of_xla(name):
+    got, hits = outputs(engine_on("pallas", name))
+    want, same_hits = outputs(engine_on("xla", name))
+    assert got == want
+    assert hits == same_hits > 0
+    assert [len(tokens) for tokens in got] == [20] * 6
+
+
+@pytest.mark.slow
+def test_bfloat16_runs_and_a_stream_repeats():
+    first, hits = outputs(engine_on("pallas", "mamba2", "bfloat16"))
+    again, _ = outputs(engine_on("pallas", "mamba2", "bfloat16"))
+    assert first == again and hits > 0
+
+
+@pytest.mark.slow
+def test_exact_mode_gives_the_same_bits_cold_and_from_the_cache():
+    engine = engine_on("pallas", "bamba", exact=True, grain=8, max_rows=2, prefill_tokens=16)
+    prompt = np.random.default_rng(1).integers(0, VOCAB, 21).tolist()
+    runs = []
+    for i in range(2):
+        params = SamplingParams(temperature=0.0, logprobs=2)
+        runs.append(Request(request_id=str(i), prompt=prompt, params=params, seed=0, max_tokens=12))
+        engine.add(runs[-1])
+        while engine.has_work:
+            engine.step()
+    cold, hit = runs
+    assert cold.num_cached_tokens == 0 < hit.num_cached_tokens
+    assert cold.output == hit.output and cold.logprobs == hit.logprobs
+
+
+def step_and_specs(kind: str, kernels: str = "pallas", name: str = "bamba"):
+    """One of the engine's steps and the shapes of its arguments."""
+    config, params = tiny_model(name, "bfloat16")
+    engine = EngineConfig(dtype="bfloat16", **{**SMALL, "exact": kind == "exact"})
+    geometry = make_geometry(config, engine)
+    rows = engine.max_rows
+    specs = state_specs(
+        config,
+        geometry,
+        num_frames=64,
+        max_slots=8,
+        max_rows=rows,
+        window=engine.grain if kind == "exact" else 1,
+        aligned=kind == "exact",
+    )
+    state = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)), specs)
+    pages = {"width": 8, "frames_per_page": geometry.frames_per_page}
+    layouts = {
+        "decode": lambda: pack.decode_layout(**pages),
+        "prefill": lambda: pack.prefill_layout(tokens=32, **pages),
+        "exact": lambda: pack.exact_layout(tokens=engine.grain, **pages),
+    }
+    layout = layouts[kind]()
+    batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
+    static = {"model": Model(config, geometry, kernels), "layout": layout, "num_logprobs": 0}
+    if kind == "decode":
+        run = functools.partial(steps.decode, max_steps=4, **static)
+        count = jax.ShapeDtypeStruct((), jnp.int32)
+        return lambda p, s, b, n: run(p, s, None, b, n), (params, state, batch, count)
+    run = functools.partial(steps.prefill if kind == "prefill" else exact_step, **static)
+    return lambda p, s, b: run(p, s, None, b), (params, state, batch)
+
+
+WINDOW = {"causal_conv_window", "ssd_window", "gated_rmsnorm", "update_tokens", "paged_attention"}
+KERNELS = {
+    "decode": WINDOW | {"ssd_fold", "store_columns", "sample_tokens"},
+    "prefill": {
+        *("causal_conv", "ssd_scan", "store_tail", "gated_rmsnorm", "update_tokens"),
+        *("paged_attention", "copy_frames", "read_frames", "sample_tokens"),
+    },
+    "exact": WINDOW | {"ssd_fold", "store_columns", "copy_frames", "read_frames", "sample_tokens"},
+}
+
+
+@pytest.mark.parametrize("kind", sorted(KERNELS))
+def test_on_a_gpu_the_steps_call_every_kernel(kind):
+    """So that no kernel exists unused."""
+    step, specs = step_and_specs(kind)
+    assert set(kernels_in(step, *specs)) >= KERNELS[kind]
+    assert kernels_in(*_with_specs(step_and_specs(kind, "xla"))) == []
+
+
+def _with_specs(step_and_its_specs):
+    step, specs = step_and_its_specs
+    return step, *specs
+
+
+def test_auto_is_xla_on_a_cpu():
+    config, params = tiny_model("bamba")
+    engine = Engine(config, params, EngineConfig(**SMALL))
+    assert engine.runner.model.kernels == "xla"
+
+
+def test_unknown_kernels_are_refused():
+    with pytest.raises(ValueError, match="kernels must be one of .* got 'triton'"):
+        EngineConfig(kernels="triton")
