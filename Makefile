@@ -1,4 +1,5 @@
 # `make demo` and `make test` need Python 3.11 or newer and nothing else: each installs into .venv first.
+# Tests run as two jobs side by side, about as long as each other; `make -j1 checks` runs one after the other.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -6,20 +7,50 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := hybrid_jax pallas_kernels tests examples benchmarks
+AOT := $(VENV)/aot
+# A second Python, with a second version of jax, for the tests of the kernels; none if there is only one.
+OTHER ?= $(shell for p in python3.13 python3.12 python3.11 $(HOME)/.pyenv/versions/3.1[123]*/bin/python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info[:2] == ($(VERSION)) or sys.version_info < (3, 11))' \
+	2>/dev/null && echo $$p && break; done)
+VERSION = $(shell $(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=",")' 2>/dev/null)
+OTHER_VENV := .venv-other
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo test checks test-engine test-kernels test-aot test-other lint format clean
 
 help:
 	@echo "make demo    install into $(VENV) and let the bundled model continue some code"
 	@echo "make test    install into $(VENV) and run lint, tests and the documentation's examples"
 	@echo "make lint    ruff only;  make format  rewrites the sources with ruff"
+	@echo "make test-aot  compile kernels and steps for an H200, without a GPU"
 	@echo "make clean   remove $(VENV) and caches"
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.installed-test lint
-	$(BIN)/python -m pytest
+	+@$(MAKE) --no-print-directory --jobs=2 --output-sync=target checks
+
+checks: test-engine test-kernels
+
+test-engine: $(VENV)/.installed-test
+	$(BIN)/python -m pytest --ignore=tests/kernels --ignore=tests/aot
+
+test-kernels: $(VENV)/.installed-test
+	$(BIN)/python -m pytest tests/kernels
+	+@$(MAKE) --no-print-directory test-aot test-other
+
+# In a process of its own: the plugin, once found, would greet every program on a machine without a GPU.
+test-aot: $(VENV)/.installed-aot
+	JAX_PLATFORMS=cpu PYTHONPATH=$(AOT) $(BIN)/python -m pytest tests/aot
+
+test-other:
+ifeq ($(OTHER),)
+	@echo "make: no second Python found; the kernels are tested on one"
+else
+	@test -d $(OTHER_VENV) || $(OTHER) -m venv $(OTHER_VENV)
+	$(OTHER_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[test]'
+	$(OTHER_VENV)/bin/python -m pytest tests/kernels
+endif
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check $(wildcard $(SOURCES))
@@ -42,5 +73,12 @@ $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 	$(PIP) install --editable '.[test]'
 	@touch $@ $(VENV)/.installed
 
+# Only what compiles: jax's plugin and its runtime, of the version of jax that is there.
+$(VENV)/.installed-aot: $(VENV)/.installed-test
+	version=$$($(BIN)/python -c 'import jax; print(jax.__version__)') && \
+	$(PIP) install --no-deps --upgrade --target $(AOT) jax-cuda12-plugin==$$version jax-cuda12-pjrt==$$version \
+	|| echo "make: jax's CUDA plugin cannot be installed here; tests/aot will say so and skip"
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(OTHER_VENV) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

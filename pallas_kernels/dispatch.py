@@ -10,6 +10,7 @@ import jax
 
 Implementation = Literal["reference", "xla", "pallas"]
 HIGHEST = jax.lax.Precision.HIGHEST
+MOST_IN_A_TREE = 31  # bits of an int32 that are not its sign
 
 
 def run(
@@ -55,3 +56,15 @@ def check_rank(where: str, name: str, array: jax.Array, rank: int) -> None:
 def check_shape(where: str, name: str, array: jax.Array, shape: tuple[int, ...]) -> None:
     if array.shape != shape:
         raise ValueError(f"{where}: {name} must have shape {shape}, got {array.shape}")
+
+
+def check_ancestors(where: str, ancestors: jax.Array | None, rows: int, tokens: int) -> None:
+    """Checks the mask of a tree of new tokens, int32[rows, tokens], or None for a chain."""
+    if ancestors is None:
+        return
+    check_shape(where, "ancestors", ancestors, (rows, tokens))
+    if tokens > MOST_IN_A_TREE:
+        raise ValueError(
+            f"{where}: a tree must have at most {MOST_IN_A_TREE} new tokens, got {tokens}; "
+            "split it, or pass a chain"
+        )

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from pallas_kernels.dispatch import check_rank
 from pallas_kernels.triton import NOWHERE
 
-MAX_STATE = (
-    32 * 1024
-)  # elements of a head's state a kernel takes: 128 float32 registers in each of 256 threads
+# Elements of a head's state that a kernel takes: 128 float32 registers in each of 256 threads.
+MAX_STATE = 32 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +29,22 @@ class Records:
 
     @property
     def inner_size(self) -> int:
+        """M P."""
         return self.num_heads * self.head_dim
 
     @property
-    def size(self) -> int:
-        return self.inner_size + self.num_groups * self.state_size
+    def shared_size(self) -> int:
+        """G R."""
+        return self.num_groups * self.state_size
+
+    @property
+    def record_size(self) -> int:
+        return self.inner_size + self.shared_size
+
+    @property
+    def conv_size(self) -> int:
+        """E: x, B and C, which are convolved."""
+        return self.record_size + self.shared_size
 
     @property
     def head_words(self) -> int:
@@ -45,10 +55,10 @@ class Records:
         """Whole heads in a frame of uint32[U, W]."""
         return min(arena.shape[1] // self.head_words, self.num_heads)
 
-    @classmethod
-    def of(cls, x: jax.Array, B: jax.Array) -> Records:
+    @staticmethod
+    def of(x: jax.Array, B: jax.Array) -> Records:
         """Sizes of x [..., M, P] and B [..., G, R]."""
-        return cls(
+        return Records(
             num_heads=x.shape[-2],
             head_dim=x.shape[-1],
             num_groups=B.shape[-2],
@@ -56,11 +66,26 @@ class Records:
         )
 
 
+def floats(array: jax.Array) -> jax.Array:
+    """Floats as they are; unsigned integers are the bits of bfloat16 or float32."""
+    if not jnp.issubdtype(array.dtype, jnp.unsignedinteger):
+        return array
+    return jax.lax.bitcast_convert_type(
+        array, {2: jnp.bfloat16, 4: jnp.float32}[array.dtype.itemsize]
+    )
+
+
+def stored(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """x as a ring of this dtype keeps it; the inverse of `floats`."""
+    if not jnp.issubdtype(dtype, jnp.unsignedinteger):
+        return x.astype(dtype)
+    x = x.astype({2: jnp.bfloat16, 4: jnp.float32}[jnp.dtype(dtype).itemsize])
+    return jax.lax.bitcast_convert_type(x, dtype)
+
+
 def split_records(xB: jax.Array, records: Records) -> tuple[jax.Array, jax.Array]:
     """Ring records or their bits [..., M P + G R] to x [..., M, P] and B [..., G, R]."""
-    if xB.dtype in (jnp.uint16, jnp.uint32):
-        float_of = {2: jnp.bfloat16, 4: jnp.float32}[xB.dtype.itemsize]
-        xB = jax.lax.bitcast_convert_type(xB, float_of)
+    xB = floats(xB)
     x, B = jnp.split(xB, [records.inner_size], axis=-1)
     lead = xB.shape[:-1]
     return (

@@ -19,6 +19,7 @@ from jax.experimental.pallas import triton as pltriton
 from pallas_kernels.decay import LOWEST, STEPS_PER_UNIT
 from pallas_kernels.dispatch import HIGHEST
 
+NUM_SMS = 132  # of an H100 or H200, for rules that fill the chip
 # Index past the end of any frame, for what a masked store must not write: interpret mode writes the old value there,
 # which would undo a live write to the same place.
 NOWHERE = 1 << 30

@@ -17,7 +17,6 @@ from hybrid_jax.layers.linear import linear
 from hybrid_jax.state import State
 from pallas_kernels.causal_conv import Sizes, causal_conv, causal_conv_window
 from pallas_kernels.gated_rmsnorm import gated_rmsnorm
-from pallas_kernels.records import Records
 from pallas_kernels.ring_io import store_columns, store_tail
 from pallas_kernels.ssd_scan import ssd_scan_frames
 from pallas_kernels.ssd_window import fold_frames, ssd_window_rings
@@ -25,16 +24,8 @@ from pallas_kernels.ssd_window import fold_frames, ssd_window_rings
 PALLAS = {"implementation": "pallas"}
 
 
-def records_of(spec: Mamba2) -> Records:
-    return Records(
-        num_heads=spec.num_heads,
-        head_dim=spec.head_dim,
-        num_groups=spec.num_groups,
-        state_size=spec.state_size,
-    )
-
-
 def sizes_of(spec: Mamba2) -> Sizes:
+    """How the mixer's projections, records and states lie in memory."""
     return Sizes(
         num_heads=spec.num_heads,
         head_dim=spec.head_dim,
@@ -82,7 +73,7 @@ def mix_window(
         *(state.arena, frames, exists, xB, dt, rates, C),
         layer=layer,
         first_frame=layer * model.geometry.frames_per_layer,
-        records=records_of(spec),
+        records=sizes_of(spec),
         D=params["D"],
         scores=scores,
         dtype=h.dtype,
@@ -123,7 +114,7 @@ def mix_chunk(
     )
     y, arena = ssd_scan_frames(
         *(state.arena, read, write, exists.astype(jnp.int32), xBC, dt, mamba2.decay_rates(params)),
-        records=records_of(spec),
+        records=sizes_of(spec),
         first_frame=layer * geometry.frames_per_layer,
         lengths=length,
         state_lengths=state_len,
@@ -166,7 +157,7 @@ def fold_rows(
     arena = fold_frames(
         *(state.arena, read, write, (checkpoint > 0).astype(jnp.int32), folds),
         *(state.xB, state.dt, rates),
-        records=records_of(spec),
+        records=sizes_of(spec),
         per_layer=geometry.frames_per_layer,
         **PALLAS,
     )

@@ -6,7 +6,7 @@ import jax
 
 from pallas_kernels.causal_conv import kernel, reference, xla
 from pallas_kernels.causal_conv.sizes import Sizes
-from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
+from pallas_kernels.dispatch import Implementation, check_ancestors, check_rank, check_shape, run
 
 CHUNKS = {
     "reference": reference.causal_conv_reference,
@@ -18,7 +18,6 @@ WINDOWS = {
     "xla": xla.causal_conv_window_xla,
     "pallas": kernel.causal_conv_window_pallas,
 }
-MOST_IN_A_TREE = 31  # bits of an int32 that are not its sign
 
 
 def causal_conv(
@@ -140,12 +139,7 @@ def causal_conv_window(
         )
     for name, array in (("starts", starts), ("first", first), ("num_valid", num_valid)):
         check_shape(where, name, array, (rows,))
-    if ancestors is not None:
-        check_shape(where, "ancestors", ancestors, (rows, tokens))
-        if tokens > MOST_IN_A_TREE:
-            raise ValueError(
-                f"{where}: a tree must have at most {MOST_IN_A_TREE} tokens, got {tokens}"
-            )
+    check_ancestors(where, ancestors, rows, tokens)
     arrays = (projected, weight, bias, dt_bias, conv, xB, dt, starts, first, num_valid, ancestors)
     reason = kernel.why_unsupported(sizes, tokens)
     static = {"layer": layer, "sizes": sizes}

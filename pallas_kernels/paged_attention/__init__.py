@@ -2,4 +2,3 @@
 
 from pallas_kernels.paged_attention.api import paged_attention as paged_attention
 from pallas_kernels.paged_attention.layout import PageLayout as PageLayout
-from pallas_kernels.paged_attention.layout import check_table as check_table

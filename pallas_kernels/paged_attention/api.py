@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
+from pallas_kernels.dispatch import Implementation, check_ancestors, check_rank, check_shape, run
 from pallas_kernels.paged_attention.kernel import paged_attention_pallas, why_unsupported
 from pallas_kernels.paged_attention.layout import PageLayout as PageLayout
 from pallas_kernels.paged_attention.reference import paged_attention_reference
@@ -16,7 +16,6 @@ IMPLEMENTATIONS = {
     "xla": paged_attention_xla,
     "pallas": paged_attention_pallas,
 }
-MOST_IN_A_TREE = 31  # bits of an int32 that are not its sign
 
 
 def paged_attention(
@@ -42,7 +41,7 @@ def paged_attention(
     Args:
         q: [B, T, N, H]; query t of row b stands at position base[b] + t. "pallas" rounds it to bfloat16
             unless the pages are float32.
-        arena: uint32[U, W]. table: int32[B, pages] frame of each page, trusted (`check_table`); unused
+        arena: uint32[U, W]. table: int32[B, pages] frame of each page, trusted (`frame_io.check_ids`); unused
             entries are 0.
         base: int32[B]. end: int32[B] positions below it exist; 0 makes the row inert. What lies in
             frames at or past it is never read into a result, NaN included.
@@ -95,13 +94,7 @@ def paged_attention(
         check_rank(where, "scales", scales, 2)
         check_shape(where, "scales", scales, (arena.shape[0], scales.shape[1]))
         _check_part(where, "layout's scales", scales, layout.scale_offset, layout.page_scales)
-    if ancestors is not None:
-        check_shape(where, "ancestors", ancestors, (rows, tokens))
-        if tokens > MOST_IN_A_TREE:
-            raise ValueError(
-                f"{where}: a tree must have at most {MOST_IN_A_TREE} new tokens, got {tokens}; "
-                "split it, or pass a chain"
-            )
+    check_ancestors(where, ancestors, rows, tokens)
     arrays = (q, arena, table, base, end, scales, ancestors)
     static = {"layout": layout, "scale": scale, "window": window, "soft_cap": soft_cap}
     static |= {"dtype": jnp.dtype(dtype)}

@@ -21,9 +21,8 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.paged_attention.layout import PageLayout
 from pallas_kernels.paged_attention.reference import depths
-from pallas_kernels.triton import call, cdiv, dot, line, load, power_of_two, store
+from pallas_kernels.triton import NUM_SMS, call, cdiv, dot, line, load, power_of_two, store
 
-NUM_SMS = 132  # of an H100 or H200
 MAX_HEAD_DIM = 256
 SMALLEST = 16  # sides of a product on tensor cores
 JOINED = 16  # splits that the second kernel holds at once

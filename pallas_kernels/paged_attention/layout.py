@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 PER_WORD = {"float32": 1, "bfloat16": 2, "float8_e4m3fn": 4}
 
 
@@ -66,18 +64,3 @@ class PageLayout:
     @property
     def page_scales(self) -> int:
         return self.page_tokens * 2 * self.num_kv_heads
-
-
-def check_table(table: np.ndarray, num_frames: int) -> None:
-    """Checks a page table on the host, before it goes to a device, where bad ids are clipped or read as they are.
-
-    Raises:
-        ValueError: an id is not a frame's; names the first one and its place.
-    """
-    bad = np.argwhere((table < 0) | (table >= num_frames))
-    if len(bad):
-        place = tuple(map(int, bad[0]))
-        raise ValueError(
-            f"check_table: table ids must lie in [0, {num_frames}), got {table[place]} at {place}; "
-            "pass the frames of this arena, and 0 for unused entries"
-        )

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.causal_conv.sizes import Sizes, stored
+from pallas_kernels.causal_conv.sizes import Sizes
 from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
+from pallas_kernels.records import stored
 from pallas_kernels.ring_io.columns import layer_words, pack_columns
 from pallas_kernels.triton import call, cdiv, line, load, narrow, store
 

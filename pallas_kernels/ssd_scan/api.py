@@ -130,7 +130,7 @@ def ssd_scan_frames(
         where,
         "xBC",
         xBC,
-        (rows, tokens, records.size + records.num_groups * records.state_size),
+        (rows, tokens, records.conv_size),
     )
     check_shape(where, "dt", dt, (rows, tokens, heads))
     check_shape(where, "A", A, (heads,))

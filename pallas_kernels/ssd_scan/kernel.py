@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.records import MAX_STATE, Records, state_words
 from pallas_kernels.ssd_scan.xla import ssd_scan_xla
 from pallas_kernels.triton import (
+    NUM_SMS,
     call,
     cdiv,
     coarse_and_fine,
@@ -29,8 +30,6 @@ from pallas_kernels.triton import (
     store,
     widen,
 )
-
-NUM_SMS = 132  # of an H100 or H200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -387,7 +386,7 @@ def ssd_scan_frames_pallas(
     arena, read, write, exists, xBC, dt, A, D, lengths, state_lengths, *, records, first_frame
 ):
     """See `api.ssd_scan_frames`."""
-    inner, size = records.inner_size, records.num_groups * records.state_size
+    inner, size = records.inner_size, records.shared_size
     columns = Columns(x=0, B=inner, C=inner + size)
     arrays = (arena, read, write, exists, xBC, dt, A, xBC, xBC, D, lengths, state_lengths)
     return scan_frames(*arrays, columns=columns, records=records, first_frame=first_frame)

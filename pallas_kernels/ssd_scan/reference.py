@@ -52,7 +52,7 @@ def ssd_scan_frames_reference(
     scan=ssd_scan_reference,
 ):
     """Reads all states, scans, and writes all states."""
-    inner, size = records.inner_size, records.num_groups * records.state_size
+    inner, size = records.inner_size, records.shared_size
     x, B, C = jnp.split(xBC, [inner, inner + size], axis=-1)
     lead = xBC.shape[:2]
     x = x.reshape(*lead, records.num_heads, records.head_dim)

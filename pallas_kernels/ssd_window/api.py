@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
+from pallas_kernels.dispatch import Implementation, check_ancestors, check_rank, check_shape, run
 from pallas_kernels.records import Records, check_frames
 from pallas_kernels.ssd_window import kernel, reference, xla
 
@@ -34,7 +34,6 @@ FRAME_FOLDS = {
     "xla": xla.fold_frames_xla,
     "pallas": kernel.fold_frames_pallas,
 }
-MOST_IN_A_TREE = 31  # bits of an int32 that are not its sign
 
 
 def ssd_window(
@@ -167,8 +166,8 @@ def ssd_window_rings(
     check_rank(where, "xB", xB, 4)
     rows, tokens, _ = C.shape
     heads = records.num_heads
-    check_shape(where, "C", C, (rows, tokens, records.num_groups * records.state_size))
-    check_shape(where, "xB", xB, (*xB.shape[:3], records.size))
+    check_shape(where, "C", C, (rows, tokens, records.shared_size))
+    check_shape(where, "xB", xB, (*xB.shape[:3], records.record_size))
     check_shape(where, "dt", dt, (*xB.shape[:3], heads))
     check_shape(where, "A", A, (xB.shape[0], heads))
     if not 0 <= layer < xB.shape[0] or rows > xB.shape[1]:
@@ -209,13 +208,7 @@ def _checked(where: str, x, dt, A, B, C, starts, num_valid, ancestors) -> jax.Ar
 def _check_rows(where: str, rows: int, tokens: int, starts, num_valid, ancestors) -> None:
     check_shape(where, "starts", starts, (rows,))
     check_shape(where, "num_valid", num_valid, (rows,))
-    if ancestors is None:
-        return
-    check_shape(where, "ancestors", ancestors, (rows, tokens))
-    if tokens > MOST_IN_A_TREE:
-        raise ValueError(
-            f"{where}: a tree must have at most {MOST_IN_A_TREE} new tokens, got {tokens}"
-        )
+    check_ancestors(where, ancestors, rows, tokens)
 
 
 def fold(
@@ -291,7 +284,7 @@ def fold_frames(
     where = "fold_frames"
     check_rank(where, "xB", xB, 4)
     rows, layers = lengths.shape[0], xB.shape[0]
-    check_shape(where, "xB", xB, (*xB.shape[:3], records.size))
+    check_shape(where, "xB", xB, (*xB.shape[:3], records.record_size))
     check_shape(where, "dt", dt, (*xB.shape[:3], records.num_heads))
     check_shape(where, "A", A, (layers, records.num_heads))
     check_shape(where, "exists", exists, (rows,))

@@ -12,10 +12,17 @@ import importlib.util
 import jax
 import pytest
 
-jax.config.update("jax_enable_compilation_cache", False)  # a stored program comes without a report
-
 PLUGIN = "jax_plugins.xla_cuda12"
-INSTALL = 'compiling for CUDA needs jax\'s plugin: pip install "jax[cuda12-local]"'
+INSTALL = 'needs jax\'s CUDA plugin: make test-aot, or pip install "jax[cuda12-local]"'
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_stored_programs():
+    """A stored program comes without a report."""
+    old = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    yield
+    jax.config.update("jax_enable_compilation_cache", old)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -58,7 +58,7 @@ def test_window_over_rings(records, tokens):
         arena_of(records),
         spec(ROWS, LAYERS * PER_LAYER, dtype="int32"),
         spec(ROWS, dtype="int32"),
-        spec(LAYERS, ROWS + 1, slots, records.size, dtype="uint16"),
+        spec(LAYERS, ROWS + 1, slots, records.record_size, dtype="uint16"),
         spec(LAYERS, ROWS + 1, slots, records.num_heads),
         spec(LAYERS, records.num_heads),
         spec(ROWS, tokens, records.num_groups * records.state_size, dtype="bfloat16"),
@@ -84,7 +84,7 @@ def test_fold_in_place():
         *(fold, arena, frames, frames),
         spec(ROWS, dtype="int32"),
         spec(ROWS, dtype="int32"),
-        spec(LAYERS, ROWS + 1, 32, records.size, dtype="uint16"),
+        spec(LAYERS, ROWS + 1, 32, records.record_size, dtype="uint16"),
         spec(LAYERS, ROWS + 1, 32, records.num_heads),
         spec(LAYERS, records.num_heads),
         donate=(0,),
@@ -104,7 +104,7 @@ def test_fold_in_place():
     ids=["G8", "G1", "segments"],
 )
 def test_scan_in_place(records, rows, kernels, dtype):
-    tokens, width = 4096, records.size + records.num_groups * records.state_size
+    tokens, width = 4096, records.conv_size
 
     def scan(arena, read, write, exists, xBC, dt, A, D, lengths, state_lengths):
         return ssd_scan_frames(

@@ -15,7 +15,7 @@ from pallas_kernels.causal_conv import Sizes
 from pallas_kernels.causal_conv.api import CHUNKS
 from pallas_kernels.causal_conv.cases import NEMOTRON_H_8B, SMALL, SMALL_CASES, Case, make_inputs
 from pallas_kernels.causal_conv.kernel import Config, causal_conv_pallas
-from pallas_kernels.causal_conv.sizes import stored
+from pallas_kernels.records import stored
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_window import assert_same_bits, relative_error
 

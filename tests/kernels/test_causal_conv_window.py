@@ -19,7 +19,7 @@ from pallas_kernels.causal_conv.cases import (
     make_window_inputs,
 )
 from pallas_kernels.causal_conv.kernel import Config, causal_conv_window_pallas
-from pallas_kernels.causal_conv.sizes import floats, stored
+from pallas_kernels.records import floats, stored
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_window import assert_same_bits, relative_error
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.frame_io import quantize_records, unpack_records
-from pallas_kernels.paged_attention import PageLayout, check_table, paged_attention
+from pallas_kernels.paged_attention import PageLayout, paged_attention
 from pallas_kernels.paged_attention.cases import SMALL_CASES, TREE, Case, make_inputs
 from pallas_kernels.paged_attention.kernel import (
     Config,
@@ -320,15 +320,6 @@ def test_a_wrong_layout_is_named(change, message):
     sizes = {"offset": 0, "page_tokens": 16, "num_kv_heads": 1, "head_dim": 8, "dtype": "float32"}
     with pytest.raises(ValueError, match=message):
         PageLayout(**sizes | change)
-
-
-def test_the_first_wrong_frame_of_a_table_is_named():
-    table = np.asarray([[1, 2, 0], [3, 7, -1]], np.int32)
-    check_table(table[:1], 3)
-    with pytest.raises(ValueError, match=r"must lie in \[0, 7\), got 7 at \(1, 1\)"):
-        check_table(table, 7)
-    with pytest.raises(ValueError, match=r"got -1 at \(1, 2\)"):
-        check_table(table, 8)
 
 
 def test_cases_cover_what_the_kernels_tell_apart():
