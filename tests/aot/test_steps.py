@@ -15,8 +15,8 @@ MAMBA2, ATTENTION, MLP = 12, 2, 14
 FRAME_BYTES = 4 * 65536
 # Launches of a block of each kind, and of all that is not in a block. XLA may split a GEMM in two, where a GPU at hand
 # would have it tuned; those second launches are in the budget.
-DECODE_BUDGET = {"mamba2": 8, "attention": 9, "mlp": 6, "rest": 40}
-PREFILL_BUDGET = {"mamba2": 11, "attention": 9, "mlp": 6, "rest": 50}
+DECODE_BUDGET = {"mamba2": 8, "attention": 9, "mlp": 5, "rest": 40}
+PREFILL_BUDGET = {"mamba2": 11, "attention": 9, "mlp": 5, "rest": 20}
 
 
 def budget(of: dict[str, int]) -> int:
