@@ -68,7 +68,7 @@ class EngineConfig:
         exact: bit-identical logits whatever the batch, chunking or cache (slower).
         seed: base of the sampling noise of requests that bring no seed.
         kernels: "pallas" makes the steps of Pallas kernels (on a CPU interpreted, for tests), "xla" of what
-            XLA compiles; "auto" is "pallas" on an NVIDIA GPU.
+            XLA compiles; "auto" is "pallas" on NVIDIA GPUs from Ampere on.
 
     Example:
         >>> EngineConfig(max_rows=4, max_model_len=1024).steps_per_dispatch

@@ -64,11 +64,14 @@ class Variant:
 PLAIN = Variant()
 
 
-def _kernels(wanted: str) -> str:
-    """What "auto" means on this machine."""
+def choose_kernels(wanted: str, device: jax.Device) -> str:
+    """What `EngineConfig.kernels` means on a device: "auto" is "pallas" from NVIDIA's Ampere (8.0) on."""
     if wanted != "auto":
         return wanted
-    return "pallas" if jax.devices()[0].platform == "gpu" else "xla"
+    capability = str(getattr(device, "compute_capability", ""))  # "9.0"; "gfx942" on other makes
+    generation = capability.partition(".")[0]
+    new_enough = device.platform == "gpu" and generation.isdigit() and int(generation) >= 8
+    return "pallas" if new_enough else "xla"
 
 
 class Runner:
@@ -91,7 +94,7 @@ class Runner:
         max_slots: int,
         max_model_len: int,
     ) -> None:
-        self.model = Model(config, geometry, _kernels(engine.kernels))
+        self.model = Model(config, geometry, choose_kernels(engine.kernels, jax.devices()[0]))
         self.engine = engine
         self.params = params
         self.max_pages = geometry.num_pages(max_model_len)

@@ -1,6 +1,7 @@
 """The engine's steps on Pallas kernels, interpreted here, against the same by XLA; and their names on a GPU."""
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from hybrid_jax.engine.blocks import Model
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.exact import exact_step
 from hybrid_jax.engine.request import Request
+from hybrid_jax.engine.runner import choose_kernels
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.sampling_params import SamplingParams
 from hybrid_jax.state import state_specs
@@ -164,6 +166,24 @@ def test_on_a_gpu_the_steps_call_every_kernel(kind):
 def _with_specs(step_and_its_specs):
     step, specs = step_and_its_specs
     return step, *specs
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "kernels"),
+    [
+        ("gpu", "9.0", "pallas"),
+        ("gpu", "12.0", "pallas"),
+        ("gpu", "7.5", "xla"),
+        ("gpu", "gfx942", "xla"),
+        ("tpu", None, "xla"),
+    ],
+)
+def test_auto_is_what_the_device_can_run(platform, capability, kernels):
+    device = SimpleNamespace(platform=platform)
+    if capability:
+        device.compute_capability = capability
+    assert choose_kernels("auto", device) == kernels
+    assert choose_kernels("xla", device) == "xla"
 
 
 def test_auto_is_xla_on_a_cpu():
