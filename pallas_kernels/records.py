@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dispatch import check_rank
-from pallas_kernels.triton import NOWHERE
+from pallas_kernels.triton import NOWHERE, power_of_two
 
 # Elements of a head's state that a kernel takes: 128 float32 registers in each of 256 threads.
 MAX_STATE = 32 * 1024
@@ -26,6 +26,14 @@ class Records:
     head_dim: int
     num_groups: int
     state_size: int
+
+    def __post_init__(self) -> None:
+        sizes = (self.num_heads, self.head_dim, self.num_groups, self.state_size)
+        if min(sizes) < 1 or self.num_heads % self.num_groups:
+            raise ValueError(
+                f"{type(self).__name__}: num_heads must be a multiple of num_groups, and all sizes positive, "
+                f"got {self.num_heads} and {self.num_groups} of {self.head_dim} and {self.state_size}"
+            )
 
     @property
     def inner_size(self) -> int:
@@ -50,6 +58,20 @@ class Records:
     def head_words(self) -> int:
         """Words of one head's float32 state."""
         return self.head_dim * self.state_size
+
+    def why_unsupported(self) -> str | None:
+        """Why no kernel holds a state of this size in registers, or None."""
+        if self.state_elements <= MAX_STATE:
+            return None
+        return (
+            f"a head's state must have at most {MAX_STATE} elements for 'pallas', got "
+            f"{self.head_dim} x {self.state_size}; use 'xla'"
+        )
+
+    @property
+    def state_elements(self) -> int:
+        """Elements of a head's state as a kernel holds it, both sides padded to powers of two."""
+        return power_of_two(self.head_dim) * power_of_two(self.state_size)
 
     def per_frame(self, arena: jax.Array) -> int:
         """Whole heads in a frame of uint32[U, W]."""
@@ -137,6 +159,8 @@ def check_frames(
     """Checks that a table's lines hold all heads of a layer."""
     check_rank(where, name, frames, 2)
     check_rank(where, "arena", arena, 2)
+    if arena.dtype != jnp.uint32:
+        raise ValueError(f"{where}: arena must be uint32, got {arena.dtype}; pass the bits")
     held = arena.shape[1] // records.head_words * frames.shape[1]
     if held < records.num_heads or frames.shape[0] != rows:
         raise ValueError(

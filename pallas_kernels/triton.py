@@ -8,7 +8,6 @@ a pointer. Interpret mode, which the CPU runs, slices it in every program: keep 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 
 import jax
@@ -35,7 +34,7 @@ def call(
     num_stages: int = 2,
     aliases: dict[int, int] | None = None,
     synchronizes: bool = False,
-) -> jax.Array:
+) -> jax.Array | tuple[jax.Array, ...]:
     """Runs a kernel on whole arrays: compiled for CUDA, interpreted on a CPU.
 
     Args:
@@ -119,5 +118,6 @@ def coarse_and_fine(exponents: jax.Array) -> tuple[jax.Array, jax.Array]:
     return coarse, exponents - coarse
 
 
-def cdiv(a, b: int):
-    return (a + b - 1) // b if not isinstance(a, int) else math.ceil(a / b)
+def cdiv(a: jax.Array | int, b: int) -> jax.Array | int:
+    """a / b, rounded up; a is not negative."""
+    return (a + b - 1) // b

@@ -93,7 +93,7 @@ def write_layer_state(
     state = jnp.pad(state, ((0, 0), (0, heads - spec.num_heads), (0, 0), (0, 0)))
     words = jax.lax.bitcast_convert_type(state, jnp.uint32)
     words = words.reshape(*frames.shape, geometry.heads_per_frame * head_words(spec))
-    return write_frames(arena, frames, words, implementation=model.kernels)
+    return write_frames(arena, frames, words, implementation="xla")
 
 
 def read_layer_conv(
@@ -133,7 +133,7 @@ def write_conv(arena: jax.Array, frames: jax.Array, bits: jax.Array, model: Mode
     flat = jnp.pad(flat, ((0, 0), (0, total - flat.shape[1])))
     words = flat.reshape(rows, geometry.conv_frames, geometry.frame_words)
     own = frames[:, -geometry.conv_frames :]
-    return write_frames(arena, own, words, implementation=model.kernels)
+    return write_frames(arena, own, words, implementation="xla")
 
 
 def fold_rows(
@@ -206,6 +206,17 @@ def all_rates(params: dict, model: Model) -> jax.Array:
 # --- attention ------------------------------------------------------------------------------------
 
 
+def page_layout(spec: Attention, geometry: Geometry, place: int = 0) -> PageLayout:
+    """Where the layer at a place of a page has its keys and values."""
+    return PageLayout(
+        offset=place * geometry.page_tokens * geometry.token_words,
+        page_tokens=geometry.page_tokens,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=geometry.dtype,
+    )
+
+
 def attend_pages(
     params: dict,
     h: jax.Array,
@@ -230,13 +241,7 @@ def attend_pages(
     """
     geometry = model.geometry
     group, place = divmod(index, geometry.layers_per_page)
-    layout = PageLayout(
-        offset=place * geometry.page_tokens * geometry.token_words,
-        page_tokens=geometry.page_tokens,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        dtype=geometry.dtype,
-    )
+    layout = page_layout(spec, geometry, place)
     positions = base[:, None] + jnp.arange(h.shape[1])
     q, k, v = attention.project(params, h, positions, spec)
     records = pack_records(jnp.stack([k, v], axis=2).astype(model.activation_dtype))
@@ -263,9 +268,10 @@ def attend_pages(
         scale=spec.softmax_scale,
         window=spec.window,
         soft_cap=spec.soft_cap,
+        dtype=h.dtype,
         implementation=model.kernels,
     )
-    return attention.output(params, y.astype(h.dtype)), arena
+    return attention.output(params, y), arena
 
 
 def copy_pages(arena: jax.Array, sources: jax.Array, targets: jax.Array, model: Model) -> jax.Array:

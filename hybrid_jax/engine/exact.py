@@ -44,8 +44,8 @@ def exact_step(
     feeds, base = get("feeds") > 0, get("base")
     alive = (get("end") > get("begin")) & (~feeds | (state.tokens[:num_rows] >= 0))
     checkpoint, slot = get("checkpoint"), get("read_slot")
+    rates = blocks.all_rates(params, model) if geometry.has_state else None
     if geometry.has_state:
-        rates = blocks.all_rates(params, model)
         full = alive & (get("fold_before") >= 0)
         state = FOLDS[model.kernels](
             state, full, checkpoint, slot, get("fold_before"), rates, model
@@ -58,7 +58,7 @@ def exact_step(
     fed = feeds[:, None] & (positions == begin[:, None])
     tokens = jnp.where(fed, state.tokens[:num_rows, None], get("tokens"))
     rows = WindowRows(tokens, base, begin, end, checkpoint, slot, table)
-    h, state = window(params, state, rows, model=model)
+    h, state = window(params, state, rows, rates=rates, model=model)
     if geometry.has_state:
         after = alive & (get("fold_after") >= 0)
         state = FOLDS[model.kernels](

@@ -9,17 +9,23 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import Mamba2
+from hybrid_jax.config import Mamba2, ModelConfig
 from hybrid_jax.engine import blocks
 from hybrid_jax.engine.blocks import Model
+from hybrid_jax.geometry import Geometry
 from hybrid_jax.layers import mamba2
 from hybrid_jax.layers.linear import linear
 from hybrid_jax.state import State
 from pallas_kernels.causal_conv import Sizes, causal_conv, causal_conv_window
+from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
 from pallas_kernels.gated_rmsnorm import gated_rmsnorm
+from pallas_kernels.gated_rmsnorm.kernel import why_unsupported as norm_unsupported
+from pallas_kernels.paged_attention.kernel import why_unsupported as attention_unsupported
 from pallas_kernels.ring_io import store_columns, store_tail
 from pallas_kernels.ssd_scan import ssd_scan_frames
+from pallas_kernels.ssd_scan.kernel import why_unsupported as scan_unsupported
 from pallas_kernels.ssd_window import fold_frames, ssd_window_rings
+from pallas_kernels.ssd_window.kernel import why_unsupported as window_unsupported
 
 PALLAS = {"implementation": "pallas"}
 
@@ -34,6 +40,23 @@ def sizes_of(spec: Mamba2) -> Sizes:
         conv_width=spec.conv_width,
         dt_limits=spec.dt_limits,
     )
+
+
+def why_unsupported(config: ModelConfig, geometry: Geometry, *, exact: bool) -> str | None:
+    """Why the kernels cannot run a model's steps, or None."""
+    reasons = []
+    if config.attention is not None:
+        layout = blocks.page_layout(config.attention, geometry)
+        reasons.append(attention_unsupported(layout))
+    if config.mamba2 is not None:
+        spec, sizes = config.mamba2, sizes_of(config.mamba2)
+        reasons += [
+            conv_unsupported(sizes, geometry.grain if exact else 1),
+            scan_unsupported(sizes, geometry.dtype),
+            window_unsupported(sizes, geometry.grain),
+            norm_unsupported(spec.inner_size // spec.norm_groups),
+        ]
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def mix_window(
@@ -114,7 +137,7 @@ def mix_chunk(
     )
     y, arena = ssd_scan_frames(
         *(state.arena, read, write, exists.astype(jnp.int32), xBC, dt, mamba2.decay_rates(params)),
-        records=sizes_of(spec),
+        records=sizes,
         first_frame=layer * geometry.frames_per_layer,
         lengths=length,
         state_lengths=state_len,

@@ -11,7 +11,7 @@ import numpy as np
 
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.engine import adjust as adjusting
-from hybrid_jax.engine import batches, bucket, pack, steps
+from hybrid_jax.engine import batches, bucket, fused, pack, steps
 from hybrid_jax.engine.adjust import Adjust, make_adjust, row_of
 from hybrid_jax.engine.blocks import Model
 from hybrid_jax.engine.exact import exact_step
@@ -64,10 +64,21 @@ class Variant:
 PLAIN = Variant()
 
 
-def choose_kernels(wanted: str, device: jax.Device) -> str:
-    """What `EngineConfig.kernels` means on a device: "auto" is "pallas" from NVIDIA's Ampere (8.0) on."""
+def choose_kernels(wanted: str, device: jax.Device, unsupported: str | None = None) -> str:
+    """What `EngineConfig.kernels` means: "auto" is "pallas" from NVIDIA's Ampere (8.0) on, where it can be.
+
+    Args:
+        unsupported: why the kernels cannot run the model, or None.
+
+    Raises:
+        NotImplementedError: "pallas" is asked for and cannot.
+    """
+    if wanted == "pallas" and unsupported is not None:
+        raise NotImplementedError(f"EngineConfig: kernels='pallas': {unsupported}")
     if wanted != "auto":
         return wanted
+    if unsupported is not None:
+        return "xla"
     capability = str(getattr(device, "compute_capability", ""))  # "9.0"; "gfx942" on other makes
     generation = capability.partition(".")[0]
     new_enough = device.platform == "gpu" and generation.isdigit() and int(generation) >= 8
@@ -94,9 +105,9 @@ class Runner:
         max_slots: int,
         max_model_len: int,
     ) -> None:
-        self.model = Model(config, geometry, choose_kernels(engine.kernels, jax.devices()[0]))
-        self.engine = engine
         self.params = params
+        self.model = Model(config, geometry, self._kernels(engine, config, geometry))
+        self.engine = engine
         self.max_pages = geometry.num_pages(max_model_len)
         self.specs = state_specs(
             config,
@@ -111,6 +122,11 @@ class Runner:
         self.adjust: Adjust | None = None  # made for the first request that needs it
         self.num_traces = 0
         self._executables: dict[tuple, Callable] = {}
+
+    def _kernels(self, engine: EngineConfig, config: ModelConfig, geometry: Geometry) -> str:
+        device = next(iter(jax.tree.leaves(self.params)[0].devices()))
+        reason = fused.why_unsupported(config, geometry, exact=engine.exact)
+        return choose_kernels(engine.kernels, device, reason)
 
     # --- executables ------------------------------------------------------------------------------
 

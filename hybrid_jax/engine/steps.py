@@ -95,7 +95,7 @@ def decode(
             slot=slot,
             table=table,
         )
-        h, state = window(params, state, rows, model=model)
+        h, state = window(params, state, rows, rates=rates, model=model)
         with jax.named_scope("sample"):
             logits = decoder.logits(params, h[:, 0], model.config)
             lines = jnp.arange(num_rows)

@@ -37,12 +37,20 @@ class WindowRows(NamedTuple):
 
 
 def window(
-    params: dict, state: State, rows: WindowRows, *, model: Model
+    params: dict,
+    state: State,
+    rows: WindowRows,
+    *,
+    rates: jax.Array | None,
+    model: Model,
 ) -> tuple[jax.Array, State]:
     """Runs T new tokens per row from checkpoint + ring + pages.
 
     The new records go to the ring at slot position - checkpoint. T is 1, or the whole ring with base =
     checkpoint (exact mode).
+
+    Args:
+        rates: float32[L, M] decay rates of all Mamba-2 layers, None without any.
 
     Returns:
         h [B, T, D] before the last norm, and the state.
@@ -53,7 +61,7 @@ def window(
     exists = rows.checkpoint > 0
     frames = state.slots[rows.slot]  # [B, F]
     if model.kernels == "pallas":
-        return _window_on_kernels(params, state, rows, frames, exists, valid, model)
+        return _window_on_kernels(params, state, rows, frames, exists, valid, rates, model)
     arena, rings, attention_layers = state.arena, [], itertools.count()
 
     def mix(weights: dict, normed: jax.Array, spec: decoder.Mixer) -> jax.Array:
@@ -80,10 +88,11 @@ def window(
     return h, _write_rings(state, h, rings, rows, valid) if rings else state
 
 
-def _window_on_kernels(params, state: State, rows: WindowRows, frames, exists, valid, model: Model):
+def _window_on_kernels(
+    params, state: State, rows: WindowRows, frames, exists, valid, rates, model: Model
+):
     """`window` where each layer writes its ring itself."""
     attention_layers, recurrent_layers = itertools.count(), itertools.count()
-    rates = blocks.all_rates(params, model) if model.geometry.has_state else None
     started = exists.astype(jnp.int32)
 
     def mix(weights: dict, normed: jax.Array, spec: decoder.Mixer) -> jax.Array:

@@ -94,6 +94,10 @@ def paged_attention(
         check_rank(where, "scales", scales, 2)
         check_shape(where, "scales", scales, (arena.shape[0], scales.shape[1]))
         _check_part(where, "layout's scales", scales, layout.scale_offset, layout.page_scales)
+    if window is not None and window < 1:
+        raise ValueError(f"{where}: window must be at least 1, or None for all keys, got {window}")
+    if soft_cap is not None and soft_cap <= 0:
+        raise ValueError(f"{where}: soft_cap must be positive, or None for none, got {soft_cap}")
     check_ancestors(where, ancestors, rows, tokens)
     arrays = (q, arena, table, base, end, scales, ancestors)
     static = {"layout": layout, "scale": scale, "window": window, "soft_cap": soft_cap}

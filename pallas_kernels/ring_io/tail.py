@@ -60,11 +60,32 @@ def store_tail(
         raise ValueError(
             f"{where}: conv and xB must be bits in uint16 or uint32, got {conv.dtype} and {xB.dtype}"
         )
+    for name, array, rank in (
+        ("arena", arena, 2),
+        ("frames", frames, 2),
+        ("projected", projected, 3),
+    ):
+        check_rank(where, name, array, rank)
+    if arena.dtype != jnp.uint32 or history.dtype != conv.dtype:
+        raise ValueError(
+            f"{where}: arena must be uint32 and history {conv.dtype} as the rings, got {arena.dtype} "
+            f"and {history.dtype}; pass the bits"
+        )
+    if not 0 <= layer < conv.shape[0]:
+        raise ValueError(f"{where}: layer must lie in [0, {conv.shape[0]}), got {layer}")
+    needed = (layer + 1) * layer_words(sizes.history, sizes.conv_size, conv.dtype)
+    if needed > frames.shape[1] * arena.shape[1]:
+        raise ValueError(
+            f"{where}: frames must hold {needed} words a row, got {frames.shape[1]} of "
+            f"{arena.shape[1]}; pass those of the whole checkpoint"
+        )
     batch, tokens, _ = projected.shape
     check_shape(where, "projected", projected, (batch, tokens, sizes.projected_size))
     check_shape(where, "history", history, (batch, sizes.history, sizes.conv_size))
     check_shape(where, "xBC", xBC, (batch, tokens, sizes.conv_size))
     check_shape(where, "steps", steps, (batch, tokens, sizes.num_heads))
+    check_shape(where, "frames", frames, (batch, frames.shape[1]))
+    check_shape(where, "conv", conv, (*xB.shape[:2], conv.shape[2], sizes.conv_size))
     check_shape(where, "xB", xB, (*xB.shape[:3], sizes.record_size))
     check_shape(where, "dt", dt, (*xB.shape[:3], sizes.num_heads))
     for name, array in (("rows", rows), ("lengths", lengths), ("state_lengths", state_lengths)):

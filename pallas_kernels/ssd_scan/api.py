@@ -7,12 +7,12 @@ import jax.numpy as jnp
 
 from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
 from pallas_kernels.records import Records, check_frames
-from pallas_kernels.ssd_scan import kernel, reference, xla
+from pallas_kernels.ssd_scan import dense, kernel, reference, xla
 
 IMPLEMENTATIONS = {
     "reference": reference.ssd_scan_reference,
     "xla": xla.ssd_scan_xla,
-    "pallas": kernel.ssd_scan_pallas,
+    "pallas": dense.ssd_scan_pallas,
 }
 FRAMES = {
     "reference": reference.ssd_scan_frames_reference,
@@ -86,7 +86,7 @@ def ssd_scan(
     check_shape(where, "state_lengths", state_lengths, (rows,))
     initial_state = initial_state.astype(jnp.float32)
     arrays = (x, dt, A, B, C, initial_state, lengths, state_lengths)
-    reason = kernel.why_unsupported(Records.of(x, B))
+    reason = kernel.why_unsupported(Records.of(x, B), x.dtype)
     return run(where, implementation, IMPLEMENTATIONS, *arrays, unsupported=reason)
 
 
@@ -145,6 +145,6 @@ def ssd_scan_frames(
     for name, frames in (("read", read), ("write", write)):
         check_frames(where, arena, name, frames[:, first_frame:], rows, records)
     arrays = (arena, read, write, exists, xBC, dt, A, D, lengths, state_lengths)
-    reason = kernel.why_unsupported(records)
+    reason = kernel.why_unsupported(records, xBC.dtype)
     static = {"records": records, "first_frame": first_frame}
     return run(where, implementation, FRAMES, *arrays, unsupported=reason, **static)

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.records import MAX_STATE, Records, state_words
-from pallas_kernels.ssd_scan.xla import ssd_scan_xla
+from pallas_kernels.decay import LOWEST
+from pallas_kernels.records import Records, state_words
 from pallas_kernels.triton import (
     NUM_SMS,
     call,
@@ -55,6 +55,7 @@ CONFIGS = {
     "bfloat16": Config(),
     "float32": Config(chunk=16, width=16, num_stages=1),
 }
+MAX_STATE_SIZE = 256  # chunks of B and C of 512 would not fit in shared memory
 LEAST_SEGMENT = 512  # tokens: the states of a segment are 5 % of what 512 tokens read and write
 
 
@@ -67,15 +68,16 @@ def num_segments(rows: int, heads: int, tokens: int) -> int:
     return max(1, min(NUM_SMS // (rows * heads), tokens // LEAST_SEGMENT))
 
 
-def why_unsupported(records: Records) -> str | None:
+def why_unsupported(records: Records, dtype: jnp.dtype) -> str | None:
     """Why the kernels cannot take these shapes, or None."""
-    width, size = power_of_two(records.head_dim), power_of_two(records.state_size)
-    if width * size > MAX_STATE:
+    if jnp.dtype(dtype).name not in CONFIGS:
+        return f"inputs must be one of {sorted(CONFIGS)} for 'pallas', got {dtype}; convert them, or use 'xla'"
+    if records.state_size > MAX_STATE_SIZE:
         return (
-            f"a head's state must have at most {MAX_STATE} elements for 'pallas', got "
-            f"{records.head_dim} x {records.state_size}; use 'xla'"
+            f"a state must have at most {MAX_STATE_SIZE} columns for 'pallas', got "
+            f"{records.state_size}; use 'xla'"
         )
-    return None
+    return records.why_unsupported()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +163,7 @@ class Tile:
         B = load(B_ref, row, token, self.columns.B + in_group, mask=held)
         dt = load(dt_ref, row, token, head, mask=valid)  # [Q, 1]
         # One running sum is off by 6e-8 of itself: too much for float32, nothing beside bfloat16.
-        steps = dt * A_ref[head]
+        steps = jnp.maximum(dt * A_ref[head], LOWEST)
         parts = coarse_and_fine(steps) if x.dtype == jnp.float32 else (steps,)
         sums = [jnp.cumsum(part, axis=0) for part in parts]
         totals = [jnp.sum(part) for part in parts]
@@ -390,44 +392,3 @@ def ssd_scan_frames_pallas(
     columns = Columns(x=0, B=inner, C=inner + size)
     arrays = (arena, read, write, exists, xBC, dt, A, xBC, xBC, D, lengths, state_lengths)
     return scan_frames(*arrays, columns=columns, records=records, first_frame=first_frame)
-
-
-def ssd_scan_pallas(x, dt, A, B, C, initial_state, lengths, state_lengths):
-    """See `api.ssd_scan`; gradients are those of "xla"."""
-    return _differentiable(x, dt, A, B, C, initial_state, lengths, state_lengths)
-
-
-def scan_dense(x, dt, A, B, C, initial_state, lengths, state_lengths, *, config=None):
-    """The scan with every head's state a frame of its own."""
-    rows, tokens, heads, _ = x.shape
-    records = Records.of(x, B)
-    arena = jax.lax.bitcast_convert_type(initial_state, jnp.uint32).reshape(rows * heads, -1)
-    frames = jnp.arange(rows * heads, dtype=jnp.int32).reshape(rows, heads)
-    flat = [a.reshape(rows, tokens, -1) for a in (x, B.astype(x.dtype), C.astype(x.dtype))]
-    y, arena = scan_frames(
-        *(arena, frames, frames, jnp.ones(rows, jnp.int32), flat[0], dt, A, *flat[1:], None),
-        *(lengths, state_lengths),
-        columns=Columns(x=0, B=0, C=0),
-        records=records,
-        config=config,
-    )
-    state = jax.lax.bitcast_convert_type(arena, jnp.float32)
-    return y.reshape(x.shape), state.reshape(initial_state.shape)
-
-
-@jax.custom_vjp
-def _differentiable(*arrays):
-    return scan_dense(*arrays)
-
-
-def _forward(*arrays):
-    return scan_dense(*arrays), arrays
-
-
-def _backward(arrays, cotangents):
-    *floats, lengths, state_lengths = arrays
-    _, pull = jax.vjp(lambda *floats: ssd_scan_xla(*floats, lengths, state_lengths), *floats)
-    return (*pull(cotangents), None, None)
-
-
-_differentiable.defvjp(_forward, _backward)

@@ -14,14 +14,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.records import MAX_STATE, Records, split_records, state_words
+from pallas_kernels.records import Records, split_records, state_words
 from pallas_kernels.triton import (
     call,
     coarse_and_fine,
     line,
     load,
     narrow,
-    power_of_two,
     store,
     widen,
 )
@@ -31,23 +30,22 @@ MAX_SLOTS = 128  # running sums of `decay.running_decay` are exact to there
 
 @dataclass(frozen=True)
 class Config:
-    """Launch parameters: 8 warps keep a state of 64 x 128 in 32 registers a thread, and 4 programs on an SM."""
+    """Launch parameters."""
 
     num_warps: int = 4
     num_stages: int = 1
 
+    @classmethod
+    def of(cls, records: Records) -> Config:
+        """64 elements of a state in each thread, as 4 warps have of 64 x 128: 3 to 4 programs then fit on an SM."""
+        return cls(num_warps=max(4, records.state_elements // (64 * 32)))
+
 
 def why_unsupported(records: Records, slots: int) -> str | None:
     """Why the kernels cannot take these shapes, or None."""
-    state = power_of_two(records.head_dim) * power_of_two(records.state_size)
     if slots > MAX_SLOTS:
         return f"a ring must have at most {MAX_SLOTS} slots for 'pallas', got {slots}; use 'xla'"
-    if state > MAX_STATE:
-        return (
-            f"a head's state must have at most {MAX_STATE} elements for 'pallas', got "
-            f"{records.head_dim} x {records.state_size}; use 'xla'"
-        )
-    return None
+    return records.why_unsupported()
 
 
 def _window_kernel(
@@ -137,10 +135,11 @@ def ssd_window_rings_pallas(
     first_frame,
     records: Records,
     dtype,
-    config: Config = Config(),
+    config: Config | None = None,
 ):
     """See `api.ssd_window_rings`."""
     rows, tokens, _ = C.shape
+    config = config or Config.of(records)
     tree, skips = ancestors is not None, D is not None
     kernel = functools.partial(
         _window_kernel,
@@ -243,10 +242,11 @@ def fold_frames_pallas(
     *,
     records: Records,
     per_layer,
-    config: Config = Config(),
+    config: Config | None = None,
 ):
     """See `api.fold_frames`. The grid walks over layers and heads; a program folds its head of one row after
     another, so a step in which no row folds costs no more than looking at their lengths."""
+    config = config or Config.of(records)
     kernel = functools.partial(
         _fold_kernel,
         records=records,

@@ -37,7 +37,7 @@ def sample_tokens(
         logits: float32[B, V]. keys: uint32[B, 2].
         temperature: float32[B], 0 takes the largest logit, the first of equal ones.
         top_k: int32[B], 0 for no limit. top_p: float32[B], 1 for no limit. min_p: float32[B], 0 for no limit.
-        banned: int32[B, n] tokens that are not drawn, -1 where unused.
+        banned: int32[B, n] tokens that are not drawn, -1 where unused. A NaN is not drawn either.
         implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
 
     Returns:

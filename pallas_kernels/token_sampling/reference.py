@@ -10,7 +10,8 @@ from pallas_kernels.token_sampling.noise import gumbel, token_hash
 def sample_tokens_reference(logits, keys, temperature, top_k, top_p, min_p, banned):
     """See `api.sample_tokens`."""
     tokens = jnp.arange(logits.shape[1])
-    logits = jnp.where((tokens == banned[:, :, None]).any(1), -jnp.inf, logits)
+    gone = (tokens == banned[:, :, None]).any(1) | jnp.isnan(logits)
+    logits = jnp.where(gone, -jnp.inf, logits)
     random = temperature > 0
     scaled = logits - logits.max(-1, keepdims=True)
     scaled = scaled / jnp.where(random, temperature, 1.0)[:, None]
@@ -22,10 +23,9 @@ def sample_tokens_reference(logits, keys, temperature, top_k, top_p, min_p, bann
     ordered = jnp.where((top_k[:, None] > 0) & (ordered < edge), -jnp.inf, ordered)
     weights = jnp.exp(ordered)
     ahead = jnp.cumsum(weights, axis=-1) - weights
-    enough = (
-        ahead < (top_p * weights.sum(-1))[:, None]
-    )  # tokens needed to reach it, ties left aside
-    edge = jnp.where(enough, ordered, jnp.inf).min(-1, keepdims=True)
+    # Tokens needed to reach it, ties left aside, and the most likely one however little is asked for.
+    needed = (ahead < (top_p * weights.sum(-1))[:, None]) | (tokens == 0)
+    edge = jnp.where(needed, ordered, jnp.inf).min(-1, keepdims=True)
     kept = jnp.where((top_p[:, None] < 1.0) & (kept < edge), -jnp.inf, kept)
     noise = gumbel(token_hash(keys[:, :1], keys[:, 1:], tokens[None]))
     drawn = jnp.where(random[:, None], kept + noise, logits)

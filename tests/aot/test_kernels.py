@@ -18,6 +18,13 @@ GRANITE_4_H_TINY = Records(num_heads=48, head_dim=64, num_groups=1, state_size=1
 ROWS, LAYERS, FRAMES, PER_LAYER = 64, 3, 256, 16
 
 
+OTHER_STATES = [
+    Records(num_heads=32, head_dim=64, num_groups=1, state_size=256),
+    Records(num_heads=32, head_dim=128, num_groups=1, state_size=128),
+    Records(num_heads=32, head_dim=64, num_groups=1, state_size=64),
+]
+
+
 def spec(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
 
@@ -35,7 +42,7 @@ def assert_only(compiled: Compiled, kernel: str, *, others: int = 0) -> None:
     assert len(compiled.launches) <= 1 + others
 
 
-@pytest.mark.parametrize("records", [NEMOTRON_H_8B, GRANITE_4_H_SMALL], ids=["G8", "G1"])
+@pytest.mark.parametrize("records", [NEMOTRON_H_8B, GRANITE_4_H_SMALL, *OTHER_STATES], ids=str)
 @pytest.mark.parametrize("tokens", [1, 5, 16])
 def test_window_over_rings(records, tokens):
     slots = 32 + tokens - 1
@@ -71,8 +78,8 @@ def test_window_over_rings(records, tokens):
     assert compiled.temp_bytes < 1024
 
 
-def test_fold_in_place():
-    records = NEMOTRON_H_8B
+@pytest.mark.parametrize("records", [NEMOTRON_H_8B, *OTHER_STATES], ids=str)
+def test_fold_in_place(records):
 
     def fold(arena, read, write, exists, lengths, xB, dt, A):
         return fold_frames(

@@ -320,7 +320,7 @@ def test_a_wrong_argument_is_named(change, message):
 
 def test_trees_have_no_more_nodes_than_bits():
     inputs = make_window_inputs(CASE["whole_ring"])
-    with pytest.raises(ValueError, match="a tree must have at most 31 tokens, got 32"):
+    with pytest.raises(ValueError, match="a tree must have at most 31 new tokens, got 32"):
         causal_conv_window(
             **inputs | {"ancestors": jnp.ones((4, 32), jnp.int32)}, sizes=SMALL, layer=1
         )

@@ -31,11 +31,11 @@ def arguments(dtype: str) -> dict:
     def normal(*shape, dtype=dtype):
         return jnp.asarray(rng.standard_normal(shape, np.float32), dtype)
 
-    per_row = 5
+    per_row = 6
     frames = 1 + rng.permutation(batch * per_row).reshape(batch, per_row)
     frames[3] = 0
     return {
-        "arena": jnp.asarray(rng.integers(0, 2**32, (24, FRAME_WORDS), np.uint32)),
+        "arena": jnp.asarray(rng.integers(0, 2**32, (28, FRAME_WORDS), np.uint32)),
         "conv": words(LAYERS, ring_rows, SIZES.history + 1, SIZES.conv_size),
         "xB": words(LAYERS, ring_rows, SLOTS, SIZES.record_size),
         "dt": normal(LAYERS, ring_rows, SLOTS, SIZES.num_heads, dtype="float32"),
@@ -90,7 +90,7 @@ def test_nothing_else_changes():
         np.testing.assert_array_equal(ring[[0, 2]].view(np.uint8), old[[0, 2]].view(np.uint8))
         np.testing.assert_array_equal(ring[1, 1].view(np.uint8), old[1, 1].view(np.uint8))
     np.testing.assert_array_equal(conv[1, :, SIZES.history :], given["conv"][1, :, SIZES.history :])
-    spare = np.setdiff1d(np.arange(24), given["frames"])
+    spare = np.setdiff1d(np.arange(28), given["frames"])
     np.testing.assert_array_equal(arena[spare], given["arena"][spare])
 
 
@@ -113,10 +113,16 @@ def test_none_chooses_by_platform():
     ("change", "message"),
     [
         ({"conv": jnp.ones((3, 5, 4, 29))}, "bits in uint16 or uint32, got float32 and uint16"),
+        ({"layer": 7}, r"layer must lie in \[0, 3\), got 7"),
+        (
+            {"frames": jnp.ones((4, 1), jnp.int32), "layer": 2},
+            "frames must hold .* words a row, got 1 of 48",
+        ),
+        ({"history": jnp.ones((4, 3, 29))}, "history uint16 as the rings, got uint32 and float32"),
         ({"rows": ROWS[:3]}, r"rows must have shape \(4,\), got \(3,\)"),
         ({"steps": jnp.ones((4, 20, 2))}, r"steps must have shape \(4, 20, 3\), got \(4, 20, 2\)"),
     ],
 )
 def test_a_wrong_argument_is_named(change, message):
     with pytest.raises(ValueError, match=message):
-        store_tail(**arguments("bfloat16") | change, layer=0, sizes=SIZES)
+        store_tail(**{**arguments("bfloat16"), "layer": 0, **change}, sizes=SIZES)

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels import fold, ssd_scan
 from pallas_kernels.records import NOWHERE, Records, read_states, state_words, write_states
-from pallas_kernels.ssd_scan import kernel, ssd_scan_frames
+from pallas_kernels.ssd_scan import dense, kernel, ssd_scan_frames
 from pallas_kernels.ssd_scan.api import FRAMES
 from pallas_kernels.ssd_scan.cases import Case, make_inputs
 from tests.kernels.lowered import kernels_in
@@ -121,7 +122,7 @@ def test_states_go_from_frames_to_frames(case, per_frame, dtype, implementation)
 def test_segments_give_what_one_program_gives(segments, dtype):
     inputs = make_inputs(LONG, dtype=dtype)
     config = replace(kernel.CONFIGS[dtype], chunk=32, segments=segments)
-    y, state = jax.jit(functools.partial(kernel.scan_dense, config=config))(**inputs)
+    y, state = jax.jit(functools.partial(dense.scan_dense, config=config))(**inputs)
     want_y, want_state = scan(**inputs, implementation="reference")
     tolerance = ROUNDED if dtype == "bfloat16" else None
     assert_close(y, want_y, tolerance)
@@ -131,7 +132,7 @@ def test_segments_give_what_one_program_gives(segments, dtype):
 def test_segments_read_no_padding_and_no_state_of_an_empty_row():
     inputs = make_inputs(LONG)
     config = replace(kernel.CONFIGS["float32"], chunk=32, segments=3)
-    run = jax.jit(functools.partial(kernel.scan_dense, config=config))
+    run = jax.jit(functools.partial(dense.scan_dense, config=config))
     real = np.arange(LONG.tokens) < np.asarray(LONG.lengths)[:, None]
     dirty = dict(inputs)
     for name in ("x", "dt", "B", "C"):
@@ -154,7 +155,7 @@ def test_segments_fill_the_chip_and_no_more():
     for segments, kernels in names.items():
         config = kernel.Config(segments=segments)
         inputs = make_inputs(LONG, dtype="bfloat16")
-        run = functools.partial(kernel.scan_dense, config=config)
+        run = functools.partial(dense.scan_dense, config=config)
         assert kernels_in(lambda inputs, run=run: run(**inputs), inputs) == kernels
 
 
@@ -167,7 +168,39 @@ def test_frames_name_their_kernel_and_refuse_what_does_not_fit():
     with pytest.raises(ValueError, match=r"xBC must have shape \(3, 70, 168\), got \(3, 70, 167\)"):
         run(**given | {"xBC": given["xBC"][..., :-1]})
     huge = Records(num_heads=1, head_dim=256, num_groups=1, state_size=256)
-    assert "at most 32768 elements for 'pallas', got 256 x 256" in kernel.why_unsupported(huge)
+    reason = kernel.why_unsupported(huge, jnp.bfloat16)
+    assert "at most 32768 elements for 'pallas', got 256 x 256" in reason
+
+
+def test_other_dtypes_and_wide_states_are_refused_by_name_and_run_by_default():
+    inputs = make_inputs(replace(ODD, width=4, size=512), dtype="float16")
+    with pytest.raises(NotImplementedError, match="for 'pallas', got float16"):
+        ssd_scan(**inputs, implementation="pallas")
+    assert kernels_in(lambda inputs: ssd_scan(**inputs), inputs) == []
+    records = Records(num_heads=1, head_dim=4, num_groups=1, state_size=512)
+    assert "at most 256 columns" in kernel.why_unsupported(records, jnp.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_huge_step_spoils_no_later_token(dtype):
+    inputs = make_inputs(replace(ODD, lengths=None, state_lengths=None), dtype=dtype)
+    inputs["dt"] = inputs["dt"].at[:, 3].set(1e7)
+    y, state = scan(**inputs, implementation="pallas")
+    want_y, want_state = scan(**inputs, implementation="reference")
+    late = slice(4, None)
+    tolerance = ROUNDED if dtype == "bfloat16" else 1e-5
+    assert_close(y[:, late], want_y[:, late], tolerance)
+    assert_close(state, want_state, tolerance)
+
+
+def test_heads_that_groups_do_not_divide_are_refused():
+    with pytest.raises(
+        ValueError, match="num_heads must be a multiple of num_groups, .* got 3 and 2"
+    ):
+        Records(num_heads=3, head_dim=4, num_groups=2, state_size=4)
+    x, B = jnp.ones((1, 4, 3, 4)), jnp.ones((1, 4, 2, 8))
+    with pytest.raises(ValueError, match="got 3 and 2"):
+        fold(jnp.ones((1, 3, 4, 8)), x, jnp.ones((1, 4, 3)), -jnp.ones(3), B)
 
 
 def test_another_rows_frames_exceed_the_tolerance():

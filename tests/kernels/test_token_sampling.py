@@ -70,6 +70,15 @@ def test_tied_logits_take_the_first_and_stay_together():
     assert (got[greedy] == BLOCK - 2).all()
 
 
+def test_nan_is_not_drawn_and_no_mass_keeps_the_most_likely():
+    given = arguments(300)
+    broken = given["logits"].at[:, 7].set(jnp.nan)
+    for changes in ({"logits": broken}, {"top_p": jnp.zeros(ROWS)}):
+        got = tokens(given | changes, "pallas")
+        np.testing.assert_array_equal(got, tokens(given | changes, "reference"))
+        assert (got != 7).all()
+
+
 def test_a_row_draws_the_same_in_any_batch():
     given = arguments(500)
     together = tokens(given, "pallas")
