@@ -1,0 +1,84 @@
+"""Every kernel benchmark in one process, with one measurement of the device's ceilings.
+
+    python -m benchmarks.kernels.all [--minutes 8] [--only NAME ...] [--smoke] [--sweep] [--out FILE]
+
+Writes benchmarks/results/kernels_<device>.json after every case and prints the roofline as markdown. The first case
+of each script comes before the second of any, so that what matters most is measured when `--minutes` are spent; then
+the command that goes on from there is printed. Rows in the file that are not measured again stay.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import jax
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
+from benchmarks.common import ROOT
+from benchmarks.kernels import (
+    causal_conv,
+    frame_io,
+    gated_rmsnorm,
+    paged_attention,
+    report,
+    ssd_scan,
+    ssd_window,
+    token_sampling,
+)
+from benchmarks.kernels.harness import Case
+
+SCRIPTS = (  # the most important first
+    paged_attention,
+    ssd_window,
+    ssd_scan,
+    causal_conv,
+    token_sampling,
+    gated_rmsnorm,
+    frame_io,
+)
+
+
+def all_cases(*, smoke: bool) -> list[Case]:
+    """The first case of each script, then the second of each, and so on."""
+    lists = [script.cases(smoke=smoke) for script in SCRIPTS]
+    longest = max(map(len, lists))
+    return [found[i] for i in range(longest) for found in lists if i < len(found)]
+
+
+def default_path() -> Path:
+    """benchmarks/results/kernels_h200.json on an NVIDIA H200; likewise on others."""
+    kind = jax.devices()[0].device_kind.lower().replace("nvidia", "").split()
+    name = re.sub(r"\W+", "_", kind[0] if kind else "gpu")
+    return ROOT / "benchmarks" / "results" / f"kernels_{name}.json"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = report.parser("all", __doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, help="starts no case that may end later")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="operations, or operation/case; to go on"
+    )
+    options = parser.parse_args(arguments)
+    report.open_device("all", smoke=options.smoke)
+    if options.out is None and not options.smoke:
+        options.out = default_path()
+    cases = report.chosen(all_cases(smoke=options.smoke), options.only)
+    cases = report.chosen(cases, options.cases)
+    found, left = report.run_cases(cases, options, minutes=options.minutes)
+    report.finish(found, options)
+    if left:
+        names = " ".join(f"{case.operation}/{case.name}" for case in left)
+        flags = "".join(f" --{flag}" for flag in ("smoke", "sweep") if getattr(options, flag))
+        minutes = "" if options.minutes is None else f" --minutes {options.minutes:g}"
+        print(
+            f"\nout of time with {len(left)} of {len(cases)} cases left; go on with:\n"
+            f"python -m benchmarks.kernels.all{flags}{minutes} --out {options.out} --only {names}",
+            file=sys.stderr if options.json else sys.stdout,
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

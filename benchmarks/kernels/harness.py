@@ -1,0 +1,316 @@
+"""What the kernel benchmarks share: cases and sides, the check that they agree, clocks, and the roofline.
+
+A case is run by several sides on the same inputs: the Pallas kernel, XLA's own compilation of the fast path and of
+the reference, and public kernels (`peers.py`). Each side's output is compared with the truth before anything is
+timed; one that disagrees is reported, not timed. All valid sides then take turns in one process.
+
+Inside the clock, for a JAX side: programs that are one jitted chain of `calls` calls over several sets of inputs,
+which together do not fit in the L2 cache; several programs are dispatched before waiting for the last one. For a
+torch side: replays of a CUDA graph of the same calls, between two device events.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from sys import stderr
+from time import perf_counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.common import quantiles, turns
+from benchmarks.kernels.peers import NotInstalled, TorchClock, to_numpy
+
+ROTATED_BYTES = 512e6  # eight times the L2 cache of an H200
+MOST_SETS, MOST_CALLS = 32, 64
+PROGRAM_SECONDS, ROUND_SECONDS = 1e-3, 30e-3  # what a program and a round should take
+MOST_PROGRAMS = 16  # dispatched at once; jax waits at 32
+PEER_SLACK = 3  # public kernels keep more in bfloat16
+HOST_BOUND = 0.9  # share of a round spent in dispatching above which a row says so
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceilings:
+    """What the device reaches: bytes read plus written a second by a copy, bfloat16 operations a second."""
+
+    copy: float
+    matmul: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one call must do.
+
+    Attributes:
+        bytes: each input read once, each output written once. flops: on bfloat16 operands.
+        tokens: processed by a call, for tokens a second.
+    """
+
+    bytes: float
+    flops: float = 0.0
+    tokens: int = 0
+
+    def floor(self, ceilings: Ceilings) -> float:
+        """Seconds that no version can beat by much."""
+        return max(self.bytes / ceilings.copy, self.flops / ceilings.matmul)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One JAX way to do a case.
+
+    Attributes:
+        call: (carry, inputs) -> (outputs, carry); the carry is donated, and updated in place.
+        draw: inputs of its own from a key, as `Case.draw`; None for those of the case.
+        gpu_only: cannot run on a CPU.
+    """
+
+    name: str
+    call: Callable[[Any, Any], tuple[Any, Any]]
+    draw: Callable[[jax.Array], tuple[Any, Any]] | None = None
+    note: str = ""
+    gpu_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """A public kernel, called through torch.
+
+    Attributes:
+        build: (carry, inputs) of one set -> a function without arguments; raises NotInstalled.
+        draw: as in `Side`.
+        compared: whether its outputs can be compared with the truth at all.
+    """
+
+    name: str
+    build: Callable[[Any, Any], Callable[[], Any]]
+    draw: Callable[[jax.Array], tuple[Any, Any]] | None = None
+    note: str = ""
+    compared: bool = True
+
+
+def plain_result(outputs, carry, inputs):
+    return outputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One operation at one shape.
+
+    Attributes:
+        draw: key -> (carry, inputs): fresh random arrays on the device; runs under jit.
+        truth: a JAX call that every side must agree with.
+        result: (outputs, carry, inputs) -> arrays to compare; peers return these directly.
+        sides, peers: what is timed. configs: launch parameters to sweep, by name; calls.
+        tolerance: largest relative error, in the norm; of integers, the share that may differ.
+    """
+
+    operation: str
+    name: str
+    draw: Callable[[jax.Array], tuple[Any, Any]]
+    truth: Callable[[Any, Any], tuple[Any, Any]]
+    sides: tuple[Side, ...]
+    work: Work
+    peers: tuple[Peer, ...] = ()
+    configs: dict[str, Callable[[Any, Any], tuple[Any, Any]]]
+    result: Callable[[Any, Any, Any], Any] = plain_result
+    tolerance: float = 1e-2
+
+
+def program(call, repeats: int):
+    """A chain of calls: (carries, inputs), lists over sets, -> (a number to wait for, the first set's last outputs,
+    carries)."""
+
+    def chain(carries, inputs):
+        carries, ends, first = list(carries), [], None
+        for _ in range(repeats):
+            # A barrier, so that repeated calls are not merged, nor computed only as far as is looked at.
+            inputs = jax.lax.optimization_barrier(inputs) if repeats > 1 else inputs
+            for i, one in enumerate(inputs):
+                outputs, carries[i] = call(carries[i], one)
+                outputs = jax.lax.optimization_barrier(outputs)
+                first = outputs if i == 0 else first
+                ends += [
+                    leaf[(0,) * leaf.ndim].astype(jnp.float32) for leaf in jax.tree.leaves(outputs)
+                ]
+        return sum(ends, jnp.float32(0)), first, carries
+
+    return chain
+
+
+class JaxClock:
+    """Seconds per call of a side, by rounds; compiles and runs once when made, and keeps that run's result.
+
+    Attributes:
+        result: of the first set, after all calls of a program; what is timed is what is compared.
+    """
+
+    def __init__(self, case: Case, call, sets: list, repeats: int):
+        self.calls = len(sets) * repeats
+        self.inputs = [inputs for _, inputs in sets]
+        # A copy of each carry: sides share sets, and these are donated.
+        self.carries = [jax.tree.map(jnp.copy, carry) for carry, _ in sets]
+        self.program = jax.jit(program(call, repeats), donate_argnums=0)
+        self.count, self.host_share = 1, 0.0
+        _, first, self.carries = self.program(self.carries, self.inputs)
+        found = case.result(first, self.carries[0], self.inputs[0])
+        self.result = jax.tree.map(to_numpy, found)
+
+    def settle(self) -> None:
+        """Chooses how many programs make a round."""
+        self.count = programs_per_round(self() * self.calls)
+
+    def __call__(self, _=None) -> float:
+        start = perf_counter()
+        for _ in range(self.count):
+            end, _, self.carries = self.program(self.carries, self.inputs)
+        queued = perf_counter()
+        end.block_until_ready()
+        seconds = perf_counter() - start
+        self.host_share = (queued - start) / seconds
+        return seconds / (self.count * self.calls)
+
+
+def programs_per_round(seconds: float) -> int:
+    """How many programs of so many seconds fill a round."""
+    return max(1, min(MOST_PROGRAMS, round(ROUND_SECONDS / seconds)))
+
+
+def sets_and_repeats(work: Work, ceilings: Ceilings, *, smoke: bool) -> tuple[int, int]:
+    """Sets of inputs that do not fit in the cache together, and how often a program goes over them."""
+    if smoke:
+        return 1, 1
+    sets = max(1, min(MOST_SETS, math.ceil(ROTATED_BYTES / work.bytes)))
+    wanted = math.ceil(PROGRAM_SECONDS / (sets * work.floor(ceilings)))
+    return sets, max(1, min(MOST_CALLS // sets, wanted))
+
+
+def relative_error(got, want) -> float:
+    """The largest over two trees of numpy arrays; infinite where one is not finite or shapes differ."""
+    errors = []
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        if a.shape != b.shape:
+            return math.inf
+        if np.issubdtype(b.dtype, np.integer):
+            errors.append(float(np.mean(a != b)))
+            continue
+        a, b = a.astype(np.float32), b.astype(np.float32)
+        # Sums in float64, without copies in it.
+        norm = math.sqrt(np.einsum("i,i->", b.ravel(), b.ravel(), dtype=np.float64))
+        difference = (a - b).ravel()
+        error = math.sqrt(np.einsum("i,i->", difference, difference, dtype=np.float64))
+        errors.append(error / max(norm, 1e-30) if math.isfinite(error) else math.inf)
+    return max(errors)
+
+
+def measure(
+    case: Case, ceilings: Ceilings, *, rounds: int, smoke: bool = False, sweep: bool = False
+) -> list[dict]:
+    """One row per side: whether it agrees, and its time; progress goes to stderr."""
+    sides = case.sides + case.peers
+    if sweep:
+        sides = tuple(Side(name=name, call=call) for name, call in case.configs.items())
+    num_sets, repeats = sets_and_repeats(case.work, ceilings, smoke=smoke)
+    keys = [jax.random.key(i) for i in range(num_sets)]
+    draws = {None: [jax.jit(case.draw)(key) for key in keys]}
+    truth = JaxClock(case, case.truth, draws[None][:1], repeats)
+    rows, clocks = [], {}
+    for side in sides:
+        row = {"operation": case.operation, "case": case.name, "side": side.name}
+        row |= {"status": "ok", "note": side.note}
+        rows.append(row)
+        try:
+            if side.draw not in draws:
+                draws[side.draw] = [jax.jit(side.draw)(key) for key in keys]
+            clock = _agreeing_clock(case, side, draws[side.draw], truth, repeats, row)
+            if clock is not None:
+                if not smoke:
+                    clock.settle()
+                clocks[side.name] = clock
+        except NotInstalled as missing:
+            row["status"] = str(missing)
+        except Exception as error:  # whatever a compiler or a peer raises is that side's result
+            row["status"] = f"failed: {type(error).__name__}: {str(error).strip()[:160]}"
+    if clocks:
+        print(f"{case.operation} {case.name}", file=stderr, flush=True)
+        with redirect_stdout(stderr):
+            seconds = turns(rounds, clocks, lambda: None)
+        base = "pallas" if "pallas" in clocks else next(iter(clocks))
+        for row in rows:
+            if row["side"] in clocks:
+                own = seconds[row["side"]]
+                row |= _timed(case.work, ceilings, own, seconds[base], clocks[row["side"]])
+                row |= {"sets": num_sets, "base": base}
+    return (
+        sorted(rows, key=lambda row: row["us"]["median"] if "us" in row else 1e30)
+        if sweep
+        else rows
+    )
+
+
+def _agreeing_clock(case: Case, side, sets: list, truth: JaxClock, repeats: int, row: dict):
+    """The side's clock, or None where it must not be timed; writes what it finds into the row."""
+    limit = case.tolerance
+    if isinstance(side, Peer):
+        clock, limit = TorchClock(side.build, sets, repeats, programs_per_round), PEER_SLACK * limit
+        if not side.compared:
+            return clock
+    elif side.gpu_only and jax.default_backend() == "cpu":
+        row["status"] = "needs a GPU"
+        return None
+    elif side.call is case.truth and len(sets) == 1:
+        clock = truth
+    else:
+        clock = JaxClock(case, side.call, sets, repeats)
+    row["error"] = relative_error(clock.result, truth.result)
+    if row["error"] <= limit:
+        return clock
+    row["status"] = f"disagrees: error {row['error']:.2e}, at most {limit:.0e} allowed"
+    return None
+
+
+def _timed(work: Work, ceilings: Ceilings, own: list[float], base: list[float], clock) -> dict:
+    median, floor = quantiles(own)["median"], work.floor(ceilings)
+    row = {
+        "us": quantiles([1e6 * x for x in own]),
+        "ratio": quantiles([a / b for a, b in zip(own, base, strict=True)]),
+        "bytes": work.bytes,
+        "flops": work.flops,
+        "gb_per_s": work.bytes / median / 1e9,
+        "tflop_per_s": work.flops / median / 1e12,
+        "floor_us": 1e6 * floor,
+        "bound": "bytes" if work.bytes / ceilings.copy >= floor else "flops",
+        "share": floor / median,
+        "calls": clock.calls * clock.count,
+        "host_bound": jax.default_backend() == "gpu" and clock.host_share > HOST_BOUND,
+    }
+    if work.tokens:
+        row["tokens_per_s"] = work.tokens / median
+    return row
+
+
+def measure_ceilings(*, smoke: bool = False) -> Ceilings:
+    """The better of a device copy and a kernel that reads and writes as much; a square product of random bfloat16."""
+    words, size, rounds = (1 << 16, 128, 2) if smoke else (1 << 29, 8192, 6)
+
+    def best(call, *arrays) -> float:
+        """Seconds of a call, the first round left out."""
+        run, seconds = jax.jit(call), []
+        for _ in range(rounds):
+            start = perf_counter()
+            for _ in range(8):
+                out = run(*arrays)
+            out.block_until_ready()
+            seconds.append((perf_counter() - start) / 8)
+        return min(seconds[1:])
+
+    keys = jax.random.split(jax.random.key(0), 2)
+    x = jax.random.bits(keys[0], (words,))
+    copied = min(best(jnp.copy, x), best(jnp.invert, x))
+    a, b = (jax.random.normal(key, (size, size), jnp.bfloat16) for key in keys)
+    return Ceilings(copy=8.0 * words / copied, matmul=2.0 * size**3 / best(jnp.dot, a, b))

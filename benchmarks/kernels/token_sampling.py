@@ -1,0 +1,145 @@
+"""A token for each row of logits: greedy, and drawn from what top-p or top-k keep.
+
+    python -m benchmarks.kernels.token_sampling [--smoke] [--cases 131k] [--out FILE]
+
+Sides: the kernel; "xla", the definition by sorting; and "engine xla", which the engine runs on a CPU and which does
+not sort. All draw the same tokens. Peer: torch's argmax, or softmax and multinomial after a filter by sorting; its
+random numbers are others, so its draws are not compared. The kernel has no launch parameters to sweep.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
+from benchmarks.kernels import report
+from benchmarks.kernels.harness import Case, Peer, Side, Work
+from benchmarks.kernels.peers import need, to_torch
+from hybrid_jax.engine import sampling
+from pallas_kernels.token_sampling import sample_tokens
+
+SPREAD = 3.0  # standard deviation of the logits
+KINDS = {  # temperature, top_k, top_p
+    "greedy": (0.0, 0, 1.0),
+    "top_p": (1.0, 0, 0.9),
+    "top_k": (1.0, 50, 1.0),
+    "plain": (1.0, 0, 1.0),
+}
+ROWS, VOCABS = (64, 8), {"32k": 32 * 1024, "131k": 128 * 1024}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Rows of logits over a vocabulary, all asking for one kind of draw."""
+
+    name: str
+    rows: int
+    vocab: int
+    kind: str
+
+
+def draw(shape: Shape, key: jax.Array):
+    keys = jax.random.split(key)
+    temperature, top_k, top_p = KINDS[shape.kind]
+    full = functools.partial(jnp.full, shape.rows)
+    return (), {
+        "logits": SPREAD * jax.random.normal(keys[0], (shape.rows, shape.vocab)),
+        "keys": jax.random.bits(keys[1], (shape.rows, 2)),
+        "temperature": full(temperature, jnp.float32),
+        "top_k": full(top_k, jnp.int32),
+        "top_p": full(top_p, jnp.float32),
+        "min_p": full(0.0, jnp.float32),
+        "banned": jnp.full((shape.rows, 1), -1, jnp.int32),
+    }
+
+
+def rows_of(inputs) -> sampling.SamplingRows:
+    """The engine's form of the same wishes; its keys are made of `keys`."""
+    names = ("temperature", "top_k", "top_p", "min_p")
+    return sampling.SamplingRows(
+        seed=inputs["keys"],
+        sample_index=jnp.zeros_like(inputs["top_k"]),
+        **{name: inputs[name] for name in names},
+        min_end=jnp.zeros_like(inputs["top_k"]),
+        stop_ids=inputs["banned"],
+    )
+
+
+def call(implementation: str, carry, inputs):
+    keys = sampling.noise_keys(rows_of(inputs), jnp.zeros_like(inputs["top_k"]))
+    tokens = sample_tokens(**(inputs | {"keys": keys}), implementation=implementation)
+    return tokens, carry
+
+
+def engine(carry, inputs):
+    positions = jnp.zeros_like(inputs["top_k"])
+    return sampling.sample(inputs["logits"], rows_of(inputs), positions, "xla"), carry
+
+
+def torch_sample(shape: Shape, carry, inputs):
+    torch = need("torch")
+    (logits,) = to_torch(inputs["logits"])
+    temperature, top_k, top_p = KINDS[shape.kind]
+
+    def greedy():
+        return torch.argmax(logits, dim=-1).to(torch.int32)
+
+    def random():
+        kept, ids = logits / temperature, None
+        if top_k:
+            kept, ids = torch.topk(kept, top_k, dim=-1)
+        elif top_p < 1:
+            kept, ids = torch.sort(kept, dim=-1, descending=True)
+        weights = torch.softmax(kept, dim=-1)
+        if top_p < 1:
+            ahead = torch.cumsum(weights, dim=-1) - weights
+            weights = torch.where(ahead < top_p, weights, 0.0)
+        place = torch.multinomial(weights, 1)
+        return (place if ids is None else ids.gather(-1, place)).squeeze(-1).to(torch.int32)
+
+    return random if temperature else greedy
+
+
+def case_of(shape: Shape) -> Case:
+    names = ("pallas", "xla")
+    calls = {name: functools.partial(call, name) for name in names} | {"engine xla": engine}
+    random = shape.kind != "greedy"
+    peer = Peer(
+        name="torch multinomial" if random else "torch argmax",
+        build=functools.partial(torch_sample, shape),
+        note="other random numbers: not compared" if random else "",
+        compared=not random,
+    )
+    return Case(
+        operation="token_sampling",
+        name=shape.name,
+        draw=functools.partial(draw, shape),
+        truth=calls["xla"],
+        sides=tuple(Side(name=name, call=run) for name, run in calls.items()),
+        peers=(peer,),
+        configs={},
+        # Sums in another order may move an edge across a token.
+        tolerance=0.05 if random else 0.0,
+        work=Work(bytes=4.0 * shape.rows * shape.vocab, tokens=shape.rows),
+    )
+
+
+def cases(*, smoke: bool) -> list[Case]:
+    if smoke:
+        return [case_of(Shape(f"{kind}_4x300", 4, 300, kind)) for kind in ("greedy", "top_p")]
+    return [
+        case_of(Shape(f"{kind}_{rows}x{name}", rows, vocab, kind))
+        for rows in ROWS
+        for name, vocab in reversed(VOCABS.items())
+        for kind in KINDS
+    ]
+
+
+if __name__ == "__main__":
+    report.main("token_sampling", __doc__.splitlines()[0], cases)
