@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import sys
 import time
 import warnings
@@ -66,7 +67,7 @@ def run_cases(cases: list[Case], options: argparse.Namespace, *, minutes: float 
     begin = time.monotonic()
     ceilings = measure_ceilings(smoke=options.smoke)
     report = _read(options.out)
-    run = {**header(), "versions": peers.versions(), **asdict(ceilings), "smoke": options.smoke}
+    run = {**_header(), "versions": peers.versions(), **asdict(ceilings), "smoke": options.smoke}
     report["runs"].append(run)
     if not options.json:
         print(" ".join(f"{name}={run[name]}" for name in ("device", "jax", "python", "commit")))
@@ -89,10 +90,18 @@ def run_cases(cases: list[Case], options: argparse.Namespace, *, minutes: float 
         write_json(options.out, report)
         if not options.json:
             print_rows(case, rows)
-        jax.clear_caches()
         peers.release()
         longest = max(longest, time.monotonic() - started)
     return report, []
+
+
+def _header() -> dict[str, str]:
+    """That of all benchmarks; on a machine without git, without the commit."""
+    try:
+        return header()
+    except FileNotFoundError:
+        versions = {"jax": jax.__version__, "python": platform.python_version()}
+        return {"device": jax.devices()[0].device_kind, **versions, "commit": "unknown"}
 
 
 def _measured(case: Case, ceilings: Ceilings, options, rounds: int) -> list[dict]:

@@ -74,7 +74,7 @@ def draw(shape: shapes.Case, dtype: str, key: jax.Array):
     return arena, {
         "read": ids[0],
         "write": ids[1],
-        "exists": jnp.ones(shape.rows, bool),
+        "exists": jnp.ones(shape.rows, jnp.int32),
         "xBC": jax.random.normal(keys[2], (*lead, width), jnp.dtype(dtype)),
         "dt": jnp.exp(jax.random.uniform(keys[3], (*lead, shape.heads), minval=low, maxval=0)),
         "A": -jax.random.uniform(keys[4], (shape.heads,), minval=1, maxval=16),

@@ -72,7 +72,7 @@ def draw_rings(shape: shapes.Case, key: jax.Array) -> dict[str, jax.Array]:
         "arena": jax.lax.bitcast_convert_type(states, jnp.uint32),
         "read": ids[0],
         "write": ids[1],
-        "exists": jnp.ones(shape.rows, bool),
+        "exists": jnp.ones(shape.rows, jnp.int32),
         "xB": jax.lax.bitcast_convert_type(xB, jnp.uint16),
         "dt": jnp.exp(jax.random.uniform(keys[3], (*lead, shape.heads), minval=low, maxval=0)),
         "A": -jax.random.uniform(keys[4], (1, shape.heads), minval=1, maxval=16),

@@ -45,36 +45,38 @@ class Shape:
 
 
 def draw(shape: Shape, key: jax.Array):
+    """The rows' wishes; `keys` is what the engine makes of `seed`."""
     keys = jax.random.split(key)
     temperature, top_k, top_p = KINDS[shape.kind]
     full = functools.partial(jnp.full, shape.rows)
-    return (), {
+    inputs = {
         "logits": SPREAD * jax.random.normal(keys[0], (shape.rows, shape.vocab)),
-        "keys": jax.random.bits(keys[1], (shape.rows, 2)),
+        "seed": jax.random.bits(keys[1], (shape.rows, 2)),
         "temperature": full(temperature, jnp.float32),
         "top_k": full(top_k, jnp.int32),
         "top_p": full(top_p, jnp.float32),
         "min_p": full(0.0, jnp.float32),
         "banned": jnp.full((shape.rows, 1), -1, jnp.int32),
     }
+    positions = jnp.zeros_like(inputs["top_k"])
+    return (), inputs | {"keys": sampling.noise_keys(rows_of(inputs), positions)}
 
 
 def rows_of(inputs) -> sampling.SamplingRows:
-    """The engine's form of the same wishes; its keys are made of `keys`."""
-    names = ("temperature", "top_k", "top_p", "min_p")
+    """The engine's form of the same wishes."""
+    none = jnp.zeros_like(inputs["top_k"])
+    names = ("seed", "temperature", "top_k", "top_p", "min_p")
     return sampling.SamplingRows(
-        seed=inputs["keys"],
-        sample_index=jnp.zeros_like(inputs["top_k"]),
         **{name: inputs[name] for name in names},
-        min_end=jnp.zeros_like(inputs["top_k"]),
+        sample_index=none,
+        min_end=none,
         stop_ids=inputs["banned"],
     )
 
 
 def call(implementation: str, carry, inputs):
-    keys = sampling.noise_keys(rows_of(inputs), jnp.zeros_like(inputs["top_k"]))
-    tokens = sample_tokens(**(inputs | {"keys": keys}), implementation=implementation)
-    return tokens, carry
+    given = {name: value for name, value in inputs.items() if name != "seed"}
+    return sample_tokens(**given, implementation=implementation), carry
 
 
 def engine(carry, inputs):
