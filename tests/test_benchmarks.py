@@ -108,6 +108,19 @@ def test_a_missing_peer_says_what_to_install():
     )
 
 
+def test_triton_files_are_found_behind_a_package_that_wants_its_extension(tmp_path, monkeypatch):
+    package = tmp_path / "mamba_ssm"
+    (package / "ops").mkdir(parents=True)
+    (package / "__init__.py").write_text("import an_extension_that_is_missing\n")
+    (package / "ops" / "kernels.py").write_text("from mamba_ssm.shared import ANSWER\n")
+    (package / "shared.py").write_text("ANSWER = 42\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.kernels", "mamba_ssm.shared"):
+        monkeypatch.setitem(sys.modules, name, None)
+        del sys.modules[name]  # and so it is again after the test
+    assert peers.need("mamba_ssm.ops.kernels").ANSWER == 42
+
+
 def test_a_chain_makes_every_call_of_every_set():
     case, keys = doubling(), [jax.random.key(i) for i in range(3)]
     sets = [case.draw(key) for key in keys]

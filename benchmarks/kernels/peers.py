@@ -18,10 +18,11 @@ INSTALL = {  # package to import, and what to install
     "mamba_ssm": "mamba-ssm",
     "fla": "flash-linear-attention",
     "flash_attn": "flash-attn",
-    "flash_attn_interface": "flash-attn-3",
+    "flash_attn_interface": "git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper",
     "flashinfer": "flashinfer-python",
     "causal_conv1d": "causal-conv1d",
 }
+TRITON_ONLY = ("mamba_ssm", "fla")  # what we call of these needs no compiled extension
 VERSIONS = ("jaxlib", "numpy", "triton", *INSTALL.values())
 
 
@@ -35,7 +36,7 @@ def need(module: str):
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        if error.name in (None, package) or not _only_triton(package):
+        if error.name == package or package not in TRITON_ONLY or not _only_triton(package):
             raise NotInstalled(f"not installed: pip install {INSTALL[package]}") from error
     try:
         return importlib.import_module(module)
