@@ -189,7 +189,7 @@ def cases(*, smoke: bool) -> list[Case]:
         row = next(shape for shape in shapes.CASES if shape.name == SMOKE)
         ring = next(shape for shape in shapes.WINDOW_CASES if shape.name == SMOKE_WINDOW)
         return [
-            prompt_case(replace(row, name="prompt")),
+            prompt_case(replace(row, name="prompt", lengths=(row.tokens,) * 2)),
             window_case(replace(ring, name="window", first=(0,) * ring.rows)),
         ]
     windows = [
