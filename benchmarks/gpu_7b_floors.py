@@ -1,0 +1,148 @@
+"""What `gpu_7b.py` measures against: the device's two ceilings, and the bytes and FLOPs of a step."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.config import ModelConfig
+from hybrid_jax.geometry import (
+    ITEM_BYTES,
+    Geometry,
+    head_words,
+    kv_bytes_per_token,
+    prefill_flops,
+)
+
+DATASHEET_FLOPS = 989e12  # dense bfloat16 of an H100 or H200 SXM, multiply and add counted apart
+CALLS = 10  # dispatched in a row inside the clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceilings:
+    """Rates no step can exceed, measured on this device.
+
+    Attributes:
+        bytes_per_s: of an elementwise pass over a large array, bytes read plus bytes written.
+        flops_per_s: of a large bfloat16 matrix product of random operands.
+    """
+
+    bytes_per_s: float
+    flops_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The least a step must do.
+
+    Attributes:
+        parts: bytes by what they are.
+        flops: 2 per multiply-add.
+    """
+
+    parts: dict[str, int]
+    flops: int
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self.parts.values())
+
+    def floor_s(self, ceilings: Ceilings) -> float:
+        """Seconds no version can beat: of the bytes or of the FLOPs, whichever takes longer."""
+        return max(self.num_bytes / ceilings.bytes_per_s, self.flops / ceilings.flops_per_s)
+
+
+def measure_ceilings(*, copy_bytes: int, matmul_size: int, rounds: int) -> Ceilings:
+    """Medians of `rounds` timings of a copy of `copy_bytes` and of a product of square matrices."""
+    source = jax.random.bits(jax.random.key(0), (copy_bytes // 4,), jnp.uint32)
+    seconds = _time(jax.jit(lambda x: x ^ jnp.uint32(1)), source, rounds=rounds)
+    bytes_per_s = 2 * source.nbytes / seconds
+    del source
+    shape = (matmul_size, matmul_size)
+    a, b = (jax.random.normal(jax.random.key(i), shape, jnp.bfloat16) for i in (1, 2))
+    seconds = _time(jax.jit(jnp.matmul), a, b, rounds=rounds)
+    return Ceilings(bytes_per_s=bytes_per_s, flops_per_s=2 * matmul_size**3 / seconds)
+
+
+def _time(call: Callable, *inputs: jax.Array, rounds: int) -> float:
+    """Seconds of one call among several in a row; the median."""
+    jax.block_until_ready(call(*inputs))
+    seconds = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            out = call(*inputs)
+        jax.block_until_ready(out)
+        seconds.append((time.perf_counter() - start) / CALLS)
+    return statistics.median(seconds)
+
+
+def weight_bytes(config: ModelConfig, params: dict) -> int:
+    """Bytes of weights that every step reads: all but the embedding, unless it is the head too."""
+    total = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    return total if config.tie_embeddings else total - params["embed"].nbytes
+
+
+def state_bytes(config: ModelConfig) -> int:
+    """Bytes of one row's recurrent state, float32, over all layers."""
+    mamba = config.mamba2
+    return 4 * len(config.mixers(type(mamba))) * mamba.num_heads * head_words(mamba)
+
+
+def ring_bytes(config: ModelConfig, geometry: Geometry) -> int:
+    """Bytes a decode step reads of one row's ring: half a grain of records, and the convolution's columns."""
+    mamba, item = config.mamba2, ITEM_BYTES[geometry.dtype]
+    record = mamba.record_size * item + 4 * mamba.num_heads
+    columns = (mamba.conv_width - 1) * mamba.conv_size * item
+    return geometry.num_mamba2 * (geometry.grain // 2 * record + columns)
+
+
+def decode_work(
+    config: ModelConfig, params: dict, geometry: Geometry, *, rows: int, context: int
+) -> Work:
+    """One decode step of `rows` rows with `context` tokens each; what it writes is left out.
+
+    Weights once, and of the embedding one line per row; states, rings and KV of every row once.
+    """
+    line = config.width * ITEM_BYTES[geometry.dtype]
+    logits = 2 * config.width * config.vocab_size
+    return Work(
+        parts={
+            "weights": weight_bytes(config, params) + rows * line,
+            "states": rows * state_bytes(config),
+            "rings": rows * ring_bytes(config, geometry),
+            "kv": rows * context * kv_bytes_per_token(geometry),
+        },
+        flops=rows * (prefill_flops(config, 1, start=context) + logits),
+    )
+
+
+def prefill_work(
+    config: ModelConfig,
+    params: dict,
+    geometry: Geometry,
+    *,
+    length: int,
+    chunk: int,
+    start: int = 0,
+) -> Work:
+    """Tokens `start .. length` of one prompt in chunks; activations are left out.
+
+    Per chunk: weights once, the state read and written, the KV of all tokens so far. FLOPs as
+    `geometry.prefill_flops` counts them, without the logits.
+    """
+    ends = [min(begin + chunk, length) for begin in range(start, length, chunk)]
+    tokens = (length - start) + sum(ends)  # written once, read by every chunk from theirs on
+    return Work(
+        parts={
+            "weights": len(ends) * weight_bytes(config, params),
+            "states": 2 * len(ends) * state_bytes(config),
+            "kv": tokens * kv_bytes_per_token(geometry),
+        },
+        flops=prefill_flops(config, length - start, start),
+    )
