@@ -9,9 +9,9 @@ sides of a case - kernels, chunk lengths, steps per dispatch - are timed in turn
 fit the device memory together. Inside the clock: everything from `Engine.add` or `Engine.step` to the tokens on
 the host. Floors: `gpu_7b_floors.py`, over the device's own bandwidth and matrix rate, which every run measures.
 
-Results of several runs on one device, commit and set of versions are merged into one JSON file, cases that it
-holds already are left out, and the most important come first, so the same command can be repeated until all is
-there. The last line says how many cases remain.
+Results of several runs on one device, commit and set of versions are merged into one JSON file. Sides that it
+holds already, failed ones too, are left out unless --again is given, and the most important cases come first: the
+same command can be repeated until all is there. The last line says how many cases remain.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from pathlib import Path
 
 import jax
 from common import ROOT, header, turns, write_json
+from gpu_7b_compile import compile_times
 from gpu_7b_floors import measure_ceilings
 from gpu_7b_model import free_bytes, hybrid, make_weights
 from gpu_7b_sections import (
@@ -38,7 +39,6 @@ from gpu_7b_sections import (
     Case,
     Scale,
     Side,
-    compile_times,
     decode_case,
     prefill_case,
     ttft_case,
@@ -71,12 +71,25 @@ class Report:
         self.values.setdefault(section, {}).setdefault(case, {}).update(results)
         write_json(self.path, self.values)
 
-    def lacks(self, section: str, case: str, sides: list[str]) -> bool:
-        """A side of the case is not there, or failed; a side may stand under several names that begin alike."""
+    def forget_errors(self, section: str, case: str) -> None:
+        """Drops what failed in a case that is measured again."""
         known = self.values.get(section, {}).get(case, {})
-        done = lambda result: "error" not in result and result.get("complete", True)  # noqa: E731
-        good = [name for name, result in known.items() if done(result)]
-        return not all(any(f"{name} ".startswith(f"{s} ") for name in good) for s in sides)
+        for name in [name for name, result in known.items() if "error" in result]:
+            del known[name]
+
+    def lacks(self, section: str, case: str, side: str) -> bool:
+        """A side was not measured, or not to its end; one that failed counts as measured.
+
+        A side may stand under several names that begin alike.
+        """
+        known = self.values.get(section, {}).get(case, {})
+        done = [name for name, result in known.items() if result.get("complete", True)]
+        return not any(f"{name} ".startswith(f"{side} ") for name in done)
+
+    @property
+    def num_errors(self) -> int:
+        cases = (case for name in SECTIONS for case in self.values.get(name, {}).values())
+        return sum("error" in result for case in cases for result in case.values())
 
 
 # --- one case -------------------------------------------------------------------------------------
@@ -84,6 +97,7 @@ class Report:
 
 def measure(case: Case, bench: Bench, report: Report, over: Callable, trace: Path | None) -> None:
     """Times all sides of a case and reports them, those that failed included."""
+    report.forget_errors(case.section, case.name)
     for group in together(case.sides):
         if over():
             return
@@ -111,6 +125,7 @@ def open_all(case: Case, group: list[Side], report: Report, over: Callable):
     for side in group:
         if engines and over():
             break
+        gc.collect()  # an engine that failed halfway
         start = time.perf_counter()
         try:
             engine, opened = side.open(side.settings)
@@ -182,20 +197,20 @@ def measure_all(bench: Bench, asked: argparse.Namespace, report: Report, over: C
     """Runs what the report lacks until time is over; returns how many cases remain."""
     remaining = 0
     for case in cases(bench, asked):
-        lacking = lambda: report.lacks(case.section, case.name, [s.name for s in case.sides])  # noqa: B023, E731
-        if (asked.again or lacking()) and not over():
-            measure(case, bench, report, over, asked.trace)
-        remaining += lacking()
+        lacking = lambda: [s for s in case.sides if report.lacks(case.section, case.name, s.name)]  # noqa: B023, E731
+        sides = case.sides if asked.again else lacking()
+        if sides and not over():
+            measure(dataclasses.replace(case, sides=sides), bench, report, over, asked.trace)
+        remaining += bool(lacking())
     for kernel in asked.kernels if "compile" in asked.only else ():
-        lacking = lambda: report.lacks("compile", kernel, ["cached"])  # noqa: B023, E731
-        if (asked.again or lacking()) and not over():
+        if (asked.again or report.lacks("compile", kernel, "cached")) and not over():
             print(f"compile {kernel}", flush=True)
             try:
                 found = compile_times(bench, kernel, over)
             except Exception as error:
-                found = {"cold": failed(error)}
+                found = {"cold": failed(error), "cached": failed(error)}
             report.put("compile", kernel, found)
-        remaining += lacking()
+        remaining += report.lacks("compile", kernel, "cached")
     return remaining
 
 
@@ -267,8 +282,6 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 2
     use_cache(asked.cache)
-    if asked.smoke:  # interpreted kernels take the CPU's compiler longer than they run
-        jax.config.update("jax_disable_most_optimizations", True)
     scale, config = scale_of(asked), hybrid(tiny=asked.smoke)
     asked.steps = list(asked.steps or scale.steps)
     known = {**run_header(asked.commit), "dtype": DTYPE, "weights": weight_count(config)}
@@ -283,8 +296,11 @@ def main(argv: list[str] | None = None) -> int:
     bench = Bench(config=config, params=params, dtype=DTYPE, scale=scale, ceilings=ceilings)
     remaining = measure_all(bench, asked, report, over)
     print("\n" + tables(report.values))
-    print(f"\n{time.perf_counter() - start:.0f} s; {remaining} cases remain")
-    return 0
+    failures = report.num_errors
+    print(
+        f"\n{time.perf_counter() - start:.0f} s; {remaining} cases remain, {failures} sides failed"
+    )
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def _measured(report: dict, *sections: str) -> Iterator[tuple[str, str, str, dic
 
 def _sides(report: dict) -> Iterator[str]:
     yield ""
-    yield f"{'case':24} {'side':14} {'tokens/s':>9} {'ms':>9} {'MFU':>6} {'floor':>6}  ratio to the first"
+    yield f"{'case':24} {'side':14} {'tokens/s':>9} {'ms':>9} {'MFU':>6} {'floor':>6}  ratio to the first of its turns"
     for section, case, side, result, sides in _measured(report, "decode", "prefill", "ttft"):
         label = f"{section} {case}"
         if "error" in result:
@@ -54,13 +54,13 @@ def _sides(report: dict) -> Iterator[str]:
 
 def _ratio(side: str, sides: dict) -> str:
     """How many times faster than the first side of the same turns; and whether first tokens agree."""
-    result = sides[side]
-    first = next(name for name in result["beside"] if name in sides)
-    if first == side or "seconds" not in sides[first]:
-        return "1.00x"
-    text = f"{sides[first]['seconds']['median'] / result['seconds']['median']:.2f}x"
+    result, first = sides[side], sides[side]["beside"][0]
+    baseline = sides.get(first, {})
+    if first == side or baseline.get("beside") != result["beside"]:
+        return ""
+    text = f"{baseline['seconds']['median'] / result['seconds']['median']:.2f}x"
     if "first_tokens" in result:
-        pairs = list(zip(result["first_tokens"], sides[first]["first_tokens"], strict=True))
+        pairs = list(zip(result["first_tokens"], baseline["first_tokens"], strict=True))
         text += f", {sum(a == b for a, b in pairs)} of {len(pairs)} first tokens agree"
     return text
 
