@@ -202,7 +202,8 @@ def measure_all(bench: Bench, asked: argparse.Namespace, report: Report, over: C
         if sides and not over():
             measure(dataclasses.replace(case, sides=sides), bench, report, over, asked.trace)
         remaining += bool(lacking())
-    for kernel in asked.kernels if "compile" in asked.only else ():
+    kernels = asked.kernels if "compile" in asked.only else []
+    for kernel in kernels[-1:] if asked.smoke else kernels:  # interpreted ones compile for long
         if (asked.again or report.lacks("compile", kernel, "cached")) and not over():
             print(f"compile {kernel}", flush=True)
             try:

@@ -180,10 +180,12 @@ def decode_case(bench: Bench, rows: int, kernels: list[str], steps: list[int]) -
             steps_per_dispatch=num_steps,
             cache=CacheConfig(policy="off"),
         )
-        turns = 3 + -(-rows // bucket.rows_within_budget(engine, scale.context))
+        chunk = min(scale.context, engine.prefill_tokens)
+        at_once = bucket.rows_within_budget(engine, chunk)
+        turns = 3 + -(-scale.context // chunk) * -(-rows // at_once)
         limit = turns * max(steps) + (scale.rounds + 3) * scale.window
         tokens = scale.context + limit
-        engine = with_memory(bench.config, engine, tokens=tokens, sequences=rows, checkpoints=1)
+        engine = with_memory(bench.config, engine, tokens=tokens, sequences=rows + 1, checkpoints=1)
         return engine, limit
 
     def side(kernel: str, num_steps: int) -> Side:

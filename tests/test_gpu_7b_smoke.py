@@ -10,7 +10,7 @@ import jax
 import pytest
 
 SECTIONS = ("decode", "prefill", "ttft", "compile")
-ROWS, CONTEXT_STEP = (
+ROWS, KV_BYTES = (
     2,
     2 * 2 * 2 * 16 * 2,
 )  # KV bytes of a token: 2 layers, K and V, 2 heads of 16, 2 bytes each
@@ -37,14 +37,14 @@ def sides(report: dict, *sections: str) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_every_section_has_both_kernels_and_no_errors(smoke):
+def test_every_section_is_there_without_errors(smoke):
     report, printed = smoke
     assert {"device", "jax", "python", "commit", "dtype"} <= set(report["header"])
     assert set(report["decode"]["2 rows"]) == {"pallas x4", "xla x4"}
     assert set(report["prefill"]["192 tokens"]) == {"pallas 64", "xla 64"}
     times = {"pallas cold", "pallas hit", "xla cold", "xla hit"}
     assert set(report["ttft"]["330 tokens"]) == times
-    assert set(report["compile"]) == {"pallas", "xla"}
+    assert set(report["compile"]["xla"]) == {"cold", "cached"}
     assert all("error" not in side for side in sides(report, *SECTIONS))
     assert "0 cases remain" in printed
 
@@ -71,7 +71,7 @@ def test_bytes_of_the_decode_floor_are_those_counted_by_hand(smoke):
             "weights": 2 * (mamba + attention + 2 * mlp) + ends,
             "states": ROWS * 2 * (4 * 4 * 16 * 16),
             "rings": ROWS * 2 * (16 * (2 * 96 + 4 * 4) + 2 * 3 * 128),
-            "kv": ROWS * side["context"] * CONTEXT_STEP,
+            "kv": ROWS * side["context"] * KV_BYTES,
         }
 
 
