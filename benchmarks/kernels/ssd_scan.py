@@ -69,7 +69,7 @@ def draw(shape: shapes.Case, dtype: str, key: jax.Array):
     states = jax.random.normal(keys[1], (count + 1, 8 * records.head_words))
     arena = jax.lax.bitcast_convert_type(states, jnp.uint32)
     lead = (shape.rows, shape.tokens)
-    width = records.size + shape.groups * shape.size
+    width = records.record_size + shape.groups * shape.size
     low = jnp.log(jnp.float32(1e-3))
     return arena, {
         "read": ids[0],
@@ -90,7 +90,7 @@ def run(records: Records, implementation: str, arena, inputs):
 
 def run_config(records: Records, config: Config, arena, inputs):
     """The kernel with launch parameters of its own."""
-    first = records.size
+    first = records.record_size
     xBC = inputs["xBC"]
     return scan_frames(
         *(arena, inputs["read"], inputs["write"], inputs["exists"]),
@@ -109,7 +109,7 @@ def result(records: Records, y, arena, inputs):
 
 def parts(records: Records, arena, inputs) -> dict[str, jax.Array]:
     """Contiguous x, B and C, and the first states: what public kernels take."""
-    xBC, inner, size = inputs["xBC"], records.inner_size, records.size
+    xBC, inner, size = inputs["xBC"], records.inner_size, records.record_size
     lead, grouped = xBC.shape[:2], (records.num_groups, records.state_size)
     return {
         "x": xBC[..., :inner].reshape(*lead, records.num_heads, -1),
@@ -155,9 +155,9 @@ def work(shape: shapes.Case, dtype: str) -> Work:
     """Products of whole tiles of 64 tokens, C . B once per group; states are read and written once."""
     records, tokens = records_of(shape), shape.rows * shape.tokens
     width = jnp.dtype(dtype).itemsize
-    per_token = width * (records.size + shape.groups * shape.size + records.inner_size)
+    per_token = width * (records.record_size + shape.groups * shape.size + records.inner_size)
     states = 2 * 4 * shape.rows * shape.heads * records.head_words
-    flops = 4 * shape.heads * records.head_words + 2 * TILE * records.size
+    flops = 4 * shape.heads * records.head_words + 2 * TILE * records.record_size
     return Work(
         bytes=tokens * (per_token + 4 * shape.heads) + states,
         flops=float(tokens) * flops,

@@ -66,7 +66,7 @@ def draw_rings(shape: shapes.Case, key: jax.Array) -> dict[str, jax.Array]:
     ids = 1 + jax.random.permutation(keys[0], count).reshape(2, shape.rows, per_row)
     states = jax.random.normal(keys[1], (count + 1, HEADS_PER_FRAME * records.head_words))
     lead = (1, shape.rows + 1, shape.slots)
-    xB = jax.random.normal(keys[2], (*lead, records.size), jnp.bfloat16)
+    xB = jax.random.normal(keys[2], (*lead, records.record_size), jnp.bfloat16)
     low = jnp.log(jnp.float32(1e-3))
     return {
         "arena": jax.lax.bitcast_convert_type(states, jnp.uint32),
@@ -214,7 +214,7 @@ def fold_case(shape: shapes.Case) -> Case:
         sides=tuple(Side(name=name, call=call) for name, call in calls.items()),
         configs=configs,
         work=Work(
-            bytes=states + count * (2 * records.size + 4 * shape.heads),
+            bytes=states + count * (2 * records.record_size + 4 * shape.heads),
             flops=2.0 * count * shape.heads * records.head_words,
             tokens=count,
         ),
