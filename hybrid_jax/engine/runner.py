@@ -124,7 +124,8 @@ class Runner:
         self._executables: dict[tuple, Callable] = {}
 
     def _kernels(self, engine: EngineConfig, config: ModelConfig, geometry: Geometry) -> str:
-        device = next(iter(jax.tree.leaves(self.params)[0].devices()))
+        first = jax.tree.leaves(self.params)[0]  # a shape where a step is only to be compiled
+        device = next(iter(first.devices())) if isinstance(first, jax.Array) else jax.devices()[0]
         reason = fused.why_unsupported(config, geometry, exact=engine.exact)
         return choose_kernels(engine.kernels, device, reason)
 
