@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := hybrid_jax pallas_kernels tests examples benchmarks
+KERNEL_TESTS := tests/kernels tests/engine/test_kernel_paths.py tests/test_benchmarks.py \
+	tests/test_gpu_7b_smoke.py
 AOT := $(VENV)/aot
 # A second Python, with a second version of jax, for the tests of the Pallas kernels; none if there is only one.
 OTHER ?= $(shell for p in python3.13 python3.12 python3.11 $(HOME)/.pyenv/versions/3.1[123]*/bin/python; do \
@@ -33,10 +35,10 @@ test: $(VENV)/.installed-test lint
 checks: test-engine test-kernels
 
 test-engine: $(VENV)/.installed-test
-	$(BIN)/python -m pytest --ignore=tests/kernels --ignore=tests/aot
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(KERNEL_TESTS)) --ignore=tests/aot
 
 test-kernels: $(VENV)/.installed-test
-	$(BIN)/python -m pytest tests/kernels
+	$(BIN)/python -m pytest $(KERNEL_TESTS)
 	+@$(MAKE) --no-print-directory test-aot test-other
 
 # In a process of its own: the plugin, once found, would greet every program on a machine without a GPU.

@@ -144,9 +144,9 @@ def ring_off_by_one():
 def padding_in_the_state():
     scan = mamba2.scan
 
-    def leak(params, h, state, conv, lengths, state_lengths, spec):
+    def leak(params, h, state, conv, lengths, state_lengths, *rest):
         everything = jnp.full_like(state_lengths, h.shape[1])
-        return scan(params, h, state, conv, lengths, everything, spec)
+        return scan(params, h, state, conv, lengths, everything, *rest)
 
     return mock.patch.object(mamba2, "scan", leak)
 
@@ -157,7 +157,7 @@ def one_record_too_many():
     return mock.patch.object(
         mamba2,
         "window_frames",
-        lambda *args: window(*args[:-2], args[-2] + 1, args[-1]),
+        lambda *args: window(*args[:-3], args[-3] + 1, *args[-2:]),
     )
 
 
