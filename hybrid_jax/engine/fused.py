@@ -78,7 +78,7 @@ def mix_window(
         frames: int32[B, F] of the checkpoints; exists: int32[B], 0 where the state is zero.
         rates: float32[L, M] decay rates of all layers.
     """
-    projected = linear(h, params["in_proj"], params.get("in_bias"))
+    sizes, projected = sizes_of(spec), linear(h, params["in_proj"], params.get("in_bias"))
     here = {
         "starts": rows.base - rows.checkpoint,
         "num_valid": jnp.maximum(rows.end - rows.base, 0),
@@ -87,7 +87,7 @@ def mix_window(
         *(projected, params["conv"], params.get("conv_bias"), params["dt_bias"]),
         *(state.conv, state.xB, state.dt),
         layer=layer,
-        sizes=sizes_of(spec),
+        sizes=sizes,
         first=jnp.maximum(rows.begin - rows.base, 0),
         **here,
         **PALLAS,
@@ -96,7 +96,7 @@ def mix_window(
         *(state.arena, frames, exists, xB, dt, rates, C),
         layer=layer,
         first_frame=layer * model.geometry.frames_per_layer,
-        records=sizes_of(spec),
+        records=sizes,
         D=params["D"],
         scores=scores,
         dtype=h.dtype,

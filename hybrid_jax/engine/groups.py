@@ -9,6 +9,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.token_sampling.order import middle, sortable
+
 GROUP = 16  # neighbours in a group
 WIDE = 8  # groups that are looked at together first
 DIRECT = 128  # columns that argmax is taken of as they are
@@ -101,21 +103,14 @@ def at(x: jax.Array, places: jax.Array) -> jax.Array:
 # --- edges -----------------------------------------------------------------------------------------
 
 
-def sortable(x: jax.Array) -> jax.Array:
-    """float32 to int32 of the same order; both zeros are one."""
-    bits = jax.lax.bitcast_convert_type(x, jnp.int32)
-    bits = jnp.where(x == 0, 0, bits)
-    return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
-
-
 def largest_edge(order: jax.Array, weight: jax.Array, needed: jax.Array) -> jax.Array:
     """Largest int32 edge per row such that the weight of entries >= edge reaches `needed`: bisection, no sort."""
 
     def halve(_, bounds):
         low, high = bounds  # the edge `low` reaches it, `high` does not
-        middle = (low >> 1) + (high >> 1) + (low & high & 1)
-        reached = jnp.where(order >= middle[:, None], weight, 0.0).sum(-1) >= needed
-        return jnp.where(reached, middle, low), jnp.where(reached, high, middle)
+        half = middle(low, high)
+        reached = jnp.where(order >= half[:, None], weight, 0.0).sum(-1) >= needed
+        return jnp.where(reached, half, low), jnp.where(reached, high, half)
 
     low = jnp.full(order.shape[0], jnp.iinfo(jnp.int32).min, jnp.int32)
     high = order.max(-1)

@@ -12,6 +12,7 @@ from hybrid_jax.engine.groups import GROUP, largest
 from hybrid_jax.engine.pack import Layout
 from pallas_kernels.token_sampling import sample_tokens
 from pallas_kernels.token_sampling.noise import gumbel, token_hash
+from pallas_kernels.token_sampling.order import sortable
 
 # Groups of tokens that are tried before the whole vocabulary: for top-k and top-p those of the most likely tokens, few
 # and then more; for draws without them those with the largest bounds.
@@ -313,7 +314,7 @@ def _keep_likely(
         [B, n]; and float32[B] the least value the result depends on.
     """
     scaled = jnp.where(scaled >= _floor(rows), scaled, -jnp.inf)
-    order = groups.sortable(scaled)
+    order = sortable(scaled)
     by_count, by_mass = rows.top_k > 0, rows.top_p < 1.0
     k = jnp.where(by_count, jnp.minimum(rows.top_k, scaled.shape[1]), 0)
     nowhere = jnp.full(k.shape, jnp.iinfo(jnp.int32).min, jnp.int32)

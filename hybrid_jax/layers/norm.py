@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.gated_rmsnorm import gated_rmsnorm
+
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     """weight * x / rms(x) over the last axis, rounded before the weight as Llama does."""
@@ -17,10 +19,7 @@ def gated_rms_norm(
     x: jax.Array, gate: jax.Array, weight: jax.Array, eps: float, groups: int
 ) -> jax.Array:
     """weight * norm(x * silu(gate)); the mean square is over each of `groups` equal blocks."""
-    wide = x.astype(jnp.float32) * jax.nn.silu(gate.astype(jnp.float32))
-    blocks = wide.reshape(*wide.shape[:-1], groups, -1)
-    scale = jax.lax.rsqrt(jnp.mean(blocks * blocks, axis=-1, keepdims=True) + eps)
-    return _scaled((blocks * scale).reshape(wide.shape).astype(gate.dtype), weight)
+    return gated_rmsnorm(x, gate, weight, eps=eps, groups=groups, implementation="xla")
 
 
 def _scaled(x: jax.Array, weight: jax.Array) -> jax.Array:

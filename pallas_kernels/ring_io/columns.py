@@ -7,6 +7,7 @@ two neighbours to a word, the earlier one low.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -95,6 +96,13 @@ def store_columns_xla(arena, frames, folds, conv, *, columns):
     return arena.at[frame, place % arena.shape[1]].set(words, mode="drop")
 
 
+def word_of(element: Callable, place: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Words of a layer's columns in a kernel; `element` gives the bits of elements by their places."""
+    if jnp.dtype(dtype).itemsize == 4:
+        return element(place)
+    return element(2 * place) | (element(2 * place + 1) << 16)
+
+
 def _store_kernel(arena_in_ref, frames_ref, folds_ref, conv_ref, arena_ref, *, columns: int):
     layers, _, _, channels = conv_ref.shape
     words = layer_words(columns, channels, conv_ref.dtype)
@@ -112,10 +120,7 @@ def _store_kernel(arena_in_ref, frames_ref, folds_ref, conv_ref, arena_ref, *, c
     def store_row(row, _):
         @pl.when(folds_ref[row] >= 0)
         def _():
-            if conv_ref.dtype.itemsize == 4:
-                value = element(row, place)
-            else:
-                value = element(row, 2 * place) | (element(row, 2 * place + 1) << 16)
+            value = word_of(functools.partial(element, row), place, conv_ref.dtype)
             frame = load(frames_ref, row, word // frame_words, mask=inside)
             store(arena_ref, frame, word % frame_words, value=value, mask=inside)
 

@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.causal_conv.sizes import Sizes
 from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
 from pallas_kernels.records import stored
-from pallas_kernels.ring_io.columns import layer_words, pack_columns
+from pallas_kernels.ring_io.columns import layer_words, pack_columns, word_of
 from pallas_kernels.triton import call, cdiv, line, load, narrow, store
 
 BLOCK = 1024
@@ -212,10 +212,7 @@ def _tail_kernel(
             place = kept + index // sizes.conv_size
             return column(place, index % sizes.conv_size, mask).astype(jnp.uint32)
 
-        if conv_ref.dtype.itemsize == 4:
-            value = element(word)
-        else:
-            value = element(2 * word) | (element(2 * word + 1) << 16)
+        value = word_of(element, word, conv_ref.dtype)
         place, frame_words = layer * words + word, arena_ref.shape[1]
         frame = load(frames_ref, b, place // frame_words, mask=inside)
         store(arena_ref, frame, place % frame_words, value=value, mask=inside)

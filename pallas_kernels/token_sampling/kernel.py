@@ -12,22 +12,12 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.token_sampling.noise import gumbel, token_hash
+from pallas_kernels.token_sampling.order import middle, sortable
 from pallas_kernels.triton import call, cdiv, line, load
 
 BLOCK = 2048  # 4 values in each of 512 threads
 NUM_WARPS = 16
 LOWEST = -(2**31)
-
-
-def _sortable(x):
-    """float32 to int32 of the same order; both zeros are one."""
-    bits = jax.lax.bitcast_convert_type(x, jnp.int32)
-    bits = jnp.where(x == 0, 0, bits)
-    return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
-
-
-def _middle(low, high):
-    return (low >> 1) + (high >> 1) + (low & high & 1)
 
 
 def _sample_kernel(
@@ -93,13 +83,13 @@ def _sample_kernel(
 
             def walk(_, bounds):
                 low, high = bounds
-                middle = _middle(low, high)
-                edges = (_middle(low, middle), middle, _middle(middle, high))
+                half = middle(low, high)
+                edges = (middle(low, half), half, middle(half, high))
 
                 def add(i, sums):
                     _, x = block(i)
                     x = scaled(x)
-                    order, weights = _sortable(x), weight(x)
+                    order, weights = sortable(x), weight(x)
                     return tuple(
                         s + jnp.where(order >= edge, weights, 0.0)
                         for s, edge in zip(sums, edges, strict=True)
@@ -122,7 +112,7 @@ def _sample_kernel(
         by_mass = top_p < 1.0
 
         def mass(x):
-            return jnp.where(_sortable(x) >= by_count, jnp.exp(x), 0.0)
+            return jnp.where(sortable(x) >= by_count, jnp.exp(x), 0.0)
 
         def add_mass(i, total):
             return total + mass(scaled(block(i)[1]))
@@ -135,7 +125,7 @@ def _sample_kernel(
 
         def drawn(ids, x):
             x = scaled(x)
-            x = jnp.where(_sortable(x) >= edge, x, -jnp.inf)
+            x = jnp.where(sortable(x) >= edge, x, -jnp.inf)
             return x + gumbel(token_hash(low, high, ids))
 
         token, _ = best(drawn)
