@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hybrid_jax.engine.engine import Engine
@@ -83,10 +86,47 @@ def turns(
     return values
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ceilings:
+    """What the device reaches: bytes read plus written a second by a copy, bfloat16 operations a second."""
+
+    copy: float
+    matmul: float
+
+    def floor(self, num_bytes: float, flops: float) -> float:
+        """Seconds that no version can beat by much: of the bytes or of the FLOPs, whichever takes longer."""
+        return max(num_bytes / self.copy, flops / self.matmul)
+
+
+def measure_ceilings(*, words: int, size: int, rounds: int) -> Ceilings:
+    """The better of a device copy of `words` and a kernel that reads and writes as much; a square product of random
+    bfloat16. The best of `rounds`, of which the first is left out."""
+
+    def best(call, *arrays) -> float:
+        """Seconds of a call."""
+        run, seconds = jax.jit(call), []
+        for _ in range(rounds):
+            start = time.perf_counter()
+            for _ in range(8):
+                out = run(*arrays)
+            out.block_until_ready()
+            seconds.append((time.perf_counter() - start) / 8)
+        return min(seconds[1:])
+
+    keys = jax.random.split(jax.random.key(0), 2)
+    x = jax.random.bits(keys[0], (words,))
+    copied = min(best(jnp.copy, x), best(jnp.invert, x))
+    del x
+    a, b = (jax.random.normal(key, (size, size), jnp.bfloat16) for key in keys)
+    return Ceilings(copy=8.0 * words / copied, matmul=2.0 * size**3 / best(jnp.dot, a, b))
+
+
 def header() -> dict[str, str]:
-    """Device, versions and commit of a measurement."""
+    """Device, versions and commit of a measurement; without git the commit is unknown."""
     command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    commit = subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout.strip()
+    commit = "unknown"
+    if shutil.which("git"):
+        commit = subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout.strip()
     return {
         "device": f"{jax.devices()[0].device_kind}, {platform.machine()}",
         "jax": jax.__version__,

@@ -28,9 +28,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
-from common import ROOT, header, turns, write_json
+from common import ROOT, header, measure_ceilings, turns, write_json
 from gpu_7b_compile import compile_times
-from gpu_7b_floors import measure_ceilings
 from gpu_7b_model import free_bytes, hybrid, make_weights
 from gpu_7b_sections import (
     SMOKE,
@@ -215,15 +214,6 @@ def measure_all(bench: Bench, asked: argparse.Namespace, report: Report, over: C
     return remaining
 
 
-def run_header(commit: str | None) -> dict:
-    """The header of the results; a machine without git is told the commit."""
-    try:
-        known = header()
-    except FileNotFoundError:
-        known = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "commit": ""}
-    return known | {"commit": commit or known["commit"] or "unknown"}
-
-
 def scale_of(asked: argparse.Namespace) -> Scale:
     """The sizes of the run, what the command line names in place of the defaults."""
     given = {
@@ -285,11 +275,12 @@ def main(argv: list[str] | None = None) -> int:
     use_cache(asked.cache)
     scale, config = scale_of(asked), hybrid(tiny=asked.smoke)
     asked.steps = list(asked.steps or scale.steps)
-    known = {**run_header(asked.commit), "dtype": DTYPE, "weights": weight_count(config)}
+    known = header() | ({"commit": asked.commit} if asked.commit else {})
+    known |= {"dtype": DTYPE, "weights": weight_count(config)}
     report = Report(asked.json, known)
     over = lambda: time.perf_counter() - start > 60 * asked.minutes  # noqa: E731
-    sizes = {"copy_bytes": scale.copy_bytes, "matmul_size": scale.matmul_size}
-    ceilings = measure_ceilings(**sizes, rounds=scale.rounds)
+    sizes = {"words": scale.copy_bytes // 4, "size": scale.matmul_size}
+    ceilings = measure_ceilings(**sizes, rounds=scale.rounds + 1)
     report.values["ceilings"] = dataclasses.asdict(ceilings)
     drawn = time.perf_counter()
     params = make_weights(config, DTYPE)

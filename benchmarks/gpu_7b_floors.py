@@ -1,14 +1,11 @@
-"""What `gpu_7b.py` measures against: the device's two ceilings, and the bytes and FLOPs of a step."""
+"""What `gpu_7b.py` measures against: the bytes and FLOPs of a step, at the device's two ceilings."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
+from common import Ceilings
 
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.geometry import (
@@ -20,20 +17,6 @@ from hybrid_jax.geometry import (
 )
 
 DATASHEET_FLOPS = 989e12  # dense bfloat16 of an H100 or H200 SXM, multiply and add counted apart
-CALLS = 10  # dispatched in a row inside the clock
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ceilings:
-    """Rates no step can exceed, measured on this device.
-
-    Attributes:
-        bytes_per_s: of an elementwise pass over a large array, bytes read plus bytes written.
-        flops_per_s: of a large bfloat16 matrix product of random operands.
-    """
-
-    bytes_per_s: float
-    flops_per_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,32 +37,7 @@ class Work:
 
     def floor_s(self, ceilings: Ceilings) -> float:
         """Seconds no version can beat: of the bytes or of the FLOPs, whichever takes longer."""
-        return max(self.num_bytes / ceilings.bytes_per_s, self.flops / ceilings.flops_per_s)
-
-
-def measure_ceilings(*, copy_bytes: int, matmul_size: int, rounds: int) -> Ceilings:
-    """Medians of `rounds` timings of a copy of `copy_bytes` and of a product of square matrices."""
-    source = jax.random.bits(jax.random.key(0), (copy_bytes // 4,), jnp.uint32)
-    seconds = _time(jax.jit(lambda x: x ^ jnp.uint32(1)), source, rounds=rounds)
-    bytes_per_s = 2 * source.nbytes / seconds
-    del source
-    shape = (matmul_size, matmul_size)
-    a, b = (jax.random.normal(jax.random.key(i), shape, jnp.bfloat16) for i in (1, 2))
-    seconds = _time(jax.jit(jnp.matmul), a, b, rounds=rounds)
-    return Ceilings(bytes_per_s=bytes_per_s, flops_per_s=2 * matmul_size**3 / seconds)
-
-
-def _time(call: Callable, *inputs: jax.Array, rounds: int) -> float:
-    """Seconds of one call among several in a row; the median."""
-    jax.block_until_ready(call(*inputs))
-    seconds = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            out = call(*inputs)
-        jax.block_until_ready(out)
-        seconds.append((time.perf_counter() - start) / CALLS)
-    return statistics.median(seconds)
+        return ceilings.floor(self.num_bytes, self.flops)
 
 
 def weight_bytes(config: ModelConfig, params: dict) -> int:

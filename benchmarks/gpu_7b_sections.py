@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from common import quantiles, request, run
-from gpu_7b_floors import DATASHEET_FLOPS, Ceilings, Work, decode_work, prefill_work
+from common import Ceilings, quantiles, request, run
+from gpu_7b_floors import DATASHEET_FLOPS, Work, decode_work, prefill_work
 from gpu_7b_model import with_memory
 
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
@@ -242,7 +242,7 @@ def prefill_case(bench: Bench, length: int, kernels: list[str], chunks: list[int
                 work = prefill_work(
                     bench.config, bench.params, engine.geometry, length=length, chunk=chunk
                 )
-                rate = work.flops / bench.ceilings.flops_per_s
+                rate = work.flops / bench.ceilings.matmul
                 return {
                     "length": length,
                     "chunk": chunk,

@@ -19,10 +19,7 @@ def tables(report: dict) -> str:
 def _lines(report: dict) -> Iterator[str]:
     found, ceilings = report["header"], report["ceilings"]
     yield ", ".join(f"{name} {value}" for name, value in found.items())
-    yield (
-        f"ceilings: {ceilings['bytes_per_s'] / 1e12:.3g} TB/s, "
-        f"{ceilings['flops_per_s'] / 1e12:.3g} TFLOP/s"
-    )
+    yield (f"ceilings: {ceilings['copy'] / 1e12:.3g} TB/s, {ceilings['matmul'] / 1e12:.3g} TFLOP/s")
     yield from _sides(report)
     yield from _compilation(report)
     yield from _roofline(report)

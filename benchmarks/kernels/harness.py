@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.common import quantiles, turns
+from benchmarks.common import Ceilings, quantiles, turns
 from benchmarks.kernels.peers import NotInstalled, TorchClock, to_numpy
 
 ROTATED_BYTES = 512e6  # eight times the L2 cache of an H200
@@ -32,14 +32,6 @@ PROGRAM_SECONDS, ROUND_SECONDS = 1e-3, 30e-3  # what a program and a round shoul
 MOST_PROGRAMS = 16  # dispatched at once; jax waits at 32
 PEER_SLACK = 3  # public kernels keep more in bfloat16
 HOST_BOUND = 0.9  # share of a round spent in dispatching above which a row says so
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ceilings:
-    """What the device reaches: bytes read plus written a second by a copy, bfloat16 operations a second."""
-
-    copy: float
-    matmul: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +49,7 @@ class Work:
 
     def floor(self, ceilings: Ceilings) -> float:
         """Seconds that no version can beat by much."""
-        return max(self.bytes / ceilings.copy, self.flops / ceilings.matmul)
+        return ceilings.floor(self.bytes, self.flops)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,25 +284,3 @@ def _timed(work: Work, ceilings: Ceilings, own: list[float], base: list[float], 
     if work.tokens:
         row["tokens_per_s"] = work.tokens / median
     return row
-
-
-def measure_ceilings(*, smoke: bool = False) -> Ceilings:
-    """The better of a device copy and a kernel that reads and writes as much; a square product of random bfloat16."""
-    words, size, rounds = (1 << 16, 128, 2) if smoke else (1 << 29, 8192, 6)
-
-    def best(call, *arrays) -> float:
-        """Seconds of a call, the first round left out."""
-        run, seconds = jax.jit(call), []
-        for _ in range(rounds):
-            start = perf_counter()
-            for _ in range(8):
-                out = run(*arrays)
-            out.block_until_ready()
-            seconds.append((perf_counter() - start) / 8)
-        return min(seconds[1:])
-
-    keys = jax.random.split(jax.random.key(0), 2)
-    x = jax.random.bits(keys[0], (words,))
-    copied = min(best(jnp.copy, x), best(jnp.invert, x))
-    a, b = (jax.random.normal(key, (size, size), jnp.bfloat16) for key in keys)
-    return Ceilings(copy=8.0 * words / copied, matmul=2.0 * size**3 / best(jnp.dot, a, b))

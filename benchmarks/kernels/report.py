@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
 import time
 import warnings
@@ -14,15 +13,18 @@ from pathlib import Path
 
 import jax
 
-from benchmarks.common import header, write_json
+from benchmarks.common import Ceilings, header, measure_ceilings, write_json
 from benchmarks.kernels import peers
-from benchmarks.kernels.harness import Case, Ceilings, measure, measure_ceilings
+from benchmarks.kernels.harness import Case, measure
 
 NO_GPU = (
     "no GPU found; on a machine with one run `python -m benchmarks.kernels.{name}`, "
     "here `JAX_PLATFORMS=cpu python -m benchmarks.kernels.{name} --smoke`"
 )
 SWEEP_ROUNDS = 3
+# Of the arrays that the ceilings are measured with.
+SIZES = {"words": 1 << 29, "size": 8192, "rounds": 6}
+SMOKE_SIZES = {"words": 1 << 16, "size": 128, "rounds": 2}
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
@@ -65,9 +67,9 @@ def run_cases(cases: list[Case], options: argparse.Namespace, *, minutes: float 
         the report; and the cases that were not run.
     """
     begin = time.monotonic()
-    ceilings = measure_ceilings(smoke=options.smoke)
+    ceilings = measure_ceilings(**(SMOKE_SIZES if options.smoke else SIZES))
     report = _read(options.out)
-    run = {**_header(), "versions": peers.versions(), **asdict(ceilings), "smoke": options.smoke}
+    run = {**header(), "versions": peers.versions(), **asdict(ceilings), "smoke": options.smoke}
     report["runs"].append(run)
     if not options.json:
         print(" ".join(f"{name}={run[name]}" for name in ("device", "jax", "python", "commit")))
@@ -93,15 +95,6 @@ def run_cases(cases: list[Case], options: argparse.Namespace, *, minutes: float 
         peers.release()
         longest = max(longest, time.monotonic() - started)
     return report, []
-
-
-def _header() -> dict[str, str]:
-    """That of all benchmarks; on a machine without git, without the commit."""
-    try:
-        return header()
-    except FileNotFoundError:
-        versions = {"jax": jax.__version__, "python": platform.python_version()}
-        return {"device": jax.devices()[0].device_kind, **versions, "commit": "unknown"}
 
 
 def _measured(case: Case, ceilings: Ceilings, options, rounds: int) -> list[dict]:
