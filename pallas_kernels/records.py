@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.bits import floats
 from pallas_kernels.dispatch import check_rank
 from pallas_kernels.triton import NOWHERE, power_of_two
 
@@ -86,23 +87,6 @@ class Records:
             num_groups=B.shape[-2],
             state_size=B.shape[-1],
         )
-
-
-def floats(array: jax.Array) -> jax.Array:
-    """Floats as they are; unsigned integers are the bits of bfloat16 or float32."""
-    if not jnp.issubdtype(array.dtype, jnp.unsignedinteger):
-        return array
-    return jax.lax.bitcast_convert_type(
-        array, {2: jnp.bfloat16, 4: jnp.float32}[array.dtype.itemsize]
-    )
-
-
-def stored(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """x as a ring of this dtype keeps it; the inverse of `floats`."""
-    if not jnp.issubdtype(dtype, jnp.unsignedinteger):
-        return x.astype(dtype)
-    x = x.astype({2: jnp.bfloat16, 4: jnp.float32}[jnp.dtype(dtype).itemsize])
-    return jax.lax.bitcast_convert_type(x, dtype)
 
 
 def split_records(xB: jax.Array, records: Records) -> tuple[jax.Array, jax.Array]:

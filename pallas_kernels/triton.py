@@ -87,24 +87,6 @@ def line(size: int, axis: int = 0, rank: int = 1) -> jax.Array:
     return jax.lax.broadcasted_iota(jnp.int32, shape, axis)
 
 
-def widen(bits: jax.Array) -> jax.Array:
-    """float32 of floats, or of the bits of bfloat16 (uint16) or float32 (uint32)."""
-    if bits.dtype == jnp.uint16:
-        bits = jax.lax.bitcast_convert_type(bits, jnp.bfloat16)
-    elif bits.dtype == jnp.uint32:
-        return jax.lax.bitcast_convert_type(bits, jnp.float32)
-    return bits.astype(jnp.float32)
-
-
-def narrow(x: jax.Array, dtype) -> jax.Array:
-    """x as `dtype`, or as the bits that `widen` reads for uint16 and uint32."""
-    if dtype == jnp.uint16:
-        return jax.lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
-    if dtype == jnp.uint32:
-        return jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
-    return x.astype(dtype)
-
-
 def dot(a: jax.Array, b: jax.Array) -> jax.Array:
     """a @ b in float32: exact products of bfloat16, and never TF32 for float32."""
     precision = HIGHEST if a.dtype == jnp.float32 else None

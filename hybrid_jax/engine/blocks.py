@@ -20,6 +20,7 @@ from pallas_kernels.frame_io import (
 )
 from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.paged_attention.api import PageLayout
+from pallas_kernels.ring_io.columns import pack_columns
 
 
 @dataclass(frozen=True)
@@ -121,14 +122,8 @@ def read_layer_conv(
 def write_conv(arena: jax.Array, frames: jax.Array, bits: jax.Array, model: Model) -> jax.Array:
     """Writes bits[L, B, W - 1, E] to the convolution frames of checkpoints; returns the arena."""
     geometry = model.geometry
-    layers, rows = bits.shape[:2]
-    flat = jnp.moveaxis(bits, 0, 1).reshape(rows, layers, -1)
-    if geometry.dtype != "float32":
-        flat = jnp.pad(flat, ((0, 0), (0, 0), (0, flat.shape[-1] % 2)))
-        flat = jax.lax.bitcast_convert_type(
-            flat.reshape(rows, layers, geometry.conv_words, 2), jnp.uint32
-        )
-    flat = flat.reshape(rows, -1)
+    rows = bits.shape[1]
+    flat = pack_columns(jnp.moveaxis(bits, 0, 1)).reshape(rows, -1)
     total = geometry.conv_frames * geometry.frame_words
     flat = jnp.pad(flat, ((0, 0), (0, total - flat.shape[1])))
     words = flat.reshape(rows, geometry.conv_frames, geometry.frame_words)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.bits import stored
 from pallas_kernels.causal_conv.sizes import Sizes
-from pallas_kernels.records import stored
 
 NEMOTRON_H_8B = Sizes(num_heads=128, head_dim=64, num_groups=8, state_size=128)
 GRANITE_4_H_TINY = Sizes(num_heads=48, head_dim=64, num_groups=1, state_size=128)

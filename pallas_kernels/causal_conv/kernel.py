@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.bits import stored, widen
 from pallas_kernels.causal_conv.sizes import Sizes
-from pallas_kernels.triton import call, cdiv, line, load, narrow, power_of_two, store, widen
+from pallas_kernels.triton import call, cdiv, line, load, power_of_two, store
 
 MAX_STATE_SIZE = 256  # a group's B or C of 16 tokens: 16 registers in each of 256 threads
 MAX_HEADS = 1024
@@ -252,10 +253,10 @@ def _window_kernel(
     def keep(kept, channel, inside):
         """Writes the columns, after a barrier: other threads than those that write may read the history."""
         own, moved = kept
-        value, mask = narrow(own, conv_ref.dtype), live & fits & (token >= first) & inside
+        value, mask = stored(own, conv_ref.dtype), live & fits & (token >= first) & inside
         store(conv_ref, layer, row, sizes.history + token, channel, value=value, mask=mask)
         if not tree:
-            value = narrow(moved, conv_ref.dtype)
+            value = stored(moved, conv_ref.dtype)
             store(conv_ref, layer, row, before, channel, value=value, mask=moves & inside)
 
     @pl.when(live & (part < blocks))
@@ -263,7 +264,7 @@ def _window_kernel(
         channel = part * config.block_channels + line(config.block_channels, 1, 2)
         inside = channel < sizes.inner_size
         x, kept = compute(channel, inside)
-        x = narrow(x, xB_ref.dtype)
+        x = stored(x, xB_ref.dtype)
         barrier()
         keep(kept, channel, inside)
         store(xB_ref, layer, row, start + token, channel, value=x, mask=new & inside)
@@ -284,7 +285,7 @@ def _window_kernel(
         old, _ = records(0, 0, begin)  # now, so that it does not wait for the barrier
         B, B_kept = compute(column, inside)
         C, C_kept = compute(sizes.record_size + own, inside)
-        B, C = narrow(B, xB_ref.dtype), jnp.where(new, C, 0)
+        B, C = stored(B, xB_ref.dtype), jnp.where(new, C, 0)
         barrier()
         keep(B_kept, column, inside)
         keep(C_kept, sizes.record_size + own, inside)

@@ -7,9 +7,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.bits import floats, stored
 from pallas_kernels.causal_conv.sizes import Sizes
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.records import floats, stored
 
 
 def convolved(taps: jax.Array, weight, bias) -> jax.Array:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.bits import floats, stored
 from pallas_kernels.causal_conv.sizes import Sizes
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.records import floats, stored
 
 
 def activated(taps, weight, bias) -> jax.Array:

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.bits import widen
 from pallas_kernels.gated_rmsnorm.reference import widest
-from pallas_kernels.triton import call, line, load, power_of_two, store, widen
+from pallas_kernels.triton import call, line, load, power_of_two, store
 
 MAX_BLOCK = 32 * 1024  # 32 elements in each of 1024 threads, of 64 registers
 

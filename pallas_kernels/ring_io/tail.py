@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.bits import stored
 from pallas_kernels.causal_conv.sizes import Sizes
 from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
-from pallas_kernels.records import stored
 from pallas_kernels.ring_io.columns import layer_words, pack_columns, word_of
-from pallas_kernels.triton import call, cdiv, line, load, narrow, store
+from pallas_kernels.triton import call, cdiv, line, load, store
 
 BLOCK = 1024
 
@@ -169,7 +169,7 @@ def _tail_kernel(
         own = place - sizes.history
         mask = mask & ~early & (own < tokens)
         raw = load(projected_ref, b, own, sizes.inner_size + channel, mask=mask)
-        return jnp.where(early, old, narrow(raw, conv_ref.dtype))
+        return jnp.where(early, old, stored(raw, conv_ref.dtype))
 
     @pl.when(part < record_parts)
     def _():
@@ -178,7 +178,7 @@ def _tail_kernel(
 
         def copy(slot, _):
             x = load(xBC_ref, b, kept + slot, channel, mask=inside & (kept + slot < tokens))
-            value = narrow(x, xB_ref.dtype)
+            value = stored(x, xB_ref.dtype)
             store(xB_ref, layer, ring_row, slot, channel, value=value, mask=inside)
 
         jax.lax.fori_loop(0, slots, copy, None)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.bits import stored, widen
 from pallas_kernels.decay import LOWEST
 from pallas_kernels.records import Records, state_words
 from pallas_kernels.triton import (
@@ -25,10 +26,8 @@ from pallas_kernels.triton import (
     dot,
     line,
     load,
-    narrow,
     power_of_two,
     store,
-    widen,
 )
 
 
@@ -138,7 +137,7 @@ class Tile:
     def write_state(self, arena_ref, frames_ref, row, state):
         words, held = self.state_words(self.head % self.per_frame)
         frame = frames_ref[row, self.first_frame + self.head // self.per_frame]
-        store(arena_ref, frame, words, value=narrow(state, jnp.uint32), mask=held)
+        store(arena_ref, frame, words, value=stored(state, jnp.uint32), mask=held)
 
     def step(self, refs, row, first, end, state, skip=None):
         """One chunk of the tokens from `first` on that are before `end`.

@@ -13,17 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.bits import stored, widen
 from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.records import Records, split_records, state_words
-from pallas_kernels.triton import (
-    call,
-    coarse_and_fine,
-    line,
-    load,
-    narrow,
-    store,
-    widen,
-)
+from pallas_kernels.triton import call, coarse_and_fine, line, load, store
 
 MAX_SLOTS = 128  # running sums of `decay.running_decay` are exact to there
 
@@ -224,7 +217,7 @@ def _fold_kernel(
             added, lag = jax.lax.fori_loop(0, length, add, start)
             old = load(arena_ref, read_ref[row, frame], words, mask=held & (exists_ref[row] > 0))
             new = widen(old) * jnp.exp(lag) + added
-            value = narrow(new, jnp.uint32)
+            value = stored(new, jnp.uint32)
             store(arena_ref, write_ref[row, frame], words, value=value, mask=held)
 
     jax.lax.fori_loop(0, lengths_ref.shape[0], fold_row, None)

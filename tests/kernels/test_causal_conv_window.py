@@ -11,6 +11,7 @@ import pytest
 from hybrid_jax.config import Mamba2
 from hybrid_jax.layers import mamba2
 from pallas_kernels import causal_conv_window
+from pallas_kernels.bits import floats, stored
 from pallas_kernels.causal_conv.api import WINDOWS
 from pallas_kernels.causal_conv.cases import (
     SMALL,
@@ -19,7 +20,6 @@ from pallas_kernels.causal_conv.cases import (
     make_window_inputs,
 )
 from pallas_kernels.causal_conv.kernel import Config, causal_conv_window_pallas
-from pallas_kernels.records import floats, stored
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_window import assert_same_bits, relative_error
 
