@@ -1,0 +1,178 @@
+"""The engine's loop around the scheduler and a device that checks every read, and what both are given."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from hybrid_jax.config import CacheConfig, EngineConfig
+from hybrid_jax.engine import bucket
+from hybrid_jax.engine.request import Request
+from hybrid_jax.engine.scheduler import Scheduler
+from hybrid_jax.geometry import Geometry
+from hybrid_jax.sampling_params import SamplingParams
+from tests.engine.simulated_device import SimulatedDevice, plain_loop
+
+GRAIN = 32
+
+
+def make_geometry(*, page_tokens=64, kind="hybrid", grain=GRAIN):
+    """Small numbers: a page is 2 frames, a checkpoint 3; `kind` leaves out one of them."""
+    pages, state = kind != "recurrent", kind != "attention"
+    return Geometry(
+        frame_words=64, page_tokens=page_tokens if pages else 0, num_attention=2 * pages,
+        num_mamba2=2 * state,
+        layers_per_page=int(pages), frames_per_page=2 * pages, token_words=1, heads_per_frame=int(state),
+        frames_per_layer=int(state), conv_frames=int(state), conv_words=1, grain=grain, dtype="float32",
+    )  # fmt: skip
+
+
+@dataclass
+class Engine:
+    """The engine's loop: at most `lag` results are held back while the next plan is made."""
+
+    scheduler: Scheduler
+    device: SimulatedDevice
+    vocab: int
+    lag: int = 1
+    pending: deque = field(default_factory=deque)
+    requests: dict[str, Request] = field(default_factory=dict)
+    reported: dict[str, list[int]] = field(default_factory=dict)
+    ended: list[str] = field(default_factory=list)
+    plans: list = field(default_factory=list)
+
+    @classmethod
+    def make(
+        cls,
+        *,
+        num_frames=400,
+        max_slots=100,
+        max_model_len=600,
+        vocab=50,
+        lag=1,
+        geometry=None,
+        **options,
+    ):
+        geometry = geometry or make_geometry()
+        cache = CacheConfig(policy=options.pop("cache", "lru"))
+        engine = EngineConfig(**{"max_rows": 4, "prefill_tokens": 128, "cache": cache} | options)
+        scheduler = Scheduler(
+            geometry,
+            engine,
+            num_frames=num_frames,
+            max_slots=max_slots,
+            max_model_len=max_model_len,
+        )
+        device = SimulatedDevice(
+            geometry,
+            num_frames=num_frames,
+            max_rows=engine.max_rows,
+            vocab=vocab,
+            exact=engine.exact,
+        )
+        return cls(scheduler, device, vocab, lag)
+
+    def add(
+        self, prompt, *, max_tokens=20, explicit=True, stop_ids=(0,), name=None, stop=None, **more
+    ):
+        name = name or f"r{len(self.requests)}"
+        limit = max_tokens if explicit else None
+        params = SamplingParams(max_tokens=limit, temperature=0.0, stop=stop)
+        request = Request(
+            request_id=name, prompt=list(prompt), params=params, seed=0, stop_ids=frozenset(stop_ids),
+            max_tokens=max_tokens, **more,
+        )  # fmt: skip
+        self.scheduler.add(request)
+        self.requests[name], self.reported[name] = request, []
+        self.scheduler.check_invariants()
+        return request
+
+    def add_siblings(self, count, prompt, **options):
+        """Completions of one prompt, which may fork from each other."""
+        group = f"g{len(self.requests)}" if count > 1 else None
+        return [self.add(prompt, group=group, **options) for _ in range(count)]
+
+    def step(self):
+        """One turn of the loop; False when nothing is left to do."""
+        plan = self.scheduler.plan()
+        self.scheduler.check_invariants()
+        if plan:
+            self.check_shapes(plan)
+            self.plans.append(plan)
+            self.pending.append((plan, self.device.execute(plan)))
+        if self.pending and (len(self.pending) > self.lag or not plan):
+            for progress in self.scheduler.receive(*self.pending.popleft()):
+                name = progress.request.request_id
+                assert name not in self.ended and progress.tokens
+                self.reported[name] += progress.tokens
+                if progress.finished:
+                    self.ended.append(name)
+            self.scheduler.check_invariants()
+            return True
+        return bool(plan)
+
+    def crash(self):
+        """A dispatch fails: the device and all results that are not in are lost."""
+        self.scheduler.plan()
+        live = [r for r in self.requests.values() if r.finish_reason is None]
+        self.scheduler = self.scheduler.restarted(live)
+        self.scheduler.check_invariants()
+        self.pending.clear()
+        self.device = SimulatedDevice(
+            self.scheduler.geometry, num_frames=self.scheduler.num_frames,
+            max_rows=self.scheduler.engine.max_rows, vocab=self.vocab, events=self.device.events,
+            exact=self.device.exact,
+        )  # fmt: skip
+
+    def run(self, max_turns=20000):
+        turns = 0
+        while self.step():
+            turns += 1
+            assert turns < max_turns, f"no end in sight: {self.scheduler.stats()}"
+        assert not self.scheduler.has_work
+
+    def check_shapes(self, plan):
+        engine, max_pages = self.scheduler.engine, self.scheduler.geometry.num_pages(600)
+        if engine.exact:
+            assert plan.num_steps <= 1
+            assert all(len(row.tokens) <= GRAIN for row in plan.prefill)
+            return
+        if plan.prefill:
+            shape = bucket.prefill_bucket(
+                engine, num_rows=len(plan.prefill), num_tokens=max(len(row.tokens) for row in plan.prefill),
+                num_pages=max(len(row.pages) for row in plan.prefill), max_pages=max_pages,
+            )  # fmt: skip
+            assert shape.rows * shape.tokens <= engine.prefill_tokens
+        if plan.decode:
+            bucket.decode_bucket(
+                engine, num_rows=max(row.row for row in plan.decode) + 1, num_steps=plan.num_steps,
+                num_pages=max(len(row.pages) for row in plan.decode), max_pages=max_pages,
+            )  # fmt: skip
+
+    def check(self):
+        """Every request that was not aborted has the plain loop's tokens; nothing is left behind."""
+        scheduler = self.scheduler
+        for name, request in self.requests.items():
+            limit = len(request.prompt) + request.max_tokens
+            limit = min(limit, len(request.prompt) + scheduler.max_output(len(request.prompt)))
+            expected = plain_loop(
+                request.prompt, vocab=self.vocab, stop_ids=request.stop_ids, limit=limit
+            )
+            assert self.reported[name] == request.output
+            if request.finish_reason == "abort":
+                assert request.output == expected[: len(request.output)]
+                continue
+            assert request.output == expected, name
+            assert request.finish_reason == (
+                "stop" if expected[-1] in request.stop_ids else "length"
+            )
+        assert scheduler.num_running == scheduler.num_waiting == scheduler.num_flights == 0
+        scheduler.reset_prefix_cache()
+        scheduler.check_invariants()
+        assert scheduler.stats()["free_frames"] == scheduler.num_frames - 1
+
+    @property
+    def counters(self):
+        return self.scheduler.stats()
+
+
+def tokens_of(rng, count, vocab=50):
+    return [rng.randrange(1, vocab) for _ in range(count)]

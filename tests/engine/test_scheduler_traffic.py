@@ -1,0 +1,139 @@
+"""Random traffic in any pool and mode: the plain loop's tokens, whatever happens."""
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.engine.simulated_engine import GRAIN, Engine, make_geometry, tokens_of
+
+
+def random_traffic(
+    seed,
+    engine,
+    *,
+    turns=120,
+    abort_rate=0.03,
+    crash_rate=0.0,
+    num_prefixes=4,
+    longest=220,
+    arrivals=0.4,
+):
+    """Prompts that share prefixes in a tree-like way, arriving and aborting at random."""
+    rng = random.Random(seed)
+    pool = [tokens_of(rng, rng.randint(20, longest // 2)) for _ in range(num_prefixes)]
+    for _ in range(turns):
+        while rng.random() < arrivals:
+            base = rng.choice(pool)
+            prompt = base[: rng.randint(1, len(base))] if rng.random() < 0.4 else list(base)
+            prompt = (prompt + tokens_of(rng, rng.choice([0, 1, 5, 40, 90])))[:longest]
+            options = {
+                "max_tokens": rng.choice([1, 2, 8, 30, 100, 120]),
+                "stop_ids": rng.choice([(), (0,), (0, 1, 2)]),
+            }
+            request = engine.add_siblings(rng.choice([1, 1, 1, 1, 1, 2, 4]), prompt, **options)[0]
+            if rng.random() < 0.3:
+                pool.append(request.prompt)
+        if rng.random() < abort_rate and engine.scheduler._sequences:
+            engine.scheduler.abort(rng.choice(list(engine.scheduler._sequences)))
+            engine.scheduler.check_invariants()
+        if rng.random() < crash_rate:
+            engine.crash()
+        engine.step()
+        for request in engine.requests.values():  # a conversation goes on
+            if request.finish_reason and rng.random() < 0.02:
+                pool.append((request.prompt + request.output)[:longest])
+    engine.run()
+    engine.check()
+
+
+@pytest.mark.parametrize(
+    ("kind", "page_tokens"),
+    [
+        ("hybrid", 16),
+        ("hybrid", 64),
+        ("hybrid", 128),
+        ("attention", 16),
+        ("attention", 128),
+        ("recurrent", 0),
+    ],
+)
+@pytest.mark.parametrize("lag", [0, 1])
+def test_random_traffic_in_a_tight_pool(kind, page_tokens, lag):
+    geometry = make_geometry(page_tokens=page_tokens, kind=kind)
+    alone = geometry.num_pages(340) * geometry.frames_per_page + geometry.state_frames
+    num_frames = alone + alone // 3 if page_tokens else 40
+    total = {}
+    for seed in range(3):
+        engine = Engine.make(
+            geometry=geometry, num_frames=num_frames, max_model_len=340, lag=lag, vocab=200
+        )
+        random_traffic(seed, engine, turns=80)
+        for name, count in {**engine.counters, **engine.device.events}.items():
+            total[name] = total.get(name, 0) + count
+    fired = ["cache_hits"]
+    fired += ["waits"] if (kind, page_tokens) != ("attention", 128) else []  # room for one prompt
+    fired += ["preemptions"] if page_tokens else ["moves"]
+    fired += ["copies"] if page_tokens > GRAIN else []
+    fired += ["forks", "forks into a page"] if page_tokens else ["forks"]
+    fired += ["folds in place", "folds to new"] if kind != "attention" else []
+    fired += ["inert rows"] if lag else []
+    assert not [name for name in fired if not total.get(name)], total
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("cache", ["off", "lru"])
+@pytest.mark.parametrize("steps", [1, 8, 32])
+def test_random_traffic_in_every_mode(exact, cache, steps):
+    for seed in range(2):
+        engine = Engine.make(
+            exact=exact, cache=cache, steps_per_dispatch=steps, num_frames=60, max_slots=9, max_rows=5,
+            max_model_len=340,
+        )  # fmt: skip
+        random_traffic(seed, engine, turns=60)
+
+
+@pytest.mark.slow
+def test_a_long_run_of_random_traffic():
+    geometry = make_geometry(page_tokens=16)
+    engine = Engine.make(geometry=geometry, num_frames=56, max_rows=8, max_model_len=340, vocab=200)
+    random_traffic(12, engine, turns=1000, arrivals=0.2, crash_rate=0.01)
+    assert engine.counters["preemptions"] > 5 and engine.counters["cache_leaf_evictions"] > 100
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_any_traffic_in_any_pool_gives_the_plain_loops_tokens(data):
+    draw = data.draw
+    kind = draw(st.sampled_from(["hybrid", "hybrid", "attention", "recurrent"]))
+    geometry = make_geometry(page_tokens=draw(st.sampled_from([16, 64, 128])), kind=kind)
+    alone = geometry.num_pages(240) * geometry.frames_per_page + geometry.state_frames
+    engine = Engine.make(
+        geometry=geometry, max_model_len=240, lag=draw(st.integers(0, 1)),
+        num_frames=alone + 1 + draw(st.integers(0, 40)), max_slots=draw(st.integers(2, 12)),
+        max_rows=draw(st.integers(1, 5)), exact=draw(st.booleans()),
+        cache=draw(st.sampled_from(["lru", "off"])),
+        steps_per_dispatch=draw(st.sampled_from([1, 3, 8])),
+        prefill_tokens=draw(st.sampled_from([32, 96, 256])),
+    )  # fmt: skip
+    trunk = tokens_of(random.Random(draw(st.integers(0, 5))), 150)
+    actions = st.one_of(
+        st.tuples(st.integers(0, 150), st.integers(0, 60), st.integers(1, 30)), st.just("step"),
+        st.just("step"), st.just("abort"),
+    )  # fmt: skip
+    for action in draw(st.lists(actions, max_size=40)):
+        if action == "step":
+            engine.step()
+        elif action == "abort" and engine.scheduler._sequences:
+            names = sorted(engine.scheduler._sequences)
+            engine.scheduler.abort(names[draw(st.integers(0, len(names) - 1))])
+            engine.scheduler.check_invariants()
+        elif action != "abort":
+            shared, own, max_tokens = action
+            tail = tokens_of(random.Random(draw(st.integers(0, 2))), own)
+            if shared + own:
+                prompt = trunk[:shared] + tail
+                engine.add_siblings(draw(st.integers(1, 3)), prompt, max_tokens=max_tokens)
+    engine.run()
+    engine.check()
