@@ -1,0 +1,201 @@
+"""Every way in which a checkpoint can be wrong is named."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+
+from hybrid_jax.checkpoint import load_config, load_model
+from tests.models.checkpoints import MAMBA, write
+from tests.parity.goldens import GOLDENS
+
+
+def test_missing_tensor_is_named(edit):
+    def drop(tensors):
+        del tensors[f"{MAMBA}.dt_bias"]
+
+    with pytest.raises(
+        ValueError, match=r"tensor backbone\.layers\.0\.mixer\.dt_bias .* missing"
+    ) as error:
+        load_model(edit("mamba2_groups_limits", drop))
+    assert "mamba2_groups_limits, which" in str(error.value)
+    assert str(error.value).endswith("must be of the same model: fetch both again")
+
+
+def test_missing_head_is_named(edit):
+    with pytest.raises(ValueError, match=r"tensor lm_head\.weight \(101, 30\) is missing"):
+        load_model(edit("mamba2_biases_tied", tie_word_embeddings=False))
+
+
+def test_wrong_shape_is_named_with_both(edit):
+    def cut(tensors):
+        tensors[f"{MAMBA}.A_log"] = tensors[f"{MAMBA}.A_log"][:-1]
+
+    with pytest.raises(
+        ValueError, match=r"model\.safetensors has shape \(8,\), config\.json .* \(9,\)"
+    ):
+        load_model(edit("mamba2_groups_limits", cut))
+
+
+@pytest.mark.parametrize(
+    "name, place, value, at",
+    [
+        (f"{MAMBA}.norm.weight", (5,), math.nan, r"nan at \(5,\)"),
+        (f"{MAMBA}.A_log", (8,), math.inf, r"inf at \(8,\)"),
+        (f"{MAMBA}.in_proj.weight", ..., math.nan, r"nan at \(0, 0\)"),
+    ],
+)
+def test_weights_that_are_no_numbers_are_refused(edit, name, place, value, at):
+    def spoil(tensors):
+        tensors[name] = tensors[name].copy()
+        tensors[name][place] = value
+
+    with pytest.raises(
+        ValueError, match=rf"tensor {re.escape(name)} of .*model\.safetensors holds {at}"
+    ):
+        load_model(edit("mamba2_groups_limits", spoil))
+
+
+def test_a_pointer_of_git_lfs_is_told_from_a_truncated_file(edit):
+    file = edit("llama_llama3") / "model.safetensors"
+    file.write_text("version https://git-lfs.example/spec/v1\noid sha256:00\nsize 9\n")
+    with pytest.raises(ValueError, match=r"model\.safetensors is a git-lfs pointer.*git lfs pull"):
+        load_model(file.parent)
+
+
+def test_quantised_tensor_is_named(edit):
+    def quantise(tensors):
+        tensors[f"{MAMBA}.in_proj.weight"] = tensors[f"{MAMBA}.in_proj.weight"].astype(np.int8)
+
+    with pytest.raises(NotImplementedError, match=r"mixer\.in_proj\.weight of .* has dtype I8"):
+        load_model(edit("mamba2_groups_limits", quantise))
+
+
+@pytest.mark.parametrize("keep", [-1, 5000, 100, 3, 0])
+def test_truncated_file_is_named_with_both_sizes(edit, keep):
+    file = edit("llama_llama3") / "model.safetensors"
+    size = file.stat().st_size
+    file.write_bytes(file.read_bytes()[:keep])
+    left = keep if keep >= 0 else size - 1
+    with pytest.raises(ValueError, match=rf"model\.safetensors is truncated.* {left}") as error:
+        load_model(file.parent)
+    if keep in (-1, 5000):
+        assert f" {size} bytes" in str(error.value)
+
+
+def test_file_that_is_no_safetensors_is_refused(edit):
+    file = edit("llama_llama3") / "model.safetensors"
+    file.write_bytes(b"a page that says the file is gone\n" * 3)
+    with pytest.raises(ValueError, match=r"model\.safetensors is truncated or no safetensors"):
+        load_model(file.parent)
+    file.write_bytes((4).to_bytes(8, "little") + b"{]{]")
+    with pytest.raises(ValueError, match=r"model\.safetensors has a malformed header"):
+        load_model(file.parent)
+
+
+def test_header_that_contradicts_itself_is_refused(edit):
+    file = edit("llama_llama3") / "model.safetensors"
+    file.write_bytes(file.read_bytes().replace(b'"shape":[83,48]', b'"shape":[83,47]', 1))
+    with pytest.raises(ValueError, match=r"damaged, tensor .* \(83, 47\) .* needs 15604 .* 15936"):
+        load_model(file.parent)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"data_offsets": [0, 15936, 3]},
+        {"data_offsets": [0]},
+        {"data_offsets": [-4, 15932]},
+        {"data_offsets": ["0", 15936]},
+        {"shape": 3},
+        {"shape": [83.0, 48]},
+        {"dtype": 7},
+        None,
+    ],
+    ids=str,
+)
+def test_a_malformed_header_entry_is_named_with_its_file(edit, entry):
+    file = edit("llama_llama3") / "model.safetensors"
+    raw = file.read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:start])
+    name = "model.embed_tokens.weight"
+    header[name] = header[name] | entry if entry else entry
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + raw[start:])
+    with pytest.raises(ValueError, match=rf"model\.safetensors .* tensor {name} must have"):
+        load_model(file.parent)
+
+
+@pytest.mark.parametrize("kind", [FileNotFoundError, ValueError])
+def test_missing_directory_is_named(tmp_path, kind):
+    with pytest.raises(kind, match="nowhere does not exist"):
+        load_model(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("path", [5, ["a"], b"x", "", None, "a\0b"])
+def test_what_is_no_path_is_named(path):
+    message = f"a model is the path of a directory, got {path!r}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_model(path)
+
+
+def test_a_name_on_the_hub_is_not_downloaded_and_how_to_get_it():
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"org/model does not exist; .* nothing is downloaded: `hf download org/model --local-dir",
+    ):
+        load_model("org/model")
+    with pytest.raises(FileNotFoundError, match=r"/nowhere does not .* \(nothing is downloaded\)$"):
+        load_model("/nowhere")
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_an_end_token_outside_the_vocabulary_is_named_with_its_file(edit, file):
+    folder = edit("llama_llama3")
+    values = json.loads((folder / file).read_text()) | {"eos_token_id": [1, 999]}
+    (folder / file).write_text(json.dumps(values))
+    message = r"eos_token_id must be token ids below vocab_size \d+, got \[1, 999\]"
+    with pytest.raises(ValueError, match=rf"llama_llama3/{file}: .*{message}"):
+        load_config(folder)
+
+
+def test_an_error_of_the_config_names_its_file(edit):
+    with pytest.raises(ValueError, match=r"llama_llama3/config\.json: llama: rms_norm_eps .* -1"):
+        load_model(edit("llama_llama3", rms_norm_eps=-1))
+    with pytest.raises(NotImplementedError, match=r"/config\.json: mamba2: hidden_act 'relu'"):
+        load_model(edit("mamba2_biases_tied", hidden_act="relu"))
+
+
+def test_missing_files_are_named(edit, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
+        load_model(tmp_path)
+    folder = edit("llama_llama3")
+    with pytest.raises(FileNotFoundError, match=r"config\.json is a file"):
+        load_model(folder / "config.json")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(FileNotFoundError, match=r"no model\.safetensors .*pytorch_model\.bin"):
+        load_model(folder)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"lm_head.weight": "part-1.safetensors"}}))
+    with pytest.raises(FileNotFoundError, match=r"part-1\.safetensors does not exist"):
+        load_model(folder)
+    write(folder / "part-1.safetensors", {"other": np.zeros(1, np.float32)})
+    with pytest.raises(ValueError, match=r"lm_head\.weight is not in part-1\.safetensors"):
+        load_model(folder)
+
+
+def test_broken_json_is_named(edit):
+    folder = edit("llama_llama3")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json is not valid JSON"):
+        load_model(folder)
+
+
+def test_unknown_dtype_is_named():
+    with pytest.raises(ValueError, match="dtype must be auto .*, got 'int4'"):
+        load_model(GOLDENS[0], dtype="int4")

@@ -1,0 +1,88 @@
+"""Models saved with orbax: every bit comes back, and nothing else is overwritten."""
+
+from __future__ import annotations
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from hybrid_jax.checkpoint import load_model, save_orbax
+from hybrid_jax.config import Attention, LayerSpec, ModelConfig
+from hybrid_jax.models.initialize import random_params
+from tests.models.checkpoints import GOLDEN, same_bits
+from tests.parity.goldens import GOLDENS
+
+
+@pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
+def test_orbax_round_trip_keeps_every_bit(golden, tmp_path):
+    config, params = load_model(golden, dtype="bfloat16")
+    save_orbax(tmp_path / "model", config, params)
+    again, restored = load_model(tmp_path / "model")
+    assert again == config
+    assert same_bits(restored, params)
+
+
+def test_orbax_keeps_shared_layers_and_copies_the_tokenizer(tmp_path):
+    attention = Attention(num_heads=2, num_kv_heads=1, head_dim=4)
+    layers = (LayerSpec(mixers=(attention,)), LayerSpec(mixers=(attention,), weights_of=0))
+    config = ModelConfig(family="own", vocab_size=9, width=8, layers=layers)
+    params = random_params(config, 1)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "tokenizer.json").write_text("{}")
+    (source / "notes.txt").write_text("no")
+    save_orbax(tmp_path / "model", config, params, tokenizer_from=source)
+    again, restored = load_model(tmp_path / "model")
+    assert again == config
+    assert restored["layers"][1] == {}
+    assert same_bits(restored, params)
+    names = {file.name for file in (tmp_path / "model").iterdir()}
+    assert names == {"model_config.json", "params", "tokenizer.json"}
+
+
+def test_orbax_replaces_an_earlier_model_and_nothing_else(tmp_path):
+    config, params = load_model(GOLDEN["mamba2_biases_tied"])
+    save_orbax(tmp_path / "model", config, params)
+    doubled = jax.tree.map(lambda leaf: 2 * leaf, params)
+    save_orbax(tmp_path / "model", config, doubled)
+    assert same_bits(load_model(tmp_path / "model")[1], doubled)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("text")
+    with pytest.raises(ValueError, match="thesis exists and is not a saved model"):
+        save_orbax(tmp_path / "thesis", config, params)
+
+
+def test_orbax_casts_on_load(tmp_path):
+    config, params = load_model(GOLDEN["mamba2_biases_tied"])
+    save_orbax(tmp_path / "model", config, params)
+    config, restored = load_model(tmp_path / "model", dtype="bfloat16")
+    mixer = restored["layers"][0]["mixers"][0]
+    assert config.dtype == "bfloat16"
+    assert mixer["in_proj"].dtype == jnp.bfloat16
+    assert mixer["A_log"].dtype == jnp.float32
+
+
+def test_orbax_directory_without_its_arrays_is_refused(tmp_path):
+    config, params = load_model(GOLDEN["mamba2_biases_tied"])
+    save_orbax(tmp_path / "model", config, params)
+    shutil.rmtree(tmp_path / "model" / "params")
+    with pytest.raises(FileNotFoundError, match=r"has model_config\.json but no params/"):
+        load_model(tmp_path / "model")
+
+
+def test_damaged_orbax_directory_is_refused(tmp_path):
+    config, params = load_model(GOLDEN["mamba2_biases_tied"])
+    save_orbax(tmp_path / "model", config, params)
+    blobs = max(
+        (file for file in (tmp_path / "model" / "params").rglob("*") if file.is_file()),
+        key=lambda file: file.stat().st_size,
+    )
+    blobs.write_bytes(blobs.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"model/params is damaged or no orbax checkpoint"):
+        load_model(tmp_path / "model")
+    shutil.rmtree(tmp_path / "model" / "params")
+    (tmp_path / "model" / "params").mkdir()
+    with pytest.raises(ValueError, match=r"model/params is damaged or no orbax checkpoint"):
+        load_model(tmp_path / "model")
