@@ -13,8 +13,10 @@ import pytest
 from hybrid_jax.checkpoint import load_model
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.engine.engine import Engine
-from tests.exactness import harness
-from tests.exactness.harness import Job, Plain, Poison, Run
+from tests.exactness.definition import Plain
+from tests.exactness.engines import make_engine, one_shape, start_over
+from tests.exactness.jobs import Job, Run, drive, random_prompt
+from tests.exactness.poison import Poison
 from tests.parity.goldens import FOLDER, GOLDENS
 from tests.tiny_models import MODELS, tiny_model
 
@@ -60,7 +62,7 @@ class Bench:
     def run(self, jobs: Sequence[Job], **options) -> Run:
         """Runs jobs on what the jobs before left in the cache; options as in `drive`."""
         with self.shapes():
-            return harness.drive(self.engine, jobs, self.poison, **options)
+            return drive(self.engine, jobs, self.poison, **options)
 
     def check(self, jobs: Sequence[Job], **options) -> Run:
         """Runs jobs; every output must be the definition's."""
@@ -69,7 +71,7 @@ class Bench:
         return run
 
     def prompt(self, length: int, seed: int) -> tuple[int, ...]:
-        return harness.random_prompt(length, seed, self.config.vocab_size)
+        return random_prompt(length, seed, self.config.vocab_size)
 
     def forget(self) -> None:
         """Empties the prefix cache, and poisons what that freed."""
@@ -78,7 +80,7 @@ class Bench:
 
     def start_over(self, room: float = ROOM, *, cached: bool = True) -> None:
         """A new scheduler with room for so many sequences of 192 tokens; the arena stays."""
-        harness.start_over(self.engine, room, cached=cached)
+        start_over(self.engine, room, cached=cached)
         self.poison.spread()
 
 
@@ -96,10 +98,10 @@ def bench_of(plain_of) -> Callable[..., Bench]:
 
     def make(name: str, settings: str) -> Bench:
         config, params = load(name, SETTINGS[settings].dtype)
-        engine = harness.make_engine(config, params, SETTINGS[settings], room=ROOM)
+        engine = make_engine(config, params, SETTINGS[settings], room=ROOM)
         shapes = contextlib.nullcontext
         if settings in ONE_SHAPE:
-            shapes = functools.partial(harness.one_shape, ONE_SHAPE[settings])
+            shapes = functools.partial(one_shape, ONE_SHAPE[settings])
         return Bench(config, engine, plain_of(name), Poison(engine), shapes)
 
     def fresh(name: str, settings: str) -> Bench:

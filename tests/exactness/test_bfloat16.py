@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.exactness.harness import Job
+from tests.exactness.jobs import Job
 
 
 @pytest.fixture(params=("nemotron_h_moe",))

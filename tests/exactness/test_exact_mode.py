@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.exactness.conftest import NAMES
-from tests.exactness.harness import Job
+from tests.exactness.jobs import Job
 
 EDGES = (1, 31, 32, 33, 64, 65, 129)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.exactness.conftest import NAMES
-from tests.exactness.harness import Job
+from tests.exactness.jobs import Job
 
 BENCHES = [(name, "padded") for name in NAMES]
 BENCHES += [("nemotron_h_moe", "fine"), ("windowed", "fine"), ("windowed", "coarse")]

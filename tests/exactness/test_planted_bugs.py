@@ -13,9 +13,10 @@ from hybrid_jax.engine import blocks, steps
 from hybrid_jax.engine.memory import Memory
 from hybrid_jax.engine.runner import Runner
 from hybrid_jax.layers import mamba2
-from tests.exactness import harness
 from tests.exactness.conftest import ROOM, SETTINGS, load
-from tests.exactness.harness import Job, Poison
+from tests.exactness.engines import make_engine, one_shape
+from tests.exactness.jobs import Job, drive, random_prompt
+from tests.exactness.poison import Poison
 
 MODEL = "bamba"
 
@@ -39,8 +40,8 @@ def traffic(prompt) -> list[list[Job]]:
 def mismatches(engine, plain, poison, prompt):
     found = []
     for jobs in traffic(prompt):
-        with harness.one_shape():
-            found += plain.mismatches(harness.drive(engine, jobs, poison).requests)
+        with one_shape():
+            found += plain.mismatches(drive(engine, jobs, poison).requests)
     return found
 
 
@@ -193,9 +194,9 @@ IN_STEPS = {
 @pytest.mark.parametrize("bug", IN_STEPS)
 def test_a_bug_in_a_step_is_reported(plain_of, bug):
     config, params = load(MODEL)
-    prompt = lambda length, seed: harness.random_prompt(length, seed, config.vocab_size)
+    prompt = lambda length, seed: random_prompt(length, seed, config.vocab_size)
     with contextlib.ExitStack() as stack:
         stack.enter_context(IN_STEPS[bug]())
-        engine = harness.make_engine(config, params, SETTINGS["padded"], room=ROOM)
+        engine = make_engine(config, params, SETTINGS["padded"], room=ROOM)
         found = mismatches(engine, plain_of(MODEL), Poison(engine), prompt)
     assert found

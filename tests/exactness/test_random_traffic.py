@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.exactness.conftest import EVERYTHING
-from tests.exactness.harness import Job
+from tests.exactness.jobs import Job
 from tests.tiny_models import MODELS
 
 ROOMS = (0.7, 1.0, 1.2, 2.2)

@@ -1,0 +1,62 @@
+"""Engines with room for so many sequences, and few shapes to compile."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from unittest import mock
+
+from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
+from hybrid_jax.engine import bucket
+from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.scheduler import Scheduler
+from hybrid_jax.engine.sizing import choose_sizes
+from hybrid_jax.geometry import Geometry, make_geometry
+
+
+def frames_for(geometry: Geometry, room: float) -> int:
+    """Frames, the sink included, for `room` sequences of 192 tokens with two checkpoints each."""
+    sequence = geometry.num_pages(192) * geometry.frames_per_page + 2 * geometry.state_frames
+    return 1 + int(room * sequence)
+
+
+def make_engine(
+    config: ModelConfig, params: dict, settings: EngineConfig, *, room: float
+) -> Engine:
+    """An engine with an arena of `frames_for(room)`."""
+    geometry = make_geometry(config, settings)
+    fixed = choose_sizes(config, replace(settings, memory=None), geometry).row_bytes
+    fixed += 8 * max(geometry.state_frames, 1)
+    per_frame = geometry.frame_bytes + (4 if geometry.has_state else 0)
+    memory = fixed + frames_for(geometry, room) * per_frame
+    return Engine(config, params, replace(settings, memory=memory))
+
+
+def start_over(engine: Engine, room: float, *, cached: bool = True) -> None:
+    """An empty cache, or none, and room for so much: the scheduler is told of a part of the arena only.
+
+    No other shape is compiled for it.
+    """
+    geometry, sizes = engine.geometry, engine.sizes
+    num_frames = frames_for(geometry, room)
+    assert not engine.has_work and num_frames <= sizes.num_frames
+    slots = 1 + num_frames // geometry.state_frames if geometry.has_state else 2
+    engine.scheduler = Scheduler(
+        geometry,
+        replace(engine.engine_config, cache=CacheConfig(policy="lru" if cached else "off")),
+        num_frames=num_frames,
+        max_slots=max(2, min(slots, sizes.max_slots)),
+        max_model_len=sizes.max_model_len,
+    )
+
+
+@contextlib.contextmanager
+def one_shape(tokens: int = 64) -> Iterator[None]:
+    """One prefill shape of [2, tokens] and one decode shape: less to compile, more padding to survive."""
+    with (
+        mock.patch.object(bucket, "prefill_rows", lambda engine: (2,)),
+        mock.patch.object(bucket, "prefill_tokens", lambda engine: (tokens,)),
+        mock.patch.object(bucket, "decode_rows", lambda engine: (engine.max_rows,)),
+    ):
+        yield

@@ -1,0 +1,94 @@
+"""NaN bits in an engine's state, wherever nothing may be read."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.sequence import Phase
+from hybrid_jax.state import State
+
+_KEEP = np.int32(1 << 30)
+
+
+class Poison:
+    """Writes NaN bits wherever nothing may be read: now everywhere that is free, then at random moments.
+
+    Free frames, the sink, the tails of pages, the ring rows of nobody, and the records past the last one a
+    row was planned to write.
+
+    Args:
+        engine: whose state is poisoned.
+        seed: of the random moments.
+        rate: share of the calls of `sometimes` that spread poison.
+    """
+
+    def __init__(self, engine: Engine, seed: int = 0, rate: float = 0.4):
+        self.engine, self.rate = engine, rate
+        self.rng = np.random.default_rng(seed)
+        self.num_spread = 0
+        self.spread()
+
+    def sometimes(self) -> None:
+        if self.rng.random() < self.rate:
+            self.spread()
+
+    def spread(self) -> None:
+        """Poisons the state between two dispatches."""
+        engine, geometry = self.engine, self.engine.geometry
+        scheduler, frames = engine.scheduler, engine.scheduler.memory.frames
+        num_frames = engine.runner.state.arena.shape[0]  # the scheduler may know of fewer
+        whole = np.ones(num_frames, bool)
+        tails = np.full(num_frames, _KEEP)
+        for frame in range(frames.num_frames):
+            whole[frame] = frames.holders(frame) == 0
+        num_rows = engine.engine_config.max_rows + 1
+        records, columns = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.int32)
+        for row, sequence in enumerate(scheduler.seats.rows):
+            if sequence is None:
+                continue
+            if sequence.phase is not Phase.PREFILL:  # a chunk starts from the checkpoint alone
+                records[row] = sequence.position - sequence.checkpoint
+                committed = records[row] if engine.engine_config.exact else 0
+                mixer = engine.config.mamba2
+                columns[row] = committed + (mixer.conv_width - 1 if mixer else 0)
+            for index, page in enumerate(sequence.pages):
+                for frame in page:
+                    if frames.holders(frame) == 1:
+                        tails[frame] = max(sequence.position - index * geometry.page_tokens, 0)
+        engine.runner.state = _fill(
+            engine.runner.state,
+            whole,
+            tails,
+            records,
+            columns,
+            page=(geometry.page_tokens, max(geometry.token_words, 1)),
+        )
+        self.num_spread += 1
+
+
+@functools.partial(jax.jit, donate_argnums=0, static_argnames="page")
+def _fill(state: State, whole, tails, records, columns, *, page) -> State:
+    page_tokens, token_words = page
+    token = jnp.arange(state.arena.shape[1]) // token_words
+    if page_tokens:
+        token = token % page_tokens
+    bad = whole[:, None] | (token[None] >= tails[:, None])
+    arena = jnp.where(bad, jnp.uint32(0x7FC07FC0), state.arena)
+
+    def ring(array, kept):  # [L, B, S, C]
+        past = jnp.arange(array.shape[2])[None] >= kept[:, None]
+        value = {4: 0x7FC07FC0, 2: 0x7FC0}[array.dtype.itemsize]
+        nan = jnp.nan if array.dtype == jnp.float32 else value
+        return jnp.where(past[None, :, :, None], jnp.asarray(nan, array.dtype), array)
+
+    return state.replace(
+        arena=arena,
+        conv=ring(state.conv, columns),
+        xB=ring(state.xB, records),
+        dt=ring(state.dt, records),
+    )
