@@ -1,0 +1,154 @@
+"""Configs of random odd shapes, as transformers takes them."""
+
+from __future__ import annotations
+
+import math
+import random
+
+from tests.parity.golden_variants import A, M
+
+
+def random_variant(family: str, rng: random.Random) -> dict:
+    """Keyword arguments of a config of odd shape."""
+    pick = rng.choice
+    heads, kv = pick([(1, 1), (3, 1), (3, 3), (4, 2), (6, 3), (6, 2), (5, 5), (7, 1)])
+    head_dim = pick([8, 16, 24])
+    groups = pick([1, 1, 2, 3])
+    limits = pick([[0.0, math.inf], [0.0, math.inf], [0.02, 0.5], [0.0, 0.3]])
+    per_group, ssm_dim = pick([1, 2, 3]), pick([4, 8, 12])
+    ssm_heads = groups * per_group
+    flag = lambda: rng.random() < 0.5
+    common = dict(
+        family=family,
+        vocab_size=rng.randrange(61, 131),
+        tie_word_embeddings=flag(),
+    )
+    mixed = dict(num_attention_heads=heads, num_key_value_heads=kv)
+    num_layers = rng.randrange(2, 6)
+    kinds = [pick([M, M, A]) for _ in range(num_layers)]
+    eps = pick([1e-6, 1e-5, 1e-3])
+    rope = pick(
+        [
+            dict(rope_type="default", rope_theta=pick([1e4, 5e5, 123.0])),
+            dict(rope_type="linear", rope_theta=pick([1e4, 321.0]), factor=pick([2.0, 3.7])),
+            dict(
+                rope_type="llama3",
+                rope_theta=pick([1e4, 500.0]),
+                factor=pick([8.0, 2.5]),
+                low_freq_factor=pick([1.0, 1.5]),
+                high_freq_factor=pick([4.0, 3.0]),
+                original_max_position_embeddings=pick([16, 64]),
+            ),
+        ]
+    )
+    if family == "llama":
+        return (
+            common
+            | mixed
+            | dict(
+                hidden_size=heads * pick([8, 10, 12]),
+                head_dim=head_dim,
+                intermediate_size=rng.randrange(20, 70),
+                num_hidden_layers=num_layers,
+                attention_bias=flag(),
+                mlp_bias=flag(),
+                rms_norm_eps=eps,
+                rope_parameters=rope,
+            )
+        )
+    if family == "mamba2":
+        expand = pick([1, 2, 4])
+        ssm_dim = 4 * pick([1, 2, 4])
+        return common | dict(
+            hidden_size=ssm_heads * ssm_dim // expand,
+            expand=expand,
+            num_heads=ssm_heads,
+            head_dim=ssm_dim,
+            n_groups=groups,
+            state_size=pick([5, 8, 16, 31]),
+            conv_kernel=rng.randrange(2, 6),
+            num_hidden_layers=num_layers,
+            use_bias=flag(),
+            use_conv_bias=flag(),
+            residual_in_fp32=flag(),
+            time_step_limit=limits,
+            layer_norm_epsilon=eps,
+            chunk_size=pick([4, 16, 64]),
+        )
+    if family == "nemotron_h":
+        experts, expert_groups, top_groups, top_k = pick(
+            [(4, 1, 1, 1), (4, 1, 1, 4), (6, 3, 2, 3), (8, 2, 1, 4), (8, 4, 3, 2), (7, 1, 1, 3)]
+        )
+        return (
+            common
+            | mixed
+            | dict(
+                hidden_size=rng.randrange(24, 50),
+                head_dim=head_dim,
+                layers_block_type=[pick([M, M, A, "mlp", "moe", "moe"]) for _ in range(num_layers)],
+                intermediate_size=rng.randrange(20, 70),
+                mamba_num_heads=ssm_heads,
+                mamba_head_dim=ssm_dim,
+                ssm_state_size=pick([5, 8, 16, 31]),
+                n_groups=groups,
+                conv_kernel=rng.randrange(2, 6),
+                use_bias=flag(),
+                use_conv_bias=flag(),
+                mlp_bias=flag(),
+                attention_bias=flag(),
+                time_step_limit=limits,
+                layer_norm_epsilon=eps,
+                chunk_size=pick([4, 16, 64]),
+                n_routed_experts=experts,
+                num_experts_per_tok=top_k,
+                n_group=expert_groups,
+                topk_group=top_groups,
+                moe_intermediate_size=rng.randrange(8, 30),
+                moe_shared_expert_intermediate_size=rng.randrange(8, 30),
+                moe_latent_size=pick([None, 10, 21]),
+                norm_topk_prob=flag(),
+                routed_scaling_factor=pick([1.0, 2.5]),
+            )
+        )
+    hidden = heads * pick([8, 16, 24])
+    groups = groups if 2 * hidden % groups == 0 else 1
+    ssm_heads = next(h for h in (groups * 4, groups * 2, groups) if 2 * hidden % h == 0)
+    both = (
+        common
+        | mixed
+        | dict(
+            hidden_size=hidden,
+            intermediate_size=rng.randrange(20, 70),
+            num_hidden_layers=num_layers,
+            mamba_n_heads=ssm_heads,
+            mamba_d_head=pick(["auto", 2 * hidden // ssm_heads]),
+            mamba_n_groups=groups,
+            mamba_d_state=pick([5, 8, 16, 31]),
+            mamba_d_conv=rng.randrange(2, 6),
+            mamba_conv_bias=flag(),
+            mamba_proj_bias=flag(),
+            mamba_chunk_size=pick([4, 16, 64]),
+            attention_bias=flag(),
+            rms_norm_eps=eps,
+            time_step_limit=limits,
+            rope_parameters=rope,
+        )
+    )
+    if family == "bamba":
+        return both | dict(
+            attn_layer_indices=[i for i, kind in enumerate(kinds) if kind == A] or None,
+            mlp_bias=flag(),
+            rope_parameters=rope | dict(partial_rotary_factor=pick([0.25, 0.5, 0.5, 1.0])),
+        )
+    experts = pick([0, 0, 3, 5])
+    return both | dict(
+        layer_types=kinds,
+        shared_intermediate_size=rng.randrange(10, 40),
+        num_local_experts=experts,
+        num_experts_per_tok=pick([1, 2, experts]) if experts else 2,
+        position_embedding_type=pick(["nope", None, "rope"]),
+        embedding_multiplier=pick([1.0, 12.0, 0.7]),
+        residual_multiplier=pick([1.0, 0.22, 0.6]),
+        attention_multiplier=pick([1.0, 0.125, 0.03]),
+        logits_scaling=pick([1.0, 8.0, 0.4]),
+    )
