@@ -60,6 +60,11 @@ def read(path):
     return [json.loads(part) for part in data.decode().split("\n")[:-1]]
 
 
+def ids(path):
+    """The custom ids of a file's lines."""
+    return [entry["custom_id"] for entry in read(path)]
+
+
 def answers(path):
     """What must be equal between runs: all but the times, and what the prefix cache happened to hold."""
     lines = read(path)

@@ -1,4 +1,4 @@
-"""A byte-level model directory without weights, and an LLM over the fake engine."""
+"""A byte-level model directory without weights, an LLM over the fake engine, and the files of a batch."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tokenizers import decoders, models
 
 from hybrid_jax import llm as llm_module
 from hybrid_jax.tokenizer import Tokenizer
+from tests.surface.batch_files import line, write
 from tests.surface.fake_engine import CONFIG, FakeEngine
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ mood }}"
@@ -53,3 +54,11 @@ def fake_model(monkeypatch, tmp_path, tokenizer):
     tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     return tmp_path
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Paths of an input with one line, and of an output."""
+    folder = tmp_path / "batch"
+    folder.mkdir()
+    return write(folder / "in.jsonl", [line()]), folder / "out.jsonl"

@@ -1,0 +1,234 @@
+"""The command run-batch: what it says, the options it takes, wrong paths, full disks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hybrid_jax import cli, run_batch
+from hybrid_jax import llm as llm_module
+from hybrid_jax.batch import partial_path
+from tests.surface.batch_files import CHAT, answers, ids, line, mixed_lines, write
+from tests.surface.fake_engine import FakeEngine
+
+
+@pytest.fixture
+def command(fake_model, files, capsys):
+    """Runs run-batch on the two files, or others; returns (exit code, stdout, stderr)."""
+
+    def command(*arguments, input=files[0], output=files[1]):
+        given = ["run-batch", "-i", input, "-o", output, "--model", fake_model, *arguments]
+        with pytest.raises(SystemExit) as exit:
+            cli.main([str(argument) for argument in given])
+        captured = capsys.readouterr()
+        return exit.value.code, captured.out, captured.err
+
+    return command
+
+
+def test_the_command_writes_the_file_and_says_so_on_stderr(command, files):
+    code, out, err = command()
+    assert (code, out) == (0, "")
+    assert err.startswith(f"hybrid-jax: {files[1]}: 1 lines, 0 errors; 9 new tokens, ")
+    assert sorted(os.listdir(files[1].parent)) == ["in.jsonl", "out.jsonl"]
+
+
+def test_the_command_prints_one_object(command, files):
+    write(files[0], [line("a"), line("a"), line("b")])
+    code, out, _ = command("--json")
+    summary = json.loads(out)
+    assert (code, summary["num_lines"], summary["num_errors"]) == (0, 3, 1)
+    assert (summary["prompt_tokens"], summary["completion_tokens"]) == (4, 18)
+    assert summary["hit_rate"] == 0
+    assert not summary["already_finished"]
+    assert summary["peak_memory_bytes"] > 2**20
+
+
+def test_a_finished_output_is_left_as_it_is(command, files, monkeypatch):
+    command()
+    before = files[1].read_bytes(), os.stat(files[1]).st_mtime_ns
+    monkeypatch.setattr(llm_module, "load_model", None)  # not even the model is loaded
+    code, out, err = command("--json")
+    assert code == 0
+    assert json.loads(out)["already_finished"]
+    assert err == (
+        f"hybrid-jax: {files[1]} is finished already and was left as it is; delete it to run again\n"
+    )
+    assert (files[1].read_bytes(), os.stat(files[1]).st_mtime_ns) == before
+
+
+def test_an_empty_output_is_no_finished_one(command, files):
+    files[1].touch()
+    assert command()[0] == 0
+    assert ids(files[1]) == ["a"]
+
+
+def test_an_llm_made_for_the_run_may_say_what_it_is(fake_model, files, capsys):
+    run_batch(*files, fake_model)
+    assert capsys.readouterr().err == ""
+    run_batch(files[0], files[1].with_name("other.jsonl"), fake_model, quiet=False)
+    assert "sequences up to 200 tokens" in capsys.readouterr().err
+
+
+def test_options_reach_the_engine(command, files, monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(
+        FakeEngine, "add", lambda self, request: seen.append((self.engine_config, request))
+    )
+    monkeypatch.setattr(FakeEngine, "has_work", False)
+    template = tmp_path / "template.jinja"
+    template.write_text("[{{ messages[0].content }}]")
+    write(files[0], [line("a", CHAT)])
+    command("--seed", 5, "--max-rows", 3, "--cache", "off", "--exact", "--chat-template", template)
+    [(config, request)] = seen
+    assert (config.seed, config.max_rows, config.cache.policy, config.exact) == (5, 3, "off", True)
+    assert bytes(request.prompt) == b"[ab]"
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "in.jsonl", "link.jsonl", "hard.jsonl"])
+def test_the_input_is_never_overwritten(command, files, name):
+    source, output = files
+    other = output.with_name(name)
+    if name.startswith("link"):
+        other.symlink_to(source)
+    elif name.startswith("hard"):
+        os.link(source, other)
+    before = source.read_bytes()
+    code, _, err = command(output=other)
+    assert source.read_bytes() == before
+    if name == "out.jsonl":
+        assert code == 0
+        return
+    assert code == 2
+    assert f"{source} is the input and would be overwritten" in err
+    assert err.count("\n") == 1
+    assert not partial_path(other).exists()
+
+
+def test_the_input_is_no_partial_output(command, files):
+    source, output = files
+    before = source.read_bytes()
+    os.rename(source, partial_path(output))
+    code, _, err = command(input=partial_path(output))
+    assert code == 2
+    assert f"would be overwritten as {partial_path(output).name}" in err
+    assert partial_path(output).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"", "holds no requests, one JSON object a line"),
+        (b"\xef\xbb\xbf\n\r\n  \n", "holds no requests"),
+        ("{}".encode("utf-16"), "is UTF-16 or UTF-32 text; save it as UTF-8"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_an_input_that_is_none_is_one_clear_error(command, files, content, message):
+    source, output = files
+    if content is None:
+        source.unlink()
+    else:
+        source.write_bytes(content)
+    code, out, err = command()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert str(source) in err
+    assert content is None or source.read_bytes() == content
+    assert [path.name for path in output.parent.iterdir()] == (
+        [] if content is None else ["in.jsonl"]
+    )
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"output": "/nowhere/out.jsonl"}, "No such file or directory: /nowhere/out.jsonl.partial"),
+        ({"output": "/tmp"}, "the output must be a regular file, got /tmp"),
+        ({"output": "/dev/full"}, "the output must be a regular file, got /dev/full"),
+        ({"output": "/proc/out.jsonl"}, "/proc/out.jsonl.partial"),
+        ({"input": "/tmp"}, "the input must be a regular file"),
+        ({"input": "/dev/null"}, "the input must be a regular file"),
+    ],
+)
+def test_a_wrong_path_is_a_callers_mistake(command, files, given, message):
+    code, out, err = command(**given)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert not files[1].exists()
+
+
+def test_a_template_that_is_no_utf8_is_named(command, files, tmp_path):
+    template = tmp_path / "template.jinja"
+    template.write_bytes(b"ab\xff")
+    code, out, err = command("--chat-template", template)
+    assert (code, out) == (2, "")
+    assert err == (
+        f"hybrid-jax: --chat-template {template}: is not valid UTF-8, it has byte 0xff at byte 2; "
+        "save it as UTF-8\n"
+    )
+    assert [path.name for path in files[0].parent.iterdir()] == ["in.jsonl"]
+
+
+def test_a_wrong_option_leaves_nothing_behind(command, files):
+    code, _, err = command("--memory", "lots")
+    assert (code, err.count("\n")) == (2, 1)
+    assert [path.name for path in files[0].parent.iterdir()] == ["in.jsonl"]
+
+
+def test_an_output_of_another_input_is_refused(command, files):
+    files[1].write_text("{}\n{}\n")
+    code, _, err = command()
+    assert code == 2
+    assert f"{files[1]} is there and has 2 lines, {files[0]} has 1; delete it" in err
+    assert files[1].read_text() == "{}\n{}\n"
+
+
+def program(*arguments, **environment):
+    """The command line as a real program over the scripted engine."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.surface.batch_program", *map(str, arguments)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_full_disk_is_one_line_and_the_next_run_goes_on(files):
+    source, output = files
+    write(source, mixed_lines(60))
+    arguments = ("run-batch", "-i", source, "-o", output)
+    done = program(*arguments, HYBRID_JAX_TEST_FILE_LIMIT="20000")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"hybrid-jax: run-batch: File too large: {partial_path(output)}")
+    assert done.stderr.count("\n") == 1
+    assert "lines written before are kept, the same command goes on from there" in done.stderr
+    assert os.stat(partial_path(output)).st_size == 20_000
+    done = program(*arguments, "--json")
+    assert done.returncode == 0
+    assert 10 < json.loads(done.stdout)["num_resumed"] < 60
+    whole = output.with_name("whole.jsonl")
+    program("run-batch", "-i", source, "-o", whole)
+    assert answers(output) == answers(whole)
+
+
+def test_an_input_that_changes_meanwhile_is_noticed(command, files, monkeypatch):
+    source, output = files
+    write(source, [line(f"{index}", n=8) for index in range(50)])
+    step = FakeEngine.step
+
+    def appending(self):
+        if self.num_steps == 1:
+            with open(source, "a") as file:
+                file.write(json.dumps(line("new")) + "\n")
+        return step(self)
+
+    monkeypatch.setattr(FakeEngine, "step", appending)
+    code, _, err = command()
+    assert (code, err.count("\n")) == (1, 1)
+    assert f"{source} was changed while it was read" in err
+    assert not output.exists()
