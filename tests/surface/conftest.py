@@ -1,4 +1,4 @@
-"""A byte-level model directory without weights, an LLM over the fake engine, and the files of a batch."""
+"""A byte-level model directory without weights, an LLM over the fake engine, and batches for it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import tokenizers
 from tokenizers import decoders, models
 
 from hybrid_jax import llm as llm_module
+from hybrid_jax import run_batch
 from hybrid_jax.tokenizer import Tokenizer
-from tests.surface.batch_files import line, write
+from tests.surface.batch_files import line, read, write
 from tests.surface.fake_engine import CONFIG, FakeEngine
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ mood }}"
@@ -62,3 +63,46 @@ def files(tmp_path):
     folder = tmp_path / "batch"
     folder.mkdir()
     return write(folder / "in.jsonl", [line()]), folder / "out.jsonl"
+
+
+@pytest.fixture
+def ask(llm, files):
+    """The output lines of request objects, or of lines as they stand."""
+    source, output = files
+
+    def ask(*lines, llm=llm):
+        text = [entry if isinstance(entry, str) else json.dumps(entry) for entry in lines]
+        source.write_text("\n".join(text), encoding="utf-8")
+        output.unlink(missing_ok=True)
+        run_batch(source, output, llm)
+        return read(output)
+
+    return ask
+
+
+@pytest.fixture
+def body_of(ask):
+    """The body of the answer to one line; fails on an error line."""
+
+    def body_of(*arguments, llm=None, **body):
+        [answer] = ask(line(*arguments, **body), **{"llm": llm} if llm else {})
+        assert (answer["error"], answer["response"]["status_code"]) == (None, 200)
+        return answer["response"]["body"]
+
+    return body_of
+
+
+@pytest.fixture
+def error_of(ask):
+    """The error of one line."""
+
+    def error_of(entry):
+        [answer] = ask(entry)
+        error = answer["response"]["body"]["error"]
+        assert answer["response"]["status_code"] == 400
+        assert answer["error"] == {"code": error["code"], "message": error["message"]}
+        assert error["type"] == "invalid_request_error"
+        assert error["message"].startswith("line 1: ")
+        return error
+
+    return error_of

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from hybrid_jax import cli, run_batch
+from hybrid_jax import LLM, cli, run_batch
 from hybrid_jax import llm as llm_module
 from hybrid_jax.batch import partial_path
 from tests.surface.batch_files import CHAT, answers, ids, line, mixed_lines, write
@@ -232,3 +232,9 @@ def test_an_input_that_changes_meanwhile_is_noticed(command, files, monkeypatch)
     assert (code, err.count("\n")) == (1, 1)
     assert f"{source} was changed while it was read" in err
     assert not output.exists()
+
+
+def test_an_llm_of_its_own_takes_no_options(llm, tmp_path):
+    with pytest.raises(ValueError, match="the LLM is made already, so max_rows comes too late"):
+        run_batch(tmp_path / "in", tmp_path / "out", llm, max_rows=3)
+    assert isinstance(llm, LLM)
