@@ -1,10 +1,13 @@
-"""Batch files for tests, and an engine whose tokens tell every request from every other."""
+"""Batch files, runs of them that end early, and an engine whose tokens tell every request from every other."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
+import subprocess
+import sys
 
 from tests.surface.fake_engine import FakeEngine
 
@@ -72,3 +75,35 @@ def answers(path):
         entry["response"]["body"].pop("created", None)
         entry["response"]["body"].get("usage", {}).pop("prompt_tokens_details", None)
     return lines
+
+
+class Stop(Exception):
+    """What `stop_at` raises."""
+
+
+def stop_at(count):
+    """A progress callback that ends a run once `count` lines are written."""
+
+    def progress(done, total):
+        if done >= count:
+            raise Stop
+
+    return progress
+
+
+def start(files, *arguments, module="tests.surface.batch_program", **environment):
+    """Starts run-batch on an input and an output, as a program over the scripted engine or of `module`."""
+    command = [sys.executable, "-m", module, "run-batch", "-i", files[0], "-o", files[1]]
+    return subprocess.Popen(
+        list(map(str, [*command, *arguments])),
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    """Waits for a program; returns (exit code, stdout, stderr)."""
+    out, err = process.communicate()
+    return process.returncode, out, err

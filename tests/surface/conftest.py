@@ -15,6 +15,8 @@ from tests.surface.batch_files import line, read, write
 from tests.surface.fake_engine import CONFIG, FakeEngine
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ mood }}"
+# How prompts for the bundled model begin.
+HEAD = "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n\n"
 
 
 def byte_tokenizer():

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
 from hybrid_jax import LLM, cli, run_batch
 from hybrid_jax import llm as llm_module
 from hybrid_jax.batch import partial_path
-from tests.surface.batch_files import CHAT, answers, ids, line, mixed_lines, write
+from tests.surface.batch_files import CHAT, answers, finish, ids, line, mixed_lines, start, write
 from tests.surface.fake_engine import FakeEngine
 
 
@@ -188,31 +186,20 @@ def test_an_output_of_another_input_is_refused(command, files):
     assert files[1].read_text() == "{}\n{}\n"
 
 
-def program(*arguments, **environment):
-    """The command line as a real program over the scripted engine."""
-    return subprocess.run(
-        [sys.executable, "-m", "tests.surface.batch_program", *map(str, arguments)],
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-    )
-
-
 def test_a_full_disk_is_one_line_and_the_next_run_goes_on(files):
     source, output = files
     write(source, mixed_lines(60))
-    arguments = ("run-batch", "-i", source, "-o", output)
-    done = program(*arguments, HYBRID_JAX_TEST_FILE_LIMIT="20000")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"hybrid-jax: run-batch: File too large: {partial_path(output)}")
-    assert done.stderr.count("\n") == 1
-    assert "lines written before are kept, the same command goes on from there" in done.stderr
+    code, out, err = finish(start(files, HYBRID_JAX_TEST_FILE_LIMIT="20000"))
+    assert (code, out) == (1, "")
+    assert err.startswith(f"hybrid-jax: run-batch: File too large: {partial_path(output)}")
+    assert err.count("\n") == 1
+    assert "lines written before are kept, the same command goes on from there" in err
     assert os.stat(partial_path(output)).st_size == 20_000
-    done = program(*arguments, "--json")
-    assert done.returncode == 0
-    assert 10 < json.loads(done.stdout)["num_resumed"] < 60
+    code, out, _ = finish(start(files, "--json"))
+    assert code == 0
+    assert 10 < json.loads(out)["num_resumed"] < 60
     whole = output.with_name("whole.jsonl")
-    program("run-batch", "-i", source, "-o", whole)
+    finish(start((source, whole)))
     assert answers(output) == answers(whole)
 
 

@@ -1,35 +1,27 @@
-"""Interrupted batch runs: nothing lost, nothing doubled, and the same texts as without."""
+"""Batch runs go on where they were interrupted, with the same answers, or say why they do not."""
 
 from __future__ import annotations
 
-import json
 import os
-import random
 import re
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
-from hybrid_jax import LLM, run_batch
 from hybrid_jax import llm as llm_module
+from hybrid_jax import run_batch
 from hybrid_jax.batch import partial as partial_module
 from hybrid_jax.batch import partial_path
 from hybrid_jax.batch.partial import PartialOutput, sidecar_path
 from tests.surface.batch_files import (
-    COMPLETIONS,
     SeededEngine,
+    Stop,
     answers,
     line,
     mixed_lines,
     read,
+    stop_at,
     write,
 )
-
-LONG = os.environ.get("HYBRID_JAX_BATCH_KILLS") == "all"
-NUM_LINES = 200
 
 
 @pytest.fixture
@@ -39,22 +31,9 @@ def make_seeded(make_llm, monkeypatch):
 
 
 @pytest.fixture
-def files(tmp_path):
-    folder = tmp_path / "batch"
-    folder.mkdir()
-    return write(folder / "in.jsonl", mixed_lines(60)), folder / "out.jsonl"
-
-
-class Stop(Exception):
-    pass
-
-
-def stop_at(count):
-    def progress(done, total):
-        if done >= count:
-            raise Stop
-
-    return progress
+def files(files):
+    """The same paths, with 60 lines of all kinds in the input."""
+    return write(files[0], mixed_lines(60)), files[1]
 
 
 def interrupted(files, llm, at=20):
@@ -72,9 +51,6 @@ def whole(files, llm):
     output = files[1].with_name("whole.jsonl")
     run_batch(files[0], output, llm)
     return answers(output)
-
-
-# --- going on -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at", [1, 20, 45])
@@ -159,9 +135,6 @@ def test_duplicates_of_lines_written_before_are_still_seen(make_seeded, files):
     run_batch(*files, make_seeded())
     [error] = [entry["error"] for entry in read(files[1]) if entry["error"]]
     assert error["message"].startswith("line 60: custom_id '0' was used by an earlier line")
-
-
-# --- not going on ---------------------------------------------------------------------------------
 
 
 def test_a_partial_file_of_another_input_is_refused(make_seeded, files):
@@ -292,151 +265,3 @@ def test_a_run_that_waited_for_a_finished_one_starts_anew(make_seeded, files, mo
     monkeypatch.setattr(partial_module, "_is_still", finished_meanwhile)
     assert run_batch(*files, make_seeded()).already_finished
     assert sorted(os.listdir(files[1].parent)) == ["in.jsonl", "out.jsonl"]
-
-
-# --- programs that are killed ---------------------------------------------------------------------
-
-
-def start(module, files, *arguments, **environment):
-    command = [
-        sys.executable,
-        "-m",
-        module,
-        "run-batch",
-        "-i",
-        files[0],
-        "-o",
-        files[1],
-        *arguments,
-    ]
-    return subprocess.Popen(
-        list(map(str, command)),
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def kill_after_bytes(process, path, size):
-    """Kills the program once its partial file has grown to `size` bytes; False when it ended first."""
-    while process.poll() is None:
-        if path.exists() and path.stat().st_size >= size:
-            process.kill()
-            process.communicate()
-            return True
-        time.sleep(0.001)
-    _, err = process.communicate()
-    assert process.returncode == 0, err
-    return False
-
-
-def kill_often(files, starts, num_kills, size):
-    """Kills run after run at random points until one gets through; returns how many were killed."""
-    random_, path = random.Random(3), partial_path(files[1])
-    for kill in range(num_kills):
-        known = path.stat().st_size if path.exists() else 0
-        share = (size - known) / (num_kills + 1 - kill)
-        point = known + int(share * random_.uniform(0.2, 1.5))
-        if not kill_after_bytes(starts(), path, point):
-            return kill
-        assert not files[1].exists()
-    process = starts()
-    _, err = process.communicate()
-    assert process.returncode == 0, err
-    return num_kills
-
-
-def test_a_batch_killed_again_and_again_loses_and_doubles_nothing(tmp_path):
-    files = write(tmp_path / "in.jsonl", mixed_lines(NUM_LINES)), tmp_path / "out.jsonl"
-    output = tmp_path / "whole.jsonl"
-    process = start("tests.surface.batch_program", (files[0], output))
-    _, err = process.communicate()
-    assert process.returncode == 0, err
-    killed = kill_often(
-        files,
-        lambda: start("tests.surface.batch_program", files, HYBRID_JAX_TEST_PAUSE="0.01"),
-        20 if LONG else 4,
-        output.stat().st_size,
-    )
-    assert killed >= (15 if LONG else 3)
-    assert answers(files[1]) == answers(output)
-    assert len(read(files[1])) == NUM_LINES
-    assert sorted(os.listdir(tmp_path)) == ["in.jsonl", "out.jsonl", "whole.jsonl"]
-
-
-def test_ctrl_c_says_how_to_go_on(tmp_path):
-    files = write(tmp_path / "in.jsonl", mixed_lines(NUM_LINES)), tmp_path / "out.jsonl"
-    process = start("tests.surface.batch_program", files, HYBRID_JAX_TEST_PAUSE="0.05")
-    path = partial_path(files[1])
-    while process.poll() is None and not (path.exists() and path.stat().st_size > 1000):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, "")
-    assert err == (
-        f"hybrid-jax: interrupted; the lines so far are in {path}, the same command goes on from there\n"
-    )
-    assert 0 < len(read(path)) < NUM_LINES
-    process = start("tests.surface.batch_program", files)
-    _, err = process.communicate()
-    assert "from an earlier run" in err
-    assert len(read(files[1])) == NUM_LINES
-
-
-# --- the bundled model ----------------------------------------------------------------------------
-
-HEAD = "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n\n"
-
-
-def bundled_lines(count):
-    random_ = random.Random(1)
-    return [
-        line(
-            f"id-{index}",
-            prompt=HEAD + f"    def method_{index}(self):\n",
-            max_tokens=random_.randint(4, 24),
-            temperature=random_.choice([0, 0.9]),
-            n=random_.choice([1, 1, 2]),
-        )
-        for index in range(count)
-    ]
-
-
-def test_the_bundled_model_goes_on_with_the_same_texts(tmp_path):
-    files = write(tmp_path / "in.jsonl", bundled_lines(24)), tmp_path / "out.jsonl"
-    with LLM(max_rows=4, max_model_len=512) as llm:
-        summary = run_batch(files[0], tmp_path / "whole.jsonl", llm)
-        assert summary.hit_rate > 0.5  # the head is computed once
-        llm.reset_prefix_cache()
-        with pytest.raises(Stop):
-            run_batch(*files, llm, progress=stop_at(9))
-        llm.reset_prefix_cache()
-        resumed = run_batch(*files, llm)
-        assert llm.stats()["running"] == llm.stats()["waiting"] == 0
-        assert 9 <= resumed.num_resumed < 24
-        params = llm_module.SamplingParams(temperature=0.0, max_tokens=24)
-        for entry in (json.loads(text) for text in files[0].read_text().splitlines()):
-            if entry["body"]["temperature"] == 0 and entry["body"]["n"] == 1:
-                break
-        [alone] = llm.generate(entry["body"]["prompt"], params)
-    assert answers(files[1]) == answers(tmp_path / "whole.jsonl")
-    [found] = [a for a in answers(files[1]) if a["custom_id"] == entry["custom_id"]]
-    [choice] = found["response"]["body"]["choices"]
-    assert choice["text"] and alone.outputs[0].text.startswith(choice["text"])
-
-
-@pytest.mark.skipif(not LONG, reason="HYBRID_JAX_BATCH_KILLS=all kills the bundled model 20 times")
-def test_the_bundled_model_killed_20_times(tmp_path):
-    files = write(tmp_path / "in.jsonl", bundled_lines(NUM_LINES)), tmp_path / "out.jsonl"
-    output = tmp_path / "whole.jsonl"
-    options = ("--max-rows", "4", "--max-model-len", "512")
-    _, err = start("hybrid_jax", (files[0], output), *options).communicate()
-    killed = kill_often(
-        files, lambda: start("hybrid_jax", files, *options), 20, output.stat().st_size
-    )
-    assert killed >= 15
-    assert answers(files[1]) == answers(output)
-    assert [entry["error"] for entry in read(files[1])] == [None] * NUM_LINES
-    assert {entry["response"]["body"]["object"] for entry in read(files[1])} == {"text_completion"}
-    assert COMPLETIONS in files[0].read_text()

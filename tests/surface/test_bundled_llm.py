@@ -16,8 +16,8 @@ import pytest
 
 from hybrid_jax import LLM, SamplingParams, cli
 from hybrid_jax.text import IncrementalDecoder
+from tests.surface.conftest import HEAD
 
-HEAD = "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n\n"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 
 
