@@ -7,8 +7,11 @@ from types import SimpleNamespace
 
 from hybrid_jax.config import Attention, LayerSpec, ModelConfig
 from hybrid_jax.engine.request import Request, TokenLogprobs
+from hybrid_jax.sampling_params import SamplingParams
 
 EOS = 0
+SCRIPT = "The quick brown fox jumps over the lazy dog. "
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
 CONFIG = ModelConfig(
     family="llama",
     vocab_size=256,
@@ -17,6 +20,11 @@ CONFIG = ModelConfig(
     max_position=200,
     eos_token_ids=(EOS,),
 )
+
+
+def texts(outputs):
+    """The first text of each output."""
+    return [output.outputs[0].text for output in outputs]
 
 
 @dataclass
@@ -30,7 +38,7 @@ class StepOutput:
 class FakeEngine:
     """Says `script` (bytes), starting over at its end; prompts seen before hit up to the last grain."""
 
-    script = b"The quick brown fox jumps over the lazy dog. "
+    script = SCRIPT.encode()
     max_len = 200
 
     def __init__(self, config, params, engine_config):

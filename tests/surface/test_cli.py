@@ -14,7 +14,6 @@ import pytest
 from hybrid_jax import cli
 from tests.surface.fake_engine import FakeEngine
 
-SCRIPT = "The quick brown fox jumps over the lazy dog. "
 BAMBA = {
     "model_type": "bamba",
     "vocab_size": 128256,

@@ -8,9 +8,7 @@ import pytest
 from hybrid_jax import SamplingParams
 from hybrid_jax.fingerprint import SAMPLES, fingerprint
 from tests.surface.conftest import byte_tokenizer
-from tests.surface.fake_engine import CONFIG
-
-SCRIPT = "The quick brown fox jumps over the lazy dog. "
+from tests.surface.fake_engine import CONFIG, SCRIPT, texts
 
 
 def params(num_tokens):
@@ -30,7 +28,7 @@ def test_prompts_added_later_run_beside_the_earlier_ones(make_llm):
             found = feed.step()
         assert found == [first]
         assert feed.step() == []
-    assert [o.outputs[0].text for o in second.outputs()] == [SCRIPT[:3]] * 2
+    assert texts(second.outputs()) == [SCRIPT[:3]] * 2
     assert first.outputs()[0].outputs[0].text == SCRIPT[:12]
     assert llm.stats()["generated_tokens"] == 18
 

@@ -1,4 +1,4 @@
-"""What `LLM` is told: names of other engines, values out of range, and memory that is not there."""
+"""What `LLM` is told: options and names of other engines, values out of range, memory that is not there."""
 
 from __future__ import annotations
 
@@ -92,6 +92,56 @@ def test_numbers_of_numpy_become_pythons_own():
     assert repr(given) == repr(EngineConfig(max_rows=3, exact=True, seed=2**63 - 1))
 
 
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({"speculation": "ngram"}, NotImplementedError, "speculation='ngram' is not built yet"),
+        ({"quantize": "int8"}, NotImplementedError, "quantize='int8'"),
+        ({"mesh": "tp=2"}, NotImplementedError, "mesh='tp=2'"),
+        ({"host_memory": "2GiB"}, NotImplementedError, "host_memory='2GiB'"),
+        ({"cache_dir": "x"}, NotImplementedError, "cache_dir='x'"),
+        ({"cache": "marconi"}, NotImplementedError, "cache='marconi'"),
+        ({"cache": "adaptive"}, NotImplementedError, "cache='adaptive'"),
+        ({"cache": "best"}, ValueError, "cache must be 'lru', 'off' or a CacheConfig, got 'best'"),
+        ({"max_num_seqs": 4}, TypeError, "'max_num_seqs'; did you mean max_rows"),
+        ({"colour": 4}, TypeError, "unknown option 'colour'; it has cache, exact, grain"),
+        ({"memory": "lots"}, ValueError, "memory: a size must look like 5GB.*'lots'"),
+        ({"max_rows": 0}, ValueError, "max_rows must be .*0"),
+        ({"dtype": "int4"}, ValueError, "dtype must be .*'int4'"),
+    ],
+)
+def test_bad_options_are_named(make_llm, fake_model, options, error, message):
+    with pytest.raises(error, match=message):
+        make_llm(**options)
+    with pytest.raises(error, match=message):
+        LLM(fake_model, **options)
+
+
+def test_options_reach_the_engine(make_llm):
+    llm = make_llm(
+        memory="1GiB", max_rows=3, cache="off", grain=16, exact=True, speculation="off", mesh=None
+    )
+    config = llm.engine_config
+    assert (config.memory, config.max_rows, config.grain) == (2**30, 3, 16)
+    assert config.cache == CacheConfig(policy="off")
+    assert config.exact
+    assert make_llm(cache=CacheConfig()).engine_config.cache.policy == "lru"
+
+
+def test_weights_in_memory_use_the_compile_cache_too(make_llm, fake_model, monkeypatch):
+    calls = []
+    monkeypatch.setattr(llm_module, "enable_compile_cache", lambda: calls.append(1))
+    make_llm()
+    assert len(calls) == 1
+    LLM(fake_model)
+    assert len(calls) == 2
+
+
+def test_auto_is_float32_on_a_cpu(fake_model):
+    assert LLM(fake_model).engine_config.dtype == "float32"
+    assert LLM(str(fake_model), dtype="bfloat16").engine_config.dtype == "bfloat16"
+
+
 # --- the model's own sampling parameters ----------------------------------------------------------
 
 
@@ -118,6 +168,38 @@ def test_the_models_own_limit_gives_way_to_its_length(fake_model):
     assert len(output.outputs[0].token_ids) == 50
     with pytest.raises(ValueError, match="prompt 0: 150 tokens and max_tokens=51 exceed"):
         llm.generate("x" * 150, SamplingParams(max_tokens=51))
+
+
+@pytest.mark.parametrize(
+    "content, expected",
+    [
+        (None, SamplingParams()),
+        ('{"temperature": 0.6, "top_k": 5, "top_p": 0.9, "do_sample": true}', (0.6, 5, 0.9)),
+        ('{"do_sample": false, "temperature": 0.6}', (0.0, 0, 1.0)),
+    ],
+)
+def test_default_params_come_from_the_model(fake_model, content, expected):
+    if content is not None:
+        (fake_model / "generation_config.json").write_text(content)
+    params = LLM(fake_model).get_default_sampling_params()
+    if content is None:
+        assert params == expected
+    else:
+        assert (params.temperature, params.top_k, params.top_p) == expected
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("{", "is not valid JSON"),
+        ("[1]", "must hold an object, got list"),
+        ('{"temperature": "hot"}', "temperature must be 0 or a number .*, got 'hot'"),
+    ],
+)
+def test_a_bad_generation_config_is_named(fake_model, content, message):
+    (fake_model / "generation_config.json").write_text(content)
+    with pytest.raises(ValueError, match=rf"generation_config\.json.* {message}"):
+        LLM(fake_model)
 
 
 # --- memory ---------------------------------------------------------------------------------------

@@ -1,4 +1,6 @@
-"""What `stream` yields by `output_kind`, and streams for `async for`."""
+"""`stream`: deltas that join to the whole, what they hold by `output_kind`, and streams for `async for`."""
+
+from __future__ import annotations
 
 import asyncio
 import contextlib
@@ -6,6 +8,7 @@ import contextlib
 import pytest
 
 from hybrid_jax import RequestOutputKind, SamplingParams
+from tests.surface.fake_engine import GREEDY, SCRIPT, texts
 
 PARAMS = {"max_tokens": 12, "n": 2, "logprobs": 1}
 
@@ -100,3 +103,49 @@ def test_a_mistake_is_raised_where_the_stream_is_read(llm):
 
     with pytest.raises(ValueError, match="prompt 0: is empty"):
         asyncio.run(main())
+
+
+def test_deltas_join_to_what_generate_returns(make_llm, monkeypatch):
+    llm = make_llm(steps_per_dispatch=3)
+    monkeypatch.setattr(type(llm._engine), "script", "né 你好 🙂 stop".encode())
+    params = SamplingParams(max_tokens=30, stop="stop", logprobs=1)
+    [expected] = llm.generate("ab", params)
+    deltas = list(llm.stream("ab", params))
+    assert len(deltas) > 3
+    assert "".join(d.text for d in deltas) == expected.outputs[0].text == "né 你好 🙂 "
+    assert sum((d.token_ids for d in deltas), ()) == expected.outputs[0].token_ids
+    assert sum((d.logprobs for d in deltas), ()) == expected.outputs[0].logprobs
+    assert all("\ufffd" not in d.text for d in deltas)
+    assert [d.finished() for d in deltas] == [False] * (len(deltas) - 1) + [True]
+    assert deltas[-1].output.outputs == expected.outputs
+
+
+def test_several_prompts_stream_together(llm):
+    params = SamplingParams(max_tokens=20, n=2)
+    found = {}
+    for delta in llm.stream(["a", "b"], params):
+        key = delta.prompt_index, delta.index
+        found[key] = found.get(key, "") + delta.text
+    assert found == {(p, i): (SCRIPT * 2)[4 * i :][:20] for p in range(2) for i in range(2)}
+
+
+def test_closing_a_stream_ends_its_request(llm):
+    deltas = llm.stream("ab", SamplingParams(max_tokens=100))
+    next(deltas)
+    assert llm._engine.has_work
+    deltas.close()
+    assert not llm._engine.has_work
+    assert texts(llm.generate("ab", GREEDY)) == [SCRIPT[:12]]
+
+
+def test_generate_inside_a_stream_loop(llm):
+    streamed = ""
+    for delta in llm.stream("ab", SamplingParams(max_tokens=40)):
+        streamed += delta.text
+        assert texts(llm.generate("cd", GREEDY)) == [SCRIPT[:12]]
+    assert streamed == SCRIPT[:40]
+
+
+def test_a_stream_checks_its_prompt_before_the_first_step(llm):
+    with pytest.raises(ValueError, match="prompt 0: is empty"):
+        llm.stream("")
