@@ -54,8 +54,8 @@ def compiled_loop(engine: Engine, rows: int):
     runner._write_slots(memory.slots.take_new())
     for row in range(rows):
         count = geometry.num_pages(PROMPT_LEN + NUM_STEPS)
-        own = [tuple(memory.frames.allocate(geometry.frames_per_page)) for _ in range(count)]
-        frames += [frame for page in own for frame in page]
+        own = memory.frames.allocate(count * geometry.frames_per_page).reshape(count, -1)
+        frames += own.reshape(-1).tolist()
         layout.set(batch, row, "position", PROMPT_LEN)
         layout.set(batch, row, "checkpoint", PROMPT_LEN)
         layout.set(batch, row, "read_slot", ids[row])

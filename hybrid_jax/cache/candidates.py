@@ -25,7 +25,7 @@ class Candidates:
     def refresh(self, node: Node) -> None:
         """Puts the node into the sets it belongs to now, and out of the others; its order may be another too."""
         for candidates, belongs in (
-            (self.evictable, _is_evictable(node)),
+            (self.evictable, self._is_evictable(node)),
             (self.prunable, _is_prunable(node)),
         ):
             if belongs:
@@ -33,23 +33,25 @@ class Candidates:
             else:
                 candidates.discard(node)
 
+    def _is_evictable(self, node: Node) -> bool:
+        if node.parent is None or not node.cached or node.pins:
+            return False
+        if node.num_cached_children == 0:
+            return True
+        inside = node.num_cached_children == 1 and node.slot != 0
+        return inside and not self.evictable.leaves_only
+
     def check_invariants(self, root: Node) -> None:
         """Asks every node below `root` anew; raises AssertionError where a set disagrees."""
         for node in root.walk():
             for name, candidates, belongs in (
-                ("evictable", self.evictable, _is_evictable(node)),
+                ("evictable", self.evictable, self._is_evictable(node)),
                 ("prunable", self.prunable, _is_prunable(node)),
             ):
                 assert (node in candidates) == belongs, (
                     f"radix: node [{node.start}, {node.end}) listed as {name}: {node in candidates}, "
                     f"it is: {belongs}"
                 )
-
-
-def _is_evictable(node: Node) -> bool:
-    if node.parent is None or not node.cached or node.pins:
-        return False
-    return node.num_cached_children == 0 or (node.num_cached_children == 1 and node.slot != 0)
 
 
 def _is_prunable(node: Node) -> bool:

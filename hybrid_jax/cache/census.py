@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hybrid_jax.cache.node import Node
-from hybrid_jax.cache.pages import PageHandles, PageHolds
+from hybrid_jax.cache.pages import NodePages
 
 
 @dataclass(kw_only=True)
@@ -14,7 +14,7 @@ class Census:
 
     Attributes:
         nodes, known_nodes, known_tokens: nodes; those without pages, and their tokens.
-        pages: every page of every node.
+        pages: the pages of every cached node.
         slots: the node of each checkpoint.
         promises: per owner the promised nodes, by position.
     """
@@ -22,17 +22,9 @@ class Census:
     nodes: int = 0
     known_nodes: int = 0
     known_tokens: int = 0
-    pages: list[PageHandles] = field(default_factory=list)
+    pages: list[NodePages] = field(default_factory=list)
     slots: dict[int, Node] = field(default_factory=dict)
     promises: dict[str, dict[int, Node]] = field(default_factory=dict)
-
-    def page_holds(self, holds: PageHolds) -> dict[int, int]:
-        """Nodes per frame that list it; raises StaleHandle where a page was released."""
-        count: dict[int, int] = {}
-        for page in self.pages:
-            for frame in holds.ids(page):
-                count[frame] = count.get(frame, 0) + 1
-        return count
 
 
 def count_nodes(root: Node) -> Census:
@@ -44,7 +36,7 @@ def count_nodes(root: Node) -> Census:
             continue
         seen.nodes += 1
         if node.cached:
-            seen.pages += node.pages
+            seen.pages.append(node.pages)
         else:
             seen.known_nodes += 1
             seen.known_tokens += len(node.tokens)

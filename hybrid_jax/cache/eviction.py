@@ -12,7 +12,14 @@ class EvictionPolicy(Protocol):
 
     The tree calls `add` when a node becomes a candidate or its standing changed (it was used, its content
     grew), `discard` when it is none any more, and `pop` to take the least valuable one out.
+
+    Attributes:
+        leaves_only: nodes with cached children are no candidates; their checkpoints stay until the children went.
+        touches_path: a use refreshes all nodes from the root, not the resume point alone.
     """
+
+    leaves_only: bool
+    touches_path: bool
 
     def add(self, node: Any) -> None: ...
 
@@ -53,14 +60,21 @@ class OrderedCandidates:
     def discard(self, node: Any) -> None:
         self._current.pop(node, None)
 
+    def first(self) -> Any | None:
+        """The node with the smallest key; None when there is none."""
+        while self._heap:
+            if self._is_current(self._heap[0]):
+                return self._heap[0][2]
+            heapq.heappop(self._heap)
+        return None
+
     def pop(self) -> Any | None:
         """Removes and returns the node with the smallest key; None when there is none."""
-        while self._heap:
-            entry = heapq.heappop(self._heap)
-            if self._is_current(entry):
-                del self._current[entry[2]]
-                return entry[2]
-        return None
+        node = self.first()
+        if node is not None:
+            heapq.heappop(self._heap)
+            del self._current[node]
+        return node
 
     def __contains__(self, node: Any) -> bool:
         return node in self._current
@@ -70,7 +84,12 @@ class OrderedCandidates:
 
 
 class LeastRecentlyUsed(OrderedCandidates):
-    """The node whose resume point was used longest ago goes first."""
+    """The node whose resume point was used longest ago goes first.
 
-    def __init__(self) -> None:
+    Args:
+        leaves_only: of whole paths the ends alone, and a use refreshes the path: as SGLang's tree does it.
+    """
+
+    def __init__(self, *, leaves_only: bool = False) -> None:
         super().__init__(key=lambda node: node.last_use)
+        self.leaves_only = self.touches_path = leaves_only

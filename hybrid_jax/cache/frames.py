@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import numpy as np
+import numpy.typing as npt
 
 from hybrid_jax.cache import handles
 
@@ -17,12 +18,13 @@ class FrameAllocator:
     """Hands out frame ids 1 .. num_frames - 1, last released first.
 
     A frame starts with one holder; `retain` adds holders, `release` drops one, and the last one to let go
-    returns it to the free list under a new generation.
+    returns it to the free list under a new generation. Frames come and go as int32 arrays: a prompt has
+    hundreds of pages.
 
     Example:
         >>> frames = FrameAllocator(4)
         >>> pages = frames.allocate(2)
-        >>> pages, frames.num_free
+        >>> pages.tolist(), frames.num_free
         ([1, 2], 1)
         >>> frames.release(pages)
         >>> frames.num_free
@@ -36,102 +38,124 @@ class FrameAllocator:
                 f"(frame 0 is the sink), got {num_frames}; raise memory"
             )
         self.num_frames = num_frames
-        self._free = list(range(num_frames - 1, SINK, -1))
-        self._holders = [0] * num_frames
-        self._generation = bytearray(num_frames)
-
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
+        self._free = np.arange(num_frames - 1, SINK, -1, dtype=np.int32)  # a stack
+        self.num_free = num_frames - 1  # its height
+        self._holders = np.zeros(num_frames, np.int32)
+        self._generation = np.zeros(num_frames, np.uint8)
 
     @property
     def num_held(self) -> int:
-        return self.num_frames - 1 - len(self._free)
+        return self.num_frames - 1 - self.num_free
 
     def holders(self, frame: int) -> int:
         """How many hold this frame; 0 when it is free."""
-        return self._holders[frame]
+        return int(self._holders[frame])
 
-    def allocate(self, count: int) -> list[int]:
-        """`count` frames with one holder each, which is the caller.
+    def holders_of(self, frames: np.ndarray) -> np.ndarray:
+        """How many hold each of these frames."""
+        return self._holders[frames]
+
+    def allocate(self, count: int) -> np.ndarray:
+        """`count` frames with one holder each, which is the caller: int32[count].
 
         Raises:
             OutOfFrames: fewer are free; nothing was taken.
         """
-        if count > len(self._free):
+        if count > self.num_free:
             raise OutOfFrames(
-                f"OutOfFrames: needs {count} frames, {len(self._free)} of {self.num_frames - 1} free; "
+                f"OutOfFrames: needs {count} frames, {self.num_free} of {self.num_frames - 1} free; "
                 f"lower max_rows or raise memory"
             )
-        if count == 0:
-            return []
-        taken = self._free[-count:]
-        taken.reverse()
-        del self._free[-count:]
-        for frame in taken:
-            self._holders[frame] = 1
+        taken = self._free[self.num_free - count : self.num_free][::-1].copy()
+        self.num_free -= count
+        self._holders[taken] = 1
         return taken
 
-    def retain(self, frames: Iterable[int]) -> None:
+    def retain(self, frames: npt.ArrayLike) -> None:
         """Adds one holder to each frame."""
-        frames = tuple(frames)
+        frames = _ids(frames)
         self._require_held(frames, "retain")
-        for frame in frames:
-            self._holders[frame] += 1
+        np.add.at(self._holders, frames, 1)
 
-    def release(self, frames: Iterable[int]) -> None:
+    def release(self, frames: npt.ArrayLike) -> None:
         """Drops one holder of each frame; takes the caller's hold away. Raises before changing anything."""
-        frames = tuple(frames)
-        self._require_held(frames, "release")
-        for frame in frames:
-            self._holders[frame] -= 1
-            if self._holders[frame] == 0:
-                self._generation[frame] = (self._generation[frame] + 1) % handles.NUM_GENERATIONS
-                self._free.append(frame)
-
-    def _require_held(self, frames: tuple[int, ...], action: str) -> None:
-        for frame in frames:
-            if not 0 < frame < self.num_frames or self._holders[frame] == 0:
+        frames = _ids(frames)
+        before = self._require_held(frames, "release")
+        np.subtract.at(self._holders, frames, 1)
+        after = self._holders[frames]
+        gone = frames[after == 0]
+        if (after != before - 1).any():  # some frame is listed more than once
+            if (after < 0).any():
+                np.add.at(self._holders, frames, 1)
+                frame = int(frames[after < 0][0])
                 raise ValueError(
-                    f"FrameAllocator: cannot {action} frame {frame}, nobody holds it "
-                    f"(frames are 1 .. {self.num_frames - 1})"
+                    f"FrameAllocator: cannot release frame {frame} {(frames == frame).sum()} times, "
+                    f"{self._holders[frame]} hold it"
                 )
-        if action == "release" and len(set(frames)) < len(frames):
-            for frame in set(frames):
-                if frames.count(frame) > self._holders[frame]:
-                    raise ValueError(
-                        f"FrameAllocator: cannot release frame {frame} {frames.count(frame)} times, "
-                        f"{self._holders[frame]} hold it"
-                    )
+            gone = np.unique(gone)
+        if gone.size:
+            self._generation[gone] = (self._generation[gone] + 1) % handles.NUM_GENERATIONS
+            self._free[self.num_free : self.num_free + gone.size] = gone
+            self.num_free += gone.size
 
-    def handle(self, frame: int) -> int:
-        """The handle of a held frame."""
-        self._require_held((frame,), "name")
-        return handles.pack(handles.FRAME, self._generation[frame], frame)
+    def _require_held(self, frames: np.ndarray, action: str) -> np.ndarray:
+        """Holders of each frame, all at least 1."""
+        inside = not frames.size or (frames.min() > SINK and frames.max() < self.num_frames)
+        held = self._holders[frames] if inside else np.zeros(len(frames), np.int32)
+        if inside and held.all():
+            return held
+        frame = next(f for f in frames.tolist() if not self._is_held(f))
+        raise ValueError(
+            f"FrameAllocator: cannot {action} frame {frame}, nobody holds it "
+            f"(frames are 1 .. {self.num_frames - 1})"
+        )
 
-    def resolve(self, handle: int) -> int:
-        """The frame id behind a handle.
+    def _is_held(self, frame: int) -> bool:
+        return SINK < frame < self.num_frames and bool(self._holders[frame])
+
+    def handles(self, frames: npt.ArrayLike) -> np.ndarray:
+        """Handles of held frames: uint32, in the shape that came."""
+        frames = np.asarray(frames, np.int32)
+        self._require_held(frames.reshape(-1), "name")
+        return self._names(frames)
+
+    def resolve(self, names: npt.ArrayLike) -> np.ndarray:
+        """The frame ids behind handles: int32, in the shape that came.
 
         Raises:
-            StaleHandle: the frame was released since the handle was made.
+            StaleHandle: a frame was released since its handle was made.
         """
-        frame = handle & handles.MAX_ID
-        generation = self._generation[frame] if frame < self.num_frames else 0
-        if handle != handles.pack(handles.FRAME, generation, frame) or not self._holders[frame]:
-            raise handles.stale(handle, handles.FRAME, generation)
-        return frame
+        names = np.asarray(names, np.uint32)
+        frames = (names & handles.MAX_ID).astype(np.int32)
+        known = frames < self.num_frames
+        at = np.where(known, frames, SINK)
+        valid = known & (self._names(at) == names) & (self._holders[at] > 0)
+        if not valid.all():
+            first = np.argmin(valid.reshape(-1))
+            generation = int(self._generation[at.reshape(-1)[first]])
+            raise handles.stale(int(names.reshape(-1)[first]), handles.FRAME, generation)
+        return frames
+
+    def _names(self, frames: np.ndarray) -> np.ndarray:
+        generation = self._generation[frames].astype(np.uint32)
+        return handles.pack(handles.FRAME, generation, frames.astype(np.uint32))
 
     def check_invariants(self) -> None:
         """Recounts the free list; raises AssertionError with both numbers when they differ."""
-        free = set(self._free)
-        assert len(free) == len(self._free), (
-            f"frames: {len(self._free)} entries in the free list, {len(free)} different"
+        free = set(self._free[: self.num_free].tolist())
+        assert len(free) == self.num_free, (
+            f"frames: {self.num_free} entries in the free list, {len(free)} different"
         )
-        unheld = {frame for frame in range(1, self.num_frames) if self._holders[frame] == 0}
+        unheld = set(np.flatnonzero(self._holders[1:] == 0) + 1)
         assert free == unheld, (
             f"frames: {len(free)} in the free list, {len(unheld)} without holders"
         )
         assert SINK not in free and self._holders[SINK] == 0, "frames: the sink was handed out"
+        assert (self._holders >= 0).all(), "frames: a frame has fewer than no holders"
 
     def __repr__(self) -> str:
         return f"FrameAllocator({self.num_held} of {self.num_frames - 1} frames held)"
+
+
+def _ids(frames: npt.ArrayLike) -> np.ndarray:
+    return np.asarray(frames, np.int32).reshape(-1)

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hybrid_jax.cache.pages import PageHandles
-
 
 @dataclass(eq=False, slots=True)
 class Node:
@@ -21,7 +19,8 @@ class Node:
         start: absolute position of the first one.
         parent: None for the root, and for a node that left the tree.
         children: by their first token.
-        pages: handles of the pages that overlap [start, end); None while the span is known but not cached.
+        pages: uint32[n, frames_per_page] handles of the pages that overlap [start, end); None while the span is
+            known but not cached.
         slot: handle of the checkpoint at `end`; 0 for none.
         pins: holds that keep the node from eviction.
         promised_by: owners of running requests that will leave a checkpoint at `end`.
@@ -34,7 +33,7 @@ class Node:
     start: int
     parent: Node | None = None
     children: dict[int, Node] = field(default_factory=dict)
-    pages: list[PageHandles] | None = None
+    pages: np.ndarray | None = None
     slot: int = 0
     pins: int = 0
     promised_by: set[str] = field(default_factory=set)

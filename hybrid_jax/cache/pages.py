@@ -3,64 +3,104 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
 
 from hybrid_jax.cache.frames import FrameAllocator
 
-Page = tuple[int, ...]  # frame ids, one per layer group
-PageHandles = tuple[int, ...]  # their handles
+RowPages = Any  # what a row lists: an array of frame ids, or a range where pages are only counted
+NodePages = Any  # what a node lists; slices are its parts
+
+
+class PageStore(Protocol):
+    """What nodes list as pages: `PageHolds` of frames, or `CountedPages` of a budget of bytes."""
+
+    none: NodePages
+
+    def adopt(self, pages: RowPages) -> NodePages: ...
+
+    def share(self, pages: NodePages) -> None: ...
+
+    def release(self, pages: NodePages) -> None: ...
+
+    def join(self, upper: NodePages, lower: NodePages) -> NodePages: ...
+
+    def only_ours(self, pages: NodePages) -> bool: ...
+
+    def row(self, parts: Sequence[NodePages]) -> RowPages: ...
+
+    def check_invariants(self, listed: Sequence[NodePages]) -> None: ...
 
 
 class PageHolds:
-    """Pages held by tree nodes, as handles; a frame counts once for every node that lists it."""
+    """Pages held by tree nodes, as handles; a frame counts once for every node that lists it.
+
+    A row's pages are frame ids, int32[n, frames_per_page]; a node's are their handles, uint32 of the same
+    shape, so that a node that outlives its hold is found out.
+    """
 
     def __init__(self, frames: FrameAllocator):
         self._frames = frames
-        self._holds: dict[int, int] = {}
-
-    def __len__(self) -> int:
-        """Frames held at all."""
-        return len(self._holds)
+        self._holds = np.zeros(frames.num_frames, np.int32)
+        self.num_frames = 0  # held at all
+        self.none = np.zeros((0, 0), np.uint32)
 
     def as_dict(self) -> dict[int, int]:
         """Holds per frame."""
-        return dict(self._holds)
+        return {int(frame): int(self._holds[frame]) for frame in np.flatnonzero(self._holds)}
 
-    def adopt(self, pages: Sequence[Page]) -> list[PageHandles]:
-        """Takes a hold on every frame of a row's pages; the row keeps its own."""
-        handle = self._frames.handle
-        handles = [tuple(handle(frame) for frame in page) for page in pages]
-        self.share(handles)
-        return handles
+    def adopt(self, pages: np.ndarray) -> np.ndarray:
+        """Takes a hold on every frame of a row's pages, for a node; the row keeps its own."""
+        pages = np.asarray(pages, np.int32)
+        names = self._frames.handles(pages)
+        self._hold(pages.reshape(-1))
+        return names
 
-    def share(self, pages: Sequence[PageHandles]) -> None:
+    def share(self, pages: np.ndarray) -> None:
         """One more node lists these pages."""
-        frames = self._resolve(pages)
+        self._hold(self.ids(pages).reshape(-1))
+
+    def _hold(self, frames: np.ndarray) -> None:
         self._frames.retain(frames)
-        for frame in frames:
-            self._holds[frame] = self._holds.get(frame, 0) + 1
+        self.num_frames += int((self._holds[frames] == 0).sum())
+        self._holds[frames] += 1  # a node lists no frame twice
 
-    def release(self, pages: Sequence[PageHandles]) -> None:
+    def release(self, pages: np.ndarray) -> None:
         """A node lists these pages no more."""
-        frames = self._resolve(pages)
+        frames = self.ids(pages).reshape(-1)
         self._frames.release(frames)
-        for frame in frames:
-            self._holds[frame] -= 1
-            if not self._holds[frame]:
-                del self._holds[frame]
+        self._holds[frames] -= 1
+        self.num_frames -= int((self._holds[frames] == 0).sum())
 
-    def only_ours(self, pages: Sequence[PageHandles]) -> bool:
+    def join(self, upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
+        """The pages of two spans, one below the other, as those of one."""
+        return np.concatenate((upper, lower))
+
+    def only_ours(self, pages: np.ndarray) -> bool:
         """Some frame of these pages is held by nobody but tree nodes."""
-        holders, holds = self._frames.holders, self._holds
-        return any(holders(frame) == holds[frame] for frame in self._resolve(pages))
+        frames = self.ids(pages)
+        return bool((self._frames.holders_of(frames) == self._holds[frames]).any())
 
-    def ids(self, page: PageHandles) -> Page:
-        """Frame ids of one page.
+    def ids(self, pages: np.ndarray) -> np.ndarray:
+        """Frame ids of a node's pages.
 
         Raises:
             StaleHandle: one of them was released since.
         """
-        return tuple(self._frames.resolve(handle) for handle in page)
+        return self._frames.resolve(pages)
 
-    def _resolve(self, pages: Sequence[PageHandles]) -> list[int]:
-        resolve = self._frames.resolve
-        return [resolve(handle) for page in pages for handle in page]
+    def row(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """A row's pages from those of the nodes on its path, in order."""
+        return self.ids(np.concatenate(parts)) if parts else np.zeros((0, 0), np.int32)
+
+    def check_invariants(self, listed: Sequence[np.ndarray]) -> None:
+        """Recounts from what all nodes list; raises AssertionError with both numbers when they differ."""
+        count = np.zeros_like(self._holds)
+        for pages in listed:
+            np.add.at(count, self.ids(pages).reshape(-1), 1)
+        assert (count == self._holds).all(), (
+            f"radix: counts {self._holds.sum()} page holds, nodes list {count.sum()} frames"
+        )
+        held = np.count_nonzero(count)
+        assert held == self.num_frames, f"radix: counts {self.num_frames} page frames, {held} held"

@@ -7,16 +7,14 @@ and which of them goes first in `eviction`; where a checkpoint is worth making i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from hybrid_jax.cache.candidates import Candidates
 from hybrid_jax.cache.eviction import EvictionPolicy
 from hybrid_jax.cache.frames import FrameAllocator
 from hybrid_jax.cache.look_up import look_up
-from hybrid_jax.cache.node import Match, Node, describe_tree
-from hybrid_jax.cache.pages import Page
+from hybrid_jax.cache.node import Match, Node, common_prefix_len, describe_tree
+from hybrid_jax.cache.pages import PageHolds, PageStore
 from hybrid_jax.cache.slots import SlotTable
 from hybrid_jax.cache.span_tree import SpanTree
 from hybrid_jax.cache.stats import CacheCounters
@@ -30,6 +28,7 @@ class RadixTree:
         grain: tokens between positions where checkpoints may lie.
         page_tokens: tokens of a page; 0 for a model without attention, whose nodes list no pages.
         needs_slots: the model has recurrent layers, so resuming takes a checkpoint.
+        page_holds: the tree's side of `frames`; `PageHolds` when None.
         policy: orders the eviction candidates; least recently used when None.
         max_known_nodes, max_known_tokens: bounds on what is known but not cached and needed by nobody.
     """
@@ -42,6 +41,7 @@ class RadixTree:
         grain: int,
         page_tokens: int,
         needs_slots: bool,
+        page_holds: PageStore | None = None,
         policy: EvictionPolicy | None = None,
         max_known_nodes: int = 4096,
         max_known_tokens: int = 1 << 22,
@@ -54,7 +54,7 @@ class RadixTree:
         self._candidates = Candidates(policy)
         self._promises: dict[str, dict[int, Node]] = {}
         self._spans = SpanTree(
-            frames,
+            PageHolds(frames) if page_holds is None else page_holds,
             slots,
             page_tokens=page_tokens,
             needs_slots=needs_slots,
@@ -98,28 +98,54 @@ class RadixTree:
             owner=owner,
         )
 
-    def acquire(self, match: Match) -> tuple[list[Page], int]:
+    def acquire(self, match: Match) -> tuple[np.ndarray, int]:
         """Pages and slot of a match's resume point, retained for the caller; counts the look-up.
 
         Returns:
-            The pages that overlap [0, hit_len) as frame ids, and the handle of the checkpoint (0 for none).
+            The pages that overlap [0, hit_len), int32[n, frames_per_page] frame ids, and the handle of the
+            checkpoint (0 for none).
             The last page is shared: it must be copied before it is written when hit_len lies inside it.
         """
+        self.use(match)
+        if match.hit_len == 0:
+            return np.zeros((0, 0), np.int32), 0
+        pages = self._spans.pages_to(match.node, match.hit_len)
+        self._frames.retain(pages)
+        slot = match.node.slot if self.needs_slots else 0
+        if slot:
+            self._slots.retain(slot)
+        return pages, slot
+
+    def use(self, match: Match) -> None:
+        """Counts a look-up, and the resume point it found as just used."""
         counters = self.counters
         counters.lookups += 1
         counters.lookup_tokens += match.num_tokens
         counters.cached_tokens += match.cached_len
-        if match.hit_len == 0:
-            return [], 0
-        counters.hits += 1
-        counters.hit_tokens += match.hit_len
-        pages = self._spans.pages_to(match.node, match.hit_len)
-        self._frames.retain(frame for page in pages for frame in page)
-        slot = match.node.slot if self.needs_slots else 0
-        if slot:
-            self._slots.retain(slot)
-        self._spans.touch(match.node)
-        return pages, slot
+        if match.hit_len:
+            counters.hits += 1
+            counters.hit_tokens += match.hit_len
+            self.touch(match.node)
+
+    def coverage(self, tokens: np.ndarray) -> tuple[int, Node | None]:
+        """How many leading tokens have their pages cached, and the node at their end if it is a resume point."""
+        node, position = self.root, 0
+        while position < len(tokens):
+            child = node.children.get(int(tokens[position]))
+            if child is None or not child.cached:
+                return position, None
+            shared = common_prefix_len(child.tokens, tokens[position:])
+            position += shared
+            if shared < len(child.tokens):
+                stands = position == len(tokens) and not self.needs_slots
+                return position, child if stands else None
+            node = child
+        return position, node if node.slot or not self.needs_slots else None
+
+    def touch(self, node: Node) -> None:
+        """The node counts as just used, and where the policy says so everything above it."""
+        for part in node.path() if self._candidates.evictable.touches_path else [node]:
+            self._spans.touch(part)
 
     # --- knowing: announcements and promises ----------------------------------------------------
 
@@ -185,7 +211,7 @@ class RadixTree:
 
     # --- filling and forgetting -----------------------------------------------------------------
 
-    def fill(self, tokens: np.ndarray, pages: Sequence[Page], slot: int = 0) -> Node:
+    def fill(self, tokens: np.ndarray, pages: np.ndarray, slot: int = 0) -> Node:
         """Caches a prefix up to a resume point; takes its own counts on what it adopts.
 
         Spans that are cached already keep their pages, and a checkpoint that stands already stays; the caller
@@ -193,7 +219,7 @@ class RadixTree:
 
         Args:
             tokens: int32[n] the prefix; n is a multiple of grain.
-            pages: the pages that overlap [0, n), or more, as frame ids.
+            pages: int32[n, frames_per_page] frame ids of the pages that overlap [0, n), or more.
             slot: handle of the checkpoint at n; 0 for a model without recurrent layers.
 
         Raises:
@@ -223,7 +249,7 @@ class RadixTree:
             if not node.slot:
                 self._spans.give_checkpoint(node, slot)
                 self.counters.inserted_checkpoints += 1
-        self._spans.touch(node)
+        self.touch(node)
         for part in path:
             if part.parent is not None:
                 self._spans.tidy(part)
@@ -266,7 +292,7 @@ class RadixTree:
             return True
         if node.num_cached_children:
             return False
-        if not node.pages:
+        if not len(node.pages):
             return not node.slot  # nothing in the way of its parent
         return self._spans.page_holds.only_ours(node.pages)
 
@@ -307,6 +333,11 @@ class RadixTree:
 
     # --- looking at it --------------------------------------------------------------------------
 
+    @property
+    def num_page_frames(self) -> int:
+        """Frames of cached pages."""
+        return self._spans.page_holds.num_frames
+
     def frame_holds(self) -> dict[int, int]:
         """Counts the tree holds per frame, for pages; a checkpoint's frames belong to its slot."""
         return self._spans.page_holds.as_dict()
@@ -322,7 +353,7 @@ class RadixTree:
     def __repr__(self) -> str:
         return (
             f"RadixTree({self.num_nodes} nodes, {len(self._spans.slot_nodes)} checkpoints, "
-            f"{len(self._spans.page_holds)} page frames)"
+            f"{self._spans.page_holds.num_frames} page frames)"
         )
 
     def check_invariants(self) -> None:

@@ -55,7 +55,7 @@ class SlotTable:
             raise OutOfSlots(
                 f"OutOfSlots: all {self.max_slots - 1} checkpoints are held; lower max_rows or raise memory"
             )
-        frames = tuple(self._allocator.allocate(self.state_frames))
+        frames = tuple(self._allocator.allocate(self.state_frames).tolist())
         slot = self._free.pop()
         self._holders[slot], self._frames[slot] = 1, frames
         self._new[slot] = frames

@@ -10,14 +10,13 @@ page: the row that filled it may go on writing behind that, everybody else copie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from hybrid_jax.cache.census import Census, count_nodes
-from hybrid_jax.cache.frames import FrameAllocator
 from hybrid_jax.cache.node import Node, common_prefix_len
-from hybrid_jax.cache.pages import Page, PageHolds
+from hybrid_jax.cache.pages import PageStore
 from hybrid_jax.cache.slots import SlotTable
 
 
@@ -30,7 +29,8 @@ class SpanTree:
     `give_checkpoint`, and the caller who no longer needs a node) leaves that to `tidy`, once all of it is done.
 
     Args:
-        frames, slots: the pools; the tree is one holder among others.
+        page_holds: what the nodes' pages are, and the tree's own counts on them.
+        slots: the checkpoints; the tree is one holder among others.
         page_tokens: tokens of a page; 0 for a model without attention, whose nodes list no pages.
         needs_slots: the model has recurrent layers, so pages are of use below a checkpoint only.
         changed: called with every node whose standing may be another now: what it lists, its children, its use.
@@ -39,13 +39,13 @@ class SpanTree:
     Attributes:
         root: ends at 0 and is always cached; never split, merged or given anything.
         num_nodes, num_known_nodes, num_known_tokens: all nodes but the root; those without pages, and their tokens.
-        page_holds: the tree's own counts on page frames.
+        page_holds: as given.
         slot_nodes: the node of each checkpoint, by handle.
     """
 
     def __init__(
         self,
-        frames: FrameAllocator,
+        page_holds: PageStore,
         slots: SlotTable,
         *,
         page_tokens: int,
@@ -53,14 +53,13 @@ class SpanTree:
         changed: Callable[[Node], None],
     ):
         self.page_tokens, self.needs_slots = page_tokens, needs_slots
-        self._frames, self._slots, self._changed = frames, slots, changed
+        self.page_holds, self._slots, self._changed = page_holds, slots, changed
         self._clock = 0
         self._start_empty()
 
     def _start_empty(self) -> None:
-        self.root = Node(np.zeros(0, np.int32), 0, pages=[])
+        self.root = Node(np.zeros(0, np.int32), 0, pages=self.page_holds.none)
         self.num_nodes = self.num_known_nodes = self.num_known_tokens = 0
-        self.page_holds = PageHolds(self._frames)
         self.slot_nodes: dict[int, Node] = {}
 
     def clear(self) -> None:
@@ -69,7 +68,7 @@ class SpanTree:
             if node.parent is not None:
                 if node.slot:
                     self._slots.release(node.slot)
-                if node.pages:
+                if node.cached:
                     self.page_holds.release(node.pages)
                 node.parent = None
                 self._changed(node)
@@ -129,7 +128,7 @@ class SpanTree:
             cut = self.page_tokens and node.end % self.page_tokens
             if cut:
                 self.page_holds.release(node.pages[-1:])
-            child.pages = (node.pages[:-1] if cut else node.pages) + child.pages
+            child.pages = self.page_holds.join(node.pages[:-1] if cut else node.pages, child.pages)
         else:
             self.num_known_nodes -= 1
         child.tokens = np.concatenate((node.tokens, child.tokens))
@@ -195,22 +194,20 @@ class SpanTree:
     def _page_start(self, node: Node) -> int:
         return node.start // self.page_tokens if self.page_tokens else 0
 
-    def pages_to(self, node: Node, length: int) -> list[Page]:
-        """The pages that overlap [0, length) on the path to a cached node, as frame ids.
+    def pages_to(self, node: Node, length: int) -> np.ndarray:
+        """The pages that overlap [0, length) on the path to a cached node: int32[n, frames_per_page] frame ids.
 
         Of a page that a boundary cuts it is the deepest node's that counts.
         """
-        pages: list[Page | None] = [None] * self.num_pages(length)
-        missing = len(pages)
+        parts, missing = [], self.num_pages(length)
         while node.parent is not None and missing:
             first = self._page_start(node)
-            for index in range(min(first + len(node.pages), missing) - 1, first - 1, -1):
-                pages[index] = self.page_holds.ids(node.pages[index - first])
+            parts.append(node.pages[: missing - first])
             missing = min(missing, first)
             node = node.parent
-        return pages
+        return self.page_holds.row(parts[::-1])
 
-    def give_pages(self, node: Node, pages: Sequence[Page]) -> None:
+    def give_pages(self, node: Node, pages: np.ndarray) -> None:
         """Makes a known node below a cached one cached, by those of a row's pages that overlap it."""
         own = pages[self._page_start(node) : self.num_pages(node.end)]
         node.pages = self.page_holds.adopt(own)
@@ -225,6 +222,7 @@ class SpanTree:
         self._slots.retain(slot)
         node.slot = slot
         self.slot_nodes[slot] = node
+        self._rebase(node)
 
     def drop_checkpoint(self, node: Node) -> None:
         """Releases a node's checkpoint, if it has one; its pages stay while something below uses them."""
@@ -244,6 +242,15 @@ class SpanTree:
             self._slots.release(node.slot)
             del self.slot_nodes[node.slot]
             node.slot = 0
+            self._rebase(node)
+
+    def _rebase(self, node: Node) -> None:
+        """The nearest checkpoint above whatever hangs below this node is another one now."""
+        for child in node.children.values():
+            if child.slot:
+                self._changed(child)
+            elif child.cached:
+                self._rebase(child)
 
     def _drop_pages(self, node: Node) -> None:
         self.page_holds.release(node.pages)
@@ -264,10 +271,7 @@ class SpanTree:
         counted = (self.num_nodes, self.num_known_nodes, self.num_known_tokens)
         found = (seen.nodes, seen.known_nodes, seen.known_tokens)
         assert counted == found, f"radix: nodes, known nodes, known tokens {counted}, has {found}"
-        holds = self.page_holds.as_dict()
-        assert holds == seen.page_holds(self.page_holds), (
-            f"radix: counts {sum(holds.values())} page holds, nodes list {len(seen.pages)} pages"
-        )
+        self.page_holds.check_invariants(seen.pages)
         assert seen.slots == self.slot_nodes, (
             f"radix: lists {len(self.slot_nodes)} slots, nodes have {len(seen.slots)}"
         )

@@ -13,8 +13,8 @@ from hybrid_jax.cache.frames import FrameAllocator
 from hybrid_jax.cache.node import Match
 from hybrid_jax.cache.radix import RadixTree
 from hybrid_jax.cache.slots import SlotTable
-from hybrid_jax.engine.plan import Page
-from hybrid_jax.engine.sequence import DecodeFlight, Phase, Sequence
+from hybrid_jax.engine.plan import Page, as_page
+from hybrid_jax.engine.sequence import NO_PAGES, DecodeFlight, Phase, Sequence
 from hybrid_jax.geometry import Geometry
 
 
@@ -106,7 +106,7 @@ class Memory:
         hit_len = match.hit_len if match is not None else 0
         shared = geometry.num_pages(hit_len)
         inside = geometry.has_pages and hit_len % geometry.page_tokens != 0
-        fresh = geometry.num_pages(sequence.goal) - shared + inside
+        fresh = geometry.num_pages(sequence.goal) - shared + int(inside)
         state = geometry.state_frames if sequence.goal > geometry.grain else 0
         needed = (fresh + reserve) * geometry.frames_per_page + state
         if needed > self.frames.num_free and needed > self._most_free(others):
@@ -118,12 +118,13 @@ class Memory:
             tree.unpin(match.node)
         if not fits:
             return None
-        pages, slot = tree.acquire(match) if match is not None else ([], 0)
-        new = [tuple(self.frames.allocate(geometry.frames_per_page)) for _ in range(fresh)]
-        if inside:
-            sequence.copies = [(pages[-1], new[0])]
-            pages.pop()
-        sequence.pages = pages + new
+        new, slot = self._new_pages(fresh), 0
+        if match is not None:
+            pages, slot = tree.acquire(match)
+            if inside:
+                sequence.copies = [(as_page(pages[-1]), as_page(new[0]))]
+            new = np.concatenate((pages[: shared - inside], new)) if hit_len else new
+        sequence.pages = new
         sequence.slot = sequence.real_slot = slot
         sequence.checkpoint = sequence.real_checkpoint = hit_len
         sequence.position = sequence.real_position = hit_len
@@ -151,13 +152,10 @@ class Memory:
             return None
         if not self.make_room(needed, int(geometry.has_state)):
             return None
-        child.pages = parent.pages[:full]
-        self.frames.retain(frame for page in child.pages for frame in page)
-        copies = []
-        if inside:
-            page = tuple(self.frames.allocate(geometry.frames_per_page))
-            copies = [(parent.pages[full], page)]
-            child.pages.append(page)
+        shared, own = parent.pages[:full], self._new_pages(int(inside > 0))
+        self.frames.retain(shared)
+        child.pages = np.concatenate((shared, own))
+        copies = [(as_page(parent.pages[full]), as_page(own[0]))] if inside else []
         if parent.slot:
             self.slots.retain(parent.slot)
         child.slot = child.real_slot = parent.slot
@@ -167,9 +165,14 @@ class Memory:
 
     def _most_free(self, others: list[Sequence]) -> int:
         """Frames that would be free if the tree held nothing."""
-        held = {frame for other in others for page in other.pages for frame in page}
+        held = np.unique(np.concatenate([other.pages.reshape(-1) for other in others] or [[]]))
         slots = {slot for other in others for slot in (other.slot, other.real_slot) if slot}
         return self.frames.num_frames - 1 - len(held) - len(slots) * self.geometry.state_frames
+
+    def _new_pages(self, count: int) -> np.ndarray:
+        """Frame ids of `count` pages, the caller's: int32[count, frames_per_page]."""
+        groups = self.geometry.frames_per_page
+        return self.frames.allocate(count * groups).reshape(count, groups)
 
     # --- growth ---------------------------------------------------------------------------------
 
@@ -180,7 +183,7 @@ class Memory:
             return num_tokens
         missing = geometry.num_pages(num_tokens) - len(sequence.pages)
         while missing > 0 and self.make_room(geometry.frames_per_page):
-            sequence.pages.append(tuple(self.frames.allocate(geometry.frames_per_page)))
+            sequence.pages = np.concatenate((sequence.pages, self._new_pages(1)))
             missing -= 1
         return len(sequence.pages) * geometry.page_tokens
 
@@ -288,18 +291,19 @@ class Memory:
     def finish(self, sequence: Sequence) -> None:
         """Takes all a sequence holds: what is reusable goes to the tree, the rest back to the pools."""
         self.publish(sequence)
-        self.frames.release([frame for page in sequence.pages for frame in page])
+        self.frames.release(sequence.pages)
         self.frames.release([frame for source, _ in sequence.copies for frame in source])
         if sequence.real_slot:
             self.slots.release(sequence.real_slot)
-        sequence.pages, sequence.copies, sequence.real_slot, sequence.slot = [], [], 0, 0
+        sequence.pages, sequence.copies = NO_PAGES, []
+        sequence.real_slot = sequence.slot = 0
 
     def stats(self) -> dict[str, int | float]:
         """Frames, checkpoints and the prefix cache: present numbers, and what the cache has counted."""
         tree, cached_frames = self.tree, 0
         cache: dict[str, int | float] = {}
         if tree is not None:
-            cached_frames = len(tree.frame_holds())
+            cached_frames = tree.num_page_frames
             cached_frames += len(tree.slot_holds()) * self.geometry.state_frames
             cache = {f"cache_{name}": v for name, v in tree.counters.as_dict().items()}
             cache["cache_nodes"] = tree.num_nodes
@@ -318,7 +322,7 @@ class Memory:
         assert not self._later_frames and not self._later_slots, (
             "memory: a plan was left unfinished"
         )
-        frames = [frame for s in sequences for page in s.pages for frame in page]
+        frames = [frame for s in sequences for frame in s.pages.reshape(-1).tolist()]
         frames += [frame for s in sequences for source, _ in s.copies for frame in source]
         slots = [s.real_slot for s in sequences if s.real_slot]
         slots += [f.target for f in flights if f.fold_step is not None and f.target != f.source]

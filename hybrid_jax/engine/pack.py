@@ -168,12 +168,12 @@ def set_sampling(layout: Layout, batch: np.ndarray, row: int, request: Request) 
     set_adjust(layout, batch, row, request)
 
 
-def set_pages(layout: Layout, batch: np.ndarray, row: int, pages: list) -> None:
+def set_pages(layout: Layout, batch: np.ndarray, row: int, pages: np.ndarray) -> None:
     """Writes a page table, group-major: [frames_per_page, width] flattened."""
-    if pages and pages[0]:
-        span, groups = layout.span("table"), len(pages[0])
-        table = batch[row, span].reshape(groups, -1)
-        table[:, : len(pages)] = np.asarray(pages, np.int32).T
+    if pages.size:
+        count, groups = pages.shape
+        table = batch[row, layout.span("table")].reshape(groups, -1)
+        table[:, :count] = pages.T
 
 
 def set_copies(layout: Layout, batch: np.ndarray, row: int, copies: list) -> None:

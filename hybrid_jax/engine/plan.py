@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from hybrid_jax.engine.request import Request
 
 Page = tuple[int, ...]  # frame ids, one per layer group
+
+
+def as_page(frames: np.ndarray) -> Page:
+    """One row of a sequence's pages."""
+    return tuple(frames.tolist())
 
 
 @dataclass(kw_only=True)
@@ -22,7 +29,7 @@ class PrefillRow:
         write_slot: slot for the checkpoint at start + state_len; 0 when state_len is 0. May equal
             read_slot when the row is its sole holder.
         state_len: tokens of the chunk the new checkpoint covers, a multiple of grain.
-        pages: the row's pages, from position 0 to the chunk's end at least.
+        pages: int32[n, frames_per_page] frame ids of the row's pages, from position 0 to the chunk's end at least.
         copies: (source, target) pages copied before anything is written.
         samples: the chunk ends the prompt, so the next token is sampled.
     """
@@ -34,7 +41,7 @@ class PrefillRow:
     read_slot: int
     write_slot: int
     state_len: int
-    pages: list[Page]
+    pages: np.ndarray
     copies: list[tuple[Page, Page]] = field(default_factory=list)
     samples: bool = False
 
@@ -75,7 +82,7 @@ class DecodeRow:
         fold_slot: where the fold goes if the ring fills before the last step; 0 when it cannot. May equal
             read_slot when the row is its sole holder.
         num_steps: steps this row may take; the device stops it earlier at a stop token.
-        pages: the row's pages, enough for all steps.
+        pages: int32[n, frames_per_page] frame ids of the row's pages, enough for all steps.
     """
 
     request: Request
@@ -85,7 +92,7 @@ class DecodeRow:
     read_slot: int
     fold_slot: int
     num_steps: int
-    pages: list[Page]
+    pages: np.ndarray
 
 
 @dataclass(kw_only=True)

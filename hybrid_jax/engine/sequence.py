@@ -12,6 +12,8 @@ from hybrid_jax.engine.plan import Page, Plan
 from hybrid_jax.engine.progress import Progress
 from hybrid_jax.engine.request import Request
 
+NO_PAGES = np.zeros((0, 0), np.int32)
+
 
 class Phase(Enum):
     """Where a sequence is: `stopping` is aborted but named by a plan in flight."""
@@ -34,7 +36,7 @@ class Sequence:
         tokens: prompt and output ids on the host, an aborted request's unreported ones too.
         prompt: int32[goal] what the prefill computes: the prompt, after a preemption with the output.
         row: ring row while it runs.
-        pages: frame ids of its pages, one hold on each.
+        pages: int32[n, frames_per_page] frame ids of its pages, one hold on each; never written in place.
         position: next token to feed: start of the next chunk, then the position decode goes on from.
         checkpoint, slot: where its checkpoint stands, and its handle (0 for none).
         real_position, real_checkpoint, real_slot: the same after the plans received so far. The sequence
@@ -55,7 +57,7 @@ class Sequence:
     prompt: np.ndarray
     phase: Phase = Phase.WAITING
     row: int = -1
-    pages: list[Page] = field(default_factory=list)
+    pages: np.ndarray = field(default_factory=lambda: NO_PAGES)
     position: int = 0
     checkpoint: int = 0
     slot: int = 0
@@ -136,7 +138,7 @@ class Sequence:
         """Back to the queue with nothing but its reported tokens; its memory was released or is gone."""
         self.tokens = self.request.tokens
         self.prompt = np.array(self.tokens, np.int32)
-        self.phase, self.row, self.pages, self.copies = Phase.WAITING, -1, [], []
+        self.phase, self.row, self.pages, self.copies = Phase.WAITING, -1, NO_PAGES, []
         self.position = self.checkpoint = self.slot = 0
         self.real_position = self.real_checkpoint = self.real_slot = 0
         self.num_flights, self.stopped = 0, False

@@ -59,8 +59,9 @@ class CacheMachine(RuleBasedStateMachine):
         match = self.tree.match(np.array(tokens))
         assert match.hit_len == self.expected_hit(tokens)
         pages, slot = self.tree.acquire(match)
+        pages = [tuple(page) for page in pages.tolist()]
         self.check_content(tokens, match.hit_len, pages, slot)
-        row = (tokens[:length], list(pages), slot)
+        row = (tokens[:length], pages, slot)
         self.rows.append(row)
         if length <= match.hit_len:
             return
@@ -77,7 +78,7 @@ class CacheMachine(RuleBasedStateMachine):
         fresh = []
         if page:
             count = -(-length // page) - len(pages) + (hit_len % page != 0)
-            fresh = [(frame,) for frame in self.frames.allocate(count)]
+            fresh = [(frame,) for frame in self.frames.allocate(count).tolist()]
         new_slot = 0
         if self.needs_slots:
             try:
@@ -108,7 +109,7 @@ class CacheMachine(RuleBasedStateMachine):
         index = data.draw(st.integers(0, len(self.rows) - 1))
         tokens, pages, slot = self.rows[index]
         if tokens and bool(slot) == self.needs_slots:
-            self.tree.fill(np.array(tokens), pages, slot)
+            self.tree.fill(np.array(tokens), np.array(pages, np.int32).reshape(len(pages), 1), slot)
             self.add_resumable(tokens)
             for prefixes in self.promised.values():
                 inside = {p for p in prefixes if p == tokens[: len(p)]}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.cache.frames import FrameAllocator
+from hybrid_jax.cache.pages import PageHolds
 from hybrid_jax.cache.slots import SlotTable
 from hybrid_jax.cache.span_tree import SpanTree
 
@@ -16,7 +17,7 @@ class Spans:
         self.slots = SlotTable(self.frames, state_frames=2, max_slots=10)
         self.changed = []
         self.tree = SpanTree(
-            self.frames,
+            PageHolds(self.frames),
             self.slots,
             page_tokens=page_tokens,
             needs_slots=True,
@@ -26,11 +27,11 @@ class Spans:
     def insert(self, tokens):
         """A cached path with a checkpoint at its end."""
         node = self.tree.descend(np.array(tokens, np.int32))
-        pages = [(frame,) for frame in self.frames.allocate(self.tree.num_pages(len(tokens)))]
+        pages = self.frames.allocate(self.tree.num_pages(len(tokens)))[:, None]
         for part in node.path():
             if not part.cached:
                 self.tree.give_pages(part, pages)
-        self.frames.release([frame for (frame,) in pages])
+        self.frames.release(pages)
         slot = self.slots.allocate()
         self.tree.give_checkpoint(node, slot)
         self.slots.release(slot)
@@ -46,7 +47,7 @@ def test_a_boundary_goes_with_the_checkpoint_that_made_it():
     spans.tree.drop_checkpoint(upper)
     spans.tree.check_invariants()
     assert (lower.start, lower.end, spans.tree.num_nodes) == (0, 32, 1)
-    assert len(spans.tree.page_holds) == 2
+    assert spans.tree.page_holds.num_frames == 2
 
 
 def test_pages_below_the_last_checkpoint_go_with_it():
@@ -77,8 +78,8 @@ def test_pages_lead_to_a_node_and_the_deepest_of_a_cut_page_counts():
     spans = Spans(page_tokens=64)
     upper = spans.insert(range(24))
     lower = spans.insert([*range(24), *range(100, 140)])
-    [[own]] = spans.tree.pages_to(upper, 24)
-    [[deeper]] = spans.tree.pages_to(lower, 64)
+    [[own]] = spans.tree.pages_to(upper, 24).tolist()
+    [[deeper]] = spans.tree.pages_to(lower, 64).tolist()
     assert own != deeper and spans.frames.holders(own) == 1
 
 

@@ -71,7 +71,7 @@ def rotated(field: str):
 
 def stale_page(rows):
     """The second page of a row is its first."""
-    return [replace(row, pages=[row.pages[0], row.pages[0], *row.pages[2:]]) for row in rows]
+    return [replace(row, pages=row.pages[[0, 0, *range(2, len(row.pages))]]) for row in rows]
 
 
 IN_PLANS = {
