@@ -10,7 +10,7 @@ same dtype; then our best dtype over the best of theirs.
 
 - `limits`: what this machine streams (a sum over 512 MiB) and multiplies (512 rows with 16 Mi weights), the better of
   XLA and torch, and the tokens per second that allows: a decode step reads all weights but the embeddings and
-  every row's checkpoint, a prefill takes `geometry.prefill_flops`.
+  every row's checkpoint, a prefill takes `costs.prefill_flops`.
 - `decode`: 128 tokens of prompt, then tokens per second at batch 1 and 8. Ours: the engine's steps while all rows
   decode. The peer's: forward calls and argmax alone. First the greedy tokens of both are compared.
 - `prefill`: one prompt of 512, 2048, 4096 tokens to its first token.
@@ -43,9 +43,10 @@ from common import header, quantiles, request, run, run_decode, turns, write_jso
 from hybrid_jax.checkpoint import load_model
 from hybrid_jax.compile_cache import enable_compile_cache
 from hybrid_jax.config import CacheConfig, EngineConfig
+from hybrid_jax.costs import prefill_flops, weight_count
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.sampling import SamplingRows, sample
-from hybrid_jax.geometry import ITEM_BYTES, checkpoint_bytes, prefill_flops, weight_count
+from hybrid_jax.geometry import ITEM_BYTES, checkpoint_bytes
 from hybrid_jax.layers.linear import HIGHEST
 from hybrid_jax.machine import peak_resident_bytes
 from hybrid_jax.models.initialize import random_params

@@ -8,12 +8,12 @@ import jax
 from common import Ceilings
 
 from hybrid_jax.config import ModelConfig
+from hybrid_jax.costs import prefill_flops
 from hybrid_jax.geometry import (
     ITEM_BYTES,
     Geometry,
     head_words,
     kv_bytes_per_token,
-    prefill_flops,
 )
 
 DATASHEET_FLOPS = 989e12  # dense bfloat16 of an H100 or H200 SXM, multiply and add counted apart
@@ -92,7 +92,7 @@ def prefill_work(
     """Tokens `start .. length` of one prompt in chunks; activations are left out.
 
     Per chunk: weights once, the state read and written, the KV of all tokens so far. FLOPs as
-    `geometry.prefill_flops` counts them, without the logits.
+    `costs.prefill_flops` counts them, without the logits.
     """
     ends = [min(begin + chunk, length) for begin in range(start, length, chunk)]
     tokens = (length - start) + sum(ends)  # written once, read by every chunk from theirs on

@@ -1,4 +1,4 @@
-"""Shapes, bytes and FLOPs of everything an engine keeps: standard library only.
+"""Shapes and bytes of everything an engine keeps: standard library only.
 
 One `Geometry` per (model, engine settings). The arena, the rings, the budgets and the cache's
 arithmetic are all derived from it, so no shape is stated twice.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hybrid_jax.config import MLP, Attention, EngineConfig, Mamba2, ModelConfig, MoE
+from hybrid_jax.config import Attention, EngineConfig, Mamba2, ModelConfig
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint32": 4, "int32": 4, "uint16": 2}
 FRAME_TARGET_BYTES = 256 * 1024
@@ -246,7 +246,7 @@ def adjust_specs(model: ModelConfig, *, num_rows: int) -> dict[str, ArraySpec]:
     return {"counts": ArraySpec(shape, "int32", axes), "bias": ArraySpec(shape, "float32", axes)}
 
 
-# --- bytes and FLOPs ------------------------------------------------------------------------------
+# --- bytes ----------------------------------------------------------------------------------------
 
 
 def kv_bytes_per_token(geometry: Geometry) -> int:
@@ -263,84 +263,3 @@ def logits_bytes(model: ModelConfig, *, max_rows: int) -> int:
     """Bytes of all arrays over the vocabulary in the largest step, for decoding rows or a prompt's positions."""
     count = max(LOGITS_OF_A_ROW * max_rows, LOGITS_OF_A_POSITION * PROMPT_POSITIONS)
     return count * model.vocab_size * ITEM_BYTES["float32"]
-
-
-def weight_count(model: ModelConfig) -> int:
-    """Parameters of the model; shared layers and tied embeddings count once."""
-    total = model.vocab_size * model.width * (1 if model.tie_embeddings else 2) + model.width
-    for layer in model.layers:
-        if layer.weights_of is not None:
-            continue
-        total += sum(_mixer_weights(model, mixer) for mixer in layer.mixers)
-        total += model.width * (bool(layer.mixers) + (layer.mlp is not None))
-        total += _mlp_weights(model, layer.mlp) if layer.mlp is not None else 0
-    return total
-
-
-def _mixer_weights(model: ModelConfig, mixer: Attention | Mamba2) -> int:
-    if isinstance(mixer, Attention):
-        q, kv = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
-        count = model.width * (2 * q + 2 * kv)
-        count += (q + 2 * kv) * mixer.qkv_bias + model.width * mixer.out_bias
-        return count + 2 * mixer.head_dim * mixer.qk_norm
-    count = model.width * (mixer.proj_size + mixer.inner_size)
-    count += mixer.conv_size * (mixer.conv_width + mixer.conv_bias)
-    count += 3 * mixer.num_heads + mixer.inner_size
-    return count + (mixer.proj_size + model.width) * mixer.proj_bias
-
-
-def _mlp_weights(model: ModelConfig, mlp: MLP | MoE) -> int:
-    if isinstance(mlp, MLP):
-        return _expert_weights(model.width, mlp.width, mlp)
-    inner = mlp.latent_width or model.width
-    count = mlp.num_experts * _expert_weights(inner, mlp.width, mlp)
-    count += mlp.num_experts * (model.width + (mlp.routing == "sigmoid"))
-    if mlp.shared_width:
-        count += _expert_weights(model.width, mlp.shared_width, mlp)
-    if mlp.latent_width:
-        count += 2 * model.width * inner + (model.width + inner) * mlp.bias
-    return count
-
-
-def _expert_weights(outer: int, width: int, mlp: MLP | MoE) -> int:
-    """One feed-forward block from `outer` channels to `width` and back."""
-    matrices = 3 if mlp.kind == "gated_silu" else 2
-    return matrices * outer * width + ((matrices - 1) * width + outer) * mlp.bias
-
-
-def prefill_flops(model: ModelConfig, num_tokens: int, start: int = 0) -> int:
-    """FLOPs to run tokens `start .. start + num_tokens` of one sequence, without the logits.
-
-    Counted as 2 per multiply-add. Per token: twice the active weights of every block, convolution
-    included; attention adds 4 * N * H per visible key; the Mamba-2 recurrence adds 6 per state
-    element (decay, update, readout).
-    """
-    per_token, total = 0, 0
-    for layer in model.layers:
-        for mixer in layer.mixers:
-            per_token += 2 * _mixer_weights(model, mixer)
-            if isinstance(mixer, Mamba2):
-                per_token += 6 * mixer.num_heads * head_words(mixer)
-                continue
-            last = start + num_tokens
-            keys = (last * (last + 1) - start * (start + 1)) // 2
-            if mixer.window is not None:
-                keys = _windowed(last, mixer.window) - _windowed(start, mixer.window)
-            total += 4 * mixer.num_heads * mixer.head_dim * keys
-        if layer.mlp is not None:
-            per_token += 2 * _active_mlp_weights(model, layer.mlp)
-    return total + per_token * num_tokens
-
-
-def _windowed(position: int, window: int) -> int:
-    """Sum over the first `position` queries of the keys a sliding window lets each see."""
-    ramp = min(position, window)
-    return ramp * (ramp + 1) // 2 + (position - ramp) * window
-
-
-def _active_mlp_weights(model: ModelConfig, mlp: MLP | MoE) -> int:
-    if isinstance(mlp, MLP):
-        return _mlp_weights(model, mlp)
-    idle = mlp.num_experts - mlp.top_k
-    expert = _expert_weights(mlp.latent_width or model.width, mlp.width, mlp)
-    return _mlp_weights(model, mlp) - idle * expert

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.costs import prefill_flops, weight_count
 from hybrid_jax.engine.sizing import DEFAULT_LENGTH, Sizes, choose_sizes
 from hybrid_jax.geometry import (
     ITEM_BYTES,
@@ -17,8 +18,6 @@ from hybrid_jax.geometry import (
     kv_bytes_per_token,
     make_geometry,
     page_padding,
-    prefill_flops,
-    weight_count,
 )
 from hybrid_jax.models.files import (
     CONFIG_FILE,

@@ -17,6 +17,7 @@ from hybrid_jax.config import (
     MoE,
     Rope,
 )
+from hybrid_jax.costs import prefill_flops, weight_count
 from hybrid_jax.geometry import (
     ArraySpec,
     checkpoint_bytes,
@@ -25,9 +26,7 @@ from hybrid_jax.geometry import (
     kv_bytes_per_token,
     make_geometry,
     page_padding,
-    prefill_flops,
     ring_specs,
-    weight_count,
 )
 from hybrid_jax.models.initialize import random_params
 

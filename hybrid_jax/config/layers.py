@@ -171,6 +171,69 @@ class Mamba2:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Mamba1:
+    """Mamba mixer (S6, arXiv 2312.00752), one decay rate per channel and state element. Sizes alone: no engine
+    runs it yet, cache studies do.
+
+    Attributes:
+        inner_size: channels of the state.
+        state_size: R, elements per channel.
+        dt_rank: width that step sizes are projected from.
+        conv_width: taps of the causal depthwise convolution.
+        conv_bias: its bias.
+    """
+
+    inner_size: int
+    state_size: int
+    dt_rank: int
+    conv_width: int = 4
+    conv_bias: bool = True
+
+    def __post_init__(self) -> None:
+        positive(self, "inner_size", "state_size", "dt_rank", "conv_width")
+
+    @property
+    def conv_size(self) -> int:
+        """Convolved channels."""
+        return self.inner_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedDelta:
+    """Gated delta net (arXiv 2412.06464), one matrix of key by value channels per head. Sizes alone: no engine
+    runs it yet, cache studies do.
+
+    Attributes:
+        num_key_heads, num_value_heads: heads of q and k, and of v and the state; equal blocks of value heads
+            share a key head.
+        key_dim, value_dim: channels of one head.
+        conv_width: taps of the causal depthwise convolution over q, k, v.
+        conv_bias: its bias.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int = 4
+    conv_bias: bool = False
+
+    def __post_init__(self) -> None:
+        positive(self, "num_key_heads", "num_value_heads", "key_dim", "value_dim", "conv_width")
+        require(
+            self.num_value_heads % self.num_key_heads == 0,
+            "GatedDelta",
+            f"num_value_heads must be a multiple of num_key_heads, got {self.num_value_heads} and "
+            f"{self.num_key_heads}",
+        )
+
+    @property
+    def conv_size(self) -> int:
+        """Convolved channels: q, k and v."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+
+@dataclass(frozen=True, kw_only=True)
 class MLP:
     """Feed-forward block.
 
@@ -239,6 +302,7 @@ class MoE:
 
 
 Mixer = Attention | Mamba2
+RecurrentMixer = Mamba1 | Mamba2 | GatedDelta
 FeedForward = MLP | MoE
 
 

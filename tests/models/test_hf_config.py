@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hybrid_jax.config import Attention, Mamba2, MoE
-from hybrid_jax.geometry import weight_count
+from hybrid_jax.costs import weight_count
 from hybrid_jax.models import config_from_hf
 from tests.parity.goldens import GOLDENS
 

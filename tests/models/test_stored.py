@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig, Rope, RopeScaling
-from hybrid_jax.geometry import weight_count
+from hybrid_jax.costs import weight_count
 from hybrid_jax.models import FAMILIES, config_from_hf
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.models.stored_config import from_json, to_json
