@@ -18,6 +18,7 @@ from rich.table import Table
 
 from hybrid_jax import __version__
 from hybrid_jax.cli_exits import note, read_stdin, run, write, write_json
+from hybrid_jax.cli_simulate import simulate
 from hybrid_jax.machine import has_accelerator, ram_bytes
 from hybrid_jax.sizes import parse_size
 from hybrid_jax.structured_outputs import StructuredOutputsParams
@@ -53,6 +54,9 @@ LengthOption = Annotated[
 DtypeOption = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
 CacheOption = Annotated[str, typer.Option(help="Prefix cache: lru or off.")]
 ExactOption = Annotated[bool, typer.Option(help="Bit-identical results, slower.")]
+
+
+app.command()(simulate)
 
 
 def _print_version(wanted: bool) -> None:

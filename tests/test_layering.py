@@ -16,7 +16,7 @@ SOURCES = {
     for folder in ("hybrid_jax", "pallas_kernels")
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
-PLAIN = ("config", "geometry", "machine", "sampling_params", "sizes", "structured_outputs")
+PLAIN = ("config", "costs", "geometry", "machine", "sampling_params", "sizes", "structured_outputs")
 HOST = (
     "cache",
     "engine.admission",
@@ -53,9 +53,10 @@ ROOMS = (
         ("config", "structured_outputs"),
     ),
     Room(("geometry",), ("config",)),
+    Room(("costs",), ("config", "geometry")),
     Room(("outputs",), ("sampling_params",)),
     Room(DEVICE, (*DEVICE, "config", "geometry", "pallas_kernels"), ("jax", "numpy", "flax")),
-    Room(("cache",), ("cache", "config", "geometry"), ("numpy",)),
+    Room(("cache",), ("cache", "config", "costs", "geometry"), ("numpy",)),
     Room(HOST, (*HOST, *PLAIN), ("numpy",)),
     Room(("sim",), ("sim", *HOST, *PLAIN), ("numpy",)),
     Room(
@@ -114,8 +115,20 @@ ROOMS = (
         ("jax", "rich"),
     ),
     Room(
-        ("cli", "cli_exits", "__main__"),
-        ("cli", "cli_exits", "__version__", "llm", "batch", "outputs", "report", "train", *PLAIN),
+        ("cli", "cli_exits", "cli_simulate", "__main__"),
+        (
+            "cli",
+            "cli_exits",
+            "cli_simulate",
+            "sim",
+            "__version__",
+            "llm",
+            "batch",
+            "outputs",
+            "report",
+            "train",
+            *PLAIN,
+        ),
         ("typer", "rich"),
     ),
     Room(("",), ()),  # the package itself: lazy
@@ -126,6 +139,7 @@ LATE_IMPORTS = {
     "hybrid_jax.train": "optax belongs to the extra `train`; the signature is readable without it",
     "hybrid_jax.constraints.grammar": "llguidance belongs to the extra `structured`",
     "hybrid_jax.cli": "each command loads only what it needs, so `inspect` runs without jax",
+    "hybrid_jax.cli_simulate": "other commands start without numpy",
 }
 
 

@@ -1,0 +1,63 @@
+"""Marconi's alpha, found by replaying what was asked (arXiv 2411.19379, section 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from hybrid_jax.cache.flop_aware import FlopAware
+from hybrid_jax.cache.shadow import ShadowCache
+
+ALPHAS = tuple(tenth / 10 for tenth in range(21))
+
+
+class AlphaTuner:
+    """Sets a policy's alpha once: the first eviction opens a window, at whose end it is replayed for every alpha.
+
+    Until then alpha stays 0. The window is `window` times as many requests as came before the first eviction. A
+    replay starts from the first request of all: up to the first eviction every alpha makes the same cache, so
+    this equals a snapshot of it. The best has the highest token hit rate in the window, the smallest alpha among
+    equals.
+
+    Args:
+        policy: whose alpha is set.
+        replay: makes an empty cache like the real one, with the policy it is given.
+        window: 5 to 15 in the paper.
+        alphas: the candidates.
+    """
+
+    def __init__(
+        self,
+        policy: FlopAware,
+        replay: Callable[[FlopAware], ShadowCache],
+        *,
+        window: int = 5,
+        alphas: tuple[float, ...] = ALPHAS,
+    ):
+        self.policy, self._replay, self._window, self._alphas = policy, replay, window, alphas
+        self._log: list[tuple[np.ndarray, np.ndarray]] | None = []
+        self._first_eviction: int | None = None
+
+    @property
+    def tuned(self) -> bool:
+        """The window is over and alpha is set."""
+        return self._log is None
+
+    def observe(self, prompt: np.ndarray, output: np.ndarray, *, evictions: int) -> None:
+        """Notes a request that is finished, and how many evictions there were so far."""
+        if self._log is None:
+            return
+        self._log.append((prompt, output))
+        if self._first_eviction is None and evictions:
+            self._first_eviction = len(self._log)
+        first = self._first_eviction
+        if first is not None and len(self._log) >= first * (1 + self._window):
+            rates = [self._hit_tokens(alpha) for alpha in self._alphas]
+            self.policy.alpha = self._alphas[int(np.argmax(rates))]
+            self._log = None
+
+    def _hit_tokens(self, alpha: float) -> int:
+        cache = self._replay(self.policy.with_alpha(alpha))
+        hits = [cache.request(prompt, output).hit_len for prompt, output in self._log]
+        return sum(hits[self._first_eviction :])

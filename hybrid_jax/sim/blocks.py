@@ -1,0 +1,77 @@
+"""A cache of fixed blocks with a state each: how vLLM caches hybrids when told to keep every block."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+
+from hybrid_jax.cache.shadow import Outcome
+from hybrid_jax.costs import Costs
+
+BLOCK_TOKENS = 32
+
+
+class BlockCache:
+    """Blocks of `BLOCK_TOKENS` tokens, each with its KV and the recurrent state at its end; LRU goes first.
+
+    A block is known by its own tokens and all before it. Of a sequence the last blocks are used first, so they go
+    first; a request that does not fit stores its beginning.
+
+    Args:
+        costs: bytes of a token and of a checkpoint.
+        capacity: bytes, never exceeded.
+    """
+
+    def __init__(self, costs: Costs, capacity: int):
+        self.capacity = capacity
+        self._block_bytes = costs.checkpoint_bytes + BLOCK_TOKENS * costs.kv_bytes
+        self._most = capacity // self._block_bytes
+        self._blocks: OrderedDict[int, bool] = OrderedDict()  # by name; whether it was ever hit
+        self._names: dict[tuple[int, bytes], int] = {}  # (name of the block before, tokens) -> name
+        self.evictions = self.num_stored = self.num_reused = 0
+        self.peak = 0
+
+    def request(self, prompt: np.ndarray, output: np.ndarray) -> Outcome:
+        whole = np.concatenate((prompt, output))
+        names = self._path(whole)
+        limit = (len(prompt) - 1) // BLOCK_TOKENS
+        hits = 0
+        while hits < min(limit, len(names)) and names[hits] in self._blocks:
+            self.num_reused += not self._blocks[names[hits]]
+            self._blocks[names[hits]] = True
+            hits += 1
+        for name in reversed(names[: self._most]):
+            if name in self._blocks:
+                self._blocks.move_to_end(name)
+        keep = set(names[: self._most])
+        for name in reversed(names[: self._most]):
+            if name not in self._blocks:
+                self._make_room(keep)
+                self._blocks[name] = False
+                self.num_stored += 1
+        self.peak = max(self.peak, len(self._blocks) * self._block_bytes)
+        hit_len = hits * BLOCK_TOKENS
+        return Outcome(
+            num_tokens=len(prompt),
+            hit_len=hit_len,
+            match_len=hit_len,
+            cached_len=hit_len,
+            stored=len(names) <= self._most,
+        )
+
+    def _path(self, tokens: np.ndarray) -> list[int]:
+        names, name = [], 0
+        for start in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+            key = (name, tokens[start : start + BLOCK_TOKENS].tobytes())
+            name = self._names.setdefault(key, len(self._names) + 1)
+            names.append(name)
+        return names
+
+    def _make_room(self, keep: set[int]) -> None:
+        if len(self._blocks) < self._most:
+            return
+        name = next(iter(self._blocks))
+        assert name not in keep, "block cache: a block of the request at hand would go"
+        del self._blocks[name]
+        self.evictions += 1

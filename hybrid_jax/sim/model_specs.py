@@ -1,0 +1,121 @@
+"""Models by their sizes alone: named ones, and files of the same form."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hybrid_jax.config import MLP, Attention, GatedDelta, Mamba1, Mamba2, MoE
+from hybrid_jax.costs import Costs, block_costs, state_elements
+
+FOLDER = Path(__file__).parent / "specs"
+KINDS: dict[str, Callable] = {
+    "attention": Attention,
+    "mamba1": Mamba1,
+    "mamba2": Mamba2,
+    "gated_delta": GatedDelta,
+    "mlp": MLP,
+    "moe": MoE,
+}
+PAPER_CONV_WIDTH = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A model as a cache study sees it.
+
+    Attributes:
+        name: of its file.
+        about: one line on what it is.
+        costs: FLOPs of a prefill, bytes of a token and a checkpoint.
+    """
+
+    name: str
+    about: str
+    costs: Costs
+
+
+def names() -> list[str]:
+    """The models that are known by name."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def load_spec(name: str) -> ModelSpec:
+    """A model by its name, or from a .toml file.
+
+    Raises:
+        ValueError: no such name or file, or a file that says something else than a model.
+    """
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if not path.is_file():
+        raise ValueError(
+            f"model spec: no model {name!r}; known are {', '.join(names())}, or the path of a .toml file"
+        )
+    try:
+        return parse_spec(tomllib.loads(path.read_text()), path.stem)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError) as error:
+        raise ValueError(f"model spec {path.name}: {error}") from error
+
+
+def parse_spec(entry: dict[str, Any], name: str) -> ModelSpec:
+    """A model from what its file says.
+
+    Raises:
+        ValueError: an unknown or missing key, named. TypeError: an unknown size of a block, named.
+    """
+    where = f"model spec {name}"
+    _check_keys(entry, {"about", "paper"} if "paper" in entry else SPEC_KEYS, where)
+    about = entry.get("about", "")
+    if "paper" in entry:
+        return ModelSpec(name=name, about=about, costs=paper_costs(**entry["paper"]))
+    blocks = []
+    for block in entry["blocks"]:
+        kinds = sorted(block.keys() - {"count"})
+        if len(kinds) != 1 or kinds[0] not in KINDS:
+            raise ValueError(f"{where}: a block is one of {', '.join(KINDS)}, got {kinds}")
+        blocks.append((block.get("count", 1), KINDS[kinds[0]](**block[kinds[0]])))
+    kv_item, state_item = entry.get("kv_item_bytes", 2), entry.get("state_item_bytes", 4)
+    token_bytes = checkpoint = 0
+    for count, block in blocks:
+        if isinstance(block, Attention):
+            token_bytes += count * 2 * block.num_kv_heads * block.head_dim * kv_item
+        elif isinstance(block, Mamba1 | Mamba2 | GatedDelta):
+            state, columns = state_elements(block)
+            checkpoint += count * (state * state_item + columns * kv_item)
+    costs = block_costs(
+        blocks, width=entry["width"], kv_bytes=token_bytes, checkpoint_bytes=checkpoint
+    )
+    return ModelSpec(name=name, about=about, costs=costs)
+
+
+SPEC_KEYS = {"about", "width", "blocks", "kv_item_bytes", "state_item_bytes"}
+
+
+def _check_keys(entry: dict[str, Any], known: set[str], where: str) -> None:
+    for key in entry.keys() - known:
+        raise ValueError(f"{where}: unknown key {key!r}; known are {', '.join(sorted(known))}")
+    for key in {"width", "blocks"} & known - entry.keys():
+        raise ValueError(f"{where}: must have the key {key!r}")
+
+
+def paper_costs(*, width: int, state_size: int, attention: int, ssm: int, mlp: int) -> Costs:
+    """FLOPs and bytes of a {attention, ssm, mlp} model as Marconi counts them (arXiv 2411.19379, table 1).
+
+    For L tokens a layer of width D and state N takes: attention 8 L D^2 + 4 L^2 D FLOPs and 4 L D bytes; MLP
+    16 L D^2 FLOPs; SSM 12 L D^2 + 16 L D N + 10 L D FLOPs and 2 D N bytes, and its convolution 2 W (2 D + 2 N) bytes
+    with W = 4, which the table leaves out and the paper's experiments count. (The table says 10 L; the published code,
+    followed here, 10 L D.)
+    """
+    D, N = width, state_size
+    per_token = attention * 8 * D * D + mlp * 16 * D * D + ssm * (12 * D * D + 16 * D * N + 10 * D)
+    convolution = 2 * PAPER_CONV_WIDTH * (2 * D + 2 * N)
+    return Costs(
+        # 4 D L^2 are the keys 1 .. L that L queries see, at 8 D each, less 4 D per query.
+        flops_per_token=per_token - attention * 4 * D,
+        flops_per_key=attention * 8 * D,
+        kv_bytes=attention * 4 * D,
+        checkpoint_bytes=ssm * (2 * D * N + convolution),
+    )

@@ -1,0 +1,166 @@
+"""Caches by the names that `simulate --policy` knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from hybrid_jax.cache.eviction import EvictionPolicy, LeastRecentlyUsed
+from hybrid_jax.cache.flop_aware import (
+    FlopAware,
+    own_edge_efficiency,
+    whole_prefix_efficiency,
+)
+from hybrid_jax.cache.shadow import Outcome, ShadowCache
+from hybrid_jax.cache.tuner import AlphaTuner
+from hybrid_jax.costs import Costs
+from hybrid_jax.sim.blocks import BlockCache
+from hybrid_jax.sim.traces import TraceRequest
+
+NAMES = {
+    "none": "no cache",
+    "vllm": "blocks of 32 tokens, a state for each, least recently used goes first",
+    "sglang": "checkpoints at branch points and ends; of whole paths the ends go, least recently used first",
+    "lru": "the same checkpoints; any with at most one child goes, least recently used first",
+    "marconi": "FLOP-aware eviction as the paper reads, alpha tuned by replaying a window",
+    "marconi-code": "FLOP-aware eviction as the published code computes it, alpha tuned the same way",
+    "infinite": "the longest prefix that any earlier request shares: no cache can hit more",
+}
+
+
+class Cache(Protocol):
+    """What a simulation runs a trace through."""
+
+    @property
+    def peak(self) -> int: ...
+
+    @property
+    def evictions(self) -> int: ...
+
+    @property
+    def alpha(self) -> float | None: ...
+
+    def request(self, prompt: np.ndarray, output: np.ndarray) -> Outcome: ...
+
+
+def make_cache(
+    policy: str, costs: Costs, capacity: int, trace: Sequence[TraceRequest], *, grain: int = 1
+) -> Cache:
+    """The cache of one policy, empty.
+
+    Args:
+        policy: one of NAMES, or "alpha:X" for FLOP-aware eviction with a fixed weight.
+        costs: of the model.
+        capacity: bytes.
+        trace: what it will be asked; a policy that knows the future reads it.
+        grain: tokens between resume points.
+
+    Raises:
+        ValueError: no such policy, a bad alpha, or a capacity below one checkpoint.
+    """
+    least = max(costs.checkpoint_bytes, costs.kv_bytes)
+    if policy not in ("none", "infinite") and capacity < least:
+        raise ValueError(
+            f"simulate: capacity must hold one checkpoint, {least} bytes at least, got {capacity}"
+        )
+    name, _, value = policy.partition(":")
+    if policy == "none":
+        return NoCache()
+    if policy == "infinite":
+        return LongestPrefix()
+    if policy == "vllm":
+        return BlockCache(costs, capacity)
+
+    def shadow(order: EvictionPolicy) -> Counted:
+        return Counted(costs, capacity, order, grain=grain)
+
+    if policy in ("sglang", "lru"):
+        return shadow(LeastRecentlyUsed(leaves_only=policy == "sglang"))
+    if policy in ("marconi", "marconi-code"):
+        published = policy == "marconi-code"
+        order = FlopAware(
+            0.0, costs, efficiency=whole_prefix_efficiency if published else own_edge_efficiency
+        )
+        return Tuned(shadow(order), AlphaTuner(order, shadow))
+    if name == "alpha" and value:
+        return shadow(FlopAware(_number(value), costs))
+    raise ValueError(
+        f"simulate: no policy {policy!r}; known are {', '.join(NAMES)}, and alpha:X with a number X"
+    )
+
+
+def _number(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"simulate: alpha must be a number of at least 0, got {value!r}") from None
+
+
+class Counted(ShadowCache):
+    """A shadow cache that tells what a simulation reports."""
+
+    alpha: float | None = None
+
+    @property
+    def peak(self) -> int:
+        return self.budget.peak
+
+    @property
+    def evictions(self) -> int:
+        counters = self.tree.counters
+        return counters.leaf_evictions + counters.tombstone_evictions
+
+
+class Tuned:
+    """A cache whose alpha is tuned on the way."""
+
+    def __init__(self, cache: Counted, tuner: AlphaTuner):
+        self._cache, self._tuner = cache, tuner
+        self._policy: FlopAware = tuner.policy
+
+    @property
+    def peak(self) -> int:
+        return self._cache.peak
+
+    @property
+    def evictions(self) -> int:
+        return self._cache.evictions
+
+    @property
+    def alpha(self) -> float:
+        return self._policy.alpha
+
+    def request(self, prompt: np.ndarray, output: np.ndarray) -> Outcome:
+        outcome = self._cache.request(prompt, output)
+        self._tuner.observe(prompt, output, evictions=self.evictions)
+        return outcome
+
+
+class NoCache:
+    """Computes everything."""
+
+    peak = evictions = 0
+    alpha: float | None = None
+
+    def request(self, prompt: np.ndarray, output: np.ndarray) -> Outcome:
+        return Outcome(num_tokens=len(prompt), hit_len=0, match_len=0, cached_len=0, stored=False)
+
+
+class LongestPrefix:
+    """Resumes wherever any earlier prompt or output went, however far: the bound on what can be hit."""
+
+    evictions = 0
+    alpha: float | None = None
+
+    def __init__(self) -> None:
+        free = Costs(flops_per_token=1, flops_per_key=0, kv_bytes=1, checkpoint_bytes=0)
+        self._cache = Counted(free, 1 << 62, LeastRecentlyUsed())
+
+    @property
+    def peak(self) -> int:
+        return 0
+
+    def request(self, prompt: np.ndarray, output: np.ndarray) -> Outcome:
+        return self._cache.request(prompt, output)
