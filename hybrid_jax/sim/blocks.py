@@ -23,6 +23,8 @@ class BlockCache:
         capacity: bytes, never exceeded.
     """
 
+    alpha: float | None = None
+
     def __init__(self, costs: Costs, capacity: int):
         self.capacity = capacity
         self._block_bytes = costs.checkpoint_bytes + BLOCK_TOKENS * costs.kv_bytes
