@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,8 +65,8 @@ def read_trace(path: Path | str, *, limit: int | None = None) -> list[TraceReque
             break
         if line.strip():
             try:
-                requests.append(_request(json.loads(line), len(requests), segments))
-            except (ValueError, KeyError, TypeError, OverflowError) as error:
+                requests.append(_request(json.loads(line.rstrip()), len(requests), segments))
+            except (ValueError, KeyError, RecursionError) as error:
                 raise BadTrace(f"{path.name}, line {number}: {_reason(error)}") from error
     if not requests:
         raise BadTrace(f"{path.name}: a trace must hold at least one request, got none")
@@ -77,7 +78,7 @@ def _lines(path: Path) -> Iterator[str]:
     try:
         with opened(path, "rt", encoding="utf-8") as file:
             yield from file
-    except (gzip.BadGzipFile, EOFError, UnicodeDecodeError) as error:
+    except (gzip.BadGzipFile, zlib.error, EOFError, UnicodeDecodeError) as error:
         raise BadTrace(f"{path.name}: cannot be read as text: {error}") from error
 
 
@@ -86,6 +87,8 @@ def _reason(error: Exception) -> str:
         return f"must be one JSON object, {error.msg} at column {error.colno}"
     if isinstance(error, KeyError):
         return f"must have the key {error.args[0]!r}"
+    if isinstance(error, RecursionError):
+        return "must be one JSON object, got one that is nested too deep"
     return str(error)
 
 
@@ -106,8 +109,11 @@ def _request(entry: Any, index: int, segments: Segments) -> TraceRequest:
         )
     if not prompt.size:
         raise ValueError("a prompt must hold at least one token, got none")
+    session = entry["session_id"]
+    if isinstance(session, bool) or not isinstance(session, int | str):
+        raise ValueError(f"session_id must be a number or a name, got {session!r}")
     return TraceRequest(
-        session_id=entry["session_id"],
+        session_id=session,
         turn_id=_whole(entry["turn_id"], "turn_id"),
         arrival_s=_seconds(entry["ts"], "ts"),
         prompt=prompt,
@@ -117,7 +123,10 @@ def _request(entry: Any, index: int, segments: Segments) -> TraceRequest:
 
 def _mooncake(entry: dict, index: int, segments: Segments) -> TraceRequest:
     length = _whole(entry["input_length"], "input_length", least=1)
-    blocks = [_whole(block, "hash_ids") for block in entry["hash_ids"]]
+    blocks = entry["hash_ids"]
+    if not isinstance(blocks, list):
+        raise ValueError(f"hash_ids must be a list of block ids, got {blocks!r}")
+    blocks = [_whole(block, "hash_ids") for block in blocks]
     if len(blocks) != -(-length // BLOCK_TOKENS):
         raise ValueError(
             f"input_length {length} takes {-(-length // BLOCK_TOKENS)} blocks of {BLOCK_TOKENS} tokens, "
@@ -148,7 +157,10 @@ def _seconds(value: Any, name: str) -> float:
 
 
 def _token_ids(values: Any, name: str) -> np.ndarray:
-    ids = np.array(values)
+    try:
+        ids = np.array(values)
+    except ValueError:  # lists of unequal lengths
+        ids = np.zeros((0, 0))
     if ids.size == 0 and ids.ndim == 1:
         return np.zeros(0, np.int32)
     if ids.ndim != 1 or ids.dtype.kind != "i" or ids.min() < 0 or ids.max() >= 2**31:

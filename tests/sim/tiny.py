@@ -1,0 +1,33 @@
+"""Requests and costs small enough to work out by hand: a token is a letter."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hybrid_jax.costs import Costs
+from hybrid_jax.sim.policies import make_cache
+from hybrid_jax.sim.traces import TraceRequest
+
+# One byte a token, ten a checkpoint, one FLOP a token.
+COSTS = Costs(flops_per_token=1, flops_per_key=0, kv_bytes=1, checkpoint_bytes=10)
+# A line of a trace in each of its forms.
+SEGMENTS = {"session_id": 7, "turn_id": 2, "ts": 1.5, "in": [[5, 3], [9, 2, 4]], "out": [[6, 1]]}
+TOKENS = {"session_id": "a", "turn_id": 0, "ts": 2, "input_tokens": [3, 1, 2], "output_tokens": [9]}
+BLOCKS = {"timestamp": 2500, "input_length": 700, "output_length": 5, "hash_ids": [8, 3]}
+
+
+def tokens(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("ascii"), np.uint8).astype(np.int32)
+
+
+def request(prompt: str, output: str = "") -> TraceRequest:
+    return TraceRequest(
+        session_id=0, turn_id=0, arrival_s=0.0, prompt=tokens(prompt), output=tokens(output)
+    )
+
+
+def hits(policy: str, capacity: int, *pairs, costs: Costs = COSTS, grain: int = 1) -> list[int]:
+    """Tokens that each of these (prompt, output) pairs skips, one after the other."""
+    trace = [request(*pair) for pair in pairs]
+    cache = make_cache(policy, costs, capacity, trace, grain=grain)
+    return [cache.request(r.prompt, r.output).hit_len for r in trace]
