@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from hybrid_jax.config import MLP, Attention, GatedDelta, Mamba1, Mamba2, MoE
-from hybrid_jax.costs import Costs, block_costs, state_elements
+from hybrid_jax.costs import Block, Costs, block_costs, state_elements
 
 FOLDER = Path(__file__).parent / "specs"
 KINDS: dict[str, Callable] = {
@@ -55,8 +55,8 @@ def load_spec(name: str) -> ModelSpec:
             f"model spec: no model {name!r}; known are {', '.join(names())}, or the path of a .toml file"
         )
     try:
-        return parse_spec(tomllib.loads(path.read_text()), path.stem)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError) as error:
+        return parse_spec(tomllib.loads(path.read_text(encoding="utf-8")), path.stem)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"model spec {path.name}: {error}") from error
 
 
@@ -64,20 +64,24 @@ def parse_spec(entry: dict[str, Any], name: str) -> ModelSpec:
     """A model from what its file says.
 
     Raises:
-        ValueError: an unknown or missing key, named. TypeError: an unknown size of a block, named.
+        ValueError: a key that is unknown or missing, or a value that is none, named.
     """
     where = f"model spec {name}"
     _check_keys(entry, {"about", "paper"} if "paper" in entry else SPEC_KEYS, where)
-    about = entry.get("about", "")
-    if "paper" in entry:
-        return ModelSpec(name=name, about=about, costs=paper_costs(**entry["paper"]))
-    blocks = []
-    for block in entry["blocks"]:
-        kinds = sorted(block.keys() - {"count"})
-        if len(kinds) != 1 or kinds[0] not in KINDS:
-            raise ValueError(f"{where}: a block is one of {', '.join(KINDS)}, got {kinds}")
-        blocks.append((block.get("count", 1), KINDS[kinds[0]](**block[kinds[0]])))
-    kv_item, state_item = entry.get("kv_item_bytes", 2), entry.get("state_item_bytes", 4)
+    costs = _paper(entry["paper"], where) if "paper" in entry else _stack(entry, where)
+    if not costs.kv_bytes + costs.checkpoint_bytes:
+        raise ValueError(f"{where}: needs an attention or a recurrent block to cache, got none")
+    return ModelSpec(name=name, about=entry.get("about", ""), costs=costs)
+
+
+def _stack(entry: dict[str, Any], where: str) -> Costs:
+    """Of blocks as they are built."""
+    missing = sorted({"width", "blocks"} - entry.keys())
+    if missing:
+        raise ValueError(f"{where}: must have the key {missing[0]!r}")
+    blocks = [_block(block, where) for block in _tables(entry["blocks"], "blocks", where)]
+    kv_item = _whole(entry, "kv_item_bytes", where, default=2)
+    state_item = _whole(entry, "state_item_bytes", where, default=4)
     token_bytes = checkpoint = 0
     for count, block in blocks:
         if isinstance(block, Attention):
@@ -85,20 +89,67 @@ def parse_spec(entry: dict[str, Any], name: str) -> ModelSpec:
         elif isinstance(block, Mamba1 | Mamba2 | GatedDelta):
             state, columns = state_elements(block)
             checkpoint += count * (state * state_item + columns * kv_item)
-    costs = block_costs(
-        blocks, width=entry["width"], kv_bytes=token_bytes, checkpoint_bytes=checkpoint
-    )
-    return ModelSpec(name=name, about=about, costs=costs)
+    width = _whole(entry, "width", where)
+    return block_costs(blocks, width=width, kv_bytes=token_bytes, checkpoint_bytes=checkpoint)
 
 
 SPEC_KEYS = {"about", "width", "blocks", "kv_item_bytes", "state_item_bytes"}
 
 
+def _paper(sizes: Any, where: str) -> Costs:
+    """As the paper counts."""
+    where = f"{where}: paper"
+    keys = ("width", "state_size", "attention", "ssm", "mlp")
+    _check_keys(_table(sizes, where), set(keys), where)
+    least = {"width": 1, "state_size": 1}
+    return paper_costs(**{key: _whole(sizes, key, where, least=least.get(key, 0)) for key in keys})
+
+
+def _block(entry: dict[str, Any], where: str) -> tuple[int, Block]:
+    """How many, and what."""
+    kinds = sorted(entry.keys() - {"count"})
+    if len(kinds) != 1 or kinds[0] not in KINDS:
+        raise ValueError(f"{where}: a block is one of {', '.join(KINDS)}, got {kinds}")
+    make, inside = KINDS[kinds[0]], f"{where}: {kinds[0]}"
+    sizes = _table(entry[kinds[0]], inside)
+    known = {field.name: field for field in fields(make) if field.name != "rope"}
+    _check_keys(sizes, set(known), inside)
+    for key in sizes:
+        if known[key].type == "int":
+            _whole(sizes, key, inside, least=0)
+    count = _whole(entry, "count", where, default=1)
+    try:
+        return count, make(**sizes)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{inside}: {error}") from error
+
+
 def _check_keys(entry: dict[str, Any], known: set[str], where: str) -> None:
-    for key in entry.keys() - known:
+    for key in sorted(entry.keys() - known):
         raise ValueError(f"{where}: unknown key {key!r}; known are {', '.join(sorted(known))}")
-    for key in {"width", "blocks"} & known - entry.keys():
-        raise ValueError(f"{where}: must have the key {key!r}")
+
+
+def _table(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} must be a table, got {value!r}")
+    return value
+
+
+def _tables(value: Any, key: str, where: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ValueError(f"{where}: {key} must be a list of tables, got {value!r}")
+    return value
+
+
+def _whole(
+    entry: dict[str, Any], key: str, where: str, *, default: int | None = None, least: int = 1
+) -> int:
+    value = entry.get(key, default)
+    if type(value) is not int or value < least:
+        raise ValueError(
+            f"{where}: {key} must be a whole number of at least {least}, got {value!r}"
+        )
+    return value
 
 
 def paper_costs(*, width: int, state_size: int, attention: int, ssm: int, mlp: int) -> Costs:

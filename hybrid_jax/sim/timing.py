@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,25 +35,36 @@ class MeasuredTable:
     """Times by the number of tokens to compute, between rows by straight lines, beyond the last by its slope.
 
     Args:
-        path: CSV with the columns tokens and ms, tokens ascending, two rows at least.
+        path: CSV with the columns tokens and ms, tokens ascending, two rows at least. Fewer tokens than the first
+            row's take as long as those.
 
     Raises:
-        ValueError: something else; the message names file and line.
+        ValueError: something else; the message names the file, and the line where one is wrong.
     """
 
     def __init__(self, path: Path | str):
         self._name = Path(path).name
-        with open(path, newline="") as file:
-            rows = list(csv.DictReader(file))
-        try:
-            self._tokens = np.array([float(row["tokens"]) for row in rows])
-            self._seconds = np.array([float(row["ms"]) / 1000 for row in rows])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{self._name}: must have number columns tokens and ms, got {error}"
-            ) from error
-        if len(rows) < 2 or (np.diff(self._tokens) <= 0).any():
-            raise ValueError(f"{self._name}: needs two rows at least, tokens ascending")
+        rows = self._rows(path)
+        if len(rows) < 2:
+            raise ValueError(f"{self._name}: needs two rows at least, got {len(rows)}")
+        self._tokens, milliseconds = np.array(rows).T
+        self._seconds = milliseconds / 1000
+
+    def _rows(self, path: Path | str) -> list[tuple[float, float]]:
+        rows: list[tuple[float, float]] = []
+        with open(path, newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file, skipinitialspace=True)
+            try:
+                for row in reader:
+                    where = f"{self._name}, line {reader.line_num}"
+                    rows.append((_number(row, "tokens", where), _number(row, "ms", where)))
+                    if len(rows) > 1 and rows[-1][0] <= rows[-2][0]:
+                        raise ValueError(
+                            f"{where}: tokens must ascend, got {rows[-1][0]:g} after {rows[-2][0]:g}"
+                        )
+            except (csv.Error, UnicodeDecodeError) as error:
+                raise ValueError(f"{self._name}: cannot be read as CSV: {error}") from error
+        return rows
 
     def seconds(self, costs: Costs, num_tokens: int, hit_len: int) -> float:
         tokens, times, wanted = self._tokens, self._seconds, num_tokens - hit_len
@@ -63,6 +75,18 @@ class MeasuredTable:
 
     def describe(self) -> str:
         return f"table {self._name}"
+
+
+def _number(row: dict[str, str | None], column: str, where: str) -> float:
+    if column not in row:
+        raise ValueError(f"{where}: must have the columns tokens and ms, got {list(row)}")
+    try:
+        value = float(row[column])
+    except (TypeError, ValueError):
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{where}: {column} must be a number of at least 0, got {row[column]!r}")
+    return value
 
 
 Timing = CostModel | MeasuredTable
