@@ -52,6 +52,8 @@ class BlockCache:
                 self._make_room(keep)
                 self._blocks[name] = False
                 self.num_stored += 1
+        for name in reversed(names[: self._most]):  # old and new ones in one order, the last first
+            self._blocks.move_to_end(name)
         self.peak = max(self.peak, len(self._blocks) * self._block_bytes)
         hit_len = hits * BLOCK_TOKENS
         return Outcome(
