@@ -102,8 +102,10 @@ def simulate(
         bounds: also run "optimal" and "infinite".
 
     Raises:
-        ValueError: an unknown policy, or a capacity below one checkpoint.
+        ValueError: no request, an unknown policy, or a capacity below one checkpoint.
     """
+    if not trace:
+        raise ValueError("simulate: needs at least one request, got none")
     timing = CostModel() if timing is None else timing
     started = time.process_time()
     cache = make_cache(policy, costs, capacity, trace, grain=grain)
