@@ -103,6 +103,8 @@ class ShadowCache:
         if not len(tokens):
             return False
         tree, costs = self.tree, self.costs
+        if len(tokens) * costs.kv_bytes + costs.checkpoint_bytes > self.capacity:
+            return False
         while True:
             cached_len, end = tree.coverage(tokens)
             if end is not None:
