@@ -57,6 +57,11 @@ class CountedPages:
         self._budget, self._token_bytes = budget, token_bytes
         self.num_tokens = 0
 
+    @property
+    def num_frames(self) -> int:
+        """A page of one token is its own frame."""
+        return self.num_tokens
+
     def adopt(self, pages: range) -> range:
         """Takes the bytes of these tokens.
 

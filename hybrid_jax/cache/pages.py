@@ -18,6 +18,9 @@ class PageStore(Protocol):
 
     none: NodePages
 
+    @property
+    def num_frames(self) -> int: ...
+
     def adopt(self, pages: RowPages) -> NodePages: ...
 
     def share(self, pages: NodePages) -> None: ...

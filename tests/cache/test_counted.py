@@ -1,0 +1,137 @@
+"""Pools that only count: what they refuse, what they give back, and that they notice a wrong count."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hybrid_jax.cache.counted import ByteBudget, CountedPages, CountedSlots
+from hybrid_jax.cache.eviction import LeastRecentlyUsed
+from hybrid_jax.cache.frames import OutOfFrames
+from hybrid_jax.cache.shadow import ShadowCache
+from hybrid_jax.costs import Costs
+
+COSTS = Costs(flops_per_token=1, flops_per_key=0, kv_bytes=1, checkpoint_bytes=10)
+
+
+def test_a_budget_is_taken_to_its_last_byte():
+    budget = ByteBudget(100)
+    budget.take(60)
+    budget.take(40)
+    assert (budget.used, budget.num_free) == (100, 0)
+
+
+def test_a_budget_refuses_what_it_does_not_have_and_stays_as_it_was():
+    budget = ByteBudget(100)
+    budget.take(60)
+    with pytest.raises(OutOfFrames, match=r"^ByteBudget: needs 41 bytes, 40 of 100 free$"):
+        budget.take(41)
+    assert (budget.used, budget.peak) == (60, 60)
+
+
+def test_the_peak_stays_when_bytes_are_given_back():
+    budget = ByteBudget(100)
+    budget.take(60)
+    budget.give(50)
+    budget.take(20)
+    assert (budget.used, budget.peak) == (30, 60)
+
+
+def test_a_budget_shows_its_bytes():
+    budget = ByteBudget(100)
+    budget.take(60)
+    assert repr(budget) == "ByteBudget(60 of 100 bytes used)"
+
+
+def test_pages_take_the_bytes_of_their_tokens_and_give_them_back():
+    budget = ByteBudget(100)
+    pages = CountedPages(budget, token_bytes=3)
+    held = pages.adopt(range(20))
+    assert (budget.used, pages.num_tokens, pages.num_frames) == (60, 20, 20)
+    pages.release(held[:5])
+    assert (budget.used, pages.num_tokens) == (45, 15)
+
+
+def test_pages_that_the_budget_refuses_are_not_counted():
+    budget = ByteBudget(50)
+    pages = CountedPages(budget, token_bytes=3)
+    with pytest.raises(OutOfFrames, match="needs 60 bytes, 50 of 50 free"):
+        pages.adopt(range(20))
+    assert (budget.used, pages.num_tokens) == (0, 0)
+
+
+def test_two_spans_of_pages_join_into_one_as_long():
+    pages = CountedPages(ByteBudget(50), token_bytes=1)
+    assert len(pages.join(range(3, 7), range(10))) == 14
+    assert len(pages.row([range(3, 7), range(10), range(0)])) == 14
+
+
+def test_a_checkpoint_is_held_until_its_last_holder_lets_go():
+    budget = ByteBudget(25)
+    slots = CountedSlots(budget, checkpoint_bytes=10)
+    slot = slots.allocate()
+    slots.retain(slot)
+    slots.release(slot)
+    assert (budget.used, slots.holders(slot), slots.num_held) == (10, 1, 1)
+    slots.release(slot)
+    assert (budget.used, slots.num_held) == (0, 0)
+
+
+def test_a_checkpoint_that_the_budget_refuses_is_not_counted():
+    slots = CountedSlots(ByteBudget(15), checkpoint_bytes=10)
+    slots.allocate()
+    with pytest.raises(OutOfFrames, match="needs 10 bytes, 5 of 15 free"):
+        slots.allocate()
+    assert slots.num_held == 1
+
+
+def test_a_released_checkpoint_is_found_out():
+    slots = CountedSlots(ByteBudget(15), checkpoint_bytes=10)
+    slot = slots.allocate()
+    assert (slots.resolve(slot), slots.resolve(0)) == (slot, 0)
+    slots.release(slot)
+    with pytest.raises(KeyError, match=f"checkpoint {slot} was released"):
+        slots.resolve(slot)
+
+
+# --- wrong counts ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache():
+    """27 tokens and three checkpoints."""
+    cache = ShadowCache(COSTS, 1000, LeastRecentlyUsed())
+    for last in (5, 6):
+        cache.request(np.array([1] * 9 + [last] * 9), np.array([], np.int32))
+    cache.check_invariants()
+    assert (cache.budget.used, len(cache.tree.slot_holds())) == (27 + 30, 3)
+    return cache
+
+
+def test_a_shadow_tree_shows_itself(cache):
+    assert repr(cache.tree) == "RadixTree(3 nodes, 3 checkpoints, 27 page frames)"
+
+
+def test_bytes_that_nobody_holds_are_noticed(cache):
+    cache.budget.take(7)
+    with pytest.raises(AssertionError, match=r"^shadow: counts 64 bytes, nodes take 57"):
+        cache.check_invariants()
+
+
+def test_a_lost_page_is_noticed(cache):
+    node = next(iter(cache.tree.root.children.values()))
+    node.pages = node.pages[:-1]
+    with pytest.raises(AssertionError, match=r"^counted pages: 27 tokens counted, nodes list 26"):
+        cache.check_invariants()
+
+
+def test_a_checkpoint_that_no_node_lists_is_noticed(cache):
+    cache._slots.allocate()
+    with pytest.raises(AssertionError, match=r"^shadow: 4 checkpoints held, nodes list 3"):
+        cache.check_invariants()
+
+
+def test_a_budget_that_was_exceeded_is_noticed(cache):
+    cache.budget.peak = 1001
+    with pytest.raises(AssertionError, match=r"^shadow: 57 bytes used, 1001 at most, of 1000"):
+        cache.check_invariants()
