@@ -24,7 +24,7 @@ class AlphaTuner:
         policy: whose alpha is set.
         replay: makes an empty cache like the real one, with the policy it is given.
         window: 5 to 15 in the paper.
-        alphas: the candidates.
+        alphas: the candidates, in any order.
     """
 
     def __init__(
@@ -35,7 +35,8 @@ class AlphaTuner:
         window: int = 5,
         alphas: tuple[float, ...] = ALPHAS,
     ):
-        self.policy, self._replay, self._window, self._alphas = policy, replay, window, alphas
+        self.policy, self._replay, self._window = policy, replay, window
+        self._alphas = sorted(alphas)
         self._log: list[tuple[np.ndarray, np.ndarray]] | None = []
         self._first_eviction: int | None = None
 
@@ -53,8 +54,8 @@ class AlphaTuner:
             self._first_eviction = len(self._log)
         first = self._first_eviction
         if first is not None and len(self._log) >= first * (1 + self._window):
-            rates = [self._hit_tokens(alpha) for alpha in self._alphas]
-            self.policy.alpha = self._alphas[int(np.argmax(rates))]
+            hits = [self._hit_tokens(alpha) for alpha in self._alphas]
+            self.policy.alpha = self._alphas[int(np.argmax(hits))]
             self._log = None
 
     def _hit_tokens(self, alpha: float) -> int:
