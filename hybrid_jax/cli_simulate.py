@@ -66,14 +66,20 @@ def simulate(
 
 def _print(result) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    share = lambda value: "-" if value is None else f"{100 * value:.2f} %"
+    share = lambda value: f"{100 * value:.2f} %"
     rows = [
         ("policy", result.policy + ("" if result.alpha is None else f", alpha {result.alpha:g}")),
         ("model", result.model_spec),
         ("requests", f"{result.requests:,}, {result.input_tokens:,} prompt tokens"),
         ("token hit rate", share(result.token_hit_rate)),
-        ("a clairvoyant hits", f"{share(result.distance_to_optimal)} of the tokens more"),
-        ("an endless cache hits", f"{share(result.distance_to_infinite)} of the tokens more"),
+        *(
+            (name, f"{share(distance)} of the tokens more")
+            for name, distance in (
+                ("a clairvoyant hits", result.distance_to_optimal),
+                ("an endless cache hits", result.distance_to_infinite),
+            )
+            if distance is not None
+        ),
         ("FLOPs saved", share(result.flops_saved_rate)),
         (
             "memory",

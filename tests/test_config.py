@@ -10,7 +10,9 @@ from hybrid_jax.config import (
     Attention,
     CacheConfig,
     EngineConfig,
+    GatedDelta,
     LayerSpec,
+    Mamba1,
     Mamba2,
     ModelConfig,
     MoE,
@@ -20,6 +22,8 @@ from hybrid_jax.config import (
 
 ATTENTION = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
 MAMBA = {"num_heads": 6, "head_dim": 8, "state_size": 16}
+MAMBA1 = {"inner_size": 8, "state_size": 4, "dt_rank": 2}
+DELTA = {"num_key_heads": 2, "num_value_heads": 4, "key_dim": 8, "value_dim": 16}
 EXPERTS = {"num_experts": 8, "top_k": 2, "width": 16}
 MODEL = {"family": "tiny", "vocab_size": 32, "width": 16, "layers": (LayerSpec(mlp=MLP(width=8)),)}
 
@@ -89,6 +93,14 @@ def layers(*specs) -> dict:
             Mamba2,
             MAMBA | {"dt_limits": (-1.0, 1.0)},
             "Mamba2: dt_limits must be ordered, got (-1.0, 1.0)",
+        ),
+        (Mamba1, MAMBA1 | {"inner_size": 0}, "Mamba1: inner_size must be positive, got 0"),
+        (Mamba1, MAMBA1 | {"dt_rank": -1}, "Mamba1: dt_rank must be positive, got -1"),
+        (GatedDelta, DELTA | {"key_dim": 0}, "GatedDelta: key_dim must be positive, got 0"),
+        (
+            GatedDelta,
+            DELTA | {"num_value_heads": 5},
+            "GatedDelta: num_value_heads must be a multiple of num_key_heads, got 5 and 2",
         ),
         (MLP, {"width": 0}, "MLP: width must be positive, got 0"),
         (
@@ -296,6 +308,11 @@ def test_sizes_of_a_mamba2_mixer_follow_from_its_heads():
     assert mixer.conv_size == 48 + 2 * 48
     assert mixer.proj_size == 48 + (48 + 2 * 48) + 6
     assert mixer.dt_limits == (0.0, math.inf)
+
+
+def test_convolved_channels_of_mixers_that_only_have_sizes():
+    assert Mamba1(**MAMBA1).conv_size == 8
+    assert GatedDelta(**DELTA).conv_size == 2 * 2 * 8 + 4 * 16
 
 
 def test_the_softmax_scale_defaults_to_the_head_width():

@@ -1,0 +1,72 @@
+"""Costs as a cache reckons with them; FLOPs and weights of whole models are in test_geometry.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.costs import Costs, block_costs, model_costs, prefill_flops
+from hybrid_jax.geometry import checkpoint_bytes, make_geometry
+
+ATTENTION = Attention(num_heads=4, num_kv_heads=2, head_dim=8)
+WINDOWED = Attention(num_heads=4, num_kv_heads=2, head_dim=8, window=5)
+MAMBA = Mamba2(num_heads=4, head_dim=8, state_size=16)
+
+
+def model(*mixers) -> ModelConfig:
+    layers = tuple(LayerSpec(mixers=(mixer,), mlp=MLP(width=24)) for mixer in mixers)
+    return ModelConfig(family="x", vocab_size=8, width=16, layers=layers)
+
+
+def test_flops_of_a_part_are_those_of_the_whole_without_what_stands_before_it():
+    costs = Costs(
+        flops_per_token=7,
+        flops_per_key=3,
+        windows=((5, 2), (40, 11)),
+        kv_bytes=1,
+        checkpoint_bytes=1,
+    )
+    for start, end in ((0, 1), (0, 30), (4, 6), (20, 90), (50, 50)):
+        keys = lambda window, span=range(start, end): sum(min(q + 1, window) for q in span)
+        want = 7 * (end - start) + 3 * keys(10**9) + 2 * keys(5) + 11 * keys(40)
+        assert costs.flops(end, start) == want
+
+
+def test_windows_of_equal_width_are_counted_together():
+    costs = block_costs(
+        [(2, WINDOWED), (1, ATTENTION), (3, WINDOWED)], width=16, kv_bytes=0, checkpoint_bytes=0
+    )
+    assert costs.windows == ((5, 5 * 4 * 4 * 8),)
+    assert costs.flops_per_key == 4 * 4 * 8
+
+
+@pytest.mark.parametrize(
+    ("kv_bytes", "checkpoint", "tokens"), [(8, 100, 12.5), (0, 100, float("inf")), (8, 0, 0)]
+)
+def test_tokens_that_take_as_much_as_a_checkpoint(kv_bytes, checkpoint, tokens):
+    costs = Costs(
+        flops_per_token=1, flops_per_key=1, kv_bytes=kv_bytes, checkpoint_bytes=checkpoint
+    )
+    assert costs.tokens_per_checkpoint == tokens
+
+
+@pytest.mark.parametrize(
+    "mixers", [(ATTENTION, MAMBA, MAMBA), (ATTENTION, ATTENTION), (MAMBA,)], ids=len
+)
+def test_a_models_bytes_are_those_of_the_engines_frames(mixers):
+    config = model(*mixers)
+    geometry = make_geometry(config, EngineConfig(dtype="bfloat16"))
+    costs = model_costs(config, geometry)
+    assert costs.checkpoint_bytes == checkpoint_bytes(geometry)
+    page = geometry.frames_per_page * geometry.frame_bytes if geometry.has_pages else 0
+    assert costs.kv_bytes == (page // geometry.page_tokens if page else 0)
+    assert (costs.kv_bytes > 0, costs.checkpoint_bytes > 0) == (
+        ATTENTION in mixers,
+        MAMBA in mixers,
+    )
+
+
+def test_a_models_flops_are_those_of_its_prefill():
+    config = model(ATTENTION, MAMBA)
+    costs = model_costs(config, make_geometry(config, EngineConfig()))
+    assert costs.flops(90, start=30) == prefill_flops(config, 60, 30)
