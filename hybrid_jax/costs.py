@@ -61,16 +61,31 @@ class Costs:
         return self.checkpoint_bytes / self.kv_bytes if self.kv_bytes else float("inf")
 
 
-def model_costs(model: ModelConfig, geometry: Geometry) -> Costs:
-    """Costs of a model as an engine runs it: bytes are those of frames, their padding included."""
+def frame_costs(geometry: Geometry) -> Costs:
+    """Costs as far as a geometry tells: the bytes, and one FLOP a token."""
     page = geometry.frames_per_page * geometry.frame_bytes
-    blocks = [(1, block) for layer in model.layers for block in (*layer.mixers, layer.mlp)]
-    return block_costs(
-        [(count, block) for count, block in blocks if block is not None],
-        width=model.width,
+    return Costs(
+        flops_per_token=1.0,
+        flops_per_key=0.0,
         kv_bytes=page // geometry.page_tokens if geometry.has_pages else 0,
         checkpoint_bytes=checkpoint_bytes(geometry),
     )
+
+
+def model_costs(model: ModelConfig, geometry: Geometry) -> Costs:
+    """Costs of a model as an engine runs it: bytes are those of frames, their padding included."""
+    taken = frame_costs(geometry)
+    return block_costs(
+        _blocks(model),
+        width=model.width,
+        kv_bytes=taken.kv_bytes,
+        checkpoint_bytes=taken.checkpoint_bytes,
+    )
+
+
+def _blocks(model: ModelConfig) -> list[tuple[int, Block]]:
+    blocks = [block for layer in model.layers for block in (*layer.mixers, layer.mlp)]
+    return [(1, block) for block in blocks if block is not None]
 
 
 def block_costs(
@@ -104,8 +119,7 @@ def block_costs(
 
 def prefill_flops(model: ModelConfig, num_tokens: int, start: int = 0) -> int:
     """FLOPs to run tokens `start .. start + num_tokens` of one sequence, without the logits."""
-    blocks = [(1, b) for layer in model.layers for b in (*layer.mixers, layer.mlp) if b is not None]
-    costs = block_costs(blocks, width=model.width, kv_bytes=0, checkpoint_bytes=0)
+    costs = block_costs(_blocks(model), width=model.width, kv_bytes=0, checkpoint_bytes=0)
     return int(costs.flops(start + num_tokens, start))
 
 

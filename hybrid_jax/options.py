@@ -12,14 +12,19 @@ from typing import Any
 import jax
 
 from hybrid_jax.checkpoint import read_json
-from hybrid_jax.config import LATER_CACHES, CacheConfig, EngineConfig, ModelConfig
+from hybrid_jax.config import (
+    CACHE_POLICIES,
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    fixed_alpha,
+)
 from hybrid_jax.engine.sizing import choose_sizes
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.machine import peak_resident_bytes, ram_bytes
 from hybrid_jax.sampling_params import SamplingParams
 from hybrid_jax.sizes import format_size, parse_size
 
-CACHES = ("off", "lru")
 DTYPES = ("auto", "float32", "bfloat16")
 # Options of features that do not exist yet, and the one value of each that asks for nothing.
 LATER_OPTIONS = {
@@ -43,8 +48,8 @@ OTHER_NAMES = {
     "block_size": "page_tokens",
     "chunked_prefill_size": "prefill_tokens",
     "context_length": "max_model_len",
-    "disable_radix_cache": "cache ('lru' or 'off')",
-    "enable_prefix_caching": "cache ('lru' or 'off')",
+    "disable_radix_cache": "cache (a policy, or 'off')",
+    "enable_prefix_caching": "cache (a policy, or 'off')",
     "gpu_memory_utilization": "memory (bytes, or a size like '8GiB')",
     "max_num_batched_tokens": "prefill_tokens",
     "max_num_seqs": "max_rows",
@@ -110,10 +115,11 @@ def _refuse(name: str, known: Collection[str]) -> None:
 def _cache_config(cache: str | CacheConfig) -> CacheConfig:
     if isinstance(cache, CacheConfig):
         return cache
-    if cache in LATER_CACHES:
-        raise NotImplementedError(f"LLM: cache={cache!r} is not built yet; use 'lru' or 'off'")
-    if cache not in CACHES:
-        raise ValueError(f"LLM: cache must be 'lru', 'off' or a CacheConfig, got {cache!r}")
+    if cache not in CACHE_POLICIES and fixed_alpha(cache) is None:
+        raise ValueError(
+            f"LLM: cache must be one of {', '.join(CACHE_POLICIES)}, alpha:X with a number X >= 0, or a "
+            f"CacheConfig, got {cache!r}"
+        )
     return CacheConfig(policy=cache)
 
 

@@ -200,7 +200,8 @@ def layers(*specs) -> dict:
         (
             CacheConfig,
             {"policy": "fifo"},
-            "CacheConfig: policy must be 'off' or 'lru', got 'fifo'",
+            "CacheConfig: policy must be one of off, lru, sglang, marconi, marconi-code, adaptive, or alpha:X "
+            "with a number X >= 0, got 'fifo'",
         ),
         (EngineConfig, {"max_rows": 0}, "EngineConfig: max_rows must be positive, got 0"),
         (EngineConfig, {"memory": 0}, "EngineConfig: memory must be positive, got 0"),

@@ -24,14 +24,16 @@ class Candidates:
 
     def refresh(self, node: Node) -> None:
         """Puts the node into the sets it belongs to now, and out of the others; its order may be another too."""
-        for candidates, belongs in (
-            (self.evictable, self._is_evictable(node)),
-            (self.prunable, _is_prunable(node)),
-        ):
-            if belongs:
-                candidates.add(node)
-            else:
-                candidates.discard(node)
+        if node.parent is None:
+            self.evictable.forget(node)
+        if self._is_evictable(node):
+            self.evictable.add(node)
+        elif node in self.evictable:
+            self.evictable.discard(node)
+        if _is_prunable(node):
+            self.prunable.add(node)
+        elif node in self.prunable:
+            self.prunable.discard(node)
 
     def _is_evictable(self, node: Node) -> bool:
         if node.parent is None or not node.cached or node.pins:

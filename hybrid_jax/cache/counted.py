@@ -20,10 +20,21 @@ class ByteBudget:
 
     def __init__(self, capacity: int):
         self.capacity, self.used, self.peak = capacity, 0, 0
+        self._lent = 0
 
     @property
     def num_free(self) -> int:
         return self.capacity - self.used
+
+    def lend(self, num_bytes: int) -> None:
+        """Lets that much more be counted: memory of the request at hand, which is not the cache's yet."""
+        self._lent += num_bytes
+
+    def settle(self) -> None:
+        """Ends all lending; what is counted fits the capacity again."""
+        assert self.used <= self.capacity, f"budget: {self.used} of {self.capacity} bytes used"
+        self._lent = 0
+        self.peak = max(self.peak, self.used)
 
     def take(self, num_bytes: int) -> None:
         """Counts bytes as used.
@@ -31,12 +42,13 @@ class ByteBudget:
         Raises:
             OutOfFrames: fewer are free; nothing was taken.
         """
-        if self.used + num_bytes > self.capacity:
+        if self.used + num_bytes > self.capacity + self._lent:
             raise OutOfFrames(
                 f"ByteBudget: needs {num_bytes} bytes, {self.num_free} of {self.capacity} free"
             )
         self.used += num_bytes
-        self.peak = max(self.peak, self.used)
+        if not self._lent:
+            self.peak = max(self.peak, self.used)
 
     def give(self, num_bytes: int) -> None:
         self.used -= num_bytes

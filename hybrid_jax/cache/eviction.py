@@ -11,7 +11,8 @@ class EvictionPolicy(Protocol):
     """Keeps the tree's candidates in order; every operation is O(log n).
 
     The tree calls `add` when a node becomes a candidate or its standing changed (it was used, its content
-    grew), `discard` when it is none any more, and `pop` to take the least valuable one out.
+    grew), `discard` when it is none any more, `pop` to take the least valuable one out, and `forget` when a node
+    left the tree, candidate or not.
 
     Attributes:
         leaves_only: nodes with cached children are no candidates; their checkpoints stay until the children went.
@@ -26,6 +27,8 @@ class EvictionPolicy(Protocol):
     def discard(self, node: Any) -> None: ...
 
     def pop(self) -> Any | None: ...
+
+    def forget(self, node: Any) -> None: ...
 
     def __contains__(self, node: Any) -> bool: ...
 
@@ -59,6 +62,9 @@ class OrderedCandidates:
 
     def discard(self, node: Any) -> None:
         self._current.pop(node, None)
+
+    def forget(self, node: Any) -> None:
+        """The node left the tree for good; nothing is kept of those that did."""
 
     def first(self) -> Any | None:
         """The node with the smallest key; None when there is none."""

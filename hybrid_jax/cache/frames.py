@@ -42,6 +42,7 @@ class FrameAllocator:
         self.num_free = num_frames - 1  # its height
         self._holders = np.zeros(num_frames, np.int32)
         self._generation = np.zeros(num_frames, np.uint8)
+        self._handles = np.zeros(num_frames, np.uint32)  # of held frames; 0 while free
 
     @property
     def num_held(self) -> int:
@@ -69,6 +70,8 @@ class FrameAllocator:
         taken = self._free[self.num_free - count : self.num_free][::-1].copy()
         self.num_free -= count
         self._holders[taken] = 1
+        generation = self._generation[taken].astype(np.uint32)
+        self._handles[taken] = handles.pack(handles.FRAME, generation, taken.astype(np.uint32))
         return taken
 
     def retain(self, frames: npt.ArrayLike) -> None:
@@ -95,14 +98,17 @@ class FrameAllocator:
             gone = np.unique(gone)
         if gone.size:
             self._generation[gone] = (self._generation[gone] + 1) % handles.NUM_GENERATIONS
+            self._handles[gone] = 0
             self._free[self.num_free : self.num_free + gone.size] = gone
             self.num_free += gone.size
 
     def _require_held(self, frames: np.ndarray, action: str) -> np.ndarray:
         """Holders of each frame, all at least 1."""
-        inside = not frames.size or (frames.min() > SINK and frames.max() < self.num_frames)
-        held = self._holders[frames] if inside else np.zeros(len(frames), np.int32)
-        if inside and held.all():
+        try:
+            held = self._holders[frames.view(np.uint32)]  # so that -1 is not the last one
+        except IndexError:
+            held = np.zeros(1, np.int32)
+        if held.all():
             return held
         frame = next(f for f in frames.tolist() if not self._is_held(f))
         raise ValueError(
@@ -117,7 +123,7 @@ class FrameAllocator:
         """Handles of held frames: uint32, in the shape that came."""
         frames = np.asarray(frames, np.int32)
         self._require_held(frames.reshape(-1), "name")
-        return self._names(frames)
+        return self._handles[frames]
 
     def resolve(self, names: npt.ArrayLike) -> np.ndarray:
         """The frame ids behind handles: int32, in the shape that came.
@@ -126,19 +132,14 @@ class FrameAllocator:
             StaleHandle: a frame was released since its handle was made.
         """
         names = np.asarray(names, np.uint32)
-        frames = (names & handles.MAX_ID).astype(np.int32)
-        known = frames < self.num_frames
-        at = np.where(known, frames, SINK)
-        valid = known & (self._names(at) == names) & (self._holders[at] > 0)
+        frames = names & handles.MAX_ID
+        valid = self._handles.take(frames, mode="clip") == names
         if not valid.all():
-            first = np.argmin(valid.reshape(-1))
-            generation = int(self._generation[at.reshape(-1)[first]])
-            raise handles.stale(int(names.reshape(-1)[first]), handles.FRAME, generation)
-        return frames
-
-    def _names(self, frames: np.ndarray) -> np.ndarray:
-        generation = self._generation[frames].astype(np.uint32)
-        return handles.pack(handles.FRAME, generation, frames.astype(np.uint32))
+            name = int(names.reshape(-1)[valid.reshape(-1).argmin()])
+            frame = name & handles.MAX_ID
+            generation = int(self._generation[frame]) if frame < self.num_frames else 0
+            raise handles.stale(name, handles.FRAME, generation)
+        return frames.view(np.int32)
 
     def check_invariants(self) -> None:
         """Recounts the free list; raises AssertionError with both numbers when they differ."""
@@ -152,6 +153,10 @@ class FrameAllocator:
         )
         assert SINK not in free and self._holders[SINK] == 0, "frames: the sink was handed out"
         assert (self._holders >= 0).all(), "frames: a frame has fewer than no holders"
+        named = np.flatnonzero(self._handles)
+        assert (named == np.flatnonzero(self._holders)).all(), (
+            f"frames: {len(named)} have handles, {np.count_nonzero(self._holders)} have holders"
+        )
 
     def __repr__(self) -> str:
         return f"FrameAllocator({self.num_held} of {self.num_frames - 1} frames held)"

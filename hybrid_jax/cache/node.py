@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from hybrid_jax.cache.points import Point
 
 
 @dataclass(eq=False, slots=True)
@@ -26,6 +30,7 @@ class Node:
         promised_by: owners of running requests that will leave a checkpoint at `end`.
         num_announced: prompts not yet computed that end here.
         num_cached_children: children with pages.
+        point: what a policy that learns knows of `end` as a resume point, if it is one.
         last_use: the tree's clock when the node was last resumed from or filled.
     """
 
@@ -40,6 +45,7 @@ class Node:
     num_announced: int = 0
     num_cached_children: int = 0
     last_use: int = 0
+    point: Point | None = None
 
     @property
     def end(self) -> int:
@@ -90,6 +96,20 @@ class Match:
     num_tokens: int
     node: Node
     pending: Node | None
+
+
+def parting(anchor: Node, known_len: int) -> Node | None:
+    """The node where an announced prompt leaves what was known before; None where it only goes on from there.
+
+    Args:
+        anchor: the node at its end.
+        known_len: tokens of it that were known before it was announced.
+    """
+    node = anchor
+    while node.start >= known_len > 0:
+        node = node.parent
+    parts = node.end == known_len and node is not anchor and len(node.children) > 1
+    return node if parts else None
 
 
 def common_prefix_len(a: np.ndarray, b: np.ndarray) -> int:

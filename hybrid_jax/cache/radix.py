@@ -66,6 +66,11 @@ class RadixTree:
         return self._spans.root
 
     @property
+    def policy(self) -> EvictionPolicy:
+        """What orders the eviction candidates."""
+        return self._candidates.evictable
+
+    @property
     def page_tokens(self) -> int:
         return self._spans.page_tokens
 
@@ -178,15 +183,22 @@ class RadixTree:
             node = node.parent
         return branches, ends
 
+    def boundary(self, node: Node, position: int) -> Node:
+        """The node that ends at `position` > 0 on the path to `node`, made by splitting; `tidy` may undo it."""
+        while node.start >= position:
+            node = node.parent
+        return node if node.end == position else self._spans.split(node, position - node.start)
+
+    def tidy(self, node: Node) -> None:
+        """Takes a boundary back that nothing needs."""
+        self._spans.tidy(node)
+
     def promise(self, owner: str, node: Node, position: int) -> None:
         """Marks `position` on the path to `node` as one that `owner` is about to fill.
 
         Nothing happens where a checkpoint stands already.
         """
-        while node.start >= position:
-            node = node.parent
-        if node.end > position:
-            node = self._spans.split(node, position - node.start)
+        node = self.boundary(node, position)
         if not node.slot:
             node.promised_by.add(owner)
             self._promises.setdefault(owner, {})[position] = node
@@ -237,20 +249,26 @@ class RadixTree:
         if len(pages) < num_pages:
             raise ValueError(f"RadixTree: {length} tokens need {num_pages} pages, got {len(pages)}")
         node = self._spans.descend(tokens)
-        path = node.path()
-        for part in path:
-            if not part.cached:
-                self._spans.give_pages(part, pages)
-                self.counters.inserted_tokens += len(part.tokens)
-            if not self.needs_slots:
-                self._fulfil(part)
+        uncached, part = [], node
+        while not part.cached:
+            uncached.append(part)
+            part = part.parent
+        changed = [node, *uncached, part]
+        for part in reversed(uncached):
+            self._spans.give_pages(part, pages)
+            self.counters.inserted_tokens += len(part.tokens)
         if slot:
             self._fulfil(node)
             if not node.slot:
                 self._spans.give_checkpoint(node, slot)
                 self.counters.inserted_checkpoints += 1
+        else:
+            promised = [part for part in node.path() if part.promised_by]
+            changed += promised
+            for part in promised:
+                self._fulfil(part)
         self.touch(node)
-        for part in path:
+        for part in reversed(changed):
             if part.parent is not None:
                 self._spans.tidy(part)
         self._prune()

@@ -13,8 +13,11 @@ import numpy as np
 from hybrid_jax.cache.admission import align_down
 from hybrid_jax.cache.counted import ByteBudget, CountedPages, CountedSlots
 from hybrid_jax.cache.eviction import EvictionPolicy
+from hybrid_jax.cache.node import Match, Node, parting
 from hybrid_jax.cache.radix import RadixTree
 from hybrid_jax.costs import Costs
+
+LEAST_BRANCH = 32  # tokens that a checkpoint where paths part must spare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,8 @@ class ShadowCache:
         history_tokens: int = 0,
     ):
         self.costs, self.capacity, self.grain = costs, capacity, grain
+        self._policy = policy
+        self._weighs = hasattr(policy, "asked")
         self.budget = ByteBudget(capacity)
         self._slots = CountedSlots(self.budget, costs.checkpoint_bytes)
         self.tree = RadixTree(
@@ -71,24 +76,18 @@ class ShadowCache:
             max_known_tokens=history_tokens,
         )
 
-    def request(self, prompt: np.ndarray, output: np.ndarray) -> Outcome:
-        """Looks a prompt up, caches it where it parts from known paths, then with its output at its end."""
+    def request(self, prompt: np.ndarray, whole: np.ndarray) -> Outcome:
+        """Looks a prompt up, caches it where it parts from known paths, then with its output at its end.
+
+        Args:
+            prompt: int32[n] ids of tokens, or of blocks of tokens.
+            whole: int32[m] the prompt and its output.
+        """
         tree = self.tree
         match = tree.match(prompt)
         tree.use(match)
-        whole = np.concatenate((prompt, output)) if len(output) else prompt
-        held = match.node if match.hit_len else None
-        if held is not None:
-            tree.pin(held)
         anchor = tree.announce(prompt)
-        if self.costs.checkpoint_bytes:
-            branches, _ = tree.partings(anchor)
-            for branch in sorted(align_down(branch, self.grain) for branch in branches):
-                if branch > match.hit_len:
-                    self._store(prompt[:branch])
-        stored = self._store(whole[: align_down(len(whole), self.grain)])
-        if held is not None:
-            tree.unpin(held)
+        stored = (self._weigh if self._weighs else self._insert)(anchor, match, whole)
         tree.conclude(anchor)
         return Outcome(
             num_tokens=match.num_tokens,
@@ -98,28 +97,70 @@ class ShadowCache:
             stored=stored,
         )
 
+    def _insert(self, anchor: Node, match: Match, whole: np.ndarray) -> bool:
+        """Makes room for what is new, then caches it."""
+        tree, last = self.tree, align_down(len(whole), self.grain)
+        branches = tree.partings(anchor)[0] if self.costs.checkpoint_bytes else []
+        if match.hit_len:
+            tree.pin(match.node)
+        for branch in sorted(align_down(branch, self.grain) for branch in branches):
+            if branch > match.hit_len:
+                self._store(whole[:branch])
+        stored = last > 0 and self._store(whole[:last])
+        if match.hit_len:
+            tree.unpin(match.node)
+        return stored
+
     def _store(self, tokens: np.ndarray) -> bool:
         """Caches a prefix with a checkpoint at its end; False where that does not fit."""
-        if not len(tokens):
-            return False
-        tree, costs = self.tree, self.costs
-        if len(tokens) * costs.kv_bytes + costs.checkpoint_bytes > self.capacity:
+        if self._bytes(len(tokens)) > self.capacity:
             return False
         while True:
-            cached_len, end = tree.coverage(tokens)
+            cached_len, end = self.tree.coverage(tokens)
             if end is not None:
-                tree.touch(end)
-                return True
-            needed = (len(tokens) - cached_len) * costs.kv_bytes + costs.checkpoint_bytes
+                break
+            missing = len(tokens) - cached_len
+            needed = missing * self.costs.kv_bytes + self.costs.checkpoint_bytes
             if needed <= self.budget.num_free:
                 break
-            if not tree.make_room(needed):
+            if not self.tree.make_room(needed):
                 return False
-        slot = self._slots.allocate() if costs.checkpoint_bytes else 0
-        tree.fill(tokens, range(len(tokens)), slot)
+        self._fill(tokens, end)
+        return True
+
+    def _weigh(self, anchor: Node, match: Match, whole: np.ndarray) -> bool:
+        """Caches what is new in the request's own memory, then evicts what is worth least, old or new."""
+        tree, costs = self.tree, self.costs
+        parts = parting(anchor, match.match_len)
+        branch = 0 if parts is None else align_down(parts.end, self.grain)
+        relation = self._policy.asked(tree, anchor, match.match_len)
+        last = align_down(len(whole), self.grain)
+        if not last:
+            return False
+        end = tree.announce(whole[:last])
+        self._policy.ended(end, relation)
+        ends = [branch] if costs.checkpoint_bytes and branch >= match.hit_len + LEAST_BRANCH else []
+        ends = [n for n in [*ends, last] if self._bytes(n) <= self.capacity]
+        self.budget.lend(self._bytes(len(whole)) + costs.checkpoint_bytes)
+        for position in ends:
+            self._fill(whole[:position], tree.coverage(whole[:position])[1])
+        tree.make_room(0)
+        self.budget.settle()
+        tree.conclude(end)
+        return bool(end.slot) if costs.checkpoint_bytes else end.cached
+
+    def _bytes(self, length: int) -> int:
+        return length * self.costs.kv_bytes + self.costs.checkpoint_bytes
+
+    def _fill(self, tokens: np.ndarray, end: Node | None) -> None:
+        """Caches a prefix that fits, or counts it as just used where it stands."""
+        if end is not None:
+            self.tree.touch(end)
+            return
+        slot = self._slots.allocate() if self.costs.checkpoint_bytes else 0
+        self.tree.fill(tokens, range(len(tokens)), slot)
         if slot:
             self._slots.release(slot)
-        return True
 
     def check_invariants(self) -> None:
         """Recounts bytes from what the nodes list; raises AssertionError with both numbers when they differ."""

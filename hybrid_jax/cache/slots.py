@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from hybrid_jax.cache import handles
 from hybrid_jax.cache.frames import FrameAllocator
+
+NO_FRAMES = np.zeros(0, np.int32)
 
 
 class OutOfSlots(RuntimeError):
@@ -33,8 +37,8 @@ class SlotTable:
         self._free = list(range(max_slots - 1, 0, -1))
         self._holders = [0] * max_slots
         self._generation = bytearray(max_slots)
-        self._frames: list[tuple[int, ...]] = [()] * max_slots
-        self._new: dict[int, tuple[int, ...]] = {}
+        self._frames: list[np.ndarray] = [NO_FRAMES] * max_slots
+        self._new: dict[int, np.ndarray] = {}
 
     @property
     def num_free(self) -> int:
@@ -55,7 +59,7 @@ class SlotTable:
             raise OutOfSlots(
                 f"OutOfSlots: all {self.max_slots - 1} checkpoints are held; lower max_rows or raise memory"
             )
-        frames = tuple(self._allocator.allocate(self.state_frames).tolist())
+        frames = self._allocator.allocate(self.state_frames)
         slot = self._free.pop()
         self._holders[slot], self._frames[slot] = 1, frames
         self._new[slot] = frames
@@ -77,7 +81,7 @@ class SlotTable:
 
     def frames(self, handle: int) -> tuple[int, ...]:
         """The frames of a slot, in the order of the checkpoint."""
-        return self._frames[self.resolve(handle)]
+        return tuple(self._frames[self.resolve(handle)].tolist())
 
     def holders(self, handle: int) -> int:
         return self._holders[self.resolve(handle)]
@@ -92,7 +96,7 @@ class SlotTable:
         self._holders[slot] -= 1
         if self._holders[slot] == 0:
             self._allocator.release(self._frames[slot])
-            self._frames[slot] = ()
+            self._frames[slot] = NO_FRAMES
             self._generation[slot] = (self._generation[slot] + 1) % handles.NUM_GENERATIONS
             self._free.append(slot)
             self._new.pop(slot, None)
@@ -107,8 +111,8 @@ class SlotTable:
 
     def take_new(self) -> list[tuple[int, tuple[int, ...]]]:
         """(slot, frames) of the slots made since the last call and still held, for the device table."""
-        new, self._new = list(self._new.items()), {}
-        return new
+        new, self._new = self._new, {}
+        return [(slot, tuple(frames.tolist())) for slot, frames in new.items()]
 
     def check_invariants(self) -> None:
         """Recounts slots and their frames; raises AssertionError with both numbers when they differ."""
@@ -118,7 +122,7 @@ class SlotTable:
         )
         assert set(held).isdisjoint(self._free), "slots: a held slot is in the free list"
         assert len(set(self._free)) == len(self._free), "slots: a slot is twice in the free list"
-        frames = [frame for slot in held for frame in self._frames[slot]]
+        frames = [frame for slot in held for frame in self._frames[slot].tolist()]
         assert len(frames) == len(held) * self.state_frames, (
             f"slots: {len(frames)} frames in {len(held)} slots of {self.state_frames}"
         )
@@ -130,7 +134,7 @@ class SlotTable:
             assert count == 1, f"slots: frame {frame} of a checkpoint has {count} holders, not 1"
         for slot in range(1, self.max_slots):
             if not self._holders[slot]:
-                assert self._frames[slot] == (), f"slots: free slot {slot} lists frames"
+                assert not self._frames[slot].size, f"slots: free slot {slot} lists frames"
                 assert slot not in self._new, f"slots: free slot {slot} is announced as new"
 
     def __repr__(self) -> str:

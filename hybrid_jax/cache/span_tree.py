@@ -164,7 +164,7 @@ class SpanTree:
             node = parent
 
     def _mergeable(self, node: Node) -> bool:
-        if len(node.children) != 1 or node.slot or node.needed:
+        if len(node.children) != 1 or node.slot or node.needed or node.point is not None:
             return False
         (child,) = node.children.values()
         return child.cached == node.cached
@@ -212,6 +212,8 @@ class SpanTree:
         own = pages[self._page_start(node) : self.num_pages(node.end)]
         node.pages = self.page_holds.adopt(own)
         node.parent.num_cached_children += 1
+        if node.parent.num_cached_children == 2:
+            self._rebase(node.parent)
         self.num_known_nodes -= 1
         self.num_known_tokens -= len(node.tokens)
         self._changed(node.parent)
@@ -256,6 +258,8 @@ class SpanTree:
         self.page_holds.release(node.pages)
         node.pages = None
         node.parent.num_cached_children -= 1
+        if node.parent.num_cached_children == 1:
+            self._rebase(node.parent)
         self.num_known_nodes += 1
         self.num_known_tokens += len(node.tokens)
 

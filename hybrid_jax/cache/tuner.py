@@ -45,11 +45,11 @@ class AlphaTuner:
         """The window is over and alpha is set."""
         return self._log is None
 
-    def observe(self, prompt: np.ndarray, output: np.ndarray, *, evictions: int) -> None:
+    def observe(self, prompt: np.ndarray, whole: np.ndarray, *, evictions: int) -> None:
         """Notes a request that is finished, and how many evictions there were so far."""
         if self._log is None:
             return
-        self._log.append((prompt, output))
+        self._log.append((prompt, whole))
         if self._first_eviction is None and evictions:
             self._first_eviction = len(self._log)
         first = self._first_eviction
@@ -60,5 +60,5 @@ class AlphaTuner:
 
     def _hit_tokens(self, alpha: float) -> int:
         cache = self._replay(self.policy.with_alpha(alpha))
-        hits = [cache.request(prompt, output).hit_len for prompt, output in self._log]
+        hits = [cache.request(prompt, whole).hit_len for prompt, whole in self._log]
         return sum(hits[self._first_eviction :])

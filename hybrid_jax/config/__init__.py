@@ -1,6 +1,12 @@
 """Static descriptions of models, caches and engines: frozen, hashable, standard library only."""
 
-from hybrid_jax.config.engine import LATER_CACHES, MAX_GRAIN, CacheConfig, EngineConfig
+from hybrid_jax.config.engine import (
+    CACHE_POLICIES,
+    MAX_GRAIN,
+    CacheConfig,
+    EngineConfig,
+    fixed_alpha,
+)
 from hybrid_jax.config.layers import (
     ACTIVATIONS,
     MLP,
@@ -21,8 +27,8 @@ from hybrid_jax.config.model import DTYPES, ModelConfig
 
 __all__ = [
     "ACTIVATIONS",
+    "CACHE_POLICIES",
     "DTYPES",
-    "LATER_CACHES",
     "MAX_GRAIN",
     "MLP",
     "ROUTINGS",
@@ -40,4 +46,5 @@ __all__ = [
     "RecurrentMixer",
     "Rope",
     "RopeScaling",
+    "fixed_alpha",
 ]

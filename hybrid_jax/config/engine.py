@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from hybrid_jax.config.checks import flags, integers, positive, require
 from hybrid_jax.config.model import DTYPES
 
-LATER_CACHES = ("marconi", "adaptive")  # policies that do not exist yet
+CACHE_POLICIES = ("off", "lru", "sglang", "marconi", "marconi-code", "adaptive")
 LATER_FIELDS = ("host_memory", "cache_dir")
 KERNELS = ("auto", "xla", "pallas")
 MAX_GRAIN = 64  # the tile of `ssd_scan`: the tokens after a chunk's last checkpoint lie in one tile
@@ -19,14 +20,21 @@ class CacheConfig:
     """How the prefix cache admits and evicts.
 
     Attributes:
-        policy: "off" keeps nothing, "lru" evicts the entry used longest ago.
+        policy: "off" keeps nothing. The others differ in what goes first when memory runs out: "lru" the entry used
+            longest ago; "sglang" the same, but only from the ends of paths; "marconi" the entry with the least
+            recency + alpha * FLOPs spared per byte, alpha being tuned on what was asked (arXiv 2411.19379);
+            "marconi-code" the same with the published code's bytes; "alpha:X" with a fixed alpha; "adaptive"
+            the entry with the least to gain, by reuse as learned from what was asked.
+        history_tokens: tokens that stay known after their memory was given away, 4 bytes each, so that a prompt
+            that parts from them is seen.
 
     Example:
         >>> CacheConfig().policy
         'lru'
     """
 
-    policy: Literal["off", "lru"] = "lru"
+    policy: str = "lru"
+    history_tokens: int = 1 << 22
 
     def __new__(cls, **given: object) -> CacheConfig:
         """Refuses what does not exist yet by that name; `__init__` takes the rest."""
@@ -38,15 +46,29 @@ class CacheConfig:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        if self.policy in LATER_CACHES:
-            raise NotImplementedError(
-                f"CacheConfig: policy {self.policy!r} is not built yet; use 'lru' or 'off'"
-            )
+        known = self.policy in CACHE_POLICIES
         require(
-            self.policy in ("off", "lru"),
+            known or fixed_alpha(self.policy) is not None,
             "CacheConfig",
-            f"policy must be 'off' or 'lru', got {self.policy!r}",
+            f"policy must be one of {', '.join(CACHE_POLICIES)}, or alpha:X with a number X >= 0, got "
+            f"{self.policy!r}",
         )
+        integers(self, "history_tokens")
+        require(
+            self.history_tokens >= 0,
+            "CacheConfig",
+            f"history_tokens must be at least 0, got {self.history_tokens}",
+        )
+
+
+def fixed_alpha(policy: object) -> float | None:
+    """The X of "alpha:X"; None for anything else, and for what is no number of at least 0."""
+    kind, _, value = policy.partition(":") if isinstance(policy, str) else ("", "", "")
+    try:
+        alpha = float(value) if kind == "alpha" else -1.0
+    except ValueError:
+        return None
+    return alpha if 0 <= alpha < math.inf else None
 
 
 @dataclass(frozen=True, kw_only=True)

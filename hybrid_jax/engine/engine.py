@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import jax
 
 from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.costs import model_costs
 from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.runner import Pending, Runner
 from hybrid_jax.engine.scheduler import Scheduler
@@ -70,7 +71,8 @@ class Engine:
             max_model_len=self.sizes.max_model_len,
         )
         self.runner = Runner(config, params, engine_config, self.geometry, **room)
-        self.scheduler = Scheduler(self.geometry, engine_config, **room)
+        costs = model_costs(config, self.geometry)
+        self.scheduler = Scheduler(self.geometry, engine_config, costs=costs, **room)
         self._pending: deque[Pending] = deque()
         self._live: dict[str, Request] = {}
         self._reported: dict[str, int] = {}

@@ -10,9 +10,12 @@ import numpy as np
 
 from hybrid_jax.cache.admission import wanted_checkpoints
 from hybrid_jax.cache.frames import FrameAllocator
-from hybrid_jax.cache.node import Match
+from hybrid_jax.cache.node import Match, Node
+from hybrid_jax.cache.policies import make_policy
 from hybrid_jax.cache.radix import RadixTree
 from hybrid_jax.cache.slots import SlotTable
+from hybrid_jax.config import CacheConfig
+from hybrid_jax.costs import Costs, frame_costs
 from hybrid_jax.engine.plan import Page, as_page
 from hybrid_jax.engine.sequence import NO_PAGES, DecodeFlight, Phase, Sequence
 from hybrid_jax.geometry import Geometry
@@ -25,11 +28,21 @@ class Memory:
         geometry: page and checkpoint sizes in frames.
         num_frames: frames of the arena, the sink included.
         max_slots: rows of the device's slot table, the empty slot 0 included.
-        cached: keep a prefix tree; without it every prompt is computed in full.
+        cache: of the engine; policy "off" keeps no prefix tree, so that every prompt is computed in full.
+        costs: of the model; as far as the geometry tells when None.
     """
 
-    def __init__(self, geometry: Geometry, *, num_frames: int, max_slots: int, cached: bool):
+    def __init__(
+        self,
+        geometry: Geometry,
+        *,
+        num_frames: int,
+        max_slots: int,
+        cache: CacheConfig,
+        costs: Costs | None = None,
+    ):
         self.geometry = geometry
+        costs = frame_costs(geometry) if costs is None else costs
         self.frames = FrameAllocator(num_frames)
         self.slots = SlotTable(self.frames, state_frames=geometry.state_frames, max_slots=max_slots)
         self.tree = (
@@ -39,8 +52,10 @@ class Memory:
                 grain=geometry.grain,
                 page_tokens=geometry.page_tokens,
                 needs_slots=geometry.has_state,
+                policy=make_policy(cache.policy, costs),
+                max_known_tokens=cache.history_tokens,
             )
-            if cached
+            if cache.policy != "off"
             else None
         )
         self._later_frames: list[int] = []
@@ -257,8 +272,15 @@ class Memory:
 
     def announce(self, sequence: Sequence) -> None:
         """Makes a sequence's prompt known to the tree until it is computed."""
-        if self.tree is not None:
-            sequence.anchor = self.tree.announce(sequence.prompt)
+        tree = self.tree
+        if tree is None:
+            return
+        learns = sequence.relation is None and sequence.request.sample_index == 0
+        learns = learns and hasattr(tree.policy, "asked")
+        known_len = tree.match(sequence.prompt).match_len if learns else 0
+        sequence.anchor = tree.announce(sequence.prompt)
+        if learns:
+            sequence.relation = tree.policy.asked(tree, sequence.anchor, known_len)
 
     def promise(self, sequence: Sequence) -> None:
         """Tells the tree which checkpoints a sequence's prefill will leave, when that may have changed."""
@@ -277,8 +299,8 @@ class Memory:
             self.tree.conclude(sequence.anchor)
             sequence.anchor = None
 
-    def publish(self, sequence: Sequence) -> None:
-        """Puts what a sequence has computed, up to its real checkpoint, into the tree."""
+    def publish(self, sequence: Sequence) -> Node | None:
+        """Puts what a sequence has computed, up to its real checkpoint, into the tree; returns the node there."""
         length = sequence.real_checkpoint
         if not self.geometry.has_state:
             length = self.geometry.align(sequence.real_position)
@@ -286,11 +308,18 @@ class Memory:
             tokens = sequence.prompt[:length]
             if length > sequence.goal:
                 tokens = np.array(sequence.tokens[:length], np.int32)
-            self.tree.fill(tokens, sequence.pages, sequence.real_slot)
+            return self.tree.fill(tokens, sequence.pages, sequence.real_slot)
+        return None
 
-    def finish(self, sequence: Sequence) -> None:
-        """Takes all a sequence holds: what is reusable goes to the tree, the rest back to the pools."""
-        self.publish(sequence)
+    def finish(self, sequence: Sequence, *, for_good: bool = True) -> None:
+        """Takes all a sequence holds: what is reusable goes to the tree, the rest back to the pools.
+
+        Args:
+            for_good: the sequence ends; otherwise it will wait again.
+        """
+        node = self.publish(sequence)
+        if node is not None and for_good and sequence.relation is not None:
+            self.tree.policy.ended(node, sequence.relation)
         self.frames.release(sequence.pages)
         self.frames.release([frame for source, _ in sequence.copies for frame in source])
         if sequence.real_slot:

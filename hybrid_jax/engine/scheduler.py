@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from hybrid_jax.config import EngineConfig
+from hybrid_jax.costs import Costs
 from hybrid_jax.engine.admission import Admission
 from hybrid_jax.engine.audit import check_running, check_seats
 from hybrid_jax.engine.memory import Memory
@@ -48,6 +49,7 @@ class Scheduler:
         num_frames: frames of the arena, the sink included.
         max_slots: rows of the device's slot table, slot 0 included.
         max_model_len: most tokens of a sequence, prompt and output together.
+        costs: of the model, for policies that weigh them.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Scheduler:
         num_frames: int,
         max_slots: int,
         max_model_len: int,
+        costs: Costs | None = None,
     ):
         if geometry.has_state and max_slots < 2:
             raise ValueError(
@@ -65,6 +68,7 @@ class Scheduler:
             )
         self.geometry, self.engine = geometry, engine
         self.num_frames, self.max_slots, self.max_model_len = num_frames, max_slots, max_model_len
+        self.costs = costs
         self.counters = SchedulerCounters()
         self._sequences: dict[str, Sequence] = {}  # unfinished ones
         self._num_arrivals = 0
@@ -72,7 +76,8 @@ class Scheduler:
             geometry,
             num_frames=num_frames,
             max_slots=max_slots,
-            cached=engine.cache.policy != "off",
+            cache=engine.cache,
+            costs=costs,
         )
         self.seats = Seats(engine.max_rows)
         self.admission = Admission(self.memory, engine, self.counters, self.seats)
@@ -220,7 +225,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Sends a running sequence, not in flight, to the front of the queue; its prefix goes to the tree."""
         self.memory.withdraw(sequence)
-        self.memory.finish(sequence)
+        self.memory.finish(sequence, for_good=False)
         self.seats.leave(sequence)
         sequence.request.num_preemptions += 1
         self.counters.preemptions += 1
@@ -337,6 +342,7 @@ class Scheduler:
             num_frames=self.num_frames,
             max_slots=self.max_slots,
             max_model_len=self.max_model_len,
+            costs=self.costs,
         )
         new.counters = new.admission.counters = self.counters
         if self.memory.tree is not None:

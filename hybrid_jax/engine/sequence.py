@@ -8,6 +8,7 @@ from enum import Enum
 import numpy as np
 
 from hybrid_jax.cache.node import Node
+from hybrid_jax.cache.points import Relation
 from hybrid_jax.engine.plan import Page, Plan
 from hybrid_jax.engine.progress import Progress
 from hybrid_jax.engine.request import Request
@@ -46,6 +47,7 @@ class Sequence:
         stopped: the device has made its row inert.
         anchor: its announcement in the prefix tree while its prompt is not computed.
         waits_for: the promised node it waits for.
+        relation: how its prompt related to what was known, for policies that learn.
         wanted: checkpoint positions of its prompt still to come.
         num_overtaken: later requests admitted while it waited.
     """
@@ -69,6 +71,7 @@ class Sequence:
     stopped: bool = False
     anchor: Node | None = None
     waits_for: Node | None = None
+    relation: Relation | None = None
     wanted: list[int] = field(default_factory=list)
     wanted_version: int = -1
     num_overtaken: int = 0

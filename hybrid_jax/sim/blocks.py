@@ -34,8 +34,7 @@ class BlockCache:
         self.evictions = self.num_stored = self.num_reused = 0
         self.peak = 0
 
-    def request(self, prompt: np.ndarray, output: np.ndarray) -> Outcome:
-        whole = np.concatenate((prompt, output))
+    def request(self, prompt: np.ndarray, whole: np.ndarray) -> Outcome:
         names = self._path(whole)
         limit = (len(prompt) - 1) // BLOCK_TOKENS
         hits = 0

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from hybrid_jax.cache.adaptive import Adaptive
 from hybrid_jax.cache.eviction import EvictionPolicy, LeastRecentlyUsed
 from hybrid_jax.cache.flop_aware import (
     FlopAware,
@@ -17,7 +18,11 @@ from hybrid_jax.cache.shadow import Outcome, ShadowCache
 from hybrid_jax.cache.tuner import AlphaTuner
 from hybrid_jax.costs import Costs
 from hybrid_jax.sim.blocks import BlockCache
+from hybrid_jax.sim.clairvoyant import Clairvoyant
 from hybrid_jax.sim.traces import TraceRequest
+
+HISTORY_TOKENS = 1 << 22
+HISTORY_SHARE = 0.001  # of the cache's bytes
 
 NAMES = {
     "none": "no cache",
@@ -26,6 +31,8 @@ NAMES = {
     "lru": "the same checkpoints; any with at most one child goes, least recently used first",
     "marconi": "FLOP-aware eviction as the paper reads, alpha tuned by replaying a window",
     "marconi-code": "FLOP-aware eviction as the published code computes it, alpha tuned the same way",
+    "adaptive": "what has the least to gain goes first, by reuse as learned from what was asked",
+    "optimal": "knows what will be asked: a lower bound of what can be reached",
     "infinite": "the longest prefix that any earlier request shares: no cache can hit more",
 }
 
@@ -42,7 +49,7 @@ class Cache(Protocol):
     @property
     def alpha(self) -> float | None: ...
 
-    def request(self, prompt: np.ndarray, output: np.ndarray) -> Outcome: ...
+    def request(self, prompt: np.ndarray, whole: np.ndarray) -> Outcome: ...
 
 
 def make_cache(
@@ -76,6 +83,13 @@ def make_cache(
     def shadow(order: EvictionPolicy) -> Counted:
         return Counted(costs, capacity, order, grain=grain)
 
+    if policy == "optimal":
+        order = Clairvoyant(trace, costs)
+        return Counted(costs, capacity, order, grain=grain, history_tokens=1 << 40)
+    if policy == "adaptive":
+        return Counted(
+            costs, capacity, Adaptive(costs), grain=grain, history_tokens=history_tokens(capacity)
+        )
     if policy in ("sglang", "lru"):
         return shadow(LeastRecentlyUsed(leaves_only=policy == "sglang"))
     if policy in ("marconi", "marconi-code"):
@@ -89,6 +103,11 @@ def make_cache(
     raise ValueError(
         f"simulate: no policy {policy!r}; known are {', '.join(NAMES)}, and alpha:X with a number X"
     )
+
+
+def history_tokens(capacity: int) -> int:
+    """Tokens to know beyond those that are cached: a flat number would be fewer than a large cache holds itself."""
+    return max(HISTORY_TOKENS, int(HISTORY_SHARE * capacity) // 4)
 
 
 def _number(value: str) -> float:
@@ -132,9 +151,9 @@ class Tuned:
     def alpha(self) -> float:
         return self._policy.alpha
 
-    def request(self, prompt: np.ndarray, output: np.ndarray) -> Outcome:
-        outcome = self._cache.request(prompt, output)
-        self._tuner.observe(prompt, output, evictions=self.evictions)
+    def request(self, prompt: np.ndarray, whole: np.ndarray) -> Outcome:
+        outcome = self._cache.request(prompt, whole)
+        self._tuner.observe(prompt, whole, evictions=self.evictions)
         return outcome
 
 
@@ -144,7 +163,7 @@ class NoCache:
     peak = evictions = 0
     alpha: float | None = None
 
-    def request(self, prompt: np.ndarray, output: np.ndarray) -> Outcome:
+    def request(self, prompt: np.ndarray, whole: np.ndarray) -> Outcome:
         return Outcome(num_tokens=len(prompt), hit_len=0, match_len=0, cached_len=0, stored=False)
 
 
@@ -162,5 +181,5 @@ class LongestPrefix:
     def peak(self) -> int:
         return 0
 
-    def request(self, prompt: np.ndarray, output: np.ndarray) -> Outcome:
-        return self._cache.request(prompt, output)
+    def request(self, prompt: np.ndarray, whole: np.ndarray) -> Outcome:
+        return self._cache.request(prompt, whole)

@@ -42,6 +42,11 @@ class TraceRequest:
     prompt: np.ndarray
     output: np.ndarray
 
+    @property
+    def whole(self) -> np.ndarray:
+        """Prompt and output."""
+        return np.concatenate((self.prompt, self.output))
+
 
 class BadTrace(ValueError):
     """A line of a trace is not what its form asks for; the message names the line."""

@@ -102,7 +102,7 @@ def cache():
     """27 tokens and three checkpoints."""
     cache = ShadowCache(COSTS, 1000, LeastRecentlyUsed())
     for last in (5, 6):
-        cache.request(np.array([1] * 9 + [last] * 9), np.array([], np.int32))
+        cache.request(*[np.array([1] * 9 + [last] * 9, np.int32)] * 2)
     cache.check_invariants()
     assert (cache.budget.used, len(cache.tree.slot_holds())) == (27 + 30, 3)
     return cache

@@ -21,7 +21,7 @@ def shadow(capacity: int = 1000, *, leaves_only: bool = False, **options) -> Sha
 
 
 def ask(cache: ShadowCache, prompt: str, output: str = ""):
-    found = cache.request(tokens(prompt), tokens(output))
+    found = cache.request(tokens(prompt), tokens(prompt + output))
     cache.check_invariants()
     return found
 
@@ -129,7 +129,7 @@ def test_no_more_is_known_than_asked_for():
     rng = np.random.default_rng(2)
     cache = shadow(100, history_tokens=50)
     for _ in range(100):
-        cache.request(rng.integers(0, 4, rng.integers(1, 40), np.int32), tokens(""))
+        cache.request(*[rng.integers(0, 4, rng.integers(1, 40), np.int32)] * 2)
         cache.check_invariants()
         cache.tree.make_room(0)  # what the last request made known is needed no more
         assert cache.tree.num_known_tokens <= 50

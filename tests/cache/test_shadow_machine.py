@@ -72,7 +72,7 @@ class ShadowMachine(RuleBasedStateMachine):
         self.asked.append(prompt + output)
         hit = self.expected_hit(prompt)
         evicted = self.evictions
-        found = self.cache.request(np.array(prompt, np.int32), np.array(output, np.int32))
+        found = self.cache.request(np.array(prompt, np.int32), np.array(prompt + output, np.int32))
         assert found.hit_len == hit
         assert (
             found.hit_len <= found.cached_len <= found.match_len <= found.num_tokens == len(prompt)

@@ -14,7 +14,7 @@ from hybrid_jax.cache.tuner import ALPHAS, AlphaTuner
 from hybrid_jax.costs import Costs
 
 COSTS = Costs(flops_per_token=10, flops_per_key=2, kv_bytes=1, checkpoint_bytes=10)
-PROMPT, OUTPUT = np.array([1], np.int32), np.zeros(0, np.int32)
+PROMPT = np.array([1], np.int32)
 
 
 class Scripted:
@@ -27,7 +27,7 @@ class Scripted:
         self.made.append(policy.alpha)
         asked = iter(range(10**6))
         hit = lambda: SimpleNamespace(hit_len=self._hit_len(policy.alpha, next(asked)))
-        return SimpleNamespace(request=lambda prompt, output: hit())
+        return SimpleNamespace(request=lambda prompt, whole: hit())
 
 
 def tuner(hit_len, **options) -> tuple[AlphaTuner, Scripted]:
@@ -39,7 +39,7 @@ def observe(tuner: AlphaTuner, evictions: list[int]) -> list[bool]:
     """Whether it had tuned after each request; `evictions` are the counts so far."""
     tuned = []
     for count in evictions:
-        tuner.observe(PROMPT, OUTPUT, evictions=count)
+        tuner.observe(PROMPT, PROMPT, evictions=count)
         tuned.append(tuner.tuned)
     return tuned
 
@@ -103,13 +103,13 @@ def test_a_replay_hits_what_going_on_from_a_snapshot_before_the_first_eviction_h
     while not evictions(cache):
         first += 1
         snapshot = copy.deepcopy(cache)
-        cache.request(asked[first], OUTPUT)
+        cache.request(asked[first], asked[first])
     totals = set()
     for alpha in (0.0, 0.4, 2.0):
         replay, went_on = make(alpha), copy.deepcopy(snapshot)
         went_on.tree._candidates.evictable.alpha = alpha
-        expected = [went_on.request(prompt, OUTPUT).hit_len for prompt in asked[first:]]
-        found = [replay.request(prompt, OUTPUT).hit_len for prompt in asked]
+        expected = [went_on.request(prompt, prompt).hit_len for prompt in asked[first:]]
+        found = [replay.request(prompt, prompt).hit_len for prompt in asked]
         assert found[first:] == expected
         totals.add(sum(expected))
     assert first > 5 and len(totals) > 1
@@ -126,14 +126,14 @@ def test_what_it_finds_is_the_best_of_the_fixed_ones():
     found, cache = AlphaTuner(policy, make), make(policy)
     seen = 0
     for prompt in asked:
-        cache.request(prompt, OUTPUT)
+        cache.request(prompt, prompt)
         seen += not found.tuned
-        found.observe(prompt, OUTPUT, evictions=cache.tree.counters.leaf_evictions)
+        found.observe(prompt, prompt, evictions=cache.tree.counters.leaf_evictions)
     first = seen // 6
 
     def hits(alpha):
         replay = make(FlopAware(alpha, COSTS))
-        return sum([replay.request(prompt, OUTPUT).hit_len for prompt in asked[:seen]][first:])
+        return sum([replay.request(prompt, prompt).hit_len for prompt in asked[:seen]][first:])
 
     by_alpha = {alpha: hits(alpha) for alpha in ALPHAS}
     best = max(by_alpha.values())

@@ -14,13 +14,12 @@ from hybrid_jax.cache.value import freed_bytes, resume_point_above, saved_flops
 from hybrid_jax.costs import Costs
 
 COSTS = Costs(flops_per_token=1, flops_per_key=0, kv_bytes=1, checkpoint_bytes=10)
-NOTHING = np.zeros(0, np.int32)
 
 
 def cached(*sequences: list[int], costs: Costs = COSTS) -> ShadowCache:
     cache = ShadowCache(costs, 10_000, LeastRecentlyUsed())
     for sequence in sequences:
-        cache.request(np.array(sequence, np.int32), NOTHING)
+        cache.request(*[np.array(sequence, np.int32)] * 2)
     return cache
 
 
@@ -109,7 +108,7 @@ def test_freed_bytes_are_what_evictions_give_back_one_after_the_other():
 
     cache = ShadowCache(COSTS, 10_000, Noted())
     for sequence in (LINE, LONGER, BRANCH_A, BRANCH_B, [4] * 7, LONGER + [5]):
-        cache.request(np.array(sequence, np.int32), NOTHING)
+        cache.request(*[np.array(sequence, np.int32)] * 2)
     given = []
     while cache.budget.used:
         given.append(cache.tree.evict(1))

@@ -83,7 +83,7 @@ def test_random_traffic_in_a_tight_pool(kind, page_tokens, lag):
 
 
 @pytest.mark.parametrize("exact", [False, True])
-@pytest.mark.parametrize("cache", ["off", "lru"])
+@pytest.mark.parametrize("cache", ["off", "lru", "sglang", "marconi", "alpha:1", "adaptive"])
 @pytest.mark.parametrize("steps", [1, 8, 32])
 def test_random_traffic_in_every_mode(exact, cache, steps):
     for seed in range(2):
@@ -113,7 +113,7 @@ def test_any_traffic_in_any_pool_gives_the_plain_loops_tokens(data):
         geometry=geometry, max_model_len=240, lag=draw(st.integers(0, 1)),
         num_frames=alone + 1 + draw(st.integers(0, 40)), max_slots=draw(st.integers(2, 12)),
         max_rows=draw(st.integers(1, 5)), exact=draw(st.booleans()),
-        cache=draw(st.sampled_from(["lru", "off"])),
+        cache=draw(st.sampled_from(["lru", "off", "sglang", "alpha:0.5", "adaptive"])),
         steps_per_dispatch=draw(st.sampled_from([1, 3, 8])),
         prefill_tokens=draw(st.sampled_from([32, 96, 256])),
     )  # fmt: skip

@@ -78,9 +78,9 @@ class Bench:
         self.engine.reset_prefix_cache()
         self.poison.spread()
 
-    def start_over(self, room: float = ROOM, *, cached: bool = True) -> None:
+    def start_over(self, room: float = ROOM, *, policy: str = "lru") -> None:
         """A new scheduler with room for so many sequences of 192 tokens; the arena stays."""
-        start_over(self.engine, room, cached=cached)
+        start_over(self.engine, room, policy=policy)
         self.poison.spread()
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from unittest import mock
 
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
+from hybrid_jax.costs import model_costs
 from hybrid_jax.engine import bucket
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.scheduler import Scheduler
@@ -33,8 +34,8 @@ def make_engine(
     return Engine(config, params, replace(settings, memory=memory))
 
 
-def start_over(engine: Engine, room: float, *, cached: bool = True) -> None:
-    """An empty cache, or none, and room for so much: the scheduler is told of a part of the arena only.
+def start_over(engine: Engine, room: float, *, policy: str = "lru") -> None:
+    """An empty cache and room for so much: the scheduler is told of a part of the arena only.
 
     No other shape is compiled for it.
     """
@@ -44,10 +45,11 @@ def start_over(engine: Engine, room: float, *, cached: bool = True) -> None:
     slots = 1 + num_frames // geometry.state_frames if geometry.has_state else 2
     engine.scheduler = Scheduler(
         geometry,
-        replace(engine.engine_config, cache=CacheConfig(policy="lru" if cached else "off")),
+        replace(engine.engine_config, cache=CacheConfig(policy=policy)),
         num_frames=num_frames,
         max_slots=max(2, min(slots, sizes.max_slots)),
         max_model_len=sizes.max_model_len,
+        costs=model_costs(engine.config, geometry),
     )
 
 

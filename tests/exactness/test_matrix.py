@@ -58,7 +58,7 @@ def test_without_a_cache(bench):
     jobs = [Job(prompt=prompt, arrive=3 * i) for i in range(3)]
     cached = bench.check(jobs)
     assert max(cached.cached) == 64
-    bench.start_over(cached=False)
+    bench.start_over(policy="off")
     plain = bench.check(jobs)
     assert plain.cached == [0, 0, 0]
     assert plain.outputs == cached.outputs

@@ -53,9 +53,9 @@ def test_the_beginning_of_a_sequence_that_went_on_stays_longer_than_its_end():
 
 def test_of_a_request_that_does_not_fit_the_beginning_is_stored():
     cache = BlockCache(COSTS, 2 * BLOCK)
-    outcome = cache.request(tokens(A + B), tokens(C + D))
+    outcome = cache.request(tokens(A + B), tokens(A + B + C + D))
     assert (outcome.stored, cache.peak) == (False, 2 * BLOCK)
-    assert cache.request(tokens(A + B + C), tokens("")).hit_len == 64
+    assert cache.request(tokens(A + B + C), tokens(A + B + C)).hit_len == 64
 
 
 def test_a_capacity_below_one_block_stores_nothing():
@@ -65,7 +65,7 @@ def test_a_capacity_below_one_block_stores_nothing():
 def test_evictions_and_reuses_are_counted():
     cache = BlockCache(COSTS, 2 * BLOCK)
     for text in (A, B, A + "x", A + "x", C, D):
-        cache.request(tokens(text), tokens(""))
+        cache.request(tokens(text), tokens(text))
     assert (cache.num_stored, cache.num_reused, cache.evictions) == (4, 1, 2)
 
 
@@ -75,6 +75,6 @@ def test_the_budget_is_never_exceeded(blocks):
     cache = BlockCache(COSTS, blocks * BLOCK + BLOCK // 2)
     for _ in range(300):
         prompt = "".join(rng.choice((A, B, C)) for _ in range(rng.randrange(1, 5)))
-        cache.request(tokens(prompt), tokens(rng.choice(("", D))))
+        cache.request(tokens(prompt), tokens(prompt + rng.choice(("", D))))
         assert cache.peak <= blocks * BLOCK
     assert cache.peak == blocks * BLOCK

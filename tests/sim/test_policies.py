@@ -143,7 +143,7 @@ def test_what_is_larger_than_the_cache_evicts_nothing():
 
 
 def make(policy: str, capacity: int = 100):
-    return make_cache(policy, COSTS, capacity, [request("a")])
+    return make_cache(policy, COSTS, capacity, [request("abc")])
 
 
 @pytest.mark.parametrize("policy", ["fifo", "alpha", "alpha:", "lru:3", "LRU", ""])
@@ -183,6 +183,6 @@ def test_a_capacity_below_one_checkpoint_is_an_error(policy):
 @pytest.mark.parametrize("policy", NAMES)
 def test_every_policy_says_what_a_simulation_reports(policy):
     cache = make(policy)
-    cache.request(request("abc").prompt, request("", "").output)
+    cache.request(request("abc").prompt, request("abc").prompt)
     assert cache.evictions == 0 and 0 <= cache.peak <= 100
     assert cache.alpha == (0 if policy.startswith("marconi") else None)

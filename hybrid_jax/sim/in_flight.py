@@ -1,0 +1,259 @@
+"""A trace through the engine's own scheduler on virtual time: arrivals, chunks, decode steps, requests side by side."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from hybrid_jax.config import CacheConfig, EngineConfig
+from hybrid_jax.costs import Costs
+from hybrid_jax.engine.plan import Plan, Tokens
+from hybrid_jax.engine.request import Request
+from hybrid_jax.engine.scheduler import Scheduler
+from hybrid_jax.geometry import Geometry
+from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.sim.timing import DeviceModel
+from hybrid_jax.sim.traces import TraceRequest
+
+FRAME_BYTES = 256 * 1024  # at least; a frame is a page
+PERCENTILES = (5, 50, 95)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InFlightResult:
+    """What one policy did on one trace, with requests in flight.
+
+    Attributes:
+        policy, model_spec, capacity: as asked; capacity in bytes holds running requests too.
+        requests, infeasible: how many ran, and how many can never fit.
+        input_tokens, hit_tokens, token_hit_rate: of those that ran.
+        ttft_s, latency_s: {"p5", "p50", "p95", "mean"} from arrival to the first and the last token.
+        span_s: virtual seconds from the first arrival to the last token.
+        preemptions, evictions, waits: requests sent back for want of memory, entries evicted, requests that
+            waited for a checkpoint that another computed.
+        timing: the model of the device.
+        seconds: of processor time the run took.
+    """
+
+    policy: str
+    model_spec: str
+    capacity: int
+    requests: int
+    infeasible: int
+    input_tokens: int
+    hit_tokens: int
+    token_hit_rate: float
+    ttft_s: dict[str, float]
+    latency_s: dict[str, float]
+    span_s: float
+    preemptions: int
+    evictions: int
+    waits: int
+    timing: str
+    seconds: float
+
+    def as_dict(self) -> dict:
+        return asdict(self)
+
+
+def virtual_geometry(costs: Costs, grain: int) -> Geometry:
+    """Frames for a model of which only bytes are known: a page is one frame, a checkpoint as many as it needs."""
+    page_tokens = 16 if costs.kv_bytes else 0
+    while 0 < page_tokens * costs.kv_bytes < FRAME_BYTES:
+        page_tokens *= 2
+    frame_bytes = page_tokens * costs.kv_bytes or FRAME_BYTES
+    state_frames = -(-costs.checkpoint_bytes // frame_bytes)
+    return Geometry(
+        frame_words=frame_bytes // 4,
+        page_tokens=page_tokens,
+        num_attention=int(costs.kv_bytes > 0),
+        num_mamba2=int(state_frames > 0),
+        layers_per_page=int(costs.kv_bytes > 0),
+        frames_per_page=int(costs.kv_bytes > 0),
+        token_words=costs.kv_bytes // 4,
+        heads_per_frame=int(state_frames > 0),
+        frames_per_layer=state_frames,
+        conv_frames=0,
+        conv_words=0,
+        grain=grain,
+        dtype="bfloat16",
+    )
+
+
+def simulate_in_flight(
+    trace: Sequence[TraceRequest],
+    costs: Costs,
+    policy: str,
+    capacity: int,
+    *,
+    model_spec: str = "",
+    grain: int = 32,
+    max_rows: int = 64,
+    prefill_tokens: int = 8192,
+    device: DeviceModel | None = None,
+) -> InFlightResult:
+    """Runs a trace through `Scheduler` as an engine would, a plan at a time, and measures.
+
+    A turn of a session arrives when the trace says, but not before the turn before it has ended.
+
+    Args:
+        trace: requests with arrival times.
+        costs: of the model. policy: of `CacheConfig`. capacity: bytes of the arena.
+        model_spec: its name, for the result.
+        grain: tokens between resume points.
+        max_rows, prefill_tokens: as of `EngineConfig`.
+        device: how long a plan takes; the default `DeviceModel` when None.
+
+    Raises:
+        ValueError: an unknown policy, or an arena that holds not even one checkpoint.
+    """
+    started = time.process_time()
+    run = _Run(trace, costs, policy, capacity, grain, max_rows, prefill_tokens, device)
+    run.go()
+    tree, counters = run.scheduler.memory.tree, run.scheduler.counters
+    cache = None if tree is None else tree.counters
+    inputs = sum(len(trace[i].prompt) for i in run.first_token)
+    hits = sum(run.hits.values())
+    return InFlightResult(
+        policy=policy,
+        model_spec=model_spec,
+        capacity=capacity,
+        requests=len(run.first_token),
+        infeasible=run.infeasible,
+        input_tokens=inputs,
+        hit_tokens=hits,
+        token_hit_rate=hits / max(1, inputs),
+        ttft_s=_summary([run.first_token[i] - run.arrived[i] for i in run.first_token]),
+        latency_s=_summary([run.ended[i] - run.arrived[i] for i in run.ended]),
+        span_s=run.now - trace[0].arrival_s,
+        preemptions=counters.preemptions,
+        evictions=0 if cache is None else cache.leaf_evictions + cache.tombstone_evictions,
+        waits=counters.waits,
+        timing=run.device.describe(),
+        seconds=time.process_time() - started,
+    )
+
+
+def _summary(values: list[float]) -> dict[str, float]:
+    values = values or [0.0]
+    percentiles = {f"p{p}": float(np.percentile(values, p)) for p in PERCENTILES}
+    return percentiles | {"mean": float(np.mean(values))}
+
+
+class _Run:
+    """One trace on its way through one scheduler."""
+
+    def __init__(self, trace, costs, policy, capacity, grain, max_rows, prefill_tokens, device):
+        self.trace, self.costs = trace, costs
+        self.device = DeviceModel() if device is None else device
+        geometry = virtual_geometry(costs, grain)
+        engine = EngineConfig(
+            cache=CacheConfig(policy=policy),
+            max_rows=max_rows,
+            grain=grain,
+            prefill_tokens=prefill_tokens,
+        )
+        frames = capacity // geometry.frame_bytes
+        if frames < 2 * max(1, geometry.state_frames):
+            raise ValueError(
+                f"simulate: capacity must hold two checkpoints, "
+                f"{2 * max(1, geometry.state_frames) * geometry.frame_bytes} bytes at least, got {capacity}"
+            )
+        slots = 1 + frames // geometry.state_frames if geometry.has_state else 2
+        self.scheduler = Scheduler(
+            geometry,
+            engine,
+            num_frames=frames + 1,
+            max_slots=slots,
+            max_model_len=1 << 30,
+            costs=costs,
+        )
+        self.now = trace[0].arrival_s
+        self.infeasible = 0
+        self.arrived: dict[int, float] = {}
+        self.first_token: dict[int, float] = {}
+        self.ended: dict[int, float] = {}
+        self.hits: dict[int, int] = {}
+        self._due: list[tuple[float, int]] = []  # (time, request) of what may arrive
+        self._after: dict[int, int] = {}  # the turn that waits for this one to end
+        last: dict[int | str, int] = {}
+        for number, request in enumerate(trace):
+            before = last.get(request.session_id)
+            if before is None:
+                heapq.heappush(self._due, (request.arrival_s, number))
+            else:
+                self._after[before] = number
+            last[request.session_id] = number
+
+    def go(self) -> None:
+        while self._due or self.scheduler.has_work:
+            while self._due and self._due[0][0] <= self.now:
+                self._arrive(*heapq.heappop(self._due))
+            plan = self.scheduler.plan()
+            if plan:
+                self.now += self._duration(plan)
+                for progress in self.scheduler.receive(plan, self._tokens(plan)):
+                    number = int(progress.request.request_id)
+                    if progress.tokens:
+                        self.first_token.setdefault(number, self.now)
+                        self.hits.setdefault(number, progress.request.num_cached_tokens)
+                    if progress.finished:
+                        self.ended[number] = self.now
+                        self._release(number)
+            elif self._due:
+                self.now = max(self.now, self._due[0][0])
+            else:
+                assert not self.scheduler.has_work, "simulate: the scheduler has work and no plan"
+
+    def _arrive(self, when: float, number: int) -> None:
+        request, length = self.trace[number], max(1, len(self.trace[number].output))
+        self.arrived[number] = when
+        asked = Request(
+            request_id=str(number),
+            prompt=request.prompt.tolist(),
+            params=SamplingParams(max_tokens=length),
+            seed=0,
+            max_tokens=length,
+        )
+        try:
+            self.scheduler.add(asked)
+        except ValueError:
+            self.infeasible += 1
+            self._release(number)
+
+    def _release(self, number: int) -> None:
+        """The session's next turn may arrive."""
+        following = self._after.get(number)
+        if following is not None:
+            due = max(self.now, self.trace[following].arrival_s)
+            heapq.heappush(self._due, (due, following))
+
+    def _duration(self, plan: Plan) -> float:
+        flops = sum(
+            self.costs.flops(row.start + len(row.tokens), start=row.start) for row in plan.prefill
+        )
+        read = sum(
+            row.position * self.costs.kv_bytes + self.costs.checkpoint_bytes for row in plan.decode
+        )
+        return self.device.seconds(
+            self.costs, flops=flops, num_steps=plan.num_steps, bytes_per_step=read
+        )
+
+    def _tokens(self, plan: Plan) -> Tokens:
+        """What the trace says comes next in every row."""
+        return Tokens(
+            prefill=[self._next(row.request, 1)[0] if row.samples else 0 for row in plan.prefill],
+            decode=[self._next(row.request, row.num_steps, row.position) for row in plan.decode],
+        )
+
+    def _next(self, request: Request, count: int, position: int | None = None) -> list[int]:
+        """The tokens behind `position`, or behind all that are known."""
+        number = int(request.request_id)
+        prompt_len, output = len(self.trace[number].prompt), self.trace[number].output
+        start = len(request.output) if position is None else position + 1 - prompt_len
+        tokens = output[start : start + count].tolist()
+        return tokens + [0] * (count - len(tokens))
