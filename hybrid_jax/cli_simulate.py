@@ -22,9 +22,22 @@ def simulate(
     ] = "paper_7b",
     policy: Annotated[
         str, typer.Option(help="Cache policy by name, or alpha:X for a fixed weight.")
-    ] = "sglang",
+    ] = "adaptive",
     capacity: Annotated[str, typer.Option(help="Memory of the cache: 5GB, 5GiB or bytes.")] = "5GB",
-    grain: Annotated[int, typer.Option(help="Tokens between resume points.")] = 1,
+    clock: Annotated[
+        str,
+        typer.Option(
+            help="order: each request is cached before the next is looked up; arrivals: they come when the trace "
+            "says and run side by side, through the engine's own scheduler."
+        ),
+    ] = "order",
+    grain: Annotated[
+        int | None,
+        typer.Option(help="Tokens between resume points.", show_default="1; 32 with arrivals"),
+    ] = None,
+    max_rows: Annotated[
+        int, typer.Option(help="Sequences that decode together, with arrivals.")
+    ] = 64,
     limit: Annotated[int | None, typer.Option(help="Only so many requests.")] = None,
     ttft_table: Annotated[
         Path | None, typer.Option(help="Measured times: CSV with the columns tokens and ms.")
@@ -36,37 +49,69 @@ def simulate(
         bool, typer.Option("--json", help="One machine-readable object on stdout instead of text.")
     ] = False,
 ) -> None:
-    """Runs a trace through a prefix cache in request order and shows what it would have hit."""
+    """Runs a trace through a prefix cache, without a model, and shows what it would have hit."""
+    from hybrid_jax.sim.in_flight import simulate_in_flight
     from hybrid_jax.sim.model_specs import load_spec
     from hybrid_jax.sim.request_order import simulate as run
     from hybrid_jax.sim.timing import MeasuredTable
     from hybrid_jax.sim.traces import read_trace
 
-    for name, value in (("grain", grain), ("limit", limit)):
+    for name, value in (("grain", grain), ("limit", limit), ("max-rows", max_rows)):
         if value is not None and value < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}")
+    if clock not in ("order", "arrivals"):
+        raise ValueError(f"--clock must be order or arrivals, got {clock!r}")
+    if clock == "arrivals" and ttft_table is not None:
+        raise ValueError(f"--ttft-table goes with --clock order only, got {ttft_table}")
     spec = load_spec(model_spec)
     num_bytes = parse_size(capacity, name="--capacity")
     timing = None if ttft_table is None else MeasuredTable(ttft_table)
-    result = run(
-        read_trace(trace, limit=limit),
-        spec.costs,
-        policy,
-        num_bytes,
-        model_spec=spec.name,
-        grain=grain,
-        timing=timing,
-        bounds=bounds,
-    )
+    asked = (read_trace(trace, limit=limit), spec.costs, policy, num_bytes)
+    if clock == "arrivals":
+        grain = 32 if grain is None else grain
+        result = simulate_in_flight(*asked, model_spec=spec.name, grain=grain, max_rows=max_rows)
+    else:
+        grain = 1 if grain is None else grain
+        result = run(*asked, model_spec=spec.name, grain=grain, timing=timing, bounds=bounds)
     if as_json:
         write_json(result.as_dict())
+    elif clock == "arrivals":
+        _print_in_flight(result)
     else:
         _print(result)
 
 
+def share(value: float) -> str:
+    return f"{100 * value:.2f} %"
+
+
+def _print_rows(console: Console, rows: list[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        console.print(f"{name:<{width}}  {value}")
+
+
+def _print_in_flight(result) -> None:
+    rows = [
+        ("policy", result.policy),
+        ("model", result.model_spec),
+        ("requests", f"{result.requests:,}, {result.input_tokens:,} prompt tokens"),
+        ("never fit", f"{result.infeasible:,}"),
+        ("token hit rate", share(result.token_hit_rate)),
+        ("time to first token", _times(result.ttft_s)),
+        ("time to last token", _times(result.latency_s)),
+        ("device", result.timing),
+        ("span", f"{result.span_s:,.0f} s of the trace's time"),
+        ("preemptions", f"{result.preemptions:,}"),
+        ("evictions", f"{result.evictions:,}"),
+        ("waited for another's", f"{result.waits:,}"),
+        ("processor time", f"{result.seconds:.2f} s"),
+    ]
+    _print_rows(Console(highlight=False, soft_wrap=True), rows)
+
+
 def _print(result) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    share = lambda value: f"{100 * value:.2f} %"
     rows = [
         ("policy", result.policy + ("" if result.alpha is None else f", alpha {result.alpha:g}")),
         ("model", result.model_spec),
@@ -86,18 +131,15 @@ def _print(result) -> None:
             f"{format_size(result.used_max)} of {format_size(result.capacity)} used at most",
         ),
         ("evictions", f"{result.evictions:,}"),
-        ("time to first token", _times(result)),
+        ("time to first token", f"{_times(result.ttft_s)} ({result.timing})"),
         ("processor time", f"{result.seconds:.2f} s"),
     ]
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        console.print(f"{name:<{width}}  {value}")
+    _print_rows(console, rows)
     table = Table("prompt tokens from", "requests", "token hit rate", box=None)
     for part in result.length_bins:
         table.add_row(f"{part.tokens:,}", f"{part.requests:,}", share(part.token_hit_rate))
     console.print(table)
 
 
-def _times(result) -> str:
-    times = ", ".join(f"{name} {1000 * value:.0f} ms" for name, value in result.ttft_s.items())
-    return f"{times} ({result.timing})"
+def _times(seconds: dict[str, float]) -> str:
+    return ", ".join(f"{name} {1000 * value:,.0f} ms" for name, value in seconds.items())

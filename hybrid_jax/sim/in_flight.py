@@ -109,8 +109,10 @@ def simulate_in_flight(
         device: how long a plan takes; the default `DeviceModel` when None.
 
     Raises:
-        ValueError: an unknown policy, or an arena that holds not even one checkpoint.
+        ValueError: no requests, an unknown policy, or an arena too small for two checkpoints.
     """
+    if not trace:
+        raise ValueError("simulate: a trace must hold at least one request, got none")
     started = time.process_time()
     run = _Run(trace, costs, policy, capacity, grain, max_rows, prefill_tokens, device)
     run.go()
@@ -152,7 +154,7 @@ class _Run:
         self.device = DeviceModel() if device is None else device
         geometry = virtual_geometry(costs, grain)
         engine = EngineConfig(
-            cache=CacheConfig(policy=policy),
+            cache=CacheConfig(policy="off" if policy == "none" else policy),
             max_rows=max_rows,
             grain=grain,
             prefill_tokens=prefill_tokens,
