@@ -62,7 +62,7 @@ def test_the_object_holds_the_numbers(simulate):
     assert (found["requests"], found["input_tokens"], found["hit_tokens"]) == (3, 24, 16)
     assert found["token_hit_rate"] == 16 / 24
     assert (found["policy"], found["model_spec"], found["capacity"]) == (
-        "sglang", "jamba_1_5_mini", 10**9,
+        "adaptive", "jamba_1_5_mini", 10**9,
     )  # fmt: skip
     assert found["used_max"] == 14 * 16384 + 3 * 16056320
     assert found["alpha"] is found["distance_to_optimal"] is found["distance_to_infinite"] is None
