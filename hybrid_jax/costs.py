@@ -55,6 +55,17 @@ class Costs:
             total += flops * (_windowed(end, window) - _windowed(start, window))
         return total
 
+    def per_block(self, block: int) -> Costs:
+        """The same costs where positions count blocks of so many tokens."""
+        inside = (block - block * block) / 2  # keys of the tokens before a block's last
+        return Costs(
+            flops_per_token=block * self.flops_per_token + inside * self.flops_per_key,
+            flops_per_key=block * block * self.flops_per_key,
+            kv_bytes=block * self.kv_bytes,
+            checkpoint_bytes=self.checkpoint_bytes,
+            windows=tuple((max(1, w // block), block * block * f) for w, f in self.windows),
+        )
+
     @property
     def tokens_per_checkpoint(self) -> float:
         """Tokens of KV that take as much memory as one checkpoint; infinite without KV."""

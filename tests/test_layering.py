@@ -22,6 +22,7 @@ HOST = (
     "engine.admission",
     "engine.audit",
     "engine.bucket",
+    "engine.history",
     "engine.memory",
     "engine.plan",
     "engine.progress",

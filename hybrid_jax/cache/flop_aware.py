@@ -44,7 +44,7 @@ class FlopAware:
         if not (alpha >= 0 and math.isfinite(alpha)):
             raise ValueError(f"FlopAware: alpha must be a number of at least 0, got {alpha}")
         self.alpha, self.costs = alpha, costs
-        self._efficiency = own_edge_efficiency if efficiency is None else efficiency
+        self.efficiency = own_edge_efficiency if efficiency is None else efficiency
         self._level_of: dict[Node, int] = {}
         self._levels: dict[int, LeastRecentlyUsed] = {}
         self._newest = OrderedCandidates(key=lambda node: -node.last_use)
@@ -58,7 +58,7 @@ class FlopAware:
 
     def with_alpha(self, alpha: float) -> FlopAware:
         """The same policy with another weight, empty."""
-        return FlopAware(alpha, self.costs, efficiency=self._efficiency)
+        return FlopAware(alpha, self.costs, efficiency=self.efficiency)
 
     def add(self, node: Node) -> None:
         level = self._level(node)
@@ -74,7 +74,7 @@ class FlopAware:
         self._clock = max(self._clock, node.last_use)
 
     def _level(self, node: Node) -> int:
-        value = self._efficiency(node, self.costs)
+        value = self.efficiency(node, self.costs)
         return round(STEPS_PER_OCTAVE * math.log2(value)) if value > 0 else -(1 << 16)
 
     def _new_level(self, level: int) -> None:

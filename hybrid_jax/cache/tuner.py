@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 
 import numpy as np
 
@@ -25,6 +26,8 @@ class AlphaTuner:
         replay: makes an empty cache like the real one, with the policy it is given.
         window: 5 to 15 in the paper.
         alphas: the candidates, in any order.
+        pace: requests replayed for every one that is observed after the window, all alphas together; None
+            replays everything at once.
     """
 
     def __init__(
@@ -34,9 +37,12 @@ class AlphaTuner:
         *,
         window: int = 5,
         alphas: tuple[float, ...] = ALPHAS,
+        pace: int | None = None,
     ):
         self.policy, self._replay, self._window = policy, replay, window
         self._alphas = sorted(alphas)
+        self._pace = pace
+        self._replays: Iterator[None] | None = None
         self._log: list[tuple[np.ndarray, np.ndarray]] | None = []
         self._first_eviction: int | None = None
 
@@ -49,16 +55,26 @@ class AlphaTuner:
         """Notes a request that is finished, and how many evictions there were so far."""
         if self._log is None:
             return
-        self._log.append((prompt, whole))
-        if self._first_eviction is None and evictions:
-            self._first_eviction = len(self._log)
-        first = self._first_eviction
-        if first is not None and len(self._log) >= first * (1 + self._window):
-            hits = [self._hit_tokens(alpha) for alpha in self._alphas]
-            self.policy.alpha = self._alphas[int(np.argmax(hits))]
-            self._log = None
+        if self._replays is None:
+            self._log.append((prompt, whole))
+            if self._first_eviction is None and evictions:
+                self._first_eviction = len(self._log)
+            first = self._first_eviction
+            if first is not None and len(self._log) >= first * (1 + self._window):
+                self._replays = self._tune()
+        if self._replays is not None:
+            for _ in islice(self._replays, self._pace):
+                pass
 
-    def _hit_tokens(self, alpha: float) -> int:
-        cache = self._replay(self.policy.with_alpha(alpha))
-        hits = [cache.request(prompt, whole).hit_len for prompt, whole in self._log]
-        return sum(hits[self._first_eviction :])
+    def _tune(self) -> Iterator[None]:
+        """Replays the log for every alpha, a request a step, and sets the best."""
+        hits = np.zeros(len(self._alphas), np.int64)
+        for place, alpha in enumerate(self._alphas):
+            cache = self._replay(self.policy.with_alpha(alpha))
+            for number, (prompt, whole) in enumerate(self._log):
+                hit_len = cache.request(prompt, whole).hit_len
+                if number >= self._first_eviction:
+                    hits[place] += hit_len
+                yield
+        self.policy.alpha = self._alphas[int(np.argmax(hits))]
+        self._log = None

@@ -16,6 +16,7 @@ from hybrid_jax.cache.radix import RadixTree
 from hybrid_jax.cache.slots import SlotTable
 from hybrid_jax.config import CacheConfig
 from hybrid_jax.costs import Costs, frame_costs
+from hybrid_jax.engine.history import History
 from hybrid_jax.engine.plan import Page, as_page
 from hybrid_jax.engine.sequence import NO_PAGES, DecodeFlight, Phase, Sequence
 from hybrid_jax.geometry import Geometry
@@ -58,6 +59,15 @@ class Memory:
             if cache.policy != "off"
             else None
         )
+        self.history = None
+        if self.tree is not None:
+            self.history = History(
+                self.tree,
+                cache.policy,
+                grain=geometry.grain,
+                costs=costs,
+                capacity=(num_frames - 1) * geometry.frame_bytes,
+            )
         self._later_frames: list[int] = []
         self._later_slots: list[int] = []
 
@@ -272,15 +282,8 @@ class Memory:
 
     def announce(self, sequence: Sequence) -> None:
         """Makes a sequence's prompt known to the tree until it is computed."""
-        tree = self.tree
-        if tree is None:
-            return
-        learns = sequence.relation is None and sequence.request.sample_index == 0
-        learns = learns and hasattr(tree.policy, "asked")
-        known_len = tree.match(sequence.prompt).match_len if learns else 0
-        sequence.anchor = tree.announce(sequence.prompt)
-        if learns:
-            sequence.relation = tree.policy.asked(tree, sequence.anchor, known_len)
+        if self.history is not None:
+            sequence.anchor = self.history.announce(sequence)
 
     def promise(self, sequence: Sequence) -> None:
         """Tells the tree which checkpoints a sequence's prefill will leave, when that may have changed."""
@@ -318,8 +321,8 @@ class Memory:
             for_good: the sequence ends; otherwise it will wait again.
         """
         node = self.publish(sequence)
-        if node is not None and for_good and sequence.relation is not None:
-            self.tree.policy.ended(node, sequence.relation)
+        if for_good and self.history is not None:
+            self.history.ended(sequence, node)
         self.frames.release(sequence.pages)
         self.frames.release([frame for source, _ in sequence.copies for frame in source])
         if sequence.real_slot:

@@ -1,0 +1,77 @@
+"""What was asked, small enough to keep: names of blocks of tokens, for replays under other settings."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LoggedRequest:
+    """One finished request.
+
+    Attributes:
+        prompt: int32[ceil(n / grain)] names of the prompt's blocks, its last one maybe shorter than a grain.
+        whole: int32[m // grain] names of the whole blocks of prompt and output.
+        num_tokens: of the prompt. hit_len: tokens of it that were skipped.
+    """
+
+    prompt: np.ndarray
+    whole: np.ndarray
+    num_tokens: int
+    hit_len: int
+
+
+class RequestLog:
+    """The latest requests of one engine; the oldest are forgotten.
+
+    A block's name is a hash of its tokens: one number for `grain` of them. Two blocks that differ share a name once in
+    2**31; a replay would then hit where the cache could not, and nothing else comes of it.
+
+    Args:
+        grain: tokens of a block.
+        max_requests, max_blocks: what is kept.
+    """
+
+    def __init__(self, grain: int, *, max_requests: int = 8192, max_blocks: int = 1 << 21):
+        self.grain = grain
+        self._max_requests, self._max_blocks = max_requests, max_blocks
+        self._requests: deque[LoggedRequest] = deque()
+        self._num_blocks = 0
+
+    def note(self, tokens: np.ndarray, num_prompt_tokens: int, hit_len: int) -> LoggedRequest:
+        """Adds a finished request: its prompt and output, how many of them are prompt, how many were skipped."""
+        whole, full = block_names(tokens, self.grain), num_prompt_tokens // self.grain
+        tail = tokens[full * self.grain : num_prompt_tokens]
+        prompt = np.concatenate((whole[:full], block_names(tail, max(1, len(tail)))))
+        request = LoggedRequest(
+            prompt=prompt, whole=whole, num_tokens=num_prompt_tokens, hit_len=hit_len
+        )
+        self._requests.append(request)
+        self._num_blocks += len(prompt) + len(whole)
+        while len(self._requests) > self._max_requests or self._num_blocks > self._max_blocks:
+            oldest = self._requests.popleft()
+            self._num_blocks -= len(oldest.prompt) + len(oldest.whole)
+        return request
+
+    def __iter__(self) -> Iterator[LoggedRequest]:
+        return iter(self._requests)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+
+def block_names(tokens: np.ndarray, grain: int) -> np.ndarray:
+    """One name for every `grain` tokens, what is left over having none: int32[n // grain]."""
+    count = len(tokens) // grain
+    blocks = np.asarray(tokens[: count * grain], np.int64).reshape(count, grain).astype(np.uint64)
+    places = np.arange(1, grain + 1, dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        x = (blocks + np.uint64(1)) * (places * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1))
+        x ^= x >> np.uint64(29)
+        x = (x * np.uint64(0xBF58476D1CE4E5B9)).sum(axis=1, dtype=np.uint64)
+        x = (x ^ (x >> np.uint64(32))) * np.uint64(0x94D049BB133111EB)
+    return (x >> np.uint64(33)).astype(np.int32)
