@@ -3,6 +3,7 @@
 from pallas_kernels.causal_conv import causal_conv as causal_conv
 from pallas_kernels.causal_conv import causal_conv_window as causal_conv_window
 from pallas_kernels.gated_rmsnorm import gated_rmsnorm as gated_rmsnorm
+from pallas_kernels.residual_rmsnorm import residual_rmsnorm as residual_rmsnorm
 from pallas_kernels.ssd_scan import ssd_scan as ssd_scan
 from pallas_kernels.ssd_window import fold as fold
 from pallas_kernels.ssd_window import ssd_window as ssd_window
@@ -13,6 +14,7 @@ __all__ = [
     "causal_conv_window",
     "fold",
     "gated_rmsnorm",
+    "residual_rmsnorm",
     "ssd_scan",
     "ssd_window",
     "ssd_window_frames",

@@ -23,6 +23,7 @@ from benchmarks.kernels import (
     gated_rmsnorm,
     paged_attention,
     report,
+    residual_rmsnorm,
     ssd_scan,
     ssd_window,
     token_sampling,
@@ -36,6 +37,7 @@ SCRIPTS = (  # the most important first
     causal_conv,
     token_sampling,
     gated_rmsnorm,
+    residual_rmsnorm,
     frame_io,
 )
 

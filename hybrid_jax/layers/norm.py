@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 
 from pallas_kernels.gated_rmsnorm import gated_rmsnorm
+from pallas_kernels.residual_rmsnorm import xla
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """weight * x / rms(x) over the last axis, rounded before the weight as Llama does."""
-    wide = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return _scaled((wide * scale).astype(x.dtype), weight)
+    """weight * x / rms(x) over the last axis, rounded before the weight as Llama does; in the wider dtype of the
+    two: the residual stream may be float32 and the weight not."""
+    return xla.rms_norm(x, weight, eps)
 
 
 def gated_rms_norm(
@@ -20,9 +19,3 @@ def gated_rms_norm(
 ) -> jax.Array:
     """weight * norm(x * silu(gate)); the mean square is over each of `groups` equal blocks."""
     return gated_rmsnorm(x, gate, weight, eps=eps, groups=groups, implementation="xla")
-
-
-def _scaled(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """x * weight in the wider of the two dtypes: the residual stream may be float32 and the weight not."""
-    dtype = max(x.dtype, weight.dtype, key=lambda d: d.itemsize)
-    return x.astype(dtype) * weight.astype(dtype)

@@ -1,0 +1,95 @@
+"""Sum and norm on a GPU: one program per token, which stays in registers between the two."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from pallas_kernels.bits import widen
+from pallas_kernels.parts import as_parts, load_sum
+from pallas_kernels.triton import call, line, load, power_of_two, store
+
+MAX_SIZE = 16 * 1024  # 16 elements in each of 1024 threads, of 64 registers
+
+
+@dataclass(frozen=True)
+class Config:
+    """Launch parameters."""
+
+    num_warps: int
+
+    @classmethod
+    def of(cls, size: int, parts: int = 1) -> Config:
+        """16 bytes of the update a thread: 8 elements, or 4 of each part. Of wide tokens 16 elements: 8 of 8 parts
+        spill registers, by compiling."""
+        size = power_of_two(size)
+        each = 16 if size > 4096 else 8 if parts == 1 else 4
+        return cls(min(max(size // (32 * each), 1), 32))
+
+
+def why_unsupported(size: int) -> str | None:
+    """Why the kernel cannot take tokens of this size, or None."""
+    if size > MAX_SIZE:
+        return f"a token must have at most {MAX_SIZE} channels for 'pallas', got {size}; use 'xla'"
+    return None
+
+
+def _kernel(
+    h_ref,  # [N, D]
+    update_ref,  # [S, N, D]
+    weight_ref,  # [D]
+    valid_ref,  # [N]
+    out_ref,  # [N, D]
+    normed_ref,  # [N, D]
+    *,
+    rounded: jnp.dtype,
+    masked: bool,
+    eps: float,
+    multiplier: float,
+):
+    token, size = pl.program_id(0), h_ref.shape[1]
+    channel = line(size)
+    inside = channel < size
+    real = inside & (valid_ref[token] > 0) if masked else inside  # what is not is never read
+    update = load_sum(update_ref, token, channel, mask=real, dtype=rounded)
+    if multiplier != 1.0:
+        factor = float(jnp.dtype(rounded).type(multiplier))
+        update = (widen(update) * factor).astype(rounded)
+    h = widen(load(h_ref, token, channel, mask=real)) + widen(update)
+    h = h.astype(out_ref.dtype)
+    store(out_ref, token, channel, value=h, mask=inside)
+    wide = widen(h)
+    scale = jax.lax.rsqrt(jnp.sum(wide * wide) / size + eps)
+    normed = (wide * scale).astype(out_ref.dtype)
+    weight = load(weight_ref, channel, mask=inside)
+    store(normed_ref, token, channel, value=widen(normed) * widen(weight), mask=inside)
+
+
+def residual_rmsnorm_pallas(
+    h, update, weight, valid, *, eps: float, multiplier: float, config: Config | None = None
+):
+    """See `api.residual_rmsnorm`."""
+    size = h.shape[-1]
+    tokens = h.size // size
+    rounded = weight.dtype if update.ndim > h.ndim else update.dtype
+    parts = as_parts(update, h.ndim)
+    config = config or Config.of(size, parts.shape[0])
+    flags = jnp.ones(1, jnp.int32) if valid is None else valid.reshape(-1).astype(jnp.int32)
+    out, normed = call(
+        functools.partial(
+            _kernel, rounded=rounded, masked=valid is not None, eps=eps, multiplier=multiplier
+        ),
+        *(h.reshape(tokens, size), parts.reshape(-1, tokens, size), weight, flags),
+        grid=(tokens,),
+        out_shape=(
+            jax.ShapeDtypeStruct((tokens, size), h.dtype),
+            jax.ShapeDtypeStruct((tokens, size), weight.dtype),
+        ),
+        name="residual_rmsnorm",
+        num_warps=config.num_warps,
+    )
+    return out.reshape(h.shape), normed.reshape(h.shape)

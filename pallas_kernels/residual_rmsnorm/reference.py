@@ -1,0 +1,28 @@
+"""The definition, rounding by rounding."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from pallas_kernels.gated_rmsnorm.reference import widest
+from pallas_kernels.parts import as_parts
+
+
+def residual_rmsnorm_reference(h, update, weight, valid, *, eps: float, multiplier: float):
+    """See `api.residual_rmsnorm`."""
+    rounded = weight.dtype if update.ndim > h.ndim else update.dtype
+    wide = jnp.zeros(h.shape, jnp.float32)
+    for part in as_parts(update, h.ndim):
+        wide = wide + part.astype(jnp.float32)
+    wide = wide.astype(rounded).astype(jnp.float32)
+    if multiplier != 1.0:
+        factor = jnp.asarray(multiplier, rounded).astype(jnp.float32)
+        wide = (wide * factor).astype(rounded).astype(jnp.float32)
+    h = (h.astype(jnp.float32) + wide).astype(h.dtype)
+    if valid is not None:
+        h = jnp.where(valid[..., None], h, 0)
+    wide = h.astype(jnp.float32)
+    square = jnp.sum(wide * wide, axis=-1, keepdims=True) / h.shape[-1]
+    normed = (wide / jnp.sqrt(square + eps)).astype(h.dtype)
+    dtype = widest(h.dtype, weight.dtype)
+    return h, (normed.astype(dtype) * weight.astype(dtype)).astype(weight.dtype)
