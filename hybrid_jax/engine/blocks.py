@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from hybrid_jax.config import Attention, Mamba2, ModelConfig
 from hybrid_jax.geometry import Geometry, head_words
 from hybrid_jax.layers import attention, mamba2
+from hybrid_jax.layers.linear import linear, linear_in_parts
 from hybrid_jax.state import State, from_bits, to_bits
 from pallas_kernels.frame_io import (
     copy_frames,
@@ -232,7 +233,7 @@ def attend_pages(
         index: which attention layer, in cache order.
 
     Returns:
-        out [B, T, D] and the arena.
+        out [B, T, D], or parts of it for a kernel to sum, and the arena.
     """
     geometry = model.geometry
     group, place = divmod(index, geometry.layers_per_page)
@@ -266,7 +267,8 @@ def attend_pages(
         dtype=h.dtype,
         implementation=model.kernels,
     )
-    return attention.output(params, y), arena
+    last = linear_in_parts if model.kernels == "pallas" else linear
+    return attention.output(params, y, last), arena
 
 
 def copy_pages(arena: jax.Array, sources: jax.Array, targets: jax.Array, model: Model) -> jax.Array:

@@ -73,7 +73,7 @@ def chunk(params: dict, state: State, rows: ChunkRows, *, model: Model) -> tuple
         return out
 
     valid = jnp.arange(rows.tokens.shape[1]) < rows.length[:, None]
-    h = decoder.walk(params, rows.tokens, valid, model.config, mix)
+    h = decoder.walk(params, rows.tokens, valid, model.config, mix, model.kernels)
     if tails:
         # Attention layers may follow the last recurrent one: their reads come before this write too.
         write = rows.write + blocks.zero_after(state, h)

@@ -108,7 +108,8 @@ def _window_on_kernels(
         out, state = fused.mix_window(weights, normed, state, *place, spec, model)
         return out
 
-    return decoder.walk(params, rows.tokens, valid, model.config, mix), state
+    h = decoder.walk(params, rows.tokens, valid, model.config, mix, "pallas")
+    return h, state
 
 
 def _window_mixer(params, h, checkpoint, ring, rows: WindowRows, valid, spec, model: Model):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import Attention
-from hybrid_jax.layers.linear import HIGHEST, linear
+from hybrid_jax.layers.linear import HIGHEST, Linear, linear
 from hybrid_jax.layers.norm import rms_norm
 from hybrid_jax.layers.rope import rotate
 
@@ -31,9 +31,9 @@ def project(
     return q, k, v
 
 
-def output(params: dict, y: jax.Array) -> jax.Array:
-    """y [B, T, N, H] to [B, T, D]."""
-    return linear(y.reshape(*y.shape[:2], -1), params["out"], params.get("out_bias"))
+def output(params: dict, y: jax.Array, last: Linear = linear) -> jax.Array:
+    """y [B, T, N, H] to [B, T, D], or to its parts if that is what `last` makes."""
+    return last(y.reshape(*y.shape[:2], -1), params["out"], params.get("out_bias"))
 
 
 def attend(

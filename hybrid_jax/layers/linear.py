@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.parts import num_parts
+
 HIGHEST = jax.lax.Precision.HIGHEST
+Linear = Callable[..., jax.Array]  # `linear`, or `linear_in_parts` for a kernel that reads parts
 
 
 def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
     """x [..., I] @ weight [I, O] + bias [O], in the dtype of x; float32 never becomes TF32."""
     y = _product(x, weight, "...i,io->...o")
     return y if bias is None else y + bias
+
+
+def linear_in_parts(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """`linear`, or parts float32[S, ..., O] that sum to it where x [..., I] has too few rows to fill a GPU."""
+    inner, columns = weight.shape
+    parts = num_parts(x.size // inner, inner, columns)
+    if parts == 1 or bias is not None:
+        return linear(x, weight, bias)
+    x = x.reshape(*x.shape[:-1], parts, inner // parts)
+    weight = weight.reshape(parts, inner // parts, columns)
+    return jnp.einsum(
+        "...si,sio->s...o", x, weight, precision=HIGHEST, preferred_element_type=jnp.float32
+    )
 
 
 def linear_transposed(x: jax.Array, weight: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.layers.linear import linear
+from hybrid_jax.layers.linear import Linear, linear
 
 
 def activate(hidden: jax.Array, kind: str) -> jax.Array:
@@ -20,7 +20,7 @@ def activate(hidden: jax.Array, kind: str) -> jax.Array:
     return jnp.square(jax.nn.relu(hidden))
 
 
-def mlp(params: dict, h: jax.Array, kind: str) -> jax.Array:
-    """h [..., D] to [..., D]."""
+def mlp(params: dict, h: jax.Array, kind: str, last: Linear = linear) -> jax.Array:
+    """h [..., D] to [..., D], or to its parts if that is what `last` makes."""
     hidden = activate(linear(h, params["up"], params.get("up_bias")), kind)
-    return linear(hidden, params["down"], params.get("down_bias"))
+    return last(hidden, params["down"], params.get("down_bias"))

@@ -12,14 +12,18 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.config import MLP, Attention, Mamba2, ModelConfig, MoE
 from hybrid_jax.layers import attention, mamba2
-from hybrid_jax.layers.linear import linear, linear_transposed
+from hybrid_jax.layers.linear import linear, linear_in_parts, linear_transposed
 from hybrid_jax.layers.mlp import mlp
 from hybrid_jax.layers.moe import moe
 from hybrid_jax.layers.norm import rms_norm
+from pallas_kernels.parts import whole
+from pallas_kernels.residual_rmsnorm import residual_rmsnorm
+from pallas_kernels.residual_rmsnorm.xla import residual_sum
 
 Mixer = Attention | Mamba2
+FeedForward = MLP | MoE
 Mix = Callable[[dict, jax.Array, Mixer], jax.Array]
 
 
@@ -39,60 +43,83 @@ def embed(params: dict, tokens: jax.Array, config: ModelConfig) -> jax.Array:
     return h
 
 
-def add(h: jax.Array, update: jax.Array, config: ModelConfig) -> jax.Array:
-    """h + residual_multiplier * update, in the dtype of h."""
-    if config.residual_multiplier != 1.0:
-        update = update * config.residual_multiplier
-    return h + update.astype(h.dtype)
+def enter_block(
+    h: jax.Array,
+    update: jax.Array | None,
+    weight: jax.Array,
+    valid: jax.Array | None,
+    config: ModelConfig,
+    kernels: str,
+) -> tuple[jax.Array, jax.Array]:
+    """The residual stream with the last block's update in it, if there was one, and the block's normed input."""
+    if update is None:
+        return h, rms_norm(h, weight, config.norm_eps).astype(weight.dtype)
+    return residual_rmsnorm(
+        *(h, update, weight),
+        eps=config.norm_eps,
+        multiplier=config.residual_multiplier,
+        valid=valid,
+        implementation=kernels,
+    )
 
 
-def block_input(params: dict, name: str, h: jax.Array, config: ModelConfig) -> jax.Array:
-    """The normed input of a block, in the weights' dtype."""
-    return rms_norm(h, params[name], config.norm_eps).astype(params[name].dtype)
+def mix_all(
+    params: list[dict], normed: jax.Array, mixers: tuple[Mixer, ...], mix: Mix
+) -> jax.Array:
+    """The sum of what parallel mixers make of the same input; what a lone one makes, parts or not."""
+    updates = []
+    for part, mixer in zip(params, mixers, strict=True):
+        with jax.named_scope(type(mixer).__name__.lower()):
+            updates.append(mix(part, normed, mixer))
+    if len(updates) == 1:
+        return updates[0]
+    first, *others = (whole(update, normed.ndim, normed.dtype) for update in updates)
+    return sum(others, first)
 
 
 def feed_forward(
-    params: dict, h: jax.Array, valid: jax.Array, spec: LayerSpec, config: ModelConfig
+    params: dict, normed: jax.Array, valid: jax.Array, spec: FeedForward, kernels: str
 ) -> jax.Array:
-    """The second half of a layer: h + mlp(norm(h)), or h where the layer has none."""
-    if spec.mlp is None:
-        return h
-    normed = block_input(params, "mlp_norm", h, config)
-    if isinstance(spec.mlp, MLP):
-        update = mlp(params["mlp"], normed, spec.mlp.kind)
-    else:
-        update = moe(params["mlp"], normed, valid, spec.mlp)
-    return add(h, update, config)
+    """The update of a layer's second block."""
+    if isinstance(spec, MLP):
+        last = linear_in_parts if kernels == "pallas" else linear
+        return mlp(params, normed, spec.kind, last)
+    return moe(params, normed, valid, spec)
 
 
 def walk(
-    params: dict, tokens: jax.Array, valid: jax.Array, config: ModelConfig, mix: Mix
+    params: dict,
+    tokens: jax.Array,
+    valid: jax.Array,
+    config: ModelConfig,
+    mix: Mix,
+    kernels: str = "xla",
 ) -> jax.Array:
     """From token ids to the last hidden state; what a mixer remembers is the caller's business.
 
     Args:
         tokens: int32[B, T]. valid: bool[B, T] tokens that are real; hidden states of the others are 0.
         mix: called for every mixer in order with its weights, normed inputs [B, T, D] and its spec;
-            returns its update [B, T, D].
+            returns its update [B, T, D], or parts of it.
+        kernels: "xla" or "pallas", the implementation of the sums and norms between blocks.
 
     Returns:
         [B, T, D] before the last norm.
     """
     h = embed(params, jnp.where(valid, tokens, 0), config)
-    h = jnp.where(valid[..., None], h, 0)
+    h, update = jnp.where(valid[..., None], h, 0), None
     for index, spec in enumerate(config.layers):
-        weights = layer_params(params, index, config)
+        weights, real = layer_params(params, index, config), valid
         if spec.mixers:
-            normed = block_input(weights, "norm", h, config)
-            updates = []
-            for part, mixer in zip(weights["mixers"], spec.mixers, strict=True):
-                with jax.named_scope(type(mixer).__name__.lower()):
-                    updates.append(mix(part, normed, mixer))
-            h = add(h, sum(updates[1:], updates[0]), config)
-        with jax.named_scope("mlp"):
-            h = feed_forward(weights, h, valid, spec, config)
-        h = jnp.where(valid[..., None], h, 0)
-    return h
+            h, normed = enter_block(h, update, weights["norm"], real, config, kernels)
+            update = mix_all(weights["mixers"], normed, spec.mixers, mix)
+            real = None  # once a layer is enough
+        if spec.mlp is not None:
+            with jax.named_scope("mlp"):
+                h, normed = enter_block(h, update, weights["mlp_norm"], real, config, kernels)
+                update = feed_forward(weights["mlp"], normed, valid, spec.mlp, kernels)
+    h = residual_sum(h, update, params["norm"].dtype, config.residual_multiplier)
+    return jnp.where(valid[..., None], h, 0)
 
 
 def logits(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:

@@ -1,9 +1,11 @@
 """The engine's steps on Pallas kernels, interpreted here, against the same by XLA; and their names on a GPU."""
 
 import functools
+import math
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +20,7 @@ from hybrid_jax.engine.exact import exact_step
 from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.runner import choose_kernels
 from hybrid_jax.geometry import make_geometry
+from hybrid_jax.layers import linear
 from hybrid_jax.sampling_params import SamplingParams
 from hybrid_jax.state import state_specs
 from tests.kernels.lowered import kernels_in
@@ -92,6 +95,19 @@ def test_tokens_are_those_of_xla(name):
 
 
 @pytest.mark.slow
+def test_tokens_are_those_of_xla_where_products_are_split():
+    """Products of more than one row in parts that sum in the kernels, which no tiny model has by itself."""
+
+    def many(rows: int, inner: int, columns: int) -> int:
+        return 1 if rows == 1 else math.gcd(inner, 4)
+
+    with mock.patch.object(linear, "num_parts", side_effect=many) as split:
+        got, _ = outputs(engine_on("pallas", "bamba"))
+    assert {many(*call.args) for call in split.call_args_list} == {1, 4}
+    assert got == outputs(engine_on("xla", "bamba"))[0]
+
+
+@pytest.mark.slow
 def test_bfloat16_runs_and_a_stream_repeats():
     first, hits = outputs(engine_on("pallas", "mamba2", "bfloat16"))
     again, _ = outputs(engine_on("pallas", "mamba2", "bfloat16"))
@@ -147,12 +163,13 @@ def step_and_specs(kind: str, kernels: str = "pallas", name: str = "bamba"):
     return lambda p, s, b: run(p, s, None, b), (params, state, batch)
 
 
-WINDOW = {"causal_conv_window", "ssd_window", "gated_rmsnorm", "update_tokens", "paged_attention"}
+BETWEEN = {"gated_rmsnorm", "residual_rmsnorm", "update_tokens", "paged_attention"}
+WINDOW = BETWEEN | {"causal_conv_window", "ssd_window"}
 KERNELS = {
     "decode": WINDOW | {"ssd_fold", "store_columns", "sample_tokens"},
     "prefill": {
-        *("causal_conv", "ssd_scan", "store_tail", "gated_rmsnorm", "update_tokens"),
-        *("paged_attention", "copy_frames", "read_frames", "sample_tokens"),
+        *("causal_conv", "ssd_scan", "store_tail", *BETWEEN),
+        *("copy_frames", "read_frames", "sample_tokens"),
     },
     "exact": WINDOW | {"ssd_fold", "store_columns", "copy_frames", "read_frames", "sample_tokens"},
 }

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.layers.linear import linear, linear_transposed
+from hybrid_jax.layers.linear import linear, linear_in_parts, linear_transposed
+from pallas_kernels.parts import num_parts
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -22,6 +23,42 @@ def test_linear_is_the_product(dtype, lead):
     transposed = linear_transposed(x, weight.T)
     assert transposed.dtype == x.dtype and transposed.shape == (*lead, 40)
     assert np.abs(np.asarray(transposed, np.float64) + 1 - want).max() < bound
+
+
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns", "parts"),
+    [
+        (64, 8192, 4096, 8),  # out_proj of the 7B hybrid
+        (64, 4096, 18560, 2),  # its in_proj
+        (256, 4096, 18560, 1),  # enough rows
+        (4096, 8192, 4096, 1),
+        (64, 16384, 512, 64),
+        (64, 1024, 512, 4),  # no fewer than 192 elements each
+        (64, 382, 512, 1),
+        (64, 387, 512, 1),
+        (1, 8192, 4096, 1),  # a lone row is not split
+    ],
+)
+def test_products_are_split_where_their_programs_do_not_fill_a_gpu(rows, inner, columns, parts):
+    assert num_parts(rows, inner, columns) == parts
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_parts_are_float32_and_sum_to_the_product(dtype):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.standard_normal((2, 3, 1024)), dtype)
+    weight = jnp.asarray(rng.standard_normal((1024, 40)), dtype)
+    parts = linear_in_parts(x, weight)
+    assert parts.shape == (4, 2, 3, 40) and parts.dtype == jnp.float32
+    want = np.asarray(x, np.float64) @ np.asarray(weight, np.float64)
+    assert np.abs(np.asarray(parts, np.float64).sum(0) - want).max() < 1e-6 * np.abs(want).max()
+    assert np.abs(np.asarray(parts[1:], np.float64).sum(0) - want).max() > 0.1
+
+
+def test_a_lone_row_and_a_product_with_bias_stay_whole():
+    x, weight = jnp.ones((2, 1, 1024), jnp.bfloat16), jnp.ones((1024, 40), jnp.bfloat16)
+    for y in (linear_in_parts(x[:1], weight), linear_in_parts(x, weight, jnp.ones(40, x.dtype))):
+        assert y.ndim == 3 and y.dtype == jnp.bfloat16
 
 
 @pytest.mark.skipif(
