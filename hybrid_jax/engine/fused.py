@@ -14,13 +14,14 @@ from hybrid_jax.engine import blocks
 from hybrid_jax.engine.blocks import Model
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.layers import mamba2
-from hybrid_jax.layers.linear import linear
+from hybrid_jax.layers.linear import linear, linear_in_parts
 from hybrid_jax.state import State
 from pallas_kernels.causal_conv import Sizes, causal_conv, causal_conv_window
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
 from pallas_kernels.gated_rmsnorm import gated_rmsnorm
 from pallas_kernels.gated_rmsnorm.kernel import why_unsupported as norm_unsupported
 from pallas_kernels.paged_attention.kernel import why_unsupported as attention_unsupported
+from pallas_kernels.residual_rmsnorm.kernel import why_unsupported as residual_unsupported
 from pallas_kernels.ring_io import store_columns, store_tail
 from pallas_kernels.ssd_scan import ssd_scan_frames
 from pallas_kernels.ssd_scan.kernel import why_unsupported as scan_unsupported
@@ -44,7 +45,7 @@ def sizes_of(spec: Mamba2) -> Sizes:
 
 def why_unsupported(config: ModelConfig, geometry: Geometry, *, exact: bool) -> str | None:
     """Why the kernels cannot run a model's steps, or None."""
-    reasons = []
+    reasons = [residual_unsupported(config.width)]
     if config.attention is not None:
         layout = blocks.page_layout(config.attention, geometry)
         reasons.append(attention_unsupported(layout))
@@ -71,14 +72,15 @@ def mix_window(
     spec: Mamba2,
     model: Model,
 ) -> tuple[jax.Array, State]:
-    """One Mamba-2 layer of a window: its outputs [B, T, D], and the state with its ring moved on.
+    """One Mamba-2 layer of a window: its outputs [B, T, D] or parts of them, and the state with its ring moved on.
 
     Args:
         h: [B, T, D] normed inputs. rows: `window.WindowRows`.
         frames: int32[B, F] of the checkpoints; exists: int32[B], 0 where the state is zero.
         rates: float32[L, M] decay rates of all layers.
     """
-    sizes, projected = sizes_of(spec), linear(h, params["in_proj"], params.get("in_bias"))
+    sizes = sizes_of(spec)
+    projected = linear_in_parts(h, params["in_proj"], params.get("in_bias"))
     here = {
         "starts": rows.base - rows.checkpoint,
         "num_valid": jnp.maximum(rows.end - rows.base, 0),
@@ -120,7 +122,8 @@ def mix_chunk(
     spec: Mamba2,
     model: Model,
 ) -> tuple[jax.Array, State]:
-    """One Mamba-2 layer of prompt chunks: its outputs [B, T, D], and the state with checkpoint and ring written.
+    """One Mamba-2 layer of prompt chunks: its outputs [B, T, D], or parts of them, and the state with checkpoint and
+    ring written.
 
     Args:
         h: [B, T, D] normed inputs. read, write: int32[B, F] frames of the checkpoints before and after.
@@ -156,12 +159,13 @@ def mix_chunk(
 
 
 def output(params: dict, y: jax.Array, projected: jax.Array, spec: Mamba2) -> jax.Array:
-    """Gated norm of y [B, T, ...], its D skip included, by the gates in front of `projected`; and out_proj."""
-    y = y.reshape(*projected.shape[:2], -1)
+    """Gated norm of y [B, T, ...], its D skip included, by the gates in front of `projected`; and out_proj. Both
+    products may be parts."""
+    y = y.reshape(*y.shape[:2], -1)
     y = gated_rmsnorm(
         *(y, projected, params["norm"]), eps=spec.norm_eps, groups=spec.norm_groups, **PALLAS
     )
-    return linear(y, params["out_proj"], params.get("out_bias"))
+    return linear_in_parts(y, params["out_proj"], params.get("out_bias"))
 
 
 def fold_rows(

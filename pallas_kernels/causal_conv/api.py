@@ -7,6 +7,7 @@ import jax
 from pallas_kernels.causal_conv import kernel, reference, xla
 from pallas_kernels.causal_conv.sizes import Sizes
 from pallas_kernels.dispatch import Implementation, check_ancestors, check_rank, check_shape, run
+from pallas_kernels.parts import check_parts
 
 CHUNKS = {
     "reference": reference.causal_conv_reference,
@@ -57,7 +58,8 @@ def causal_conv(
         ((1, 5, 14), (1, 5, 2))
     """
     where = "causal_conv"
-    rows = _check_layer(where, projected, weight, bias, dt_bias, sizes)
+    check_rank(where, "projected", projected, 3)
+    rows, _ = _check_layer(where, projected.shape, weight, bias, dt_bias, sizes)
     check_shape(where, "history", history, (rows, sizes.history, sizes.conv_size))
     check_shape(where, "lengths", lengths, (rows,))
     arrays = (projected, history, weight, bias, dt_bias, lengths)
@@ -87,7 +89,9 @@ def causal_conv_window(
     ones count as zero. A row without new tokens is left alone, and so are rows past B and other layers.
 
     Args:
-        projected, weight, bias, dt_bias, sizes: as in `causal_conv`.
+        projected: as in `causal_conv`, or parts float32[S, B, T, ...] of that product, whose sum counts in the
+            dtype of `weight`.
+        weight, bias, dt_bias, sizes: as in `causal_conv`.
         conv: [L, B', W - 1 + T', E] raw columns, B' >= B and T' >= T: the W - 1 before the window, then those of
             its tokens; floats, or their bits as unsigned integers.
         xB: [L, B', S, M P + G R] records, as floats or bits. dt: float32[L, B', S, M] step sizes.
@@ -104,7 +108,7 @@ def causal_conv_window(
             the window's last W - 1 columns become the first ones. Not so for a tree, whose next window
             depends on the path that is taken.
         xB, dt: the new tokens' entries are written.
-        C: [B, T, G R] in the dtype of `projected`, zero for tokens that are not new.
+        C: [B, T, G R] in the dtype of `projected`, of `weight` for parts; zero for tokens that are not new.
         scores: float32[B, T, G, S] C . B of each new token with the records at slots <= starts + t; else zero.
 
     Example:
@@ -120,8 +124,8 @@ def causal_conv_window(
         ((1, 1, 3), (1, 1, 1, 32))
     """
     where = "causal_conv_window"
-    rows = _check_layer(where, projected, weight, bias, dt_bias, sizes)
-    tokens = projected.shape[1]
+    shape = check_parts(where, "projected", projected, 3)
+    rows, tokens = _check_layer(where, shape, weight, bias, dt_bias, sizes)
     for name, ring in (("conv", conv), ("xB", xB), ("dt", dt)):
         check_rank(where, name, ring, 4)
     layers, ring_rows, slots, _ = xB.shape
@@ -146,12 +150,16 @@ def causal_conv_window(
     return run(where, implementation, WINDOWS, *arrays, unsupported=reason, **static)
 
 
-def _check_layer(where: str, projected, weight, bias, dt_bias, sizes: Sizes) -> int:
-    """Checks what in_proj gave and the layer's weights; returns the number of rows."""
-    check_rank(where, "projected", projected, 3)
-    check_shape(where, "projected", projected, (*projected.shape[:2], sizes.projected_size))
+def _check_layer(
+    where: str, shape: tuple[int, ...], weight, bias, dt_bias, sizes: Sizes
+) -> tuple[int, int]:
+    """Checks the shape of what in_proj gave, and the layer's weights; returns the numbers of rows and tokens."""
+    if shape[2] != sizes.projected_size:
+        raise ValueError(
+            f"{where}: projected must have shape {(*shape[:2], sizes.projected_size)}, got {shape}"
+        )
     check_shape(where, "weight", weight, (sizes.conv_width, sizes.conv_size))
     if bias is not None:
         check_shape(where, "bias", bias, (sizes.conv_size,))
     check_shape(where, "dt_bias", dt_bias, (sizes.num_heads,))
-    return projected.shape[0]
+    return shape[:2]

@@ -16,6 +16,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.bits import stored, widen
 from pallas_kernels.causal_conv.sizes import Sizes
+from pallas_kernels.parts import as_parts, load_sum
 from pallas_kernels.triton import call, cdiv, line, load, power_of_two, store
 
 MAX_STATE_SIZE = 256  # a group's B or C of 16 tokens: 16 registers in each of 256 threads
@@ -39,13 +40,13 @@ class Config:
         return cls(min(16, power_of_two(tokens)), 512 // jnp.dtype(dtype).itemsize, 1)
 
     @classmethod
-    def of_window(cls, tokens: int) -> Config:
+    def of_window(cls, tokens: int, parts: int = 1) -> Config:
         """All tokens of a window at once. What spills no register at states of 64 to 128 columns, by compiling:
         it is not monotonous in anything."""
         tokens = power_of_two(tokens)
         known = {
-            1: cls(1, 512, 2, block_slots=32),
-            2: cls(2, 256, 2),
+            1: cls(1, 512, 2, block_slots=32 if parts == 1 else 16),
+            2: cls(2, 256, 2) if parts == 1 else cls(2, 512, 4, block_slots=8),
             4: cls(4, 512, 2, block_slots=8),
             8: cls(8, 128, 8),
         }
@@ -79,11 +80,11 @@ def _activated(taps, weights, bias, dtype) -> jax.Array:
     return jax.nn.silu(y).astype(dtype)
 
 
-def _step_sizes(projected_ref, dt_bias_ref, row, token, head, exists, sizes: Sizes) -> jax.Array:
-    """Step sizes [t, m] of tokens int32[t, 1] and heads int32[1, m], zero where not `exists`."""
+def _step_sizes(read: Callable, dt_bias_ref, token, head, exists, sizes: Sizes) -> jax.Array:
+    """Step sizes [t, m] of tokens int32[t, 1] and heads int32[1, m], zero where not `exists`; `read` loads what
+    in_proj gave at tokens and columns."""
     inside = head < sizes.num_heads
-    column = sizes.inner_size + sizes.conv_size + head
-    raw = load(projected_ref, row, token, column, mask=exists & inside)
+    raw = read(token, sizes.inner_size + sizes.conv_size + head, mask=exists & inside)
     dt = jax.nn.softplus(widen(raw) + widen(load(dt_bias_ref, head, mask=inside)))
     return jnp.where(exists, jnp.clip(dt, *sizes.dt_limits), 0.0)
 
@@ -138,7 +139,8 @@ def _chunk_kernel(
         token = begin + line(config.block_tokens, 0, 2)
         head = (part - blocks) * BLOCK_HEADS + line(min(BLOCK_HEADS, sizes.num_heads), 1, 2)
         exists, inside = token < length, head < sizes.num_heads
-        dt = _step_sizes(projected_ref, dt_bias_ref, row, token, head, exists, sizes)
+        read = functools.partial(load, projected_ref, row)
+        dt = _step_sizes(read, dt_bias_ref, token, head, exists, sizes)
         store(dt_ref, row, token, head, value=dt, mask=(token < tokens) & inside)
 
 
@@ -190,7 +192,7 @@ def _places(ancestors, tokens: int, sizes: Sizes) -> list[jax.Array]:
 
 
 def _window_kernel(
-    projected_ref,  # [B, T, z | x | B | C | dt]
+    projected_ref,  # [S', B, T, z | x | B | C | dt]
     weight_ref,  # [W, E]
     bias_ref,  # [E]
     dt_bias_ref,  # [M]
@@ -215,7 +217,8 @@ def _window_kernel(
     barrier: Callable,
 ):
     row, part = pl.program_id(0), pl.program_id(1)
-    tokens, slots, dtype = projected_ref.shape[1], xB_ref.shape[2], projected_ref.dtype
+    tokens, slots, dtype = projected_ref.shape[2], xB_ref.shape[2], C_ref.dtype
+    read = functools.partial(load_sum, projected_ref, row, dtype=dtype)
     start, first = starts_ref[row], jnp.maximum(first_ref[row], 0)
     count = jnp.minimum(valid_ref[row], tokens)
     live = first < count
@@ -233,7 +236,7 @@ def _window_kernel(
         own = place - sizes.history
         kept = inside & live & (own < first)
         fresh = inside & (own >= first) & (own < count)
-        raw = load(projected_ref, row, own, sizes.inner_size + channel, mask=fresh)
+        raw = read(own, sizes.inner_size + channel, mask=fresh)
         old = load(conv_ref, layer, row, place, channel, mask=kept)
         return jnp.where(kept, widen(old).astype(dtype), raw)
 
@@ -310,7 +313,7 @@ def _window_kernel(
     @pl.when(live & (part == blocks + sizes.num_groups))
     def _():
         head = line(sizes.num_heads, 1, 2)
-        dt = _step_sizes(projected_ref, dt_bias_ref, row, token, head, new, sizes)
+        dt = _step_sizes(read, dt_bias_ref, token, head, new, sizes)
         mask = new & (head < sizes.num_heads)
         store(dt_ref, layer, row, start + token, head, value=dt, mask=mask)
 
@@ -334,8 +337,10 @@ def causal_conv_window_pallas(
 ):
     """See `api.causal_conv_window`. The grid walks over rows and parts: tiles of x's channels, then groups, then
     one for the step sizes. A program owns its channels of all columns of its row, so none waits for another."""
-    rows, tokens, _ = projected.shape
-    config = config or Config.of_window(tokens)
+    dtype = weight.dtype if projected.ndim > 3 else projected.dtype
+    projected = as_parts(projected, 3)
+    parts, rows, tokens, _ = projected.shape
+    config = config or Config.of_window(tokens, parts)
     kernel = functools.partial(
         _window_kernel,
         layer=layer,
@@ -353,7 +358,7 @@ def causal_conv_window_pallas(
         grid=(rows, cdiv(sizes.inner_size, config.block_channels) + sizes.num_groups + 1),
         out_shape=(
             *(jax.ShapeDtypeStruct(ring.shape, ring.dtype) for ring in rings),
-            jax.ShapeDtypeStruct((rows, tokens, sizes.shared_size), projected.dtype),
+            jax.ShapeDtypeStruct((rows, tokens, sizes.shared_size), dtype),
             jax.ShapeDtypeStruct((rows, tokens, sizes.num_groups, xB.shape[2]), jnp.float32),
         ),
         name="causal_conv_window",

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from pallas_kernels.bits import floats, stored
 from pallas_kernels.causal_conv.sizes import Sizes
 from pallas_kernels.dispatch import HIGHEST
+from pallas_kernels.parts import whole
 
 
 def convolved(taps: jax.Array, weight, bias) -> jax.Array:
@@ -55,6 +56,7 @@ def causal_conv_window_reference(
     sizes: Sizes,
 ):
     """See `api.causal_conv_window`: each row by itself."""
+    projected = whole(projected, 3, weight.dtype)
     rows, tokens, _ = projected.shape
     token = jnp.arange(tokens)
     if ancestors is None:

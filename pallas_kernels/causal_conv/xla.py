@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from pallas_kernels.bits import floats, stored
 from pallas_kernels.causal_conv.sizes import Sizes
 from pallas_kernels.dispatch import HIGHEST
+from pallas_kernels.parts import whole
 
 
 def activated(taps, weight, bias) -> jax.Array:
@@ -68,6 +69,7 @@ def causal_conv_window_xla(
     sizes: Sizes,
 ):
     """See `api.causal_conv_window`."""
+    projected = whole(projected, 3, weight.dtype)
     rows, tokens, _ = projected.shape
     slots, history = xB.shape[2], sizes.history
     token, slot, row = jnp.arange(tokens), jnp.arange(slots), jnp.arange(rows)[:, None]

@@ -6,6 +6,7 @@ import jax
 
 from pallas_kernels.dispatch import Implementation, check_shape, run
 from pallas_kernels.gated_rmsnorm import kernel, reference, xla
+from pallas_kernels.parts import check_parts
 
 NORMS = {
     "reference": reference.gated_rmsnorm_reference,
@@ -31,14 +32,14 @@ def gated_rmsnorm(
     Args:
         y: [..., M P] outputs of the recurrence, of any float dtype.
         gate: [..., >= offset + M P]; z is at offset .. offset + M P - 1 of the last axis, so that what in_proj
-            gave can be passed whole.
+            gave can be passed whole; or parts float32[S, ...] of a product, whose sum counts in the dtype of `weight`.
         weight: [M P].
         eps: added to the mean square. groups: equal blocks, each with a mean square of its own.
         offset: where z begins.
         implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
 
     Returns:
-        [..., M P] in the wider dtype of `gate` and `weight`.
+        [..., M P] in the wider dtype of `gate` and `weight`; that of `weight` for parts.
 
     Example:
         >>> import jax.numpy as jnp
@@ -50,13 +51,12 @@ def gated_rmsnorm(
     *lead, size = y.shape
     if groups < 1 or size % groups:
         raise ValueError(f"{where}: groups must divide the last axis of y, got {groups} and {size}")
-    if list(gate.shape[:-1]) != lead:
+    shape = check_parts(where, "gate", gate, y.ndim)
+    if list(shape[:-1]) != lead:
+        raise ValueError(f"{where}: gate must have the leading axes of y {y.shape}, got {shape}")
+    if not 0 <= offset <= shape[-1] - size:
         raise ValueError(
-            f"{where}: gate must have the leading axes of y {y.shape}, got {gate.shape}"
-        )
-    if not 0 <= offset <= gate.shape[-1] - size:
-        raise ValueError(
-            f"{where}: offset must leave {size} of the gate's {gate.shape[-1]} columns, got {offset}"
+            f"{where}: offset must leave {size} of the gate's {shape[-1]} columns, got {offset}"
         )
     check_shape(where, "weight", weight, (size,))
     reason = kernel.why_unsupported(size // groups)

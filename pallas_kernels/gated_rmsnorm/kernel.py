@@ -11,6 +11,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.bits import widen
 from pallas_kernels.gated_rmsnorm.reference import widest
+from pallas_kernels.parts import as_parts, load_sum
 from pallas_kernels.triton import call, line, load, power_of_two, store
 
 MAX_BLOCK = 32 * 1024  # 32 elements in each of 1024 threads, of 64 registers
@@ -37,23 +38,24 @@ def why_unsupported(size: int) -> str | None:
 
 def _kernel(
     y_ref,  # [N, M P]
-    gate_ref,  # [N, offset + M P + more]
+    gate_ref,  # [S, N, offset + M P + more]
     weight_ref,  # [M P]
     out_ref,  # [N, M P]
     *,
     size: int,
     eps: float,
     offset: int,
+    dtype: jnp.dtype,
 ):
     token, group = pl.program_id(0), pl.program_id(1)
     place = line(size)
     column, inside = group * size + place, place < size
     y = widen(load(y_ref, token, column, mask=inside))
-    z = widen(load(gate_ref, token, offset + column, mask=inside))
+    z = widen(load_sum(gate_ref, token, offset + column, mask=inside, dtype=dtype))
     weight = load(weight_ref, column, mask=inside)
     gated = y * jax.nn.silu(z)
     scale = jax.lax.rsqrt(jnp.sum(gated * gated) / size + eps)
-    normed = (gated * scale).astype(gate_ref.dtype)
+    normed = (gated * scale).astype(dtype)
     store(out_ref, token, column, value=widen(normed) * widen(weight), mask=inside)
 
 
@@ -64,11 +66,13 @@ def gated_rmsnorm_pallas(
     size = y.shape[-1] // groups
     config = config or Config.of(size)
     tokens = y.size // y.shape[-1]
+    dtype = weight.dtype if gate.ndim > y.ndim else gate.dtype
+    gate = as_parts(gate, y.ndim)
     out = call(
-        functools.partial(_kernel, size=size, eps=eps, offset=offset),
-        *(y.reshape(tokens, -1), gate.reshape(tokens, -1), weight),
+        functools.partial(_kernel, size=size, eps=eps, offset=offset, dtype=dtype),
+        *(y.reshape(tokens, -1), gate.reshape(gate.shape[0], tokens, -1), weight),
         grid=(tokens, groups),
-        out_shape=jax.ShapeDtypeStruct((tokens, y.shape[-1]), widest(gate.dtype, weight.dtype)),
+        out_shape=jax.ShapeDtypeStruct((tokens, y.shape[-1]), widest(dtype, weight.dtype)),
         name="gated_rmsnorm",
         num_warps=config.num_warps,
     )

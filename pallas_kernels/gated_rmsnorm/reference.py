@@ -5,10 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.parts import whole
+
 
 def gated_rmsnorm_reference(y, gate, weight, *, eps: float, groups: int, offset: int):
     """See `api.gated_rmsnorm`."""
-    size = y.shape[-1] // groups
+    size, gate = y.shape[-1] // groups, whole(gate, y.ndim, weight.dtype)
     dtype = widest(gate.dtype, weight.dtype)
     parts = []
     for group in range(groups):

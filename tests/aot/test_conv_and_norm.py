@@ -1,4 +1,5 @@
-"""Convolution and gated norm compiled for an H200 at the shapes of real models: one launch each, nothing copied."""
+"""Convolution, norms and split products compiled for an H200 at the shapes of real models: one launch each, nothing
+copied."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels import causal_conv, causal_conv_window, gated_rmsnorm
+from hybrid_jax.layers.linear import linear, linear_in_parts
+from pallas_kernels import causal_conv, causal_conv_window, gated_rmsnorm, residual_rmsnorm
 from pallas_kernels.causal_conv import Sizes
 from pallas_kernels.causal_conv.cases import GRANITE_4_H_TINY, NEMOTRON_H_8B
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
@@ -34,6 +36,12 @@ def weights(sizes: Sizes) -> tuple:
     )
 
 
+def projection(parts: int, tokens: int, sizes: Sizes) -> jax.ShapeDtypeStruct:
+    """What in_proj gives, whole or in parts."""
+    shape = (ROWS, tokens, sizes.projected_size)
+    return spec((parts, *shape), f32) if parts else spec(shape, bf16)
+
+
 @MODELS
 @pytest.mark.parametrize(("rows", "tokens"), [(1, 512), (4, 1000)])
 def test_convolution_of_a_chunk(sizes, rows, tokens):
@@ -49,9 +57,14 @@ def test_convolution_of_a_chunk(sizes, rows, tokens):
 
 @MODELS
 @pytest.mark.parametrize(
-    ("tokens", "tree"), [(1, False), (3, False), (5, False), (5, True), (16, False), (32, False)]
+    ("tokens", "tree", "parts"),
+    [
+        *((1, False, 0), (3, False, 0), (5, False, 0), (5, True, 0), (16, False, 0)),
+        *((32, False, 0), (1, False, 2), (1, False, 4), (2, False, 2), (5, True, 2)),
+        (32, False, 2),
+    ],
 )
-def test_convolution_of_a_window_in_place(sizes, tokens, tree):
+def test_convolution_of_a_window_in_place(sizes, tokens, tree, parts):
     aligned = tokens == GRAIN  # such windows stand on the grain
     slots = GRAIN if aligned else GRAIN + tokens - 1
     rings = (
@@ -73,7 +86,7 @@ def test_convolution_of_a_window_in_place(sizes, tokens, tree):
 
     compiled = compile_for_h200(
         window,
-        spec((ROWS, tokens, sizes.projected_size), bf16),
+        projection(parts, tokens, sizes),
         *weights(sizes),
         *rings,
         *[spec((ROWS,), int32)] * 3,
@@ -85,14 +98,15 @@ def test_convolution_of_a_window_in_place(sizes, tokens, tree):
 
 
 @pytest.mark.parametrize("dtype", [bf16, f32], ids=str)
+@pytest.mark.parametrize("parts", [0, 2])
 @pytest.mark.parametrize(
     ("sizes", "groups"), [(NEMOTRON_H_8B, 8), (NEMOTRON_H_8B, 1), (GRANITE_4_H_TINY, 1)]
 )
-def test_gated_norm_reads_its_gate_where_it_lies(sizes, groups, dtype):
+def test_gated_norm_reads_its_gate_where_it_lies(sizes, groups, parts, dtype):
     compiled = compile_for_h200(
         functools.partial(gated_rmsnorm, eps=1e-5, groups=groups),
         spec((ROWS, 1, sizes.inner_size), dtype),
-        spec((ROWS, 1, sizes.projected_size), bf16),
+        projection(parts, 1, sizes),
         spec((sizes.inner_size,), bf16),
     )
     assert_one_launch(compiled, "gated_rmsnorm")
@@ -103,3 +117,47 @@ def test_gated_norm_of_the_largest_block():
     norm = functools.partial(gated_rmsnorm, eps=1e-5)
     compiled = compile_for_h200(norm, *[spec((ROWS, size), bf16)] * 2, spec((size,), bf16))
     assert_one_launch(compiled, "gated_rmsnorm")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "size", "parts", "h_dtype"),
+    [
+        *((64, 4096, 8, bf16), (64, 4096, 8, f32), (64, 4096, 0, bf16), (4096, 4096, 0, f32)),
+        *((64, 1536, 8, bf16), (8, 2688, 16, bf16), (64, 8192, 8, f32), (64, 16384, 4, bf16)),
+    ],
+)
+def test_residual_sum_and_norm(tokens, size, parts, h_dtype):
+    shape = (tokens, size)
+
+    def norm(h, update, weight, valid):
+        return residual_rmsnorm(h, update, weight, eps=1e-5, multiplier=0.22, valid=valid)
+
+    compiled = compile_for_h200(
+        norm,
+        spec(shape, h_dtype),
+        spec((parts, *shape), f32) if parts else spec(shape, bf16),
+        *(spec((size,), bf16), spec((tokens,), jnp.dtype("bool"))),
+    )
+    # The flags become integers before it, once for all layers of a step.
+    _, launch = compiled.launches
+    assert compiled.named("residual_rmsnorm") == [launch]
+    assert launch.shared_bytes <= SHARED_MEMORY and compiled.temp_bytes <= 4 * tokens + 1024
+
+
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns"),
+    [
+        *((2, 8192, 4096), (64, 8192, 4096), (256, 8192, 4096), (64, 16384, 4096)),
+        *((64, 4096, 18560), (64, 1536, 1536)),
+    ],
+)
+def test_a_product_in_parts_is_one_launch_where_xla_would_make_two(rows, inner, columns):
+    specs = spec((rows, 1, inner), bf16), spec((inner, columns), bf16)
+    assert len(compile_for_h200(linear, *specs).launches) == 2
+    compiled = compile_for_h200(linear_in_parts, *specs)
+    assert len(compiled.launches) == 1 and compiled.temp_bytes == 0
+
+
+def test_a_lone_row_reads_the_matrix_as_it_lies():
+    specs = spec((1, 1, 8192), bf16), spec((8192, 4096), bf16)
+    assert compile_for_h200(linear_in_parts, *specs).temp_bytes <= 2**21

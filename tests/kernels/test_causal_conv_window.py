@@ -146,6 +146,19 @@ class TestImplementation:
             assert_close(got[name], want[name], name)
             assert not np.asarray(got[name])[~new_tokens(case)].any()
 
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_a_projection_in_parts_counts_as_their_sum(self, implementation, dtype):
+        inputs = make_window_inputs(VERIFY, dtype=dtype)
+        parts = [make_window_inputs(VERIFY, seed=seed)["projected"] for seed in range(3)]
+        parts = jnp.stack(parts).astype(jnp.float32)
+        want = run(VERIFY, inputs | {"projected": parts.sum(0).astype(dtype)}, "reference")
+        absent = ~new_tokens(VERIFY)[None, ..., None]
+        got = run(VERIFY, inputs | {"projected": jnp.where(absent, jnp.nan, parts)}, implementation)
+        for name in OUTPUTS:
+            assert_close(got[name], want[name], name)
+        got = run(VERIFY, inputs | {"projected": parts[1:]}, implementation)
+        assert relative_error(floats(got["C"]), floats(want["C"])) > 0.1
+
     @pytest.mark.parametrize("case", SMALL_WINDOW_CASES, ids=lambda case: case.name)
     def test_what_must_not_be_read_changes_no_bit(self, implementation, case):
         inputs = make_window_inputs(case)
@@ -299,6 +312,7 @@ def test_shapes_a_kernel_cannot_take_are_refused_by_name_and_run_by_default(chan
     [
         ({"implementation": "tpu"}, "causal_conv_window: implementation .* got 'tpu'"),
         ({"projected": jnp.ones((5, 132))}, r"projected must have 3 dim.* got shape \(5, 132\)"),
+        ({"projected": jnp.ones((5, 5, 131))}, r"projected .* \(5, 5, 132\), got \(5, 5, 131\)"),
         ({"projected": jnp.ones((5, 9, 132))}, r"room for 3 \+ 9 columns, got 11"),
         ({"conv": jnp.ones((2, 7, 11, 95))}, r"conv .* 96\), got \(2, 7, 11, 95\)"),
         ({"conv": jnp.ones((2, 6, 11, 96))}, r"conv .* 96\), got \(2, 6, 11, 96\)"),

@@ -73,6 +73,15 @@ class TestImplementation:
         )
         assert_close(run(BLOCKS, inputs, implementation), want)
 
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_a_gate_in_parts_counts_as_their_sum(self, implementation, dtype):
+        inputs = make_inputs(BLOCKS, dtype=dtype)
+        parts = jnp.stack([make_inputs(BLOCKS, seed=seed)["gate"] for seed in range(3)])
+        want = run(BLOCKS, inputs | {"gate": parts.sum(0).astype(dtype)}, "reference")
+        assert_close(run(BLOCKS, inputs | {"gate": parts}, implementation), want)
+        got = run(BLOCKS, inputs | {"gate": parts[1:]}, implementation)
+        assert relative_error(got, want) > 100 * TOLERANCE["float32"]
+
     def test_a_token_of_zeros_stays_zero(self, implementation):
         inputs = make_inputs(BLOCKS)
         inputs["y"] = inputs["y"].at[0, 1].set(0)
@@ -116,6 +125,12 @@ def test_blocks_too_large_for_the_kernel_are_refused_by_name_and_run_by_default(
         ({"groups": 7}, "groups must divide the last axis of y, got 7 and 96"),
         ({"groups": 0}, "groups must divide the last axis of y, got 0 and 96"),
         ({"gate": jnp.ones((3, 2, 200))}, r"gate .* \(2, 3, 96\), got \(3, 2, 200\)"),
+        ({"gate": jnp.ones((2, 2, 3), jnp.bfloat16)}, r"gate .* \(2, 3, 96\), got \(2, 2, 3\)"),
+        (
+            {"gate": jnp.ones((2, 2, 3, 151), jnp.bfloat16)},
+            r"parts float32.* bfloat16\[2, 2, 3, 151\]",
+        ),
+        ({"gate": jnp.ones(151)}, r"gate must have 3 dim.* got shape \(151,\)"),
         ({"offset": 56}, "offset must leave 96 of the gate's 151 columns, got 56"),
         ({"offset": -1}, "offset must leave 96 of the gate's 151 columns, got -1"),
         ({"weight": jnp.ones(95)}, r"weight .* \(96,\), got \(95,\)"),
