@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.cache.reasons import LookUp, Why
+from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.outputs import RequestOutput
+from hybrid_jax.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
     from hybrid_jax.engine.engine import Engine
@@ -23,6 +25,7 @@ class CacheExplanation:
     Attributes:
         request_id: the prompt's.
         prompt_tokens: tokens of the prompt.
+        matched_tokens: leading tokens that earlier requests had as well, cached or not.
         hit_tokens: tokens skipped.
         possible_tokens: most that could have been skipped: the last resume point before the last token,
             which must be computed to give logits.
@@ -31,6 +34,7 @@ class CacheExplanation:
 
     request_id: str
     prompt_tokens: int
+    matched_tokens: int
     hit_tokens: int
     possible_tokens: int
     reason: str
@@ -42,6 +46,33 @@ class CacheExplanation:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class WhatIf:
+    """What a replay of the latest requests hit.
+
+    Attributes:
+        policy, memory: that were tried; memory in bytes.
+        requests: replayed.
+        hit_rate: tokens skipped per token of the prompts, with these settings.
+        present_hit_rate: the same replay with the settings that the engine has.
+        measured_hit_rate: what really was skipped.
+    """
+
+    policy: str
+    memory: int
+    requests: int
+    hit_rate: float
+    present_hit_rate: float
+    measured_hit_rate: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.policy} with {format_size(self.memory)}: {100 * self.hit_rate:.1f} % of "
+            f"{self.requests} requests' prompt tokens would come from the cache, "
+            f"{100 * self.present_hit_rate:.1f} % with the present settings"
+        )
+
+
 class CacheView:
     """The prefix cache as a caller sees it; made by `LLM`, reached as `llm.cache`."""
 
@@ -50,11 +81,12 @@ class CacheView:
     ) -> None:
         self._engine, self._config = engine, config
         self._recurrent = model.mamba2 is not None
-        self._seen: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._seen: OrderedDict[str, tuple[int, int, LookUp | None]] = OrderedDict()
 
-    def remember(self, output: RequestOutput) -> None:
-        """Notes a request for `explain`; the oldest are forgotten."""
-        self._seen[output.request_id] = len(output.prompt_token_ids), output.num_cached_tokens
+    def remember(self, output: RequestOutput, look_up: LookUp | None) -> None:
+        """Notes a request for `explain`, with what its look-up found; the oldest are forgotten."""
+        tokens, hit = len(output.prompt_token_ids), output.num_cached_tokens
+        self._seen[output.request_id] = tokens, hit, look_up
         if len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
 
@@ -80,18 +112,18 @@ class CacheView:
         self._engine()  # refuses when closed, as everything else does
         if request_id not in self._seen:
             raise KeyError(f"cache.explain: no finished request {request_id!r}")
-        tokens, hit = self._seen[request_id]
-        grain = self._config.grain
-        possible = (tokens - 1) // grain * grain
+        tokens, hit, look_up = self._seen[request_id]
+        possible = (tokens - 1) // self._config.grain * self._config.grain
         return CacheExplanation(
             request_id=request_id,
             prompt_tokens=tokens,
+            matched_tokens=hit if look_up is None else max(hit, look_up.match_len),
             hit_tokens=hit,
             possible_tokens=possible,
-            reason=self._reason(tokens, hit, possible),
+            reason=self._reason(hit, possible, look_up),
         )
 
-    def _reason(self, tokens: int, hit: int, possible: int) -> str:
+    def _reason(self, hit: int, possible: int, look_up: LookUp | None) -> str:
         grain = self._config.grain
         if self._config.cache.policy == "off":
             return "the cache is off"
@@ -105,16 +137,81 @@ class CacheView:
                 "token must be computed"
             )
         what = "pages and state" if self._recurrent else "pages"
-        return (
-            f"{possible} could have: no earlier sequence left {what} further along this prompt, "
-            "or they were evicted"
-        )
+        if look_up is None:
+            return (
+                f"{possible} could have: no earlier sequence left {what} further along this prompt"
+            )
+        return f"{possible} could have: {self._missing(look_up, what)}"
+
+    def _missing(self, look_up: LookUp, what: str) -> str:
+        """What kept a prompt from resuming at its last resume point."""
+        match look_up.why:
+            case Why.EVICTED:
+                gone = what if look_up.pages else "the state"
+                return (
+                    f"{gone} at {look_up.position} had been evicted {look_up.ago} requests before, by "
+                    f"policy {look_up.policy}; more memory would have kept it"
+                )
+            case Why.NOT_ADMITTED:
+                return (
+                    f"its first {look_up.match_len} tokens were known, but none of the requests that had them "
+                    f"left {what} between {look_up.hit_len} and {look_up.position}"
+                )
+            case Why.NO_ROOM:
+                return f"{what} at {look_up.position} were there, and had to make room for this request itself"
+            case Why.ASKED_FOR:
+                return (
+                    "the log-probabilities of the prompt were asked for, so all of it was computed"
+                )
+        if not look_up.match_len:
+            return "no earlier request began like it"
+        return f"no earlier request had more than the first {look_up.match_len} of its tokens"
 
     def describe(self) -> str:
         """The engine's memory, then the prefix tree: span, first tokens and what is cached of each node."""
         engine = self._engine()
         tree = engine.scheduler.memory.tree
         return f"{engine.describe()}\n{'the cache is off' if tree is None else tree.describe()}"
+
+    def tree(self) -> str:
+        """The prefix tree alone: one line a node, indented below its parent; empty without a cache."""
+        tree = self._engine().scheduler.memory.tree
+        return "" if tree is None else tree.describe()
+
+    def what_if(self, *, policy: str | None = None, memory: int | str | None = None) -> WhatIf:
+        """What the requests so far would have hit under another policy, or with another amount of memory.
+
+        Replays the latest requests (8192 at most), one after the other, by the blocks of tokens that resume points
+        are made of. Memory of running requests is not part of it, so the present settings are replayed beside
+        the others: compare `hit_rate` with `present_hit_rate`.
+
+        Args:
+            policy: as of `CacheConfig`, but not "off"; None for the present one.
+            memory: bytes of the arena, 5GB or 5GiB; None for what it is.
+
+        Raises:
+            ValueError: an unknown policy or size, or no request has finished yet.
+        """
+        engine = self._engine()
+        history = engine.scheduler.memory.history
+        if history is None:
+            raise ValueError("cache.what_if: the cache is off, so nothing was logged; turn it on")
+        if not len(history.log):
+            raise ValueError("cache.what_if: no request has finished yet")
+        present = self._config.cache.policy
+        policy = present if policy is None else CacheConfig(policy=policy).policy
+        if policy == "off":
+            raise ValueError("cache.what_if: policy must keep something, got 'off'")
+        arena = history.capacity
+        size = arena if memory is None else parse_size(memory, name="memory")
+        return WhatIf(
+            policy=policy,
+            memory=size,
+            requests=len(history.log),
+            hit_rate=history.replay(policy, size),
+            present_hit_rate=history.replay(present, arena),
+            measured_hit_rate=history.log.hit_rate,
+        )
 
     def __repr__(self) -> str:
         return f"CacheView({self._config.cache.policy!r}, {len(self._seen)} requests remembered)"

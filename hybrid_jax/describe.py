@@ -27,13 +27,13 @@ def describe(
         "logits": f"{format_size(sizes.logits_bytes)} during a step, {format_size(sizes.adjust_bytes)} for "
         "penalties and biases",
         "sequences": f"up to {max_model_len} tokens, {engine.max_rows} at a time",
-        "cache": _cache(make_geometry(model, engine), engine),
+        "cache": _cache(make_geometry(model, engine), engine, sizes),
     }
     return "\n".join(f"{name:<10}{value}" for name, value in lines.items())
 
 
-def _cache(geometry: Geometry, engine: EngineConfig) -> str:
-    """Where prompts may resume, and what a resume point costs."""
+def _cache(geometry: Geometry, engine: EngineConfig, sizes: Sizes) -> str:
+    """Where prompts may resume, what a resume point costs, and how many of them fit."""
     if engine.cache.policy == "off":
         return "off: every prompt is computed in full"
     said = f"{engine.cache.policy}; prompts resume at multiples of {geometry.grain} tokens"
@@ -43,4 +43,4 @@ def _cache(geometry: Geometry, engine: EngineConfig) -> str:
     said += f" with a checkpoint of {format_size(size)}"
     if geometry.has_pages:
         said += f", as much as {round(size / kv_bytes_per_token(geometry))} tokens of KV"
-    return said
+    return f"{said}; {(sizes.num_frames - 1) // geometry.state_frames} of them fit"

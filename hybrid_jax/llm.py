@@ -299,7 +299,7 @@ class LLM:
         self._totals["prompt_tokens"] += output.metrics.num_prompt_tokens
         self._totals["cached_tokens"] += output.num_cached_tokens
         self._totals["generated_tokens"] += output.metrics.num_generation_tokens
-        self._cache.remember(output)
+        self._cache.remember(output, job.completions[0].request.look_up)
 
     # --- looking and tidying ----------------------------------------------------------------------
 

@@ -97,7 +97,14 @@ ROOMS = (
     Room(
         ("completions", "cache_view", "running_calls", "feed"),
         (
-            *("completions", "running_calls", "prompts", "outputs", "engine.request"),
+            *(
+                "completions",
+                "running_calls",
+                "prompts",
+                "outputs",
+                "engine.request",
+                "cache.reasons",
+            ),
             *("constraints", *TEXT, *PLAIN),
         ),
     ),

@@ -24,13 +24,14 @@ def look_up(
     """
     limit = len(tokens) - 1  # one token at least is computed, to have logits
     node, position, cached_len, hit_len = root, 0, 0, 0
-    hit, pending = root, None
+    hit, reached, pending = root, root, None
     while position < len(tokens):
         child = node.children.get(int(tokens[position]))
         if child is None:
             break
         shared = common_prefix_len(child.tokens, tokens[position:])
         position += shared
+        reached = child
         whole = shared == len(child.tokens)
         if child.cached:
             cached_len = position
@@ -47,4 +48,4 @@ def look_up(
         node = child
     if pending is not None and pending.end <= hit_len:
         pending = None
-    return Match(position, cached_len, hit_len, len(tokens), hit, pending)
+    return Match(position, cached_len, hit_len, len(tokens), hit, reached, pending)

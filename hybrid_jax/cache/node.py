@@ -10,6 +10,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from hybrid_jax.cache.points import Point
+    from hybrid_jax.cache.reasons import Loss
 
 
 @dataclass(eq=False, slots=True)
@@ -31,6 +32,7 @@ class Node:
         num_announced: prompts not yet computed that end here.
         num_cached_children: children with pages.
         point: what a policy that learns knows of `end` as a resume point, if it is one.
+        losses: checkpoints that stood on its span and were given away, by position.
         last_use: the tree's clock when the node was last resumed from or filled.
     """
 
@@ -46,6 +48,7 @@ class Node:
     num_cached_children: int = 0
     last_use: int = 0
     point: Point | None = None
+    losses: list[Loss] = field(default_factory=list)
 
     @property
     def end(self) -> int:
@@ -87,6 +90,7 @@ class Match:
         hit_len: the deepest resume point, a multiple of grain; 0 for none.
         num_tokens: tokens looked up.
         node: the node at or around hit_len; the root when hit_len is 0.
+        reached: the node that the match ends in.
         pending: the deepest node above hit_len that another running request has promised to fill.
     """
 
@@ -95,6 +99,7 @@ class Match:
     hit_len: int
     num_tokens: int
     node: Node
+    reached: Node
     pending: Node | None
 
 

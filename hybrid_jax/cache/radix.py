@@ -15,6 +15,7 @@ from hybrid_jax.cache.frames import FrameAllocator
 from hybrid_jax.cache.look_up import look_up
 from hybrid_jax.cache.node import Match, Node, common_prefix_len, describe_tree
 from hybrid_jax.cache.pages import PageHolds, PageStore
+from hybrid_jax.cache.reasons import Loss, note_loss
 from hybrid_jax.cache.slots import SlotTable
 from hybrid_jax.cache.span_tree import SpanTree
 from hybrid_jax.cache.stats import CacheCounters
@@ -315,6 +316,9 @@ class RadixTree:
         return self._spans.page_holds.only_ours(node.pages)
 
     def _evict(self, node: Node) -> None:
+        if node.slot or not self.needs_slots:
+            whole = not node.num_cached_children
+            note_loss(node, Loss(position=node.end, look_up=self.counters.lookups, pages=whole))
         if node.num_cached_children:
             self.counters.tombstone_evictions += 1
             self._spans.drop_checkpoint(node)

@@ -57,6 +57,12 @@ class RequestLog:
             self._num_blocks -= len(oldest.prompt) + len(oldest.whole)
         return request
 
+    @property
+    def hit_rate(self) -> float:
+        """Tokens skipped per token of the prompts that are kept; 0.0 for none."""
+        total = sum(request.num_tokens for request in self._requests)
+        return sum(request.hit_len for request in self._requests) / max(1, total)
+
     def __iter__(self) -> Iterator[LoggedRequest]:
         return iter(self._requests)
 
@@ -68,10 +74,14 @@ def block_names(tokens: np.ndarray, grain: int) -> np.ndarray:
     """One name for every `grain` tokens, what is left over having none: int32[n // grain]."""
     count = len(tokens) // grain
     blocks = np.asarray(tokens[: count * grain], np.int64).reshape(count, grain).astype(np.uint64)
-    places = np.arange(1, grain + 1, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        x = (blocks + np.uint64(1)) * (places * np.uint64(0x9E3779B97F4A7C15) | np.uint64(1))
-        x ^= x >> np.uint64(29)
-        x = (x * np.uint64(0xBF58476D1CE4E5B9)).sum(axis=1, dtype=np.uint64)
-        x = (x ^ (x >> np.uint64(32))) * np.uint64(0x94D049BB133111EB)
-    return (x >> np.uint64(33)).astype(np.int32)
+        factors = _mixed(np.arange(1, grain + 1, dtype=np.uint64)) | np.uint64(1)
+        names = _mixed(_mixed((blocks + np.uint64(1)) * factors).sum(axis=1, dtype=np.uint64))
+    return (names >> np.uint64(33)).astype(np.int32)
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """Splitmix64's last steps, on wrapping uint64."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

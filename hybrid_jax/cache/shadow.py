@@ -17,7 +17,7 @@ from hybrid_jax.cache.node import Match, Node, parting
 from hybrid_jax.cache.radix import RadixTree
 from hybrid_jax.costs import Costs
 
-LEAST_BRANCH = 32  # tokens that a checkpoint where paths part must spare
+LEAST_BRANCH = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +48,7 @@ class ShadowCache:
         policy: orders what may be evicted.
         grain: tokens between resume points; 1 makes every position one.
         history_tokens: tokens known beyond those that are cached.
+        least_branch: tokens that a checkpoint where paths part must spare, where new entries are weighed.
     """
 
     def __init__(
@@ -58,9 +59,10 @@ class ShadowCache:
         *,
         grain: int = 1,
         history_tokens: int = 0,
+        least_branch: int = LEAST_BRANCH,
     ):
         self.costs, self.capacity, self.grain = costs, capacity, grain
-        self._policy = policy
+        self._policy, self._least_branch = policy, least_branch
         self._weighs = hasattr(policy, "asked")
         self.budget = ByteBudget(capacity)
         self._slots = CountedSlots(self.budget, costs.checkpoint_bytes)
@@ -75,6 +77,11 @@ class ShadowCache:
             max_known_nodes=history_tokens,
             max_known_tokens=history_tokens,
         )
+
+    @property
+    def evictions(self) -> int:
+        """Entries evicted so far."""
+        return self.tree.counters.evictions
 
     def request(self, prompt: np.ndarray, whole: np.ndarray) -> Outcome:
         """Looks a prompt up, caches it where it parts from known paths, then with its output at its end.
@@ -139,7 +146,11 @@ class ShadowCache:
             return False
         end = tree.announce(whole[:last])
         self._policy.ended(end, relation)
-        ends = [branch] if costs.checkpoint_bytes and branch >= match.hit_len + LEAST_BRANCH else []
+        ends = (
+            [branch]
+            if costs.checkpoint_bytes and branch >= match.hit_len + self._least_branch
+            else []
+        )
         ends = [n for n in [*ends, last] if self._bytes(n) <= self.capacity]
         self.budget.lend(self._bytes(len(whole)) + costs.checkpoint_bytes)
         for position in ends:

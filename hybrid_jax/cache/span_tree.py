@@ -108,6 +108,9 @@ class SpanTree:
         node.parent.children[int(upper.tokens[0])] = upper
         upper.children[int(node.tokens[offset])] = node
         node.parent, node.tokens, node.start = upper, node.tokens[offset:], upper.end
+        if node.losses:
+            upper.losses = [loss for loss in node.losses if loss.position <= upper.end]
+            node.losses = node.losses[len(upper.losses) :]
         self.num_nodes += 1
         if node.cached:
             first = self._page_start(upper)
@@ -133,6 +136,7 @@ class SpanTree:
             self.num_known_nodes -= 1
         child.tokens = np.concatenate((node.tokens, child.tokens))
         child.start, child.parent = node.start, node.parent
+        child.losses = node.losses + child.losses
         child.last_use = max(child.last_use, node.last_use)
         node.parent.children[int(child.tokens[0])] = child
         self._leave(node)

@@ -38,6 +38,16 @@ class CacheCounters:
         """Tokens skipped per token looked up; 0.0 before the first look-up."""
         return self.hit_tokens / self.lookup_tokens if self.lookup_tokens else 0.0
 
+    @property
+    def evictions(self) -> int:
+        """Entries evicted, whole or their checkpoint alone."""
+        return self.leaf_evictions + self.tombstone_evictions
+
+    @property
+    def lost_tokens(self) -> int:
+        """Tokens looked up whose pages were cached and that were computed all the same, for want of a checkpoint."""
+        return self.cached_tokens - self.hit_tokens
+
     def as_dict(self) -> dict[str, int | float]:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return values | {"token_hit_rate": self.token_hit_rate}
+        return values | {"token_hit_rate": self.token_hit_rate, "lost_tokens": self.lost_tokens}

@@ -62,6 +62,8 @@ class Admission:
             hit_len = self.memory.start(sequence, match, others=self.seats.running)
             if hit_len is None:
                 break
+            if self.memory.history is not None:
+                self.memory.history.seated(sequence, match, hit_len)
             for earlier in passed:
                 earlier.num_overtaken += 1
             admitted.append(sequence)

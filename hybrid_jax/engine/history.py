@@ -5,15 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from hybrid_jax.cache.flop_aware import FlopAware
-from hybrid_jax.cache.node import Node
+from hybrid_jax.cache.node import Match, Node
+from hybrid_jax.cache.policies import make_policy
 from hybrid_jax.cache.radix import RadixTree
+from hybrid_jax.cache.reasons import LookUp, Why, look_up_result
 from hybrid_jax.cache.request_log import RequestLog
-from hybrid_jax.cache.shadow import ShadowCache
+from hybrid_jax.cache.shadow import LEAST_BRANCH, ShadowCache
 from hybrid_jax.cache.tuner import AlphaTuner
 from hybrid_jax.costs import Costs
 from hybrid_jax.engine.sequence import Sequence
 
 REPLAYED_PER_REQUEST = 21  # by the tuner: one for every alpha
+TUNED = ("marconi", "marconi-code")
+HISTORY_BLOCKS = 1 << 18
 
 
 class History:
@@ -27,32 +31,82 @@ class History:
         capacity: bytes of the arena.
 
     Attributes:
+        capacity: bytes of the arena.
         log: the latest finished requests.
         tuner: of alpha, for the policies that have it tuned; None otherwise.
     """
 
     def __init__(self, tree: RadixTree, policy: str, *, grain: int, costs: Costs, capacity: int):
-        self._tree = tree
+        self._tree, self._policy = tree, policy
         self._learns = hasattr(tree.policy, "asked")
         self.log = RequestLog(grain)
         self.tuner: AlphaTuner | None = None
-        if policy in ("marconi", "marconi-code"):
-            blocks = costs.per_block(grain)
-            replay = lambda order: ShadowCache(blocks, capacity, order)
-            order: FlopAware = tree.policy
-            per_block = FlopAware(0.0, blocks, efficiency=order.efficiency)
-            self.tuner = AlphaTuner(per_block, replay, pace=REPLAYED_PER_REQUEST)
+        self.capacity, self._blocks = capacity, costs.per_block(grain)
+        if policy in TUNED:
+            order = make_policy(policy, self._blocks)
+            self.tuner = self._tuner(order, capacity, pace=REPLAYED_PER_REQUEST)
 
     def announce(self, sequence: Sequence) -> Node:
         """Makes a prompt known; a policy that learns hears of it once, and of one sibling alone."""
-        tree = self._tree
-        first = sequence.relation is None and sequence.request.sample_index == 0
-        if not (self._learns and first):
-            return tree.announce(sequence.prompt)
-        known_len = tree.match(sequence.prompt).match_len
+        tree, first = self._tree, sequence.known_len is None
+        if first:
+            sequence.known_len = tree.match(sequence.prompt).match_len
         anchor = tree.announce(sequence.prompt)
-        sequence.relation = tree.policy.asked(tree, anchor, known_len)
+        if first and self._learns and sequence.request.sample_index == 0:
+            sequence.relation = tree.policy.asked(tree, anchor, sequence.known_len)
         return anchor
+
+    def seated(self, sequence: Sequence, match: Match | None, hit_len: int) -> None:
+        """A sequence starts behind a prefix; the first time, its request is told what kept it from more."""
+        request = sequence.request
+        if request.look_up is not None or request.num_preemptions or request.output:
+            return
+        if match is None:
+            possible = (len(request.prompt) - 1) // self.log.grain * self.log.grain
+            request.look_up = LookUp(
+                match_len=0, cached_len=0, hit_len=0, possible=possible, why=Why.ASKED_FOR
+            )
+            return
+        request.look_up = look_up_result(
+            match,
+            hit_len,
+            known_len=sequence.known_len or 0,
+            grain=self.log.grain,
+            look_ups=self._tree.counters.lookups,
+            policy=self._policy,
+        )
+
+    def replay(self, policy: str, capacity: int) -> float:
+        """Token hit rate of the logged requests under a policy, with so many bytes of cache.
+
+        Raises:
+            ValueError: the capacity is below one checkpoint and a page.
+        """
+        grain, costs = self.log.grain, self._blocks
+        least = costs.kv_bytes + costs.checkpoint_bytes
+        if capacity < least:
+            raise ValueError(
+                f"replay: memory must hold a checkpoint and its pages, {least} bytes at least, got {capacity}"
+            )
+        order = make_policy(policy, costs)
+        cache = ShadowCache(
+            costs,
+            capacity,
+            order,
+            history_tokens=HISTORY_BLOCKS,
+            least_branch=max(1, LEAST_BRANCH // grain),
+        )
+        tuner = self._tuner(order, capacity, pace=None) if policy in TUNED else None
+        hit = 0
+        for request in self.log:
+            hit += cache.request(request.prompt, request.whole).hit_len * grain
+            if tuner is not None:
+                tuner.observe(request.prompt, request.whole, evictions=cache.evictions)
+        return hit / max(1, sum(request.num_tokens for request in self.log))
+
+    def _tuner(self, order: FlopAware, capacity: int, pace: int | None) -> AlphaTuner:
+        replay = lambda other: ShadowCache(self._blocks, capacity, other)
+        return AlphaTuner(order, replay, pace=pace)
 
     def ended(self, sequence: Sequence, node: Node | None) -> None:
         """A sequence ended for good; what it computed is cached down to `node`."""
@@ -63,7 +117,6 @@ class History:
         computed = np.concatenate((sequence.prompt, np.array(output, np.int32)))
         logged = self.log.note(computed, len(request.prompt), request.num_cached_tokens)
         if self.tuner is not None and not self.tuner.tuned:
-            counters = tree.counters
-            evictions = counters.leaf_evictions + counters.tombstone_evictions
+            evictions = tree.counters.evictions
             self.tuner.observe(logged.prompt, logged.whole, evictions=evictions)
             tree.policy.alpha = self.tuner.policy.alpha

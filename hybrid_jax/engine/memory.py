@@ -343,6 +343,8 @@ class Memory:
             "num_frames": self.frames.num_frames - 1,
             "free_frames": self.frames.num_free,
             "cached_frames": cached_frames,
+            "cached_page_frames": 0 if tree is None else tree.num_page_frames,
+            "cached_checkpoints": 0 if tree is None else len(tree.slot_holds()),
             "checkpoints": self.slots.num_held,
             **cache,
         }

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from hybrid_jax.cache.reasons import LookUp
 from hybrid_jax.sampling_params import SamplingParams
 
 
@@ -44,6 +45,7 @@ class Request:
         logprobs: one entry per output token when asked for.
         prompt_logprobs: one per prompt token when asked for, None for the first.
         num_cached_tokens: prompt tokens the first prefill skipped.
+        look_up: what the prefix cache knew of the prompt, and what kept it from hitting more.
         finish_reason: None while it runs, then "stop", "length" or "abort".
         stop_reason: the stop token id that ended it, when it is not one of the model's own.
     """
@@ -62,6 +64,7 @@ class Request:
     logprobs: list = field(default_factory=list)
     prompt_logprobs: list = field(default_factory=lambda: [None])
     num_cached_tokens: int = 0
+    look_up: LookUp | None = None
     num_preemptions: int = 0
     finish_reason: str | None = None
     stop_reason: int | None = None

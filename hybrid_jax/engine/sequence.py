@@ -47,6 +47,7 @@ class Sequence:
         stopped: the device has made its row inert.
         anchor: its announcement in the prefix tree while its prompt is not computed.
         waits_for: the promised node it waits for.
+        known_len: tokens of its prompt that were known before it came; None until it did.
         relation: how its prompt related to what was known, for policies that learn.
         wanted: checkpoint positions of its prompt still to come.
         num_overtaken: later requests admitted while it waited.
@@ -71,6 +72,7 @@ class Sequence:
     stopped: bool = False
     anchor: Node | None = None
     waits_for: Node | None = None
+    known_len: int | None = None
     relation: Relation | None = None
     wanted: list[int] = field(default_factory=list)
     wanted_version: int = -1

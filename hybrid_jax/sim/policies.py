@@ -126,11 +126,6 @@ class Counted(ShadowCache):
     def peak(self) -> int:
         return self.budget.peak
 
-    @property
-    def evictions(self) -> int:
-        counters = self.tree.counters
-        return counters.leaf_evictions + counters.tombstone_evictions
-
 
 class Tuned:
     """A cache whose alpha is tuned on the way."""
