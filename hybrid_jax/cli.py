@@ -52,7 +52,9 @@ LengthOption = Annotated[
     int | None, typer.Option(help="Longest sequence in tokens, prompt and output together.")
 ]
 DtypeOption = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
-CacheOption = Annotated[str, typer.Option(help="Prefix cache: lru or off.")]
+CacheOption = Annotated[
+    str, typer.Option(help="Prefix cache: lru, adaptive, marconi, ..., or off.")
+]
 ExactOption = Annotated[bool, typer.Option(help="Bit-identical results, slower.")]
 
 

@@ -60,7 +60,8 @@ class LLM:
             Weights come on top.
         max_rows: sequences that decode together; None for the default of `EngineConfig`.
         max_model_len: longest sequence, prompt and output together, in tokens; None for the model's own.
-        cache: prefix cache: "lru", "off" or a `CacheConfig`.
+        cache: policy of the prefix cache, as `CacheConfig` has them ("lru", "adaptive", "marconi", "off", ...), or a
+            `CacheConfig`.
         seed: base of the noise of requests without a seed of their own. The k-th prompt of this object
             then has the seed `derive_seed(seed, k)`, so the same calls in the same order give the same text.
         exact: bit-identical logits whatever the batch, chunking or cache (slower).
