@@ -146,7 +146,7 @@ def test_a_dash_reads_stdin(generate, monkeypatch):
         (["generate", "x" * 300], "prompt 0: has 300 tokens"),
         (["generate", "ab", "--temperature", "-1"], "temperature must be 0 or a number"),
         (["generate", "ab", "--memory", "lots"], "memory: a size must look like 5GB"),
-        (["generate", "ab", "--cache", "marconi"], "cache='marconi' is not built yet"),
+        (["generate", "ab", "--cache", "best"], "cache must be one of off, lru,"),
         (["generate", "ab", "--dtype", "int4"], "dtype must be"),
         (["generate", "ab", "--max-tokens", "many"], "Invalid value for '--max-tokens'"),
         (["generate", "ab", "--colour", "red"], "No such option: --colour"),
