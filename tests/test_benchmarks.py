@@ -121,6 +121,27 @@ def test_triton_files_are_found_behind_a_package_that_wants_its_extension(tmp_pa
     assert peers.need("mamba_ssm.ops.kernels").ANSWER == 42
 
 
+def test_a_peer_that_is_there_but_broken_says_why(tmp_path, monkeypatch):
+    package = tmp_path / "flash_attn"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('undefined symbol: _ZN3c10')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(peers.NotInstalled, match="not usable: undefined symbol: _ZN3c10; pip"):
+        peers.need("flash_attn")
+
+
+def test_a_second_module_missing_behind_a_stand_in_says_so(tmp_path, monkeypatch):
+    package = tmp_path / "mamba_ssm"
+    package.mkdir()
+    (package / "__init__.py").write_text("import an_extension_that_is_missing\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "mamba_ssm", None)
+    del sys.modules["mamba_ssm"]  # and so it is again after the test
+    for name in ("first", "second"):
+        with pytest.raises(peers.NotInstalled, match=f"not usable: No module.*mamba_ssm.{name}"):
+            peers.need(f"mamba_ssm.{name}")
+
+
 def test_a_chain_makes_every_call_of_every_set():
     case, keys = doubling(), [jax.random.key(i) for i in range(3)]
     sets = [case.draw(key) for key in keys]

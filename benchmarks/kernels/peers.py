@@ -33,15 +33,18 @@ class NotInstalled(Exception):
 def need(module: str):
     """Imports a peer's module, or raises NotInstalled with what to install."""
     package = module.split(".")[0]
+    install = f"pip install {INSTALL[package]}"
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        if error.name == package or package not in TRITON_ONLY or not _only_triton(package):
-            raise NotInstalled(f"not installed: pip install {INSTALL[package]}") from error
+        if error.name == package:
+            raise NotInstalled(f"not installed: {install}") from error
+        if package not in TRITON_ONLY or not _only_triton(package):
+            raise NotInstalled(f"not usable: {error}; {install}") from error
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise NotInstalled(f"not usable: {error}; pip install {INSTALL[package]}") from error
+        raise NotInstalled(f"not usable: {error}; {install}") from error
 
 
 def _only_triton(package: str) -> bool:
@@ -54,6 +57,9 @@ def _only_triton(package: str) -> bool:
         del sys.modules[name]
     stand_in = types.ModuleType(package)
     stand_in.__path__ = list(spec.submodule_search_locations)
+    stand_in.__spec__ = (
+        spec  # to be found again, by the next of its modules that cannot be imported
+    )
     sys.modules[package] = stand_in
     return True
 
@@ -96,7 +102,7 @@ class TorchClock:
         self.per_round, self.on_gpu = per_round, self.torch.cuda.is_available()
 
     def settle(self) -> None:
-        """Warms up, makes a graph on a GPU, and chooses how many programs make a round."""
+        """Warms up, makes a graph on a GPU, and chooses how many chains make a round."""
         self.eager()
         if self.on_gpu:
             self._capture()
