@@ -196,7 +196,7 @@ def flashinfer(carry, inputs):
         return lambda: prefill(q[0], k[0], v[0], causal=True, sm_scale=SCALE)[None]
     kv_heads, pages = k.shape[2], k.shape[1] // PAGE_TOKENS
     caches = tuple(x.reshape(rows * pages, PAGE_TOKENS, kv_heads, width) for x in (k, v))
-    room = torch.empty(256 << 20, dtype=torch.uint8, device=q.device)
+    room = torch.zeros(256 << 20, dtype=torch.uint8, device=q.device)  # zeros: its documentation
     decode = package.BatchDecodeWithPagedKVCacheWrapper(room, "NHD", use_tensor_cores=True)
     ids = functools.partial(torch.arange, dtype=torch.int32, device=q.device)
     decode.plan(
