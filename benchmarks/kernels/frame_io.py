@@ -3,7 +3,9 @@
     python -m benchmarks.kernels.frame_io [--smoke] [--cases copy] [--sweep] [--out FILE]
 
 Frames of 256 KB: a page of 64 tokens of one group of layers, or 8 heads of a state of 64 x 128. Everything is bytes,
-so the share of the floor is the share of the copy's bandwidth. Results are compared word by word.
+so the share of the floor is the share of the copy's bandwidth. Results are compared word by word. "xla" goes by slices,
+as on a CPU; "xla scatter" is what one would write for a GPU. The reference writes one frame or token after another: of
+large cases it would take hours to compile, and "xla" is the truth there.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from pallas_kernels.frame_io.kernel import Config
 FRAME_WORDS = 65536
 SWEEP = [Config(words=words, num_warps=warps) for words in (512, 1024, 4096) for warps in (2, 4, 8)]
 NAMES = ("pallas", "xla", "reference")
+MOST_WRITES = 16  # frames or tokens up to which the reference of a write is compiled
 # A page is a frame of 256 KB: few pages a row keep the arena small.
 DECODE = shapes.Case(
     name="update_64x1",
@@ -44,30 +47,34 @@ UPDATES = (
 )
 
 
-def variants(name: str, wrap) -> tuple[tuple[Side, ...], dict]:
-    """Sides and sweep of one of the package's operations; wrap: a function of it -> a call."""
-    public, own = getattr(frame_io, name), getattr(kernel, f"{name}_pallas")
-    sides = tuple(
+def made(name: str, operation: str, wrap, *, names=NAMES, others=(), **fields) -> Case:
+    """A case of one of the package's operations.
+
+    Args:
+        wrap: a function of the operation -> a call. names: implementations, the last one the truth.
+        others: sides of the benchmark's own.
+    """
+    public, own = getattr(frame_io, operation), getattr(kernel, f"{operation}_pallas")
+    sides = [
         Side(name=which, call=wrap(functools.partial(public, implementation=which)))
-        for which in NAMES
-    )
-    configs = {
-        f"{c.words} words {c.num_warps}w": wrap(functools.partial(own, config=c)) for c in SWEEP
-    }
-    return sides, configs
-
-
-def made(name: str, operation: str, wrap, **fields) -> Case:
-    sides, configs = variants(operation, wrap)
+        for which in names
+    ]
     return Case(
         operation="frame_io",
         name=name,
         truth=sides[-1].call,
-        sides=sides,
-        configs=configs,
+        sides=(*sides, *others),
+        configs={
+            f"{c.words} words {c.num_warps}w": wrap(functools.partial(own, config=c)) for c in SWEEP
+        },
         tolerance=0.0,
         **fields,
     )
+
+
+def names_of(writes: int) -> tuple[str, ...]:
+    """Implementations of a case that writes so many frames or tokens."""
+    return NAMES if writes <= MOST_WRITES else NAMES[:2]
 
 
 def arena_result(outputs, arena, inputs):
@@ -86,10 +93,15 @@ def copy_case(count: int, words: int) -> Case:
     def wrap(run):
         return lambda arena, ids: ((), run(arena, ids["sources"], ids["targets"]))
 
+    def scatter(arena, sources, targets):
+        return arena.at[targets].set(arena[sources], unique_indices=True)
+
     return made(
         f"copy_{count}",
         "copy_frames",
         wrap,
+        names=names_of(count),
+        others=[Side(name="xla scatter", call=wrap(scatter))],
         draw=functools.partial(draw_frames, count, words),
         result=arena_result,
         work=Work(bytes=8.0 * count * words),
@@ -126,11 +138,20 @@ def update_case(shape: shapes.Case) -> Case:
         static = {"offset": shape.offset, "page_tokens": shape.page_tokens}
         return lambda arena, inputs: ((), run(arena, **inputs, **static))
 
+    def scatter(arena, values, table, base, begin, end, offset, page_tokens):
+        position = base[:, None] + jnp.arange(shape.tokens)  # [B, T], all of them written
+        frame = jnp.take_along_axis(table, position // page_tokens, axis=1)
+        first = offset + position % page_tokens * shape.words
+        column = first[..., None] + jnp.arange(shape.words)
+        return arena.at[frame[..., None], column].set(values, unique_indices=True)
+
     tokens = shape.rows * shape.tokens
     return made(
         shape.name,
         "update_tokens",
         wrap,
+        names=names_of(tokens),
+        others=[Side(name="xla scatter", call=wrap(scatter))],
         draw=functools.partial(draw_update, shape),
         result=arena_result,
         work=Work(bytes=8.0 * tokens * shape.words, tokens=tokens),

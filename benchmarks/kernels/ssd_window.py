@@ -3,8 +3,9 @@
     python -m benchmarks.kernels.ssd_window [--smoke] [--cases T1] [--sweep] [--out FILE]
 
 64 rows with 0 to 31 records behind their checkpoints. Nearly all bytes are the states: the share of the floor is the
-share of the copy's bandwidth. Scores C . B are given, as the convolution's kernel leaves them. Peer for one token:
-mamba_ssm's selective_state_update, which keeps a running state instead, and so writes as much as it reads.
+share of the copy's bandwidth. Scores C . B are given, as the convolution's kernel leaves them. "xla" loops over frames
+or rows, as on a CPU; "xla gather" is what one would write for a GPU: it takes all states out of the arena at once.
+Peer for one token: mamba_ssm's selective_state_update, which keeps a running state, and so writes as much as it reads.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a fi
 from benchmarks.kernels import report
 from benchmarks.kernels.harness import Case, Peer, Side, Work
 from benchmarks.kernels.peers import need, to_torch
-from pallas_kernels.records import Records, read_states, split_records
+from pallas_kernels.records import Records, read_states, split_records, write_states
 from pallas_kernels.ssd_window import cases as shapes
-from pallas_kernels.ssd_window import fold, fold_frames, ssd_window_rings
+from pallas_kernels.ssd_window import fold, fold_frames, ssd_window, ssd_window_rings
 from pallas_kernels.ssd_window.kernel import Config, fold_frames_pallas, ssd_window_rings_pallas
 
 ROWS, GRAIN, HEADS_PER_FRAME = 64, 32, 8
@@ -108,6 +109,24 @@ def window(records: Records, implementation: str, carry, inputs):
     return y, carry
 
 
+def window_gather(records: Records, carry, inputs):
+    """The window over states that are gathered first, in plain jnp."""
+    starts, num_valid, C = (inputs[name] for name in ("starts", "num_valid", "C"))
+    rows, tokens, _ = C.shape
+    state = read_states(inputs["arena"], inputs["frames"], inputs["exists"], records)
+    x, B = (a.astype(jnp.float32) for a in split_records(inputs["xB"][0, :rows], records))
+    grouped = C.astype(jnp.float32).reshape(rows, tokens, *B.shape[2:])
+    y = ssd_window(
+        *(state, x, inputs["dt"][0, :rows], inputs["A"][0], B, grouped),
+        starts=starts,
+        num_valid=num_valid,
+        implementation="xla",
+    )
+    new = x[jnp.arange(rows)[:, None], starts[:, None] + jnp.arange(tokens)]
+    counts = (jnp.arange(tokens) < num_valid[:, None])[..., None, None]
+    return (y + jnp.where(counts, inputs["D"][:, None] * new, 0)).astype(jnp.bfloat16), carry
+
+
 def window_config(records: Records, config: Config, carry, inputs):
     y = ssd_window_rings_pallas(
         **inputs,
@@ -158,6 +177,7 @@ def window_case(shape: shapes.Case) -> Case:
     records = records_of(shape)
     names = ("pallas", "xla", "reference")
     calls = {name: functools.partial(window, records, name) for name in names}
+    calls["xla gather"] = functools.partial(window_gather, records)
     note = "keeps a running state: twice the bytes"
     build = functools.partial(state_update, records)
     peer = Peer(name="mamba_ssm state_update", build=build, note=note)
@@ -185,18 +205,28 @@ def fold_call(shape: shapes.Case, run, arena, inputs):
     return (), run(arena, **inputs, records=records_of(shape), per_layer=per_layer)
 
 
+def fold_gather(arena, *, read, write, exists, lengths, xB, dt, A, records, per_layer):
+    """The fold of one layer's rows at once, in plain jnp."""
+    rows = lengths.shape[0]
+    x, B = (a.astype(jnp.float32) for a in split_records(xB[0, :rows], records))
+    state = read_states(arena, read, exists, records)
+    given = (state, x, dt[0, :rows], A[0], B)
+    return write_states(arena, write, fold(*given, lengths=lengths, implementation="xla"), records)
+
+
 def fold_result(shape: shapes.Case, outputs, arena, inputs):
     return read_states(arena, inputs["write"], inputs["exists"], records_of(shape))
 
 
 def fold_case(shape: shapes.Case) -> Case:
     records = records_of(shape)
-    calls = {
-        name: functools.partial(
-            fold_call, shape, functools.partial(fold_frames, implementation=name)
-        )
-        for name in ("pallas", "xla", "reference")
+    runs = {
+        name: functools.partial(fold_frames, implementation=name)
+        # Those of 64 rows take a minute to compile, and go over the whole arena once a row.
+        for name in (("pallas",) if shape.large else ("pallas", "xla", "reference"))
     }
+    runs["xla gather"] = fold_gather
+    calls = {name: functools.partial(fold_call, shape, run) for name, run in runs.items()}
     configs = {
         label(c): functools.partial(
             fold_call, shape, functools.partial(fold_frames_pallas, config=c)
@@ -209,7 +239,7 @@ def fold_case(shape: shapes.Case) -> Case:
         operation="ssd_window",
         name=f"fold_{shape.name}",
         draw=functools.partial(draw_fold, shape),
-        truth=calls["reference"],
+        truth=calls["xla gather" if shape.large else "reference"],
         result=functools.partial(fold_result, shape),
         sides=tuple(Side(name=name, call=call) for name, call in calls.items()),
         configs=configs,
