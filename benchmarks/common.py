@@ -121,12 +121,22 @@ def measure_ceilings(*, words: int, size: int, rounds: int) -> Ceilings:
     return Ceilings(copy=8.0 * words / copied, matmul=2.0 * size**3 / best(jnp.dot, a, b))
 
 
+def device_answers() -> bool:
+    """Whether anything can still be computed: after some errors nothing can, for the rest of the process."""
+    try:
+        jax.block_until_ready(jnp.zeros(8) + 1)
+    except Exception:
+        return False
+    return True
+
+
 def header() -> dict[str, str]:
     """Device, versions and commit of a measurement; without git the commit is unknown."""
     command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
     commit = "unknown"
     if shutil.which("git"):
-        commit = subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout.strip()
+        described = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        commit = described.stdout.strip() or commit
     return {
         "device": f"{jax.devices()[0].device_kind}, {platform.machine()}",
         "jax": jax.__version__,
@@ -136,7 +146,9 @@ def header() -> dict[str, str]:
 
 
 def write_json(path: Path | None, report: dict) -> None:
-    """Writes a report where a path is given."""
+    """Writes a report where a path is given; a process that is killed meanwhile leaves the old one."""
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(report, indent=1) + "\n")
+        new = path.with_name(f"{path.name}.new")
+        new.write_text(json.dumps(report, indent=1) + "\n")
+        new.replace(path)

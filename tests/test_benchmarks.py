@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks.kernels import all as every
-from benchmarks.kernels import gated_rmsnorm, harness, paged_attention, peers, ssd_scan
+from benchmarks.kernels import gated_rmsnorm, harness, paged_attention, peers, report, ssd_scan
 from benchmarks.kernels.harness import Case, Ceilings, JaxClock, Peer, Side, Work
 from tests.kernels.lowered import kernels_in
 
@@ -142,15 +142,51 @@ def test_a_second_module_missing_behind_a_stand_in_says_so(tmp_path, monkeypatch
             peers.need(f"mamba_ssm.{name}")
 
 
-def test_a_chain_makes_every_call_of_every_set():
+@pytest.mark.parametrize("programs", [1, 3, 12])
+def test_a_chain_makes_every_call_of_every_set(programs, monkeypatch):
     case, keys = doubling(), [jax.random.key(i) for i in range(3)]
     sets = [case.draw(key) for key in keys]
+    lines = jax.jit(case.truth).lower(*sets[0]).as_text().count("\n")
+    monkeypatch.setattr(harness, "MOST_LINES", {1: 12, 3: 3, 12: 1}[programs] * lines)
     clock = JaxClock(case, case.truth, sets, repeats=4)
-    assert clock.calls == 12
-    assert [int(carry) for carry in clock.carries] == [4, 4, 4]
-    assert clock() > 0
-    assert [int(carry) for carry in clock.carries] == [8, 8, 8]
+    assert clock.calls == 12 and len(clock.order) == {1: 1, 3: 4, 12: 12}[programs]
+    assert [int(carry) for carry in jax.tree.leaves(clock.carries)] == [4, 4, 4]
+    assert clock() > 0 and 0 < clock.host_share <= 1
+    assert [int(carry) for carry in jax.tree.leaves(clock.carries)] == [8, 8, 8]
     np.testing.assert_array_equal(clock.result, 2 * np.asarray(sets[0][1]))
+
+
+def test_a_side_that_fails_only_while_timed_costs_its_own_row(monkeypatch):
+    calls = []
+
+    class Late(JaxClock):
+        def __call__(self, _=None):
+            calls.append(self)
+            if len(calls) == 4:
+                raise RuntimeError("out of memory")
+            return super().__call__()
+
+    monkeypatch.setattr(harness, "JaxClock", Late)
+    case = doubling(sides=(*doubling().sides, Side(name="other", call=lambda c, x: (2 * x, c + 1))))
+    rows = {row["side"]: row for row in harness.measure(case, CEILINGS, rounds=3, smoke=True)}
+    failed = [name for name, row in rows.items() if row["status"] != "ok"]
+    assert len(failed) == 1
+    assert rows.pop(failed[0])["status"] == "failed: RuntimeError: out of memory"
+    assert "us" in next(iter(rows.values()))
+
+
+def test_sides_can_be_left_out():
+    case = doubling(sides=(*doubling().sides, Side(name="xla wide", call=doubling().truth)))
+    rows = harness.measure(case, CEILINGS, rounds=1, smoke=True, without=["wide"])
+    assert [row["side"] for row in rows] == ["pallas"]
+
+
+def test_inputs_that_fit_in_the_cache_are_marked():
+    (row,) = harness.measure(doubling(), CEILINGS, rounds=1, smoke=True)
+    assert row["in_cache"]
+    large = doubling(work=Work(bytes=2 * harness.CACHE_BYTES, tokens=8))
+    (row,) = harness.measure(large, CEILINGS, rounds=1, smoke=True)
+    assert not row["in_cache"]
 
 
 def test_sets_exceed_the_cache_and_programs_are_long_enough():
@@ -158,7 +194,7 @@ def test_sets_exceed_the_cache_and_programs_are_long_enough():
     sets, repeats = harness.sets_and_repeats(small, CEILINGS, smoke=False)
     assert (sets, repeats) == (harness.MOST_SETS, harness.MOST_CALLS // harness.MOST_SETS)
     assert harness.sets_and_repeats(large, CEILINGS, smoke=False) == (1, 1)
-    assert harness.sets_and_repeats(Work(bytes=128e6), CEILINGS, smoke=False) == (4, 2)
+    assert harness.sets_and_repeats(Work(bytes=128e6), CEILINGS, smoke=False) == (4, 1)
 
 
 def test_the_floor_is_the_larger_of_moving_and_computing():
@@ -188,8 +224,49 @@ def test_out_of_time_it_prints_how_to_go_on_and_keeps_old_rows(tmp_path, capsys,
     assert every.main([*common, "frame_io", "--cases", "copy", "--minutes", "0"]) == 0
     assert json.loads(out.read_text())["rows"] == rows
     text = capsys.readouterr().out
-    assert "out of time with 1 of 1 cases left; go on with:" in text
-    assert f"--smoke --minutes 0 --out {out} --only frame_io/copy_3" in text
+    assert "1 of 1 cases are left; go on with:" in text
+    assert f"--smoke --minutes 0.0 --out {out} --only frame_io/copy_3" in text
+
+
+def test_the_command_that_goes_on_names_no_file_where_none_was_given(capsys, settings_restored):
+    flags = ("--smoke", "--rounds", "2", "--minutes", "0", "--without", "flash attn")
+    assert every.main([*flags, "--only", "copy"]) == 0
+    words = "all --smoke --minutes 0.0 --rounds 2 --without 'flash attn' --only frame_io/copy_3\n"
+    assert words in capsys.readouterr().out
+
+
+def test_left_measures_only_what_the_file_lacks(tmp_path, settings_restored):
+    out = tmp_path / "kernels.json"
+    common = ["--smoke", "--out", str(out), "--left", "--only", "frame_io/copy_3"]
+    assert every.main(common) == 0
+    assert every.main([*common, "frame_io/read_3"]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert {(row["case"], row["run"]) for row in rows} == {("copy_3", 0), ("read_3", 1)}
+    assert [path.name for path in tmp_path.iterdir()] == ["kernels.json"]
+
+
+def test_a_lost_device_ends_the_run_and_the_rest_is_left(
+    tmp_path, capsys, monkeypatch, settings_restored
+):
+    def broken(*given, **more):
+        raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+
+    monkeypatch.setattr(report, "measure", broken)
+    monkeypatch.setattr(report, "device_answers", lambda: False)
+    out = tmp_path / "kernels.json"
+    assert every.main(["--smoke", "--out", str(out), "--only", "frame_io"]) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["case"] == "copy_3" and row["status"].endswith("CUDA_ERROR_ILLEGAL_ADDRESS")
+    text = capsys.readouterr()
+    assert "frame_io/copy_3 left the device in a state of error" in text.err
+    assert "--only frame_io/two_pages frame_io/read_3" in text.out
+
+
+def test_a_whole_name_takes_one_case_and_a_part_of_one_several():
+    cases = every.all_cases(smoke=False)
+    name = "ssd_window/granite_4_h_small_G1_T1"
+    assert [report.full_name(case) for case in report.chosen(cases, [name])] == [name]
+    assert len(report.chosen(cases, ["small_G1_T1"])) > 2
 
 
 def test_a_sweep_lists_configs_by_time(tmp_path, settings_restored):
@@ -216,6 +293,18 @@ def test_what_is_timed_at_a_real_models_shape_lowers_for_cuda(case):
         if side.name.startswith("pallas"):
             chain = harness.program(side.call, 2)
             assert len(kernels_in(chain, [carry], [inputs])) >= 2
+
+
+@pytest.mark.parametrize(
+    "case",
+    [*large_cases(), *every.frame_io.cases(smoke=False)[1:]],
+    ids=lambda case: f"{case.operation}-{case.name}",
+)
+def test_no_call_is_too_long_to_compile(case):
+    """A reference that writes 1,024 frames one by one has 29,702 lines: XLA would need minutes for one call."""
+    carry, inputs = jax.eval_shape(case.draw, jax.random.key(0))
+    for call in {case.truth, *(side.call for side in case.sides if not side.gpu_only)}:
+        assert jax.jit(call).lower(carry, inputs).as_text().count("\n") < 8000
 
 
 def test_configs_of_a_sweep_lower_for_cuda():

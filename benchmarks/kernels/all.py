@@ -1,15 +1,18 @@
 """Every kernel benchmark in one process, with one measurement of the device's ceilings.
 
-    python -m benchmarks.kernels.all [--minutes 8] [--only NAME ...] [--smoke] [--sweep] [--out FILE]
+    python -m benchmarks.kernels.all [--minutes 8] [--left] [--only NAME ...] [--smoke] [--sweep] [--out FILE]
 
 Writes benchmarks/results/kernels_<device>.json after every case and prints the roofline as markdown. The first case
 of each script comes before the second of any, so that what matters most is measured when `--minutes` are spent; then
-the command that goes on from there is printed. Rows in the file that are not measured again stay.
+the command that goes on from there is printed. The same command with `--left` goes on too, also where the last one was
+killed: it leaves out the cases that the file has. Rows in the file that are not measured again stay.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -62,24 +65,35 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--only", nargs="+", metavar="NAME", help="operations, or operation/case; to go on"
     )
+    parser.add_argument("--left", action="store_true", help="only cases that the file lacks")
     options = parser.parse_args(arguments)
     report.open_device("all", smoke=options.smoke)
     if options.out is None and not options.smoke:
         options.out = default_path()
     cases = report.chosen(all_cases(smoke=options.smoke), options.only)
     cases = report.chosen(cases, options.cases)
+    if options.left:
+        cases = report.not_in_file(cases, options)
     found, left = report.run_cases(cases, options, minutes=options.minutes)
     report.finish(found, options)
     if left:
-        names = " ".join(f"{case.operation}/{case.name}" for case in left)
-        flags = "".join(f" --{flag}" for flag in ("smoke", "sweep") if getattr(options, flag))
-        minutes = "" if options.minutes is None else f" --minutes {options.minutes:g}"
         print(
-            f"\nout of time with {len(left)} of {len(cases)} cases left; go on with:\n"
-            f"python -m benchmarks.kernels.all{flags}{minutes} --out {options.out} --only {names}",
+            f"\n{len(left)} of {len(cases)} cases are left; go on with:\n{go_on(options, left)}",
             file=sys.stderr if options.json else sys.stdout,
         )
     return 0
+
+
+def go_on(options: argparse.Namespace, left: list[Case]) -> str:
+    """The command that measures what is left as this one did."""
+    words = ["python -m benchmarks.kernels.all"]
+    words += [f"--{flag}" for flag in ("smoke", "sweep", "json") if getattr(options, flag)]
+    for name in ("minutes", "rounds", "out"):
+        value = getattr(options, name)
+        words += [f"--{name} {value}"] if value is not None else []
+    if options.without:
+        words += ["--without", *map(shlex.quote, options.without)]
+    return " ".join([*words, "--only", *map(report.full_name, left)])
 
 
 if __name__ == "__main__":

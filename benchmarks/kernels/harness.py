@@ -4,15 +4,16 @@ A case is run by several sides on the same inputs: the Pallas kernel, XLA's own 
 the reference, and public kernels (`peers.py`). Each side's output is compared with the truth before anything is
 timed; one that disagrees is reported, not timed. All valid sides then take turns in one process.
 
-Inside the clock, for a JAX side: programs that are one jitted chain of `calls` calls over several sets of inputs,
-which together do not fit in the L2 cache; several programs are dispatched before waiting for the last one. For a
-torch side: replays of a CUDA graph of the same calls, between two device events.
+Inside the clock, for a JAX side: jitted chains of calls over several sets of inputs, which together do not fit in the
+L2 cache; several programs are dispatched before waiting for the last one. For a torch side: replays of a CUDA graph of
+the same calls, between two device events.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from sys import stderr
@@ -26,10 +27,13 @@ import numpy as np
 from benchmarks.common import Ceilings, quantiles, turns
 from benchmarks.kernels.peers import NotInstalled, TorchClock, to_numpy
 
-ROTATED_BYTES = 512e6  # eight times the L2 cache of an H200
+CACHE_BYTES = 64e6  # a little more than the L2 cache of an H200
+ROTATED_BYTES = 8 * CACHE_BYTES
 MOST_SETS, MOST_CALLS = 32, 64
-PROGRAM_SECONDS, ROUND_SECONDS = 1e-3, 30e-3  # what a program and a round should take
-MOST_PROGRAMS = 16  # dispatched at once; jax waits at 32
+MOST_LINES = 6000  # of a lowered program; XLA takes about a millisecond for each
+CHAIN_SECONDS, ROUND_SECONDS = 0.25e-3, 30e-3  # what a chain and a round should take
+MOST_PROGRAMS = 128  # in a round
+NEVER_WAITS = 16  # programs dispatched at once; jax waits at 32
 PEER_SLACK = 3  # public kernels keep more in bfloat16
 HOST_BOUND = 0.9  # share of a round spent in dispatching above which a row says so
 
@@ -135,50 +139,68 @@ def program(call, repeats: int):
     return chain
 
 
+def share_of_chain(call, sets: list, repeats: int) -> tuple[int, int]:
+    """How many of the sets one program takes, and how often: fewer where a call is long to compile."""
+    lines = jax.jit(call).lower(*sets[0]).as_text().count("\n")
+    most = max(1, MOST_LINES // lines)
+    if len(sets) * repeats <= most:
+        return len(sets), repeats
+    return max(n for n in range(1, len(sets) + 1) if len(sets) % n == 0 and n <= most), 1
+
+
 class JaxClock:
     """Seconds per call of a side, by rounds; compiles and runs once when made, and keeps that run's result.
 
     Attributes:
-        result: of the first set, after all calls of a program; what is timed is what is compared.
+        calls: of a chain: `repeats` of every set.
+        result: of the first set, after all calls of a chain; what is timed is what is compared.
+        host_share: of the last round's time; dispatching alone, as the first programs took it, which never wait.
     """
 
     def __init__(self, case: Case, call, sets: list, repeats: int):
         self.calls = len(sets) * repeats
-        self.inputs = [inputs for _, inputs in sets]
+        size, inner = share_of_chain(call, sets, repeats)
+        groups = [sets[i : i + size] for i in range(0, len(sets), size)]
+        self.inputs = [[inputs for _, inputs in group] for group in groups]
         # A copy of each carry: sides share sets, and these are donated.
-        self.carries = [jax.tree.map(jnp.copy, carry) for carry, _ in sets]
-        self.program = jax.jit(program(call, repeats), donate_argnums=0)
-        self.count, self.host_share = 1, 0.0
-        _, first, self.carries = self.program(self.carries, self.inputs)
-        found = case.result(first, self.carries[0], self.inputs[0])
+        self.carries = [[jax.tree.map(jnp.copy, carry) for carry, _ in group] for group in groups]
+        self.order = list(range(len(groups))) * (repeats // inner)
+        self.program = jax.jit(program(call, inner), donate_argnums=0)
+        self.count, self.host_share, first = 1, 0.0, None
+        for group in self.order:
+            _, outputs, self.carries[group] = self.program(self.carries[group], self.inputs[group])
+            first = outputs if group == 0 else first
+        found = case.result(first, self.carries[0][0], self.inputs[0][0])
         self.result = jax.tree.map(to_numpy, found)
 
     def settle(self) -> None:
-        """Chooses how many programs make a round."""
-        self.count = programs_per_round(self() * self.calls)
+        """Chooses how many chains make a round."""
+        self.count = chains_per_round(self() * self.calls, len(self.order))
 
     def __call__(self, _=None) -> float:
+        order = self.order * self.count
         start = perf_counter()
-        for _ in range(self.count):
-            end, _, self.carries = self.program(self.carries, self.inputs)
-        queued = perf_counter()
+        for number, group in enumerate(order, 1):
+            end, _, self.carries[group] = self.program(self.carries[group], self.inputs[group])
+            if number <= NEVER_WAITS:
+                each = (perf_counter() - start) / number
         end.block_until_ready()
         seconds = perf_counter() - start
-        self.host_share = (queued - start) / seconds
+        self.host_share = min(1.0, each * len(order) / seconds)
         return seconds / (self.count * self.calls)
 
 
-def programs_per_round(seconds: float) -> int:
-    """How many programs of so many seconds fill a round."""
-    return max(1, min(MOST_PROGRAMS, round(ROUND_SECONDS / seconds)))
+def chains_per_round(seconds: float, programs: int = 1) -> int:
+    """How many chains of so many seconds and programs fill a round."""
+    return max(1, min(MOST_PROGRAMS // programs, round(ROUND_SECONDS / seconds)))
 
 
 def sets_and_repeats(work: Work, ceilings: Ceilings, *, smoke: bool) -> tuple[int, int]:
-    """Sets of inputs that do not fit in the cache together, and how often a program goes over them."""
+    """Sets of inputs that do not fit in the cache together, and how often a chain goes over them."""
     if smoke:
         return 1, 1
     sets = max(1, min(MOST_SETS, math.ceil(ROTATED_BYTES / work.bytes)))
-    wanted = math.ceil(PROGRAM_SECONDS / (sets * work.floor(ceilings)))
+    wanted = math.ceil(CHAIN_SECONDS / (sets * work.floor(ceilings)))
     return sets, max(1, min(MOST_CALLS // sets, wanted))
 
 
@@ -201,12 +223,24 @@ def relative_error(got, want) -> float:
 
 
 def measure(
-    case: Case, ceilings: Ceilings, *, rounds: int, smoke: bool = False, sweep: bool = False
+    case: Case,
+    ceilings: Ceilings,
+    *,
+    rounds: int,
+    smoke: bool = False,
+    sweep: bool = False,
+    without: Sequence[str] = (),
 ) -> list[dict]:
-    """One row per side: whether it agrees, and its time; progress goes to stderr."""
+    """One row per side: whether it agrees, and its time; progress goes to stderr.
+
+    Args:
+        rounds: measurements of each side. smoke: one call of one set, on any device.
+        sweep: the case's launch parameters in place of its sides. without: parts of names of sides to leave out.
+    """
     sides = case.sides + case.peers
     if sweep:
         sides = tuple(Side(name=name, call=call) for name, call in case.configs.items())
+    sides = [side for side in sides if not any(word in side.name for word in without)]
     num_sets, repeats = sets_and_repeats(case.work, ceilings, smoke=smoke)
     keys = [jax.random.key(i) for i in range(num_sets)]
     draws = {None: [jax.jit(case.draw)(key) for key in keys]}
@@ -227,17 +261,17 @@ def measure(
         except NotInstalled as missing:
             row["status"] = str(missing)
         except Exception as error:  # whatever a compiler or a peer raises is that side's result
-            row["status"] = f"failed: {type(error).__name__}: {str(error).strip()[:160]}"
+            row["status"] = failure(error)
     if clocks:
         print(f"{case.operation} {case.name}", file=stderr, flush=True)
-        with redirect_stdout(stderr):
-            seconds = turns(rounds, clocks, lambda: None)
-        base = "pallas" if "pallas" in clocks else next(iter(clocks))
+        seconds = _rounds(rounds, clocks, rows)
+        base = "pallas" if "pallas" in seconds else next(iter(seconds), None)
+        touched = num_sets * case.work.bytes
         for row in rows:
-            if row["side"] in clocks:
+            if row["side"] in seconds:
                 own = seconds[row["side"]]
                 row |= _timed(case.work, ceilings, own, seconds[base], clocks[row["side"]])
-                row |= {"sets": num_sets, "base": base}
+                row |= {"sets": num_sets, "base": base, "in_cache": touched < 2 * CACHE_BYTES}
     return (
         sorted(rows, key=lambda row: row["us"]["median"] if "us" in row else 1e30)
         if sweep
@@ -245,11 +279,35 @@ def measure(
     )
 
 
+def failure(error: Exception) -> str:
+    """A row's status."""
+    return f"failed: {type(error).__name__}: {str(error).strip()[:160]}"
+
+
+def _rounds(rounds: int, clocks: dict, rows: list[dict]) -> dict[str, list[float]]:
+    """Seconds of every clock, in turns; one that raises only now costs its own row and no other."""
+    failed = {}
+
+    def guarded(name: str, _) -> float:
+        try:
+            return math.nan if name in failed else clocks[name]()
+        except Exception as error:
+            failed[name] = failure(error)
+            return math.nan
+
+    with redirect_stdout(stderr):
+        calls = {name: functools.partial(guarded, name) for name in clocks}
+        seconds = turns(rounds, calls, lambda: None)
+    for row in rows:
+        row["status"] = failed.get(row["side"], row["status"])
+    return {name: values for name, values in seconds.items() if name not in failed}
+
+
 def _agreeing_clock(case: Case, side, sets: list, truth: JaxClock, repeats: int, row: dict):
     """The side's clock, or None where it must not be timed; writes what it finds into the row."""
     limit = case.tolerance
     if isinstance(side, Peer):
-        clock, limit = TorchClock(side.build, sets, repeats, programs_per_round), PEER_SLACK * limit
+        clock, limit = TorchClock(side.build, sets, repeats, chains_per_round), PEER_SLACK * limit
         if not side.compared:
             return clock
     elif side.gpu_only and jax.default_backend() == "cpu":

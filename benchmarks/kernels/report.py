@@ -13,9 +13,9 @@ from pathlib import Path
 
 import jax
 
-from benchmarks.common import Ceilings, header, measure_ceilings, write_json
+from benchmarks.common import Ceilings, device_answers, header, measure_ceilings, write_json
 from benchmarks.kernels import peers
-from benchmarks.kernels.harness import Case, measure
+from benchmarks.kernels.harness import Case, failure, measure
 
 NO_GPU = (
     "no GPU found; on a machine with one run `python -m benchmarks.kernels.{name}`, "
@@ -34,6 +34,7 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
     made.add_argument("--smoke", action="store_true", help="tiny shapes, one round, on a CPU too")
     made.add_argument("--rounds", type=int, help="measurements of each side, in turns (9)")
     made.add_argument("--cases", nargs="+", metavar="TEXT", help="only cases with this in the name")
+    made.add_argument("--without", nargs="+", default=[], metavar="TEXT", help="sides to leave out")
     made.add_argument("--sweep", action="store_true", help="launch parameters, by time")
     made.add_argument("--out", type=Path, help="JSON file; other cases' rows in it stay")
     made.add_argument("--json", action="store_true", help="print JSON in place of tables")
@@ -51,17 +52,24 @@ def open_device(name: str, *, smoke: bool) -> None:
         raise SystemExit(2)
 
 
+def full_name(case: Case) -> str:
+    return f"{case.operation}/{case.name}"
+
+
 def chosen(cases: list[Case], words: list[str] | None) -> list[Case]:
-    """The cases whose "operation/name" holds one of the words; all for None."""
-    found = [c for c in cases if not words or any(w in f"{c.operation}/{c.name}" for w in words)]
+    """The cases whose "operation/name" holds one of the words; all for None. One that is a whole name takes its case
+    alone."""
+    every = {full_name(case) for case in cases}
+    fits = lambda name: any(word == name if word in every else word in name for word in words)
+    found = [case for case in cases if not words or fits(full_name(case))]
     if not found:
-        names = ", ".join(f"{c.operation}/{c.name}" for c in cases)
+        names = ", ".join(full_name(case) for case in cases)
         raise SystemExit(f"benchmarks: no case has {words} in its name; there are {names}")
     return found
 
 
 def run_cases(cases: list[Case], options: argparse.Namespace, *, minutes: float | None = None):
-    """Measures cases until the time is spent, writing the file after each.
+    """Measures cases until the time is spent or the device is lost, writing the file after each.
 
     Returns:
         the report; and the cases that were not run.
@@ -93,6 +101,15 @@ def run_cases(cases: list[Case], options: argparse.Namespace, *, minutes: float 
         if not options.json:
             print_rows(case, rows)
         peers.release()
+        failed = any(row["status"].startswith("failed") for row in rows)
+        if failed and not device_answers():
+            left = cases[number + 1 :]
+            print(
+                f"{full_name(case)} left the device in a state of error, as a kernel does that reads where nothing "
+                f"is; what is left needs a new process, and this case --without the side that did it",
+                file=sys.stderr,
+            )
+            return report, left
         longest = max(longest, time.monotonic() - started)
     return report, []
 
@@ -100,19 +117,30 @@ def run_cases(cases: list[Case], options: argparse.Namespace, *, minutes: float 
 def _measured(case: Case, ceilings: Ceilings, options, rounds: int) -> list[dict]:
     """The case's rows; one that says why where not even its inputs or the truth can be had."""
     try:
-        return measure(case, ceilings, rounds=rounds, smoke=options.smoke, sweep=options.sweep)
+        return measure(
+            case,
+            ceilings,
+            rounds=rounds,
+            smoke=options.smoke,
+            sweep=options.sweep,
+            without=options.without,
+        )
     except Exception as error:  # a case too large for this device must not end the others
-        status = f"failed: {type(error).__name__}: {str(error).strip()[:160]}"
-        return [
-            {"operation": case.operation, "case": case.name, "side": "inputs", "status": status}
-            | {"note": ""}
-        ]
+        row = {"operation": case.operation, "case": case.name, "side": "inputs"}
+        return [row | {"status": failure(error), "note": ""}]
 
 
 def _read(path: Path | None) -> dict:
     if path is None or not path.exists():
         return {"runs": [], "rows": []}
     return json.loads(path.read_text())
+
+
+def not_in_file(cases: list[Case], options: argparse.Namespace) -> list[Case]:
+    """The cases of which the file has no row yet."""
+    rows = _read(options.out)["rows"]
+    known = {(row["operation"], row["case"]) for row in rows if row["sweep"] == options.sweep}
+    return [case for case in cases if (case.operation, case.name) not in known]
 
 
 def print_rows(case: Case, rows: list[dict]) -> None:
@@ -127,6 +155,7 @@ def print_rows(case: Case, rows: list[dict]) -> None:
             continue
         us, notes = row["us"], [row["note"]] if row["note"] else []
         notes += ["bound by dispatching"] if row["host_bound"] else []
+        notes += ["inputs may stay in L2"] if row.get("in_cache") else []
         spread = f"[{us['p10']:.1f}, {us['p90']:.1f}]"
         error = f"{row['error']:.1e}" if "error" in row else "-"
         tokens = f"{row['tokens_per_s'] / 1e6:.3f}" if "tokens_per_s" in row else "-"
@@ -141,7 +170,7 @@ def print_rows(case: Case, rows: list[dict]) -> None:
 def roofline(rows: list[dict]) -> str:
     """A markdown table: of each case what it must move and compute, its floor, and what was achieved."""
     lines = [
-        "| operation | case | MB | GFLOP | floor us | bound by | pallas us | of floor | xla / pallas "
+        "| operation | case | MB | GFLOP | floor us | bound by | pallas us | of floor | best xla / pallas "
         "| best peer / pallas |",
         "| --- | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: | --- |",
     ]
@@ -157,13 +186,15 @@ def roofline(rows: list[dict]) -> str:
             lines.append(f"| {operation} | {case} | | | | | {status} | | | |")
             continue
         pallas = timed["pallas"]
-        xla = f"{timed['xla']['ratio']['median']:.2f}" if "xla" in timed else "-"
+        by_xla = [row["ratio"]["median"] for name, row in timed.items() if "xla" in name.split()]
+        xla = f"{min(by_xla):.2f}" if by_xla else "-"
         others = [row for name, row in timed.items() if name.split()[0] not in own]
         best = min(others, key=lambda row: row["us"]["median"], default=None)
         peer = f"{best['ratio']['median']:.2f} ({best['side']})" if best else "none was there"
         lines.append(
             f"| {operation} | {case} | {pallas['bytes'] / 1e6:.2f} | {pallas['flops'] / 1e9:.2f} "
-            f"| {pallas['floor_us']:.1f} | {pallas['bound']} | {pallas['us']['median']:.1f} "
+            f"| {pallas['floor_us']:.1f} | {pallas['bound']}{' in L2' if pallas.get('in_cache') else ''} "
+            f"| {pallas['us']['median']:.1f} "
             f"| {pallas['share']:.0%} | {xla} | {peer} |"
         )
     return "\n".join(lines)
