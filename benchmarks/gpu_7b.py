@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import gc
 import json
+import math
 import os
 import sys
 import time
@@ -28,7 +30,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
-from common import ROOT, header, measure_ceilings, turns, write_json
+from common import ROOT, device_answers, header, measure_ceilings, turns, write_json
 from gpu_7b_compile import compile_times
 from gpu_7b_model import free_bytes, hybrid, make_weights
 from gpu_7b_sections import (
@@ -102,10 +104,7 @@ def measure(case: Case, bench: Bench, report: Report, over: Callable, trace: Pat
             return
         print(f"{case.section} {case.name}: {', '.join(side.name for side in group)}", flush=True)
         engines, candidates, first_s = open_all(case, group, report, over)
-        try:
-            results = timed(case, candidates, bench.scale.rounds, trace)
-        except Exception as error:
-            results = {name: failed(error) for name in candidates}
+        results = timed(case, candidates, bench.scale.rounds, trace)
         for name, result in results.items():
             result |= {"first_s": first_s[name]}
         report.put(case.section, case.name, results)
@@ -140,21 +139,31 @@ def open_all(case: Case, group: list[Side], report: Report, over: Callable):
 
 
 def timed(case: Case, candidates: dict[str, Candidate], rounds: int, trace: Path | None) -> dict:
-    """Results of the candidates by name, timed in turns."""
+    """Results of the candidates by name, timed in turns; one that fails costs no other its result."""
     if not candidates:
         return {}
-    calls = {name: candidate.call for name, candidate in candidates.items()}
+    results: dict[str, dict] = {}
+
+    def guarded(name: str, inputs: list[int]) -> float:
+        try:
+            return math.nan if name in results else candidates[name].call(inputs)
+        except Exception as error:
+            results[name] = failed(error)
+            return math.nan
+
+    calls = {name: functools.partial(guarded, name) for name in candidates}
     values = turns(rounds, calls, case.draw)
-    beside = list(candidates)
-    results = {
-        name: {**candidate.result(values[name]), "beside": beside}
-        for name, candidate in candidates.items()
-    }
-    for name, call in calls.items() if trace else ():
+    beside = [name for name in candidates if name not in results]
+    for name in beside:
+        try:
+            results[name] = {**candidates[name].result(values[name]), "beside": beside}
+        except Exception as error:
+            results[name] = failed(error)
+    for name in beside if trace else ():
         inputs = case.draw()
         folder = "_".join((case.section, *case.name.split(), *name.split()))
         with jax.profiler.trace(str(trace / folder)):
-            call(inputs)
+            calls[name](inputs)
     return results
 
 
@@ -200,6 +209,11 @@ def measure_all(bench: Bench, asked: argparse.Namespace, report: Report, over: C
         sides = case.sides if asked.again else lacking()
         if sides and not over():
             measure(dataclasses.replace(case, sides=sides), bench, report, over, asked.trace)
+            if not device_answers():
+                raise SystemExit(
+                    f"gpu_7b: {case.section} {case.name} left the device in a state of error, as a kernel does that "
+                    "reads where nothing is; the same command goes on with the other cases"
+                )
         remaining += bool(lacking())
     kernels = asked.kernels if "compile" in asked.only else []
     for kernel in kernels[-1:] if asked.smoke else kernels:  # interpreted ones compile for long
@@ -265,7 +279,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     start = time.perf_counter()
     asked = arguments(argv)
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", MEMORY_SHARE)
+    if "XLA_CLIENT_MEM_FRACTION" not in os.environ:  # the new name of the same; both are an error
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", MEMORY_SHARE)
     if jax.default_backend() != "gpu" and not asked.smoke:
         print(
             f"gpu_7b: needs a GPU, this is {jax.default_backend()}; run on one, or give --smoke",

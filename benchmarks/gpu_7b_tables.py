@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 GOALS = (
-    ("MFU of the best prefill", ">= 50 %"),
+    ("MFU of the best prefill, of the measured rate", ">= 50 %"),
+    ("the same of the data sheet's 989 TFLOP/s", "-"),
     ("share of the bytes floor, decode of 64 rows", ">= 75 %"),
     ("time to first token, 90 % hit / cold", "<= 0.15"),
 )
@@ -92,6 +93,7 @@ def _goals(report: dict) -> Iterator[str]:
     sides = _measured(report, "decode", "prefill", "ttft")
     good = [entry for entry in sides if "error" not in entry[3]]
     mfu = [r["mfu"]["median"] for _, _, _, r, _ in good if "mfu" in r]
+    datasheet = [r["mfu_datasheet"]["median"] for _, _, _, r, _ in good if "mfu" in r]
     share = [r["floor_share"]["median"] for _, _, _, r, _ in good if r.get("rows") == 64]
     ratios = []
     for section, _, side, result, sides in good:
@@ -100,6 +102,7 @@ def _goals(report: dict) -> Iterator[str]:
             ratios.append(result["seconds"]["median"] / cold["seconds"]["median"])
     reached = (
         f"{max(mfu):.1%}" if mfu else "-",
+        f"{max(datasheet):.1%}" if datasheet else "-",
         f"{max(share):.1%}" if share else "-",
         f"{min(ratios):.3f}" if ratios else "-",
     )

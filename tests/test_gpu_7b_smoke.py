@@ -1,5 +1,6 @@
 """The GPU benchmark's smoke run: every section on a tiny hybrid, on the CPU, in a process of its own."""
 
+import importlib
 import json
 import math
 import os
@@ -95,3 +96,25 @@ def test_without_a_gpu_one_line_says_what_to_run(root):
     done = start(root)
     assert done.returncode == 2
     assert done.stderr == "gpu_7b: needs a GPU, this is cpu; run on one, or give --smoke\n"
+
+
+def test_a_candidate_that_fails_while_timed_costs_no_other_its_result(root, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    gpu_7b = importlib.import_module("gpu_7b")
+
+    def breaks(inputs):
+        raise RuntimeError("out of memory")
+
+    result = lambda seconds: {"seconds": seconds}
+    case = gpu_7b.Case(section="decode", name="2 rows", sides=[], draw=list)
+    found = gpu_7b.timed(
+        case,
+        {
+            "broken": gpu_7b.Candidate(call=breaks, result=result),
+            "sound": gpu_7b.Candidate(call=lambda inputs: 1.5, result=result),
+        },
+        rounds=2,
+        trace=None,
+    )
+    assert found["broken"] == {"error": "RuntimeError: out of memory"}
+    assert found["sound"] == {"seconds": [1.5, 1.5], "beside": ["sound"]}
