@@ -7,10 +7,14 @@ from collections.abc import Callable
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 
 Implementation = Literal["reference", "xla", "pallas"]
 HIGHEST = jax.lax.Precision.HIGHEST
 MOST_IN_A_TREE = 31  # bits of an int32 that are not its sign
+INTS, FLAGS, WORDS = ("int32",), ("bool", "int32"), ("uint32",)
+FLOATS, FLOAT32 = ("float32", "bfloat16", "float16"), ("float32",)
+BITS = ("uint16", "uint32")  # of bfloat16, and of float32
 
 
 def run(
@@ -33,13 +37,14 @@ def run(
         ValueError: no implementation has that name.
         NotImplementedError: "pallas" was asked for and cannot.
     """
+    arrays = [None if array is None else jnp.asarray(array) for array in arrays]  # numpy's, too
     if implementation is None:
         xla = functools.partial(available["xla"], **static)
         if unsupported is not None or "pallas" not in available:
             return xla(*arrays)
         pallas = functools.partial(available["pallas"], **static)
         return jax.lax.platform_dependent(*arrays, cuda=pallas, default=xla)
-    if implementation not in available:
+    if not isinstance(implementation, str) or implementation not in available:
         raise ValueError(
             f"{where}: implementation must be one of {sorted(available)}, got {implementation!r}"
         )
@@ -49,11 +54,39 @@ def run(
 
 
 def check_rank(where: str, name: str, array: jax.Array, rank: int) -> None:
+    check_array(where, name, array)
     if array.ndim != rank:
         raise ValueError(f"{where}: {name} must have {rank} dimensions, got shape {array.shape}")
 
 
+def check_array(where: str, name: str, array: jax.Array) -> None:
+    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        raise TypeError(
+            f"{where}: {name} must be an array, got {type(array).__name__}; make one with jnp.asarray"
+        )
+
+
+def check_dtypes(where: str, dtypes: tuple[str, ...], **arrays: jax.Array | None) -> None:
+    """Checks that all arrays, None left out, hold something of one of the dtypes: as JAX sees them, which takes numpy's
+    int64 as int32 unless told otherwise."""
+    for name, array in arrays.items():
+        if array is None:
+            continue
+        check_array(where, name, array)
+        found = jax.dtypes.canonicalize_dtype(array.dtype, allow_extended_dtype=True)
+        if found.name not in dtypes:
+            remedy = "pass the bits" if dtypes[0].startswith("u") else "convert it"
+            raise ValueError(
+                f"{where}: {name} must be {' or '.join(dtypes)}, got {array.dtype}; {remedy}"
+            )
+        if 0 in array.shape:
+            raise ValueError(
+                f"{where}: {name} must not be empty, got shape {array.shape}; leave the call out"
+            )
+
+
 def check_shape(where: str, name: str, array: jax.Array, shape: tuple[int, ...]) -> None:
+    check_array(where, name, array)
     if array.shape != shape:
         raise ValueError(f"{where}: {name} must have shape {shape}, got {array.shape}")
 
@@ -63,6 +96,7 @@ def check_ancestors(where: str, ancestors: jax.Array | None, rows: int, tokens: 
     if ancestors is None:
         return
     check_shape(where, "ancestors", ancestors, (rows, tokens))
+    check_dtypes(where, INTS, ancestors=ancestors)
     if tokens > MOST_IN_A_TREE:
         raise ValueError(
             f"{where}: a tree must have at most {MOST_IN_A_TREE} new tokens, got {tokens}; "

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.bits import floats
-from pallas_kernels.dispatch import check_rank
+from pallas_kernels.dispatch import INTS, WORDS, check_dtypes, check_rank
 from pallas_kernels.triton import NOWHERE, power_of_two
 
 # Elements of a head's state that a kernel takes: 128 float32 registers in each of 256 threads.
@@ -137,17 +137,36 @@ def state_words(
     return words, exists
 
 
+def check_groups(where: str, groups: int, heads: int) -> None:
+    """Checks that B and C have groups, and that these divide the heads of x."""
+    if groups < 1 or heads % groups:
+        raise ValueError(
+            f"{where}: groups of B must divide the heads of x, got {groups} and {heads}"
+        )
+
+
 def check_frames(
-    where: str, arena: jax.Array, name: str, frames: jax.Array, rows: int, records: Records
+    where: str,
+    arena: jax.Array,
+    name: str,
+    frames: jax.Array,
+    rows: int,
+    records: Records,
+    *,
+    first: int = 0,
+    last: int | None = None,
 ) -> None:
-    """Checks that a table's lines hold all heads of a layer."""
+    """Checks that columns `first` .. `last` of a table hold all heads of a layer."""
     check_rank(where, name, frames, 2)
+    check_dtypes(where, INTS, **{name: frames})
     check_rank(where, "arena", arena, 2)
-    if arena.dtype != jnp.uint32:
-        raise ValueError(f"{where}: arena must be uint32, got {arena.dtype}; pass the bits")
-    held = arena.shape[1] // records.head_words * frames.shape[1]
+    check_dtypes(where, WORDS, arena=arena)
+    if first < 0:
+        raise ValueError(f"{where}: first_frame must be at least 0, got {first}")
+    columns = len(range(frames.shape[1])[first:last])
+    held = arena.shape[1] // records.head_words * columns
     if held < records.num_heads or frames.shape[0] != rows:
         raise ValueError(
-            f"{where}: {name} must hold {records.num_heads} heads of each of {rows} rows, got {held} "
-            f"in {frames.shape}"
+            f"{where}: {name} must hold {records.num_heads} heads of each of {rows} rows, got {held} in {columns} "
+            f"frames of {arena.shape[1]} words, of {frames.shape}; give a layer more frames, or larger ones"
         )

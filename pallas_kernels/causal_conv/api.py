@@ -6,7 +6,18 @@ import jax
 
 from pallas_kernels.causal_conv import kernel, reference, xla
 from pallas_kernels.causal_conv.sizes import Sizes
-from pallas_kernels.dispatch import Implementation, check_ancestors, check_rank, check_shape, run
+from pallas_kernels.dispatch import (
+    BITS,
+    FLOAT32,
+    FLOATS,
+    INTS,
+    Implementation,
+    check_ancestors,
+    check_dtypes,
+    check_rank,
+    check_shape,
+    run,
+)
 from pallas_kernels.parts import check_parts
 
 CHUNKS = {
@@ -59,9 +70,12 @@ def causal_conv(
     """
     where = "causal_conv"
     check_rank(where, "projected", projected, 3)
+    check_dtypes(where, FLOATS, projected=projected)
     rows, _ = _check_layer(where, projected.shape, weight, bias, dt_bias, sizes)
     check_shape(where, "history", history, (rows, sizes.history, sizes.conv_size))
     check_shape(where, "lengths", lengths, (rows,))
+    check_dtypes(where, FLOATS + BITS, history=history)
+    check_dtypes(where, INTS, lengths=lengths)
     arrays = (projected, history, weight, bias, dt_bias, lengths)
     return run(where, implementation, CHUNKS, *arrays, sizes=sizes)
 
@@ -124,6 +138,7 @@ def causal_conv_window(
         ((1, 1, 3), (1, 1, 1, 32))
     """
     where = "causal_conv_window"
+    check_dtypes(where, FLOATS, projected=projected)
     shape = check_parts(where, "projected", projected, 3)
     rows, tokens = _check_layer(where, shape, weight, bias, dt_bias, sizes)
     for name, ring in (("conv", conv), ("xB", xB), ("dt", dt)):
@@ -143,6 +158,9 @@ def causal_conv_window(
         )
     for name, array in (("starts", starts), ("first", first), ("num_valid", num_valid)):
         check_shape(where, name, array, (rows,))
+    check_dtypes(where, INTS, starts=starts, first=first, num_valid=num_valid)
+    check_dtypes(where, FLOATS + BITS, conv=conv, xB=xB)
+    check_dtypes(where, FLOAT32, dt=dt)
     check_ancestors(where, ancestors, rows, tokens)
     arrays = (projected, weight, bias, dt_bias, conv, xB, dt, starts, first, num_valid, ancestors)
     reason = kernel.why_unsupported(sizes, tokens)
@@ -162,4 +180,5 @@ def _check_layer(
     if bias is not None:
         check_shape(where, "bias", bias, (sizes.conv_size,))
     check_shape(where, "dt_bias", dt_bias, (sizes.num_heads,))
+    check_dtypes(where, FLOATS, weight=weight, bias=bias, dt_bias=dt_bias)
     return shape[:2]

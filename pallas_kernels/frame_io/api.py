@@ -15,7 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
+from pallas_kernels.dispatch import (
+    INTS,
+    WORDS,
+    Implementation,
+    check_array,
+    check_dtypes,
+    check_rank,
+    check_shape,
+    run,
+)
 from pallas_kernels.frame_io import kernel, reference, xla
 
 E4M3_MAX = 448.0
@@ -85,8 +94,12 @@ def read_frames(
     implementation: Implementation | None = None,
 ) -> jax.Array:
     """Copies words [offset, offset + words) of frames ids int32[...] out of the arena: uint32[..., words]."""
+    where = "read_frames"
+    check_rank(where, "arena", arena, 2)
     words = arena.shape[-1] - offset if words is None else words
-    _check_arena("read_frames", arena, offset, words)
+    _check_arena(where, arena, offset, words)
+    check_array(where, "ids", ids)
+    check_dtypes(where, INTS, ids=ids)
     _check_on_device("read_frames", "ids", ids, arena)
     return run("read_frames", implementation, READ, arena, ids, offset=offset, words=words)
 
@@ -100,8 +113,13 @@ def write_frames(
     implementation: Implementation | None = None,
 ) -> jax.Array:
     """Writes values uint32[..., words] into frames ids int32[...] from word `offset`; returns the arena."""
-    _check_arena("write_frames", arena, offset, values.shape[-1])
-    check_shape("write_frames", "values", values, (*ids.shape, values.shape[-1]))
+    where = "write_frames"
+    check_array(where, "ids", ids)
+    check_dtypes(where, INTS, ids=ids)
+    check_dtypes(where, WORDS, values=values)
+    check_rank(where, "values", values, ids.ndim + 1)
+    _check_arena(where, arena, offset, values.shape[-1])
+    check_shape(where, "values", values, (*ids.shape, values.shape[-1]))
     _check_on_device("write_frames", "ids", ids, arena)
     return run("write_frames", implementation, WRITE, arena, ids, values, offset=offset)
 
@@ -114,8 +132,12 @@ def copy_frames(
     implementation: Implementation | None = None,
 ) -> jax.Array:
     """Copies whole frames sources int32[n] to targets int32[n], in order; returns the arena."""
-    check_rank("copy_frames", "sources", sources, 1)
-    check_shape("copy_frames", "targets", targets, sources.shape)
+    where = "copy_frames"
+    check_rank(where, "arena", arena, 2)
+    _check_arena(where, arena, 0, arena.shape[1])
+    check_rank(where, "sources", sources, 1)
+    check_shape(where, "targets", targets, sources.shape)
+    check_dtypes(where, INTS, sources=sources, targets=targets)
     _check_on_device("copy_frames", "sources", sources, arena)
     _check_on_device("copy_frames", "targets", targets, arena)
     return run("copy_frames", implementation, COPY, arena, sources, targets)
@@ -143,9 +165,18 @@ def update_tokens(
         offset: word of a frame where token 0 of the page begins.
         page_tokens: tokens of one page.
     """
-    check_rank("update_tokens", "values", values, 3)
-    check_rank("update_tokens", "table", table, 2)
-    _check_arena("update_tokens", arena, offset, page_tokens * values.shape[2])
+    where = "update_tokens"
+    check_rank(where, "values", values, 3)
+    check_rank(where, "table", table, 2)
+    rows = values.shape[0]
+    check_shape(where, "table", table, (rows, table.shape[1]))
+    for name, array in (("base", base), ("begin", begin), ("end", end)):
+        check_shape(where, name, array, (rows,))
+    check_dtypes(where, INTS, table=table, base=base, begin=begin, end=end)
+    check_dtypes(where, WORDS, values=values)
+    if page_tokens < 1:
+        raise ValueError(f"{where}: page_tokens must be at least 1, got {page_tokens}")
+    _check_arena(where, arena, offset, page_tokens * values.shape[2])
     _check_on_device("update_tokens", "table", table, arena)
     arrays = (arena, values, table, base, begin, end)
     static = {"offset": offset, "page_tokens": page_tokens}
@@ -192,9 +223,8 @@ def quantize_records(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _check_arena(where: str, arena: jax.Array, offset: int, words: int) -> None:
     check_rank(where, "arena", arena, 2)
-    if arena.dtype != jnp.uint32:
-        raise ValueError(f"{where}: arena must be uint32, got {arena.dtype}")
-    if offset < 0 or offset + words > arena.shape[1]:
+    check_dtypes(where, WORDS, arena=arena)
+    if offset < 0 or words < 0 or offset + words > arena.shape[1]:
         raise ValueError(
             f"{where}: words [{offset}, {offset + words}) must lie within a frame of {arena.shape[1]}"
         )

@@ -5,7 +5,18 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.dispatch import Implementation, check_ancestors, check_rank, check_shape, run
+from pallas_kernels.dispatch import (
+    FLOAT32,
+    FLOATS,
+    INTS,
+    WORDS,
+    Implementation,
+    check_ancestors,
+    check_dtypes,
+    check_rank,
+    check_shape,
+    run,
+)
 from pallas_kernels.paged_attention.kernel import paged_attention_pallas, why_unsupported
 from pallas_kernels.paged_attention.layout import PageLayout as PageLayout
 from pallas_kernels.paged_attention.reference import paged_attention_reference
@@ -74,11 +85,14 @@ def paged_attention(
     check_shape(where, "table", table, (rows, table.shape[1]))
     check_shape(where, "base", base, (rows,))
     check_shape(where, "end", end, (rows,))
-    for name, array, kind in (("arena", arena, jnp.uint32), ("table", table, jnp.int32)):
-        if array.dtype != kind:
-            raise ValueError(
-                f"{where}: {name} must be {jnp.dtype(kind).name}, got {array.dtype}; convert it"
-            )
+    check_dtypes(where, FLOATS, q=q)
+    check_dtypes(where, WORDS, arena=arena)
+    check_dtypes(where, INTS, table=table, base=base, end=end)
+    check_dtypes(where, FLOAT32, scales=scales)
+    if jnp.dtype(dtype).name not in FLOATS:
+        raise ValueError(
+            f"{where}: dtype must be {' or '.join(FLOATS)}, got {jnp.dtype(dtype).name}"
+        )
     if heads % layout.num_kv_heads or width != layout.head_dim:
         raise ValueError(
             f"{where}: q heads {heads} x {width} do not fit {layout.num_kv_heads} KV heads "

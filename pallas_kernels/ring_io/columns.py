@@ -13,7 +13,16 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
+from pallas_kernels.dispatch import (
+    BITS,
+    INTS,
+    WORDS,
+    Implementation,
+    check_dtypes,
+    check_rank,
+    check_shape,
+    run,
+)
 from pallas_kernels.triton import call, cdiv, line, load, store
 
 BLOCK_WORDS = 1024
@@ -44,8 +53,10 @@ def store_columns(
     where = "store_columns"
     check_rank(where, "conv", conv, 4)
     check_rank(where, "frames", frames, 2)
-    if conv.dtype not in (jnp.uint16, jnp.uint32):
-        raise ValueError(f"{where}: conv must be bits in uint16 or uint32, got {conv.dtype}")
+    check_rank(where, "arena", arena, 2)
+    check_dtypes(where, BITS, conv=conv)
+    check_dtypes(where, WORDS, arena=arena)
+    check_dtypes(where, INTS, frames=frames, folds=folds)
     layers, ring_rows, held, channels = conv.shape
     rows = frames.shape[0]
     check_shape(where, "folds", folds, (rows,))
@@ -54,7 +65,7 @@ def store_columns(
         raise ValueError(
             f"{where}: frames must hold {needed} words a row, got {frames.shape[1]} of {arena.shape[1]}"
         )
-    if columns > held or rows > ring_rows:
+    if not 0 <= columns <= held or rows > ring_rows:
         raise ValueError(
             f"{where}: {columns} columns of {rows} rows must lie within the rings, got {conv.shape}"
         )

@@ -10,7 +10,18 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.bits import stored
 from pallas_kernels.causal_conv.sizes import Sizes
-from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
+from pallas_kernels.dispatch import (
+    BITS,
+    FLOAT32,
+    FLOATS,
+    INTS,
+    WORDS,
+    Implementation,
+    check_dtypes,
+    check_rank,
+    check_shape,
+    run,
+)
 from pallas_kernels.ring_io.columns import layer_words, pack_columns, word_of
 from pallas_kernels.triton import call, cdiv, line, load, store
 
@@ -56,21 +67,20 @@ def store_tail(
     where = "store_tail"
     for name, array in (("conv", conv), ("xB", xB), ("dt", dt)):
         check_rank(where, name, array, 4)
-    if conv.dtype not in (jnp.uint16, jnp.uint32) or xB.dtype != conv.dtype:
-        raise ValueError(
-            f"{where}: conv and xB must be bits in uint16 or uint32, got {conv.dtype} and {xB.dtype}"
-        )
+    check_dtypes(where, BITS, conv=conv)
+    check_dtypes(where, (conv.dtype.name,), xB=xB, history=history)
+    check_dtypes(where, FLOAT32, dt=dt, steps=steps)
+    check_dtypes(where, FLOATS, projected=projected, xBC=xBC)
+    check_dtypes(
+        where, INTS, frames=frames, rows=rows, lengths=lengths, state_lengths=state_lengths
+    )
+    check_dtypes(where, WORDS, arena=arena)
     for name, array, rank in (
         ("arena", arena, 2),
         ("frames", frames, 2),
         ("projected", projected, 3),
     ):
         check_rank(where, name, array, rank)
-    if arena.dtype != jnp.uint32 or history.dtype != conv.dtype:
-        raise ValueError(
-            f"{where}: arena must be uint32 and history {conv.dtype} as the rings, got {arena.dtype} "
-            f"and {history.dtype}; pass the bits"
-        )
     if not 0 <= layer < conv.shape[0]:
         raise ValueError(f"{where}: layer must lie in [0, {conv.shape[0]}), got {layer}")
     needed = (layer + 1) * layer_words(sizes.history, sizes.conv_size, conv.dtype)

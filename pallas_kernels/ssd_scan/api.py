@@ -5,8 +5,17 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
-from pallas_kernels.records import Records, check_frames
+from pallas_kernels.dispatch import (
+    FLAGS,
+    FLOATS,
+    INTS,
+    Implementation,
+    check_dtypes,
+    check_rank,
+    check_shape,
+    run,
+)
+from pallas_kernels.records import Records, check_frames, check_groups
 from pallas_kernels.ssd_scan import dense, kernel, reference, xla
 
 IMPLEMENTATIONS = {
@@ -53,7 +62,8 @@ def ssd_scan(
         y [B, T, M, P] in the dtype of x, zero on padding; state [B, M, P, R] float32.
 
     Raises:
-        ValueError: a shape does not fit, or the implementation is unknown.
+        ValueError: a shape or dtype does not fit, or the implementation is unknown.
+        NotImplementedError: "pallas" was asked for and cannot take these sizes.
 
     Example:
         >>> import jax.numpy as jnp
@@ -71,10 +81,9 @@ def ssd_scan(
     check_shape(where, "A", A, (heads,))
     check_shape(where, "B", B, (rows, tokens, groups, size))
     check_shape(where, "C", C, B.shape)
-    if heads % groups:
-        raise ValueError(
-            f"{where}: groups of B must divide the heads of x, got {groups} and {heads}"
-        )
+    check_groups(where, groups, heads)
+    check_dtypes(where, FLOATS, x=x, dt=dt, A=A, B=B, C=C, initial_state=initial_state)
+    check_dtypes(where, INTS, lengths=lengths, state_lengths=state_lengths)
     if initial_state is None:
         initial_state = jnp.zeros((rows, heads, width, size), jnp.float32)
     check_shape(where, "initial_state", initial_state, (rows, heads, width, size))
@@ -142,8 +151,11 @@ def ssd_scan_frames(
         ("state_lengths", state_lengths),
     ):
         check_shape(where, name, value, (rows,))
+    check_dtypes(where, FLOATS, xBC=xBC, dt=dt, A=A, D=D)
+    check_dtypes(where, INTS, lengths=lengths, state_lengths=state_lengths)
+    check_dtypes(where, FLAGS, exists=exists)
     for name, frames in (("read", read), ("write", write)):
-        check_frames(where, arena, name, frames[:, first_frame:], rows, records)
+        check_frames(where, arena, name, frames, rows, records, first=first_frame)
     arrays = (arena, read, write, exists, xBC, dt, A, D, lengths, state_lengths)
     reason = kernel.why_unsupported(records, xBC.dtype)
     static = {"records": records, "first_frame": first_frame}

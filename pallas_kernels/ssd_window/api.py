@@ -5,8 +5,20 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.dispatch import Implementation, check_ancestors, check_rank, check_shape, run
-from pallas_kernels.records import Records, check_frames
+from pallas_kernels.dispatch import (
+    BITS,
+    FLAGS,
+    FLOAT32,
+    FLOATS,
+    INTS,
+    Implementation,
+    check_ancestors,
+    check_dtypes,
+    check_rank,
+    check_shape,
+    run,
+)
+from pallas_kernels.records import Records, check_frames, check_groups
 from pallas_kernels.ssd_window import kernel, reference, xla
 
 WINDOWS = {
@@ -80,6 +92,7 @@ def ssd_window(
     num_valid = _checked(where, x, dt, A, B, C, starts, num_valid, ancestors)
     rows, slots, heads, width = x.shape
     check_shape(where, "state", state, (rows, heads, width, C.shape[3]))
+    check_dtypes(where, FLOAT32, state=state)
     arrays = (state, x, dt, A, B, C, starts, num_valid, ancestors)
     reason = kernel.why_unsupported(Records.of(x, B), slots)
     return run(where, implementation, WINDOWS, *arrays, unsupported=reason)
@@ -116,6 +129,7 @@ def ssd_window_frames(
     num_valid = _checked(where, x, dt, A, B, C, starts, num_valid, ancestors)
     records = Records.of(x, B)
     check_shape(where, "exists", exists, (x.shape[0],))
+    check_dtypes(where, FLAGS, exists=exists)
     check_frames(where, arena, "frames", frames, x.shape[0], records)
     arrays = (arena, frames, exists, x, dt, A, B, C, starts, num_valid, ancestors)
     reason = kernel.why_unsupported(records, x.shape[1])
@@ -178,7 +192,10 @@ def ssd_window_rings(
         check_shape(where, "D", D, (heads,))
     _check_rows(where, rows, tokens, starts, num_valid, ancestors)
     check_shape(where, "exists", exists, (rows,))
-    check_frames(where, arena, "frames", frames[:, first_frame:], rows, records)
+    check_dtypes(where, FLAGS, exists=exists)
+    check_dtypes(where, FLOATS + BITS, xB=xB)
+    check_dtypes(where, FLOATS, dt=dt, A=A, C=C, D=D, scores=scores)
+    check_frames(where, arena, "frames", frames, rows, records, first=first_frame)
     if scores is not None:
         check_shape(where, "scores", scores, (rows, tokens, records.num_groups, xB.shape[2]))
     arrays = (arena, frames, exists, xB, dt, A, C, D, starts, num_valid, ancestors, scores)
@@ -195,10 +212,9 @@ def _checked(where: str, x, dt, A, B, C, starts, num_valid, ancestors) -> jax.Ar
     check_shape(where, "dt", dt, (rows, slots, heads))
     check_shape(where, "A", A, (heads,))
     check_shape(where, "B", B, (rows, slots, *C.shape[2:]))
-    if heads % C.shape[2]:
-        raise ValueError(
-            f"{where}: groups of B must divide the heads of x, got {C.shape[2]} and {heads}"
-        )
+    check_shape(where, "C", C, (rows, *C.shape[1:]))
+    check_groups(where, C.shape[2], heads)
+    check_dtypes(where, FLOATS, x=x, dt=dt, A=A, B=B, C=C)
     if num_valid is None:
         num_valid = jnp.full(rows, C.shape[1], jnp.int32)
     _check_rows(where, rows, C.shape[1], starts, num_valid, ancestors)
@@ -208,6 +224,7 @@ def _checked(where: str, x, dt, A, B, C, starts, num_valid, ancestors) -> jax.Ar
 def _check_rows(where: str, rows: int, tokens: int, starts, num_valid, ancestors) -> None:
     check_shape(where, "starts", starts, (rows,))
     check_shape(where, "num_valid", num_valid, (rows,))
+    check_dtypes(where, INTS, starts=starts, num_valid=num_valid)
     check_ancestors(where, ancestors, rows, tokens)
 
 
@@ -247,6 +264,10 @@ def fold(
     check_shape(where, "dt", dt, (rows, slots, heads))
     check_shape(where, "A", A, (heads,))
     check_shape(where, "B", B, (rows, slots, *B.shape[2:]))
+    check_groups(where, B.shape[2], heads)
+    check_dtypes(where, FLOAT32, state=state)
+    check_dtypes(where, FLOATS, x=x, dt=dt, A=A, B=B)
+    check_dtypes(where, INTS, lengths=lengths)
     if lengths is None:
         lengths = jnp.full(rows, slots, jnp.int32)
     check_shape(where, "lengths", lengths, (rows,))
@@ -283,15 +304,22 @@ def fold_frames(
     """
     where = "fold_frames"
     check_rank(where, "xB", xB, 4)
+    check_rank(where, "lengths", lengths, 1)
     rows, layers = lengths.shape[0], xB.shape[0]
     check_shape(where, "xB", xB, (*xB.shape[:3], records.record_size))
     check_shape(where, "dt", dt, (*xB.shape[:3], records.num_heads))
     check_shape(where, "A", A, (layers, records.num_heads))
     check_shape(where, "exists", exists, (rows,))
+    check_dtypes(where, FLAGS, exists=exists)
+    check_dtypes(where, INTS, lengths=lengths)
+    check_dtypes(where, FLOATS + BITS, xB=xB)
+    check_dtypes(where, FLOATS, dt=dt, A=A)
+    if rows > xB.shape[1]:
+        raise ValueError(f"{where}: {rows} rows must lie within the rings {xB.shape[:2]}")
+    if per_layer < 1:
+        raise ValueError(f"{where}: per_layer must be at least 1, got {per_layer}")
     for name, frames in (("read", read), ("write", write)):
-        check_rank(where, name, frames, 2)
-        own = frames[:, :per_layer]
-        check_frames(where, arena, name, own, rows, records)
+        check_frames(where, arena, name, frames, rows, records, last=per_layer)
         if frames.shape[1] < layers * per_layer:
             raise ValueError(
                 f"{where}: {name} must have {layers * per_layer} frames a row for {layers} layers, "

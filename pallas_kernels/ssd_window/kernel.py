@@ -191,7 +191,7 @@ def _fold_kernel(
     A = A_ref[layer, head]
 
     def fold_row(row, _):
-        length = lengths_ref[row]
+        length = jnp.minimum(lengths_ref[row], xB_ref.shape[2])  # never past the row's ring
 
         @pl.when(length >= 0)
         def _():

@@ -5,7 +5,17 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.dispatch import Implementation, check_rank, check_shape, run
+from pallas_kernels.dispatch import (
+    FLOAT32,
+    FLOATS,
+    INTS,
+    WORDS,
+    Implementation,
+    check_dtypes,
+    check_rank,
+    check_shape,
+    run,
+)
 from pallas_kernels.token_sampling.kernel import sample_tokens_pallas
 from pallas_kernels.token_sampling.reference import sample_tokens_reference
 
@@ -37,7 +47,7 @@ def sample_tokens(
         logits: float32[B, V]. keys: uint32[B, 2].
         temperature: float32[B], 0 takes the largest logit, the first of equal ones.
         top_k: int32[B], 0 for no limit. top_p: float32[B], 1 for no limit. min_p: float32[B], 0 for no limit.
-        banned: int32[B, n] tokens that are not drawn, -1 where unused. A NaN is not drawn either.
+        banned: int32[B, n] tokens that are not drawn, -1 where unused; n may be 0. A NaN is not drawn either.
         implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
 
     Returns:
@@ -54,9 +64,14 @@ def sample_tokens(
     where = "sample_tokens"
     check_rank(where, "logits", logits, 2)
     check_rank(where, "banned", banned, 2)
-    if logits.dtype != jnp.float32:
-        raise ValueError(f"{where}: logits must be float32, got {logits.dtype}; convert them")
+    check_dtypes(where, FLOAT32, logits=logits)
+    check_dtypes(where, WORDS, keys=keys)
+    check_dtypes(where, FLOATS, temperature=temperature, top_p=top_p, min_p=min_p)
+    check_dtypes(where, INTS, top_k=top_k)
     rows = logits.shape[0]
+    if not banned.shape[1]:
+        banned = jnp.full((rows, 1), -1, jnp.int32)
+    check_dtypes(where, INTS, banned=banned)
     check_shape(where, "keys", keys, (rows, 2))
     check_shape(where, "banned", banned, (rows, banned.shape[1]))
     for name, value in (

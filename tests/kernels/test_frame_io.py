@@ -235,7 +235,7 @@ def test_programs_traced_under_bounds_checked_raise_for_such_ids(function):
         (lambda a, i: copy_frames(a, i[None], i), r"sources must have 1 dimensions, .* \(1, 2\)"),
         (
             lambda a, i: update_tokens(
-                a, a[:, None], i[:, None], base=i, begin=i, end=i, offset=4, page_tokens=1
+                a, a[:2, None], i[:, None], base=i, begin=i, end=i, offset=4, page_tokens=1
             ),
             r"update_tokens: words \[4, 12\) must lie within a frame of 8",
         ),

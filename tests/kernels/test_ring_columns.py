@@ -72,7 +72,10 @@ def test_none_chooses_by_platform():
     [
         ({"frames": jnp.ones((4, 1), jnp.int32)}, "frames must hold 96 words a row, got 1 of 48"),
         ({"columns": 5}, r"5 columns of 4 rows must lie within the rings, got \(3, 5, 4, 21\)"),
-        ({"conv": jnp.ones((3, 5, 4, 21))}, "conv must be bits in uint16 or uint32, got float32"),
+        (
+            {"conv": jnp.ones((3, 5, 4, 21))},
+            "conv must be uint16 or uint32, got float32; pass the bits",
+        ),
         ({"folds": jnp.ones(3, jnp.int32)}, r"folds must have shape \(4,\), got \(3,\)"),
     ],
 )

@@ -112,13 +112,16 @@ def test_none_chooses_by_platform():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"conv": jnp.ones((3, 5, 4, 29))}, "bits in uint16 or uint32, got float32 and uint16"),
+        (
+            {"conv": jnp.ones((3, 5, 4, 29))},
+            "conv must be uint16 or uint32, got float32; pass the bits",
+        ),
         ({"layer": 7}, r"layer must lie in \[0, 3\), got 7"),
         (
             {"frames": jnp.ones((4, 1), jnp.int32), "layer": 2},
             "frames must hold .* words a row, got 1 of 48",
         ),
-        ({"history": jnp.ones((4, 3, 29))}, "history uint16 as the rings, got uint32 and float32"),
+        ({"history": jnp.ones((4, 3, 29))}, "history must be uint16, got float32; pass the bits"),
         ({"rows": ROWS[:3]}, r"rows must have shape \(4,\), got \(3,\)"),
         ({"steps": jnp.ones((4, 20, 2))}, r"steps must have shape \(4, 20, 3\), got \(4, 20, 2\)"),
     ],
