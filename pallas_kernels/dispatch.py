@@ -43,14 +43,34 @@ def run(
         if unsupported is not None or "pallas" not in available:
             return xla(*arrays)
         pallas = functools.partial(available["pallas"], **static)
-        return jax.lax.platform_dependent(*arrays, cuda=pallas, default=xla)
+        either = functools.partial(jax.lax.platform_dependent, cuda=pallas, default=xla)
+        return _differentiated_as(either, xla)(*arrays)
     if not isinstance(implementation, str) or implementation not in available:
         raise ValueError(
             f"{where}: implementation must be one of {sorted(available)}, got {implementation!r}"
         )
-    if implementation == "pallas" and unsupported is not None:
+    named = functools.partial(available[implementation], **static)
+    if implementation != "pallas":
+        return named(*arrays)
+    if unsupported is not None:
         raise NotImplementedError(f"{where}: {unsupported}")
-    return available[implementation](*arrays, **static)
+    return _differentiated_as(named, functools.partial(_no_derivative, where))(*arrays)
+
+
+def _differentiated_as(function: Callable, other: Callable) -> Callable:
+    """The function, with the derivatives of another one that computes the same.
+
+    A kernel's own would be wrong without a word: states reach it as bits, through which nothing is differentiated.
+    """
+    called = jax.custom_jvp(function)
+    called.defjvp(functools.partial(jax.jvp, other))
+    return called
+
+
+def _no_derivative(where: str, *arrays):
+    raise NotImplementedError(
+        f"{where}: 'pallas' has no derivative; differentiate 'xla', which None takes for it"
+    )
 
 
 def check_rank(where: str, name: str, array: jax.Array, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""What the kernel packages say to wrong arguments: dtypes, ranks, empty arrays, what is no array."""
+"""What the kernel packages say to wrong arguments: dtypes, ranks, empty arrays, what is no array, derivatives."""
 
 from __future__ import annotations
 
@@ -188,6 +188,33 @@ def test_a_fold_never_reads_past_its_ring():
     want = fold(**given | {"lengths": ints(1) * 32}, implementation="pallas")
     got = fold(**given | {"lengths": ints(1) * 40}, implementation="pallas")
     np.testing.assert_array_equal(got, want)
+
+
+@every_function
+def test_a_kernel_has_no_derivative_rather_than_a_wrong_one(function):
+    """Before, a kernel's derivative by the state was zero: it reads the state as bits."""
+    given = GOOD[function]
+    name = next((n for n, v in given.items() if getattr(v, "dtype", None) == jnp.float32), None)
+    if name is None:
+        return
+    call = lambda x: function(**given | {name: x}, implementation="pallas")
+    with pytest.raises(NotImplementedError, match=f"^{function.__name__}: 'pallas' has no deriv"):
+        jax.jvp(call, (given[name],), (given[name],))
+
+
+@pytest.mark.parametrize("function", [fold, ssd_window])
+@pytest.mark.parametrize("by", ["state", "x"])
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_the_chosen_implementation_has_the_derivative_of_the_reference(function, by, wrap):
+    def gradient(implementation):
+        def total(x):
+            return jnp.sum(function(**GOOD[function] | {by: x}, implementation=implementation) ** 2)
+
+        return wrap(jax.grad(total))(GOOD[function][by])
+
+    found, want = gradient(None), gradient("reference")
+    assert jnp.any(want != 0)
+    np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-5)
 
 
 @every_function
