@@ -36,6 +36,7 @@ class Future:
         )
         prompts = [tree.announce(request.prompt) for request in trace]
         wholes = [tree.announce(request.whole) for request in trace]
+        self._root = tree.root
         self.uses: dict[Node, list[int]] = {}
         self.paths: list[list[Node]] = []
         self.ends: list[list[int]] = []
@@ -47,9 +48,13 @@ class Future:
             self.ends.append([node.end for node in self.paths[-1]])
         self.prompt_ends = [prompt.end for prompt in prompts]
 
-    def at(self, number: int, position: int) -> Node:
-        """The node of the whole tree that `position` of a request's sequence lies in, or ends."""
-        return self.paths[number][bisect_left(self.ends[number], position)]
+    def place(self, node: Node) -> Node:
+        """The node of the whole tree that a cache's node ends in, on whichever path."""
+        place = self._root
+        for part in node.path():
+            while place.end < part.end:
+                place = place.children[int(part.tokens[place.end - part.start])]
+        return place
 
 
 class Clairvoyant:
@@ -92,7 +97,7 @@ class Clairvoyant:
 
     def add(self, node: Node) -> None:
         if node not in self._place:
-            place = self._place[node] = self._future.at(self._now, node.end)
+            place = self._place[node] = self._future.place(node)
             self._here[place] = node
         self._ratio[node] = saved_tokens(node) / max(1, freed_bytes(node, self.costs))
 
@@ -101,7 +106,10 @@ class Clairvoyant:
 
     def forget(self, node: Node) -> None:
         """The node left the tree for good."""
-        self._place.pop(node, None)
+        self._next.pop(node, None)
+        place = self._place.pop(node, None)
+        if self._here.get(place) is node:
+            del self._here[place]
 
     def pop(self) -> Node | None:
         if not self._ratio:
