@@ -111,7 +111,7 @@ class Adaptive:
 
     def catch_up(self) -> None:
         """Moves the nodes whose points grew older, or are of another class, to where they belong."""
-        moved, self.points.moved = self.points.moved, []
+        moved, self.points.moved = self.points.moved, {}
         for node in moved:
             if node in self._place:
                 self.add(node)

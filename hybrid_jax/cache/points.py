@@ -84,12 +84,13 @@ class Points:
 
     Attributes:
         tables: what was learned.
-        moved: nodes whose point is in another class or age bin since the list was last emptied.
+        moved: nodes whose point is in another class or age bin since this was last emptied; each once, and none
+            that was forgotten, so it stays small where nothing is ever evicted.
     """
 
     def __init__(self) -> None:
         self.tables = LifeTables()
-        self.moved: list[Node] = []
+        self.moved: dict[Node, None] = {}
         self._clock = 0.0
         self._request = 0
         self._mean_log_gap, self._num_gaps = 0.0, 0
@@ -124,7 +125,7 @@ class Points:
                 point.step = step
                 if step + 1 < len(self._coming):
                     self._coming[step + 1].append(life)
-                self.moved.append(node)
+                self.moved[node] = None
 
     # --- what happens to points -----------------------------------------------------------------
 
@@ -198,6 +199,7 @@ class Points:
         if node.point is not None:
             self._end(node.point, LOST)
             node.point = None
+            self.moved.pop(node, None)
 
     def _begin(self, node: Node) -> None:
         point = node.point
@@ -206,7 +208,7 @@ class Points:
         point.since, point.request = self._clock, self._request
         point.group, point.step = self.tables.class_of(point.features, point.prior), 0
         self._coming[1].append((point.since, point.life, node))
-        self.moved.append(node)
+        self.moved[node] = None
 
     def _end(self, point: Point, how: int) -> None:
         if point.alive:
