@@ -213,5 +213,5 @@ class Points:
     def _end(self, point: Point, how: int) -> None:
         if point.alive:
             point.alive = False
-            age_bin = self.tables.bin_of(1.0 + self._clock - point.since)
+            age_bin = self.tables.bin_of(1.0 + (self._clock - point.since))
             self.tables.count(point.group, age_bin, how)

@@ -124,6 +124,15 @@ def test_the_first_request_finds_an_age_of_one(points, end):
     assert counts(points) == {"used": [1], "lived": [], "lost": []}
 
 
+def test_an_age_of_one_stays_one_at_any_time(points, end):
+    # 1 + 0.4 - 0.4 is less than 1 in floating point, and below the first bin.
+    points._clock = 0.4
+    assert 1 + points._clock - points._clock < 1
+    points.part(end, 50)
+    points.use(end)
+    assert counts(points)["used"] == [1]
+
+
 def test_a_clock_that_jumps_over_bins_passes_every_one_of_them_once(points, end):
     other = node_at(40)
     points.add(other, NEW, END)
