@@ -191,10 +191,10 @@ def test_where_a_prompt_parts_a_branch_is_noted_and_the_path_it_parted_from_is_m
 
 def test_only_the_first_parting_at_a_place_marks_a_path():
     cache = checked("hybrid", 1000)
-    for tail in ("aa", "bb", "cc"):
+    for tail in ("aa", "bb", "aadd", "cc"):
         ask(cache, LINE + tail)
     found = points(cache)
-    assert [found[LINE + tail].split for tail in ("aa", "bb", "cc")] == [5, 0, 0]
+    assert [found[LINE + tail].split for tail in ("aa", "bb", "aadd", "cc")] == [5, 0, 0, 0]
 
 
 def test_below_the_next_branch_nothing_is_marked():
