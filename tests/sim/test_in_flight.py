@@ -1,0 +1,191 @@
+"""A trace on virtual time: who arrives when, who waits for whom, what does not fit, what is left at the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hybrid_jax.costs import Costs
+from hybrid_jax.sim.in_flight import FRAME_BYTES, _Run, simulate_in_flight, virtual_geometry
+from hybrid_jax.sim.request_order import simulate
+from hybrid_jax.sim.timing import DeviceModel
+from hybrid_jax.sim.traces import TraceRequest
+
+# 16 tokens fill a frame, a checkpoint takes 2.
+KV = FRAME_BYTES // 16
+COSTS = Costs(flops_per_token=10**9, flops_per_key=0, kv_bytes=KV, checkpoint_bytes=32 * KV)
+KINDS = {
+    "hybrid": COSTS,
+    "attention": replace(COSTS, checkpoint_bytes=0),
+    "recurrent": replace(COSTS, kv_bytes=0),
+}
+PLENTY = 1000 * FRAME_BYTES
+
+
+def tokens(seed: int, count: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(1, 1000, count).astype(np.int32)
+
+
+def asked(session, arrival: float, prompt, output=()) -> TraceRequest:
+    return TraceRequest(
+        session_id=session, turn_id=0, arrival_s=arrival,
+        prompt=np.asarray(prompt, np.int32), output=np.asarray(output, np.int32),
+    )  # fmt: skip
+
+
+def chat(turns: int, gap: float, session=0, sizes=(90, 45)) -> list[TraceRequest]:
+    """Turns whose prompts begin with all that was said before; none ends on a multiple of 32."""
+    trace, history = [], tokens(7 + session, 3)
+    for turn in range(turns):
+        prompt = np.concatenate((history, tokens(100 * session + 2 * turn, sizes[0])))
+        output = tokens(100 * session + 2 * turn + 1, sizes[1])
+        trace.append(asked(session, turn * gap, prompt, output))
+        history = np.concatenate((prompt, output))
+    return trace
+
+
+def finished(trace, costs=COSTS, policy="lru", capacity=PLENTY, **options) -> _Run:
+    settings = {"grain": 32, "max_rows": 8, "prefill_tokens": 512, "device": None} | options
+    run = _Run(trace, costs, policy, capacity, **settings)
+    run.go()
+    return run
+
+
+# --- frames ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kv_bytes", "checkpoint_bytes", "page_tokens", "frame_bytes", "state_frames"),
+    [
+        (65_536, 26_787_840, 16, 16 * 65_536, 26),  # 25.5 pages
+        (KV, 32 * KV, 16, FRAME_BYTES, 2),
+        (1024, FRAME_BYTES, 256, FRAME_BYTES, 1),
+        (20_000, 1, 16, 320_000, 1),
+        (1024, 0, 256, FRAME_BYTES, 0),
+        (0, 26_787_840, 0, FRAME_BYTES, 103),  # 102.2
+    ],
+)
+def test_a_page_is_a_frame_of_a_quarter_megabyte_at_least(
+    kv_bytes, checkpoint_bytes, page_tokens, frame_bytes, state_frames
+):
+    costs = replace(COSTS, kv_bytes=kv_bytes, checkpoint_bytes=checkpoint_bytes)
+    found = virtual_geometry(costs, 32)
+    assert (found.page_tokens, found.frame_bytes) == (page_tokens, frame_bytes)
+    assert (found.state_frames, found.frames_per_page) == (state_frames, int(kv_bytes > 0))
+    assert (found.has_pages, found.has_state) == (kv_bytes > 0, checkpoint_bytes > 0)
+
+
+# --- who comes when -------------------------------------------------------------------------------
+
+
+def test_two_of_the_same_prompt_at_once_compute_it_once():
+    prompt = tokens(0, 300)
+    trace = [asked(n, 0.0, prompt, tokens(n + 1, 5)) for n in range(2)]
+    found = simulate_in_flight(trace, COSTS, "lru", PLENTY)
+    assert (found.waits, found.hit_tokens, found.input_tokens) == (1, 288, 600)
+
+
+def test_a_turn_never_arrives_before_the_one_before_has_ended():
+    # All turns are due at once; a plan takes a second.
+    run = finished(chat(5, 0.0), device=DeviceModel(dispatch_s=1.0))
+    for turn in range(1, 5):
+        assert run.arrived[turn] == run.ended[turn - 1] > run.arrived[turn - 1]
+    # Each is found in the cache by the next: all but what lies behind the last multiple of 32.
+    assert [run.hits[n] for n in range(5)] == [0, 128, 256, 384, 512]
+
+
+def test_a_turn_that_is_due_later_arrives_when_it_is_due():
+    run = finished(chat(3, 1000.0))
+    assert [run.arrived[n] for n in range(3)] == [0.0, 1000.0, 2000.0]
+
+
+def test_sessions_do_not_wait_for_each_other():
+    run = finished([asked(n, 0.0, tokens(n, 100), tokens(n, 20)) for n in range(4)])
+    assert set(run.arrived.values()) == {0.0}
+
+
+def test_what_can_never_fit_is_counted_and_does_not_block_its_session():
+    # 10 frames: 8 pages beside a checkpoint, 128 tokens.
+    trace = [
+        asked("a", 0.0, tokens(0, 500), tokens(1, 5)),
+        asked("a", 1.0, tokens(2, 50), tokens(3, 5)),
+        asked("b", 2.0, tokens(4, 40), tokens(5, 5)),
+    ]
+    found = simulate_in_flight(trace, COSTS, "lru", 10 * FRAME_BYTES)
+    assert (found.infeasible, found.requests, found.input_tokens) == (1, 2, 90)
+
+
+@pytest.mark.parametrize(("length", "seconds"), [(300, 1 + 3), (1000, 2 + 10)])
+def test_times_are_those_of_the_device(length, seconds):
+    # 512 tokens a plan, a second each, and a GFLOP a token at 100 GFLOP/s. The four steps behind the first token
+    # are part of the last plan, and take nothing to speak of.
+    device = DeviceModel(dispatch_s=1.0, flops_per_second=1e11, bytes_per_second=1e30)
+    trace = [asked(0, 5.0, tokens(0, length), tokens(1, 5))]
+    found = simulate_in_flight(trace, COSTS, "none", PLENTY, device=device, prefill_tokens=512)
+    assert found.ttft_s["mean"] == pytest.approx(seconds)
+    assert found.latency_s["mean"] == pytest.approx(seconds) == found.span_s
+    assert found.hit_tokens == 0 and found.timing == device.describe()
+
+
+# --- beside request order -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", ["lru", "sglang", "adaptive", "alpha:1"])
+def test_requests_far_apart_hit_what_they_hit_one_after_the_other(kind, policy):
+    trace = [
+        turn for turns in zip(*(chat(6, 9e5, s) for s in range(3)), strict=True) for turn in turns
+    ]
+    trace = [replace(turn, arrival_s=1e5 * n) for n, turn in enumerate(trace)]
+    found = simulate_in_flight(trace, KINDS[kind], policy, PLENTY)
+    other = simulate(trace, KINDS[kind], policy, PLENTY, grain=32, bounds=False)
+    assert found.hit_tokens == other.hit_tokens > 0
+    assert found.waits == found.preemptions == found.evictions == 0
+
+
+# --- memory that is short -------------------------------------------------------------------------
+
+
+def test_a_pool_that_is_short_sends_requests_back_and_all_of_them_end():
+    trace = [asked(n, 0.0, tokens(n, 60), tokens(50 + n, 100)) for n in range(4)]
+    found = simulate_in_flight(trace, COSTS, "lru", 26 * FRAME_BYTES)
+    assert found.preemptions > 0 and (found.requests, found.infeasible) == (4, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", ["lru", "adaptive", "none"])
+@pytest.mark.parametrize("frames", [40, 100])
+def test_at_the_end_every_frame_is_free_or_in_the_tree(kind, policy, frames):
+    trace = sorted(
+        (turn for s in range(5) for turn in chat(5, 0.01, s)), key=lambda turn: turn.arrival_s
+    )
+    run = finished(trace, KINDS[kind], policy, frames * FRAME_BYTES)
+    run.scheduler.check_invariants()
+    stats = run.scheduler.stats()
+    assert stats["free_frames"] + stats["cached_frames"] == stats["num_frames"]
+    assert len(run.ended) + run.infeasible == len(trace)
+    run.scheduler.reset_prefix_cache()
+    assert run.scheduler.stats()["free_frames"] == frames
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+
+def test_no_requests_are_an_error():
+    with pytest.raises(ValueError, match="a trace must hold at least one request, got none$"):
+        simulate_in_flight([], COSTS, "lru", PLENTY)
+
+
+def test_an_arena_below_two_checkpoints_is_an_error():
+    least = 4 * FRAME_BYTES
+    with pytest.raises(
+        ValueError, match=f"must hold two checkpoints, {least} bytes at least, got {least - 1}$"
+    ):
+        simulate_in_flight(chat(1, 0.0), COSTS, "lru", least - 1)
+
+
+def test_a_policy_that_no_engine_has_is_an_error():
+    with pytest.raises(ValueError, match="'optimal'"):
+        simulate_in_flight(chat(1, 0.0), COSTS, "optimal", PLENTY)
