@@ -10,6 +10,7 @@ from dataclasses import fields
 import pytest
 
 from hybrid_jax import cli
+from hybrid_jax.sim.in_flight import InFlightResult
 from hybrid_jax.sim.request_order import Result
 
 KEYS = {
@@ -20,18 +21,22 @@ KEYS = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def trace(tmp_path):
-    """Three turns of one chat: 4, 8 and 12 tokens are asked for, 0, 6 and 10 of them cached."""
+def write_chat(path, sizes):
+    """Turns of one chat, a second apart, of so many prompt tokens; each goes on behind two tokens of output."""
     lines = []
-    for turn, size in enumerate((4, 8, 12)):
+    for turn, size in enumerate(sizes):
         prompt, output = list(range(size)), [size, size + 1]
         lines.append(
             {"session_id": 0, "turn_id": turn, "ts": turn, "input_tokens": prompt, "output_tokens": output}
         )  # fmt: skip
-    path = tmp_path / "chat.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Three turns of one chat: 4, 8 and 12 tokens are asked for, 0, 6 and 10 of them cached."""
+    return write_chat(tmp_path / "chat.jsonl", (4, 8, 12))
 
 
 @pytest.fixture
@@ -102,6 +107,46 @@ def test_a_model_may_be_a_file(simulate, tmp_path):
     assert (found["model_spec"], found["hit_tokens"], found["used_max"]) == ("mine", 16, 14 * 16)
 
 
+# --- requests side by side ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def arrive(simulate, tmp_path):
+    """Turns of 40, 80 and 120 tokens; 41, 81 and 121 are computed at the end of each."""
+    path = write_chat(tmp_path / "long.jsonl", (40, 80, 120))
+    return lambda *arguments: simulate("--clock", "arrivals", *arguments, trace=path)
+
+
+def test_with_arrivals_the_object_has_a_key_for_everything_that_is_measured(arrive):
+    code, out, err = arrive("--json")
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert set(found) == {field.name for field in fields(InFlightResult)}
+    for times in ("ttft_s", "latency_s"):
+        assert set(found[times]) == {"p5", "p50", "p95", "mean"}
+    assert (found["policy"], found["requests"], found["infeasible"]) == ("adaptive", 3, 0)
+    assert 2 < found["span_s"] < 3  # the last turn arrives at 2
+
+
+@pytest.mark.parametrize(("options", "hits"), [((), 32 + 64), (("--grain", 16), 32 + 80)])
+def test_with_arrivals_resume_points_are_32_tokens_apart_or_as_asked(arrive, options, hits):
+    found = json.loads(arrive("--json", *options)[1])
+    assert (found["input_tokens"], found["hit_tokens"]) == (240, hits)
+
+
+def test_with_arrivals_the_table_tells_the_same_to_people(arrive):
+    code, out, err = arrive("--policy", "lru")
+    assert (code, err) == (0, "")
+    told = {
+        name: value.strip() for name, value in (line.split("  ", 1) for line in out.splitlines())
+    }
+    assert told["policy"] == "lru" and told["requests"] == "3, 240 prompt tokens"
+    assert told["token hit rate"] == "40.00 %" and told["never fit"] == "0"
+    assert told["waited for another's"] == told["preemptions"] == "0"
+    assert told["time to last token"].startswith("p5 ")
+    assert told["device"].startswith("1 ms + FLOPs / 395.6 TFLOP/s")
+
+
 # --- mistakes -------------------------------------------------------------------------------------
 
 
@@ -119,6 +164,22 @@ def test_a_model_may_be_a_file(simulate, tmp_path):
         (("--model-spec", "gpt_9"), "model spec: no model 'gpt_9'; known are jamba_1_5_mini, "),
         (("--grain", "0"), "--grain must be at least 1, got 0"),
         (("--limit", "-1"), "--limit must be at least 1, got -1"),
+        (("--max-rows", "0"), "--max-rows must be at least 1, got 0"),
+        (("--clock", "wall"), "--clock must be order or arrivals, got 'wall'"),
+        (
+            ("--clock", "arrivals", "--ttft-table", "times.csv"),
+            "--ttft-table goes with --clock order only, got times.csv",
+        ),
+        (
+            ("--clock", "arrivals", "--capacity", "1MB"),
+            "simulate: capacity must hold two checkpoints, 54525952 bytes at least, got 1000000",
+        ),
+        (
+            ("--clock", "arrivals", "--policy", "optimal"),
+            "CacheConfig: policy must be one of off, lru, sglang, marconi, marconi-code, adaptive, or alpha:X with "
+            "a number X >= 0, got 'optimal'",
+        ),
+        (("--clock", "arrivals", "--grain", "4"), "--grain must be a power of two between 8 and 64, got 4"),
         (("--ttft-table", "none.csv"), "No such file or directory: none.csv"),
         (("--speed", "3"), "No such option: --speed"),
     ],
