@@ -11,7 +11,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
-from hybrid_jax.cache import shadow
 from hybrid_jax.cache.shadow import ShadowCache
 from tests.cache.test_shadow_machine import ShadowMachine, common, outputs, prompts
 from tests.cache.weighed import COSTS, CheckedAdaptive
@@ -28,8 +27,9 @@ class AdaptiveMachine(ShadowMachine):
     def start(self, capacity):
         self.policy = CheckedAdaptive(self.costs)
         self.cache = ShadowCache(
-            self.costs, capacity, self.policy, grain=self.grain, history_tokens=self.history
-        )
+            self.costs, capacity, self.policy, grain=self.grain, history_tokens=self.history,
+            least_branch=LEAST_BRANCH,
+        )  # fmt: skip
         self.policy.tree = self.cache.tree
         self.ends, self.asked, self.pinned, self.known = set(), [], [], set()
 
@@ -98,8 +98,7 @@ def num_bytes_alone(prefix, costs):
 @pytest.mark.parametrize("grain", [1, 8])
 @pytest.mark.parametrize("kind", COSTS)
 @pytest.mark.parametrize("history", [10**6, 40])
-def test_adaptive_agrees_with_a_set_of_prefixes(kind, history, grain, monkeypatch):
-    monkeypatch.setattr(shadow, "LEAST_BRANCH", LEAST_BRANCH)
+def test_adaptive_agrees_with_a_set_of_prefixes(kind, history, grain):
     body = {"costs": COSTS[kind], "history": history, "grain": grain}
     machine = type("Machine", (AdaptiveMachine,), body).TestCase
     machine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
