@@ -53,7 +53,10 @@ class Adaptive:
         if node.point is None and resumable:
             self.points.add(node, Relation(kind=FRESH, run=0), OTHER)
         ratio = saved_tokens(node) / max(1, freed_bytes(node, self.costs))
-        level = round(STEPS_PER_OCTAVE * math.log2(ratio)) if ratio > 0 else -(1 << 16)
+        self._put(node, round(STEPS_PER_OCTAVE * math.log2(ratio)) if ratio > 0 else -(1 << 16))
+
+    def _put(self, node: Node, level: int) -> None:
+        """Into the group of its point and level, and out of the one it was in."""
         point = node.point  # None: pages whose checkpoint is about to come
         key = (0, 0, level) if point is None else (point.group, point.step, level)
         row = self._rows.get(key)
@@ -113,8 +116,9 @@ class Adaptive:
         """Moves the nodes whose points grew older, or are of another class, to where they belong."""
         moved, self.points.moved = self.points.moved, {}
         for node in moved:
-            if node in self._place:
-                self.add(node)
+            row = self._place.get(node)
+            if row is not None:
+                self._put(node, self._keys[row][2])  # its level is what it was
 
     def forget(self, node: Node) -> None:
         """The node's tokens are known no more."""
