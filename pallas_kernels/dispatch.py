@@ -23,6 +23,7 @@ def run(
     available: dict[str, Callable],
     *arrays: jax.Array,
     unsupported: str | None = None,
+    differentiable: bool = False,
     **static,
 ):
     """Calls the named implementation, or for None the one for the platform the program is lowered for.
@@ -32,6 +33,7 @@ def run(
         available: implementations by name, all of one signature.
         arrays, static: their arguments.
         unsupported: why "pallas" cannot take these arguments, or None if it can.
+        differentiable: "pallas" brings a derivative of its own; otherwise it has none, and None takes that of "xla".
 
     Raises:
         ValueError: no implementation has that name.
@@ -44,7 +46,7 @@ def run(
             return xla(*arrays)
         pallas = functools.partial(available["pallas"], **static)
         either = functools.partial(jax.lax.platform_dependent, cuda=pallas, default=xla)
-        return _differentiated_as(either, xla)(*arrays)
+        return (either if differentiable else _differentiated_as(either, xla))(*arrays)
     if not isinstance(implementation, str) or implementation not in available:
         raise ValueError(
             f"{where}: implementation must be one of {sorted(available)}, got {implementation!r}"
@@ -54,6 +56,8 @@ def run(
         return named(*arrays)
     if unsupported is not None:
         raise NotImplementedError(f"{where}: {unsupported}")
+    if differentiable:
+        return named(*arrays)
     return _differentiated_as(named, functools.partial(_no_derivative, where))(*arrays)
 
 

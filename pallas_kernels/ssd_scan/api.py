@@ -96,7 +96,9 @@ def ssd_scan(
     initial_state = initial_state.astype(jnp.float32)
     arrays = (x, dt, A, B, C, initial_state, lengths, state_lengths)
     reason = kernel.why_unsupported(Records.of(x, B), x.dtype)
-    return run(where, implementation, IMPLEMENTATIONS, *arrays, unsupported=reason)
+    return run(
+        where, implementation, IMPLEMENTATIONS, *arrays, unsupported=reason, differentiable=True
+    )
 
 
 def ssd_scan_frames(
