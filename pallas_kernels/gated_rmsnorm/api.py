@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import jax
 
-from pallas_kernels.dispatch import Implementation, check_shape, run
+from pallas_kernels.dispatch import (
+    FLOATS,
+    Implementation,
+    check_dtypes,
+    check_shape,
+    run,
+)
 from pallas_kernels.gated_rmsnorm import kernel, reference, xla
 from pallas_kernels.parts import check_parts
 
@@ -48,10 +54,14 @@ def gated_rmsnorm(
         (2, 3, 8)
     """
     where = "gated_rmsnorm"
+    check_dtypes(where, FLOATS, y=y, weight=weight)
+    if y.ndim == 0:
+        raise ValueError(f"{where}: y must have channels as its last axis, got a scalar")
     *lead, size = y.shape
     if groups < 1 or size % groups:
         raise ValueError(f"{where}: groups must divide the last axis of y, got {groups} and {size}")
     shape = check_parts(where, "gate", gate, y.ndim)
+    check_dtypes(where, FLOATS, gate=gate)
     if list(shape[:-1]) != lead:
         raise ValueError(f"{where}: gate must have the leading axes of y {y.shape}, got {shape}")
     if not 0 <= offset <= shape[-1] - size:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import jax
 
-from pallas_kernels.dispatch import Implementation, check_shape, run
+from pallas_kernels.dispatch import (
+    FLAGS,
+    FLOATS,
+    Implementation,
+    check_dtypes,
+    check_shape,
+    run,
+)
 from pallas_kernels.parts import check_parts
 from pallas_kernels.residual_rmsnorm import kernel, reference, xla
 
@@ -49,8 +56,13 @@ def residual_rmsnorm(
         (1.0, 1.0)
     """
     where = "residual_rmsnorm"
+    check_dtypes(where, FLOATS, h=h, weight=weight)
+    check_dtypes(where, FLAGS, valid=valid)
+    if h.ndim == 0:
+        raise ValueError(f"{where}: h must have channels as its last axis, got a scalar")
     size = h.shape[-1]
     shape = check_parts(where, "update", update, h.ndim)
+    check_dtypes(where, FLOATS, update=update)
     if shape != h.shape:
         raise ValueError(f"{where}: update must have the shape of h {h.shape}, got {shape}")
     check_shape(where, "weight", weight, (size,))

@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import causal_conv, causal_conv_window, fold, ssd_scan, ssd_window
+from pallas_kernels import (
+    causal_conv,
+    causal_conv_window,
+    fold,
+    gated_rmsnorm,
+    residual_rmsnorm,
+    ssd_scan,
+    ssd_window,
+)
 from pallas_kernels.causal_conv import Sizes
 from pallas_kernels.frame_io import copy_frames, read_frames, update_tokens, write_frames
 from pallas_kernels.paged_attention import PageLayout, paged_attention
@@ -227,3 +235,23 @@ def test_a_batch_of_calls_is_the_calls(function):
         call = lambda arrays, name=implementation: function(**arrays, **static, implementation=name)
         got = jax.tree.map(lambda x: x[1], jax.vmap(call)(arrays))
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), got, want)
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        (ints(2, 8), "must be float32 or bfloat16 or float16, got int32; convert it"),
+        (jnp.ones((0, 8)), r"must not be empty, got shape \(0, 8\)"),
+        (jnp.float32(1), "must have channels as its last axis, got a scalar"),
+    ],
+)
+def test_norms_name_what_they_cannot_take(first, message):
+    for function, name in ((gated_rmsnorm, "y"), (residual_rmsnorm, "h")):
+        with pytest.raises(ValueError, match=f"^{function.__name__}: {name} {message}"):
+            function(first, jnp.ones(first.shape), jnp.ones(8), eps=0.0)
+    with pytest.raises(
+        ValueError, match="residual_rmsnorm: valid must be bool or int32, got float32"
+    ):
+        residual_rmsnorm(
+            jnp.ones((2, 8)), jnp.ones((2, 8)), jnp.ones(8), eps=0.0, valid=jnp.ones(2)
+        )
