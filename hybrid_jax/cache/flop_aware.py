@@ -26,7 +26,7 @@ class FlopAware:
     Args:
         alpha: weight of the efficiency; 0 is least recently used.
         costs: of the model.
-        efficiency: FLOPs per byte of a node; `efficiency` of this module when None.
+        efficiency: FLOPs per byte of a node; `own_edge_efficiency` when None.
 
     Raises:
         ValueError: a negative alpha.

@@ -12,6 +12,8 @@ from hybrid_jax.cache.flop_aware import (
 from hybrid_jax.config import fixed_alpha
 from hybrid_jax.costs import Costs
 
+TUNED = ("marconi", "marconi-code")  # alpha is found by replays: see `tuner`
+
 
 def make_policy(name: str, costs: Costs) -> EvictionPolicy:
     """An empty candidate set of one policy.

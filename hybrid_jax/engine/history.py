@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from hybrid_jax.cache.flop_aware import FlopAware
 from hybrid_jax.cache.node import Match, Node
-from hybrid_jax.cache.policies import make_policy
+from hybrid_jax.cache.policies import TUNED, make_policy
 from hybrid_jax.cache.radix import RadixTree
 from hybrid_jax.cache.reasons import LookUp, Why, look_up_result
 from hybrid_jax.cache.request_log import RequestLog
@@ -16,7 +14,6 @@ from hybrid_jax.costs import Costs
 from hybrid_jax.engine.sequence import Sequence
 
 REPLAYED_PER_REQUEST = 21  # by the tuner: one for every alpha
-TUNED = ("marconi", "marconi-code")
 HISTORY_BLOCKS = 1 << 18
 
 
@@ -113,8 +110,7 @@ class History:
         request, tree = sequence.request, self._tree
         if node is not None and sequence.relation is not None:
             tree.policy.ended(node, sequence.relation)
-        output = sequence.tokens[sequence.goal : max(sequence.goal, sequence.real_position)]
-        computed = np.concatenate((sequence.prompt, np.array(output, np.int32)))
+        computed = sequence.first_tokens(max(sequence.goal, sequence.real_position))
         logged = self.log.note(computed, len(request.prompt), request.num_cached_tokens)
         if self.tuner is not None and not self.tuner.tuned:
             evictions = tree.counters.evictions

@@ -308,9 +308,7 @@ class Memory:
         if not self.geometry.has_state:
             length = self.geometry.align(sequence.real_position)
         if self.tree is not None and length:
-            tokens = sequence.prompt[:length]
-            if length > sequence.goal:
-                tokens = np.array(sequence.tokens[:length], np.int32)
+            tokens = sequence.first_tokens(length)
             return self.tree.fill(tokens, sequence.pages, sequence.real_slot)
         return None
 

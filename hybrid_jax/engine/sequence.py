@@ -113,6 +113,12 @@ class Sequence:
     def running(self) -> bool:
         return self.phase in (Phase.PREFILL, Phase.DECODE, Phase.STOPPING)
 
+    def first_tokens(self, count: int) -> np.ndarray:
+        """int32[count] of prompt and output."""
+        if count <= self.goal:
+            return self.prompt[:count]
+        return np.concatenate((self.prompt, np.array(self.tokens[self.goal : count], np.int32)))
+
     def accept(self, tokens: list[int]) -> None:
         """New tokens from the device, the stop token included."""
         self.tokens += tokens

@@ -7,8 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-import numpy as np
-
 from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.costs import Costs
 from hybrid_jax.engine.plan import Plan, Tokens
@@ -16,11 +14,10 @@ from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.scheduler import Scheduler
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.sampling_params import SamplingParams
-from hybrid_jax.sim.timing import DeviceModel
+from hybrid_jax.sim.timing import DeviceModel, summary
 from hybrid_jax.sim.traces import TraceRequest
 
 FRAME_BYTES = 256 * 1024  # at least; a frame is a page
-PERCENTILES = (5, 50, 95)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,21 +126,15 @@ def simulate_in_flight(
         input_tokens=inputs,
         hit_tokens=hits,
         token_hit_rate=hits / max(1, inputs),
-        ttft_s=_summary([run.first_token[i] - run.arrived[i] for i in run.first_token]),
-        latency_s=_summary([run.ended[i] - run.arrived[i] for i in run.ended]),
+        ttft_s=summary([run.first_token[i] - run.arrived[i] for i in run.first_token] or [0.0]),
+        latency_s=summary([run.ended[i] - run.arrived[i] for i in run.ended] or [0.0]),
         span_s=run.now - trace[0].arrival_s,
         preemptions=counters.preemptions,
-        evictions=0 if cache is None else cache.leaf_evictions + cache.tombstone_evictions,
+        evictions=0 if cache is None else cache.evictions,
         waits=counters.waits,
         timing=run.device.describe(),
         seconds=time.process_time() - started,
     )
-
-
-def _summary(values: list[float]) -> dict[str, float]:
-    values = values or [0.0]
-    percentiles = {f"p{p}": float(np.percentile(values, p)) for p in PERCENTILES}
-    return percentiles | {"mean": float(np.mean(values))}
 
 
 class _Run:

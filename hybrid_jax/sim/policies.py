@@ -7,13 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
-from hybrid_jax.cache.adaptive import Adaptive
 from hybrid_jax.cache.eviction import EvictionPolicy, LeastRecentlyUsed
-from hybrid_jax.cache.flop_aware import (
-    FlopAware,
-    own_edge_efficiency,
-    whole_prefix_efficiency,
-)
+from hybrid_jax.cache.flop_aware import FlopAware
+from hybrid_jax.cache.policies import TUNED, make_policy
 from hybrid_jax.cache.shadow import Outcome, ShadowCache
 from hybrid_jax.cache.tuner import AlphaTuner
 from hybrid_jax.costs import Costs
@@ -87,17 +83,13 @@ def make_cache(
         order = Clairvoyant(trace, costs)
         return Counted(costs, capacity, order, grain=grain, history_tokens=1 << 40)
     if policy == "adaptive":
-        return Counted(
-            costs, capacity, Adaptive(costs), grain=grain, history_tokens=history_tokens(capacity)
-        )
-    if policy in ("sglang", "lru"):
-        return shadow(LeastRecentlyUsed(leaves_only=policy == "sglang"))
-    if policy in ("marconi", "marconi-code"):
-        published = policy == "marconi-code"
-        order = FlopAware(
-            0.0, costs, efficiency=whole_prefix_efficiency if published else own_edge_efficiency
-        )
+        order, known = make_policy(policy, costs), history_tokens(capacity)
+        return Counted(costs, capacity, order, grain=grain, history_tokens=known)
+    if policy in TUNED:
+        order = make_policy(policy, costs)
         return Tuned(shadow(order), AlphaTuner(order, shadow))
+    if policy in ("sglang", "lru"):
+        return shadow(make_policy(policy, costs))
     if name == "alpha" and value:
         return shadow(FlopAware(_number(value), costs))
     raise ValueError(

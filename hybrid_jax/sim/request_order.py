@@ -10,11 +10,10 @@ import numpy as np
 
 from hybrid_jax.costs import Costs
 from hybrid_jax.sim.policies import make_cache
-from hybrid_jax.sim.timing import CostModel, Timing
+from hybrid_jax.sim.timing import CostModel, Timing, summary
 from hybrid_jax.sim.traces import TraceRequest
 
 LENGTH_BINS = (0, 1_000, 2_000, 4_000, 7_000, 10_000, 15_000, 20_000, 25_000, 30_000)
-PERCENTILES = (5, 50, 95)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +132,7 @@ def simulate(
         flops_saved=saved,
         flops_saved_rate=saved / sum(costs.flops(int(n)) for n in lengths),
         length_bins=tuple(_bins(lengths, hits)),
-        ttft_s={f"p{p}": float(np.percentile(times, p)) for p in PERCENTILES}
-        | {"mean": float(np.mean(times))},
+        ttft_s=summary(times),
         timing=timing.describe(),
         evictions=cache.evictions,
         used_max=used,

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from hybrid_jax.costs import Costs
+
+PERCENTILES = (5, 50, 95)
+
+
+def summary(seconds: Sequence[float]) -> dict[str, float]:
+    """{"p5", "p50", "p95", "mean"} of some times."""
+    percentiles = {f"p{p}": float(np.percentile(seconds, p)) for p in PERCENTILES}
+    return percentiles | {"mean": float(np.mean(seconds))}
 
 
 @dataclass(frozen=True, kw_only=True)
