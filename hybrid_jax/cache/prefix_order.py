@@ -1,7 +1,7 @@
 """The order in which prompts that are all known are best computed: along the tree of their prefixes.
 
-What two of them share is then computed when it is needed first, and used up before anything else comes: at any moment the
-cache has to hold no more than one path of that tree, however many prompts there are.
+What two of them share is then computed when it is needed first, and used up before anything else comes: at any
+moment the cache has to hold no more than one path of that tree, however many prompts there are.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class _Group:
 def prefix_order(prompts: Sequence[np.ndarray], grain: int) -> list[int]:
     """Places of the prompts in the order to compute them: depth first through the tree of their prefixes.
 
-    Of the branches of a node the one with the earliest prompt comes first, so prompts that share nothing stay in the order
-    they have.
+    Of the branches of a node the one with the earliest prompt comes first, so prompts that share nothing keep the
+    order they have.
 
     Args:
         prompts: int32[n] token ids each.
