@@ -182,8 +182,8 @@ class CacheView:
         """What the requests so far would have hit under another policy, or with another amount of memory.
 
         Replays the latest requests (8192 at most), one after the other, by the blocks of tokens that resume points
-        are made of. Memory of running requests is not part of it, so the present settings are replayed beside
-        the others: compare `hit_rate` with `present_hit_rate`.
+        are made of. Memory of running requests and breakpoints that callers declared are not part of it, so the
+        present settings are replayed beside the others: compare `hit_rate` with `present_hit_rate`.
 
         Args:
             policy: as of `CacheConfig`, but not "off"; None for the present one.

@@ -215,6 +215,7 @@ class Job:
                     max_tokens=max_tokens,
                     forbidden_ids=limits.forbidden_ids,
                     constraint=limits.constraints[sample] if limits.constraints else None,
+                    cache_breakpoints=prompt.cache_breakpoints,
                 ),
                 tokenizer,
             )

@@ -10,6 +10,7 @@ from typing import Any
 from hybrid_jax.completions import Call, Job, derive_seed
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.constraints import Constraints
+from hybrid_jax.message_ends import message_ends
 from hybrid_jax.options import peak_memory_bytes
 from hybrid_jax.prompts import (
     TOKENIZER_REMEDY,
@@ -17,6 +18,7 @@ from hybrid_jax.prompts import (
     PromptLike,
     check_messages,
     check_unicode,
+    leading_tokens,
     pair_params,
     read_prompts,
 )
@@ -97,7 +99,7 @@ class Intake:
         return jobs
 
     def conversations(self, messages: Any, **template: Any) -> list[Prompt]:
-        """A conversation, or a list of them, as prompts; `template` as in `Tokenizer.apply_chat_template`.
+        """A conversation, or a list of them, as prompts; `template` as in `conversation`.
 
         Raises:
             ValueError: it is neither, or the template refuses it.
@@ -110,11 +112,22 @@ class Intake:
         batch = [messages] if isinstance(messages[0], Mapping) else messages
         return [self.conversation(conversation, **template) for conversation in batch]
 
-    def conversation(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> Prompt:
+    def conversation(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        cache_breakpoints: Sequence[int] | None = None,
+        **template: Any,
+    ) -> Prompt:
         """One conversation as a prompt.
 
+        Args:
+            cache_breakpoints: indices of messages behind which other conversations will go on differently; None for
+                the system messages that it opens with.
+            template: as in `Tokenizer.apply_chat_template`.
+
         Raises:
-            ValueError: it is none, or the template refuses it.
+            ValueError: it is none, the template refuses it, or there is no such message.
         """
         check_messages(messages)
         if self.tokenizer is None:
@@ -125,4 +138,8 @@ class Intake:
         text = self.tokenizer.apply_chat_template(messages, **template)
         check_unicode("chat: the conversation", text)
         # The template writes the special tokens itself.
-        return Prompt(text, tuple(self.tokenizer.encode(text, add_special_tokens=False)))
+        token_ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        ends = message_ends(
+            self.tokenizer.apply_chat_template, messages, cache_breakpoints, text, **template
+        )
+        return Prompt(text, token_ids, leading_tokens(self.tokenizer, text, token_ids, ends))

@@ -45,19 +45,16 @@ class LLM:
 
     Calls from several threads at once are not supported; calls from inside a `stream` loop are.
 
-    The programs it runs are compiled when they are first needed, or all of them by `warmup()`, and kept in the
-    user's cache folder for the next process. Another `memory`, `max_rows`, `max_model_len`, `dtype` or `exact`
-    has other programs.
+    Its programs are compiled when they are first needed, or all of them by `warmup()`, and kept in the user's cache
+    folder for the next process. Another `memory`, `max_rows`, `max_model_len`, `dtype` or `exact` has others.
 
     Args:
-        model: a directory in Hugging Face layout or written by `save_orbax`; None for the small
-            model that comes with the package.
-        dtype: of weights, activations and KV pages: "float32", "bfloat16", or "auto" for float32 on a
-            CPU and the stored one elsewhere.
+        model: a directory in Hugging Face layout or written by `save_orbax`; None for the small bundled one.
+        dtype: of weights, activations and KV pages: "float32", "bfloat16", or "auto" for float32 on a CPU and the
+            stored one elsewhere.
         memory: bytes for arena, rings, tables and logits together, as a number or like "8GiB"; None takes what
-            `max_rows` sequences of min(max_model_len, 4096) tokens and 8 cached checkpoints a row need, at
-            most a quarter of the machine's RAM on a CPU, or half of what is free on an accelerator.
-            Weights come on top.
+            `max_rows` sequences of min(max_model_len, 4096) tokens and 8 cached checkpoints a row need, at most a
+            quarter of the machine's RAM on a CPU, or half of what is free on an accelerator. Weights come on top.
         max_rows: sequences that decode together; None for the default of `EngineConfig`.
         max_model_len: longest sequence, prompt and output together, in tokens; None for the model's own.
         cache: policy of the prefix cache, as `CacheConfig` has them ("lru", "adaptive", "marconi", "off", ...), or a
@@ -176,13 +173,13 @@ class LLM:
         use_tqdm: bool = False,
         progress: Shown = False,
     ) -> list[RequestOutput]:
-        """Completes prompts, all together, and returns the outputs in the order of the prompts.
+        """Completes prompts together, along the tree of their prefixes; the outputs are in the prompts' order.
 
         Args:
-            prompts: text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, or several of these.
-            sampling_params: one for all, or a list of equal length; None for
-                `get_default_sampling_params()`. Without `max_tokens` a completion goes on until a
-                stop or the longest length that model and memory allow.
+            prompts: text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, or several of these. A dict may
+                have "cache_breakpoints": where prefixes end that others share, in characters of a text or in tokens.
+            sampling_params: one for all, or a list of equal length; None for `get_default_sampling_params()`. Without
+                `max_tokens` a completion goes on until a stop or the longest length that model and memory allow.
             use_tqdm: show a bar, under vLLM's name for it.
             progress: show a bar, or call this with (prompts done, prompts in all).
 
@@ -213,8 +210,7 @@ class LLM:
     ) -> Iterator[Delta]:
         """Like `generate`, but yields what is new as it comes; closing the iterator ends the requests.
 
-        The texts of one completion's deltas join to its text. The last delta of a prompt holds its
-        `RequestOutput`.
+        The texts of one completion's deltas join to its text. The last one of a prompt holds its `RequestOutput`.
 
         Example:
             >>> llm = LLM()
@@ -232,8 +228,8 @@ class LLM:
     ) -> AsyncGenerator[Delta, None]:
         """`stream` for `async for`: the work is done in a thread, so that other tasks go on.
 
-        Several may run at once, in turns. Other calls of this object must wait until all of them are over;
-        leave one early through `contextlib.aclosing`.
+        Several may run at once, in turns. Other calls must wait until all are over; leave one early through
+        `contextlib.aclosing`.
 
         Example:
             >>> import asyncio
@@ -249,7 +245,7 @@ class LLM:
         return in_thread(deltas, self._thread)
 
     def feed(self) -> Feed:
-        """For prompts that are not all there yet, or too many for one list: add some while others run.
+        """For prompts that are not all there yet, or too many: add some while others run.
 
         Example:
             >>> llm, greedy = LLM(), SamplingParams(temperature=0.0, max_tokens=4)
@@ -271,6 +267,7 @@ class LLM:
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        cache_breakpoints: Sequence[int] | None = None,
         use_tqdm: bool = False,
         progress: Shown = False,
     ) -> list[RequestOutput]:
@@ -281,12 +278,15 @@ class LLM:
             sampling_params, use_tqdm, progress: as in `generate`.
             add_generation_prompt, chat_template, tools: as in `Tokenizer.apply_chat_template`.
             chat_template_kwargs: anything else the template looks at.
+            cache_breakpoints: indices of messages behind which other conversations go on differently; None for the
+                system messages in front.
         """
         prompts = self._intake.conversations(
             messages,
             add_generation_prompt=add_generation_prompt,
             chat_template=chat_template,
             tools=tools,
+            cache_breakpoints=cache_breakpoints,
             **chat_template_kwargs or {},
         )
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, progress=progress)
@@ -321,8 +321,8 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses when given none: the model's generation_config.json, if it has one.
 
-        Its temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens, the latter as far as the
-        model's length goes; do_sample false is temperature 0. Its other fields are left alone.
+        Its temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens, the latter as far as the model's
+        length goes; do_sample false is temperature 0. Other fields are left alone.
         """
         return self._intake.defaults
 
@@ -367,7 +367,7 @@ class LLM:
         Args:
             logprobs: also for requests with `logprobs` (not `prompt_logprobs`).
             penalties: also for requests with penalties, biases, allowed tokens, bad words or a grammar.
-            progress: show a bar, or call this with (programs done, programs in all).
+            progress: show a bar, or call this with (done, in all).
         """
         with shown(progress, "compiling") as report:
             self._engine.warmup(

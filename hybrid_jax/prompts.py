@@ -12,15 +12,21 @@ from hybrid_jax.sampling_params import SamplingParams
 from hybrid_jax.tokenizer import Tokenizer
 
 KEYS = {"prompt", "prompt_token_ids"}
+BREAKPOINTS = "cache_breakpoints"
 TOKENIZER_REMEDY = "put one beside its config.json, or pass {'prompt_token_ids': [...]}"
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: its text, if it had any, and its token ids."""
+    """One prompt: its text, if it had any, and its token ids.
+
+    Attributes:
+        cache_breakpoints: numbers of leading tokens that other prompts will begin with as well.
+    """
 
     text: str | None
     token_ids: tuple[int, ...]
+    cache_breakpoints: tuple[int, ...] = ()
 
 
 PromptLike = str | Mapping[str, Any] | Prompt | Sequence[int]
@@ -31,11 +37,12 @@ def read_prompts(
 ) -> list[Prompt]:
     """Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, or several of these, to `Prompt`s.
 
-    A list of integers is one prompt, a list of such lists one prompt each.
+    A list of integers is one prompt, a list of such lists one prompt each. A dict may have "cache_breakpoints" too:
+    where a prefix ends that other prompts will begin with, in characters of a text or in tokens.
 
     Raises:
         ValueError: a prompt is malformed, empty, not valid Unicode, holds an id outside the vocabulary, or is
-            text while there is no tokenizer. The message names its index.
+            text while there is no tokenizer; a breakpoint lies outside of it. The message names its index.
     """
     if isinstance(prompts, str | Mapping | Prompt):
         prompts = [prompts]
@@ -74,18 +81,25 @@ def _is_integer(value: Any) -> bool:
 def _read(index: int, prompt: PromptLike, tokenizer: Tokenizer | None, vocab_size: int) -> Prompt:
     where = f"prompt {index}"
     if isinstance(prompt, Prompt):
-        return Prompt(prompt.text, _token_ids(where, prompt.token_ids, vocab_size))
+        token_ids = _token_ids(where, prompt.token_ids, vocab_size)
+        points = _breakpoints(where, prompt.cache_breakpoints, len(token_ids), "tokens")
+        return Prompt(prompt.text, token_ids, points)
+    declared: Any = ()
     if isinstance(prompt, Mapping):
-        if len(prompt) != 1 or not prompt.keys() <= KEYS:
+        keys = prompt.keys() - {BREAKPOINTS}
+        if len(keys) != 1 or not keys <= KEYS:
             raise ValueError(
-                f"{where}: a prompt as a dict must have one key, 'prompt' or 'prompt_token_ids', "
-                f"got {sorted(map(str, prompt))}"
+                f"{where}: a prompt as a dict must have one key, 'prompt' or 'prompt_token_ids', and may have "
+                f"{BREAKPOINTS!r}, got {sorted(map(str, prompt))}"
             )
+        declared = prompt.get(BREAKPOINTS, ())
         if "prompt_token_ids" in prompt:
-            return Prompt(None, _token_ids(where, prompt["prompt_token_ids"], vocab_size))
+            token_ids = _token_ids(where, prompt["prompt_token_ids"], vocab_size)
+            return Prompt(None, token_ids, _breakpoints(where, declared, len(token_ids), "tokens"))
         prompt = prompt["prompt"]
     if isinstance(prompt, Iterable) and not isinstance(prompt, str | bytes | bytearray):
-        return Prompt(None, _token_ids(where, prompt, vocab_size))
+        token_ids = _token_ids(where, prompt, vocab_size)
+        return Prompt(None, token_ids, _breakpoints(where, declared, len(token_ids), "tokens"))
     if not isinstance(prompt, str):
         raise ValueError(
             f"{where}: must be text or token ids, or a dict with 'prompt' or 'prompt_token_ids', got "
@@ -96,7 +110,36 @@ def _read(index: int, prompt: PromptLike, tokenizer: Tokenizer | None, vocab_siz
             f"{where}: is text, but this model came without a tokenizer.json; {TOKENIZER_REMEDY}"
         )
     check_unicode(where, prompt)
-    return Prompt(prompt, _token_ids(where, tokenizer.encode(prompt), vocab_size))
+    characters = _breakpoints(where, declared, len(prompt), "characters")
+    token_ids = _token_ids(where, tokenizer.encode(prompt), vocab_size)
+    return Prompt(prompt, token_ids, leading_tokens(tokenizer, prompt, token_ids, characters))
+
+
+def leading_tokens(
+    tokenizer: Tokenizer, text: str, token_ids: Sequence[int], characters: Sequence[int]
+) -> tuple[int, ...]:
+    """How many tokens end within so many leading characters of a text, for each of several numbers of them."""
+    if not characters:
+        return ()
+    ends = tokenizer.token_ends(text, token_ids)
+    beyond = [next((i for i, end in enumerate(ends) if end > c), len(ends)) for c in characters]
+    return tuple(sorted({count for count in beyond if count}))
+
+
+def _breakpoints(where: str, given: Any, length: int, unit: str) -> tuple[int, ...]:
+    good = isinstance(given, Iterable) and not isinstance(given, str | bytes | bytearray | Mapping)
+    points = tuple(given) if good else ()
+    if not good or not all(_is_integer(point) for point in points):
+        raise ValueError(
+            f"{where}: {BREAKPOINTS} must be a list of integers, got {reprlib.repr(given)}"
+        )
+    points = tuple(map(operator.index, points))
+    wrong = next((point for point in points if not 0 < point <= length), None)
+    if wrong is not None:
+        raise ValueError(
+            f"{where}: {BREAKPOINTS} must lie between 1 and the prompt's {length} {unit}, got {wrong}"
+        )
+    return tuple(sorted(set(points)))
 
 
 def _token_ids(where: str, ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:

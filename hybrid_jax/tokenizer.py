@@ -97,6 +97,17 @@ class Tokenizer:
             ids = [bos, *ids]
         return ids
 
+    def token_ends(self, text: str, ids: Sequence[int]) -> list[int]:
+        """Where the text of each of its `ids` ends, in characters; `encode` made them of this text."""
+        for add_special_tokens in (False, True):
+            encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
+            missing = len(ids) - len(encoding.ids)
+            if (
+                missing in (0, 1) and list(ids[missing:]) == encoding.ids
+            ):  # 1: a token that opens the text
+                return [0] * missing + [end for _, end in encoding.offsets]
+        raise ValueError(f"token_ends: {len(ids)} ids are not this text's, {reprlib.repr(text)}")
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Token ids to text; bytes that are no character become U+FFFD."""
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)

@@ -160,8 +160,9 @@ ELSEWHERE = {
     CHAT: {
         *("model", "messages", "logprobs", "top_logprobs", "tools", "tool_choice"),
         *("parallel_tool_calls", "chat_template_kwargs", "add_generation_prompt"),
+        "cache_breakpoints",
     },
-    COMPLETIONS: {"model", "prompt", "logprobs", "best_of"},
+    COMPLETIONS: {"model", "prompt", "logprobs", "best_of", "cache_breakpoints"},
 }
 
 

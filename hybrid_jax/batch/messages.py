@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybrid_jax.batch.errors import LineError, shown, unsupported
+from hybrid_jax.message_ends import read_indices
 
 
 def read_messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -89,18 +90,23 @@ def _tool_calls(where: str, calls: Any) -> list[Any]:
 
 
 def template_options(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What else the template gets: tools, add_generation_prompt, and chat_template_kwargs.
+    """What else `LLM.render_chat` gets: tools, add_generation_prompt, cache_breakpoints, and chat_template_kwargs.
 
     Raises:
         LineError: one of them is malformed, or tool_choice asks for what is not supported.
     """
     options = dict(_checked(body, "chat_template_kwargs", dict, {}))
-    for name in ("messages", "tools", "chat_template", "add_generation_prompt"):
+    for name in (
+        *("messages", "tools", "chat_template", "add_generation_prompt"),
+        "cache_breakpoints",
+    ):
         if name in options:
             raise LineError(
                 f"chat_template_kwargs must not hold {name}", param="chat_template_kwargs"
             )
     options["add_generation_prompt"] = _checked(body, "add_generation_prompt", bool, True)
+    if body.get("cache_breakpoints") is not None:
+        options["cache_breakpoints"] = _message_indices(body)
     tools = _checked(body, "tools", list, None)
     for place, tool in enumerate(tools or ()):
         if not isinstance(tool, dict):
@@ -113,6 +119,14 @@ def template_options(body: Mapping[str, Any]) -> dict[str, Any]:
     if tools and choice != "none":
         options["tools"] = tools
     return options
+
+
+def _message_indices(body: Mapping[str, Any]) -> list[int]:
+    try:
+        return read_indices(body["cache_breakpoints"], len(body["messages"]))
+    except ValueError as error:
+        text = str(error).removeprefix("chat: ")
+        raise LineError(text, param="cache_breakpoints") from error
 
 
 def _checked(body: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:

@@ -187,15 +187,17 @@ def _read_prompts(body: Mapping[str, Any]) -> list[PromptLike]:
     prompt = body.get("prompt")
     if prompt is None:
         raise LineError("the body has no prompt", code="missing_required_parameter", param="prompt")
+    breakpoints = body.get("cache_breakpoints")
+    shared = {} if breakpoints is None else {"cache_breakpoints": breakpoints}
     if isinstance(prompt, str):
-        return [prompt]
+        return [{"prompt": prompt} | shared]
     if isinstance(prompt, list) and prompt:
         if all(isinstance(entry, str) for entry in prompt):
-            return prompt
+            return [{"prompt": entry} | shared for entry in prompt]
         if _are_ids(prompt):
-            return [{"prompt_token_ids": prompt}]
+            return [{"prompt_token_ids": prompt} | shared]
         if all(_are_ids(entry) for entry in prompt):
-            return [{"prompt_token_ids": entry} for entry in prompt]
+            return [{"prompt_token_ids": entry} | shared for entry in prompt]
     raise LineError(
         "prompt must be a string, a list of strings, a list of token ids or a list of such lists, "
         f"none of them empty, got {shown(prompt)}",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hybrid_jax.cache.admission import align_down
 from hybrid_jax.cache.node import Node, parting
-from hybrid_jax.cache.points import BRANCH, END, FRESH, OTHER, Points, Relation
+from hybrid_jax.cache.points import BRANCH, DECLARED, END, FRESH, OTHER, Points, Relation
 from hybrid_jax.cache.value import freed_bytes, saved_tokens
 from hybrid_jax.costs import Costs
 
@@ -124,13 +125,16 @@ class Adaptive:
         """The node's tokens are known no more."""
         self.points.forget(node)
 
-    def asked(self, tree: RadixTree, anchor: Node, known_len: int) -> Relation:
+    def asked(
+        self, tree: RadixTree, anchor: Node, known_len: int, declared: Iterable[int] = ()
+    ) -> Relation:
         """A prompt came: notes what it uses, where it parts from what is known, and how it relates to it.
 
         Args:
             tree: where it was announced.
             anchor: the node at its end.
             known_len: tokens of it that were known before.
+            declared: numbers of its leading tokens that others will share, as its caller says.
         """
         points, num_tokens = self.points, anchor.end
         points.next_request()
@@ -148,6 +152,9 @@ class Adaptive:
             if position:
                 branch = tree.boundary(anchor, position)
                 points.add(branch, relation, BRANCH, share=known_len / num_tokens)
+        for count in declared:
+            if position := align_down(count, tree.grain):
+                points.add(tree.boundary(anchor, position), relation, DECLARED)
         return relation
 
     def ended(self, node: Node, relation: Relation) -> None:

@@ -34,7 +34,7 @@ def wanted_checkpoints(
         prompt_len: tokens of the prompt.
         after: its hit length, or how far it has been computed; only later positions count.
         grain: tokens between positions where checkpoints may lie.
-        branch_points: positions on its path where known prompts part.
+        branch_points: positions on its path where known prompts part, or where its caller says that they will.
         prompt_ends: positions on its path where other prompts, not yet computed, end.
 
     Example:

@@ -16,7 +16,7 @@ from hybrid_jax.cache.reuse import LIVED, LOST, STEPS, USED, LifeTables
 UPDATE_EVERY = 16  # requests
 TYPICAL_AGE = 32.0  # of a reuse, on the clock
 GAP_MEMORY = 50  # reuses over which the typical gap is taken
-END, BRANCH, OTHER = range(3)
+END, BRANCH, OTHER, DECLARED = range(4)
 FRESH, CONTINUED, PARTED = range(3)
 SAME_PATH = 0.5  # share of a prompt that must be known before it counts as related to what is known
 SAME_PLACE = 0.02  # share of a prompt between the last point and where it parts, to count as going on from there
@@ -29,7 +29,7 @@ class Point:
     """One resume point.
 
     Attributes:
-        kind: END of a sequence, BRANCH where paths part, or OTHER.
+        kind: END of a sequence, BRANCH where paths part, DECLARED by a caller as a shared prefix, or OTHER.
         relation: how the request that made it related to what was known: FRESH, CONTINUED or PARTED.
         detail: an end's run of such requests one after the other, a branch's share of the prompt in fifths.
         hits: how often it was used.
@@ -165,7 +165,7 @@ class Points:
 
         Args:
             relation: of the request that wants it.
-            kind: END, BRANCH or OTHER.
+            kind: END, BRANCH, DECLARED or OTHER.
             share: of the prompt that lies above a branch.
         """
         point = node.point

@@ -50,7 +50,8 @@ class History:
             sequence.known_len = tree.match(sequence.prompt).match_len
         anchor = tree.announce(sequence.prompt)
         if first and self._learns and sequence.request.sample_index == 0:
-            sequence.relation = tree.policy.asked(tree, anchor, sequence.known_len)
+            declared = sequence.request.cache_breakpoints
+            sequence.relation = tree.policy.asked(tree, anchor, sequence.known_len, declared)
         return anchor
 
     def seated(self, sequence: Sequence, match: Match | None, hit_len: int) -> None:

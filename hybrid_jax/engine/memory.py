@@ -276,7 +276,7 @@ class Memory:
             prompt_len=sequence.goal,
             after=sequence.position,
             grain=self.geometry.grain,
-            branch_points=branches,
+            branch_points=[*branches, *sequence.request.cache_breakpoints],
             prompt_ends=ends,
         )
 

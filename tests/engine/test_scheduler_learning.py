@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from hybrid_jax.cache.points import DECLARED, END, OTHER
 from tests.engine.simulated_engine import Engine, tokens_of
 
 
@@ -12,9 +13,9 @@ def watched(engine):
     asked, ended, policy = [], [], engine.scheduler.memory.tree.policy
     ask, end = policy.asked, policy.ended
 
-    def note_asked(tree, anchor, known_len):
+    def note_asked(tree, anchor, known_len, declared):
         asked.append((anchor.end, known_len))
-        return ask(tree, anchor, known_len)
+        return ask(tree, anchor, known_len, declared)
 
     def note_ended(node, relation):
         ended.append(node.end)
@@ -104,4 +105,14 @@ def test_random_traffic_is_computed_as_without_a_cache(frames):
         for _ in range(rng.randrange(6)):
             engine.step()
     engine.run()
+    engine.check()
+
+
+def test_what_a_caller_declares_is_a_class_of_its_own():
+    engine = Engine.make(cache="adaptive")
+    shared = tokens_of(random.Random(0), 100)
+    engine.add([*shared, *tokens_of(random.Random(1), 60)], cache_breakpoints=(20, 100))
+    engine.run()
+    found = {node.end: node.point.kind for node in points(engine)}
+    assert found == {96: DECLARED, 128: OTHER, 160: END}  # 20 lies before the first grain
     engine.check()

@@ -92,6 +92,30 @@ def test_a_checkpoint_is_made_where_known_prompts_part():
     engine.check()
 
 
+@pytest.mark.parametrize("declared, hit", [((), 0), ((100,), 96), ((40, 100), 96), ((31,), 0)])
+def test_a_declared_breakpoint_leaves_a_checkpoint_for_the_second_prompt(declared, hit):
+    engine = Engine.make()
+    shared = tokens_of(random.Random(0), 100)
+    engine.add([*shared, *tokens_of(random.Random(1), 60)], cache_breakpoints=declared)
+    engine.run()
+    second = engine.add([*shared, *tokens_of(random.Random(2), 60)])
+    engine.run()
+    assert second.num_cached_tokens == hit
+    engine.check()
+
+
+def test_prompts_that_come_together_wait_for_a_declared_breakpoint():
+    engine = Engine.make(prefill_tokens=512)
+    shared = tokens_of(random.Random(0), 100)
+    tails = [tokens_of(random.Random(n), 60) for n in (1, 2)]
+    requests = [engine.add([*shared, *tail], cache_breakpoints=(64,)) for tail in tails]
+    engine.run()
+    # Where they part is deeper than what was declared.
+    assert [request.num_cached_tokens for request in requests] == [0, 96]
+    assert [row.state_len for plan in engine.plans for row in plan.prefill][:2] == [64, 32]
+    engine.check()
+
+
 def test_a_prompt_that_arrives_while_its_prefix_is_computed_waits_for_it():
     engine = Engine.make()
     rng = random.Random(0)

@@ -62,6 +62,22 @@ def test_seeds_depend_on_the_id_and_the_place_in_the_line_alone(make_llm, ask):
     assert [request.seed for request in other._engine.added] != seeds["a"]
 
 
+def test_breakpoints_are_messages_characters_or_tokens(llm, body_of, error_of):
+    opening = {"role": "system", "content": "ab"}
+    messages = [opening, {"role": "user", "content": "c"}]
+    body_of("a", CHAT, messages=messages)
+    body_of("a", CHAT, messages=messages, cache_breakpoints=[])
+    body_of("a", COMPLETIONS, prompt="abc", cache_breakpoints=[2])
+    body_of("a", COMPLETIONS, prompt=[[1, 2], [3, 4, 5]], cache_breakpoints=[1])
+    found = [request.cache_breakpoints for request in llm._engine.added]
+    assert found == [(len("<system>ab<user>"),), (), (2,), (1,), (1,)]
+    error = error_of(line("a", CHAT, messages=messages, cache_breakpoints=[7]))
+    assert "cache_breakpoints: there is no message 7" in error["message"]
+    assert error["param"] == "cache_breakpoints"
+    error = error_of(line("a", COMPLETIONS, prompt="a", cache_breakpoints=[7]))
+    assert "cache_breakpoints must lie between 1 and the prompt's 1 characters" in error["message"]
+
+
 @pytest.mark.parametrize(
     "body, kind, value",
     [

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers
 
 from hybrid_jax import SamplingParams
-from hybrid_jax.prompts import Prompt
+from hybrid_jax.prompts import Prompt, read_prompts
+from hybrid_jax.tokenizer import Tokenizer
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=2)
 
@@ -40,6 +43,27 @@ def test_token_ids_and_iterables_are_prompts(llm, prompts, expected):
         (None, "prompt 1: must be text or token ids, .*, got NoneType None"),
         ([], "prompt 1: is empty"),
         ("a\ud800", r"prompt 1: is not valid UTF-8, it has U\+D800 at character 1"),
+        (
+            {"prompt": "a", "cache_breakpoints": "1"},
+            "prompt 1: cache_breakpoints must be a list of .*'1'",
+        ),
+        (
+            {"prompt": "a", "cache_breakpoints": [1.0]},
+            r"prompt 1: cache_breakpoints must .*\[1.0\]",
+        ),
+        (
+            {"prompt": "a", "cache_breakpoints": [0]},
+            "lie between 1 and the prompt's 1 characters, got 0",
+        ),
+        (
+            {"prompt": [7, 8], "cache_breakpoints": [3]},
+            "between 1 and the prompt's 2 tokens, got 3",
+        ),
+        ({"prompt_token_ids": [7], "cache_breakpoints": [-1]}, "prompt's 1 tokens, got -1"),
+        (
+            {"cache_breakpoints": [1]},
+            r"prompt 1: a prompt as a dict must .*\['cache_breakpoints'\]",
+        ),
         ({"prompt": "ab\udcff"}, "prompt 1: is not valid UTF-8, it has byte 0xff at character 2"),
     ],
 )
@@ -91,3 +115,74 @@ def test_a_bad_conversation_is_named(llm, messages, message):
 def test_a_bad_conversation_is_not_rendered(llm, messages, message):
     with pytest.raises(ValueError, match=message):
         llm.render_chat(messages)
+
+
+@pytest.mark.parametrize(
+    "prompt, expected",
+    [
+        ({"prompt": "hello", "cache_breakpoints": [4, 2, 4]}, (2, 4)),
+        (
+            {"prompt": "h\u00e9llo", "cache_breakpoints": [1, 2, 5]},
+            (1, 3, 6),
+        ),  # two bytes for one letter
+        ({"prompt": "\u20ac", "cache_breakpoints": [1]}, (3,)),
+        ({"prompt_token_ids": range(5), "cache_breakpoints": np.array([3])}, (3,)),
+        ({"prompt": [1, 2], "cache_breakpoints": []}, ()),
+        (Prompt(None, (1, 2, 3), (2,)), (2,)),
+        ("hello", ()),
+    ],
+)
+def test_breakpoints_are_characters_of_a_text_and_tokens_of_ids(llm, prompt, expected):
+    llm.generate(prompt, SHORT)
+    assert llm._engine.added[-1].cache_breakpoints == expected
+
+
+def test_a_token_that_opens_the_text_is_counted():
+    backend = tokenizers.Tokenizer(
+        models.WordLevel(vocab={"<s>": 0, "see": 1, "saw": 2, "<u>": 3}, unk_token="<u>")
+    )
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = Tokenizer(backend, special_tokens={"bos_token": "<s>"}, add_bos=True)
+    read = read_prompts(
+        {"prompt": "see saw", "cache_breakpoints": [2, 3, 7]}, tokenizer, vocab_size=9
+    )
+    assert read[0].token_ids == (0, 1, 2) and read[0].cache_breakpoints == (1, 2, 3)
+
+
+SYSTEM, USER = {"role": "system", "content": "be brief"}, {"role": "user", "content": " hi"}
+SAYS = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}"
+OPENS = SAYS + "{% if add_generation_prompt %}<bot>{% endif %}"
+STRICT = "{% if messages[1].content != ' hi' %}{{ raise_exception('no') }}{% endif %}" + SAYS
+
+
+@pytest.mark.parametrize(
+    "messages, template, asked, expected",
+    [
+        ([SYSTEM, USER], SAYS, None, ["<system>be brief<user>"]),
+        ([SYSTEM, {"role": "developer", "content": "x"}, USER], SAYS, None, ["<system>be brief<developer>x<user>"]),
+        ([USER, SYSTEM], SAYS, None, []),
+        ([SYSTEM], SAYS, None, []),
+        ([SYSTEM, USER], SAYS, [], []),
+        ([SYSTEM, USER], OPENS, [-1, 0], ["<system>be brief<user>", "<system>be brief<user>hi"]),
+        ([SYSTEM, USER], STRICT, None, []),  # it cannot be told, and nobody asked
+        ([SYSTEM, {"role": "user", "content": None}, USER], SAYS, [0], ["<system>be brief<user>"]),
+    ],
+)  # fmt: skip
+def test_messages_end_where_the_text_depends_on_the_next(llm, messages, template, asked, expected):
+    prompt = llm.render_chat(messages, chat_template=template, cache_breakpoints=asked)
+    assert [prompt.text[:count] for count in prompt.cache_breakpoints] == expected
+
+
+@pytest.mark.parametrize(
+    "asked, template, message",
+    [
+        ([2], SAYS, "chat: cache_breakpoints: there is no message 2 in a conversation of 2"),
+        ([-3], SAYS, "there is no message -3 in a conversation of 2"),
+        ([True], SAYS, r"chat: cache_breakpoints must be a list of message indices, got \[True\]"),
+        (1, SAYS, "chat: cache_breakpoints must be a list of message indices, got 1"),
+        ([0], STRICT, "chat template: no"),
+    ],
+)
+def test_a_message_that_is_not_there_is_named(llm, asked, template, message):
+    with pytest.raises(ValueError, match=message):
+        llm.chat([SYSTEM, USER], SHORT, chat_template=template, cache_breakpoints=asked)
