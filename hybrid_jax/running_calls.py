@@ -57,7 +57,8 @@ class RunningCalls:
     def start(self, jobs: list[Job]) -> None:
         """Gives the jobs to the engine; the caller must `end` them, also when this raises."""
         engine = self.engine
-        for job in jobs:
+        order = engine.order([job.completions[0].request.prompt for job in jobs])
+        for job in (jobs[place] for place in order):
             for completion in job.completions:
                 request = completion.request
                 self._live[request.request_id] = job, completion

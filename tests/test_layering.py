@@ -34,7 +34,7 @@ HOST = (
     "engine.turn",
 )
 DEVICE = ("state", "layers", "models")
-TEXT = ("tokenizer", "text")
+TEXT = ("tokenizer", "text", "message_ends")
 
 
 @dataclass(frozen=True)

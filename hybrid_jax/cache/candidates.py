@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from hybrid_jax.cache.eviction import EvictionPolicy, LeastRecentlyUsed
+from hybrid_jax.cache.eviction import EvictionPolicy, LeastRecentlyUsed, OrderedCandidates
 from hybrid_jax.cache.node import Node
 
 
 class Candidates:
-    """Two ordered sets of nodes, kept up to date by `refresh`; what is in neither stays.
+    """Ordered sets of nodes, kept up to date by `refresh`; what is in none of them stays.
 
     Args:
         policy: orders what can be evicted; least recently used when None.
@@ -15,25 +15,34 @@ class Candidates:
     Attributes:
         evictable: cached nodes that nobody pins: those at the end of a cached path, which go whole, and those with
             one cached child, whose checkpoint goes and whose pages join the child's.
+        expected: those of them that waiting prompts will use, apart from the others; the last to be used is first.
         prunable: known leaves that nobody needs, the oldest first.
     """
 
     def __init__(self, policy: EvictionPolicy | None = None):
         self.evictable: EvictionPolicy = LeastRecentlyUsed() if policy is None else policy
+        self.expected = OrderedCandidates(key=lambda node: -node.expected_until)
         self.prunable = LeastRecentlyUsed()
 
     def refresh(self, node: Node) -> None:
         """Puts the node into the sets it belongs to now, and out of the others; its order may be another too."""
         if node.parent is None:
             self.evictable.forget(node)
-        if self._is_evictable(node):
-            self.evictable.add(node)
-        elif node in self.evictable:
-            self.evictable.discard(node)
+        evictable = self._is_evictable(node)
+        for candidates, expected in ((self.evictable, False), (self.expected, True)):
+            if evictable and (node.num_expected > 0) == expected:
+                candidates.add(node)
+            elif node in candidates:
+                candidates.discard(node)
         if _is_prunable(node):
             self.prunable.add(node)
         elif node in self.prunable:
             self.prunable.discard(node)
+
+    def pop_victim(self) -> Node | None:
+        """Takes out what is to be evicted next; None when nothing may go."""
+        node = self.evictable.pop()
+        return self.expected.pop() if node is None else node
 
     def _is_evictable(self, node: Node) -> bool:
         if node.parent is None or not node.cached or node.pins:
@@ -46,8 +55,10 @@ class Candidates:
     def check_invariants(self, root: Node) -> None:
         """Asks every node below `root` anew; raises AssertionError where a set disagrees."""
         for node in root.walk():
+            evictable, expected = self._is_evictable(node), node.num_expected > 0
             for name, candidates, belongs in (
-                ("evictable", self.evictable, self._is_evictable(node)),
+                ("evictable", self.evictable, evictable and not expected),
+                ("expected", self.expected, evictable and expected),
                 ("prunable", self.prunable, _is_prunable(node)),
             ):
                 assert (node in candidates) == belongs, (

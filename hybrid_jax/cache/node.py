@@ -30,6 +30,8 @@ class Node:
         pins: holds that keep the node from eviction.
         promised_by: owners of running requests that will leave a checkpoint at `end`.
         num_announced: prompts not yet computed that end here.
+        num_expected: waiting prompts that end here or below.
+        expected_until: turn of the last of them; only while there are any.
         num_cached_children: children with pages.
         point: what a policy that learns knows of `end` as a resume point, if it is one.
         losses: checkpoints that stood on its span and were given away, by position.
@@ -45,6 +47,8 @@ class Node:
     pins: int = 0
     promised_by: set[str] = field(default_factory=set)
     num_announced: int = 0
+    num_expected: int = 0
+    expected_until: int = 0
     num_cached_children: int = 0
     last_use: int = 0
     point: Point | None = None

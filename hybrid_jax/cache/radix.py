@@ -11,6 +11,7 @@ import numpy as np
 
 from hybrid_jax.cache.candidates import Candidates
 from hybrid_jax.cache.eviction import EvictionPolicy
+from hybrid_jax.cache.expected import Expected
 from hybrid_jax.cache.frames import FrameAllocator
 from hybrid_jax.cache.look_up import look_up
 from hybrid_jax.cache.node import Match, Node, common_prefix_len, describe_tree
@@ -32,6 +33,9 @@ class RadixTree:
         page_holds: the tree's side of `frames`; `PageHolds` when None.
         policy: orders the eviction candidates; least recently used when None.
         max_known_nodes, max_known_tokens: bounds on what is known but not cached and needed by nobody.
+
+    Attributes:
+        expected: which announced prompts wait, for whom what they share is kept.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class RadixTree:
         self.version = 0  # changes whenever paths part in new places
         self._frames, self._slots = frames, slots
         self._candidates = Candidates(policy)
+        self.expected = Expected(self._candidates.refresh)
         self._promises: dict[str, dict[int, Node]] = {}
         self._spans = SpanTree(
             PageHolds(frames) if page_holds is None else page_holds,
@@ -287,7 +292,7 @@ class RadixTree:
         """
         passed = []
         while self._frames.num_free < num_frames or self._slots.num_free < num_slots:
-            node = self._candidates.evictable.pop()
+            node = self._candidates.pop_victim()
             if node is None:
                 break
             if self._frees_something(node):
@@ -338,6 +343,7 @@ class RadixTree:
     def reset(self) -> None:
         """Forgets everything, announcements and promises too, and releases what the tree holds."""
         self._spans.clear()
+        self.expected.clear()
         self._promises = {}
         self.version += 1
 
@@ -388,3 +394,4 @@ class RadixTree:
         for slot, node in seen.slots.items():
             assert node.end % self.grain == 0, f"radix: checkpoint {slot:#x} at {node.end}"
         self._candidates.check_invariants(self.root)
+        self.expected.check_invariants(self.root)

@@ -103,7 +103,8 @@ class SpanTree:
         """Puts a new node above, ending `offset` tokens into this one; both list a page that the cut hits."""
         upper = Node(
             node.tokens[:offset], node.start, parent=node.parent, last_use=node.last_use,
-            num_cached_children=int(node.cached),
+            num_cached_children=int(node.cached), num_expected=node.num_expected,
+            expected_until=node.expected_until,
         )  # fmt: skip
         node.parent.children[int(upper.tokens[0])] = upper
         upper.children[int(node.tokens[offset])] = node

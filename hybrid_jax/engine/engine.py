@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import jax
+import numpy as np
 
+from hybrid_jax.cache.prefix_order import prefix_order
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.costs import model_costs
 from hybrid_jax.engine.request import Request
@@ -87,6 +89,12 @@ class Engine:
     def has_work(self) -> bool:
         """A request is unfinished, or results are outstanding."""
         return bool(self._live or self._pending)
+
+    def order(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        """Places of prompts that come together, in the order in which they are best added."""
+        if self.engine_config.cache.policy == "off":
+            return list(range(len(prompts)))
+        return prefix_order([np.asarray(p, np.int32) for p in prompts], self.geometry.grain)
 
     def add(self, request: Request) -> None:
         """Queues a request.

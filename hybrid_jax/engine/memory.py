@@ -153,6 +153,7 @@ class Memory:
         sequence.slot = sequence.real_slot = slot
         sequence.checkpoint = sequence.real_checkpoint = hit_len
         sequence.position = sequence.real_position = hit_len
+        self.arrived(sequence)
         return hit_len
 
     def fork(
@@ -186,6 +187,7 @@ class Memory:
         child.slot = child.real_slot = parent.slot
         child.checkpoint = child.real_checkpoint = parent.checkpoint
         child.position = child.real_position = parent.position
+        self.arrived(child)
         return copies
 
     def _most_free(self, others: list[Sequence]) -> int:
@@ -281,9 +283,20 @@ class Memory:
         )
 
     def announce(self, sequence: Sequence) -> None:
-        """Makes a sequence's prompt known to the tree until it is computed."""
-        if self.history is not None:
-            sequence.anchor = self.history.announce(sequence)
+        """Makes a sequence's prompt known to the tree until it is computed, and expected while it waits."""
+        if self.history is None:
+            return
+        sequence.anchor = self.history.announce(sequence)
+        uses_cache = not sequence.request.lacks_prompt_logprobs
+        sequence.expected = uses_cache and sequence.phase is Phase.WAITING
+        if sequence.expected:
+            self.tree.expected.add(sequence.anchor, sequence.arrival)
+
+    def arrived(self, sequence: Sequence) -> None:
+        """The sequence has what it needs of the tree, or wants it no more."""
+        if sequence.expected:
+            sequence.expected = False
+            self.tree.expected.remove(sequence.anchor)
 
     def promise(self, sequence: Sequence) -> None:
         """Tells the tree which checkpoints a sequence's prefill will leave, when that may have changed."""
@@ -298,6 +311,7 @@ class Memory:
     def withdraw(self, sequence: Sequence) -> None:
         """The sequence's prompt is computed or given up: no more announced, no more promised."""
         if self.tree is not None and sequence.anchor is not None:
+            self.arrived(sequence)
             self.tree.withdraw(sequence.owner)
             self.tree.conclude(sequence.anchor)
             sequence.anchor = None

@@ -46,6 +46,7 @@ class Sequence:
         num_flights: plans in flight that name it.
         stopped: the device has made its row inert.
         anchor: its announcement in the prefix tree while its prompt is not computed.
+        expected: the tree keeps what it can for it.
         waits_for: the promised node it waits for.
         known_len: tokens of its prompt that were known before it came; None until it did.
         relation: how its prompt related to what was known, for policies that learn.
@@ -71,6 +72,7 @@ class Sequence:
     num_flights: int = 0
     stopped: bool = False
     anchor: Node | None = None
+    expected: bool = False
     waits_for: Node | None = None
     known_len: int | None = None
     relation: Relation | None = None

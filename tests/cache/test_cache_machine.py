@@ -47,6 +47,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.resumable = set()  # prefixes that must hit
         self.known = {}  # announcement -> node
         self.promised = {}  # owner -> {prefix}
+        self.waiting = set()  # announcements that are expected
         self.text = {}  # (frame, offset) -> the prefix that ends there, as written by a row
         self.states = {}  # slot -> prefix
 
@@ -137,9 +138,25 @@ class CacheMachine(RuleBasedStateMachine):
         self.promised[name] = set()
 
     @precondition(lambda self: self.known)
+    @rule(data=st.data(), turn=st.integers(0, 5))
+    def wait_or_arrive(self, data, turn):
+        name = data.draw(st.sampled_from(sorted(self.known)))
+        if name in self.waiting:
+            self.arrive(name)
+        else:
+            self.tree.expected.add(self.known[name][1], turn)
+            self.waiting.add(name)
+
+    def arrive(self, name):
+        if name in self.waiting:
+            self.tree.expected.remove(self.known[name][1])
+            self.waiting.remove(name)
+
+    @precondition(lambda self: self.known)
     @rule(data=st.data())
     def conclude(self, data):
         name = data.draw(st.sampled_from(sorted(self.known)))
+        self.arrive(name)
         self.tree.withdraw(name)
         _, node = self.known.pop(name)
         self.promised.pop(name)
@@ -201,6 +218,7 @@ class CacheMachine(RuleBasedStateMachine):
     def reset(self):
         self.tree.reset()
         self.resumable.clear()
+        self.waiting.clear()
         names = {name: tokens for name, (tokens, _) in self.known.items()}
         self.promised = {name: set() for name in names}
         self.known = {name: (t, self.tree.announce(np.array(t))) for name, t in names.items()}

@@ -5,56 +5,8 @@ import time
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.frames import FrameAllocator
 from hybrid_jax.cache.node import common_prefix_len
-from hybrid_jax.cache.radix import RadixTree
-from hybrid_jax.cache.slots import SlotTable
-
-GRAIN = 8
-
-
-class Pools:
-    """A tree over small pools, and a row's way of filling it."""
-
-    def __init__(self, page_tokens=16, needs_slots=True, num_frames=200, groups=1, **options):
-        self.frames = FrameAllocator(num_frames)
-        self.slots = SlotTable(self.frames, state_frames=2 if needs_slots else 0, max_slots=50)
-        self.groups = groups
-        self.tree = RadixTree(
-            self.frames,
-            self.slots,
-            grain=GRAIN,
-            page_tokens=page_tokens,
-            needs_slots=needs_slots,
-            **options,
-        )
-
-    def pages(self, length):
-        count = -(-length // self.tree.page_tokens) if self.tree.page_tokens else 0
-        return self.frames.allocate(count * self.groups).reshape(count, self.groups)
-
-    def insert(self, tokens):
-        """Fills a prefix as a finished row does: hands everything over and keeps nothing."""
-        pages = self.pages(len(tokens))
-        slot = self.slots.allocate() if self.tree.needs_slots else 0
-        node = self.tree.fill(np.array(tokens), pages, slot)
-        self.frames.release(pages)
-        if slot:
-            self.slots.release(slot)
-        self.check()
-        return node
-
-    def match(self, tokens, owner=""):
-        return self.tree.match(np.array(tokens), owner)
-
-    def check(self):
-        self.frames.check_invariants()
-        self.slots.check_invariants()
-        self.tree.check_invariants()
-
-
-def seq(*parts):
-    return [token for start, count in parts for token in range(start, start + count)]
+from tests.cache.pools import Pools, seq
 
 
 def test_an_empty_tree_matches_nothing():

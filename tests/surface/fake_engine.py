@@ -63,6 +63,9 @@ class FakeEngine:
         off = engine_config.cache.policy == "off"
         self.scheduler = SimpleNamespace(memory=SimpleNamespace(tree=None if off else tree))
 
+    def order(self, prompts):
+        return list(range(len(prompts)))
+
     def add(self, request):
         if len(request.prompt) + request.max_tokens > self.max_model_len:
             raise ValueError(f"request of {len(request.prompt)} tokens can never fit")

@@ -176,3 +176,11 @@ def test_a_closed_llm_says_so(make_llm):
         llm.generate("a", GREEDY)
     assert "closed" in repr(llm)
     llm.close()
+
+
+def test_prompts_are_added_in_the_engines_order_and_answered_in_theirs(llm, monkeypatch):
+    monkeypatch.setattr(llm._engine, "order", lambda prompts: [2, 0, 1])
+    outputs = llm.generate(["a", "b", "c"], GREEDY)
+    assert [bytes(request.prompt) for request in llm._engine.added] == [b"c", b"a", b"b"]
+    assert [output.prompt for output in outputs] == ["a", "b", "c"]
+    assert [output.request_id for output in outputs] == ["0", "1", "2"]
