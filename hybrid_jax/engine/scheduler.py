@@ -385,6 +385,14 @@ class Scheduler:
         assert all(s.phase is Phase.WAITING for s in self.admission.waiting), (
             "scheduler: a queued one runs"
         )
+        if self.memory.tree is not None:
+            expected = [s.owner for s in self._sequences.values() if s.expected]
+            waiting = [
+                s.owner for s in self.admission.waiting if not s.request.lacks_prompt_logprobs
+            ]
+            assert sorted(expected) == sorted(waiting) and len(self.memory.tree.expected) == len(
+                waiting
+            ), f"scheduler: {waiting} wait, {expected} are expected"
         live = len(self.seats.running) + len(self.admission.waiting)
         assert live == len(self._sequences), (
             f"scheduler: {len(self._sequences)} live requests, {live} running or waiting"

@@ -81,6 +81,19 @@ def test_nodes_above_the_end_of_a_prompt_are_kept_too_and_those_below_are_not():
     pools.check()
 
 
+def test_a_path_that_is_split_later_is_expected_on_both_sides():
+    pools = Pools()
+    pools.insert(FIRST)
+    pools.insert(SECOND)
+    expect(pools, [*FIRST, 5], turn=4)
+    expect(pools, [*SECOND, 5], turn=3)
+    pools.insert(FIRST[:16])
+    pools.tree.evict(1)
+    assert hits(pools, FIRST, SECOND) == [16, 32]
+    pools.tree.evict(1)
+    assert hits(pools, FIRST, SECOND) == [0, 32]  # the half above is as late as the one below
+
+
 def test_everything_can_go_when_it_must():
     pools = Pools()
     pools.insert(FIRST)

@@ -5,7 +5,11 @@ import random
 import numpy as np
 import pytest
 
+from hybrid_jax.cache.expected import Expected
 from hybrid_jax.cache.prefix_order import prefix_order
+from hybrid_jax.engine.request import Request
+from hybrid_jax.engine.scheduler import Scheduler
+from hybrid_jax.sampling_params import SamplingParams
 from tests.engine.simulated_engine import GRAIN, Engine, tokens_of
 
 
@@ -56,8 +60,9 @@ def test_what_waiting_prompts_share_is_kept_for_them_in_any_order(cache, monkeyp
     prompts = shuffled_prompts(branches=(8, 6), lengths=(200, 30))
     options = {"max_rows": 4, "cache": cache, "num_frames": 60}
     kept = computed(prompts, planned=False, **options)
-    monkeypatch.setattr("hybrid_jax.cache.expected.Expected.add", lambda *args: None)
-    monkeypatch.setattr("hybrid_jax.cache.expected.Expected.remove", lambda *args: None)
+    for name in ("add", "remove", "__len__"):
+        monkeypatch.setattr(Expected, name, lambda *args: 0)
+    monkeypatch.setattr(Scheduler, "check_invariants", lambda self: None)
     assert kept < 0.75 * computed(prompts, planned=False, **options)
 
 
@@ -87,3 +92,15 @@ def test_prompts_that_wait_are_expected_again_after_a_reset():
     assert len(engine.scheduler.memory.tree.expected) == 2
     engine.run()
     engine.check()
+
+
+def test_a_prompt_that_is_computed_in_full_expects_nothing():
+    engine = Engine.make(max_rows=1)
+    rng, params = random.Random(0), SamplingParams(max_tokens=2, prompt_logprobs=0)
+    for name in ("a", "b"):
+        prompt = tokens_of(rng, 100)
+        engine.scheduler.add(
+            Request(request_id=name, prompt=prompt, params=params, seed=0, max_tokens=2)
+        )
+    engine.scheduler.check_invariants()
+    assert len(engine.scheduler.memory.tree.expected) == 0
