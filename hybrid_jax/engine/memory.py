@@ -187,7 +187,6 @@ class Memory:
         child.slot = child.real_slot = parent.slot
         child.checkpoint = child.real_checkpoint = parent.checkpoint
         child.position = child.real_position = parent.position
-        self.arrived(child)
         return copies
 
     def _most_free(self, others: list[Sequence]) -> int:
