@@ -133,6 +133,14 @@ class Clairvoyant:
 
     def _find(self, node: Node) -> float:
         place = self._place[node]
+        if self.costs.checkpoint_bytes:
+            return self._first_use(place)
+        wait = np.inf
+        while place.end > node.start:  # without checkpoints a path may be left anywhere inside
+            wait, place = min(wait, self._first_use(place)), place.parent
+        return wait
+
+    def _first_use(self, place: Node) -> float:
         uses = self._future.uses.get(place, [])
         first = bisect_right(uses, self._now)
         for number in uses[first : first + LOOK_AHEAD]:

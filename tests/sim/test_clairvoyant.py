@@ -114,6 +114,12 @@ def test_what_is_new_goes_itself_where_nobody_asks_for_it():
     assert hits("lru", 14, A, *strangers, ("aaaaX",)) == [0] * 8
 
 
+def test_without_checkpoints_a_path_that_will_be_left_half_way_is_kept():
+    # Four bytes an entry, eight in all: when C comes, of A half will be used, of B nothing.
+    asked = (A, B, C, ("aaX",))
+    assert hits("optimal", 8, *asked, costs=KINDS["attention"]) == [0, 0, 0, 2]
+
+
 @pytest.mark.parametrize(("strangers", "expected"), [(1, [0, 20]), (3, [2, 0])])
 def test_tokens_per_byte_are_weighed_against_the_wait(strangers, expected):
     # L spares 20 tokens for 30 bytes, S 2 for 12; of 31 bytes one of them fits. S is asked for in 1 request:
