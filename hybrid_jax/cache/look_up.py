@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hybrid_jax.cache.node import Match, Node, common_prefix_len
+from hybrid_jax.cache.node import Match, Node, shared_len
 
 
 def look_up(
@@ -23,13 +23,14 @@ def look_up(
         owner: whose own promises do not count as pending.
     """
     limit = len(tokens) - 1  # one token at least is computed, to have logits
+    text = tokens.tobytes()
     node, position, cached_len, hit_len = root, 0, 0, 0
     hit, reached, pending = root, root, None
     while position < len(tokens):
-        child = node.children.get(int(tokens[position]))
+        child = node.children.get(tokens.item(position))
         if child is None:
             break
-        shared = common_prefix_len(child.tokens, tokens[position:])
+        shared = shared_len(child.tokens, tokens, text, position)
         position += shared
         reached = child
         whole = shared == len(child.tokens)

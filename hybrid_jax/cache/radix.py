@@ -14,7 +14,7 @@ from hybrid_jax.cache.eviction import EvictionPolicy
 from hybrid_jax.cache.expected import Expected
 from hybrid_jax.cache.frames import FrameAllocator
 from hybrid_jax.cache.look_up import look_up
-from hybrid_jax.cache.node import Match, Node, common_prefix_len, describe_tree
+from hybrid_jax.cache.node import Match, Node, describe_tree, shared_len
 from hybrid_jax.cache.pages import PageHolds, PageStore
 from hybrid_jax.cache.reasons import Loss, note_loss
 from hybrid_jax.cache.slots import SlotTable
@@ -140,12 +140,13 @@ class RadixTree:
 
     def coverage(self, tokens: np.ndarray) -> tuple[int, Node | None]:
         """How many leading tokens have their pages cached, and the node at their end if it is a resume point."""
-        node, position = self.root, 0
+        tokens = np.asarray(tokens, np.int32)
+        node, position, text = self.root, 0, tokens.tobytes()
         while position < len(tokens):
-            child = node.children.get(int(tokens[position]))
+            child = node.children.get(tokens.item(position))
             if child is None or not child.cached:
                 return position, None
-            shared = common_prefix_len(child.tokens, tokens[position:])
+            shared = shared_len(child.tokens, tokens, text, position)
             position += shared
             if shared < len(child.tokens):
                 stands = position == len(tokens) and not self.needs_slots

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hybrid_jax.cache.census import Census, count_nodes
-from hybrid_jax.cache.node import Node, common_prefix_len
+from hybrid_jax.cache.node import Node, shared_len
 from hybrid_jax.cache.pages import PageStore
 from hybrid_jax.cache.slots import SlotTable
 
@@ -78,12 +78,12 @@ class SpanTree:
 
     def descend(self, tokens: np.ndarray) -> Node:
         """The node that ends exactly at the end of `tokens`, made by splitting or as a known leaf."""
-        node, position = self.root, 0
+        node, position, text = self.root, 0, tokens.tobytes()
         while position < len(tokens):
-            child = node.children.get(int(tokens[position]))
+            child = node.children.get(tokens.item(position))
             if child is None:
                 return self._attach(node, tokens[position:].copy())
-            shared = common_prefix_len(child.tokens, tokens[position:])
+            shared = shared_len(child.tokens, tokens, text, position)
             node = child if shared == len(child.tokens) else self.split(child, shared)
             position += shared
         return node

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.node import common_prefix_len
+from hybrid_jax.cache.node import common_prefix_len, shared_len
 from tests.cache.pools import Pools, seq
 
 
@@ -331,6 +331,15 @@ def test_the_picture_shows_spans_and_who_needs_them():
                                                   ([1, 2, 3], [1, 9, 3], 1), ([5], [6], 0)])  # fmt: skip
 def test_common_prefix_len(a, b, expected):
     assert common_prefix_len(np.array(a, np.int32), np.array(b, np.int32)) == expected
+
+
+@pytest.mark.parametrize(
+    ("edge", "position", "expected"),
+    [([], 0, 0), ([1, 2], 0, 2), ([2, 3], 1, 2), ([2, 3, 4], 1, 2), ([2, 9], 1, 1), ([1], 1, 0)],
+)
+def test_shared_len_counts_from_a_position_of_the_prompt(edge, position, expected):
+    tokens = np.array([1, 2, 3], np.int32)
+    assert shared_len(np.array(edge, np.int32), tokens, tokens.tobytes(), position) == expected
 
 
 def test_a_long_edge_is_compared_without_a_python_loop():
