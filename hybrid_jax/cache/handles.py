@@ -8,10 +8,14 @@ list, so an old handle raises instead of naming somebody else's memory. The gene
 
 from __future__ import annotations
 
+import numpy as np
+
 FRAME, SLOT = 1, 2
 KIND_NAMES = {FRAME: "frame", SLOT: "slot"}
 NUM_GENERATIONS = 1 << 6
 MAX_ID = (1 << 24) - 1
+ID_BITS = np.uint32(MAX_ID)  # for arrays of handles
+_KIND_BITS, _LATER_BITS, _STEP = np.uint32(3 << 30), np.uint32((1 << 30) - 1), np.uint32(1 << 24)
 
 
 class StaleHandle(RuntimeError):
@@ -26,6 +30,11 @@ def pack(kind: int, generation: int, index: int) -> int:
 def unpack(handle: int) -> tuple[int, int, int]:
     """(kind, generation, id) of a handle."""
     return handle >> 30, handle >> 24 & NUM_GENERATIONS - 1, handle & MAX_ID
+
+
+def next_generation(names: np.ndarray) -> np.ndarray:
+    """What handles become when what they name is given away: uint32[n]."""
+    return names & _KIND_BITS | names + _STEP & _LATER_BITS
 
 
 def stale(handle: int, kind: int, generation: int) -> StaleHandle:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hybrid_jax.cache.frames import FrameAllocator
+from hybrid_jax.cache.frames import ONE, FrameAllocator, indices
 
 RowPages = Any  # what a row lists: an array of frame ids, or a range where pages are only counted
 NodePages = Any  # what a node lists; slices are its parts
@@ -57,24 +57,26 @@ class PageHolds:
         """Takes a hold on every frame of a row's pages, for a node; the row keeps its own."""
         pages = np.asarray(pages, np.int32)
         names = self._frames.handles(pages)
-        self._hold(pages.reshape(-1))
+        self._hold(indices(pages))
         return names
 
     def share(self, pages: np.ndarray) -> None:
         """One more node lists these pages."""
-        self._hold(self.ids(pages).reshape(-1))
+        self._hold(indices(self.ids(pages)))
 
     def _hold(self, frames: np.ndarray) -> None:
         self._frames.retain(frames)
-        self.num_frames += int((self._holds[frames] == 0).sum())
-        self._holds[frames] += 1  # a node lists no frame twice
+        before = self._holds[frames]
+        self.num_frames += len(before) - np.count_nonzero(before)
+        self._holds[frames] = before + ONE  # a node lists no frame twice
 
     def release(self, pages: np.ndarray) -> None:
         """A node lists these pages no more."""
-        frames = self.ids(pages).reshape(-1)
+        frames = indices(self.ids(pages))
         self._frames.release(frames)
-        self._holds[frames] -= 1
-        self.num_frames -= int((self._holds[frames] == 0).sum())
+        left = self._holds[frames] - ONE
+        self._holds[frames] = left
+        self.num_frames -= len(left) - np.count_nonzero(left)
 
     def join(self, upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
         """The pages of two spans, one below the other, as those of one."""
@@ -82,7 +84,7 @@ class PageHolds:
 
     def only_ours(self, pages: np.ndarray) -> bool:
         """Some frame of these pages is held by nobody but tree nodes."""
-        frames = self.ids(pages)
+        frames = indices(self.ids(pages))
         return bool((self._frames.holders_of(frames) == self._holds[frames]).any())
 
     def ids(self, pages: np.ndarray) -> np.ndarray:

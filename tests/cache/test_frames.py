@@ -51,6 +51,31 @@ def test_a_failed_release_changes_nothing():
     frames.check_invariants()
 
 
+@pytest.mark.parametrize("frame", [-1, 0, 2, 3, 4, 1000])
+def test_what_nobody_holds_or_is_no_frame_is_named(frame):
+    frames = FrameAllocator(4)  # of which 1 is held
+    frames.allocate(3)
+    frames.release([2, 3])
+    for action, call in (
+        ("retain", frames.retain),
+        ("release", frames.release),
+        ("name", frames.handles),
+    ):
+        with pytest.raises(ValueError, match=f"cannot {action} frame {frame}, nobody holds it"):
+            call([1, frame])
+    assert frames.holders(1) == 1
+    frames.check_invariants()
+
+
+def test_a_frame_released_twice_in_one_call_returns_once():
+    frames = FrameAllocator(4)
+    a, b = frames.allocate(2)
+    frames.retain([a, b, b])
+    frames.release([b, a, b, a, b])
+    assert frames.num_free == 3
+    frames.check_invariants()
+
+
 def test_a_stale_handle_raises_even_when_the_frame_lives_again():
     frames = FrameAllocator(3)
     (frame,) = frames.allocate(1)
