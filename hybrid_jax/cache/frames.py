@@ -86,7 +86,7 @@ class FrameAllocator:
         before = self._require_held(frames, "release")
         np.subtract.at(self._holders, frames, ONE)
         after = self._holders[frames]
-        once = np.array_equal(after, before - ONE)
+        once = np.count_nonzero(before - after == ONE) == len(after)
         if not once and (after < 0).any():
             np.add.at(self._holders, frames, ONE)
             frame = int(frames[after < 0][0])
@@ -94,13 +94,14 @@ class FrameAllocator:
                 f"FrameAllocator: cannot release frame {frame} {(frames == frame).sum()} times, "
                 f"{self._holders[frame]} hold it"
             )
-        if np.count_nonzero(after) < len(after):
-            gone = frames[after == 0]
+        num_left = np.count_nonzero(after)
+        if num_left < len(after):
+            gone = frames[after == 0] if num_left else frames
             self._put_back(gone if once else np.unique(gone))
 
     def _put_back(self, frames: np.ndarray) -> None:
         """Onto the free list; their handles are those of their next lives."""
-        self._handles[frames] = handles.next_generation(self._handles[frames])
+        self._handles[frames] += handles.NEXT_GENERATION
         self._free[self.num_free : self.num_free + frames.size] = frames
         self.num_free += frames.size
 
