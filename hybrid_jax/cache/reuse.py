@@ -116,23 +116,26 @@ class LifeTables:
         return np.minimum(hazards, MAX_HAZARD)
 
     def _indices(self, hazards: np.ndarray) -> np.ndarray:
-        """Best ratio of expected uses to expected time, over all bins at whose end to give up.
+        """Best ratio of expected uses to expected time, over all bins at whose end to give up: float64[classes, steps].
 
         Behind its peak an index never rises again: there are few observations, and none that mean it.
         """
-        index = np.empty_like(hazards)
-        time = self._widths * (1 - 0.5 * hazards)
-        for first in range(self.num_bins):
-            alive = np.ones((len(hazards), self.num_bins - first))
-            np.cumprod(1 - hazards[:, first:-1], axis=1, out=alive[:, 1:])
-            uses = np.cumsum(alive * hazards[:, first:], axis=1)
-            spent = np.cumsum(alive * time[:, first:], axis=1)
-            index[:, first] = (uses / spent).max(axis=1)
-        best = index.argmax(axis=1)
-        falling = np.maximum.accumulate(index[:, ::-1], axis=1)[:, ::-1]
-        index = np.where(np.arange(self.num_bins) > best[:, None], falling, index)
-        following = np.concatenate((index[:, 1:], index[:, -1:]), axis=1)
-        parts = (np.arange(STEPS) + 0.5) / STEPS
-        return ((1 - parts) * index[..., None] + parts * following[..., None]).reshape(
-            len(index), -1
-        )
+        hazard = np.ascontiguousarray(hazards.T)  # [num_bins, classes], as everything here
+        survival = 1 - hazard
+        time = self._widths[:, None] * (1 - 0.5 * hazard)
+        gains = np.stack((hazard, time), axis=1)  # [num_bins, 2, classes]
+        # Row k is for those who come to bin k: their share that is still there, their uses and time, their best ratio.
+        alive, sums, index = np.ones_like(hazard), np.zeros_like(gains), np.zeros_like(hazard)
+        for last in range(self.num_bins):
+            rows = slice(last + 1)
+            sums[rows] += alive[rows, None] * gains[last]
+            np.maximum(index[rows], sums[rows, 0] / sums[rows, 1], out=index[rows])
+            alive[rows] *= survival[last]
+        falling = np.maximum.accumulate(index[::-1])[::-1]
+        behind = np.arange(self.num_bins)[:, None] > index.argmax(axis=0)
+        index = np.where(behind, falling, index)
+        following = np.concatenate((index[1:], index[-1:]))
+        parts = (np.arange(STEPS)[:, None] + 0.5) / STEPS
+        # [num_bins, STEPS, classes]
+        mixed = (1 - parts) * index[:, None] + parts * following[:, None]
+        return mixed.reshape(-1, len(hazards)).T
