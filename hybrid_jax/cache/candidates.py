@@ -28,15 +28,17 @@ class Candidates:
         """Puts the node into the sets it belongs to now, and out of the others; its order may be another too."""
         if node.parent is None:
             self.evictable.forget(node)
-        evictable = self._is_evictable(node)
-        for candidates, expected in ((self.evictable, False), (self.expected, True)):
-            if evictable and (node.num_expected > 0) == expected:
+        belongs = None
+        if self._is_evictable(node):
+            belongs = self.expected if node.num_expected else self.evictable
+        for candidates in (self.evictable, self.expected):
+            if candidates is belongs:
                 candidates.add(node)
-            elif node in candidates:
+            else:
                 candidates.discard(node)
         if _is_prunable(node):
             self.prunable.add(node)
-        elif node in self.prunable:
+        else:
             self.prunable.discard(node)
 
     def pop_victim(self) -> Node | None:
@@ -45,7 +47,7 @@ class Candidates:
         return self.expected.pop() if node is None else node
 
     def _is_evictable(self, node: Node) -> bool:
-        if node.parent is None or not node.cached or node.pins:
+        if node.pages is None or node.pins or node.parent is None:
             return False
         if node.num_cached_children == 0:
             return True
@@ -68,4 +70,4 @@ class Candidates:
 
 
 def _is_prunable(node: Node) -> bool:
-    return node.parent is not None and not (node.cached or node.children or node.needed)
+    return node.pages is None and not node.children and node.parent is not None and not node.needed

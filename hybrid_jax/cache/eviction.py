@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, Protocol
 
 
@@ -11,7 +12,7 @@ class EvictionPolicy(Protocol):
     """Keeps the tree's candidates in order; every operation is O(log n).
 
     The tree calls `add` when a node becomes a candidate or its standing changed (it was used, its content
-    grew), `discard` when it is none any more, `pop` to take the least valuable one out, and `forget` when a node
+    grew), `discard` of any node that is none, `pop` to take the least valuable one out, and `forget` when a node
     left the tree, candidate or not.
 
     Attributes:
@@ -41,7 +42,7 @@ class OrderedCandidates:
     def __init__(self, key: Callable[[Any], Any]):
         self._key = key
         self._heap: list[tuple[Any, int, Any]] = []
-        self._current: dict[Any, tuple[Any, int]] = {}  # node -> key and serial of its valid entry
+        self._current: dict[Any, tuple[Any, int, Any]] = {}  # the valid entry of each node
         self._serial = 0
 
     def add(self, node: Any) -> None:
@@ -51,14 +52,11 @@ class OrderedCandidates:
         if current is not None and current[0] == key:
             return
         self._serial += 1
-        self._current[node] = (key, self._serial)
-        heapq.heappush(self._heap, (key, self._serial, node))
+        entry = self._current[node] = (key, self._serial, node)
+        heapq.heappush(self._heap, entry)
         if len(self._heap) > 64 + 2 * len(self._current):
-            self._heap = [entry for entry in self._heap if self._is_current(entry)]
+            self._heap = list(self._current.values())
             heapq.heapify(self._heap)
-
-    def _is_current(self, entry: tuple[Any, int, Any]) -> bool:
-        return self._current.get(entry[2]) == entry[:2]
 
     def discard(self, node: Any) -> None:
         self._current.pop(node, None)
@@ -68,10 +66,12 @@ class OrderedCandidates:
 
     def first(self) -> Any | None:
         """The node with the smallest key; None when there is none."""
-        while self._heap:
-            if self._is_current(self._heap[0]):
-                return self._heap[0][2]
-            heapq.heappop(self._heap)
+        heap, current = self._heap, self._current
+        while heap:
+            node = heap[0][2]
+            if current.get(node) is heap[0]:
+                return node
+            heapq.heappop(heap)
         return None
 
     def pop(self) -> Any | None:
@@ -97,5 +97,5 @@ class LeastRecentlyUsed(OrderedCandidates):
     """
 
     def __init__(self, *, leaves_only: bool = False) -> None:
-        super().__init__(key=lambda node: node.last_use)
+        super().__init__(key=attrgetter("last_use"))
         self.leaves_only = self.touches_path = leaves_only

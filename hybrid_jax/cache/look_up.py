@@ -44,7 +44,7 @@ def look_up(
                 hit_len, hit = position, child
         if not whole:
             break
-        if position <= limit and child.promised_by - {owner}:
+        if child.promised_by and position <= limit and child.promised_by != {owner}:
             pending = child
         node = child
     if pending is not None and pending.end <= hit_len:
