@@ -53,6 +53,7 @@ class LifeTables:
         self._priors: list[float] = []
         self._ids: dict[tuple, int] = {}
         self._counts = np.zeros((3, 0, self.num_bins))
+        self._noted: list[tuple[int, int, int]] = []  # what, class and bin, not counted yet
         self.index = np.zeros((0, self.num_bins * STEPS))
         self._add((), -1, 1.0)
 
@@ -93,18 +94,29 @@ class LifeTables:
 
     def count(self, number: int, age_bin: int, what: int) -> None:
         """A point of a class was USED in that bin, LIVED through it, or was LOST in it; its parents' too."""
-        while number >= 0:
-            self._counts[what, number, age_bin] += 1
-            number = self._parents[number]
+        self._noted.append((what, number, age_bin))
+
+    def counts(self) -> np.ndarray:
+        """How many of a class were USED, LIVED and LOST in a bin, older ones fading: float64[3, classes, num_bins]."""
+        if self._noted:
+            what, number, age_bin = np.array(self._noted).T
+            self._noted.clear()
+            parents = np.array(self._parents)
+            while len(number):
+                np.add.at(self._counts, (what, number, age_bin), 1.0)
+                number = parents[number]
+                known = number >= 0
+                what, number, age_bin = what[known], number[known], age_bin[known]
+        return self._counts[:, : len(self)]
 
     def update(self) -> None:
         """Ages all counts a little and computes every index anew."""
-        self._counts *= DECAY
+        self.counts()[...] *= DECAY
         self.index[: len(self)] = self._indices(self._hazards())
 
     def _hazards(self) -> np.ndarray:
         """Probability of being used in a bin, given that the point came so far: float64[classes, num_bins]."""
-        used, lived, lost = self._counts[:, : len(self)]
+        used, lived, lost = self.counts()
         seen = used + lived + 0.5 * lost
         hazards = np.empty((len(self), self.num_bins))
         depths, parents = np.array(self._depths), np.array(self._parents)

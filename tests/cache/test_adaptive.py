@@ -299,10 +299,10 @@ def test_a_reset_leaves_no_trace_of_the_tree():
     assert not any(order._members)
     order.check()
     # What was learned stays; entries in the queues of ages are outdated, and count nothing.
-    lived = order.points.tables._counts[:2].copy()
+    lived = order.points.tables.counts()[:2].copy()
     for _ in range(5):
         order.points.next_request()
-    assert (order.points.tables._counts[:2] <= lived).all()
+    assert (order.points.tables.counts()[:2] <= lived).all()
     ask(cache, "abc")
     assert points(cache).keys() == {"abc"}
 

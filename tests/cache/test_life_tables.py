@@ -177,7 +177,7 @@ def test_every_prefix_of_the_features_is_a_class_and_counts_what_its_children_co
     tables.count(deep, 2, USED)
     tables.count(other, 2, USED)
     tables.count(one, 2, USED)
-    assert tables._counts[USED, [deep, other, both, one, 0], 2].tolist() == [1, 1, 2, 3, 3]
+    assert tables.counts()[USED, [deep, other, both, one, 0], 2].tolist() == [1, 1, 2, 3, 3]
 
 
 def test_the_same_features_are_the_same_class():
@@ -197,7 +197,7 @@ def test_more_classes_than_there_was_room_for_keep_what_was_counted():
     assert len(tables) == 61 and len(tables.index) >= 61
     assert more == list(range(16, 61))
     assert (tables.index[:16] == before).all()
-    assert tables._counts[USED, numbers, FIRST] == pytest.approx(0.996 * np.array(numbers))
+    assert tables.counts()[USED, numbers, FIRST] == pytest.approx(0.996 * np.array(numbers))
     # A new one is as its parent from its first moment on.
     tables.update()
     assert tables.index[60] == pytest.approx(tables.index[0])

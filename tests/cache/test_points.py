@@ -35,7 +35,7 @@ def counts(points: Points) -> dict[str, list[int]]:
     """What was counted in the class of all points: per bin, up to the last that is not empty."""
     found = {}
     for name, what in (("used", USED), ("lived", LIVED), ("lost", LOST)):
-        row = points.tables._counts[what, 0]
+        row = points.tables.counts()[what, 0]
         found[name] = row[: row.nonzero()[0].max(initial=-1) + 1].tolist()
     return found
 
@@ -166,7 +166,7 @@ def test_a_use_counts_for_the_class_that_the_point_was_in(points, end):
     after = end.point.group
     assert after != before == points.tables.class_of(((END, 0, False), (FRESH, 0), 7))
     assert after == points.tables.class_of(((END, 1, False), (FRESH, 0), 7))
-    assert points.tables._counts[USED, [before, after], 0].tolist() == [1, 0]
+    assert points.tables.counts()[USED, [before, after], 0].tolist() == [1, 0]
 
 
 def test_a_life_that_ended_never_counts_again(points, end):
