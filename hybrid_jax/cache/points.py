@@ -29,6 +29,7 @@ class Point:
     """One resume point.
 
     Attributes:
+        node: whose end it is; None once its tokens are known no more.
         kind: END of a sequence, BRANCH where paths part, DECLARED by a caller as a shared prefix, or OTHER.
         relation: how the request that made it related to what was known: FRESH, CONTINUED or PARTED.
         detail: an end's run of such requests one after the other, a branch's share of the prompt in fifths.
@@ -36,11 +37,12 @@ class Point:
         split: 0, or 1 + in fifths how far above it a later path parted from its own.
         depth: octaves of its position.
         since: when it was last used or made, on the clock; request: the same in requests.
-        life: number of the present life; outdated events name an older one.
+        life: number of the present life, 0 for none; outdated events name an older one.
         group: its class in the present life.
         step: part of an age bin that its age is in.
     """
 
+    node: Node | None
     kind: int
     relation: int
     detail: int
@@ -50,9 +52,12 @@ class Point:
     since: float = 0.0
     request: int = 0
     life: int = 0
-    alive: bool = False
     group: int = 0
     step: int = 0
+
+    @property
+    def alive(self) -> bool:
+        return self.life > 0
 
     @property
     def features(self) -> tuple:
@@ -95,37 +100,36 @@ class Points:
         self._request = 0
         self._mean_log_gap, self._num_gaps = 0.0, 0
         self._serial = 0
-        # Per step the lives that have not come to it: (since, life, node), in the order in which they began.
-        self._coming: list[deque[tuple[float, int, Node]]] = [deque() for _ in self.tables.steps]
+        # Per step the lives that have not come to it: (since, life, point), in the order in which they began. Behind
+        # the last step is nothing to come to, and that queue keeps none.
+        self._coming: list[deque[tuple[float, int, Point]]] = [deque() for _ in self.tables.steps]
+        self._coming.append(deque(maxlen=0))
 
     def next_request(self) -> bool:
         """Time passes; true when the tables were updated, so that every index is another."""
         self._request += 1
         gap = math.exp(self._mean_log_gap) if self._num_gaps else TYPICAL_AGE
         self._clock += TYPICAL_AGE / gap
-        for step in range(1, len(self._coming)):
-            if self._coming[step]:
-                self._grow_older(step)
+        self._grow_older()
         if self._request % UPDATE_EVERY:
             return False
         self.tables.update()
         return True
 
-    def _grow_older(self, step: int) -> None:
+    def _grow_older(self) -> None:
         """Moves the lives that have come to a step on to the next."""
-        coming, born_by = self._coming[step], self._clock + 1 - self.tables.steps[step]
-        age_bin, part = divmod(step, STEPS)
-        while coming and coming[0][0] <= born_by:
-            life = coming.popleft()
-            _, number, node = life
-            point = node.point
-            if point is not None and point.life == number and point.alive:
-                if not part:
-                    self.tables.count(point.group, age_bin - 1, LIVED)
-                point.step = step
-                if step + 1 < len(self._coming):
-                    self._coming[step + 1].append(life)
-                self.moved[node] = None
+        now, queues, moved = self._clock + 1, self._coming, self.moved
+        for step, age in enumerate(self.tables.steps):
+            coming, born_by = queues[step], now - age
+            while coming and coming[0][0] <= born_by:
+                life = coming.popleft()
+                _, number, point = life
+                if point.life == number:
+                    if step % STEPS == 0:
+                        self.tables.count(point.group, step // STEPS - 1, LIVED)
+                    point.step = step
+                    queues[step + 1].append(life)
+                    moved[point.node] = None
 
     # --- what happens to points -----------------------------------------------------------------
 
@@ -172,7 +176,9 @@ class Points:
         if point is None or point.kind == OTHER:
             if point is not None:
                 self._end(point, LOST)
+                point.node = None
             node.point = Point(
+                node=node,
                 kind=kind,
                 relation=relation.kind,
                 detail=min(4, int(5 * share)) if kind == BRANCH else relation.run,
@@ -198,20 +204,19 @@ class Points:
         """The node's tokens are known no more."""
         if node.point is not None:
             self._end(node.point, LOST)
-            node.point = None
+            node.point.node = node.point = None
             self.moved.pop(node, None)
 
     def _begin(self, node: Node) -> None:
         point = node.point
         self._serial += 1
-        point.life, point.alive = self._serial, True
-        point.since, point.request = self._clock, self._request
+        point.life, point.since, point.request = self._serial, self._clock, self._request
         point.group, point.step = self.tables.class_of(point.features, point.prior), 0
-        self._coming[1].append((point.since, point.life, node))
+        self._coming[1].append((point.since, point.life, point))
         self.moved[node] = None
 
     def _end(self, point: Point, how: int) -> None:
-        if point.alive:
-            point.alive = False
+        if point.life:
+            point.life = 0
             age_bin = self.tables.bin_of(1.0 + (self._clock - point.since))
             self.tables.count(point.group, age_bin, how)

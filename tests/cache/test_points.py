@@ -202,7 +202,9 @@ def test_moved_names_every_node_once_and_none_that_was_forgotten(points, end):
 def test_entries_of_forgotten_nodes_go_as_time_passes(points, end):
     # An entry waits for the next step of an age: a quarter of the age at most, or a request.
     requests(points, 12)
+    point = end.point
     points.forget(end)
+    assert point.node is None  # an entry keeps no tokens
     requests(points, 4)
     assert not any(points._coming)
 
@@ -235,7 +237,7 @@ def test_another_point_is_replaced_when_it_is_known_what_it_is(points, kind):
     before = node.point
     requests(points, 1)
     points.add(node, Relation(kind=CONTINUED, run=3), kind, share=0.5)
-    assert node.point is not before and not before.alive
+    assert node.point is not before and not before.alive and before.node is None
     assert (node.point.kind, node.point.relation) == (kind, CONTINUED)
     assert node.point.detail == (3 if kind == END else 2)
     assert counts(points) == {"used": [], "lived": [1], "lost": [0, 1]}
