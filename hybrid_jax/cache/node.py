@@ -21,7 +21,7 @@ class Node:
 
     Attributes:
         tokens: int32[end - start] token ids of the edge from the parent.
-        start: absolute position of the first one.
+        start, end: absolute positions of the first one, and behind the last.
         parent: None for the root, and for a node that left the tree.
         children: by their first token.
         pages: uint32[n, frames_per_page] handles of the pages that overlap [start, end); None while the span is
@@ -40,6 +40,7 @@ class Node:
 
     tokens: np.ndarray
     start: int
+    end: int = field(init=False)
     parent: Node | None = None
     children: dict[int, Node] = field(default_factory=dict)
     pages: np.ndarray | None = None
@@ -54,9 +55,8 @@ class Node:
     point: Point | None = None
     losses: list[Loss] = field(default_factory=list)
 
-    @property
-    def end(self) -> int:
-        return self.start + len(self.tokens)
+    def __post_init__(self) -> None:
+        self.end = self.start + len(self.tokens)  # for good
 
     @property
     def cached(self) -> bool:
