@@ -45,8 +45,7 @@ class Adaptive:
         self._keys: list[tuple[int, int, int]] = []
         self._members: list[dict[Node, None]] = []
         self._free: list[int] = []
-        self._groups = np.zeros(64, np.int64)
-        self._steps = np.zeros(64, np.int64)
+        self._cells = np.zeros(64, np.intp)  # of class and step, in the table of indices as one row
         self._values = np.full(64, np.inf)  # inf: no members
 
     def add(self, node: Node) -> None:
@@ -54,17 +53,17 @@ class Adaptive:
         if node.point is None and resumable:
             self.points.add(node, Relation(kind=FRESH, run=0), OTHER)
         ratio = saved_tokens(node) / max(1, freed_bytes(node, self.costs))
-        self._put(node, round(STEPS_PER_OCTAVE * math.log2(ratio)) if ratio > 0 else -(1 << 16))
+        level = round(STEPS_PER_OCTAVE * math.log2(ratio)) if ratio > 0 else -(1 << 16)
+        self._put(node, self._place.get(node), level)
 
-    def _put(self, node: Node, level: int) -> None:
+    def _put(self, node: Node, old: int | None, level: int) -> None:
         """Into the group of its point and level, and out of the one it was in."""
         point = node.point  # None: pages whose checkpoint is about to come
         key = (0, 0, level) if point is None else (point.group, point.step, level)
         row = self._rows.get(key)
         if row is None:
             row = self._new_row(key)
-        old = self._place.get(node)
-        if old == row:
+        elif row == old:
             return
         if old is not None:
             self._take(node, old)
@@ -80,11 +79,11 @@ class Adaptive:
             self._keys.append(key)
             self._members.append({})
             if row == len(self._values):
-                self._groups = np.concatenate((self._groups, np.zeros(row, np.int64)))
-                self._steps = np.concatenate((self._steps, np.zeros(row, np.int64)))
+                self._cells = np.concatenate((self._cells, np.zeros(row, np.intp)))
                 self._values = np.concatenate((self._values, np.full(row, np.inf)))
         self._rows[key] = row
-        self._groups[row], self._steps[row], level = key
+        group, step, level = key
+        self._cells[row] = group * len(self.points.tables.steps) + step
         self._values[row] = 2.0 ** (SAVINGS_EXPONENT * level / STEPS_PER_OCTAVE)
         return row
 
@@ -105,10 +104,8 @@ class Adaptive:
         if not self._place:
             return None
         used = len(self._keys)
-        scores = (
-            self._values[:used] * self.points.tables.index[self._groups[:used], self._steps[:used]]
-        )
-        row = int(scores.argmin())
+        index = self.points.tables.index.reshape(-1).take(self._cells[:used])
+        row = int((self._values[:used] * index).argmin())
         node = next(iter(self._members[row]))
         self.discard(node)
         return node
@@ -119,7 +116,7 @@ class Adaptive:
         for node in moved:
             row = self._place.get(node)
             if row is not None:
-                self._put(node, self._keys[row][2])  # its level is what it was
+                self._put(node, row, self._keys[row][2])  # its level is what it was
 
     def forget(self, node: Node) -> None:
         """The node's tokens are known no more."""
