@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hybrid_jax.cache.node import Node
 from hybrid_jax.cache.reuse import LIVED, LOST, STEPS, USED, LifeTables
@@ -42,7 +42,7 @@ class Point:
         step: part of an age bin that its age is in.
     """
 
-    node: Node | None
+    node: Node | None = field(repr=False)
     kind: int
     relation: int
     detail: int
