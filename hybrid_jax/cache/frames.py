@@ -74,30 +74,51 @@ class FrameAllocator:
         self._holders[indices(taken)] = 1
         return taken
 
-    def retain(self, frames: npt.ArrayLike) -> None:
-        """Adds one holder to each frame."""
-        frames = indices(frames)
-        self._require_held(frames, "retain")
-        np.add.at(self._holders, frames, ONE)
+    def retain(self, frames: npt.ArrayLike, *, distinct: bool = False) -> None:
+        """Adds one holder to each frame, or one for every time it is listed.
 
-    def release(self, frames: npt.ArrayLike) -> None:
-        """Drops one holder of each frame; takes the caller's hold away. Raises before changing anything."""
+        Args:
+            frames: ids.
+            distinct: none is listed twice, which is then not looked for.
+        """
         frames = indices(frames)
-        before = self._require_held(frames, "release")
-        np.subtract.at(self._holders, frames, ONE)
-        after = self._holders[frames]
-        once = np.count_nonzero(before - after == ONE) == len(after)
-        if not once and (after < 0).any():
+        held = self._require_held(frames, "retain")
+        if distinct:
+            self._holders[frames] = held + ONE
+        else:
             np.add.at(self._holders, frames, ONE)
-            frame = int(frames[after < 0][0])
+
+    def release(self, frames: npt.ArrayLike, *, distinct: bool = False) -> None:
+        """Drops one holder of each frame; takes the caller's hold away. Raises before changing anything.
+
+        Args:
+            frames: ids; one that is listed more than once loses as many holders.
+            distinct: none is, which is then not looked for.
+        """
+        frames = indices(frames)
+        left = self._require_held(frames, "release") - ONE
+        if distinct:
+            self._holders[frames] = left
+        else:
+            np.subtract.at(self._holders, frames, ONE)
+            if_distinct, left = left, self._holders[frames]
+            distinct = np.count_nonzero(left == if_distinct) == len(left)
+            if not distinct:
+                self._require_enough(frames, left)
+        num_left = np.count_nonzero(left)
+        if num_left < len(left):
+            gone = frames[left == 0] if num_left else frames
+            self._put_back(gone if distinct else np.unique(gone))
+
+    def _require_enough(self, frames: np.ndarray, left: np.ndarray) -> None:
+        """Takes a release back, and raises, where it dropped more holders than there were."""
+        if (left < 0).any():
+            np.add.at(self._holders, frames, ONE)
+            frame = int(frames[left < 0][0])
             raise ValueError(
                 f"FrameAllocator: cannot release frame {frame} {(frames == frame).sum()} times, "
                 f"{self._holders[frame]} hold it"
             )
-        num_left = np.count_nonzero(after)
-        if num_left < len(after):
-            gone = frames[after == 0] if num_left else frames
-            self._put_back(gone if once else np.unique(gone))
 
     def _put_back(self, frames: np.ndarray) -> None:
         """Onto the free list; their handles are those of their next lives."""
@@ -126,13 +147,13 @@ class FrameAllocator:
         return self._handles[frames]
 
     def resolve(self, names: npt.ArrayLike) -> np.ndarray:
-        """The frame ids behind handles: int32, in the shape that came.
+        """The frame ids behind handles: intp, in the shape that came.
 
         Raises:
             StaleHandle: a frame was released since its handle was made.
         """
         names = np.asarray(names, np.uint32)
-        frames = (names & handles.ID_BITS).view(np.int32)
+        frames = (names & handles.ID_BITS).astype(np.intp)
         valid = self._handles.take(frames, mode="clip") == names
         if np.count_nonzero(valid) < valid.size:
             name = int(names.reshape(-1)[valid.reshape(-1).argmin()])

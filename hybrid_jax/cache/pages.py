@@ -65,15 +65,15 @@ class PageHolds:
         self._hold(indices(self.ids(pages)))
 
     def _hold(self, frames: np.ndarray) -> None:
-        self._frames.retain(frames)
+        self._frames.retain(frames, distinct=True)  # a node lists no frame twice
         before = self._holds[frames]
         self.num_frames += len(before) - np.count_nonzero(before)
-        self._holds[frames] = before + ONE  # a node lists no frame twice
+        self._holds[frames] = before + ONE
 
     def release(self, pages: np.ndarray) -> None:
         """A node lists these pages no more."""
         frames = indices(self.ids(pages))
-        self._frames.release(frames)
+        self._frames.release(frames, distinct=True)
         left = self._holds[frames] - ONE
         self._holds[frames] = left
         self.num_frames -= len(left) - np.count_nonzero(left)
@@ -88,7 +88,7 @@ class PageHolds:
         return bool((self._frames.holders_of(frames) == self._holds[frames]).any())
 
     def ids(self, pages: np.ndarray) -> np.ndarray:
-        """Frame ids of a node's pages.
+        """Frame ids of a node's pages, as an index.
 
         Raises:
             StaleHandle: one of them was released since.
@@ -97,7 +97,9 @@ class PageHolds:
 
     def row(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         """A row's pages from those of the nodes on its path, in order."""
-        return self.ids(np.concatenate(parts)) if parts else np.zeros((0, 0), np.int32)
+        if not parts:
+            return np.zeros((0, 0), np.int32)
+        return self.ids(np.concatenate(parts)).astype(np.int32)
 
     def check_invariants(self, listed: Sequence[np.ndarray]) -> None:
         """Recounts from what all nodes list; raises AssertionError with both numbers when they differ."""

@@ -95,7 +95,7 @@ class SlotTable:
         slot = self._require(handle)
         self._holders[slot] -= 1
         if self._holders[slot] == 0:
-            self._allocator.release(self._frames[slot])
+            self._allocator.release(self._frames[slot], distinct=True)
             self._frames[slot] = NO_FRAMES
             self._generation[slot] = (self._generation[slot] + 1) % handles.NUM_GENERATIONS
             self._free.append(slot)

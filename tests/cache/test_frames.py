@@ -76,6 +76,20 @@ def test_a_frame_released_twice_in_one_call_returns_once():
     frames.check_invariants()
 
 
+def test_distinct_frames_are_counted_as_any_others():
+    frames = FrameAllocator(5)
+    a, b, c = frames.allocate(3)
+    frames.retain([a, b], distinct=True)
+    frames.release([b, c], distinct=True)
+    assert [frames.holders(f) for f in (a, b, c)] == [2, 1, 0]
+    with pytest.raises(ValueError, match="cannot release frame 3, nobody holds it"):
+        frames.release([a, c], distinct=True)
+    frames.release([a, b], distinct=True)
+    frames.release([a], distinct=True)
+    assert frames.allocate(4).tolist() == [a, b, c, 4]
+    frames.check_invariants()
+
+
 def test_a_stale_handle_raises_even_when_the_frame_lives_again():
     frames = FrameAllocator(3)
     (frame,) = frames.allocate(1)
