@@ -107,11 +107,12 @@ class LifeTables:
                 number = parents[number]
                 known = number >= 0
                 what, number, age_bin = what[known], number[known], age_bin[known]
-        return self._counts[:, : len(self)]
+        return self._counts[:, : len(self)]  # a view
 
     def update(self) -> None:
         """Ages all counts a little and computes every index anew."""
-        self.counts()[...] *= DECAY
+        counts = self.counts()
+        counts *= DECAY
         self.index[: len(self)] = self._indices(self._hazards())
 
     def _hazards(self) -> np.ndarray:
@@ -135,13 +136,13 @@ class LifeTables:
         hazard = np.ascontiguousarray(hazards.T)  # [num_bins, classes], as everything here
         survival = 1 - hazard
         time = self._widths[:, None] * (1 - 0.5 * hazard)
-        gains = np.stack((hazard, time), axis=1)  # [num_bins, 2, classes]
-        # Row k is for those who come to bin k: their share that is still there, their uses and time, their best ratio.
-        alive, sums, index = np.ones_like(hazard), np.zeros_like(gains), np.zeros_like(hazard)
+        # Row k is for those who come to bin k: their share that is still there, their uses and time, the best ratio.
+        alive, (uses, spent, index) = np.ones_like(hazard), np.zeros((3, *hazard.shape))
         for last in range(self.num_bins):
             rows = slice(last + 1)
-            sums[rows] += alive[rows, None] * gains[last]
-            np.maximum(index[rows], sums[rows, 0] / sums[rows, 1], out=index[rows])
+            uses[rows] += alive[rows] * hazard[last]
+            spent[rows] += alive[rows] * time[last]
+            np.maximum(index[rows], uses[rows] / spent[rows], out=index[rows])
             alive[rows] *= survival[last]
         falling = np.maximum.accumulate(index[::-1])[::-1]
         behind = np.arange(self.num_bins)[:, None] > index.argmax(axis=0)
