@@ -260,7 +260,7 @@ class RadixTree:
         while not part.cached:
             uncached.append(part)
             part = part.parent
-        changed = [node, *uncached, part]
+        changed = [*uncached, part]
         for part in reversed(uncached):
             self._spans.give_pages(part, pages)
             self.counters.inserted_tokens += len(part.tokens)

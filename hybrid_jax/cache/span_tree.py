@@ -91,12 +91,14 @@ class SpanTree:
     def _attach(self, parent: Node, tokens: np.ndarray) -> Node:
         self._clock += 1
         node = Node(tokens, parent.end, parent=parent, last_use=self._clock)
+        was_leaf = not parent.children
         parent.children[int(tokens[0])] = node
         self.num_nodes += 1
         self.num_known_nodes += 1
         self.num_known_tokens += len(tokens)
         self._changed(node)
-        self.tidy(parent)
+        if was_leaf:  # with other children it stays as it is
+            self.tidy(parent)
         return node
 
     def split(self, node: Node, offset: int) -> Node:
