@@ -21,7 +21,8 @@ def simulate(
         str, typer.Option(help="Model by name, or the path of a .toml file.")
     ] = "paper_7b",
     policy: Annotated[
-        str, typer.Option(help="Cache policy by name, or alpha:X for a fixed weight.")
+        str,
+        typer.Option(help="Cache policy by name, or alpha:X or alpha-code:X for a fixed weight."),
     ] = "adaptive",
     capacity: Annotated[str, typer.Option(help="Memory of the cache: 5GB, 5GiB or bytes.")] = "5GB",
     clock: Annotated[

@@ -8,7 +8,11 @@ from typing import Protocol
 import numpy as np
 
 from hybrid_jax.cache.eviction import EvictionPolicy, LeastRecentlyUsed
-from hybrid_jax.cache.flop_aware import FlopAware
+from hybrid_jax.cache.flop_aware import (
+    FlopAware,
+    own_edge_efficiency,
+    whole_prefix_efficiency,
+)
 from hybrid_jax.cache.policies import TUNED, make_policy
 from hybrid_jax.cache.shadow import Outcome, ShadowCache
 from hybrid_jax.cache.tuner import AlphaTuner
@@ -32,6 +36,8 @@ NAMES = {
     "infinite": "the longest prefix that any earlier request shares: no cache can hit more",
 }
 
+FIXED = {"alpha": own_edge_efficiency, "alpha-code": whole_prefix_efficiency}
+
 
 class Cache(Protocol):
     """What a simulation runs a trace through."""
@@ -54,7 +60,8 @@ def make_cache(
     """The cache of one policy, empty.
 
     Args:
-        policy: one of NAMES, or "alpha:X" for FLOP-aware eviction with a fixed weight.
+        policy: one of NAMES, or "alpha:X" for FLOP-aware eviction with a fixed weight, "alpha-code:X" as the
+            published code computes it.
         costs: of the model.
         capacity: bytes.
         trace: what it will be asked; a policy that knows the future reads it.
@@ -90,10 +97,11 @@ def make_cache(
         return Tuned(shadow(order), AlphaTuner(order, shadow))
     if policy in ("sglang", "lru"):
         return shadow(make_policy(policy, costs))
-    if name == "alpha" and value:
-        return shadow(FlopAware(_number(value), costs))
+    if name in FIXED and value:
+        return shadow(FlopAware(_number(value), costs, efficiency=FIXED[name]))
     raise ValueError(
-        f"simulate: no policy {policy!r}; known are {', '.join(NAMES)}, and alpha:X with a number X"
+        f"simulate: no policy {policy!r}; known are {', '.join(NAMES)}, and alpha:X or "
+        "alpha-code:X with a number X"
     )
 
 

@@ -93,7 +93,7 @@ def simulate(
     Args:
         trace: requests in order.
         costs: of the model.
-        policy: a name of `policies.NAMES`, or "alpha:X".
+        policy: a name of `policies.NAMES`, "alpha:X" or "alpha-code:X".
         capacity: bytes.
         model_spec: its name, for the result.
         grain: tokens between resume points.

@@ -69,6 +69,21 @@ def test_evictions_and_reuses_are_counted():
     assert (cache.num_stored, cache.num_reused, cache.evictions) == (4, 1, 2)
 
 
+def test_of_a_hit_all_blocks_kv_is_reused_and_the_last_ones_state_resumed_from():
+    cache = BlockCache(COSTS, 20 * BLOCK)
+    for text in (A + B + C + D, A + B + C + "x", A + B + C + "y"):
+        cache.request(tokens(text), tokens(text))
+    assert (cache.num_known, len(cache.reused), len(cache.resumed)) == (4, 3, 1)
+
+
+def test_blocks_have_the_size_that_is_asked_for():
+    cache = BlockCache(COSTS, 1000, block_tokens=8)
+    cache.request(tokens(A), tokens(A + B))
+    assert cache.request(tokens(A + "x"), tokens(A + "x")).hit_len == 32
+    assert cache.request(tokens(A[:20]), tokens(A[:20])).hit_len == 16
+    assert (cache.num_known, cache.peak) == (8, 8 * 18)
+
+
 @pytest.mark.parametrize("blocks", [1, 3, 10])
 def test_the_budget_is_never_exceeded(blocks):
     rng = random.Random(blocks)

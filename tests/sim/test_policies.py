@@ -127,6 +127,14 @@ def test_alpha_weighs_flops_per_byte_against_age(alpha, expected):
     assert hits(f"alpha:{alpha}", 45, LONG, SHORT, *THEN) == [0, 0, 0, expected]
 
 
+@pytest.mark.parametrize(("policy", "expected"), [("alpha:20", 0), ("alpha-code:20", 5)])
+def test_the_published_code_charges_an_end_for_all_before_it(policy, expected):
+    # The end after 30 a spares 10 more than the one after 20: 10 / (10 + 10) by its own bytes, 10 / (10 + 30) by
+    # all; c spares 5 / (10 + 5) either way. 5 of 70 bytes are free when d asks for 15.
+    seen = [("a" * 20,), ("a" * 30,), ("ccccc",), ("ddddd",), ("cccccx",)]
+    assert hits(policy, 70, *seen) == [0, 20, 0, 0, expected]
+
+
 def test_alpha_0_is_least_recently_used():
     rng = random.Random(3)
     seen = [("".join(rng.choice("ab") for _ in range(rng.randrange(1, 14))),) for _ in range(400)]
@@ -146,13 +154,13 @@ def make(policy: str, capacity: int = 100):
     return make_cache(policy, COSTS, capacity, [request("abc")])
 
 
-@pytest.mark.parametrize("policy", ["fifo", "alpha", "alpha:", "lru:3", "LRU", ""])
+@pytest.mark.parametrize("policy", ["fifo", "alpha", "alpha:", "alpha-code", "lru:3", "LRU", ""])
 def test_an_unknown_policy_is_an_error_with_the_known_ones(policy):
     known = ", ".join(NAMES)
     with pytest.raises(
         ValueError,
         match=re.escape(
-            f"simulate: no policy {policy!r}; known are {known}, and alpha:X with a number X"
+            f"simulate: no policy {policy!r}; known are {known}, and alpha:X or alpha-code:X with a number X"
         ),
     ):
         make(policy)
