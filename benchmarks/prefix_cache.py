@@ -6,8 +6,10 @@ runs through the same classes an engine uses, in request order. What counts is h
 traces are stand-ins but for Mooncake's log: see traces/README.md.
 
     python benchmarks/prefix_cache.py [--traces chat,log] [--specs paper_7b] [--json FILE]
+    python benchmarks/prefix_cache.py --figures all|3a,3b,... [--out FOLDER] [--trace-folder FOLDER]
 
-A file is gone on with: cells that it has are not run again.
+A file is gone on with: cells that it has are not run again. With --figures, the Marconi paper's figures are made
+instead: see prefix_cache_figures/.
 """
 
 from __future__ import annotations
@@ -22,32 +24,24 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import header, write_json
+from benchmarks.prefix_cache_figures import command
+from benchmarks.prefix_cache_figures.loads import COMMITTED, FOLDER, Traces
+from benchmarks.prefix_cache_figures.runs import grain_of
 from hybrid_jax.sim.model_specs import load_spec, names
 from hybrid_jax.sim.policies import make_cache
 from hybrid_jax.sim.request_order import simulate
 from hybrid_jax.sim.traces import TraceRequest, read_trace
 
-FOLDER = Path(__file__).resolve().parent / "traces"
-TRACES = {
-    "chat": "lmsys_s1_sps0.5",
-    "short": "sharegpt_s1_sps1",
-    "agents": "swebench_s1_sps5_art10",
-    "log": "mooncake_conv_first1500",
-}
 SHARES = (1 / 24, 1 / 12, 1 / 6, 1 / 3, 2 / 3)
 FIXED = ("lru", "alpha:0.2", "alpha:0.5", "alpha:1", "alpha:2", "marconi", "marconi-code")
 POLICIES = ("vllm", "sglang", *FIXED, "adaptive", "optimal", "infinite")
 LEAST_GAP = 0.01  # of the tokens, between sglang and optimal, for a share of it to mean something
 
 
-def grain_of(spec: str) -> int:
-    """Any position can be resumed at where a checkpoint says so; pages of 32 tokens where there is none."""
-    return 1 if load_spec(spec).costs.checkpoint_bytes else 32
-
-
 def unbounded_bytes(trace: list[TraceRequest], spec: str) -> int:
     """What the cache takes when nothing is ever evicted."""
-    cache = make_cache("lru", load_spec(spec).costs, 1 << 60, trace, grain=grain_of(spec))
+    costs = load_spec(spec).costs
+    cache = make_cache("lru", costs, 1 << 60, trace, grain=grain_of(costs))
     for request in trace:
         cache.request(request.prompt, request.whole)
     return cache.peak
@@ -55,12 +49,10 @@ def unbounded_bytes(trace: list[TraceRequest], spec: str) -> int:
 
 def run_cell(trace: list[TraceRequest], name: str, spec: str, share: float, whole: int) -> dict:
     """Hit rates and processor seconds of every policy in one cell."""
-    capacity = int(whole * share)
+    costs, capacity = load_spec(spec).costs, int(whole * share)
     cell = {"trace": name, "spec": spec, "share": round(share, 4), "capacity": capacity}
     for policy in POLICIES:
-        result = simulate(
-            trace, load_spec(spec).costs, policy, capacity, grain=grain_of(spec), bounds=False
-        )
+        result = simulate(trace, costs, policy, capacity, grain=grain_of(costs), bounds=False)
         cell[policy] = round(result.token_hit_rate, 5)
         cell[f"{policy} s"] = round(result.seconds, 3)
     return cell
@@ -98,18 +90,14 @@ def print_cell(cell: dict) -> None:
     print(f"{cell['trace']:<7}{cell['spec']:<16}{cell['share']:<8.3f}{rates}", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--traces", default=",".join(TRACES))
-    parser.add_argument("--specs", default=",".join(names()))
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+def run_cells(options: argparse.Namespace) -> None:
+    """Every cell that the file lacks, and a summary of all."""
     cells = []
     if options.json and options.json.exists():
         cells = json.loads(options.json.read_text())["cells"]
     done = {(cell["trace"], cell["spec"], cell["share"]) for cell in cells}
     for name in options.traces.split(","):
-        trace = read_trace(FOLDER / f"{TRACES[name]}.seg.jsonl.gz")
+        trace = read_trace(FOLDER / COMMITTED[name].file)
         for spec in options.specs.split(","):
             todo = [share for share in SHARES if (name, spec, round(share, 4)) not in done]
             whole = unbounded_bytes(trace, spec) if todo else 0
@@ -118,6 +106,24 @@ def main() -> None:
                 print_cell(cells[-1])
                 write_json(options.json, header() | {"summary": summary(cells), "cells": cells})
     print(json.dumps(summary(cells), indent=1))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--traces", default=",".join(COMMITTED))
+    parser.add_argument("--specs", default=",".join(names()))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--figures", help=f"all, or some of {', '.join(command.FIGURES)}")
+    parser.add_argument("--out", type=Path, default=command.OUT, help="folder of the figures")
+    parser.add_argument("--trace-folder", type=Path, help="more traces for the figures")
+    options = parser.parse_args(arguments)
+    if options.figures is None:
+        run_cells(options)
+        return
+    try:
+        command.make(command.chosen(options.figures), options.out, Traces(options.trace_folder))
+    except ValueError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":
