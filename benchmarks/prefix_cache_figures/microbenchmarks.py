@@ -272,8 +272,9 @@ def fig_13(runs: Runs, setup: Setup) -> Figure:
         "sessions a second has 39.6 / 41.6 / 43.0 % and 26.1 / 25.1 / 25.6 %.",
         ours=f"a: {'; '.join(told[:3])}. b: {'; '.join(told[3:])}.",
         differences="sglang falls as in the paper with more sessions a second and hardly with the pause, as nearly "
-        "all sessions run at once either way; tuned Marconi is LRU at 100 GB (see fig. 11), and alpha-code:1 gains "
-        "where the authors' other run does. Other arrivals than the committed ones are its sessions moved in time.",
+        "all sessions run at once either way; tuned Marconi is LRU at 100 GB (see fig. 11), and alpha-code:1 rises "
+        "with the pause as the authors' other run does. Other arrivals than the committed ones are its sessions "
+        "moved in time.",
         tables=[
             Table(title="a: sessions a second, token hit rates, %", rows=sessions),
             Table(title="b: seconds a turn, token hit rates, %", rows=turns),

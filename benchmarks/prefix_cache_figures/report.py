@@ -82,4 +82,6 @@ def table_text(rows: list[dict[str, Any]]) -> str:
 def cell(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:,}" if isinstance(value, int) else f"{value}"
+    if isinstance(value, float):
+        return f"{value + 0.0}"  # no -0.0
+    return f"{value:,}" if isinstance(value, int) else str(value)
