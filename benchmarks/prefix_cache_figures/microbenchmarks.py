@@ -40,7 +40,7 @@ def wins(rates: Mapping[str, float]) -> dict[str, float | None]:
 
 def rate_panel(rows: list[dict], names: list[str], title: str, x_label: str) -> Panel:
     """Hit rates in groups of bars, the paper's behind ours."""
-    labels = [*POLICIES, *(key for key in rows[0] if key.startswith("paper ") and "win" not in key)]
+    labels = [*POLICIES, *(f"paper {p}" for p in POLICIES if f"paper {p}" in rows[0])]
     return Panel(
         kind="bars",
         title=title,

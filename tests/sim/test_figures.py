@@ -84,6 +84,7 @@ def test_the_rows_of_a_figure_have_its_columns(runs, name):
         assert promised <= set(table.columns)
         assert all(list(row) == table.columns for row in table.rows)
     for panel in figure.panels:
+        assert not any(label.endswith(", x") for label in panel.series)  # no ratio among rates
         assert all(len(values) == len(panel.x) for values in panel.series.values())
         assert panel.kind in plots.KINDS
 
