@@ -264,7 +264,11 @@ def run_batch(
     exact: ExactOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Answers a batch file, line by line in order; goes on where an interrupted run stopped."""
+    """Answers a batch file, lines that begin alike together; goes on where an interrupted run stopped.
+
+    OUTPUT has one answer for each line of INPUT, in the same order. Until all are there they lie in
+    OUTPUT.partial, in the order they were finished.
+    """
     from hybrid_jax import batch  # loads jax
 
     try:

@@ -118,9 +118,9 @@ ROOMS = (
             *("feed", "fingerprint"),
             *("outputs", "prompts", "completions", "cache_view", "describe", "in_thread"),
             *("running_calls", "compile_cache"),
-            *("constraints", "engine", "checkpoint", *TEXT, *PLAIN),
+            *("cache.prefix_order", "constraints", "engine", "checkpoint", *TEXT, *PLAIN),
         ),
-        ("jax", "rich"),
+        ("jax", "numpy", "rich"),
     ),
     Room(
         ("cli", "cli_exits", "cli_simulate", "__main__"),

@@ -10,7 +10,14 @@ from typing import Any
 
 from hybrid_jax.batch.errors import BatchStopped
 from hybrid_jax.batch.lines import InputFile
-from hybrid_jax.batch.partial import PartialOutput, partial_path, read_answer, sidecar_path
+from hybrid_jax.batch.partial import (
+    PartialOutput,
+    partial_path,
+    read_answer,
+    remove_rest,
+    sidecar_path,
+    sorted_path,
+)
 from hybrid_jax.batch.progress import meter
 from hybrid_jax.batch.responses import Names
 from hybrid_jax.batch.run import Run
@@ -33,12 +40,14 @@ def run_batch(
 ) -> BatchSummary:
     """Answers every line of a batch file: one output line for each that is not blank, in their order.
 
+    They are computed in another order, so that prompts that begin alike come one after the other.
+
     A line is {"custom_id": ..., "method": "POST", "url": ..., "body": ...} with the url /v1/chat/completions
     or /v1/completions. One that cannot be answered gets an error line; the rest goes on. Without
     `max_tokens` a completion goes on until a stop or the longest length that model and memory allow.
 
-    The lines so far lie in OUT.partial until all are done. After an interruption of any kind the same
-    call goes on from there, with the same texts as without. An output that is finished is left as it is,
+    The lines so far lie in OUT.partial until all are done, as they come. After an interruption of any kind the
+    same call goes on from there, with the same texts as without. An output that is finished is left as it is,
     whatever the settings.
 
     Args:
@@ -74,7 +83,7 @@ def run_batch(
     if _is_finished(output, source):
         return BatchSummary(**files, num_lines=source.num_lines, already_finished=True)
     with ExitStack() as stack:
-        partial_output = stack.enter_context(PartialOutput(output))
+        partial_output = stack.enter_context(PartialOutput(output, source))
         if _is_finished(output, source):  # by another run, while this one waited its turn
             return BatchSummary(**files, num_lines=source.num_lines, already_finished=True)
         if isinstance(model, LLM):
@@ -103,7 +112,7 @@ def _check_paths(given: Path, output: Path) -> None:
     """Nothing of the output may lie on the input."""
     if output.exists() and not stat.S_ISREG(os.stat(output).st_mode):
         raise ValueError(f"run-batch: the output must be a regular file, got {output}")
-    for path in (output, partial_path(output), sidecar_path(output)):
+    for path in (output, *(name(output) for name in (partial_path, sidecar_path, sorted_path))):
         if path.exists() and given.exists() and os.path.samefile(given, path):
             raise ValueError(
                 f"run-batch: {given} is the input and would be overwritten as {path.name}; "
@@ -136,5 +145,5 @@ def _is_finished(output: Path, source: InputFile) -> bool:
                 f"run-batch: line {place + 1} of {output} is not the answer to request {place + 1} "
                 f"of {source.path}; {remedy}"
             )
-    sidecar_path(output).unlink(missing_ok=True)  # a kill may have come just before this
+    remove_rest(output, source)  # a kill may have come just before this
     return True

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 MAX_LINE_BYTES = 64 << 20  # longer ones become error lines without being held in memory
 WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # UTF-32's little-endian one begins alike
@@ -43,6 +43,11 @@ class InputFile:
     path: Path
     digest: str
     num_lines: int
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells it from other inputs, as JSON."""
+        return {"digest": self.digest, "num_lines": self.num_lines}
 
     @classmethod
     def look_at(cls, path: Path) -> InputFile:

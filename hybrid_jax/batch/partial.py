@@ -1,8 +1,10 @@
 """The output while it grows: a partial file beside it, what it belongs to, and going on after a kill.
 
 Beside OUT lie, until it is finished, OUT.partial with the lines so far and OUT.partial.json with the input's
-digest and the run's settings. A kill may tear the last line; everything before it is whole, since
-lines are appended in order. The last act is to rename OUT.partial to OUT.
+digest and the run's settings. The lines come in the order they are finished; the id of each tells its place. A
+kill may tear the last line; everything before it is whole, since lines are only ever appended. In
+the end OUT.partial is renamed to OUT if its lines happen to be in order. Otherwise OUT.partial.sorted is written from
+it and renamed, and OUT.partial goes only when OUT is there.
 """
 
 from __future__ import annotations
@@ -10,19 +12,24 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hybrid_jax.batch.errors import BatchStopped, shown
+from hybrid_jax.batch.lines import InputFile
+from hybrid_jax.batch.places import Places
 
 try:
     import fcntl
 except ImportError:  # Windows has no flock: there, nobody stops a second run of the same command
     fcntl = None
 
-FORMAT = 1  # of the partial file and of how lines get their seeds
+FORMAT = 2  # of the partial file and of how lines get their seeds
+KNOWN_FORMATS = (1, FORMAT)  # the first was the same, with lines in the order of the input
 
 
 def partial_path(output: Path) -> Path:
@@ -33,18 +40,30 @@ def sidecar_path(output: Path) -> Path:
     return output.with_name(output.name + ".partial.json")
 
 
+def sorted_path(output: Path) -> Path:
+    return output.with_name(output.name + ".partial.sorted")
+
+
 @dataclass
 class PartialOutput:
     """The partial file, locked while this lives; use in a `with` block.
 
     Attributes:
         output: what it becomes.
+        source: whose lines it answers.
         num_lines: lines in it.
     """
 
     output: Path
-    num_lines: int = 0
+    source: InputFile
+    num_lines: int = field(default=0, init=False)
     _descriptor: int = field(default=-1, init=False)
+    _size: int = field(default=0, init=False)
+    _in_order: bool = field(default=True, init=False)
+
+    def __post_init__(self) -> None:
+        # Where the answer to each line of the input begins; -1 where there is none yet.
+        self._offsets = array("q", [-1]) * self.source.num_lines
 
     @property
     def path(self) -> Path:
@@ -83,6 +102,10 @@ class PartialOutput:
 
     # --- going on -----------------------------------------------------------------------------------
 
+    def __contains__(self, place: int) -> bool:
+        """Whether the line of the input at that place is answered."""
+        return self._offsets[place] >= 0
+
     def recover(self, identity: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yields the lines an earlier run left, then cuts off what a kill tore; begins one if there is none.
 
@@ -92,21 +115,45 @@ class PartialOutput:
         Raises:
             ValueError: they belong to another input or to other settings; nothing is changed then.
         """
-        path = self.path
         if os.fstat(self._descriptor).st_size == 0:
             self._write_sidecar(identity)
-            return
-        self._check_sidecar(identity)
-        size = 0
-        with open(path, "rb") as file:
+        else:
+            self._check_sidecar(identity)
+            yield from self._lines()
+            os.ftruncate(self._descriptor, self._size)
+        sorted_path(self.output).unlink(missing_ok=True)
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        """The lines before the first one that is none."""
+        places = Places(self.source.digest, self.source.num_lines)
+        with open(self.path, "rb") as file:
             for data in file:
                 line = read_answer(data)
                 if line is None:
                     break
-                size += len(data)
-                self.num_lines += 1
+                self._note(self._place_of(line, places), len(data))
                 yield line
-        os.ftruncate(self._descriptor, size)
+
+    def _place_of(self, line: dict[str, Any], places: Places) -> int:
+        place, remedy = places.find(line.get("id")), "delete the partial file to start over"
+        if place is None:
+            raise ValueError(
+                f"run-batch: line {self.num_lines + 1} of {self.path} is not this run's answer to a "
+                f"request of {self.source.path}; {remedy}"
+            )
+        if place in self:
+            raise ValueError(
+                f"run-batch: line {self.num_lines + 1} of {self.path} answers request {place + 1} of "
+                f"{self.source.path} a second time; {remedy}"
+            )
+        return place
+
+    def _note(self, place: int, num_bytes: int) -> None:
+        """The next line answers that place."""
+        self._in_order &= place == self.num_lines
+        self._offsets[place] = self._size
+        self._size += num_bytes
+        self.num_lines += 1
 
     def _check_sidecar(self, identity: dict[str, Any]) -> None:
         path, sidecar = self.path, sidecar_path(self.output)
@@ -120,7 +167,7 @@ class PartialOutput:
             ) from None
         except ValueError:
             known = None
-        if not isinstance(known, dict) or known.get("format") != FORMAT:
+        if not isinstance(known, dict) or known.get("format") not in KNOWN_FORMATS:
             raise ValueError(f"run-batch: {sidecar} is not of this version; {again}")
         if known.get("input") != identity["input"]:
             raise ValueError(
@@ -145,28 +192,54 @@ class PartialOutput:
 
     # --- growing ------------------------------------------------------------------------------------
 
-    def append(self, lines: list[bytes]) -> None:
-        """Appends whole lines; when this returns, no kill of the program loses them.
+    def append(self, lines: Iterable[tuple[int, bytes]]) -> None:
+        """Appends whole lines, each with its place; when this returns, no kill of the program loses them.
 
         Raises:
             BatchStopped: they cannot be written, the disk being full say.
         """
-        data = memoryview(b"".join(lines))
+        lines = list(lines)
+        data = memoryview(b"".join(line for _, line in lines))
         try:
             while data:
                 data = data[os.write(self._descriptor, data) :]
         except OSError as error:
             raise self._stopped(error, self.path) from error
-        self.num_lines += len(lines)
+        for place, line in lines:
+            self._note(place, len(line))
 
     def finish(self) -> None:
-        """Makes it the output, all of it or nothing."""
+        """Makes it the output, in the order of the input, all of it or nothing.
+
+        Raises:
+            BatchStopped: it cannot be written; the partial file is as it was.
+        """
         try:
-            os.fsync(self._descriptor)
-            os.replace(self.path, self.output)
+            if self._in_order:
+                os.fsync(self._descriptor)
+                os.replace(self.path, self.output)
+            else:
+                self._write_sorted()
+                _sync_folder(self.output.parent)  # before what it was made of goes
         except OSError as error:
             raise self._stopped(error, self.output) from error
+        if _is_still(self._descriptor, self.path):
+            self.path.unlink(missing_ok=True)
         sidecar_path(self.output).unlink(missing_ok=True)
+
+    def _write_sorted(self) -> None:
+        path = sorted_path(self.output)
+        try:
+            with open(self.path, "rb") as given, open(path, "wb") as file:
+                for offset in self._offsets:
+                    given.seek(offset)
+                    file.write(given.readline())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(path, self.output)
+        except OSError:
+            path.unlink(missing_ok=True)  # the disk may be full of it
+            raise
 
     def _stopped(self, error: OSError, path: Path) -> BatchStopped:
         return BatchStopped(
@@ -184,6 +257,33 @@ def read_answer(data: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return line if isinstance(line, dict) and "custom_id" in line and "response" in line else None
+
+
+def remove_rest(output: Path, source: InputFile) -> None:
+    """Removes what a kill after the rename left beside a finished output; not what another run left unfinished."""
+    sidecar, path = sidecar_path(output), partial_path(output)
+    if path.exists():
+        try:
+            known = json.loads(sidecar.read_bytes())["input"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return
+        # The output is the same lines in another order, so as long.
+        if known != source.identity or path.stat().st_size != output.stat().st_size:
+            return
+        path.unlink(missing_ok=True)
+    sidecar.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a new name as lasting as the file."""
+    if fcntl is None:  # Windows cannot open folders
+        return
+    with suppress(OSError):  # some file systems do not know this
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _is_still(descriptor: int, path: Path) -> bool:

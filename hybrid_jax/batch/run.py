@@ -1,52 +1,35 @@
-"""A batch file from its first line to its last: many lines under way, written in order, a bounded number held."""
+"""A batch file from its first line to its last: read ahead, computed along its prefixes, written as it comes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import time
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from hybrid_jax.batch.ahead import Ahead, Entry
 from hybrid_jax.batch.errors import BatchStopped, LineError
 from hybrid_jax.batch.lines import InputFile, Line, read_lines
 from hybrid_jax.batch.partial import PartialOutput
 from hybrid_jax.batch.progress import Meter
-from hybrid_jax.batch.requests import (
-    BatchRequest,
-    CustomIds,
-    custom_id_of,
-    read_envelope,
-    read_request,
-)
+from hybrid_jax.batch.requests import CustomIds, custom_id_of, read_envelope, read_request
 from hybrid_jax.batch.responses import Names, answer, as_line, failure, success
 from hybrid_jax.batch.summary import LineCounts, Tally
 from hybrid_jax.batch.token_text import TokenTexts
 from hybrid_jax.feed import Feed, Ticket
 from hybrid_jax.llm import LLM
+from hybrid_jax.prompts import Prompt, read_prompts
 from hybrid_jax.request_limits import TooLong
 
 LIVE_PER_ROW = (
     4  # completions under way for each row of the engine: it looks ahead for shared prefixes
 )
+READ_LINES, READ_BYTES = 512, 256 << 10  # between two turns of the engine: less than 0.1 s of work
 FINISHED = ("stop", "length")  # the API knows no other way a text may end
-MAX_HELD_LINES = 4096  # answered lines that wait for an earlier one
-MAX_HELD_BYTES = 64 << 20
-
-
-@dataclass(eq=False)
-class Entry:
-    """One line between reading and writing: `data` is None until it is answered."""
-
-    number: int
-    names: Names
-    custom_id: str | None = None
-    request: BatchRequest | None = None
-    data: bytes | None = None
-    counts: LineCounts | None = None
 
 
 class Run:
@@ -73,9 +56,11 @@ class Run:
         self._llm, self._source, self._output = llm, source, partial_output
         self._model, self._chat_template = model, chat_template
         self._ids, self._texts = CustomIds(), TokenTexts(llm.get_tokenizer())
-        self._held: deque[Entry] = deque()  # read and not written, in the order of the file
-        self._running: dict[Ticket, Entry] = {}  # those of them that are not answered
-        self._num_held_bytes = 0
+        engine = llm.engine_config
+        self._max_live = LIVE_PER_ROW * engine.max_rows
+        self._ahead = Ahead(None if engine.cache.policy == "off" else engine.grain)
+        self._running: dict[Ticket, Entry] = {}
+        self._settled: list[tuple[Entry, bytes, LineCounts]] = []  # answered and not written
 
     def identity(self) -> dict[str, Any]:
         """What the output's lines depend on, as JSON."""
@@ -89,26 +74,14 @@ class Run:
             "chat_template": self._chat_template,
             "sampling_defaults": asdict(self._llm.get_default_sampling_params()),
         }
-        source = {"digest": self._source.digest, "num_lines": self._source.num_lines}
-        return json.loads(json.dumps({"input": source, "settings": settings}, default=str))
+        identity = {"input": self._source.identity, "settings": settings}
+        return json.loads(json.dumps(identity, default=str))
 
     def recover(self) -> int:
         """Takes over what an earlier run wrote; returns how many lines that is."""
         for line in self._output.recover(self.identity()):
-            self._check_recovered(line)
             self.tally.add(LineCounts.of(line))
-            if line["custom_id"] is not None:
-                self._ids.add(line["custom_id"])
         return self.tally.num_lines
-
-    def _check_recovered(self, line: dict[str, Any]) -> None:
-        place = self.tally.num_lines
-        names = Names(self._source.digest, place)
-        if place >= self._source.num_lines or line.get("id") != names.line_id:
-            raise ValueError(
-                f"run-batch: line {place + 1} of {self._output.path} is not this run's answer to "
-                f"request {place + 1} of {self._source.path}; delete the partial file to start over"
-            )
 
     def run(self, meter: Meter) -> None:
         """Answers the rest and makes the output what it is to be.
@@ -120,8 +93,9 @@ class Run:
         lines = self._rest(digest)
         more = True
         with self._llm.feed() as feed:
-            while more or self._held:
-                more = more and self._fill(feed, lines)
+            while more or self._ahead or self._running:
+                more = more and self._read_some(lines)
+                self._start_some(feed)
                 for ticket in feed.step():
                     self._answer(ticket)
                 self._write()
@@ -133,38 +107,44 @@ class Run:
             )
         self._output.finish()
 
-    def _fill(self, feed: Feed, lines: Iterator[Line]) -> bool:
-        """Starts lines while there is room; returns whether there are more.
+    def _read_some(self, lines: Iterator[Line]) -> bool:
+        """Reads lines ahead; returns whether there are more.
 
-        No more of them at a time than may be under way: the engine must not wait for a file of mistakes.
+        Only some at a time: the engine must not wait, neither for a long file nor for one of mistakes.
         """
-        max_live = LIVE_PER_ROW * self._llm.engine_config.max_rows
-        num_live = feed.num_unfinished  # counted once: it looks at each of them
-        for _ in range(max_live):
-            if num_live >= max_live or self._full:
+        num_bytes = 0
+        for _ in range(READ_LINES):
+            if self._ahead.full or num_bytes >= READ_BYTES:
                 return True
             line = next(lines, None)
             if line is None:
                 return False
-            num_live += self._start(feed, line)
+            num_bytes += len(line.data or b"")
+            self._read(line)
         return True
 
     def _rest(self, digest: hashlib.blake2b) -> Iterator[Line]:
-        """The lines that are not answered; no more than were counted."""
-        first = self.tally.num_lines
+        """The lines that are not answered, no more than were counted; takes note of the others' ids on the way."""
         for line in read_lines(self._source.path, digest):
-            if first <= line.place < self._source.num_lines:
+            if line.place >= self._source.num_lines:
+                continue
+            if line.place not in self._output:
                 yield line
+                continue
+            with suppress(LineError):
+                custom_id = custom_id_of(read_envelope(line))
+                if custom_id is not None:
+                    self._ids.add(custom_id)
 
-    @property
-    def _full(self) -> bool:
-        return len(self._held) >= MAX_HELD_LINES or self._num_held_bytes >= MAX_HELD_BYTES
-
-    def _start(self, feed: Feed, line: Line) -> int:
-        """Starts what a line asks for, or answers it with an error; returns how many completions that began."""
-        entry = Entry(line.number, Names(self._source.digest, line.place))
-        self._held.append(entry)
-        try:
+    def _read(self, line: Line) -> None:
+        """Finds out what a line asks for, or answers it with an error."""
+        entry = Entry(
+            place=line.place,
+            number=line.number,
+            num_bytes=len(line.data or b""),
+            names=Names(self._source.digest, line.place),
+        )
+        with self._mistakes_of(entry):
             envelope = read_envelope(line)
             entry.custom_id = custom_id_of(envelope)
             entry.request = read_request(
@@ -173,10 +153,38 @@ class Run:
                 seed=self._llm.engine_config.seed,
                 defaults=self._llm.get_default_sampling_params(),
                 render=partial(self._llm.render_chat, chat_template=self._chat_template),
+                tokenize=partial(
+                    read_prompts,
+                    tokenizer=self._llm.get_tokenizer(),
+                    vocab_size=self._llm.model_config.vocab_size,
+                ),
             )
-            ticket = feed.add(entry.request.prompts, entry.request.params)
+            self._ahead.add(entry)
+
+    def _start_some(self, feed: Feed) -> None:
+        """Starts lines that were read ahead while there is room for them."""
+        num_live = feed.num_unfinished  # counted once: it looks at each of them
+        for _ in range(self._max_live):
+            if num_live >= self._max_live or not self._ahead:
+                return
+            num_live += self._start(feed, self._ahead.pop())
+
+    def _start(self, feed: Feed, entry: Entry) -> int:
+        """Starts what a line asks for, or answers it with an error; returns how many completions that began."""
+        with self._mistakes_of(entry):
+            request = entry.request
+            pairs = zip(request.prompts, request.breakpoints, strict=True)
+            prompts = [Prompt(None, tuple(tokens.tolist()), points) for tokens, points in pairs]
+            ticket = feed.add(prompts, request.params)
             self._running[ticket] = entry
             return ticket.num_unfinished
+        return 0
+
+    @contextmanager
+    def _mistakes_of(self, entry: Entry) -> Iterator[None]:
+        """What goes wrong inside becomes the answer to the line."""
+        try:
+            yield
         except LineError as error:
             self._fail(entry, error)
         except TooLong as error:
@@ -186,7 +194,6 @@ class Run:
         except Exception as error:  # a mistake of ours, which must not cost the other lines
             what = LineError(f"{type(error).__name__}: {error}", code="internal_error")
             self._fail(entry, what, status_code=500)
-        return 0
 
     def _fail(self, entry: Entry, error: LineError, *, status_code: int = 400) -> None:
         line = failure(
@@ -220,16 +227,12 @@ class Run:
         self._settle(entry, success(entry.names, entry.custom_id, body))
 
     def _settle(self, entry: Entry, line: dict[str, Any]) -> None:
-        entry.data, entry.counts, entry.request = as_line(line), LineCounts.of(line), None
-        self._num_held_bytes += len(entry.data)
+        self._settled.append((entry, as_line(line), LineCounts.of(line)))
 
     def _write(self) -> None:
-        """Writes the answers that no earlier line holds up."""
-        ready = []
-        while self._held and self._held[0].data is not None:
-            ready.append(self._held.popleft())
-        if ready:
-            self._output.append([entry.data for entry in ready])
-        for entry in ready:
-            self._num_held_bytes -= len(entry.data)
-            self.tally.add(entry.counts)
+        """Writes what was answered since it was called last."""
+        settled, self._settled = self._settled, []
+        if settled:
+            self._output.append((entry.place, data) for entry, data, _ in settled)
+        for _, _, counts in settled:
+            self.tally.add(counts)

@@ -10,6 +10,7 @@ import pytest
 from hybrid_jax import LLM, cli, run_batch
 from hybrid_jax import llm as llm_module
 from hybrid_jax.batch import partial_path
+from hybrid_jax.batch.run import READ_LINES
 from tests.surface.batch_files import CHAT, answers, finish, ids, line, mixed_lines, start, write
 from tests.surface.fake_engine import FakeEngine
 
@@ -205,7 +206,7 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(files):
 
 def test_an_input_that_changes_meanwhile_is_noticed(command, files, monkeypatch):
     source, output = files
-    write(source, [line(f"{index}", n=8) for index in range(50)])
+    write(source, [line(f"{index}") for index in range(2 * READ_LINES)])
     step = FakeEngine.step
 
     def appending(self):

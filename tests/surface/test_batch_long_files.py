@@ -8,7 +8,9 @@ import pytest
 
 from hybrid_jax import llm as llm_module
 from hybrid_jax import run_batch
+from hybrid_jax.batch import ahead as ahead_module
 from hybrid_jax.batch import run as run_module
+from hybrid_jax.batch.ahead import Entry
 from hybrid_jax.completions import Job
 from hybrid_jax.feed import Ticket
 from tests.surface.batch_files import SeededEngine, ids, line, write
@@ -18,39 +20,44 @@ from tests.surface.fake_engine import FakeEngine
 class Watched(SeededEngine):
     """Notes how much is held at each step."""
 
-    most_requests = most_jobs = 0
+    most_requests = most_jobs = most_entries = 0
 
     def step(self):
         Watched.most_requests = max(Watched.most_requests, len(self.requests))
         if self.num_steps % 50 == 0:
-            jobs = sum(isinstance(thing, Job) for thing in gc.get_objects())
-            Watched.most_jobs = max(Watched.most_jobs, jobs)
+            kinds = [type(thing) for thing in gc.get_objects()]
+            Watched.most_jobs = max(Watched.most_jobs, kinds.count(Job))
+            Watched.most_entries = max(Watched.most_entries, kinds.count(Entry))
         return super().step()
 
 
 @pytest.mark.parametrize("slow_first", [False, True])
 def test_what_is_held_does_not_grow_with_the_file(make_llm, monkeypatch, files, slow_first):
     monkeypatch.setattr(llm_module, "Engine", Watched)
-    monkeypatch.setattr(run_module, "MAX_HELD_LINES", 100)
-    Watched.most_requests = Watched.most_jobs = 0
+    monkeypatch.setattr(ahead_module, "MAX_LINES", 100)
+    Watched.most_requests = Watched.most_jobs = Watched.most_entries = 0
     source, output = files
     lines = [line(f"{index}", max_tokens=2) for index in range(3000)]
     lines[0]["body"]["max_tokens"] = 150 if slow_first else 2
     write(source, lines)
-    llm, held = make_llm(max_rows=4, steps_per_dispatch=1), []
+    llm, written = make_llm(max_rows=4, steps_per_dispatch=1), []
     append = run_module.PartialOutput.append
 
     def watching(self, lines):
-        held.append(len(lines))
-        append(self, lines)
+        written.append(list(lines))
+        append(self, written[-1])
 
     monkeypatch.setattr(run_module.PartialOutput, "append", watching)
+    gc.collect()  # what other tests left
     run_batch(source, output, llm)
     assert ids(output) == [f"{index}" for index in range(3000)]
-    assert Watched.most_requests == 4 * run_module.LIVE_PER_ROW
-    assert Watched.most_jobs <= 4 * run_module.LIVE_PER_ROW + 1  # one was answered just now
-    assert max(held) <= 100
-    assert (max(held) == 100) == slow_first  # answers waited for the first line, up to the limit
+    most_live = 4 * run_module.LIVE_PER_ROW
+    assert Watched.most_requests == most_live
+    assert Watched.most_jobs <= most_live + 1  # one was answered just now
+    assert 100 < Watched.most_entries <= 100 + most_live + 1
+    assert max(map(len, written)) <= 4  # nobody waits for the first line
+    places = [place for lines in written for place, _ in lines]
+    assert (places == sorted(places)) == (not slow_first)
 
 
 def test_every_choice_counts_and_each_is_looked_at_a_few_times_only(make_llm, monkeypatch, files):
@@ -68,35 +75,52 @@ def test_every_choice_counts_and_each_is_looked_at_a_few_times_only(make_llm, mo
     assert len(looks) <= 20 * 600  # in two passes a turn; one for each line would make it 43
 
 
-def test_the_engine_does_not_wait_for_a_file_of_mistakes(make_llm, monkeypatch, files):
+@pytest.fixture
+def between_turns(monkeypatch):
+    """Lines read before each turn of the engine that had something to do, filled in while a run goes on."""
+    counts, step, read = [0], FakeEngine.step, run_module.Run._read
+    monkeypatch.setattr(FakeEngine, "step", lambda engine: (counts.append(0), step(engine))[1])
+
+    def counting(run, line):
+        counts[-1] += 1
+        read(run, line)
+
+    monkeypatch.setattr(run_module.Run, "_read", counting)
+    return counts
+
+
+def test_the_engine_does_not_wait_for_a_file_of_mistakes(make_llm, between_turns, files):
     source, output = files
     write(source, [line("long", max_tokens=150)])
     with open(source, "a") as file:
         file.write("{}\n" * 3000)
-    events, step, start = [], FakeEngine.step, run_module.Run._start
-    monkeypatch.setattr(FakeEngine, "step", lambda e: (events.append("step"), step(e))[1])
-    monkeypatch.setattr(run_module.Run, "_start", lambda *a: (events.append("line"), start(*a))[1])
     run_batch(source, output, make_llm(max_rows=2, steps_per_dispatch=1))
-    between = "".join(event[0] for event in events).split("s")
-    assert max(map(len, between[:-1])) == 2 * run_module.LIVE_PER_ROW
+    assert max(between_turns) == run_module.READ_LINES
+    assert sum(between_turns) == 3001
 
 
-def test_held_bytes_are_bounded_too(make_llm, monkeypatch, files):
+def test_the_engine_does_not_wait_for_long_lines(make_llm, between_turns, files):
     source, output = files
-    monkeypatch.setattr(run_module, "MAX_HELD_BYTES", 10_000)
-    sizes, append = [], run_module.PartialOutput.append
+    write(source, [line(f"{index}", user="u" * 60_000) for index in range(40)])
+    run_batch(source, output, make_llm(max_rows=1, steps_per_dispatch=1))
+    assert max(between_turns) == run_module.READ_BYTES // 60_000 + 1
+    assert sum(between_turns) == 40
 
-    def watching(self, lines):
-        sizes.append(sum(map(len, lines)))
-        append(self, lines)
 
-    monkeypatch.setattr(run_module.PartialOutput, "append", watching)
-    lines = [line(f"{index}", max_tokens=1) for index in range(300)]
-    lines[0]["body"]["max_tokens"] = 190
+def test_nothing_is_read_ahead_beyond_the_limit_of_bytes(make_llm, monkeypatch, files):
+    source, output = files
+    monkeypatch.setattr(ahead_module, "MAX_BYTES", 10_000)
+    lines = [line(f"{index}", user="u" * (index % 500), max_tokens=1) for index in range(300)]
+    lines[7]["body"]["prompt"] = "x" * 150
     write(source, lines)
+    sizes, add = [], ahead_module.Ahead.add
+    monkeypatch.setattr(
+        ahead_module.Ahead, "add", lambda a, e: (add(a, e), sizes.append(a._num_bytes))
+    )
     run_batch(source, output, make_llm(max_rows=2, steps_per_dispatch=1))
     assert len(ids(output)) == 300
-    assert 10_000 < max(sizes) < 10_000 + 20 * 500
+    longest = max(map(len, source.read_bytes().splitlines()))
+    assert 10_000 <= max(sizes) < 10_000 + longest
 
 
 def test_progress_is_told_as_lines_are_written(llm, files):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 
@@ -11,6 +12,7 @@ from hybrid_jax import llm as llm_module
 from hybrid_jax import run_batch
 from hybrid_jax.batch import partial as partial_module
 from hybrid_jax.batch import partial_path
+from hybrid_jax.batch.lines import InputFile
 from hybrid_jax.batch.partial import PartialOutput, sidecar_path
 from tests.surface.batch_files import (
     SeededEngine,
@@ -58,7 +60,7 @@ def test_an_interrupted_run_goes_on_with_the_same_answers(make_seeded, files, at
     expected = whole(files, make_seeded())
     kept = interrupted(files, make_seeded(), at).read_bytes()
     summary = run_batch(*files, make_seeded(max_rows=3, steps_per_dispatch=2))
-    assert files[1].read_bytes().startswith(kept)
+    assert set(kept.splitlines()) <= set(files[1].read_bytes().splitlines())
     assert answers(files[1]) == expected
     assert summary.num_resumed == kept.count(b"\n")
     assert not partial_path(files[1]).exists()
@@ -201,28 +203,27 @@ def test_a_partial_file_nobody_vouches_for_is_refused(make_seeded, files, beside
     assert path.read_text() == "precious\n"
 
 
-@pytest.mark.parametrize("change", ["double", "drop", "swap", "append"])
-def test_lines_in_wrong_places_are_refused(make_seeded, files, change):
+@pytest.mark.parametrize("change", ["double", "again", "strange", "odd"])
+def test_lines_that_answer_nothing_new_are_refused(make_seeded, files, change):
     path = interrupted(files, make_seeded())
     lines = path.read_bytes().splitlines(keepends=True)
-    if change == "append":
-        with open(path, "wb") as file:
-            run_batch(files[0], files[1].with_name("whole.jsonl"), make_seeded())
-            file.write(files[1].with_name("whole.jsonl").read_bytes() + lines[0])
-        place = 61
+    if change in ("double", "again"):
+        lines.insert(4, lines[{"double": 3, "again": 1}[change]])
+        message = f"line 5 of {path} answers request [0-9]+ of {files[0]} a second time"
     else:
-        place = 4
-        first, second = lines[3:5]
-        lines[3:5] = {"double": [second, second], "drop": [second], "swap": [second, first]}[change]
-        path.write_bytes(b"".join(lines))
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match=f"line {place} of {path} is not this run's answer"):
+        entry = json.loads(lines[4])
+        entry["id"] = {"strange": "batch_req_" + "0" * 32, "odd": {}}[change]
+        lines[4] = json.dumps(entry).encode() + b"\n"
+        message = f"line 5 of {path} is not this run's answer to a request of {files[0]}"
+    before = b"".join(lines)
+    path.write_bytes(before)
+    with pytest.raises(ValueError, match=message):
         run_batch(*files, make_seeded())
     assert path.read_bytes() == before
 
 
 def test_two_runs_do_not_write_one_file(make_seeded, files):
-    with PartialOutput(files[1]):
+    with PartialOutput(files[1], InputFile.look_at(files[0])):
         with pytest.raises(ValueError, match="another run is writing .*out.jsonl.partial; wait"):
             run_batch(*files, make_seeded())
     assert not run_batch(*files, make_seeded()).already_finished
