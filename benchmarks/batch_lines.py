@@ -1,18 +1,24 @@
 """Many batch lines: speed, memory and order of `hybrid-jax run-batch` on a file of a million lines.
 
     python benchmarks/batch_lines.py [--lines 1000000] [--json benchmarks/results/batch_lines.json]
+    python benchmarks/batch_lines.py --documents 64 [--json benchmarks/results/batch_order.json]
 
 The model is as small as a hybrid can be, with random weights, so what is measured is the work per line on the
 host. One line in fifty is wrong, in one of five ways. The program runs in a process of its own; once a second its
 resident memory is read (Linux) beside the number of lines in its output. Lines per second are those from a
 tenth of the lines to the last reading, so start-up and compilation are left out. Every answer is compared with
 its line: right custom_id, in order, an error where there must be one.
+
+With --documents, instead: 8 questions about each of so many documents of 400 tokens, shuffled, in a memory that holds
+a few of the documents. Lines computed along the tree of their prefixes, against the order of the file, in
+turns in one process; inside the clock is `run_batch`, from reading the file to its output.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import subprocess
 import sys
 import tempfile
@@ -20,10 +26,12 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
-from common import ROOT, header, write_json
+from common import ROOT, header, quantiles, turns, write_json
 
-from hybrid_jax.batch import partial_path
+from hybrid_jax import LLM, run_batch
+from hybrid_jax.batch import ahead, partial_path
 from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.train.data import END, VOCAB_SIZE
@@ -32,6 +40,8 @@ from hybrid_jax.train.export import write_model
 WRONG_EVERY = 50
 MAX_TOKENS = 4
 SHARES = (0.1, 0.5, 1.0)  # of the lines, where memory is reported
+QUESTIONS, DOCUMENT_BYTES = 8, 400
+ORDER_SETTINGS = {"dtype": "float32", "max_rows": 4, "max_model_len": 512, "memory": "1MiB"}
 
 
 class Sample(NamedTuple):
@@ -156,14 +166,77 @@ def measure(folder: Path, count: int, max_rows: int) -> dict:
     }
 
 
+# --- the order of lines -------------------------------------------------------------------------
+
+
+def write_questions(path: Path, num_documents: int) -> None:
+    """All questions about all documents, shuffled."""
+    random_ = random.Random(0)
+    documents = [
+        "".join(random_.choices("abcdefgh ", k=DOCUMENT_BYTES)) for _ in range(num_documents)
+    ]
+    pairs = [(d, q) for d in range(num_documents) for q in range(QUESTIONS)]
+    random_.shuffle(pairs)
+    with open(path, "w") as file:
+        for d, q in pairs:
+            body = {"prompt": f"{documents[d]}? {q}", "max_tokens": MAX_TOKENS, "temperature": 0}
+            line = {"custom_id": f"{d}-{q}", "method": "POST", "url": "/v1/completions"}
+            file.write(json.dumps(line | {"body": body}) + "\n")
+
+
+def texts(output: Path) -> list[tuple[str, str]]:
+    answers = map(json.loads, output.read_text().splitlines())
+    return [(a["custom_id"], a["response"]["body"]["choices"][0]["text"]) for a in answers]
+
+
+def compare_orders(folder: Path, num_documents: int, rounds: int) -> dict:
+    given, config = folder / "in.jsonl", tiny_config()
+    write_model(folder / "model", random_params(config, 0), config)
+    write_questions(given, num_documents)
+    hit_rates, found = {}, {}
+
+    def answer(side: str, order) -> float:
+        output = folder / f"{side}.jsonl"
+        output.unlink(missing_ok=True)
+        llm.reset_prefix_cache()
+        with mock.patch.object(ahead, "prefix_order", order):
+            summary = run_batch(given, output, llm)
+        hit_rates[side], found[side] = summary.hit_rate, texts(output)
+        return summary.seconds
+
+    sides = {
+        "file_order": lambda _: answer("file_order", lambda prompts, grain: range(len(prompts))),
+        "along_tree": lambda _, order=ahead.prefix_order: answer("along_tree", order),
+    }
+    with LLM(folder / "model", quiet=True, **ORDER_SETTINGS) as llm:
+        seconds = turns(rounds, sides, lambda: None)
+    if found["file_order"] != found["along_tree"]:
+        raise RuntimeError("batch_lines: the order changed an answer")
+    pairs = zip(seconds["file_order"], seconds["along_tree"], strict=True)
+    return {
+        **ORDER_SETTINGS,
+        "documents": num_documents,
+        "questions": QUESTIONS,
+        "rounds": rounds,
+        "hit_rate": hit_rates,
+        "seconds": {side: quantiles(values) for side, values in seconds.items()},
+        "ratio": quantiles([a / b for a, b in pairs]),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--lines", type=int, default=1_000_000)
     parser.add_argument("--max-rows", type=int, default=64)
+    parser.add_argument("--documents", type=int, help="compare orders of lines instead")
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder), arguments.lines, arguments.max_rows)
+        if arguments.documents:
+            found = compare_orders(Path(folder), arguments.documents, arguments.rounds)
+        else:
+            found = measure(Path(folder), arguments.lines, arguments.max_rows)
     report = header() | found
     for name, value in report.items():
         print(f"{name:20} {value}")
