@@ -122,7 +122,7 @@ class FrameAllocator:
 
     def _put_back(self, frames: np.ndarray) -> None:
         """Onto the free list; their handles are those of their next lives."""
-        self._handles[frames] += handles.NEXT_GENERATION
+        self._handles[frames] = handles.next_lives(self._handles[frames])
         self._free[self.num_free : self.num_free + frames.size] = frames
         self.num_free += frames.size
 

@@ -1,6 +1,6 @@
 """32-bit names of frames and slots that go stale when what they name is given away.
 
-A handle is generation (6 bits) | kind (2 bits) | id (24 bits). Whoever keeps an id across time keeps a
+A handle is kind (2 bits) | generation (6 bits) | id (24 bits). Whoever keeps an id across time keeps a
 handle and resolves it at use: a pool bumps an id's generation each time the id returns to its free
 list, so an old handle raises instead of naming somebody else's memory. The generation wraps after
 64 lives; a handle is a guard against our own mistakes, the counted holders are what makes reuse safe.
@@ -14,8 +14,9 @@ FRAME, SLOT = 1, 2
 KIND_NAMES = {FRAME: "frame", SLOT: "slot"}
 NUM_GENERATIONS = 1 << 6
 MAX_ID = (1 << 24) - 1
-# For arrays of handles, uint32: what masks the id; what a handle grows by, and wraps, when its generation does.
-ID_BITS, NEXT_GENERATION = np.uint32(MAX_ID), np.uint32(1 << 26)
+# Of arrays of handles.
+KIND_BITS, ID_BITS = np.uint32(3 << 30), np.uint32(MAX_ID)
+NEXT_GENERATION = np.uint32(1 << 24)
 
 
 class StaleHandle(RuntimeError):
@@ -24,12 +25,17 @@ class StaleHandle(RuntimeError):
 
 def pack(kind: int, generation: int, index: int) -> int:
     """The handle of one id in its present generation; never 0."""
-    return generation << 26 | kind << 24 | index
+    return kind << 30 | generation << 24 | index
 
 
 def unpack(handle: int) -> tuple[int, int, int]:
     """(kind, generation, id) of a handle."""
-    return handle >> 24 & 3, handle >> 26, handle & MAX_ID
+    return handle >> 30, handle >> 24 & NUM_GENERATIONS - 1, handle & MAX_ID
+
+
+def next_lives(names: np.ndarray) -> np.ndarray:
+    """The handles that follow these when what they name is given away: uint32[n], as came."""
+    return names & KIND_BITS | names + NEXT_GENERATION & ~KIND_BITS
 
 
 def stale(handle: int, kind: int, generation: int) -> StaleHandle:

@@ -116,6 +116,7 @@ def test_a_handle_of_one_pool_does_not_resolve_in_another():
 def test_handles_pack_and_unpack():
     for kind, generation, index in [(1, 0, 1), (2, 63, handles.MAX_ID), (1, 17, 12345)]:
         assert handles.unpack(handles.pack(kind, generation, index)) == (kind, generation, index)
+    assert handles.pack(2, 17, 5) == 0b10_010001_000000000000000000000101
 
 
 def test_generations_wrap_after_64_lives():
