@@ -53,7 +53,7 @@ LengthOption = Annotated[
 ]
 DtypeOption = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
 CacheOption = Annotated[
-    str, typer.Option(help="Prefix cache: lru, adaptive, marconi, ..., or off.")
+    str, typer.Option(help="Prefix cache: adaptive, lru, marconi, ..., or off.")
 ]
 ExactOption = Annotated[bool, typer.Option(help="Bit-identical results, slower.")]
 
@@ -130,7 +130,7 @@ def generate(
     memory: MemoryOption = None,
     max_rows: RowsOption = None,
     max_model_len: LengthOption = None,
-    cache: CacheOption = "lru",
+    cache: CacheOption = "adaptive",
     exact: ExactOption = False,
     stats: Annotated[bool, typer.Option(help="Rates and cache hits on stderr.")] = False,
     as_json: JsonOption = False,
@@ -260,7 +260,7 @@ def run_batch(
     memory: MemoryOption = None,
     max_rows: RowsOption = None,
     max_model_len: LengthOption = None,
-    cache: CacheOption = "lru",
+    cache: CacheOption = "adaptive",
     exact: ExactOption = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -57,7 +57,7 @@ class LLM:
             quarter of the machine's RAM on a CPU, or half of what is free on an accelerator. Weights come on top.
         max_rows: sequences that decode together; None for the default of `EngineConfig`.
         max_model_len: longest sequence, prompt and output together, in tokens; None for the model's own.
-        cache: policy of the prefix cache, as `CacheConfig` has them ("lru", "adaptive", "marconi", "off", ...), or a
+        cache: policy of the prefix cache, as `CacheConfig` has them ("adaptive", "lru", "marconi", "off", ...), or a
             `CacheConfig`.
         seed: base of the noise of requests without a seed of their own. The k-th prompt of this object
             then has the seed `derive_seed(seed, k)`, so the same calls in the same order give the same text.
@@ -88,7 +88,7 @@ class LLM:
         memory: int | str | None = None,
         max_rows: int | None = None,
         max_model_len: int | None = None,
-        cache: str | CacheConfig = "lru",
+        cache: str | CacheConfig = "adaptive",
         seed: int = 0,
         exact: bool = False,
         quiet: bool = False,

@@ -30,10 +30,10 @@ class CacheConfig:
 
     Example:
         >>> CacheConfig().policy
-        'lru'
+        'adaptive'
     """
 
-    policy: str = "lru"
+    policy: str = "adaptive"
     history_tokens: int = 1 << 22
 
     def __new__(cls, **given: object) -> CacheConfig:

@@ -52,7 +52,7 @@ class Engine:
         **options,
     ):
         geometry = geometry or make_geometry()
-        cache = CacheConfig(policy=options.pop("cache", "lru"))
+        cache = CacheConfig(policy=options.pop("cache", "adaptive"))
         engine = EngineConfig(**{"max_rows": 4, "prefill_tokens": 128, "cache": cache} | options)
         scheduler = Scheduler(
             geometry,

@@ -78,7 +78,7 @@ class Bench:
         self.engine.reset_prefix_cache()
         self.poison.spread()
 
-    def start_over(self, room: float = ROOM, *, policy: str = "lru") -> None:
+    def start_over(self, room: float = ROOM, *, policy: str = "adaptive") -> None:
         """A new scheduler with room for so many sequences of 192 tokens; the arena stays."""
         start_over(self.engine, room, policy=policy)
         self.poison.spread()

@@ -34,7 +34,7 @@ def make_engine(
     return Engine(config, params, replace(settings, memory=memory))
 
 
-def start_over(engine: Engine, room: float, *, policy: str = "lru") -> None:
+def start_over(engine: Engine, room: float, *, policy: str = "adaptive") -> None:
     """An empty cache and room for so much: the scheduler is told of a part of the arena only.
 
     No other shape is compiled for it.

@@ -127,7 +127,7 @@ def test_options_reach_the_engine(make_llm):
     assert (config.memory, config.max_rows, config.grain) == (2**30, 3, 16)
     assert config.cache == CacheConfig(policy="off")
     assert config.exact
-    assert make_llm(cache=CacheConfig()).engine_config.cache.policy == "lru"
+    assert make_llm(cache=CacheConfig()).engine_config.cache.policy == "adaptive"
     for policy in ("adaptive", "marconi", "alpha:0.5"):
         assert make_llm(cache=policy).engine_config.cache.policy == policy
 
