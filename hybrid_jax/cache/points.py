@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hybrid_jax.cache.node import Node
 from hybrid_jax.cache.reuse import LIVED, LOST, STEPS, USED, LifeTables
 
-UPDATE_EVERY = 16  # requests
+UPDATE_EVERY = 32  # requests
 TYPICAL_AGE = 32.0  # of a reuse, on the clock
 GAP_MEMORY = 50  # reuses over which the typical gap is taken
 END, BRANCH, OTHER, DECLARED = range(4)

@@ -19,7 +19,7 @@ PRIOR_HAZARD = 0.2  # per bin, before anything was seen
 PRIOR_WEIGHT = 24.0  # observations that a parent's hazard counts for
 DECAY = 0.996  # of all counts, at every update
 MAX_HAZARD = 0.98
-STEPS = 4  # parts of a bin between whose indices is interpolated
+STEPS = 2  # parts of a bin between whose indices is interpolated
 
 USED, LIVED, LOST = range(3)
 

@@ -128,7 +128,7 @@ def test_a_node_changes_its_group_as_its_point_grows_older():
     for letter in "bcde":
         steps.append(key(cache, "a" * 40)[1])
         ask(cache, letter)
-    assert steps == [0, 4, 6, 8]  # ages 1, 2, 3 and 4
+    assert steps == [0, 2, 3, 4]  # ages 1, 2, 3 and 4
 
 
 def test_a_node_changes_its_group_when_the_bytes_it_frees_change():

@@ -39,8 +39,8 @@ def test_an_age_is_in_the_bin_whose_bounds_enclose_it_and_the_last_has_no_end(ag
     assert LifeTables().bin_of(age) == age_bin
 
 
-def test_steps_are_four_equal_parts_of_every_bin(two_bins):
-    assert two_bins.steps == [1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5]
+def test_steps_are_two_equal_parts_of_every_bin(two_bins):
+    assert two_bins.steps == [1, 1.5, 2, 3]
 
 
 # --- hazards --------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_the_index_is_the_best_ratio_of_uses_to_time(two_bins):
     #   second bin: 0.5 / (2 * 0.75)
     index = two_bins._indices(np.array([[0.2, 0.5]]))[0]
     first, second = 0.6 / 2.1, 0.5 / 1.5
-    parts = np.array([1, 3, 5, 7]) / 8  # middles of the steps
+    parts = np.array([1, 3]) / 4  # middles of the steps
     assert index[:STEPS] == pytest.approx((1 - parts) * first + parts * second)
     assert index[STEPS:] == pytest.approx([second] * STEPS)
 
@@ -112,7 +112,7 @@ def test_giving_up_early_is_an_option(two_bins):
     # 0.8 / (1 * 0.6) at the end of the first bin; (0.8 + 0.2 * 0.2) / (0.6 + 0.2 * 2 * 0.9) = 0.875 at the second's.
     index = two_bins._indices(np.array([[0.8, 0.2]]))[0]
     first, second = 0.8 / 0.6, 0.2 / 1.8
-    assert index[0] == pytest.approx(first * 7 / 8 + second / 8)
+    assert index[0] == pytest.approx(first * 3 / 4 + second / 4)
     assert index[-1] == pytest.approx(second)
 
 

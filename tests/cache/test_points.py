@@ -105,9 +105,9 @@ def test_old_gaps_fade_behind_the_newest_fifty(points, end):
     assert speed(points) == pytest.approx(TYPICAL_AGE / 8 ** (1 / 50))
 
 
-def test_tables_are_updated_every_sixteen_requests():
+def test_tables_are_updated_every_thirty_two_requests():
     points = Points()
-    assert [points.next_request() for _ in range(33)] == [n in (16, 32) for n in range(1, 34)]
+    assert [points.next_request() for _ in range(65)] == [n in (32, 64) for n in range(1, 66)]
 
 
 # --- what is counted ------------------------------------------------------------------------------
@@ -147,10 +147,10 @@ def test_a_clock_that_jumps_over_bins_passes_every_one_of_them_once(points, end)
 
 def test_a_point_moves_through_the_parts_of_a_bin(points, end):
     steps = []
-    for _ in range(9):  # ages 2 to 10: parts of 0.5, of 1 and of 2
+    for _ in range(9):  # ages 2 to 10: parts of 1, of 2 and of 4
         requests(points, 1)
         steps.append(divmod(end.point.step, STEPS))
-    assert steps == [(1, 0), (1, 2), (2, 0), (2, 1), (2, 2), (2, 3), (3, 0), (3, 0), (3, 1)]
+    assert steps == [(1, 0), (1, 1), (2, 0), (2, 0), (2, 1), (2, 1), (3, 0), (3, 0), (3, 0)]
 
 
 def test_a_life_that_outlasts_all_bins_stays_in_the_last_step(points, end):
