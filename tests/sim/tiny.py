@@ -6,10 +6,15 @@ import numpy as np
 
 from hybrid_jax.costs import Costs
 from hybrid_jax.sim.policies import make_cache
+from hybrid_jax.sim.pool_geometry import PoolGeometry
 from hybrid_jax.sim.traces import TraceRequest
 
 # One byte a token, ten a checkpoint, one FLOP a token.
 COSTS = Costs(flops_per_token=1, flops_per_key=0, kv_bytes=1, checkpoint_bytes=10)
+# Two layers of each kind; a page of ten bytes, a state of thirty.
+POOL = PoolGeometry(
+    name="tiny", page_tokens=4, page_bytes=10, num_pages_each=2, state_bytes=30, num_states=2
+)
 # A line of a trace in each of its forms.
 SEGMENTS = {"session_id": 7, "turn_id": 2, "ts": 1.5, "in": [[5, 3], [9, 2, 4]], "out": [[6, 1]]}
 TOKENS = {"session_id": "a", "turn_id": 0, "ts": 2, "input_tokens": [3, 1, 2], "output_tokens": [9]}
