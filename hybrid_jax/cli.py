@@ -18,6 +18,7 @@ from rich.table import Table
 
 from hybrid_jax import __version__
 from hybrid_jax.cli_exits import note, read_stdin, run, write, write_json
+from hybrid_jax.cli_pool_sim import pool_sim
 from hybrid_jax.cli_simulate import simulate
 from hybrid_jax.machine import has_accelerator, ram_bytes
 from hybrid_jax.sizes import parse_size
@@ -59,6 +60,7 @@ ExactOption = Annotated[bool, typer.Option(help="Bit-identical results, slower."
 
 
 app.command()(simulate)
+app.command()(pool_sim)
 
 
 def _print_version(wanted: bool) -> None:

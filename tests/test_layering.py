@@ -123,10 +123,11 @@ ROOMS = (
         ("jax", "numpy", "rich"),
     ),
     Room(
-        ("cli", "cli_exits", "cli_simulate", "__main__"),
+        ("cli", "cli_exits", "cli_pool_sim", "cli_simulate", "__main__"),
         (
             "cli",
             "cli_exits",
+            "cli_pool_sim",
             "cli_simulate",
             "sim",
             "__version__",
@@ -147,6 +148,7 @@ LATE_IMPORTS = {
     "hybrid_jax.train": "optax belongs to the extra `train`; the signature is readable without it",
     "hybrid_jax.constraints.grammar": "llguidance belongs to the extra `structured`",
     "hybrid_jax.cli": "each command loads only what it needs, so `inspect` runs without jax",
+    "hybrid_jax.cli_pool_sim": "other commands start without numpy",
     "hybrid_jax.cli_simulate": "other commands start without numpy",
 }
 

@@ -1,0 +1,153 @@
+"""`hybrid-jax pool-sim`: its table, its JSON object, its mistakes, and that jax stays out of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+
+from hybrid_jax import cli
+from hybrid_jax.sim.pool_paper import PaperResult
+
+KEYS = {
+    *("mode", "workload", "allocator", "model_spec", "pool_bytes", "seed", "requests", "oom_count"),
+    *("oom_requests", "completed", "hollow", "intact", "rebalance_count", "rebalances_refused"),
+    *("migrated_bytes", "wasted_bytes", "evictions", "victim_requests", "self_evictions"),
+    *("pages_evicted", "allocate_calls", "peak_bytes", "reserved_bytes", "cpu_seconds"),
+}
+HEADER = "workload,seed,request_id,prompt_len,gen_len,arrival_tick"
+POOL_FORM = "--pool must be a whole number of bytes, or of KiB, MiB, GiB or TiB as in 4GiB"
+
+
+@pytest.fixture
+def pool_sim(capsys):
+    """Runs the command in paper mode; returns (exit code, stdout, stderr)."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as exit:
+            cli.main(["pool-sim", "--mode", "paper", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return exit.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text(f"{HEADER}\nown,7,0,40,8,0\nown,7,1,16,100,3\nown,9,0,16,1,0\n")
+    return path
+
+
+CELL = (
+    "--workload",
+    "mixed_long",
+    "--allocator",
+    "avmp_dynamic_b128",
+    "--pool",
+    "1GiB",
+    "--seed",
+    4,
+)
+
+
+def test_the_object_has_a_key_for_everything_that_is_counted(pool_sim):
+    code, out, err = pool_sim("--json", "--model-spec", "mamba2_1b3", *CELL)
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert set(found) == KEYS == {field.name for field in fields(PaperResult)}
+    counts = {k: found[k] for k in ("oom_count", "completed", "hollow", "rebalances_refused")}
+    assert counts == {"oom_count": 94, "completed": 218, "hollow": 216, "rebalances_refused": 94}
+    assert (found["allocate_calls"], found["reserved_bytes"]) == (28096, 2 << 30)
+    assert 0.9 * 2**30 < found["peak_bytes"] <= 2**30
+
+
+def test_but_for_the_time_the_object_is_the_same_every_time(pool_sim):
+    first, second = (pool_sim("--json", *CELL)[1] for _ in "ab")
+    cut = lambda text: text[: text.index('"cpu_seconds"')]
+    assert cut(first) == cut(second)
+
+
+def test_the_table_tells_the_same_to_people(pool_sim):
+    code, out, err = pool_sim("--model-spec", "mamba2_1b3", *CELL)
+    assert (code, err) == (0, "")
+    told = dict(line.split("  ", 1) for line in out.splitlines())
+    told = {name: value.strip() for name, value in told.items()}
+    assert told["failed calls"] == "94 of 28,096"
+    assert told["completed"] == "218, as the paper counts" and told["completed intact"] == "2"
+    assert told["of those hollow"] == "216; they lost memory while they ran"
+    assert told["rebalances"] == "0 done, 0 B; 94 refused; 0 B lost for ever"
+
+
+def test_requests_may_come_from_a_file(pool_sim, trace):
+    options = ("--json", "--trace", trace, "--workload", "own", "--pool", "64MiB")
+    found = json.loads(pool_sim(*options)[1])
+    # 40 + 8 tokens never begin a fourth page; 16 + 100 begin pages at 17, 33, 49, 65, 81, 97, 113
+    assert (found["seed"], found["requests"], found["allocate_calls"]) == (7, 2, 2 * 32 + 7 * 4)
+    assert found["completed"] == found["intact"] == 2
+    assert json.loads(pool_sim(*options, "--seed", 9)[1])["requests"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--mode", "honest"), "--mode honest is not supported yet; give --mode paper"),
+        (("--mode", "fair"), "--mode must be paper or honest, got 'fair'"),
+        (("--workload", "chat"), "pool-sim: no workload 'chat'; known are uniform_short, mixed_long, "),
+        (("--allocator", "buddy"), "pool-sim: no allocator 'buddy'; known are padded_unified, fixed_dual_mrXX, "),
+        (("--model-spec", "gpt_9"), "pool-sim: no model 'gpt_9' in paper mode; known are jamba_1_5_mini, mamba2_1b3"),
+        (("--seed", "-1"), "--seed must be a whole number of at least 0, got -1"),
+        (("--seed", "one"), "Invalid value for '--seed'"),
+        (("--pool", "8 Gib"), f"{POOL_FORM}, got '8 Gib'"),
+        (("--pool", "-4"), f"{POOL_FORM}, got '-4'"),
+        (("--pool", "1MiB"), "--pool must hold one request of jamba_1_5_mini, 7602176 bytes at least, got 1048576"),
+        (("--trace", "none.csv"), "No such file or directory: none.csv"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_that_names_the_value(pool_sim, options, message):
+    code, out, err = pool_sim(*options)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"hybrid-jax: {message}") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("own,7,1,16,x,3", "mine.csv, line 3: gen_len must be a whole number from 1 to 4194304, got 'x'"),
+        ("own,7,1", "mine.csv, line 3: must have 6 columns, got 3"),
+        ("other,8,0,1,1,1", "--seed: no seed 8 of own in mine.csv; known are 7"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_one_line_that_names_it(pool_sim, trace, line, message):
+    trace.write_text(f"{HEADER}\nown,7,0,40,8,0\n{line}\n")
+    code, out, err = pool_sim("--trace", trace, "--workload", "own", "--seed", 8)
+    assert (code, out, err) == (2, "", f"hybrid-jax: {message}\n")
+
+
+def test_honest_mode_is_the_default_and_not_there_yet(capsys):
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["pool-sim"])
+    assert exit.value.code == 2
+    message = "hybrid-jax: --mode honest is not supported yet; give --mode paper\n"
+    assert capsys.readouterr().err == message
+
+
+def test_the_program_runs_without_jax(root, trace):
+    script = (
+        "import sys\n"
+        "from hybrid_jax import cli\n"
+        "try:\n"
+        f"    cli.main(['pool-sim', '--mode', 'paper', '--json', '--trace', {str(trace)!r}, '--workload', 'own'])\n"
+        "except SystemExit as exit:\n"
+        "    assert exit.code == 0, exit.code\n"
+        "print(sorted({m.partition('.')[0] for m in sys.modules}), file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=root
+    )
+    assert json.loads(done.stdout)["requests"] == 2
+    assert "'numpy'" in done.stderr
+    assert not {f"'{name}'" for name in ("jax", "jaxlib", "flax") if f"'{name}'" in done.stderr}
