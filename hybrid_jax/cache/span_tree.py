@@ -255,6 +255,8 @@ class SpanTree:
 
     def _rebase(self, node: Node) -> None:
         """The nearest checkpoint above whatever hangs below this node is another one now."""
+        if not self.needs_slots:
+            return  # there is none to be found, however far down one looks
         for child in node.children.values():
             if child.slot:
                 self._changed(child)

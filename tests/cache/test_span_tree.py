@@ -12,7 +12,7 @@ from hybrid_jax.cache.span_tree import SpanTree
 class Spans:
     """A tree over small pools that remembers which nodes it called changed."""
 
-    def __init__(self, page_tokens=16):
+    def __init__(self, page_tokens=16, needs_slots=True):
         self.frames = FrameAllocator(50)
         self.slots = SlotTable(self.frames, state_frames=2, max_slots=10)
         self.changed = []
@@ -20,7 +20,7 @@ class Spans:
             PageHolds(self.frames),
             self.slots,
             page_tokens=page_tokens,
-            needs_slots=True,
+            needs_slots=needs_slots,
             changed=self.changed.append,
         )
 
@@ -32,9 +32,10 @@ class Spans:
             if not part.cached:
                 self.tree.give_pages(part, pages)
         self.frames.release(pages)
-        slot = self.slots.allocate()
-        self.tree.give_checkpoint(node, slot)
-        self.slots.release(slot)
+        if self.tree.needs_slots:
+            slot = self.slots.allocate()
+            self.tree.give_checkpoint(node, slot)
+            self.slots.release(slot)
         self.tree.tidy(node)
         self.tree.check_invariants()
         return node
@@ -94,4 +95,16 @@ def test_nodes_that_leave_are_told_of_without_a_parent():
     spans.tree.clear()
     assert spans.changed == [lower] and lower.parent is None
     assert spans.frames.num_held == 0 and spans.tree.num_nodes == 0
+    spans.tree.check_invariants()
+
+
+def test_without_checkpoints_nobody_looks_for_one_below_a_node():
+    spans = Spans(needs_slots=False)
+    for last in range(8):
+        spans.insert([*range(16), 20 + last])
+    visits, rebase = [], spans.tree._rebase
+    spans.tree._rebase = lambda node: visits.append(node) or rebase(node)
+    lone = spans.insert(range(30, 46))  # the root has a second cached child, and loses it again
+    spans.tree.drop_all(lone)
+    assert visits == [spans.tree.root] * 2
     spans.tree.check_invariants()
