@@ -152,6 +152,7 @@ def test_a_token_that_opens_the_text_is_counted():
 SYSTEM, USER = {"role": "system", "content": "be brief"}, {"role": "user", "content": " hi"}
 SAYS = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}"
 OPENS = SAYS + "{% if add_generation_prompt %}<bot>{% endif %}"
+SORTS = "{% for m in messages[1:] %}{% for k, v in m.content | dictsort %}{{ k }}{% endfor %}{% endfor %}"
 STRICT = "{% if messages[1].content != ' hi' %}{{ raise_exception('no') }}{% endif %}" + SAYS
 
 
@@ -165,6 +166,7 @@ STRICT = "{% if messages[1].content != ' hi' %}{{ raise_exception('no') }}{% end
         ([SYSTEM, USER], SAYS, [], []),
         ([SYSTEM, USER], OPENS, [-1, 0], ["<system>be brief<user>", "<system>be brief<user>hi"]),
         ([SYSTEM, USER], STRICT, None, []),  # it cannot be told, and nobody asked
+        ([SYSTEM, {"role": "user", "content": {"a": 1}}], SORTS, None, []),  # a text has no items
         ([SYSTEM, {"role": "user", "content": None}, USER], SAYS, [0], ["<system>be brief<user>"]),
     ],
 )  # fmt: skip
