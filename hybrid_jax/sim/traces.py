@@ -168,7 +168,8 @@ def _token_ids(values: Any, name: str) -> np.ndarray:
         ids = np.zeros((0, 0))
     if ids.size == 0 and ids.ndim == 1:
         return np.zeros(0, np.int32)
-    if ids.ndim != 1 or ids.dtype.kind != "i" or ids.min() < 0 or ids.max() >= 2**31:
+    good = ids.ndim == 1 and ids.dtype.kind == "i" and bool not in set(map(type, values))
+    if not good or ids.min() < 0 or ids.max() >= 2**31:
         raise ValueError(f"{name} must be a list of token ids, got {str(values)[:60]}")
     return ids.astype(np.int32)
 

@@ -54,6 +54,7 @@ WRONG = {
     "tokens as text": (TOKENS | {"input_tokens": "ab"}, "input_tokens must be a list of token ids, got ab"),
     "no tokens": (TOKENS | {"input_tokens": None}, "input_tokens must be a list of token ids, got None"),
     "halves": (TOKENS | {"output_tokens": [1.5]}, "output_tokens must be a list of token ids, got [1.5]"),
+    "true": (TOKENS | {"input_tokens": [True, 1]}, "input_tokens must be a list of token ids, got [True, 1]"),
     "below 0": (TOKENS | {"input_tokens": [4, -1]}, "input_tokens must be a list of token ids, got [4, -1]"),
     "above int32": (
         TOKENS | {"input_tokens": [2**31]},
