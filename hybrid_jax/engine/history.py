@@ -107,10 +107,15 @@ class History:
         return AlphaTuner(order, replay, pace=pace)
 
     def ended(self, sequence: Sequence, node: Node | None) -> None:
-        """A sequence ended for good; what it computed is cached down to `node`."""
+        """A sequence ended for good; what it computed is cached down to `node`.
+
+        Of siblings the first alone is logged: they forked from one prompt, which was computed or hit once.
+        """
         request, tree = sequence.request, self._tree
         if node is not None and sequence.relation is not None:
             tree.policy.ended(node, sequence.relation)
+        if request.sample_index:
+            return
         computed = sequence.first_tokens(max(sequence.goal, sequence.real_position))
         logged = self.log.note(computed, len(request.prompt), request.num_cached_tokens)
         if self.tuner is not None and not self.tuner.tuned:
