@@ -110,8 +110,11 @@ class CacheView:
             'a prompt of at most 32 tokens holds no resume point (they lie 32 apart)'
         """
         self._engine()  # refuses when closed, as everything else does
-        if request_id not in self._seen:
-            raise KeyError(f"cache.explain: no finished request {request_id!r}")
+        if not isinstance(request_id, str) or request_id not in self._seen:
+            raise KeyError(
+                f"cache.explain: no finished request {request_id!r} among the latest {REMEMBERED}; pass the "
+                "request_id of an output"
+            )
         tokens, hit, look_up = self._seen[request_id]
         possible = (tokens - 1) // self._config.grain * self._config.grain
         return CacheExplanation(
@@ -149,7 +152,8 @@ class CacheView:
             case Why.EVICTED:
                 gone = what if look_up.pages else "the state"
                 return (
-                    f"{gone} at {look_up.position} had been evicted {look_up.ago} requests before, by "
+                    f"{gone} at {look_up.position} had been evicted {look_up.ago} "
+                    f"request{'s' * (look_up.ago != 1)} before, by "
                     f"policy {look_up.policy}; more memory would have kept it"
                 )
             case Why.NOT_ADMITTED:
@@ -164,8 +168,11 @@ class CacheView:
                     "the log-probabilities of the prompt were asked for, so all of it was computed"
                 )
         if not look_up.match_len:
-            return "no earlier request began like it"
-        return f"no earlier request had more than the first {look_up.match_len} of its tokens"
+            return "no earlier request that is still known began like it"
+        return (
+            f"no earlier request that is still known had more than the first {look_up.match_len} of its "
+            "tokens"
+        )
 
     def describe(self) -> str:
         """The engine's memory, then the prefix tree: span, first tokens and what is cached of each node."""

@@ -1,0 +1,153 @@
+"""`llm.cache`: why a prompt hit no further, in words, the tree, and replays of what was asked."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from hybrid_jax.cache.reasons import LookUp, Why
+from hybrid_jax.cache_view import CacheView
+from hybrid_jax.config import CacheConfig, EngineConfig
+from tests.engine.simulated_engine import Engine, tokens_of
+
+MODEL = SimpleNamespace(mamba2=True)  # it has recurrent layers
+
+
+class Asked:
+    """A simulated engine behind the view, one request after the other."""
+
+    def __init__(self, policy="lru", **options):
+        self.engine = Engine.make(cache=policy, **options)
+        self.engine.describe = lambda: "an engine"
+        config = EngineConfig(cache=CacheConfig(policy=policy))
+        self.view = CacheView(lambda: self.engine, MODEL, config)
+
+    def ask(self, prompt):
+        request = self.engine.add(prompt, max_tokens=1)
+        self.engine.run()
+        output = SimpleNamespace(
+            request_id=request.request_id,
+            prompt_token_ids=request.prompt,
+            num_cached_tokens=request.num_cached_tokens,
+        )
+        self.view.remember(output, request.look_up)
+        return str(self.view.explain(request.request_id))
+
+
+def told(why, *, hit_len=32, match_len=100, **more):
+    """What is said of a prompt of 200 tokens."""
+    view = CacheView(lambda: None, MODEL, EngineConfig())
+    look_up = LookUp(
+        match_len=match_len,
+        cached_len=32,
+        hit_len=hit_len,
+        possible=192,
+        why=why,
+        policy="lru",
+        **more,
+    )
+    output = SimpleNamespace(request_id="7", prompt_token_ids=[0] * 200, num_cached_tokens=hit_len)
+    view.remember(output, look_up)
+    return view.explain("7").reason
+
+
+@pytest.mark.parametrize(
+    "reason, expected",
+    [
+        (
+            told(Why.EVICTED, position=96, ago=3, pages=True),
+            "192 could have: pages and state at 96 had been evicted 3 requests before, by policy lru; more memory "
+            "would have kept it",
+        ),
+        (told(Why.EVICTED, position=96, ago=1), "192 could have: the state at 96 had been evicted 1 request before,"),
+        (
+            told(Why.NOT_ADMITTED, position=96),
+            "192 could have: its first 100 tokens were known, but none of the requests that had them left pages and "
+            "state between 32 and 96",
+        ),
+        (
+            told(Why.NO_ROOM, position=96),
+            "192 could have: pages and state at 96 were there, and had to make room for this request itself",
+        ),
+        (told(Why.ASKED_FOR), "192 could have: the log-probabilities of the prompt were asked for, so all of it"),
+        (told(Why.NEVER_SEEN, match_len=0), "192 could have: no earlier request that is still known began like it"),
+        (told(Why.NEVER_SEEN), "no earlier request that is still known had more than the first 100 of its tokens"),
+    ],
+)  # fmt: skip
+def test_every_reason_has_its_words(reason, expected):
+    assert expected in reason
+
+
+def test_requests_are_explained_in_words_and_numbers():
+    asked, prompt = Asked(), tokens_of(random.Random(0), 200)
+    assert asked.ask(prompt).startswith(
+        "request r0: 0 of 200 prompt tokens came from the prefix cache; 192 could"
+    )
+    assert "request r1: 192 of 200 prompt tokens" in asked.ask(prompt)
+    assert "left pages and state between 0 and 64" in asked.ask(prompt[:70] + [60])
+    asked.engine.scheduler.reset_prefix_cache()
+    assert "no earlier request that is still known began like it" in asked.ask(prompt)
+
+
+@pytest.mark.parametrize("request_id", ["99", 0, None, ["r0"], {}])
+def test_a_request_that_is_not_there_is_named(request_id):
+    asked = Asked()
+    asked.ask([1, 2, 3])
+    with pytest.raises(KeyError) as raised:
+        asked.view.explain(request_id)
+    assert f"no finished request {request_id!r} among the latest 4096; pass" in raised.value.args[0]
+
+
+def test_the_tree_is_shown_alone_or_below_the_engine():
+    asked = Asked()
+    assert asked.view.tree() == "(empty)"
+    asked.ask([7] * 70)
+    assert asked.view.tree().startswith("[0, 64) 7 7 7 7 7 7 ...: 1 pages, checkpoint")
+    assert asked.view.describe() == f"an engine\n{asked.view.tree()}"
+    off = Asked("off")
+    assert (off.view.tree(), off.view.describe()) == ("", "an engine\nthe cache is off")
+
+
+def test_what_if_tells_what_other_settings_would_have_hit():
+    # 60 frames of 256 bytes: a prompt of 200 tokens takes 4 pages of 2 frames, its checkpoint 3.
+    asked = Asked(num_frames=60, max_slots=30)
+    prompts = [tokens_of(random.Random(n), 200) for n in range(8)]
+    for prompt in prompts * 2:
+        asked.ask(prompt)
+    found = asked.view.what_if(memory="1MB")
+    assert (found.policy, found.memory, found.requests) == ("lru", 1_000_000, 16)
+    assert found.hit_rate == 192 / 200 / 2  # every second prompt, but for its tail
+    assert (
+        found.present_hit_rate == found.measured_hit_rate == 0.0
+    )  # the oldest goes just before it is used
+    assert str(found) == (
+        "lru with 977 KiB: 48.0 % of 16 requests' prompt tokens would come from the cache, 0.0 % with the present "
+        "settings"
+    )
+    assert asked.view.what_if(policy="adaptive").policy == "adaptive"
+
+
+@pytest.mark.parametrize(
+    "asked, message",
+    [
+        ({"policy": "fifo"}, "policy must be one of off, lru, .*got 'fifo'"),
+        ({"policy": "off"}, "cache.what_if: policy must keep something, got 'off'"),
+        ({"memory": "5XB"}, "memory: a size must look like 5GB, .*got '5XB'"),
+        ({"memory": 0}, "memory: a size must look like .*got 0"),
+        ({"memory": 100}, "memory must hold a checkpoint and its pages, [0-9]+ bytes at least, got 100"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_be_replayed_are_named(asked, message):
+    some = Asked()
+    some.ask([1] * 40)
+    with pytest.raises(ValueError, match=message):
+        some.view.what_if(**asked)
+
+
+def test_a_replay_takes_requests():
+    with pytest.raises(ValueError, match="cache.what_if: no request has finished yet"):
+        Asked().view.what_if()
+    with pytest.raises(ValueError, match="cache.what_if: the cache is off, so nothing was logged"):
+        Asked("off").view.what_if()
