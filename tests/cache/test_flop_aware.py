@@ -82,6 +82,16 @@ def test_of_equally_efficient_nodes_the_one_used_longest_ago_goes_first():
     assert [order.pop().last_use for _ in entries] == [1, 2, 3]
 
 
+@pytest.mark.parametrize("newest_first", [True, False])
+def test_of_nodes_with_equal_scores_the_one_used_longest_ago_goes_first(newest_first):
+    # The most efficient one is the oldest: with alpha 1 both have S = 1.
+    entries = [Entry(last_use=1, value=2.0), Entry(last_use=2, value=1.0)]
+    order = policy(1)
+    for entry in entries[:: -1 if newest_first else 1]:
+        order.add(entry)
+    assert order.pop() is entries[0]
+
+
 def test_an_efficiency_within_a_step_counts_as_equal():
     order = policy(100)
     step = 2 ** (1 / STEPS_PER_OCTAVE)
