@@ -37,6 +37,28 @@ def test_the_peak_stays_when_bytes_are_given_back():
     assert (budget.used, budget.peak) == (30, 60)
 
 
+def test_what_is_lent_has_an_end_and_is_no_peak():
+    budget = ByteBudget(100)
+    budget.take(90)
+    budget.lend(20)
+    budget.take(30)
+    with pytest.raises(OutOfFrames, match=r"^ByteBudget: needs 1 bytes, -20 of 100 free$"):
+        budget.take(1)
+    budget.give(25)
+    budget.settle()
+    assert (budget.used, budget.peak) == (95, 95)
+    with pytest.raises(OutOfFrames, match="needs 6 bytes, 5 of 100 free"):
+        budget.take(6)
+
+
+def test_what_was_lent_must_be_given_back():
+    budget = ByteBudget(100)
+    budget.lend(20)
+    budget.take(110)
+    with pytest.raises(AssertionError, match="budget: 110 of 100 bytes used"):
+        budget.settle()
+
+
 def test_a_budget_shows_its_bytes():
     budget = ByteBudget(100)
     budget.take(60)
