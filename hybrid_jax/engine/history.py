@@ -61,8 +61,9 @@ class History:
             return
         if match is None:
             possible = (len(request.prompt) - 1) // self.log.grain * self.log.grain
+            known_len = sequence.known_len or 0
             request.look_up = LookUp(
-                match_len=0, cached_len=0, hit_len=0, possible=possible, why=Why.ASKED_FOR
+                match_len=known_len, cached_len=0, hit_len=0, possible=possible, why=Why.ASKED_FOR
             )
             return
         request.look_up = look_up_result(

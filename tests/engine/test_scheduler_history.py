@@ -69,6 +69,15 @@ def test_log_probabilities_of_a_prompt_need_all_of_it():
     engine.scheduler.add(again)
     assert engine.scheduler.plan()
     assert again.look_up.why is Why.ASKED_FOR
+    assert (again.look_up.match_len, again.look_up.hit_len) == (100, 0)
+
+
+def test_a_checkpoint_that_leaves_no_room_for_its_own_request_is_named():
+    # 13 frames: 300 tokens take 5 pages of 2 and a checkpoint of 3, not the one they would resume from as well.
+    engine, prompt = Engine.make(num_frames=14, max_slots=30), tokens_of(random.Random(0), 300)
+    asked(engine, prompt[:200], max_tokens=1)
+    found = asked(engine, prompt, max_tokens=1)
+    assert (found.why, found.position, found.hit_len) == (Why.NO_ROOM, 192, 0)
 
 
 @pytest.mark.parametrize("policy", ["marconi", "marconi-code"])
