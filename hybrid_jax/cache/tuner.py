@@ -28,6 +28,8 @@ class AlphaTuner:
         alphas: the candidates, in any order.
         pace: requests replayed for every one that is observed after the window, all alphas together; None
             replays everything at once.
+        max_before: most requests before the first eviction that are kept, the latest of them; None keeps all. A
+            replay then starts from less than the real cache held, and the window is that much shorter.
     """
 
     def __init__(
@@ -38,10 +40,11 @@ class AlphaTuner:
         window: int = 5,
         alphas: tuple[float, ...] = ALPHAS,
         pace: int | None = None,
+        max_before: int | None = None,
     ):
         self.policy, self._replay, self._window = policy, replay, window
         self._alphas = sorted(alphas)
-        self._pace = pace
+        self._pace, self._max_before = pace, max_before
         self._replays: Iterator[None] | None = None
         self._log: list[tuple[np.ndarray, np.ndarray]] | None = []
         self._first_eviction: int | None = None
@@ -57,8 +60,11 @@ class AlphaTuner:
             return
         if self._replays is None:
             self._log.append((prompt, whole))
-            if self._first_eviction is None and evictions:
-                self._first_eviction = len(self._log)
+            if self._first_eviction is None:
+                if self._max_before is not None:
+                    del self._log[: -self._max_before]
+                if evictions:
+                    self._first_eviction = len(self._log)
             first = self._first_eviction
             if first is not None and len(self._log) >= first * (1 + self._window):
                 self._replays = self._tune()

@@ -14,6 +14,7 @@ from hybrid_jax.costs import Costs
 from hybrid_jax.engine.sequence import Sequence
 
 REPLAYED_PER_REQUEST = 21  # by the tuner: one for every alpha
+TUNED_ON = 1024  # requests before the first eviction: a large cache may never come to one
 HISTORY_BLOCKS = 1 << 18
 
 
@@ -105,7 +106,7 @@ class History:
 
     def _tuner(self, order: FlopAware, capacity: int, pace: int | None) -> AlphaTuner:
         replay = lambda other: ShadowCache(self._blocks, capacity, other)
-        return AlphaTuner(order, replay, pace=pace)
+        return AlphaTuner(order, replay, pace=pace, max_before=TUNED_ON)
 
     def ended(self, sequence: Sequence, node: Node | None) -> None:
         """A sequence ended for good; what it computed is cached down to `node`.

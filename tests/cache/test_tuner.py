@@ -65,6 +65,13 @@ def test_without_an_eviction_it_never_tunes():
     assert not any(observe(found, [0] * 100)) and replay.made == []
 
 
+def test_of_many_requests_before_the_first_eviction_the_latest_are_kept():
+    found, replay = tuner(lambda alpha, number: alpha == 0.7, window=2, max_before=3)
+    assert not any(observe(found, [0] * 100)) and len(found._log) == 3
+    assert observe(found, [1] * 7) == [False] * 6 + [True]  # the first of them, and twice three
+    assert found.policy.alpha == 0.7
+
+
 def test_every_alpha_of_the_paper_is_tried():
     found, replay = tuner(lambda alpha, number: 1, window=1)
     observe(found, [1, 1])
