@@ -10,7 +10,7 @@ page: the row that filled it may go on writing behind that, everybody else copie
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -220,7 +220,7 @@ class SpanTree:
         node.pages = self.page_holds.adopt(own)
         node.parent.num_cached_children += 1
         if node.parent.num_cached_children == 2:
-            self._rebase(node.parent)
+            self._child_came_or_went(node.parent)
         self.num_known_nodes -= 1
         self.num_known_tokens -= len(node.tokens)
         self._changed(node.parent)
@@ -255,20 +255,21 @@ class SpanTree:
 
     def _rebase(self, node: Node) -> None:
         """The nearest checkpoint above whatever hangs below this node is another one now."""
-        if not self.needs_slots:
-            return  # there is none to be found, however far down one looks
-        for child in node.children.values():
-            if child.slot:
-                self._changed(child)
-            elif child.cached:
-                self._rebase(child)
+        for end in _first_slots(node, lambda child: child.cached):
+            self._changed(end)
+
+    def _child_came_or_went(self, node: Node) -> None:
+        """Pages of a node without a checkpoint go with the end of the one path below it, if it is one."""
+        if self.needs_slots and not node.slot and node.parent is not None:
+            for end in _first_slots(node, lambda child: child.num_cached_children == 1):
+                self._changed(end)
 
     def _drop_pages(self, node: Node) -> None:
         self.page_holds.release(node.pages)
         node.pages = None
         node.parent.num_cached_children -= 1
         if node.parent.num_cached_children == 1:
-            self._rebase(node.parent)
+            self._child_came_or_went(node.parent)
         self.num_known_nodes += 1
         self.num_known_tokens += len(node.tokens)
 
@@ -305,3 +306,19 @@ class SpanTree:
         elif self.needs_slots and node.cached and not node.pins:
             assert node.num_cached_children, f"radix: leaf {span} has pages, no checkpoint"
         assert not self._mergeable(node), f"radix: the boundary at {node.end} is needless"
+
+
+def _first_slots(node: Node, through: Callable[[Node], bool]) -> Iterator[Node]:
+    """The first nodes with a checkpoint on every path below this one that leads `through` nodes without one.
+
+    A path may have thousands of nodes: they are not joined where a policy has its points.
+    """
+    stack = [iter(node.children.values())]
+    while stack:
+        child = next(stack[-1], None)
+        if child is None:
+            stack.pop()
+        elif child.slot:
+            yield child
+        elif through(child):
+            stack.append(iter(child.children.values()))

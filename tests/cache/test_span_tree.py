@@ -12,9 +12,9 @@ from hybrid_jax.cache.span_tree import SpanTree
 class Spans:
     """A tree over small pools that remembers which nodes it called changed."""
 
-    def __init__(self, page_tokens=16, needs_slots=True):
-        self.frames = FrameAllocator(50)
-        self.slots = SlotTable(self.frames, state_frames=2, max_slots=10)
+    def __init__(self, page_tokens=16, needs_slots=True, max_slots=10):
+        self.frames = FrameAllocator(150)
+        self.slots = SlotTable(self.frames, state_frames=2, max_slots=max_slots)
         self.changed = []
         self.tree = SpanTree(
             PageHolds(self.frames),
@@ -98,13 +98,47 @@ def test_nodes_that_leave_are_told_of_without_a_parent():
     spans.tree.check_invariants()
 
 
-def test_without_checkpoints_nobody_looks_for_one_below_a_node():
+def test_a_child_that_comes_and_goes_changes_nothing_for_paths_that_part_below():
+    spans = Spans(page_tokens=0, max_slots=50)
+    spans.insert(range(16))
+    for last in range(30):  # they part at 20, where no checkpoint stands
+        spans.insert([*range(20), 100 + last])
+    for beginning in ((), range(16), range(18)):
+        spans.changed.clear()
+        lone = spans.insert([*beginning, 77])
+        spans.tree.drop_all(lone)
+        spans.tree.check_invariants()
+        assert len(spans.changed) < 15
+
+
+def test_the_end_of_a_path_is_told_when_pages_above_are_its_own_again():
+    spans = Spans(page_tokens=0)
+    spans.insert(range(8))
+    end, lone = spans.insert(range(32)), spans.insert([*range(16), 50])
+    end.parent.num_announced += 1  # keeps the boundary at 16
+    spans.changed.clear()
+    spans.tree.drop_all(lone)
+    assert end in spans.changed
+    spans.changed.clear()
+    spans.insert([*range(16), 50])
+    assert end in spans.changed
+
+
+def test_a_path_of_thousands_of_boundaries_is_followed_to_its_checkpoint():
+    spans = Spans(page_tokens=0)
+    end, top = spans.insert(range(3000)), spans.insert(range(1))
+    while len(end.tokens) > 1:
+        spans.tree.split(end, 1).num_announced += 1
+    spans.changed.clear()
+    spans.tree.drop_checkpoint(top)
+    assert end in spans.changed
+    spans.tree.check_invariants()
+
+
+def test_without_checkpoints_nobody_looks_for_one_below_a_node(monkeypatch):
     spans = Spans(needs_slots=False)
     for last in range(8):
         spans.insert([*range(16), 20 + last])
-    visits, rebase = [], spans.tree._rebase
-    spans.tree._rebase = lambda node: visits.append(node) or rebase(node)
-    lone = spans.insert(range(30, 46))  # the root has a second cached child, and loses it again
-    spans.tree.drop_all(lone)
-    assert visits == [spans.tree.root] * 2
+    monkeypatch.setattr("hybrid_jax.cache.span_tree._first_slots", None)
+    spans.tree.drop_all(spans.insert(range(30, 46)))  # the root had a second cached child
     spans.tree.check_invariants()
