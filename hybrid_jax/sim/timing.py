@@ -75,6 +75,8 @@ class DeviceModel:
 class MeasuredTable:
     """Times by the number of tokens to compute, between rows by straight lines, beyond the last by its slope.
 
+    A slope below 0 there counts as 0: noise of two last rows must not end in times below 0.
+
     Args:
         path: CSV with the columns tokens and ms, tokens ascending, two rows at least. Fewer tokens than the first
             row's take as long as those.
@@ -111,7 +113,7 @@ class MeasuredTable:
         tokens, times, wanted = self._tokens, self._seconds, num_tokens - hit_len
         if wanted > tokens[-1]:
             slope = (times[-1] - times[-2]) / (tokens[-1] - tokens[-2])
-            return float(times[-1] + slope * (wanted - tokens[-1]))
+            return float(times[-1] + max(0.0, slope) * (wanted - tokens[-1]))
         return float(np.interp(wanted, tokens, times))
 
     def describe(self) -> str:

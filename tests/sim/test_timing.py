@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hybrid_jax.costs import Costs
-from hybrid_jax.sim.timing import CostModel, MeasuredTable
+from hybrid_jax.sim.timing import CostModel, DeviceModel, MeasuredTable
 
 COSTS = Costs(flops_per_token=100, flops_per_key=2, kv_bytes=1, checkpoint_bytes=1)
 
@@ -19,6 +19,14 @@ def test_the_model_adds_an_overhead_to_the_flops_left_over_the_rate():
 
 def test_the_model_describes_itself_by_its_numbers():
     assert CostModel().describe() == "17.8 ms + FLOPs / 395.6 TFLOP/s"
+
+
+def test_a_plan_takes_a_dispatch_its_flops_and_the_bytes_of_every_step():
+    device = DeviceModel(flops_per_second=1000, bytes_per_second=10, dispatch_s=0.5)
+    # A step reads two bytes for every two FLOPs of a token, 100, and what is cached.
+    taken = device.seconds(COSTS, flops=2000, num_steps=3, bytes_per_step=900)
+    assert taken == pytest.approx(0.5 + 2 + 3 * (100 + 900) / 10)
+    assert device.seconds(COSTS, flops=0, num_steps=0, bytes_per_step=900) == 0.5
 
 
 @pytest.fixture
@@ -49,6 +57,11 @@ def test_a_table_goes_straight_between_rows_and_on_behind_the_last(
 ):
     times = table("tokens,ms\n100,10\n200,30\n250,30\n300,50\n")
     assert times.seconds(COSTS, num_tokens, hit_len) == pytest.approx(milliseconds / 1000)
+
+
+def test_behind_a_last_row_that_took_less_than_the_one_before_times_stay(table):
+    times = table("tokens,ms\n100,30\n200,20\n")
+    assert times.seconds(COSTS, 1000, 0) == pytest.approx(0.020)
 
 
 def test_a_table_may_have_other_columns_and_spaces(table):
