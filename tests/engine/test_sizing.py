@@ -8,7 +8,16 @@ import jax
 import numpy as np
 import pytest
 
-from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.config import (
+    MLP,
+    Attention,
+    CacheConfig,
+    EngineConfig,
+    LayerSpec,
+    Mamba2,
+    ModelConfig,
+)
+from hybrid_jax.describe import describe
 from hybrid_jax.engine import bucket
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.request import Request
@@ -219,3 +228,18 @@ def test_a_longer_model_than_there_is_is_refused():
     ):
         sizes(model("MAM"), EngineConfig(max_model_len=2000))
     assert sizes(model("MAM"), EngineConfig(max_model_len=100))[0].max_model_len == 100
+
+
+def test_a_hybrid_says_what_a_resume_point_costs_and_how_many_fit():
+    config = model("MMA")
+    engine = EngineConfig(
+        memory=1 << 20, max_rows=1, max_model_len=256, cache=CacheConfig(policy="adaptive")
+    )
+    found, geometry = sizes(config, engine)
+    # 122 frames of 8 KiB; a page of 64 tokens is one, a checkpoint one for each mixer and one for both's columns.
+    assert (found.num_frames, geometry.frame_bytes, geometry.state_frames) == (123, 8192, 3)
+    told = describe(config, engine, found, weight_bytes=0, max_model_len=256).splitlines()[-1]
+    assert told == (
+        "cache     adaptive; prompts resume at multiples of 32 tokens with a checkpoint of 24 KiB, as much as 192 "
+        "tokens of KV; 40 of them fit"
+    )
