@@ -5,6 +5,7 @@ import pytest
 
 from hybrid_jax.cache.frames import FrameAllocator
 from hybrid_jax.cache.pages import PageHolds
+from hybrid_jax.cache.reasons import Loss
 from hybrid_jax.cache.slots import SlotTable
 from hybrid_jax.cache.span_tree import SpanTree
 
@@ -142,3 +143,14 @@ def test_without_checkpoints_nobody_looks_for_one_below_a_node(monkeypatch):
     monkeypatch.setattr("hybrid_jax.cache.span_tree._first_slots", None)
     spans.tree.drop_all(spans.insert(range(30, 46)))  # the root had a second cached child
     spans.tree.check_invariants()
+
+
+def test_what_was_given_away_at_a_cut_stays_with_what_is_above_it():
+    spans = Spans()
+    node = spans.insert(range(40))
+    node.losses = [Loss(position=n, look_up=0, pages=False) for n in (8, 16, 24)]
+    upper = spans.tree.split(node, 16)
+    positions = [[loss.position for loss in part.losses] for part in (upper, node)]
+    assert positions == [[8, 16], [24]]  # who parts at 16 comes by the upper one alone
+    spans.tree.tidy(upper)
+    assert [loss.position for loss in node.losses] == [8, 16, 24]
