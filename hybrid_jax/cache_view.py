@@ -73,6 +73,13 @@ class WhatIf:
         )
 
 
+class Picture(str):
+    """Text that shows itself as it stands where a notebook or a shell shows a value."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
 class CacheView:
     """The prefix cache as a caller sees it; made by `LLM`, reached as `llm.cache`."""
 
@@ -180,10 +187,10 @@ class CacheView:
         tree = engine.scheduler.memory.tree
         return f"{engine.describe()}\n{'the cache is off' if tree is None else tree.describe()}"
 
-    def tree(self) -> str:
+    def tree(self) -> Picture:
         """The prefix tree alone: one line a node, indented below its parent; empty without a cache."""
         tree = self._engine().scheduler.memory.tree
-        return "" if tree is None else tree.describe()
+        return Picture("" if tree is None else tree.describe())
 
     def what_if(self, *, policy: str | None = None, memory: int | str | None = None) -> WhatIf:
         """What the requests so far would have hit under another policy, or with another amount of memory.

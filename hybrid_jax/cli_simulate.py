@@ -18,11 +18,18 @@ def simulate(
         Path, typer.Option(help="Requests, one JSON object per line; .gz is read as well.")
     ],
     model_spec: Annotated[
-        str, typer.Option(help="Model by name, or the path of a .toml file.")
+        str,
+        typer.Option(
+            help="paper_7b, paper_7b_real, jamba_1_5_mini, nemotron_h_8b, qwen3_next_80b, transformer_8b, mamba_7b, or "
+            "the path of a .toml file."
+        ),
     ] = "paper_7b",
     policy: Annotated[
         str,
-        typer.Option(help="Cache policy by name, or alpha:X or alpha-code:X for a fixed weight."),
+        typer.Option(
+            help="none, vllm, sglang, lru, marconi, marconi-code, adaptive, optimal, infinite, or alpha:X or "
+            "alpha-code:X for a fixed weight."
+        ),
     ] = "adaptive",
     capacity: Annotated[str, typer.Option(help="Memory of the cache: 5GB, 5GiB or bytes.")] = "5GB",
     clock: Annotated[

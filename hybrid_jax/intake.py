@@ -109,8 +109,15 @@ class Intake:
                 "chat: messages must be a non-empty list of {'role', 'content'} dicts, got "
                 f"{reprlib.repr(messages)}"
             )
-        batch = [messages] if isinstance(messages[0], Mapping) else messages
-        return [self.conversation(conversation, **template) for conversation in batch]
+        if isinstance(messages[0], Mapping):
+            return [self.conversation(messages, **template)]
+        prompts = []
+        for index, conversation in enumerate(messages):
+            try:
+                prompts.append(self.conversation(conversation, **template))
+            except ValueError as error:
+                raise ValueError(f"conversation {index}: {error}") from error
+        return prompts
 
     def conversation(
         self,
@@ -143,3 +150,13 @@ class Intake:
             self.tokenizer.apply_chat_template, messages, cache_breakpoints, text, **template
         )
         return Prompt(text, token_ids, leading_tokens(self.tokenizer, text, token_ids, ends))
+
+
+def template_options(named: dict[str, Any], more: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Both together; ValueError where `chat_template_kwargs` holds what has a name of its own."""
+    twice = sorted(named.keys() & (more or {}).keys())
+    if twice:
+        raise ValueError(
+            f"chat: chat_template_kwargs must not hold {twice[0]}; pass {twice[0]}=..."
+        )
+    return named | dict(more or {})

@@ -21,7 +21,7 @@ from hybrid_jax.engine.engine import Engine
 from hybrid_jax.feed import Feed
 from hybrid_jax.fingerprint import fingerprint
 from hybrid_jax.in_thread import in_thread
-from hybrid_jax.intake import Intake
+from hybrid_jax.intake import Intake, template_options
 from hybrid_jax.options import (
     check_memory,
     default_params,
@@ -281,14 +281,14 @@ class LLM:
             cache_breakpoints: indices of messages behind which other conversations go on differently; None for the
                 system messages in front.
         """
-        prompts = self._intake.conversations(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            chat_template=chat_template,
-            tools=tools,
-            cache_breakpoints=cache_breakpoints,
-            **chat_template_kwargs or {},
-        )
+        options = {
+            "add_generation_prompt": add_generation_prompt,
+            "chat_template": chat_template,
+            "tools": tools,
+            "cache_breakpoints": cache_breakpoints,
+        }
+        options = template_options(options, chat_template_kwargs)
+        prompts = self._intake.conversations(messages, **options)
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, progress=progress)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> Prompt:

@@ -7,11 +7,14 @@ again with the next message's content changed: up to where the two texts part, n
 from __future__ import annotations
 
 import itertools
+import operator
 import os
 import reprlib
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+from hybrid_jax.config.checks import is_integer
 
 SYSTEM_ROLES = ("system", "developer")
 Messages = Sequence[Mapping[str, Any]]
@@ -38,7 +41,12 @@ def message_ends(
     """
     if indices is not None:
         places = read_indices(indices, len(messages))
-        return [_end(render, messages, place, text, template) for place in places]
+        try:
+            return [_end(render, messages, place, text, template) for place in places]
+        except Exception as error:
+            raise ValueError(
+                f"chat: cache_breakpoints: the template does not tell where messages end ({error}); leave them out"
+            ) from error
     opening = itertools.takewhile(lambda message: message["role"] in SYSTEM_ROLES, messages)
     count = sum(1 for _ in opening)
     if count in (0, len(messages)):
@@ -55,8 +63,9 @@ def read_indices(given: Any, count: int) -> list[int]:
     Raises:
         ValueError: they are no integers, or there is no such message.
     """
-    good = isinstance(given, Sequence) and not isinstance(given, str)
-    if not good or not all(type(index) is int for index in given):
+    good = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+    given = list(given) if good else given
+    if not good or not all(is_integer(index) for index in given):
         raise ValueError(
             f"chat: cache_breakpoints must be a list of message indices, got {reprlib.repr(given)}"
         )
@@ -65,7 +74,7 @@ def read_indices(given: Any, count: int) -> list[int]:
         raise ValueError(
             f"chat: cache_breakpoints: there is no message {wrong} in a conversation of {count}"
         )
-    return [index % count for index in given]
+    return [operator.index(index) % count for index in given]
 
 
 def _end(

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hybrid_jax.config.checks import is_integer
 from hybrid_jax.sampling_params import SamplingParams
 from hybrid_jax.tokenizer import Tokenizer
 
@@ -51,7 +52,7 @@ def read_prompts(
             f"prompts must be text, token ids, or a list of prompts, got {type(prompts).__name__}"
         )
     prompts = list(prompts)
-    if prompts and all(_is_integer(token) for token in prompts):
+    if prompts and all(is_integer(token) for token in prompts):
         prompts = [prompts]
     return [_read(i, p, tokenizer, vocab_size) for i, p in enumerate(prompts)]
 
@@ -69,15 +70,6 @@ def check_unicode(where: str, text: str) -> None:
         ) from None
 
 
-def _is_integer(value: Any) -> bool:
-    """An integer of any kind, numpy's too, but no boolean."""
-    try:
-        operator.index(value)
-    except TypeError:
-        return False
-    return not isinstance(value, bool)
-
-
 def _read(index: int, prompt: PromptLike, tokenizer: Tokenizer | None, vocab_size: int) -> Prompt:
     where = f"prompt {index}"
     if isinstance(prompt, Prompt):
@@ -92,7 +84,7 @@ def _read(index: int, prompt: PromptLike, tokenizer: Tokenizer | None, vocab_siz
                 f"{where}: a prompt as a dict must have one key, 'prompt' or 'prompt_token_ids', and may have "
                 f"{BREAKPOINTS!r}, got {sorted(map(str, prompt))}"
             )
-        declared = prompt.get(BREAKPOINTS, ())
+        declared = () if prompt.get(BREAKPOINTS) is None else prompt[BREAKPOINTS]
         if "prompt_token_ids" in prompt:
             token_ids = _token_ids(where, prompt["prompt_token_ids"], vocab_size)
             return Prompt(None, token_ids, _breakpoints(where, declared, len(token_ids), "tokens"))
@@ -129,7 +121,7 @@ def leading_tokens(
 def _breakpoints(where: str, given: Any, length: int, unit: str) -> tuple[int, ...]:
     good = isinstance(given, Iterable) and not isinstance(given, str | bytes | bytearray | Mapping)
     points = tuple(given) if good else ()
-    if not good or not all(_is_integer(point) for point in points):
+    if not good or not all(is_integer(point) for point in points):
         raise ValueError(
             f"{where}: {BREAKPOINTS} must be a list of integers, got {reprlib.repr(given)}"
         )
@@ -145,7 +137,7 @@ def _breakpoints(where: str, given: Any, length: int, unit: str) -> tuple[int, .
 def _token_ids(where: str, ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
     good = isinstance(ids, Iterable) and not isinstance(ids, str | bytes | bytearray)
     given = tuple(ids) if good else ids
-    if not good or not all(_is_integer(token) for token in given):
+    if not good or not all(is_integer(token) for token in given):
         raise ValueError(f"{where}: prompt_token_ids must be integers, got {reprlib.repr(ids)}")
     read = tuple(map(operator.index, given))
     if not read:

@@ -34,7 +34,7 @@ HOST = (
     "engine.turn",
 )
 DEVICE = ("state", "layers", "models")
-TEXT = ("tokenizer", "text", "message_ends")
+TEXT = ("tokenizer", "text")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ ROOMS = (
     Room(("compile_cache",), (), ("jax",)),
     Room(TEXT, TEXT, ("tokenizers", "jinja2")),
     Room(("fingerprint",), ("config", "tokenizer"), ("jax", "numpy")),
-    Room(("prompts",), ("prompts", *TEXT, *PLAIN)),
+    Room(("prompts", "message_ends"), ("prompts", *TEXT, *PLAIN)),
     Room(
         ("constraints",),
         ("constraints", "tokenizer", *PLAIN),
@@ -117,7 +117,7 @@ ROOMS = (
             *("llm", "batch", "intake", "options", "progress_bar", "request_limits"),
             *("feed", "fingerprint"),
             *("outputs", "prompts", "completions", "cache_view", "describe", "in_thread"),
-            *("running_calls", "compile_cache"),
+            *("running_calls", "compile_cache", "message_ends"),
             *("cache.prefix_order", "constraints", "engine", "checkpoint", *TEXT, *PLAIN),
         ),
         ("jax", "numpy", "rich"),

@@ -21,7 +21,10 @@ class Candidates:
 
     def __init__(self, policy: EvictionPolicy | None = None):
         self.evictable: EvictionPolicy = LeastRecentlyUsed() if policy is None else policy
-        self.expected = OrderedCandidates(key=lambda node: -node.expected_until)
+        # Of two on one path: the one that fewer wait for; where all go through both, the upper is of no use.
+        self.expected = OrderedCandidates(
+            key=lambda node: (-node.expected_until, node.num_expected, node.end)
+        )
         self.prunable = LeastRecentlyUsed()
 
     def refresh(self, node: Node) -> None:

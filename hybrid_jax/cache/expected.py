@@ -11,10 +11,10 @@ class Expected:
     """Tells the nodes of a tree which waiting prompts run through them.
 
     Such a node is evicted when nothing else is left, and of several the one whose last prompt comes last: what is
-    used last is missed last (Belady 1966). A node above others outlives its own use by theirs, so it goes before them.
+    used last is missed last (Belady 1966).
 
     Args:
-        changed: called with every node that begins or ceases to be expected, or is for another time.
+        changed: called with every node that other prompts, or another number of them, wait for now.
     """
 
     def __init__(self, changed: Callable[[Node], None]):
@@ -36,7 +36,7 @@ class Expected:
             node.num_expected += 1
             if node.num_expected == 1 or turn > node.expected_until:
                 node.expected_until = turn
-                self._changed(node)
+            self._changed(node)
 
     def remove(self, anchor: Node) -> None:
         """One of the prompts that end at `anchor` waits no longer."""
@@ -45,8 +45,7 @@ class Expected:
             del self._prompts[anchor]
         for node in anchor.path():
             node.num_expected -= 1
-            if not node.num_expected:
-                self._changed(node)
+            self._changed(node)
 
     def clear(self) -> None:
         """The nodes are gone."""

@@ -50,3 +50,19 @@ def look_up(
     if pending is not None and pending.end <= hit_len:
         pending = None
     return Match(position, cached_len, hit_len, len(tokens), hit, reached, pending)
+
+
+def coverage(root: Node, tokens: np.ndarray, *, needs_slots: bool) -> tuple[int, Node | None]:
+    """How many leading tokens have their pages cached, and the node at their end if it is a resume point."""
+    node, position, text = root, 0, tokens.tobytes()
+    while position < len(tokens):
+        child = node.children.get(tokens.item(position))
+        if child is None or not child.cached:
+            return position, None
+        shared = shared_len(child.tokens, tokens, text, position)
+        position += shared
+        if shared < len(child.tokens):
+            stands = position == len(tokens) and not needs_slots
+            return position, child if stands else None
+        node = child
+    return position, node if node.slot or not needs_slots else None

@@ -13,8 +13,8 @@ from hybrid_jax.cache.candidates import Candidates
 from hybrid_jax.cache.eviction import EvictionPolicy
 from hybrid_jax.cache.expected import Expected
 from hybrid_jax.cache.frames import FrameAllocator
-from hybrid_jax.cache.look_up import look_up
-from hybrid_jax.cache.node import Match, Node, describe_tree, shared_len
+from hybrid_jax.cache.look_up import coverage, look_up
+from hybrid_jax.cache.node import Match, Node, describe_tree
 from hybrid_jax.cache.pages import PageHolds, PageStore
 from hybrid_jax.cache.reasons import Loss, note_loss
 from hybrid_jax.cache.slots import SlotTable
@@ -59,6 +59,7 @@ class RadixTree:
         self._candidates = Candidates(policy)
         self.expected = Expected(self._candidates.refresh)
         self._promises: dict[str, dict[int, Node]] = {}
+        self._num_announced = self._announced_tokens = 0
         self._spans = SpanTree(
             PageHolds(frames) if page_holds is None else page_holds,
             slots,
@@ -140,19 +141,7 @@ class RadixTree:
 
     def coverage(self, tokens: np.ndarray) -> tuple[int, Node | None]:
         """How many leading tokens have their pages cached, and the node at their end if it is a resume point."""
-        tokens = np.asarray(tokens, np.int32)
-        node, position, text = self.root, 0, tokens.tobytes()
-        while position < len(tokens):
-            child = node.children.get(tokens.item(position))
-            if child is None or not child.cached:
-                return position, None
-            shared = shared_len(child.tokens, tokens, text, position)
-            position += shared
-            if shared < len(child.tokens):
-                stands = position == len(tokens) and not self.needs_slots
-                return position, child if stands else None
-            node = child
-        return position, node if node.slot or not self.needs_slots else None
+        return coverage(self.root, np.asarray(tokens, np.int32), needs_slots=self.needs_slots)
 
     def touch(self, node: Node) -> None:
         """The node counts as just used, and where the policy says so everything above it."""
@@ -165,6 +154,8 @@ class RadixTree:
         """Makes a prompt known that will be computed; the node at its end stays until `conclude`."""
         node = self._spans.descend(np.asarray(tokens, np.int32))
         node.num_announced += 1
+        self._num_announced += 1
+        self._announced_tokens += node.end
         self.version += 1
         if node.cached:
             self._candidates.refresh(node)
@@ -176,7 +167,10 @@ class RadixTree:
     def conclude(self, node: Node) -> None:
         """Ends one announcement at this node: its prompt is computed, or nobody wants it any more."""
         node.num_announced -= 1
+        self._num_announced -= 1
+        self._announced_tokens -= node.end
         self._spans.tidy(node)
+        self._prune()
 
     def partings(self, node: Node) -> tuple[list[int], list[int]]:
         """Where the path to an announced node parts, and where other announced prompts end on it."""
@@ -325,6 +319,7 @@ class RadixTree:
         if node.slot or not self.needs_slots:
             whole = not node.num_cached_children
             note_loss(node, Loss(position=node.end, look_up=self.counters.lookups, pages=whole))
+        self.counters.expected_evictions += node.num_expected > 0
         if node.num_cached_children:
             self.counters.tombstone_evictions += 1
             self._spans.drop_checkpoint(node)
@@ -346,14 +341,17 @@ class RadixTree:
         self._spans.clear()
         self.expected.clear()
         self._promises = {}
+        self._num_announced = self._announced_tokens = 0
         self.version += 1
 
     def _prune(self) -> None:
-        """Forgets known spans that nobody needs, oldest first, down to the bounds."""
-        while (
-            self.num_known_nodes > self.max_known_nodes
-            or self.num_known_tokens > self.max_known_tokens
-        ):
+        """Forgets known spans that nobody needs, oldest first, down to the bounds.
+
+        An announced prompt is known by two nodes at most and its own tokens, and is no history yet.
+        """
+        max_nodes = self.max_known_nodes + 2 * self._num_announced
+        max_tokens = self.max_known_tokens + self._announced_tokens
+        while self.num_known_nodes > max_nodes or self.num_known_tokens > max_tokens:
             node = self._candidates.prunable.pop()
             if node is None:
                 return

@@ -17,6 +17,7 @@ import numpy as np
 from hybrid_jax.cache.census import Census, count_nodes
 from hybrid_jax.cache.node import Node, shared_len
 from hybrid_jax.cache.pages import PageStore
+from hybrid_jax.cache.reasons import LOSSES_KEPT
 from hybrid_jax.cache.slots import SlotTable
 
 
@@ -139,7 +140,7 @@ class SpanTree:
             self.num_known_nodes -= 1
         child.tokens = np.concatenate((node.tokens, child.tokens))
         child.start, child.parent = node.start, node.parent
-        child.losses = node.losses + child.losses
+        child.losses = (node.losses + child.losses)[-LOSSES_KEPT:]
         child.last_use = max(child.last_use, node.last_use)
         node.parent.children[int(child.tokens[0])] = child
         self._leave(node)

@@ -17,6 +17,7 @@ class CacheCounters:
         inserted_checkpoints, inserted_tokens: checkpoints adopted, and tokens whose pages were.
         leaf_evictions: nodes evicted whole, pages and checkpoint.
         tombstone_evictions: checkpoints evicted from inside a path, pages kept.
+        expected_evictions: those of both that a waiting prompt would have used.
         disowned_checkpoints: checkpoints given back so that their row could fold in place.
         pruned_nodes: known but uncached spans forgotten.
     """
@@ -30,6 +31,7 @@ class CacheCounters:
     inserted_tokens: int = 0
     leaf_evictions: int = 0
     tombstone_evictions: int = 0
+    expected_evictions: int = 0
     disowned_checkpoints: int = 0
     pruned_nodes: int = 0
 

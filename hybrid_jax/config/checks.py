@@ -39,3 +39,12 @@ def flags(config: object, *names: str) -> None:
         good = type(value).__name__ in ("bool", "bool_")
         require(good, type(config).__name__, f"{name} must be True or False, got {value!r}")
         object.__setattr__(config, name, bool(value))
+
+
+def is_integer(value: object) -> bool:
+    """An integer of any kind, numpy's too, but no boolean."""
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return not isinstance(value, bool)

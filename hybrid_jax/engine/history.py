@@ -114,11 +114,13 @@ class History:
         Of siblings the first alone is logged: they forked from one prompt, which was computed or hit once.
         """
         request, tree = sequence.request, self._tree
+        if sequence.real_position < sequence.goal:
+            return  # aborted before its prompt was computed: no end that anybody could go on from
         if node is not None and sequence.relation is not None:
             tree.policy.ended(node, sequence.relation)
         if request.sample_index:
             return
-        computed = sequence.first_tokens(max(sequence.goal, sequence.real_position))
+        computed = sequence.first_tokens(sequence.real_position)
         logged = self.log.note(computed, len(request.prompt), request.num_cached_tokens)
         if self.tuner is not None and not self.tuner.tuned:
             evictions = tree.counters.evictions

@@ -343,19 +343,21 @@ class Memory:
 
     def stats(self) -> dict[str, int | float]:
         """Frames, checkpoints and the prefix cache: present numbers, and what the cache has counted."""
-        tree, cached_frames = self.tree, 0
+        tree, page_frames, num_cached = self.tree, 0, 0
         cache: dict[str, int | float] = {}
         if tree is not None:
-            cached_frames = tree.num_page_frames
-            cached_frames += len(tree.slot_holds()) * self.geometry.state_frames
+            page_frames, num_cached = tree.num_page_frames, len(tree.slot_holds())
             cache = {f"cache_{name}": v for name, v in tree.counters.as_dict().items()}
             cache["cache_nodes"] = tree.num_nodes
+        state_frames = num_cached * self.geometry.state_frames
         return {
             "num_frames": self.frames.num_frames - 1,
             "free_frames": self.frames.num_free,
-            "cached_frames": cached_frames,
-            "cached_page_frames": 0 if tree is None else tree.num_page_frames,
-            "cached_checkpoints": 0 if tree is None else len(tree.slot_holds()),
+            "cached_frames": page_frames + state_frames,
+            "cached_page_frames": page_frames,
+            "cached_page_bytes": page_frames * self.geometry.frame_bytes,
+            "cached_checkpoints": num_cached,
+            "cached_checkpoint_bytes": state_frames * self.geometry.frame_bytes,
             "checkpoints": self.slots.num_held,
             **cache,
         }

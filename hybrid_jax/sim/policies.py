@@ -70,7 +70,7 @@ def make_cache(
     Raises:
         ValueError: no such policy, a bad alpha, or a capacity below one checkpoint.
     """
-    least = max(costs.checkpoint_bytes, costs.kv_bytes)
+    least = least_capacity(costs)
     if policy not in ("none", "infinite") and capacity < least:
         raise ValueError(
             f"simulate: capacity must hold one checkpoint, {least} bytes at least, got {capacity}"
@@ -103,6 +103,11 @@ def make_cache(
         f"simulate: no policy {policy!r}; known are {', '.join(NAMES)}, and alpha:X or "
         "alpha-code:X with a number X"
     )
+
+
+def least_capacity(costs: Costs) -> int:
+    """Bytes that a cache needs to hold anything."""
+    return max(costs.checkpoint_bytes, costs.kv_bytes)
 
 
 def history_tokens(capacity: int) -> int:

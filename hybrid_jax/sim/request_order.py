@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from hybrid_jax.costs import Costs
-from hybrid_jax.sim.policies import make_cache
+from hybrid_jax.sim.policies import least_capacity, make_cache
 from hybrid_jax.sim.timing import CostModel, Timing, summary
 from hybrid_jax.sim.traces import TraceRequest
 
@@ -113,6 +113,8 @@ def simulate(
     lengths = np.array([len(r.prompt) for r in trace])
     distances: dict[str, float | None] = {"optimal": None, "infinite": None}
     for name in distances if bounds else ():
+        if name == "optimal" and capacity < least_capacity(costs):
+            continue  # policies that hold nothing take any capacity
         if name != policy:
             other = simulate(trace, costs, name, capacity, grain=grain, bounds=False)
             distances[name] = other.token_hit_rate - float(hits.sum() / lengths.sum())

@@ -88,10 +88,29 @@ def test_a_path_that_is_split_later_is_expected_on_both_sides():
     expect(pools, [*FIRST, 5], turn=4)
     expect(pools, [*SECOND, 5], turn=3)
     pools.insert(FIRST[:16])
+    # All that wait for the upper half go on through the lower one, so the upper checkpoint goes first.
     pools.tree.evict(1)
-    assert hits(pools, FIRST, SECOND) == [16, 32]
+    assert hits(pools, FIRST[:16], FIRST, SECOND) == [0, 32, 32]
     pools.tree.evict(1)
-    assert hits(pools, FIRST, SECOND) == [0, 32]  # the half above is as late as the one below
+    assert hits(pools, FIRST, SECOND) == [0, 32]
+
+
+def test_of_two_on_one_path_the_one_that_fewer_wait_for_goes_first():
+    pools = Pools()
+    pools.insert(FIRST[:16])
+    pools.insert(FIRST)
+    expect(pools, [*FIRST[:16], 5], turn=1)
+    below = expect(pools, [*FIRST, 5], turn=2)
+    pools.tree.evict(1)
+    assert hits(pools, FIRST[:16], FIRST) == [16, 16]
+    pools.insert(FIRST)
+    arrive(pools, expect(pools, [*FIRST[:16], 6], turn=2))
+    upper = pools.match([*FIRST[:16], 9]).node
+    pools.tree.pin(upper)
+    pools.tree.unpin(upper)
+    pools.tree.evict(1)
+    assert hits(pools, FIRST[:16], FIRST) == [16, 16]
+    arrive(pools, below)
 
 
 def test_everything_can_go_when_it_must():

@@ -231,15 +231,13 @@ def test_known_spans_are_bounded_and_the_oldest_go_first():
     assert pools.tree.num_known_nodes == 6  # all of them are waited for
     for anchor in anchors:
         pools.tree.conclude(anchor)
-    pools.tree.announce(np.array(seq((900, 10))))
     assert pools.tree.num_known_nodes == 3
     assert pools.match(seq((500, 10))).match_len == 10
     assert pools.match(seq((0, 10))).match_len == 0
     tokens = Pools(max_known_tokens=25)
     for i in range(4):
         tokens.tree.conclude(tokens.tree.announce(np.array(seq((100 * i, 10)))))
-    tokens.tree.announce(np.array(seq((900, 10))))
-    assert tokens.tree.num_known_tokens <= 25
+    assert tokens.tree.num_known_tokens == 20
     tokens.check()
     pools.check()
 
@@ -350,3 +348,14 @@ def test_a_long_edge_is_compared_without_a_python_loop():
     for _ in range(10):
         pools.tree.match(tokens)
     assert (time.perf_counter() - start) / 10 < 0.02
+
+
+def test_prompts_that_wait_do_not_crowd_out_history():
+    pools = Pools(max_known_nodes=4, max_known_tokens=100)
+    pools.tree.conclude(pools.tree.announce(np.array(seq((0, 40)))))  # history
+    anchors = [pools.tree.announce(np.array(seq((100 * i, 90)))) for i in range(1, 9)]
+    assert pools.match(seq((0, 40))).match_len == 40
+    for anchor in anchors:
+        pools.tree.conclude(anchor)
+    assert pools.match(seq((0, 40))).match_len == 0  # now they are history themselves
+    pools.check()

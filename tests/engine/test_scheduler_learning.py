@@ -116,3 +116,15 @@ def test_what_a_caller_declares_is_a_class_of_its_own():
     found = {node.end: node.point.kind for node in points(engine)}
     assert found == {96: DECLARED, 128: OTHER, 160: END}  # 20 lies before the first grain
     engine.check()
+
+
+def test_a_prompt_that_is_aborted_half_way_is_no_end():
+    engine = Engine.make(cache="adaptive", prefill_tokens=64)
+    asked, ended = watched(engine)
+    engine.add(tokens_of(random.Random(0), 300), name="a")
+    engine.step()
+    engine.scheduler.abort("a")
+    engine.run()
+    assert asked == [(300, 0)] and ended == []
+    assert len(engine.scheduler.memory.history.log) == 0
+    engine.check()

@@ -104,3 +104,15 @@ def test_a_prompt_that_is_computed_in_full_expects_nothing():
         )
     engine.scheduler.check_invariants()
     assert len(engine.scheduler.memory.tree.expected) == 0
+
+
+def test_evictions_of_what_somebody_waits_for_are_counted():
+    prompts = shuffled_prompts(branches=(8, 6), lengths=(200, 30))
+    counts = []
+    for num_frames in (26, 200):
+        engine = Engine.make(max_rows=2, num_frames=num_frames)
+        for prompt in prompts:
+            engine.add(prompt, max_tokens=8, stop_ids=())
+        engine.run()
+        counts.append(engine.counters["cache_expected_evictions"])
+    assert counts[0] > 0 and counts[1] == 0

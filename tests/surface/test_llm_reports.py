@@ -50,7 +50,7 @@ def test_describe_says_where_the_memory_goes(make_llm):
         "tables    64 B for 5 checkpoints",
         "logits    4 KiB during a step, 512 B for penalties and biases",
         "sequences up to 200 tokens, 3 at a time",
-        "cache     lru; prompts resume at multiples of 32 tokens, 64 B of KV a token",
+        "cache     adaptive; prompts resume at multiples of 32 tokens, 64 B of KV a token",
     ]
 
 

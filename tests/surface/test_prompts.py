@@ -182,9 +182,40 @@ def test_messages_end_where_the_text_depends_on_the_next(llm, messages, template
         ([-3], SAYS, "there is no message -3 in a conversation of 2"),
         ([True], SAYS, r"chat: cache_breakpoints must be a list of message indices, got \[True\]"),
         (1, SAYS, "chat: cache_breakpoints must be a list of message indices, got 1"),
-        ([0], STRICT, "chat template: no"),
+        ([0], STRICT, "the template does not tell where messages end .*no"),
     ],
 )
 def test_a_message_that_is_not_there_is_named(llm, asked, template, message):
     with pytest.raises(ValueError, match=message):
         llm.chat([SYSTEM, USER], SHORT, chat_template=template, cache_breakpoints=asked)
+
+
+def test_none_declares_nothing_and_numpy_counts_as_well(llm):
+    llm.generate({"prompt": "ab", "cache_breakpoints": None}, SHORT)
+    assert llm._engine.added[-1].cache_breakpoints == ()
+    prompt = llm.render_chat([SYSTEM, USER], chat_template=SAYS, cache_breakpoints=np.array([0]))
+    assert len(prompt.cache_breakpoints) == 1
+
+
+def test_a_template_that_fails_on_another_content_is_told_apart(llm):
+    careful = "{{ 1 // (messages[1].content == ' hi') }}" + SAYS
+    with pytest.raises(
+        ValueError, match="cache_breakpoints: the template does not tell .* leave them out"
+    ):
+        llm.chat([SYSTEM, USER], SHORT, chat_template=careful, cache_breakpoints=[0])
+    llm.chat([SYSTEM, USER], SHORT, chat_template=careful)
+
+
+def test_of_several_conversations_the_wrong_one_is_named(llm):
+    with pytest.raises(
+        ValueError, match="conversation 1: chat: .* no message 1 in a conversation of 1"
+    ):
+        llm.chat([[SYSTEM, USER], [USER]], SHORT, chat_template=SAYS, cache_breakpoints=[1])
+
+
+@pytest.mark.parametrize("name", ["cache_breakpoints", "tools", "chat_template"])
+def test_what_has_a_name_of_its_own_is_no_template_option(llm, name):
+    with pytest.raises(
+        ValueError, match=f"chat_template_kwargs must not hold {name}; pass {name}="
+    ):
+        llm.chat([USER], SHORT, chat_template_kwargs={name: []})

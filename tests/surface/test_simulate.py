@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -11,6 +12,8 @@ import pytest
 
 from hybrid_jax import cli
 from hybrid_jax.sim.in_flight import InFlightResult
+from hybrid_jax.sim.model_specs import names
+from hybrid_jax.sim.policies import NAMES
 from hybrid_jax.sim.request_order import Result
 
 KEYS = {
@@ -257,3 +260,17 @@ def test_the_program_ends_with_2_and_no_traceback_after_a_mistake(root):
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "hybrid-jax: No such file or directory: nowhere.jsonl\n"
+
+
+def test_a_policy_that_holds_nothing_takes_any_capacity(simulate):
+    code, out, _ = simulate("--bounds", "--policy", "none", "--capacity", "1", "--json")
+    told = json.loads(out)
+    assert code == 0 and told["distance_to_optimal"] is None
+    assert told["distance_to_infinite"] == pytest.approx(16 / 24)
+
+
+def test_the_help_names_every_policy_and_model(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["simulate", "--help"])
+    words = set(re.split(r"[\s,│]+", capsys.readouterr().out))
+    assert {*NAMES, *names()} <= words
