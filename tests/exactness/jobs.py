@@ -43,6 +43,7 @@ class Job:
     stop: tuple[str, ...] = ()
     logprobs: int | None = 2
     prompt_logprobs: int | None = None
+    cache_breakpoints: tuple[int, ...] = ()
     arrive: int = 0
     abort_at: int | None = None
 
@@ -74,6 +75,7 @@ class Job:
             stop_ids=self.stop_ids,
             max_tokens=self.max_tokens,
             constraint=self.constraint,
+            cache_breakpoints=self.cache_breakpoints,
         )
 
 

@@ -16,7 +16,11 @@ def conversations(bench, rounds=4):
     shared = bench.prompt(70, seed=1)
     histories = [shared + bench.prompt(5 + n, seed=20 + n) for n in range(3)]
     for number in range(rounds):
-        turns = [Job(prompt=history[:170], max_tokens=12) for history in histories]
+        declared = (33, 70)  # the first is no grain boundary
+        turns = [
+            Job(prompt=history[:170], max_tokens=12, cache_breakpoints=declared)
+            for history in histories
+        ]
         run = bench.check([*turns, Job(prompt=bench.prompt(100, seed=50 + number), max_tokens=3)])
         histories = [
             tuple(request.tokens) + bench.prompt(4, seed=90 + number)
