@@ -75,7 +75,9 @@ DRAWS = {
 class Ours:
     """The engine of a model directory, or of a model in memory."""
 
-    def __init__(self, path: Path | None, dtype: str, *, cache: str = "adaptive", model=None) -> None:
+    def __init__(
+        self, path: Path | None, dtype: str, *, cache: str = "adaptive", model=None
+    ) -> None:
         self.config, self.params = model or load_model(path, dtype=dtype)
         settings = EngineConfig(
             dtype=dtype,

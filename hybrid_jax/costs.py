@@ -7,12 +7,14 @@ also reads a prediction). Attention adds 4 * N * H per visible key. Norms, activ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hybrid_jax.config import (
     MLP,
     Attention,
     GatedDelta,
+    LayerSpec,
     Mamba1,
     Mamba2,
     ModelConfig,
@@ -83,29 +85,41 @@ def frame_costs(geometry: Geometry) -> Costs:
     )
 
 
-def model_costs(model: ModelConfig, geometry: Geometry) -> Costs:
-    """Costs of a model as an engine runs it: bytes are those of frames, their padding included."""
+def model_costs(model: ModelConfig, geometry: Geometry, *, cut: int | None = None) -> Costs:
+    """Costs of a model as an engine runs it: bytes are those of frames, their padding included.
+
+    Args:
+        cut: layers that prompt tokens go through; the later ones only write KV and state from what the cut leaves
+            (SwiftKV, arXiv 2410.03960, and its like for recurrent layers). None for all.
+    """
     taken = frame_costs(geometry)
     return block_costs(
-        _blocks(model),
+        _blocks(model.layers[:cut]),
         width=model.width,
         kv_bytes=taken.kv_bytes,
         checkpoint_bytes=taken.checkpoint_bytes,
+        written=[] if cut is None else _blocks(model.layers[cut:]),
     )
 
 
-def _blocks(model: ModelConfig) -> list[tuple[int, Block]]:
-    blocks = [block for layer in model.layers for block in (*layer.mixers, layer.mlp)]
+def _blocks(layers: Sequence[LayerSpec]) -> list[tuple[int, Block]]:
+    blocks = [block for layer in layers for block in (*layer.mixers, layer.mlp)]
     return [(1, block) for block in blocks if block is not None]
 
 
 def block_costs(
-    blocks: list[tuple[int, Block]], *, width: int, kv_bytes: int, checkpoint_bytes: int
+    blocks: list[tuple[int, Block]],
+    *,
+    width: int,
+    kv_bytes: int,
+    checkpoint_bytes: int,
+    written: Sequence[tuple[int, Block]] = (),
 ) -> Costs:
     """Costs of a stack of blocks.
 
     Args:
         blocks: (how many, block) pairs.
+        written: more of them, which only write their KV and state.
         width: D of the residual stream.
         kv_bytes, checkpoint_bytes: what the cache takes for a token and a state.
     """
@@ -119,6 +133,7 @@ def block_costs(
                 per_key += flops
             else:
                 windows[block.window] = windows.get(block.window, 0.0) + flops
+    per_token += sum(count * written_flops(block, width) for count, block in written)
     return Costs(
         flops_per_token=per_token,
         flops_per_key=per_key,
@@ -130,7 +145,7 @@ def block_costs(
 
 def prefill_flops(model: ModelConfig, num_tokens: int, start: int = 0) -> int:
     """FLOPs to run tokens `start .. start + num_tokens` of one sequence, without the logits."""
-    costs = block_costs(_blocks(model), width=model.width, kv_bytes=0, checkpoint_bytes=0)
+    costs = block_costs(_blocks(model.layers), width=model.width, kv_bytes=0, checkpoint_bytes=0)
     return int(costs.flops(start + num_tokens, start))
 
 
@@ -152,6 +167,26 @@ def token_flops(block: Block, width: int) -> int:
     elif isinstance(block, GatedDelta):
         flops += 8 * block.num_value_heads * block.key_dim * block.value_dim
     return flops
+
+
+def written_flops(block: Block, width: int) -> int:
+    """FLOPs of one block for a token that only leaves K and V, or goes into the state: nothing is read."""
+    if isinstance(block, MLP | MoE):
+        return 0
+    if isinstance(block, Attention):
+        return 4 * width * block.num_kv_heads * block.head_dim
+    if isinstance(block, Mamba1):  # x, then dt and B of it
+        inner, rank = block.inner_size, block.dt_rank
+        projected, columns = width * inner + inner * (2 * rank + block.state_size), inner
+    elif isinstance(block, GatedDelta):  # k, v, beta and the decay
+        columns = block.conv_size - block.num_key_heads * block.key_dim
+        projected = width * (columns + 2 * block.num_value_heads)
+    else:  # x, B and dt
+        columns = block.record_size
+        projected = width * (columns + block.num_heads)
+    state, _ = state_elements(block)
+    update = 6 if isinstance(block, GatedDelta) else 4  # of 8 and 6 an element, without the readout
+    return 2 * projected + 2 * block.conv_width * columns + update * state
 
 
 def state_elements(mixer: RecurrentMixer) -> tuple[int, int]:
