@@ -45,15 +45,25 @@ def _maker(name: str) -> Callable[[PoolGeometry, int], Allocator]:
         batch = int(match[1])
         return _split(lambda *sizes: Avmp(*sizes, batch=batch), name, HALF)
     if match := SHARE.fullmatch(name):
-        share = float(match[3] or f"{match[2][0]}.{match[2][1:]}")
-        if not 0 < share < 1:
-            raise ValueError(
-                f"pool-sim: {name}: the share of states must lie between 0 and 1, got {share:g}"
-            )
+        share = parse_share(name, match)
         return _split(FixedDual if match[1] == "fixed_dual" else Avmp, name, share)
     raise ValueError(
         f"pool-sim: no allocator {name!r}; known are {', '.join(NAMES)}, as in {EXAMPLES}"
     )
+
+
+def parse_share(name: str, match: re.Match) -> float:
+    """The share of states in a name that `SHARE` matches.
+
+    Raises:
+        ValueError: it leaves nothing for one kind.
+    """
+    share = float(match[3] or f"{match[2][0]}.{match[2][1:]}")
+    if not 0 < share < 1:
+        raise ValueError(
+            f"pool-sim: {name}: the share of states must lie between 0 and 1, got {share:g}"
+        )
+    return share
 
 
 def _split(make: Callable, name: str, share: float) -> Callable[[PoolGeometry, int], Allocator]:

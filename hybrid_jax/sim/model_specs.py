@@ -31,11 +31,13 @@ class ModelSpec:
         name: of its file.
         about: one line on what it is.
         costs: FLOPs of a prefill, bytes of a token and a checkpoint.
+        blocks: (how many, block) pairs; none where only a paper's own counts are known.
     """
 
     name: str
     about: str
     costs: Costs
+    blocks: tuple[tuple[int, Block], ...] = ()
 
 
 def names() -> list[str]:
@@ -68,14 +70,18 @@ def parse_spec(entry: dict[str, Any], name: str) -> ModelSpec:
     """
     where = f"model spec {name}"
     _check_keys(entry, {"about", "paper"} if "paper" in entry else SPEC_KEYS, where)
-    costs = _paper(entry["paper"], where) if "paper" in entry else _stack(entry, where)
+    blocks: tuple[tuple[int, Block], ...] = ()
+    if "paper" in entry:
+        costs = _paper(entry["paper"], where)
+    else:
+        costs, blocks = _stack(entry, where)
     if not costs.kv_bytes + costs.checkpoint_bytes:
         raise ValueError(f"{where}: needs an attention or a recurrent block to cache, got none")
-    return ModelSpec(name=name, about=entry.get("about", ""), costs=costs)
+    return ModelSpec(name=name, about=entry.get("about", ""), costs=costs, blocks=blocks)
 
 
-def _stack(entry: dict[str, Any], where: str) -> Costs:
-    """Of blocks as they are built."""
+def _stack(entry: dict[str, Any], where: str) -> tuple[Costs, tuple[tuple[int, Block], ...]]:
+    """Of blocks as they are built, and the blocks."""
     missing = sorted({"width", "blocks"} - entry.keys())
     if missing:
         raise ValueError(f"{where}: must have the key {missing[0]!r}")
@@ -90,7 +96,8 @@ def _stack(entry: dict[str, Any], where: str) -> Costs:
             state, columns = state_elements(block)
             checkpoint += count * (state * state_item + columns * kv_item)
     width = _whole(entry, "width", where)
-    return block_costs(blocks, width=width, kv_bytes=token_bytes, checkpoint_bytes=checkpoint)
+    costs = block_costs(blocks, width=width, kv_bytes=token_bytes, checkpoint_bytes=checkpoint)
+    return costs, tuple(blocks)
 
 
 SPEC_KEYS = {"about", "width", "blocks", "kv_item_bytes", "state_item_bytes"}

@@ -14,13 +14,18 @@ from hybrid_jax.sim.model_specs import FOLDER, load_spec, names, paper_costs, pa
 MAMBA2 = (
     128 * 64 * 128 * 4 + 3 * (128 * 64 + 2 * 8 * 128) * 2
 )  # 128 heads x 64, state 128, 8 groups
+ONE_GROUP = 128 * 64 * 128 * 4 + 3 * (128 * 64 + 2 * 128) * 2
 BYTES = {
+    "bamba_9b": (3 * 2 * 8 * 128 * 2, 29 * ONE_GROUP),
+    "granite_4_h_small": (4 * 2 * 8 * 128 * 2, 36 * ONE_GROUP),
     # 4 layers of 2 * 8 heads * 128 channels; 8192 channels of 16
     "jamba_1_5_mini": (4 * 2 * 8 * 128 * 2, 28 * (8192 * 16 * 4 + 3 * 8192 * 2)),
     "mamba_7b": (0, 64 * MAMBA2),
     "nemotron_h_8b": (4 * 2 * 8 * 128 * 2, 24 * MAMBA2),
     # table 1: 4 D bytes of KV; 2 D N of state and, for the convolution, 2 * 4 * (2 D + 2 N)
     "paper_7b": (4 * 4 * 4096, 24 * (2 * 4096 * 128 + 8 * (2 * 4096 + 2 * 128))),
+    # a KV head per query head; 64 heads x 64 are the paper's 4096 channels, of 128 elements each
+    "paper_7b_float32": (4 * 4 * 4096, 24 * (4096 * 128 * 4 + 3 * (4096 + 2 * 128) * 2)),
     "paper_7b_real": (4 * 2 * 8 * 128 * 2, 24 * MAMBA2),
     # 32 heads of 128 x 128; q and k of 16 heads and v of 32, each 128 channels
     "qwen3_next_80b": (

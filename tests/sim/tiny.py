@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from hybrid_jax.costs import Costs
+from hybrid_jax.geometry import Geometry
+from hybrid_jax.sim.honest_models import HonestModel
 from hybrid_jax.sim.policies import make_cache
 from hybrid_jax.sim.pool_geometry import PoolGeometry
+from hybrid_jax.sim.pool_loads import PoolLoad
 from hybrid_jax.sim.traces import TraceRequest
 
 # One byte a token, ten a checkpoint, one FLOP a token.
@@ -15,10 +18,33 @@ COSTS = Costs(flops_per_token=1, flops_per_key=0, kv_bytes=1, checkpoint_bytes=1
 POOL = PoolGeometry(
     name="tiny", page_tokens=4, page_bytes=10, num_pages_each=2, state_bytes=30, num_states=2
 )
+# The same in frames of 20 bytes: a page of four tokens takes one, a state three.
+FRAMES = Geometry(
+    frame_words=5,
+    page_tokens=4,
+    num_attention=2,
+    num_mamba2=2,
+    layers_per_page=2,
+    frames_per_page=1,
+    token_words=1,
+    heads_per_frame=1,
+    frames_per_layer=1,
+    conv_frames=1,
+    conv_words=1,
+    grain=8,
+    dtype="bfloat16",
+)
+MODEL = HonestModel(layers=POOL, frames=FRAMES, ring_bytes=7)
 # A line of a trace in each of its forms.
 SEGMENTS = {"session_id": 7, "turn_id": 2, "ts": 1.5, "in": [[5, 3], [9, 2, 4]], "out": [[6, 1]]}
 TOKENS = {"session_id": "a", "turn_id": 0, "ts": 2, "input_tokens": [3, 1, 2], "output_tokens": [9]}
 BLOCKS = {"timestamp": 2500, "input_length": 700, "output_length": 5, "hash_ids": [8, 3]}
+
+
+def pool_load(*requests) -> PoolLoad:
+    """Of (prompt, gen, arrival)."""
+    prompt, gen, arrivals = np.array(requests, np.int64).T
+    return PoolLoad(workload="own", seed=0, prompt_lens=prompt, gen_lens=gen, arrivals=arrivals)
 
 
 def tokens(text: str) -> np.ndarray:

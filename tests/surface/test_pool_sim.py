@@ -10,6 +10,7 @@ from dataclasses import fields
 import pytest
 
 from hybrid_jax import cli
+from hybrid_jax.sim.pool_honest import HonestResult
 from hybrid_jax.sim.pool_paper import PaperResult
 
 KEYS = {
@@ -94,7 +95,6 @@ def test_requests_may_come_from_a_file(pool_sim, trace):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--mode", "honest"), "--mode honest is not supported yet; give --mode paper"),
         (("--mode", "fair"), "--mode must be paper or honest, got 'fair'"),
         (("--workload", "chat"), "pool-sim: no workload 'chat'; known are uniform_short, mixed_long, "),
         (("--allocator", "buddy"), "pool-sim: no allocator 'buddy'; known are padded_unified, fixed_dual_mrXX, "),
@@ -127,12 +127,76 @@ def test_a_wrong_file_is_one_line_that_names_it(pool_sim, trace, line, message):
     assert (code, out, err) == (2, "", f"hybrid-jax: {message}\n")
 
 
-def test_honest_mode_is_the_default_and_not_there_yet(capsys):
-    with pytest.raises(SystemExit) as exit:
-        cli.main(["pool-sim"])
-    assert exit.value.code == 2
-    message = "hybrid-jax: --mode honest is not supported yet; give --mode paper\n"
-    assert capsys.readouterr().err == message
+@pytest.fixture
+def honest(capsys):
+    """Runs the command as it is; returns (exit code, stdout, stderr)."""
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as exit:
+            cli.main(["pool-sim", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return exit.value.code, captured.out, captured.err
+
+    return run
+
+
+SHORT = ("--workload", "uniform_short", "--pool", "1GiB")
+
+
+def test_honest_mode_is_the_default_and_frames_its_allocator(honest):
+    code, out, err = honest("--json", *SHORT)
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert set(found) == {field.name for field in fields(HonestResult)}
+    assert (found["mode"], found["allocator"], found["seed"]) == ("honest", "frames", 1)
+    assert (found["completed"], found["preempted"], found["makespan"]) == (512, 72, 7259)
+    assert found["of_ideal"] == 1 and found["hollow"] == found["leaked_bytes"] == 0
+
+
+def test_the_honest_object_is_the_same_every_time_but_for_the_time(honest):
+    first, second = (honest("--json", "--allocator", "two_ended", *SHORT)[1] for _ in "ab")
+    cut = lambda text: text[: text.index('"cpu_seconds"')]
+    assert cut(first) == cut(second)
+
+
+def test_the_honest_table_tells_the_same_to_people(honest):
+    code, out, err = honest("--allocator", "fixed_dual_mr05", *SHORT)
+    assert (code, err) == (0, "")
+    told = dict(line.split("  ", 1) for line in out.splitlines())
+    told = {name: value.strip() for name, value in told.items()}
+    assert told["tokens per tick"] == "43.37, 0.8279 of the byte-fluid ideal's"
+    assert told["preempted"] == "105 times, 1,998 tokens computed for nothing"
+    assert told["of those hollow"] == "0; their memory was gone at the end"
+
+
+def test_a_file_may_be_run_honestly(honest, trace):
+    options = ("--json", "--trace", trace, "--workload", "own", "--pool", "64MiB")
+    found = json.loads(honest(*options, "--model-spec", "mamba2_1b3", "--pool", "128MiB")[1])
+    # 40 + 8 tokens from 0, 16 + 100 from 3, one after the other or at once: two states fit
+    assert (found["completed"], found["makespan"], found["seed"]) == (2, 119, 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--allocator", "buddy"), "pool-sim: no allocator 'buddy'; known are frames, frames:N, "),
+        (("--allocator", "frames:0"), "pool-sim: no allocator 'frames:0'; known are frames, "),
+        (("--allocator", "frames:9999"), "pool-sim: frames: 4294967296 bytes must hold 29 frames"),
+        (("--allocator", "superblocks:8TiB"), "pool-sim: superblocks:8TiB: a block must have from 1048576 bytes to the "),
+        (("--allocator", "superblocks:big"), "pool-sim: no allocator 'superblocks:big'; known are "),
+        (("--allocator", "fixed_dual:1.5"), "pool-sim: fixed_dual:1.5: the share of states must lie between 0 and 1, "),
+        (("--model-spec", "gpt_9"), "pool-sim: no model 'gpt_9'; known are jamba_1_5_mini, mamba2_1b3, bamba_9b, "),
+        (("--model-spec", "mamba_7b"), "pool-sim: mamba_7b: needs one kind of attention and one of recurrent blocks, "),
+        (("--model-spec", "none.toml"), "model spec: no model 'none.toml'; known are "),
+        (("--workload", "chat"), "pool-sim: no workload 'chat'; known are uniform_short, "),
+        (("--pool", "8 Gib"), f"{POOL_FORM}, got '8 Gib'"),
+        (("--pool", "1MiB"), "--pool must hold one request of jamba_1_5_mini, 7602176 bytes at least, got 1048576"),
+    ],
+)  # fmt: skip
+def test_an_honest_mistake_is_one_line_that_names_the_value(honest, options, message):
+    code, out, err = honest(*options)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"hybrid-jax: {message}") and err.count("\n") == 1
 
 
 def test_the_program_runs_without_jax(root, trace):

@@ -1,0 +1,74 @@
+"""Allocators of honest mode by the names that `pool-sim --allocator` knows."""
+
+from __future__ import annotations
+
+import re
+
+from hybrid_jax.sim.baselines import BATCH, HALF, NAMES, SGLANG_SHARE, SHARE, parse_share
+from hybrid_jax.sim.honest_arenas import Superblocks, TwoEnded
+from hybrid_jax.sim.honest_frames import FramesMemory
+from hybrid_jax.sim.honest_memory import HonestMemory, Ideal
+from hybrid_jax.sim.honest_models import HonestModel
+from hybrid_jax.sim.honest_units import AvmpMemory, fixed_dual, padded_unified, vllm_big_block
+from hybrid_jax.sim.pool_geometry import POOL, UNITS
+
+HONEST_NAMES = {
+    "frames": "the engine's: equal frames, one free list; its rings beside the pool",
+    "frames:N": "the same, rings and tables of N rows within the pool, and no more rows than that",
+    "ideal": "bytes that flow, KV by pages of 16 tokens; ideal:N by N tokens",
+    "vllm_big_block": "attention blocks as large as a layer's state",
+    "superblocks:SIZE": "blocks of one size, each for one kind while in use",
+    "two_ended": "KV from one end, states from the other, moved where they meet",
+} | NAMES
+EXAMPLES = "frames, frames:64, fixed_dual_mr05, avmp_dynamic_b128, superblocks:16MiB"
+NUMBER = re.compile(r"(frames|ideal):([1-9][0-9]{0,5})")
+SUPERBLOCKS = re.compile(rf"superblocks:({POOL.pattern})")
+LEAST_BLOCK = 1 << 20
+
+
+def make_honest(name: str, model: HonestModel, pool_bytes: int) -> HonestMemory:
+    """The allocator of one name, empty.
+
+    Raises:
+        ValueError: no such allocator, or a size or a share that leaves one kind without memory.
+    """
+    plain = {
+        "frames": FramesMemory,
+        "vllm_big_block": vllm_big_block,
+        "two_ended": TwoEnded,
+        "padded_unified": padded_unified,
+    }
+    if name in plain:
+        return plain[name](model, pool_bytes)
+    if name == "ideal":
+        return Ideal(model, pool_bytes, step_tokens=model.layers.page_tokens)
+    if match := NUMBER.fullmatch(name):
+        number = int(match[2])
+        if match[1] == "frames":
+            return FramesMemory(model, pool_bytes, rows=number)
+        return Ideal(model, pool_bytes, step_tokens=number)
+    if match := SUPERBLOCKS.fullmatch(name):
+        return _superblocks(name, match, model, pool_bytes)
+    return _split(name, model, pool_bytes)
+
+
+def _superblocks(name: str, match: re.Match, model: HonestModel, pool_bytes: int) -> Superblocks:
+    size = int(match[2]) * UNITS[match[3]]
+    if not LEAST_BLOCK <= size <= pool_bytes:
+        raise ValueError(
+            f"pool-sim: {name}: a block must have from {LEAST_BLOCK} bytes to the pool's {pool_bytes}, got {size}"
+        )
+    return Superblocks(model, pool_bytes, size)
+
+
+def _split(name: str, model: HonestModel, pool_bytes: int) -> HonestMemory:
+    if name == "fixed_dual_sglang":
+        return fixed_dual(model, pool_bytes, SGLANG_SHARE)
+    if match := BATCH.fullmatch(name):
+        return AvmpMemory(model, pool_bytes, HALF, int(match[1]))
+    if match := SHARE.fullmatch(name):
+        make = fixed_dual if match[1] == "fixed_dual" else AvmpMemory
+        return make(model, pool_bytes, parse_share(name, match))
+    raise ValueError(
+        f"pool-sim: no allocator {name!r}; known are {', '.join(HONEST_NAMES)}, as in {EXAMPLES}"
+    )
