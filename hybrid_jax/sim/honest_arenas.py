@@ -134,7 +134,7 @@ class _End:
         self.unit_bytes = unit_bytes
         self.owners: dict[int, int] = {}  # place -> request
         self.held: dict[int, set[int]] = {}
-        self.holes: list[int] = []  # a heap
+        self.holes: list[int] = []  # a heap; what lies at the top and above it counts no more
         self.top = 0  # places up to the last unit
 
     @property
@@ -143,11 +143,14 @@ class _End:
 
     def take(self, request: int, count: int) -> None:
         mine = self.held.setdefault(request, set())
-        for _ in range(count):
-            place = heapq.heappop(self.holes) if self.holes else self.top
-            self.top = max(self.top, place + 1)
-            self.owners[place] = request
-            mine.add(place)
+        inside = min(count, self.free_inside)
+        places = [heapq.heappop(self.holes) for _ in range(inside)]
+        if count > inside:
+            self.holes.clear()
+            places += range(self.top, self.top + count - inside)
+            self.top += count - inside
+        self.owners |= dict.fromkeys(places, request)
+        mine.update(places)
 
     def give_back(self, request: int) -> None:
         for place in self.held.pop(request):
@@ -163,17 +166,11 @@ class _End:
         self.owners[place] = owner
         self.held[owner].remove(last)
         self.held[owner].add(place)
-        heapq.heappush(self.holes, last)
         self._lower()
 
     def _lower(self) -> None:
-        top = self.top
-        while top and top - 1 not in self.owners:
-            top -= 1
-        if top != self.top:
-            self.top = top
-            self.holes = [place for place in self.holes if place < top]
-            heapq.heapify(self.holes)
+        while self.top and self.top - 1 not in self.owners:
+            self.top -= 1
 
 
 class TwoEnded:
@@ -235,11 +232,12 @@ class TwoEnded:
                 f"of {self.reserved_bytes}"
             )
         for end in self.ends:
-            places = sorted([*end.owners, *end.holes])
+            holes = [place for place in end.holes if place < end.top]
+            places = sorted([*end.owners, *holes])
             held = sorted(place for places in end.held.values() for place in places)
             if places != list(range(end.top)) or held != sorted(end.owners):
                 raise AssertionError(
-                    f"two_ended: {len(end.owners)} units, {len(end.holes)} holes, {len(held)} held, "
+                    f"two_ended: {len(end.owners)} units, {len(holes)} holes, {len(held)} held, "
                     f"below {end.top}"
                 )
 

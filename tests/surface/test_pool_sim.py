@@ -182,7 +182,7 @@ def test_a_file_may_be_run_honestly(honest, trace):
         (("--allocator", "buddy"), "pool-sim: no allocator 'buddy'; known are frames, frames:N, "),
         (("--allocator", "frames:0"), "pool-sim: no allocator 'frames:0'; known are frames, "),
         (("--allocator", "frames:9999"), "pool-sim: frames: 4294967296 bytes must hold 29 frames"),
-        (("--allocator", "superblocks:8TiB"), "pool-sim: superblocks:8TiB: a block must have from 1048576 bytes to the "),
+        (("--allocator", "superblocks:8TiB"), "pool-sim: superblocks:8TiB: a block must have from 1048576 bytes to "),
         (("--allocator", "superblocks:big"), "pool-sim: no allocator 'superblocks:big'; known are "),
         (("--allocator", "fixed_dual:1.5"), "pool-sim: fixed_dual:1.5: the share of states must lie between 0 and 1, "),
         (("--model-spec", "gpt_9"), "pool-sim: no model 'gpt_9'; known are jamba_1_5_mini, mamba2_1b3, bamba_9b, "),
