@@ -1,0 +1,210 @@
+"""Which cells are run, and a file of their results that is gone on with."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from hybrid_jax.sim.avmp import HIGH, LOW, MIN_INTERVAL, Avmp
+from hybrid_jax.sim.baselines import HALF, make_allocator
+from hybrid_jax.sim.honest_allocators import make_honest
+from hybrid_jax.sim.honest_models import honest_model
+from hybrid_jax.sim.pool_geometry import PUBLISHED
+from hybrid_jax.sim.pool_honest import run_honest
+from hybrid_jax.sim.pool_loads import WORKLOADS, make_load
+from hybrid_jax.sim.pool_paper import run_paper
+
+ROOT = Path(__file__).resolve().parents[2]
+GIB = 1 << 30
+SEEDS = 3
+PAPER_SIZES = tuple((model, gib) for model in PUBLISHED for gib in (1, 4))
+VARIANTS = (
+    "padded_unified",
+    "fixed_dual_mr05",
+    "fixed_dual_mr09",
+    "avmp_static_mr05",
+    "avmp_dynamic_b128",
+)
+MORE_SPLITS = ("fixed_dual_sglang", "fixed_dual_mr03")
+BATCHES = tuple(f"avmp_dynamic_b{1 << power}" for power in range(9))
+# (low, high, least interval); the first is the published setting.
+THRESHOLDS = (
+    (LOW, HIGH, MIN_INTERVAL),
+    (0.0, 0.0, MIN_INTERVAL),
+    (0.02, 0.2, MIN_INTERVAL),
+    (0.1, 0.4, MIN_INTERVAL),
+    (0.2, 0.5, MIN_INTERVAL),
+    (0.98, 0.99, MIN_INTERVAL),
+    (LOW, HIGH, 0),
+    (LOW, HIGH, 10**12),
+)
+GEOMETRIES = (
+    *PAPER_SIZES,
+    ("nemotron_h_8b", 8),
+    ("qwen3_next_80b", 8),
+    ("bamba_9b", 8),
+    ("granite_4_h_small", 8),
+    ("paper_7b_float32", 8),
+)
+ROWS = tuple(f"frames:{rows}" for rows in (8, 16, 32, 64, 128))  # with their rings inside the pool
+HONEST = (
+    *("ideal", "ideal:1", "frames", *ROWS, "two_ended", "vllm_big_block"),
+    *("superblocks:8MiB", "superblocks:16MiB", "superblocks:64MiB"),
+    *("fixed_dual_mr05", "fixed_dual_sglang", "fixed_dual_mr09"),
+    *("avmp_dynamic_b128", "padded_unified"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run.
+
+    Attributes:
+        mode: paper, thresholds or honest.
+        allocator, workload, model, gib, seed: of it. options: what thresholds vary.
+    """
+
+    mode: str
+    allocator: str
+    workload: str
+    model: str
+    gib: int
+    seed: int
+    options: tuple[float, ...] = ()
+
+    @property
+    def key(self) -> str:
+        parts = (self.mode, self.allocator, self.workload, self.model, self.gib, self.seed)
+        return " ".join(map(str, (*parts, *self.options)))
+
+
+def cells(*, smoke: bool) -> Iterator[Cell]:
+    """All of them, or for a test a few of each kind."""
+    loads = [(name, kind.seed + more) for name, kind in WORKLOADS.items() for more in range(SEEDS)]
+    if smoke:
+        loads = [("sharegpt_replay", 4), ("uniform_short", 1)]
+    sizes, geometries = (PAPER_SIZES[:1], GEOMETRIES[:1]) if smoke else (PAPER_SIZES, GEOMETRIES)
+    names = dict.fromkeys((*VARIANTS, *MORE_SPLITS, *BATCHES))
+    for workload, seed in loads:
+        for model, gib in sizes:
+            where = {"workload": workload, "seed": seed, "model": model, "gib": gib}
+            for name in names:
+                yield Cell(mode="paper", allocator=name, **where)
+            if seed == WORKLOADS[workload].seed:
+                for options in THRESHOLDS:
+                    yield Cell(mode="thresholds", allocator=VARIANTS[-1], options=options, **where)
+        for model, gib in geometries:
+            where = {"workload": workload, "seed": seed, "model": model, "gib": gib}
+            for name in HONEST:
+                yield Cell(mode="honest", allocator=name, **where)
+
+
+load, model_of = cache(make_load), cache(honest_model)
+
+
+def run_cell(cell: Cell) -> dict | None:
+    """What came of it; None where the allocator cannot be made for these sizes."""
+    return RUN[cell.mode](cell)
+
+
+def _paper(cell: Cell) -> dict:
+    geometry, size = PUBLISHED[cell.model], cell.gib * GIB
+    memory = make_allocator(cell.allocator, geometry, size)
+    return _run_paper(cell, memory)
+
+
+def _thresholds(cell: Cell) -> dict:
+    low, high, interval = cell.options
+    memory = Avmp(
+        PUBLISHED[cell.model],
+        cell.gib * GIB,
+        HALF,
+        batch=128,
+        low=low,
+        high=high,
+        min_interval=int(interval),
+    )
+    return _run_paper(cell, memory) | {"transitions": memory.num_transitions}
+
+
+def _run_paper(cell: Cell, memory) -> dict:
+    requests = load(cell.workload, cell.seed)
+    size = {"name": cell.allocator, "pool_bytes": cell.gib * GIB}
+    return run_paper(requests, memory, PUBLISHED[cell.model], **size).as_dict()
+
+
+def _honest(cell: Cell) -> dict | None:
+    model, size = model_of(cell.model), cell.gib * GIB
+    try:
+        memory = make_honest(cell.allocator, model, size)
+    except ValueError:  # the rings of so many rows leave no room
+        return None
+    requests = load(cell.workload, cell.seed)
+    return run_honest(requests, memory, model, name=cell.allocator, pool_bytes=size).as_dict()
+
+
+RUN: dict[str, Callable[[Cell], dict | None]] = {
+    "paper": _paper,
+    "thresholds": _thresholds,
+    "honest": _honest,
+}
+
+
+def run_all(path: Path, *, smoke: bool, say: Callable[[str], None]) -> dict[Cell, dict | None]:
+    """Every cell, those that the file has from there; the file is written as it goes."""
+    known = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else {}
+    results: dict[Cell, dict | None] = {}
+    unsaved = 0
+    for cell in cells(smoke=smoke):
+        if cell.key not in known:
+            known[cell.key] = run_cell(cell)
+            unsaved += 1
+        results[cell] = known[cell.key]
+        if unsaved >= 200:
+            save(path, known)
+            unsaved = 0
+            say(f"{len(results)} runs")
+    save(path, known)
+    return results
+
+
+def save(path: Path, known: dict[str, dict | None]) -> None:
+    """One line for each run."""
+    lines = (f"{json.dumps(key)}: {json.dumps(_short(run))}" for key, run in known.items())
+    text = '{"header": ' + json.dumps(header()) + ',\n"runs": {\n' + ",\n".join(lines) + "\n}}\n"
+    part = path.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+NAMED = ("mode", "workload", "allocator", "model_spec", "pool_bytes", "seed")  # the key has them
+
+
+def _short(run: dict | None) -> dict | None:
+    if run is None:
+        return None
+    return {
+        name: round(value, 6) if isinstance(value, float) else value
+        for name, value in run.items()
+        if name not in NAMED and value is not None
+    }
+
+
+def header() -> dict[str, str]:
+    """Where this was run."""
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    )
+    return {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "machine": platform.machine(),
+        "commit": done.stdout.strip(),
+    }
