@@ -53,7 +53,9 @@ GEOMETRIES = (
     ("granite_4_h_small", 8),
     ("paper_7b_float32", 8),
 )
-ROWS = tuple(f"frames:{rows}" for rows in (8, 16, 32, 64, 128))  # with their rings inside the pool
+ROWS = tuple(
+    f"frames:{rows}" for rows in (8, 16, 32, 64, 96, 128)
+)  # with their rings inside the pool
 HONEST = (
     *("ideal", "ideal:1", "frames", *ROWS, "two_ended", "vllm_big_block"),
     *("superblocks:8MiB", "superblocks:16MiB", "superblocks:64MiB"),

@@ -333,7 +333,7 @@ def ratios(runs: Runs) -> Table:
         name="ratios",
         title="Honest mode, tokens per tick over the ideal's",
         note="Geometric means over workloads and seeds. The line before the last: rings and tables of the best of 8, "
-        "16, 32, 64 and 128 rows are taken out of the pool, and no more rows run than that.",
+        "16, 32, 64, 96 and 128 rows are taken out of the pool, and no more rows run than that.",
         columns=("allocator", *(f"{model} {gib} GiB" for model, gib in GEOMETRIES)),
         rows=rows,
     )
