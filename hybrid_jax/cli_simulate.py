@@ -20,8 +20,8 @@ def simulate(
     model_spec: Annotated[
         str,
         typer.Option(
-            help="paper_7b, paper_7b_real, jamba_1_5_mini, nemotron_h_8b, qwen3_next_80b, transformer_8b, mamba_7b, or "
-            "the path of a .toml file."
+            help="paper_7b, paper_7b_real, paper_7b_float32, jamba_1_5_mini, nemotron_h_8b, qwen3_next_80b, bamba_9b, "
+            "granite_4_h_small, transformer_8b, mamba_7b, or the path of a .toml file."
         ),
     ] = "paper_7b",
     policy: Annotated[
