@@ -77,7 +77,9 @@ def simulate(
     asked = (read_trace(trace, limit=limit), spec.costs, policy, num_bytes)
     if clock == "arrivals":
         grain = 32 if grain is None else grain
-        result = simulate_in_flight(*asked, model_spec=spec.name, grain=grain, max_rows=max_rows)
+        result = simulate_in_flight(
+            *asked, model_spec=spec.name, grain=grain, max_rows=max_rows, bounds=bounds
+        )
     else:
         grain = 1 if grain is None else grain
         result = run(*asked, model_spec=spec.name, grain=grain, timing=timing, bounds=bounds)
@@ -99,13 +101,30 @@ def _print_rows(console: Console, rows: list[tuple[str, str]]) -> None:
         console.print(f"{name:<{width}}  {value}")
 
 
+def _hit_rows(result) -> list[tuple[str, str]]:
+    """What both clocks tell of hits and memory."""
+    distances = (
+        ("a clairvoyant hits", result.distance_to_optimal),
+        ("an endless cache hits", result.distance_to_infinite),
+    )
+    return [
+        ("token hit rate", share(result.token_hit_rate)),
+        *((name, f"{share(d)} of the tokens more") for name, d in distances if d is not None),
+        ("FLOPs saved", share(result.flops_saved_rate)),
+        (
+            "memory",
+            f"{format_size(result.used_max)} of {format_size(result.capacity)} used at most",
+        ),
+    ]
+
+
 def _print_in_flight(result) -> None:
     rows = [
         ("policy", result.policy),
         ("model", result.model_spec),
         ("requests", f"{result.requests:,}, {result.input_tokens:,} prompt tokens"),
         ("never fit", f"{result.infeasible:,}"),
-        ("token hit rate", share(result.token_hit_rate)),
+        *_hit_rows(result),
         ("time to first token", _times(result.ttft_s)),
         ("time to last token", _times(result.latency_s)),
         ("device", result.timing),
@@ -124,20 +143,7 @@ def _print(result) -> None:
         ("policy", result.policy + ("" if result.alpha is None else f", alpha {result.alpha:g}")),
         ("model", result.model_spec),
         ("requests", f"{result.requests:,}, {result.input_tokens:,} prompt tokens"),
-        ("token hit rate", share(result.token_hit_rate)),
-        *(
-            (name, f"{share(distance)} of the tokens more")
-            for name, distance in (
-                ("a clairvoyant hits", result.distance_to_optimal),
-                ("an endless cache hits", result.distance_to_infinite),
-            )
-            if distance is not None
-        ),
-        ("FLOPs saved", share(result.flops_saved_rate)),
-        (
-            "memory",
-            f"{format_size(result.used_max)} of {format_size(result.capacity)} used at most",
-        ),
+        *_hit_rows(result),
         ("evictions", f"{result.evictions:,}"),
         ("time to first token", f"{_times(result.ttft_s)} ({result.timing})"),
         ("processor time", f"{result.seconds:.2f} s"),

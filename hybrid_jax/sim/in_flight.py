@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+import numpy as np
+
 from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.costs import Costs
 from hybrid_jax.engine.plan import Plan, Tokens
@@ -14,6 +16,7 @@ from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.scheduler import Scheduler
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.sim.request_order import LengthBin, distances_to_bounds, length_bins
 from hybrid_jax.sim.timing import DeviceModel, summary
 from hybrid_jax.sim.traces import TraceRequest
 
@@ -28,6 +31,10 @@ class InFlightResult:
         policy, model_spec, capacity: as asked; capacity in bytes holds running requests too.
         requests, infeasible: how many ran, and how many can never fit.
         input_tokens, hit_tokens, token_hit_rate: of those that ran.
+        flops_saved, flops_saved_rate, length_bins: as in `request_order.Result`.
+        used_max, used_max_over_capacity: most bytes ever held, by running requests too, and their share.
+        distance_to_optimal, distance_to_infinite: to the same bounds, which are run in request order; None where
+            not asked.
         ttft_s, latency_s: {"p5", "p50", "p95", "mean"} from arrival to the first and the last token.
         span_s: virtual seconds from the first arrival to the last token.
         preemptions, evictions, waits: requests sent back for want of memory, entries evicted, requests that
@@ -44,6 +51,13 @@ class InFlightResult:
     input_tokens: int
     hit_tokens: int
     token_hit_rate: float
+    flops_saved: float
+    flops_saved_rate: float
+    length_bins: tuple[LengthBin, ...]
+    used_max: int
+    used_max_over_capacity: float
+    distance_to_optimal: float | None
+    distance_to_infinite: float | None
     ttft_s: dict[str, float]
     latency_s: dict[str, float]
     span_s: float
@@ -92,6 +106,7 @@ def simulate_in_flight(
     max_rows: int = 64,
     prefill_tokens: int = 8192,
     device: DeviceModel | None = None,
+    bounds: bool = False,
 ) -> InFlightResult:
     """Runs a trace through `Scheduler` as an engine would, a plan at a time, and measures.
 
@@ -104,6 +119,7 @@ def simulate_in_flight(
         grain: tokens between resume points.
         max_rows, prefill_tokens: as of `EngineConfig`.
         device: how long a plan takes; the default `DeviceModel` when None.
+        bounds: also run "optimal" and "infinite".
 
     Raises:
         ValueError: no requests, an unknown policy, or an arena too small for two checkpoints.
@@ -115,8 +131,13 @@ def simulate_in_flight(
     run.go()
     tree, counters = run.scheduler.memory.tree, run.scheduler.counters
     cache = None if tree is None else tree.counters
-    inputs = sum(len(trace[i].prompt) for i in run.first_token)
-    hits = sum(run.hits.values())
+    seconds = time.process_time() - started
+    lengths = np.array([len(trace[i].prompt) for i in run.hits], np.int64)
+    skipped = np.array(list(run.hits.values()), np.int64)
+    inputs, hits = int(lengths.sum()), int(skipped.sum())
+    saved = sum(costs.flops(int(n)) for n in skipped)
+    rate = hits / max(1, inputs)
+    far = distances_to_bounds(trace, costs, policy, rate, capacity, grain) if bounds else {}
     return InFlightResult(
         policy=policy,
         model_spec=model_spec,
@@ -125,7 +146,14 @@ def simulate_in_flight(
         infeasible=run.infeasible,
         input_tokens=inputs,
         hit_tokens=hits,
-        token_hit_rate=hits / max(1, inputs),
+        token_hit_rate=rate,
+        flops_saved=saved,
+        flops_saved_rate=saved / max(1.0, sum(costs.flops(int(n)) for n in lengths)),
+        length_bins=length_bins(lengths, skipped),
+        used_max=run.used_max,
+        used_max_over_capacity=run.used_max / capacity,
+        distance_to_optimal=far.get("optimal"),
+        distance_to_infinite=far.get("infinite"),
         ttft_s=summary([run.first_token[i] - run.arrived[i] for i in run.first_token] or [0.0]),
         latency_s=summary([run.ended[i] - run.arrived[i] for i in run.ended] or [0.0]),
         span_s=run.now - trace[0].arrival_s,
@@ -133,7 +161,7 @@ def simulate_in_flight(
         evictions=0 if cache is None else cache.evictions,
         waits=counters.waits,
         timing=run.device.describe(),
-        seconds=time.process_time() - started,
+        seconds=seconds,
     )
 
 
@@ -166,7 +194,8 @@ class _Run:
             costs=costs,
         )
         self.now = trace[0].arrival_s
-        self.infeasible = 0
+        self.infeasible = self.used_max = 0
+        self._frame_bytes = geometry.frame_bytes
         self.arrived: dict[int, float] = {}
         self.first_token: dict[int, float] = {}
         self.ended: dict[int, float] = {}
@@ -189,6 +218,8 @@ class _Run:
             plan = self.scheduler.plan()
             if plan:
                 self.now += self._duration(plan)
+                held = self.scheduler.memory.frames.num_held * self._frame_bytes
+                self.used_max = max(self.used_max, held)
                 for progress in self.scheduler.receive(plan, self._tokens(plan)):
                     number = int(progress.request.request_id)
                     if progress.tokens:

@@ -111,15 +111,8 @@ def simulate(
     hits = np.array([cache.request(r.prompt, r.whole).hit_len for r in trace])
     seconds = time.process_time() - started
     lengths = np.array([len(r.prompt) for r in trace])
-    distances: dict[str, float | None] = {"optimal": None, "infinite": None}
-    for name in distances if bounds else ():
-        if name == "optimal" and capacity < least_capacity(costs):
-            continue  # policies that hold nothing take any capacity
-        if name != policy:
-            other = simulate(trace, costs, name, capacity, grain=grain, bounds=False)
-            distances[name] = other.token_hit_rate - float(hits.sum() / lengths.sum())
-        else:
-            distances[name] = 0.0
+    rate = float(hits.sum() / lengths.sum())
+    distances = distances_to_bounds(trace, costs, policy, rate, capacity, grain) if bounds else {}
     times = [timing.seconds(costs, int(n), int(h)) for n, h in zip(lengths, hits, strict=True)]
     saved = sum(costs.flops(int(h)) for h in hits)
     used = cache.peak
@@ -133,20 +126,40 @@ def simulate(
         token_hit_rate=float(hits.sum() / lengths.sum()),
         flops_saved=saved,
         flops_saved_rate=saved / sum(costs.flops(int(n)) for n in lengths),
-        length_bins=tuple(_bins(lengths, hits)),
+        length_bins=length_bins(lengths, hits),
         ttft_s=summary(times),
         timing=timing.describe(),
         evictions=cache.evictions,
         used_max=used,
         used_max_over_capacity=used / capacity,
-        distance_to_optimal=distances["optimal"],
-        distance_to_infinite=distances["infinite"],
+        distance_to_optimal=distances.get("optimal"),
+        distance_to_infinite=distances.get("infinite"),
         alpha=cache.alpha,
         seconds=seconds,
     )
 
 
-def _bins(lengths: np.ndarray, hits: np.ndarray) -> list[LengthBin]:
+def distances_to_bounds(
+    trace: Sequence[TraceRequest],
+    costs: Costs,
+    policy: str,
+    hit_rate: float,
+    capacity: int,
+    grain: int,
+) -> dict[str, float]:
+    """By how much more "optimal" and "infinite" hit in request order than a policy did."""
+    distances = {}
+    for name in ("optimal", "infinite"):
+        if name == policy:
+            distances[name] = 0.0
+        elif name == "infinite" or capacity >= least_capacity(costs):  # else nothing is held
+            other = simulate(trace, costs, name, capacity, grain=grain, bounds=False)
+            distances[name] = other.token_hit_rate - hit_rate
+    return distances
+
+
+def length_bins(lengths: np.ndarray, hits: np.ndarray) -> tuple[LengthBin, ...]:
+    """Hit rates by prompt length; bins that hold no request are left out."""
     places = np.searchsorted(LENGTH_BINS, lengths, side="right") - 1
     bins = []
     for index, tokens in enumerate(LENGTH_BINS):
@@ -160,4 +173,4 @@ def _bins(lengths: np.ndarray, hits: np.ndarray) -> list[LengthBin]:
                     mean_hit_rate=float((hits[inside] / lengths[inside]).mean()),
                 )
             )
-    return bins
+    return tuple(bins)

@@ -189,3 +189,21 @@ def test_an_arena_below_two_checkpoints_is_an_error():
 def test_a_policy_that_no_engine_has_is_an_error():
     with pytest.raises(ValueError, match="'optimal'"):
         simulate_in_flight(chat(1, 0.0), COSTS, "optimal", PLENTY)
+
+
+def test_what_request_order_tells_is_told_here_too():
+    trace = chat(5, 1000.0)
+    found = simulate_in_flight(trace, COSTS, "lru", PLENTY, bounds=True)
+    ordered = simulate(trace, COSTS, "lru", PLENTY, grain=32)
+    for name in ("hit_tokens", "token_hit_rate", "flops_saved", "flops_saved_rate", "length_bins"):
+        assert getattr(found, name) == getattr(ordered, name), name
+    assert found.distance_to_optimal == ordered.distance_to_optimal == 0.0
+    assert found.distance_to_infinite == ordered.distance_to_infinite > 0
+    assert 0 < found.used_max <= PLENTY
+    assert found.used_max_over_capacity == found.used_max / PLENTY
+
+
+def test_used_memory_never_exceeds_the_capacity():
+    trace = [asked(n, 0.0, tokens(n, 200), tokens(n + 50, 40)) for n in range(12)]
+    found = simulate_in_flight(trace, COSTS, "adaptive", 26 * FRAME_BYTES)
+    assert 16 * FRAME_BYTES < found.used_max <= 26 * FRAME_BYTES

@@ -164,7 +164,7 @@ def test_with_arrivals_the_table_tells_the_same_to_people(arrive):
             ("--capacity", "lots"),
             "--capacity: a size must look like 5GB, 5GiB or a positive number of bytes, got 'lots'",
         ),
-        (("--model-spec", "gpt_9"), "model spec: no model 'gpt_9'; known are bamba_9b, granite_4_h_small, jamba_1_5_mini, "),
+        (("--model-spec", "gpt_9"), "model spec: no model 'gpt_9'; known are bamba_9b, granite_4_h_small, "),
         (("--grain", "0"), "--grain must be at least 1, got 0"),
         (("--limit", "-1"), "--limit must be at least 1, got -1"),
         (("--max-rows", "0"), "--max-rows must be at least 1, got 0"),
