@@ -212,7 +212,10 @@ def decode_case(bench: Bench, rows: int, kernels: list[str], steps: list[int]) -
 
 
 def prompt_engine(bench: Bench, kernel: str, chunk: int) -> EngineConfig:
-    """One row, the prefix cache on: the same for all prompt cases, so they share compiled programs."""
+    """One row, the prefix cache on: the same for all prompt cases, so they share compiled programs.
+
+    In this little memory what was used last must stay, whatever else was asked: no policy is measured here.
+    """
     longest = max(*bench.scale.lengths, bench.scale.ttft_length)
     engine = EngineConfig(
         dtype=bench.dtype,
@@ -220,6 +223,7 @@ def prompt_engine(bench: Bench, kernel: str, chunk: int) -> EngineConfig:
         max_rows=1,
         prefill_tokens=chunk,
         max_model_len=longest + 32,
+        cache=CacheConfig(policy="lru"),
     )
     return with_memory(bench.config, engine, tokens=longest + 32, sequences=2, checkpoints=8)
 
