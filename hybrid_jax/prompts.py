@@ -73,9 +73,7 @@ def check_unicode(where: str, text: str) -> None:
 def _read(index: int, prompt: PromptLike, tokenizer: Tokenizer | None, vocab_size: int) -> Prompt:
     where = f"prompt {index}"
     if isinstance(prompt, Prompt):
-        token_ids = _token_ids(where, prompt.token_ids, vocab_size)
-        points = _breakpoints(where, prompt.cache_breakpoints, len(token_ids), "tokens")
-        return Prompt(prompt.text, token_ids, points)
+        return _of_ids(where, prompt.token_ids, prompt.cache_breakpoints, vocab_size, prompt.text)
     declared: Any = ()
     if isinstance(prompt, Mapping):
         keys = prompt.keys() - {BREAKPOINTS}
@@ -86,12 +84,10 @@ def _read(index: int, prompt: PromptLike, tokenizer: Tokenizer | None, vocab_siz
             )
         declared = () if prompt.get(BREAKPOINTS) is None else prompt[BREAKPOINTS]
         if "prompt_token_ids" in prompt:
-            token_ids = _token_ids(where, prompt["prompt_token_ids"], vocab_size)
-            return Prompt(None, token_ids, _breakpoints(where, declared, len(token_ids), "tokens"))
+            return _of_ids(where, prompt["prompt_token_ids"], declared, vocab_size)
         prompt = prompt["prompt"]
     if isinstance(prompt, Iterable) and not isinstance(prompt, str | bytes | bytearray):
-        token_ids = _token_ids(where, prompt, vocab_size)
-        return Prompt(None, token_ids, _breakpoints(where, declared, len(token_ids), "tokens"))
+        return _of_ids(where, prompt, declared, vocab_size)
     if not isinstance(prompt, str):
         raise ValueError(
             f"{where}: must be text or token ids, or a dict with 'prompt' or 'prompt_token_ids', got "
@@ -105,6 +101,14 @@ def _read(index: int, prompt: PromptLike, tokenizer: Tokenizer | None, vocab_siz
     characters = _breakpoints(where, declared, len(prompt), "characters")
     token_ids = _token_ids(where, tokenizer.encode(prompt), vocab_size)
     return Prompt(prompt, token_ids, leading_tokens(tokenizer, prompt, token_ids, characters))
+
+
+def _of_ids(
+    where: str, ids: Any, declared: Any, vocab_size: int, text: str | None = None
+) -> Prompt:
+    """A prompt given as token ids, its breakpoints counted in them."""
+    token_ids = _token_ids(where, ids, vocab_size)
+    return Prompt(text, token_ids, _breakpoints(where, declared, len(token_ids), "tokens"))
 
 
 def leading_tokens(

@@ -101,10 +101,8 @@ class Tokenizer:
         """Where the text of each of its `ids` ends, in characters; `encode` made them of this text."""
         for add_special_tokens in (False, True):
             encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
-            missing = len(ids) - len(encoding.ids)
-            if (
-                missing in (0, 1) and list(ids[missing:]) == encoding.ids
-            ):  # 1: a token that opens the text
+            missing = len(ids) - len(encoding.ids)  # 1: a token that opens the text
+            if missing in (0, 1) and list(ids[missing:]) == encoding.ids:
                 return [0] * missing + [end for _, end in encoding.offsets]
         raise ValueError(f"token_ends: {len(ids)} ids are not this text's, {reprlib.repr(text)}")
 

@@ -141,10 +141,7 @@ def fig_11(runs: Runs, setup: Setup) -> Figure:
         rates = runs.rates(place)
         row = {"GB": place.gigabytes} | rates | wins(rates) | papers(CONTENTION, place.gigabytes)
         rows.append(row | same_trace(place.load, place.gigabytes))
-    told = [
-        f"{policy} {listed((row[f'{policy} win, %'] for row in rows), ' %')}"
-        for policy in ("marconi", "alpha-code:1", "adaptive")
-    ]
+    told = told_wins(rows)
     sizes = [f"{row['GB']:g}" for row in rows]
     return Figure(
         name="11",
@@ -161,6 +158,14 @@ def fig_11(runs: Runs, setup: Setup) -> Figure:
         ],
         panels=[rate_panel(rows, sizes, "token hit rate by capacity", "GB")],
     )
+
+
+def told_wins(rows: list[dict]) -> list[str]:
+    """How much more than sglang some policies hit, a row after the other."""
+    return [
+        f"{policy} {listed((row[f'{policy} win, %'] for row in rows), ' %')}"
+        for policy in ("marconi", "alpha-code:1", "adaptive")
+    ]
 
 
 def p95_rows(runs: Runs, sweep: Sweep) -> list[dict]:
@@ -185,10 +190,7 @@ def fig_12a(runs: Runs, setup: Setup) -> Figure:
         paper["paper over vllm, x"] = ratio(paper["paper marconi"], paper["paper vllm"])
         rows.append(row | paper)
     over = listed((row["marconi over vllm, x"] for row in rows), "x")
-    told = [
-        f"{policy} {listed((row[f'{policy} win, %'] for row in rows), ' %')}"
-        for policy in ("marconi", "alpha-code:1", "adaptive")
-    ]
+    told = told_wins(rows)
     names = [f"{row['SSM']}:{row['attention']}" for row in rows]
     return Figure(
         name="12a",

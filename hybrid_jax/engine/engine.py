@@ -92,7 +92,7 @@ class Engine:
 
     def order(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """Places of prompts that come together, in the order in which they are best added."""
-        if self.engine_config.cache.policy == "off":
+        if len(prompts) < 2 or self.engine_config.cache.policy == "off":
             return list(range(len(prompts)))
         return prefix_order([np.asarray(p, np.int32) for p in prompts], self.geometry.grain)
 
