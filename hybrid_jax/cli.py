@@ -243,7 +243,8 @@ def _print_stats(outputs: list, llm) -> None:
     console = Console(stderr=True)
     console.print(table)
     for name, value in llm.stats().items():
-        console.print(f"{name}: {value}", highlight=False)
+        if name != "memory_log":
+            console.print(f"{name}: {value}", highlight=False)
 
 
 # --- run-batch ------------------------------------------------------------------------------------

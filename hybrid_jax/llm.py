@@ -331,13 +331,13 @@ class LLM:
         return fingerprint(self.model_config, self._params, self._intake.tokenizer)
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the start: this object's own and the engine's.
+        """Counters since the start, and `memory_status` and `memory_log`: what kind of memory is or was short.
 
         `memory_bytes` is what arena, rings and tables take; `peak_memory_bytes` is as in `RequestMetrics`, up to now.
         """
         self._calls.settle()
-        counters = {"requests": self._intake.num_requests, **self._totals, **self._engine.stats()}
-        return counters | {"peak_memory_bytes": peak_memory_bytes()}
+        own = {"requests": self._intake.num_requests, "peak_memory_bytes": peak_memory_bytes()}
+        return own | self._totals | self._engine.stats() | self._engine.memory_report()
 
     def describe(self) -> str:
         """The model, where its memory goes, and what the cache can do: what a new object prints.

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hybrid_jax.cache.eviction import EvictionPolicy, LeastRecentlyUsed, OrderedCandidates
 from hybrid_jax.cache.node import Node
+
+LOOK_AHEAD = 8  # candidates among which a quota picks
 
 
 class Candidates:
@@ -44,10 +48,27 @@ class Candidates:
         else:
             self.prunable.discard(node)
 
-    def pop_victim(self) -> Node | None:
-        """Takes out what is to be evicted next; None when nothing may go."""
+    def pop_victim(self, picks: Callable[[Node], bool] | None = None) -> Node | None:
+        """Takes out what is to be evicted next; None when nothing may go.
+
+        Args:
+            picks: of the few that the policy values least and nobody waits for, the first it holds for goes, if
+                there is one; None takes the least.
+        """
         node = self.evictable.pop()
-        return self.expected.pop() if node is None else node
+        if node is None:
+            return self.expected.pop()
+        if picks is None or picks(node):
+            return node
+        passed = [node]
+        while len(passed) < LOOK_AHEAD and (node := self.evictable.pop()) is not None:
+            passed.append(node)
+            if picks(node):
+                break
+        victim = passed.pop() if node is not None and picks(node) else passed.pop(0)
+        for other in passed:
+            self.evictable.add(other)
+        return victim
 
     def _is_evictable(self, node: Node) -> bool:
         if node.pages is None or node.pins or node.parent is None:

@@ -53,6 +53,10 @@ class PageHolds:
         """Holds per frame."""
         return {int(frame): int(self._holds[frame]) for frame in np.flatnonzero(self._holds)}
 
+    def on(self, frames: np.ndarray) -> np.ndarray:
+        """Holds on each of these frames, given as an index."""
+        return self._holds[frames]
+
     def adopt(self, pages: np.ndarray) -> np.ndarray:
         """Takes a hold on every frame of a row's pages, for a node; the row keeps its own."""
         pages = np.asarray(pages, np.int32)
@@ -67,7 +71,7 @@ class PageHolds:
     def _hold(self, frames: np.ndarray) -> None:
         self._frames.retain(frames, distinct=True)  # a node lists no frame twice
         before = self._holds[frames]
-        self.num_frames += len(before) - np.count_nonzero(before)
+        self.num_frames += len(before) - int(np.count_nonzero(before))
         self._holds[frames] = before + ONE
 
     def release(self, pages: np.ndarray) -> None:
@@ -76,7 +80,7 @@ class PageHolds:
         self._frames.release(frames, distinct=True)
         left = self._holds[frames] - ONE
         self._holds[frames] = left
-        self.num_frames -= len(left) - np.count_nonzero(left)
+        self.num_frames -= len(left) - int(np.count_nonzero(left))
 
     def join(self, upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
         """The pages of two spans, one below the other, as those of one."""

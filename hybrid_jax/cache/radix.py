@@ -16,6 +16,7 @@ from hybrid_jax.cache.frames import FrameAllocator
 from hybrid_jax.cache.look_up import coverage, look_up
 from hybrid_jax.cache.node import Match, Node, describe_tree
 from hybrid_jax.cache.pages import PageHolds, PageStore
+from hybrid_jax.cache.quota import Quota
 from hybrid_jax.cache.reasons import Loss, note_loss
 from hybrid_jax.cache.slots import SlotTable
 from hybrid_jax.cache.span_tree import SpanTree
@@ -32,6 +33,7 @@ class RadixTree:
         needs_slots: the model has recurrent layers, so resuming takes a checkpoint.
         page_holds: the tree's side of `frames`; `PageHolds` when None.
         policy: orders the eviction candidates; least recently used when None.
+        quota: which kind gives way first among those of little value; value alone decides when None.
         max_known_nodes, max_known_tokens: bounds on what is known but not cached and needed by nobody.
 
     Attributes:
@@ -48,6 +50,7 @@ class RadixTree:
         needs_slots: bool,
         page_holds: PageStore | None = None,
         policy: EvictionPolicy | None = None,
+        quota: Quota | None = None,
         max_known_nodes: int = 4096,
         max_known_tokens: int = 1 << 22,
     ):
@@ -55,7 +58,7 @@ class RadixTree:
         self.max_known_nodes, self.max_known_tokens = max_known_nodes, max_known_tokens
         self.counters = CacheCounters()
         self.version = 0  # changes whenever paths part in new places
-        self._frames, self._slots = frames, slots
+        self._frames, self._slots, self._quota = frames, slots, quota
         self._candidates = Candidates(policy)
         self.expected = Expected(self._candidates.refresh)
         self._promises: dict[str, dict[int, Node]] = {}
@@ -287,7 +290,7 @@ class RadixTree:
         """
         passed = []
         while self._frames.num_free < num_frames or self._slots.num_free < num_slots:
-            node = self._candidates.pop_victim()
+            node = self._candidates.pop_victim(self._quota and self._quota.picks())
             if node is None:
                 break
             if self._frees_something(node):
@@ -329,7 +332,7 @@ class RadixTree:
 
     def disown(self, slot: int) -> bool:
         """Gives a checkpoint back so that its other holder may overwrite it; False if it is not here."""
-        node = self._spans.slot_nodes.get(slot)
+        node = self.slot_nodes.get(slot)
         if node is None:
             return False
         self.counters.disowned_checkpoints += 1
@@ -361,17 +364,14 @@ class RadixTree:
     # --- looking at it --------------------------------------------------------------------------
 
     @property
-    def num_page_frames(self) -> int:
-        """Frames of cached pages."""
-        return self._spans.page_holds.num_frames
+    def page_holds(self) -> PageStore:
+        """The tree's own holds on frames of pages; a checkpoint's frames belong to its slot."""
+        return self._spans.page_holds
 
-    def frame_holds(self) -> dict[int, int]:
-        """Counts the tree holds per frame, for pages; a checkpoint's frames belong to its slot."""
-        return self._spans.page_holds.as_dict()
-
-    def slot_holds(self) -> list[int]:
-        """Handles of the checkpoints the tree holds."""
-        return list(self._spans.slot_nodes)
+    @property
+    def slot_nodes(self) -> dict[int, Node]:
+        """The node of each checkpoint that the tree holds, by handle."""
+        return self._spans.slot_nodes
 
     def describe(self, *, max_nodes: int = 200) -> str:
         """An indented picture of the tree."""
@@ -379,8 +379,8 @@ class RadixTree:
 
     def __repr__(self) -> str:
         return (
-            f"RadixTree({self.num_nodes} nodes, {len(self._spans.slot_nodes)} checkpoints, "
-            f"{self._spans.page_holds.num_frames} page frames)"
+            f"RadixTree({self.num_nodes} nodes, {len(self.slot_nodes)} checkpoints, "
+            f"{self.page_holds.num_frames} page frames)"
         )
 
     def check_invariants(self) -> None:

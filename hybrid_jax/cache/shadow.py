@@ -176,9 +176,9 @@ class ShadowCache:
     def check_invariants(self) -> None:
         """Recounts bytes from what the nodes list; raises AssertionError with both numbers when they differ."""
         self.tree.check_invariants()
-        listed, held = self.tree.slot_holds(), self._slots.num_held
+        listed, held = self.tree.slot_nodes, self._slots.num_held
         assert held == len(listed), f"shadow: {held} checkpoints held, nodes list {len(listed)}"
-        costs, tokens = self.costs, self.tree.num_page_frames
+        costs, tokens = self.costs, self.tree.page_holds.num_frames
         num_bytes = tokens * costs.kv_bytes + held * costs.checkpoint_bytes
         used, peak = self.budget.used, self.budget.peak
         assert used == num_bytes, f"shadow: counts {used} bytes, nodes take {num_bytes}"

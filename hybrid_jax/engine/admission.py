@@ -59,7 +59,7 @@ class Admission:
                     sequence.waits_for = match.pending
                     passed.append(sequence)
                     continue
-            hit_len = self.memory.start(sequence, match, others=self.seats.running)
+            hit_len = self.memory.start(sequence, match, alone=not self.seats.running)
             if hit_len is None:
                 break
             if self.memory.history is not None:
@@ -92,7 +92,7 @@ class Admission:
             if not self.seats.num_free:
                 break
             parent = computed[sequence.group]
-            copies = self.memory.fork(parent, sequence, others=self.seats.running)
+            copies = self.memory.fork(parent, sequence)
             if copies is None:
                 break
             self.waiting.remove(sequence)

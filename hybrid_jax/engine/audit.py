@@ -2,9 +2,42 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hybrid_jax.engine.memory import Memory
 from hybrid_jax.engine.seats import Seats
-from hybrid_jax.engine.sequence import Flight, Sequence
+from hybrid_jax.engine.sequence import DecodeFlight, Flight, Sequence
+
+
+def check_memory(memory: Memory, sequences: list[Sequence], flights: list[DecodeFlight]) -> None:
+    """Who holds which frame and slot: the pools', the tree's and the sequences' own lists agree."""
+    memory.frames.check_invariants()
+    memory.slots.check_invariants()
+    assert not any(memory.later), "memory: a plan was left unfinished"
+    frames = [frame for s in sequences for frame in s.pages.reshape(-1).tolist()]
+    frames += [frame for s in sequences for source, _ in s.copies for frame in source]
+    slots = [s.real_slot for s in sequences if s.real_slot]
+    slots += [f.target for f in flights if f.fold_step is not None and f.target != f.source]
+    memory.holds.check_invariants(set(frames), set(slots))
+    holds = dict.fromkeys(range(memory.frames.num_frames), 0)
+    if memory.tree is not None:
+        memory.tree.check_invariants()
+        holds |= memory.tree.page_holds.as_dict()
+        slots += memory.tree.slot_nodes
+    slot_holds = Counter(slots)
+    for slot, count in slot_holds.items():
+        held = memory.slots.holders(slot)
+        assert held == count, f"memory: slot {slot:#x} has {held} holders, {count} known"
+        for frame in memory.slots.frames(slot):
+            holds[frame] += 1
+    assert len(slot_holds) == memory.slots.num_held, (
+        f"memory: {memory.slots.num_held} slots held, {len(slot_holds)} known"
+    )
+    for frame in frames:
+        holds[frame] += 1
+    for frame, count in holds.items():
+        held = memory.frames.holders(frame)
+        assert held == count, f"memory: frame {frame} has {held} holders, {count} known"
 
 
 def check_seats(seats: Seats) -> None:

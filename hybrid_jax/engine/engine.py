@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import numpy as np
@@ -213,6 +214,10 @@ class Engine:
         count = self.runner.warmup(progress, logprobs=logprobs, adjusts=adjusts)
         self._interrupted = False
         return count
+
+    def memory_report(self) -> dict[str, Any]:
+        """Which kind of memory is short, if one is, and how that has changed."""
+        return self.scheduler.memory.pressure.report()
 
     def stats(self) -> dict[str, int | float]:
         """Counters since the start, and present numbers of requests, frames and cached prefixes."""

@@ -12,12 +12,15 @@ from hybrid_jax.cache.admission import wanted_checkpoints
 from hybrid_jax.cache.frames import FrameAllocator
 from hybrid_jax.cache.node import Match, Node
 from hybrid_jax.cache.policies import make_policy
+from hybrid_jax.cache.quota import Quota
 from hybrid_jax.cache.radix import RadixTree
 from hybrid_jax.cache.slots import SlotTable
 from hybrid_jax.config import CacheConfig
 from hybrid_jax.costs import Costs, frame_costs
 from hybrid_jax.engine.history import History
+from hybrid_jax.engine.holds import Holds
 from hybrid_jax.engine.plan import Page, as_page
+from hybrid_jax.engine.pressure import Pressure
 from hybrid_jax.engine.sequence import NO_PAGES, DecodeFlight, Phase, Sequence
 from hybrid_jax.geometry import Geometry
 
@@ -31,6 +34,9 @@ class Memory:
         max_slots: rows of the device's slot table, the empty slot 0 included.
         cache: of the engine; policy "off" keeps no prefix tree, so that every prompt is computed in full.
         costs: of the model; as far as the geometry tells when None.
+
+    Attributes:
+        holds: what sequences have of the pools; all they take and give back goes through it.
     """
 
     def __init__(
@@ -54,6 +60,7 @@ class Memory:
                 page_tokens=geometry.page_tokens,
                 needs_slots=geometry.has_state,
                 policy=make_policy(cache.policy, costs),
+                quota=Quota(self.frames, self.slots, cache.kv_quota) if cache.kv_quota else None,
                 max_known_tokens=cache.history_tokens,
             )
             if cache.policy != "off"
@@ -68,8 +75,15 @@ class Memory:
                 costs=costs,
                 capacity=(num_frames - 1) * geometry.frame_bytes,
             )
+        pressure = Pressure(num_frames - 1, cache.watermarks)
+        self.holds = Holds(self.frames, self.slots, self.tree, pressure)
         self._later_frames: list[int] = []
         self._later_slots: list[int] = []
+
+    @property
+    def pressure(self) -> Pressure:
+        """How short memory is, and of what."""
+        return self.holds.pressure
 
     # --- room -----------------------------------------------------------------------------------
 
@@ -88,64 +102,74 @@ class Memory:
         without = total // geometry.frames_per_page * geometry.page_tokens
         return max(with_state * geometry.page_tokens, min(without, geometry.grain))
 
-    def make_room(self, num_frames: int, num_slots: int = 0) -> bool:
-        """Evicts until so much is free; False when the tree cannot give enough."""
-        if self.frames.num_free >= num_frames and self.slots.num_free >= num_slots:
+    def make_room(self, page_frames: int, num_slots: int = 0) -> bool:
+        """Evicts until there are so many frames for pages, and that many checkpoints beside them.
+
+        False when the tree cannot give enough.
+        """
+        asked = page_frames, num_slots * self.geometry.state_frames
+        if self.frames.num_free >= sum(asked) and self.slots.num_free >= num_slots:
             return True
-        return self.tree is not None and self.tree.make_room(num_frames, num_slots)
+        before = self._frames_by_kind()
+        fits = self.tree is not None and self.tree.make_room(sum(asked), num_slots)
+        after = self._frames_by_kind()
+        gave = before[0] - after[0], before[1] - after[1]
+        self.pressure.evicted(asked=asked, gave=gave, enough=fits)
+        return fits
+
+    def _frames_by_kind(self) -> tuple[int, int]:
+        """Frames of pages and of checkpoints that somebody holds."""
+        checkpoints = self.slots.num_held * self.slots.state_frames
+        return self.frames.num_held - checkpoints, checkpoints
 
     # --- admission ------------------------------------------------------------------------------
 
-    def start(
-        self, sequence: Sequence, match: Match | None, *, others: list[Sequence]
-    ) -> int | None:
+    def start(self, sequence: Sequence, match: Match | None, *, alone: bool) -> int | None:
         """Takes what a sequence needs to compute its prompt: shared prefix, and pages for the rest.
 
         Args:
             sequence: without memory.
             match: its look-up in the tree; None without one, or to compute everything.
-            others: the sequences that hold memory. Without any this one must fit: the reserve of one page
-                is waived, and if the shared prefix stands in the way it is given up.
+            alone: no other sequence runs. Then this one must fit: the reserve of one page is waived, and
+                if the shared prefix stands in the way it is given up.
 
         Returns:
             Tokens of the shared prefix, or None when there is no room; then nothing was taken.
         """
-        alone = not others
-        hit_len = self._start(sequence, match, others, reserve=not alone)
+        hit_len = self._start(sequence, match, reserve=not alone)
         if hit_len is None and alone:
             if self.tree is not None:
                 self.tree.make_room(self.frames.num_frames)  # everything goes
             if match is not None:
                 match = self.tree.match(sequence.prompt, sequence.owner)
-            hit_len = self._start(sequence, match, others, reserve=False)
+            hit_len = self._start(sequence, match, reserve=False)
             assert hit_len is not None, (
                 f"memory: {self.frames.num_free} of {self.frames.num_frames - 1} frames free, "
                 f"{self.frames_alone(sequence.goal)} needed by a sequence that is alone"
             )
         return hit_len
 
-    def _start(
-        self, sequence: Sequence, match: Match | None, others: list[Sequence], *, reserve: bool
-    ) -> int | None:
+    def _start(self, sequence: Sequence, match: Match | None, *, reserve: bool) -> int | None:
         geometry, tree = self.geometry, self.tree
         hit_len = match.hit_len if match is not None else 0
         shared = geometry.num_pages(hit_len)
         inside = geometry.has_pages and hit_len % geometry.page_tokens != 0
         fresh = geometry.num_pages(sequence.goal) - shared + int(inside)
         state = geometry.state_frames if sequence.goal > geometry.grain else 0
-        needed = (fresh + reserve) * geometry.frames_per_page + state
-        if needed > self.frames.num_free and needed > self._most_free(others):
+        page_frames = (fresh + reserve) * geometry.frames_per_page
+        needed = page_frames + state
+        if needed > self.frames.num_free and needed > self._most_free():
             return None  # evicting would only cost the prefixes that are cached
         if hit_len:
             tree.pin(match.node)
-        fits = self.make_room(needed, 1 if state else 0)
+        fits = self.make_room(page_frames, 1 if state else 0)
         if hit_len:
             tree.unpin(match.node)
         if not fits:
             return None
         new, slot = self._new_pages(fresh), 0
         if match is not None:
-            pages, slot = tree.acquire(match)
+            pages, slot = self.holds.acquire(match)
             if inside:
                 sequence.copies = [(as_page(pages[-1]), as_page(new[0]))]
             new = np.concatenate((pages[: shared - inside], new)) if hit_len else new
@@ -156,16 +180,14 @@ class Memory:
         self.arrived(sequence)
         return hit_len
 
-    def fork(
-        self, parent: Sequence, child: Sequence, *, others: list[Sequence]
-    ) -> list[tuple[Page, Page]] | None:
+    def fork(self, parent: Sequence, child: Sequence) -> list[tuple[Page, Page]] | None:
         """Gives `child` what it needs to go on behind the prompt that `parent` has computed in this plan.
 
         Both hold the checkpoint and the full pages; a page that the prompt's end lies in is copied.
 
         Args:
             parent: its prompt ends in this plan, and no step after it is planned.
-            child: without memory. others: the sequences that hold some.
+            child: without memory.
 
         Returns:
             The (source, target) pages to copy, or None when there is no room, for the next steps included;
@@ -173,32 +195,30 @@ class Memory:
         """
         geometry = self.geometry
         full, inside = divmod(parent.goal, geometry.page_tokens) if geometry.has_pages else (0, 0)
-        needed = (bool(inside) + 1) * geometry.frames_per_page + geometry.state_frames
-        if needed > self.frames.num_free and needed > self._most_free(others):
+        page_frames = (bool(inside) + 1) * geometry.frames_per_page
+        needed = page_frames + geometry.state_frames
+        if needed > self.frames.num_free and needed > self._most_free():
             return None
-        if not self.make_room(needed, int(geometry.has_state)):
+        if not self.make_room(page_frames, int(geometry.has_state)):
             return None
         shared, own = parent.pages[:full], self._new_pages(int(inside > 0))
-        self.frames.retain(shared)
+        self.holds.retain_frames(shared)
         child.pages = np.concatenate((shared, own))
         copies = [(as_page(parent.pages[full]), as_page(own[0]))] if inside else []
-        if parent.slot:
-            self.slots.retain(parent.slot)
+        self.holds.retain_slot(parent.slot)
         child.slot = child.real_slot = parent.slot
         child.checkpoint = child.real_checkpoint = parent.checkpoint
         child.position = child.real_position = parent.position
         return copies
 
-    def _most_free(self, others: list[Sequence]) -> int:
+    def _most_free(self) -> int:
         """Frames that would be free if the tree held nothing."""
-        held = np.unique(np.concatenate([other.pages.reshape(-1) for other in others] or [[]]))
-        slots = {slot for other in others for slot in (other.slot, other.real_slot) if slot}
-        return self.frames.num_frames - 1 - len(held) - len(slots) * self.geometry.state_frames
+        return self.frames.num_frames - 1 - self.holds.num_frames
 
     def _new_pages(self, count: int) -> np.ndarray:
         """Frame ids of `count` pages, the caller's: int32[count, frames_per_page]."""
         groups = self.geometry.frames_per_page
-        return self.frames.allocate(count * groups).reshape(count, groups)
+        return self.holds.allocate_frames(count * groups).reshape(count, groups)
 
     # --- growth ---------------------------------------------------------------------------------
 
@@ -223,8 +243,8 @@ class Memory:
         slot = sequence.slot
         if slot and self.slots.holders(slot) == 1:
             return slot
-        if self.make_room(self.geometry.state_frames, 1):
-            return self.slots.allocate()
+        if self.make_room(0, 1):
+            return self.holds.allocate_slot()
         if slot and self.slots.holders(slot) == 2 and self.tree is not None:
             if self.tree.disown(slot):
                 return slot
@@ -245,9 +265,9 @@ class Memory:
 
     def end_plan(self) -> list[tuple[int, tuple[int, ...]]]:
         """Releases what only this plan's rows still read; returns the slots new to the device table."""
-        self.frames.release(self._later_frames)
+        self.holds.release_frames(self._later_frames)
         for slot in self._later_slots:
-            self.slots.release(slot)
+            self.holds.release_slot(slot)
         self._later_frames, self._later_slots = [], []
         return self.slots.take_new()
 
@@ -259,12 +279,12 @@ class Memory:
             return
         sequence, moved = flight.sequence, flight.target != flight.source
         if num_steps > flight.fold_step:
-            if moved and flight.source:
-                self.slots.release(flight.source)
+            if moved:
+                self.holds.release_slot(flight.source)
             sequence.real_slot = flight.target
             sequence.real_checkpoint += self.geometry.grain
         elif moved:
-            self.slots.release(flight.target)
+            self.holds.release_slot(flight.target)
 
     # --- the prefix tree ------------------------------------------------------------------------
 
@@ -334,64 +354,42 @@ class Memory:
         node = self.publish(sequence)
         if for_good and self.history is not None:
             self.history.ended(sequence, node)
-        self.frames.release(sequence.pages)
-        self.frames.release([frame for source, _ in sequence.copies for frame in source])
-        if sequence.real_slot:
-            self.slots.release(sequence.real_slot)
+        self.holds.release_frames(sequence.pages)
+        self.holds.release_frames([frame for source, _ in sequence.copies for frame in source])
+        self.holds.release_slot(sequence.real_slot)
         sequence.pages, sequence.copies = NO_PAGES, []
         sequence.real_slot = sequence.slot = 0
 
+    # --- looking at it --------------------------------------------------------------------------
+
+    @property
+    def later(self) -> tuple[list[int], list[int]]:
+        """Frames and slots that are released at the end of the plan."""
+        return self._later_frames, self._later_slots
+
     def stats(self) -> dict[str, int | float]:
-        """Frames, checkpoints and the prefix cache: present numbers, and what the cache has counted."""
-        tree, page_frames, num_cached = self.tree, 0, 0
+        """Frames, checkpoints and the prefix cache: present numbers, and what has been counted."""
+        tree, cached_pages, num_cached = self.tree, 0, 0
         cache: dict[str, int | float] = {}
         if tree is not None:
-            page_frames, num_cached = tree.num_page_frames, len(tree.slot_holds())
+            cached_pages, num_cached = tree.page_holds.num_frames, len(tree.slot_nodes)
             cache = {f"cache_{name}": v for name, v in tree.counters.as_dict().items()}
             cache["cache_nodes"] = tree.num_nodes
-        state_frames = num_cached * self.geometry.state_frames
+        cached_checkpoints = num_cached * self.geometry.state_frames
+        page_frames, checkpoint_frames = self._frames_by_kind()
         return {
             "num_frames": self.frames.num_frames - 1,
             "free_frames": self.frames.num_free,
-            "cached_frames": page_frames + state_frames,
-            "cached_page_frames": page_frames,
-            "cached_page_bytes": page_frames * self.geometry.frame_bytes,
+            "page_frames": page_frames,
+            "checkpoint_frames": checkpoint_frames,
+            "live_page_frames": self.holds.page_frames,
+            "live_checkpoint_frames": self.holds.checkpoint_frames,
+            "cached_frames": cached_pages + cached_checkpoints,
+            "cached_page_frames": cached_pages,
+            "cached_page_bytes": cached_pages * self.geometry.frame_bytes,
             "cached_checkpoints": num_cached,
-            "cached_checkpoint_bytes": state_frames * self.geometry.frame_bytes,
+            "cached_checkpoint_bytes": cached_checkpoints * self.geometry.frame_bytes,
             "checkpoints": self.slots.num_held,
+            **self.pressure.stats(),
             **cache,
         }
-
-    def check_invariants(self, sequences: list[Sequence], flights: list[DecodeFlight]) -> None:
-        """Recounts who holds which frame and slot; raises AssertionError with both numbers."""
-        self.frames.check_invariants()
-        self.slots.check_invariants()
-        assert not self._later_frames and not self._later_slots, (
-            "memory: a plan was left unfinished"
-        )
-        frames = [frame for s in sequences for frame in s.pages.reshape(-1).tolist()]
-        frames += [frame for s in sequences for source, _ in s.copies for frame in source]
-        slots = [s.real_slot for s in sequences if s.real_slot]
-        slots += [f.target for f in flights if f.fold_step is not None and f.target != f.source]
-        holds = dict.fromkeys(range(self.frames.num_frames), 0)
-        slot_holds = dict.fromkeys(slots, 0)
-        if self.tree is not None:
-            self.tree.check_invariants()
-            holds |= self.tree.frame_holds()
-            slots += self.tree.slot_holds()
-            slot_holds = dict.fromkeys(slots, 0)
-        for slot in slots:
-            slot_holds[slot] += 1
-        for slot, count in slot_holds.items():
-            held = self.slots.holders(slot)
-            assert held == count, f"memory: slot {slot:#x} has {held} holders, {count} known"
-            for frame in self.slots.frames(slot):
-                holds[frame] += 1
-        assert len(slot_holds) == self.slots.num_held, (
-            f"memory: {self.slots.num_held} slots held, {len(slot_holds)} known"
-        )
-        for frame in frames:
-            holds[frame] += 1
-        for frame, count in holds.items():
-            held = self.frames.holders(frame)
-            assert held == count, f"memory: frame {frame} has {held} holders, {count} known"

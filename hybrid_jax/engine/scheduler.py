@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.costs import Costs
 from hybrid_jax.engine.admission import Admission
-from hybrid_jax.engine.audit import check_running, check_seats
+from hybrid_jax.engine.audit import check_memory, check_running, check_seats
 from hybrid_jax.engine.memory import Memory
 from hybrid_jax.engine.plan import Plan, Tokens
 from hybrid_jax.engine.progress import NEED_RESULTS, NeedResults, Progress, SchedulerCounters
@@ -347,6 +347,7 @@ class Scheduler:
         new.counters = new.admission.counters = self.counters
         if self.memory.tree is not None:
             new.memory.tree.counters = self.memory.tree.counters
+        new.memory.holds.pressure = self.memory.pressure
         new.counters.restarts += 1
         for request in requests:
             new.add(request)
@@ -378,7 +379,7 @@ class Scheduler:
         """Recomputes who holds what and who sits where; raises AssertionError with both numbers."""
         flights = list(self._flights)
         decodes = [d for f in flights for d in f.decode if d.sequence.phase is not Phase.DONE]
-        self.memory.check_invariants(self.seats.running, decodes)
+        check_memory(self.memory, self.seats.running, decodes)
         check_seats(self.seats)
         for sequence in self.seats.running:
             check_running(sequence, flights, self.memory)
@@ -387,9 +388,8 @@ class Scheduler:
         )
         if self.memory.tree is not None:
             expected = [s.owner for s in self._sequences.values() if s.expected]
-            waiting = [
-                s.owner for s in self.admission.waiting if not s.request.lacks_prompt_logprobs
-            ]
+            queue = self.admission.waiting
+            waiting = [s.owner for s in queue if not s.request.lacks_prompt_logprobs]
             assert sorted(expected) == sorted(waiting) and len(self.memory.tree.expected) == len(
                 waiting
             ), f"scheduler: {waiting} wait, {expected} are expected"

@@ -253,11 +253,11 @@ class CacheMachine(RuleBasedStateMachine):
         self.frames.check_invariants()
         self.slots.check_invariants()
         self.tree.check_invariants()
-        holds = self.tree.frame_holds()
+        holds = self.tree.page_holds.as_dict()
         for _, pages, _ in self.rows:
             for group in pages:
                 holds[group[0]] = holds.get(group[0], 0) + 1
-        slots = self.tree.slot_holds() + [slot for _, _, slot in self.rows if slot]
+        slots = [*self.tree.slot_nodes] + [slot for _, _, slot in self.rows if slot]
         for slot in set(slots):
             assert self.slots.holders(slot) == slots.count(slot)
             holds |= dict.fromkeys(self.slots.frames(slot), 1)

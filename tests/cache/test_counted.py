@@ -126,7 +126,7 @@ def cache():
     for last in (5, 6):
         cache.request(*[np.array([1] * 9 + [last] * 9, np.int32)] * 2)
     cache.check_invariants()
-    assert (cache.budget.used, len(cache.tree.slot_holds())) == (27 + 30, 3)
+    assert (cache.budget.used, len(cache.tree.slot_nodes)) == (27 + 30, 3)
     return cache
 
 

@@ -52,7 +52,8 @@ class Engine:
         **options,
     ):
         geometry = geometry or make_geometry()
-        cache = CacheConfig(policy=options.pop("cache", "adaptive"))
+        cache = options.pop("cache", "adaptive")
+        cache = CacheConfig(policy=cache) if isinstance(cache, str) else cache
         engine = EngineConfig(**{"max_rows": 4, "prefill_tokens": 128, "cache": cache} | options)
         scheduler = Scheduler(
             geometry,

@@ -115,6 +115,18 @@ def test_a_stream_survives_an_interrupted_call_inside_its_loop(llm, monkeypatch,
     assert llm.stats()["running"] == llm.stats()["waiting"] == 0
 
 
+def test_stats_are_plain_data_and_tell_frames_by_kind(llm):
+    llm.generate([HEAD] * 3, GREEDY)
+    stats = json.loads(json.dumps(llm.stats()))
+    held = stats["page_frames"] + stats["checkpoint_frames"]
+    assert held == stats["cached_frames"] == stats["num_frames"] - stats["free_frames"] > 0
+    assert 0 < stats["peak_live_frames"] <= stats["num_frames"]
+    assert 0 < stats["memory_low_watermark"] <= stats["memory_high_watermark"]
+    assert stats["memory_status"] in ("BALANCED", "REBALANCING")
+    words = {name for name, value in stats.items() if not isinstance(value, int | float)}
+    assert words == {"memory_status", "memory_log"}
+
+
 def test_a_bad_prompt_costs_the_others_nothing(llm):
     long = {"prompt_token_ids": [97] * 512}
     with pytest.raises(ValueError, match="prompt 1: has 512 tokens .* 512; shorten it"):
