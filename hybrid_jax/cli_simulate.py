@@ -46,6 +46,10 @@ def simulate(
     max_rows: Annotated[
         int, typer.Option(help="Sequences that decode together, with arrivals.")
     ] = 64,
+    kv_quota: Annotated[
+        str | None,
+        typer.Option(help="Soft quotas of KV, with arrivals: shares LOW,HIGH of the memory."),
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Only so many requests.")] = None,
     ttft_table: Annotated[
         Path | None, typer.Option(help="Measured times: CSV with the columns tokens and ms.")
@@ -71,6 +75,8 @@ def simulate(
         raise ValueError(f"--clock must be order or arrivals, got {clock!r}")
     if clock == "arrivals" and ttft_table is not None:
         raise ValueError(f"--ttft-table goes with --clock order only, got {ttft_table}")
+    if clock == "order" and kv_quota is not None:
+        raise ValueError(f"--kv-quota goes with --clock arrivals only, got {kv_quota}")
     spec = load_spec(model_spec)
     num_bytes = parse_size(capacity, name="--capacity")
     timing = None if ttft_table is None else MeasuredTable(ttft_table)
@@ -78,7 +84,12 @@ def simulate(
     if clock == "arrivals":
         grain = 32 if grain is None else grain
         result = simulate_in_flight(
-            *asked, model_spec=spec.name, grain=grain, max_rows=max_rows, bounds=bounds
+            *asked,
+            model_spec=spec.name,
+            grain=grain,
+            max_rows=max_rows,
+            kv_quota=_shares(kv_quota),
+            bounds=bounds,
         )
     else:
         grain = 1 if grain is None else grain
@@ -89,6 +100,19 @@ def simulate(
         _print_in_flight(result)
     else:
         _print(result)
+
+
+def _shares(given: str | None) -> tuple[float, float] | None:
+    """ "0.2,0.8" as numbers."""
+    if given is None:
+        return None
+    try:
+        low, high = map(float, given.split(","))
+    except ValueError:
+        raise ValueError(
+            f"--kv-quota must be two shares LOW,HIGH like 0.2,0.8, got {given!r}"
+        ) from None
+    return low, high
 
 
 def share(value: float) -> str:

@@ -102,16 +102,21 @@ class Memory:
         without = total // geometry.frames_per_page * geometry.page_tokens
         return max(with_state * geometry.page_tokens, min(without, geometry.grain))
 
-    def make_room(self, page_frames: int, num_slots: int = 0) -> bool:
+    def make_room(self, page_frames: int, num_slots: int = 0, *, keep: Node | None = None) -> bool:
         """Evicts until there are so many frames for pages, and that many checkpoints beside them.
 
-        False when the tree cannot give enough.
+        Not what `keep` lists. False when the tree cannot give enough.
         """
         asked = page_frames, num_slots * self.geometry.state_frames
         if self.frames.num_free >= sum(asked) and self.slots.num_free >= num_slots:
             return True
-        before = self._frames_by_kind()
-        fits = self.tree is not None and self.tree.make_room(sum(asked), num_slots)
+        before, fits = self._frames_by_kind(), False
+        if self.tree is not None:
+            if keep is not None:
+                self.tree.pin(keep)
+            fits = self.tree.make_room(sum(asked), num_slots)
+            if keep is not None:
+                self.tree.unpin(keep)
         after = self._frames_by_kind()
         gave = before[0] - after[0], before[1] - after[1]
         self.pressure.evicted(asked=asked, gave=gave, enough=fits)
@@ -150,7 +155,7 @@ class Memory:
         return hit_len
 
     def _start(self, sequence: Sequence, match: Match | None, *, reserve: bool) -> int | None:
-        geometry, tree = self.geometry, self.tree
+        geometry = self.geometry
         hit_len = match.hit_len if match is not None else 0
         shared = geometry.num_pages(hit_len)
         inside = geometry.has_pages and hit_len % geometry.page_tokens != 0
@@ -160,12 +165,8 @@ class Memory:
         needed = page_frames + state
         if needed > self.frames.num_free and needed > self._most_free():
             return None  # evicting would only cost the prefixes that are cached
-        if hit_len:
-            tree.pin(match.node)
-        fits = self.make_room(page_frames, 1 if state else 0)
-        if hit_len:
-            tree.unpin(match.node)
-        if not fits:
+        keep = match.node if hit_len else None
+        if not self.make_room(page_frames, 1 if state else 0, keep=keep):
             return None
         new, slot = self._new_pages(fresh), 0
         if match is not None:
@@ -224,14 +225,14 @@ class Memory:
 
     def grow(self, sequence: Sequence, num_tokens: int) -> int:
         """Pages for up to `num_tokens` tokens; returns how many tokens the pages cover, maybe fewer."""
-        geometry = self.geometry
-        if not geometry.has_pages:
+        page_tokens = self.geometry.page_tokens
+        if not page_tokens:
             return num_tokens
-        missing = geometry.num_pages(num_tokens) - len(sequence.pages)
-        while missing > 0 and self.make_room(geometry.frames_per_page):
+        covered = len(sequence.pages) * page_tokens
+        while covered < num_tokens and self.make_room(self.geometry.frames_per_page):
             sequence.pages = np.concatenate((sequence.pages, self._new_pages(1)))
-            missing -= 1
-        return len(sequence.pages) * geometry.page_tokens
+            covered += page_tokens
+        return covered
 
     def slot_to_write(self, sequence: Sequence) -> int | None:
         """Where the sequence's next checkpoint goes: its own slot when it is the sole holder, else a new one.

@@ -39,6 +39,7 @@ class InFlightResult:
         span_s: virtual seconds from the first arrival to the last token.
         preemptions, evictions, waits: requests sent back for want of memory, entries evicted, requests that
             waited for a checkpoint that another computed.
+        memory: counts of `Pressure`, in frames.
         timing: the model of the device.
         seconds: of processor time the run took.
     """
@@ -64,6 +65,7 @@ class InFlightResult:
     preemptions: int
     evictions: int
     waits: int
+    memory: dict[str, int]
     timing: str
     seconds: float
 
@@ -105,6 +107,7 @@ def simulate_in_flight(
     grain: int = 32,
     max_rows: int = 64,
     prefill_tokens: int = 8192,
+    kv_quota: tuple[float, float] | None = None,
     device: DeviceModel | None = None,
     bounds: bool = False,
 ) -> InFlightResult:
@@ -117,7 +120,7 @@ def simulate_in_flight(
         costs: of the model. policy: of `CacheConfig`. capacity: bytes of the arena.
         model_spec: its name, for the result.
         grain: tokens between resume points.
-        max_rows, prefill_tokens: as of `EngineConfig`.
+        max_rows, prefill_tokens: as of `EngineConfig`. kv_quota: of `CacheConfig`.
         device: how long a plan takes; the default `DeviceModel` when None.
         bounds: also run "optimal" and "infinite".
 
@@ -127,7 +130,11 @@ def simulate_in_flight(
     if not trace:
         raise ValueError("simulate: a trace must hold at least one request, got none")
     started = time.process_time()
-    run = _Run(trace, costs, policy, capacity, grain, max_rows, prefill_tokens, device)
+    cache_config = CacheConfig(policy="off" if policy == "none" else policy, kv_quota=kv_quota)
+    engine = EngineConfig(
+        cache=cache_config, max_rows=max_rows, grain=grain, prefill_tokens=prefill_tokens
+    )
+    run = _Run(trace, costs, engine, capacity, device)
     run.go()
     tree, counters = run.scheduler.memory.tree, run.scheduler.counters
     cache = None if tree is None else tree.counters
@@ -160,6 +167,7 @@ def simulate_in_flight(
         preemptions=counters.preemptions,
         evictions=0 if cache is None else cache.evictions,
         waits=counters.waits,
+        memory=run.scheduler.memory.pressure.stats(),
         timing=run.device.describe(),
         seconds=seconds,
     )
@@ -168,16 +176,17 @@ def simulate_in_flight(
 class _Run:
     """One trace on its way through one scheduler."""
 
-    def __init__(self, trace, costs, policy, capacity, grain, max_rows, prefill_tokens, device):
+    def __init__(
+        self,
+        trace: Sequence[TraceRequest],
+        costs: Costs,
+        engine: EngineConfig,
+        capacity: int,
+        device: DeviceModel | None,
+    ):
         self.trace, self.costs = trace, costs
         self.device = DeviceModel() if device is None else device
-        geometry = virtual_geometry(costs, grain)
-        engine = EngineConfig(
-            cache=CacheConfig(policy="off" if policy == "none" else policy),
-            max_rows=max_rows,
-            grain=grain,
-            prefill_tokens=prefill_tokens,
-        )
+        geometry = virtual_geometry(costs, engine.grain)
         frames = capacity // geometry.frame_bytes
         if frames < 2 * max(1, geometry.state_frames):
             raise ValueError(

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.costs import Costs
 from hybrid_jax.sim.in_flight import FRAME_BYTES, _Run, simulate_in_flight, virtual_geometry
 from hybrid_jax.sim.request_order import simulate
@@ -46,9 +47,10 @@ def chat(turns: int, gap: float, session=0, sizes=(90, 45)) -> list[TraceRequest
     return trace
 
 
-def finished(trace, costs=COSTS, policy="lru", capacity=PLENTY, **options) -> _Run:
-    settings = {"grain": 32, "max_rows": 8, "prefill_tokens": 512, "device": None} | options
-    run = _Run(trace, costs, policy, capacity, **settings)
+def finished(trace, costs=COSTS, policy="lru", capacity=PLENTY, device=None) -> _Run:
+    cache = CacheConfig(policy="off" if policy == "none" else policy)
+    engine = EngineConfig(cache=cache, grain=32, max_rows=8, prefill_tokens=512)
+    run = _Run(trace, costs, engine, capacity, device)
     run.go()
     return run
 
@@ -201,6 +203,15 @@ def test_what_request_order_tells_is_told_here_too():
     assert found.distance_to_infinite == ordered.distance_to_infinite > 0
     assert 0 < found.used_max <= PLENTY
     assert found.used_max_over_capacity == found.used_max / PLENTY
+
+
+def test_a_quota_changes_what_is_evicted_and_memory_is_told():
+    trace = sorted((t for s in range(6) for t in chat(6, 0.01, s)), key=lambda t: t.arrival_s)
+    asked = (trace, COSTS, "adaptive", 100 * FRAME_BYTES)
+    free, pages = simulate_in_flight(*asked), simulate_in_flight(*asked, kv_quota=(0.0, 0.3))
+    assert free.memory["evicted_page_frames"] != pages.memory["evicted_page_frames"]
+    assert 0 < free.memory["peak_live_frames"] <= 100
+    assert free == replace(simulate_in_flight(*asked, kv_quota=(0.0, 1.0)), seconds=free.seconds)
 
 
 def test_used_memory_never_exceeds_the_capacity():
