@@ -42,9 +42,9 @@ class FrameAllocator:
         self._free = np.arange(num_frames - 1, SINK, -1, dtype=np.int32)  # a stack
         self.num_free = num_frames - 1  # its height
         self._holders = np.zeros(num_frames + 1, np.int32)  # the last is no frame, and never held
-        # Of a free frame it is the one that it will have.
-        self._handles = handles.pack(handles.FRAME, 0, np.arange(num_frames, dtype=np.uint32))
-        self._handles[SINK] = 0
+        # Of a free frame it is the one that it will have, without the id: no name that leads here is equal to it.
+        self._handles = np.full(num_frames, handles.pack(handles.FRAME, 0, 0), np.uint32)
+        self._handles[SINK] = handles.ID_BITS  # of no frame either
 
     @property
     def num_held(self) -> int:
@@ -71,7 +71,9 @@ class FrameAllocator:
             )
         taken = self._free[self.num_free - count : self.num_free][::-1].copy()
         self.num_free -= count
-        self._holders[indices(taken)] = 1
+        frames = indices(taken)
+        self._holders[frames] = 1
+        self._handles[frames] |= taken.view(np.uint32)
         return taken
 
     def retain(self, frames: npt.ArrayLike, *, distinct: bool = False) -> None:
@@ -121,7 +123,7 @@ class FrameAllocator:
             )
 
     def _put_back(self, frames: np.ndarray) -> None:
-        """Onto the free list; their handles are those of their next lives."""
+        """Onto the free list; their handles are those of their next lives, without the id."""
         self._handles[frames] = handles.next_lives(self._handles[frames])
         self._free[self.num_free : self.num_free + frames.size] = frames
         self.num_free += frames.size
@@ -150,9 +152,10 @@ class FrameAllocator:
         """The frame ids behind handles: intp, in the shape that came.
 
         Raises:
-            StaleHandle: a frame was released since its handle was made.
+            StaleHandle: a frame was released since its handle was made, or never had it.
+            ValueError: what came is no handle.
         """
-        names = np.asarray(names, np.uint32)
+        names = handles.whole_array(names, handles.FRAME)
         frames = (names & handles.ID_BITS).astype(np.intp)
         valid = self._handles.take(frames, mode="clip") == names
         if np.count_nonzero(valid) < valid.size:
@@ -176,8 +179,9 @@ class FrameAllocator:
         assert self._holders[-1] == 0, "frames: what is no frame was handed out"
         assert (self._holders >= 0).all(), "frames: a frame has fewer than no holders"
         kinds, _, named = handles.unpack(self._handles[1:])
-        assert (kinds == handles.FRAME).all() and (named == np.arange(1, self.num_frames)).all(), (
-            "frames: a handle names another frame"
+        expected = np.where(self._holders[1:-1] > 0, np.arange(1, self.num_frames), 0)
+        assert (kinds == handles.FRAME).all() and (named == expected).all(), (
+            "frames: a handle names another frame, or a free one"
         )
 
     def __repr__(self) -> str:

@@ -8,7 +8,10 @@ list, so an old handle raises instead of naming somebody else's memory. The gene
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
+import numpy.typing as npt
 
 FRAME, SLOT = 1, 2
 KIND_NAMES = {FRAME: "frame", SLOT: "slot"}
@@ -16,7 +19,7 @@ NUM_GENERATIONS = 1 << 6
 MAX_ID = (1 << 24) - 1
 # Of arrays of handles.
 KIND_BITS, ID_BITS = np.uint32(3 << 30), np.uint32(MAX_ID)
-NEXT_GENERATION = np.uint32(1 << 24)
+NEXT_GENERATION, GENERATION_BITS = np.uint32(1 << 24), np.uint32(NUM_GENERATIONS - 1 << 24)
 
 
 class StaleHandle(RuntimeError):
@@ -33,20 +36,51 @@ def unpack(handle: int) -> tuple[int, int, int]:
     return handle >> 30, handle >> 24 & NUM_GENERATIONS - 1, handle & MAX_ID
 
 
+def whole(handle: object) -> int:
+    """A handle as an integer of Python's own, of any size.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return operator.index(handle)
+    except TypeError:
+        raise ValueError(f"handles: a handle must be an integer, got {handle!r}") from None
+
+
+def whole_array(names: npt.ArrayLike, kind: int) -> np.ndarray:
+    """Handles as uint32, in the shape that came; numpy itself would cut them to 32 bits.
+
+    Raises:
+        ValueError: one is no integer.
+        StaleHandle: one has more bits, or a sign.
+    """
+    if isinstance(names, np.ndarray) and names.dtype == np.uint32:
+        return names
+    names = np.asarray(names, object)
+    for name in map(whole, names.flat):
+        if name >> 32:
+            raise stale(name, kind, 0)
+    return names.astype(np.uint32)
+
+
 def next_lives(names: np.ndarray) -> np.ndarray:
-    """The handles that follow these when what they name is given away: uint32[n], as came."""
-    return names & KIND_BITS | names + NEXT_GENERATION & ~KIND_BITS
+    """The handles that follow these when what they name is given away, but with no id: uint32[n], as came."""
+    return names & KIND_BITS | names + NEXT_GENERATION & GENERATION_BITS
 
 
 def stale(handle: int, kind: int, generation: int) -> StaleHandle:
     """The error for a handle that does not match the pool's kind and present generation."""
     old_kind, old_generation, index = unpack(handle)
     if old_kind != kind:
+        named = f"a {KIND_NAMES[old_kind]}" if old_kind in KIND_NAMES else "nothing"
         return StaleHandle(
-            f"StaleHandle: {handle:#010x} names a {KIND_NAMES.get(old_kind, 'nothing')}, "
-            f"resolved as a {KIND_NAMES[kind]}; keep handles of different pools apart"
+            f"StaleHandle: {handle:#010x} names {named}, resolved as a {KIND_NAMES[kind]}; "
+            f"keep handles of different pools apart"
         )
+    what = f"{KIND_NAMES[kind]} {index} of generation {old_generation}"
+    if old_generation == generation:
+        return StaleHandle(f"StaleHandle: nobody holds {what}; hold a count on what is kept")
     return StaleHandle(
-        f"StaleHandle: {KIND_NAMES[kind]} {index} of generation {old_generation} was released, its present "
-        f"generation is {generation}; hold a count on what is kept"
+        f"StaleHandle: {what} was released, its present generation is {generation}; hold a count on what is kept"
     )

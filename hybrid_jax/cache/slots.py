@@ -70,7 +70,9 @@ class SlotTable:
 
         Raises:
             StaleHandle: the slot was released since.
+            ValueError: what came is no handle.
         """
+        handle = handles.whole(handle)
         if handle == 0:
             return 0
         slot = handle & handles.MAX_ID
