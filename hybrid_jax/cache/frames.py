@@ -63,7 +63,10 @@ class FrameAllocator:
 
         Raises:
             OutOfFrames: fewer are free; nothing was taken.
+            ValueError: the count is negative.
         """
+        if count < 0:
+            raise ValueError(f"FrameAllocator: count must be at least 0, got {count}")
         if count > self.num_free:
             raise OutOfFrames(
                 f"OutOfFrames: needs {count} frames, {self.num_free} of {self.num_frames - 1} free; "

@@ -37,6 +37,14 @@ def test_running_out_names_the_numbers_and_takes_nothing():
     assert frames.num_free == 1
 
 
+def test_a_negative_count_is_refused():
+    frames = FrameAllocator(4)
+    with pytest.raises(ValueError, match="count must be at least 0, got -1"):
+        frames.allocate(-1)
+    assert frames.num_free == 3
+    frames.check_invariants()
+
+
 def test_a_failed_release_changes_nothing():
     frames = FrameAllocator(4)
     a, b = frames.allocate(2)
