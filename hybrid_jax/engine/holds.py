@@ -110,8 +110,9 @@ class Holds:
     def release_slot(self, slot: int) -> None:
         """A sequence holds this slot no more; 0 is none."""
         if slot:
-            self.num_slots -= self._live_slot_holders(slot) == 1
+            last = self._live_slot_holders(slot) == 1
             self._slots.release(slot)
+            self.num_slots -= last
             self._observe()
 
     def _live_slot_holders(self, slot: int) -> int:
