@@ -63,13 +63,15 @@ def window(
     if model.kernels == "pallas":
         return _window_on_kernels(params, state, rows, frames, exists, valid, rates, model)
     arena, rings, attention_layers = state.arena, [], itertools.count()
+    beside = None, None
 
     def mix(weights: dict, normed: jax.Array, spec: decoder.Mixer) -> jax.Array:
-        nonlocal arena
+        nonlocal arena, beside
         if isinstance(spec, Attention):
             index, span = next(attention_layers), (rows.base, rows.begin, rows.end)
+            table = _table_after(state, rows, normed, *beside)
             out, arena = blocks.attend_pages(
-                weights, normed, arena, rows.table, *span, index, spec, model
+                weights, normed, arena, table, *span, index, spec, model
             )
             return out
         number = len(rings)
@@ -81,11 +83,25 @@ def window(
             weights, normed, checkpoint, ring, rows, valid, spec, model
         )
         rings.append(ring)
+        beside = normed, out
         return out
 
     h = decoder.walk(params, rows.tokens, valid, model.config, mix)
     state = state.replace(arena=arena)
     return h, _write_rings(state, h, rings, rows, valid) if rings else state
+
+
+def _table_after(
+    state: State, rows: WindowRows, normed: jax.Array, given: jax.Array | None, made: jax.Array
+) -> jax.Array:
+    """The page table for an attention layer, once a recurrent mixer beside it has read the arena.
+
+    Of two mixers side by side neither depends on the other, and XLA would keep a copy of what one still has to read.
+
+    Args:
+        normed: the layer's input. given, made: the last recurrent mixer's input, and its output or parts of it.
+    """
+    return rows.table + blocks.zero_after(state, made) if normed is given else rows.table
 
 
 def _window_on_kernels(
@@ -94,18 +110,21 @@ def _window_on_kernels(
     """`window` where each layer writes its ring itself."""
     attention_layers, recurrent_layers = itertools.count(), itertools.count()
     started = exists.astype(jnp.int32)
+    beside = None, None
 
     def mix(weights: dict, normed: jax.Array, spec: decoder.Mixer) -> jax.Array:
-        nonlocal state
+        nonlocal state, beside
         if isinstance(spec, Attention):
             index, span = next(attention_layers), (rows.base, rows.begin, rows.end)
+            table = _table_after(state, rows, normed, *beside)
             out, arena = blocks.attend_pages(
-                weights, normed, state.arena, rows.table, *span, index, spec, model
+                weights, normed, state.arena, table, *span, index, spec, model
             )
             state = state.replace(arena=arena)
             return out
         place = (rows, frames, started, rates, next(recurrent_layers))
         out, state = fused.mix_window(weights, normed, state, *place, spec, model)
+        beside = normed, out
         return out
 
     h = decoder.walk(params, rows.tokens, valid, model.config, mix, "pallas")

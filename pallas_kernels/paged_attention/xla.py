@@ -25,7 +25,10 @@ def paged_attention_xla(
     kv_heads, page_tokens = layout.num_kv_heads, layout.page_tokens
     pages_per_tile = max(1, TILE_TOKENS // page_tokens)
     tile = pages_per_tile * page_tokens
-    table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % pages_per_tile)))
+    # Two tiles at least: with one, the pages do not depend on the loop, and XLA would read them before it, and copy
+    # the arena for that where steps write to it.
+    missing = max(2 * pages_per_tile - table.shape[1], -table.shape[1] % pages_per_tile)
+    table = jnp.pad(table, ((0, 0), (0, missing)))
     per_kv = heads // kv_heads
     queries = q.astype(jnp.float32).reshape(rows, tokens, kv_heads, per_kv, width)
     queries = jnp.moveaxis(queries, 1, 3).reshape(rows, kv_heads, per_kv * tokens, width)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.config import Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig
 from hybrid_jax.engine import pack, steps
 from hybrid_jax.engine.blocks import Model
 from hybrid_jax.geometry import make_geometry
-from hybrid_jax.models import FAMILIES, config_from_hf
+from hybrid_jax.models import config_from_hf
+from hybrid_jax.models.initialize import random_params
 from hybrid_jax.state import state_specs
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs/models/hybrid_7b/config.json"
@@ -28,14 +30,18 @@ def hybrid_7b(periods: int = 4) -> ModelConfig:
     return config_from_hf(raw)
 
 
+def side_by_side(*, attention_first: bool) -> ModelConfig:
+    """Two layers of the 7B hybrid's mixers, each with both of them."""
+    config = hybrid_7b(1)
+    kinds = (Attention, Mamba2) if attention_first else (Mamba2, Attention)
+    mixers = [mixer for layer in config.layers for mixer in layer.mixers]
+    both = tuple(next(mixer for mixer in mixers if isinstance(mixer, kind)) for kind in kinds)
+    return replace(config, layers=(LayerSpec(mixers=both),) * 2)
+
+
 def weights(config: ModelConfig, dtype: str = "bfloat16") -> dict:
     """Shapes of all weights; A_log, D and dt_bias are float32."""
-
-    def spec(leaf):
-        return jax.ShapeDtypeStruct(leaf.shape, jnp.dtype("float32" if leaf.keep_dtype else dtype))
-
-    tree = FAMILIES[config.family].stored(config)
-    return jax.tree.map(spec, tree, is_leaf=lambda leaf: hasattr(leaf, "parts"))
+    return jax.eval_shape(lambda: random_params(config, 0, dtype))
 
 
 def decode_step(config: ModelConfig, *, rows: int, num_frames: int, tokens: int = 8192):

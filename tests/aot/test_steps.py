@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
-from tests.aot.models import decode_step, hybrid_7b, prefill_step
+from tests.aot.models import decode_step, hybrid_7b, prefill_step, side_by_side
 
 ROWS, FRAMES = 64, 2048
 MAMBA2, ATTENTION, MLP = 12, 2, 14
@@ -75,3 +75,14 @@ def test_the_arena_is_written_in_place(step):
     assert max(launch.shared_bytes for launch in compiled.launches) <= SHARED_MEMORY
     assert step(2 * FRAMES).temp_bytes == compiled.temp_bytes
     assert step(2 * FRAMES).alias_bytes == compiled.alias_bytes + FRAMES * FRAME_BYTES
+
+
+@pytest.mark.parametrize("attention_first", [False, True])
+def test_mixers_side_by_side_copy_neither_arena_nor_rings(attention_first):
+    config = side_by_side(attention_first=attention_first)
+    step, specs = decode_step(config, rows=ROWS, num_frames=FRAMES)
+    compiled = compile_for_h200(step, *specs, donate=(1,))
+    assert compiled.kinds["kCopy"] == 1  # of the loop's counter
+    assert compiled.alias_bytes >= FRAMES * FRAME_BYTES > 16 * compiled.temp_bytes
+    step, specs = prefill_step(config, rows=2, chunk=2048, num_frames=FRAMES)
+    assert compile_for_h200(step, *specs, donate=(1,)).kinds["kCopy"] == 0

@@ -22,6 +22,7 @@ from hybrid_jax.geometry import ArraySpec, make_geometry
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.sampling_params import MAX_LOGPROBS
 from hybrid_jax.state import State
+from pallas_kernels.paged_attention.xla import TILE_TOKENS
 
 FRAMES = (4001, 9001)  # primes beside all else, so that a shape tells what it is
 WRITES_IN_PLACE = {"parameter", "get-tuple-element", "bitcast", "dynamic-update-slice", "fusion"}
@@ -30,27 +31,33 @@ pytestmark = pytest.mark.usefixtures("no_compile_cache")
 
 
 def model(pattern: str, dtype: str) -> ModelConfig:
-    """The bundled model's widths with another number of layers."""
-    mixers = {
-        "M": Mamba2(num_heads=6, head_dim=64, state_size=64),
-        "A": Attention(num_heads=3, num_kv_heads=1, head_dim=64),
-    }
+    """The bundled model's widths with other layers: M, A, or both side by side in either order, P and Q."""
+    mamba2 = Mamba2(num_heads=6, head_dim=64, state_size=64)
+    attention = Attention(num_heads=3, num_kv_heads=1, head_dim=64)
+    mixers = {"M": (mamba2,), "A": (attention,), "P": (mamba2, attention), "Q": (attention, mamba2)}
     return ModelConfig(
         family="test",
         vocab_size=260,
         width=192,
-        layers=tuple(LayerSpec(mixers=(mixers[kind],), mlp=MLP(width=512)) for kind in pattern),
+        layers=tuple(LayerSpec(mixers=mixers[kind], mlp=MLP(width=512)) for kind in pattern),
         tie_embeddings=True,
         max_position=16384,  # 256 pages of 64 tokens
         dtype=dtype,
     )
 
 
-def make_runner(pattern: str = "MAM", dtype: str = "float32", exact: bool = False) -> Runner:
+def make_runner(
+    pattern: str = "MAM",
+    dtype: str = "float32",
+    exact: bool = False,
+    page_tokens: int | None = None,
+    max_model_len: int | None = None,
+) -> Runner:
     config = model(pattern, dtype)
-    engine = EngineConfig(max_rows=8, dtype=dtype, exact=exact)
+    engine = EngineConfig(max_rows=8, dtype=dtype, exact=exact, page_tokens=page_tokens)
     params = jax.eval_shape(lambda: random_params(config, 0, dtype))
-    sizes = {"num_frames": 2, "max_slots": 67, "max_model_len": config.max_position}
+    longest = max_model_len or config.max_position
+    sizes = {"num_frames": 2, "max_slots": 67, "max_model_len": longest}
     return Runner(config, params, engine, make_geometry(config, engine), **sizes)
 
 
@@ -165,6 +172,11 @@ CASES = {
     "fork_attention": ("AA", "float32", "fork", 8, None),
     "fork_recurrent": ("M", "float32", "fork", 4, None),
     "exact": ("MAM", "float32", "exact", 8, 32),
+    "decode_side_by_side": ("PP", "float32", "decode", 8, None),
+    "decode_side_by_side_attention_first": ("QQ", "float32", "decode", 8, None),
+    "prefill_side_by_side": ("PQ", "float32", "prefill", 4, 32),
+    "exact_side_by_side": ("PP", "float32", "exact", 8, 32),
+    "exact_attention_first": ("AMMA", "float32", "exact", 8, 32),
 }
 
 
@@ -183,6 +195,15 @@ def test_a_step_updates_its_state_in_place(name):
     )
     variant = Variant(MAX_LOGPROBS if name.endswith("logprobs") else 0, name.endswith("adjusted"))
     check(runner, kind, shape, variant if kind != "exact" else runner._variant([]))
+
+
+@pytest.mark.parametrize("tiles", [1, 2])
+def test_a_page_table_of_few_tiles_is_read_in_place(tiles):
+    """With one, nothing in the walk over pages depends on the walk."""
+    runner = make_runner(page_tokens=16, max_model_len=tiles * TILE_TOKENS)
+    shape = bucket.DecodeBucket(8, 8, bucket.widths(runner.max_pages)[0])
+    assert shape.width * 16 == tiles * TILE_TOKENS
+    check(runner, "decode", shape, Variant())
 
 
 def test_a_prefill_holds_the_activations_of_few_layers():
