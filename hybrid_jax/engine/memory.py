@@ -114,9 +114,11 @@ class Memory:
         if self.tree is not None:
             if keep is not None:
                 self.tree.pin(keep)
-            fits = self.tree.make_room(sum(asked), num_slots)
-            if keep is not None:
-                self.tree.unpin(keep)
+            try:
+                fits = self.tree.make_room(sum(asked), num_slots)
+            finally:
+                if keep is not None:
+                    self.tree.unpin(keep)
         after = self._frames_by_kind()
         gave = before[0] - after[0], before[1] - after[1]
         self.pressure.evicted(asked=asked, gave=gave, enough=fits)
@@ -228,10 +230,12 @@ class Memory:
         page_tokens = self.geometry.page_tokens
         if not page_tokens:
             return num_tokens
-        covered = len(sequence.pages) * page_tokens
-        while covered < num_tokens and self.make_room(self.geometry.frames_per_page):
-            sequence.pages = np.concatenate((sequence.pages, self._new_pages(1)))
+        covered, new = len(sequence.pages) * page_tokens, 0
+        while covered < num_tokens and self.make_room((new + 1) * self.geometry.frames_per_page):
             covered += page_tokens
+            new += 1
+        if new:
+            sequence.pages = np.concatenate((sequence.pages, self._new_pages(new)))
         return covered
 
     def slot_to_write(self, sequence: Sequence) -> int | None:

@@ -113,7 +113,16 @@ class Engine:
     def crash(self):
         """A dispatch fails: the device and all results that are not in are lost."""
         self.scheduler.plan()
-        live = [r for r in self.requests.values() if r.finish_reason is None]
+        self.recover()
+
+    def recover(self):
+        """Starts over as the engine does after an exception: what was reported stays, the rest is computed again."""
+        live = []
+        for name, request in self.requests.items():
+            if name not in self.ended and request.finish_reason != "abort":
+                del request.output[len(self.reported[name]) :]
+                request.finish_reason = request.stop_reason = None
+                live.append(request)
         self.scheduler = self.scheduler.restarted(live)
         self.scheduler.check_invariants()
         self.pending.clear()

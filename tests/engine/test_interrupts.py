@@ -17,6 +17,7 @@ import pytest
 from hybrid_jax.engine import batches, pending
 from hybrid_jax.engine.admission import Admission
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.memory import Memory
 from hybrid_jax.engine.pending import Pending
 from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.runner import Runner
@@ -52,6 +53,14 @@ TURN = (
     Scheduler._accept,
     Sequence.report,
     Scheduler._finish,
+    Memory._start,
+    Memory.fork,
+    Memory.grow,
+    Memory.slot_to_write,
+    Memory.publish,
+    Memory.finish,
+    Memory.settle_fold,
+    Memory.end_plan,
 )
 RECOVERY = (Engine._recover, Runner.rebuild, Scheduler.restarted, Scheduler.add)
 Line = tuple[CodeType, int]
