@@ -161,7 +161,7 @@ def test_an_engine_whose_memory_is_that_tiny_gives_the_same_tokens():
 def given_away_while_read(memory: Memory, sequence: Sequence, checkpoint: int, slot: int) -> None:
     """`Memory.advance` that does not wait for the end of the plan, whose chunk reads the old checkpoint."""
     if slot != sequence.slot and sequence.slot:
-        memory.slots.release(sequence.slot)
+        memory.holds.release_slot(sequence.slot)
     sequence.slot = sequence.real_slot = slot
     sequence.checkpoint = sequence.real_checkpoint = checkpoint
 
