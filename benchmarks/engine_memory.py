@@ -100,29 +100,35 @@ class Load:
         sequence.position = sequence.real_position = PROMPT
         sequence.tokens += self.tokens(OUTPUT)
 
-    def step(self, sequences: list[Sequence]) -> None:
-        """One decode step of every row, planned and settled."""
-        memory, grain, folds = self.memory, self.geometry.grain, []
+    def step(self, sequences: list[Sequence]) -> float:
+        """One decode step of every row, planned and settled; microseconds of what memory does of it."""
+        memory, grain = self.memory, self.geometry.grain
+        due = [s for s in sequences if s.checkpoint + grain == s.position]
+        flights: list[DecodeFlight] = []
+
+        def planned() -> None:
+            for sequence in sequences:
+                memory.grow(sequence, sequence.position + 1)
+            for sequence in due:
+                flights.append(self.fold(sequence))
+            memory.end_plan()
+            for flight in flights:
+                memory.settle_fold(flight, 1)
+
+        elapsed = timed(planned)
         for sequence in sequences:
-            position = sequence.position
-            assert memory.grow(sequence, position + 1) > position, "no room to grow"
-            if sequence.checkpoint + grain == position:
-                target = memory.slot_to_write(sequence)
-                flight = DecodeFlight(
-                    sequence=sequence,
-                    num_steps=1,
-                    fold_step=0,
-                    source=sequence.slot,
-                    target=target,
-                )
-                folds.append(flight)
-                sequence.checkpoint, sequence.slot = position, target
-            sequence.position = position + 1
-        memory.end_plan()
-        for flight in folds:
-            memory.settle_fold(flight, 1)
-        for sequence in sequences:
+            sequence.position += 1
             sequence.real_position = sequence.position
+            assert self.geometry.num_pages(sequence.position) <= len(sequence.pages), "no room"
+        return elapsed
+
+    def fold(self, sequence: Sequence) -> DecodeFlight:
+        """Where the next checkpoint goes, as a step plans it."""
+        source, target = sequence.slot, self.memory.slot_to_write(sequence)
+        sequence.checkpoint, sequence.slot = sequence.position, target
+        return DecodeFlight(
+            sequence=sequence, num_steps=1, fold_step=0, source=source, target=target
+        )
 
 
 def timed(call: Callable, *args) -> float:
@@ -147,7 +153,7 @@ def measure(spec: str, policy: str, kind: str, *, rows: int, rounds: int) -> dic
             for _ in range(index % load.geometry.grain):  # so that not all rows fold at once
                 load.step([sequence])
         while max(sequence.position for sequence in sequences) < PROMPT + OUTPUT - 1:
-            steps.append(timed(load.step, sequences))
+            steps.append(load.step(sequences))
         ends += [timed(load.memory.finish, sequence) for sequence in sequences]
     parts = {"look_up": look_ups, "admission": admissions, "step": steps, "end": ends}
     stats = load.memory.stats()

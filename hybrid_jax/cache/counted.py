@@ -53,7 +53,7 @@ class ByteBudget:
     def give(self, num_bytes: int) -> None:
         self.used -= num_bytes
 
-    def retain(self, pages: range) -> None:
+    def retain(self, pages: range, *, distinct: bool = False) -> None:
         """A row's hold on pages: nothing to count, the tree alone holds bytes."""
 
     def __repr__(self) -> str:

@@ -125,7 +125,7 @@ class RadixTree:
         if match.hit_len == 0:
             return np.zeros((0, 0), np.int32), 0
         pages = self._spans.pages_to(match.node, match.hit_len)
-        self._frames.retain(pages)
+        self._frames.retain(pages, distinct=True)
         slot = match.node.slot if self.needs_slots else 0
         if slot:
             self._slots.retain(slot)

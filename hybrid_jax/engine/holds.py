@@ -69,14 +69,16 @@ class Holds:
         self.page_frames += self._num_new(indices(frames))
         self._observe()
 
-    def release_frames(self, frames: npt.ArrayLike) -> None:
-        """A sequence holds these frames no more; as often as each is listed."""
+    def release_frames(self, frames: npt.ArrayLike, *, distinct: bool = False) -> None:
+        """A sequence holds these frames no more; as often as each is listed, and none twice if `distinct`."""
         frames = indices(frames)
         if not frames.size:
             return
-        self._frames.release(frames)
-        gone = frames[self._live_holders(frames) == 0]
-        self.page_frames -= len(np.unique(gone))
+        self._frames.release(frames, distinct=distinct)
+        gone = self._live_holders(frames) == 0
+        self.page_frames -= (
+            int(np.count_nonzero(gone)) if distinct else len(set(frames[gone].tolist()))
+        )
         self._observe()
 
     def _num_new(self, frames: np.ndarray) -> int:

@@ -103,19 +103,17 @@ class Memory:
         return max(with_state * geometry.page_tokens, min(without, geometry.grain))
 
     def make_room(self, page_frames: int, num_slots: int = 0, *, keep: Node | None = None) -> bool:
-        """Evicts until there are so many frames for pages, and that many checkpoints beside them.
-
-        Not what `keep` lists. False when the tree cannot give enough.
-        """
+        """Evicts, but not what `keep` lists, until so much is free; False when the tree cannot give enough."""
         asked = page_frames, num_slots * self.geometry.state_frames
-        if self.frames.num_free >= sum(asked) and self.slots.num_free >= num_slots:
+        num_frames = page_frames + asked[1]
+        if self.frames.num_free >= num_frames and self.slots.num_free >= num_slots:
             return True
         before, fits = self._frames_by_kind(), False
         if self.tree is not None:
             if keep is not None:
                 self.tree.pin(keep)
             try:
-                fits = self.tree.make_room(sum(asked), num_slots)
+                fits = self.tree.make_room(num_frames, num_slots)
             finally:
                 if keep is not None:
                     self.tree.unpin(keep)
@@ -359,7 +357,7 @@ class Memory:
         node = self.publish(sequence)
         if for_good and self.history is not None:
             self.history.ended(sequence, node)
-        self.holds.release_frames(sequence.pages)
+        self.holds.release_frames(sequence.pages, distinct=True)
         self.holds.release_frames([frame for source, _ in sequence.copies for frame in source])
         self.holds.release_slot(sequence.real_slot)
         sequence.pages, sequence.copies = NO_PAGES, []
