@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from hybrid_jax.config import MAX_GRAIN
 from hybrid_jax.sim.baselines import BATCH, HALF, NAMES, SGLANG_SHARE, SHARE, parse_share
 from hybrid_jax.sim.honest_arenas import Superblocks, TwoEnded
 from hybrid_jax.sim.honest_frames import FramesMemory
@@ -20,8 +21,11 @@ HONEST_NAMES = {
     "superblocks:SIZE": "blocks of one size, each for one kind while in use",
     "two_ended": "KV from one end, states from the other, moved where they meet",
 } | NAMES
-EXAMPLES = "frames, frames:64, fixed_dual_mr05, avmp_dynamic_b128, superblocks:16MiB"
-NUMBER = re.compile(r"(frames|ideal):([1-9][0-9]{0,5})")
+EXAMPLES = "frames, frames:64, frames:64@8, fixed_dual_mr05, avmp_dynamic_b128, superblocks:16MiB"
+NUMBER = r"[1-9][0-9]{0,5}"
+IDEAL = re.compile(rf"ideal:({NUMBER})")
+# The ring's length behind an @, else the engine's default.
+FRAMES = re.compile(rf"frames(?::({NUMBER}))?(?:@({NUMBER}))?")
 SUPERBLOCKS = re.compile(rf"superblocks:({POOL.pattern})")
 LEAST_BLOCK = 1 << 20
 
@@ -33,7 +37,6 @@ def make_honest(name: str, model: HonestModel, pool_bytes: int) -> HonestMemory:
         ValueError: no such allocator, or a size or a share that leaves one kind without memory.
     """
     plain = {
-        "frames": FramesMemory,
         "vllm_big_block": vllm_big_block,
         "two_ended": TwoEnded,
         "padded_unified": padded_unified,
@@ -42,14 +45,24 @@ def make_honest(name: str, model: HonestModel, pool_bytes: int) -> HonestMemory:
         return plain[name](model, pool_bytes)
     if name == "ideal":
         return Ideal(model, pool_bytes, step_tokens=model.layers.page_tokens)
-    if match := NUMBER.fullmatch(name):
-        number = int(match[2])
-        if match[1] == "frames":
-            return FramesMemory(model, pool_bytes, rows=number)
-        return Ideal(model, pool_bytes, step_tokens=number)
+    if match := IDEAL.fullmatch(name):
+        return Ideal(model, pool_bytes, step_tokens=int(match[1]))
+    if match := FRAMES.fullmatch(name):
+        return _frames(name, match, model, pool_bytes)
     if match := SUPERBLOCKS.fullmatch(name):
         return _superblocks(name, match, model, pool_bytes)
     return _split(name, model, pool_bytes)
+
+
+def _frames(name: str, match: re.Match, model: HonestModel, pool_bytes: int) -> FramesMemory:
+    rows, grain = match.groups()
+    if grain is not None:
+        if int(grain) > MAX_GRAIN or int(grain) & (int(grain) - 1):
+            raise ValueError(
+                f"pool-sim: {name}: a ring's length must be a power of two from 1 to {MAX_GRAIN}, got {grain}"
+            )
+        model = model.at_grain(int(grain))
+    return FramesMemory(model, pool_bytes, rows=None if rows is None else int(rows))
 
 
 def _superblocks(name: str, match: re.Match, model: HonestModel, pool_bytes: int) -> Superblocks:

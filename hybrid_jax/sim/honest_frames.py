@@ -32,17 +32,8 @@ class FramesMemory:
     def __init__(self, model: HonestModel, pool_bytes: int, *, rows: int | None = None):
         self.geometry = geometry = model.frames
         self.counters = HonestCounters()
-        self.rows, self._ring_bytes = rows, model.ring_bytes
-        beside = 0 if rows is None else self._rings(rows)
-        per_frame = geometry.frame_bytes + (0 if rows is None else ENTRY_BYTES)
-        num_frames = (pool_bytes - beside) // per_frame
-        least = geometry.state_frames + geometry.frames_per_page
-        if num_frames < least:
-            raise ValueError(
-                f"pool-sim: frames: {pool_bytes} bytes must hold {least} frames of {geometry.frame_bytes} bytes, a "
-                f"page and a checkpoint, beside {beside} bytes of rings"
-            )
-        self.num_frames = num_frames  # without the sink
+        self.model, self.rows = model, rows
+        self.num_frames = num_frames = self._fill(pool_bytes)  # without the sink
         max_slots = min(1 + num_frames // geometry.state_frames, MAX_TABLE)
         self.frames = FrameAllocator(num_frames + 1)
         self.slots = SlotTable(self.frames, state_frames=geometry.state_frames, max_slots=max_slots)
@@ -55,6 +46,25 @@ class FramesMemory:
         self._pages: dict[int, list[np.ndarray]] = {}
         self._slot: dict[int, int] = {}
         self._folded: dict[int, int] = {}  # position of the checkpoint
+
+    def _fill(self, pool_bytes: int) -> int:
+        """Frames that the pool has room for beside what else lies in it."""
+        if self.rows is None:
+            return self._require(pool_bytes // self.geometry.frame_bytes, pool_bytes, 0)
+        beside = self._rings(self.rows)
+        num_frames = (pool_bytes - beside) // (self.geometry.frame_bytes + ENTRY_BYTES)
+        return self._require(num_frames, pool_bytes, beside)
+
+    def _require(self, num_frames: int, pool_bytes: int, beside: int, ring_frames: int = 0) -> int:
+        """The same number, if that is enough for one request."""
+        geometry = self.geometry
+        least = geometry.state_frames + geometry.frames_per_page + ring_frames
+        if num_frames < least:
+            raise ValueError(
+                f"pool-sim: frames: {pool_bytes} bytes must hold {least} frames of {geometry.frame_bytes} bytes, "
+                f"as one request takes, beside {beside} bytes of rings and tables"
+            )
+        return num_frames
 
     @property
     def used_bytes(self) -> int:
@@ -76,8 +86,7 @@ class FramesMemory:
         return self.fold(request, num_tokens)
 
     def grow(self, request: int, num_tokens: int) -> bool:
-        held = sum(map(len, self._pages[request]))
-        missing = self._page_frames(num_tokens) - held
+        missing = self._missing(request, num_tokens)
         if missing > 0:
             self.counters.allocate_calls += 1
             if missing > self.frames.num_free:
@@ -136,7 +145,11 @@ class FramesMemory:
         self.slots.check_invariants()
 
     def _rings(self, rows: int) -> int:
-        return (rows + 1) * self._ring_bytes  # and the row that padding writes to
+        return (rows + 1) * self.model.ring_bytes  # and the row that padding writes to
+
+    def _missing(self, request: int, num_tokens: int) -> int:
+        """Frames of pages that a request lacks."""
+        return self._page_frames(num_tokens) - sum(map(len, self._pages[request]))
 
     def _page_frames(self, num_tokens: int) -> int:
         return self.geometry.num_pages(num_tokens) * self.geometry.frames_per_page

@@ -31,12 +31,14 @@ class HonestModel:
     Attributes:
         layers: pages and states of single layers, convolution included.
         frames: the same state as the engine lays it out.
-        ring_bytes: of the engine's rings, for one row.
+        window_bytes: of the convolution's columns in one row's ring, all layers.
+        record_bytes: of one token's record there.
     """
 
     layers: PoolGeometry
     frames: Geometry
-    ring_bytes: int
+    window_bytes: int
+    record_bytes: int
 
     @property
     def name(self) -> str:
@@ -56,6 +58,15 @@ class HonestModel:
     def slot_bytes(self) -> int:
         """The same in frames."""
         return checkpoint_bytes(self.frames)
+
+    @property
+    def ring_bytes(self) -> int:
+        """One row's ring."""
+        return self.window_bytes + self.frames.grain * self.record_bytes
+
+    def at_grain(self, grain: int) -> HonestModel:
+        """The same with rings of so many tokens."""
+        return replace(self, frames=replace(self.frames, grain=grain))
 
 
 def honest_model(name: str) -> HonestModel:
@@ -127,8 +138,12 @@ def _with_frames(layers: PoolGeometry, page: Attention, mixer: Mamba2, columns: 
         conv_frames=-(-layers.num_states * conv_words // made.frame_words),
     )
     rings = ring_specs(model, frames, num_rows=1, window=1)
+    sizes = {name: spec.num_bytes for name, spec in rings.items()}
     return HonestModel(
-        layers=layers, frames=frames, ring_bytes=sum(spec.num_bytes for spec in rings.values())
+        layers=layers,
+        frames=frames,
+        window_bytes=sizes["conv"],
+        record_bytes=(sizes["xB"] + sizes["dt"]) // frames.grain,
     )
 
 

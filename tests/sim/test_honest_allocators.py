@@ -72,8 +72,8 @@ def test_a_fold_to_new_frames_waits_for_them():
 def test_rows_take_their_rings_and_tables_out_of_the_pool():
     memory = FramesMemory(
         MODEL, 200, rows=2
-    )  # three rings of 7 bytes; a frame and its entry take 24
-    assert memory.num_frames == 7
+    )  # three rings of 22 bytes; a frame and its entry take 24
+    assert memory.num_frames == 5
     assert memory.reserved_bytes + memory.row_bytes(1) <= 200 + 20 + 12  # the sink, slot 0
     assert memory.admit(A, 1) and not memory.admit(B, 1)
     memory = FramesMemory(MODEL, 1000, rows=1)
@@ -211,7 +211,8 @@ MAKERS = {
 } | {
     name: lambda name=name: make_honest(name, MODEL, 480)
     for name in (
-        *("frames", "frames:3", "two_ended", "padded_unified", "vllm_big_block", "ideal"),
+        *("frames", "frames:3", "frames@2"),
+        *("two_ended", "padded_unified", "vllm_big_block", "ideal"),
         *("fixed_dual_mr05", "avmp_static_mr05", "avmp_dynamic_b3"),
     )
 }
