@@ -23,8 +23,8 @@ def pool_sim(
         typer.Option(
             help="padded_unified, fixed_dual_mr05, fixed_dual:0.474, fixed_dual_sglang, avmp_static_mr05, "
             "avmp_dynamic_b128; other shares and batches in the same way. In honest mode also frames (the engine's "
-            "own), frames:64 (rings of 64 rows in the pool), frames:64@8 (of 8 tokens), "
-            "vllm_big_block, superblocks:16MiB, two_ended, ideal.",
+            "own), frames:64 (rings of 64 rows in the pool), frames:64@8 (of 8 tokens), frames_rings, frames_records, "
+            "frames_raw (rings in frames), vllm_big_block, superblocks:16MiB, two_ended, ideal.",
             show_default="frames; in paper mode avmp_dynamic_b128",
         ),
     ] = None,

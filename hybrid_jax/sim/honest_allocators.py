@@ -10,22 +10,26 @@ from hybrid_jax.sim.honest_arenas import Superblocks, TwoEnded
 from hybrid_jax.sim.honest_frames import FramesMemory
 from hybrid_jax.sim.honest_memory import HonestMemory, Ideal
 from hybrid_jax.sim.honest_models import HonestModel
+from hybrid_jax.sim.honest_rings import KINDS, RingsInFrames
 from hybrid_jax.sim.honest_units import AvmpMemory, fixed_dual, padded_unified, vllm_big_block
 from hybrid_jax.sim.pool_geometry import POOL, UNITS
 
 HONEST_NAMES = {
     "frames": "the engine's: equal frames, one free list; its rings beside the pool",
     "frames:N": "the same, rings and tables of N rows within the pool, and no more rows than that",
+    "frames_rings": "studies: rings in frames of the pool, each whole",
+    "frames_records": "the same, taken as records come and given back at the fold",
+    "frames_raw": "the same, records kept as they enter the convolution",
     "ideal": "bytes that flow, KV by pages of 16 tokens; ideal:N by N tokens",
     "vllm_big_block": "attention blocks as large as a layer's state",
     "superblocks:SIZE": "blocks of one size, each for one kind while in use",
     "two_ended": "KV from one end, states from the other, moved where they meet",
 } | NAMES
-EXAMPLES = "frames, frames:64, frames:64@8, fixed_dual_mr05, avmp_dynamic_b128, superblocks:16MiB"
+EXAMPLES = "frames, frames:64, frames:64@8, frames_rings@16, fixed_dual_mr05, avmp_dynamic_b128, superblocks:16MiB"
 NUMBER = r"[1-9][0-9]{0,5}"
 IDEAL = re.compile(rf"ideal:({NUMBER})")
 # The ring's length behind an @, else the engine's default.
-FRAMES = re.compile(rf"frames(?::({NUMBER}))?(?:@({NUMBER}))?")
+FRAMES = re.compile(rf"frames(?:_({'|'.join(KINDS)})|:({NUMBER}))?(?:@({NUMBER}))?")
 SUPERBLOCKS = re.compile(rf"superblocks:({POOL.pattern})")
 LEAST_BLOCK = 1 << 20
 
@@ -55,13 +59,15 @@ def make_honest(name: str, model: HonestModel, pool_bytes: int) -> HonestMemory:
 
 
 def _frames(name: str, match: re.Match, model: HonestModel, pool_bytes: int) -> FramesMemory:
-    rows, grain = match.groups()
+    kind, rows, grain = match.groups()
     if grain is not None:
         if int(grain) > MAX_GRAIN or int(grain) & (int(grain) - 1):
             raise ValueError(
                 f"pool-sim: {name}: a ring's length must be a power of two from 1 to {MAX_GRAIN}, got {grain}"
             )
         model = model.at_grain(int(grain))
+    if kind is not None:
+        return RingsInFrames(model, pool_bytes, kind=kind)
     return FramesMemory(model, pool_bytes, rows=None if rows is None else int(rows))
 
 

@@ -33,12 +33,14 @@ class HonestModel:
         frames: the same state as the engine lays it out.
         window_bytes: of the convolution's columns in one row's ring, all layers.
         record_bytes: of one token's record there.
+        raw_bytes: of a record that keeps what enters the convolution instead, so that it needs no columns.
     """
 
     layers: PoolGeometry
     frames: Geometry
     window_bytes: int
     record_bytes: int
+    raw_bytes: int
 
     @property
     def name(self) -> str:
@@ -139,11 +141,14 @@ def _with_frames(layers: PoolGeometry, page: Attention, mixer: Mamba2, columns: 
     )
     rings = ring_specs(model, frames, num_rows=1, window=1)
     sizes = {name: spec.num_bytes for name, spec in rings.items()}
+    column = sizes["conv"] // rings["conv"].shape[2]
+    record, steps = (sizes["xB"] + sizes["dt"]) // frames.grain, sizes["dt"] // frames.grain
     return HonestModel(
         layers=layers,
         frames=frames,
         window_bytes=sizes["conv"],
-        record_bytes=(sizes["xB"] + sizes["dt"]) // frames.grain,
+        record_bytes=record,
+        raw_bytes=column + steps if columns else record,
     )
 
 

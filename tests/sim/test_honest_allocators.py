@@ -211,7 +211,7 @@ MAKERS = {
 } | {
     name: lambda name=name: make_honest(name, MODEL, 480)
     for name in (
-        *("frames", "frames:3", "frames@2"),
+        *("frames", "frames:3", "frames@2", "frames_rings", "frames_records", "frames_raw@4"),
         *("two_ended", "padded_unified", "vllm_big_block", "ideal"),
         *("fixed_dual_mr05", "avmp_static_mr05", "avmp_dynamic_b3"),
     )

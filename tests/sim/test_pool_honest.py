@@ -194,6 +194,7 @@ def test_events_come_to_the_same_as_ticks(requests, pool_bytes):
 
 
 NAMES = (
+    *("frames_rings@1", "frames_records", "frames_records@4", "frames_raw"),
     *("frames", "frames:3", "vllm_big_block", "two_ended", "padded_unified", "fixed_dual_mr05"),
     *("avmp_static_mr05", "avmp_dynamic_b3", "ideal:1"),
 )

@@ -34,7 +34,7 @@ FRAMES = Geometry(
     grain=8,
     dtype="bfloat16",
 )
-MODEL = HonestModel(layers=POOL, frames=FRAMES, window_bytes=6, record_bytes=2)
+MODEL = HonestModel(layers=POOL, frames=FRAMES, window_bytes=6, record_bytes=2, raw_bytes=4)
 # A line of a trace in each of its forms.
 SEGMENTS = {"session_id": 7, "turn_id": 2, "ts": 1.5, "in": [[5, 3], [9, 2, 4]], "out": [[6, 1]]}
 TOKENS = {"session_id": "a", "turn_id": 0, "ts": 2, "input_tokens": [3, 1, 2], "output_tokens": [9]}
