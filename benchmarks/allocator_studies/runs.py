@@ -69,8 +69,8 @@ class Cell:
     """One run.
 
     Attributes:
-        mode: paper, thresholds or honest.
-        allocator, workload, model, gib, seed: of it. options: what thresholds vary.
+        mode: paper, thresholds, honest or spare.
+        allocator, workload, model, gib, seed: of it. options: what thresholds vary; of spare the pool over the budget.
     """
 
     mode: str
@@ -87,14 +87,18 @@ class Cell:
         return " ".join(map(str, (*parts, *self.options)))
 
 
+def loads(*, smoke: bool) -> list[tuple[str, int]]:
+    """Workloads and seeds."""
+    if smoke:
+        return [("sharegpt_replay", 4), ("uniform_short", 1)]
+    return [(name, kind.seed + more) for name, kind in WORKLOADS.items() for more in range(SEEDS)]
+
+
 def cells(*, smoke: bool) -> Iterator[Cell]:
     """All of them, or for a test a few of each kind."""
-    loads = [(name, kind.seed + more) for name, kind in WORKLOADS.items() for more in range(SEEDS)]
-    if smoke:
-        loads = [("sharegpt_replay", 4), ("uniform_short", 1)]
     sizes, geometries = (PAPER_SIZES[:1], GEOMETRIES[:1]) if smoke else (PAPER_SIZES, GEOMETRIES)
     names = dict.fromkeys((*VARIANTS, *MORE_SPLITS, *BATCHES))
-    for workload, seed in loads:
+    for workload, seed in loads(smoke=smoke):
         for model, gib in sizes:
             where = {"workload": workload, "seed": seed, "model": model, "gib": gib}
             for name in names:
@@ -152,28 +156,57 @@ def _honest(cell: Cell) -> dict | None:
     return run_honest(requests, memory, model, name=cell.allocator, pool_bytes=size).as_dict()
 
 
+def _spare(cell: Cell) -> dict | None:
+    """A pool of more than the budget, which everything is still measured by."""
+    model, size = model_of(cell.model), cell.gib * GIB
+    memory = make_honest(cell.allocator, model, int(cell.options[0] * size))
+    # Who is refused at the budget stays refused, or another load would be compared.
+    own, ideal = memory.fits_alone, make_honest("ideal", model, size).fits_alone
+    memory.fits_alone = lambda num_tokens: ideal(num_tokens) and own(num_tokens)
+    requests = load(cell.workload, cell.seed)
+    return run_honest(requests, memory, model, name=cell.allocator, pool_bytes=size).as_dict()
+
+
 RUN: dict[str, Callable[[Cell], dict | None]] = {
     "paper": _paper,
     "thresholds": _thresholds,
     "honest": _honest,
+    "spare": _spare,
 }
 
 
+class Kept:
+    """Results of cells, those that the file has from there; the file is written as it goes.
+
+    Args:
+        path: of the file. say: told how far it is.
+    """
+
+    def __init__(self, path: Path, say: Callable[[str], None]):
+        self._path, self._say = path, say
+        self._known = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else {}
+        self._asked = self._unsaved = 0
+
+    def __call__(self, cell: Cell) -> dict | None:
+        self._asked += 1
+        if cell.key not in self._known:
+            self._known[cell.key] = run_cell(cell)
+            self._unsaved += 1
+            if self._unsaved >= 200:
+                self.save()
+                self._say(f"{self._asked} runs")
+        return self._known[cell.key]
+
+    def save(self) -> None:
+        save(self._path, self._known)
+        self._unsaved = 0
+
+
 def run_all(path: Path, *, smoke: bool, say: Callable[[str], None]) -> dict[Cell, dict | None]:
-    """Every cell, those that the file has from there; the file is written as it goes."""
-    known = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else {}
-    results: dict[Cell, dict | None] = {}
-    unsaved = 0
-    for cell in cells(smoke=smoke):
-        if cell.key not in known:
-            known[cell.key] = run_cell(cell)
-            unsaved += 1
-        results[cell] = known[cell.key]
-        if unsaved >= 200:
-            save(path, known)
-            unsaved = 0
-            say(f"{len(results)} runs")
-    save(path, known)
+    """Every cell of `cells`."""
+    kept = Kept(path, say)
+    results = {cell: kept(cell) for cell in cells(smoke=smoke)}
+    kept.save()
     return results
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import allocators
 from benchmarks.allocator_studies import runs, tables
+from benchmarks.allocator_studies.rings import climb
 from benchmarks.allocator_studies.runs import Cell
 
 
@@ -41,6 +42,42 @@ def test_honest_numbers_hold_what_they_must(smoke):
     assert all(row["hollow"] == row["leaked"] == 0 for row in rows.values())
     assert rows["avmp_dynamic_b128"]["footprint"] == 2
     assert rows["two_ended"]["GiB copied"] > 0 == rows["frames"]["GiB copied"]
+
+
+@pytest.mark.slow
+def test_a_smoke_run_of_rings_goes_on_with_the_same_file(smoke):
+    before = json.loads((smoke / "runs.json").read_text())["runs"]
+    assert allocators.main(["--rings", "--smoke", "--out", str(smoke)]) == 0
+    assert before.items() <= json.loads((smoke / "runs.json").read_text())["runs"].items()
+    found = json.loads((smoke / "rings.json").read_text())["tables"]
+    rows = {row["allocator"]: row for row in found["rings"]["rows"]}
+    assert {row["engine"] for row in rows.values()} == {"built", "not built"}
+    assert rows["frames:N @8"]["engine"] == "built" and rows["frames:N @1"]["engine"] == "not built"
+    assert rows["frames @8"]["footprint"] > 1.1 and rows["frames_raw @8"]["footprint"] <= 1
+    order = ("frames:N @8", "frames_rings @8", "frames_records @8", "frames_raw @8", "frames @8")
+    values = [rows[name]["least"] for name in order]
+    assert values == sorted(values)
+    assert all(row["footprint"] <= 1.01 for row in found["rings_spare"]["rows"])
+    assert (smoke / "rings.md").read_text().count("\n## ") == len(found) == 3
+
+
+def test_a_climb_ends_where_both_neighbours_are_worse():
+    values = [1, 2, 5, 3, 4, 9, 8, 7, 6, 5]
+    asked = []
+    score = lambda index: asked.append(index) or values[index]
+    assert climb(score, len(values), None) == 5
+    assert climb(score, len(values), 9) == 5
+    assert climb(lambda index: -index, 3, 2) == 0 and climb(lambda index: index, 1, None) == 0
+    assert set(asked) <= set(range(10))
+
+
+def test_a_spare_pool_refuses_what_the_ideal_refuses():
+    where = {"workload": "mixed_long", "model": "jamba_1_5_mini", "gib": 1, "seed": 2}
+    ideal = runs.run_cell(Cell(mode="honest", allocator="ideal", **where))
+    spare = Cell(mode="spare", allocator="frames_raw@4", options=(1.01,), **where)
+    found = runs.run_cell(spare)
+    assert ideal["infeasible"] == found["infeasible"] > 0
+    assert 1 < found["peak_footprint"] <= 1.01
 
 
 def test_thresholds_change_the_log_alone(smoke):
