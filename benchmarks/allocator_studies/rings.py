@@ -137,7 +137,7 @@ def climb(score: Callable[[int], float], count: int, start: int | None) -> int:
 
 
 def ring_tables(study: Study) -> list[Table]:
-    """Of the budget, of a hundredth more, and of the best rows."""
+    """Of the budget, of a hundredth more, of footprints, and of the best rows."""
     points = study.points()
     return [
         _ratios(
@@ -149,7 +149,8 @@ def ring_tables(study: Study) -> list[Table]:
             "geometric means over workloads and seeds. `frames`: rings beside the pool, in the footprint alone. "
             "`frames:N`: the best N. `frames_rings`, `frames_records`, `frames_raw`: rings in frames of the pool, "
             "whole, as records come, and as raw records without columns. Infeasible and preempted: more than under "
-            "the ideal, all runs. The engine has the rows that are built.",
+            "the ideal, all runs; where more is refused, what is left is an easier load. The engine has the rows "
+            "that are built.",
         ),
         _ratios(
             study,
@@ -159,7 +160,25 @@ def ring_tables(study: Study) -> list[Table]:
             note=f"The same with a pool of {SPARE} of the budget, against the ideal with the budget. What the ideal "
             "refuses is refused here too.",
         ),
-        _best_rows(study, points),
+        _by_length(
+            study,
+            points,
+            BESIDE,
+            "footprint",
+            name="ring_footprints",
+            title="Footprint with rings beside the pool",
+            note="Of `frames`, over the budget, by the tokens of a ring: rings for the most rows that ever ran.",
+        ),
+        _by_length(
+            study,
+            points,
+            FIXED,
+            "rows",
+            name="ring_rows",
+            title="The best N of `frames:N`",
+            note=f"By the tokens of a ring, of {len(study.rows)} from {study.rows[0]} to {study.rows[-1]}, over all "
+            "loads; one with no better one beside it.",
+        ),
     ]
 
 
@@ -193,19 +212,15 @@ def _ratios(study: Study, points: list[Point], *, name: str, title: str, note: s
     )
 
 
-def _best_rows(study: Study, points: list[Point]) -> Table:
+def _by_length(
+    study: Study, points: list[Point], kind: str, field: str, *, name: str, title: str, note: str
+) -> Table:
+    """One value of one kind of allocator."""
     rows = []
     for length in study.lengths:
-        own = [point for point in points if (point.kind, point.length) == (FIXED, length)]
-        rows.append((length, *(point.rows for point in own)))
-    return Table(
-        name="ring_rows",
-        title="The best N of `frames:N` by the tokens of a ring",
-        note=f"Of {len(study.rows)} from {study.rows[0]} to {study.rows[-1]}, over all loads; one with no better one "
-        "beside it.",
-        columns=("tokens", *_names(study)),
-        rows=rows,
-    )
+        own = [point for point in points if (point.kind, point.length) == (kind, length)]
+        rows.append((length, *(getattr(point, field) for point in own)))
+    return Table(name=name, title=title, note=note, columns=("tokens", *_names(study)), rows=rows)
 
 
 def _names(study: Study) -> list[str]:
