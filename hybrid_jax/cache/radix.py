@@ -124,12 +124,16 @@ class RadixTree:
         self.use(match)
         if match.hit_len == 0:
             return np.zeros((0, 0), np.int32), 0
-        pages = self._spans.pages_to(match.node, match.hit_len)
+        pages = self.pages_of(match)
         self._frames.retain(pages, distinct=True)
         slot = match.node.slot if self.needs_slots else 0
         if slot:
             self._slots.retain(slot)
         return pages, slot
+
+    def pages_of(self, match: Match) -> np.ndarray:
+        """The pages that overlap [0, hit_len) of a hit: int32[n, frames_per_page] frame ids."""
+        return self._spans.pages_to(match.node, match.hit_len)
 
     def use(self, match: Match) -> None:
         """Counts a look-up, and the resume point it found as just used."""

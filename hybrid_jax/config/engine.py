@@ -31,7 +31,7 @@ class CacheConfig:
             high one, what goes is pages, if any are among the entries worth least; where checkpoints leave pages less
             than the low one, checkpoints. None: whatever is worth least.
         watermarks: (low, high), shares of the frames: memory counts as short from where running requests leave
-            less than the low one free or only cached, until they leave more than the high one.
+            less than the low one free or only cached, until they leave the high one.
 
     Example:
         >>> CacheConfig().policy
@@ -71,8 +71,13 @@ class CacheConfig:
             require(
                 _are_shares(value) or (value is None and name == "kv_quota"),
                 "CacheConfig",
-                f"{name} must be two shares (low, high) with 0 <= low <= high <= 1, got {value!r}",
+                f"{name} must be a tuple of two shares (low, high), 0 <= low <= high <= 1, got {value!r}",
             )
+        require(
+            self.kv_quota is None or self.policy != "off",
+            "CacheConfig",
+            f"kv_quota says what is evicted first, and policy 'off' caches nothing; got {self.kv_quota!r}",
+        )
 
 
 def _are_shares(pair: object) -> bool:

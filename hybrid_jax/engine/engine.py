@@ -217,7 +217,7 @@ class Engine:
 
     def memory_report(self) -> dict[str, Any]:
         """Which kind of memory is short, if one is, and how that has changed."""
-        return self.scheduler.memory.pressure.report()
+        return self.scheduler.memory.holds.pressure.report()
 
     def stats(self) -> dict[str, int | float]:
         """Counters since the start, and present numbers of requests, frames and cached prefixes."""

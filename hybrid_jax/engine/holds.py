@@ -47,6 +47,12 @@ class Holds:
         """Live ones of both kinds."""
         return self.page_frames + self.checkpoint_frames
 
+    def take_over(self, pressure: Pressure) -> None:
+        """Goes on with the counts of memory that is lost."""
+        self.pressure = pressure
+        pressure.admitted()
+        self._observe()
+
     def _observe(self) -> None:
         self.pressure.observe(self.page_frames, self.checkpoint_frames)
 
@@ -131,6 +137,13 @@ class Holds:
             self.num_slots += self._live_slot_holders(slot) == 1
         self._observe()
         return pages, slot
+
+    def num_frames_of(self, match: Match) -> int:
+        """Frames of a match's pages and checkpoint that no sequence holds: what would be live with it."""
+        pages = indices(self._tree.pages_of(match))
+        num_new = int(np.count_nonzero(self._live_holders(pages) == 0))
+        slot = match.node.slot
+        return num_new + (slot and not self._live_slot_holders(slot)) * self._slots.state_frames
 
     def check_invariants(self, frames: set[int], slots: set[int]) -> None:
         """Compares the counts with what sequences really list; AssertionError with both numbers."""

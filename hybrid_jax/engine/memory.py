@@ -80,11 +80,6 @@ class Memory:
         self._later_frames: list[int] = []
         self._later_slots: list[int] = []
 
-    @property
-    def pressure(self) -> Pressure:
-        """How short memory is, and of what."""
-        return self.holds.pressure
-
     # --- room -----------------------------------------------------------------------------------
 
     def frames_alone(self, num_tokens: int) -> int:
@@ -119,7 +114,7 @@ class Memory:
                     self.tree.unpin(keep)
         after = self._frames_by_kind()
         gave = before[0] - after[0], before[1] - after[1]
-        self.pressure.evicted(asked=asked, gave=gave, enough=fits)
+        self.holds.pressure.evicted(asked=asked, gave=gave, enough=fits)
         return fits
 
     def _frames_by_kind(self) -> tuple[int, int]:
@@ -143,8 +138,7 @@ class Memory:
         """
         hit_len = self._start(sequence, match, reserve=not alone)
         if hit_len is None and alone:
-            if self.tree is not None:
-                self.tree.make_room(self.frames.num_frames)  # everything goes
+            self.make_room(self.frames.num_frames - 1)  # everything goes
             if match is not None:
                 match = self.tree.match(sequence.prompt, sequence.owner)
             hit_len = self._start(sequence, match, reserve=False)
@@ -162,11 +156,9 @@ class Memory:
         fresh = geometry.num_pages(sequence.goal) - shared + int(inside)
         state = geometry.state_frames if sequence.goal > geometry.grain else 0
         page_frames = (fresh + reserve) * geometry.frames_per_page
-        needed = page_frames + state
-        if needed > self.frames.num_free and needed > self._most_free():
-            return None  # evicting would only cost the prefixes that are cached
         keep = match.node if hit_len else None
-        if not self.make_room(page_frames, 1 if state else 0, keep=keep):
+        possible = self._worth_evicting(page_frames, state, match)
+        if not possible or not self.make_room(page_frames, 1 if state else 0, keep=keep):
             return None
         new, slot = self._new_pages(fresh), 0
         if match is not None:
@@ -178,6 +170,7 @@ class Memory:
         sequence.slot = sequence.real_slot = slot
         sequence.checkpoint = sequence.real_checkpoint = hit_len
         sequence.position = sequence.real_position = hit_len
+        self.holds.pressure.admitted()
         self.arrived(sequence)
         return hit_len
 
@@ -197,10 +190,8 @@ class Memory:
         geometry = self.geometry
         full, inside = divmod(parent.goal, geometry.page_tokens) if geometry.has_pages else (0, 0)
         page_frames = (bool(inside) + 1) * geometry.frames_per_page
-        needed = page_frames + geometry.state_frames
-        if needed > self.frames.num_free and needed > self._most_free():
-            return None
-        if not self.make_room(page_frames, int(geometry.has_state)):
+        possible = self._worth_evicting(page_frames, geometry.state_frames)
+        if not possible or not self.make_room(page_frames, int(geometry.has_state)):
             return None
         shared, own = parent.pages[:full], self._new_pages(int(inside > 0))
         self.holds.retain_frames(shared)
@@ -210,11 +201,20 @@ class Memory:
         child.slot = child.real_slot = parent.slot
         child.checkpoint = child.real_checkpoint = parent.checkpoint
         child.position = child.real_position = parent.position
+        self.holds.pressure.admitted()
         return copies
 
-    def _most_free(self) -> int:
-        """Frames that would be free if the tree held nothing."""
-        return self.frames.num_frames - 1 - self.holds.num_frames
+    def _worth_evicting(self, pages: int, state: int, match: Match | None = None) -> bool:
+        """So many frames can be had if the tree keeps but a match; else evicting would only cost what is cached."""
+        if pages + state <= self.frames.num_free:
+            return True
+        kept = 0 if match is None or not match.hit_len else self.holds.num_frames_of(match)
+        if pages + state + kept <= self.frames.num_frames - 1 - self.holds.num_frames:
+            return True
+        self.holds.pressure.refused(
+            (pages, state), self.holds.page_frames, self.holds.checkpoint_frames
+        )
+        return False
 
     def _new_pages(self, count: int) -> np.ndarray:
         """Frame ids of `count` pages, the caller's: int32[count, frames_per_page]."""
@@ -393,6 +393,6 @@ class Memory:
             "cached_checkpoints": num_cached,
             "cached_checkpoint_bytes": cached_checkpoints * self.geometry.frame_bytes,
             "checkpoints": self.slots.num_held,
-            **self.pressure.stats(),
+            **self.holds.pressure.stats(),
             **cache,
         }

@@ -16,9 +16,10 @@ class MemoryStatus(StrEnum):
     """Which kind of memory is short, if one is.
 
     Attributes:
-        BALANCED: whatever is asked for can be had.
-        KV_PRESSURED, STATE_PRESSURED: running sequences leave less than the low watermark to be had (free, or only
-            cached), and pages, or checkpoints, are most of what they hold.
+        BALANCED: what is asked for can be had.
+        KV_PRESSURED, STATE_PRESSURED: running sequences, and the one that waits in front for memory, leave less than
+            the low watermark to be had (free, or only cached), and pages, or checkpoints, are most of what these
+            hold and ask for.
         REBALANCING: enough can be had, and evictions lately moved as much as lies between the watermarks from one
             kind to the other, back and forth not counted.
     """
@@ -57,9 +58,9 @@ class Pressure:
 
     Args:
         num_frames: that can be handed out.
-        watermarks: shares of them. Pressure begins where less than the low one can be had, and ends where more than
-            the high one can. While it lasts, the kind it is named after changes only if the other leads by as
-            much as lies between the two.
+        watermarks: shares of them. Pressure begins where less than the low one can be had, and ends where the high one
+            can. While it lasts, the kind it is named after changes only if the other leads by more than lies
+            between the two.
 
     Attributes:
         low, high: the watermarks in frames.
@@ -68,7 +69,7 @@ class Pressure:
         peak_frames: most frames that running sequences ever held.
         rebalanced_frames: frames of evicted entries that the other kind took.
         evicted_page_frames, evicted_checkpoint_frames: that were given away.
-        shortages: times that not even the whole cache could make enough room.
+        shortages: times that not even the whole cache could make enough room, for a sequence that runs or waits.
     """
 
     def __init__(self, num_frames: int, watermarks: tuple[float, float]):
@@ -80,9 +81,9 @@ class Pressure:
         self.evicted_page_frames = self.evicted_checkpoint_frames = 0
         self.log: deque[Transition] = deque(maxlen=LOG_LENGTH)
         self._last_move = -SETTLES_AFTER
-        self._drift = (
-            0  # frames that went to checkpoints and did not come back, since the last move
-        )
+        # Frames that went to checkpoints and did not come back, since the last move.
+        self._drift = 0
+        self._wanted: Frames = (0, 0)
 
     def observe(self, page_frames: int, checkpoint_frames: int) -> None:
         """One operation happened; running sequences now hold so many frames of each kind."""
@@ -90,9 +91,11 @@ class Pressure:
         held = page_frames + checkpoint_frames
         if held > self.peak_frames:
             self.peak_frames = held
+        pages, checkpoints = self._wanted
+        wanted, lead = pages + checkpoints, page_frames + pages - checkpoint_frames - checkpoints
         status = self.status
-        if self.num_frames - held < (self.high if status in PRESSURED else self.low):
-            status = self._of_kind(page_frames - checkpoint_frames)
+        if self.num_frames - held - wanted < (self.high if status in PRESSURED else self.low):
+            status = self._of_kind(lead)
         elif self.operations - self._last_move < SETTLES_AFTER:
             status = MemoryStatus.REBALANCING
         else:
@@ -116,6 +119,19 @@ class Pressure:
             return self.status
         return MemoryStatus.KV_PRESSURED if lead > 0 else MemoryStatus.STATE_PRESSURED
 
+    def refused(self, asked: Frames, page_frames: int, checkpoint_frames: int) -> None:
+        """A sequence that waits asked in vain, while others hold so many frames; counts as an operation.
+
+        Until `admitted`, status sees what it asked for as held.
+        """
+        self.shortages += 1
+        self._wanted = asked
+        self.observe(page_frames, checkpoint_frames)
+
+    def admitted(self) -> None:
+        """The sequence in front of the queue has got what it asked for, or is gone."""
+        self._wanted = (0, 0)
+
     def evicted(self, *, asked: Frames, gave: Frames, enough: bool) -> None:
         """Entries were evicted because free frames did not do.
 
@@ -128,9 +144,9 @@ class Pressure:
         self.shortages += not enough
         if not enough:
             return
-        # What one kind gave beyond its own need, as far as the other took it.
-        to_checkpoints = max(0, min(asked[1], gave[0] - asked[0]))
-        to_pages = max(0, min(asked[0], gave[1] - asked[1]))
+        # What one kind gave beyond its own need, as far as the other had not enough of its own.
+        to_checkpoints = max(0, min(asked[1] - gave[1], gave[0] - asked[0]))
+        to_pages = max(0, min(asked[0] - gave[0], gave[1] - asked[1]))
         self.rebalanced_frames += to_checkpoints + to_pages
         self._drift += to_checkpoints - to_pages
         if abs(self._drift) >= max(1, self.high - self.low):

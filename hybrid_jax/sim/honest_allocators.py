@@ -29,7 +29,7 @@ EXAMPLES = "frames, frames:64, frames:64@8, frames_rings@16, fixed_dual_mr05, av
 NUMBER = r"[1-9][0-9]{0,5}"
 IDEAL = re.compile(rf"ideal:({NUMBER})")
 # The ring's length behind an @, else the engine's default.
-FRAMES = re.compile(rf"frames(?:_({'|'.join(KINDS)})|:({NUMBER}))?(?:@({NUMBER}))?")
+FRAMES = re.compile(rf"frames(?:_({'|'.join(KINDS)})|:({NUMBER}))?(?:@([0-9]{{1,6}}))?")
 SUPERBLOCKS = re.compile(rf"superblocks:({POOL.pattern})")
 LEAST_BLOCK = 1 << 20
 
@@ -61,7 +61,7 @@ def make_honest(name: str, model: HonestModel, pool_bytes: int) -> HonestMemory:
 def _frames(name: str, match: re.Match, model: HonestModel, pool_bytes: int) -> FramesMemory:
     kind, rows, grain = match.groups()
     if grain is not None:
-        if int(grain) > MAX_GRAIN or int(grain) & (int(grain) - 1):
+        if not 1 <= int(grain) <= MAX_GRAIN or int(grain) & (int(grain) - 1):
             raise ValueError(
                 f"pool-sim: {name}: a ring's length must be a power of two from 1 to {MAX_GRAIN}, got {grain}"
             )

@@ -42,8 +42,8 @@ class RingsInFrames(FramesMemory):
         return self._all_frames(num_tokens, most) <= self.num_frames
 
     def admit(self, request: int, num_tokens: int) -> bool:
-        self.counters.allocate_calls += 1
         if self._all_frames(num_tokens, num_tokens) > self.frames.num_free:
+            self.counters.allocate_calls += 1
             return False
         if not super().admit(request, num_tokens):
             return False

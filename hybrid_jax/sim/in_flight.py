@@ -167,7 +167,7 @@ def simulate_in_flight(
         preemptions=counters.preemptions,
         evictions=0 if cache is None else cache.evictions,
         waits=counters.waits,
-        memory=run.scheduler.memory.pressure.stats(),
+        memory=run.scheduler.memory.holds.pressure.stats(),
         timing=run.device.describe(),
         seconds=seconds,
     )

@@ -61,6 +61,26 @@ def test_a_request_that_cannot_be_admitted_yet_costs_no_cached_prefix():
     engine.check()
 
 
+def test_a_hit_that_leaves_no_room_for_the_rest_costs_no_cached_prefix():
+    """Its own prefix would become live: what is left then is too little, whatever else is evicted."""
+    engine = Engine.make(num_frames=36, max_rows=2)
+    rng = random.Random(0)
+    other, mine = tokens_of(rng, 66), tokens_of(rng, 322)
+    for prompt in (other, mine):
+        engine.add(prompt, max_tokens=2, stop_ids=())
+        engine.run()
+    engine.add(tokens_of(rng, 200), max_tokens=300, stop_ids=())
+    engine.step()
+    evictions = engine.counters["cache_leaf_evictions"]
+    request = engine.add(mine + tokens_of(rng, 220), max_tokens=2, stop_ids=())
+    engine.step()
+    stats = engine.counters
+    assert stats["waiting"] == 1 and stats["cache_leaf_evictions"] == evictions
+    engine.run()
+    assert request.num_cached_tokens >= 320
+    engine.check()
+
+
 def test_one_request_gets_the_whole_pool_to_its_last_frame():
     geometry = make_geometry(page_tokens=64)
     for frames in (12, 14, 20):

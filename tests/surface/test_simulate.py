@@ -189,7 +189,7 @@ def test_with_arrivals_the_table_tells_the_same_to_people(arrive):
         ),
         (
             ("--clock", "arrivals", "--kv-quota", "0.8,0.2"),
-            "CacheConfig: kv_quota must be two shares (low, high) with 0 <= low <= high <= 1, got (0.8, 0.2)",
+            "CacheConfig: kv_quota must be a tuple of two shares (low, high), 0 <= low <= high <= 1, got (0.8, 0.2)",
         ),
         (("--clock", "arrivals", "--grain", "4"), "--grain must be a power of two between 8 and 64, got 4"),
         (("--ttft-table", "none.csv"), "No such file or directory: none.csv"),
