@@ -55,20 +55,17 @@ class Candidates:
             picks: of the few that the policy values least and nobody waits for, the first it holds for goes, if
                 there is one; None takes the least.
         """
-        node = self.evictable.pop()
+        node, passed = self.evictable.pop(), []
         if node is None:
             return self.expected.pop()
-        if picks is None or picks(node):
-            return node
-        passed = [node]
-        while len(passed) < LOOK_AHEAD and (node := self.evictable.pop()) is not None:
+        while picks is not None and node is not None and not picks(node):
             passed.append(node)
-            if picks(node):
-                break
-        victim = passed.pop() if node is not None and picks(node) else passed.pop(0)
+            node = self.evictable.pop() if len(passed) < LOOK_AHEAD else None
+        if node is None:
+            node = passed.pop(0)
         for other in passed:
             self.evictable.add(other)
-        return victim
+        return node
 
     def _is_evictable(self, node: Node) -> bool:
         if node.pages is None or node.pins or node.parent is None:
