@@ -87,6 +87,19 @@ class Geometry:
         """Pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_tokens) if self.has_pages else 0
 
+    def row_frames(self, num_tokens: int) -> int:
+        """Frames of one sequence that shares nothing: its pages, and a checkpoint once it is past a grain."""
+        state = self.state_frames if num_tokens > self.grain else 0
+        return self.num_pages(num_tokens) * self.frames_per_page + state
+
+    def longest_row(self, num_frames: int) -> int:
+        """Most tokens of one sequence in so many frames; huge without pages."""
+        if not self.has_pages:
+            return 1 << 40 if num_frames >= self.state_frames else self.grain
+        with_state = (num_frames - self.state_frames) // self.frames_per_page
+        without = num_frames // self.frames_per_page * self.page_tokens
+        return max(with_state * self.page_tokens, min(without, self.grain))
+
     def align(self, position: int) -> int:
         """The last grain boundary at or before `position`."""
         return position - position % self.grain

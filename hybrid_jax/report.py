@@ -281,12 +281,6 @@ def _count_blocks(config: ModelConfig) -> dict[str, int]:
     return dict(kinds)
 
 
-def _row_frames(geometry: Geometry, num_tokens: int) -> int:
-    """Frames of one sequence that shares nothing: its pages, and a checkpoint once it is past a grain."""
-    state = geometry.state_frames if num_tokens > geometry.grain else 0
-    return geometry.num_pages(num_tokens) * geometry.frames_per_page + state
-
-
 def _num_frames(config: ModelConfig, geometry: Geometry, engine: EngineConfig) -> int:
     """Usable frames of the arena, the sink left out; 0 when the memory holds nothing."""
     try:
@@ -308,7 +302,7 @@ def _fit(config: ModelConfig, geometry: Geometry, engine: EngineConfig, sizes: S
         num_frames=sizes.num_frames,
         num_slots=sizes.max_slots,
         # the last token is never fed, so nothing of it is kept
-        longest_context=_largest(lambda n: _row_frames(geometry, n - 1) <= frames, limit),
+        longest_context=_largest(lambda n: geometry.row_frames(n - 1) <= frames, limit),
         rows={n: count for n, count in rows.items() if count},
         cached_prefixes=frames // geometry.state_frames if geometry.has_state else 0,
         cached_tokens=(
@@ -321,7 +315,7 @@ def _most_rows(
     config: ModelConfig, geometry: Geometry, engine: EngineConfig, num_tokens: int
 ) -> int:
     """Rows of `num_tokens` tokens that fit together, each with the ring it needs."""
-    alone = _row_frames(geometry, num_tokens)
+    alone = geometry.row_frames(num_tokens)
     return _largest(
         lambda rows: rows * alone <= _num_frames(config, geometry, replace(engine, max_rows=rows)),
         max(MAX_ROWS_SHOWN, engine.max_rows),

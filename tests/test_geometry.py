@@ -137,6 +137,17 @@ def test_pages_and_boundaries_of_a_position():
     assert [geometry.align(p) for p in (0, 31, 32, 63)] == [0, 0, 32, 32]
 
 
+@pytest.mark.parametrize(("num_attention", "num_mamba2"), [(0, 3), (2, 0), (2, 3)])
+def test_the_longest_row_fits_and_no_longer_one(num_attention, num_mamba2):
+    model = stack(num_attention, attention(2, 8), num_mamba2, mamba(2, 8, 8))
+    geometry = make_geometry(model, EngineConfig(page_tokens=16 if num_attention else None))
+    for num_frames in range(40):
+        longest = geometry.longest_row(num_frames)
+        assert longest == 0 or geometry.row_frames(longest) <= num_frames
+        if longest < 1 << 40:
+            assert geometry.row_frames(longest + 1) > num_frames
+
+
 def test_a_grain_shorter_than_the_convolution_is_refused():
     mixer = Mamba2(num_heads=2, head_dim=8, state_size=8, conv_width=10)
     model = stack(0, attention(2, 8), 1, mixer)

@@ -82,21 +82,6 @@ class Memory:
 
     # --- room -----------------------------------------------------------------------------------
 
-    def frames_alone(self, num_tokens: int) -> int:
-        """Frames a sequence with `num_tokens` processed tokens needs when nobody else holds anything."""
-        geometry = self.geometry
-        state = geometry.state_frames if num_tokens > geometry.grain else 0
-        return geometry.num_pages(num_tokens) * geometry.frames_per_page + state
-
-    def longest(self) -> int:
-        """Most processed tokens of a sequence that has the pool to itself; huge without pages."""
-        geometry, total = self.geometry, self.frames.num_frames - 1
-        if not geometry.has_pages:
-            return 1 << 40 if total >= geometry.state_frames else geometry.grain
-        with_state = (total - geometry.state_frames) // geometry.frames_per_page
-        without = total // geometry.frames_per_page * geometry.page_tokens
-        return max(with_state * geometry.page_tokens, min(without, geometry.grain))
-
     def make_room(self, page_frames: int, num_slots: int = 0, *, keep: Node | None = None) -> bool:
         """Evicts, but not what `keep` lists, until so much is free; False when the tree cannot give enough."""
         asked = page_frames, num_slots * self.geometry.state_frames
@@ -144,7 +129,7 @@ class Memory:
             hit_len = self._start(sequence, match, reserve=False)
             assert hit_len is not None, (
                 f"memory: {self.frames.num_free} of {self.frames.num_frames - 1} frames free, "
-                f"{self.frames_alone(sequence.goal)} needed by a sequence that is alone"
+                f"{self.geometry.row_frames(sequence.goal)} needed by a sequence that is alone"
             )
         return hit_len
 

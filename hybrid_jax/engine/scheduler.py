@@ -66,9 +66,9 @@ class Scheduler:
             raise ValueError(
                 f"Scheduler: max_slots must be at least 2 (slot 0 is empty), got {max_slots}"
             )
-        self.geometry, self.engine = geometry, engine
+        self.geometry, self.engine, self.costs = geometry, engine, costs
         self.num_frames, self.max_slots, self.max_model_len = num_frames, max_slots, max_model_len
-        self.costs = costs
+        self._pool_holds = geometry.longest_row(num_frames - 1) + 1  # the last token is never fed
         self.counters = SchedulerCounters()
         self._sequences: dict[str, Sequence] = {}  # unfinished ones
         self._num_arrivals = 0
@@ -88,7 +88,7 @@ class Scheduler:
 
     def max_output(self, prompt_len: int) -> int:
         """Most tokens that a prompt of this length can be continued by, in model and pool; may be < 1."""
-        return min(self.max_model_len, self.memory.longest() + 1) - prompt_len
+        return min(self.max_model_len, self._pool_holds) - prompt_len
 
     def add(self, request: Request) -> None:
         """Queues a request.
@@ -114,7 +114,7 @@ class Scheduler:
                 "shorten the prompt or max_tokens, or raise max_model_len",
             ),
             (
-                self.memory.longest() + 1,
+                self._pool_holds,
                 "the pool",
                 "shorten the prompt or max_tokens, or raise memory",
             ),
