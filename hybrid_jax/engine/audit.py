@@ -16,7 +16,7 @@ def check_memory(memory: Memory, sequences: list[Sequence], flights: list[Decode
     assert not any(memory.later), "memory: a plan was left unfinished"
     frames = [frame for s in sequences for frame in s.pages.reshape(-1).tolist()]
     frames += [frame for s in sequences for source, _ in s.copies for frame in source]
-    slots = [s.real_slot for s in sequences if s.real_slot]
+    slots = [slot for s in sequences for slot in (s.real_slot, s.reserved_slot) if slot]
     slots += [f.target for f in flights if f.fold_step is not None and f.target != f.source]
     memory.holds.check_invariants(set(frames), set(slots))
     holds = dict.fromkeys(range(memory.frames.num_frames), 0)

@@ -110,7 +110,7 @@ class Memory:
     # --- admission ------------------------------------------------------------------------------
 
     def start(self, sequence: Sequence, match: Match | None, *, alone: bool) -> int | None:
-        """Takes what a sequence needs to compute its prompt: shared prefix, and pages for the rest.
+        """Takes what a sequence needs to compute its prompt: shared prefix, pages for the rest, its checkpoint.
 
         Args:
             sequence: without memory.
@@ -139,13 +139,13 @@ class Memory:
         shared = geometry.num_pages(hit_len)
         inside = geometry.has_pages and hit_len % geometry.page_tokens != 0
         fresh = geometry.num_pages(sequence.goal) - shared + int(inside)
-        state = geometry.state_frames if sequence.goal > geometry.grain else 0
+        own = self._will_checkpoint(sequence, hit_len)
         page_frames = (fresh + reserve) * geometry.frames_per_page
         keep = match.node if hit_len else None
-        possible = self._worth_evicting(page_frames, state, match)
-        if not possible or not self.make_room(page_frames, 1 if state else 0, keep=keep):
+        possible = self._worth_evicting(page_frames, own * geometry.state_frames, match)
+        if not possible or not self.make_room(page_frames, own, keep=keep):
             return None
-        new, slot = self._new_pages(fresh), 0
+        (new, sequence.reserved_slot), slot = self._take(fresh, own), 0
         if match is not None:
             pages, slot = self.holds.acquire(match)
             if inside:
@@ -175,10 +175,12 @@ class Memory:
         geometry = self.geometry
         full, inside = divmod(parent.goal, geometry.page_tokens) if geometry.has_pages else (0, 0)
         page_frames = (bool(inside) + 1) * geometry.frames_per_page
-        possible = self._worth_evicting(page_frames, geometry.state_frames)
-        if not possible or not self.make_room(page_frames, int(geometry.has_state)):
+        own_slot = self._will_checkpoint(child, parent.checkpoint)
+        possible = self._worth_evicting(page_frames, own_slot * geometry.state_frames)
+        if not possible or not self.make_room(page_frames, own_slot):
             return None
-        shared, own = parent.pages[:full], self._new_pages(int(inside > 0))
+        own, child.reserved_slot = self._take(int(inside > 0), own_slot)
+        shared = parent.pages[:full]
         self.holds.retain_frames(shared)
         child.pages = np.concatenate((shared, own))
         copies = [(as_page(parent.pages[full]), as_page(own[0]))] if inside else []
@@ -188,6 +190,10 @@ class Memory:
         child.position = child.real_position = parent.position
         self.holds.pressure.admitted()
         return copies
+
+    def _will_checkpoint(self, sequence: Sequence, start: int) -> bool:
+        """Starting from a checkpoint at `start`, its prompt leaves one of its own, or its limit lets it fold."""
+        return self.geometry.has_state and sequence.limit - 1 > start + self.geometry.grain
 
     def _worth_evicting(self, pages: int, state: int, match: Match | None = None) -> bool:
         """So many frames can be had if the tree keeps but a match; else evicting would only cost what is cached."""
@@ -201,10 +207,14 @@ class Memory:
         )
         return False
 
-    def _new_pages(self, count: int) -> np.ndarray:
-        """Frame ids of `count` pages, the caller's: int32[count, frames_per_page]."""
-        groups = self.geometry.frames_per_page
-        return self.holds.allocate_frames(count * groups).reshape(count, groups)
+    def _take(self, num_pages: int, own_slot: bool = False) -> tuple[np.ndarray, int]:
+        """New pages int32[num_pages, frames_per_page] and, if asked for, a slot (else 0); both, or it raises."""
+        slot, groups = self.holds.allocate_slot() if own_slot else 0, self.geometry.frames_per_page
+        try:
+            return self.holds.allocate_frames(num_pages * groups).reshape(num_pages, groups), slot
+        except BaseException:
+            self.holds.release_slot(slot)
+            raise
 
     # --- growth ---------------------------------------------------------------------------------
 
@@ -218,19 +228,24 @@ class Memory:
             covered += page_tokens
             new += 1
         if new:
-            sequence.pages = np.concatenate((sequence.pages, self._new_pages(new)))
+            sequence.pages = np.concatenate((sequence.pages, self._take(new)[0]))
         return covered
 
     def slot_to_write(self, sequence: Sequence) -> int | None:
         """Where the sequence's next checkpoint goes: its own slot when it is the sole holder, else a new one.
 
-        With no room for a new one it takes its checkpoint back from the tree. None when there is no way.
+        The one reserved comes first. With no room for another it takes its checkpoint back from the tree. None when
+        there is no way.
         """
         if not self.geometry.has_state:
             return 0
-        slot = sequence.slot
+        slot, reserved = sequence.slot, sequence.reserved_slot
+        sequence.reserved_slot = 0
         if slot and self.slots.holders(slot) == 1:
+            self.holds.release_slot(reserved)
             return slot
+        if reserved:
+            return reserved
         if self.make_room(0, 1):
             return self.holds.allocate_slot()
         if slot and self.slots.holders(slot) == 2 and self.tree is not None:
@@ -345,8 +360,9 @@ class Memory:
         self.holds.release_frames(sequence.pages, distinct=True)
         self.holds.release_frames([frame for source, _ in sequence.copies for frame in source])
         self.holds.release_slot(sequence.real_slot)
+        self.holds.release_slot(sequence.reserved_slot)
         sequence.pages, sequence.copies = NO_PAGES, []
-        sequence.real_slot = sequence.slot = 0
+        sequence.real_slot = sequence.slot = sequence.reserved_slot = 0
 
     # --- looking at it --------------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ class Sequence:
         checkpoint, slot: where its checkpoint stands, and its handle (0 for none).
         real_position, real_checkpoint, real_slot: the same after the plans received so far. The sequence
             holds one count on real_slot and one on every other slot a fold in flight will write.
+        reserved_slot: where its first own checkpoint will go; 0 for none, or when that is written.
         copies: page copies its first chunk brings; a hold on each source until then.
         num_flights: plans in flight that name it.
         stopped: the device has made its row inert.
@@ -68,6 +69,7 @@ class Sequence:
     real_position: int = 0
     real_checkpoint: int = 0
     real_slot: int = 0
+    reserved_slot: int = 0
     copies: list[tuple[Page, Page]] = field(default_factory=list)
     num_flights: int = 0
     stopped: bool = False
@@ -153,7 +155,7 @@ class Sequence:
         self.prompt = np.array(self.tokens, np.int32)
         self.phase, self.row, self.pages, self.copies = Phase.WAITING, -1, NO_PAGES, []
         self.position = self.checkpoint = self.slot = 0
-        self.real_position = self.real_checkpoint = self.real_slot = 0
+        self.real_position = self.real_checkpoint = self.real_slot = self.reserved_slot = 0
         self.num_flights, self.stopped = 0, False
         self.anchor = self.waits_for = None
         self.wanted, self.wanted_version, self.num_overtaken = [], -1, 0

@@ -58,8 +58,8 @@ TRAFFIC = [
     (22, 0, 120, 2, 60),
 ]
 ASKED = {  # some part of the scheduler's work: the part of `Memory` it calls, and what that asks for
-    "admit: start": "room, eviction, frames, holds on frames, hold on slot",
-    "fork: fork": "room, eviction, frames, holds on frames, hold on slot",
+    "admit: start": "room, eviction, slot, frames, holds on frames, hold on slot",
+    "fork: fork": "room, eviction, slot, frames, holds on frames, hold on slot",
     "chunk: slot_to_write": "room, eviction, slot, frames",
     "decode: slot_to_write": "room, eviction, slot, frames",
     "decode: grow": "room, eviction, frames",

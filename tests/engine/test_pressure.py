@@ -5,7 +5,6 @@ import random
 
 import pytest
 
-from hybrid_jax.cache.node import Match
 from hybrid_jax.config import CacheConfig
 from hybrid_jax.engine.pressure import LOG_LENGTH, SETTLES_AFTER, Pressure
 from tests.engine.simulated_engine import Engine, make_geometry, tokens_of
@@ -284,37 +283,3 @@ def test_any_quota_gives_the_same_tokens(policy, quota):
     engine = traffic(cache=CacheConfig(policy=policy, kv_quota=quota))
     assert engine.counters["cache_leaf_evictions"] > 5
     engine.check()
-
-
-# --- admission asks for both kinds together ----------------------------------------------------------
-
-
-@pytest.mark.parametrize(("free", "fits"), [(9, True), (8, False), (3, False)])
-def test_pages_and_checkpoint_are_asked_for_together(free, fits):
-    """130 tokens take 3 pages of 2 frames, and 3 frames of a checkpoint."""
-    engine = Engine.make(num_frames=60)
-    memory = engine.scheduler.memory
-    engine.add(tokens_of(random.Random(0), 130), stop_ids=())
-    sequence = engine.scheduler.admission.waiting[0]
-    taken = memory.holds.allocate_frames(59 - free)
-    match = memory.tree.match(sequence.prompt)
-    assert isinstance(match, Match)
-    hit_len = memory._start(sequence, match, reserve=False)
-    if fits:
-        assert (
-            hit_len == 0 and memory.frames.num_free == 3
-        )  # left for the checkpoint of the first chunk
-        assert memory.slot_to_write(sequence) and memory.frames.num_free == 0
-    else:
-        assert hit_len is None and memory.frames.num_free == free
-        assert sequence.pages.size == 0 and memory.holds.page_frames == len(taken)
-
-
-def test_a_full_slot_table_holds_an_admission_back_before_pages_are_taken():
-    engine = Engine.make(num_frames=60, max_slots=3, cache="off")
-    memory = engine.scheduler.memory
-    engine.add(tokens_of(random.Random(0), 130), stop_ids=())
-    memory.holds.allocate_slot(), memory.holds.allocate_slot()
-    free = memory.frames.num_free
-    assert memory.start(engine.scheduler.admission.waiting[0], None, alone=False) is None
-    assert memory.frames.num_free == free
