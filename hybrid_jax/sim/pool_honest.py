@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+import numpy as np
+
 from hybrid_jax.sim.honest_memory import HonestMemory
 from hybrid_jax.sim.honest_models import HonestModel
 from hybrid_jax.sim.pool_loads import PoolLoad
@@ -275,8 +277,8 @@ def run_honest(
         else 0.0,
         mean_running=run.running_ticks / makespan if makespan else 0.0,
         most_running=run.most_running,
-        mean_latency=_mean(run.latencies),
-        p95_latency=percentile(run.latencies, 0.95),
+        mean_latency=float(np.mean(run.latencies or 0)),
+        p95_latency=float(np.percentile(run.latencies or 0, 95)),
         makespan=makespan,
         peak_footprint=run.peak_bytes / pool_bytes,
         slot_padding=1 - model.state_bytes / memory.slot_bytes,
@@ -310,17 +312,3 @@ def run_beside_ideal(
 
 def _ratio(value: float, reference: float) -> float:
     return value / reference if reference else 1.0
-
-
-def _mean(values: list[int]) -> float:
-    return sum(values) / len(values) if values else 0.0
-
-
-def percentile(values: list[int], share: float) -> float:
-    """Between the two nearest values, as numpy's default has it; 0 without any."""
-    if not values:
-        return 0.0
-    ordered, place = sorted(values), share * (len(values) - 1)
-    low = int(place)
-    high = min(low + 1, len(values) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

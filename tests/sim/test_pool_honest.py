@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from hybrid_jax.sim.honest_allocators import make_honest
 from hybrid_jax.sim.honest_memory import Ideal
 from hybrid_jax.sim.honest_units import fixed_dual
-from hybrid_jax.sim.pool_honest import percentile, run_beside_ideal, run_honest
+from hybrid_jax.sim.pool_honest import run_beside_ideal, run_honest
 from tests.sim.tiny import MODEL, pool_load
 
 # Tokens take 5 bytes each, by 4 at once; a state 60.
@@ -34,6 +33,7 @@ def test_who_does_not_fit_waits_and_holds_up_those_behind():
     found = run(200, (16, 4, 0), (20, 1, 1), (4, 1, 1))
     assert found.makespan == 20 + 21 + 5  # 20 + 60 are not free beside the second either
     assert found.mean_latency == (20 + (41 - 1) + (46 - 1)) / 3
+    assert found.p95_latency == pytest.approx(40 + 0.9 * 5)
 
 
 def test_admission_follows_departures_of_the_same_tick():
@@ -60,6 +60,7 @@ def test_the_last_token_needs_no_memory():
     assert run(80, (4, 1, 0)).completed == 1
     found = run(80, (4, 2, 0))
     assert (found.completed, found.infeasible, found.tokens_per_tick) == (0, 1, 0)
+    assert (found.mean_latency, found.p95_latency) == (0, 0)
 
 
 def test_what_the_empty_pool_cannot_hold_is_refused_on_arrival_and_delays_nobody():
@@ -71,13 +72,6 @@ def test_utilisation_is_content_over_budget_while_others_wait():
     # The second waits from 0 to 7. Until 4 the first's content is 80, then it grows by 5 a tick: 80, 85, 90.
     found = run(100, (4, 3, 0), (4, 3, 0))
     assert found.utilisation == pytest.approx((4 * 80 + 80 + 85 + 90) / 7 / 100)
-
-
-def test_latency_percentiles_are_numpys():
-    values = [7, 1, 30, 4, 4, 19]
-    for share in (0, 0.3, 0.95, 1):
-        assert percentile(values, share) == pytest.approx(np.percentile(values, 100 * share))
-    assert percentile([], 0.95) == 0
 
 
 def test_the_ideal_runs_beside():
