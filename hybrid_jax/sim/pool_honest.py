@@ -6,24 +6,23 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
 from hybrid_jax.sim.honest_memory import HonestMemory
 from hybrid_jax.sim.honest_models import HonestModel
 from hybrid_jax.sim.pool_loads import PoolLoad
+from hybrid_jax.sim.pools import PoolResult
 
 DEPARTURE, DECODE, GROWTH, ARRIVAL = 0, 1, 2, 3  # in this order within a tick
 
 
 @dataclass(frozen=True, kw_only=True)
-class HonestResult:
+class HonestResult(PoolResult):
     """What came of a load under one allocator.
 
     Attributes:
-        mode, workload, allocator, model_spec, pool_bytes, seed: what was run.
-        requests: that came.
         completed: that ran to their end. infeasible: refused, as the empty pool cannot hold them.
         hollow: completed, though their KV or state was gone at the end.
         preempted: times that a request lost all it had, and began again. recomputed_tokens: computed for nothing.
@@ -46,12 +45,6 @@ class HonestResult:
     """
 
     mode: str = "honest"
-    workload: str
-    allocator: str
-    model_spec: str
-    pool_bytes: int
-    seed: int
-    requests: int
     completed: int
     infeasible: int
     hollow: int
@@ -79,10 +72,6 @@ class HonestResult:
     prefix_tokens: int
     allocate_calls: int
     cpu_seconds: float
-
-    def as_dict(self) -> dict:
-        """For JSON."""
-        return asdict(self)
 
 
 class HonestRun:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
 from hybrid_jax.sim.pool_geometry import PoolGeometry
 from hybrid_jax.sim.pool_loads import PoolLoad
-from hybrid_jax.sim.pools import KV, STATE, Allocator
+from hybrid_jax.sim.pools import KV, STATE, Allocator, PoolResult
 
 DEPARTURE, GROWTH, ARRIVAL = 0, 1, 2  # in this order within a tick
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperResult:
+class PaperResult(PoolResult):
     """What the published harness counts, and what it does not tell.
 
     Attributes:
-        mode, workload, allocator, model_spec, pool_bytes, seed: what was run.
-        requests: that came.
         oom_count: allocate calls that failed, up to one per layer of a request.
         oom_requests: with such a call. The rest is `completed`, whatever they lost.
         hollow: completed, though they lost pages or states while they ran. intact: completed, and did not.
@@ -34,12 +32,6 @@ class PaperResult:
     """
 
     mode: str = "paper"
-    workload: str
-    allocator: str
-    model_spec: str
-    pool_bytes: int
-    seed: int
-    requests: int
     oom_count: int
     oom_requests: int
     completed: int
@@ -57,10 +49,6 @@ class PaperResult:
     peak_bytes: int
     reserved_bytes: int
     cpu_seconds: float
-
-    def as_dict(self) -> dict:
-        """For JSON."""
-        return asdict(self)
 
 
 def run_paper(

@@ -3,10 +3,32 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 KV, STATE = 0, 1  # kinds of memory: pages of keys and values, recurrent states
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolResult:
+    """What any harness says of a run.
+
+    Attributes:
+        mode, workload, allocator, model_spec, pool_bytes, seed: what was run.
+        requests: that came.
+    """
+
+    mode: str
+    workload: str
+    allocator: str
+    model_spec: str
+    pool_bytes: int
+    seed: int
+    requests: int
+
+    def as_dict(self) -> dict:
+        """For JSON."""
+        return asdict(self)
 
 
 @dataclass(kw_only=True)

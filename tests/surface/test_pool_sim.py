@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import fields
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from hybrid_jax import cli
 from hybrid_jax.sim.pool_honest import HonestResult
 from hybrid_jax.sim.pool_paper import PaperResult
+from tests.surface.said import check_mistake, run_without_jax, table
 
 KEYS = {
     *("mode", "workload", "allocator", "model_spec", "pool_bytes", "seed", "requests", "oom_count"),
@@ -73,10 +72,7 @@ def test_but_for_the_time_the_object_is_the_same_every_time(pool_sim):
 
 
 def test_the_table_tells_the_same_to_people(pool_sim):
-    code, out, err = pool_sim("--model-spec", "mamba2_1b3", *CELL)
-    assert (code, err) == (0, "")
-    told = dict(line.split("  ", 1) for line in out.splitlines())
-    told = {name: value.strip() for name, value in told.items()}
+    told = table(pool_sim("--model-spec", "mamba2_1b3", *CELL))
     assert told["failed calls"] == "94 of 28,096"
     assert told["completed"] == "218, as the paper counts" and told["completed intact"] == "2"
     assert told["of those hollow"] == "216; they lost memory while they ran"
@@ -108,9 +104,7 @@ def test_requests_may_come_from_a_file(pool_sim, trace):
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_that_names_the_value(pool_sim, options, message):
-    code, out, err = pool_sim(*options)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"hybrid-jax: {message}") and err.count("\n") == 1
+    check_mistake(pool_sim(*options), message)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +154,7 @@ def test_the_honest_object_is_the_same_every_time_but_for_the_time(honest):
 
 
 def test_the_honest_table_tells_the_same_to_people(honest):
-    code, out, err = honest("--allocator", "fixed_dual_mr05", *SHORT)
-    assert (code, err) == (0, "")
-    told = dict(line.split("  ", 1) for line in out.splitlines())
-    told = {name: value.strip() for name, value in told.items()}
+    told = table(honest("--allocator", "fixed_dual_mr05", *SHORT))
     assert told["tokens per tick"] == "43.37, 0.8279 of the byte-fluid ideal's"
     assert told["preempted"] == "105 times, 1,998 tokens computed for nothing"
     assert told["of those hollow"] == "0; their memory was gone at the end"
@@ -194,24 +185,9 @@ def test_a_file_may_be_run_honestly(honest, trace):
     ],
 )  # fmt: skip
 def test_an_honest_mistake_is_one_line_that_names_the_value(honest, options, message):
-    code, out, err = honest(*options)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"hybrid-jax: {message}") and err.count("\n") == 1
+    check_mistake(honest(*options), message)
 
 
 def test_the_program_runs_without_jax(root, trace):
-    script = (
-        "import sys\n"
-        "from hybrid_jax import cli\n"
-        "try:\n"
-        f"    cli.main(['pool-sim', '--mode', 'paper', '--json', '--trace', {str(trace)!r}, '--workload', 'own'])\n"
-        "except SystemExit as exit:\n"
-        "    assert exit.code == 0, exit.code\n"
-        "print(sorted({m.partition('.')[0] for m in sys.modules}), file=sys.stderr)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=root
-    )
-    assert json.loads(done.stdout)["requests"] == 2
-    assert "'numpy'" in done.stderr
-    assert not {f"'{name}'" for name in ("jax", "jaxlib", "flax") if f"'{name}'" in done.stderr}
+    asked = ["pool-sim", "--mode", "paper", "--json", "--trace", trace, "--workload", "own"]
+    assert json.loads(run_without_jax(root, asked))["requests"] == 2

@@ -15,6 +15,7 @@ from hybrid_jax.sim.in_flight import InFlightResult
 from hybrid_jax.sim.model_specs import names
 from hybrid_jax.sim.policies import NAMES
 from hybrid_jax.sim.request_order import Result
+from tests.surface.said import check_mistake, run_without_jax, table
 
 KEYS = {
     *("policy", "model_spec", "capacity", "requests", "input_tokens", "hit_tokens", "token_hit_rate"),
@@ -87,10 +88,7 @@ def test_options_reach_the_simulation(simulate, tmp_path):
 
 
 def test_the_table_tells_the_same_to_people(simulate):
-    code, out, err = simulate("--capacity", "1GB")
-    assert (code, err) == (0, "")
-    lines = dict(line.split("  ", 1) for line in out.splitlines() if "  " in line.strip())
-    told = {name: value.strip() for name, value in lines.items()}
+    told = table(simulate("--capacity", "1GB"))
     assert told["token hit rate"] == "66.67 %"
     assert told["requests"] == "3, 24 prompt tokens"
     assert told["time to first token"].endswith("(17.8 ms + FLOPs / 395.6 TFLOP/s)")
@@ -138,11 +136,7 @@ def test_with_arrivals_resume_points_are_32_tokens_apart_or_as_asked(arrive, opt
 
 
 def test_with_arrivals_the_table_tells_the_same_to_people(arrive):
-    code, out, err = arrive("--policy", "lru")
-    assert (code, err) == (0, "")
-    told = {
-        name: value.strip() for name, value in (line.split("  ", 1) for line in out.splitlines())
-    }
+    told = table(arrive("--policy", "lru"))
     assert told["policy"] == "lru" and told["requests"] == "3, 240 prompt tokens"
     assert told["token hit rate"] == "40.00 %" and told["never fit"] == "0"
     assert told["waited for another's"] == told["preemptions"] == "0"
@@ -197,9 +191,7 @@ def test_with_arrivals_the_table_tells_the_same_to_people(arrive):
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_that_names_the_value(simulate, options, message):
-    code, out, err = simulate(*options)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"hybrid-jax: {message}") and err.count("\n") == 1
+    check_mistake(simulate(*options), message)
 
 
 def test_a_value_of_another_type_is_one_line_that_names_it(simulate):
@@ -220,9 +212,7 @@ def test_a_value_of_another_type_is_one_line_that_names_it(simulate):
 def test_a_bad_trace_is_one_line_that_names_file_and_line(simulate, tmp_path, content, message):
     path = tmp_path / "bad.jsonl"
     path.write_bytes(content)
-    code, out, err = simulate(trace=path)
-    assert (code, out) == (2, "")
-    assert err.startswith(f"hybrid-jax: {message}") and err.count("\n") == 1
+    check_mistake(simulate(trace=path), message)
 
 
 @pytest.mark.parametrize("name", ["none.jsonl", "none.jsonl.gz"])
@@ -234,30 +224,16 @@ def test_a_missing_trace_is_one_line_that_names_it(simulate, tmp_path, name):
 def test_a_model_file_that_is_wrong_is_one_line_that_names_the_key(simulate, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text("width = 8\nblocks = []\ndepth = 3\n")
-    code, out, err = simulate("--model-spec", path)
-    assert (code, out) == (2, "")
-    assert err.startswith("hybrid-jax: model spec mine: unknown key 'depth'; known are ")
+    message = "model spec mine: unknown key 'depth'; known are "
+    check_mistake(simulate("--model-spec", path), message)
 
 
 # --- as a program ---------------------------------------------------------------------------------
 
 
 def test_the_program_simulates_without_jax(trace, root):
-    script = (
-        "import sys\n"
-        "from hybrid_jax import cli\n"
-        "try:\n"
-        f"    cli.main(['simulate', '--trace', {str(trace)!r}, '--no-bounds', '--json'])\n"
-        "except SystemExit as exit:\n"
-        "    assert exit.code == 0, exit.code\n"
-        "print(sorted({m.partition('.')[0] for m in sys.modules}), file=sys.stderr)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=root
-    )
-    assert json.loads(done.stdout)["hit_tokens"] == 16
-    assert "'numpy'" in done.stderr and "'hybrid_jax'" in done.stderr
-    assert not {f"'{name}'" for name in ("jax", "jaxlib", "flax") if f"'{name}'" in done.stderr}
+    out = run_without_jax(root, ["simulate", "--trace", trace, "--no-bounds", "--json"])
+    assert json.loads(out)["hit_tokens"] == 16
 
 
 def test_the_program_ends_with_2_and_no_traceback_after_a_mistake(root):
