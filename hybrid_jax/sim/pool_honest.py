@@ -23,8 +23,9 @@ class HonestResult(PoolResult):
     """What came of a load under one allocator.
 
     Attributes:
-        completed: that ran to their end. infeasible: refused, as the empty pool cannot hold them.
-        hollow: completed, though their KV or state was gone at the end.
+        oom_count: infeasible and preempted; to wait is none.
+        infeasible: refused, as the empty pool cannot hold them.
+        hollow: completed, though their KV or state was gone at the end. evictions: none, by the rules.
         preempted: times that a request lost all it had, and began again. recomputed_tokens: computed for nothing.
         tokens_per_tick: of completed requests, prompts included, until the last one departs.
         of_ideal: the same over that of the byte-fluid ideal; None until it is known.
@@ -34,7 +35,8 @@ class HonestResult(PoolResult):
         mean_running, most_running: requests at once.
         mean_latency, p95_latency: ticks from arrival to the end, of completed requests.
         makespan: ticks.
-        peak_footprint: most bytes that the allocator needs at once with everything beside its pool, over the budget.
+        peak_bytes: most that the allocator needs at once with everything beside its pool. peak_footprint: the same over
+            the budget.
         slot_padding: share of a state's memory that holds nothing.
         migrated_bytes, copied_bytes: that changed their kind; that were moved.
         wasted_bytes: capacity lost for ever. leaked_bytes: in use when all requests have gone.
@@ -45,9 +47,8 @@ class HonestResult(PoolResult):
     """
 
     mode: str = "honest"
-    completed: int
+    evictions: int = 0
     infeasible: int
-    hollow: int
     preempted: int
     recomputed_tokens: int
     tokens_per_tick: float
@@ -61,17 +62,13 @@ class HonestResult(PoolResult):
     makespan: int
     peak_footprint: float
     slot_padding: float
-    migrated_bytes: int
     copied_bytes: int
     wasted_bytes: int
     leaked_bytes: int
-    rebalance_count: int
     rebalances_refused: int
     folds_in_place: int
     folds_to_new: int
     prefix_tokens: int
-    allocate_calls: int
-    cpu_seconds: float
 
 
 class HonestRun:
@@ -253,6 +250,7 @@ def run_honest(
         pool_bytes=pool_bytes,
         seed=load.seed,
         requests=len(load),
+        oom_count=run.infeasible + run.preempted,
         completed=run.completed,
         infeasible=run.infeasible,
         hollow=run.hollow,
@@ -269,6 +267,7 @@ def run_honest(
         mean_latency=float(np.mean(run.latencies or 0)),
         p95_latency=float(np.percentile(run.latencies or 0, 95)),
         makespan=makespan,
+        peak_bytes=run.peak_bytes,
         peak_footprint=run.peak_bytes / pool_bytes,
         slot_padding=1 - model.state_bytes / memory.slot_bytes,
         migrated_bytes=counters.migrated_bytes,

@@ -32,23 +32,14 @@ class PaperResult(PoolResult):
     """
 
     mode: str = "paper"
-    oom_count: int
     oom_requests: int
-    completed: int
-    hollow: int
     intact: int
-    rebalance_count: int
     rebalances_refused: int
-    migrated_bytes: int
     wasted_bytes: int
-    evictions: int
     victim_requests: int
     self_evictions: int
     pages_evicted: int
-    allocate_calls: int
-    peak_bytes: int
     reserved_bytes: int
-    cpu_seconds: float
 
 
 def run_paper(

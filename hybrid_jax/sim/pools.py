@@ -11,11 +11,16 @@ KV, STATE = 0, 1  # kinds of memory: pages of keys and values, recurrent states
 
 @dataclass(frozen=True, kw_only=True)
 class PoolResult:
-    """What any harness says of a run.
+    """What any harness says of a run, each in its own sense.
 
     Attributes:
         mode, workload, allocator, model_spec, pool_bytes, seed: what was run.
-        requests: that came.
+        requests: that came. completed: that ran to their end.
+        oom_count: times that there was no memory.
+        hollow: completed, though their memory was gone.
+        evictions: times that a running request lost its memory and went on.
+        rebalance_count, migrated_bytes: moves of capacity between the kinds.
+        allocate_calls: for memory. peak_bytes: most bytes at once. cpu_seconds: of the run.
     """
 
     mode: str
@@ -25,6 +30,15 @@ class PoolResult:
     pool_bytes: int
     seed: int
     requests: int
+    oom_count: int
+    completed: int
+    hollow: int
+    evictions: int
+    rebalance_count: int
+    migrated_bytes: int
+    allocate_calls: int
+    peak_bytes: int
+    cpu_seconds: float
 
     def as_dict(self) -> dict:
         """For JSON."""
