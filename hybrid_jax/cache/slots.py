@@ -23,8 +23,10 @@ class SlotTable:
     Example:
         >>> slots = SlotTable(FrameAllocator(10), state_frames=3, max_slots=4)
         >>> handle = slots.allocate()
-        >>> slots.resolve(handle), slots.frames(handle), slots.take_new()
-        (1, (1, 2, 3), [(1, (1, 2, 3))])
+        >>> slots.resolve(handle), slots.frames(handle)
+        (1, (1, 2, 3))
+        >>> [(slot, frames.tolist()) for slot, frames in slots.take_new()]
+        [(1, [1, 2, 3])]
     """
 
     def __init__(self, frames: FrameAllocator, *, state_frames: int, max_slots: int):
@@ -111,10 +113,10 @@ class SlotTable:
             )
         return slot
 
-    def take_new(self) -> list[tuple[int, tuple[int, ...]]]:
-        """(slot, frames) of the slots made since the last call and still held, for the device table."""
+    def take_new(self) -> list[tuple[int, np.ndarray]]:
+        """(slot, frames int32[state_frames]) of slots made since the last call and still held, for the device table."""
         new, self._new = self._new, {}
-        return [(slot, tuple(frames.tolist())) for slot, frames in new.items()]
+        return list(new.items())
 
     def check_invariants(self) -> None:
         """Recounts slots and their frames; raises AssertionError with both numbers when they differ."""

@@ -266,7 +266,7 @@ class Memory:
         self._later_frames += [frame for source, _ in copies for frame in source]
         return copies
 
-    def end_plan(self) -> list[tuple[int, tuple[int, ...]]]:
+    def end_plan(self) -> list[tuple[int, np.ndarray]]:
         """Releases what only this plan's rows still read; returns the slots new to the device table."""
         self.holds.release_frames(self._later_frames)
         for slot in self._later_slots:

@@ -100,14 +100,14 @@ class Plan:
     """One turn of the engine: prefill, fork and decode dispatches in this order, each possibly empty.
 
     Attributes:
-        new_slots: (slot, frames) pairs to write to the device table first.
+        new_slots: (slot, frames int32[state_frames]) pairs to write to the device table first.
         moves: (source, target) ring rows to move before anything else.
         prefill, forks, decode: rows of the dispatches; a row whose prompt ends in this plan's prefill, or that
             forks from one, may decode in the same plan.
         num_steps: steps of the decode dispatch's loop, at least every row's own.
     """
 
-    new_slots: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    new_slots: list[tuple[int, np.ndarray]] = field(default_factory=list)
     moves: list[tuple[int, int]] = field(default_factory=list)
     prefill: list[PrefillRow] = field(default_factory=list)
     forks: list[ForkRow] = field(default_factory=list)

@@ -217,7 +217,7 @@ class Runner:
             size = next(n for n in SLOT_BUCKETS if n >= len(part))
             part = part + [part[-1]] * (size - len(part))
             ids = np.array([slot for slot, _ in part], np.int32)
-            frames = np.array([frames for _, frames in part], np.int32)
+            frames = np.stack([frames for _, frames in part])
             write = self.executable("write_slots", size)
             self.state = write(self.state, ids, frames)
 

@@ -197,7 +197,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule()
     def tell_the_device(self):
-        assert dict(self.slots.take_new()) == self.new
+        told = {slot: tuple(frames.tolist()) for slot, frames in self.slots.take_new()}
+        assert told == self.new
         self.new = {}
 
     # --- names ----------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ class SimulatedDevice:
         """Runs the dispatches of a plan."""
         for slot, frames in plan.new_slots:
             assert len(frames) == self.geometry.state_frames and 0 not in frames and slot > 0
-            self.table[slot] = frames
+            self.table[slot] = tuple(frames.tolist())
         for source, target in plan.moves:
             self.rings[target] = self.rings[source]
             self.rings[source] = Ring()
