@@ -12,7 +12,9 @@ from hybrid_jax.costs import model_costs
 from hybrid_jax.engine import bucket
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.scheduler import Scheduler
+from hybrid_jax.engine.sequence import Sequence
 from hybrid_jax.engine.sizing import choose_sizes
+from hybrid_jax.engine.turn import Turn
 from hybrid_jax.geometry import Geometry, make_geometry
 
 
@@ -61,4 +63,25 @@ def one_shape(tokens: int = 64) -> Iterator[None]:
         mock.patch.object(bucket, "prefill_tokens", lambda engine: (tokens,)),
         mock.patch.object(bucket, "decode_rows", lambda engine: (engine.max_rows,)),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def short_of_memory(engine: Engine, *, at: tuple[int, ...]) -> Iterator[None]:
+    """The oldest row finds no memory for its next steps when it gets to these positions, until a row is preempted.
+
+    Where rows hold all they need from the start, as those of a recurrent model do, only this preempts one.
+    """
+    scheduler, decode = engine.scheduler, Turn.decode
+    before = scheduler.counters.preemptions
+
+    def refused(turn: Turn, sequence: Sequence) -> bool:
+        running = scheduler.seats.running
+        past = sum(position <= sequence.position for position in at)
+        if sequence is running[0] and len(running) > 1:
+            if scheduler.counters.preemptions - before < past:
+                return False
+        return decode(turn, sequence)
+
+    with mock.patch.object(Turn, "decode", refused):
         yield
