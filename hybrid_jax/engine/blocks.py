@@ -44,6 +44,18 @@ class Model:
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
+def slot_frames(state: State, slots: jax.Array) -> jax.Array:
+    """Frames int32[B, F] of the checkpoints in slots int32[B].
+
+    A lone line is sliced here: XLA would make that slice itself and name it "dynamic-slice.5", say. Its CPU compiler
+    writes both - and . as _, so within one fusion that is the "dynamic_slice.5" of a frame that is read, and either
+    calls the other's code: wrong values, or a call without end.
+    """
+    if slots.shape[0] > 1:
+        return state.slots[slots]
+    return jax.lax.dynamic_slice_in_dim(state.slots, slots[0], 1)
+
+
 def layer_frames(frames: jax.Array, index, model: Model) -> jax.Array:
     """Frames int32[B, frames_per_layer] of one recurrent layer out of whole checkpoints' int32[B, F]."""
     per_layer = model.geometry.frames_per_layer

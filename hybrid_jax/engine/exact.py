@@ -82,7 +82,7 @@ def exact_step(
 def _load_conv(state: State, needed: jax.Array, checkpoint, slot, model: Model) -> State:
     """Puts the checkpoint's convolution columns in front of the window of rows that start a chunk."""
     num_rows = needed.shape[0]
-    frames = state.slots[slot]
+    frames = blocks.slot_frames(state, slot)
     bits = jnp.stack(
         [
             blocks.read_layer_conv(state.arena, frames, checkpoint > 0, layer, model)

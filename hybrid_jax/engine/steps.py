@@ -165,8 +165,8 @@ def prefill(
         length=length,
         state_len=state_len,
         row=get("row"),
-        read=state.slots[get("read_slot")],
-        write=state.slots[get("write_slot")],
+        read=blocks.slot_frames(state, get("read_slot")),
+        write=blocks.slot_frames(state, get("write_slot")),
         table=get("table").reshape(num_rows, max(geometry.frames_per_page, 1), -1),
     )
     h, state = chunk(params, state, rows, model=model)

@@ -59,7 +59,7 @@ def window(
     positions = rows.base[:, None] + jnp.arange(width)
     valid = (positions >= rows.begin[:, None]) & (positions < rows.end[:, None])  # [B, T]
     exists = rows.checkpoint > 0
-    frames = state.slots[rows.slot]  # [B, F]
+    frames = blocks.slot_frames(state, rows.slot)  # [B, F]
     if model.kernels == "pallas":
         return _window_on_kernels(params, state, rows, frames, exists, valid, rates, model)
     arena, rings, attention_layers = state.arena, [], itertools.count()
