@@ -180,7 +180,7 @@ def fold_rows(
     """`blocks.fold_rows` in two launches for all rows and layers."""
     geometry, spec = model.geometry, model.config.mamba2
     folds = jnp.where(needed, geometry.grain, -1).astype(jnp.int32)
-    read, write = state.slots[read_slot], state.slots[write_slot]
+    read, write = (blocks.slot_frames(state, slot) for slot in (read_slot, write_slot))
     arena = fold_frames(
         *(state.arena, read, write, (checkpoint > 0).astype(jnp.int32), folds),
         *(state.xB, state.dt, rates),

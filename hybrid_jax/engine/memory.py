@@ -129,7 +129,7 @@ class Memory:
             hit_len = self._start(sequence, match, reserve=False)
             assert hit_len is not None, (
                 f"memory: {self.frames.num_free} of {self.frames.num_frames - 1} frames free, "
-                f"{self.geometry.row_frames(sequence.goal)} needed by a sequence that is alone"
+                f"{self.geometry.row_frames(sequence.limit - 1)} needed at most by a sequence that is alone"
             )
         return hit_len
 
@@ -192,7 +192,7 @@ class Memory:
         return copies
 
     def _will_checkpoint(self, sequence: Sequence, start: int) -> bool:
-        """Starting from a checkpoint at `start`, its prompt leaves one of its own, or its limit lets it fold."""
+        """From a checkpoint at `start` on, its prompt leaves one of its own, or its limit lets it fold."""
         return self.geometry.has_state and sequence.limit - 1 > start + self.geometry.grain
 
     def _worth_evicting(self, pages: int, state: int, match: Match | None = None) -> bool:
@@ -239,19 +239,24 @@ class Memory:
         """
         if not self.geometry.has_state:
             return 0
-        slot, reserved = sequence.slot, sequence.reserved_slot
-        sequence.reserved_slot = 0
+        slot = sequence.slot
         if slot and self.slots.holders(slot) == 1:
-            self.holds.release_slot(reserved)
+            self.give_back_reserve(sequence)
             return slot
-        if reserved:
-            return reserved
+        if sequence.reserved_slot:
+            slot, sequence.reserved_slot = sequence.reserved_slot, 0
+            return slot
         if self.make_room(0, 1):
             return self.holds.allocate_slot()
         if slot and self.slots.holders(slot) == 2 and self.tree is not None:
             if self.tree.disown(slot):
                 return slot
         return None
+
+    def give_back_reserve(self, sequence: Sequence) -> None:
+        """The sequence goes on without a slot for its next checkpoint."""
+        self.holds.release_slot(sequence.reserved_slot)
+        sequence.reserved_slot = 0
 
     def advance(self, sequence: Sequence, checkpoint: int, slot: int) -> None:
         """A chunk in this plan leaves a checkpoint; the old one is read by it and released after the plan."""
@@ -360,9 +365,9 @@ class Memory:
         self.holds.release_frames(sequence.pages, distinct=True)
         self.holds.release_frames([frame for source, _ in sequence.copies for frame in source])
         self.holds.release_slot(sequence.real_slot)
-        self.holds.release_slot(sequence.reserved_slot)
+        self.give_back_reserve(sequence)
         sequence.pages, sequence.copies = NO_PAGES, []
-        sequence.real_slot = sequence.slot = sequence.reserved_slot = 0
+        sequence.real_slot = sequence.slot = 0
 
     # --- looking at it --------------------------------------------------------------------------
 

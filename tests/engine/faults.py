@@ -44,7 +44,7 @@ WORK_NAMES = {method.__code__: method.__name__.lstrip("_") for method in WORK}
 PARTS = {
     method.__code__: method.__name__
     for method in vars(Memory).values()
-    if hasattr(method, "__code__") and method.__name__ not in ("make_room", "_new_pages", "_start")
+    if hasattr(method, "__code__") and method.__name__ not in ("make_room", "_take", "_start")
 }
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from hybrid_jax.cache.node import Match
-from tests.engine.simulated_engine import Engine, tokens_of
+from tests.engine.simulated_engine import Engine, make_geometry, tokens_of
 
 
 @pytest.mark.parametrize(("free", "fits"), [(9, True), (8, False), (3, False)])
@@ -70,6 +70,20 @@ def test_forks_reserve_a_checkpoint_each():
         assert engine.counters["preemptions"] == 0
 
 
+def test_a_fork_that_cannot_fold_behind_its_parents_checkpoint_reserves_none():
+    for most, reserves in (
+        (26, False),
+        (27, True),
+    ):  # the checkpoint is at 64, the limit 96 or 97 beyond it
+        engine = Engine.make(num_frames=60, cache="off")
+        engine.add_siblings(2, tokens_of(random.Random(0), 71), max_tokens=most, stop_ids=())
+        engine.step()
+        fork = engine.scheduler.seats.running[1]
+        assert fork.checkpoint == 64 and bool(fork.reserved_slot) == reserves
+        engine.run()
+        engine.check()
+
+
 def test_a_checkpoint_reserved_and_not_needed_is_given_back():
     """By a row that stops before it folds, and by one whose checkpoint became its own."""
     engine = Engine.make(num_frames=60)
@@ -95,6 +109,25 @@ def test_a_checkpoint_reserved_and_not_needed_is_given_back():
     assert memory.slots.num_held == 1
     engine.run()
     engine.check()
+
+
+def test_a_row_short_of_a_page_gives_its_reserve_back():
+    """Alone: its checkpoint comes from the tree, and pages for 103 tokens and one checkpoint are all there is."""
+    engine = Engine.make(
+        geometry=make_geometry(page_tokens=16), num_frames=20, steps_per_dispatch=8
+    )
+    prefix = tokens_of(random.Random(0), 64)
+    for last in (1, 2):
+        engine.add([*prefix, last], max_tokens=2, stop_ids=())
+        engine.run()
+    computed = engine.counters["prefill_tokens"]
+    engine.add([*prefix, 3], max_tokens=39, stop_ids=())
+    engine.step()
+    assert engine.scheduler.seats.running[0].reserved_slot
+    engine.run()
+    engine.check()
+    assert engine.counters["preemptions"] == 0
+    assert engine.counters["prefill_tokens"] == computed + 1
 
 
 def test_who_can_never_fold_reserves_no_checkpoint():

@@ -63,7 +63,9 @@ def random_traffic(
 def test_random_traffic_in_a_tight_pool(kind, page_tokens, lag):
     geometry = make_geometry(page_tokens=page_tokens, kind=kind)
     alone = geometry.num_pages(340) * geometry.frames_per_page + geometry.state_frames
-    num_frames = alone + max(4, alone // 3) if page_tokens else 40
+    num_frames = (
+        alone + alone // 3 + (kind == "hybrid" and page_tokens == 128) if page_tokens else 40
+    )
     total = {}
     for seed in range(3 if page_tokens else 6):  # hardly anybody waits where there are no pages
         engine = Engine.make(
