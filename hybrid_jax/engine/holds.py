@@ -145,6 +145,36 @@ class Holds:
         slot = match.node.slot
         return num_new + (slot and not self._live_slot_holders(slot)) * self._slots.state_frames
 
+    # --- looking at it --------------------------------------------------------------------------
+
+    def frames_by_kind(self) -> tuple[int, int]:
+        """Frames of pages and of checkpoints that somebody holds."""
+        checkpoints = self._slots.num_held * self._slots.state_frames
+        return self._frames.num_held - checkpoints, checkpoints
+
+    def stats(self, frame_bytes: int) -> dict[str, int | float]:
+        """Who has the frames, and what `pressure` counted."""
+        cached_pages = num_cached = 0
+        if self._tree is not None:
+            cached_pages, num_cached = self._tree.page_holds.num_frames, len(self._tree.slot_nodes)
+        cached_checkpoints = num_cached * self._slots.state_frames
+        page_frames, checkpoint_frames = self.frames_by_kind()
+        return {
+            "num_frames": self._frames.num_frames - 1,
+            "free_frames": self._frames.num_free,
+            "page_frames": page_frames,
+            "checkpoint_frames": checkpoint_frames,
+            "live_page_frames": self.page_frames,
+            "live_checkpoint_frames": self.checkpoint_frames,
+            "cached_frames": cached_pages + cached_checkpoints,
+            "cached_page_frames": cached_pages,
+            "cached_page_bytes": cached_pages * frame_bytes,
+            "cached_checkpoints": num_cached,
+            "cached_checkpoint_bytes": cached_checkpoints * frame_bytes,
+            "checkpoints": self._slots.num_held,
+            **self.pressure.stats(),
+        }
+
     def check_invariants(self, frames: set[int], slots: set[int]) -> None:
         """Compares the counts with what sequences really list; AssertionError with both numbers."""
         assert self.page_frames == len(frames), (

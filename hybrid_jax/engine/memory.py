@@ -88,7 +88,7 @@ class Memory:
         num_frames = page_frames + asked[1]
         if self.frames.num_free >= num_frames and self.slots.num_free >= num_slots:
             return True
-        before, fits = self._frames_by_kind(), False
+        before, fits = self.holds.frames_by_kind(), False
         if self.tree is not None:
             if keep is not None:
                 self.tree.pin(keep)
@@ -97,15 +97,10 @@ class Memory:
             finally:
                 if keep is not None:
                     self.tree.unpin(keep)
-        after = self._frames_by_kind()
+        after = self.holds.frames_by_kind()
         gave = before[0] - after[0], before[1] - after[1]
         self.holds.pressure.evicted(asked=asked, gave=gave, enough=fits)
         return fits
-
-    def _frames_by_kind(self) -> tuple[int, int]:
-        """Frames of pages and of checkpoints that somebody holds."""
-        checkpoints = self.slots.num_held * self.slots.state_frames
-        return self.frames.num_held - checkpoints, checkpoints
 
     # --- admission ------------------------------------------------------------------------------
 
@@ -378,27 +373,8 @@ class Memory:
 
     def stats(self) -> dict[str, int | float]:
         """Frames, checkpoints and the prefix cache: present numbers, and what has been counted."""
-        tree, cached_pages, num_cached = self.tree, 0, 0
-        cache: dict[str, int | float] = {}
+        tree, cache = self.tree, {}
         if tree is not None:
-            cached_pages, num_cached = tree.page_holds.num_frames, len(tree.slot_nodes)
             cache = {f"cache_{name}": v for name, v in tree.counters.as_dict().items()}
             cache["cache_nodes"] = tree.num_nodes
-        cached_checkpoints = num_cached * self.geometry.state_frames
-        page_frames, checkpoint_frames = self._frames_by_kind()
-        return {
-            "num_frames": self.frames.num_frames - 1,
-            "free_frames": self.frames.num_free,
-            "page_frames": page_frames,
-            "checkpoint_frames": checkpoint_frames,
-            "live_page_frames": self.holds.page_frames,
-            "live_checkpoint_frames": self.holds.checkpoint_frames,
-            "cached_frames": cached_pages + cached_checkpoints,
-            "cached_page_frames": cached_pages,
-            "cached_page_bytes": cached_pages * self.geometry.frame_bytes,
-            "cached_checkpoints": num_cached,
-            "cached_checkpoint_bytes": cached_checkpoints * self.geometry.frame_bytes,
-            "checkpoints": self.slots.num_held,
-            **self.holds.pressure.stats(),
-            **cache,
-        }
+        return self.holds.stats(self.geometry.frame_bytes) | cache
