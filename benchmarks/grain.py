@@ -7,8 +7,6 @@ grain each. Inside the clock: everything from `Engine.add`, or for decoding from
 to the last token on the host. `over_32`: tokens per second over those of grain 32 in the same round, medians with 10th
 and 90th percentile. `agree`: share of greedy tokens that are those of grain 32, up to the first other one of a row.
 
-On a CPU, wide in bfloat16 ends the process: jax 0.11.2 compiles a prefill of it to a function that calls itself.
-
 The bytes are no measurement: what a GPU has to move, from the layouts of real models (`grain_bytes.py`).
 """
 

@@ -47,9 +47,8 @@ class Model:
 def slot_frames(state: State, slots: jax.Array) -> jax.Array:
     """Frames int32[B, F] of the checkpoints in slots int32[B].
 
-    A lone line is sliced here: XLA would make that slice itself and name it "dynamic-slice.5", say. Its CPU compiler
-    writes both - and . as _, so within one fusion that is the "dynamic_slice.5" of a frame that is read, and either
-    calls the other's code: wrong values, or a call without end.
+    A lone line is sliced, not gathered: XLA would make that a slice with a name of its own, and on a CPU takes two
+    slices of a fusion for one if only - and _ tell their names apart (docs/design.md).
     """
     if slots.shape[0] > 1:
         return state.slots[slots]

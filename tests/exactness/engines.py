@@ -70,7 +70,7 @@ def one_shape(tokens: int = 64) -> Iterator[None]:
 def short_of_memory(engine: Engine, *, at: tuple[int, ...]) -> Iterator[None]:
     """The oldest row finds no memory for its next steps when it gets to these positions, until a row is preempted.
 
-    Where rows hold all they need from the start, as those of a recurrent model do, only this preempts one.
+    Rows of a recurrent model hold all they need from the start if they share nothing: only this preempts one.
     """
     scheduler, decode = engine.scheduler, Turn.decode
     before = scheduler.counters.preemptions

@@ -1,0 +1,81 @@
+"""Names in compiled steps: XLA on a CPU takes two instructions of a fusion for one if only - and _ tell them apart.
+
+It compiles instructions of a fusion to functions and replaces - in their names by _. What jax asked for is
+dynamic_slice.5, what XLA made of a gather of one line is dynamic-slice.5. Whoever calls one of them then gets the
+other: a wrong value, or a function that calls itself. Which numbers meet is chance, so no fusion of ours may hold
+both spellings.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from hybrid_jax.engine import bucket
+from hybrid_jax.engine.runner import Variant
+from hybrid_jax.sampling_params import MAX_LOGPROBS
+from pallas_kernels.frame_io import read_frames
+from tests.engine.test_donation import FRAMES, compile_step, make_runner, mistakable, struct
+
+pytestmark = pytest.mark.usefixtures("no_compile_cache")
+
+READ_A_CHECKPOINT = """
+import jax
+import jax.numpy as jnp
+from hybrid_jax.engine.blocks import slot_frames
+from hybrid_jax.state import State
+from pallas_kernels.frame_io import read_frames
+
+@jax.jit
+def read(arena, slots, slot):
+    none = dict.fromkeys(("conv", "xB", "dt", "tokens"))
+    ids = slot_frames(State(arena=arena, slots=slots, **none), slot)
+    return read_frames(arena, ids, implementation="xla")
+
+for count in range(2, 10):
+    ids = jnp.arange(4 * count, dtype=jnp.int32).reshape(4, count)
+    arena = jnp.repeat(jnp.arange(4 * count, dtype=jnp.uint32)[:, None], 8, axis=1)
+    assert (read(arena, ids, jnp.array([3]))[0, :, 0] == ids[3]).all(), count
+"""
+
+STEPS = {
+    "decode": ("MAM", "float32", "decode"),
+    "decode_bfloat16_logprobs_adjusted": ("MAM", "bfloat16", "decode"),
+    "decode_one_frame_a_layer": ("M", "float32", "decode"),
+    "decode_side_by_side": ("PQ", "float32", "decode"),
+    "prefill": ("MAM", "float32", "prefill"),
+    "prefill_bfloat16": ("MMMA", "bfloat16", "prefill"),
+    "prefill_logprobs_adjusted": ("PQ", "float32", "prefill"),
+    "exact": ("MAM", "float32", "exact"),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_of_one_row_has_no_fusion_with_both_spellings(name):
+    pattern, dtype, kind = STEPS[name]
+    runner = make_runner(pattern, dtype, exact=kind == "exact", max_rows=1)
+    shapes = bucket.all_buckets(runner.engine, max_pages=runner.max_pages)
+    shape = next(s for s in shapes if type(s).__name__.lower().startswith(kind) and s.rows == 1)
+    variant = Variant(MAX_LOGPROBS, True) if name.endswith("adjusted") else Variant()
+    variant = runner._variant([]) if kind == "exact" else variant
+    assert not mistakable(compile_step(runner, FRAMES[0], kind, shape, variant).text)
+
+
+def test_both_spellings_are_seen_where_a_line_is_gathered():
+    def read(arena, slots, slot):
+        return read_frames(arena, slots[slot], implementation="xla")
+
+    arena = struct(100, 8, dtype=jnp.uint32)
+    text = jax.jit(read).lower(arena, struct(4, 2), struct(1)).compile().as_text()
+    assert mistakable(text) == [{"dynamic-slice", "dynamic_slice"}]
+
+
+def test_frames_of_a_lone_slot_are_read_whatever_their_number(root):
+    """In a process of its own, which would end: with six frames both were number 5 when the line was gathered."""
+    command = [sys.executable, "-c", READ_A_CHECKPOINT]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
