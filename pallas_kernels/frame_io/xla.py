@@ -58,8 +58,11 @@ def update_tokens_xla(arena, values, table, base, begin, end, offset, page_token
         def put(row, arena):
             page, slot = base[row] // page_tokens, base[row] % page_tokens
             frame = jnp.where(live[row], table[row, jnp.minimum(page, table.shape[1] - 1)], 0)
-            line = jax.lax.dynamic_slice(values, (row, 0, 0), (1, 1, width))[0]
-            return jax.lax.dynamic_update_slice(arena, line, (frame, offset + slot * width))
+            if isinstance(row, int):  # a name of its own beside XLA's slices of the table (docs/design.md)
+                line = jax.lax.slice_in_dim(values, row, row + 1)
+            else:
+                line = jax.lax.dynamic_slice(values, (row, 0, 0), (1, 1, width))
+            return jax.lax.dynamic_update_slice(arena, line[0], (frame, offset + slot * width))
 
         return _repeat(rows, put, arena)
 
