@@ -58,7 +58,7 @@ def update_tokens_xla(arena, values, table, base, begin, end, offset, page_token
         def put(row, arena):
             page, slot = base[row] // page_tokens, base[row] % page_tokens
             frame = jnp.where(live[row], table[row, jnp.minimum(page, table.shape[1] - 1)], 0)
-            if isinstance(row, int):  # a name of its own beside XLA's slices of the table (docs/design.md)
+            if isinstance(row, int):  # "slice": no name of XLA's own is like it (docs/design.md)
                 line = jax.lax.slice_in_dim(values, row, row + 1)
             else:
                 line = jax.lax.dynamic_slice(values, (row, 0, 0), (1, 1, width))
