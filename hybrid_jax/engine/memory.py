@@ -136,9 +136,7 @@ class Memory:
         fresh = geometry.num_pages(sequence.goal) - shared + int(inside)
         own = self._will_checkpoint(sequence, hit_len)
         page_frames = (fresh + reserve) * geometry.frames_per_page
-        keep = match.node if hit_len else None
-        possible = self._worth_evicting(page_frames, own * geometry.state_frames, match)
-        if not possible or not self.make_room(page_frames, own, keep=keep):
+        if not self._room_for(page_frames, own, match if hit_len else None):
             return None
         (new, sequence.reserved_slot), slot = self._take(fresh, own), 0
         if match is not None:
@@ -171,8 +169,7 @@ class Memory:
         full, inside = divmod(parent.goal, geometry.page_tokens) if geometry.has_pages else (0, 0)
         page_frames = (bool(inside) + 1) * geometry.frames_per_page
         own_slot = self._will_checkpoint(child, parent.checkpoint)
-        possible = self._worth_evicting(page_frames, own_slot * geometry.state_frames)
-        if not possible or not self.make_room(page_frames, own_slot):
+        if not self._room_for(page_frames, own_slot):
             return None
         own, child.reserved_slot = self._take(int(inside > 0), own_slot)
         shared = parent.pages[:full]
@@ -190,17 +187,16 @@ class Memory:
         """From a checkpoint at `start` on, its prompt leaves one of its own, or its limit lets it fold."""
         return self.geometry.has_state and sequence.limit - 1 > start + self.geometry.grain
 
-    def _worth_evicting(self, pages: int, state: int, match: Match | None = None) -> bool:
-        """So many frames can be had if the tree keeps but a match; else evicting would only cost what is cached."""
-        if pages + state <= self.frames.num_free:
-            return True
-        kept = 0 if match is None or not match.hit_len else self.holds.num_frames_of(match)
-        if pages + state + kept <= self.frames.num_frames - 1 - self.holds.num_frames:
-            return True
-        self.holds.pressure.refused(
-            (pages, state), self.holds.page_frames, self.holds.checkpoint_frames
-        )
-        return False
+    def _room_for(self, pages: int, own_slot: bool, hit: Match | None = None) -> bool:
+        """Room for frames of pages and a slot, beside a hit's; evicts nothing where all but the hit would not do."""
+        asked = pages, own_slot * self.geometry.state_frames
+        holds = self.holds
+        if sum(asked) > self.frames.num_free:
+            kept = holds.num_frames_of(hit) if hit is not None else 0
+            if sum(asked) + kept > self.frames.num_frames - 1 - holds.num_frames:
+                holds.pressure.refused(asked, holds.page_frames, holds.checkpoint_frames)
+                return False
+        return self.make_room(pages, own_slot, keep=hit.node if hit is not None else None)
 
     def _take(self, num_pages: int, own_slot: bool = False) -> tuple[np.ndarray, int]:
         """New pages int32[num_pages, frames_per_page] and, if asked for, a slot (else 0); both, or it raises."""

@@ -163,13 +163,11 @@ class Turn:
             target = memory.slot_to_write(sequence)
             if target is None:
                 steps = fold_step
-        if (
-            steps <= 0 and sequence.reserved_slot
-        ):  # its next page is needed before its next checkpoint
-            memory.give_back_reserve(sequence)
-            return self.decode(sequence)
         if steps <= 0:
-            return False
+            if not sequence.reserved_slot:
+                return False
+            memory.give_back_reserve(sequence)  # the next page is needed before the next checkpoint
+            return self.decode(sequence)
         folds = fold_step < steps
         self.plan.decode.append(
             DecodeRow(

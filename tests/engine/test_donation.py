@@ -127,6 +127,17 @@ def arguments(runner: Runner, num_frames: int, kind: str, *key) -> tuple:
     return runner.params, state, adjust, struct(shape.rows, size), *rest
 
 
+def shape_of(runner: Runner, kind: str, rows: int, tokens: int | None = None):
+    """The first bucket of a kind with so many rows and, if asked for, tokens."""
+    return next(
+        shape
+        for shape in bucket.all_buckets(runner.engine, max_pages=runner.max_pages)
+        if type(shape).__name__.lower().startswith(kind)
+        and shape.rows == rows
+        and tokens in (None, getattr(shape, "tokens", None))
+    )
+
+
 def compile_step(runner: Runner, num_frames: int, kind: str, *key) -> Program:
     args = arguments(runner, num_frames, kind, *key)
     state = next(arg for arg in args if isinstance(arg, State))
@@ -199,14 +210,7 @@ def test_a_step_updates_its_state_in_place(name):
     """All of the state is aliased, nothing arena-sized or ring-sized is copied, no temporary grows with U."""
     pattern, dtype, kind, rows, tokens = CASES[name]
     runner = make_runner(pattern, dtype, exact=kind == "exact")
-    shapes = bucket.all_buckets(runner.engine, max_pages=runner.max_pages)
-    shape = next(
-        shape
-        for shape in shapes
-        if type(shape).__name__.lower().startswith(kind)
-        and shape.rows == rows
-        and tokens in (None, getattr(shape, "tokens", None))
-    )
+    shape = shape_of(runner, kind, rows, tokens)
     variant = Variant(MAX_LOGPROBS if name.endswith("logprobs") else 0, name.endswith("adjusted"))
     check(runner, kind, shape, variant if kind != "exact" else runner._variant([]))
 

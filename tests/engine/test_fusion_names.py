@@ -15,11 +15,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from hybrid_jax.engine import bucket
 from hybrid_jax.engine.runner import Variant
 from hybrid_jax.sampling_params import MAX_LOGPROBS
 from pallas_kernels.frame_io import read_frames
-from tests.engine.test_donation import FRAMES, compile_step, make_runner, mistakable, struct
+from tests.engine.test_donation import (
+    FRAMES,
+    compile_step,
+    make_runner,
+    mistakable,
+    shape_of,
+    struct,
+)
 
 pytestmark = pytest.mark.usefixtures("no_compile_cache")
 
@@ -58,8 +64,7 @@ STEPS = {
 def test_a_step_of_one_row_has_no_fusion_with_both_spellings(name):
     pattern, dtype, kind = STEPS[name]
     runner = make_runner(pattern, dtype, exact=kind == "exact", max_rows=1)
-    shapes = bucket.all_buckets(runner.engine, max_pages=runner.max_pages)
-    shape = next(s for s in shapes if type(s).__name__.lower().startswith(kind) and s.rows == 1)
+    shape = shape_of(runner, kind, 1)
     variant = Variant(MAX_LOGPROBS, True) if name.endswith("adjusted") else Variant()
     variant = runner._variant([]) if kind == "exact" else variant
     assert not mistakable(compile_step(runner, FRAMES[0], kind, shape, variant).text)

@@ -24,9 +24,8 @@ def test_pages_and_checkpoint_are_taken_together(free, fits):
         assert memory.holds.num_frames == len(taken) + 9
         reserved = sequence.reserved_slot
         assert memory.slot_to_write(sequence) == reserved and not sequence.reserved_slot
-        assert (
-            memory.slot_to_write(sequence) is None
-        )  # had it been written, it would be the row's own
+        # Had it been written, it would be the row's own.
+        assert memory.slot_to_write(sequence) is None
     else:
         assert hit_len is None and memory.frames.num_free == free
         assert sequence.pages.size == 0 and not sequence.reserved_slot
@@ -41,10 +40,8 @@ def test_two_hits_of_one_turn_do_not_count_on_the_same_frames(num_frames, seated
     for last in (1, 2):  # the second one's parting shows where to leave a checkpoint
         engine.add([*prefix, last], max_tokens=2)
         engine.run()
-    for last in (3, 4):
-        engine.add(
-            [*prefix, *[last] * 5], max_tokens=60, stop_ids=()
-        )  # both tails and folds lie ahead
+    for last in (3, 4):  # both tails and folds lie ahead
+        engine.add([*prefix, *[last] * 5], max_tokens=60, stop_ids=())
     engine.step()
     running = engine.scheduler.seats.running
     assert len(running) == seated
@@ -71,10 +68,8 @@ def test_forks_reserve_a_checkpoint_each():
 
 
 def test_a_fork_that_cannot_fold_behind_its_parents_checkpoint_reserves_none():
-    for most, reserves in (
-        (26, False),
-        (27, True),
-    ):  # the checkpoint is at 64, the limit 96 or 97 beyond it
+    # The checkpoint is at 64, the last token fed at 95 or 96.
+    for most, reserves in ((26, False), (27, True)):
         engine = Engine.make(num_frames=60, cache="off")
         engine.add_siblings(2, tokens_of(random.Random(0), 71), max_tokens=most, stop_ids=())
         engine.step()
