@@ -9,7 +9,8 @@ for _power, _letter in enumerate("KMGT", start=1):
     _STEPS[f"{_letter}B"] = 1000**_power
     _STEPS[f"{_letter}IB"] = 1024**_power
 
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
+_SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})\s*([A-Za-z]*)\s*")
+_BITS = re.compile(r".*[A-Z].*b")  # Gib and Gb, but neither GiB nor gib
 
 
 def parse_size(value: int | str, *, name: str = "size") -> int:
@@ -17,7 +18,7 @@ def parse_size(value: int | str, *, name: str = "size") -> int:
 
     Args:
         value: a positive integer, or a number with one of B, KB, MB, GB, TB (powers of 1000), KiB, MiB,
-            GiB, TiB (powers of 1024), in any case.
+            GiB, TiB (powers of 1024), or with these in small letters. A small b behind capitals means bits.
         name: what the size is for, used in the error.
 
     Raises:
@@ -28,7 +29,8 @@ def parse_size(value: int | str, *, name: str = "size") -> int:
         (5000000000, 5368709120, 4096)
     """
     problem = (
-        f"{name}: a size must look like 5GB, 5GiB or a positive number of bytes, got {value!r}"
+        f"{name}: a size must look like 5GB, 5GiB (capital B, for bytes) or a positive number of bytes, "
+        f"got {value!r}"
     )
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(problem)
@@ -36,7 +38,7 @@ def parse_size(value: int | str, *, name: str = "size") -> int:
         num_bytes = value
     else:
         match = _SIZE.fullmatch(value)
-        if match is None or match[2].upper() not in _STEPS:
+        if match is None or match[2].upper() not in _STEPS or _BITS.fullmatch(match[2]):
             raise ValueError(problem)
         step = _STEPS[match[2].upper()]
         num_bytes = int(match[1]) * step if match[1].isdigit() else round(float(match[1]) * step)

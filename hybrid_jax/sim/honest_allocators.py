@@ -12,7 +12,7 @@ from hybrid_jax.sim.honest_memory import HonestMemory, Ideal
 from hybrid_jax.sim.honest_models import HonestModel
 from hybrid_jax.sim.honest_rings import KINDS, RingsInFrames
 from hybrid_jax.sim.honest_units import AvmpMemory, fixed_dual, padded_unified, vllm_big_block
-from hybrid_jax.sim.pool_geometry import POOL, UNITS
+from hybrid_jax.sizes import parse_size
 
 HONEST_NAMES = {
     "frames": "the engine's: equal frames, one free list; its rings beside the pool",
@@ -30,7 +30,7 @@ NUMBER = r"[1-9][0-9]{0,5}"
 IDEAL = re.compile(rf"ideal:({NUMBER})")
 # The ring's length behind an @, else the engine's default.
 FRAMES = re.compile(rf"frames(?:_({'|'.join(KINDS)})|:({NUMBER}))?(?:@([0-9]{{1,6}}))?")
-SUPERBLOCKS = re.compile(rf"superblocks:({POOL.pattern})")
+SUPERBLOCKS = "superblocks:"
 LEAST_BLOCK = 1 << 20
 
 
@@ -53,8 +53,8 @@ def make_honest(name: str, model: HonestModel, pool_bytes: int) -> HonestMemory:
         return Ideal(model, pool_bytes, step_tokens=int(match[1]))
     if match := FRAMES.fullmatch(name):
         return _frames(name, match, model, pool_bytes)
-    if match := SUPERBLOCKS.fullmatch(name):
-        return _superblocks(name, match, model, pool_bytes)
+    if name.startswith(SUPERBLOCKS):
+        return _superblocks(name, model, pool_bytes)
     return _split(name, model, pool_bytes)
 
 
@@ -71,8 +71,8 @@ def _frames(name: str, match: re.Match, model: HonestModel, pool_bytes: int) -> 
     return FramesMemory(model, pool_bytes, rows=None if rows is None else int(rows))
 
 
-def _superblocks(name: str, match: re.Match, model: HonestModel, pool_bytes: int) -> Superblocks:
-    size = int(match[2]) * UNITS[match[3]]
+def _superblocks(name: str, model: HonestModel, pool_bytes: int) -> Superblocks:
+    size = parse_size(name.removeprefix(SUPERBLOCKS), name="pool-sim: superblocks")
     if not LEAST_BLOCK <= size <= pool_bytes:
         raise ValueError(
             f"pool-sim: {name}: a block must have from {LEAST_BLOCK} bytes to the pool's {pool_bytes}, got {size}"

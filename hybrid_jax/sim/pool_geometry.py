@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+
+from hybrid_jax.sizes import parse_size
 
 PAGE_TOKENS = 16
 ALIGNMENT = 128
 ELEMENT_BYTES = 2  # keys, values and states alike
-UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-POOL = re.compile(r"([0-9]{1,18})(|[KMGT]iB)")
 MOST_PAGES = 1 << 22  # each is a number in a list
 
 
@@ -78,12 +77,7 @@ def parse_pool(text: str, geometry: PoolGeometry) -> int:
     Raises:
         ValueError: it is no such size, holds no request, or is no multiple of a page.
     """
-    match = POOL.fullmatch(text)
-    if match is None:
-        raise ValueError(
-            f"--pool must be a whole number of bytes, or of KiB, MiB, GiB or TiB as in 4GiB, got {text!r}"
-        )
-    pool_bytes = int(match[1]) * UNITS[match[2]]
+    pool_bytes = parse_size(text, name="--pool")
     check_pool(pool_bytes, geometry)
     return pool_bytes
 

@@ -115,28 +115,26 @@ def test_an_unknown_model_is_an_error_that_lists_the_known():
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
-    [("1GiB", 1 << 30), ("4GiB", 1 << 32), ("1048576KiB", 1 << 30), ("1073741824", 1 << 30), ("16MiB", 1 << 24)],
+    ("text", "size"), [("4GiB", 1 << 32), ("1073741824", 1 << 30), ("1.5 GiB", 3 << 29), ("65536KB", 65_536_000)]
 )  # fmt: skip
-def test_pools_are_written_in_powers_of_1024_or_bytes(text, size):
+def test_pools_are_written_like_any_size(text, size):
     assert parse_pool(text, JAMBA) == size
 
 
-@pytest.mark.parametrize(
-    "text", ["8 Gib", "8Gib", "1GB", "1 GiB", "-1GiB", "-1", "1.5GiB", "", "GiB", "٣GiB", "1GiB\n", "9" * 5000]
-)  # fmt: skip
-def test_any_other_way_to_write_a_pool_is_an_error(text):
-    message = f"--pool must be a whole number of bytes, or of KiB, MiB, GiB or TiB as in 4GiB, got {text!r}"
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+@pytest.mark.parametrize("text", ["8 Gib", "-1GiB", "0", ""])
+def test_what_is_no_size_is_no_pool(text):
+    with pytest.raises(ValueError, match=r"^--pool: a size must look like 5GB") as error:
         parse_pool(text, JAMBA)
+    assert str(error.value).endswith(f"got {text!r}")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0", "--pool must hold one request of jamba_1_5_mini, 7602176 bytes at least, got 0"),
+        ("1", "--pool must hold one request of jamba_1_5_mini, 7602176 bytes at least, got 1"),
         ("7MiB", "--pool must hold one request of jamba_1_5_mini, 7602176 bytes at least, got 7340032"),
         ("1073741825", "--pool must be a multiple of 65536 bytes, a KV page of jamba_1_5_mini, got 1073741825"),
+        ("1GB", "--pool must be a multiple of 65536 bytes, a KV page of jamba_1_5_mini, got 1000000000"),
         ("1TiB", "--pool must be at most 4194304 KV pages of jamba_1_5_mini, 274877906944 bytes, got 1099511627776"),
     ],
 )  # fmt: skip

@@ -22,7 +22,9 @@ PAPER_KEYS = KEYS | {
     *("self_evictions", "pages_evicted", "reserved_bytes"),
 }
 HEADER = "workload,seed,request_id,prompt_len,gen_len,arrival_tick"
-POOL_FORM = "--pool must be a whole number of bytes, or of KiB, MiB, GiB or TiB as in 4GiB"
+POOL_FORM = (
+    "--pool: a size must look like 5GB, 5GiB (capital B, for bytes) or a positive number of bytes"
+)
 
 
 @pytest.fixture
@@ -187,7 +189,7 @@ def test_a_file_may_be_run_honestly(honest, trace):
         (("--allocator", "frames:0"), "pool-sim: no allocator 'frames:0'; known are frames, "),
         (("--allocator", "frames:9999"), "pool-sim: frames: 4294967296 bytes must hold 29 frames"),
         (("--allocator", "superblocks:8TiB"), "pool-sim: superblocks:8TiB: a block must have from 1048576 bytes to "),
-        (("--allocator", "superblocks:big"), "pool-sim: no allocator 'superblocks:big'; known are "),
+        (("--allocator", "superblocks:big"), "pool-sim: superblocks: a size must look like 5GB, "),
         (("--allocator", "fixed_dual:1.5"), "pool-sim: fixed_dual:1.5: the share of states must lie between 0 and 1, "),
         (("--model-spec", "gpt_9"), "pool-sim: no model 'gpt_9'; known are jamba_1_5_mini, mamba2_1b3, bamba_9b, "),
         (("--model-spec", "mamba_7b"), "pool-sim: mamba_7b: needs one kind of attention and one of recurrent blocks, "),

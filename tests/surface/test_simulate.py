@@ -156,7 +156,8 @@ def test_with_arrivals_the_table_tells_the_same_to_people(arrive):
         (("--capacity", "1MB"), "simulate: capacity must hold one checkpoint, 26787840 bytes at least, got 1000000"),
         (
             ("--capacity", "lots"),
-            "--capacity: a size must look like 5GB, 5GiB or a positive number of bytes, got 'lots'",
+            "--capacity: a size must look like 5GB, 5GiB (capital B, for bytes) or a positive number of "
+            "bytes, got 'lots'",
         ),
         (("--model-spec", "gpt_9"), "model spec: no model 'gpt_9'; known are bamba_9b, granite_4_h_small, "),
         (("--grain", "0"), "--grain must be at least 1, got 0"),

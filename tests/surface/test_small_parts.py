@@ -28,6 +28,7 @@ from hybrid_jax.sizes import format_size, parse_size
         ("5GB", 5 * 10**9),
         ("5GiB", 5 * 2**30),
         ("1.5 gib", 3 * 2**29),
+        ("1kB", 1000),
         (" 2KB ", 2000),
         (".5MiB", 2**19),
         ("9007199254740993", 2**53 + 1),
@@ -38,8 +39,9 @@ def test_sizes_are_read_as_written(text, num_bytes):
 
 
 @pytest.mark.parametrize(
-    "value", ["", "5 gigs", "-5GB", 0, -1, "0GB", "5e9", "GB", None, 2.5, True]
-)
+    "value",
+    ["", "5 gigs", "8 Gib", "8Gb", "8GIb", "-5GB", 0, -1, "0GB", "5e9", "GB", None, 2.5, True, "9" * 5000, "٣GiB"],
+)  # fmt: skip
 def test_what_is_no_size_is_named(value):
     with pytest.raises(ValueError, match="memory: a size must look like 5GB.*got ") as error:
         parse_size(value, name="memory")
