@@ -10,7 +10,6 @@ for _power, _letter in enumerate("KMGT", start=1):
     _STEPS[f"{_letter}IB"] = 1024**_power
 
 _SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})\s*([A-Za-z]*)\s*")
-_BITS = re.compile(r".*[A-Z].*b")  # Gib and Gb, but neither GiB nor gib
 
 
 def parse_size(value: int | str, *, name: str = "size") -> int:
@@ -38,10 +37,14 @@ def parse_size(value: int | str, *, name: str = "size") -> int:
         num_bytes = value
     else:
         match = _SIZE.fullmatch(value)
-        if match is None or match[2].upper() not in _STEPS or _BITS.fullmatch(match[2]):
+        if match is None:
             raise ValueError(problem)
-        step = _STEPS[match[2].upper()]
-        num_bytes = int(match[1]) * step if match[1].isdigit() else round(float(match[1]) * step)
+        number, unit = match.groups()
+        bits = unit.endswith("b") and not unit.islower()  # Gib and Gb, but neither GiB nor gib
+        if bits or unit.upper() not in _STEPS:
+            raise ValueError(problem)
+        step = _STEPS[unit.upper()]
+        num_bytes = int(number) * step if number.isdigit() else round(float(number) * step)
     if num_bytes <= 0:
         raise ValueError(problem)
     return num_bytes

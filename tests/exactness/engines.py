@@ -77,10 +77,10 @@ def short_of_memory(engine: Engine, *, at: tuple[int, ...]) -> Iterator[None]:
 
     def refused(turn: Turn, sequence: Sequence) -> bool:
         running = scheduler.seats.running
+        oldest_of_many = sequence is running[0] and len(running) > 1
         past = sum(position <= sequence.position for position in at)
-        if sequence is running[0] and len(running) > 1:
-            if scheduler.counters.preemptions - before < past:
-                return False
+        if oldest_of_many and scheduler.counters.preemptions - before < past:
+            return False
         return decode(turn, sequence)
 
     with mock.patch.object(Turn, "decode", refused):
