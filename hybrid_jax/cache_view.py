@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hybrid_jax.cache.reasons import LookUp, Why
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
@@ -14,6 +14,7 @@ from hybrid_jax.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
     from hybrid_jax.engine.engine import Engine
+    from hybrid_jax.engine.history import History
 
 REMEMBERED = 4096  # requests that can still be explained
 
@@ -80,22 +81,45 @@ class Picture(str):
     __repr__ = str.__str__
 
 
-class CacheView:
-    """The prefix cache as a caller sees it; made by `LLM`, reached as `llm.cache`."""
+class SeenRequests:
+    """What the cache did for the latest requests, for `CacheView.explain`; kept by whoever keeps the engine."""
 
-    def __init__(
-        self, engine: Callable[[], Engine], model: ModelConfig, config: EngineConfig
-    ) -> None:
-        self._engine, self._config = engine, config
-        self._recurrent = model.mamba2 is not None
+    def __init__(self) -> None:
         self._seen: OrderedDict[str, tuple[int, int, LookUp | None]] = OrderedDict()
 
     def remember(self, output: RequestOutput, look_up: LookUp | None) -> None:
-        """Notes a request for `explain`, with what its look-up found; the oldest are forgotten."""
+        """Notes a request, with what its look-up found; the oldest are forgotten."""
         tokens, hit = len(output.prompt_token_ids), output.num_cached_tokens
         self._seen[output.request_id] = tokens, hit, look_up
         if len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
+
+    def find(self, request_id: object) -> tuple[int, int, LookUp | None] | None:
+        """Tokens of the prompt, tokens that were skipped, and the look-up; None for a request that is not known."""
+        return self._seen.get(request_id) if isinstance(request_id, str) else None
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+
+class CacheView:
+    """The prefix cache as a caller sees it; made by `LLM`, reached as `llm.cache`.
+
+    Args:
+        ask: calls a function of the engine between two turns, and returns what it returns.
+        seen: kept up to date where the engine runs.
+        model, config: of the engine.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[Callable[[Engine], Any]], Any],
+        seen: SeenRequests,
+        model: ModelConfig,
+        config: EngineConfig,
+    ) -> None:
+        self._ask, self._seen, self._config = ask, seen, config
+        self._recurrent = model.mamba2 is not None
 
     def explain(self, request_id: str) -> CacheExplanation:
         """Why a request's prompt hit as much of the cache as it did.
@@ -116,13 +140,13 @@ class CacheView:
             >>> explanation.reason
             'a prompt of at most 32 tokens holds no resume point (they lie 32 apart)'
         """
-        self._engine()  # refuses when closed, as everything else does
-        if not isinstance(request_id, str) or request_id not in self._seen:
+        found = self._ask(lambda engine: self._seen.find(request_id))
+        if found is None:
             raise KeyError(
                 f"cache.explain: no finished request {request_id!r} among the latest {REMEMBERED}; pass the "
                 "request_id of an output"
             )
-        tokens, hit, look_up = self._seen[request_id]
+        tokens, hit, look_up = found
         possible = (tokens - 1) // self._config.grain * self._config.grain
         return CacheExplanation(
             request_id=request_id,
@@ -183,14 +207,20 @@ class CacheView:
 
     def describe(self) -> str:
         """The engine's memory, then the prefix tree: span, first tokens and what is cached of each node."""
-        engine = self._engine()
-        tree = engine.scheduler.memory.tree
-        return f"{engine.describe()}\n{'the cache is off' if tree is None else tree.describe()}"
+        tree = self._tree()
+        said = "the cache is off" if tree is None else tree
+        return f"{self._ask(lambda engine: engine.describe())}\n{said}"
 
     def tree(self) -> Picture:
         """The prefix tree alone: one line a node, indented below its parent; empty without a cache."""
-        tree = self._engine().scheduler.memory.tree
-        return Picture("" if tree is None else tree.describe())
+        return Picture(self._tree() or "")
+
+    def _tree(self) -> str | None:
+        def picture(engine: Engine) -> str | None:
+            tree = engine.scheduler.memory.tree
+            return None if tree is None else tree.describe()
+
+        return self._ask(picture)
 
     def what_if(self, *, policy: str | None = None, memory: int | str | None = None) -> WhatIf:
         """What the requests so far would have hit under another policy, or with another amount of memory.
@@ -206,8 +236,7 @@ class CacheView:
         Raises:
             ValueError: an unknown policy or size, or no request has finished yet.
         """
-        engine = self._engine()
-        history = engine.scheduler.memory.history
+        history = self._ask(_history_so_far)
         if history is None:
             raise ValueError("cache.what_if: the cache is off, so nothing was logged; turn it on")
         if not len(history.log):
@@ -229,3 +258,9 @@ class CacheView:
 
     def __repr__(self) -> str:
         return f"CacheView({self._config.cache.policy!r}, {len(self._seen)} requests remembered)"
+
+
+def _history_so_far(engine: Engine) -> History | None:
+    """A copy, so that a replay of it keeps nobody waiting."""
+    history = engine.scheduler.memory.history
+    return None if history is None else history.so_far()

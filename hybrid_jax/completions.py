@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Callable, Mapping
-from copy import copy
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from hybrid_jax.constraints import NO_LIMITS, TokenConstraint, TokenLimits
 from hybrid_jax.engine.request import Request, TokenLogprobs
@@ -100,19 +97,6 @@ class Completion:
         if request.finish_reason is not None:
             self._finish()
 
-    def saved(self) -> dict[str, Any]:
-        """What `restore` needs to undo a `take` that was interrupted."""
-        kept = vars(self) | {"_decoder": copy(self._decoder), "_stops": copy(self._stops)}
-        return kept | {"num_tokens": len(self.token_ids)}
-
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Goes back to where `saved` was called; the lists only grew since then."""
-        num_tokens = saved.pop("num_tokens")
-        vars(self).update(saved)
-        del self.token_ids[num_tokens:]
-        if self.logprobs is not None:
-            del self.logprobs[num_tokens:]
-
     def _show(self, piece: str) -> None:
         shown = self._stops.push(piece)
         if isinstance(shown, Stopped):
@@ -148,19 +132,6 @@ class Completion:
         )
 
 
-@dataclass(kw_only=True)
-class Call:
-    """What the prompts of one call share.
-
-    Attributes:
-        unfinished: places of the prompts that are not done.
-        deltas: what nobody has read yet; None when nobody will.
-    """
-
-    unfinished: set[int] = field(default_factory=set)
-    deltas: deque[Delta] | None = None
-
-
 class Job:
     """One prompt on its way: its completions and its clock.
 
@@ -173,8 +144,8 @@ class Job:
         max_tokens: resolved limit on each completion.
         limits: what limits the tokens of each completion.
         arrival_time: clock seconds.
-        call: where it says that it is done and puts its deltas.
         peak_memory: tells `RequestMetrics.peak_memory_bytes`; asked once, when the job is finished.
+        compile_seconds: tells how long the engine has compiled so far.
     """
 
     def __init__(
@@ -190,18 +161,21 @@ class Job:
         max_tokens: int,
         limits: TokenLimits = NO_LIMITS,
         arrival_time: float,
-        call: Call,
         peak_memory: Callable[[], int | None],
+        compile_seconds: Callable[[], float],
     ) -> None:
         self.request_id, self.index, self.prompt, self.params = request_id, index, prompt, params
-        self.arrival_time, self._call, self._tokenizer = arrival_time, call, tokenizer
+        self.arrival_time, self._tokenizer = arrival_time, tokenizer
         # The prompt's log-probabilities are the first one's business.
         others = params if params.n == 1 else replace(params, prompt_logprobs=None)
-        call.unfinished.add(index)
         self.first_token_time: float | None = None
         self.num_first_tokens = 0  # that came with the first one
         self.finished_time: float | None = None
         self._peak_memory, self.peak_memory_bytes = peak_memory, None
+        self._compile_seconds = compile_seconds
+        self._compiled_at_start = self._compiled_by_first = self._compiled_by_end = (
+            compile_seconds()
+        )
         self.completions = [
             Completion(
                 Request(
@@ -226,52 +200,39 @@ class Job:
     def finished(self) -> bool:
         return all(c.finish_reason is not None for c in self.completions)
 
-    def take(self, completion: Completion, now: float) -> None:
-        """Hands what is new about one of its completions on, all of it or, when interrupted, nothing."""
-        call, saved = self._call, completion.saved()
-        first = self.first_token_time, self.num_first_tokens
-        num_deltas = len(call.deltas or ())
-        try:
-            self._take(completion, now)
-        except BaseException:
-            completion.restore(saved)
-            self.first_token_time, self.num_first_tokens = first
-            call.unfinished.add(self.index)
-            while call.deltas and len(call.deltas) > num_deltas:
-                call.deltas.pop()
-            raise
+    def take(self, completion: Completion, now: float, *, streamed: bool) -> Delta | None:
+        """Takes what is new about one of its completions; what a stream is to yield, if it is streamed.
 
-    def _take(self, completion: Completion, now: float) -> None:
+        Args:
+            now: clock seconds at which it was known.
+        """
         text_before, tokens_before = len(completion.text), len(completion.token_ids)
         completion.take()
+        self._compiled_by_end = self._compile_seconds()
         if completion.token_ids and self.first_token_time is None:
-            self.first_token_time = now
+            self.first_token_time, self._compiled_by_first = now, self._compiled_by_end
         if self.first_token_time == now:
             self.num_first_tokens += len(completion.token_ids) - tokens_before
         finished = self.finished
         if finished:
             self.finished_time, self.peak_memory_bytes = now, self._peak_memory()
-            self._call.unfinished.discard(self.index)
         kind = self.params.output_kind
-        if kind is RequestOutputKind.FINAL_ONLY and completion.finish_reason is None:
-            return
+        early = kind is RequestOutputKind.FINAL_ONLY and completion.finish_reason is None
+        if early or not streamed:
+            return None
         if kind is not RequestOutputKind.DELTA:
             text_before = tokens_before = 0
-        if self._call.deltas is None:
-            return
         news = completion.logprobs
-        self._call.deltas.append(
-            Delta(
-                request_id=self.request_id,
-                prompt_index=self.index,
-                index=completion.request.sample_index,
-                text=completion.text[text_before:],
-                token_ids=tuple(completion.token_ids[tokens_before:]),
-                logprobs=None if news is None else tuple(news[tokens_before:]),
-                finish_reason=completion.finish_reason,
-                stop_reason=completion.stop_reason,
-                output=self.output() if finished else None,
-            )
+        return Delta(
+            request_id=self.request_id,
+            prompt_index=self.index,
+            index=completion.request.sample_index,
+            text=completion.text[text_before:],
+            token_ids=tuple(completion.token_ids[tokens_before:]),
+            logprobs=None if news is None else tuple(news[tokens_before:]),
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+            output=self.output() if finished else None,
         )
 
     def _prompt_logprobs(self) -> tuple[Mapping[int, Logprob] | None, ...] | None:
@@ -287,6 +248,8 @@ class Job:
             arrival_time=self.arrival_time,
             first_token_time=self.first_token_time,
             finished_time=self.finished_time or self.arrival_time,
+            compile_s=self._compiled_by_end - self._compiled_at_start,
+            first_token_compile_s=self._compiled_by_first - self._compiled_at_start,
             num_prompt_tokens=len(self.prompt.token_ids),
             num_cached_tokens=requests[0].num_cached_tokens,
             num_generation_tokens=sum(len(c.token_ids) for c in self.completions),

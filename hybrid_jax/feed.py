@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from hybrid_jax.completions import Call, Job
+from hybrid_jax.completions import Job
+from hybrid_jax.engine_thread import Call, EngineThread
 from hybrid_jax.outputs import RequestOutput
 from hybrid_jax.prompts import PromptLike
-from hybrid_jax.running_calls import RunningCalls
 from hybrid_jax.sampling_params import SamplingParams
 
 Accept = Callable[
-    [PromptLike | Iterable[PromptLike], SamplingParams | Sequence[SamplingParams] | None, Call],
+    [PromptLike | Iterable[PromptLike], SamplingParams | Sequence[SamplingParams] | None],
     list[Job],
 ]
 
@@ -19,26 +19,30 @@ Accept = Callable[
 class Ticket:
     """Prompts that were added together; made by `Feed.add`."""
 
-    def __init__(self, jobs: list[Job], call: Call) -> None:
-        self.jobs, self._call = jobs, call
+    def __init__(self, call: Call) -> None:
+        self.call = call
 
     @property
     def finished(self) -> bool:
-        return not self._call.unfinished
+        return self.call.over
 
     @property
     def num_unfinished(self) -> int:
         """Completions that still grow."""
-        return sum(c.finish_reason is None for job in self.jobs for c in job.completions)
+        if self.call.over:
+            return 0
+        return sum(c.finish_reason is None for job in self.call.jobs for c in job.completions)
 
     @property
     def num_tokens(self) -> int:
         """Tokens generated so far."""
-        return sum(len(c.token_ids) for job in self.jobs for c in job.completions)
+        return sum(len(c.token_ids) for job in self.call.jobs for c in job.completions)
 
     def outputs(self) -> list[RequestOutput]:
-        """What `generate` would have returned."""
-        return [job.output() for job in self.jobs]
+        """What `generate` would have returned, or raised; of an unfinished ticket, what there is so far."""
+        if self.call.error is not None:
+            raise self.call.error
+        return [job.output() for job in self.call.jobs]
 
 
 class Feed:
@@ -47,41 +51,54 @@ class Feed:
     How many may be under way is the caller's business: each one added is held until it is finished.
 
     Args:
-        calls: the LLM's.
-        accept: turns prompts and parameters into jobs of a call, or raises.
+        thread: the LLM's.
+        accept: turns prompts and parameters into jobs, or raises.
     """
 
-    def __init__(self, calls: RunningCalls, accept: Accept) -> None:
-        self._calls, self._accept = calls, accept
+    def __init__(self, thread: EngineThread, accept: Accept) -> None:
+        self._thread, self._accept = thread, accept
         self._tickets: list[Ticket] = []
+        self._added: list[Call] = []  # since the last step
 
     def add(
         self,
         prompts: PromptLike | Iterable[PromptLike],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Ticket:
-        """Starts prompts, as `LLM.generate` would.
+        """Prompts for the next `step` to start, as `LLM.generate` would.
 
         Raises:
             ValueError: something is wrong with them; none of them runs then, and the others go on.
         """
-        call = Call()
-        ticket = Ticket(self._accept(prompts, sampling_params, call), call)
+        jobs = self._accept(prompts, sampling_params)
+        call = Call(jobs, stepped=True)
+        ticket = Ticket(call)
         self._tickets.append(ticket)
-        try:
-            self._calls.start(ticket.jobs)
-        except Exception:
-            self._end(ticket)
-            raise
+        self._added.append(call)
         return ticket
 
     def step(self) -> list[Ticket]:
-        """One turn of the engine; returns the tickets that are finished, in the order they were added."""
+        """Starts what was added and takes one turn of the engine; the tickets that are finished, in the order added.
+
+        While nothing else runs the engine waits between two steps, so what runs together does not depend on the clock.
+
+        What is wrong with a ticket alone is raised by its `outputs`.
+
+        Raises:
+            RuntimeError: the LLM was closed. Any other error: of the engine, with which the tickets ended.
+        """
+        self._thread.check()
+        if self._added:
+            added, self._added = self._added, []
+            self._thread.submit(added)
         if self.num_unfinished:
-            self._calls.step()
+            self._thread.turn()
         finished = [ticket for ticket in self._tickets if ticket.finished]
         for ticket in finished:
-            self._end(ticket)
+            self._tickets.remove(ticket)
+        for ticket in finished:
+            if ticket.call.engine_failed:
+                raise ticket.call.error
         return finished
 
     @property
@@ -94,14 +111,11 @@ class Feed:
         """Tokens generated so far by the tickets that `step` has not returned yet."""
         return sum(ticket.num_tokens for ticket in self._tickets)
 
-    def _end(self, ticket: Ticket) -> None:
-        self._calls.end(ticket.jobs)
-        self._tickets.remove(ticket)
-
     def close(self) -> None:
         """Ends what still runs."""
-        for ticket in list(self._tickets):
-            self._end(ticket)
+        for ticket in self._tickets:
+            self._thread.leave(ticket.call)
+        self._tickets, self._added = [], []
 
     def __enter__(self) -> Feed:
         return self

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import reprlib
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hybrid_jax.completions import Call, Job, derive_seed
+from hybrid_jax.completions import Job, derive_seed
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.constraints import Constraints
 from hybrid_jax.message_ends import message_ends
@@ -35,6 +36,9 @@ class Intake:
         tokenizer: None for a model that came without one.
         defaults: the parameters of prompts that come without.
         max_model_len: tells the longest sequence in tokens, or raises when nothing can run any more.
+        compile_seconds: tells how long the engine has compiled so far.
+
+    Several threads may use it at once.
     """
 
     def __init__(
@@ -44,8 +48,10 @@ class Intake:
         tokenizer: Tokenizer | None,
         defaults: SamplingParams,
         max_model_len: Callable[[], int],
+        compile_seconds: Callable[[], float],
     ) -> None:
         self.tokenizer, self.defaults, self.num_requests = tokenizer, defaults, 0
+        self._numbering, self._compile_seconds = threading.Lock(), compile_seconds
         self._config, self._seed = config, engine_config.seed
         self._max_model_len = max_model_len
         self._constraints = Constraints(tokenizer, config)
@@ -54,7 +60,6 @@ class Intake:
         self,
         prompts: PromptLike | Iterable[PromptLike],
         params: SamplingParams | Sequence[SamplingParams] | None,
-        call: Call,
     ) -> list[Job]:
         """One job per prompt, each with the next request id.
 
@@ -64,7 +69,7 @@ class Intake:
         max_model_len = self._max_model_len()
         read = read_prompts(prompts, self.tokenizer, vocab_size=self._config.vocab_size)
         paired = pair_params(params, len(read), self.defaults)
-        jobs, now = [], time.perf_counter()
+        checked, now = [], time.perf_counter()
         for index, (prompt, own) in enumerate(zip(read, paired, strict=True)):
             if own.stop and self.tokenizer is None:
                 raise ValueError(
@@ -79,24 +84,28 @@ class Intake:
                 default=self.defaults.max_tokens,
             )
             stop_ids = resolve_stop_ids(index, own, self._config)
-            number = self.num_requests + index
-            job = Job(
-                str(number),
+            limits = self._constraints.limits(index, own, stop_ids)
+            checked.append((index, prompt, own, stop_ids, max_tokens, limits))
+        with self._numbering:
+            first = self.num_requests
+            self.num_requests += len(checked)
+        return [
+            Job(
+                str(first + index),
                 index,
                 prompt,
                 own,
                 self.tokenizer,
-                seed=derive_seed(self._seed, number) if own.seed is None else own.seed,
+                seed=derive_seed(self._seed, first + index) if own.seed is None else own.seed,
                 stop_ids=stop_ids,
                 max_tokens=max_tokens,
-                limits=self._constraints.limits(index, own, stop_ids),
+                limits=limits,
                 arrival_time=now,
-                call=call,
                 peak_memory=peak_memory_bytes,
+                compile_seconds=self._compile_seconds,
             )
-            jobs.append(job)
-        self.num_requests += len(jobs)
-        return jobs
+            for index, prompt, own, stop_ids, max_tokens, limits in checked
+        ]
 
     def conversations(self, messages: Any, **template: Any) -> list[Prompt]:
         """A conversation, or a list of them, as prompts; `template` as in `conversation`.

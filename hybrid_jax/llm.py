@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,14 @@ import jax
 from hybrid_jax.cache_view import CacheView
 from hybrid_jax.checkpoint import load_config, load_model, model_folder
 from hybrid_jax.compile_cache import enable_compile_cache
-from hybrid_jax.completions import Call, Job
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.describe import describe
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine_thread import Call, EngineThread
 from hybrid_jax.feed import Feed
 from hybrid_jax.fingerprint import fingerprint
-from hybrid_jax.in_thread import in_thread
 from hybrid_jax.intake import Intake, template_options
+from hybrid_jax.ledger import Ledger
 from hybrid_jax.options import (
     check_memory,
     default_params,
@@ -33,7 +32,6 @@ from hybrid_jax.options import (
 from hybrid_jax.outputs import Delta, RequestOutput
 from hybrid_jax.progress_bar import Shown, shown
 from hybrid_jax.prompts import Prompt, PromptLike
-from hybrid_jax.running_calls import RunningCalls
 from hybrid_jax.sampling_params import SamplingParams
 from hybrid_jax.tokenizer import Tokenizer
 
@@ -43,7 +41,9 @@ BUNDLED = Path(__file__).resolve().parent / "bundled"
 class LLM:
     """Generates text with a hybrid (or pure attention, or pure recurrent) language model.
 
-    Calls from several threads at once are not supported; calls from inside a `stream` loop are.
+    Calls may come from several threads and asyncio tasks at once, and from inside a `stream` loop: the engine runs in a
+    thread of its own and batches the requests of all of them. Whoever leaves early, by Ctrl-C, an exception or closing
+    a stream, ends his own requests alone. A fork of the process cannot use it; start workers with "spawn".
 
     Its programs are compiled when they are first needed, or all of them by `warmup()`, and kept in the user's cache
     folder for the next process. Another `memory`, `max_rows`, `max_model_len`, `dtype` or `exact` has others.
@@ -144,24 +144,28 @@ class LLM:
         quiet: bool,
     ) -> None:
         self.model_config, self.engine_config = config, engine_config
-        self._intake = Intake(
-            config, engine_config, tokenizer, defaults, lambda: self._engine.max_model_len
-        )
         check_memory(config, engine_config)
         with device_memory_for("arena, rings and tables", "lower memory or max_rows"):
             engine = Engine(config, params, engine_config)
-        self._calls = RunningCalls(engine, record=self._record)
         self._params = params
         self._weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hybrid_jax")  # of `astream`
-        self._totals = dict.fromkeys(("prompt_tokens", "cached_tokens", "generated_tokens"), 0)
-        self._cache = CacheView(lambda: self._engine, config, engine_config)
+        self._ledger = Ledger()
+        self._thread = thread = EngineThread(engine, record=self._ledger.record)
+        self._intake = Intake(  # it must not lead back here: an object that nobody holds frees its memory at once
+            config,
+            engine_config,
+            tokenizer,
+            defaults,
+            max_model_len=lambda: thread.engine.max_model_len,
+            compile_seconds=engine.compile_seconds,
+        )
+        self._cache = CacheView(self._thread.ask, self._ledger.seen, config, engine_config)
         if not quiet:
             print(self.describe(), file=sys.stderr)
 
     @property
     def _engine(self) -> Engine:
-        return self._calls.engine
+        return self._thread.engine
 
     # --- generating -------------------------------------------------------------------------------
 
@@ -193,14 +197,12 @@ class LLM:
             >>> [len(out.outputs[0].token_ids) for out in outs]
             [4, 4]
         """
-        call = Call()
-        jobs = self._intake.jobs(prompts, sampling_params, call)
-        with shown(progress or use_tqdm, "generating") as report, self._calls.running(jobs):
-            while call.unfinished:
-                unfinished = len(call.unfinished)
-                self._calls.step()
-                if len(call.unfinished) != unfinished:
-                    report(len(jobs) - len(call.unfinished), len(jobs))
+        jobs = self._intake.jobs(prompts, sampling_params)
+        with shown(progress or use_tqdm, "generating") as report:
+            with closing(self._thread.run(Call(jobs))) as all_news:
+                for news in all_news:
+                    if jobs:
+                        report(news.num_finished, len(jobs))
         return [job.output() for job in jobs]
 
     def stream(
@@ -218,18 +220,14 @@ class LLM:
             >>> "".join(d.text for d in deltas) == deltas[-1].output.outputs[0].text
             True
         """
-        call = Call(deltas=deque())
-        return self._calls.deltas(self._intake.jobs(prompts, sampling_params, call), call)
+        return self._thread.deltas(self._intake.jobs(prompts, sampling_params))
 
     def astream(
         self,
         prompts: PromptLike | Iterable[PromptLike],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """`stream` for `async for`: the work is done in a thread, so that other tasks go on.
-
-        Several may run at once, in turns. Other calls must wait until all are over; leave one early through
-        `contextlib.aclosing`.
+        """`stream` for `async for`: other tasks go on while it waits. Leave one early through `contextlib.aclosing`.
 
         Example:
             >>> import asyncio
@@ -240,9 +238,7 @@ class LLM:
             >>> asyncio.run(main(LLM(quiet=True)))
             3
         """
-        call = Call(deltas=deque())
-        deltas = self._calls.deltas(self._intake.jobs(prompts, sampling_params, call), call)
-        return in_thread(deltas, self._thread)
+        return self._thread.adeltas(self._intake.jobs(prompts, sampling_params))
 
     def feed(self) -> Feed:
         """For prompts that are not all there yet, or too many: add some while others run.
@@ -256,7 +252,7 @@ class LLM:
             >>> [len(output.outputs[0].token_ids) for output in tickets[1].outputs()]
             [4, 4]
         """
-        return Feed(self._calls, self._intake.jobs)
+        return Feed(self._thread, self._intake.jobs)
 
     def chat(
         self,
@@ -295,13 +291,6 @@ class LLM:
         """One conversation as a prompt for `generate` or `stream`; see `Tokenizer.apply_chat_template`."""
         return self._intake.conversation(messages, **template)
 
-    def _record(self, job: Job) -> None:
-        output = job.output()
-        self._totals["prompt_tokens"] += output.metrics.num_prompt_tokens
-        self._totals["cached_tokens"] += output.num_cached_tokens
-        self._totals["generated_tokens"] += output.metrics.num_generation_tokens
-        self._cache.remember(output, job.completions[0].request.look_up)
-
     # --- looking and tidying ----------------------------------------------------------------------
 
     @property
@@ -335,9 +324,12 @@ class LLM:
 
         `memory_bytes` is what arena, rings and tables take; `peak_memory_bytes` is as in `RequestMetrics`, up to now.
         """
-        self._calls.settle()
+        self._thread.settle()
         own = {"requests": self._intake.num_requests, "peak_memory_bytes": peak_memory_bytes()}
-        return own | self._totals | self._engine.stats() | self._engine.memory_report()
+        ledger = self._ledger
+        return own | self._thread.ask(
+            lambda engine: ledger.totals | engine.stats() | engine.memory_report()
+        )
 
     def describe(self) -> str:
         """The model, where its memory goes, and what the cache can do: what a new object prints.
@@ -357,7 +349,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         """Forgets every cached prefix that no running request uses."""
-        self._engine.reset_prefix_cache()
+        self._thread.ask(lambda engine: engine.reset_prefix_cache())
 
     def warmup(
         self, *, logprobs: bool = False, penalties: bool = False, progress: Shown = False
@@ -369,15 +361,17 @@ class LLM:
             penalties: also for requests with penalties, biases, allowed tokens, bad words or a grammar.
             progress: show a bar, or call this with (done, in all).
         """
+        ask = self._thread.ask
+        jobs = ask(lambda engine: engine.warmup_jobs(logprobs=logprobs, adjusts=penalties))
         with shown(progress, "compiling") as report:
-            self._engine.warmup(
-                lambda done, total, name: report(done, total), logprobs=logprobs, adjusts=penalties
-            )
+            for done, (_, job) in enumerate(jobs):
+                report(done, len(jobs))
+                ask(lambda engine, job=job: job())
+            report(len(jobs), len(jobs))
 
     def close(self) -> None:
         """Ends what still runs and frees the device memory; the object is of no use afterwards."""
-        self._calls.close()
-        self._thread.shutdown(wait=False)
+        self._thread.close()
         self._params = None
 
     def __enter__(self) -> LLM:
@@ -393,7 +387,7 @@ class LLM:
         )
 
     def __repr__(self) -> str:
-        state = "closed" if self._calls.closed else f"max_model_len={self.max_model_len}"
+        state = "closed" if self._thread.closed else f"max_model_len={self.max_model_len}"
         return (
             f"LLM({self.model_config.family}, {self.engine_config.dtype}, {state}, "
             f"max_rows={self.engine_config.max_rows}, cache={self.engine_config.cache.policy!r})"

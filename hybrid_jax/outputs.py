@@ -31,10 +31,15 @@ class Logprob:
 class RequestMetrics:
     """Times and rates of one prompt; clock seconds count from an arbitrary start.
 
+    Rates and `ttft_s` leave compiling out, `total_s` has it in: so the first prompt of a program shows how fast the
+    next ones will be.
+
     Attributes:
         arrival_time: when the prompt was accepted.
         first_token_time: when its first token was known; None when it gave none.
         finished_time: when its last completion ended.
+        compile_s: seconds between arrival and end in which the engine compiled programs, for this prompt or another.
+        first_token_compile_s: those of them before the first token.
         num_prompt_tokens, num_cached_tokens: tokens of the prompt, and those the prefix cache spared.
         num_generation_tokens: tokens generated, all completions together.
         num_first_tokens: of these, tokens that came together with the first one: a dispatch brings several.
@@ -57,6 +62,8 @@ class RequestMetrics:
     arrival_time: float
     first_token_time: float | None = None
     finished_time: float
+    compile_s: float = 0.0
+    first_token_compile_s: float = 0.0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_generation_tokens: int = 0
@@ -66,12 +73,14 @@ class RequestMetrics:
 
     @property
     def ttft_s(self) -> float | None:
-        """Seconds from arrival to the first token, waiting included."""
-        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
+        """Seconds from arrival to the first token, waiting included and compiling left out."""
+        if self.first_token_time is None:
+            return None
+        return self.first_token_time - self.arrival_time - self.first_token_compile_s
 
     @property
     def total_s(self) -> float:
-        """Seconds from arrival to the end."""
+        """Seconds from arrival to the end, compiling included."""
         return self.finished_time - self.arrival_time
 
     @property
@@ -88,7 +97,8 @@ class RequestMetrics:
         if self.first_token_time is None:
             return None
         later = self.num_generation_tokens - self.num_first_tokens
-        return _rate(later, self.finished_time - self.first_token_time)
+        compiling = self.compile_s - self.first_token_compile_s
+        return _rate(later, self.finished_time - self.first_token_time - compiling)
 
     @property
     def tpot_s(self) -> float | None:
@@ -100,7 +110,7 @@ class RequestMetrics:
         """Plain numbers, rates included, for JSON."""
         names = (
             "num_prompt_tokens num_cached_tokens num_generation_tokens num_preemptions "
-            "ttft_s total_s prefill_tokens_per_s decode_tokens_per_s tpot_s peak_memory_bytes"
+            "ttft_s total_s compile_s prefill_tokens_per_s decode_tokens_per_s tpot_s peak_memory_bytes"
         )
         return {name: getattr(self, name) for name in names.split()}
 

@@ -1,14 +1,29 @@
-"""Progress of long calls: the caller's own function, a bar on stderr, or nothing."""
+"""Progress of long calls: the caller's own function, a bar on stderr, or nothing; and a word while it compiles."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 Shown = bool | Callable[[int, int], None]
+WIDTH = 32  # characters of "compiling ...", so that spaces hide it again
+# The bars on the screen, the one begun last at the end. They are the process's, since so is its stderr.
+_bars: list[tuple[Progress, TaskID, str]] = []
+
+
+@contextmanager
+def on_screen(bar: Progress, task: TaskID, what: str) -> Iterator[None]:
+    """While it runs, the bar says so instead of `what` when something is compiled."""
+    entry = bar, task, what
+    _bars.append(entry)
+    try:
+        yield
+    finally:
+        _bars.remove(entry)
 
 
 @contextmanager
@@ -22,4 +37,20 @@ def shown(progress: Shown, what: str, *, unit: float = 1) -> Iterator[Callable[[
         return
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done * unit, total=total * unit)
+        with on_screen(bar, task, what):
+            yield lambda done, total: bar.update(task, completed=done * unit, total=total * unit)
+
+
+def show_compiling(number: int, total: int) -> None:
+    """Says in the bar, or on a terminal or in a notebook, which program is compiled; 0 takes it back."""
+    text = f"compiling {number} of {total} ..." if number else ""
+    if _bars:
+        bar, task, what = _bars[-1]
+        bar.update(task, description=text or what)
+        return
+    stream = sys.stderr
+    if stream is None or not (stream.isatty() or type(stream).__module__ == "ipykernel.iostream"):
+        return
+    with suppress(OSError, ValueError):  # a terminal that went away is no business of the engine's
+        stream.write(f"\r{text:<{WIDTH}}" + "\r" * (not number))
+        stream.flush()

@@ -97,11 +97,13 @@ ROOMS = (
         ("numpy", "tokenizers", "llguidance"),
     ),
     Room(
-        ("completions", "cache_view", "running_calls", "feed"),
+        ("completions", "cache_view", "engine_thread", "feed", "ledger"),
         (
             *(
+                "cache_view",
                 "completions",
-                "running_calls",
+                "engine_thread",
+                "progress_bar",
                 "prompts",
                 "outputs",
                 "engine.request",
@@ -110,16 +112,16 @@ ROOMS = (
             *("constraints", *TEXT, *PLAIN),
         ),
     ),
-    Room(("in_thread",)),
+    Room(("progress_bar",), (), ("rich",)),
     Room(("describe",), ("engine.sizing", *PLAIN)),
     Room(("report",), ("report", "models", "engine.sizing", *PLAIN)),
     Room(
-        ("llm", "batch", "intake", "options", "progress_bar", "request_limits"),
+        ("llm", "batch", "intake", "options", "request_limits"),
         (
             *("llm", "batch", "intake", "options", "progress_bar", "request_limits"),
             *("feed", "fingerprint"),
-            *("outputs", "prompts", "completions", "cache_view", "describe", "in_thread"),
-            *("running_calls", "compile_cache", "message_ends"),
+            *("outputs", "prompts", "completions", "cache_view", "describe", "ledger"),
+            *("engine_thread", "compile_cache", "message_ends"),
             *("cache.prefix_order", "constraints", "engine", "checkpoint", *TEXT, *PLAIN),
         ),
         ("jax", "numpy", "rich"),

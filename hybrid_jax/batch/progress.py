@@ -11,14 +11,16 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
 from hybrid_jax.batch.summary import Tally
-from hybrid_jax.progress_bar import Shown
+from hybrid_jax.progress_bar import Shown, on_screen
 
+WHAT = "lines"
 REFRESH_S = 0.1  # counting is cheap, but not free
 
 
@@ -28,12 +30,13 @@ class Meter:
     Args:
         progress: as in `run_batch`.
         total: lines of the input.
-        bar: to draw on; None for none.
+        bar, task: to draw on; None for none.
     """
 
-    def __init__(self, progress: Shown, total: int, bar: Progress | None) -> None:
-        self._progress, self._total, self._bar = progress, total, bar
-        self._task = None
+    def __init__(
+        self, progress: Shown, total: int, bar: Progress | None = None, task: TaskID | None = None
+    ) -> None:
+        self._progress, self._total, self._bar, self._task = progress, total, bar, task
         self._told, self._next = -1, 0.0
         self._start, self._earlier = time.perf_counter(), 0
 
@@ -41,9 +44,7 @@ class Meter:
         """The clock starts here; what the tally holds is an earlier run's."""
         self._start, self._earlier = time.perf_counter(), tally.completion_tokens
         if self._bar is not None:
-            self._task = self._bar.add_task(
-                "lines", total=self._total, completed=tally.num_lines, rate="", hits=""
-            )
+            self._bar.update(self._task, completed=tally.num_lines)
 
     @property
     def seconds(self) -> float:
@@ -77,7 +78,7 @@ class Meter:
 def meter(progress: Shown, total: int) -> Iterator[Meter]:
     """A bar on stderr, the caller's own function, or nothing."""
     if callable(progress) or not progress:
-        yield Meter(progress, total, None)
+        yield Meter(progress, total)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -90,4 +91,6 @@ def meter(progress: Shown, total: int) -> Iterator[Meter]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        yield Meter(progress, total, bar)
+        task = bar.add_task(WHAT, total=total, rate="", hits="")
+        with on_screen(bar, task, WHAT):
+            yield Meter(progress, total, bar, task)

@@ -206,25 +206,26 @@ class Run:
         self._settle(entry, line)
 
     def _answer(self, ticket: Ticket) -> None:
-        entry, outputs = self._running.pop(ticket), ticket.outputs()
-        for choice in (choice for output in outputs for choice in output.outputs):
-            if choice.finish_reason not in FINISHED:
-                what = (
-                    f"a completion ended early: {choice.stop_reason or choice.finish_reason}; change "
-                    "the form, bad_words or allowed_token_ids"
-                )
-                error = LineError(what, code="ended_early", param="structured_outputs")
-                self._fail(entry, error)
-                return
-        body = answer(
-            entry.names,
-            entry.request,
-            outputs,
-            model=self._model,
-            created=int(time.time()),
-            texts=self._texts,
-        )
-        self._settle(entry, success(entry.names, entry.custom_id, body))
+        entry = self._running.pop(ticket)
+        with self._mistakes_of(entry):
+            outputs = ticket.outputs()
+            for choice in (choice for output in outputs for choice in output.outputs):
+                if choice.finish_reason not in FINISHED:
+                    raise LineError(
+                        f"a completion ended early: {choice.stop_reason or choice.finish_reason}; change "
+                        "the form, bad_words or allowed_token_ids",
+                        code="ended_early",
+                        param="structured_outputs",
+                    )
+            body = answer(
+                entry.names,
+                entry.request,
+                outputs,
+                model=self._model,
+                created=int(time.time()),
+                texts=self._texts,
+            )
+            self._settle(entry, success(entry.names, entry.custom_id, body))
 
     def _settle(self, entry: Entry, line: dict[str, Any]) -> None:
         self._settled.append((entry, as_line(line), LineCounts.of(line)))

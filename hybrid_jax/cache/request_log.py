@@ -63,6 +63,12 @@ class RequestLog:
         total = sum(request.num_tokens for request in self._requests)
         return sum(request.hit_len for request in self._requests) / max(1, total)
 
+    def __copy__(self) -> RequestLog:
+        """What is logged so far; the requests themselves never change."""
+        new = RequestLog(self.grain, max_requests=self._max_requests, max_blocks=self._max_blocks)
+        new._requests, new._num_blocks = self._requests.copy(), self._num_blocks
+        return new
+
     def __iter__(self) -> Iterator[LoggedRequest]:
         return iter(self._requests)
 

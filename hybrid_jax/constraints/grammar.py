@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import reprlib
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +25,7 @@ MAX_MESSAGE = 160  # characters of the library's own words
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer and keeps those used last.
+    """Compiles grammars for one tokenizer and keeps those used last; several threads may ask at once.
 
     Args:
         tokenizer: of the model.
@@ -36,6 +37,7 @@ class Grammars:
         self._tokenizer, self._vocab_size, self._keep = tokenizer, vocab_size, keep
         self._vocabulary: tuple[Any, int] | None = None  # llguidance's tokenizer, and the id of END
         self._compiled: OrderedDict[StructuredOutputsParams, Any] = OrderedDict()
+        self._one_at_a_time = threading.Lock()
 
     def state(self, wanted: StructuredOutputsParams) -> GrammarState:
         """A grammar at its start, compiled unless it was kept.
@@ -44,12 +46,13 @@ class Grammars:
             ValueError: the grammar is wrong or has something that is not supported, llguidance is not
                 installed or cannot read the tokenizer.
         """
-        start = self._compiled.pop(wanted, None)
-        if start is None:
-            start = self._compile(wanted)
-        self._compiled[wanted] = start
-        while len(self._compiled) > self._keep:
-            self._compiled.popitem(last=False)
+        with self._one_at_a_time:
+            start = self._compiled.pop(wanted, None)
+            if start is None:
+                start = self._compile(wanted)
+            self._compiled[wanted] = start
+            while len(self._compiled) > self._keep:
+                self._compiled.popitem(last=False)
         return GrammarState(start, -(-self._vocab_size // 32), self._vocabulary[1])
 
     def _compile(self, wanted: StructuredOutputsParams) -> Any:

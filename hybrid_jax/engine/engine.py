@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -189,10 +190,7 @@ class Engine:
 
     def reset_prefix_cache(self) -> None:
         """Forgets every cached prefix; running requests go on."""
-        self._recover()
-        self._interrupted = True
-        self.scheduler.reset_prefix_cache()
-        self._interrupted = False
+        self._guarded(self.scheduler.reset_prefix_cache)
 
     def warmup(
         self,
@@ -209,11 +207,35 @@ class Engine:
                 before they are sampled from, too. Other programs, those for log-probabilities of prompts
                 among them, are compiled when the first request needs them.
         """
+        jobs = self.warmup_jobs(logprobs=logprobs, adjusts=adjusts)
+        report = progress or (lambda done, total, name: None)
+        for done, (name, job) in enumerate(jobs):
+            report(done, len(jobs), name)
+            job()
+        report(len(jobs), len(jobs), "done")
+        return len(jobs)
+
+    def warmup_jobs(
+        self, *, logprobs: bool = False, adjusts: bool = False
+    ) -> list[tuple[str, Callable[[], None]]]:
+        """The programs of `warmup`, each by its name and a call that compiles it; turns may come in between."""
+        jobs = self.runner.warmup_jobs(logprobs=logprobs, adjusts=adjusts)
+        return [(name, functools.partial(self._guarded, job)) for name, job in jobs]
+
+    def _guarded(self, job: Callable[[], None]) -> None:
+        """Runs what replaces device memory; after an exception on the way the next call starts over."""
         self._recover()
         self._interrupted = True
-        count = self.runner.warmup(progress, logprobs=logprobs, adjusts=adjusts)
+        job()
         self._interrupted = False
-        return count
+
+    def watch_compiling(self, listener: Callable[[int, int], None]) -> None:
+        """Has `Compiling.listener` called, in the thread that calls `step`."""
+        self.runner.compiling.listener = listener
+
+    def compile_seconds(self) -> float:
+        """Seconds spent on compiling so far; any thread may ask."""
+        return self.runner.compiling.seconds()
 
     def memory_report(self) -> dict[str, Any]:
         """Which kind of memory is short, if one is, and how that has changed."""

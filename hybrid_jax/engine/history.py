@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 from hybrid_jax.cache.flop_aware import FlopAware
 from hybrid_jax.cache.node import Match, Node
 from hybrid_jax.cache.policies import TUNED, make_policy
@@ -75,6 +77,12 @@ class History:
             look_ups=self._tree.counters.lookups,
             policy=self._policy,
         )
+
+    def so_far(self) -> History:
+        """For `replay` and `log` alone: what is logged now, whatever the engine does meanwhile."""
+        found = copy(self)
+        found.log = copy(self.log)
+        return found
 
     def replay(self, policy: str, capacity: int) -> float:
         """Token hit rate of the logged requests under a policy, with so many bytes of cache.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -14,12 +14,12 @@ from hybrid_jax.engine import adjust as adjusting
 from hybrid_jax.engine import batches, bucket, fused, pack, steps
 from hybrid_jax.engine.adjust import Adjust, make_adjust, row_of
 from hybrid_jax.engine.blocks import Model
+from hybrid_jax.engine.compiling import Compiling, Program
 from hybrid_jax.engine.exact import exact_step
 from hybrid_jax.engine.pending import Pending
 from hybrid_jax.engine.plan import DecodeRow, ForkRow, Plan, PrefillRow
 from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.geometry import Geometry
-from hybrid_jax.machine import give_back_free_memory
 from hybrid_jax.sampling_params import MAX_LOGPROBS
 from hybrid_jax.state import State, make_state, state_specs
 
@@ -62,6 +62,13 @@ class Variant:
 
 
 PLAIN = Variant()
+
+
+def _slot_sizes(count: int) -> list[int]:
+    """Sizes of the dispatches that write `count` lines of the slot table."""
+    most = SLOT_BUCKETS[-1]
+    parts = [min(most, count - begin) for begin in range(0, count, most)]
+    return [next(size for size in SLOT_BUCKETS if size >= part) for part in parts]
 
 
 def choose_kernels(wanted: str, device: jax.Device, unsupported: str | None = None) -> str:
@@ -121,7 +128,8 @@ class Runner:
         self.state: State = make_state(self.specs)
         self.adjust: Adjust | None = None  # made for the first request that needs it
         self.num_traces = 0
-        self._executables: dict[tuple, Callable] = {}
+        self.compiling = Compiling()
+        self._executables: dict[tuple, Program] = {}
 
     def _kernels(self, engine: EngineConfig, config: ModelConfig, geometry: Geometry) -> str:
         first = jax.tree.leaves(self.params)[0]  # a shape where a step is only to be compiled
@@ -131,8 +139,8 @@ class Runner:
 
     # --- executables ------------------------------------------------------------------------------
 
-    def executable(self, kind: str, *key) -> Callable:
-        """The jitted step for one kind and bucket; compiled at its first call."""
+    def executable(self, kind: str, *key) -> Program:
+        """The step for one kind and bucket; compiled at its first call."""
         known = self._executables.get((kind, *key))
         if known is None:
             known = self._executables[kind, *key] = self._build(kind, *key)
@@ -155,7 +163,7 @@ class Runner:
         extra = pack.adjust_fields(self.model.config.vocab_size) if adjusts else ()
         return pack.Layout(layout.fields + extra)
 
-    def _build(self, kind: str, shape=None, variant: Variant = PLAIN) -> Callable:
+    def _build(self, kind: str, shape=None, variant: Variant = PLAIN) -> Program:
         if kind in MOVES:
             function, donated = MOVES[kind], 0
         elif kind == "prompt_logprobs":
@@ -177,12 +185,18 @@ class Runner:
             return function(*args)
 
         traced.__name__ = kind
-        return jax.jit(traced, donate_argnums=donated)
+        return Program(traced, donated, self.compiling)
 
     # --- dispatch ---------------------------------------------------------------------------------
 
     def execute(self, plan: Plan) -> Pending:
         """Dispatches a plan and returns at once; the state is rebound in the same statement as each call."""
+        self.compiling.count_missing = functools.partial(self._num_missing, plan)
+        pending = self._dispatch(plan)
+        self.compiling.end_turn()
+        return pending
+
+    def _dispatch(self, plan: Plan) -> Pending:
         pending = Pending(plan, exact=self.engine.exact)
         if plan.new_slots:
             self._write_slots(plan.new_slots)
@@ -211,10 +225,29 @@ class Runner:
             pending.decode = self._decode(plan.decode, plan.num_steps)
         return pending
 
+    def _num_missing(self, plan: Plan) -> int:
+        """Programs that a plan, and the decode steps that follow on it, need and that are not compiled."""
+        needed: set[tuple] = {("write_slots", n) for n in _slot_sizes(len(plan.new_slots))}
+        if plan.moves:
+            needed |= {("move_row",)} | ({("move_adjust",)} if self.adjust is not None else set())
+        if self.engine.exact:
+            needed.add(("exact", self._exact_shape(), self._variant([])))
+        else:
+            if plan.prefill:
+                shape = self._prefill_shape(plan.prefill)
+                needed.add(("prefill", shape, self._variant(plan.prefill)))
+            if plan.forks:
+                needed.add(("fork", bucket.ForkBucket(shape.rows), self._variant(plan.forks)))
+            begun = [row for row in plan.prefill if row.samples and row.request.max_tokens > 1]
+            if rows := [*plan.decode, *begun]:
+                shape = self._decode_shape(rows, max(plan.num_steps, 1))
+                needed.add(("decode", shape, self._variant(rows)))
+        known = self._executables
+        return sum(key not in known or not known[key].compiled for key in needed)
+
     def _write_slots(self, new_slots: list) -> None:
-        for begin in range(0, len(new_slots), SLOT_BUCKETS[-1]):
-            part = new_slots[begin : begin + SLOT_BUCKETS[-1]]
-            size = next(n for n in SLOT_BUCKETS if n >= len(part))
+        for size in _slot_sizes(len(new_slots)):
+            part, new_slots = new_slots[:size], new_slots[size:]
             part = part + [part[-1]] * (size - len(part))
             ids = np.array([slot for slot, _ in part], np.int32)
             frames = np.stack([frames for _, frames in part])
@@ -230,15 +263,17 @@ class Runner:
         self.adjust = move(self._some_adjust(), np.int32(source), np.int32(target))
 
     def _prefill(self, rows: list[PrefillRow]) -> tuple[Sampled, jax.Array, jax.Array]:
-        shape = bucket.prefill_bucket(
+        self._load_adjust([row for row in rows if row.samples])
+        return self._run("prefill", self._prefill_shape(rows), rows)
+
+    def _prefill_shape(self, rows: list[PrefillRow]) -> bucket.PrefillBucket:
+        return bucket.prefill_bucket(
             self.engine,
             num_rows=len(rows),
             num_tokens=max(len(row.tokens) for row in rows),
             num_pages=max(len(row.pages) for row in rows),
             max_pages=self.max_pages,
         )
-        self._load_adjust([row for row in rows if row.samples])
-        return self._run("prefill", shape, rows)
 
     def _fork(self, rows: list[ForkRow], logits: jax.Array) -> Sampled:
         self._load_adjust(rows)
@@ -246,22 +281,30 @@ class Runner:
         return self._run("fork", shape, rows, logits, np.int32(len(rows)))[0]
 
     def _decode(self, rows: list[DecodeRow], num_steps: int) -> Sampled:
-        shape = bucket.decode_bucket(
+        return self._run("decode", self._decode_shape(rows, num_steps), rows, np.int32(num_steps))[
+            0
+        ]
+
+    def _decode_shape(
+        self, rows: Sequence[DecodeRow | PrefillRow], num_steps: int
+    ) -> bucket.DecodeBucket:
+        return bucket.decode_bucket(
             self.engine,
             num_rows=max(row.row for row in rows) + 1,
             num_steps=num_steps,
             num_pages=max(len(row.pages) for row in rows),
             max_pages=self.max_pages,
         )
-        return self._run("decode", shape, rows, np.int32(num_steps))[0]
 
     def _exact(
         self, prefill: list[PrefillRow], decode: list[DecodeRow]
     ) -> tuple[Sampled, jax.Array]:
         """Prompt chunks and decode steps alike, each row at its ring row of one [max_rows, grain] window."""
         self._load_adjust([row for row in prefill if row.samples])
-        shape = bucket.exact_bucket(self.engine, max_pages=self.max_pages)
-        return self._run("exact", shape, [*prefill, *decode])
+        return self._run("exact", self._exact_shape(), [*prefill, *decode])
+
+    def _exact_shape(self) -> bucket.ExactBucket:
+        return bucket.exact_bucket(self.engine, max_pages=self.max_pages)
 
     def _prompt_logprobs(self, rows: list[PrefillRow], h: jax.Array) -> Sampled | None:
         """What the hidden states [R, T, D] of a prefill say about the prompts of rows that ask."""
@@ -284,10 +327,7 @@ class Runner:
         run = self.executable(kind, shape, variant)
         weights = () if kind == "fork" else (self.params,)
         adjust = self._some_adjust() if variant.adjusts else None
-        num_traces = self.num_traces
         self.state, adjust, *results = run(*weights, self.state, adjust, batch, *rest)
-        if self.num_traces != num_traces:
-            give_back_free_memory()  # the compiler's
         if variant.adjusts:
             self.adjust = adjust
         return results
@@ -326,17 +366,12 @@ class Runner:
 
     # --- around it --------------------------------------------------------------------------------
 
-    def warmup(
-        self,
-        progress: Callable[[int, int, str], None] | None = None,
-        *,
-        logprobs: bool = False,
-        adjusts: bool = False,
-    ) -> int:
-        """Runs every shape once with inert rows, which compiles it; returns how many programs there are.
+    def warmup_jobs(
+        self, *, logprobs: bool = False, adjusts: bool = False
+    ) -> list[tuple[str, Callable[[], None]]]:
+        """Names and calls that together compile every program; each runs one with inert rows.
 
         Args:
-            progress: called with (done, total, name) before each one and at the end.
             logprobs, adjusts: those that report log-probabilities, and that adjust logits, too.
         """
         sink = self.engine.max_rows
@@ -363,14 +398,15 @@ class Runner:
             for shape in bucket.all_buckets(self.engine, max_pages=self.max_pages):
                 name = f"{shape}{variant.suffix}"
                 jobs.append((name, functools.partial(self._warm_step, shape, variant)))
-        for done, (name, job) in enumerate(jobs):
-            if progress is not None:
-                progress(done, len(jobs), name)
-            job()
+        return [
+            (name, functools.partial(self._warm, job, len(jobs) - done))
+            for done, (name, job) in enumerate(jobs)
+        ]
+
+    def _warm(self, job: Callable[[], None], num_left: int) -> None:
+        self.compiling.count_missing = lambda: num_left
+        job()
         jax.block_until_ready(self.state)
-        if progress is not None:
-            progress(len(jobs), len(jobs), "done")
-        return len(jobs)
 
     def _warm_adjust(self) -> None:
         vocab = self.model.config.vocab_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -49,7 +50,9 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.seen: set[tuple[int, ...]] = set()
         self.raises: BaseException | None = None
+        self.raises_for: tuple[bytes, Exception] | None = None  # a prompt, and what comes of it
         self.num_steps = 0
+        self.compiled = self.pause = 0.0  # seconds; the latter of each step
         self.sizes = SimpleNamespace(
             arena_bytes=3 << 20,
             num_frames=7,
@@ -86,9 +89,13 @@ class FakeEngine:
 
     def step(self):
         self.num_steps += 1
+        time.sleep(self.pause)
         if self.raises is not None and self.num_steps >= 2:
             error, self.raises = self.raises, None
             raise error
+        prompts = [bytes(request.prompt) for request in self.requests.values()]
+        if self.raises_for is not None and self.raises_for[0] in prompts:
+            raise self.raises_for[1]
         results = []
         for request in list(self.requests.values())[: self.engine_config.max_rows]:
             if not request.output:
@@ -132,9 +139,14 @@ class FakeEngine:
     def reset_prefix_cache(self):
         self.seen.clear()
 
-    def warmup(self, progress=None, *, logprobs=False, adjusts=False):
-        for done in range(3):
-            progress(done + 1, 3, "a program")
+    def warmup_jobs(self, *, logprobs=False, adjusts=False):
+        return [("a program", lambda: None)] * 3
+
+    def watch_compiling(self, listener):
+        self.listener = listener
+
+    def compile_seconds(self):
+        return self.compiled
 
     def close(self):
         self.requests.clear()

@@ -15,7 +15,6 @@ import jax
 import pytest
 
 from hybrid_jax import LLM, SamplingParams, cli
-from hybrid_jax.text import IncrementalDecoder
 from tests.surface.conftest import HEAD
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -92,24 +91,30 @@ def test_an_interrupted_generate_leaves_nothing_wrong(llm):
         assert tokens(llm.generate(prompts, params)) == expected
 
 
-@pytest.mark.parametrize("where", ["engine", "delivery"])
-def test_a_stream_survives_an_interrupted_call_inside_its_loop(llm, monkeypatch, where):
-    params = SamplingParams(temperature=0.8, seed=5, max_tokens=50)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_stream_survives_a_turn_that_fails_with_a_call_inside_its_loop(llm, monkeypatch, when):
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=300)
     [expected] = llm.generate(HEAD, params)
     deltas = llm.stream(HEAD, params)
     found = [next(deltas)]
-    owner, name = (llm._engine, "step") if where == "engine" else (IncrementalDecoder, "push")
-    real = getattr(owner, name)
+    runner, failed = llm._engine.runner, []
+    real = runner.execute
 
-    def interrupted(*args):
-        real(*args)
-        raise KeyboardInterrupt
+    def failing(plan):
+        fails = len(llm._engine._live) == 2 and not failed
+        pending = real(plan) if when == "after" or not fails else None
+        if fails:
+            failed.append(when)
+            raise RuntimeError("device lost")
+        return pending
 
+    restarts = llm.stats()["restarts"]
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        patch.setattr(runner, "execute", failing)
+        with pytest.raises(RuntimeError, match="device lost"):
             llm.generate("def f(", GREEDY)
-    found += deltas
+        found += deltas
+    assert llm.stats()["restarts"] == restarts + 1
     assert sum((d.token_ids for d in found), ()) == expected.outputs[0].token_ids
     assert "".join(d.text for d in found) == expected.outputs[0].text
     assert llm.stats()["running"] == llm.stats()["waiting"] == 0

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from hybrid_jax.cache.reasons import LookUp, Why
-from hybrid_jax.cache_view import CacheView
+from hybrid_jax.cache_view import CacheView, SeenRequests
 from hybrid_jax.config import CacheConfig, EngineConfig
 from tests.engine.simulated_engine import Engine, tokens_of
 
@@ -22,7 +22,8 @@ class Asked:
         self.engine = Engine.make(cache=policy, **options)
         self.engine.describe = lambda: "an engine"
         config = EngineConfig(cache=CacheConfig(policy=policy))
-        self.view = CacheView(lambda: self.engine, MODEL, config)
+        self.seen = SeenRequests()
+        self.view = CacheView(lambda question: question(self.engine), self.seen, MODEL, config)
 
     def ask(self, prompt):
         request = self.engine.add(prompt, max_tokens=1)
@@ -32,13 +33,14 @@ class Asked:
             prompt_token_ids=request.prompt,
             num_cached_tokens=request.num_cached_tokens,
         )
-        self.view.remember(output, request.look_up)
+        self.seen.remember(output, request.look_up)
         return str(self.view.explain(request.request_id))
 
 
 def told(why, *, hit_len=32, match_len=100, **more):
     """What is said of a prompt of 200 tokens."""
-    view = CacheView(lambda: None, MODEL, EngineConfig())
+    seen = SeenRequests()
+    view = CacheView(lambda question: question(None), seen, MODEL, EngineConfig())
     look_up = LookUp(
         match_len=match_len,
         cached_len=32,
@@ -49,7 +51,7 @@ def told(why, *, hit_len=32, match_len=100, **more):
         **more,
     )
     output = SimpleNamespace(request_id="7", prompt_token_ids=[0] * 200, num_cached_tokens=hit_len)
-    view.remember(output, look_up)
+    seen.remember(output, look_up)
     return view.explain("7").reason
 
 

@@ -97,6 +97,6 @@ def test_progress_is_reported(llm, capsys):
     assert seen[-1] == (2, 2)
     steps = []
     llm.warmup(progress=lambda done, total: steps.append((done, total)))
-    assert steps == [(1, 3), (2, 3), (3, 3)]
+    assert steps == [(0, 3), (1, 3), (2, 3), (3, 3)]
     llm.generate("a", GREEDY, use_tqdm=True)
     assert capsys.readouterr().out == ""

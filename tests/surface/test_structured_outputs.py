@@ -103,23 +103,31 @@ def test_streamed_pieces_join_to_the_constrained_text(llm):
     assert "".join(pieces) == expected.outputs[0].text and len(pieces) > 10
 
 
-def test_a_constrained_stream_goes_on_after_an_interrupt(llm, monkeypatch):
+def test_a_constrained_stream_goes_on_after_a_turn_that_failed(llm, monkeypatch):
     params = SamplingParams(temperature=0.7, seed=9, max_tokens=320, structured_outputs=RECORD)
     [expected] = llm.generate("data = ", params)
     deltas = llm.stream("data = ", params)
     found = [next(deltas) for _ in range(12)]
-    real = llm._engine.step
+    real, failed = llm._engine.step, []
 
-    def interrupted():
-        real()
-        raise KeyboardInterrupt
+    def failing():
+        results = real()
+        if "def f(" in prompts_of(llm) and not failed:
+            failed.append(len(results))
+            raise RuntimeError("device lost")
+        return results
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm._engine, "step", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        patch.setattr(llm._engine, "step", failing)
+        with pytest.raises(RuntimeError, match="device lost"):
             llm.generate("def f(", SamplingParams(temperature=0.0, max_tokens=8))
     found += deltas
     assert "".join(delta.text for delta in found) == expected.outputs[0].text
+
+
+def prompts_of(llm):
+    """The prompts in the engine, as texts."""
+    return [bytes(request.prompt).decode() for request in llm._engine._live.values()]
 
 
 def test_a_preempted_text_keeps_its_form(llm):

@@ -1,0 +1,82 @@
+"""Compiling as it happens: a clock that any thread may read, and a word to whoever waits for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from hybrid_jax.machine import give_back_free_memory
+
+
+class Compiling:
+    """Which program is being compiled, and how long all compiling has taken.
+
+    One thread compiles. Others may call `seconds`.
+
+    Attributes:
+        listener: called with (number, total) before a program is compiled and with (0, 0) after it; None for nobody.
+            The number counts from 1 since the last turn that compiled nothing.
+        count_missing: how many programs are still to be compiled, the next one included, as far as is known.
+    """
+
+    def __init__(self) -> None:
+        self.listener: Callable[[int, int], None] | None = None
+        self.count_missing: Callable[[], int] = lambda: 1
+        self._number = self._number_before = 0
+        # Seconds so far, and when the program that is being compiled was begun. One tuple, so that another thread
+        # reads both of the same moment.
+        self._clock: tuple[float, float | None] = (0.0, None)
+
+    def seconds(self) -> float:
+        """Seconds of compiling since the start, a program that is being compiled included."""
+        total, since = self._clock
+        return total if since is None else total + time.perf_counter() - since
+
+    @contextmanager
+    def next_program(self) -> Iterator[None]:
+        """The clock runs inside."""
+        self._number += 1
+        if self.listener is not None:
+            self.listener(self._number, self._number - 1 + max(1, self.count_missing()))
+        self._clock = (self._clock[0], time.perf_counter())
+        try:
+            yield
+        finally:
+            self._clock = (self.seconds(), None)
+            if self.listener is not None:
+                self.listener(0, 0)
+            give_back_free_memory()  # the compiler's
+
+    def end_turn(self) -> None:
+        """After a turn that compiled nothing the count starts over."""
+        if self._number == self._number_before:
+            self._number = 0
+        self._number_before = self._number
+
+
+class Program:
+    """A jitted function of one shape: compiled at its first call, under the clock.
+
+    Args:
+        function: of arrays. donated: the arguments whose memory it takes.
+        compiling: keeps the clock.
+    """
+
+    def __init__(
+        self, function: Callable, donated: int | tuple[int, ...], compiling: Compiling
+    ) -> None:
+        self._jitted = jax.jit(function, donate_argnums=donated)
+        self._compiling, self.compiled = compiling, False
+        self.lower = self._jitted.lower
+
+    def __call__(self, *args: Any) -> Any:
+        if self.compiled:
+            return self._jitted(*args)
+        with self._compiling.next_program():
+            results = self._jitted(*args)
+        self.compiled = True
+        return results
