@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import reprlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hybrid_jax.completions import Job, derive_seed
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.constraints import Constraints
 from hybrid_jax.message_ends import message_ends
+from hybrid_jax.messages import (
+    ROLES,
+    Conversation,
+    ConversationError,
+    are_several,
+    check_roles,
+    read_messages,
+    template_options,
+)
 from hybrid_jax.options import peak_memory_bytes
 from hybrid_jax.prompts import (
     TOKENIZER_REMEDY,
     Prompt,
     PromptLike,
-    check_messages,
     check_unicode,
     leading_tokens,
     pair_params,
@@ -107,30 +114,33 @@ class Intake:
             for index, prompt, own, stop_ids, max_tokens, limits in checked
         ]
 
-    def conversations(self, messages: Any, **template: Any) -> list[Prompt]:
-        """A conversation, or a list of them, as prompts; `template` as in `conversation`.
+    def conversations(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        *,
+        cache_breakpoints: Sequence[int] | None = None,
+        **template: Any,
+    ) -> list[Prompt]:
+        """A conversation, or a list of them, as prompts; the arguments are those of `conversation`.
 
         Raises:
-            ValueError: it is neither, or the template refuses it.
+            ConversationError: it is neither, or one of them cannot become a prompt.
         """
-        if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-            raise ValueError(
-                "chat: messages must be a non-empty list of {'role', 'content'} dicts, got "
-                f"{reprlib.repr(messages)}"
-            )
-        if isinstance(messages[0], Mapping):
-            return [self.conversation(messages, **template)]
+        if not are_several(messages):
+            return [self.conversation(messages, cache_breakpoints=cache_breakpoints, **template)]
+        options = template_options(**template)
         prompts = []
         for index, conversation in enumerate(messages):
             try:
-                prompts.append(self.conversation(conversation, **template))
-            except ValueError as error:
-                raise ValueError(f"conversation {index}: {error}") from error
+                prompts.append(self._prompt(conversation, cache_breakpoints, options))
+            except ConversationError as error:
+                error.conversation = index
+                raise
         return prompts
 
     def conversation(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Conversation,
         *,
         cache_breakpoints: Sequence[int] | None = None,
         **template: Any,
@@ -140,32 +150,47 @@ class Intake:
         Args:
             cache_breakpoints: indices of messages behind which other conversations will go on differently; None for
                 the system messages that it opens with.
-            template: as in `Tokenizer.apply_chat_template`.
+            template: as in `template_options`.
 
         Raises:
-            ValueError: it is none, the template refuses it, or there is no such message.
+            ConversationError: it is none, the template refuses it, or there is no such message.
         """
-        check_messages(messages)
+        return self._prompt(messages, cache_breakpoints, template_options(**template))
+
+    def _prompt(
+        self, messages: Any, cache_breakpoints: Sequence[int] | None, options: dict[str, Any]
+    ) -> Prompt:
+        read = read_messages(messages)
         if self.tokenizer is None:
-            raise ValueError(
-                "chat: this model came without a tokenizer.json, so without a template; "
-                f"{TOKENIZER_REMEDY}"
+            raise ConversationError(
+                "this model came without a tokenizer.json, so without a template; "
+                f"{TOKENIZER_REMEDY}",
+                code="chat_template",
             )
-        text = self.tokenizer.apply_chat_template(messages, **template)
-        check_unicode("chat: the conversation", text)
+        text = _render(self.tokenizer, read, options)
+        try:
+            check_unicode("the conversation", text)
+        except ValueError as error:
+            raise ConversationError(str(error)) from None
         # The template writes the special tokens itself.
         token_ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
         ends = message_ends(
-            self.tokenizer.apply_chat_template, messages, cache_breakpoints, text, **template
+            self.tokenizer.apply_chat_template, read, cache_breakpoints, text, **options
         )
         return Prompt(text, token_ids, leading_tokens(self.tokenizer, text, token_ids, ends))
 
 
-def template_options(named: dict[str, Any], more: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Both together; ValueError where `chat_template_kwargs` holds what has a name of its own."""
-    twice = sorted(named.keys() & (more or {}).keys())
-    if twice:
-        raise ValueError(
-            f"chat: chat_template_kwargs must not hold {twice[0]}; pass {twice[0]}=..."
-        )
-    return named | dict(more or {})
+def _render(tokenizer: Tokenizer, messages: Conversation, options: dict[str, Any]) -> str:
+    """The text of a conversation whose roles the template knows."""
+    try:
+        if any(message["role"] not in ROLES for message in messages):
+            template, tools = options["chat_template"], options["tools"]
+            quoted = tokenizer.quoted_in_template(template, with_tools=tools is not None)
+            check_roles(messages, quoted)
+        return tokenizer.apply_chat_template(messages, **options)
+    except ConversationError:
+        raise
+    except Exception as error:  # a template is a program, run on what the caller says
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        text = f"{kind}{error}".removeprefix("chat template: ")
+        raise ConversationError(f"chat template: {text}", code="chat_template") from error

@@ -19,8 +19,9 @@ from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine_thread import Call, EngineThread
 from hybrid_jax.feed import Feed
 from hybrid_jax.fingerprint import fingerprint
-from hybrid_jax.intake import Intake, template_options
+from hybrid_jax.intake import Intake
 from hybrid_jax.ledger import Ledger
+from hybrid_jax.messages import Conversation
 from hybrid_jax.options import (
     check_memory,
     default_params,
@@ -256,7 +257,7 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         add_generation_prompt: bool = True,
@@ -270,26 +271,134 @@ class LLM:
         """Continues a conversation, or several, through the model's chat template.
 
         Args:
-            messages: [{"role": ..., "content": ...}, ...], or a list of such lists.
+            messages: [{"role": ..., "content": ...}, ...], or a list of such lists. A content is text, or a list of
+                parts {"type": "text", "text": ...}, which are joined by line ends. Only an assistant's message may
+                have none, if it has tool_calls; their arguments may be an object or its JSON text.
             sampling_params, use_tqdm, progress: as in `generate`.
             add_generation_prompt, chat_template, tools: as in `Tokenizer.apply_chat_template`.
             chat_template_kwargs: anything else the template looks at.
             cache_breakpoints: indices of messages behind which other conversations go on differently; None for the
                 system messages in front.
+
+        Raises:
+            ValueError: something is wrong with a conversation, or the template refuses it; nothing has run then.
+                Roles are system, developer, user, assistant, tool, and those that the template names.
+
+        Example:
+            >>> llm = LLM()
+            >>> outs = llm.chat(
+            ...     [{"role": "user", "content": "Say hello."}],
+            ...     SamplingParams(temperature=0.0, max_tokens=4),
+            ...     chat_template="{% for m in messages %}# {{ m.role }}: {{ m.content }}\\n{% endfor %}",
+            ... )
+            >>> outs[0].prompt, len(outs[0].outputs[0].token_ids)
+            ('# user: Say hello.\\n', 4)
         """
-        options = {
-            "add_generation_prompt": add_generation_prompt,
-            "chat_template": chat_template,
-            "tools": tools,
-            "cache_breakpoints": cache_breakpoints,
-        }
-        options = template_options(options, chat_template_kwargs)
-        prompts = self._intake.conversations(messages, **options)
+        prompts = self._intake.conversations(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            tools=tools,
+            cache_breakpoints=cache_breakpoints,
+        )
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, progress=progress)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> Prompt:
-        """One conversation as a prompt for `generate` or `stream`; see `Tokenizer.apply_chat_template`."""
-        return self._intake.conversation(messages, **template)
+    def stream_chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        cache_breakpoints: Sequence[int] | None = None,
+    ) -> Iterator[Delta]:
+        """Like `chat`, but yields what is new as it comes, as `stream` does.
+
+        Example:
+            >>> llm = LLM()
+            >>> deltas = llm.stream_chat(
+            ...     [{"role": "user", "content": "Say hello."}],
+            ...     SamplingParams(temperature=0.0, max_tokens=4),
+            ...     chat_template="{% for m in messages %}# {{ m.role }}: {{ m.content }}\\n{% endfor %}",
+            ... )
+            >>> sum(len(delta.token_ids) for delta in deltas)
+            4
+        """
+        prompts = self._intake.conversations(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            tools=tools,
+            cache_breakpoints=cache_breakpoints,
+        )
+        return self.stream(prompts, sampling_params)
+
+    def astream_chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        cache_breakpoints: Sequence[int] | None = None,
+    ) -> AsyncGenerator[Delta, None]:
+        """`stream_chat` for `async for`, as `astream` is to `stream`.
+
+        Example:
+            >>> import asyncio
+            >>> async def main(llm):
+            ...     messages = [{"role": "user", "content": "Say hello."}]
+            ...     template = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\\n{% endfor %}"
+            ...     async for delta in llm.astream_chat(
+            ...         messages, SamplingParams(max_tokens=4), chat_template=template
+            ...     ):
+            ...         last = delta
+            ...     return len(last.output.outputs[0].token_ids)
+            >>> asyncio.run(main(LLM(quiet=True)))
+            4
+        """
+        prompts = self._intake.conversations(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            tools=tools,
+            cache_breakpoints=cache_breakpoints,
+        )
+        return self.astream(prompts, sampling_params)
+
+    def render_chat(
+        self,
+        messages: Conversation,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        cache_breakpoints: Sequence[int] | None = None,
+    ) -> Prompt:
+        """One conversation as the prompt that `chat` makes of it, for `generate`, `stream` or a look at its text.
+
+        Example:
+            >>> template = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\\n{% endfor %}"
+            >>> llm = LLM()
+            >>> llm.render_chat([{"role": "user", "content": "hi"}], chat_template=template).text
+            '# user: hi\\n'
+        """
+        return self._intake.conversation(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            tools=tools,
+            cache_breakpoints=cache_breakpoints,
+        )
 
     # --- looking and tidying ----------------------------------------------------------------------
 

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from hybrid_jax.config.checks import is_integer
+from hybrid_jax.messages import Conversation, ConversationError
 
 SYSTEM_ROLES = ("system", "developer")
-Messages = Sequence[Mapping[str, Any]]
 
 
 def message_ends(
     render: Callable[..., str],
-    messages: Messages,
+    messages: Conversation,
     indices: Sequence[int] | None,
     text: str,
     **template: Any,
@@ -37,15 +37,17 @@ def message_ends(
         template: the options it was rendered with.
 
     Raises:
-        ValueError: there is no such message, or the template refuses to render the conversation with another content.
+        ConversationError: there is no such message, or the template refuses to render the conversation with another
+            content.
     """
     if indices is not None:
-        places = read_indices(indices, len(messages))
+        places = _read_indices(indices, len(messages))
         try:
             return [_end(render, messages, place, text, template) for place in places]
         except Exception as error:
-            raise ValueError(
-                f"chat: cache_breakpoints: the template does not tell where messages end ({error}); leave them out"
+            raise ConversationError(
+                f"cache_breakpoints: the template does not tell where messages end ({error}); leave them out",
+                place="cache_breakpoints",
             ) from error
     opening = itertools.takewhile(lambda message: message["role"] in SYSTEM_ROLES, messages)
     count = sum(1 for _ in opening)
@@ -57,28 +59,30 @@ def message_ends(
         return []  # nor did anybody ask for it
 
 
-def read_indices(given: Any, count: int) -> list[int]:
-    """Indices of a conversation's messages, negative ones from the end: each in [0, count).
-
-    Raises:
-        ValueError: they are no integers, or there is no such message.
-    """
+def _read_indices(given: Any, count: int) -> list[int]:
+    """Indices of a conversation's messages, negative ones from the end: each in [0, count)."""
     good = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
     given = list(given) if good else given
     if not good or not all(is_integer(index) for index in given):
-        raise ValueError(
-            f"chat: cache_breakpoints must be a list of message indices, got {reprlib.repr(given)}"
+        raise ConversationError(
+            f"cache_breakpoints must be a list of message indices, got {reprlib.repr(given)}",
+            place="cache_breakpoints",
         )
     wrong = next((index for index in given if not -count <= index < count), None)
     if wrong is not None:
-        raise ValueError(
-            f"chat: cache_breakpoints: there is no message {wrong} in a conversation of {count}"
+        raise ConversationError(
+            f"cache_breakpoints: there is no message {wrong} in a conversation of {count}",
+            place="cache_breakpoints",
         )
     return [operator.index(index) % count for index in given]
 
 
 def _end(
-    render: Callable[..., str], messages: Messages, index: int, text: str, template: dict[str, Any]
+    render: Callable[..., str],
+    messages: Conversation,
+    index: int,
+    text: str,
+    template: dict[str, Any],
 ) -> int:
     if index == len(messages) - 1:
         other = render(messages, **template | {"add_generation_prompt": False})

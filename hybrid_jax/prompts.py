@@ -152,20 +152,6 @@ def _token_ids(where: str, ids: Iterable[int], vocab_size: int) -> tuple[int, ..
     return read
 
 
-def check_messages(messages: Any) -> None:
-    """ValueError where a conversation lacks what every template relies on; the rest is the template's business."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise ValueError(
-            f"chat: a conversation must be a non-empty list of messages, got {reprlib.repr(messages)}"
-        )
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise ValueError(
-                f"chat: message {index} must be {{'role': ..., 'content': ...}}, got "
-                f"{reprlib.repr(message)}"
-            )
-
-
 def pair_params(
     params: SamplingParams | Sequence[SamplingParams] | None, count: int, default: SamplingParams
 ) -> list[SamplingParams]:

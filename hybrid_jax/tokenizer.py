@@ -14,6 +14,8 @@ import tokenizers
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from hybrid_jax.messages import check_tools
+
 LFS_POINTER = b"version https://git-lfs"
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
@@ -147,10 +149,8 @@ class Tokenizer:
             ValueError: there is no template, it refuses the messages, or a tool is no dict.
         """
         if tools is not None:
-            _check_tools(tools)
-            if chat_template is None and "tool_use" in self.chat_templates:
-                chat_template = "tool_use"
-        template = self._template(chat_template)
+            check_tools(tools)
+        template = self._template(chat_template, with_tools=tools is not None)
         try:
             return template.render(
                 **self.special_tokens
@@ -165,7 +165,21 @@ class Tokenizer:
         except (jinja2.TemplateError, TypeError) as error:
             raise ValueError(f"chat template: {error}") from error
 
-    def _template(self, wanted: str | None) -> jinja2.Template:
+    def quoted_in_template(
+        self, chat_template: str | None = None, *, with_tools: bool = False
+    ) -> frozenset[str]:
+        """The strings that a template's code holds in quotes: the roles that it tells apart are among them.
+
+        Raises:
+            ValueError: there is no such template, or it is not Jinja.
+        """
+        self._template(chat_template, with_tools=with_tools)
+        tokens = _ENVIRONMENT.lex(self._source(chat_template, with_tools=with_tools))
+        return frozenset(text[1:-1] for _, kind, text in tokens if kind == "string")
+
+    def _source(self, wanted: str | None, *, with_tools: bool) -> str:
+        if wanted is None and with_tools and "tool_use" in self.chat_templates:
+            wanted = "tool_use"
         source = self.chat_templates.get(wanted or "default", wanted)
         if source is None:
             known = ", ".join(self.chat_templates) or "none"
@@ -173,21 +187,16 @@ class Tokenizer:
                 f"chat template: this model has no default one (it has: {known}); "
                 "pass chat_template=... or use generate() with a prompt of your own"
             )
+        return source
+
+    def _template(self, wanted: str | None, *, with_tools: bool) -> jinja2.Template:
+        source = self._source(wanted, with_tools=with_tools)
         if source not in self._compiled:
             try:
                 self._compiled[source] = _ENVIRONMENT.from_string(source)
             except jinja2.TemplateError as error:
                 raise ValueError(f"chat template: {error}") from error
         return self._compiled[source]
-
-
-def _check_tools(tools: Any) -> None:
-    """ValueError for Python functions and what else is no JSON schema: a template would print it as it is."""
-    good = isinstance(tools, Sequence) and not isinstance(tools, str)
-    if not good or not all(isinstance(tool, Mapping) for tool in tools):
-        raise ValueError(
-            f"chat template: tools must be a list of JSON schemas as dicts, got {reprlib.repr(tools)}"
-        )
 
 
 def byte_alphabet() -> list[str]:

@@ -36,7 +36,7 @@ HOST = (
     "engine.turn",
 )
 DEVICE = ("state", "layers", "models")
-TEXT = ("tokenizer", "text")
+TEXT = ("messages", "tokenizer", "text")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ import numpy as np
 from hybrid_jax.batch.errors import LineError, shown
 from hybrid_jax.batch.fields import CHAT, COMPLETIONS, read_params
 from hybrid_jax.batch.lines import MAX_LINE_BYTES, Line
-from hybrid_jax.batch.messages import read_messages, template_options
+from hybrid_jax.batch.messages import chat_arguments
+from hybrid_jax.messages import ConversationError
 from hybrid_jax.prompts import Prompt, PromptLike
 from hybrid_jax.sampling_params import SamplingParams
 
@@ -117,7 +118,7 @@ def read_request(
         is_new: no earlier line has its id.
         seed: of the run.
         defaults: sampling parameters where the body is silent.
-        render: messages and template options to a prompt, as `LLM.render_chat`.
+        render: a conversation to a prompt, as `LLM.render_chat`.
         tokenize: prompts of any kind to token ids, as `read_prompts`.
 
     Raises:
@@ -132,7 +133,7 @@ def read_request(
         raise LineError(f"model must be a string, got {shown(model)}", param="model")
     params = read_params(body, url, defaults)
     if url == CHAT:
-        prompts = [_rendered(render, read_messages(body), template_options(body))]
+        prompts = [_rendered(render, body)]
     else:
         prompts = _read_prompts(body)
     num_choices = len(prompts) * params.n
@@ -224,13 +225,11 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(entry) is int for entry in value)
 
 
-def _rendered(render: Callable[..., PromptLike], messages: list, options: dict) -> PromptLike:
+def _rendered(render: Callable[..., PromptLike], body: Mapping[str, Any]) -> PromptLike:
     try:
-        return render(messages, **options)
-    except Exception as error:  # a template is a program of the model's, run on what the line says
-        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-        text = f"{kind}{error}".removeprefix("chat template: ")
-        raise LineError(f"chat template: {text}", code="chat_template", param="messages") from error
+        return render(**chat_arguments(body))
+    except ConversationError as error:
+        raise LineError(error.what, code=error.code, param=error.place) from error
 
 
 def _malformed(what: str) -> LineError:

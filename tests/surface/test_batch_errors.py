@@ -45,7 +45,11 @@ MESSAGE = {"role": "user", "content": "hi"}
         # messages
         (line("a", CHAT, messages=None), "missing_required_parameter", "the body has no messages"),
         (line("a", CHAT, messages=[]), "invalid_value", "must be a non-empty list, got []"),
-        (line("a", CHAT, messages=["hi"]), "invalid_value", "messages[0] must be an object"),
+        (
+            line("a", CHAT, messages=["hi"]),
+            "invalid_value",
+            "messages[0] must have a role and a content, got 'hi'",
+        ),
         (
             line("a", CHAT, messages=[MESSAGE, {"role": "user"}]),
             "missing_required_parameter",
@@ -56,8 +60,13 @@ MESSAGE = {"role": "user", "content": "hi"}
             "unsupported_parameter",
             "messages[0].content[0] must be a part of type 'text', the only one supported",
         ),
-        (line("a", CHAT, tools={}), "invalid_value", "tools must be a list, got {}"),
-        (line("a", CHAT, tools=[7]), "invalid_value", "tools[0] must be an object, got 7"),
+        (
+            line("a", CHAT, tools={}),
+            "invalid_value",
+            "tools must be a list of JSON schemas, got {}",
+        ),
+        (line("a", CHAT, tools=[7]), "invalid_value", "tools[0] must be a JSON schema like"),
+        (line("a", CHAT, tools=[7], tool_choice="none"), "invalid_value", "got 7"),
         (
             line("a", CHAT, tool_choice="required"),
             "unsupported_parameter",

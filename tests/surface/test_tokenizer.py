@@ -132,7 +132,7 @@ def test_with_tools_the_template_for_tools_is_used_where_there_is_one(tmp_path):
 @pytest.mark.parametrize("tools", [[len], ["add"], TOOLS[0], "add"])
 def test_a_tool_that_is_no_schema_is_refused(tmp_path, tools):
     tokenizer = save_tokenizer(tmp_path, config={"chat_template": "{{ tools }}"})
-    with pytest.raises(ValueError, match="tools must be a list of JSON schemas as dicts, got .*"):
+    with pytest.raises(ValueError, match="tools.* must be a .*JSON schema.*, got .*(len|add)"):
         tokenizer.apply_chat_template([], tools=tools)
 
 

@@ -1,0 +1,423 @@
+"""Conversations: however one is handed in, it becomes the same prompt or meets the same complaint."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from hybrid_jax import SamplingParams
+from hybrid_jax.messages import ConversationError
+from tests.surface.batch_files import CHAT, line
+from tests.surface.conftest import byte_tokenizer
+
+SHORT = SamplingParams(temperature=0.0, max_tokens=2)
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content if m.content is string }}"
+    "{% for c in m.tool_calls or [] %}[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}"
+    "{% if m.role == 'ipython' %}!{% endif %}{# 'critic' #}"
+    "{% if m.content == 'crash' %}{{ 1 / 0 }}{% endif %}"
+    "{% if m.content == 'refuse' %}{{ raise_exception('not this') }}{% endif %}"
+    "{% endfor %}{{ tools | tojson if tools }}{{ mood }}{{ '>' if add_generation_prompt }}"
+)
+TOOL = {"type": "function", "function": {"name": "add"}}
+
+
+def says(role, content):
+    return {"role": role, "content": content}
+
+
+def parts(*texts):
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def calls(arguments, **more):
+    call = {"function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "tool_calls": [call]} | more
+
+
+USER = says("user", "hi")
+
+# messages, options, the prompt
+GOOD = {
+    "text": ([USER], {}, "<user>hi>"),
+    "several messages": ([says("system", "s"), USER, says("assistant", "yo")], {}, "<system>s<user>hi<assistant>yo>"),
+    "one part": ([says("user", parts("hello"))], {}, "<user>hello>"),
+    "several parts": ([says("user", parts("a", "b"))], {}, "<user>a\nb>"),
+    "parts of a system message": ([says("system", parts("a")), USER], {}, "<system>a<user>hi>"),
+    "an empty text": ([says("user", "")], {}, "<user>>"),
+    "a developer": ([says("developer", "d"), USER], {}, "<developer>d<user>hi>"),
+    "a tool's answer": ([USER, calls("{}"), says("tool", "4")], {}, "<user>hi<assistant>[f {}]<tool>4>"),
+    "a role of the template's": ([USER, says("ipython", "4")], {}, "<user>hi<ipython>4!>"),
+    "arguments as JSON text": ([USER, calls('{"x": [1]}')], {}, '<user>hi<assistant>[f {"x": [1]}]>'),
+    "arguments as an object": ([USER, calls({"x": 1})], {}, '<user>hi<assistant>[f {"x": 1}]>'),
+    "no arguments": ([USER, calls(""), calls(None)], {}, "<user>hi<assistant>[f {}]<assistant>[f {}]>"),
+    "calls and a null content": ([USER, calls("{}", content=None)], {}, "<user>hi<assistant>[f {}]>"),
+    "calls and parts": ([USER, calls("{}", content=parts("so"))], {}, "<user>hi<assistant>so[f {}]>"),
+    "tools": ([USER], {"tools": [TOOL]}, '<user>hi[{"type": "function", "function": {"name": "add"}}]>'),
+    "an empty list of tools": ([USER], {"tools": []}, "<user>hi>"),
+    "what the template looks at": ([USER], {"chat_template_kwargs": {"mood": ":)"}}, "<user>hi:)>"),
+    "no opening of a turn": ([USER], {"add_generation_prompt": False}, "<user>hi"),
+}  # fmt: skip
+
+WRONG, MISSING, UNSUPPORTED = "invalid_value", "missing_required_parameter", "unsupported_parameter"
+ROLES = "system, developer, user, assistant, tool, or another that the chat template names"
+
+
+def no_text(where, got):
+    return f"{where} must be a part of type 'text', the only one supported, got {got}"
+
+
+def no_role(where, got):
+    return f"{where}.role must be one of {ROLES}, got {got}"
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
+# messages, what is said about them, its place, its code
+BAD_MESSAGES = {
+    "no messages": ([], "messages must be a non-empty list, got []", "messages", WRONG),
+    "a text": ("hi", "messages must be a non-empty list, got 'hi'", "messages", WRONG),
+    "one message": (
+        USER,
+        "messages must be a non-empty list, got {'content': 'hi', 'role': 'user'}",
+        "messages",
+        WRONG,
+    ),
+    "texts": (["hi"], "messages[0] must have a role and a content, got 'hi'", "messages[0]", WRONG),
+    "a number": (
+        [USER, 7],
+        "messages[1] must have a role and a content, got 7",
+        "messages[1]",
+        WRONG,
+    ),
+    "no role": (
+        [{"content": "hi"}],
+        "messages[0] must have a role and a content, got {'content': 'hi'}",
+        "messages[0]",
+        WRONG,
+    ),
+    "a role that is a number": (
+        [{"role": 3}],
+        "messages[0] must have a role and a content, got {'role': 3}",
+        "messages[0]",
+        WRONG,
+    ),
+    "a list among messages": (
+        [USER, [USER]],
+        "messages[1] must have a role and a content, got [{'content': 'hi', 'role': 'user'}]",
+        "messages[1]",
+        WRONG,
+    ),
+    "an image": (
+        [says("user", [*parts("see"), IMAGE])],
+        no_text("messages[0].content[1]", "'image_url'"),
+        "messages[0].content[1]",
+        UNSUPPORTED,
+    ),
+    "sound": (
+        [USER, says("user", [{"type": "input_audio"}])],
+        no_text("messages[1].content[0]", "'input_audio'"),
+        "messages[1].content[0]",
+        UNSUPPORTED,
+    ),
+    "a part without a type": (
+        [says("user", [{"text": "a"}])],
+        no_text("messages[0].content[0]", "{'text': 'a'}"),
+        "messages[0].content[0]",
+        UNSUPPORTED,
+    ),
+    "a part that is a text": (
+        [says("user", ["a"])],
+        no_text("messages[0].content[0]", "'a'"),
+        "messages[0].content[0]",
+        UNSUPPORTED,
+    ),
+    "a text part without text": (
+        [says("user", [{"type": "text"}])],
+        "messages[0].content[0].text must be a string, got None",
+        "messages[0].content",
+        WRONG,
+    ),
+    "an object as content": (
+        [says("user", {"a": 1})],
+        "messages[0].content must be a string or a list of parts, got {'a': 1}",
+        "messages[0].content",
+        WRONG,
+    ),
+    "a number as content": (
+        [says("user", 7)],
+        "messages[0].content must be a string or a list of parts, got 7",
+        "messages[0].content",
+        WRONG,
+    ),
+    "no content": ([{"role": "user"}], "messages[0] has no content", "messages[0]", MISSING),
+    "a null content": (
+        [USER, says("tool", None)],
+        "messages[1] has no content",
+        "messages[1]",
+        MISSING,
+    ),
+    "neither content nor calls": (
+        [USER, {"role": "assistant", "tool_calls": []}],
+        "messages[1] has no content and no tool_calls; an assistant's message needs one of them",
+        "messages[1]",
+        MISSING,
+    ),
+    "a misspelt role": (
+        [says("usr", "hi")],
+        no_role("messages[0]", "'usr'; did you mean user?"),
+        "messages[0].role",
+        WRONG,
+    ),
+    "a capital role": (
+        [USER, says("Assistant", "hi")],
+        no_role("messages[1]", "'Assistant'; did you mean assistant?"),
+        "messages[1].role",
+        WRONG,
+    ),
+    "another name of a role": (
+        [says("human", "hi")],
+        no_role("messages[0]", "'human'; did you mean user?"),
+        "messages[0].role",
+        WRONG,
+    ),
+    "a retired role": (
+        [USER, says("function", "4")],
+        no_role("messages[1]", "'function'; did you mean tool?"),
+        "messages[1].role",
+        WRONG,
+    ),
+    "an unknown role": (
+        [says("critic", "hi")],
+        no_role("messages[0]", "'critic'"),
+        "messages[0].role",
+        WRONG,
+    ),
+    "an empty role": ([says("", "hi")], no_role("messages[0]", "''"), "messages[0].role", WRONG),
+    "calls that are no list": (
+        [calls("{}") | {"tool_calls": {"a": 1}}],
+        "messages[0].tool_calls must be a list, got {'a': 1}",
+        "messages[0].tool_calls",
+        WRONG,
+    ),
+    "a call without a function": (
+        [calls("{}") | {"tool_calls": [{"id": "1"}]}],
+        "messages[0].tool_calls[0] must have a function, got {'id': '1'}",
+        "messages[0].tool_calls",
+        WRONG,
+    ),
+    "broken arguments": (
+        [USER, calls('{"x"')],
+        "messages[1].tool_calls[0].function.arguments must be JSON of an object, got '{\"x\"'",
+        "messages[1].tool_calls",
+        WRONG,
+    ),
+    "arguments that are no object": (
+        [calls("[1]")],
+        "messages[0].tool_calls[0].function.arguments must be JSON of an object, got '[1]'",
+        "messages[0].tool_calls",
+        WRONG,
+    ),
+    "what the template refuses": (
+        [says("user", "refuse")],
+        "chat template: not this",
+        "messages",
+        "chat_template",
+    ),
+    "what crashes the template": (
+        [says("user", "crash")],
+        "chat template: ZeroDivisionError: division by zero",
+        "messages",
+        "chat_template",
+    ),
+}
+
+# options, what is said about them
+BAD_OPTIONS = {
+    "tools that are no list": (
+        {"tools": TOOL},
+        "tools must be a list of JSON schemas, got {'function': {'name': 'add'}, 'type': 'function'}",
+    ),
+    "a tool that is a name": (
+        {"tools": [TOOL, "add"]},
+        "tools[1] must be a JSON schema like {'type': 'function', 'function': ...}, got 'add'",
+    ),
+    "options that are no object": (
+        {"chat_template_kwargs": "mood"},
+        "chat_template_kwargs must map names to values, got 'mood'",
+    ),
+    **{
+        f"{name} among the options": (
+            {"chat_template_kwargs": {name: []}},
+            f"chat_template_kwargs must not hold {name}; give {name} beside it",
+        )
+        for name in ("messages", "tools", "chat_template", "add_generation_prompt")
+    },
+    "a word for true": (
+        {"add_generation_prompt": "yes"},
+        "add_generation_prompt must be true or false, got 'yes'",
+    ),
+    "a message that is not there": (
+        {"cache_breakpoints": [1]},
+        "cache_breakpoints: there is no message 1 in a conversation of 1",
+    ),
+    "breakpoints that are no list": (
+        {"cache_breakpoints": 1},
+        "cache_breakpoints must be a list of message indices, got 1",
+    ),
+}
+BAD = {name: (messages, {}, *rest) for name, (messages, *rest) in BAD_MESSAGES.items()} | {
+    name: ([USER], options, said, *options, WRONG) for name, (options, said) in BAD_OPTIONS.items()
+}
+
+
+@pytest.fixture
+def llm(make_llm):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_templates["default"] = TEMPLATE
+    return make_llm(tokenizer=tokenizer)
+
+
+async def collect(deltas):
+    return [delta async for delta in deltas]
+
+
+CALLS = {
+    "render_chat": lambda llm, messages, **options: llm.render_chat(messages, **options).text,
+    "chat": lambda llm, messages, **options: llm.chat(messages, SHORT, **options)[0].prompt,
+    "stream_chat": lambda llm, *given, **options: (
+        list(llm.stream_chat(*given, SHORT, **options))[-1].output.prompt
+    ),
+    "astream_chat": lambda llm, *given, **options: (
+        asyncio.run(collect(llm.astream_chat(*given, SHORT, **options)))[-1].output.prompt
+    ),
+}
+
+
+@pytest.mark.parametrize("way", CALLS)
+@pytest.mark.parametrize("name", GOOD)
+def test_a_conversation_becomes_its_prompt(llm, name, way):
+    messages, options, prompt = GOOD[name]
+    assert CALLS[way](llm, messages, **options) == prompt
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_batch_line_becomes_the_same_prompt(llm, body_of, name):
+    messages, options, prompt = GOOD[name]
+    body_of("a", CHAT, messages=messages, **options, llm=llm)
+    [request] = llm._engine.added
+    assert bytes(request.prompt).decode() == prompt
+
+
+@pytest.mark.parametrize("way", ["render_chat", "chat", "stream_chat", "astream_chat"])
+@pytest.mark.parametrize("name", BAD)
+def test_a_wrong_conversation_is_refused_at_the_call(llm, name, way):
+    messages, options, complaint, place, code = BAD[name]
+    with pytest.raises(ConversationError) as caught:
+        getattr(llm, way)(messages, **options)
+    assert str(caught.value) == f"chat: {complaint}"
+    assert (caught.value.place, caught.value.code) == (place, code)
+    assert not llm._engine.added
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_wrong_batch_line_meets_the_same_complaint(llm, ask, name):
+    messages, options, complaint, place, code = BAD[name]
+    [answer] = ask(line("a", CHAT, messages=messages, **options), llm=llm)
+    error = answer["response"]["body"]["error"]
+    assert error["message"] == f"line 1: {complaint}"
+    assert (error["param"], error["code"]) == (place, code)
+
+
+@pytest.mark.parametrize("way", ["chat", "stream_chat", "astream_chat"])
+@pytest.mark.parametrize(
+    "second, complaint",
+    [
+        ([USER, {"role": "user"}], "messages[1] has no content"),
+        ([says("usr", "hi")], no_role("messages[0]", "'usr'; did you mean user?")),
+        ([], "messages must be a non-empty list, got []"),
+        (USER, "messages must be a non-empty list, got {'content': 'hi', 'role': 'user'}"),
+        ([says("user", "refuse")], "chat template: not this"),
+        (
+            [says("user", "\udcfe")],
+            "the conversation: is not valid UTF-8, it has byte 0xfe at character 6; convert it first",
+        ),
+    ],
+)
+def test_of_several_conversations_the_wrong_one_is_named(llm, way, second, complaint):
+    with pytest.raises(ConversationError) as caught:
+        getattr(llm, way)([[USER], second])
+    assert str(caught.value) == f"chat: conversation 1: {complaint}"
+    assert not llm._engine.added
+
+
+def test_several_conversations_are_several_prompts(llm):
+    several = [[USER], (says("user", parts("a", "b")),)]
+    prompts = ["<user>hi>", "<user>a\nb>"]
+    assert [output.prompt for output in llm.chat(several, SHORT)] == prompts
+    streamed = llm.stream_chat(several, [SHORT, SHORT])
+    awaited = asyncio.run(collect(llm.astream_chat(several, SHORT)))
+    for deltas in (streamed, awaited):
+        ended = {d.prompt_index: d.output.prompt for d in deltas if d.output is not None}
+        assert ended == dict(enumerate(prompts))
+    with pytest.raises(ValueError, match=r"messages\[0\] must have a role and a content, got \[{"):
+        llm.render_chat(several)
+
+
+def test_a_chat_streams_what_it_would_answer(llm):
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    [output] = llm.chat([USER], params)
+    deltas = list(llm.stream_chat([USER], params))
+    assert len(deltas) > 1
+    assert "".join(delta.text for delta in deltas) == output.outputs[0].text
+    assert asyncio.run(collect(llm.astream_chat([USER], params)))[-1].output.prompt == output.prompt
+
+
+def test_a_chat_stream_may_be_left_early(llm):
+    async def first():
+        async with contextlib.aclosing(llm.astream_chat([USER])) as deltas:
+            async for delta in deltas:
+                return delta.text
+
+    assert asyncio.run(first())
+    assert next(stream := llm.stream_chat([USER])).text
+    stream.close()
+    assert not llm._engine.has_work
+
+
+def test_the_role_must_stand_in_the_template_that_is_used(llm):
+    messages = [USER, says("critic", "no")]
+    template = "{% for m in messages %}{{ 'c' if m.role == \"critic\" else 'o' }}{% endfor %}"
+    assert llm.render_chat(messages, chat_template=template).text == "oc"
+    llm.get_tokenizer().chat_templates["tool_use"] = template
+    assert llm.render_chat(messages, tools=[TOOL]).text == "oc"
+    with pytest.raises(ValueError, match=r"messages\[1\].role must be one of .*, got 'critic'"):
+        llm.render_chat(messages)
+    with pytest.raises(ValueError, match="chat template: .*unexpected"):
+        llm.render_chat(messages, chat_template="{{ ) }}")
+
+
+@pytest.mark.parametrize(
+    "options, complaint",
+    [
+        ({"tools": [len]}, r"chat: tools\[0\] must be a JSON schema .*, got <built-in function len>"),
+        ({"chat_template": 7}, "chat: chat_template must be Jinja source or the name .*, got 7"),
+        ({"chat_template_kwargs": {1: 2}}, "chat_template_kwargs must map names to values, got {1: 2}"),
+    ],
+)  # fmt: skip
+def test_what_no_batch_file_can_hold_is_refused_too(llm, options, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        llm.chat([USER], **options)
+
+
+def test_the_messages_of_the_caller_stay_as_they_are(llm):
+    messages = [says("user", parts("a", "b")), calls('{"x": 1}')]
+    llm.render_chat(messages)
+    assert messages == [says("user", parts("a", "b")), calls('{"x": 1}')]
+
+
+def test_a_batch_line_for_a_model_without_a_tokenizer_says_so(make_llm, ask):
+    [answer] = ask(line("a", CHAT), llm=make_llm(tokenizer=None))
+    assert answer["error"]["code"] == "chat_template"
+    assert "came without a tokenizer.json" in answer["error"]["message"]
