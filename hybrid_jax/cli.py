@@ -20,7 +20,7 @@ from hybrid_jax import __version__
 from hybrid_jax.cli_exits import note, read_stdin, run, write, write_json
 from hybrid_jax.cli_pool_sim import pool_sim
 from hybrid_jax.cli_simulate import simulate
-from hybrid_jax.machine import has_accelerator, ram_bytes
+from hybrid_jax.machine import has_accelerator
 from hybrid_jax.sizes import parse_size
 from hybrid_jax.structured_outputs import StructuredOutputsParams
 from hybrid_jax.train.options import TrainOptions
@@ -337,6 +337,7 @@ def inspect(
 ) -> None:
     """Shows what a model costs and what fits; needs its config.json only."""
     from hybrid_jax.config import EngineConfig
+    from hybrid_jax.engine.room import this_host
     from hybrid_jax.report import inspect_model, read_config
 
     config = read_config(model if model is not None else PACKAGE / "bundled")
@@ -354,7 +355,7 @@ def inspect(
     }
     given = {name: value for name, value in given.items() if value is not None}
     engine = EngineConfig(dtype=dtype, **given)
-    report = inspect_model(config, engine, ram=ram_bytes() if on_cpu else None)
+    report = inspect_model(config, engine, this_host() if on_cpu else None)
     if as_json:
         write_json(report.as_dict() | {"cache": report.cache_summary()})
         return

@@ -96,7 +96,8 @@ def _report(error: Exception) -> int:
         note(f"{error.strerror}: {error.filename}")
         return 2
     if isinstance(error, CALLERS_MISTAKES) and _raised_by_us(error):
-        note(FIELD.sub(lambda found: f"--{found[1].replace('_', '-')}", str(error)))
+        text = getattr(error, "for_shell", str(error))
+        note(FIELD.sub(lambda found: f"--{found[1].replace('_', '-')}", text))
         return 2
     traceback.print_exception(error)
     return 1

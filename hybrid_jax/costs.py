@@ -21,7 +21,7 @@ from hybrid_jax.config import (
     MoE,
     RecurrentMixer,
 )
-from hybrid_jax.geometry import Geometry, checkpoint_bytes
+from hybrid_jax.geometry import ITEM_BYTES, Geometry, checkpoint_bytes
 
 Block = Attention | RecurrentMixer | MLP | MoE
 
@@ -210,6 +210,17 @@ def weight_count(model: ModelConfig) -> int:
         total += model.width * (bool(layer.mixers) + (layer.mlp is not None))
         total += _mlp_weights(layer.mlp, model.width) if layer.mlp is not None else 0
     return total
+
+
+def weight_bytes(model: ModelConfig, dtype: str) -> int:
+    """Bytes of the weights in memory: decay, D, dt_bias and a router's correction bias stay float32."""
+    kept = 0
+    for layer in model.layers:
+        if layer.weights_of is None:
+            kept += sum(3 * mixer.num_heads for mixer in layer.mixers if isinstance(mixer, Mamba2))
+            if isinstance(layer.mlp, MoE) and layer.mlp.routing == "sigmoid":
+                kept += layer.mlp.num_experts
+    return (weight_count(model) - kept) * ITEM_BYTES[dtype] + kept * ITEM_BYTES["float32"]
 
 
 def mixer_weights(mixer: Attention | RecurrentMixer, width: int) -> int:

@@ -54,8 +54,8 @@ class LLM:
         dtype: of weights, activations and KV pages: "float32", "bfloat16", or "auto" for float32 on a CPU and the
             stored one elsewhere.
         memory: bytes for arena, rings, tables and logits together, as a number or like "8GiB"; None takes what
-            `max_rows` sequences of min(max_model_len, 4096) tokens and 8 cached checkpoints a row need, at most a
-            quarter of the machine's RAM on a CPU, or half of what is free on an accelerator. Weights come on top.
+            `max_rows` sequences of min(max_model_len, 4096) tokens and 8 cached checkpoints a row need, at most half
+            of what is free beside the weights, on a CPU also at most a quarter of the RAM. Weights come on top.
         max_rows: sequences that decode together; None for the default of `EngineConfig`.
         max_model_len: longest sequence, prompt and output together, in tokens; None for the model's own.
         cache: policy of the prefix cache, as `CacheConfig` has them ("adaptive", "lru", "marconi", "off", ...), or a
@@ -104,6 +104,7 @@ class LLM:
             raise FileNotFoundError(f"LLM: this copy holds no bundled model at {folder}; name one")
         dtype = resolve_dtype(dtype, lambda: load_config(folder).dtype)
         defaults = default_params(folder)
+        check_memory(load_config(folder), engine_options(given, dtype=dtype))
         enable_compile_cache()
         no_room = device_memory_for("the weights", "use dtype='bfloat16' or a smaller model")
         with shown(progress, "loading", unit=1e-6) as report, no_room:
@@ -132,6 +133,7 @@ class LLM:
         enable_compile_cache()
         self = cls.__new__(cls)
         settings = engine_options(options, dtype=dtype)
+        check_memory(config, settings, params)
         self._start(config, params, tokenizer, settings, SamplingParams(), quiet)
         return self
 
@@ -145,7 +147,6 @@ class LLM:
         quiet: bool,
     ) -> None:
         self.model_config, self.engine_config = config, engine_config
-        check_memory(config, engine_config)
         with device_memory_for("arena, rings and tables", "lower memory or max_rows"):
             engine = Engine(config, params, engine_config)
         self._params = params

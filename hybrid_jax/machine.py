@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from glob import glob
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 
 try:
     import resource
@@ -15,14 +19,63 @@ except ImportError:  # Windows has none
     resource = None
 
 STATUS = "/proc/self/status"  # what Linux knows about this process
+CGROUPS = Path("/proc/self/cgroup")
+CGROUP_MOUNT = Path("/sys/fs/cgroup")
+NO_LIMIT = 1 << 62  # version 1 says "no limit" by a number close to 2**63
 
 
-def ram_bytes() -> int | None:
-    """Bytes of physical memory; None where the system does not say."""
+def ram_bytes(*, cgroups: Path = CGROUPS, mount: Path = CGROUP_MOUNT) -> int | None:
+    """Bytes of memory this process may use; None where the system does not say.
+
+    That is the physical memory, or the limit of the process's cgroup or of one above it where that is smaller:
+    Docker, SLURM and systemd set such limits.
+
+    Args:
+        cgroups: the file that lists the process's cgroups.
+        mount: the folder below which cgroups are folders, of version 1 or 2 or both.
+    """
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        physical = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     except (AttributeError, OSError, ValueError):
-        return None
+        physical = []
+    return min([*physical, *_cgroup_limits(cgroups, mount)], default=None)
+
+
+def _cgroup_limits(cgroups: Path, mount: Path) -> Iterator[int]:
+    """The memory limits of a process's cgroups and of all above them."""
+    try:
+        lines = os.fsdecode(cgroups.read_bytes()).splitlines()
+    except OSError:
+        return
+    for line in lines:
+        # "0::/user.slice" is of version 2, "4:cpu,memory:/docker/1f" of version 1
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            places, name = (mount, mount / "unified"), "memory.max"
+        elif "memory" in controllers.split(","):
+            places, name = (mount / "memory",), "memory.limit_in_bytes"
+        else:
+            continue
+        parts = [part for part in path.split("/") if part]
+        if ".." in parts:  # a cgroup outside this namespace
+            parts = []
+        # Inside a container the folder may be missing: what is mounted then is the container's own cgroup.
+        for depth in range(len(parts) + 1):
+            for place in places:
+                with suppress(OSError, ValueError):  # no such file, "max"
+                    limit = int(place.joinpath(*parts[:depth], name).read_bytes())
+                    if 0 < limit < NO_LIMIT:
+                        yield limit
+
+
+def widens_bfloat16() -> bool:
+    """Whether jax's CPU compiler makes float32 copies of all bfloat16 weights in every step, as before jax 0.11."""
+    try:
+        found = re.match(r"0\.(\d+)", version("jax"))
+    except PackageNotFoundError:
+        return False
+    return found is not None and int(found[1]) < 11
 
 
 def peak_resident_bytes() -> int | None:

@@ -19,9 +19,9 @@ from hybrid_jax.config import (
     ModelConfig,
     fixed_alpha,
 )
-from hybrid_jax.engine.sizing import choose_sizes
-from hybrid_jax.geometry import make_geometry
-from hybrid_jax.machine import peak_resident_bytes, ram_bytes
+from hybrid_jax.engine.room import find_room, require_room
+from hybrid_jax.engine.this_machine import held_bytes, this_machine
+from hybrid_jax.machine import peak_resident_bytes
 from hybrid_jax.sampling_params import SamplingParams
 from hybrid_jax.sizes import format_size, parse_size
 
@@ -137,27 +137,18 @@ def resolve_dtype(dtype: str, stored: Callable[[], str]) -> str:
 # --- room for it ----------------------------------------------------------------------------------
 
 
-def check_memory(model: ModelConfig, engine: EngineConfig) -> None:
-    """On a CPU, refuses a state larger than the machine's RAM before anything is allocated.
+def check_memory(model: ModelConfig, engine: EngineConfig, params: Any = None) -> None:
+    """Refuses a model that this machine has not the memory for, before anything is allocated.
+
+    Args:
+        model, engine: what is to run.
+        params: the weights if they are in memory already; None for those that are about to be read.
 
     Raises:
-        ValueError: it is larger; or as `choose_sizes`.
+        ValueError: as `require_room` and `choose_sizes`.
     """
-    ram = ram_bytes() if jax.default_backend() == "cpu" else None
-    if ram is None:
-        return
-    sizes = choose_sizes(model, engine, make_geometry(model, engine), default_limit=ram // 4)
-    if sizes.total_bytes <= ram:
-        return
-    if engine.memory is not None and sizes.row_bytes <= ram:
-        raise ValueError(
-            f"LLM: memory of {format_size(engine.memory)} is more than this machine's "
-            f"{format_size(ram)}; lower memory"
-        )
-    raise ValueError(
-        f"LLM: max_rows={engine.max_rows} needs {format_size(sizes.total_bytes)} for arena, rings, "
-        f"tables and logits, and this machine has {format_size(ram)}; lower max_rows"
-    )
+    held = None if params is None else held_bytes(params)
+    require_room(find_room(model, engine, this_machine(held=held or 0), held=held))
 
 
 def peak_memory_bytes() -> int | None:

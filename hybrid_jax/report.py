@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.costs import prefill_flops, weight_count
+from hybrid_jax.engine.room import Machine, find_room, largest
 from hybrid_jax.engine.sizing import DEFAULT_LENGTH, Sizes, choose_sizes
 from hybrid_jax.geometry import (
-    ITEM_BYTES,
     Geometry,
     checkpoint_bytes,
     checkpoint_padding,
@@ -100,9 +99,17 @@ class ModelReport:
         grain: tokens between resume points.
         max_rows, max_model_len: engine settings that were assumed.
         default_memory: bytes the engine takes when it is given no budget and the machine has enough: at
-            most a quarter of the RAM on a CPU, half of what is free on an accelerator. `fit.memory` is less
-            where this machine has not.
-        fit: what fits the budget.
+            most half of what is free beside the weights, on a CPU also at most a quarter of the RAM.
+            `fit.memory` is less where this machine has less.
+        fit: what fits the budget. Where no budget is given and this machine has not the memory for the model,
+            that is the default of a machine that has.
+        machine_bytes: memory of this machine; None where it is not known.
+        temporary_bytes: of the largest step, an estimate.
+        needed_bytes: of weights, `memory` and temporaries here. Where the model does not fit and no budget is
+            given, that is with the least `memory` that serves these rows.
+        fits: whether the machine has them; None where it is not known.
+        remedy: what to do if it has not, in the words of the command line.
+        needs: the parts of `needed_bytes` in words.
     """
 
     family: str
@@ -130,6 +137,12 @@ class ModelReport:
     max_model_len: int
     default_memory: int
     fit: Fit
+    machine_bytes: int | None
+    temporary_bytes: int
+    needed_bytes: int
+    fits: bool | None
+    remedy: str | None
+    needs: str
 
     def as_dict(self) -> dict:
         """Plain data, for JSON."""
@@ -149,6 +162,16 @@ class ModelReport:
             f"A prompt can resume where a checkpoint stands, at multiples of {self.grain} tokens: at the "
             f"end of prompts and outputs, and where prompts part. {cost}."
         )
+
+    def _this_machine(self) -> str:
+        """Whether the model fits it, and why."""
+        if self.machine_bytes is None:
+            return f"its memory is not known here; {self.needs}"
+        has = format_size(self.machine_bytes)
+        if not self.fits:
+            return f"{has}: does not fit; {self.needs}; {self.remedy}"
+        left = format_size(self.machine_bytes - self.needed_bytes)
+        return f"{has}: fits; {self.needs}, {left} left"
 
     def lines(self) -> list[tuple[str, str]]:
         """(name, value) pairs for people."""
@@ -181,8 +204,8 @@ class ModelReport:
             (
                 "default memory",
                 f"{format_size(self.default_memory)} for {self.max_rows} rows of up to "
-                f"{min(self.max_model_len, DEFAULT_LENGTH):,} tokens; at most 1/4 of a host's RAM, or 1/2 "
-                "of what an accelerator has free",
+                f"{min(self.max_model_len, DEFAULT_LENGTH):,} tokens; at most 1/4 of a host's RAM, and "
+                "1/2 of what is free beside the weights",
             ),
             (
                 "budget",
@@ -194,6 +217,7 @@ class ModelReport:
             ("longest context", f"{fit.longest_context:,} tokens"),
             ("most rows", rows or "none"),
             ("prefix cache", self.cache_summary()),
+            ("this machine", self._this_machine()),
         ]
         absent = {
             "KV": not self.kv_bytes_per_token,
@@ -205,19 +229,18 @@ class ModelReport:
 
 
 def inspect_model(
-    config: ModelConfig, engine: EngineConfig, *, ram: int | None = None
+    config: ModelConfig, engine: EngineConfig, machine: Machine | None = None
 ) -> ModelReport:
     """Works out what a model costs under the given engine settings.
 
     Args:
         config: the model.
         engine: dtype, grain, rows, lengths; `memory` None stands for the engine's default.
-        ram: bytes of the host that would run it on its CPU, which bound that default; None for no bound. A
-            budget that is given may be another machine's.
+        machine: what would run it, which bounds that default; None where its memory is not known. A model that
+            does not fit it is an answer, not a mistake.
 
     Raises:
-        ValueError: a setting does not fit the model, the memory cannot hold one short sequence, or the host
-            cannot hold the default.
+        ValueError: a setting does not fit the model, or the memory cannot hold one short sequence.
 
     Example:
         >>> from hybrid_jax.config import Attention, EngineConfig, LayerSpec, ModelConfig
@@ -231,12 +254,9 @@ def inspect_model(
     """
     geometry = make_geometry(config, engine)
     default = choose_sizes(config, replace(engine, memory=None), geometry)
-    sizes = choose_sizes(config, engine, geometry, default_limit=ram and ram // 4)
-    if engine.memory is None and ram is not None and sizes.total_bytes > ram:
-        raise ValueError(
-            f"inspect: max_rows={engine.max_rows} needs {format_size(sizes.total_bytes)} for arena, rings, "
-            f"tables and logits, and this machine has {format_size(ram)}; lower max_rows or give another's memory"
-        )
+    room = find_room(config, engine, machine)
+    hypothetical = engine.memory is None and room.fits is False
+    sizes = default if hypothetical else room.sizes
     length = default.max_model_len
     engine = replace(engine, memory=engine.memory or sizes.total_bytes)
     per_token, per_checkpoint = kv_bytes_per_token(geometry), checkpoint_bytes(geometry)
@@ -249,7 +269,7 @@ def inspect_model(
         stored_dtype=config.dtype,
         layers=_count_blocks(config),
         parameters=weight_count(config),
-        weight_bytes=weight_count(config) * ITEM_BYTES[engine.dtype],
+        weight_bytes=room.weight_bytes,
         flops_per_token=prefill_flops(config, 1),
         kv_bytes_per_token=per_token,
         checkpoint_bytes=per_checkpoint,
@@ -266,6 +286,12 @@ def inspect_model(
         max_model_len=length,
         default_memory=default.total_bytes,
         fit=_fit(config, geometry, engine, sizes),
+        machine_bytes=None if machine is None else machine.num_bytes,
+        temporary_bytes=room.temporary_bytes,
+        needed_bytes=room.needed_bytes,
+        fits=room.fits,
+        remedy=room.remedy(shell=True) if room.fits is False else None,
+        needs=room.parts(),
     )
 
 
@@ -302,7 +328,7 @@ def _fit(config: ModelConfig, geometry: Geometry, engine: EngineConfig, sizes: S
         num_frames=sizes.num_frames,
         num_slots=sizes.max_slots,
         # the last token is never fed, so nothing of it is kept
-        longest_context=_largest(lambda n: geometry.row_frames(n - 1) <= frames, limit),
+        longest_context=largest(lambda n: geometry.row_frames(n - 1) <= frames, limit),
         rows={n: count for n, count in rows.items() if count},
         cached_prefixes=frames // geometry.state_frames if geometry.has_state else 0,
         cached_tokens=(
@@ -316,16 +342,7 @@ def _most_rows(
 ) -> int:
     """Rows of `num_tokens` tokens that fit together, each with the ring it needs."""
     alone = geometry.row_frames(num_tokens)
-    return _largest(
+    return largest(
         lambda rows: rows * alone <= _num_frames(config, geometry, replace(engine, max_rows=rows)),
         max(MAX_ROWS_SHOWN, engine.max_rows),
     )
-
-
-def _largest(fits: Callable[[int], bool], limit: int) -> int:
-    """The largest n <= limit with fits(n), 0 if none; fits(n) implies fits(n - 1)."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _STEPS = {"": 1, "B": 1}
@@ -62,6 +63,22 @@ def format_size(num_bytes: float) -> str:
             return f"{_short(num_bytes)} {unit}"
         num_bytes /= 1024
     return f"{_short(num_bytes)} TiB"
+
+
+def round_size(num_bytes: int, *, up: bool) -> str:
+    """Three digits of a byte count that `parse_size` reads: never fewer bytes than given if `up`, else never more.
+
+    Example:
+        >>> round_size(5_400_000_000, up=False), round_size(5_400_000_000, up=True)
+        ('5.02 GiB', '5.03 GiB')
+    """
+    unit, step = "B", 1
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if num_bytes >= 1024 * step:
+            unit, step = larger, 1024 * step
+    value = num_bytes / step
+    scale = 100 if value < 10 else 10 if value < 100 else 1
+    return f"{(math.ceil if up else math.floor)(value * scale) / scale:.12g} {unit}"
 
 
 def _short(value: float) -> str:

@@ -29,6 +29,7 @@ HOST = (
     "engine.pressure",
     "engine.progress",
     "engine.request",
+    "engine.room",
     "engine.scheduler",
     "engine.seats",
     "engine.sequence",
@@ -114,7 +115,7 @@ ROOMS = (
     ),
     Room(("progress_bar",), (), ("rich",)),
     Room(("describe",), ("engine.sizing", *PLAIN)),
-    Room(("report",), ("report", "models", "engine.sizing", *PLAIN)),
+    Room(("report",), ("report", "models", "engine.room", "engine.sizing", *PLAIN)),
     Room(
         ("llm", "batch", "intake", "options", "request_limits"),
         (
@@ -139,6 +140,7 @@ ROOMS = (
             "batch",
             "outputs",
             "report",
+            "engine.room",
             "train",
             *PLAIN,
         ),

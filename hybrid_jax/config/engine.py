@@ -105,8 +105,8 @@ class EngineConfig:
 
     Attributes:
         memory: bytes for arena, rings, tables and logits together. None takes what `max_rows` sequences of
-            min(max_model_len, 4096) tokens and 8 cached checkpoints a row need, at most a quarter of
-            the machine's RAM on a CPU, or half of what is free on an accelerator.
+            min(max_model_len, 4096) tokens and 8 cached checkpoints a row need, at most half of what
+            is free beside the weights, on a CPU also at most a quarter of the RAM.
         max_rows: sequences that decode together.
         max_model_len: longest sequence in tokens; None for the model's own.
         grain: tokens between positions where checkpoints may lie; a power of two, at most 64.

@@ -8,18 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import numpy as np
 
 from hybrid_jax.cache.prefix_order import prefix_order
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.costs import model_costs
 from hybrid_jax.engine.request import Request
+from hybrid_jax.engine.room import find_room
 from hybrid_jax.engine.runner import Pending, Runner
 from hybrid_jax.engine.scheduler import Scheduler
-from hybrid_jax.engine.sizing import choose_sizes
+from hybrid_jax.engine.this_machine import held_bytes, this_machine
 from hybrid_jax.geometry import make_geometry
-from hybrid_jax.machine import ram_bytes
 
 
 @dataclass(kw_only=True)
@@ -39,17 +38,6 @@ class StepOutput:
     finished: bool = False
 
 
-def _spare_bytes() -> int | None:
-    """What the default memory may take: half of what is free on an accelerator, a quarter of a host's RAM."""
-    device = jax.devices()[0]
-    if device.platform != "cpu":
-        known = device.memory_stats() or {}
-        limit = known.get("bytes_limit")
-        return None if limit is None else (limit - known.get("bytes_in_use", 0)) // 2
-    ram = ram_bytes()
-    return None if ram is None else ram // 4
-
-
 class Engine:
     """Runs requests on one device.
 
@@ -65,9 +53,8 @@ class Engine:
 
     def __init__(self, config: ModelConfig, params: dict, engine_config: EngineConfig) -> None:
         self.geometry = make_geometry(config, engine_config)
-        self.sizes = choose_sizes(
-            config, engine_config, self.geometry, default_limit=_spare_bytes()
-        )
+        held = held_bytes(params)
+        self.sizes = find_room(config, engine_config, this_machine(held=held), held=held).sizes
         self.config, self.engine_config = config, engine_config
         room = dict(
             num_frames=self.sizes.num_frames,

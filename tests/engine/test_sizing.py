@@ -165,7 +165,7 @@ def test_a_row_pays_for_its_logits():
     memory = {"max_rows": 64, "memory": 10**7}
     few, _ = sizes(model("AA", vocab_size=100), EngineConfig(**memory))
     many, geometry = sizes(model("AA", vocab_size=1100), EngineConfig(**memory))
-    grown = many.row_bytes - few.row_bytes
+    grown = many.logits_bytes + many.adjust_bytes - few.logits_bytes - few.adjust_bytes
     assert few.num_frames - many.num_frames == pytest.approx(grown / geometry.frame_bytes, abs=1)
 
 

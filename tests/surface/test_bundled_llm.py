@@ -15,6 +15,8 @@ import jax
 import pytest
 
 from hybrid_jax import LLM, SamplingParams, cli
+from hybrid_jax import llm as llm_module
+from hybrid_jax.engine import room
 from tests.surface.conftest import HEAD
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -178,14 +180,31 @@ def test_the_first_example_for_a_shell_shows_something(root, capsys):
     assert len(set(capsys.readouterr().out.split())) > 2
 
 
-@pytest.mark.parametrize("options", [{}, {"max_rows": 2, "memory": "5MiB"}, {"max_model_len": 100}])
-def test_inspect_says_what_an_llm_takes(capsys, options):
+@pytest.mark.parametrize(
+    "options, ram",
+    [
+        ({}, 2**34),
+        ({"max_rows": 2, "memory": "5MiB"}, 2**34),
+        ({"max_model_len": 100}, 2**34),
+        (
+            {"max_rows": 1},
+            44 * 2**20,
+        ),  # the weights take a third of it, and the default what is left
+        ({"max_rows": 1, "dtype": "bfloat16"}, 40 * 2**20),
+    ],
+)
+def test_inspect_says_what_an_llm_takes(capsys, monkeypatch, options, ram):
+    monkeypatch.setattr(room, "ram_bytes", lambda: ram)
+    monkeypatch.setattr(room, "widens_bfloat16", lambda: False)
     given = [str(w) for name, value in options.items() for w in (f"--{name}", value)]
     with pytest.raises(SystemExit):
         cli.main(["inspect", "--json", *(word.replace("_", "-") for word in given)])
     report = json.loads(capsys.readouterr().out)
     with LLM(**options) as llm:
         sizes, fit = llm._engine.sizes, report["fit"]
+        assert report["fits"]
+        weights = jax.tree.leaves(llm._params)
+        assert report["weight_bytes"] == sum(array.nbytes for array in weights)
         assert fit["num_frames"] == sizes.num_frames
         assert fit["num_slots"] == sizes.max_slots
         assert fit["arena_bytes"] == sizes.arena_bytes
@@ -200,3 +219,17 @@ def test_inspect_says_what_an_llm_takes(capsys, options):
         assert held == sum(array.nbytes for array in state)
         assert fit["longest_context"] == llm.max_model_len
         assert report["dtype"] == llm.engine_config.dtype
+
+
+def test_a_model_that_does_not_fit_is_refused_before_a_tensor_is_read(monkeypatch):
+    def read(*_, **__):
+        raise AssertionError("the weights were read")
+
+    monkeypatch.setattr(llm_module, "load_model", read)
+    monkeypatch.setattr(room, "ram_bytes", lambda: 12_000_000)
+    monkeypatch.setattr(room, "widens_bfloat16", lambda: False)
+    for given in ({}, {"memory": "10MB"}):
+        with pytest.raises(
+            ValueError, match=r"weights 15.7 MiB \(float32\) .* has 11.4 MiB; use a smaller"
+        ):
+            LLM(**given)

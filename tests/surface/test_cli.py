@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ import jax
 import pytest
 
 from hybrid_jax import cli
+from hybrid_jax.engine import room
 from tests.surface.fake_engine import FakeEngine
 
 BAMBA = {
@@ -156,7 +158,10 @@ def test_a_dash_reads_stdin(generate, monkeypatch):
         (["generate", "ab", "--temperature", "abc"], "'abc'"),
         (["generate", "ab", "--max-tokens", 0], "--max-tokens must be None or an integer of at l"),
         (["generate", "ab", "--seed", -1], "--seed must be an integer in [0, 2**63), got -1"),
-        (["generate", "ab", "--memory", "1000TB"], "memory of 909 TiB is more than this machine's"),
+        (
+            ["generate", "ab", "--memory", "1000TB"],
+            "does not fit: weights 17.1 KiB (float32) + memory 128 GiB",
+        ),
         (["generate", "a\udcffb"], "prompt 0: is not valid UTF-8, it has byte 0xff at character 1"),
         (["generate", "ab", "--regex", "(a"], "regex '(a' cannot be followed: unclosed group"),
         (["generate", "ab", "--regex", ""], "--regex: regex must be made of non-empty text, got"),
@@ -168,7 +173,6 @@ def test_a_dash_reads_stdin(generate, monkeypatch):
             ["inspect", "--memory", "1MB"],
             "--memory must hold the rings and logits of 8 rows and one short",
         ),
-        (["inspect", "--max-rows", 10**9], "max_rows=1000000000 needs"),
     ],
 )
 def test_a_callers_mistake_is_one_line_and_code_2(run, fake_model, arguments, message):
@@ -302,7 +306,8 @@ def test_inspect_reads_a_config_without_weights(run, bamba):
     assert (code, err) == (0, "")
     assert report["layers"] == {"Mamba2": 29, "MLP": 32, "Attention": 3}
     assert abs(report["parameters"] - 9.78e9) < 0.02e9
-    assert report["weight_bytes"] == 2 * report["parameters"]
+    kept = 29 * 3 * 128  # A_log, D and dt_bias stay float32
+    assert report["weight_bytes"] == 2 * report["parameters"] + 2 * kept
     assert report["kv_bytes_per_token"] == 3 * 2 * 8 * 128 * 2
     states = 29 * 128 * 64 * 128 * 4
     assert states < report["checkpoint_bytes"] < 1.03 * states
@@ -333,12 +338,75 @@ def test_inspect_takes_the_dtype_that_generate_would(run, bamba, monkeypatch):
 
 
 def test_a_small_machine_bounds_the_default(run, bamba, monkeypatch):
-    monkeypatch.setattr(cli, "ram_bytes", lambda: 4 * 2**30)
+    a_host(monkeypatch, 64 * 2**30)
+    report = json.loads(run("inspect", bamba, "--max-rows", 64, "--json")[1])
+    assert report["fits"]
+    # the quarter of the RAM is more than half of what 36.4 GiB of weights leave
+    assert 13 * 2**30 < report["fit"]["memory"] <= 14 * 2**30 < report["default_memory"]
+
+
+def a_host(monkeypatch, ram, *, widens=False):
+    """A machine without an accelerator."""
+    monkeypatch.setattr(room, "ram_bytes", lambda: ram)
+    monkeypatch.setattr(room, "widens_bfloat16", lambda: widens)
     monkeypatch.setattr(cli, "has_accelerator", lambda: False)
+
+
+def test_inspect_says_that_a_model_does_not_fit_and_how_it_would(run, bamba, monkeypatch):
+    a_host(monkeypatch, 24 * 2**30)
+    code, out, err = run("inspect", bamba)
+    assert (code, err) == (0, "")
+    [line] = [line for line in out.splitlines() if line.startswith("this machine")]
+    assert re.search(
+        r"24 GiB: does not fit; weights 36.4 GiB \(float32\) \+ memory at least .* for 8 rows \+ temporaries .* "
+        r"= 3[78].* GiB; use --dtype bfloat16 \(18.2 GiB of weights\)$",
+        line,
+    )
     report = json.loads(run("inspect", bamba, "--json")[1])
-    assert report["fit"]["memory"] <= 2**30 < report["default_memory"]
-    code, _, err = run("inspect", bamba, "--max-rows", 4096)
-    assert (code, "this machine has 4 GiB; lower max_rows" in err) == (2, True)
+    assert (report["fits"], report["machine_bytes"]) == (False, 24 * 2**30)
+    assert report["remedy"] == "use --dtype bfloat16 (18.2 GiB of weights)"
+    assert report["fit"]["memory"] == report["default_memory"]
+    advised = json.loads(run("inspect", bamba, "--dtype", "bfloat16", "--json")[1])
+    assert (advised["fits"], advised["remedy"]) == (True, None)
+    assert advised["needed_bytes"] <= 24 * 2**30
+
+
+def test_bfloat16_is_no_remedy_where_its_weights_are_widened(run, bamba, monkeypatch):
+    a_host(monkeypatch, 24 * 2**30, widens=True)
+    report = json.loads(run("inspect", bamba, "--json")[1])
+    assert report["remedy"].startswith("use a smaller model or a machine with at least 37.4 GiB")
+    report = json.loads(run("inspect", bamba, "--dtype", "bfloat16", "--json")[1])
+    assert not report["fits"] and report["temporary_bytes"] > 36 * 2**30
+
+
+def test_inspect_answers_for_settings_that_are_too_large(run, bamba, monkeypatch):
+    a_host(monkeypatch, 64 * 2**30)
+    for given, option in [
+        (("--max-rows", 10**9), "--max-rows"),
+        (("--memory", "60GiB"), "--memory"),
+    ]:
+        code, out, _ = run("inspect", bamba, *given, "--json")
+        report = json.loads(out)
+        assert (code, report["fits"]) == (0, False)
+        advice = re.fullmatch(rf"use (?:--dtype .* or )?at most {option} (\S+)", report["remedy"])[
+            1
+        ]
+        better = json.loads(run("inspect", bamba, option, advice, "--json")[1])
+        assert better["fits"]
+
+
+def test_an_accelerator_s_memory_is_not_known_to_inspect(run, bamba, monkeypatch):
+    monkeypatch.setattr(cli, "has_accelerator", lambda: True)
+    report = json.loads(run("inspect", bamba, "--json")[1])
+    assert (report["fits"], report["machine_bytes"], report["remedy"]) == (None, None, None)
+    assert "this machine     its memory is not known here; weights 18.2" in run("inspect", bamba)[1]
+
+
+def test_generate_refuses_in_the_words_of_the_command_line(run, fake_model, monkeypatch):
+    monkeypatch.setattr(room, "ram_bytes", lambda: 2**30)
+    code, _, err = run("generate", "ab", "--memory", "2GiB", "--model", fake_model)
+    assert code == 2
+    assert re.search(r"and this machine has 1 GiB; use at most --memory \d+MiB\n", err)
 
 
 def test_inspect_runs_as_a_program_without_jax(bamba):

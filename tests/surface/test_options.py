@@ -12,6 +12,7 @@ import pytest
 
 from hybrid_jax import LLM, CacheConfig, EngineConfig, SamplingParams, options
 from hybrid_jax import llm as llm_module
+from hybrid_jax.engine import room
 
 TIB = 2**40
 
@@ -226,22 +227,34 @@ def test_the_peak_is_the_device_s_or_on_a_cpu_the_process_s(monkeypatch, platfor
 
 @pytest.fixture
 def small_machine(monkeypatch):
-    monkeypatch.setattr(options, "ram_bytes", lambda: 2**30)
+    monkeypatch.setattr(room, "ram_bytes", lambda: 2**30)
 
 
 @pytest.mark.parametrize(
     "given, message",
     [
-        ({"memory": "8GiB"}, "memory of 8 GiB is more than this machine's 1 GiB; lower memory"),
-        ({"max_rows": 10**6}, r"max_rows=1000000 needs .* has 1 GiB; lower max_rows"),
-        ({"max_rows": 10**6, "memory": "8TiB"}, r"max_rows=1000000 needs .* 1 GiB; lower max_rows"),
+        (
+            {"memory": "8GiB"},
+            r"memory 8 GiB for 8 rows .* has 1 GiB; use at most memory=\"999MiB\"",
+        ),
+        (
+            {"max_rows": 10**6},
+            r"memory at least .* for 1000000 rows .* has 1 GiB; use at most max_rows=\d+",
+        ),
+        (
+            {"max_rows": 10**6, "memory": "8TiB"},
+            r"memory 2.32 TiB for 1000000 rows .* has 1 GiB; use at most max_rows=\d+ and at most memory=\"[\d.]+MiB\"",
+        ),
     ],
 )
 def test_more_memory_than_the_machine_has_is_refused_at_once(
     small_machine, make_recurrent, given, message
 ):
-    with pytest.raises(ValueError, match=f"LLM: {message}"):
+    with pytest.raises(ValueError, match=f"LLM: this model does not fit: .* {message}") as error:
         make_recurrent(**given)
+    advice = re.findall(r'(max_rows|memory)="?(\w[\w.]*)', str(error.value).rpartition("use ")[2])
+    better = {name: int(value) if value.isdigit() else value for name, value in advice}
+    assert make_recurrent(**given | better)._engine
 
 
 def test_the_default_memory_fits_any_machine(small_machine, make_recurrent):

@@ -1,0 +1,178 @@
+"""Whether a model fits a machine: what is counted, what the default leaves, and advice that helps."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import jax
+import pytest
+
+from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig, MoE
+from hybrid_jax.costs import weight_bytes
+from hybrid_jax.engine import this_machine as this_machine_module
+from hybrid_jax.engine.room import (
+    DoesNotFit,
+    Machine,
+    find_room,
+    require_room,
+    temporary_bytes,
+)
+from hybrid_jax.engine.this_machine import held_bytes, this_machine
+from hybrid_jax.models.initialize import random_params
+from hybrid_jax.sizes import parse_size, round_size
+
+ATTENTION = Attention(num_heads=8, num_kv_heads=4, head_dim=32, qkv_bias=True, qk_norm=True)
+MAMBA = Mamba2(num_heads=16, head_dim=32, state_size=32, proj_bias=True)
+MIXTURE = MoE(num_experts=4, top_k=2, width=64, shared_width=32, routing="sigmoid", bias=True)
+
+
+def model(**settings) -> ModelConfig:
+    layers = (
+        LayerSpec(mixers=(MAMBA,), mlp=MLP(width=512)),
+        LayerSpec(mixers=(ATTENTION, MAMBA), mlp=MIXTURE),
+        LayerSpec(mixers=(MAMBA,), mlp=MLP(width=512), weights_of=0),
+    )
+    settings = {"vocab_size": 512, "width": 256, "max_position": 1024} | settings
+    return ModelConfig(family="test", layers=layers, **settings)
+
+
+def needed(config: ModelConfig, engine: EngineConfig) -> int:
+    """Weights, temporaries and the least memory."""
+    return find_room(config, engine, Machine(num_bytes=1)).needed_bytes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_are_counted_to_the_byte(dtype, tied):
+    config = model(tie_embeddings=tied)
+    params = jax.eval_shape(lambda: random_params(config, 0, dtype))
+    assert weight_bytes(config, dtype) == held_bytes(params)
+
+
+@pytest.mark.parametrize("percent", [10, 50, 80, 90])
+def test_the_default_leaves_room_for_weights_of_any_share(percent):
+    config, engine = model(), EngineConfig(max_rows=1)
+    weights = weight_bytes(config, "float32")
+    for num_bytes in (needed(config, engine), 100 * weights // percent):
+        room = find_room(config, engine, Machine(num_bytes=max(num_bytes, needed(config, engine))))
+        assert room.fits
+        require_room(room)
+    assert not find_room(config, engine, Machine(num_bytes=needed(config, engine) - 1)).fits
+
+
+def test_the_default_is_a_quarter_of_a_host_and_half_of_what_weights_leave():
+    config, engine = model(), EngineConfig(max_rows=8)
+    found = {
+        (share, accelerator): find_room(
+            config,
+            engine,
+            Machine(num_bytes=100 << 20, accelerator=accelerator),
+            held=share << 20,
+        ).sizes.total_bytes
+        / 2**20
+        for share in (0, 20, 60)
+        for accelerator in (False, True)
+    }
+    unbounded = find_room(config, engine, None).sizes.total_bytes / 2**20
+    assert found[0, False] == found[20, False] == pytest.approx(25, abs=0.3)
+    assert found[60, False] == found[60, True] == pytest.approx(20, abs=0.3)
+    assert found[20, True] == pytest.approx(min(40, unbounded), abs=0.3)
+
+
+def advised(error: DoesNotFit) -> EngineConfig:
+    """The settings that the command line is advised to use; only the first way."""
+    words = error.for_shell.rpartition("use ")[2].split(" or ")[0].split()
+    given = {
+        a[2:].replace("-", "_"): b for a, b in zip(words, words[1:], strict=False) if "--" in a
+    }
+    if "memory" in given:
+        given["memory"] = parse_size(given["memory"])
+    if "max_rows" in given:
+        given["max_rows"] = int(given["max_rows"])
+    return given
+
+
+@pytest.mark.parametrize(
+    "settings, spare, expected",
+    [
+        ({}, -1000, {"dtype"}),
+        ({"memory": 1 << 30}, 5 << 20, {"memory"}),
+        ({"memory": 1 << 30}, -(1 << 20), {"dtype", "memory"}),
+        ({"max_rows": 4096}, 10 << 20, {"max_rows"}),
+        ({"max_rows": 4096, "memory": 1 << 40}, 10 << 20, {"memory", "max_rows"}),
+        ({"max_rows": 4096, "memory": 1 << 40}, -(1 << 20), {"dtype", "memory", "max_rows"}),
+    ],
+)
+def test_following_the_advice_makes_it_fit(settings, spare, expected):
+    config, engine = model(), EngineConfig(**{"max_rows": 2} | settings)
+    usual = replace(engine, memory=None, max_rows=2)
+    machine = Machine(num_bytes=needed(config, usual) + spare)
+    with pytest.raises(
+        DoesNotFit, match="this model does not fit: weights .* this machine"
+    ) as error:
+        require_room(find_room(config, engine, machine))
+    change = advised(error.value)
+    assert set(change) == expected
+    require_room(find_room(config, replace(engine, **change), machine))
+
+
+def test_where_no_setting_helps_the_machine_that_would_do_is_named():
+    config, engine = model(), EngineConfig(max_rows=1)
+    with pytest.raises(DoesNotFit, match="a smaller model or a machine with at least") as error:
+        require_room(find_room(config, engine, Machine(num_bytes=1 << 20)))
+    enough = parse_size(str(error.value).rpartition("at least ")[2])
+    assert find_room(config, engine, Machine(num_bytes=enough)).fits
+
+
+def test_weights_that_are_in_memory_already_are_not_advised_to_change():
+    config, engine = model(), EngineConfig(max_rows=1)
+    held = weight_bytes(config, "float32")
+    machine = Machine(num_bytes=needed(config, engine) - 1000)
+    assert "dtype" in find_room(config, engine, machine).remedy(shell=False)
+    assert "dtype" not in find_room(config, engine, machine, held=held).remedy(shell=False)
+    assert find_room(config, engine, machine, held=held - 1000).fits
+
+
+def test_widened_weights_are_temporaries_but_experts_are_widened_one_at_a_time():
+    config, engine = model(), EngineConfig(dtype="bfloat16")
+    plain, widened = (temporary_bytes(config, engine, widens=w) for w in (False, True))
+    expert = 4 * (2 * 256 * 64 + 3 * 64 + 2 * 256)
+    assert 0.9 < (widened - plain) / (weight_bytes(config, "float32") - 3 * expert) < 1.1
+    assert temporary_bytes(config, replace(engine, dtype="float32"), widens=True) == plain
+
+
+def test_the_refusal_travels_between_processes():
+    error = DoesNotFit("use memory=1", "use --memory 1")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.for_shell) == ("use memory=1", "use --memory 1")
+
+
+@pytest.mark.parametrize(
+    "known, held, expected",
+    [
+        (None, 0, None),
+        ({"bytes_limit": 100}, 0, 100),
+        ({"bytes_limit": 100, "bytes_in_use": 30}, 0, 70),
+        ({"bytes_limit": 100, "bytes_in_use": 30}, 25, 95),
+        ({"bytes_limit": 100, "bytes_in_use": 30}, 60, 100),  # weights that lie on the host
+    ],
+)
+def test_an_accelerator_has_what_nothing_else_holds(monkeypatch, known, held, expected):
+    class Device:
+        platform = "gpu"
+
+        def memory_stats(self):
+            return known
+
+    monkeypatch.setattr(this_machine_module.jax, "devices", lambda: [Device()])
+    machine = this_machine(held=held)
+    assert (machine and machine.num_bytes) == expected
+    assert machine is None or machine.accelerator
+
+
+@pytest.mark.parametrize("num_bytes", [1, 999, 1023, 1024, 5_400_000_000, 10**13 + 1, 2**40 - 1])
+def test_sizes_are_rounded_in_the_direction_asked_for(num_bytes):
+    below, above = (parse_size(round_size(num_bytes, up=up)) for up in (False, True))
+    assert below <= num_bytes <= above
+    assert above - below <= num_bytes / 90

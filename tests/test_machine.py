@@ -1,0 +1,96 @@
+"""What a machine has, told from files as Docker, SLURM and systemd leave them."""
+
+from __future__ import annotations
+
+import pytest
+
+from hybrid_jax import machine
+
+NO_LIMIT = "9223372036854771712\n"
+GIB = 2**30
+
+
+@pytest.fixture
+def ram(monkeypatch, tmp_path):
+    """`ram_bytes` on a machine of 16 GiB with this /proc/self/cgroup, and files below /sys/fs/cgroup."""
+    monkeypatch.setattr(machine.os, "sysconf", lambda name: 4096 if "SIZE" in name else 4 << 20)
+
+    def ram(listed: str | None, files: dict[str, str]):
+        if listed is not None:
+            (tmp_path / "listed").write_text(listed)
+        for name, text in files.items():
+            path = tmp_path / "mount" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return machine.ram_bytes(cgroups=tmp_path / "listed", mount=tmp_path / "mount")
+
+    return ram
+
+
+def test_docker_of_version_1_mounts_the_container_s_own_group_at_the_root(ram):
+    listed = "12:cpuset:/docker/1f\n4:cpu,memory:/docker/1f\n1:name=systemd:/docker/1f\n"
+    assert ram(listed, {"memory/memory.limit_in_bytes": f"{2 * GIB}\n"}) == 2 * GIB
+
+
+def test_docker_of_version_2_has_a_namespace_of_its_own(ram):
+    assert ram("0::/\n", {"memory.max": f"{3 * GIB}\n"}) == 3 * GIB
+
+
+def test_a_slurm_job_s_limit_holds_for_its_steps(ram):
+    files = {
+        "memory.limit_in_bytes": NO_LIMIT,
+        "slurm/memory.limit_in_bytes": NO_LIMIT,
+        "slurm/uid_1/job_2/memory.limit_in_bytes": f"{4 * GIB}\n",
+        "slurm/uid_1/job_2/step_0/memory.limit_in_bytes": f"{5 * GIB}\n",
+    }
+    listed = "9:memory:/slurm/uid_1/job_2/step_0\n0::/\n"
+    assert ram(listed, {f"memory/{name}": text for name, text in files.items()}) == 4 * GIB
+
+
+@pytest.mark.parametrize("folder", ["", "unified/"])
+def test_a_slice_of_systemd_limits_the_services_in_it(ram, folder):
+    files = {
+        "batch.slice/memory.max": f"{6 * GIB}\n",
+        "batch.slice/a:b.service/memory.max": "max\n",
+    }
+    listed = "0::/batch.slice/a:b.service\n"
+    assert ram(listed, {folder + name: text for name, text in files.items()}) == 6 * GIB
+
+
+@pytest.mark.parametrize(
+    "listed, files",
+    [
+        (None, {}),
+        ("", {"memory.max": f"{GIB}\n"}),
+        ("0::/a\n", {}),
+        ("0::/\n", {"memory.max": "max\n"}),
+        ("4:memory:/\n", {"memory/memory.limit_in_bytes": NO_LIMIT}),
+        ("0::/\n", {"memory.max": f"{64 * GIB}\n"}),  # more than there is
+        ("0::/\n", {"memory.max": "\n"}),
+        ("0::/\n", {"memory.max": "-1\n"}),
+        ("garbage\n\n:::\n0::\0\n", {"memory.max/x": ""}),
+        ("3:cpu:/\n", {"memory/memory.limit_in_bytes": f"{GIB}\n"}),
+        ("0::/../../up\n", {}),
+    ],
+)
+def test_without_a_limit_that_can_be_read_it_is_what_is_built_in(ram, listed, files):
+    assert ram(listed, files) == 16 * GIB
+
+
+def test_a_limit_counts_where_the_system_does_not_say_what_is_built_in(ram, monkeypatch):
+    def refuse(name):
+        raise ValueError
+
+    monkeypatch.setattr(machine.os, "sysconf", refuse)
+    assert ram(None, {}) is None
+    assert ram("4:memory:/\n", {"memory/memory.limit_in_bytes": NO_LIMIT}) is None
+    assert ram("0::/\n", {"memory.max": f"{GIB}\n"}) == GIB
+
+
+@pytest.mark.parametrize(
+    "installed, widens",
+    [("0.10.2", True), ("0.11.0", False), ("0.12.3.dev1", False), ("1.9", False)],
+)
+def test_jax_before_0_11_widens_bfloat16_weights(monkeypatch, installed, widens):
+    monkeypatch.setattr(machine, "version", lambda name: installed)
+    assert machine.widens_bfloat16() is widens
