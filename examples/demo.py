@@ -92,7 +92,7 @@ def main() -> None:
     show(console, "the same prompts again", warm, warm_seconds)
     same = [a.outputs == b.outputs for a, b in zip(cold, warm, strict=True)]
     console.print(f"same tokens both times: {all(same)}")
-    console.print(str(llm.cache.explain(warm[0].request_id)), highlight=False, soft_wrap=True)
+    console.print(str(llm.cache.explain(warm[0])), highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hybrid_jax.cache.reasons import LookUp, Why
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
-from hybrid_jax.outputs import RequestOutput
+from hybrid_jax.outputs import Delta, RequestOutput
 from hybrid_jax.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
@@ -94,9 +95,9 @@ class SeenRequests:
         if len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
 
-    def find(self, request_id: object) -> tuple[int, int, LookUp | None] | None:
+    def find(self, request_id: str) -> tuple[int, int, LookUp | None] | None:
         """Tokens of the prompt, tokens that were skipped, and the look-up; None for a request that is not known."""
-        return self._seen.get(request_id) if isinstance(request_id, str) else None
+        return self._seen.get(request_id)
 
     def __len__(self) -> int:
         return len(self._seen)
@@ -121,30 +122,37 @@ class CacheView:
         self._ask, self._seen, self._config = ask, seen, config
         self._recurrent = model.mamba2 is not None
 
-    def explain(self, request_id: str) -> CacheExplanation:
+    def explain(self, request: RequestOutput | Delta | str) -> CacheExplanation:
         """Why a request's prompt hit as much of the cache as it did.
 
         Args:
-            request_id: of a `RequestOutput` or `Delta` of this `LLM`.
+            request: a `RequestOutput` or `Delta` of this `LLM`, or its `request_id`.
 
         Raises:
-            KeyError: no such request, or too long ago. RuntimeError: the `LLM` was closed.
+            KeyError: no such request, or too long ago. TypeError: it is something else. RuntimeError: the `LLM` was
+                closed.
 
         Example:
             >>> from hybrid_jax import LLM, SamplingParams
             >>> llm = LLM()
             >>> [out] = llm.generate("x = 1", SamplingParams(temperature=0.0, max_tokens=2))
-            >>> explanation = llm.cache.explain(out.request_id)
+            >>> explanation = llm.cache.explain(out)
             >>> explanation.prompt_tokens, explanation.hit_tokens
             (5, 0)
             >>> explanation.reason
             'a prompt of at most 32 tokens holds no resume point (they lie 32 apart)'
         """
+        request_id = request.request_id if isinstance(request, RequestOutput | Delta) else request
+        if not isinstance(request_id, str):
+            raise TypeError(
+                "cache.explain: takes a RequestOutput, a Delta or the request_id of one, got "
+                f"{type(request).__name__} {reprlib.repr(request)}"
+            )
         found = self._ask(lambda engine: self._seen.find(request_id))
         if found is None:
             raise KeyError(
-                f"cache.explain: no finished request {request_id!r} among the latest {REMEMBERED}; pass the "
-                "request_id of an output"
+                f"cache.explain: no finished request {request_id!r} among the latest {REMEMBERED}; pass an "
+                "output of this LLM, or its request_id"
             )
         tokens, hit, look_up = found
         possible = (tokens - 1) // self._config.grain * self._config.grain

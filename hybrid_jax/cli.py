@@ -1,7 +1,7 @@
 """The command line: `hybrid-jax` and `python -m hybrid_jax`.
 
 Results go to stdout, everything else to stderr. Exit code 0 on success, 2 for a caller's mistake, 130
-after Ctrl-C, 1 for anything else.
+after Ctrl-C, 1 for anything else, such as a batch file without requests.
 """
 
 from __future__ import annotations
@@ -20,12 +20,17 @@ from hybrid_jax import __version__
 from hybrid_jax.cli_exits import note, read_stdin, run, write, write_json
 from hybrid_jax.cli_pool_sim import pool_sim
 from hybrid_jax.cli_simulate import simulate
+from hybrid_jax.cli_words import Options, shell_words
 from hybrid_jax.machine import has_accelerator
 from hybrid_jax.sizes import parse_size
 from hybrid_jax.structured_outputs import StructuredOutputsParams
 from hybrid_jax.train.options import TrainOptions
 
 PACKAGE = Path(__file__).resolve().parent
+REQUEST = (
+    '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hello"}}'
+)
+MOST_TOKENS = 256  # new ones of a completion, unless an option or the model says otherwise
 MODELS_OWN = "the model's, or off"  # what generation_config.json says
 
 app = typer.Typer(
@@ -103,7 +108,7 @@ def generate(
         int | None,
         typer.Option(
             help="Most new tokens.",
-            show_default="the model's, or until a stop or the longest that fits",
+            show_default=f"the model's, or {MOST_TOKENS}; less where the prompt leaves less room",
         ),
     ] = None,
     temperature: Annotated[
@@ -139,6 +144,7 @@ def generate(
 ) -> None:
     """Continues each PROMPT; the text streams to stdout."""
     from hybrid_jax.llm import LLM  # loads jax
+    from hybrid_jax.prompts import read_prompts
 
     write(end="", flush=True)  # a stdout that takes nothing shows before anything is loaded
     texts = [read_stdin("generate") if prompt == "-" else prompt for prompt in prompts]
@@ -167,27 +173,53 @@ def generate(
     if n > 1 and params.greedy:
         note("note: at temperature 0 the completions of a prompt are all the same")
     if chat:
-        texts = [llm.render_chat([{"role": "user", "content": text}]) for text in texts]
-    if as_json:
-        outputs = llm.generate(texts, params, progress=sys.stderr.isatty())
-        write_json({"outputs": [output.as_dict() for output in outputs], "stats": llm.stats()})
+        read = [llm.render_chat([{"role": "user", "content": text}]) for text in texts]
     else:
-        outputs = _print_stream(llm.stream(texts, params), len(texts), n)
+        read = read_prompts(texts, llm.get_tokenizer(), vocab_size=llm.model_config.vocab_size)
+    rooms = [llm.max_model_len - len(prompt.token_ids) for prompt in read]
+    each = [params] * len(read)
+    if params.max_tokens is None:  # one that has no room is refused by the call itself
+        each = [replace(params, max_tokens=max(1, min(room, MOST_TOKENS))) for room in rooms]
+    if as_json:
+        outputs = llm.generate(read, each, progress=sys.stderr.isatty())
+        found = {"outputs": [output.as_dict() for output in outputs]}
+        write_json(found | {"temperature": params.temperature, "stats": llm.stats()})
+    else:
+        outputs = _print_stream(llm.stream(read, each), len(read), n)
     if stats:
-        _print_stats(outputs, llm)
+        _print_stats(outputs, llm, params.temperature)
+    if params.max_tokens is None and any(map(_was_cut, outputs, rooms)):
+        note(f"note: stopped at {MOST_TOKENS} new tokens; --max-tokens N allows more")
 
 
 def _form(json_schema: Path | None, regex: str | None) -> StructuredOutputsParams | None:
     """The form that the options ask for."""
     if json_schema is None and regex is None:
         return None
+    if json_schema is not None and regex is not None:
+        raise ValueError("--json-schema and --regex exclude each other; leave one out")
+    schema = _text_of("--json-schema", json_schema)
+    if schema is None:
+        return StructuredOutputsParams(regex=regex)
     try:
-        schema = None if json_schema is None else json_schema.read_bytes().decode()
-        return StructuredOutputsParams(json=schema, regex=regex)
+        return StructuredOutputsParams(json=schema)
     except ValueError as error:
-        where = "--regex" if json_schema is None else f"--json-schema {json_schema}"
-        text = str(error).removeprefix("StructuredOutputsParams: ")
-        raise ValueError(f"{where}: {text}") from error
+        text = str(error).removeprefix("StructuredOutputsParams: json ")
+        raise ValueError(f"--json-schema {json_schema}: {text}") from error
+
+
+def _text_of(option: str, path: Path | None) -> str | None:
+    """The text of the file that an option names."""
+    if path is None:
+        return None
+    data = path.read_bytes()
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{option} {path}: is not valid UTF-8, it has byte "
+            f"0x{data[error.start]:02x} at byte {error.start}; save it as UTF-8"
+        ) from error
 
 
 def _check_text(llm, model: str | None, chat: bool) -> None:
@@ -200,6 +232,12 @@ def _check_text(llm, model: str | None, chat: bool) -> None:
     if chat and "default" not in tokenizer.chat_templates:
         name = "the bundled model" if model is None else model
         raise ValueError(f"generate: --chat: {name} has no chat template; leave --chat out")
+
+
+def _was_cut(output, room: int) -> bool:
+    """Whether `MOST_TOKENS` ended a completion that had room for more."""
+    ends = ((choice.finish_reason, len(choice.token_ids)) for choice in output.outputs)
+    return room > MOST_TOKENS and ("length", MOST_TOKENS) in ends
 
 
 def _print_stream(deltas, num_prompts: int, n: int) -> list:
@@ -227,7 +265,7 @@ def _print_stream(deltas, num_prompts: int, n: int) -> list:
     return [outputs[index] for index in sorted(outputs)]
 
 
-def _print_stats(outputs: list, llm) -> None:
+def _print_stats(outputs: list, llm, temperature: float) -> None:
     table = Table("prompt", "tokens", "cached", "new", "ttft ms", "prefill/s", "decode/s", box=None)
     for index, output in enumerate(outputs):
         metrics = output.metrics
@@ -242,6 +280,7 @@ def _print_stats(outputs: list, llm) -> None:
         )
     console = Console(stderr=True)
     console.print(table)
+    console.print(f"temperature: {temperature:g}", highlight=False)
     for name, value in llm.stats().items():
         if name != "memory_log":
             console.print(f"{name}: {value}", highlight=False)
@@ -265,21 +304,25 @@ def run_batch(
     max_model_len: LengthOption = None,
     cache: CacheOption = "adaptive",
     exact: ExactOption = False,
+    fail_on_error: Annotated[
+        bool, typer.Option("--fail-on-error", help="Exit code 1 if any line got an error.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Answers a batch file, lines that begin alike together; goes on where an interrupted run stopped.
 
     OUTPUT has one answer for each line of INPUT, in the same order. Until all are there they lie in
-    OUTPUT.partial, in the order they were finished.
+    OUTPUT.partial, in the order they were finished. Exit code 1 if no line of INPUT is a request.
     """
     from hybrid_jax import batch  # loads jax
 
+    template = _template(chat_template)
     try:
         summary = batch.run_batch(
             input,
             output,
             model,
-            chat_template=_template(chat_template),
+            chat_template=template,
             progress=sys.stderr.isatty(),
             seed=seed,
             dtype=dtype,
@@ -298,23 +341,32 @@ def run_batch(
             kept = f"the lines so far are in {kept}, the same command goes on from there"
             note(f"interrupted; {kept}")
         raise
-    note(str(summary))
+    no_requests = (
+        f"run-batch: {input} holds no requests: none of its {summary.num_lines:,} lines has a custom_id "
+        f"that can be read. A request looks like {REQUEST}; {output} says what is wrong with each line"
+    )
+    note(str(summary) if summary.num_requests else no_requests)
     if as_json:
         write_json(summary.as_dict())
+    if not summary.num_requests or (fail_on_error and summary.num_errors):
+        raise typer.Exit(1)
 
 
 def _template(path: Path | None) -> str | None:
-    """The file's text."""
-    if path is None:
+    """The source of a chat template, refused before anything is loaded if it is none."""
+    from hybrid_jax.tokenizer import compile_template
+
+    source = _text_of("--chat-template", path)
+    if source is None:
         return None
-    data = path.read_bytes()
+    if not source.strip():
+        raise ValueError(f"--chat-template {path}: is empty; give a Jinja template")
     try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"--chat-template {path}: is not valid UTF-8, it has byte "
-            f"0x{data[error.start]:02x} at byte {error.start}; save it as UTF-8"
-        ) from error
+        compile_template(source)
+    except ValueError as error:
+        text = str(error).removeprefix("chat template: ")
+        raise ValueError(f"--chat-template {path}: is not a Jinja template: {text}") from error
+    return source
 
 
 # --- inspect --------------------------------------------------------------------------------------
@@ -356,6 +408,9 @@ def inspect(
     given = {name: value for name, value in given.items() if value is not None}
     engine = EngineConfig(dtype=dtype, **given)
     report = inspect_model(config, engine, this_host() if on_cpu else None)
+    if report.remedy is not None:
+        remedy = shell_words(report.remedy, Options.of(app, ["inspect"]))
+        report = replace(report, remedy=remedy)
     if as_json:
         write_json(report.as_dict() | {"cache": report.cache_summary()})
         return
@@ -369,7 +424,7 @@ def inspect(
 
 @app.command()
 def train_tiny(
-    out_dir: Annotated[Path, typer.Argument(help="Where the model goes.")],
+    out_dir: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Where the model goes.")],
     steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = TrainOptions.steps,
     minutes: Annotated[
         float | None, typer.Option(help="Wall-clock minutes in all.")

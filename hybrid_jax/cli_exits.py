@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -12,9 +11,10 @@ from pathlib import Path
 
 import typer
 
+from hybrid_jax.cli_words import Options, shell_words
+
 PACKAGE = Path(__file__).resolve().parent
 CALLERS_MISTAKES = (ValueError, NotImplementedError, OSError)
-FIELD = re.compile(r"(?:SamplingParams|EngineConfig|LLM|train_tiny): (\w+)(?= must)")
 
 
 class StdoutError(Exception):
@@ -77,7 +77,7 @@ def run(app: Callable, arguments: list[str]) -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except Exception as error:
-        code = _report(error)
+        code = _report(error, Options.of(app, arguments))
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -87,8 +87,8 @@ def _forget_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _report(error: Exception) -> int:
-    """One line for a caller's mistake, everything for a mistake of ours; returns the exit code."""
+def _report(error: Exception, options: Options) -> int:
+    """One line for a caller's mistake, in words of the shell; all there is for a mistake of ours. Returns the code."""
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # typer's usage errors
         note(_usage_message(error))
         return error.exit_code
@@ -96,8 +96,7 @@ def _report(error: Exception) -> int:
         note(f"{error.strerror}: {error.filename}")
         return 2
     if isinstance(error, CALLERS_MISTAKES) and _raised_by_us(error):
-        text = getattr(error, "for_shell", str(error))
-        note(FIELD.sub(lambda found: f"--{found[1].replace('_', '-')}", text))
+        note(shell_words(str(error), options))
         return 2
     traceback.print_exception(error)
     return 1

@@ -77,6 +77,7 @@ def simulate(
         raise ValueError(f"--ttft-table goes with --clock order only, got {ttft_table}")
     if clock == "order" and kv_quota is not None:
         raise ValueError(f"--kv-quota goes with --clock arrivals only, got {kv_quota}")
+    quota = _shares(kv_quota)
     spec = load_spec(model_spec)
     num_bytes = parse_size(capacity, name="--capacity")
     timing = None if ttft_table is None else MeasuredTable(ttft_table)
@@ -88,7 +89,7 @@ def simulate(
             model_spec=spec.name,
             grain=grain,
             max_rows=max_rows,
-            kv_quota=_shares(kv_quota),
+            kv_quota=quota,
             bounds=bounds,
         )
     else:
@@ -108,11 +109,13 @@ def _shares(given: str | None) -> tuple[float, float] | None:
         return None
     try:
         low, high = map(float, given.split(","))
+        if 0 <= low <= high <= 1:
+            return low, high
     except ValueError:
-        raise ValueError(
-            f"--kv-quota must be two shares LOW,HIGH like 0.2,0.8, got {given!r}"
-        ) from None
-    return low, high
+        pass  # neither are these two numbers
+    raise ValueError(
+        f"--kv-quota must be two shares LOW,HIGH like 0.2,0.8, 0 <= LOW <= HIGH <= 1, got {given!r}"
+    )
 
 
 def share(value: float) -> str:

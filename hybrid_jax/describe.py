@@ -5,11 +5,18 @@ from __future__ import annotations
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.engine.sizing import Sizes
 from hybrid_jax.geometry import Geometry, checkpoint_bytes, kv_bytes_per_token, make_geometry
+from hybrid_jax.sampling_params import SamplingParams
 from hybrid_jax.sizes import format_size
 
 
 def describe(
-    model: ModelConfig, engine: EngineConfig, sizes: Sizes, *, weight_bytes: int, max_model_len: int
+    model: ModelConfig,
+    engine: EngineConfig,
+    sizes: Sizes,
+    *,
+    weight_bytes: int,
+    max_model_len: int,
+    sampling: SamplingParams,
 ) -> str:
     """Lines of a name and what there is to say about it.
 
@@ -17,6 +24,7 @@ def describe(
         model, engine, sizes: of the engine that runs.
         weight_bytes: of all weights.
         max_model_len: longest sequence that model and memory allow, in tokens.
+        sampling: the model's own parameters; a temperature of None says that it names none.
     """
     lines = {
         "model": f"{model.family}, {len(model.layers)} layers of width {model.width}",
@@ -28,8 +36,15 @@ def describe(
         "penalties and biases",
         "sequences": f"up to {max_model_len} tokens, {engine.max_rows} at a time",
         "cache": _cache(make_geometry(model, engine), engine, sizes),
+        "sampling": _sampling(sampling),
     }
     return "\n".join(f"{name:<10}{value}" for name, value in lines.items())
+
+
+def _sampling(own: SamplingParams) -> str:
+    """The temperature of requests that give none, and who says so."""
+    source = "the model names none" if own.temperature is None else "from generation_config.json"
+    return f"temperature {own.engine_temperature:g} unless a request gives one; {source}"
 
 
 def _cache(geometry: Geometry, engine: EngineConfig, sizes: Sizes) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hybrid_jax.completions import Job, derive_seed
@@ -41,7 +42,7 @@ class Intake:
     Args:
         config, engine_config: of the model and its engine.
         tokenizer: None for a model that came without one.
-        defaults: the parameters of prompts that come without.
+        defaults: the parameters of prompts that come without; its temperature is None where the model names none.
         max_model_len: tells the longest sequence in tokens, or raises when nothing can run any more.
         compile_seconds: tells how long the engine has compiled so far.
 
@@ -76,8 +77,10 @@ class Intake:
         max_model_len = self._max_model_len()
         read = read_prompts(prompts, self.tokenizer, vocab_size=self._config.vocab_size)
         paired = pair_params(params, len(read), self.defaults)
+        complete = {id(own): self.complete(own) for own in paired}  # often one for all
         checked, now = [], time.perf_counter()
-        for index, (prompt, own) in enumerate(zip(read, paired, strict=True)):
+        for index, (prompt, given) in enumerate(zip(read, paired, strict=True)):
+            own = complete[id(given)]
             if own.stop and self.tokenizer is None:
                 raise ValueError(
                     f"prompt {index}: stop strings need a tokenizer, which this model lacks; "
@@ -113,6 +116,12 @@ class Intake:
             )
             for index, prompt, own, stop_ids, max_tokens, limits in checked
         ]
+
+    def complete(self, params: SamplingParams) -> SamplingParams:
+        """The parameters as the engine gets them: a temperature that is not given is the model's own, else 1.0."""
+        if params.temperature is not None:
+            return params
+        return replace(params, temperature=self.defaults.engine_temperature)
 
     def conversations(
         self,

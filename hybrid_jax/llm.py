@@ -405,7 +405,7 @@ class LLM:
 
     @property
     def cache(self) -> CacheView:
-        """The prefix cache: `llm.cache.explain(request_id)`, `llm.cache.describe()`."""
+        """The prefix cache: `llm.cache.explain(output)`, `llm.cache.describe()`."""
         return self._cache
 
     @property
@@ -421,9 +421,10 @@ class LLM:
         """What `generate` uses when given none: the model's generation_config.json, if it has one.
 
         Its temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens, the latter as far as the model's
-        length goes; do_sample false is temperature 0. Other fields are left alone.
+        length goes; do_sample false is temperature 0. Other fields are left alone. The temperature is also that of
+        `SamplingParams` without one; if the model names none, it is 1.0.
         """
-        return self._intake.defaults
+        return self._intake.complete(self._intake.defaults)
 
     def fingerprint(self) -> str:
         """A digest that tells this model, with its tokenizer and chat template, from others."""
@@ -447,7 +448,7 @@ class LLM:
         Example:
             >>> llm = LLM(max_rows=1, max_model_len=512, quiet=True)
             >>> [line.split()[0] for line in llm.describe().splitlines()]
-            ['model', 'weights', 'arena', 'rings', 'tables', 'logits', 'sequences', 'cache']
+            ['model', 'weights', 'arena', 'rings', 'tables', 'logits', 'sequences', 'cache', 'sampling']
         """
         return describe(
             self.model_config,
@@ -455,6 +456,7 @@ class LLM:
             self._engine.sizes,
             weight_bytes=self._weight_bytes,
             max_model_len=self.max_model_len,
+            sampling=self._intake.defaults,
         )
 
     def reset_prefix_cache(self) -> None:

@@ -117,7 +117,7 @@ def _cache_config(cache: str | CacheConfig) -> CacheConfig:
         return cache
     if cache not in CACHE_POLICIES and fixed_alpha(cache) is None:
         raise ValueError(
-            f"LLM: cache must be one of {', '.join(CACHE_POLICIES)}, alpha:X with a number X >= 0, or a "
+            f"LLM: cache must be one of {', '.join(CACHE_POLICIES)}, or alpha:X with a number X >= 0, or a "
             f"CacheConfig, got {cache!r}"
         )
     return CacheConfig(policy=cache)

@@ -108,7 +108,7 @@ class ModelReport:
         needed_bytes: of weights, `memory` and temporaries here. Where the model does not fit and no budget is
             given, that is with the least `memory` that serves these rows.
         fits: whether the machine has them; None where it is not known.
-        remedy: what to do if it has not, in the words of the command line.
+        remedy: what to do if it has not.
         needs: the parts of `needed_bytes` in words.
     """
 
@@ -290,7 +290,7 @@ def inspect_model(
         temporary_bytes=room.temporary_bytes,
         needed_bytes=room.needed_bytes,
         fits=room.fits,
-        remedy=room.remedy(shell=True) if room.fits is False else None,
+        remedy=room.remedy if room.fits is False else None,
         needs=room.parts(),
     )
 

@@ -15,6 +15,7 @@ from hybrid_jax.structured_outputs import StructuredOutputsParams
 
 MAX_LOGPROBS = 20
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6  # what float32 logits bear
+DEFAULT_TEMPERATURE = 1.0  # where neither the caller nor the model names one
 MAX_N = 1024  # completions per prompt; each is a request of its own
 INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
 FLOATS = (
@@ -43,7 +44,8 @@ class SamplingParams:
 
     Attributes:
         n: completions per prompt, at most 1024; at temperature 0 all of them are the same.
-        temperature: 0 is greedy; otherwise logits are divided by it, between 1e-6 and 1e6.
+        temperature: 0 is greedy; otherwise logits are divided by it, between 1e-6 and 1e6. None takes the model's
+            own: what its generation_config.json says, or 1.0 if that says nothing.
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         top_p: keep the smallest set of tokens whose probability reaches it.
         min_p: keep tokens of at least this share of the likeliest one's probability; filters before top_k and
@@ -79,7 +81,7 @@ class SamplingParams:
     """
 
     n: int = 1
-    temperature: float = 1.0
+    temperature: float | None = None
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
@@ -126,7 +128,8 @@ class SamplingParams:
         object.__setattr__(self, "output_kind", RequestOutputKind(self.output_kind))
         check(_integer(self.n, 1) and self.n <= MAX_N, "n", f"an integer between 1 and {MAX_N}")
         check(
-            _finite(self.temperature)
+            self.temperature is None
+            or _finite(self.temperature)
             and (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE),
             "temperature",
             f"0 or a number between {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:.0f}",
@@ -230,7 +233,13 @@ class SamplingParams:
         return penalties != (0, 0, 1) or bool(biased)
 
     @property
+    def engine_temperature(self) -> float:
+        """What the engine draws at: `temperature`, or 1.0 if that is None and no model's own has replaced it."""
+        return DEFAULT_TEMPERATURE if self.temperature is None else self.temperature
+
+    @property
     def greedy(self) -> bool:
+        """Whether `temperature` is 0. A temperature of None is not, whatever the model's own is."""
         return self.temperature == 0
 
 

@@ -20,6 +20,10 @@ LFS_POINTER = b"version https://git-lfs"
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
+class NoTemplate(ValueError):
+    """A model has no default chat template and the caller named none: what is missing; what to do in Python."""
+
+
 class Tokenizer:
     """A tokenizer.json with what the files beside it say about special tokens and chat.
 
@@ -183,20 +187,24 @@ class Tokenizer:
         source = self.chat_templates.get(wanted or "default", wanted)
         if source is None:
             known = ", ".join(self.chat_templates) or "none"
-            raise ValueError(
-                f"chat template: this model has no default one (it has: {known}); "
-                "pass chat_template=... or use generate() with a prompt of your own"
-            )
+            what = f"chat template: this model has no default one (it has: {known})"
+            remedy = "pass chat_template=... or use generate() with a prompt of your own"
+            raise NoTemplate(f"{what}; {remedy}")
         return source
 
     def _template(self, wanted: str | None, *, with_tools: bool) -> jinja2.Template:
         source = self._source(wanted, with_tools=with_tools)
         if source not in self._compiled:
-            try:
-                self._compiled[source] = _ENVIRONMENT.from_string(source)
-            except jinja2.TemplateError as error:
-                raise ValueError(f"chat template: {error}") from error
+            self._compiled[source] = compile_template(source)
         return self._compiled[source]
+
+
+def compile_template(source: str) -> jinja2.Template:
+    """A chat template ready to be rendered; ValueError where it is not Jinja."""
+    try:
+        return _ENVIRONMENT.from_string(source)
+    except jinja2.TemplateError as error:
+        raise ValueError(f"chat template: {error}") from error
 
 
 def byte_alphabet() -> list[str]:

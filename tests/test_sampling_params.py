@@ -69,6 +69,12 @@ def test_bounds_themselves_are_allowed():
     assert params.greedy and not SamplingParams(temperature=1e-6).greedy
 
 
+def test_no_temperature_is_one_for_the_engine_and_not_greedy():
+    params = SamplingParams()
+    assert (params.temperature, params.engine_temperature, params.greedy) == (None, 1.0, False)
+    assert SamplingParams(temperature=0.0).engine_temperature == 0
+
+
 def test_stops_become_tuples_so_that_the_value_can_be_hashed():
     assert SamplingParams(stop="end").stop == ("end",)
     listed = SamplingParams(stop=["a", "b"], stop_token_ids=[3, 4])

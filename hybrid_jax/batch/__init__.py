@@ -21,7 +21,7 @@ from hybrid_jax.batch.partial import (
 from hybrid_jax.batch.progress import meter
 from hybrid_jax.batch.responses import Names
 from hybrid_jax.batch.run import Run
-from hybrid_jax.batch.summary import BatchSummary
+from hybrid_jax.batch.summary import BatchSummary, LineCounts, Tally
 from hybrid_jax.llm import LLM
 from hybrid_jax.options import peak_memory_bytes
 from hybrid_jax.progress_bar import Shown
@@ -43,8 +43,9 @@ def run_batch(
     They are computed in another order, so that prompts that begin alike come one after the other.
 
     A line is {"custom_id": ..., "method": "POST", "url": ..., "body": ...} with the url /v1/chat/completions
-    or /v1/completions. One that cannot be answered gets an error line; the rest goes on. Without
-    `max_tokens` a completion goes on until a stop or the longest length that model and memory allow.
+    or /v1/completions. One that cannot be answered gets an error line; the rest goes on: `num_errors` and
+    `num_requests` of the result say how it went. Without `max_tokens` a completion goes on until a stop or the longest
+    length that model and memory allow.
 
     The lines so far lie in OUT.partial until all are done, as they come. After an interruption of any kind the
     same call goes on from there, with the same texts as without. An output that is finished is left as it is,
@@ -80,12 +81,12 @@ def run_batch(
     _check_paths(given, output)
     source = InputFile.look_at(given)
     files = {"input": str(input_path), "output": str(output_path)}
-    if _is_finished(output, source):
-        return BatchSummary(**files, num_lines=source.num_lines, already_finished=True)
+    if tally := _finished(output, source):
+        return BatchSummary(**files, **vars(tally), already_finished=True)
     with ExitStack() as stack:
         partial_output = stack.enter_context(PartialOutput(output, source))
-        if _is_finished(output, source):  # by another run, while this one waited its turn
-            return BatchSummary(**files, num_lines=source.num_lines, already_finished=True)
+        if tally := _finished(output, source):  # by another run, while this one waited its turn
+            return BatchSummary(**files, **vars(tally), already_finished=True)
         if isinstance(model, LLM):
             llm, name = model, model.model_config.family
         else:
@@ -105,6 +106,7 @@ def run_batch(
             seconds=bar.seconds,
             tokens_per_s=bar.rate(run.tally.completion_tokens),
             peak_memory_bytes=peak_memory_bytes(),
+            default_temperature=llm.get_default_sampling_params().temperature,
         )
 
 
@@ -120,30 +122,31 @@ def _check_paths(given: Path, output: Path) -> None:
             )
 
 
-def _is_finished(output: Path, source: InputFile) -> bool:
-    """Whether the output is there. An empty one is not: it holds nothing to keep.
+def _finished(output: Path, source: InputFile) -> Tally | None:
+    """The counts of an output that is there. An empty one is not: it holds nothing to keep.
 
     Raises:
-        ValueError: it is there and is another input's, by the number of its lines or the first or last one.
+        ValueError: it is there and is another input's, by the number of its lines or by one of them.
     """
     if not output.exists() or os.stat(output).st_size == 0:
-        return False
-    first, last, num_lines = b"", b"", 0
-    with open(output, "rb") as file:
-        for data in file:
-            first, last, num_lines = first or data, data, num_lines + 1
+        return None
     remedy = "delete it, or choose another output"
+    with open(output, "rb") as file:
+        num_lines = sum(1 for _ in file)
     if num_lines != source.num_lines:
         raise ValueError(
             f"run-batch: {output} is there and has {num_lines} lines, {source.path} has "
             f"{source.num_lines}; {remedy}"
         )
-    for place, data in ((0, first), (num_lines - 1, last)):
-        answer = read_answer(data)
-        if answer is None or answer.get("id") != Names(source.digest, place).line_id:
-            raise ValueError(
-                f"run-batch: line {place + 1} of {output} is not the answer to request {place + 1} "
-                f"of {source.path}; {remedy}"
-            )
+    tally = Tally()
+    with open(output, "rb") as file:
+        for place, data in enumerate(file):
+            answer = read_answer(data)
+            if answer is None or answer.get("id") != Names(source.digest, place).line_id:
+                raise ValueError(
+                    f"run-batch: line {place + 1} of {output} is not the answer to request "
+                    f"{place + 1} of {source.path}; {remedy}"
+                )
+            tally.add(LineCounts.of(answer))
     remove_rest(output, source)  # a kill may have come just before this
-    return True
+    return tally

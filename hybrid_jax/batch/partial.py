@@ -31,6 +31,8 @@ except ImportError:  # Windows has no flock: there, nobody stops a second run of
 FORMAT = 2  # of the partial file and of how lines get their seeds
 KNOWN_FORMATS = (1, FORMAT)  # the first was the same, with lines in the order of the input
 
+PARTS = {"custom_id", "response", "error"}  # of every line
+
 
 def partial_path(output: Path) -> Path:
     return output.with_name(output.name + ".partial")
@@ -256,7 +258,7 @@ def read_answer(data: bytes) -> dict[str, Any] | None:
         line = json.loads(data)
     except ValueError:
         return None
-    return line if isinstance(line, dict) and "custom_id" in line and "response" in line else None
+    return line if isinstance(line, dict) and line.keys() >= PARTS else None
 
 
 def remove_rest(output: Path, source: InputFile) -> None:

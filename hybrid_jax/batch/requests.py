@@ -18,6 +18,7 @@ from hybrid_jax.batch.messages import chat_arguments
 from hybrid_jax.messages import ConversationError
 from hybrid_jax.prompts import Prompt, PromptLike
 from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.tokenizer import NoTemplate
 
 MAX_CHOICES = 1024  # completions one line may ask for
 ENVELOPE = ("custom_id", "method", "url", "body")
@@ -229,7 +230,10 @@ def _rendered(render: Callable[..., PromptLike], body: Mapping[str, Any]) -> Pro
     try:
         return render(**chat_arguments(body))
     except ConversationError as error:
-        raise LineError(error.what, code=error.code, param=error.place) from error
+        text = error.what
+        if isinstance(error.__cause__, NoTemplate):
+            text = f"{text.partition('; ')[0]}; name one for the whole run: --chat-template FILE"
+        raise LineError(text, code=error.code, param=error.place) from error
 
 
 def _malformed(what: str) -> LineError:

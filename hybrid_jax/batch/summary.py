@@ -14,14 +14,19 @@ class BatchSummary:
     Attributes:
         input, output: the files.
         num_lines: lines of the output.
-        num_errors: those of them that are error lines.
+        num_requests: those of them that answer a request, be it with an error. A line of the input is a request if
+            its custom_id can be read.
+        num_errors: error lines of the output.
         num_resumed: lines that an earlier, interrupted run had written.
         prompt_tokens, cached_tokens, completion_tokens: of all lines: tokens of prompts, those the prefix cache
             spared, and new ones.
         seconds: of this run, without loading the model.
         tokens_per_s: new tokens per second of this run.
         peak_memory_bytes: as in `RequestMetrics`, up to the end of this run.
-        already_finished: the output was there and was left as it is; the other counts are 0 then.
+        default_temperature: of lines that give none; None when the output was finished already, since no model was
+            loaded then.
+        already_finished: the output was there and was left as it is. The counts are then those of its lines, and
+            times and rates are 0.
 
     Example:
         >>> summary = BatchSummary(
@@ -34,6 +39,7 @@ class BatchSummary:
     input: str
     output: str
     num_lines: int
+    num_requests: int = 0
     num_errors: int = 0
     num_resumed: int = 0
     prompt_tokens: int = 0
@@ -42,6 +48,7 @@ class BatchSummary:
     seconds: float = 0.0
     tokens_per_s: float = 0.0
     peak_memory_bytes: int | None = None
+    default_temperature: float | None = None
     already_finished: bool = False
 
     @property
@@ -56,13 +63,15 @@ class BatchSummary:
     def __str__(self) -> str:
         if self.already_finished:
             return (
-                f"{self.output} is finished already and was left as it is; delete it to run again"
+                f"{self.output} is finished already, {self.num_lines:,} lines, {self.num_errors:,} errors, and was "
+                "left as it is; delete it to run again"
             )
         earlier = f" ({self.num_resumed:,} from an earlier run)" if self.num_resumed else ""
         return (
             f"{self.output}: {self.num_lines:,} lines{earlier}, {self.num_errors:,} errors; "
             f"{self.completion_tokens:,} new tokens, {self.tokens_per_s:,.0f}/s; "
-            f"{self.hit_rate:.0%} of {self.prompt_tokens:,} prompt tokens from the cache"
+            f"{self.hit_rate:.0%} of {self.prompt_tokens:,} prompt tokens from the cache; "
+            f"temperature {self.default_temperature:g} where a line gives none"
         )
 
 
@@ -70,6 +79,7 @@ class BatchSummary:
 class LineCounts:
     """What one output line adds to the counts of a file; the names are those of `BatchSummary`."""
 
+    num_requests: int = 0
     num_errors: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -78,9 +88,10 @@ class LineCounts:
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> LineCounts:
         if line["error"] is not None:
-            return cls(num_errors=1)
+            return cls(num_requests=int(line["custom_id"] is not None), num_errors=1)
         usage = line["response"]["body"]["usage"]
         return cls(
+            num_requests=1,
             prompt_tokens=usage["prompt_tokens"],
             cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
             completion_tokens=usage["completion_tokens"],
@@ -91,11 +102,12 @@ class Tally:
     """Counts lines as they are written, or found."""
 
     def __init__(self) -> None:
-        self.num_lines = self.num_errors = 0
+        self.num_lines = self.num_requests = self.num_errors = 0
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
 
     def add(self, counts: LineCounts) -> None:
         self.num_lines += 1
+        self.num_requests += counts.num_requests
         self.num_errors += counts.num_errors
         self.prompt_tokens += counts.prompt_tokens
         self.cached_tokens += counts.cached_tokens

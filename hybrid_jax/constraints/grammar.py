@@ -118,7 +118,7 @@ def _llguidance() -> Any:
     try:
         import llguidance
     except ModuleNotFoundError as error:
-        raise ValueError(f"structured_outputs needs llguidance; {INSTALL}") from error
+        raise ValueError(f"structured outputs need llguidance; {INSTALL}") from error
     return llguidance
 
 

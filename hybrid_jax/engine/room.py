@@ -78,27 +78,17 @@ class Room:
             f"temporaries {format_size(self.temporary_bytes)} = {format_size(self.needed_bytes)}"
         )
 
-    def remedy(self, *, shell: bool) -> str:
-        """What to do when it does not fit, in the words of the command line or of Python."""
-        found = [_words(change, self, shell) for change in _changes(self)]
+    @property
+    def remedy(self) -> str:
+        """What to do when it does not fit."""
+        found = [_words(change, self) for change in _changes(self)]
         if found:
             return f"use {' or '.join(found)}"
         return f"use a smaller model or a machine with at least {round_size(self.needed_bytes, up=True)}"
 
 
 class DoesNotFit(ValueError):
-    """A model that needs more memory than the machine has.
-
-    Attributes:
-        for_shell: the message in the words of the command line.
-    """
-
-    def __init__(self, message: str, for_shell: str | None = None) -> None:
-        super().__init__(message, for_shell)
-        self.for_shell = for_shell or message
-
-    def __str__(self) -> str:
-        return self.args[0]
+    """A model that needs more memory than the machine has."""
 
 
 def find_room(
@@ -147,11 +137,10 @@ def require_room(room: Room) -> None:
     if room.fits is not False:
         return
     has = f"this {'device' if room.machine.accelerator else 'machine'} has"
-    needs = (
+    raise DoesNotFit(
         f"LLM: this model does not fit: {room.parts()}, and {has} "
-        f"{format_size(room.machine.num_bytes)}; "
+        f"{format_size(room.machine.num_bytes)}; {room.remedy}"
     )
-    raise DoesNotFit(needs + room.remedy(shell=False), needs + room.remedy(shell=True))
 
 
 # --- what a step holds ----------------------------------------------------------------------------
@@ -254,14 +243,11 @@ def _fitting(room: Room, change: Change, lower_memory: bool) -> Change | None:
     return change if fits else None
 
 
-def _words(change: Change, room: Room, shell: bool) -> str:
-    """The change as options."""
+def _words(change: Change, room: Room) -> str:
+    """The change as keywords of `LLM`."""
     said = []
     for name, value in change.items():
-        if shell:
-            option = f"--{name.replace('_', '-')} {value}"
-        else:
-            option = f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}"
+        option = f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}"
         if name == "dtype":
             weights = format_size(weight_bytes(room.model, value))
             said.append(f"{option} ({weights} of weights)")

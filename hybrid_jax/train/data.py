@@ -97,7 +97,7 @@ def read_corpus(sources: Sequence[str | Path], share: float = HELD_OUT_SHARE) ->
 
 def _documents(source: Path) -> Iterable[Document]:
     if not source.is_dir():
-        raise ValueError(f"read_corpus: sources must be directories, got {str(source)!r}")
+        raise ValueError(f"read_corpus: a source must be a directory, got {str(source)!r}")
     for path in sorted(source.rglob("*.py")):
         relative = path.relative_to(source)
         if SKIPPED_FOLDERS.intersection(relative.parts) or not path.is_file():

@@ -101,7 +101,7 @@ def test_without_a_tokenizer_there_are_no_words_and_no_forms():
 
 def test_without_llguidance_the_message_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    message = "structured_outputs needs llguidance; pip install 'hybrid_jax[structured]'"
+    message = "structured outputs need llguidance; pip install 'hybrid_jax[structured]'"
     refuse(message, byte_tokenizer(), structured_outputs=form(regex="a"))
 
 

@@ -90,6 +90,14 @@ def test_no_top_k_is_zero_on_the_device(top_k):
     assert layout.get(batch, "top_k")[0] == 0
 
 
+@pytest.mark.parametrize("given, drawn_at", [(None, 1.0), (0.5, 0.5), (0.0, 0.0)])
+def test_no_temperature_is_one_on_the_device(given, drawn_at):
+    layout = LAYOUTS["decode"]
+    batch = np.zeros((1, layout.size), np.int32)
+    pack.set_sampling(layout, batch, 0, request(params=SamplingParams(temperature=given)))
+    assert unpack_sampling(layout, jnp.asarray(batch)).temperature[0] == drawn_at
+
+
 def test_as_many_stop_ids_as_there_is_room_for():
     layout = LAYOUTS["decode"]
     batch = np.zeros((1, layout.size), np.int32)

@@ -90,7 +90,7 @@ class Plain:
         columns = {
             "seed": np.uint32([(r.seed & 0xFFFFFFFF, r.seed >> 32) for r in padded]),
             "sample_index": np.int32([r.sample_index for r in padded]),
-            "temperature": np.float32([r.params.temperature for r in padded]),
+            "temperature": np.float32([r.params.engine_temperature for r in padded]),
             "top_k": np.int32([max(r.params.top_k, 0) for r in padded]),
             "top_p": np.float32([r.params.top_p for r in padded]),
             "min_p": np.float32([r.params.min_p for r in padded]),

@@ -11,7 +11,17 @@ from hybrid_jax import LLM, cli, run_batch
 from hybrid_jax import llm as llm_module
 from hybrid_jax.batch import partial_path
 from hybrid_jax.batch.run import READ_LINES
-from tests.surface.batch_files import CHAT, answers, finish, ids, line, mixed_lines, start, write
+from tests.surface.batch_files import (
+    CHAT,
+    answers,
+    finish,
+    ids,
+    line,
+    mixed_lines,
+    read,
+    start,
+    write,
+)
 from tests.surface.fake_engine import FakeEngine
 
 
@@ -37,10 +47,11 @@ def test_the_command_writes_the_file_and_says_so_on_stderr(command, files):
 
 
 def test_the_command_prints_one_object(command, files):
-    write(files[0], [line("a"), line("a"), line("b")])
+    write(files[0], [line("a"), line("a"), line("b"), {}])
     code, out, _ = command("--json")
     summary = json.loads(out)
-    assert (code, summary["num_lines"], summary["num_errors"]) == (0, 3, 1)
+    assert (code, summary["num_lines"], summary["num_errors"]) == (0, 4, 2)
+    assert (summary["num_requests"], summary["default_temperature"]) == (3, 1.0)
     assert (summary["prompt_tokens"], summary["completion_tokens"]) == (4, 18)
     assert summary["hit_rate"] == 0
     assert not summary["already_finished"]
@@ -55,9 +66,78 @@ def test_a_finished_output_is_left_as_it_is(command, files, monkeypatch):
     assert code == 0
     assert json.loads(out)["already_finished"]
     assert err == (
-        f"hybrid-jax: {files[1]} is finished already and was left as it is; delete it to run again\n"
+        f"hybrid-jax: {files[1]} is finished already, 1 lines, 0 errors, and was left as it is; delete it "
+        "to run again\n"
     )
     assert (files[1].read_bytes(), os.stat(files[1]).st_mtime_ns) == before
+
+
+WRONG = [{"custom_id": "x"}, line("a", url="/v1/nowhere")]
+
+
+@pytest.mark.parametrize(
+    "lines, options, expected",
+    [
+        ([line("a"), "{"], [], 0),
+        ([line("a"), "{"], ["--fail-on-error"], 1),
+        ([line("a")], ["--fail-on-error"], 0),
+        (WRONG, [], 0),  # requests, each with a mistake
+        (WRONG, ["--fail-on-error"], 1),
+        (["{", "[1]", {"model_type": "llama"}, {"custom_id": 3}], [], 1),
+    ],
+)
+def test_the_exit_code_is_the_same_when_the_output_is_finished(
+    command, files, lines, options, expected
+):
+    text = [entry if isinstance(entry, str) else json.dumps(entry) for entry in lines]
+    files[0].write_text("\n".join(text))
+    first, again = command(*options), command(*options)
+    assert (first[0], again[0]) == (expected, expected)
+    assert first[2].count("\n") == again[2].count("\n") == 1
+    assert len(read(files[1])) == len(lines)
+
+
+def test_a_file_without_requests_is_told_what_a_request_looks_like(command, files):
+    files[0].write_text('{"model_type": "llama"}\n[1]\n')
+    code, out, err = command("--json")
+    assert (code, json.loads(out)["num_requests"]) == (1, 0)
+    assert err == (
+        f"hybrid-jax: run-batch: {files[0]} holds no requests: none of its 2 lines has a custom_id that "
+        'can be read. A request looks like {"custom_id": "a", "method": "POST", "url": "/v1/completions", '
+        f'"body": {{"prompt": "Hello"}}}}; {files[1]} says what is wrong with each line\n'
+    )
+    assert [answer["error"]["code"] for answer in read(files[1])] == [
+        "missing_required_parameter",
+        "invalid_json_line",
+    ]
+    files[0].write_text(err[err.index("{") : err.index("; ")])
+    files[1].unlink()
+    assert command("--fail-on-error")[0] == 0  # what it looks like is one
+
+
+def test_a_finished_output_is_counted_again(files, llm):
+    write(files[0], [line("a"), line("a"), {}])
+    done = run_batch(*files, llm)
+    again = run_batch(*files, llm)
+    counts = "num_lines num_requests num_errors prompt_tokens completion_tokens".split()
+    assert [getattr(again, name) for name in counts] == [getattr(done, name) for name in counts]
+    assert (again.num_requests, again.num_errors, again.already_finished) == (2, 2, True)
+    assert (done.default_temperature, again.default_temperature) == (1.0, None)
+
+
+def test_the_summary_says_the_temperature_of_lines_that_give_none(command, fake_model):
+    (fake_model / "generation_config.json").write_text('{"temperature": 0.25}')
+    assert command()[2].endswith("; temperature 0.25 where a line gives none\n")
+
+
+@pytest.mark.parametrize("spoiled", ["{}", '{"custom_id": "b", "response": null, "error": null}'])
+def test_a_line_in_the_middle_of_a_finished_output_is_checked(command, files, spoiled):
+    write(files[0], [line("a"), line("b"), line("c")])
+    command()
+    lines = files[1].read_text().splitlines()
+    files[1].write_text("\n".join([lines[0], spoiled, lines[2], ""]))
+    code, _, err = command()
+    assert (code, f"line 2 of {files[1]} is not the answer to request 2" in err) == (2, True)
 
 
 def test_an_empty_output_is_no_finished_one(command, files):

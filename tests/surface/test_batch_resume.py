@@ -189,6 +189,13 @@ def test_other_sampling_defaults_are_another_run(make_seeded, files):
         run_batch(*files, llm)
 
 
+def test_a_temperature_of_one_is_the_same_run_whoever_says_it(make_seeded, files):
+    interrupted(files, make_seeded())
+    llm = make_seeded()
+    llm._intake.defaults = llm_module.SamplingParams(temperature=1.0)
+    assert run_batch(*files, llm).num_resumed
+
+
 @pytest.mark.parametrize("beside", [None, "{", "[]", '{"format": 0}'])
 def test_a_partial_file_nobody_vouches_for_is_refused(make_seeded, files, beside):
     path = partial_path(files[1])

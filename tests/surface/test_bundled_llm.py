@@ -47,6 +47,14 @@ def test_the_same_prompt_again_hits_up_to_a_grain_before_its_end(llm):
         assert tokens([warm]) == tokens([cold])
 
 
+def test_without_a_temperature_the_bundled_model_is_greedy_as_it_says_itself(llm):
+    greedy = SamplingParams(temperature=0.0, max_tokens=24)
+    assert tokens(llm.generate(HEAD, SamplingParams(max_tokens=24))) == tokens(
+        llm.generate(HEAD, greedy)
+    )
+    assert llm.get_default_sampling_params().greedy
+
+
 def test_a_batch_with_a_shared_head_computes_the_head_once(llm):
     prompts = [
         HEAD + f"    def method_{name}(self):\n" for name in ("open", "close", "read", "size")

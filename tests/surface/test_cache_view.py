@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from hybrid_jax.cache.reasons import LookUp, Why
 from hybrid_jax.cache_view import CacheView, SeenRequests
 from hybrid_jax.config import CacheConfig, EngineConfig
+from hybrid_jax.outputs import Delta
 from tests.engine.simulated_engine import Engine, tokens_of
 
 MODEL = SimpleNamespace(mamba2=True)  # it has recurrent layers
@@ -93,13 +95,23 @@ def test_requests_are_explained_in_words_and_numbers():
     assert "no earlier request that is still known began like it" in asked.ask(prompt)
 
 
-@pytest.mark.parametrize("request_id", ["99", 0, None, ["r0"], {}])
-def test_a_request_that_is_not_there_is_named(request_id):
+def test_a_request_that_is_not_there_is_named():
     asked = Asked()
     asked.ask([1, 2, 3])
-    with pytest.raises(KeyError) as raised:
-        asked.view.explain(request_id)
-    assert f"no finished request {request_id!r} among the latest 4096; pass" in raised.value.args[0]
+    for request in ("99", Delta(request_id="99")):
+        with pytest.raises(KeyError) as raised:
+            asked.view.explain(request)
+        assert "no finished request '99' among the latest 4096; pass" in raised.value.args[0]
+
+
+@pytest.mark.parametrize(
+    "request_, shown", [(0, "int 0"), (None, "NoneType None"), (["r0"], "list ['r0']")]
+)
+def test_what_is_no_request_is_told_what_is_one(request_, shown):
+    asked = Asked()
+    message = f"takes a RequestOutput, a Delta or the request_id of one, got {shown}"
+    with pytest.raises(TypeError, match=re.escape(message)):
+        asked.view.explain(request_)
 
 
 def test_the_tree_is_shown_alone_or_below_the_engine():

@@ -12,7 +12,7 @@ import sys
 import jax
 import pytest
 
-from hybrid_jax import cli
+from hybrid_jax import LLM, cli
 from hybrid_jax.engine import room
 from tests.surface.fake_engine import FakeEngine
 
@@ -97,13 +97,13 @@ def test_a_schema_and_a_regex_reach_the_sampler(generate, monkeypatch, tmp_path)
     ]
     assert all(request.constraint is not None for request in seen)
     code, out, err = generate("ab", "--json-schema", schema, "--regex", "a+")
-    assert (code, out) == (2, "") and "needs exactly one of json, regex" in err
+    assert (code, out) == (2, "") and "--json-schema and --regex exclude each other; leave" in err
     schema.write_bytes(b"\xff")
     code, out, err = generate("ab", "--json-schema", schema)
-    assert (code, out) == (2, "") and f"--json-schema {schema}: 'utf-8' codec" in err
+    assert (code, out) == (2, "") and "is not valid UTF-8, it has byte 0xff at byte 0" in err
     schema.write_text("[")
     code, out, err = generate("ab", "--json-schema", schema)
-    assert (code, out) == (2, "") and "json must be a JSON schema (Expecting value" in err
+    assert (code, out) == (2, "") and "schema.json: must be a JSON schema (Expecting value" in err
 
 
 def test_the_seed_changes_the_requests_seed(generate, monkeypatch):
@@ -123,6 +123,8 @@ def test_json_is_one_object_on_stdout(generate):
     assert [c["text"] for c in output["outputs"]] == ["The ", "quic"]
     assert output["metrics"]["num_generation_tokens"] == 8
     assert result["stats"]["requests"] == 1
+    assert result["temperature"] == 1
+    assert json.loads(generate("ab", "--temperature", 0.5, "--json")[1])["temperature"] == 0.5
 
 
 def test_stats_go_to_stderr(generate):
@@ -130,6 +132,75 @@ def test_stats_go_to_stderr(generate):
     assert (code, out) == (0, "The quick\n")
     assert "ttft ms" in err
     assert "engine_steps: 2" in err
+    assert "temperature: 1\n" in err
+
+
+def test_the_models_own_temperature_is_shown(generate, fake_model):
+    (fake_model / "generation_config.json").write_text('{"do_sample": false}')
+    _, out, err = generate("ab", "--max-tokens", 9, "--stats", "--json")
+    assert json.loads(out)["temperature"] == 0
+    assert "temperature: 0\n" in err
+
+
+# --- how long a text gets -------------------------------------------------------------------------
+
+STOPPED = "hybrid-jax: note: stopped at 256 new tokens; --max-tokens N allows more\n"
+
+
+@pytest.fixture
+def long_model(fake_model, monkeypatch):
+    """A model for sequences of 300 tokens."""
+    monkeypatch.setattr(FakeEngine, "max_len", 300)
+    return fake_model
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["--n", 2], ["--stats"]])
+def test_a_text_stops_at_256_tokens_and_one_line_says_so(run, long_model, options):
+    code, out, err = run("generate", "--model", long_model, "ab", "c" * 44, *options)
+    assert code == 0
+    assert err.count(STOPPED) == 1 and err.endswith(STOPPED)
+    assert err == STOPPED or "--stats" in options
+    text = (FakeEngine.script.decode() * 7)[:256]
+    assert text in out and (FakeEngine.script.decode() * 7)[:257] not in out
+
+
+@pytest.mark.parametrize(
+    "prompt_len, options, num_tokens",
+    [
+        (2, ["--max-tokens", 270], 270),
+        (2, ["--max-tokens", 256], 256),
+        (44, [], 256),  # just as many as fit
+        (100, [], 200),
+        (299, [], 1),
+        (2, ["--stop", "lazy"], 39),
+    ],
+)
+def test_nothing_is_said_where_the_default_cut_nothing_off(
+    run, long_model, prompt_len, options, num_tokens
+):
+    given = ("generate", "--model", long_model, "--json", "x" * prompt_len, *options)
+    code, out, err = run(*given)
+    [completion] = json.loads(out)["outputs"][0]["outputs"]
+    assert (code, err, len(completion["token_ids"])) == (0, "", num_tokens)
+
+
+def test_each_prompt_gets_what_fits_behind_it(run, long_model):
+    _, out, err = run("generate", "--model", long_model, "--json", "ab", "x" * 290)
+    lengths = [len(found["outputs"][0]["token_ids"]) for found in json.loads(out)["outputs"]]
+    assert (lengths, err) == ([256, 10], STOPPED)
+
+
+def test_the_models_own_limit_comes_before_the_default(run, long_model):
+    (long_model / "generation_config.json").write_text('{"max_new_tokens": 280}')
+    for prompt_len, num_tokens in ((2, 280), (50, 250)):
+        _, out, err = run("generate", "--model", long_model, "--json", "x" * prompt_len)
+        [completion] = json.loads(out)["outputs"][0]["outputs"]
+        assert (len(completion["token_ids"]), err) == (num_tokens, "")
+
+
+def test_the_library_goes_on_to_the_longest_sequence(long_model):
+    [output] = LLM(long_model, quiet=True).generate("ab")
+    assert len(output.outputs[0].token_ids) == 298
 
 
 def test_a_dash_reads_stdin(generate, monkeypatch):
@@ -156,7 +227,7 @@ def test_a_dash_reads_stdin(generate, monkeypatch):
         (["dance"], "No such command 'dance'"),
         (["generate", "ab", "--temperature", "abc"], "Invalid value for '--temperature': "),
         (["generate", "ab", "--temperature", "abc"], "'abc'"),
-        (["generate", "ab", "--max-tokens", 0], "--max-tokens must be None or an integer of at l"),
+        (["generate", "ab", "--max-tokens", 0], "--max-tokens must be an integer of at least 1, "),
         (["generate", "ab", "--seed", -1], "--seed must be an integer in [0, 2**63), got -1"),
         (
             ["generate", "ab", "--memory", "1000TB"],
@@ -164,7 +235,7 @@ def test_a_dash_reads_stdin(generate, monkeypatch):
         ),
         (["generate", "a\udcffb"], "prompt 0: is not valid UTF-8, it has byte 0xff at character 1"),
         (["generate", "ab", "--regex", "(a"], "regex '(a' cannot be followed: unclosed group"),
-        (["generate", "ab", "--regex", ""], "--regex: regex must be made of non-empty text, got"),
+        (["generate", "ab", "--regex", ""], "--regex must be made of non-empty text, got"),
         (["generate", "ab", "--json-schema", "/nowhere"], "No such file or directory: /nowhere"),
         (["inspect", "/nowhere"], "inspect: /nowhere is no model directory"),
         (["inspect", "org/name"], "nothing is downloaded: `hf download org/name"),
@@ -258,7 +329,7 @@ def test_a_device_that_is_full_is_a_callers_mistake(generate, monkeypatch):
 
     monkeypatch.setattr("hybrid_jax.llm.Engine", refuse)
     code, _, err = generate("ab")
-    assert (code, "no room for arena, rings and tables; lower memory or max_rows" in err) == (
+    assert (code, "no room for arena, rings and tables; lower --memory or --max-rows" in err) == (
         2,
         True,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hybrid_jax import SamplingParams, intake
+from hybrid_jax import LLM, SamplingParams, intake
 from hybrid_jax.options import peak_memory_bytes
 from tests.surface.fake_engine import GREEDY
 
@@ -27,6 +27,9 @@ def test_the_cache_explains_itself(make_llm):
     assert explain(second.request_id).hit_tokens == explain(second.request_id).possible_tokens == 48
     assert "48 of 50 prompt tokens" in str(explain(second.request_id))
     assert "holds no resume point" in explain(short.request_id).reason
+    assert explain(second) == explain(second.request_id) != explain(first)
+    *_, delta = llm.stream(prompt, GREEDY)
+    assert explain(delta) == explain(delta.output) == explain(delta.request_id)
     aligned = llm.generate("y" * 48, GREEDY)[0]
     assert explain(aligned.request_id).possible_tokens == 32  # the last token must be computed
     assert llm.cache.describe() == "a fake engine\n[0, 4) 97 98: known"
@@ -51,7 +54,21 @@ def test_describe_says_where_the_memory_goes(make_llm):
         "logits    4 KiB during a step, 512 B for penalties and biases",
         "sequences up to 200 tokens, 3 at a time",
         "cache     adaptive; prompts resume at multiples of 32 tokens, 64 B of KV a token",
+        "sampling  temperature 1 unless a request gives one; the model names none",
     ]
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        ('{"temperature": 0.6}', "temperature 0.6 unless a request gives one; from generation_con"),
+        ('{"do_sample": false}', "temperature 0 unless a request gives one; from generation_confi"),
+        ('{"top_k": 3}', "temperature 1 unless a request gives one; the model names none"),
+    ],
+)
+def test_describe_says_what_a_request_without_a_temperature_gets(fake_model, content, said):
+    (fake_model / "generation_config.json").write_text(content)
+    assert f"sampling  {said}" in LLM(fake_model, quiet=True).describe()
 
 
 def test_a_new_object_prints_what_it_is_and_nothing_else(make_llm, capfd):

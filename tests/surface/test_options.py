@@ -178,7 +178,7 @@ def test_the_models_own_limit_gives_way_to_its_length(fake_model):
 @pytest.mark.parametrize(
     "content, expected",
     [
-        (None, SamplingParams()),
+        (None, SamplingParams(temperature=1.0)),
         ('{"temperature": 0.6, "top_k": 5, "top_p": 0.9, "do_sample": true}', (0.6, 5, 0.9)),
         ('{"do_sample": false, "temperature": 0.6}', (0.0, 0, 1.0)),
     ],
@@ -191,6 +191,23 @@ def test_default_params_come_from_the_model(fake_model, content, expected):
         assert params == expected
     else:
         assert (params.temperature, params.top_k, params.top_p) == expected
+
+
+@pytest.mark.parametrize(
+    "content, expected",
+    [("{}", 1.0), ('{"temperature": 0.6}', 0.6), ('{"do_sample": false}', 0.0)],
+)
+def test_a_temperature_that_is_not_given_is_the_models_own(fake_model, content, expected):
+    (fake_model / "generation_config.json").write_text(content)
+    llm = LLM(fake_model)
+    with llm.feed() as feed:
+        feed.add(["ab", "cd"], SamplingParams(max_tokens=5))
+        feed.add("ab", [SamplingParams(max_tokens=5, temperature=0.25)])
+        feed.add("ab")
+        feed.step()
+    temperatures = [request.params.temperature for request in llm._engine.added]
+    assert temperatures == [expected, expected, 0.25, expected]
+    assert {request.params.max_tokens for request in llm._engine.added} == {5, None}
 
 
 @pytest.mark.parametrize(

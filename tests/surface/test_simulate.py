@@ -151,9 +151,9 @@ def test_with_arrivals_the_table_tells_the_same_to_people(arrive):
     ("options", "message"),
     [
         (("--policy", "fifo"), "simulate: no policy 'fifo'; known are none, vllm, sglang, lru, "),
-        (("--policy", "alpha:-1"), "FlopAware: alpha must be a number of at least 0, got -1.0"),
+        (("--policy", "alpha:-1"), "alpha must be a number of at least 0, got -1.0"),
         (("--policy", "alpha:x"), "simulate: alpha must be a number of at least 0, got 'x'"),
-        (("--capacity", "1MB"), "simulate: capacity must hold one checkpoint, 26787840 bytes at least, got 1000000"),
+        (("--capacity", "1MB"), "simulate: --capacity must hold one checkpoint, 26787840 bytes at least, got 1000000"),
         (
             ("--capacity", "lots"),
             "--capacity: a size must look like 5GB, 5GiB (capital B, for bytes) or a positive number of "
@@ -170,21 +170,21 @@ def test_with_arrivals_the_table_tells_the_same_to_people(arrive):
         ),
         (
             ("--clock", "arrivals", "--capacity", "1MB"),
-            "simulate: capacity must hold two checkpoints, 54525952 bytes at least, got 1000000",
+            "simulate: --capacity must hold two checkpoints, 54525952 bytes at least, got 1000000",
         ),
         (
             ("--clock", "arrivals", "--policy", "optimal"),
-            "CacheConfig: policy must be one of off, lru, sglang, marconi, marconi-code, adaptive, or alpha:X with "
+            "--policy must be one of off, lru, sglang, marconi, marconi-code, adaptive, or alpha:X with "
             "a number X >= 0, got 'optimal'",
         ),
         (("--kv-quota", "0.1,0.5"), "--kv-quota goes with --clock arrivals only, got 0.1,0.5"),
         (
             ("--clock", "arrivals", "--kv-quota", "half"),
-            "--kv-quota must be two shares LOW,HIGH like 0.2,0.8, got 'half'",
+            "--kv-quota must be two shares LOW,HIGH like 0.2,0.8, 0 <= LOW <= HIGH <= 1, got 'half'",
         ),
         (
             ("--clock", "arrivals", "--kv-quota", "0.8,0.2"),
-            "CacheConfig: kv_quota must be a tuple of two shares (low, high), 0 <= low <= high <= 1, got (0.8, 0.2)",
+            "--kv-quota must be two shares LOW,HIGH like 0.2,0.8, 0 <= LOW <= HIGH <= 1, got '0.8,0.2'",
         ),
         (("--clock", "arrivals", "--grain", "4"), "--grain must be a power of two between 8 and 64, got 4"),
         (("--ttft-table", "none.csv"), "No such file or directory: none.csv"),
@@ -207,7 +207,7 @@ def test_a_value_of_another_type_is_one_line_that_names_it(simulate):
     [
         (b"", "bad.jsonl: a trace must hold at least one request, got none"),
         (b"{}\n[]\n", "bad.jsonl, line 1: must have 'in' (segments), 'input_tokens' (tokens) or "),
-        (b"\xff", "bad.jsonl: cannot be read as text: 'utf-8' codec can't decode byte 0xff"),
+        (b"\xff", "bad.jsonl: cannot be read as text: it has byte 0xff at byte 0"),
     ],
 )
 def test_a_bad_trace_is_one_line_that_names_file_and_line(simulate, tmp_path, content, message):

@@ -67,7 +67,7 @@ def test_nothing_to_train_on_is_an_error_with_the_counts(tmp_path):
     write(tmp_path, TRAIN_NAMES[0], body("only"))
     with pytest.raises(ValueError, match="got 1 and 0 from 1 .py files"):
         read_corpus([tmp_path])
-    with pytest.raises(ValueError, match="must be directories, got '.*nowhere'"):
+    with pytest.raises(ValueError, match="must be a directory, got '.*nowhere'"):
         read_corpus([tmp_path / "nowhere"])
 
 

@@ -1,0 +1,105 @@
+"""The library's messages in the words of a shell: options with dashes, and nothing of Python's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import typer
+
+# What the library calls the thing that an option of another name sets.
+OTHER_NAMES = {
+    "structured_outputs.json": "json_schema",
+    "structured_outputs.regex": "regex",
+    "sources": "source",
+}
+CLASS = r"\b(?:LLM|(?:[A-Z][a-z]+){2,})\b"
+# "LLM: ", "SamplingParams: ", "load_model: ": who found it, which no one asks in a shell.
+FINDERS = re.compile(rf"^(?:(?:{CLASS}|[a-z]+(?:_[a-z]+)+): )+")
+AFTER_FILE = re.compile(rf"(?<=\.json: ){CLASS}: ")
+# Behind the name of a file the names are the file's own: "DIR/generation_config.json: top_k must be ...".
+OF_A_FILE = re.compile(r"^.+?\.json: ")
+VERBS = "change|give|lower|pass|raise|set|use"
+QUOTED = r"'[^']*'|\"[^\"]*\""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of one command.
+
+    Attributes:
+        flags: the library's name of each to what is typed: {"max_rows": "--max-rows"}.
+        negative: the same for those that are switched off by another word: {"resume": "--no-resume"}.
+    """
+
+    flags: dict[str, str]
+    negative: dict[str, str]
+
+    @classmethod
+    def of(cls, app: Callable, arguments: list[str]) -> Options:
+        """Those of the command that the arguments call; none where they call none."""
+        name = next((word for word in arguments if not word.startswith("-")), "")
+        command = typer.main.get_command(app).commands.get(name)
+        given = [] if command is None else [p for p in command.params if p.opts[0].startswith("-")]
+        flags = {param.name: param.opts[0] for param in given}
+        flags |= {other: flags[name] for other, name in OTHER_NAMES.items() if name in flags}
+        negative = {param.name: param.secondary_opts[0] for param in given if param.secondary_opts}
+        return cls(flags=flags, negative=negative)
+
+
+def shell_words(message: str, options: Options) -> str:
+    """A message of the library as a command says it. Values in quotes and paths stay as they are.
+
+    Example:
+        >>> options = Options(flags={"dtype": "--dtype", "max_rows": "--max-rows"}, negative={})
+        >>> shell_words("LLM: max_rows=9 needs 5 GiB; use dtype='bfloat16' or lower max_rows", options)
+        '--max-rows 9 needs 5 GiB; use --dtype bfloat16 or lower --max-rows'
+        >>> shell_words("EngineConfig: dtype must be None or text, got 'max_rows'", options)
+        "--dtype must be text, got 'max_rows'"
+    """
+    text = AFTER_FILE.sub("", FINDERS.sub("", message))
+    if not options.flags or OF_A_FILE.match(text):
+        return text
+    return _pattern(options).sub(lambda found: _translated(found, options), text)
+
+
+def _pattern(options: Options) -> re.Pattern:
+    """Everything that is said differently, and before it what looks like that and is not."""
+    names = [re.escape(name) for name in sorted(options.flags, key=len, reverse=True)]
+    name = rf"(?:{'|'.join(names)})(?![\w=])"
+    # Only an option is called by a name with an underscore or a dot in it; the others are words as well.
+    sure = [name for name in names if not name.isalpha()]
+    rules = {
+        "keyword": rf"\b(?P<key>{'|'.join(names)})=(?P<value>{QUOTED}|[^\s,;()]+)",
+        "bytes": r"'utf-8' codec can't decode byte (?P<byte>0x\w\w) in position (?P<place>\d+): [\w ]+",
+        "list": rf"(?<=got )\((?:{QUOTED})(?:, (?:{QUOTED}))*,?\)",
+        "quoted": rf"(?<!\w)(?:{QUOTED})(?!\w)",
+        "path": r"\S*/\S*",
+        "nothing": rf"\bNone or |,? or None\b|,? or (?:an? )?{CLASS}| \(b(?:{QUOTED})\)",
+        "subject": rf"^(?:[a-z][a-z-]*: )?{name}(?=:| must\b| of\b| needs?\b)",
+        "remedy": rf"\b(?:{VERBS}) {name}(?:(?:, | or | and ){name})*",
+        "option": rf"(?<![\w.-])(?:{'|'.join(sure)})(?![\w=]|\.\w)",
+    }
+    return re.compile("|".join(f"(?P<{rule}>{pattern})" for rule, pattern in rules.items()))
+
+
+def _translated(found: re.Match, options: Options) -> str:
+    flags = options.flags
+    match found.lastgroup:
+        case "keyword":
+            key, value = found["key"], found["value"].strip("'\"")
+            if value == "True":
+                return flags[key]
+            if value == "False":
+                return options.negative.get(key, f"no {flags[key]}")
+            return f"{flags[key]} {value}"
+        case "bytes":
+            return f"it has byte {found['byte']} at byte {found['place']}, which is no UTF-8"
+        case "list":
+            return found[0].strip("(,)")
+        case "nothing":
+            return ""
+        case "subject" | "remedy" | "option":
+            return re.sub(r"[\w.]+", lambda word: flags.get(word[0], word[0]), found[0])
+    return found[0]

@@ -1,0 +1,291 @@
+"""What commands say of bad inputs: one line in words of the shell, and the exit code that tells whose mistake it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+
+import pytest
+import typer
+
+from hybrid_jax import cli
+from hybrid_jax.cli_words import Options, shell_words
+from tests.surface.batch_files import CHAT, line
+
+FILES = {
+    "text": b"just words\n",
+    "binary": bytes(range(256)),
+    "latin": b'{"type": "caf\xe9"}\n',
+    "list": b"[1, 2]\n",
+    "object": b'{"model_type": "gpt9"}\n',
+    "empty": b"",
+    "utf16": "{}".encode("utf-16"),
+    "requests": json.dumps(line("a", CHAT)).encode(),
+    "type": b'{"type": "colour"}',
+    "not": b'{"not": {}}',
+    "broken.jinja": b"{% if %}",
+    "x.toml": b"= x",
+    "x.gz": b"no archive",
+}
+COMMANDS = typer.main.get_command(cli.app).commands
+# Names that only Python code has for what a command calls --like-this.
+IDENTIFIERS = {
+    name
+    for command in COMMANDS.values()
+    for name in (param.name for param in command.params)
+    if "_" in name
+}
+PYTHON = re.compile(
+    r"\bNone\b|\(\)|=\.\.\.|\bTraceback\b|\bcodec\b|\b\w+='|\bb'|\b(?:True|False)\b"
+    r"|\b(?:SamplingParams|EngineConfig|CacheConfig|StructuredOutputsParams|LLM|\w+Error)\b"
+    rf"|\b(?:{'|'.join(sorted(IDENTIFIERS))})\b"
+)
+GENERATE, BATCH = "generate ab --model MODEL", "run-batch -i IN/requests -o IN/out --model MODEL"
+
+# A command line, in which IN is a directory with `FILES` and MODEL one with a model, and what it is answered.
+MISTAKES = [
+    # commands and options that do not exist, or lack something
+    ("dance", "No such command 'dance'"),
+    ("Generate ab", "No such command 'Generate'"),
+    ("--colour", "No such option: --colour"),
+    ("version x", "Got unexpected extra argument"),
+    ("generate", "Missing argument 'PROMPT...'"),
+    ("generate ab --max-token", "No such option: --max-token"),
+    ("generate ab --max-tokens", "Option '--max-tokens' requires an argument"),
+    ("generate ab --max-tokens many", "Invalid value for '--max-tokens'"),
+    ("run-batch", "Missing option '--input'"),
+    ("run-batch -i IN/requests", "Missing option '--output'"),
+    ("simulate", "Missing option '--trace'"),
+    ("train-tiny", "Missing argument 'OUT_DIR'"),
+    ("inspect a b", "Got unexpected extra argument"),
+    # generate: the model
+    ("generate ab --model /nowhere", "/nowhere does not exist; give a model directory"),
+    ("generate ab --model org/name", "org/name does not exist; give a model directory; nothing is"),
+    ("generate ab --model ''", "a model is the path of a directory, got ''"),
+    ("generate ab --model IN/text", "IN/text is a file, not a directory"),
+    ("generate ab --model IN", "generate: IN has no tokenizer.json, so it takes no text"),
+    # generate: numbers and names
+    (f"{GENERATE} --max-tokens 0", "--max-tokens must be an integer of at least 1, got 0"),
+    (f"{GENERATE} --max-tokens -5", "--max-tokens must be an integer of at least 1, got -5"),
+    (
+        f"{GENERATE} --max-tokens 1000",
+        "prompt 0: 2 tokens and --max-tokens 1000 exceed the longest sequence of 200; lower --max-tokens to 198",
+    ),
+    (f"{GENERATE} --temperature -1", "--temperature must be 0 or a number between"),
+    (f"{GENERATE} --temperature nan", "--temperature must be 0 or a number between"),
+    (f"{GENERATE} --top-k -3", "--top-k must be an integer between -1 and 2**31 - 1, got -3"),
+    (f"{GENERATE} --top-p 0", "--top-p must be a number in (0, 1], got 0.0"),
+    (f"{GENERATE} --n 0", "--n must be an integer between 1 and 1024, got 0"),
+    (f"{GENERATE} --stop ''", "--stop must be non-empty strings, got ''"),
+    (f"{GENERATE} --seed -1", "--seed must be an integer in [0, 2**63), got -1"),
+    (f"{GENERATE} --max-rows 0", "--max-rows must be positive, got 0"),
+    (f"{GENERATE} --max-model-len 1", "--max-model-len must be at least 2, a prompt's token and"),
+    (f"{GENERATE} --max-model-len 201", "--max-model-len must be at most the model's 200, got 201"),
+    (f"{GENERATE} --memory lots", "--memory: a size must look like 5GB, 5GiB"),
+    (f"{GENERATE} --memory 0", "--memory: a size must look like 5GB, 5GiB"),
+    (f"{GENERATE} --memory 1000TB", "this model does not fit: weights 17.1 KiB (float32) + memory"),
+    (f"{GENERATE} --dtype int4", "--dtype must be auto, float32 or bfloat16, got 'int4'"),
+    (
+        f"{GENERATE} --cache best",
+        "--cache must be one of off, lru, sglang, marconi, marconi-code, adaptive, or alpha:X with a number X >= 0, "
+        "got 'best'",
+    ),
+    # generate: prompts and forms
+    ("generate '' --model MODEL", "prompt 0: is empty; a prompt needs at least one token"),
+    (
+        f"generate ab {'x' * 300} --model MODEL",
+        "prompt 1: has 300 tokens and needs room for one more, but the longest sequence is 200; shorten it, or raise "
+        "--max-model-len or --memory",
+    ),
+    ("generate a\udcff --model MODEL", "prompt 0: is not valid UTF-8, it has byte 0xff"),
+    (f"{GENERATE} --chat", "generate: --chat: MODEL has no chat template; leave --chat out"),
+    (f"{GENERATE} --regex '('", "prompt 0: --regex '(' cannot be followed"),
+    (f"{GENERATE} --regex ''", "--regex must be made of non-empty text, got ''"),
+    (f"{GENERATE} --regex a --json-schema IN/type", "--json-schema and --regex exclude each other"),
+    (f"{GENERATE} --json-schema /nowhere", "No such file or directory: /nowhere"),
+    (f"{GENERATE} --json-schema IN", "Is a directory: IN"),
+    (f"{GENERATE} --json-schema IN/latin", "--json-schema IN/latin: is not valid UTF-8, it has by"),
+    (f"{GENERATE} --json-schema IN/text", "--json-schema IN/text: must be a JSON schema"),
+    (f"{GENERATE} --json-schema IN/list", "--json-schema IN/list: must be a JSON schema, an object"),
+    (f"{GENERATE} --json-schema IN/empty", "--json-schema IN/empty: must be a JSON schema"),
+    (f"{GENERATE} --json-schema IN/type", "prompt 0: --json-schema '{\"type\": \"colour\"}' cannot"),
+    (f"{GENERATE} --json-schema IN/not", "prompt 0: --json-schema '{\"not\": {}}' cannot be fol"),
+    # run-batch
+    ("run-batch -i /nowhere -o IN/out --model MODEL", "No such file or directory: /nowhere"),
+    ("run-batch -i IN -o IN/out --model MODEL", "run-batch: the input must be a regular file"),
+    ("run-batch -i IN/empty -o IN/out --model MODEL", "run-batch: IN/empty holds no requests"),
+    ("run-batch -i IN/utf16 -o IN/out --model MODEL", "run-batch: IN/utf16 is UTF-16 or UTF-32"),
+    ("run-batch -i IN/requests -o IN --model MODEL", "run-batch: the output must be a regular"),
+    ("run-batch -i IN/requests -o /nowhere/o --model MODEL", "No such file or directory: /nowh"),
+    ("run-batch -i IN/requests -o IN/requests --model MODEL", "run-batch: IN/requests is the in"),
+    ("run-batch -i IN/requests -o IN/text --model MODEL", "run-batch: line 1 of IN/text is not"),
+    ("run-batch -i IN/requests -o IN/out --model /nowhere", "/nowhere does not exist; give a mod"),
+    (f"{BATCH} --chat-template /nowhere", "No such file or directory: /nowhere"),
+    (f"{BATCH} --chat-template IN", "Is a directory: IN"),
+    (f"{BATCH} --chat-template IN/binary", "--chat-template IN/binary: is not valid UTF-8, it has"),
+    (f"{BATCH} --chat-template IN/empty", "--chat-template IN/empty: is empty; give a Jinja templ"),
+    (f"{BATCH} --chat-template IN/broken.jinja", "--chat-template IN/broken.jinja: is not a Jinja"),
+    (f"{BATCH} --seed -1", "--seed must be an integer in [0, 2**63), got -1"),
+    (f"{BATCH} --cache no", "--cache must be one of off, lru,"),
+    (f"{BATCH} --max-rows many", "Invalid value for '--max-rows'"),
+    # inspect
+    ("inspect /nowhere", "inspect: /nowhere is no model directory: it does not exist"),
+    ("inspect IN", "inspect: IN is no model directory: it has no config.json"),
+    ("inspect IN/text", "inspect: IN/text is not valid JSON"),
+    ("inspect IN/binary", "inspect: IN/binary is not valid JSON: it has byte 0x80 at byte 128, which is"),
+    ("inspect IN/list", "inspect: IN/list must hold an object, got list"),
+    ("inspect IN/object", "IN/object: config.json: model_type 'gpt9' is not supported"),
+    ("inspect --dtype int8", "--dtype must be auto, float32 or bfloat16, got 'int8'"),
+    ("inspect --grain 5", "--grain must be a power of two between 8 and 64, got 5"),
+    ("inspect --page-tokens 3", "--page-tokens must be a power of two of at least 16, got 3"),
+    ("inspect --max-rows 0", "--max-rows must be positive, got 0"),
+    ("inspect --memory 1MB", "--memory must hold the rings and logits of 8 rows"),
+    # simulate
+    ("simulate --trace /nowhere", "No such file or directory: /nowhere"),
+    ("simulate --trace IN", "Is a directory: IN"),
+    ("simulate --trace IN/binary", "binary: cannot be read as text: it has byte 0x80 at byte 128, which"),
+    ("simulate --trace IN/text", "text, line 1: must be one JSON object"),
+    ("simulate --trace IN/list", "list, line 1: must be one JSON object, got list"),
+    ("simulate --trace IN/empty", "empty: a trace must hold at least one request, got none"),
+    ("simulate --trace IN/x.gz", "x.gz: cannot be read as text"),
+    ("simulate --trace IN/empty --model-spec x", "model spec: no model 'x'; known are bamba_9b"),
+    ("simulate --trace IN/empty --model-spec IN/x.toml", "model spec x.toml: Invalid statement"),
+    ("simulate --trace IN/empty --capacity x", "--capacity: a size must look like 5GB"),
+    ("simulate --trace IN/empty --clock wall", "--clock must be order or arrivals, got 'wall'"),
+    ("simulate --trace IN/empty --grain 0", "--grain must be at least 1, got 0"),
+    ("simulate --trace IN/empty --ttft-table IN/text", "text: needs two rows at least, got 0"),
+    (
+        "simulate --trace IN/empty --clock arrivals --kv-quota 0.8,0.2",
+        "--kv-quota must be two shares LOW,HIGH like 0.2,0.8, 0 <= LOW <= HIGH <= 1, got '0.8,0.2'",
+    ),
+    # pool-sim
+    ("pool-sim --mode x", "--mode must be paper or honest, got 'x'"),
+    ("pool-sim --pool 1KB", "--pool must hold one request of jamba_1_5_mini"),
+    ("pool-sim --allocator x", "pool-sim: no allocator 'x'; known are frames"),
+    ("pool-sim --workload x", "pool-sim: no workload 'x'; known are uniform_short"),
+    ("pool-sim --model-spec IN/text", "pool-sim: no model 'IN/text'; known are jamba_1_5_mini"),
+    ("pool-sim --trace IN/text", "text, line 1: columns must be workload,seed,"),
+    # train-tiny
+    ("train-tiny IN/out --steps 0", "--steps must be positive, got 0"),
+    ("train-tiny IN/out --minutes nan", "--minutes must be positive, got nan"),
+    ("train-tiny IN/out --seed -1", "--seed must be in [0, 2**32), got -1"),
+    ("train-tiny IN/out --context 1", "--context must be between 16 and 32768, got 1"),
+    ("train-tiny IN/out --source /nowhere", "a source must be a directory, got '/nowhere'"),
+    ("train-tiny IN/text --source IN", "cannot write to IN/text: File exists; give another"),
+]  # fmt: skip
+# Files of lines that are no requests: the output says so of each line, and docs/batch.md gives the code.
+NO_REQUESTS = ["text", "list", "object", "latin", "binary"]
+
+
+@pytest.fixture
+def run(fake_model, tmp_path, capsys):
+    """Runs a command line with IN and MODEL in it; returns (exit code, stdout, stderr), with these names again."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name, data in FILES.items():
+        (folder / name).write_bytes(data)
+    places = {"IN": str(folder), "MODEL": str(fake_model)}
+
+    def run(command):
+        for name, path in places.items():
+            command = re.sub(rf"\b{name}\b", lambda _, path=path: path, command)
+        with pytest.raises(SystemExit) as exit:
+            cli.main(shlex.split(command))
+        out, err = capsys.readouterr()
+        for name, path in places.items():
+            err = err.replace(path, name)
+        return exit.value.code, out, err
+
+    return run
+
+
+def check_line(err, message):
+    """One line of the shell's words that begins with the message."""
+    assert err.startswith(f"hybrid-jax: {message}"), err
+    assert err.count("\n") == 1 and err.endswith("\n"), err
+    assert PYTHON.findall(err) == [], err
+
+
+def test_there_are_enough_of_them():
+    commands = {mistake.split()[0] for mistake, _ in MISTAKES}
+    assert len(MISTAKES) >= 45 and commands >= set(COMMANDS)
+
+
+@pytest.mark.parametrize("command, message", MISTAKES)
+def test_a_mistake_is_one_line_in_words_of_the_shell(run, command, message):
+    code, out, err = run(command)
+    assert (code, out) == (2, "")
+    check_line(err, message)
+
+
+@pytest.mark.parametrize("name", NO_REQUESTS)
+def test_a_file_without_requests_is_one_line_and_code_1(run, tmp_path, name):
+    code, out, err = run(f"run-batch -i IN/{name} -o IN/out --model MODEL")
+    assert (code, out) == (1, "")
+    check_line(err, f"run-batch: IN/{name} holds no requests: none of its ")
+    assert os.stat(tmp_path / "in" / "out").st_size
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"{", "MODEL/generation_config.json is not valid JSON"),
+        (b"[1]", "MODEL/generation_config.json must hold an object, got list"),
+        (b"\xff", "MODEL/generation_config.json is not valid JSON: it has byte 0xff at byte 0, which"),
+        (b'{"temperature": "hot"}', "MODEL/generation_config.json: temperature must be 0 or a numb"),
+        (b'{"min_p": 2}', "MODEL/generation_config.json: min_p must be a number in [0, 1], got 2.0"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_models_file_names_the_file_and_its_field(run, fake_model, content, message):
+    (fake_model / "generation_config.json").write_bytes(content)
+    code, out, err = run(GENERATE)
+    assert (code, out) == (2, "")
+    check_line(err, message)
+
+
+# --- the words themselves -------------------------------------------------------------------------
+
+GENERATES = Options.of(cli.app, ["generate", "ab"])
+TRAINS = Options.of(cli.app, ["train-tiny", "out"])
+
+
+@pytest.mark.parametrize(
+    "options, message, said",
+    [
+        (
+            GENERATES,
+            "LLM: the device's memory has no room for the weights; use dtype='bfloat16' or a smaller model",
+            "the device's memory has no room for the weights; use --dtype bfloat16 or a smaller model",
+        ),
+        (
+            GENERATES,
+            'LLM: needs 9 GiB, has 8 GiB; use dtype="bfloat16", lower memory or lower max_rows',
+            "needs 9 GiB, has 8 GiB; use --dtype bfloat16, lower --memory or lower --max-rows",
+        ),
+        (
+            GENERATES,
+            "LLM: exact=True needs memory; lower max_model_len, max_rows or memory to 5 GiB",
+            "--exact needs memory; lower --max-model-len, --max-rows or --memory to 5 GiB",
+        ),
+        (
+            GENERATES,
+            "SamplingParams: seed must be None or an integer, or None, or a CacheConfig",
+            "--seed must be an integer",
+        ),
+        (  # a value, a path, a word that is no option here, and words of several meanings
+            GENERATES,
+            "prompt 0: got 'max_rows' of /max_rows/max_rows.json, page_tokens and the model's memory",
+            "prompt 0: got 'max_rows' of /max_rows/max_rows.json, page_tokens and the model's memory",
+        ),
+        (
+            TRAINS,
+            "train_tiny: state.npz was made with seed 1; use another directory or resume=False",
+            "state.npz was made with seed 1; use another directory or --no-resume",
+        ),
+        (Options.of(cli.app, ["dance"]), "LLM: lower max_rows", "lower max_rows"),
+    ],
+)
+def test_a_message_of_the_library_in_words_of_the_shell(options, message, said):
+    assert shell_words(message, options) == said
