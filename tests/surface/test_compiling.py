@@ -1,0 +1,126 @@
+"""Compiling is named: on a terminal and in a notebook while it lasts, in the metrics afterwards, nowhere else."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+
+from hybrid_jax import LLM, SamplingParams, progress_bar
+from tests.surface.fake_engine import GREEDY, SCRIPT, FakeEngine, texts
+from tests.tiny_models import tiny_model
+
+
+class Terminal(io.StringIO):
+    """A stderr that somebody looks at."""
+
+    def isatty(self):
+        return True
+
+    def on_screen(self):
+        """What can be read there at the end, and all that could be read before."""
+        lines = [text.rstrip() for text in self.getvalue().split("\r")]
+        return lines[-1], [text for text in lines if text]
+
+
+@pytest.fixture
+def look(monkeypatch):
+    """Puts a terminal in place of stderr, when called: pytest puts its own there before a test begins."""
+
+    def look():
+        monkeypatch.setattr(sys, "stderr", Terminal())
+        return sys.stderr
+
+    return look
+
+
+class CompilingEngine(FakeEngine):
+    """Compiles at the given steps, for as many seconds."""
+
+    when = {1: 2.5, 3: 4.0}
+
+    def step(self):
+        if seconds := self.when.get(self.num_steps + 1):
+            self.listener(len(self.compiled_at), 9)
+            self.compiled_at.append(seconds)
+            self.compiled = sum(self.compiled_at)
+            self.listener(0, 0)
+        return super().step()
+
+    compiled_at: list
+
+
+@pytest.fixture
+def compiling(make_llm, monkeypatch):
+    """An LLM whose engine compiles before the first and the third step."""
+    monkeypatch.setattr("hybrid_jax.llm.Engine", CompilingEngine)
+    monkeypatch.setattr(CompilingEngine, "compiled_at", [0.0], raising=False)
+    return make_llm(steps_per_dispatch=4, quiet=True)
+
+
+def test_rates_leave_compiling_out_and_metrics_name_it(compiling):
+    metrics = compiling.generate("ab", SamplingParams(max_tokens=16))[0].metrics
+    assert (metrics.compile_s, metrics.first_token_compile_s) == (6.5, 2.5)
+    waited = metrics.first_token_time - metrics.arrival_time
+    assert metrics.ttft_s == waited - 2.5
+    spent = metrics.finished_time - metrics.first_token_time - 4.0
+    assert spent < 0 and metrics.decode_tokens_per_s == pytest.approx(12 / spent)
+    assert metrics.as_dict()["compile_s"] == 6.5
+    again = compiling.generate("ab", SamplingParams(max_tokens=16))[0].metrics
+    assert (again.compile_s, again.first_token_compile_s) == (0, 0)
+    assert 0 < again.ttft_s <= again.total_s
+
+
+def test_a_terminal_shows_what_is_compiled_and_nothing_stays_there(compiling, look):
+    terminal = look()
+    assert texts(compiling.generate("ab", GREEDY)) == [SCRIPT[:12]]
+    assert terminal.on_screen() == ("", ["compiling 1 of 9 ...", "compiling 2 of 9 ..."])
+
+
+def test_a_stream_is_not_disturbed_once_it_shows_text(compiling, look):
+    terminal = look()
+    compiling._engine.pause = 0.02
+    assert "".join(d.text for d in compiling.stream("ab", GREEDY)) == SCRIPT[:12]
+    assert terminal.on_screen() == ("", ["compiling 1 of 9 ..."])
+
+
+def test_a_bar_says_it_itself(compiling, look):
+    terminal = look()
+    compiling.generate("ab", GREEDY, progress=True)
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
+    assert "generating" in text and "\rcompiling" not in terminal.getvalue()
+    assert not progress_bar._bars
+
+
+def test_nothing_is_printed_where_nobody_looks(compiling, capfd):
+    compiling.generate("ab", GREEDY)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_terminal_that_goes_away_harms_nobody(compiling, look, monkeypatch):
+    terminal = look()
+    def write(text):
+        raise OSError("no such terminal")
+
+    monkeypatch.setattr(terminal, "write", write)
+    assert texts(compiling.generate("ab", GREEDY)) == [SCRIPT[:12]]
+
+
+def test_a_real_engine_counts_the_programs_a_call_needs(look):
+    terminal = look()
+    config, params = tiny_model("bamba")
+    shapes = {"max_rows": 2, "prefill_tokens": 32, "max_model_len": 96}
+    with LLM.from_params(config, params, quiet=True, **shapes) as llm:
+        call = {"prompt_token_ids": [1, 2, 3]}, SamplingParams(max_tokens=50, temperature=0.0)
+        metrics = llm.generate(*call)[0].metrics
+        _, seen = terminal.on_screen()
+        counts = [re.fullmatch(r"compiling (\d+) of (\d+) \.\.\.", text) for text in seen]
+        # a prefill, a decode, and a line of the slot table
+        assert [(int(c[1]), int(c[2])) for c in counts] == [(1, 3), (2, 3), (3, 3)]
+        assert metrics.compile_s == llm._engine.compile_seconds() > metrics.ttft_s > 0
+        assert llm.generate(*call)[0].metrics.compile_s == 0
+        assert len(terminal.on_screen()[1]) == len(seen)
+        llm.warmup()
+        assert len(terminal.on_screen()[1]) == llm._engine.stats()["num_traces"]
