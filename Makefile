@@ -22,7 +22,7 @@ OTHER_VENV := .venv-other
 help:
 	@echo "make demo    install into $(VENV) and let the bundled model continue some code"
 	@echo "make test    install into $(VENV) and run lint, tests and the documentation's examples"
-	@echo "make lint    ruff only;  make format  rewrites the sources with ruff"
+	@echo "make lint    ruff and mypy only;  make format  rewrites the sources with ruff"
 	@echo "make test-aot  compile kernels and steps for an H200, without a GPU"
 	@echo "make clean   remove $(VENV) and caches"
 
@@ -57,6 +57,7 @@ endif
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check $(wildcard $(SOURCES))
 	$(BIN)/ruff format --check $(wildcard $(SOURCES))
+	$(BIN)/mypy
 
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix $(wildcard $(SOURCES))
@@ -83,4 +84,4 @@ $(VENV)/.installed-aot: $(VENV)/.installed-test
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(OTHER_VENV) .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(OTHER_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -10,6 +10,22 @@ Names are loaded on first use, so `import hybrid_jax` brings in neither jax nor 
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hybrid_jax.batch import BatchSummary, run_batch
+    from hybrid_jax.checkpoint import load_model
+    from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
+    from hybrid_jax.llm import LLM
+    from hybrid_jax.outputs import (
+        CompletionOutput,
+        Delta,
+        Logprob,
+        RequestMetrics,
+        RequestOutput,
+    )
+    from hybrid_jax.sampling_params import RequestOutputKind, SamplingParams
+    from hybrid_jax.structured_outputs import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -31,15 +47,33 @@ _HOME = {
     "run_batch": "batch",
 }
 
-__all__ = sorted(_HOME)
+# Written out, because type checkers and editors do not run `sorted(_HOME)`.
+__all__ = [
+    "BatchSummary",
+    "CacheConfig",
+    "CompletionOutput",
+    "Delta",
+    "EngineConfig",
+    "LLM",
+    "Logprob",
+    "ModelConfig",
+    "RequestMetrics",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "load_model",
+    "run_batch",
+]
 
+if not TYPE_CHECKING:  # for a checker it would make every wrong name a right one
 
-def __getattr__(name: str):
-    if name not in _HOME:
-        raise AttributeError(f"module 'hybrid_jax' has no attribute {name!r}")
-    value = getattr(import_module(f"hybrid_jax.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        if name not in _HOME:
+            raise AttributeError(f"module 'hybrid_jax' has no attribute {name!r}")
+        value = getattr(import_module(f"hybrid_jax.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

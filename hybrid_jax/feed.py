@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from hybrid_jax.completions import Job
 from hybrid_jax.engine_thread import Call, EngineThread
 from hybrid_jax.outputs import RequestOutput
-from hybrid_jax.prompts import PromptLike
+from hybrid_jax.prompts import Prompts
 from hybrid_jax.sampling_params import SamplingParams
 
 Accept = Callable[
-    [PromptLike | Iterable[PromptLike], SamplingParams | Sequence[SamplingParams] | None],
+    [Prompts, SamplingParams | Sequence[SamplingParams] | None],
     list[Job],
 ]
 
@@ -62,7 +62,7 @@ class Feed:
 
     def add(
         self,
-        prompts: PromptLike | Iterable[PromptLike],
+        prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Ticket:
         """Prompts for the next `step` to start, as `LLM.generate` would.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from hybrid_jax.options import peak_memory_bytes
 from hybrid_jax.prompts import (
     TOKENIZER_REMEDY,
     Prompt,
-    PromptLike,
+    Prompts,
     check_unicode,
     leading_tokens,
     pair_params,
@@ -66,7 +66,7 @@ class Intake:
 
     def jobs(
         self,
-        prompts: PromptLike | Iterable[PromptLike],
+        prompts: Prompts,
         params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> list[Job]:
         """One job per prompt, each with the next request id.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 
@@ -23,6 +23,8 @@ from hybrid_jax.intake import Intake
 from hybrid_jax.ledger import Ledger
 from hybrid_jax.messages import Conversation
 from hybrid_jax.options import (
+    EngineOptions,
+    RareOptions,
     check_memory,
     default_params,
     device_memory_for,
@@ -32,7 +34,7 @@ from hybrid_jax.options import (
 )
 from hybrid_jax.outputs import Delta, RequestOutput
 from hybrid_jax.progress_bar import Shown, shown
-from hybrid_jax.prompts import Prompt, PromptLike
+from hybrid_jax.prompts import Prompt, Prompts
 from hybrid_jax.sampling_params import SamplingParams
 from hybrid_jax.tokenizer import Tokenizer
 
@@ -94,7 +96,7 @@ class LLM:
         exact: bool = False,
         quiet: bool = False,
         progress: Shown = False,
-        **options: Any,
+        **options: Unpack[RareOptions],
     ) -> None:
         given = {"memory": memory, "max_rows": max_rows, "max_model_len": max_model_len}
         given |= {"cache": cache, "seed": seed, "exact": exact} | options
@@ -127,12 +129,12 @@ class LLM:
         tokenizer: Tokenizer | None = None,
         dtype: str = "float32",
         quiet: bool = False,
-        **options: Any,
+        **options: Unpack[EngineOptions],
     ) -> LLM:
         """An LLM of weights already in memory, in `dtype`; the options are those of `LLM`."""
         enable_compile_cache()
         self = cls.__new__(cls)
-        settings = engine_options(options, dtype=dtype)
+        settings = engine_options(options, dtype=dtype, own=("tokenizer", "dtype", "quiet"))
         check_memory(config, settings, params)
         self._start(config, params, tokenizer, settings, SamplingParams(), quiet)
         return self
@@ -173,7 +175,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: PromptLike | Iterable[PromptLike],
+        prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = False,
@@ -209,7 +211,7 @@ class LLM:
 
     def stream(
         self,
-        prompts: PromptLike | Iterable[PromptLike],
+        prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[Delta]:
         """Like `generate`, but yields what is new as it comes; closing the iterator ends the requests.
@@ -226,7 +228,7 @@ class LLM:
 
     def astream(
         self,
-        prompts: PromptLike | Iterable[PromptLike],
+        prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> AsyncGenerator[Delta, None]:
         """`stream` for `async for`: other tasks go on while it waits. Leave one early through `contextlib.aclosing`.

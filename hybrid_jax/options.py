@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import jax
 
@@ -22,6 +21,7 @@ from hybrid_jax.config import (
 from hybrid_jax.engine.room import find_room, require_room
 from hybrid_jax.engine.this_machine import held_bytes, this_machine
 from hybrid_jax.machine import peak_resident_bytes
+from hybrid_jax.other_names import LLM_OPTIONS
 from hybrid_jax.sampling_params import SamplingParams
 from hybrid_jax.sizes import format_size, parse_size
 
@@ -43,44 +43,54 @@ GENERATION_FIELDS = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-# What other engines call it: here it has another name, ...
-OTHER_NAMES = {
-    "block_size": "page_tokens",
-    "chunked_prefill_size": "prefill_tokens",
-    "context_length": "max_model_len",
-    "disable_radix_cache": "cache (a policy, or 'off')",
-    "enable_prefix_caching": "cache (a policy, or 'off')",
-    "gpu_memory_utilization": "memory (bytes, or a size like '8GiB')",
-    "max_num_batched_tokens": "prefill_tokens",
-    "max_num_seqs": "max_rows",
-    "max_running_requests": "max_rows",
-    "max_seq_len": "max_model_len",
-    "mem_fraction_static": "memory (bytes, or a size like '8GiB')",
-    "model_path": "model",
-    "n_ctx": "max_model_len",
-    "num_scheduler_steps": "steps_per_dispatch",
-    "torch_dtype": "dtype",
-}
-# ... or it does not exist yet.
-OTHER_LATER = {
-    "cpu_offload_gb": "keeping weights on the host",
-    "data_parallel_size": "running on several devices",
-    "draft_model": "speculative decoding",
-    "enable_lora": "LoRA",
-    "kv_cache_dtype": "a KV cache in another dtype than the model's",
-    "num_speculative_tokens": "speculative decoding",
-    "pipeline_parallel_size": "running on several devices",
-    "quantization": "weight quantisation",
-    "speculative_config": "speculative decoding",
-    "speculative_model": "speculative decoding",
-    "swap_space": "a cache on host memory",
-    "tensor_parallel_size": "running on several devices",
-    "tp_size": "running on several devices",
-}
+# What `LLM` takes beside the fields of `EngineConfig`.
+OWN_OPTIONS = ("model", "dtype", "quiet", "progress")
 
 
-def engine_options(given: Mapping[str, Any], *, dtype: str) -> EngineConfig:
+class LaterOptions(TypedDict, total=False):
+    """Options of features that do not exist yet: all that a checker lets through is what asks for nothing."""
+
+    speculation: Literal["off"]
+    quantize: None
+    mesh: None
+    host_memory: None
+    cache_dir: None
+
+
+class RareOptions(LaterOptions, total=False):
+    """Fields of `EngineConfig` that `LLM` does not write out in its signature; None for the default."""
+
+    grain: int | None
+    page_tokens: int | None
+    prefill_tokens: int | None
+    steps_per_dispatch: int | None
+    kernels: Literal["auto", "xla", "pallas"] | None
+
+
+class EngineOptions(RareOptions, total=False):
+    """What `LLM.from_params` takes for an `EngineConfig`, but for its dtype; None for the default."""
+
+    memory: int | str | None
+    max_rows: int | None
+    max_model_len: int | None
+    cache: str | CacheConfig | None
+    seed: int | None
+    exact: bool | None
+
+
+class LLMOptions(EngineOptions, total=False):
+    """What `LLM` takes beside the model and `progress`."""
+
+    dtype: str
+    quiet: bool
+
+
+def engine_options(
+    given: Mapping[str, Any], *, dtype: str, own: Collection[str] = OWN_OPTIONS
+) -> EngineConfig:
     """Keywords of `LLM` to an `EngineConfig`; None leaves a field at its default.
+
+    `own` are the keywords that the caller took for itself; one of them may be what a wrong name stands for.
 
     Raises:
         ValueError, NotImplementedError, TypeError: as `LLM` describes.
@@ -92,24 +102,13 @@ def engine_options(given: Mapping[str, Any], *, dtype: str) -> EngineConfig:
     known = {field.name for field in fields(EngineConfig)} - {"dtype"}
     for name in options:
         if name not in known:
-            _refuse(name, known)
+            LLM_OPTIONS.refuse(name, {*known, *own})
     options = {name: value for name, value in options.items() if value is not None}
     if "memory" in options:
         options["memory"] = parse_size(options["memory"], name="memory")
     if "cache" in options:
         options["cache"] = _cache_config(options["cache"])
     return EngineConfig(dtype=dtype, **options)
-
-
-def _refuse(name: str, known: Collection[str]) -> None:
-    """Says what an unknown option is called here, or that it is not built yet."""
-    if name in OTHER_LATER:
-        raise NotImplementedError(
-            f"LLM: {name}: {OTHER_LATER[name]} is not built yet; leave it out"
-        )
-    other = OTHER_NAMES.get(name) or next(iter(get_close_matches(name, known, n=1)), None)
-    hint = f"did you mean {other}?" if other else f"it has {', '.join(sorted(known))}"
-    raise TypeError(f"LLM: unknown option {name!r}; {hint}")
 
 
 def _cache_config(cache: str | CacheConfig) -> CacheConfig:

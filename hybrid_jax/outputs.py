@@ -185,7 +185,8 @@ class RequestOutput:
     Example:
         >>> completion = CompletionOutput(index=0, text="b", token_ids=(98,), finish_reason="length")
         >>> RequestOutput(
-        ...     request_id="0", prompt="a", prompt_token_ids=(97,), outputs=(completion,)
+        ...     request_id="0", prompt="a", prompt_token_ids=(97,), outputs=(completion,),
+        ...     metrics=RequestMetrics(arrival_time=0.0, finished_time=1.0),
         ... ).outputs[0].text
         'b'
     """
@@ -195,7 +196,7 @@ class RequestOutput:
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
     finished: bool = True
-    metrics: RequestMetrics | None = None
+    metrics: RequestMetrics
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[Mapping[int, Logprob] | None, ...] | None = None
 
@@ -214,7 +215,7 @@ class RequestOutput:
             "prompt_token_ids": list(self.prompt_token_ids),
             "outputs": [output.as_dict() for output in self.outputs],
             "finished": self.finished,
-            "metrics": self.metrics and self.metrics.as_dict(),
+            "metrics": self.metrics.as_dict(),
             "num_cached_tokens": self.num_cached_tokens,
             "prompt_logprobs": self.prompt_logprobs
             and [position and _plain(position) for position in self.prompt_logprobs],

@@ -31,11 +31,12 @@ class Prompt:
 
 
 PromptLike = str | Mapping[str, Any] | Prompt | Sequence[int]
+# One prompt or several. Token ids stand among the items, and not beside them as `Sequence[int]`: a type checker that
+# has two kinds of lists to choose from reports a list of a text and a dict.
+Prompts = str | Mapping[str, Any] | Prompt | Iterable[PromptLike | int]
 
 
-def read_prompts(
-    prompts: PromptLike | Iterable[PromptLike], tokenizer: Tokenizer | None, *, vocab_size: int
-) -> list[Prompt]:
+def read_prompts(prompts: Prompts, tokenizer: Tokenizer | None, *, vocab_size: int) -> list[Prompt]:
     """Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, or several of these, to `Prompt`s.
 
     A list of integers is one prompt, a list of such lists one prompt each. A dict may have "cache_breakpoints" too:

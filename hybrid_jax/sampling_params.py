@@ -11,6 +11,7 @@ from enum import StrEnum
 from numbers import Real
 
 from hybrid_jax.config.checks import flags
+from hybrid_jax.other_names import SAMPLING, refuses
 from hybrid_jax.structured_outputs import StructuredOutputsParams
 
 MAX_LOGPROBS = 20
@@ -38,6 +39,7 @@ class RequestOutputKind(StrEnum):
     FINAL_ONLY = "final_only"
 
 
+@refuses(SAMPLING)
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How to choose tokens and when to stop.

@@ -6,15 +6,26 @@ import json
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NoReturn, Protocol
+
+from hybrid_jax.other_names import STRUCTURED_OUTPUTS, refuses
 
 
+class ModelClass(Protocol):
+    """A class that gives its JSON schema, as pydantic's models do."""
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, Any]: ...
+
+
+@refuses(STRUCTURED_OUTPUTS)
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
     """The form of a completion's text; exactly one of the fields is given. Names follow vLLM.
 
     Attributes:
-        json: a JSON schema, as a dict or as text; kept as text.
+        json: a JSON schema, as a dict, as text, or as a class with `model_json_schema()`, which every pydantic
+            model has; kept as text.
         regex: a regular expression that the whole text matches; no look-around, no back-references.
         choice: texts, one of which it is; kept as a tuple.
         grammar: a context-free grammar in llguidance's variant of Lark, with a rule `start`.
@@ -22,6 +33,8 @@ class StructuredOutputsParams:
 
     Raises:
         ValueError: none of them is given, or several, or one has a wrong value.
+        NotImplementedError: a field of a feature that does not exist yet.
+        TypeError: an unknown field.
 
     Example:
         >>> colour = StructuredOutputsParams(choice=["red", "green"])
@@ -31,7 +44,7 @@ class StructuredOutputsParams:
         '{"type": "integer", "maximum": 9}'
     """
 
-    json: Mapping[str, Any] | str | None = None
+    json: Mapping[str, Any] | str | type[ModelClass] | None = None
     regex: str | None = None
     choice: tuple[str, ...] | list[str] | None = None
     grammar: str | None = None
@@ -60,7 +73,11 @@ class StructuredOutputsParams:
         return getattr(self, self.kind)
 
     def _read_json(self) -> str:
-        schema = self.json
+        schema: Any = self.json
+        if isinstance(schema, type):
+            schema = self._schema_of(schema)
+        elif hasattr(schema, "model_json_schema"):
+            self._refuse("json", "a model's class or its model_json_schema(), not an instance")
         try:
             if isinstance(schema, str):
                 schema = json.loads(schema, parse_constant=_no_constant)
@@ -72,6 +89,11 @@ class StructuredOutputsParams:
         if not isinstance(schema, Mapping):
             self._refuse("json", "a JSON schema, an object")
         return self._text("json", text)
+
+    def _schema_of(self, model: type) -> Any:
+        if not callable(getattr(model, "model_json_schema", None)):
+            self._refuse("json", "a JSON schema, or a class that has model_json_schema()")
+        return model.model_json_schema()
 
     def _read_regex(self) -> str:
         return self._text("regex", self.regex)
@@ -102,7 +124,7 @@ class StructuredOutputsParams:
             self._refuse(name, "valid Unicode")
         return text
 
-    def _refuse(self, name: str, what: str) -> None:
+    def _refuse(self, name: str, what: str) -> NoReturn:
         got = reprlib.repr(getattr(self, name))
         raise ValueError(f"StructuredOutputsParams: {name} must be {what}, got {got}") from None
 

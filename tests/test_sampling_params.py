@@ -1,12 +1,19 @@
 """What a caller may ask of the sampler, and the message for what it may not."""
 
+import copy
+import inspect
 import math
+import pickle
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from hybrid_jax import other_names
+from hybrid_jax.config import CacheConfig
 from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.structured_outputs import StructuredOutputsParams
 
 
 @pytest.mark.parametrize(
@@ -57,9 +64,68 @@ def test_a_wrong_value_is_named_with_what_it_must_be(field, value, must_be):
         SamplingParams(**{field: value})
 
 
-def test_an_unknown_field_is_named():
-    with pytest.raises(TypeError, match="best_of"):
-        SamplingParams(best_of=2)
+@pytest.mark.parametrize(
+    "name, error, message",
+    [
+        ("max_token", TypeError, "unknown field 'max_token'; did you mean max_tokens?"),
+        ("temprature", TypeError, "unknown field 'temprature'; did you mean temperature?"),
+        ("max_new_tokens", TypeError, "unknown field 'max_new_tokens'; did you mean max_tokens?"),
+        ("do_sample", TypeError, "'do_sample'; did you mean temperature (0 is greedy)?"),
+        ("best_of", TypeError, "'best_of'; did you mean n (all completions are returned, none is"),
+        ("guided_json", TypeError, "mean structured_outputs=StructuredOutputsParams(json=...)?"),
+        ("guided_regex", TypeError, "mean structured_outputs=StructuredOutputsParams(regex=...)?"),
+        ("colour", TypeError, "unknown field 'colour'; it has allowed_token_ids, bad_words, "),
+        ("num_beams", NotImplementedError, "num_beams: beam search is not built yet; leave it out"),
+        ("typical_p", NotImplementedError, "typical_p: typical sampling is not built yet; leave"),
+    ],
+)
+def test_an_unknown_field_is_named_with_what_was_meant(name, error, message):
+    with pytest.raises(error, match=f"^SamplingParams: .*{re.escape(message)}"):
+        SamplingParams(**{name: 2})
+
+
+@pytest.mark.parametrize(
+    "names, cls",
+    [
+        (other_names.SAMPLING, SamplingParams),
+        (other_names.STRUCTURED_OUTPUTS, StructuredOutputsParams),
+        (other_names.CACHE_CONFIG, CacheConfig),
+    ],
+)
+def test_every_name_of_another_engine_leads_to_one_of_ours(names, cls):
+    ours = cls.__dataclass_fields__.keys()
+    assert names.where == cls.__name__
+    assert {re.match(r"\w+", meant)[0] for meant in names.ours.values()} <= ours
+    assert not {*names.ours, *names.later} & ours
+    assert not names.ours.keys() & names.later.keys()
+    for name in names.ours:
+        with pytest.raises(
+            TypeError, match=f"^{names.where}: unknown field '{name}'; did you mean"
+        ):
+            cls(**{name: 1})
+
+
+def test_forms_in_hints_are_fields_of_structured_outputs():
+    hints = " ".join(other_names.SAMPLING.ours.values())
+    forms = set(re.findall(r"StructuredOutputsParams\((\w+)=", hints))
+    assert forms == StructuredOutputsParams.__dataclass_fields__.keys()
+
+
+def test_copies_of_params_are_made_as_of_any_dataclass():
+    params = SamplingParams(temperature=0.5, stop="x", max_tokens=3)
+    assert replace(params, max_tokens=4) == SamplingParams(temperature=0.5, stop="x", max_tokens=4)
+    assert (
+        copy.copy(params) == copy.deepcopy(params) == pickle.loads(pickle.dumps(params)) == params
+    )
+    with pytest.raises(TypeError, match="unknown field 'max_token'; did you mean max_tokens?"):
+        replace(params, max_token=4)
+
+
+def test_the_signature_shows_the_fields():
+    fields = list(SamplingParams.__dataclass_fields__)
+    assert list(inspect.signature(SamplingParams).parameters) == fields
+    with pytest.raises(TypeError, match="positional argument"):
+        SamplingParams(3)
 
 
 def test_bounds_themselves_are_allowed():

@@ -6,7 +6,7 @@ import os
 import stat
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from hybrid_jax.batch.errors import BatchStopped
 from hybrid_jax.batch.lines import InputFile
@@ -23,7 +23,7 @@ from hybrid_jax.batch.responses import Names
 from hybrid_jax.batch.run import Run
 from hybrid_jax.batch.summary import BatchSummary, LineCounts, Tally
 from hybrid_jax.llm import LLM
-from hybrid_jax.options import peak_memory_bytes
+from hybrid_jax.options import LLMOptions, peak_memory_bytes
 from hybrid_jax.progress_bar import Shown
 
 __all__ = ["BatchStopped", "BatchSummary", "partial_path", "run_batch"]
@@ -36,7 +36,7 @@ def run_batch(
     *,
     chat_template: str | None = None,
     progress: Shown = False,
-    **options: Any,
+    **options: Unpack[LLMOptions],
 ) -> BatchSummary:
     """Answers every line of a batch file: one output line for each that is not blank, in their order.
 

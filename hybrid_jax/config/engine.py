@@ -8,13 +8,14 @@ from typing import Literal
 
 from hybrid_jax.config.checks import flags, integers, positive, require
 from hybrid_jax.config.model import DTYPES
+from hybrid_jax.other_names import CACHE_CONFIG, refuses
 
 CACHE_POLICIES = ("off", "lru", "sglang", "marconi", "marconi-code", "adaptive")
-LATER_FIELDS = ("host_memory", "cache_dir")
 KERNELS = ("auto", "xla", "pallas")
 MAX_GRAIN = 64  # the tile of `ssd_scan`: the tokens after a chunk's last checkpoint lie in one tile
 
 
+@refuses(CACHE_CONFIG)
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
     """How the prefix cache admits and evicts.
@@ -42,15 +43,6 @@ class CacheConfig:
     history_tokens: int = 1 << 22
     kv_quota: tuple[float, float] | None = None
     watermarks: tuple[float, float] = (0.05, 0.1)
-
-    def __new__(cls, **given: object) -> CacheConfig:
-        """Refuses what does not exist yet by that name; `__init__` takes the rest."""
-        for name in LATER_FIELDS:
-            if given.get(name) is not None:
-                raise NotImplementedError(
-                    f"CacheConfig: {name}={given[name]!r} is not built yet; leave it out"
-                )
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         known = self.policy in CACHE_POLICIES

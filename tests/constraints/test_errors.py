@@ -5,13 +5,19 @@ from __future__ import annotations
 import pickle
 import re
 import sys
+from typing import Literal
 
+import pydantic
 import pytest
 
 from hybrid_jax import SamplingParams, StructuredOutputsParams
 from hybrid_jax.constraints import Constraints
 from tests.constraints.test_grammar_masks import config_of
 from tests.surface.conftest import byte_tokenizer
+
+
+class Person(pydantic.BaseModel):
+    name: str
 
 
 def refuse(message, tokenizer=None, constraints=None, vocab_size=256, stop_ids=(), **params):
@@ -150,6 +156,14 @@ def test_a_word_no_token_of_the_model_can_write_is_refused():
         ({"regex": "a", "choice": ["a"]}, "got regex and choice"),
         ({"json": "{"}, "json must be a JSON schema (Expecting property name"),
         ({"json": [1]}, "json must be a JSON schema, an object, got [1]"),
+        (
+            {"json": Person(name="Ann")},
+            "json must be a model's class or its model_json_schema(), not an instance, got Person(",
+        ),
+        (
+            {"json": int},
+            "json must be a JSON schema, or a class that has model_json_schema(), got <class 'int'>",
+        ),
         ({"json": {"maximum": float("inf")}}, "json must be a JSON schema (Out of range float"),
         ({"json": '{"maximum": NaN}'}, "json must be a JSON schema (NaN is no JSON number)"),
         ({"regex": 3}, "regex must be made of non-empty text, got 3"),
@@ -164,6 +178,27 @@ def test_a_word_no_token_of_the_model_can_write_is_refused():
 def test_a_form_is_checked_when_it_is_written(given, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         StructuredOutputsParams(**given)
+
+
+class Crew(pydantic.BaseModel):
+    captain: Person | None
+    members: list[Person] = pydantic.Field(max_length=3)
+    kind: Literal["sea", "air"]
+
+
+def test_a_class_of_pydantic_stands_for_its_schema():
+    schema = form(json=Crew)
+    assert schema == form(json=Crew.model_json_schema())
+    assert pickle.loads(pickle.dumps(schema)) == schema
+    constraints = Constraints(byte_tokenizer(), config_of(256))
+    assert constraints.limits(0, SamplingParams(structured_outputs=schema), frozenset()).constraints
+
+
+def test_any_class_may_give_its_schema():
+    class Number:
+        model_json_schema = staticmethod(lambda: {"type": "integer"})
+
+    assert form(json=Number).value == '{"type": "integer"}'
 
 
 def test_a_form_is_a_value():

@@ -101,6 +101,7 @@ def test_nothing_is_printed_where_nobody_looks(compiling, capfd):
 
 def test_a_terminal_that_goes_away_harms_nobody(compiling, look, monkeypatch):
     terminal = look()
+
     def write(text):
         raise OSError("no such terminal")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 from hybrid_jax import LLM, CacheConfig, EngineConfig, SamplingParams, options
 from hybrid_jax import llm as llm_module
 from hybrid_jax.engine import room
+from hybrid_jax.other_names import LLM_OPTIONS
 
 TIB = 2**40
 
@@ -64,11 +66,29 @@ def test_an_option_is_refused_in_one_step(make_llm, fake_model, given, error, me
 
 
 def test_every_name_of_another_engine_leads_to_one_of_ours():
-    ours = {*EngineConfig.__dataclass_fields__, "model"}
-    for name, other in options.OTHER_NAMES.items():
+    ours = {*EngineConfig.__dataclass_fields__, *options.OWN_OPTIONS}
+    for name, other in LLM_OPTIONS.ours.items():
         assert name not in ours
         assert other.split()[0] in ours
-    assert not options.OTHER_LATER.keys() & options.OTHER_NAMES.keys()
+    assert not LLM_OPTIONS.later.keys() & {*ours, *LLM_OPTIONS.ours}
+
+
+@pytest.mark.parametrize(
+    "name, meant",
+    [("modle", "model"), ("quite", "quiet"), ("dtyp", "dtype"), ("progres", "progress")],
+)
+def test_a_slip_in_a_keyword_of_the_llm_itself_is_understood(fake_model, name, meant):
+    with pytest.raises(TypeError, match=f"LLM: unknown option '{name}'; did you mean {meant}?"):
+        LLM(fake_model, **{name: "x"})
+
+
+@pytest.mark.parametrize("name", ["model", "progress"])
+def test_weights_in_memory_take_neither_a_model_nor_progress(make_llm, name):
+    with pytest.raises(TypeError, match=f"unknown option '{name}'") as raised:
+        make_llm(**{name: True})
+    assert f"mean {name}?" not in str(raised.value)
+    with pytest.raises(TypeError, match="unknown option 'tokeniser'; did you mean tokenizer?"):
+        make_llm(tokeniser=None)
 
 
 def test_the_dtypes_of_an_llm_include_auto(fake_model):
@@ -77,12 +97,12 @@ def test_the_dtypes_of_an_llm_include_auto(fake_model):
 
 
 def test_what_a_cache_config_will_hold_later_is_named():
-    with pytest.raises(
-        NotImplementedError, match="CacheConfig: host_memory='2GiB' is not built yet"
-    ):
+    message = "CacheConfig: host_memory: a cache on host memory is not built yet; leave it out"
+    with pytest.raises(NotImplementedError, match=message):
         CacheConfig(host_memory="2GiB")
-    with pytest.raises(TypeError, match="colour"):
-        CacheConfig(colour=3)
+    with pytest.raises(TypeError, match="CacheConfig: unknown field 'polcy'; did you mean policy?"):
+        CacheConfig(polcy="lru")
+    assert list(inspect.signature(CacheConfig).parameters) == [*CacheConfig.__dataclass_fields__]
 
 
 def test_numbers_of_numpy_become_pythons_own():
@@ -107,7 +127,7 @@ def test_numbers_of_numpy_become_pythons_own():
         ({"cache": "alpha:-1"}, ValueError, "alpha:X with a number X >= 0, .*got 'alpha:-1'"),
         ({"cache": 3}, ValueError, "cache must be one of .*got 3"),
         ({"max_num_seqs": 4}, TypeError, "'max_num_seqs'; did you mean max_rows"),
-        ({"colour": 4}, TypeError, "unknown option 'colour'; it has cache, exact, grain"),
+        ({"colour": 4}, TypeError, "unknown option 'colour'; it has cache, dtype, exact"),
         ({"memory": "lots"}, ValueError, "memory: a size must look like 5GB.*'lots'"),
         ({"max_rows": 0}, ValueError, "max_rows must be .*0"),
         ({"dtype": "int4"}, ValueError, "dtype must be .*'int4'"),
