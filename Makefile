@@ -10,7 +10,8 @@ SOURCES := hybrid_jax pallas_kernels tests examples benchmarks
 KERNEL_TESTS := tests/kernels tests/engine/test_kernel_paths.py tests/test_benchmarks.py \
 	tests/test_gpu_7b_smoke.py
 AOT := $(VENV)/aot
-# A second Python, with a second version of jax, for the tests of the Pallas kernels; none if there is only one.
+# A second Python, with a second version of jax, for the tests of the Pallas kernels and of what XLA makes of the
+# engine's steps; none if there is only one.
 OTHER ?= $(shell for p in python3.13 python3.12 python3.11 $(HOME)/.pyenv/versions/3.1[123]*/bin/python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] == ($(VERSION)) or sys.version_info < (3, 11))' \
 	2>/dev/null && echo $$p && break; done)
@@ -51,7 +52,7 @@ ifeq ($(OTHER),)
 else
 	@test -d $(OTHER_VENV) || $(OTHER) -m venv $(OTHER_VENV)
 	$(OTHER_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[test]'
-	$(OTHER_VENV)/bin/python -m pytest tests/kernels -k pallas
+	$(OTHER_VENV)/bin/python -m pytest tests/kernels tests/engine/test_fusion_names.py -k "pallas or fusion"
 endif
 
 lint: $(VENV)/.installed-test
