@@ -117,6 +117,8 @@ class Feed:
             self._thread.leave(ticket.call)
         self._tickets, self._added = [], []
 
+    __del__ = close  # dropped without `close`
+
     def __enter__(self) -> Feed:
         return self
 

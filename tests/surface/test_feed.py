@@ -57,6 +57,30 @@ def test_leaving_the_block_ends_what_still_runs(llm):
     assert not llm._engine.has_work
 
 
+def test_a_feed_that_is_dropped_ends_what_still_runs(llm):
+    feed = llm.feed()
+    feed.add(["ab", "cd"], params(50))
+    feed.step()
+    assert llm._engine.has_work
+    del feed
+    llm.stats()
+    assert not llm._engine.has_work
+
+
+def test_the_engine_waits_for_a_feed_only_while_that_is_alone(make_llm):
+    llm = make_llm(steps_per_dispatch=1)
+    with llm.feed() as feed:
+        ticket = feed.add("ab", params(60))
+        feed.step()
+        llm.stats()
+        assert llm._engine.num_steps == 1
+        llm.generate("cd", params(30))
+        assert llm._engine.num_steps > 30 and 30 <= ticket.num_tokens < 60
+        while not ticket.finished:
+            feed.step()
+    assert texts(ticket.outputs()) == [(SCRIPT * 2)[:60]]
+
+
 def test_a_fingerprint_tells_models_apart():
     weights = {"a": jnp.arange(3.0), "b": jnp.zeros((4 * SAMPLES, 2))}
     same = {"a": jnp.arange(3.0), "b": jnp.zeros((4 * SAMPLES, 2))}
