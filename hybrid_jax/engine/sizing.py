@@ -46,6 +46,11 @@ class Sizes:
         return self.arena_bytes + self.ring_bytes + self.table_bytes
 
     @property
+    def row_bytes(self) -> int:
+        """What goes by `max_rows` and the model alone."""
+        return self.ring_bytes + self.logits_bytes + self.adjust_bytes
+
+    @property
     def total_bytes(self) -> int:
         """What `memory` covers."""
         return self.state_bytes + self.logits_bytes + self.adjust_bytes

@@ -29,8 +29,7 @@ def make_engine(
 ) -> Engine:
     """An engine with an arena of `frames_for(room)`."""
     geometry = make_geometry(config, settings)
-    sizes = choose_sizes(config, replace(settings, memory=None), geometry)
-    fixed = sizes.ring_bytes + sizes.logits_bytes + sizes.adjust_bytes
+    fixed = choose_sizes(config, replace(settings, memory=None), geometry).row_bytes
     fixed += 8 * max(geometry.state_frames, 1)
     per_frame = geometry.frame_bytes + (4 if geometry.has_state else 0)
     memory = fixed + frames_for(geometry, room) * per_frame
