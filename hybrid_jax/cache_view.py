@@ -88,10 +88,9 @@ class SeenRequests:
     def __init__(self) -> None:
         self._seen: OrderedDict[str, tuple[int, int, LookUp | None]] = OrderedDict()
 
-    def remember(self, output: RequestOutput, look_up: LookUp | None) -> None:
-        """Notes a request, with what its look-up found; the oldest are forgotten."""
-        tokens, hit = len(output.prompt_token_ids), output.num_cached_tokens
-        self._seen[output.request_id] = tokens, hit, look_up
+    def remember(self, request_id: str, tokens: int, hit: int, look_up: LookUp | None) -> None:
+        """Notes a request as `find` tells it; the oldest are forgotten."""
+        self._seen[request_id] = tokens, hit, look_up
         if len(self._seen) > REMEMBERED:
             self._seen.popitem(last=False)
 

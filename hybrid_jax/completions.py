@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -61,13 +62,6 @@ class Completion:
                 lambda ids: tokenizer.decode(ids, skip_special_tokens=skip), request.prompt
             )
         self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
-
-    @property
-    def behind(self) -> bool:
-        """The request has something that was not taken yet."""
-        if self.finish_reason is not None:
-            return False
-        return self._num_ready > len(self.token_ids) or self.request.finish_reason is not None
 
     @property
     def _num_ready(self) -> int:
@@ -143,7 +137,6 @@ class Job:
         stop_ids: token ids that end a completion.
         max_tokens: resolved limit on each completion.
         limits: what limits the tokens of each completion.
-        arrival_time: clock seconds.
         peak_memory: tells `RequestMetrics.peak_memory_bytes`; asked once, when the job is finished.
         compile_seconds: tells how long the engine has compiled so far.
     """
@@ -160,12 +153,11 @@ class Job:
         stop_ids: frozenset[int],
         max_tokens: int,
         limits: TokenLimits = NO_LIMITS,
-        arrival_time: float,
         peak_memory: Callable[[], int | None],
         compile_seconds: Callable[[], float],
     ) -> None:
         self.request_id, self.index, self.prompt, self.params = request_id, index, prompt, params
-        self.arrival_time, self._tokenizer = arrival_time, tokenizer
+        self._tokenizer = tokenizer
         # The prompt's log-probabilities are the first one's business.
         others = params if params.n == 1 else replace(params, prompt_logprobs=None)
         self.first_token_time: float | None = None
@@ -173,9 +165,7 @@ class Job:
         self.finished_time: float | None = None
         self._peak_memory, self.peak_memory_bytes = peak_memory, None
         self._compile_seconds = compile_seconds
-        self._compiled_at_start = self._compiled_by_first = self._compiled_by_end = (
-            compile_seconds()
-        )
+        self.arrive()
         self.completions = [
             Completion(
                 Request(
@@ -196,9 +186,19 @@ class Job:
             for sample in range(params.n)
         ]
 
+    def arrive(self) -> None:
+        """Starts its clock: it is about to be given to the engine."""
+        self.arrival_time, compiled = time.perf_counter(), self._compile_seconds()
+        self._compiled_at_start = self._compiled_by_first = self._compiled_by_end = compiled
+
     @property
     def finished(self) -> bool:
         return all(c.finish_reason is not None for c in self.completions)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated so far."""
+        return sum(len(completion.token_ids) for completion in self.completions)
 
     def take(self, completion: Completion, now: float, *, streamed: bool) -> Delta | None:
         """Takes what is new about one of its completions; what a stream is to yield, if it is streamed.
@@ -252,7 +252,7 @@ class Job:
             first_token_compile_s=self._compiled_by_first - self._compiled_at_start,
             num_prompt_tokens=len(self.prompt.token_ids),
             num_cached_tokens=requests[0].num_cached_tokens,
-            num_generation_tokens=sum(len(c.token_ids) for c in self.completions),
+            num_generation_tokens=self.num_tokens,
             num_first_tokens=self.num_first_tokens,
             num_preemptions=sum(r.num_preemptions for r in requests),
             peak_memory_bytes=self.peak_memory_bytes,

@@ -1,4 +1,4 @@
-"""The thread that owns an engine. Calls of all threads send it orders; each gets news through a queue of its own.
+"""The thread that owns an engine. Calls of all threads send it commands; each gets news through a queue of its own.
 
 Nothing is shared but two kinds of queues, written in C, that an interrupt cannot leave half changed. So Ctrl-C, which
 Python hands to the main thread, ends a wait and never the engine's bookkeeping.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import copy
 import functools
 import os
+import sys
 import threading
 import time
 import weakref
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
     from hybrid_jax.engine.engine import Engine
 
 CLOSED = "LLM: this object was closed; make a new one"
+INTERRUPTED = 130  # the exit code of a program that Ctrl-C ends
+_ending: set[threading.Thread] = (
+    set()
+)  # of objects that were dropped; the process's, as is the memory they hold
 Answer = TypeVar("Answer")
 
 
@@ -52,17 +58,17 @@ class Call:
 
     Args:
         jobs: its prompts.
-        send: takes its news, in the engine's thread, and does not block. It raises RuntimeError where nobody can be
-            told any more. None for a queue of its own.
-        streams: there are news of every turn that brought tokens, and they have deltas; otherwise only of turns that
-            ended a prompt.
-        stepped: it asks for its turns by `EngineThread.turn`, while it is alone.
+        send: takes its news, in the engine's thread, and does not block. It raises where nobody can be told any
+            more. None for a queue of its own.
+        streams: it gets news, with deltas, after every turn that brought it tokens; otherwise only after turns that
+            finished a prompt.
+        stepped: the engine takes no turn for it unasked; its caller asks by `EngineThread.turn`.
 
     Attributes:
         num_finished: prompts that are done.
-        over: nothing more will come.
+        over: nothing more will come. The other attributes are final then.
         error: why it ended before its prompts did.
-        engine_failed: that was no fault of its own, as far as is known.
+        engine_failed: the engine failed, and not the prompts of this call.
     """
 
     def __init__(
@@ -82,11 +88,7 @@ class Call:
         self.has_shown_text = False
 
     def tell(self, deltas: Sequence[Delta], *, finished_some: bool) -> None:
-        """Sends what a turn brought, if the caller wants to know.
-
-        Raises:
-            RuntimeError: nobody can be told.
-        """
+        """Sends what a turn brought, if the caller wants to know; raises where nobody can be told."""
         self.over = self.num_finished == len(self.jobs)
         if self.over or finished_some or self.streams:
             self.has_shown_text = self.has_shown_text or bool(deltas)
@@ -94,17 +96,15 @@ class Call:
 
     def fail(self, error: BaseException, *, engine_failed: bool = False) -> None:
         """Ends it with an error."""
-        self.over, self.error, self.engine_failed = True, error, engine_failed
-        with suppress(RuntimeError):  # nobody can be told
+        self.error, self.engine_failed = error, engine_failed
+        self.over = True  # last: a feed looks at it from its own thread
+        with suppress(Exception):  # nobody can be told
             self._send(News(num_finished=self.num_finished, over=True, error=error))
 
 
 @dataclass(frozen=True)
-class Order:
-    """What the engine's thread is to do between two turns; `cancel` is called instead where the thread has ended.
-
-    Neither raises.
-    """
+class Command:
+    """What the engine's thread is to do between two turns; `cancel` is called instead where the thread has ended."""
 
     do: Callable[[], object]
     cancel: Callable[[BaseException], object]
@@ -126,9 +126,9 @@ class EngineThread:
         self._thread = threading.Thread(target=self._loop.run, name="hybrid_jax", daemon=True)
         self._thread.start()
         # The garbage collector may drop this in any thread, so that waits for nothing.
-        weakref.finalize(self, self._loop.stop).atexit = False
+        weakref.finalize(self, _drop, self._loop, self._thread).atexit = False
         # What is registered later runs earlier: before jax closes its devices.
-        self._loop.at_exit = functools.partial(_end, self._loop, self._thread)
+        self._loop.at_exit = functools.partial(_join_at_exit, self._loop, self._thread)
         atexit.register(self._loop.at_exit)
 
     @property
@@ -152,20 +152,34 @@ class EngineThread:
                 "LLM inside of them"
             )
 
+    def _check_caller(self) -> None:
+        """As `check`; and RuntimeError in the engine's own thread."""
+        self.check()
+        if threading.current_thread() is self._thread:
+            raise RuntimeError(
+                "LLM: called in the engine's own thread, where it would wait for itself: the garbage collector ran a "
+                "__del__, or the finally of a generator, which calls the LLM; close such objects yourself"
+            )
+
     def submit(self, calls: Sequence[Call]) -> None:
         """Starts calls together, before the engine's next turn; each must be left by `leave`, whatever happens."""
-        self.check()
+        self._check_caller()
+        for call in calls:
+            for job in call.jobs:
+                job.arrive()
         cancel = lambda error: [call.fail(error) for call in calls]
-        self._loop.give(Order(lambda loop=self._loop: loop.start(calls), cancel))
+        self._loop.give(Command(lambda loop=self._loop: loop.start(calls), cancel))
 
     def leave(self, call: Call) -> None:
         """Ends a call unless it is over. Returns at once, so that any thread may do it, at any time."""
         if not call.over:
-            self._loop.give(Order(lambda loop=self._loop: loop.end(call), lambda error: None))
+            self._loop.give(
+                Command(lambda loop=self._loop: loop.end_call(call), lambda error: None)
+            )
 
     def ask(self, question: Callable[[Engine], Answer]) -> Answer:
         """What a function of the engine returns, or raises, when it is called between two turns."""
-        self.check()
+        self._check_caller()
         answers: SimpleQueue[tuple[Answer | None, BaseException | None]] = SimpleQueue()
 
         def do(loop: _Loop = self._loop) -> None:
@@ -174,10 +188,10 @@ class EngineThread:
             except BaseException as error:
                 answers.put((None, error))
 
-        self._loop.give(Order(do, lambda error: answers.put((None, error))))
+        self._loop.give(Command(do, lambda error: answers.put((None, error))))
         answer, error = answers.get()
         if error is not None:
-            raise error
+            raise own_error(error)
         return answer
 
     def turn(self) -> None:
@@ -203,7 +217,7 @@ class EngineThread:
                 self.check()
                 news = call.news.get()
                 if news.error is not None:
-                    raise news.error
+                    raise own_error(news.error)
                 yield news
                 over = news.over
         finally:
@@ -228,7 +242,7 @@ class EngineThread:
             while not over:
                 news: News = await arrived.get()
                 if news.error is not None:
-                    raise news.error
+                    raise own_error(news.error)
                 for delta in news.deltas:
                     self.check()
                     yield delta
@@ -240,42 +254,78 @@ class EngineThread:
         """Ends what still runs, closes the engine and waits for that."""
         self._closed = True
         if os.getpid() == self._pid:
-            _end(self._loop, self._thread)
+            _join(self._loop, self._thread)
 
 
-def _end(loop: _Loop, thread: threading.Thread) -> None:
-    """Ends the thread and waits until it has ended."""
+def own_error(error: BaseException) -> BaseException:
+    """A copy of an error that several callers get: a raised one holds the frames that it went through."""
+    try:
+        own = copy.copy(error)
+    except Exception:  # made of more than its arguments
+        return error
+    return own.with_traceback(error.__traceback__) if type(own) is type(error) else error
+
+
+def _join(loop: _Loop, thread: threading.Thread) -> None:
+    """Ends the thread and waits until it has ended, unless it is this one."""
     loop.stop()
-    thread.join()
+    if threading.current_thread() is not thread:
+        thread.join()
+
+
+def _join_at_exit(loop: _Loop, thread: threading.Thread) -> None:
+    """As `_join`. Ctrl-C ends the wait, and the program with it: Python aborts where a thread outlives it in XLA."""
+    try:
+        _join(loop, thread)
+    except KeyboardInterrupt:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(INTERRUPTED)
+
+
+def _drop(loop: _Loop, thread: threading.Thread) -> None:
+    """Has the thread end soon."""
+    _ending.add(thread)
+    loop.stop()
+
+
+def wait_for_dropped(timeout: float) -> None:
+    """Waits until objects that were dropped have freed their memory, at most `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    for thread in list(_ending):
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if not thread.is_alive():
+            _ending.discard(thread)
 
 
 class _Loop:
-    """What the engine's thread runs: orders, then a turn, as long as there is something to compute."""
+    """What the engine's thread runs: commands, then a turn, as long as there is something to compute."""
 
     def __init__(self, engine: Engine, record: Callable[[Job], None]) -> None:
         self.engine, self._record = engine, record
-        self._orders: SimpleQueue[Order] = SimpleQueue()
+        self._commands: SimpleQueue[Command] = SimpleQueue()
         self._calls: dict[Call, None] = {}  # those that run
         self._live: dict[str, tuple[Call, Job, Completion]] = {}  # by the engine's request id
         self._leaving: set[str] = set()  # ids the engine may still hold for nobody
         self._stopping = False
-        self._ended: BaseException | None = None  # what calls are told that come too late
+        self._ended: BaseException | None = None  # what is told to calls after the thread has ended
         self.at_exit: Callable[[], None] | None = None  # what ends the thread with the program
         self._stuck = False  # the last turn failed, and there is nobody to tell
         engine.watch_compiling(self._compiling)
 
     # --- for other threads ------------------------------------------------------------------------
 
-    def give(self, order: Order) -> None:
-        """Has an order done, in its turn; any thread may call this, even in the middle of another call of it."""
-        self._orders.put(order)
+    def give(self, command: Command) -> None:
+        """Has a command done, after those before it. It may be called in any thread, and within a call of itself."""
+        self._commands.put(command)
         if self._ended is not None:  # maybe too late for the thread to see it
-            self._cancel_orders()
+            self._cancel_commands()
 
     def stop(self) -> None:
         """Ends the thread after the turn that runs."""
         self._stopping = True
-        self.give(Order(lambda: None, lambda error: None))  # it may be waiting for one
+        self.give(Command(lambda: None, lambda error: None))  # it may be waiting for one
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -284,7 +334,7 @@ class _Loop:
         error: BaseException = RuntimeError(CLOSED)
         try:
             while True:
-                self._obey()
+                self._do_commands()
                 if self._stopping:
                     break
                 if self._goes_on:
@@ -296,7 +346,7 @@ class _Loop:
             call.fail(error, engine_failed=True)
         self._calls.clear()
         self._live.clear()
-        self._cancel_orders()
+        self._cancel_commands()
         self.engine.close()
         atexit.unregister(self.at_exit)
 
@@ -309,19 +359,29 @@ class _Loop:
             return not all(call.stepped for call in self._calls)
         return self.engine.has_work
 
-    def _obey(self) -> None:
-        """Does all orders there are, or waits for one when there is nothing else to do."""
-        if not self._goes_on:
-            self._orders.get().do()
-            self._stuck = False
-        with suppress(Empty):
-            while True:
-                self._orders.get_nowait().do()
+    def _do_commands(self) -> None:
+        """Does the commands that are there, or waits for one when there is nothing else to do.
 
-    def _cancel_orders(self) -> None:
+        Those that come meanwhile wait for a turn of the engine, so that no number of them can stop it.
+        """
+        if not self._goes_on:
+            self._do(self._commands.get())
+            self._stuck = False
+        for _ in range(self._commands.qsize()):
+            self._do(self._commands.get_nowait())
+
+    def _do(self, command: Command) -> None:
+        try:
+            command.do()
+        except (
+            BaseException
+        ) as error:  # a mistake of ours, which ends nothing but what it was about
+            command.cancel(error)
+
+    def _cancel_commands(self) -> None:
         with suppress(Empty):
             while True:
-                self._orders.get_nowait().cancel(self._ended)
+                self._commands.get_nowait().cancel(self._ended)
 
     def turn(self) -> None:
         """One turn of the engine; what it brought goes to those who asked for it."""
@@ -345,11 +405,10 @@ class _Loop:
             deltas, _ = news.setdefault(call, ([], call.num_finished))
             try:
                 self._hand_on(call, job, completion, deltas, now)
-            except (
-                BaseException
-            ) as error:  # its tokens cannot be made text: no business of the others'
+            except BaseException as error:
+                # Its tokens cannot be made text, which is no business of the others.
                 news.pop(call, None)
-                self.end(call, error)
+                self.end_call(call, error)
         for call, (deltas, num_finished) in news.items():
             self._tell(call, deltas, finished_some=call.num_finished != num_finished)
 
@@ -374,8 +433,8 @@ class _Loop:
             self._calls.pop(call, None)
         try:
             call.tell(deltas, finished_some=finished_some)
-        except RuntimeError:
-            self.end(call)
+        except Exception:  # its event loop is closed
+            self.end_call(call)
 
     def _fail_turn(self, error: BaseException) -> None:
         """A turn failed, and device memory with it. Whose fault it was cannot be known.
@@ -384,13 +443,12 @@ class _Loop:
         yet are ended, and the others start again from the tokens they have. Where all have tokens, all are ended.
         """
         if not self._calls:
-            self._stuck = (
-                True  # what is left is ended when the next call comes, which is told if that fails
-            )
+            # What is left is ended when the next call comes, which is told if that fails.
+            self._stuck = True
             return
         new = [c for c in self._calls if all(job.first_token_time is None for job in c.jobs)]
         for call in new or list(self._calls):
-            self.end(call, error, engine_failed=True)
+            self.end_call(call, error, engine_failed=True)
 
     def _let_go(self) -> None:
         """Takes out of the engine what nobody waits for."""
@@ -399,17 +457,20 @@ class _Loop:
             self.engine.abort(request_id)
             self._leaving.discard(request_id)
 
-    # --- orders -----------------------------------------------------------------------------------
+    # --- commands ---------------------------------------------------------------------------------
 
     def start(self, calls: Sequence[Call]) -> None:
         """Gives the prompts of calls to the engine, those of one call along the tree of their prefixes."""
         for call in calls:
+            if call.over or call in self._calls:  # an interrupt made its caller submit it twice
+                continue
             self._calls[call] = None
             try:
                 self._let_go()
                 self._add(call)
             except BaseException as error:
-                self.end(call, error)
+                lost = isinstance(error, RuntimeError | MemoryError)  # as a device says it
+                self.end_call(call, error, engine_failed=lost)
             else:
                 if not call.jobs:
                     self._tell(call, [], finished_some=False)
@@ -425,7 +486,7 @@ class _Loop:
                 except ValueError as error:
                     raise ValueError(f"prompt {job.index}: {error}") from error
 
-    def end(
+    def end_call(
         self, call: Call, error: BaseException | None = None, *, engine_failed: bool = False
     ) -> None:
         """Takes the prompts of a call out of the engine, if it is not over; with an error the call is told."""
@@ -438,8 +499,9 @@ class _Loop:
                     self._leaving.add(completion.request.request_id)
             if job.first_token_time is not None and not job.finished:
                 self._record(job)
-        call.over = True
-        if error is not None:
+        if error is None:
+            call.over = True
+        else:
             call.fail(error, engine_failed=engine_failed)
 
     def settle(self) -> None:
@@ -449,6 +511,12 @@ class _Loop:
             self.engine.step()
 
     def _compiling(self, number: int, total: int) -> None:
-        """Says so where somebody looks, but not in the middle of a line that a stream is writing."""
+        """Says so where somebody looks, but not in the middle of a line that a stream is writing.
+
+        Raises:
+            RuntimeError: the thread is to end, so that nothing more is to be compiled.
+        """
+        if number and self._stopping:
+            raise RuntimeError(CLOSED)
         if not number or not any(call.has_shown_text for call in self._calls):
             show_compiling(number, total)

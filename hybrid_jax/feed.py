@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hybrid_jax.completions import Job
-from hybrid_jax.engine_thread import Call, EngineThread
+from hybrid_jax.engine_thread import Call, EngineThread, own_error
 from hybrid_jax.outputs import RequestOutput
 from hybrid_jax.prompts import Prompts
 from hybrid_jax.sampling_params import SamplingParams
@@ -36,12 +36,12 @@ class Ticket:
     @property
     def num_tokens(self) -> int:
         """Tokens generated so far."""
-        return sum(len(c.token_ids) for job in self.call.jobs for c in job.completions)
+        return sum(job.num_tokens for job in self.call.jobs)
 
     def outputs(self) -> list[RequestOutput]:
         """What `generate` would have returned, or raised; of an unfinished ticket, what there is so far."""
         if self.call.error is not None:
-            raise self.call.error
+            raise own_error(self.call.error)
         return [job.output() for job in self.call.jobs]
 
 
@@ -85,20 +85,21 @@ class Feed:
         What is wrong with a ticket alone is raised by its `outputs`.
 
         Raises:
-            RuntimeError: the LLM was closed. Any other error: of the engine, with which the tickets ended.
+            RuntimeError: the LLM was closed. Any other error: of the engine, with which some tickets ended; the next
+                step returns the others that are finished.
         """
         self._thread.check()
         if self._added:
-            added, self._added = self._added, []
-            self._thread.submit(added)
+            self._thread.submit(tuple(self._added))
+            self._added = []
         if self.num_unfinished:
             self._thread.turn()
         finished = [ticket for ticket in self._tickets if ticket.finished]
-        for ticket in finished:
+        failed = [ticket for ticket in finished if ticket.call.engine_failed]
+        for ticket in failed or finished:
             self._tickets.remove(ticket)
-        for ticket in finished:
-            if ticket.call.engine_failed:
-                raise ticket.call.error
+        if failed:
+            failed[0].outputs()  # raises
         return finished
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ from hybrid_jax.messages import (
     ConversationError,
     are_several,
     check_roles,
+    check_shown,
     read_messages,
     template_options,
 )
@@ -78,7 +78,7 @@ class Intake:
         read = read_prompts(prompts, self.tokenizer, vocab_size=self._config.vocab_size)
         paired = pair_params(params, len(read), self.defaults)
         complete = {id(own): self.complete(own) for own in paired}  # often one for all
-        checked, now = [], time.perf_counter()
+        checked = []
         for index, (prompt, given) in enumerate(zip(read, paired, strict=True)):
             own = complete[id(given)]
             if own.stop and self.tokenizer is None:
@@ -110,7 +110,6 @@ class Intake:
                 stop_ids=stop_ids,
                 max_tokens=max_tokens,
                 limits=limits,
-                arrival_time=now,
                 peak_memory=peak_memory_bytes,
                 compile_seconds=self._compile_seconds,
             )
@@ -184,19 +183,21 @@ class Intake:
         # The template writes the special tokens itself.
         token_ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
         ends = message_ends(
-            self.tokenizer.apply_chat_template, read, cache_breakpoints, text, **options
+            self.tokenizer.apply_chat_template, read, cache_breakpoints, text, options
         )
         return Prompt(text, token_ids, leading_tokens(self.tokenizer, text, token_ids, ends))
 
 
 def _render(tokenizer: Tokenizer, messages: Conversation, options: dict[str, Any]) -> str:
-    """The text of a conversation whose roles the template knows."""
+    """The text of a conversation, of which the template knows the roles and leaves out nothing."""
     try:
         if any(message["role"] not in ROLES for message in messages):
             template, tools = options["chat_template"], options["tools"]
             quoted = tokenizer.quoted_in_template(template, with_tools=tools is not None)
             check_roles(messages, quoted)
-        return tokenizer.apply_chat_template(messages, **options)
+        text = tokenizer.apply_chat_template(messages, **options)
+        check_shown(messages, text)
+        return text
     except ConversationError:
         raise
     except Exception as error:  # a template is a program, run on what the caller says

@@ -20,8 +20,9 @@ class Ledger:
 
     def record(self, job: Job) -> None:
         """Notes a prompt that has ended."""
-        output = job.output()
-        self.totals["prompt_tokens"] += output.metrics.num_prompt_tokens
-        self.totals["cached_tokens"] += output.num_cached_tokens
-        self.totals["generated_tokens"] += output.metrics.num_generation_tokens
-        self.seen.remember(output, job.completions[0].request.look_up)
+        request = job.completions[0].request
+        num_tokens, num_cached = len(request.prompt), request.num_cached_tokens
+        self.totals["prompt_tokens"] += num_tokens
+        self.totals["cached_tokens"] += num_cached
+        self.totals["generated_tokens"] += job.num_tokens
+        self.seen.remember(job.request_id, num_tokens, num_cached, request.look_up)

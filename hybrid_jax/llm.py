@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Unpack
-
-import jax
 
 from hybrid_jax.cache_view import CacheView
 from hybrid_jax.checkpoint import load_config, load_model, model_folder
@@ -16,7 +14,8 @@ from hybrid_jax.compile_cache import enable_compile_cache
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.describe import describe
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine_thread import Call, EngineThread
+from hybrid_jax.engine.this_machine import held_bytes
+from hybrid_jax.engine_thread import Call, EngineThread, wait_for_dropped
 from hybrid_jax.feed import Feed
 from hybrid_jax.fingerprint import fingerprint
 from hybrid_jax.intake import Intake
@@ -39,6 +38,7 @@ from hybrid_jax.sampling_params import SamplingParams
 from hybrid_jax.tokenizer import Tokenizer
 
 BUNDLED = Path(__file__).resolve().parent / "bundled"
+SECONDS_FOR_DROPPED = 10.0  # a new object waits for the memory of those that nobody holds any more
 
 
 class LLM:
@@ -106,6 +106,7 @@ class LLM:
             raise FileNotFoundError(f"LLM: this copy holds no bundled model at {folder}; name one")
         dtype = resolve_dtype(dtype, lambda: load_config(folder).dtype)
         defaults = default_params(folder)
+        wait_for_dropped(SECONDS_FOR_DROPPED)
         check_memory(load_config(folder), engine_options(given, dtype=dtype))
         enable_compile_cache()
         no_room = device_memory_for("the weights", "use dtype='bfloat16' or a smaller model")
@@ -135,6 +136,7 @@ class LLM:
         enable_compile_cache()
         self = cls.__new__(cls)
         settings = engine_options(options, dtype=dtype, own=("tokenizer", "dtype", "quiet"))
+        wait_for_dropped(SECONDS_FOR_DROPPED)
         check_memory(config, settings, params)
         self._start(config, params, tokenizer, settings, SamplingParams(), quiet)
         return self
@@ -152,16 +154,18 @@ class LLM:
         with device_memory_for("arena, rings and tables", "lower memory or max_rows"):
             engine = Engine(config, params, engine_config)
         self._params = params
-        self._weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+        self._weight_bytes = held_bytes(params)
         self._ledger = Ledger()
         self._thread = thread = EngineThread(engine, record=self._ledger.record)
-        self._intake = Intake(  # it must not lead back here: an object that nobody holds frees its memory at once
-            config,
-            engine_config,
-            tokenizer,
-            defaults,
-            max_model_len=lambda: thread.engine.max_model_len,
-            compile_seconds=engine.compile_seconds,
+        self._intake = (
+            Intake(  # it must not lead back here: an object that nobody holds frees its memory soon
+                config,
+                engine_config,
+                tokenizer,
+                defaults,
+                max_model_len=lambda: thread.engine.max_model_len,
+                compile_seconds=engine.compile_seconds,
+            )
         )
         self._cache = CacheView(self._thread.ask, self._ledger.seen, config, engine_config)
         if not quiet:
@@ -213,7 +217,7 @@ class LLM:
         self,
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-    ) -> Iterator[Delta]:
+    ) -> Generator[Delta, None, None]:
         """Like `generate`, but yields what is new as it comes; closing the iterator ends the requests.
 
         The texts of one completion's deltas join to its text. The last one of a prompt holds its `RequestOutput`.
@@ -317,7 +321,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         cache_breakpoints: Sequence[int] | None = None,
-    ) -> Iterator[Delta]:
+    ) -> Generator[Delta, None, None]:
         """Like `chat`, but yields what is new as it comes, as `stream` does.
 
         Example:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from glob import glob
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 try:
@@ -27,8 +28,8 @@ NO_LIMIT = 1 << 62  # version 1 says "no limit" by a number close to 2**63
 def ram_bytes(*, cgroups: Path = CGROUPS, mount: Path = CGROUP_MOUNT) -> int | None:
     """Bytes of memory this process may use; None where the system does not say.
 
-    That is the physical memory, or the limit of the process's cgroup or of one above it where that is smaller:
-    Docker, SLURM and systemd set such limits.
+    That is the smallest of the physical memory, the limits of the process's cgroup and of those above it (Docker, SLURM
+    and systemd set them), and the limit of its address space (`ulimit -v`; Grid Engine sets it).
 
     Args:
         cgroups: the file that lists the process's cgroups.
@@ -38,7 +39,15 @@ def ram_bytes(*, cgroups: Path = CGROUPS, mount: Path = CGROUP_MOUNT) -> int | N
         physical = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     except (AttributeError, OSError, ValueError):
         physical = []
-    return min([*physical, *_cgroup_limits(cgroups, mount)], default=None)
+    return min([*physical, *_cgroup_limits(cgroups, mount), *_address_space()], default=None)
+
+
+def _address_space() -> Iterator[int]:
+    """Its limit, if there is one."""
+    if resource is not None:
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if 0 < limit < NO_LIMIT:
+            yield limit
 
 
 def _cgroup_limits(cgroups: Path, mount: Path) -> Iterator[int]:
@@ -52,9 +61,9 @@ def _cgroup_limits(cgroups: Path, mount: Path) -> Iterator[int]:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0" and not controllers:
-            places, name = (mount, mount / "unified"), "memory.max"
+            places, names = (mount, mount / "unified"), ("memory.max", "memory.high")
         elif "memory" in controllers.split(","):
-            places, name = (mount / "memory",), "memory.limit_in_bytes"
+            places, names = (mount / "memory", mount / controllers), ("memory.limit_in_bytes",)
         else:
             continue
         parts = [part for part in path.split("/") if part]
@@ -62,7 +71,7 @@ def _cgroup_limits(cgroups: Path, mount: Path) -> Iterator[int]:
             parts = []
         # Inside a container the folder may be missing: what is mounted then is the container's own cgroup.
         for depth in range(len(parts) + 1):
-            for place in places:
+            for place, name in product(places, names):
                 with suppress(OSError, ValueError):  # no such file, "max"
                     limit = int(place.joinpath(*parts[:depth], name).read_bytes())
                     if 0 < limit < NO_LIMIT:

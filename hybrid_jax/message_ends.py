@@ -25,12 +25,12 @@ def message_ends(
     messages: Conversation,
     indices: Sequence[int] | None,
     text: str,
-    **template: Any,
+    template: dict[str, Any],
 ) -> list[int]:
     """Leading characters of a conversation's text that depend on nothing behind some of its messages.
 
     Args:
-        render: messages and template options to text.
+        render: messages and the options of a template, as keywords, to text.
         indices: of the messages, negative ones from the end; None for the system messages that it opens with, where
             the template can tell.
         text: of the whole conversation.

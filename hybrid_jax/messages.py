@@ -10,6 +10,7 @@ from typing import Any
 
 Conversation = Sequence[Mapping[str, Any]]
 
+COMMON_ROLES = ("system", "user", "assistant", "tool")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 OTHER_ROLES = {
     **dict.fromkeys(("human", "prompter"), "user"),
@@ -87,6 +88,25 @@ def check_roles(messages: Conversation, others: frozenset[str]) -> None:
             f"names, got {reprlib.repr(role)}{hint}",
             place=f"messages[{index}].role",
         )
+
+
+def check_shown(messages: Conversation, text: str) -> None:
+    """ConversationError where a template has left out a message, as many do with a role that they do not know.
+
+    Messages of the four roles that every template knows are not looked at: some of them change their text.
+    """
+    for index, message in enumerate(messages):
+        if message["role"] in COMMON_ROLES:
+            continue
+        content = message["content"].strip()
+        if not any(
+            form in text for form in (content, json.dumps(content, ensure_ascii=False)[1:-1])
+        ):
+            raise ConversationError(
+                f"messages[{index}] is left out by the chat template, which does not know the role "
+                f"{reprlib.repr(message['role'])}; use {' or '.join(COMMON_ROLES)}",
+                place=f"messages[{index}].role",
+            )
 
 
 def check_tools(tools: Any) -> None:
@@ -172,8 +192,9 @@ def _message(where: str, message: Any) -> dict[str, Any]:
             place=where,
             code="missing_required_parameter",
         )
-    if message.get("tool_calls") is not None:
-        read["tool_calls"] = _tool_calls(f"{where}.tool_calls", message["tool_calls"])
+    calls = read.pop("tool_calls", None)
+    if calls is not None and (calls := _tool_calls(f"{where}.tool_calls", calls)):
+        read["tool_calls"] = calls  # templates take an empty list for calls
     return read
 
 

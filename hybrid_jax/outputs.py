@@ -35,7 +35,7 @@ class RequestMetrics:
     next ones will be.
 
     Attributes:
-        arrival_time: when the prompt was accepted.
+        arrival_time: when the prompt was given to the engine; of a stream, when it was first read from.
         first_token_time: when its first token was known; None when it gave none.
         finished_time: when its last completion ended.
         compile_s: seconds between arrival and end in which the engine compiled programs, for this prompt or another.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import Progress, TaskID
@@ -13,6 +15,9 @@ Shown = bool | Callable[[int, int], None]
 WIDTH = 32  # characters of "compiling ...", so that spaces hide it again
 # The bars on the screen, the one begun last at the end. They are the process's, since so is its stderr.
 _bars: list[tuple[Progress, TaskID, str]] = []
+_told: list[
+    Callable[[], None]
+] = []  # what takes back that something is compiled, from where it was said
 
 
 @contextmanager
@@ -42,15 +47,22 @@ def shown(progress: Shown, what: str, *, unit: float = 1) -> Iterator[Callable[[
 
 
 def show_compiling(number: int, total: int) -> None:
-    """Says in the bar, or on a terminal or in a notebook, which program is compiled; 0 takes it back."""
-    text = f"compiling {number} of {total} ..." if number else ""
-    if _bars:
-        bar, task, what = _bars[-1]
-        bar.update(task, description=text or what)
-        return
-    stream = sys.stderr
-    if stream is None or not (stream.isatty() or type(stream).__module__ == "ipykernel.iostream"):
-        return
-    with suppress(OSError, ValueError):  # a terminal that went away is no business of the engine's
-        stream.write(f"\r{text:<{WIDTH}}" + "\r" * (not number))
-        stream.flush()
+    """Says in the bar, or on a terminal or in a notebook, which program is compiled; 0 takes it back there."""
+    with suppress(Exception):  # a terminal that went away is no business of the engine's
+        while _told:
+            _told.pop()()
+        if not number:
+            return
+        text = f"compiling {number} of {total} ..."
+        if _bars:
+            bar, task, what = _bars[-1]
+            bar.update(task, description=text)
+            _told.append(lambda: bar.update(task, description=what))
+        elif sys.stderr.isatty() or type(sys.stderr).__module__ == "ipykernel.iostream":
+            _write(sys.stderr, f"\r{text:<{WIDTH}}")
+            _told.append(functools.partial(_write, sys.stderr, f"\r{'':<{WIDTH}}\r"))
+
+
+def _write(stream: TextIO, text: str) -> None:
+    stream.write(text)
+    stream.flush()

@@ -77,6 +77,22 @@ def test_without_a_limit_that_can_be_read_it_is_what_is_built_in(ram, listed, fi
     assert ram(listed, files) == 16 * GIB
 
 
+@pytest.mark.parametrize(
+    "listed, name",
+    [
+        ("0::/\n", "memory.high"),  # where the system begins to hold the process up
+        ("4:cpu,memory:/job\n", "cpu,memory/job/memory.limit_in_bytes"),
+    ],
+)
+def test_less_common_limits_are_seen(ram, listed, name):
+    assert ram(listed, {name: f"{5 * GIB}\n"}) == 5 * GIB
+
+
+def test_the_address_space_is_a_limit(ram, monkeypatch):
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda kind: (7 * GIB, -1))
+    assert ram(None, {}) == 7 * GIB
+
+
 def test_a_limit_counts_where_the_system_does_not_say_what_is_built_in(ram, monkeypatch):
     def refuse(name):
         raise ValueError

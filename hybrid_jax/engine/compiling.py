@@ -1,4 +1,4 @@
-"""Compiling as it happens: a clock that any thread may read, and a word to whoever waits for it."""
+"""Compiling, as it happens: how long it takes, which any thread may ask, and a message to those who wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Compiling:
 
     Attributes:
         listener: called with (number, total) before a program is compiled and with (0, 0) after it; None for nobody.
-            The number counts from 1 since the last turn that compiled nothing.
+            The number counts from 1 since the last turn that compiled nothing, and since a warm-up began or ended.
         count_missing: how many programs are still to be compiled, the next one included, as far as is known.
     """
 
@@ -27,6 +27,7 @@ class Compiling:
         self.listener: Callable[[int, int], None] | None = None
         self.count_missing: Callable[[], int] = lambda: 1
         self._number = self._number_before = 0
+        self._task = ""
         # Seconds so far, and when the program that is being compiled was begun. One tuple, so that another thread
         # reads both of the same moment.
         self._clock: tuple[float, float | None] = (0.0, None)
@@ -50,6 +51,12 @@ class Compiling:
             if self.listener is not None:
                 self.listener(0, 0)
             give_back_free_memory()  # the compiler's
+
+    def begin(self, task: str, count_missing: Callable[[], int]) -> None:
+        """A part of some task begins, which may compile; the count starts over with another task."""
+        if task != self._task:
+            self._task, self._number, self._number_before = task, 0, 0
+        self.count_missing = count_missing
 
     def end_turn(self) -> None:
         """After a turn that compiled nothing the count starts over."""
@@ -76,6 +83,7 @@ class Program:
     def __call__(self, *args: Any) -> Any:
         if self.compiled:
             return self._jitted(*args)
+        jax.block_until_ready(args)  # what still runs is no compiling
         with self._compiling.next_program():
             results = self._jitted(*args)
         self.compiled = True

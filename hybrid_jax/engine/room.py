@@ -15,6 +15,9 @@ from hybrid_jax.machine import ram_bytes, widens_bfloat16
 from hybrid_jax.sizes import format_size, parse_size, round_size
 
 Change = dict[str, str | int]  # settings by name
+TILE_TOKENS = (
+    128  # of a row's keys and values that attention works on at a time, or a page if that is longer
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +152,8 @@ def require_room(room: Room) -> None:
 def temporary_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int:
     """An estimate of what the layers of the largest step hold, logits left out: they are part of `memory`.
 
-    One layer works at a time, in float32 arrays over the tokens of a prefill, and the states of the rows twice.
+    One layer works at a time, in float32 arrays over the tokens of the step, and the states of the rows twice. In a
+    decode step or an exact one, attention also copies the keys and values that it works on, of each row, twice.
 
     Args:
         model, engine: what runs.
@@ -158,7 +162,11 @@ def temporary_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -
     blocks = [b for layer in model.layers for b in (*layer.mixers, layer.mlp) if b is not None]
     columns = 3 * model.width + max(_columns(block, model.width) for block in blocks)
     states = [state_elements(block)[0] for block in blocks if isinstance(block, Mamba2)]
-    count = max(engine.prefill_tokens, engine.max_rows) * columns
+    window = engine.grain if engine.exact else 1
+    tile = max(TILE_TOKENS, make_geometry(model, engine).page_tokens)
+    copied = [2 * b.num_kv_heads * b.head_dim * tile for b in blocks if isinstance(b, Attention)]
+    decode = engine.max_rows * (window * columns + 2 * max(copied, default=0))
+    count = max(decode, engine.prefill_tokens * columns)
     count += 2 * engine.max_rows * max(states, default=0)
     if widens and engine.dtype == "bfloat16":
         count += weight_count(_with_one_expert(model))
@@ -169,9 +177,8 @@ def _columns(block: Attention | Mamba2 | MLP | MoE, width: int) -> int:
     """Elements a token that one block holds at a time."""
     if isinstance(block, Attention):
         return 3 * (block.num_heads + 2 * block.num_kv_heads) * block.head_dim
-    if isinstance(
-        block, Mamba2
-    ):  # the projection and what becomes of it, and decay matrices of a tile
+    if isinstance(block, Mamba2):
+        # the projection and what becomes of it, and decay matrices of a tile
         return 5 * block.proj_size + 3 * MAX_GRAIN * block.num_heads
     if isinstance(block, MLP):
         return (3 if block.kind == "gated_silu" else 2) * block.width

@@ -191,7 +191,7 @@ class Runner:
 
     def execute(self, plan: Plan) -> Pending:
         """Dispatches a plan and returns at once; the state is rebound in the same statement as each call."""
-        self.compiling.count_missing = functools.partial(self._num_missing, plan)
+        self.compiling.begin("turns", functools.partial(self._num_missing, plan))
         pending = self._dispatch(plan)
         self.compiling.end_turn()
         return pending
@@ -404,7 +404,7 @@ class Runner:
         ]
 
     def _warm(self, job: Callable[[], None], num_left: int) -> None:
-        self.compiling.count_missing = lambda: num_left
+        self.compiling.begin("warm-up", lambda: num_left)
         job()
         jax.block_until_ready(self.state)
 

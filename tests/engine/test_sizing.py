@@ -19,9 +19,12 @@ from hybrid_jax.config import (
 )
 from hybrid_jax.describe import describe
 from hybrid_jax.engine import bucket
+from hybrid_jax.engine import runner as runners
+from hybrid_jax.engine.adjust import make_adjust
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.request import Request
-from hybrid_jax.engine.runner import Variant
+from hybrid_jax.engine.room import find_room
+from hybrid_jax.engine.runner import Runner, Variant
 from hybrid_jax.engine.sizing import DEFAULT_LENGTH, MAX_SLOTS, Sizes, choose_sizes
 from hybrid_jax.geometry import (
     LOGITS_OF_A_POSITION,
@@ -32,7 +35,7 @@ from hybrid_jax.geometry import (
 )
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.sampling_params import SamplingParams
-from hybrid_jax.state import state_specs
+from hybrid_jax.state import make_state, state_specs
 
 
 def model(pattern: str, **settings) -> ModelConfig:
@@ -121,14 +124,9 @@ def test_an_engine_with_the_least_memory_serves_short_requests():
     assert sum(leaf.nbytes for leaf in adjust) == engine.sizes.adjust_bytes == 2 * 4 * 3 * 31
 
 
-@pytest.mark.usefixtures("no_compile_cache")
-@pytest.mark.parametrize("max_rows, exact", [(2, False), (16, False), (16, True)])
-def test_the_logits_of_every_step_fit_what_is_counted_for_them(max_rows, exact, monkeypatch):
-    """By XLA's own count of what a step holds beside what it is given; nothing runs."""
-    config = model("MA", vocab_size=30011)
-    settings = EngineConfig(max_rows=max_rows, max_model_len=64, prefill_tokens=64, exact=exact)
-    engine = Engine(config, random_params(config, 0), settings)
-    runner, build, held = engine.runner, engine.runner.executable, {}
+def count_held(runner, monkeypatch):
+    """Steps are compiled but not run: bytes that each holds beside what it is given, and what compiles one."""
+    build, held = runner.executable, {}
 
     def compiled(kind, *key):
         def call(*args):
@@ -143,6 +141,18 @@ def test_the_logits_of_every_step_fit_what_is_counted_for_them(max_rows, exact, 
         return call
 
     monkeypatch.setattr(runner, "executable", compiled)
+    return held, compiled
+
+
+@pytest.mark.usefixtures("no_compile_cache")
+@pytest.mark.parametrize("max_rows, exact", [(2, False), (16, False), (16, True)])
+def test_the_logits_of_every_step_fit_what_is_counted_for_them(max_rows, exact, monkeypatch):
+    """By XLA's own count of what a step holds beside what it is given; nothing runs."""
+    config = model("MA", vocab_size=30011)
+    settings = EngineConfig(max_rows=max_rows, max_model_len=64, prefill_tokens=64, exact=exact)
+    engine = Engine(config, random_params(config, 0), settings)
+    runner = engine.runner
+    held, compiled = count_held(runner, monkeypatch)
     variants = (Variant(), Variant(20, True))[exact:]
     for shape in bucket.all_buckets(settings, max_pages=runner.max_pages):
         if shape.rows == max_rows or isinstance(shape, bucket.ForkBucket):
@@ -154,6 +164,55 @@ def test_the_logits_of_every_step_fit_what_is_counted_for_them(max_rows, exact, 
     counted = engine.sizes.logits_bytes
     assert max(held.values()) <= counted + small, held
     assert max(held.values()) >= 0.75 * counted, held
+
+
+WIDE = {
+    "attention": LayerSpec(
+        mixers=(Attention(num_heads=16, num_kv_heads=16, head_dim=64),), mlp=MLP(width=512)
+    ),
+    "mamba": LayerSpec(mixers=(Mamba2(num_heads=16, head_dim=64, state_size=64),)),
+}
+
+
+@pytest.mark.usefixtures("no_compile_cache")
+@pytest.mark.parametrize(
+    "kinds, settings",
+    [
+        (["attention"], {"max_rows": 2, "prefill_tokens": 512}),
+        (["attention"], {"max_rows": 256}),
+        (["attention", "mamba"], {"max_rows": 128}),
+        (["attention", "mamba"], {"max_rows": 64, "exact": True}),
+    ],
+)
+def test_no_step_holds_more_than_is_counted_for_temporaries(kinds, settings, monkeypatch):
+    layers = tuple(WIDE[kind] for kind in kinds)
+    config = ModelConfig(family="test", layers=layers, vocab_size=64, width=512, max_position=256)
+    engine = EngineConfig(**{"prefill_tokens": 64} | settings)
+    found = find_room(config, engine, None)
+    params = jax.eval_shape(lambda: random_params(config, 0))
+    monkeypatch.setattr(
+        runners, "make_state", lambda specs: jax.eval_shape(lambda: make_state(specs))
+    )
+    runner = Runner(
+        config,
+        params,
+        engine,
+        make_geometry(config, engine),
+        num_frames=found.sizes.num_frames,
+        max_slots=found.sizes.max_slots,
+        max_model_len=found.sizes.max_model_len,
+    )
+    runner.adjust = jax.eval_shape(lambda: make_adjust(config, engine.max_rows))
+    held, _ = count_held(runner, monkeypatch)
+    largest = {}
+    for shape in bucket.all_buckets(engine, max_pages=runner.max_pages):
+        largest[type(shape)] = shape  # they come in order of size
+    for shape in largest.values():
+        if not isinstance(shape, bucket.ForkBucket):
+            runner._warm_step(shape, Variant(20, True) if engine.exact else Variant())
+    counted = found.temporary_bytes + found.sizes.logits_bytes
+    assert max(held.values()) <= counted, (held, counted)
+    assert max(held.values()) >= 0.25 * counted, (held, counted)
 
 
 def test_a_row_pays_for_its_logits():

@@ -30,12 +30,9 @@ class Asked:
     def ask(self, prompt):
         request = self.engine.add(prompt, max_tokens=1)
         self.engine.run()
-        output = SimpleNamespace(
-            request_id=request.request_id,
-            prompt_token_ids=request.prompt,
-            num_cached_tokens=request.num_cached_tokens,
+        self.seen.remember(
+            request.request_id, len(request.prompt), request.num_cached_tokens, request.look_up
         )
-        self.seen.remember(output, request.look_up)
         return str(self.view.explain(request.request_id))
 
 
@@ -52,8 +49,7 @@ def told(why, *, hit_len=32, match_len=100, **more):
         policy="lru",
         **more,
     )
-    output = SimpleNamespace(request_id="7", prompt_token_ids=[0] * 200, num_cached_tokens=hit_len)
-    seen.remember(output, look_up)
+    seen.remember("7", 200, hit_len, look_up)
     return view.explain("7").reason
 
 

@@ -388,14 +388,35 @@ def test_a_chat_stream_may_be_left_early(llm):
 
 def test_the_role_must_stand_in_the_template_that_is_used(llm):
     messages = [USER, says("critic", "no")]
-    template = "{% for m in messages %}{{ 'c' if m.role == \"critic\" else 'o' }}{% endfor %}"
-    assert llm.render_chat(messages, chat_template=template).text == "oc"
+    template = (
+        "{% for m in messages %}{{ 'c:' if m.role == \"critic\" }}{{ m.content }},{% endfor %}"
+    )
+    assert llm.render_chat(messages, chat_template=template).text == "hi,c:no,"
     llm.get_tokenizer().chat_templates["tool_use"] = template
-    assert llm.render_chat(messages, tools=[TOOL]).text == "oc"
+    assert llm.render_chat(messages, tools=[TOOL]).text == "hi,c:no,"
     with pytest.raises(ValueError, match=r"messages\[1\].role must be one of .*, got 'critic'"):
         llm.render_chat(messages)
     with pytest.raises(ValueError, match="chat template: .*unexpected"):
         llm.render_chat(messages, chat_template="{{ ) }}")
+
+
+def test_a_message_that_the_template_leaves_out_is_refused(llm):
+    template = (
+        "{% for m in messages if m.role in ('user', 'critic') %}{{ m.content | X }}{% endfor %}"
+    )
+    for shown in ("trim", "tojson"):
+        own = template.replace("X", shown)
+        said = [says("critic", ' "no"\n'), USER] if shown == "trim" else [says("critic", '"no"\né')]
+        assert "no" in llm.render_chat(said, chat_template=own).text
+        with pytest.raises(ValueError, match=r"messages\[1\] is left out .* the role 'developer'"):
+            llm.chat([USER, says("developer", "Be brief.")], chat_template=own)
+
+
+@pytest.mark.parametrize("empty", [None, []])
+def test_no_tool_calls_are_the_same_as_none_at_all(llm, empty):
+    template = "{% for m in messages %}{{ 'calls' if m.tool_calls is defined }}{% endfor %}"
+    message = says("assistant", "hi") | {"tool_calls": empty}
+    assert llm.render_chat([USER, message], chat_template=template).text == ""
 
 
 @pytest.mark.parametrize(

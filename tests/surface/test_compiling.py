@@ -5,12 +5,26 @@ from __future__ import annotations
 import io
 import re
 import sys
+import time
 
+import jax
 import pytest
 
 from hybrid_jax import LLM, SamplingParams, progress_bar
+from hybrid_jax.engine.compiling import Compiling, Program
+from hybrid_jax.progress_bar import show_compiling, shown
 from tests.surface.fake_engine import GREEDY, SCRIPT, FakeEngine, texts
 from tests.tiny_models import tiny_model
+
+
+def test_what_still_runs_is_no_compiling(monkeypatch):
+    """The steps before are waited for before the clock starts, not while it runs."""
+    clock = Compiling()
+    program, seen = Program(lambda x: x + 1, (), clock), []
+    monkeypatch.setattr(jax, "block_until_ready", lambda args: seen.append(clock.seconds()))
+    clock.listener = lambda number, total: seen.append(number)
+    assert program(1) == 2
+    assert seen == [0.0, 1, 0]
 
 
 class Terminal(io.StringIO):
@@ -46,17 +60,22 @@ class CompilingEngine(FakeEngine):
             self.listener(len(self.compiled_at), 9)
             self.compiled_at.append(seconds)
             self.compiled = sum(self.compiled_at)
+            self.clock[0] += seconds
             self.listener(0, 0)
         return super().step()
 
     compiled_at: list
+    clock: list
 
 
 @pytest.fixture
 def compiling(make_llm, monkeypatch):
     """An LLM whose engine compiles before the first and the third step."""
     monkeypatch.setattr("hybrid_jax.llm.Engine", CompilingEngine)
+    clock, real = [0.0], time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: real() + clock[0])
     monkeypatch.setattr(CompilingEngine, "compiled_at", [0.0], raising=False)
+    monkeypatch.setattr(CompilingEngine, "clock", clock, raising=False)
     return make_llm(steps_per_dispatch=4, quiet=True)
 
 
@@ -64,9 +83,9 @@ def test_rates_leave_compiling_out_and_metrics_name_it(compiling):
     metrics = compiling.generate("ab", SamplingParams(max_tokens=16))[0].metrics
     assert (metrics.compile_s, metrics.first_token_compile_s) == (6.5, 2.5)
     waited = metrics.first_token_time - metrics.arrival_time
-    assert metrics.ttft_s == waited - 2.5
+    assert waited > 2.5 and metrics.ttft_s == waited - 2.5
     spent = metrics.finished_time - metrics.first_token_time - 4.0
-    assert spent < 0 and metrics.decode_tokens_per_s == pytest.approx(12 / spent)
+    assert spent > 0 and metrics.decode_tokens_per_s == pytest.approx(12 / spent)
     assert metrics.as_dict()["compile_s"] == 6.5
     again = compiling.generate("ab", SamplingParams(max_tokens=16))[0].metrics
     assert (again.compile_s, again.first_token_compile_s) == (0, 0)
@@ -86,12 +105,56 @@ def test_a_stream_is_not_disturbed_once_it_shows_text(compiling, look):
     assert terminal.on_screen() == ("", ["compiling 1 of 9 ..."])
 
 
-def test_a_bar_says_it_itself(compiling, look):
+def test_a_bar_says_it_itself(compiling, look, monkeypatch):
     terminal = look()
+    said, show = [], progress_bar.show_compiling
+
+    def watched(number, total):
+        [(bar, task, _)] = progress_bar._bars
+        show(number, total)
+        said.append(bar.tasks[task].description)
+
+    monkeypatch.setattr("hybrid_jax.engine_thread.show_compiling", watched)
     compiling.generate("ab", GREEDY, progress=True)
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
-    assert "generating" in text and "\rcompiling" not in terminal.getvalue()
+    assert said == ["compiling 1 of 9 ...", "generating", "compiling 2 of 9 ...", "generating"]
+    assert "\rcompiling" not in terminal.getvalue()
     assert not progress_bar._bars
+
+
+def test_the_word_is_taken_back_where_it_was_said(look):
+    terminal = look()
+    show_compiling(1, 2)
+    with shown(True, "loading"):
+        show_compiling(0, 0)
+        [(bar, task, _)] = progress_bar._bars
+        assert terminal.getvalue().startswith("\rcompiling 1 of 2 ...")
+        assert f"\r{'':<{progress_bar.WIDTH}}\r" in terminal.getvalue()
+        show_compiling(2, 2)
+        with shown(True, "generating") as _:
+            show_compiling(0, 0)
+        assert bar.tasks[task].description == "loading"
+
+
+def test_the_count_starts_over_after_a_warm_up():
+    compiling, counts = Compiling(), []
+    compiling.listener = lambda number, total: counts.append((number, total))
+    for task, missing in [
+        ("warm-up", 2),
+        ("warm-up", 1),
+        ("turns", 2),
+        ("turns", 1),
+        ("warm-up", 1),
+    ]:
+        compiling.begin(task, lambda missing=missing: missing)
+        with compiling.next_program():
+            pass
+    assert [count for count in counts if count != (0, 0)] == [
+        (1, 2),
+        (2, 2),
+        (1, 2),
+        (2, 2),
+        (1, 1),
+    ]
 
 
 def test_nothing_is_printed_where_nobody_looks(compiling, capfd):

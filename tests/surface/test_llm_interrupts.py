@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
-from hybrid_jax.engine_thread import EngineThread
+from hybrid_jax.engine_thread import Command, EngineThread
+from hybrid_jax.feed import Feed
 from hybrid_jax.text import IncrementalDecoder
 from tests.surface.fake_engine import GREEDY, SCRIPT, texts
 
@@ -127,6 +132,102 @@ def test_an_interrupt_at_any_line_of_a_call_leaves_nothing_behind(make_llm, func
     assert raised >= 2
 
 
+@pytest.mark.parametrize("function", [Feed.step, EngineThread.submit])
+def test_an_interrupt_at_any_line_of_a_step_loses_no_ticket(make_llm, function):
+    first = function.__code__.co_firstlineno
+    lines = sorted({n for *_, n in function.__code__.co_lines() if n and n > first})
+    raised = 0
+    for line in lines:
+        llm = make_llm()
+        with llm.feed() as feed:
+            tickets, steps = [feed.add("cd", GREEDY), feed.add("ef", GREEDY)], 0
+            with AtLine(function, line) as tracer, suppress(KeyboardInterrupt):
+                feed.step()
+            raised += tracer.raised
+            while not all(ticket.finished for ticket in tickets):
+                feed.step()
+                steps += 1
+                assert steps < 50, line
+            assert [texts(ticket.outputs()) for ticket in tickets] == [[SCRIPT[:12]]] * 2
+        assert is_idle(llm)
+    assert raised >= 4
+
+
+def test_a_call_in_the_engines_own_thread_is_refused_where_it_would_wait_for_itself(make_llm):
+    """The garbage collector may run a __del__ there."""
+    watched = Watched(make_llm)
+    llm, found = watched.llm, []
+
+    class Careless:
+        def __init__(self, does):
+            self.does, self.itself = does, self
+
+        def __del__(self):
+            try:
+                self.does()
+            except RuntimeError as error:
+                found.append(str(error))
+
+    for does in (lambda: llm.generate("ab"), llm.stats, lambda: next(llm.stream("ab"))):
+        gc.collect()
+        gc.disable()
+        Careless(does)
+        llm._thread.ask(lambda engine: gc.collect())
+        gc.enable()
+    assert len(found) == 3
+    assert all("LLM: called in the engine's own thread" in message for message in found)
+    watched.check()
+    llm._thread.ask(lambda engine: llm.close())
+    with pytest.raises(RuntimeError, match="this object was closed"):
+        llm.generate("ab")
+
+
+def test_news_that_nobody_can_be_told_of_end_one_call(make_llm):
+    watched = Watched(make_llm)
+
+    async def breaks():
+        deltas = watched.llm.astream("cd", SamplingParams(max_tokens=190))
+        await anext(deltas)
+        loop = asyncio.get_running_loop()
+        loop.call_soon_threadsafe = lambda *_: 1 / 0
+        time.sleep(0.1)
+        del loop.call_soon_threadsafe
+
+    asyncio.run(breaks())
+    watched.check()
+
+
+EXITS = """
+import os, signal, threading, time
+from tests.surface.fake_engine import CONFIG, FakeEngine
+import hybrid_jax.llm
+hybrid_jax.llm.Engine = FakeEngine
+llm = hybrid_jax.llm.LLM.from_params(CONFIG, {}, quiet=True)
+llm._engine.pause = 60  # like a program that takes a minute to compile
+llm._thread.submit([hybrid_jax.llm.Call(llm._intake.jobs([65], None))])
+time.sleep(0.2)
+timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+timer.daemon = True
+timer.start()
+print("waits")
+"""
+
+
+def test_ctrl_c_ends_a_program_that_waits_for_a_turn_to_end():
+    done = subprocess.run([sys.executable, "-c", EXITS], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "waits\n", "")
+
+
+def test_a_new_llm_waits_for_the_memory_of_one_that_was_dropped(make_llm, monkeypatch):
+    llm = make_llm()
+    engine, freed = llm._engine, []
+    monkeypatch.setattr(engine, "close", lambda: freed.append(time.sleep(0.2)))
+    del llm
+    monkeypatch.setattr("hybrid_jax.llm.check_memory", lambda *_: freed.append("asked"))
+    make_llm()
+    assert freed == [None, "asked"]
+
+
 def test_a_text_that_cannot_be_made_ends_its_call_alone(make_llm, monkeypatch):
     watched = Watched(make_llm)
     real, made, new = IncrementalDecoder.push, IncrementalDecoder.__init__, []
@@ -159,6 +260,86 @@ def test_a_turn_that_fails_ends_the_calls_that_are_new(make_llm):
     watched.check()
 
 
+def test_each_caller_gets_an_error_of_its_own(make_llm):
+    llm = make_llm()
+    feed, other = llm.feed(), llm.feed()
+    llm._engine.raises_for = b"cd", RuntimeError("device lost")
+    tickets = [feed.add("cd", GREEDY), other.add("cd", GREEDY)]
+    errors = []
+    for each in (feed, other):
+        with pytest.raises(RuntimeError, match="device lost") as raised:
+            each.step()
+        errors.append(raised.value)
+    assert errors[0] is not errors[1]
+    assert "raises_for" in str(raised.traceback[-1].statement)  # where the engine failed
+    with pytest.raises(RuntimeError, match="device lost"):
+        tickets[0].outputs()
+
+
+def test_what_finished_beside_a_ticket_that_failed_is_not_lost(make_llm):
+    llm = make_llm()
+    with llm.feed() as feed:
+        tickets = [feed.add(prompt, GREEDY) for prompt in ("ab", "cd")]
+        step = llm._engine.step
+
+        def ends_one():
+            results = step()
+            llm._thread._loop.end_call(tickets[1].call, RuntimeError("lost"), engine_failed=True)
+            return results
+
+        llm._engine.step = ends_one
+        with pytest.raises(RuntimeError, match="lost"):
+            while True:
+                assert feed.step() == []
+        llm._engine.step = step
+        found = []
+        while not found:
+            found = feed.step()
+    assert found == tickets[:1] and texts(tickets[0].outputs()) == [SCRIPT[:12]]
+
+
+def test_an_engine_that_fails_when_prompts_are_added_has_failed(make_llm, monkeypatch):
+    llm = make_llm()
+
+    def fails(request):
+        raise RuntimeError("no memory for a new arena")
+
+    monkeypatch.setattr(llm._engine, "add", fails)
+    with llm.feed() as feed:
+        feed.add("ab", GREEDY)
+        with pytest.raises(RuntimeError, match="no memory for a new arena"):
+            feed.step()
+
+
+def test_questions_do_not_keep_the_engine_from_its_turns(make_llm):
+    """While one is answered the next is asked, so there is always one."""
+    llm = make_llm(steps_per_dispatch=1)
+    done, asked = threading.Event(), []
+
+    def asks():
+        while not done.is_set():
+            asked.append(llm._thread.ask(lambda engine: time.sleep(0.005)))
+
+    threads = [threading.Thread(target=asks, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    call = threading.Thread(target=llm.generate, args=("ab", GREEDY), daemon=True)
+    call.start()
+    call.join(timeout=20)
+    done.set()
+    assert not call.is_alive() and asked
+    for thread in threads:
+        thread.join()
+
+
+def test_a_mistake_in_a_command_harms_no_other_call(make_llm):
+    watched = Watched(make_llm)
+    told = []
+    watched.llm._thread._loop.give(Command(lambda: 1 / 0, told.append))
+    watched.check()
+    assert [type(error) for error in told] == [ZeroDivisionError]
+
+
 def test_whoever_still_waits_is_told_when_the_thread_ends_by_a_mistake(make_llm, monkeypatch):
     llm = make_llm()
     llm._engine.pause = 0.01
@@ -172,18 +353,39 @@ def test_whoever_still_waits_is_told_when_the_thread_ends_by_a_mistake(make_llm,
     llm.close()
 
 
-def test_calls_end_when_the_llm_is_closed_in_another_thread(make_llm):
+def test_calls_end_when_the_llm_is_closed_in_another_thread(make_llm, monkeypatch):
     llm = make_llm()
-    llm._engine.pause = 0.02
-    threading.Timer(0.1, llm.close).start()
+    step = llm._engine.step
+    closes = threading.Thread(target=llm.close)
+
+    def closing():
+        if not closes.ident:
+            closes.start()
+            while not llm._thread.closed:
+                time.sleep(0.001)
+        return step()
+
+    monkeypatch.setattr(llm._engine, "step", closing)
     with pytest.raises(RuntimeError, match="LLM: this object was closed"):
         llm.generate("ab", SamplingParams(max_tokens=190))
+    closes.join()
 
 
-def test_an_llm_that_nobody_holds_ends_its_thread(make_llm):
+@pytest.mark.parametrize("failed", ["nothing", "a turn", "a question", "a prompt"])
+def test_an_llm_that_nobody_holds_ends_its_thread(make_llm, failed):
     before = {thread for thread in threading.enumerate() if thread.name == "hybrid_jax"}
     llm = make_llm()
     llm.generate("ab", GREEDY)
+    if failed == "a turn":
+        llm._engine.raises_for = b"cd", RuntimeError("device lost")
+        with pytest.raises(RuntimeError, match="device lost"):
+            llm.generate("cd")
+    elif failed == "a question":
+        with pytest.raises(ZeroDivisionError):
+            llm._thread.ask(lambda engine: 1 / 0)
+    elif failed == "a prompt":
+        with pytest.raises(ValueError, match="prompt 0: the engine refuses byte 255"):
+            llm.generate({"prompt_token_ids": [255]})
     [thread] = {t for t in threading.enumerate() if t.name == "hybrid_jax"} - before
     del llm
     thread.join(timeout=10)

@@ -27,6 +27,14 @@ TIB = 2**40
         ({"gpu_memory_utilization": 0.9}, TypeError, "did you mean memory (bytes, or a size like"),
         ({"torch_dtype": "auto"}, TypeError, "did you mean dtype?"),
         (
+            {"max_tokens": 9},
+            TypeError,
+            "did you mean SamplingParams(max_tokens=...), given to generate?",
+        ),
+        ({"max_logprobs": 5}, TypeError, "a request may ask for 20 of them; leave it out"),
+        ({"hf_token": "x"}, TypeError, "nothing is downloaded; model is a directory; leave it out"),
+        ({"zzz": 1}, TypeError, "unknown option 'zzz'; it has cache, dtype, exact, grain"),
+        (
             {"tensor_parallel_size": 2},
             NotImplementedError,
             "running on several devices is not built",
@@ -69,8 +77,13 @@ def test_every_name_of_another_engine_leads_to_one_of_ours():
     ours = {*EngineConfig.__dataclass_fields__, *options.OWN_OPTIONS}
     for name, other in LLM_OPTIONS.ours.items():
         assert name not in ours
-        assert other.split()[0] in ours
+        of_requests = re.match(r"SamplingParams\((\w+)=", other)
+        if of_requests:
+            assert of_requests[1] in SamplingParams.__dataclass_fields__
+        else:
+            assert other.split()[0] in ours
     assert not LLM_OPTIONS.later.keys() & {*ours, *LLM_OPTIONS.ours}
+    assert not LLM_OPTIONS.needless.keys() & {*ours, *LLM_OPTIONS.ours, *LLM_OPTIONS.later}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import random
+import select
 import signal
 import threading
 import time
@@ -224,6 +225,8 @@ def test_a_fork_is_told_to_be_spawned(make_llm):
         os.write(writer, "\n".join(told).encode())
         os._exit(0)
     os.close(writer)
+    if not select.select([reader], [], [], 60)[0]:
+        os.kill(child, signal.SIGKILL)
     with open(reader) as pipe:
         told = pipe.read().splitlines()
     os.waitpid(child, 0)

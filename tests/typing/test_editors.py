@@ -55,7 +55,9 @@ def test_kernels_have_the_same_choices_everywhere():
 def mypy(*arguments: str | Path) -> str:
     """What it says, and nothing if it is content."""
     command = [sys.executable, "-m", "mypy", "--no-error-summary", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.stderr == "" and done.returncode == (1 if done.stdout else 0), done
+    return done.stdout
 
 
 def test_mypy_reports_every_wrong_call_and_no_right_one():
