@@ -52,10 +52,10 @@ def test_kernels_have_the_same_choices_everywhere():
     assert get_type_hints(options.RareOptions)["kernels"] == field | None
 
 
-def mypy(*arguments: str | Path) -> str:
+def mypy(*arguments: str | Path, folder: Path = ROOT) -> str:
     """What it says, and nothing if it is content."""
     command = [sys.executable, "-m", "mypy", "--no-error-summary", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     assert done.stderr == "" and done.returncode == (1 if done.stdout else 0), done
     return done.stdout
 
@@ -75,6 +75,14 @@ def test_mypy_reports_a_right_call_that_is_marked_as_wrong(tmp_path):
     )
     reports = re.findall(r"marked\.py:(\d): error: .*\[([\w-]+)\]$", mypy(path), re.MULTILINE)
     assert reports == [("2", "unused-ignore"), ("3", "call-arg")]
+
+
+def test_mypy_finds_the_installed_package_from_anywhere(tmp_path):
+    """As a user's does, who has no settings of ours."""
+    (tmp_path / "own.py").write_text("from hybrid_jax import LLM\nLLM(modle=1)\nreveal_type(LLM)\n")
+    said = mypy("own.py", "--config-file=", folder=tmp_path)
+    assert 'own.py:2: error: Unexpected keyword argument "modle" for "LLM"' in said
+    assert 'Revealed type is "def (model: str' in said.replace("builtins.", "")
 
 
 def editor(code: str) -> jedi.Script:
