@@ -118,9 +118,13 @@ def generate(
         int | None, typer.Option(help="Keep the k most likely tokens.", show_default=MODELS_OWN)
     ] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Keep this much probability.", show_default=MODELS_OWN)
+        float | None,
+        typer.Option(
+            help="Sample from the likeliest tokens that have this much probability.",
+            show_default=MODELS_OWN,
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the sampling noise.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of random sampling.")] = 0,
     n: Annotated[int, typer.Option("--n", help="Completions per prompt.")] = 1,
     stop: Annotated[
         list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")
@@ -297,7 +301,7 @@ def run_batch(
     chat_template: Annotated[
         Path | None, typer.Option(help="Jinja file, instead of the model's own chat template.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the noise of lines without a seed.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for lines that give none.")] = 0,
     dtype: DtypeOption = "auto",
     memory: MemoryOption = None,
     max_rows: RowsOption = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,6 +15,11 @@ import typer
 from hybrid_jax.cli_words import Options, shell_words
 
 PACKAGE = Path(__file__).resolve().parent
+# How typer's checker of values says it.
+VALID = re.compile(
+    r"Input should be a valid (integer|number)(?:, unable to parse string as an? \w+)?"
+)
+A = {"integer": "an integer", "number": "a number"}
 CALLERS_MISTAKES = (ValueError, NotImplementedError, OSError)
 
 
@@ -104,7 +110,7 @@ def _report(error: Exception, options: Options) -> int:
 
 def _usage_message(error: Exception) -> str:
     """typer's own, and the value that was wrong, which some versions leave to the cause."""
-    text = error.format_message()
+    text = VALID.sub(lambda found: f"must be {A[found[1]]}", error.format_message())
     details = getattr(error.__cause__, "errors", None)
     for detail in details() if callable(details) else ():
         if repr(detail.get("input")) not in text:

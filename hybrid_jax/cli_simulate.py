@@ -50,7 +50,7 @@ def simulate(
         str | None,
         typer.Option(help="Soft quotas of KV, with arrivals: shares LOW,HIGH of the memory."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Only so many requests.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Read only this many requests.")] = None,
     ttft_table: Annotated[
         Path | None, typer.Option(help="Measured times: CSV with the columns tokens and ms.")
     ] = None,

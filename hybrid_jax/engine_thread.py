@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 CLOSED = "LLM: this object was closed; make a new one"
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ends
+PATIENCE = 0.5  # seconds that a program waits at its end without a word
+_first_process: int | None = None  # that made an engine's thread, and with it jax's own threads
 _ending: set[threading.Thread] = (
     set()
 )  # of objects that were dropped; the process's, as is the memory they hold
@@ -122,6 +124,8 @@ class EngineThread:
     """
 
     def __init__(self, engine: Engine, *, record: Callable[[Job], None]) -> None:
+        global _first_process
+        _first_process = _first_process or os.getpid()
         self._loop, self._pid, self._closed = _Loop(engine, record), os.getpid(), False
         self._thread = threading.Thread(target=self._loop.run, name="hybrid_jax", daemon=True)
         self._thread.start()
@@ -257,6 +261,15 @@ class EngineThread:
             _join(self._loop, self._thread)
 
 
+def check_process() -> None:
+    """RuntimeError in a fork of a process that has run an engine: jax would wait there for ever."""
+    if _first_process not in (None, os.getpid()):
+        raise RuntimeError(
+            f"LLM: this process ({os.getpid()}) is a fork of process {_first_process}, which has used an LLM, and jax "
+            "does not work in a fork; start workers by multiprocessing.get_context('spawn')"
+        )
+
+
 def own_error(error: BaseException) -> BaseException:
     """A copy of an error that several callers get: a raised one holds the frames that it went through."""
     try:
@@ -276,7 +289,14 @@ def _join(loop: _Loop, thread: threading.Thread) -> None:
 def _join_at_exit(loop: _Loop, thread: threading.Thread) -> None:
     """As `_join`. Ctrl-C ends the wait, and the program with it: Python aborts where a thread outlives it in XLA."""
     try:
-        _join(loop, thread)
+        loop.stop()
+        thread.join(PATIENCE)
+        if thread.is_alive() and sys.stderr is not None and sys.stderr.isatty():
+            print(
+                "hybrid_jax: waiting for a step or the compiler; Ctrl-C stops at once",
+                file=sys.stderr,
+            )
+        thread.join()
     except KeyboardInterrupt:
         with suppress(OSError, ValueError):
             sys.stdout.flush()

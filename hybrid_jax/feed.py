@@ -59,6 +59,7 @@ class Feed:
         self._thread, self._accept = thread, accept
         self._tickets: list[Ticket] = []
         self._added: list[Call] = []  # since the last step
+        self._closed = False
 
     def add(
         self,
@@ -69,7 +70,9 @@ class Feed:
 
         Raises:
             ValueError: something is wrong with them; none of them runs then, and the others go on.
+            RuntimeError: the LLM or this feed was closed.
         """
+        self._check()
         jobs = self._accept(prompts, sampling_params)
         call = Call(jobs, stepped=True)
         ticket = Ticket(call)
@@ -85,10 +88,10 @@ class Feed:
         What is wrong with a ticket alone is raised by its `outputs`.
 
         Raises:
-            RuntimeError: the LLM was closed. Any other error: of the engine, with which some tickets ended; the next
-                step returns the others that are finished.
+            RuntimeError: the LLM or this feed was closed. Any other error: of the engine, with which some tickets
+                ended; the next step returns the others that are finished.
         """
-        self._thread.check()
+        self._check()
         if self._added:
             self._thread.submit(tuple(self._added))
             self._added = []
@@ -112,8 +115,16 @@ class Feed:
         """Tokens generated so far by the tickets that `step` has not returned yet."""
         return sum(ticket.num_tokens for ticket in self._tickets)
 
+    def _check(self) -> None:
+        self._thread.check()
+        if self._closed:
+            raise RuntimeError(
+                "feed: it was closed, as leaving its `with` block does; make a new one"
+            )
+
     def close(self) -> None:
         """Ends what still runs."""
+        self._closed = True
         for ticket in self._tickets:
             self._thread.leave(ticket.call)
         self._tickets, self._added = [], []

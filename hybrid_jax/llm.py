@@ -15,7 +15,7 @@ from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.describe import describe
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.this_machine import held_bytes
-from hybrid_jax.engine_thread import Call, EngineThread, wait_for_dropped
+from hybrid_jax.engine_thread import Call, EngineThread, check_process, wait_for_dropped
 from hybrid_jax.feed import Feed
 from hybrid_jax.fingerprint import fingerprint
 from hybrid_jax.intake import Intake
@@ -65,7 +65,8 @@ class LLM:
         seed: base of the noise of requests without a seed of their own. The k-th prompt of this object
             then has the seed `derive_seed(seed, k)`, so the same calls in the same order give the same text.
         exact: bit-identical logits whatever the batch, chunking or cache (slower).
-        quiet: do not print `describe()` on stderr, the one thing that is printed unasked.
+        quiet: do not print `describe()` on stderr. Nothing else is printed unasked, but for a line on a terminal or in
+            a notebook while a program is compiled.
         progress: show a bar while the weights load.
         **options: any other field of `EngineConfig`.
 
@@ -74,6 +75,7 @@ class LLM:
             it takes is not there.
         NotImplementedError: an option of a feature that does not exist yet.
         TypeError: an unknown option.
+        RuntimeError: this process is a fork of one that has used an LLM.
 
     Example:
         >>> from hybrid_jax import LLM, SamplingParams
@@ -100,6 +102,7 @@ class LLM:
     ) -> None:
         given = {"memory": memory, "max_rows": max_rows, "max_model_len": max_model_len}
         given |= {"cache": cache, "seed": seed, "exact": exact} | options
+        check_process()
         engine_options(given, dtype="float32")  # mistakes show before anything is loaded
         folder = BUNDLED if model is None else model_folder(model)
         if model is None and not (folder / "config.json").is_file():
@@ -133,6 +136,7 @@ class LLM:
         **options: Unpack[EngineOptions],
     ) -> LLM:
         """An LLM of weights already in memory, in `dtype`; the options are those of `LLM`."""
+        check_process()
         enable_compile_cache()
         self = cls.__new__(cls)
         settings = engine_options(options, dtype=dtype, own=("tokenizer", "dtype", "quiet"))

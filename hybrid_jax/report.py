@@ -204,8 +204,8 @@ class ModelReport:
             (
                 "default memory",
                 f"{format_size(self.default_memory)} for {self.max_rows} rows of up to "
-                f"{min(self.max_model_len, DEFAULT_LENGTH):,} tokens; at most 1/4 of a host's RAM, and "
-                "1/2 of what is free beside the weights",
+                f"{min(self.max_model_len, DEFAULT_LENGTH):,} tokens; less where that is more than 1/4 "
+                "of a host's RAM, or than 1/2 of what is free beside the weights",
             ),
             (
                 "budget",

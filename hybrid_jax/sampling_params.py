@@ -139,13 +139,15 @@ class SamplingParams:
         check(
             _integer(self.top_k, -1) and self.top_k < 2**31,
             "top_k",
-            "an integer between -1 and 2**31 - 1",
+            "an integer between -1 and 2147483647",
         )
-        check(_finite(self.top_p) and 0 < self.top_p <= 1, "top_p", "a number in (0, 1]")
+        check(
+            _finite(self.top_p) and 0 < self.top_p <= 1, "top_p", "a number above 0 and at most 1"
+        )
         check(
             self.seed is None or (_integer(self.seed, 0) and self.seed < 2**63),
             "seed",
-            "None or an integer in [0, 2**63)",
+            "None or an integer between 0 and 9223372036854775807",
         )
         check(
             self.max_tokens is None or _integer(self.max_tokens, 1),
@@ -158,7 +160,7 @@ class SamplingParams:
             "min_tokens",
             "an integer between 0 and max_tokens",
         )
-        check(_finite(self.min_p) and 0 <= self.min_p <= 1, "min_p", "a number in [0, 1]")
+        check(_finite(self.min_p) and 0 <= self.min_p <= 1, "min_p", "a number between 0 and 1")
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             check(_finite(value) and -2 <= value <= 2, name, "a number between -2 and 2")

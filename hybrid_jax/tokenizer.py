@@ -190,6 +190,12 @@ class Tokenizer:
             what = f"chat template: this model has no default one (it has: {known})"
             remedy = "pass chat_template=... or use generate() with a prompt of your own"
             raise NoTemplate(f"{what}; {remedy}")
+        if wanted not in (None, *self.chat_templates) and "{" not in source:
+            known = ", ".join(self.chat_templates) or "none"
+            raise ValueError(
+                f"chat template: {reprlib.repr(wanted)} is neither Jinja nor the name of a template of this model (it "
+                f"has: {known}); if it is a file, read it first"
+            )
         return source
 
     def _template(self, wanted: str | None, *, with_tools: bool) -> jinja2.Template:

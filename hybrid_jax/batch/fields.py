@@ -187,7 +187,7 @@ def read_params(body: Mapping[str, Any], url: str, defaults: SamplingParams) -> 
     try:
         params = replace(defaults, **{to: value for to, (_, value) in given.items()})
     except (ValueError, NotImplementedError) as error:
-        text = str(error).removeprefix("SamplingParams: ")
+        text = str(error).removeprefix("SamplingParams: ").replace("must be None or ", "must be ")
         to = text.partition(" ")[0]
         name = given[to][0] if to in given else None
         raise LineError(text.replace(to, name, 1) if name else text, param=name) from error

@@ -145,7 +145,9 @@ class EngineConfig:
             f"max_model_len must be at least 2, a prompt's token and one more, got {self.max_model_len}",
         )
         require(
-            0 <= self.seed < 2**63, where, f"seed must be an integer in [0, 2**63), got {self.seed}"
+            0 <= self.seed < 2**63,
+            where,
+            f"seed must be an integer between 0 and 9223372036854775807, got {self.seed}",
         )
         require(
             isinstance(self.cache, CacheConfig),

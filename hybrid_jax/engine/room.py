@@ -15,9 +15,11 @@ from hybrid_jax.machine import ram_bytes, widens_bfloat16
 from hybrid_jax.sizes import format_size, parse_size, round_size
 
 Change = dict[str, str | int]  # settings by name
-TILE_TOKENS = (
-    128  # of a row's keys and values that attention works on at a time, or a page if that is longer
-)
+HOST_BYTES = (
+    1 << 30
+)  # that advice leaves for Python, the compiler and its programs, or a twentieth if that is less
+# Of a row's keys and values attention works on so many tokens at a time, or on a page if that is longer.
+TILE_TOKENS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +77,13 @@ class Room:
         """What is needed as a sum: "weights 8 GiB (float32) + ... = 9 GiB"."""
         least = "at least " if self.fits is False and self.engine.memory is None else ""
         rows = f"{self.engine.max_rows} row" + ("s" if self.engine.max_rows > 1 else "")
+        widens = self.machine is not None and self.machine.widens
+        why = " (jax before 0.11 copies bfloat16 weights to float32)"
+        copies = why if widens and self.engine.dtype == "bfloat16" else ""
         return (
             f"weights {format_size(self.weight_bytes)} ({self.engine.dtype}) + "
             f"memory {least}{format_size(self.sizes.total_bytes)} for {rows} + "
-            f"temporaries {format_size(self.temporary_bytes)} = {format_size(self.needed_bytes)}"
+            f"temporaries {format_size(self.temporary_bytes)}{copies} = {format_size(self.needed_bytes)}"
         )
 
     @property
@@ -240,7 +245,8 @@ def _fitting(room: Room, change: Change, lower_memory: bool) -> Change | None:
         if lower_memory:
             least = find_room(room.model, replace(engine, memory=None), room.machine, held=held)
             beside = least.weight_bytes + least.temporary_bytes
-            memory = round_size(max(1, room.machine.num_bytes - beside), up=False)
+            spare = min(HOST_BYTES, room.machine.num_bytes // 20)
+            memory = round_size(max(1, room.machine.num_bytes - beside - spare), up=False)
             memory = memory.replace(" ", "")  # one word for a shell
             change = change | {"memory": memory}
             engine = replace(engine, memory=parse_size(memory))

@@ -109,9 +109,13 @@ MESSAGE = {"role": "user", "content": "hi"}
         (
             line(max_tokens=0),
             "invalid_value",
-            "max_tokens must be None or an integer of at least 1",
+            "max_tokens must be an integer of at least 1",
         ),
-        (line(seed=-1), "invalid_value", "seed must be None or an integer in [0, 2**63), got -1"),
+        (
+            line(seed=-1),
+            "invalid_value",
+            "seed must be an integer between 0 and 9223372036854775807, got -1",
+        ),
         (line(stop={"a": 1}), "invalid_value", "stop must be a string or a list of strings"),
         (line(stop=["a", 1]), "invalid_value", "stop must be non-empty strings"),
         (line(stop_token_ids=7), "invalid_value", "stop_token_ids must be a list, got 7"),
@@ -125,7 +129,7 @@ MESSAGE = {"role": "user", "content": "hi"}
         (line(bad_words="ab"), "invalid_value", "bad_words must be a list, got 'ab'"),
         (line(min_p=2), "invalid_value", "min_p must be"),
         (line(ignore_eos="yes"), "invalid_value", "ignore_eos must be true or false, got 'yes'"),
-        (line(logprobs=True), "invalid_value", "logprobs must be None or an integer between 0"),
+        (line(logprobs=True), "invalid_value", "logprobs must be an integer between 0"),
         (line(logprobs=21), "invalid_value", "an integer between 0 and 20, got 21"),
         (line("a", CHAT, logprobs=1), "invalid_value", "logprobs must be true or false, got 1"),
         (
@@ -136,7 +140,7 @@ MESSAGE = {"role": "user", "content": "hi"}
         (
             line("a", CHAT, logprobs=True, top_logprobs=99),
             "invalid_value",
-            "top_logprobs must be None or an integer between 0 and 20, got 99",
+            "top_logprobs must be an integer between 0 and 20, got 99",
         ),
         (
             line(response_format={"type": "xml"}),

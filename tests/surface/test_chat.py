@@ -412,6 +412,12 @@ def test_a_message_that_the_template_leaves_out_is_refused(llm):
             llm.chat([USER, says("developer", "Be brief.")], chat_template=own)
 
 
+def test_the_name_of_a_file_is_no_template(llm):
+    message = "'t.jinja' is neither Jinja nor the name of a template of this model .* read it first"
+    with pytest.raises(ValueError, match=message):
+        llm.render_chat([USER], chat_template="t.jinja")
+
+
 @pytest.mark.parametrize("empty", [None, []])
 def test_no_tool_calls_are_the_same_as_none_at_all(llm, empty):
     template = "{% for m in messages %}{{ 'calls' if m.tool_calls is defined }}{% endfor %}"

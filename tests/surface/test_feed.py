@@ -97,3 +97,12 @@ def test_a_fingerprint_tells_models_apart():
         fingerprint(CONFIG, weights, template),
     ]
     assert len({known, *others}) == 5
+
+
+def test_a_closed_feed_says_so(llm):
+    with llm.feed() as feed:
+        ticket = feed.add("ab")
+    for use in (feed.step, lambda: feed.add("ab")):
+        with pytest.raises(RuntimeError, match="feed: it was closed, .* make a new one"):
+            use()
+    assert not ticket.finished

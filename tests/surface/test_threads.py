@@ -215,6 +215,7 @@ def test_a_fork_is_told_to_be_spawned(make_llm):
             lambda: llm.reset_prefix_cache(),
             lambda: llm.warmup(),
             lambda: asyncio.run(anext(llm.astream("ab", GREEDY))),
+            make_llm,
         ):
             try:
                 use()
@@ -230,7 +231,7 @@ def test_a_fork_is_told_to_be_spawned(make_llm):
     with open(reader) as pipe:
         told = pipe.read().splitlines()
     os.waitpid(child, 0)
-    assert len(told) == 8
+    assert len(told) == 9
     assert all("get_context('spawn')" in text and "is a fork" in text for text in told), told
     assert "".join(delta.text for delta in deltas).endswith((SCRIPT * 2)[:60][-9:])
     assert texts(llm.generate("ab", GREEDY)) == [SCRIPT[:12]]
