@@ -15,9 +15,8 @@ from hybrid_jax.machine import ram_bytes, widens_bfloat16
 from hybrid_jax.sizes import format_size, parse_size, round_size
 
 Change = dict[str, str | int]  # settings by name
-HOST_BYTES = (
-    1 << 30
-)  # that advice leaves for Python, the compiler and its programs, or a twentieth if that is less
+# Advice leaves this much for Python, the compiler and its programs, or a twentieth of the memory if that is less.
+HOST_BYTES = 1 << 30
 # Of a row's keys and values attention works on so many tokens at a time, or on a page if that is longer.
 TILE_TOKENS = 128
 
