@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -38,8 +39,10 @@ def linear_transposed(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def _product(x: jax.Array, weight: jax.Array, subscripts: str) -> jax.Array:
-    def product(x: jax.Array, weight: jax.Array) -> jax.Array:
-        return jnp.einsum(subscripts, x, weight, precision=HIGHEST)
+    product = functools.partial(jnp.einsum, subscripts, precision=HIGHEST)
+
+    def one_row(x: jax.Array, weight: jax.Array) -> jax.Array:
+        return product(x, weight, preferred_element_type=jnp.float32).astype(x.dtype)
 
     def one_row_as_two(x: jax.Array, weight: jax.Array) -> jax.Array:
         row = x.reshape(1, -1)
@@ -48,5 +51,6 @@ def _product(x: jax.Array, weight: jax.Array, subscripts: str) -> jax.Array:
 
     if x.dtype != jnp.bfloat16 or x.size != x.shape[-1]:
         return product(x, weight)
-    # For a lone bfloat16 row XLA's CPU backend widens the whole weight on every call, for two it does not.
-    return jax.lax.platform_dependent(x, weight, cpu=one_row_as_two, default=product)
+    # For a lone bfloat16 row XLA's CPU backend widens the whole weight on every call, for two it does not. On a GPU
+    # it multiplies and sums such a row itself, in the dtype it is asked for: the products would be rounded to bfloat16.
+    return jax.lax.platform_dependent(x, weight, cpu=one_row_as_two, default=one_row)

@@ -85,7 +85,10 @@ def _visit_experts(params: dict, x: jax.Array, ids: jax.Array, spec: MoE) -> jax
         out = _one_expert(params, x[tokens], expert, spec)
         return jax.lax.dynamic_update_slice(parts, out.astype(jnp.float32), (start, 0))
 
-    parts = jnp.zeros((count + size, x.shape[1]), jnp.float32)
+    # A zero that only exists once this layer's visits do: XLA for GPUs would make a constant's arrays of all layers
+    # first, and hold them together (12 GB for 40 layers of Granite-4.0-H-Tiny and 8,192 tokens).
+    zero = jnp.minimum(visits.sum(), 0).astype(jnp.float32)
+    parts = jnp.broadcast_to(zero, (count + size, x.shape[1]))
     parts = jax.lax.fori_loop(0, last_block[-1], visit, parts)
     # Visits that nobody makes may hold what a block left there: anything, so zero.
     parts = jnp.where((jnp.arange(count + size) < visits.sum())[:, None], parts, 0.0)

@@ -45,7 +45,7 @@ class Config:
         it is not monotonous in anything."""
         tokens = power_of_two(tokens)
         known = {
-            1: cls(1, 512, 2, block_slots=32 if parts == 1 else 16),
+            1: cls(1, 512, 2),
             2: cls(2, 256, 2) if parts == 1 else cls(2, 512, 4, block_slots=8),
             4: cls(4, 512, 2, block_slots=8),
             8: cls(8, 128, 8),

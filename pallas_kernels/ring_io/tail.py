@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,8 @@ from pallas_kernels.dispatch import (
 from pallas_kernels.ring_io.columns import layer_words, pack_columns, word_of
 from pallas_kernels.triton import call, cdiv, line, load, store
 
-BLOCK = 1024
+BLOCK = 1024  # elements that a program copies
+BLOCK_WORDS = 256  # words of a checkpoint, each put together from two elements of one of two arrays
 
 
 def store_tail(
@@ -166,11 +168,10 @@ def _tail_kernel(
     layer: int,
     sizes: Sizes,
 ):
-    b, part = pl.program_id(0), pl.program_id(1)
-    tokens, slots = xBC_ref.shape[1], xB_ref.shape[2]
+    b, part, tokens = pl.program_id(0), pl.program_id(1), xBC_ref.shape[1]
     ring_row, kept = rows_ref[b], state_lengths_ref[b]
-    words = layer_words(sizes.history, sizes.conv_size, conv_ref.dtype)
-    record_parts, column_parts = cdiv(sizes.record_size, BLOCK), cdiv(sizes.conv_size, BLOCK)
+    counts = _programs(sizes, xB_ref.shape[2], conv_ref.dtype)
+    slots_end, columns_end, words_end = itertools.accumulate(counts)
 
     def column(place, channel, mask):
         """Bits of raw columns, the history first."""
@@ -181,40 +182,40 @@ def _tail_kernel(
         raw = load(projected_ref, b, own, sizes.inner_size + channel, mask=mask)
         return jnp.where(early, old, stored(raw, conv_ref.dtype))
 
-    @pl.when(part < record_parts)
+    @pl.when(part < slots_end)
     def _():
-        channel = part * BLOCK + line(BLOCK)
-        inside = channel < sizes.record_size
+        parts = cdiv(sizes.record_size, BLOCK) + 1  # of a slot: its record, then its step sizes
+        slot, part_of_slot = part // parts, part % parts
+        exists = kept + slot < tokens
 
-        def copy(slot, _):
-            x = load(xBC_ref, b, kept + slot, channel, mask=inside & (kept + slot < tokens))
+        @pl.when(part_of_slot < parts - 1)
+        def _():
+            channel = part_of_slot * BLOCK + line(BLOCK)
+            inside = channel < sizes.record_size
+            x = load(xBC_ref, b, kept + slot, channel, mask=inside & exists)
             value = stored(x, xB_ref.dtype)
             store(xB_ref, layer, ring_row, slot, channel, value=value, mask=inside)
 
-        jax.lax.fori_loop(0, slots, copy, None)
-
-    @pl.when((part >= record_parts) & (part < record_parts + column_parts))
-    def _():
-        channel = (part - record_parts) * BLOCK + line(BLOCK)
-        inside = channel < sizes.conv_size
-        for w in range(sizes.history):
-            value = column(lengths_ref[b] + w, channel, inside)
-            store(conv_ref, layer, ring_row, w, channel, value=value, mask=inside)
-
-    @pl.when(part == record_parts + column_parts)
-    def _():
-        head = line(sizes.num_heads)
-        inside = head < sizes.num_heads
-
-        def copy(slot, _):
-            value = load(steps_ref, b, kept + slot, head, mask=inside & (kept + slot < tokens))
+        @pl.when(part_of_slot == parts - 1)
+        def _():
+            head = line(sizes.num_heads)
+            inside = head < sizes.num_heads
+            value = load(steps_ref, b, kept + slot, head, mask=inside & exists)
             store(dt_ref, layer, ring_row, slot, head, value=value, mask=inside)
 
-        jax.lax.fori_loop(0, slots, copy, None)
-
-    @pl.when(part > record_parts + column_parts)
+    @pl.when((part >= slots_end) & (part < columns_end))
     def _():
-        word = (part - record_parts - column_parts - 1) * BLOCK + line(BLOCK)
+        parts = cdiv(sizes.conv_size, BLOCK)
+        w, part_of_column = (part - slots_end) // parts, (part - slots_end) % parts
+        channel = part_of_column * BLOCK + line(BLOCK)
+        inside = channel < sizes.conv_size
+        value = column(lengths_ref[b] + w, channel, inside)
+        store(conv_ref, layer, ring_row, w, channel, value=value, mask=inside)
+
+    @pl.when((part >= columns_end) & (part < words_end))
+    def _():
+        words = layer_words(sizes.history, sizes.conv_size, conv_ref.dtype)
+        word = (part - columns_end) * BLOCK_WORDS + line(BLOCK_WORDS)
         inside = word < words
 
         def element(index):
@@ -226,6 +227,15 @@ def _tail_kernel(
         place, frame_words = layer * words + word, arena_ref.shape[1]
         frame = load(frames_ref, b, place // frame_words, mask=inside)
         store(arena_ref, frame, place % frame_words, value=value, mask=inside)
+
+
+def _programs(sizes: Sizes, slots: int, dtype: jnp.dtype) -> tuple[int, int, int]:
+    """Programs of a row: for the ring's slots, for its columns, and for the checkpoint's words."""
+    return (
+        slots * (cdiv(sizes.record_size, BLOCK) + 1),
+        sizes.history * cdiv(sizes.conv_size, BLOCK),
+        cdiv(layer_words(sizes.history, sizes.conv_size, dtype), BLOCK_WORDS),
+    )
 
 
 def store_tail_pallas(
@@ -245,15 +255,13 @@ def store_tail_pallas(
     layer,
     sizes: Sizes,
 ):
-    """The grid walks over rows and parts: blocks of a record, of the ring's columns, the step sizes, and blocks of
-    the checkpoint's words."""
-    words = layer_words(sizes.history, sizes.conv_size, conv.dtype)
-    blocks = [cdiv(size, BLOCK) for size in (sizes.record_size, sizes.conv_size, words)]
+    """The grid walks over rows and parts: blocks of each slot's record and step sizes, of each of the ring's columns,
+    and of the checkpoint's words. No program waits for what another loads."""
     written = (arena, conv, xB, dt)
     return call(
         functools.partial(_tail_kernel, layer=layer, sizes=sizes),
         *(*written, projected, history, xBC, steps, frames, rows, lengths, state_lengths),
-        grid=(rows.shape[0], sum(blocks) + 1),
+        grid=(rows.shape[0], sum(_programs(sizes, xB.shape[2], conv.dtype))),
         out_shape=tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in written),
         name="store_tail",
         num_warps=4,

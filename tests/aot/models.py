@@ -14,15 +14,16 @@ from hybrid_jax.config import Attention, EngineConfig, LayerSpec, Mamba2, ModelC
 from hybrid_jax.engine import pack, steps
 from hybrid_jax.engine.blocks import Model
 from hybrid_jax.geometry import make_geometry
-from hybrid_jax.models import config_from_hf
-from hybrid_jax.models.initialize import random_params
+from hybrid_jax.models import FAMILIES, config_from_hf, tensors
+from hybrid_jax.models.tensors import Stored
 from hybrid_jax.state import state_specs
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs/models/hybrid_7b/config.json"
 PERIOD = 14  # blocks of the pattern: 6 Mamba-2, 1 attention, 7 MLP
+PERIODS = 4
 
 
-def hybrid_7b(periods: int = 4) -> ModelConfig:
+def hybrid_7b(periods: int = PERIODS) -> ModelConfig:
     """The 7B hybrid, or its first periods."""
     raw = json.loads(CONFIG.read_text())
     raw["hybrid_override_pattern"] = raw["hybrid_override_pattern"][: PERIOD * periods]
@@ -41,38 +42,64 @@ def side_by_side(*, attention_first: bool) -> ModelConfig:
 
 def weights(config: ModelConfig, dtype: str = "bfloat16") -> dict:
     """Shapes of all weights; A_log, D and dt_bias are float32."""
-    return jax.eval_shape(lambda: random_params(config, 0, dtype))
+    if any(len(layer.mixers) > 1 for layer in config.layers):  # no family stores such layers
+        tree = FAMILIES[config.family].stored(replace(config, layers=()))
+        kinds = {Attention: tensors.attention, Mamba2: tensors.mamba2}
+        tree["layers"] = [
+            {
+                "norm": tensors.vector("norm", config.width),
+                "mixers": [kinds[type(m)]("mixer", config.width, m) for m in layer.mixers],
+            }
+            for layer in config.layers
+        ]
+    else:
+        tree = FAMILIES[config.family].stored(config)
+
+    def shape(leaf: Stored) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, jnp.float32 if leaf.keep_dtype else dtype)
+
+    return jax.tree.map(shape, tree, is_leaf=lambda leaf: isinstance(leaf, Stored))
 
 
-def decode_step(config: ModelConfig, *, rows: int, num_frames: int, tokens: int = 8192):
+def decode_step(
+    config: ModelConfig,
+    *,
+    rows: int,
+    num_frames: int,
+    tokens: int = 8192,
+    dtype: str = "bfloat16",
+):
     """The decode step of a dispatch of up to 8, and the shapes of its arguments; the second is donated."""
-    model, state = _model_and_state(config, rows, num_frames)
+    model, state = _model_and_state(config, rows, num_frames, dtype)
     pages = {"frames_per_page": model.geometry.frames_per_page}
     layout = pack.decode_layout(width=model.geometry.num_pages(tokens), **pages)
     run = functools.partial(steps.decode, model=model, layout=layout, max_steps=8, num_logprobs=0)
     batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
-    specs = (weights(config), state, batch, jax.ShapeDtypeStruct((), jnp.int32))
+    specs = (weights(config, dtype), state, batch, jax.ShapeDtypeStruct((), jnp.int32))
     return lambda params, state, batch, count: run(params, state, None, batch, count), specs
 
 
 def prefill_step(
-    config: ModelConfig, *, rows: int, chunk: int, num_frames: int, tokens: int = 8192
+    config: ModelConfig,
+    *,
+    rows: int,
+    chunk: int,
+    num_frames: int,
+    tokens: int = 8192,
+    dtype: str = "bfloat16",
 ):
     """The prefill step of `rows` chunks, and the shapes of its arguments; the second is donated."""
-    model, state = _model_and_state(config, 64, num_frames)
+    model, state = _model_and_state(config, 64, num_frames, dtype)
     pages = {"frames_per_page": model.geometry.frames_per_page}
     layout = pack.prefill_layout(tokens=chunk, width=model.geometry.num_pages(tokens), **pages)
     run = functools.partial(steps.prefill, model=model, layout=layout, num_logprobs=0)
     batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
-    return lambda params, state, batch: run(params, state, None, batch), (
-        weights(config),
-        state,
-        batch,
-    )
+    specs = (weights(config, dtype), state, batch)
+    return lambda params, state, batch: run(params, state, None, batch), specs
 
 
-def _model_and_state(config: ModelConfig, rows: int, num_frames: int):
-    engine = EngineConfig(dtype="bfloat16", max_rows=rows, kernels="pallas")
+def _model_and_state(config: ModelConfig, rows: int, num_frames: int, dtype: str):
+    engine = EngineConfig(dtype=dtype, max_rows=rows, kernels="pallas")
     geometry = make_geometry(config, engine)
     specs = state_specs(config, geometry, num_frames=num_frames, max_slots=512, max_rows=rows)
     state = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)), specs)
