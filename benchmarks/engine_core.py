@@ -45,7 +45,7 @@ def compiled_loop(engine: Engine, rows: int):
     runner, scheduler = engine.runner, engine.scheduler
     geometry, memory = engine.geometry, scheduler.memory
     pages = runner.max_pages
-    shape = bucket.DecodeBucket(rows, NUM_STEPS, bucket.widths(pages)[0])
+    shape = bucket.DecodeBucket(rows, NUM_STEPS, bucket.widths(engine.engine_config, pages)[0])
     layout = runner.layout("decode", shape)
     batch = np.zeros((rows, layout.size), np.int32)
     slots = [memory.slots.allocate() for _ in range(rows)]

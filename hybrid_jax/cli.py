@@ -21,6 +21,7 @@ from hybrid_jax.cli_exits import note, read_stdin, run, write, write_json
 from hybrid_jax.cli_pool_sim import pool_sim
 from hybrid_jax.cli_simulate import simulate
 from hybrid_jax.cli_words import Options, shell_words
+from hybrid_jax.devices import CARDS
 from hybrid_jax.machine import has_accelerator
 from hybrid_jax.sizes import parse_size
 from hybrid_jax.structured_outputs import StructuredOutputsParams
@@ -389,19 +390,29 @@ def inspect(
     ] = "auto",
     grain: Annotated[int | None, typer.Option(help="Tokens between resume points.")] = None,
     page_tokens: Annotated[int | None, typer.Option(help="Tokens of one KV page.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help=f"What would run it: cpu, {', '.join(sorted(CARDS))}.",
+            show_default="this machine",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Shows what a model costs and what fits; needs its config.json only."""
-    from hybrid_jax.config import EngineConfig
-    from hybrid_jax.engine.room import this_host
+    from hybrid_jax.devices import card, host, installed_gpu
+    from hybrid_jax.engine.defaults import choose_settings
     from hybrid_jax.report import inspect_model, read_config
 
     config = read_config(model if model is not None else PACKAGE / "bundled")
     if dtype not in ("auto", "float32", "bfloat16"):
         raise ValueError(f"--dtype must be auto, float32 or bfloat16, got {dtype!r}")
-    on_cpu = not has_accelerator()
+    if device is not None:
+        where = card(device)
+    else:
+        where = installed_gpu() if has_accelerator() else host()
     if dtype == "auto":
-        dtype = "float32" if on_cpu or config.dtype == "float32" else "bfloat16"
+        dtype = "float32" if where.is_host or config.dtype == "float32" else "bfloat16"
     given = {
         "memory": memory and parse_size(memory, name="memory"),
         "max_rows": max_rows,
@@ -410,8 +421,7 @@ def inspect(
         "page_tokens": page_tokens,
     }
     given = {name: value for name, value in given.items() if value is not None}
-    engine = EngineConfig(dtype=dtype, **given)
-    report = inspect_model(config, engine, this_host() if on_cpu else None)
+    report = inspect_model(config, choose_settings(config, where, given, dtype=dtype), where)
     if report.remedy is not None:
         remedy = shell_words(report.remedy, Options.of(app, ["inspect"]))
         report = replace(report, remedy=remedy)
@@ -421,6 +431,11 @@ def inspect(
     width = max(len(name) for name, _ in report.lines())
     for name, value in report.lines():
         write(f"{name:<{width}}  {value}")
+    if table := report.table():
+        write("\nMost sequences of one length, and where the memory goes:")
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for line in table:
+            write("  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)))
 
 
 # --- train-tiny -----------------------------------------------------------------------------------

@@ -46,6 +46,12 @@ def simulate(
     max_rows: Annotated[
         int, typer.Option(help="Sequences that decode together, with arrivals.")
     ] = 64,
+    shapes: Annotated[
+        str,
+        typer.Option(
+            help="fine or coarse: how many shapes steps are compiled for, with arrivals; prompts are padded to them."
+        ),
+    ] = "fine",
     kv_quota: Annotated[
         str | None,
         typer.Option(help="Soft quotas of KV, with arrivals: shares LOW,HIGH of the memory."),
@@ -77,6 +83,10 @@ def simulate(
         raise ValueError(f"--ttft-table goes with --clock order only, got {ttft_table}")
     if clock == "order" and kv_quota is not None:
         raise ValueError(f"--kv-quota goes with --clock arrivals only, got {kv_quota}")
+    if shapes not in ("fine", "coarse"):
+        raise ValueError(f"--shapes must be fine or coarse, got {shapes!r}")
+    if clock == "order" and shapes != "fine":
+        raise ValueError(f"--shapes goes with --clock arrivals only, got {shapes}")
     quota = _shares(kv_quota)
     spec = load_spec(model_spec)
     num_bytes = parse_size(capacity, name="--capacity")
@@ -89,6 +99,7 @@ def simulate(
             model_spec=spec.name,
             grain=grain,
             max_rows=max_rows,
+            shapes=shapes,
             kv_quota=quota,
             bounds=bounds,
         )
@@ -154,6 +165,7 @@ def _print_in_flight(result) -> None:
         *_hit_rows(result),
         ("time to first token", _times(result.ttft_s)),
         ("time to last token", _times(result.latency_s)),
+        ("padding", _padding(result)),
         ("device", result.timing),
         ("span", f"{result.span_s:,.0f} s of the trace's time"),
         ("preemptions", f"{result.preemptions:,}"),
@@ -162,6 +174,14 @@ def _print_in_flight(result) -> None:
         ("processor time", f"{result.seconds:.2f} s"),
     ]
     _print_rows(Console(highlight=False, soft_wrap=True), rows)
+
+
+def _padding(result) -> str:
+    part = result.padded_tokens / max(1, result.prefill_tokens + result.padded_tokens)
+    return (
+        f"{result.padded_tokens:,} tokens beside {result.prefill_tokens:,} of prompts, {share(part)} of what is "
+        f"computed, {result.padded_s:,.0f} s"
+    )
 
 
 def _print(result) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.devices import Device
 from hybrid_jax.engine.sizing import Sizes
 from hybrid_jax.geometry import Geometry, checkpoint_bytes, kv_bytes_per_token, make_geometry
 from hybrid_jax.sampling_params import SamplingParams
 from hybrid_jax.sizes import format_size
+
+KERNEL_WORDS = {"xla": "what XLA compiles", "pallas": "Pallas kernels"}
 
 
 def describe(
@@ -14,6 +17,8 @@ def describe(
     engine: EngineConfig,
     sizes: Sizes,
     *,
+    device: Device,
+    kernels: str,
     weight_bytes: int,
     max_model_len: int,
     sampling: SamplingParams,
@@ -21,13 +26,14 @@ def describe(
     """Lines of a name and what there is to say about it.
 
     Args:
-        model, engine, sizes: of the engine that runs.
+        model, engine, sizes: of the engine that runs. device: where. kernels: what its steps are made of.
         weight_bytes: of all weights.
         max_model_len: longest sequence that model and memory allow, in tokens.
         sampling: the model's own parameters; a temperature of None says that it names none.
     """
     lines = {
         "model": f"{model.family}, {len(model.layers)} layers of width {model.width}",
+        "device": _device(device, sizes, weight_bytes),
         "weights": f"{format_size(weight_bytes)} {engine.dtype}",
         "arena": f"{format_size(sizes.arena_bytes)} in {sizes.num_frames} frames",
         "rings": f"{format_size(sizes.ring_bytes)} for {engine.max_rows} rows",
@@ -35,10 +41,23 @@ def describe(
         "logits": f"{format_size(sizes.logits_bytes)} during a step, {format_size(sizes.adjust_bytes)} for "
         "penalties and biases",
         "sequences": f"up to {max_model_len} tokens, {engine.max_rows} at a time",
+        "steps": f"chunks of up to {engine.prefill_tokens} prompt tokens, {engine.steps_per_dispatch} tokens a row "
+        f"and dispatch, made of {KERNEL_WORDS[kernels]}",
         "cache": _cache(make_geometry(model, engine), engine, sizes),
         "sampling": _sampling(sampling),
     }
     return "\n".join(f"{name:<10}{value}" for name, value in lines.items())
+
+
+def _device(device: Device, sizes: Sizes, weight_bytes: int) -> str:
+    """Where it runs, and how much of its memory the engine takes."""
+    name = f"{device.platform}, {device.name}" if device.name else device.platform
+    if device.num_bytes is None:
+        return f"{name}; its memory is not known"
+    taken = weight_bytes + sizes.total_bytes
+    return (
+        f"{name}; weights and memory take {format_size(taken)} of {format_size(device.num_bytes)}"
+    )
 
 
 def _sampling(own: SamplingParams) -> str:

@@ -18,6 +18,7 @@ PROMPT_POSITIONS = 32  # of prompts whose logits exist at once, for their log-pr
 # Arrays as large as the logits that XLA holds at once, by its own count; tests/engine/test_sizing.py holds them.
 LOGITS_OF_A_ROW = 10  # 7 where nothing is reported or adjusted, 9.6 where both are
 LOGITS_OF_A_POSITION = 2
+KERNEL_LOGITS_MARGIN = 1.05  # for log-probabilities; tests/aot
 
 
 @dataclass(frozen=True)
@@ -272,7 +273,15 @@ def checkpoint_bytes(geometry: Geometry) -> int:
     return geometry.state_frames * geometry.frame_bytes
 
 
-def logits_bytes(model: ModelConfig, *, max_rows: int) -> int:
-    """Bytes of all arrays over the vocabulary in the largest step, for decoding rows or a prompt's positions."""
-    count = max(LOGITS_OF_A_ROW * max_rows, LOGITS_OF_A_POSITION * PROMPT_POSITIONS)
-    return count * model.vocab_size * ITEM_BYTES["float32"]
+def logits_bytes(model: ModelConfig, *, max_rows: int, dtype: str | None = None) -> int:
+    """Bytes of all arrays over the vocabulary in the largest step, for decoding rows or a prompt's positions.
+
+    Args:
+        dtype: of the weights where the step is made of Pallas kernels: it holds the product in that dtype and in
+            float32. None for a step that XLA makes.
+    """
+    row = LOGITS_OF_A_ROW * ITEM_BYTES["float32"]
+    if dtype is not None:
+        row = KERNEL_LOGITS_MARGIN * (ITEM_BYTES[dtype] + ITEM_BYTES["float32"])
+    position = LOGITS_OF_A_POSITION * ITEM_BYTES["float32"]
+    return int(max(row * max_rows, position * PROMPT_POSITIONS) * model.vocab_size)

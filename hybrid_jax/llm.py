@@ -14,7 +14,7 @@ from hybrid_jax.compile_cache import enable_compile_cache
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.describe import describe
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.this_machine import held_bytes
+from hybrid_jax.engine.this_device import held_bytes
 from hybrid_jax.engine_thread import Call, EngineThread, check_process, wait_for_dropped
 from hybrid_jax.feed import Feed
 from hybrid_jax.fingerprint import fingerprint
@@ -24,12 +24,12 @@ from hybrid_jax.messages import Conversation
 from hybrid_jax.options import (
     EngineOptions,
     RareOptions,
-    check_memory,
     default_params,
     device_memory_for,
     engine_options,
     peak_memory_bytes,
     resolve_dtype,
+    settle,
 )
 from hybrid_jax.outputs import Delta, RequestOutput
 from hybrid_jax.progress_bar import Shown, shown
@@ -55,10 +55,13 @@ class LLM:
         model: a directory in Hugging Face layout or written by `save_orbax`; None for the small bundled one.
         dtype: of weights, activations and KV pages: "float32", "bfloat16", or "auto" for float32 on a CPU and the
             stored one elsewhere.
-        memory: bytes for arena, rings, tables and logits together, as a number or like "8GiB"; None takes what
-            `max_rows` sequences of min(max_model_len, 4096) tokens and 8 cached checkpoints a row need, at most half
-            of what is free beside the weights, on a CPU also at most a quarter of the RAM. Weights come on top.
-        max_rows: sequences that decode together; None for the default of `EngineConfig`.
+        memory: bytes for arena, rings, tables and logits together, as a number or like "8GiB"; weights come on top.
+            None on a CPU: what `max_rows` sequences of min(max_model_len, 4096) tokens and 8 cached checkpoints a row
+            need, at most half of what is free beside the weights and a quarter of the RAM. None on a GPU: 95 % of what
+            weights and the temporaries of a step leave of what jax may take, which is 95 % of the card unless
+            XLA_CLIENT_MEM_FRACTION says otherwise.
+        max_rows: sequences that decode together; None for 8 on a CPU, and on a GPU for as many as the memory holds at
+            4096 tokens each, up to 256.
         max_model_len: longest sequence, prompt and output together, in tokens; None for the model's own.
         cache: policy of the prefix cache, as `CacheConfig` has them ("adaptive", "lru", "marconi", "off", ...), or a
             `CacheConfig`.
@@ -68,7 +71,7 @@ class LLM:
         quiet: do not print `describe()` on stderr. Nothing else is printed unasked, but for a line on a terminal or in
             a notebook while a program is compiled.
         progress: show a bar while the weights load.
-        **options: any other field of `EngineConfig`.
+        **options: any other field of `EngineConfig`. What is not given is chosen for the device; `describe()` shows it.
 
     Raises:
         FileNotFoundError, ValueError: the directory or an option is not what it should be, or the memory
@@ -103,14 +106,14 @@ class LLM:
         given = {"memory": memory, "max_rows": max_rows, "max_model_len": max_model_len}
         given |= {"cache": cache, "seed": seed, "exact": exact} | options
         check_process()
-        engine_options(given, dtype="float32")  # mistakes show before anything is loaded
+        settings = engine_options(given)  # mistakes show before anything is loaded
         folder = BUNDLED if model is None else model_folder(model)
         if model is None and not (folder / "config.json").is_file():
             raise FileNotFoundError(f"LLM: this copy holds no bundled model at {folder}; name one")
         dtype = resolve_dtype(dtype, lambda: load_config(folder).dtype)
         defaults = default_params(folder)
         wait_for_dropped(SECONDS_FOR_DROPPED)
-        check_memory(load_config(folder), engine_options(given, dtype=dtype))
+        engine_config = settle(load_config(folder), settings, dtype=dtype)
         enable_compile_cache()
         no_room = device_memory_for("the weights", "use dtype='bfloat16' or a smaller model")
         with shown(progress, "loading", unit=1e-6) as report, no_room:
@@ -119,7 +122,7 @@ class LLM:
             config,
             params,
             Tokenizer.from_directory(folder),
-            engine_options(given, dtype=dtype),
+            engine_config,
             defaults,
             quiet,
         )
@@ -139,10 +142,10 @@ class LLM:
         check_process()
         enable_compile_cache()
         self = cls.__new__(cls)
-        settings = engine_options(options, dtype=dtype, own=("tokenizer", "dtype", "quiet"))
+        settings = engine_options(options, own=("tokenizer", "dtype", "quiet"))
         wait_for_dropped(SECONDS_FOR_DROPPED)
-        check_memory(config, settings, params)
-        self._start(config, params, tokenizer, settings, SamplingParams(), quiet)
+        engine_config = settle(config, settings, dtype=dtype, params=params)
+        self._start(config, params, tokenizer, engine_config, SamplingParams(), quiet)
         return self
 
     def _start(
@@ -457,13 +460,18 @@ class LLM:
 
         Example:
             >>> llm = LLM(max_rows=1, max_model_len=512, quiet=True)
-            >>> [line.split()[0] for line in llm.describe().splitlines()]
-            ['model', 'weights', 'arena', 'rings', 'tables', 'logits', 'sequences', 'cache', 'sampling']
+            >>> names = [line.split()[0] for line in llm.describe().splitlines()]
+            >>> names[:5]
+            ['model', 'device', 'weights', 'arena', 'rings']
+            >>> names[5:]
+            ['tables', 'logits', 'sequences', 'steps', 'cache', 'sampling']
         """
         return describe(
             self.model_config,
             self.engine_config,
             self._engine.sizes,
+            device=self._engine.device,
+            kernels=self._engine.kernels,
             weight_bytes=self._weight_bytes,
             max_model_len=self.max_model_len,
             sampling=self._intake.defaults,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -76,6 +77,16 @@ def _cgroup_limits(cgroups: Path, mount: Path) -> Iterator[int]:
                     limit = int(place.joinpath(*parts[:depth], name).read_bytes())
                     if 0 < limit < NO_LIMIT:
                         yield limit
+
+
+def nvidia_bytes() -> int | None:
+    """Memory of the first NVIDIA GPU as its driver's own tool reports it; None where there is no such tool or GPU."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return int(said.stdout.split("\n")[0]) << 20  # it speaks of MiB
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
 
 
 def widens_bfloat16() -> bool:

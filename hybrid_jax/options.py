@@ -18,8 +18,9 @@ from hybrid_jax.config import (
     ModelConfig,
     fixed_alpha,
 )
+from hybrid_jax.engine.defaults import choose_settings
 from hybrid_jax.engine.room import find_room, require_room
-from hybrid_jax.engine.this_machine import held_bytes, this_machine
+from hybrid_jax.engine.this_device import first_device, held_bytes, this_device
 from hybrid_jax.machine import peak_resident_bytes
 from hybrid_jax.other_names import LLM_OPTIONS
 from hybrid_jax.sampling_params import SamplingParams
@@ -64,6 +65,7 @@ class RareOptions(LaterOptions, total=False):
     page_tokens: int | None
     prefill_tokens: int | None
     steps_per_dispatch: int | None
+    shapes: Literal["fine", "coarse"] | None
     kernels: Literal["auto", "xla", "pallas"] | None
 
 
@@ -86,9 +88,9 @@ class LLMOptions(EngineOptions, total=False):
 
 
 def engine_options(
-    given: Mapping[str, Any], *, dtype: str, own: Collection[str] = OWN_OPTIONS
-) -> EngineConfig:
-    """Keywords of `LLM` to an `EngineConfig`; None leaves a field at its default.
+    given: Mapping[str, Any], *, own: Collection[str] = OWN_OPTIONS
+) -> dict[str, Any]:
+    """Keywords of `LLM` to fields of an `EngineConfig`; those that are None are left to the device's defaults.
 
     `own` are the keywords that the caller took for itself; one of them may be what a wrong name stands for.
 
@@ -108,7 +110,8 @@ def engine_options(
         options["memory"] = parse_size(options["memory"], name="memory")
     if "cache" in options:
         options["cache"] = _cache_config(options["cache"])
-    return EngineConfig(dtype=dtype, **options)
+    EngineConfig(**options)  # mistakes show before anything is loaded
+    return options
 
 
 def _cache_config(cache: str | CacheConfig) -> CacheConfig:
@@ -128,7 +131,7 @@ def resolve_dtype(dtype: str, stored: Callable[[], str]) -> str:
         raise ValueError(f"LLM: dtype must be auto, float32 or bfloat16, got {dtype!r}")
     if dtype != "auto":
         return dtype
-    if jax.default_backend() == "cpu":
+    if first_device().platform == "cpu":
         return "float32"
     return "float32" if stored() == "float32" else "bfloat16"
 
@@ -136,18 +139,24 @@ def resolve_dtype(dtype: str, stored: Callable[[], str]) -> str:
 # --- room for it ----------------------------------------------------------------------------------
 
 
-def check_memory(model: ModelConfig, engine: EngineConfig, params: Any = None) -> None:
-    """Refuses a model that this machine has not the memory for, before anything is allocated.
+def settle(
+    model: ModelConfig, options: Mapping[str, Any], *, dtype: str, params: Any = None
+) -> EngineConfig:
+    """An engine's settings on this device. A model that it has not the memory for is refused before anything is
+    allocated.
 
     Args:
-        model, engine: what is to run.
+        model: what is to run. options: as `engine_options` gives them. dtype: of the weights.
         params: the weights if they are in memory already; None for those that are about to be read.
 
     Raises:
         ValueError: as `require_room` and `choose_sizes`.
     """
     held = None if params is None else held_bytes(params)
-    require_room(find_room(model, engine, this_machine(held=held or 0), held=held))
+    device = this_device(held=held or 0)
+    engine = choose_settings(model, device, options, dtype=dtype, held=held)
+    require_room(find_room(model, engine, device, held=held))
+    return engine
 
 
 def peak_memory_bytes() -> int | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.costs import prefill_flops, weight_count
-from hybrid_jax.engine.room import Machine, find_room, largest
-from hybrid_jax.engine.sizing import DEFAULT_LENGTH, Sizes, choose_sizes
+from hybrid_jax.devices import Device
+from hybrid_jax.engine.room import GPU_MEMORY_SHARE, Room, find_room, largest
+from hybrid_jax.engine.sizing import DEFAULT_LENGTH, Sizes
 from hybrid_jax.geometry import (
     Geometry,
     checkpoint_bytes,
@@ -82,6 +85,32 @@ class Fit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Share:
+    """Where a device's memory goes when as many sequences of one length run as fit; the bytes add up to all of it.
+
+    Attributes:
+        tokens: of each sequence. rows: sequences.
+        weight_bytes: of the weights.
+        sequence_bytes: frames of the sequences: KV and a checkpoint each.
+        row_bytes: rings, logits and the like of these rows, and the tables.
+        temporary_bytes: of the largest step, an estimate.
+        cache_bytes: frames that are left for cached prefixes.
+        free_bytes: what nothing takes.
+        reserved_bytes: what jax leaves to CUDA; 0 on a host.
+    """
+
+    tokens: int
+    rows: int
+    weight_bytes: int
+    sequence_bytes: int
+    row_bytes: int
+    temporary_bytes: int
+    cache_bytes: int
+    free_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelReport:
     """The geometry of a model under given engine settings; sizes are bytes, lengths tokens.
 
@@ -97,17 +126,19 @@ class ModelReport:
         page_padding, checkpoint_padding: share of their frames that holds nothing.
         ring_bytes_per_row: outside the arena.
         grain: tokens between resume points.
-        max_rows, max_model_len: engine settings that were assumed.
-        default_memory: bytes the engine takes when it is given no budget and the machine has enough: at
-            most half of what is free beside the weights, on a CPU also at most a quarter of the RAM.
-            `fit.memory` is less where this machine has less.
-        fit: what fits the budget. Where no budget is given and this machine has not the memory for the model,
-            that is the default of a machine that has.
-        machine_bytes: memory of this machine; None where it is not known.
+        max_rows, max_model_len, prefill_tokens, steps_per_dispatch: engine settings, those that were not given as
+            the engine chooses them for the device.
+        default_memory: bytes the engine takes when it is given no budget and the device has enough. `fit.memory` is
+            less where it has less.
+        fit: what fits the budget. Where no budget is given and the device has not the memory for the model,
+            that is the default of one that has.
+        platform, device: what would run it: "cpu" or "gpu", and the card's name if it is known.
+        machine_bytes: memory of the device that a model may take; None where it is not known.
+        shares: for some lengths, where the device's memory goes; empty where the model does not fit it.
         temporary_bytes: of the largest step, an estimate.
         needed_bytes: of weights, `memory` and temporaries here. Where the model does not fit and no budget is
             given, that is with the least `memory` that serves these rows.
-        fits: whether the machine has them; None where it is not known.
+        fits: whether the device has them; None where it is not known.
         remedy: what to do if it has not.
         needs: the parts of `needed_bytes` in words.
     """
@@ -135,9 +166,14 @@ class ModelReport:
     grain: int
     max_rows: int
     max_model_len: int
+    prefill_tokens: int
+    steps_per_dispatch: int
     default_memory: int
     fit: Fit
+    platform: str
+    device: str | None
     machine_bytes: int | None
+    shares: list[Share]
     temporary_bytes: int
     needed_bytes: int
     fits: bool | None
@@ -163,7 +199,7 @@ class ModelReport:
             f"end of prompts and outputs, and where prompts part. {cost}."
         )
 
-    def _this_machine(self) -> str:
+    def _device(self) -> str:
         """Whether the model fits it, and why."""
         if self.machine_bytes is None:
             return f"its memory is not known here; {self.needs}"
@@ -172,6 +208,35 @@ class ModelReport:
             return f"{has}: does not fit; {self.needs}; {self.remedy}"
         left = format_size(self.machine_bytes - self.needed_bytes)
         return f"{has}: fits; {self.needs}, {left} left"
+
+    def _default_memory(self) -> str:
+        """How much the engine takes unless it is told, and why."""
+        size = format_size(self.default_memory)
+        if self.platform != "cpu" and self.fits:
+            return f"{size}: {GPU_MEMORY_SHARE:.0%} of what weights and temporaries leave"
+        said = f"{size} for {_rows(self.max_rows)} of up to {min(self.max_model_len, DEFAULT_LENGTH):,} tokens"
+        if self.platform != "cpu":
+            return said
+        return (
+            f"{said}; less where that is more than 1/4 of a host's RAM, or than 1/2 of what is free beside the "
+            "weights"
+        )
+
+    def table(self) -> list[list[str]]:
+        """`shares` for people: a line of titles, then one for each length; empty where there are none."""
+        if not self.shares:
+            return []
+        titles = ["tokens", "rows", "weights", "sequences", "rows' own", "temporaries", "cache"]
+        titles += ["free", "for CUDA", "in all"]
+        lines = [titles]
+        for share in self.shares:
+            sizes = [value for name, value in asdict(share).items() if name.endswith("_bytes")]
+            cells = [format_size(size) for size in (*sizes, sum(sizes))]
+            lines.append([f"{share.tokens:,}", f"{share.rows:,}", *cells])
+        if self.platform == "cpu":
+            for line in lines:
+                del line[-2]
+        return lines
 
     def lines(self) -> list[tuple[str, str]]:
         """(name, value) pairs for people."""
@@ -202,22 +267,25 @@ class ModelReport:
             ("frame", format_size(self.frame_bytes)),
             ("ring", f"{format_size(self.ring_bytes_per_row)} a row"),
             (
-                "default memory",
-                f"{format_size(self.default_memory)} for {self.max_rows} rows of up to "
-                f"{min(self.max_model_len, DEFAULT_LENGTH):,} tokens; less where that is more than 1/4 "
-                "of a host's RAM, or than 1/2 of what is free beside the weights",
+                "steps",
+                f"{_rows(self.max_rows)}, chunks of up to {self.prefill_tokens:,} prompt tokens, "
+                f"{self.steps_per_dispatch} tokens a row and dispatch",
             ),
+            ("default memory", self._default_memory()),
             (
                 "budget",
                 f"{format_size(fit.memory)}: arena {format_size(fit.arena_bytes)} in {fit.num_frames:,} "
-                f"frames, rings {format_size(fit.ring_bytes)} for {self.max_rows:,} rows, tables "
+                f"frames, rings {format_size(fit.ring_bytes)} for {_rows(self.max_rows)}, tables "
                 f"{format_size(fit.table_bytes)} for {fit.num_slots:,} checkpoints, logits "
                 f"{format_size(fit.logits_bytes)}, penalties and biases {format_size(fit.adjust_bytes)}",
             ),
             ("longest context", f"{fit.longest_context:,} tokens"),
             ("most rows", rows or "none"),
             ("prefix cache", self.cache_summary()),
-            ("this machine", self._this_machine()),
+            (
+                self.device or ("this machine" if self.platform == "cpu" else "this GPU"),
+                self._device(),
+            ),
         ]
         absent = {
             "KV": not self.kv_bytes_per_token,
@@ -229,14 +297,14 @@ class ModelReport:
 
 
 def inspect_model(
-    config: ModelConfig, engine: EngineConfig, machine: Machine | None = None
+    config: ModelConfig, engine: EngineConfig, device: Device | None = None
 ) -> ModelReport:
     """Works out what a model costs under the given engine settings.
 
     Args:
         config: the model.
         engine: dtype, grain, rows, lengths; `memory` None stands for the engine's default.
-        machine: what would run it, which bounds that default; None where its memory is not known. A model that
+        device: what would run it, which bounds that default; None for a CPU whose memory is not known. A model that
             does not fit it is an answer, not a mistake.
 
     Raises:
@@ -252,13 +320,19 @@ def inspect_model(
         >>> report.kv_bytes_per_token, report.fit.longest_context
         (1024, 4096)
     """
+    device = Device() if device is None else device
     geometry = make_geometry(config, engine)
-    default = choose_sizes(config, replace(engine, memory=None), geometry)
-    room = find_room(config, engine, machine)
+    room = find_room(config, engine, device)
+    unbounded = Device(platform=device.platform)
+    if device.is_host or not room.fits:
+        default = find_room(config, replace(engine, memory=None), unbounded).sizes
+    else:
+        default = find_room(config, replace(engine, memory=None), device).sizes
     hypothetical = engine.memory is None and room.fits is False
     sizes = default if hypothetical else room.sizes
     length = default.max_model_len
     engine = replace(engine, memory=engine.memory or sizes.total_bytes)
+    room_of_rows = _rooms(config, engine, device)
     per_token, per_checkpoint = kv_bytes_per_token(geometry), checkpoint_bytes(geometry)
     return ModelReport(
         family=config.family,
@@ -284,15 +358,24 @@ def inspect_model(
         grain=geometry.grain,
         max_rows=engine.max_rows,
         max_model_len=length,
+        prefill_tokens=engine.prefill_tokens,
+        steps_per_dispatch=engine.steps_per_dispatch,
         default_memory=default.total_bytes,
-        fit=_fit(config, geometry, engine, sizes),
-        machine_bytes=None if machine is None else machine.num_bytes,
+        fit=_fit(geometry, engine, sizes, room_of_rows),
+        platform=device.platform,
+        device=device.name,
+        machine_bytes=device.num_bytes,
+        shares=_shares(geometry, sizes, device, room_of_rows) if room.fits else [],
         temporary_bytes=room.temporary_bytes,
         needed_bytes=room.needed_bytes,
         fits=room.fits,
         remedy=room.remedy if room.fits is False else None,
         needs=room.parts(),
     )
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
 
 
 def _frames(count: int) -> str:
@@ -307,17 +390,35 @@ def _count_blocks(config: ModelConfig) -> dict[str, int]:
     return dict(kinds)
 
 
-def _num_frames(config: ModelConfig, geometry: Geometry, engine: EngineConfig) -> int:
-    """Usable frames of the arena, the sink left out; 0 when the memory holds nothing."""
-    try:
-        return choose_sizes(config, engine, geometry).num_frames - 1
-    except ValueError:  # it names the least memory that would do, which is not the question here
-        return 0
+def _rooms(
+    config: ModelConfig, engine: EngineConfig, device: Device
+) -> Callable[[int], Room | None]:
+    """What a number of rows takes; None where the memory cannot hold one sequence beside them."""
+
+    @functools.cache
+    def room_of(rows: int) -> Room | None:
+        try:
+            return find_room(config, replace(engine, max_rows=rows), device)
+        except (
+            ValueError
+        ):  # it names the least memory that would do, which is not the question here
+            return None
+
+    return room_of
 
 
-def _fit(config: ModelConfig, geometry: Geometry, engine: EngineConfig, sizes: Sizes) -> Fit:
+def _fit(
+    geometry: Geometry,
+    engine: EngineConfig,
+    sizes: Sizes,
+    room_of: Callable[[int], Room | None],
+) -> Fit:
     frames, limit = sizes.num_frames - 1, sizes.max_model_len  # the sink holds nothing
-    rows = {n: _most_rows(config, geometry, engine, n) for n in (*CONTEXTS, limit) if n <= limit}
+
+    def rows_of(num_tokens: int) -> int:
+        return _most_rows(geometry, num_tokens, max(MAX_ROWS_SHOWN, engine.max_rows), room_of)
+
+    rows = {n: rows_of(n) for n in _lengths(limit)}
     return Fit(
         memory=engine.memory,
         arena_bytes=sizes.arena_bytes,
@@ -337,12 +438,56 @@ def _fit(config: ModelConfig, geometry: Geometry, engine: EngineConfig, sizes: S
     )
 
 
+def _lengths(limit: int) -> list[int]:
+    """The lengths that are looked at, of a model's up to its longest."""
+    return sorted({n for n in CONTEXTS if n < limit} | {limit})
+
+
 def _most_rows(
-    config: ModelConfig, geometry: Geometry, engine: EngineConfig, num_tokens: int
+    geometry: Geometry,
+    num_tokens: int,
+    limit: int,
+    room_of: Callable[[int], Room | None],
+    *,
+    on_device: bool = False,
 ) -> int:
-    """Rows of `num_tokens` tokens that fit together, each with the ring it needs."""
+    """Rows of `num_tokens` tokens that fit together, each with the ring it needs.
+
+    Args:
+        on_device: the device must also have what a step of so many rows holds beside the budget.
+    """
     alone = geometry.row_frames(num_tokens)
-    return largest(
-        lambda rows: rows * alone <= _num_frames(config, geometry, replace(engine, max_rows=rows)),
-        max(MAX_ROWS_SHOWN, engine.max_rows),
-    )
+
+    def fits(rows: int) -> bool:
+        room = room_of(rows)
+        if room is None or (on_device and not room.fits):
+            return False
+        return rows * alone < room.sizes.num_frames
+
+    return largest(fits, limit)
+
+
+def _shares(
+    geometry: Geometry, sizes: Sizes, device: Device, room_of: Callable[[int], Room | None]
+) -> list[Share]:
+    """Where the device's memory goes, for some lengths."""
+    shares = []
+    for tokens in _lengths(sizes.max_model_len):
+        rows = _most_rows(geometry, tokens, MAX_ROWS_SHOWN, room_of, on_device=True)
+        if not rows:
+            continue
+        room, sequences = room_of(rows), rows * geometry.row_frames(tokens) * geometry.frame_bytes
+        shares.append(
+            Share(
+                tokens=tokens,
+                rows=rows,
+                weight_bytes=room.weight_bytes,
+                sequence_bytes=sequences,
+                row_bytes=room.sizes.row_bytes + room.sizes.table_bytes,
+                temporary_bytes=room.temporary_bytes,
+                cache_bytes=room.sizes.arena_bytes - sequences,
+                free_bytes=device.num_bytes - room.needed_bytes,
+                reserved_bytes=(device.total_bytes or device.num_bytes) - device.num_bytes,
+            )
+        )
+    return shares

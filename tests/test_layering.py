@@ -17,7 +17,7 @@ SOURCES = {
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
 PLAIN = (
-    *("config", "costs", "geometry", "machine", "other_names"),
+    *("config", "costs", "devices", "geometry", "machine", "other_names"),
     *("sampling_params", "sizes", "structured_outputs"),
 )
 HOST = (
@@ -25,6 +25,7 @@ HOST = (
     "engine.admission",
     "engine.audit",
     "engine.bucket",
+    "engine.defaults",
     "engine.history",
     "engine.holds",
     "engine.memory",
@@ -37,6 +38,7 @@ HOST = (
     "engine.seats",
     "engine.sequence",
     "engine.sizing",
+    "engine.temporaries",
     "engine.turn",
 )
 DEVICE = ("state", "layers", "models")
@@ -56,8 +58,16 @@ class Room:
 ROOMS = (
     Room(("pallas_kernels",), ("pallas_kernels",), ("jax", "numpy")),
     Room(
-        ("config", "machine", "other_names", "sampling_params", "sizes", "structured_outputs"),
-        ("config", "other_names", "structured_outputs"),
+        (
+            "config",
+            "devices",
+            "machine",
+            "other_names",
+            "sampling_params",
+            "sizes",
+            "structured_outputs",
+        ),
+        ("config", "machine", "other_names", "structured_outputs"),
     ),
     Room(("geometry",), ("config",)),
     Room(("costs",), ("config", "geometry")),
@@ -145,7 +155,7 @@ ROOMS = (
             "outputs",
             "prompts",
             "report",
-            "engine.room",
+            "engine.defaults",
             "tokenizer",
             "train",
             *PLAIN,

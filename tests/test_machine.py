@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from hybrid_jax import machine
+from hybrid_jax import devices, machine
 
 NO_LIMIT = "9223372036854771712\n"
 GIB = 2**30
@@ -110,3 +112,32 @@ def test_a_limit_counts_where_the_system_does_not_say_what_is_built_in(ram, monk
 def test_jax_before_0_11_widens_bfloat16_weights(monkeypatch, installed, widens):
     monkeypatch.setattr(machine, "version", lambda name: installed)
     assert machine.widens_bfloat16() is widens
+
+
+@pytest.mark.parametrize(
+    "script, expected",
+    [
+        ("echo 143771; echo 81559", 143_771 << 20),
+        ("echo 'No devices were found'", None),
+        ("echo 81559; exit 9", None),
+        (None, None),
+    ],
+)
+def test_the_driver_is_asked_for_a_gpus_memory(script, expected, tmp_path, monkeypatch):
+    if script is not None:
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(f"#!/bin/sh\n{script}\n")
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin" if script else str(tmp_path))
+    assert machine.nvidia_bytes() == expected
+
+
+def test_jax_is_asked_for_the_whole_card_unless_the_user_said_something(monkeypatch):
+    for name in devices.SHARE_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    devices.claim_gpu()
+    assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.95"
+    monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION")
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.4")
+    devices.claim_gpu()
+    assert "XLA_CLIENT_MEM_FRACTION" not in os.environ

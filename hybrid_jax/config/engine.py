@@ -12,6 +12,7 @@ from hybrid_jax.other_names import CACHE_CONFIG, refuses
 
 CACHE_POLICIES = ("off", "lru", "sglang", "marconi", "marconi-code", "adaptive")
 KERNELS = ("auto", "xla", "pallas")
+SHAPES = ("fine", "coarse")
 MAX_GRAIN = 64  # the tile of `ssd_scan`: the tokens after a chunk's last checkpoint lie in one tile
 
 
@@ -93,12 +94,13 @@ def fixed_alpha(policy: object) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """How one engine runs a model.
+    """How one engine runs a model. The defaults here are those of a CPU; `LLM` chooses others for a GPU
+    (`engine.defaults`).
 
     Attributes:
-        memory: bytes for arena, rings, tables and logits together. None takes what `max_rows` sequences of
-            min(max_model_len, 4096) tokens and 8 cached checkpoints a row need, at most half of what
-            is free beside the weights, on a CPU also at most a quarter of the RAM.
+        memory: bytes for arena, rings, tables and logits together. None: on a CPU, what `max_rows` sequences of
+            min(max_model_len, 4096) tokens and 8 cached checkpoints a row need, at most half of what is free beside
+            the weights and a quarter of the RAM; elsewhere 95 % of what weights and a step's temporaries leave.
         max_rows: sequences that decode together.
         max_model_len: longest sequence in tokens; None for the model's own.
         grain: tokens between positions where checkpoints may lie; a power of two, at most 64.
@@ -109,6 +111,8 @@ class EngineConfig:
         cache: prefix cache policy.
         exact: bit-identical logits whatever the batch, chunking or cache (slower).
         seed: base of the sampling noise of requests that bring no seed.
+        shapes: "fine": steps are compiled for many shapes, so that little is padded; "coarse": for few, where
+            compiling takes long and padding costs little (`engine.bucket`).
         kernels: "pallas" makes the steps of Pallas kernels (on a CPU interpreted, for tests), "xla" of what
             XLA compiles; "auto" is "pallas" on NVIDIA GPUs from Ampere on.
 
@@ -128,6 +132,7 @@ class EngineConfig:
     cache: CacheConfig = CacheConfig()
     exact: bool = False
     seed: int = 0
+    shapes: Literal["fine", "coarse"] = "fine"
     kernels: Literal["auto", "xla", "pallas"] = "auto"
 
     def __post_init__(self) -> None:
@@ -175,11 +180,9 @@ class EngineConfig:
             where,
             f"steps_per_dispatch must be at most grain {self.grain}, got {self.steps_per_dispatch}",
         )
-        require(
-            self.kernels in KERNELS,
-            where,
-            f"kernels must be one of {KERNELS}, got {self.kernels!r}",
-        )
+        for name, known in (("kernels", KERNELS), ("shapes", SHAPES)):
+            value = getattr(self, name)
+            require(value in known, where, f"{name} must be one of {known}, got {value!r}")
         require(
             self.dtype in DTYPES[:2],
             where,

@@ -1,12 +1,17 @@
 """The padded shapes steps are compiled for: few, because each one costs seconds of compilation.
 
-Rows of a prefill dispatch are 1, 4, 16, ... up to max_rows; its tokens per row are grain, 4 grain, 8 grain,
-... up to prefill_tokens, rows x tokens within the budget. Decode runs over ring rows 0 .. rows - 1: 1, a
-middle size from 8 rows on, max_rows; its loop's count is data, and the
-bucket is the room for its results. Page tables are 256, 1024, ... pages wide, at most what a
-sequence can need: a wider table costs only the bytes of its int32 entries, since attention walks no
-further than the rows' own lengths. A fork is compiled once per row count of the prefill it follows. Exact
-mode has one shape for everything.
+A page table's width costs only the bytes of its int32 entries, since attention walks no further than the rows' own
+lengths. The count of a decode loop is data; its bucket is the room for its results. A fork is compiled once per row
+count of the prefill it follows. Exact mode has one shape for everything. `EngineConfig.shapes` says how many there are:
+
+- "fine", where a program compiles in seconds (a CPU). Rows of a prefill dispatch are 1, 4, 16, ... up to max_rows;
+  its tokens per row are grain, 4 grain, 8 grain, ... up to prefill_tokens, rows x tokens within the budget. Decode runs
+  over ring rows 0 .. rows - 1: 1, a middle size from 8 rows on, max_rows. Page tables are 256, 1024, ... pages wide, at
+  most what a sequence can need.
+- "coarse", where it takes half a minute (a GPU), and where steps of few tokens take as long as they need to read the
+  weights. A prefill dispatch has 1 row of 8192, 2048, 512 or 128 tokens (a quarter at a time), or 4 rows of the short
+  ones; a prompt is cut so that little of its last chunk is padding (`first_chunk`). Decode has 1 row, 64, or max_rows.
+  Page tables have one width, and all forks one shape: the logits of a prefill are padded to its most rows.
 """
 
 from __future__ import annotations
@@ -17,6 +22,16 @@ from dataclasses import dataclass
 from hybrid_jax.config import EngineConfig
 
 SMALLEST_WIDTH = 256
+# Of coarse shapes.
+SHORTEST_CHUNK = 128
+SEVERAL_ROWS, TOKENS_OF_SEVERAL = (
+    4,
+    2048,
+)  # rows of a prefill dispatch, and most tokens of all of them together
+MIDDLE_ROWS = 64
+# What a dispatch costs beside its tokens, as tokens. An estimate: reading the weights takes as long as computing 93
+# tokens on an H200, at 4.3 TB/s and 400 TFLOP/s, whatever the model; launches take the rest.
+DISPATCH_TOKENS = 150
 
 
 @dataclass(frozen=True, order=True)
@@ -68,8 +83,17 @@ def smallest_that_fits(sizes: tuple[int, ...], needed: int, what: str) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def prefill_rows(engine: EngineConfig) -> tuple[int, ...]:
-    """Row counts of prefill dispatches, ascending."""
+def prefill_shapes(engine: EngineConfig) -> tuple[tuple[int, int], ...]:
+    """(rows, tokens per row) of prefill dispatches, those of few tokens first."""
+    coarse = engine.shapes == "coarse"
+    tokens = _coarse_tokens(engine) if coarse else _fine_tokens(engine)
+    rows = (1, SEVERAL_ROWS) if coarse else _fine_rows(engine)
+    budget = min(engine.prefill_tokens, TOKENS_OF_SEVERAL) if coarse else engine.prefill_tokens
+    most = engine.max_rows
+    return tuple((r, t) for t in tokens for r in rows if r == 1 or (r * t <= budget and r <= most))
+
+
+def _fine_rows(engine: EngineConfig) -> tuple[int, ...]:
     most = min(engine.max_rows, engine.prefill_tokens // engine.grain)
     sizes, size = [], 1
     while size < most:
@@ -78,9 +102,7 @@ def prefill_rows(engine: EngineConfig) -> tuple[int, ...]:
     return (*sizes, size) if size == most else (*sizes, most)
 
 
-@functools.lru_cache(maxsize=64)
-def prefill_tokens(engine: EngineConfig) -> tuple[int, ...]:
-    """Tokens per row of prefill dispatches, ascending multiples of grain; the last is the longest chunk."""
+def _fine_tokens(engine: EngineConfig) -> tuple[int, ...]:
     sizes, size = [engine.grain], 4 * engine.grain
     while size < engine.prefill_tokens:
         sizes.append(size)
@@ -88,10 +110,55 @@ def prefill_tokens(engine: EngineConfig) -> tuple[int, ...]:
     return tuple(sorted({*sizes, engine.prefill_tokens}))
 
 
+def _coarse_tokens(engine: EngineConfig) -> tuple[int, ...]:
+    sizes, size = [engine.prefill_tokens], engine.prefill_tokens // 4
+    while size >= SHORTEST_CHUNK:
+        sizes.append(size // engine.grain * engine.grain)
+        size //= 4
+    return tuple(sorted(sizes))
+
+
+def prefill_rows(engine: EngineConfig) -> tuple[int, ...]:
+    """Row counts of prefill dispatches, ascending."""
+    return tuple(sorted({rows for rows, _ in prefill_shapes(engine)}))
+
+
+def prefill_tokens(engine: EngineConfig) -> tuple[int, ...]:
+    """Tokens per row of prefill dispatches, ascending multiples of grain; the last is the longest chunk."""
+    return tuple(sorted({tokens for _, tokens in prefill_shapes(engine)}))
+
+
+def logits_rows(engine: EngineConfig, rows: int) -> int:
+    """Rows of the logits that a prefill of `rows` rows hands on to a fork."""
+    return prefill_rows(engine)[-1] if engine.shapes == "coarse" else rows
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def first_chunk(engine: EngineConfig, num_tokens: int) -> int:
+    """Tokens of the first chunk of `num_tokens` that one row is to compute; all of them, or a whole shape."""
+    sizes = prefill_tokens(engine)
+    if num_tokens > sizes[-1] or engine.shapes == "fine":
+        return min(num_tokens, sizes[-1])
+    return _cheapest(sizes, num_tokens)[1]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _cheapest(sizes: tuple[int, ...], num_tokens: int) -> tuple[int, int]:
+    """The least cost of `num_tokens` up to the largest size, in tokens, and how long the first chunk then is."""
+    whole = next(size for size in sizes if size >= num_tokens)
+    ways = [(whole + DISPATCH_TOKENS, num_tokens)]
+    if full := [size for size in sizes if size < num_tokens]:
+        rest, _ = _cheapest(sizes, num_tokens - full[-1])
+        ways.append((full[-1] + DISPATCH_TOKENS + rest, full[-1]))
+    return min(ways)
+
+
 @functools.lru_cache(maxsize=64)
 def decode_rows(engine: EngineConfig) -> tuple[int, ...]:
     """Ring-row counts of decode dispatches, ascending."""
     sizes = {1, engine.max_rows}
+    if engine.shapes == "coarse":
+        return tuple(sorted(sizes | {min(MIDDLE_ROWS, engine.max_rows)}))
     if engine.max_rows >= 8:
         middle = 2
         while middle * middle < engine.max_rows:
@@ -106,21 +173,24 @@ def decode_steps(engine: EngineConfig) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=64)
-def widths(max_pages: int) -> tuple[int, ...]:
+def widths(engine: EngineConfig, max_pages: int) -> tuple[int, ...]:
     """Page-table widths, ascending; (1,) for a model without attention."""
     sizes, size = [], SMALLEST_WIDTH
-    while size < max_pages:
+    while size < max_pages and engine.shapes == "fine":
         sizes.append(size)
         size *= 4
     return (*sizes, max(max_pages, 1))
 
 
+def slot_sizes(engine: EngineConfig) -> tuple[int, ...]:
+    """Lines of the slot table that one dispatch writes, ascending."""
+    return (64,) if engine.shapes == "coarse" else (1, 8, 64)
+
+
 def rows_within_budget(engine: EngineConfig, num_tokens: int) -> int:
     """Most prefill rows of up to `num_tokens` tokens each that one dispatch may hold; at least 1."""
-    tokens = smallest_that_fits(prefill_tokens(engine), num_tokens, "tokens of a prefill chunk")
-    return max(
-        rows for rows in prefill_rows(engine) if rows * tokens <= engine.prefill_tokens or rows == 1
-    )
+    size = smallest_that_fits(prefill_tokens(engine), num_tokens, "tokens of a prefill chunk")
+    return max(rows for rows, tokens in prefill_shapes(engine) if tokens == size)
 
 
 def prefill_bucket(
@@ -135,11 +205,18 @@ def prefill_bucket(
         num_pages: pages of the longest row.
         max_pages: pages of the longest sequence possible.
     """
+    size = smallest_that_fits(prefill_tokens(engine), num_tokens, "tokens of a prefill chunk")
+    rows = tuple(rows for rows, tokens in prefill_shapes(engine) if tokens == size)
     return PrefillBucket(
-        smallest_that_fits(prefill_rows(engine), num_rows, "rows of a prefill dispatch"),
-        smallest_that_fits(prefill_tokens(engine), num_tokens, "tokens of a prefill chunk"),
-        smallest_that_fits(widths(max_pages), num_pages, "pages of a row"),
+        smallest_that_fits(rows, num_rows, "rows of a prefill dispatch"),
+        size,
+        smallest_that_fits(widths(engine, max_pages), num_pages, "pages of a row"),
     )
+
+
+def fork_bucket(engine: EngineConfig, rows: int) -> ForkBucket:
+    """The shape of the forks that follow a prefill of `rows` rows."""
+    return ForkBucket(logits_rows(engine, rows))
 
 
 def decode_bucket(
@@ -149,7 +226,7 @@ def decode_bucket(
     return DecodeBucket(
         smallest_that_fits(decode_rows(engine), num_rows, "rows of a decode dispatch"),
         smallest_that_fits(decode_steps(engine), num_steps, "steps of a decode dispatch"),
-        smallest_that_fits(widths(max_pages), num_pages, "pages of a row"),
+        smallest_that_fits(widths(engine, max_pages), num_pages, "pages of a row"),
     )
 
 
@@ -166,16 +243,14 @@ def all_buckets(
         return [exact_bucket(engine, max_pages=max_pages)]
     prefill = {
         PrefillBucket(rows, tokens, width)
-        for tokens in prefill_tokens(engine)
-        for rows in prefill_rows(engine)
-        if rows <= rows_within_budget(engine, tokens)
-        for width in widths(max_pages)
+        for rows, tokens in prefill_shapes(engine)
+        for width in widths(engine, max_pages)
     }
     decode = {
         DecodeBucket(rows, steps, width)
         for rows in decode_rows(engine)
         for steps in decode_steps(engine)
-        for width in widths(max_pages)
+        for width in widths(engine, max_pages)
     }
-    forks = [ForkBucket(rows) for rows in prefill_rows(engine) if engine.max_rows > 1]
-    return [*sorted(prefill), *forks, *sorted(decode)]
+    forks = {fork_bucket(engine, rows) for rows in prefill_rows(engine) if engine.max_rows > 1}
+    return [*sorted(prefill), *sorted(forks), *sorted(decode)]

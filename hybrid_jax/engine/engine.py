@@ -17,7 +17,7 @@ from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.room import find_room
 from hybrid_jax.engine.runner import Pending, Runner
 from hybrid_jax.engine.scheduler import Scheduler
-from hybrid_jax.engine.this_machine import held_bytes, this_machine
+from hybrid_jax.engine.this_device import held_bytes, this_device
 from hybrid_jax.geometry import make_geometry
 
 
@@ -54,7 +54,8 @@ class Engine:
     def __init__(self, config: ModelConfig, params: dict, engine_config: EngineConfig) -> None:
         self.geometry = make_geometry(config, engine_config)
         held = held_bytes(params)
-        self.sizes = find_room(config, engine_config, this_machine(held=held), held=held).sizes
+        self.device = this_device(held=held)
+        self.sizes = find_room(config, engine_config, self.device, held=held).sizes
         self.config, self.engine_config = config, engine_config
         room = dict(
             num_frames=self.sizes.num_frames,
@@ -68,6 +69,11 @@ class Engine:
         self._live: dict[str, Request] = {}
         self._reported: dict[str, int] = {}
         self._interrupted = False
+
+    @property
+    def kernels(self) -> str:
+        """What its steps are made of, "xla" or "pallas"."""
+        return self.runner.model.kernels
 
     @property
     def max_model_len(self) -> int:

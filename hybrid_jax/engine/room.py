@@ -1,4 +1,4 @@
-"""Whether a model fits a machine: its weights, its `memory`, and what the layers of one step hold. No jax."""
+"""Whether a model fits a device: its weights, its `memory`, and what the layers of one step hold. No jax."""
 
 from __future__ import annotations
 
@@ -6,40 +6,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from hybrid_jax.config import MLP, Attention, EngineConfig, Mamba2, ModelConfig, MoE
-from hybrid_jax.config.engine import MAX_GRAIN
-from hybrid_jax.costs import state_elements, weight_bytes, weight_count
+from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.costs import weight_bytes
+from hybrid_jax.devices import Device
 from hybrid_jax.engine.sizing import Sizes, choose_sizes
-from hybrid_jax.geometry import ITEM_BYTES, make_geometry
-from hybrid_jax.machine import ram_bytes, widens_bfloat16
+from hybrid_jax.engine.temporaries import temporary_bytes
+from hybrid_jax.geometry import make_geometry
 from hybrid_jax.sizes import format_size, parse_size, round_size
 
 Change = dict[str, str | int]  # settings by name
 # Advice leaves this much for Python, the compiler and its programs, or a twentieth of the memory if that is less.
 HOST_BYTES = 1 << 30
-# Of a row's keys and values attention works on so many tokens at a time, or on a page if that is longer.
-TILE_TOKENS = 128
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """The memory that weights, arena and steps share.
-
-    Attributes:
-        num_bytes: of a host, or what an accelerator has for this model.
-        accelerator: it is one.
-        widens: its compiler makes float32 copies of bfloat16 weights in every step.
-    """
-
-    num_bytes: int
-    accelerator: bool = False
-    widens: bool = False
-
-
-def this_host() -> Machine | None:
-    """The host, as a machine that runs a model on its CPU; None where the system does not say what it has."""
-    ram = ram_bytes()
-    return None if ram is None else Machine(num_bytes=ram, widens=widens_bfloat16())
+# Of what weights and a step leave of a GPU's memory, the default `memory`. The rest is for what is copied or compiled
+# now and then.
+GPU_MEMORY_SHARE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +27,7 @@ class Room:
     """What a model takes, and whether its machine has it.
 
     Attributes:
-        model, engine, machine: what was asked; the machine is None where its memory is not known.
+        model, engine, device: what was asked.
         weight_bytes: of all weights.
         weights_given: they are in memory already, in the dtype they have.
         temporary_bytes: of the largest step, an estimate.
@@ -56,7 +36,7 @@ class Room:
 
     model: ModelConfig
     engine: EngineConfig
-    machine: Machine | None
+    device: Device
     weight_bytes: int
     weights_given: bool
     temporary_bytes: int
@@ -69,16 +49,16 @@ class Room:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the machine has what is needed; None where its memory is not known."""
-        return None if self.machine is None else self.needed_bytes <= self.machine.num_bytes
+        """Whether the device has what is needed; None where its memory is not known."""
+        has = self.device.num_bytes
+        return None if has is None else self.needed_bytes <= has
 
     def parts(self) -> str:
         """What is needed as a sum: "weights 8 GiB (float32) + ... = 9 GiB"."""
         least = "at least " if self.fits is False and self.engine.memory is None else ""
         rows = f"{self.engine.max_rows} row" + ("s" if self.engine.max_rows > 1 else "")
-        widens = self.machine is not None and self.machine.widens
         why = " (jax before 0.11 copies bfloat16 weights to float32)"
-        copies = why if widens and self.engine.dtype == "bfloat16" else ""
+        copies = why if self.device.widens and self.engine.dtype == "bfloat16" else ""
         return (
             f"weights {format_size(self.weight_bytes)} ({self.engine.dtype}) + "
             f"memory {least}{format_size(self.sizes.total_bytes)} for {rows} + "
@@ -91,114 +71,74 @@ class Room:
         found = [_words(change, self) for change in _changes(self)]
         if found:
             return f"use {' or '.join(found)}"
-        return f"use a smaller model or a machine with at least {round_size(self.needed_bytes, up=True)}"
+        needed = round_size(self.needed_bytes, up=True)
+        larger = "machine" if self.device.is_host else "device"
+        return f"use a smaller model or a {larger} with at least {needed}"
 
 
 class DoesNotFit(ValueError):
-    """A model that needs more memory than the machine has."""
+    """A model that needs more memory than the device has."""
 
 
 def find_room(
     model: ModelConfig,
     engine: EngineConfig,
-    machine: Machine | None,
+    device: Device,
     *,
     held: int | None = None,
 ) -> Room:
     """Sizes everything; the default `memory` takes a part of what weights and steps leave.
 
     Args:
-        model, engine, machine: what to size for.
+        model, engine, device: what to size for.
         held: bytes of the weights if they are in memory already; None for those of `engine.dtype`.
 
     Raises:
         ValueError: as `choose_sizes`.
     """
     weights = weight_bytes(model, engine.dtype) if held is None else held
-    temporaries = temporary_bytes(model, engine, widens=machine is not None and machine.widens)
+    kernels = engine.kernels == "pallas" or (engine.kernels == "auto" and device.platform == "gpu")
+    temporaries = temporary_bytes(model, engine, kernels=kernels, widens=device.widens)
     limit = None
-    if machine is not None:
-        left = machine.num_bytes - weights
-        # Half, for the host also runs the system, Python and the compiler, and holds compiled programs.
-        limit = max(0, min(left // 2, left - temporaries))
-        if not machine.accelerator:
-            limit = min(limit, machine.num_bytes // 4)
-    geometry = make_geometry(model, engine)
+    if device.num_bytes is not None:
+        left = device.num_bytes - weights
+        if device.is_host:
+            # Half, for the host also runs the system, Python and the compiler, and holds compiled programs.
+            limit = min(left // 2, left - temporaries, device.num_bytes // 4)
+        else:
+            limit = int(GPU_MEMORY_SHARE * (left - temporaries))
+        limit = max(0, limit)
+    sizes = choose_sizes(
+        model,
+        engine,
+        make_geometry(model, engine),
+        default_limit=limit,
+        takes_all=not device.is_host,
+        kernels=kernels,
+    )
     return Room(
         model=model,
         engine=engine,
-        machine=machine,
+        device=device,
         weight_bytes=weights,
         weights_given=held is not None,
         temporary_bytes=temporaries,
-        sizes=choose_sizes(model, engine, geometry, default_limit=limit),
+        sizes=sizes,
     )
 
 
 def require_room(room: Room) -> None:
-    """Refuses a model that its machine has not the memory for.
+    """Refuses a model that its device has not the memory for.
 
     Raises:
         DoesNotFit: with what it needs, what there is, and what would fit.
     """
     if room.fits is not False:
         return
-    has = f"this {'device' if room.machine.accelerator else 'machine'} has"
     raise DoesNotFit(
-        f"LLM: this model does not fit: {room.parts()}, and {has} "
-        f"{format_size(room.machine.num_bytes)}; {room.remedy}"
+        f"LLM: this model does not fit: {room.parts()}, and this {room.device.noun} has "
+        f"{format_size(room.device.num_bytes)}; {room.remedy}"
     )
-
-
-# --- what a step holds ----------------------------------------------------------------------------
-
-
-def temporary_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int:
-    """An estimate of what the layers of the largest step hold, logits left out: they are part of `memory`.
-
-    One layer works at a time, in float32 arrays over the tokens of the step, and the states of the rows twice. In a
-    decode step or an exact one, attention also copies the keys and values that it works on, of each row, twice.
-
-    Args:
-        model, engine: what runs.
-        widens: as in `Machine`; such copies exist of all layers at once, but of one expert only.
-    """
-    blocks = [b for layer in model.layers for b in (*layer.mixers, layer.mlp) if b is not None]
-    columns = 3 * model.width + max(_columns(block, model.width) for block in blocks)
-    states = [state_elements(block)[0] for block in blocks if isinstance(block, Mamba2)]
-    window = engine.grain if engine.exact else 1
-    tile = max(TILE_TOKENS, make_geometry(model, engine).page_tokens)
-    copied = [2 * b.num_kv_heads * b.head_dim * tile for b in blocks if isinstance(b, Attention)]
-    decode = engine.max_rows * (window * columns + 2 * max(copied, default=0))
-    count = max(decode, engine.prefill_tokens * columns)
-    count += 2 * engine.max_rows * max(states, default=0)
-    if widens and engine.dtype == "bfloat16":
-        count += weight_count(_with_one_expert(model))
-    return count * ITEM_BYTES["float32"]
-
-
-def _columns(block: Attention | Mamba2 | MLP | MoE, width: int) -> int:
-    """Elements a token that one block holds at a time."""
-    if isinstance(block, Attention):
-        return 3 * (block.num_heads + 2 * block.num_kv_heads) * block.head_dim
-    if isinstance(block, Mamba2):
-        # the projection and what becomes of it, and decay matrices of a tile
-        return 5 * block.proj_size + 3 * MAX_GRAIN * block.num_heads
-    if isinstance(block, MLP):
-        return (3 if block.kind == "gated_silu" else 2) * block.width
-    hidden = (3 if block.kind == "gated_silu" else 2) * block.width
-    inner = block.latent_width or width
-    return block.top_k * (hidden + 2 * inner) + 3 * block.shared_width
-
-
-def _with_one_expert(model: ModelConfig) -> ModelConfig:
-    """The model with a single expert in each mixture."""
-    one = {"num_experts": 1, "top_k": 1, "num_groups": 1, "top_groups": 1}
-    layers = (
-        replace(layer, mlp=replace(layer.mlp, **one)) if isinstance(layer.mlp, MoE) else layer
-        for layer in model.layers
-    )
-    return replace(model, layers=tuple(layers))
 
 
 # --- what would fit -------------------------------------------------------------------------------
@@ -242,14 +182,14 @@ def _fitting(room: Room, change: Change, lower_memory: bool) -> Change | None:
     try:
         engine = replace(room.engine, **change)
         if lower_memory:
-            least = find_room(room.model, replace(engine, memory=None), room.machine, held=held)
+            least = find_room(room.model, replace(engine, memory=None), room.device, held=held)
             beside = least.weight_bytes + least.temporary_bytes
-            spare = min(HOST_BYTES, room.machine.num_bytes // 20)
-            memory = round_size(max(1, room.machine.num_bytes - beside - spare), up=False)
+            spare = min(HOST_BYTES, room.device.num_bytes // 20)
+            memory = round_size(max(1, room.device.num_bytes - beside - spare), up=False)
             memory = memory.replace(" ", "")  # one word for a shell
             change = change | {"memory": memory}
             engine = replace(engine, memory=parse_size(memory))
-        fits = find_room(room.model, engine, room.machine, held=held).fits
+        fits = find_room(room.model, engine, room.device, held=held).fits
     except ValueError:  # this memory cannot hold one sequence
         return None
     return change if fits else None

@@ -23,7 +23,6 @@ from hybrid_jax.geometry import Geometry
 from hybrid_jax.sampling_params import MAX_LOGPROBS
 from hybrid_jax.state import State, make_state, state_specs
 
-SLOT_BUCKETS = (1, 8, 64)
 KINDS = {
     bucket.PrefillBucket: "prefill",
     bucket.ForkBucket: "fork",
@@ -62,13 +61,6 @@ class Variant:
 
 
 PLAIN = Variant()
-
-
-def _slot_sizes(count: int) -> list[int]:
-    """Sizes of the dispatches that write `count` lines of the slot table."""
-    most = SLOT_BUCKETS[-1]
-    parts = [min(most, count - begin) for begin in range(0, count, most)]
-    return [next(size for size in SLOT_BUCKETS if size >= part) for part in parts]
 
 
 def choose_kernels(wanted: str, device: jax.Device, unsupported: str | None = None) -> str:
@@ -177,6 +169,8 @@ class Runner:
             }
             if kind == "decode":
                 static["max_steps"] = shape.steps
+            if kind == "prefill":
+                static["logits_rows"] = bucket.logits_rows(self.engine, shape.rows)
             function = functools.partial(STEPS[kind], **static)
             donated = (0, 1) if kind == "fork" else (1, 2)
 
@@ -227,7 +221,7 @@ class Runner:
 
     def _num_missing(self, plan: Plan) -> int:
         """Programs that a plan, and the decode steps that follow on it, need and that are not compiled."""
-        needed: set[tuple] = {("write_slots", n) for n in _slot_sizes(len(plan.new_slots))}
+        needed: set[tuple] = {("write_slots", n) for n in self._slot_sizes(len(plan.new_slots))}
         if plan.moves:
             needed |= {("move_row",)} | ({("move_adjust",)} if self.adjust is not None else set())
         if self.engine.exact:
@@ -237,7 +231,8 @@ class Runner:
                 shape = self._prefill_shape(plan.prefill)
                 needed.add(("prefill", shape, self._variant(plan.prefill)))
             if plan.forks:
-                needed.add(("fork", bucket.ForkBucket(shape.rows), self._variant(plan.forks)))
+                fork = bucket.fork_bucket(self.engine, shape.rows)
+                needed.add(("fork", fork, self._variant(plan.forks)))
             begun = [row for row in plan.prefill if row.samples and row.request.max_tokens > 1]
             if rows := [*plan.decode, *begun]:
                 shape = self._decode_shape(rows, max(plan.num_steps, 1))
@@ -245,8 +240,14 @@ class Runner:
         known = self._executables
         return sum(key not in known or not known[key].compiled for key in needed)
 
+    def _slot_sizes(self, count: int) -> list[int]:
+        """Sizes of the dispatches that write `count` lines of the slot table."""
+        sizes = bucket.slot_sizes(self.engine)
+        parts = [min(sizes[-1], count - begin) for begin in range(0, count, sizes[-1])]
+        return [next(size for size in sizes if size >= part) for part in parts]
+
     def _write_slots(self, new_slots: list) -> None:
-        for size in _slot_sizes(len(new_slots)):
+        for size in self._slot_sizes(len(new_slots)):
             part, new_slots = new_slots[:size], new_slots[size:]
             part = part + [part[-1]] * (size - len(part))
             ids = np.array([slot for slot, _ in part], np.int32)
@@ -380,7 +381,7 @@ class Runner:
             line = (0, (0,) * self.model.geometry.state_frames)
             jobs += [
                 (f"write_slots {n}", functools.partial(self._write_slots, [line] * n))
-                for n in SLOT_BUCKETS
+                for n in bucket.slot_sizes(self.engine)
             ]
         if adjusts or self.engine.exact:
             jobs += [

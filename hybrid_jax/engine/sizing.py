@@ -62,12 +62,16 @@ def choose_sizes(
     geometry: Geometry,
     *,
     default_limit: int | None = None,
+    takes_all: bool = False,
+    kernels: bool = False,
 ) -> Sizes:
     """Splits `engine.memory`, or a default, into rings, logits, tables and as many frames as are left.
 
     Args:
         model, engine, geometry: what to size for.
         default_limit: most bytes the default may take; an explicit `engine.memory` is taken as it is.
+        takes_all: the default takes as much as that, where it is known, and not just what the rows need.
+        kernels: steps are made of Pallas kernels, which hold fewer arrays of logits.
 
     Raises:
         ValueError: max_model_len exceeds the model's, or the memory cannot hold one short sequence.
@@ -83,7 +87,9 @@ def choose_sizes(
         model, geometry, num_rows=engine.max_rows + 1, window=window, aligned=engine.exact
     )
     ring_bytes = sum(spec.num_bytes for spec in rings.values()) + 4 * (engine.max_rows + 1)
-    step_bytes = logits_bytes(model, max_rows=engine.max_rows)
+    step_bytes = logits_bytes(
+        model, max_rows=engine.max_rows, dtype=engine.dtype if kernels else None
+    )
     adjust = adjust_specs(model, num_rows=engine.max_rows + 1)
     adjust_bytes = sum(spec.num_bytes for spec in adjust.values())
     least = _frames_for(geometry, min(2 * geometry.grain, max_model_len), 2)
@@ -96,7 +102,8 @@ def choose_sizes(
             geometry, min(max_model_len, DEFAULT_LENGTH), 1 + DEFAULT_CHECKPOINTS
         )
         if default_limit is not None:
-            num_frames = min(num_frames, (default_limit - fixed) // per_frame)
+            most = (default_limit - fixed) // per_frame
+            num_frames = most if takes_all else min(num_frames, most)
         num_frames = max(num_frames, least + 1)
     else:
         num_frames = (engine.memory - fixed) // per_frame

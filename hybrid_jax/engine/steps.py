@@ -142,15 +142,17 @@ def prefill(
     model: Model,
     layout: Layout,
     num_logprobs: int,
+    logits_rows: int = 0,
 ) -> tuple[State, Adjust | None, Sampled, jax.Array, jax.Array]:
     """One prompt chunk per row, from a checkpoint at its start to a checkpoint and a ring tail at its end.
 
     Args:
         batch: int32[R, layout.size]; a padding row names the sink's ring row and has length 0.
+        logits_rows: lines that the logits are padded to, for forks.
 
     Returns:
         State, adjust, tokens int32[R] (meaningless where a row does not sample), their logits
-        float32[R, V], and the hidden states [R, T, D].
+        float32[max(R, logits_rows), V], and the hidden states [R, T, D].
     """
     geometry, num_rows = model.geometry, batch.shape[0]
     get = lambda name: layout.get(batch, name)  # noqa: E731
@@ -176,6 +178,7 @@ def prefill(
         state, adjust, sampled = _first_tokens(
             state, adjust, logits, batch, end, get("samples") > 0, layout, num_logprobs, model
         )
+        logits = jnp.pad(logits, ((0, max(0, logits_rows - num_rows)), (0, 0)))
     return state, adjust, sampled, logits, h
 
 

@@ -1,4 +1,4 @@
-"""The machine that jax runs models on, and what weights take of it."""
+"""The device that jax runs models on, and what weights take of it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,52 @@ from typing import Any
 
 import jax
 
-from hybrid_jax.engine.room import Machine, this_host
+from hybrid_jax.devices import Device, claim_gpu, host
 
 
-def this_machine(*, held: int) -> Machine | None:
-    """Its memory, as far as it is known; None where it is not.
+def this_device(*, held: int) -> Device:
+    """The first of jax's devices, with its memory as far as that is known.
 
     Args:
         held: bytes of the model's weights that are in memory already. What else an accelerator holds is not
             for this model.
+
+    Raises:
+        ValueError: jax was told to run on something that it cannot use.
     """
-    device = jax.devices()[0]
+    device = first_device()
     if device.platform == "cpu":
-        return this_host()
+        return host()
     known = device.memory_stats() or {}
+    name = getattr(device, "device_kind", None)
     if "bytes_limit" not in known:
-        return None
+        return Device(platform=device.platform, name=name)
     others = max(0, known.get("bytes_in_use", 0) - held)
-    return Machine(num_bytes=known["bytes_limit"] - others, accelerator=True)
+    return Device(platform=device.platform, name=name, num_bytes=known["bytes_limit"] - others)
+
+
+def first_device() -> jax.Device:
+    """jax's first device, which it looks for at the first call.
+
+    Raises:
+        ValueError: as `this_device`.
+    """
+    claim_gpu()
+    try:
+        return jax.devices()[0]
+    except (AssertionError, RuntimeError) as error:  # jax 0.10 asserts
+        wanted = jax.config.jax_platforms
+        if not wanted:
+            raise
+        remedy = "leave it out to run on a CPU"
+        if "cuda" in wanted or "gpu" in wanted:
+            remedy = (
+                'on a machine with an NVIDIA GPU, pip install "hybrid_jax[cuda12]"; elsewhere '
+                + remedy
+            )
+        raise ValueError(
+            f"LLM: JAX_PLATFORMS={wanted} asks for a device that jax cannot use here; {remedy}"
+        ) from error
 
 
 def held_bytes(params: Any) -> int:

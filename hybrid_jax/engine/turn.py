@@ -44,9 +44,6 @@ class Turn:
         self._num_steps = 1 if engine.exact else engine.steps_per_dispatch
         for sequence in (s for s in running if s.phase is Phase.DECODE):
             self._num_steps = min(self._num_steps, most_steps(sequence.request))
-        self._longest_chunk = (
-            self.geometry.grain if engine.exact else bucket.prefill_tokens(engine)[-1]
-        )
         self._max_rows = self._max_tokens = 0  # the first chunk decides
         self._published: list[Sequence] = []  # their chunk leaves a checkpoint for the tree
 
@@ -79,7 +76,7 @@ class Turn:
         geometry, start = self.geometry, sequence.position
         if self.full:
             return True
-        end = min(sequence.goal, start + (self._max_tokens or self._longest_chunk))
+        end = start + self._chunk_tokens(sequence.goal - start)
         last = geometry.align(sequence.goal - 1)
         if geometry.has_state:
             end = min([end, *(w for w in sequence.wanted if start < w < last)])
@@ -120,6 +117,12 @@ class Turn:
         self.counters.prefill_tokens += end - start
         self.counters.copies += len(copies)
         return True
+
+    def _chunk_tokens(self, num_tokens: int) -> int:
+        """Tokens of the next chunk of a prompt that has `num_tokens` left."""
+        if self.engine.exact:
+            return min(num_tokens, self.geometry.grain)
+        return min(num_tokens, self._max_tokens) or bucket.first_chunk(self.engine, num_tokens)
 
     def _set_budget(self, num_tokens: int) -> None:
         """The first chunk decides the shape: others are no longer, as many as the token budget allows."""

@@ -6,11 +6,13 @@ import heapq
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 import numpy as np
 
 from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.costs import Costs
+from hybrid_jax.engine import bucket
 from hybrid_jax.engine.plan import Plan, Tokens
 from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.scheduler import Scheduler
@@ -35,6 +37,9 @@ class InFlightResult:
         used_max, used_max_over_capacity: most bytes ever held, by running requests too, and their share.
         distance_to_optimal, distance_to_infinite: to the same bounds, which are run in request order; None where
             not asked.
+        prefill_tokens, padded_tokens: prompt tokens that were computed, and padding that was computed with them for the
+            shapes of the engine.
+        padded_s: seconds that the padding took, in all.
         ttft_s, latency_s: {"p5", "p50", "p95", "mean"} from arrival to the first and the last token.
         span_s: virtual seconds from the first arrival to the last token.
         preemptions, evictions, waits: requests sent back for want of memory, entries evicted, requests that
@@ -59,6 +64,9 @@ class InFlightResult:
     used_max_over_capacity: float
     distance_to_optimal: float | None
     distance_to_infinite: float | None
+    prefill_tokens: int
+    padded_tokens: int
+    padded_s: float
     ttft_s: dict[str, float]
     latency_s: dict[str, float]
     span_s: float
@@ -107,6 +115,7 @@ def simulate_in_flight(
     grain: int = 32,
     max_rows: int = 64,
     prefill_tokens: int = 8192,
+    shapes: Literal["fine", "coarse"] = "fine",
     kv_quota: tuple[float, float] | None = None,
     device: DeviceModel | None = None,
     bounds: bool = False,
@@ -120,7 +129,7 @@ def simulate_in_flight(
         costs: of the model. policy: of `CacheConfig`. capacity: bytes of the arena.
         model_spec: its name, for the result.
         grain: tokens between resume points.
-        max_rows, prefill_tokens: as of `EngineConfig`. kv_quota: of `CacheConfig`.
+        max_rows, prefill_tokens, shapes: as of `EngineConfig`. kv_quota: of `CacheConfig`.
         device: how long a plan takes; the default `DeviceModel` when None.
         bounds: also run "optimal" and "infinite".
 
@@ -132,7 +141,11 @@ def simulate_in_flight(
     started = time.process_time()
     cache_config = CacheConfig(policy="off" if policy == "none" else policy, kv_quota=kv_quota)
     engine = EngineConfig(
-        cache=cache_config, max_rows=max_rows, grain=grain, prefill_tokens=prefill_tokens
+        cache=cache_config,
+        max_rows=max_rows,
+        grain=grain,
+        prefill_tokens=prefill_tokens,
+        shapes=shapes,
     )
     run = _Run(trace, costs, engine, capacity, device)
     run.go()
@@ -161,6 +174,9 @@ def simulate_in_flight(
         used_max_over_capacity=run.used_max / capacity,
         distance_to_optimal=far.get("optimal"),
         distance_to_infinite=far.get("infinite"),
+        prefill_tokens=counters.prefill_tokens,
+        padded_tokens=run.padded_tokens,
+        padded_s=run.padded_tokens * costs.flops_per_token / run.device.flops_per_second,
         ttft_s=summary([run.first_token[i] - run.arrived[i] for i in run.first_token] or [0.0]),
         latency_s=summary([run.ended[i] - run.arrived[i] for i in run.ended] or [0.0]),
         span_s=run.now - trace[0].arrival_s,
@@ -184,7 +200,7 @@ class _Run:
         capacity: int,
         device: DeviceModel | None,
     ):
-        self.trace, self.costs = trace, costs
+        self.trace, self.costs, self.engine = trace, costs, engine
         self.device = DeviceModel() if device is None else device
         geometry = virtual_geometry(costs, engine.grain)
         frames = capacity // geometry.frame_bytes
@@ -203,7 +219,7 @@ class _Run:
             costs=costs,
         )
         self.now = trace[0].arrival_s
-        self.infeasible = self.used_max = 0
+        self.infeasible = self.used_max = self.padded_tokens = 0
         self._frame_bytes = geometry.frame_bytes
         self.arrived: dict[int, float] = {}
         self.first_token: dict[int, float] = {}
@@ -269,12 +285,25 @@ class _Run:
         flops = sum(
             self.costs.flops(row.start + len(row.tokens), start=row.start) for row in plan.prefill
         )
+        padded = self._padding(plan)
+        self.padded_tokens += padded
+        flops += padded * self.costs.flops_per_token
         read = sum(
             row.position * self.costs.kv_bytes + self.costs.checkpoint_bytes for row in plan.decode
         )
         return self.device.seconds(
             self.costs, flops=flops, num_steps=plan.num_steps, bytes_per_step=read
         )
+
+    def _padding(self, plan: Plan) -> int:
+        """Tokens that the prefill of a plan computes for its shape's sake."""
+        if not plan.prefill:
+            return 0
+        lengths = [len(row.tokens) for row in plan.prefill]
+        shape = bucket.prefill_bucket(
+            self.engine, num_rows=len(lengths), num_tokens=max(lengths), num_pages=0, max_pages=0
+        )
+        return shape.rows * shape.tokens - sum(lengths)
 
     def _tokens(self, plan: Plan) -> Tokens:
         """What the trace says comes next in every row."""

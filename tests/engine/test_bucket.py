@@ -14,8 +14,66 @@ def test_the_default_engine_compiles_few_shapes():
     assert bucket.prefill_tokens(engine) == (32, 128, 256, 512)
     assert bucket.decode_rows(engine) == (1, 4, 8)
     assert bucket.decode_steps(engine)[-1] == 8
-    assert bucket.widths(64)[-1] == 64 and bucket.widths(0) == (1,)
+    assert bucket.widths(engine, 64)[-1] == 64 and bucket.widths(engine, 0) == (1,)
     assert len(bucket.all_buckets(engine, max_pages=16)) <= 7 + 6
+
+
+def test_a_gpu_engine_compiles_few_shapes():
+    engine = EngineConfig(max_rows=256, prefill_tokens=8192, shapes="coarse")
+    assert bucket.prefill_shapes(engine) == (
+        *((1, 128), (4, 128), (1, 512), (4, 512), (1, 2048), (1, 8192)),
+    )
+    assert bucket.decode_rows(engine) == (1, 64, 256)
+    assert bucket.widths(engine, 2048) == (2048,)
+    shapes = bucket.all_buckets(engine, max_pages=2048)
+    assert sum(isinstance(shape, bucket.ForkBucket) for shape in shapes) == 1
+    assert len(shapes) + len(bucket.slot_sizes(engine)) + 1 <= 12  # and one that moves rows
+
+
+@pytest.mark.parametrize(
+    "tokens, chunks",
+    [
+        *(
+            (100, [100]),
+            (128, [128]),
+            (129, [128, 1]),
+            (400, [400]),
+            (513, [512, 1]),
+            (1000, [512, 488]),
+            (1500, [512, 512, 476]),
+            (1600, [1600]),
+        ),
+        *(
+            (3000, [2048, 512, 440]),
+            (2100, [2048, 52]),
+            (5000, [2048, 2048, 512, 392]),
+            (8000, [8000]),
+        ),
+        *((8192, [8192]), (8200, [8192, 8]), (20000, [8192, 8192, 2048, 1568])),
+    ],
+)
+def test_a_prompt_is_cut_so_that_little_is_padded(tokens, chunks):
+    engine = EngineConfig(max_rows=256, prefill_tokens=8192, shapes="coarse")
+    found = []
+    while tokens:
+        found.append(bucket.first_chunk(engine, tokens))
+        tokens -= found[-1]
+    assert found == chunks
+
+
+@given(tokens=st.integers(1, 30000))
+def test_padding_of_a_prompt_stays_within_a_half_and_a_shape(tokens):
+    engine = EngineConfig(max_rows=256, prefill_tokens=8192, shapes="coarse")
+    rest, padded = tokens, 0
+    while rest:
+        chunk = bucket.first_chunk(engine, rest)
+        shape = bucket.prefill_bucket(
+            engine, num_rows=1, num_tokens=chunk, num_pages=0, max_pages=0
+        )
+        padded += shape.tokens
+        assert rest == chunk or chunk % engine.grain == 0
+        rest -= chunk
+    assert padded <= max(128, 1.5 * tokens + 150)
 
 
 def test_exact_mode_has_one_shape():
@@ -32,13 +90,18 @@ def test_more_than_the_largest_names_the_limit():
 
 
 engines = st.builds(
-    lambda rows, grain, chunks, steps: EngineConfig(
-        max_rows=rows, grain=grain, prefill_tokens=grain * chunks, steps_per_dispatch=steps
+    lambda rows, grain, chunks, steps, shapes: EngineConfig(
+        max_rows=rows,
+        grain=grain,
+        prefill_tokens=grain * chunks,
+        steps_per_dispatch=steps,
+        shapes=shapes,
     ),
     st.integers(1, 70),
     st.sampled_from([8, 32]),
     st.integers(1, 40),
     st.integers(1, 8),
+    st.sampled_from(["fine", "coarse"]),
 )
 
 

@@ -10,7 +10,6 @@ import pytest
 from hybrid_jax.engine import bucket
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.request import Request
-from hybrid_jax.engine.runner import SLOT_BUCKETS
 from hybrid_jax.sampling_params import SamplingParams
 from tests.tiny_models import VOCAB, tiny_engine
 
@@ -87,7 +86,11 @@ def test_nothing_is_traced_after_a_warmup(settings):
     count = engine.warmup(lambda *call: calls.append(call))
     shapes = bucket.all_buckets(engine.runner.engine, max_pages=engine.runner.max_pages)
     moves = 3 if engine.engine_config.exact else 1
-    assert count == moves + len(SLOT_BUCKETS) + len(shapes) == engine.runner.num_traces
+    assert (
+        count
+        == moves + len(bucket.slot_sizes(engine.engine_config)) + len(shapes)
+        == engine.runner.num_traces
+    )
     assert [done for done, _, _ in calls] == list(range(count + 1))
     assert {total for _, total, _ in calls} == {count}
     names = [name for _, _, name in calls]

@@ -17,7 +17,7 @@ import pytest
 from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig
 from hybrid_jax.engine import bucket
 from hybrid_jax.engine.adjust import Adjust
-from hybrid_jax.engine.runner import SLOT_BUCKETS, Runner, Variant
+from hybrid_jax.engine.runner import Runner, Variant
 from hybrid_jax.geometry import ArraySpec, make_geometry
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.sampling_params import MAX_LOGPROBS
@@ -219,7 +219,7 @@ def test_a_step_updates_its_state_in_place(name):
 def test_a_page_table_of_few_tiles_is_read_in_place(tiles):
     """With one, nothing in the walk over pages depends on the walk."""
     runner = make_runner(page_tokens=16, max_model_len=tiles * TILE_TOKENS)
-    shape = bucket.DecodeBucket(8, 8, bucket.widths(runner.max_pages)[0])
+    shape = bucket.DecodeBucket(8, 8, bucket.widths(runner.engine, runner.max_pages)[0])
     assert shape.width * 16 == tiles * TILE_TOKENS
     check(runner, "decode", shape, Variant())
 
@@ -229,7 +229,7 @@ def test_a_prefill_holds_the_activations_of_few_layers():
     held = []
     for pattern in ("MM", "MMMMMM"):
         runner = make_runner(pattern)
-        shape = bucket.PrefillBucket(1, 512, bucket.widths(runner.max_pages)[0])
+        shape = bucket.PrefillBucket(1, 512, bucket.widths(runner.engine, runner.max_pages)[0])
         held.append(compile_step(runner, FRAMES[0], "prefill", shape, Variant()).temp_bytes)
     columns = 512 * runner.model.config.layers[0].mixers[0].conv_size * 4
     assert held[1] - held[0] < 4 * columns
@@ -238,7 +238,7 @@ def test_a_prefill_holds_the_activations_of_few_layers():
 def test_slots_and_moves_update_the_state_in_place():
     runner = make_runner()
     check(runner, "move_row")
-    for count in SLOT_BUCKETS:
+    for count in bucket.slot_sizes(runner.engine):
         check(runner, "write_slots", count)
 
 

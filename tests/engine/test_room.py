@@ -10,14 +10,14 @@ import pytest
 
 from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig, MoE
 from hybrid_jax.costs import weight_bytes
+from hybrid_jax.devices import Device
 from hybrid_jax.engine.room import (
     DoesNotFit,
-    Machine,
     find_room,
     require_room,
-    temporary_bytes,
 )
-from hybrid_jax.engine.this_machine import held_bytes
+from hybrid_jax.engine.temporaries import temporary_bytes
+from hybrid_jax.engine.this_device import held_bytes
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.sizes import parse_size
 
@@ -38,7 +38,7 @@ def model(**settings) -> ModelConfig:
 
 def needed(config: ModelConfig, engine: EngineConfig) -> int:
     """Weights, temporaries and the least memory."""
-    return find_room(config, engine, Machine(num_bytes=1)).needed_bytes
+    return find_room(config, engine, Device(num_bytes=1)).needed_bytes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -54,29 +54,31 @@ def test_the_default_leaves_room_for_weights_of_any_share(percent):
     config, engine = model(), EngineConfig(max_rows=1)
     weights = weight_bytes(config, "float32")
     for num_bytes in (needed(config, engine), 100 * weights // percent):
-        room = find_room(config, engine, Machine(num_bytes=max(num_bytes, needed(config, engine))))
+        room = find_room(config, engine, Device(num_bytes=max(num_bytes, needed(config, engine))))
         assert room.fits
         require_room(room)
-    assert not find_room(config, engine, Machine(num_bytes=needed(config, engine) - 1)).fits
+    assert not find_room(config, engine, Device(num_bytes=needed(config, engine) - 1)).fits
 
 
-def test_the_default_is_a_quarter_of_a_host_and_half_of_what_weights_leave():
+def test_the_default_of_a_host_is_a_quarter_of_it_and_half_of_what_weights_leave():
     config, engine = model(), EngineConfig(max_rows=8)
-    found = {
-        (share, accelerator): find_room(
-            config,
-            engine,
-            Machine(num_bytes=100 << 20, accelerator=accelerator),
-            held=share << 20,
-        ).sizes.total_bytes
-        / 2**20
-        for share in (0, 20, 60)
-        for accelerator in (False, True)
-    }
-    unbounded = find_room(config, engine, None).sizes.total_bytes / 2**20
-    assert found[0, False] == found[20, False] == pytest.approx(25, abs=0.3)
-    assert found[60, False] == found[60, True] == pytest.approx(20, abs=0.3)
-    assert found[20, True] == pytest.approx(min(40, unbounded), abs=0.3)
+
+    def default(weights: int) -> float:
+        device = Device(num_bytes=100 << 20)
+        return find_room(config, engine, device, held=weights << 20).sizes.total_bytes / 2**20
+
+    assert default(0) == default(20) == pytest.approx(25, abs=0.3)
+    assert default(60) == pytest.approx(20, abs=0.3)
+
+
+@pytest.mark.parametrize("memory_gib", [24, 80, 141])
+def test_the_default_of_a_gpu_is_what_weights_and_a_step_leave(memory_gib):
+    config, engine = model(), EngineConfig(max_rows=8, prefill_tokens=8192)
+    device = Device(platform="gpu", num_bytes=memory_gib << 30)
+    room = find_room(config, engine, device, held=10 << 30)
+    left = device.num_bytes - (10 << 30) - room.temporary_bytes
+    assert 0.949 < room.sizes.total_bytes / left <= 0.95
+    assert room.fits and room.sizes.row_bytes < room.sizes.arena_bytes
 
 
 def advised(error: DoesNotFit) -> EngineConfig:
@@ -104,7 +106,7 @@ def advised(error: DoesNotFit) -> EngineConfig:
 def test_following_the_advice_makes_it_fit(settings, spare, expected):
     config, engine = model(), EngineConfig(**{"max_rows": 2} | settings)
     usual = replace(engine, memory=None, max_rows=2)
-    machine = Machine(num_bytes=needed(config, usual) + spare)
+    machine = Device(num_bytes=needed(config, usual) + spare)
     with pytest.raises(
         DoesNotFit, match="this model does not fit: weights .* this machine"
     ) as error:
@@ -117,15 +119,15 @@ def test_following_the_advice_makes_it_fit(settings, spare, expected):
 def test_where_no_setting_helps_the_machine_that_would_do_is_named():
     config, engine = model(), EngineConfig(max_rows=1)
     with pytest.raises(DoesNotFit, match="a smaller model or a machine with at least") as error:
-        require_room(find_room(config, engine, Machine(num_bytes=1 << 20)))
+        require_room(find_room(config, engine, Device(num_bytes=1 << 20)))
     enough = parse_size(str(error.value).rpartition("at least ")[2])
-    assert find_room(config, engine, Machine(num_bytes=enough)).fits
+    assert find_room(config, engine, Device(num_bytes=enough)).fits
 
 
 def test_weights_that_are_in_memory_already_are_not_advised_to_change():
     config, engine = model(), EngineConfig(max_rows=1)
     held = weight_bytes(config, "float32")
-    machine = Machine(num_bytes=needed(config, engine) - 1000)
+    machine = Device(num_bytes=needed(config, engine) - 1000)
     assert "dtype" in find_room(config, engine, machine).remedy
     assert "dtype" not in find_room(config, engine, machine, held=held).remedy
     assert find_room(config, engine, machine, held=held - 1000).fits
@@ -133,7 +135,10 @@ def test_weights_that_are_in_memory_already_are_not_advised_to_change():
 
 def test_widened_weights_are_temporaries_but_experts_are_widened_one_at_a_time():
     config, engine = model(), EngineConfig(dtype="bfloat16")
-    plain, widened = (temporary_bytes(config, engine, widens=w) for w in (False, True))
+    plain, widened = (
+        temporary_bytes(config, engine, kernels=False, widens=w) for w in (False, True)
+    )
     expert = 4 * (2 * 256 * 64 + 3 * 64 + 2 * 256)
     assert 0.9 < (widened - plain) / (weight_bytes(config, "float32") - 3 * expert) < 1.1
-    assert temporary_bytes(config, replace(engine, dtype="float32"), widens=True) == plain
+    float32 = replace(engine, dtype="float32")
+    assert temporary_bytes(config, float32, kernels=False, widens=True) == plain

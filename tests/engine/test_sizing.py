@@ -18,6 +18,7 @@ from hybrid_jax.config import (
     ModelConfig,
 )
 from hybrid_jax.describe import describe
+from hybrid_jax.devices import Device
 from hybrid_jax.engine import bucket
 from hybrid_jax.engine import runner as runners
 from hybrid_jax.engine.adjust import make_adjust
@@ -188,7 +189,7 @@ def test_no_step_holds_more_than_is_counted_for_temporaries(kinds, settings, mon
     layers = tuple(WIDE[kind] for kind in kinds)
     config = ModelConfig(family="test", layers=layers, vocab_size=64, width=512, max_position=256)
     engine = EngineConfig(**{"prefill_tokens": 64} | settings)
-    found = find_room(config, engine, None)
+    found = find_room(config, engine, Device())
     params = jax.eval_shape(lambda: random_params(config, 0))
     monkeypatch.setattr(
         runners, "make_state", lambda specs: jax.eval_shape(lambda: make_state(specs))
@@ -298,7 +299,14 @@ def test_a_hybrid_says_what_a_resume_point_costs_and_how_many_fit():
     # 122 frames of 8 KiB; a page of 64 tokens is one, a checkpoint one for each mixer and one for both's columns.
     assert (found.num_frames, geometry.frame_bytes, geometry.state_frames) == (123, 8192, 3)
     told = describe(
-        config, engine, found, weight_bytes=0, max_model_len=256, sampling=SamplingParams()
+        config,
+        engine,
+        found,
+        device=Device(),
+        kernels="xla",
+        weight_bytes=0,
+        max_model_len=256,
+        sampling=SamplingParams(),
     )
     assert told.splitlines()[-2] == (
         "cache     adaptive; prompts resume at multiples of 32 tokens with a checkpoint of 24 KiB, as much as 192 "

@@ -32,12 +32,18 @@ SETTINGS = {
     "padded": FLOAT32,
     "fine": EngineConfig(max_rows=3, prefill_tokens=32, steps_per_dispatch=1, page_tokens=16),
     "coarse": EngineConfig(max_rows=4, prefill_tokens=512, steps_per_dispatch=8, page_tokens=128),
+    # As on a GPU: many rows, long chunks, few shapes.
+    "many_rows": EngineConfig(
+        max_rows=24, prefill_tokens=2048, steps_per_dispatch=4, page_tokens=64, shapes="coarse"
+    ),
     "exact": EngineConfig(max_rows=3, prefill_tokens=64, page_tokens=64, exact=True),
+    "exact_many_rows": EngineConfig(max_rows=24, prefill_tokens=64, page_tokens=64, exact=True),
     "bfloat16": EngineConfig(
         max_rows=3, prefill_tokens=128, steps_per_dispatch=3, page_tokens=64, dtype="bfloat16"
     ),
 }
 ROOM = 2.2
+ROOMS = {"many_rows": 20.0, "exact_many_rows": 20.0}
 # Settings with one prefill and one decode shape, and the tokens of that chunk; the others go through the
 # real shapes.
 ONE_SHAPE = {"padded": 64, "bfloat16": 64, "coarse": 256}
@@ -98,7 +104,7 @@ def bench_of(plain_of) -> Callable[..., Bench]:
 
     def make(name: str, settings: str) -> Bench:
         config, params = load(name, SETTINGS[settings].dtype)
-        engine = make_engine(config, params, SETTINGS[settings], room=ROOM)
+        engine = make_engine(config, params, SETTINGS[settings], room=ROOMS.get(settings, ROOM))
         shapes = contextlib.nullcontext
         if settings in ONE_SHAPE:
             shapes = functools.partial(one_shape, ONE_SHAPE[settings])
@@ -108,7 +114,7 @@ def bench_of(plain_of) -> Callable[..., Bench]:
         bench = made.get((name, settings))
         if bench is None or bench.engine.has_work:  # a test before this one broke off
             bench = made[name, settings] = make(name, settings)
-        bench.start_over()
+        bench.start_over(ROOMS.get(settings, ROOM))
         return bench
 
     return fresh

@@ -59,8 +59,7 @@ def start_over(engine: Engine, room: float, *, policy: str = "adaptive") -> None
 def one_shape(tokens: int = 64) -> Iterator[None]:
     """One prefill shape of [2, tokens] and one decode shape: less to compile, more padding to survive."""
     with (
-        mock.patch.object(bucket, "prefill_rows", lambda engine: (2,)),
-        mock.patch.object(bucket, "prefill_tokens", lambda engine: (tokens,)),
+        mock.patch.object(bucket, "prefill_shapes", lambda engine: ((2, tokens),)),
         mock.patch.object(bucket, "decode_rows", lambda engine: (engine.max_rows,)),
     ):
         yield

@@ -119,16 +119,31 @@ def test_what_can_never_fit_is_counted_and_does_not_block_its_session():
     assert (found.infeasible, found.requests, found.input_tokens) == (1, 2, 90)
 
 
-@pytest.mark.parametrize(("length", "seconds"), [(300, 1 + 3), (1000, 2 + 10)])
-def test_times_are_those_of_the_device(length, seconds):
+@pytest.mark.parametrize(
+    ("length", "padded"), [(256, 0), (300, 212), (1024, 0), (1000, 24), (1030, 26)]
+)
+def test_times_are_those_of_the_device_and_padding_is_computed_too(length, padded):
     # 512 tokens a plan, a second each, and a GFLOP a token at 100 GFLOP/s. The four steps behind the first token
     # are part of the last plan, and take nothing to speak of.
     device = DeviceModel(dispatch_s=1.0, flops_per_second=1e11, bytes_per_second=1e30)
     trace = [asked(0, 5.0, tokens(0, length), tokens(1, 5))]
     found = simulate_in_flight(trace, COSTS, "none", PLENTY, device=device, prefill_tokens=512)
-    assert found.ttft_s["mean"] == pytest.approx(seconds)
-    assert found.latency_s["mean"] == pytest.approx(seconds) == found.span_s
+    assert (found.prefill_tokens, found.padded_tokens) == (length, padded)
+    assert found.padded_s == pytest.approx(padded / 100)
+    assert found.ttft_s["mean"] == pytest.approx(-(-length // 512) + (length + padded) / 100)
+    assert found.latency_s["mean"] == found.ttft_s["mean"] == pytest.approx(found.span_s)
     assert found.hit_tokens == 0 and found.timing == device.describe()
+
+
+def test_coarse_shapes_pad_more_of_short_prompts_and_less_of_long_ones():
+    def padded(length: int, shapes: str) -> int:
+        trace = [asked(0, 0.0, tokens(0, length), tokens(1, 5))]
+        return simulate_in_flight(trace, COSTS, "none", PLENTY, shapes=shapes).padded_tokens
+
+    assert padded(40, "fine") == 88 == padded(40, "coarse")
+    assert padded(200, "fine") == 56 == padded(200, "coarse") == 128 + 128 - 200
+    assert padded(20, "fine") == 12 < padded(20, "coarse") == 108
+    assert padded(4200, "fine") == 8192 - 4200 > padded(4200, "coarse") == 24
 
 
 # --- beside request order -------------------------------------------------------------------------

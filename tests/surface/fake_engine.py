@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from hybrid_jax.config import Attention, LayerSpec, ModelConfig
+from hybrid_jax.devices import Device
 from hybrid_jax.engine.request import Request, TokenLogprobs
 from hybrid_jax.sampling_params import SamplingParams
 
@@ -61,7 +62,9 @@ class FakeEngine:
             max_slots=5,
             logits_bytes=4096,
             adjust_bytes=512,
+            total_bytes=5 << 20,
         )
+        self.device, self.kernels = Device(num_bytes=1 << 30), "xla"
         tree = SimpleNamespace(describe=lambda: "[0, 4) 97 98: known")
         off = engine_config.cache.policy == "off"
         self.scheduler = SimpleNamespace(memory=SimpleNamespace(tree=None if off else tree))

@@ -14,9 +14,8 @@ import time
 import jax
 import pytest
 
-from hybrid_jax import LLM, SamplingParams, cli
+from hybrid_jax import LLM, SamplingParams, cli, devices
 from hybrid_jax import llm as llm_module
-from hybrid_jax.engine import room
 from tests.surface.conftest import HEAD
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
@@ -202,8 +201,8 @@ def test_the_first_example_for_a_shell_shows_something(root, capsys):
     ],
 )
 def test_inspect_says_what_an_llm_takes(capsys, monkeypatch, options, ram):
-    monkeypatch.setattr(room, "ram_bytes", lambda: ram)
-    monkeypatch.setattr(room, "widens_bfloat16", lambda: False)
+    monkeypatch.setattr(devices, "ram_bytes", lambda: ram)
+    monkeypatch.setattr(devices, "widens_bfloat16", lambda: False)
     given = [str(w) for name, value in options.items() for w in (f"--{name}", value)]
     with pytest.raises(SystemExit):
         cli.main(["inspect", "--json", *(word.replace("_", "-") for word in given)])
@@ -234,8 +233,8 @@ def test_a_model_that_does_not_fit_is_refused_before_a_tensor_is_read(monkeypatc
         raise AssertionError("the weights were read")
 
     monkeypatch.setattr(llm_module, "load_model", read)
-    monkeypatch.setattr(room, "ram_bytes", lambda: 12_000_000)
-    monkeypatch.setattr(room, "widens_bfloat16", lambda: False)
+    monkeypatch.setattr(devices, "ram_bytes", lambda: 12_000_000)
+    monkeypatch.setattr(devices, "widens_bfloat16", lambda: False)
     for given in ({}, {"memory": "10MB"}):
         with pytest.raises(
             ValueError, match=r"weights 15.7 MiB \(float32\) .* has 11.4 MiB; use a smaller"

@@ -8,12 +8,13 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import pytest
 
-from hybrid_jax import LLM, cli
-from hybrid_jax.engine import room
+from hybrid_jax import LLM, cli, devices
+from hybrid_jax.devices import CARDS
 from tests.surface.fake_engine import FakeEngine
 
 BAMBA = {
@@ -421,8 +422,8 @@ def test_a_small_machine_bounds_the_default(run, bamba, monkeypatch):
 
 def a_host(monkeypatch, ram, *, widens=False):
     """A machine without an accelerator."""
-    monkeypatch.setattr(room, "ram_bytes", lambda: ram)
-    monkeypatch.setattr(room, "widens_bfloat16", lambda: widens)
+    monkeypatch.setattr(devices, "ram_bytes", lambda: ram)
+    monkeypatch.setattr(devices, "widens_bfloat16", lambda: widens)
     monkeypatch.setattr(cli, "has_accelerator", lambda: False)
 
 
@@ -469,15 +470,60 @@ def test_inspect_answers_for_settings_that_are_too_large(run, bamba, monkeypatch
         assert better["fits"]
 
 
-def test_an_accelerator_s_memory_is_not_known_to_inspect(run, bamba, monkeypatch):
+def test_the_memory_of_a_gpu_is_asked_of_its_driver(run, bamba, monkeypatch):
     monkeypatch.setattr(cli, "has_accelerator", lambda: True)
+    monkeypatch.setattr(devices, "nvidia_bytes", lambda: None)
     report = json.loads(run("inspect", bamba, "--json")[1])
     assert (report["fits"], report["machine_bytes"], report["remedy"]) == (None, None, None)
-    assert "this machine     its memory is not known here; weights 18.2" in run("inspect", bamba)[1]
+    assert report["shares"] == []
+    assert "this GPU         its memory is not known here; weights 18.2" in run("inspect", bamba)[1]
+    monkeypatch.setattr(devices, "nvidia_bytes", lambda: 143_771 << 20)
+    report = json.loads(run("inspect", bamba, "--json")[1])
+    assert report["fits"] and report["machine_bytes"] == int(0.95 * (143_771 << 20))
+    assert "this GPU         133 GiB: fits; weights 18.2" in run("inspect", bamba)[1]
+
+
+CONFIGS = Path(__file__).resolve().parent.parent / "models/configs"
+CARD_MODELS = sorted(path.stem for path in CONFIGS.glob("*.json"))
+
+
+@pytest.mark.parametrize("name", CARD_MODELS)
+def test_what_fits_a_card_adds_up_to_its_bytes(run, name):
+    config = CONFIGS / f"{name}.json"
+    for card in CARDS:
+        code, out, _ = run("inspect", config, "--device", card, "--json")
+        report = json.loads(out)
+        assert code == 0 and (report["platform"], report["device"]) == ("gpu", card)
+        assert bool(report["shares"]) == report["fits"] or not report["fits"]
+        for share in report["shares"]:
+            sizes = [value for key, value in share.items() if key.endswith("_bytes")]
+            assert sum(sizes) == CARDS[card] and min(sizes) >= 0
+            assert share["rows"] == report["fit"]["rows"][str(share["tokens"])]
+    text = run("inspect", config, "--device", "h200")[1]
+    table = text.partition("where the memory goes:\n")[2].splitlines()
+    assert len(table) == 1 + len(
+        json.loads(run("inspect", config, "--device", "h200", "--json")[1])["shares"]
+    )
+    assert table[0].split()[:2] == ["tokens", "rows"] and table[1].endswith("140 GiB")
+
+
+def test_a_card_that_nobody_knows_is_refused_with_those_that_are_known(run, bamba):
+    code, _, err = run("inspect", bamba, "--device", "b300")
+    assert code == 2 and err == (
+        "hybrid-jax: --device must be cpu or one of the known cards, a100, a100-40gb, h100, h200; got 'b300'\n"
+    )
+
+
+def test_more_memory_than_a_card_has_does_not_fit(run, bamba):
+    code, out, _ = run("inspect", bamba, "--device", "h100", "--memory", "100GiB")
+    assert code == 0
+    (line,) = (line for line in out.splitlines() if line.startswith("h100"))
+    assert "75.1 GiB: does not fit; weights 18.2 GiB (bfloat16) + memory 100 GiB" in line
+    assert "use at most --memory " in line
 
 
 def test_generate_refuses_in_the_words_of_the_command_line(run, fake_model, monkeypatch):
-    monkeypatch.setattr(room, "ram_bytes", lambda: 2**30)
+    monkeypatch.setattr(devices, "ram_bytes", lambda: 2**30)
     code, _, err = run("generate", "ab", "--memory", "2GiB", "--model", fake_model)
     assert code == 2
     assert re.search(r"and this machine has 1 GiB; use at most --memory \d+MiB\n", err)

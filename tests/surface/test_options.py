@@ -11,9 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from hybrid_jax import LLM, CacheConfig, EngineConfig, SamplingParams, options
+from hybrid_jax import LLM, CacheConfig, EngineConfig, SamplingParams, devices, options
 from hybrid_jax import llm as llm_module
-from hybrid_jax.engine import room
 from hybrid_jax.other_names import LLM_OPTIONS
 
 TIB = 2**40
@@ -281,7 +280,7 @@ def test_the_peak_is_the_device_s_or_on_a_cpu_the_process_s(monkeypatch, platfor
 
 @pytest.fixture
 def small_machine(monkeypatch):
-    monkeypatch.setattr(room, "ram_bytes", lambda: 2**30)
+    monkeypatch.setattr(devices, "ram_bytes", lambda: 2**30)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,146 @@
+"""What the layers of one step hold beside weights and state, by formula. No jax.
+
+Logits are not in it: `memory` covers them (`geometry.logits_bytes`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hybrid_jax.config import MLP, Attention, EngineConfig, Mamba2, ModelConfig, MoE
+from hybrid_jax.config.engine import MAX_GRAIN
+from hybrid_jax.costs import state_elements, weight_count
+from hybrid_jax.geometry import ITEM_BYTES, make_geometry
+
+Block = Attention | Mamba2 | MLP | MoE
+# Of a row's keys and values attention works on so many tokens at a time, or on a page if that is longer.
+TILE_TOKENS = 128
+# On kernels. XLA puts the arrays of a chunk into one piece of memory, with gaps between them.
+GAPS = 1.12
+SMALL_BYTES = 2_300_000  # index arrays, counters, and the split attention of few rows
+# Products of so few rows come in parts, float32, which make two of the widest ones.
+ROWS_IN_PARTS, PARTS = 128, 2
+
+
+def temporary_bytes(
+    model: ModelConfig, engine: EngineConfig, *, kernels: bool, widens: bool = False
+) -> int:
+    """An estimate for the largest step.
+
+    Args:
+        model, engine: what runs.
+        kernels: steps are made of Pallas kernels.
+        widens: as in `Device`.
+    """
+    if kernels:
+        window = engine.grain if engine.exact else 1
+        decode = kernel_step_bytes(model, engine, rows=engine.max_rows, tokens=window)
+        if engine.exact:
+            return decode
+        chunk = kernel_step_bytes(model, engine, rows=1, tokens=engine.prefill_tokens)
+        return max(decode, chunk)
+    return _xla_bytes(model, engine, widens=widens)
+
+
+def kernel_step_bytes(model: ModelConfig, engine: EngineConfig, *, rows: int, tokens: int) -> int:
+    """What the layers hold in a step of `rows` rows of `tokens` new tokens each that is made of kernels.
+
+    tests/aot holds it to XLA's count for an H200. The residual stream is there all the time, and of one block at a time
+    its input, what it projects to, and its output.
+    """
+    item = ITEM_BYTES[engine.dtype]
+    stream = model.width * ITEM_BYTES["float32" if model.residual_in_fp32 else engine.dtype]
+    blocks = [b for layer in model.layers for b in (*layer.mixers, layer.mlp) if b is not None]
+    if tokens == 1:
+        product = 4 * PARTS if 1 < rows <= ROWS_IN_PARTS else item
+        held = max(_columns_of_a_row(block, model.width, item, product) for block in blocks)
+        return SMALL_BYTES + rows * (stream + held)
+    held = max(_columns_of_a_chunk(block, model.width, item) for block in blocks)
+    return SMALL_BYTES + int(GAPS * rows * tokens * (stream + held))
+
+
+def _columns_of_a_row(block: Block, width: int, item: int, product: int) -> int:
+    """Bytes that one block holds of a row with one new token, `product` for each element of its projection."""
+    if isinstance(block, Attention):
+        q, kv = block.num_heads * block.head_dim, block.num_kv_heads * block.head_dim
+        return (q + 2 * kv) * (product + item) + q * item
+    if isinstance(block, Mamba2):
+        return block.proj_size * product + 2 * block.inner_size * item
+    if isinstance(block, MLP):
+        return _hidden(block.kind, block.width, product, item)
+    return _visits(block, width, item)
+
+
+def _columns_of_a_chunk(block: Block, width: int, item: int) -> int:
+    """Bytes that one block holds of a token of a chunk."""
+    if isinstance(block, Attention):
+        q, kv = block.num_heads * block.head_dim, block.num_kv_heads * block.head_dim
+        return (3 * q + 4 * kv) * item
+    if isinstance(block, Mamba2):
+        return (block.proj_size + block.conv_size + block.inner_size) * item + 4 * block.num_heads
+    if isinstance(block, MLP):
+        return _hidden(block.kind, block.width, item, item)
+    return _visits(block, width, item)
+
+
+def _visits(block: MoE, width: int, item: int) -> int:
+    """Bytes a token of a mixture: what its experts make of it, in float32, and what goes in."""
+    inner = block.latent_width or width
+    shared = _hidden(block.kind, block.shared_width, item, item)
+    return 4 * block.top_k * inner + max(shared, 2 * inner * item) + width * item
+
+
+def _hidden(kind: str, width: int, product: int, item: int) -> int:
+    """Bytes a token of a feed-forward block: what it projects to, and a gated one's product."""
+    return 2 * width * product + width * item if kind == "gated_silu" else width * product
+
+
+# --- steps that XLA makes, on a CPU ---------------------------------------------------------------
+
+
+def _xla_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int:
+    """One layer works at a time, in float32 arrays over the tokens of the step, and the states of the rows twice. In a
+    decode step or an exact one, attention also copies the keys and values that it works on, of each row, twice. Widened
+    weights exist of all layers at once, but of one expert only.
+    """
+    columns = 3 * model.width + max(
+        _xla_columns(block, model.width)
+        for layer in model.layers
+        for block in (*layer.mixers, layer.mlp)
+        if block is not None
+    )
+    mixers = [mixer for layer in model.layers for mixer in layer.mixers]
+    states = [state_elements(mixer)[0] for mixer in mixers if isinstance(mixer, Mamba2)]
+    window = engine.grain if engine.exact else 1
+    tile = max(TILE_TOKENS, make_geometry(model, engine).page_tokens)
+    copied = [2 * m.num_kv_heads * m.head_dim * tile for m in mixers if isinstance(m, Attention)]
+    decode = engine.max_rows * (window * columns + 2 * max(copied, default=0))
+    count = max(decode, engine.prefill_tokens * columns)
+    count += 2 * engine.max_rows * max(states, default=0)
+    if widens and engine.dtype == "bfloat16":
+        count += weight_count(_with_one_expert(model))
+    return count * ITEM_BYTES["float32"]
+
+
+def _xla_columns(block: Block, width: int) -> int:
+    """Elements a token that one block holds at a time."""
+    if isinstance(block, Attention):
+        return 3 * (block.num_heads + 2 * block.num_kv_heads) * block.head_dim
+    if isinstance(block, Mamba2):
+        # the projection and what becomes of it, and decay matrices of a tile
+        return 5 * block.proj_size + 3 * MAX_GRAIN * block.num_heads
+    if isinstance(block, MLP):
+        return (3 if block.kind == "gated_silu" else 2) * block.width
+    hidden = (3 if block.kind == "gated_silu" else 2) * block.width
+    inner = block.latent_width or width
+    return block.top_k * (hidden + 2 * inner) + 3 * block.shared_width
+
+
+def _with_one_expert(model: ModelConfig) -> ModelConfig:
+    """The model with a single expert in each mixture."""
+    one = {"num_experts": 1, "top_k": 1, "num_groups": 1, "top_groups": 1}
+    layers = (
+        replace(layer, mlp=replace(layer.mlp, **one)) if isinstance(layer.mlp, MoE) else layer
+        for layer in model.layers
+    )
+    return replace(model, layers=tuple(layers))
