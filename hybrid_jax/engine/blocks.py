@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from hybrid_jax.config import Attention, Mamba2, ModelConfig
 from hybrid_jax.geometry import Geometry, head_words
 from hybrid_jax.layers import attention, mamba2
-from hybrid_jax.layers.linear import linear, linear_in_parts
+from hybrid_jax.layers.linear import LAST_LINEARS, LINEARS
 from hybrid_jax.state import State, from_bits, to_bits
 from pallas_kernels.frame_io import (
     copy_frames,
@@ -250,7 +250,7 @@ def attend_pages(
     group, place = divmod(index, geometry.layers_per_page)
     layout = page_layout(spec, geometry, place)
     positions = base[:, None] + jnp.arange(h.shape[1])
-    q, k, v = attention.project(params, h, positions, spec)
+    q, k, v = attention.project(params, h, positions, spec, LINEARS[model.kernels])
     records = pack_records(jnp.stack([k, v], axis=2).astype(model.activation_dtype))
     records = records.reshape(*h.shape[:2], geometry.token_words)
     pages = table[:, group]
@@ -278,8 +278,7 @@ def attend_pages(
         dtype=h.dtype,
         implementation=model.kernels,
     )
-    last = linear_in_parts if model.kernels == "pallas" else linear
-    return attention.output(params, y, last), arena
+    return attention.output(params, y, LAST_LINEARS[model.kernels]), arena
 
 
 def copy_pages(arena: jax.Array, sources: jax.Array, targets: jax.Array, model: Model) -> jax.Array:

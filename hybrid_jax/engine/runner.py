@@ -105,7 +105,10 @@ class Runner:
         max_model_len: int,
     ) -> None:
         self.params = params
-        self.model = Model(config, geometry, self._kernels(engine, config, geometry))
+        device = self._device()
+        self._platform = device.platform
+        reason = fused.why_unsupported(config, geometry, exact=engine.exact)
+        self.model = Model(config, geometry, choose_kernels(engine.kernels, device, reason))
         self.engine = engine
         self.max_pages = geometry.num_pages(max_model_len)
         self.specs = state_specs(
@@ -123,11 +126,9 @@ class Runner:
         self.compiling = Compiling()
         self._executables: dict[tuple, Program] = {}
 
-    def _kernels(self, engine: EngineConfig, config: ModelConfig, geometry: Geometry) -> str:
+    def _device(self) -> jax.Device:
         first = jax.tree.leaves(self.params)[0]  # a shape where a step is only to be compiled
-        device = next(iter(first.devices())) if isinstance(first, jax.Array) else jax.devices()[0]
-        reason = fused.why_unsupported(config, geometry, exact=engine.exact)
-        return choose_kernels(engine.kernels, device, reason)
+        return next(iter(first.devices())) if isinstance(first, jax.Array) else jax.devices()[0]
 
     # --- executables ------------------------------------------------------------------------------
 
@@ -179,7 +180,7 @@ class Runner:
             return function(*args)
 
         traced.__name__ = kind
-        return Program(traced, donated, self.compiling)
+        return Program(traced, donated, self.compiling, self._platform)
 
     # --- dispatch ---------------------------------------------------------------------------------
 

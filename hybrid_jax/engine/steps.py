@@ -97,7 +97,7 @@ def decode(
         )
         h, state = window(params, state, rows, rates=rates, model=model)
         with jax.named_scope("sample"):
-            logits = decoder.logits(params, h[:, 0], model.config)
+            logits = decoder.logits(params, h[:, 0], model.config, model.kernels)
             lines = jnp.arange(num_rows)
             new, fed, adjust = choose(
                 logits,
@@ -174,7 +174,7 @@ def prefill(
     h, state = chunk(params, state, rows, model=model)
     with jax.named_scope("sample"):
         last = blocks.slice_tokens(h, jnp.maximum(length - 1, 0), 1)[:, 0]
-        logits = decoder.logits(params, last, model.config)
+        logits = decoder.logits(params, last, model.config, model.kernels)
         state, adjust, sampled = _first_tokens(
             state, adjust, logits, batch, end, get("samples") > 0, layout, num_logprobs, model
         )

@@ -17,9 +17,11 @@ Block = Attention | Mamba2 | MLP | MoE
 TILE_TOKENS = 128
 # On kernels. XLA puts the arrays of a chunk into one piece of memory, with gaps between them.
 GAPS = 1.12
-SMALL_BYTES = 2_300_000  # index arrays, counters, and the split attention of few rows
-# Products of so few rows come in parts, float32, which make two of the widest ones.
-ROWS_IN_PARTS, PARTS = 128, 2
+SMALL_BYTES = 20_000  # index arrays and counters
+# Products of so few rows come in parts, float32: two of the widest ones, four of a lone row's.
+ROWS_IN_PARTS, PARTS, PARTS_OF_A_ROW = 128, 2, 4
+# Attention of few rows is split over the context: into pieces of so many keys, or so many programs in all.
+SPLIT_TOKENS, SPLIT_PROGRAMS = 256, 8 * 132
 
 
 def temporary_bytes(
@@ -52,9 +54,16 @@ def kernel_step_bytes(model: ModelConfig, engine: EngineConfig, *, rows: int, to
     stream = model.width * ITEM_BYTES["float32" if model.residual_in_fp32 else engine.dtype]
     blocks = [b for layer in model.layers for b in (*layer.mixers, layer.mlp) if b is not None]
     if tokens == 1:
-        product = 4 * PARTS if 1 < rows <= ROWS_IN_PARTS else item
-        held = max(_columns_of_a_row(block, model.width, item, product) for block in blocks)
-        return SMALL_BYTES + rows * (stream + held)
+        product = item
+        if rows <= ROWS_IN_PARTS:
+            product = 4 * (PARTS if rows > 1 else PARTS_OF_A_ROW)
+        keys = engine.max_model_len or model.max_position
+        held = max(
+            rows * _columns_of_a_row(block, model.width, item, product)
+            + _split_bytes(block, rows, keys)
+            for block in blocks
+        )
+        return SMALL_BYTES + rows * stream + held
     held = max(_columns_of_a_chunk(block, model.width, item) for block in blocks)
     return SMALL_BYTES + int(GAPS * rows * tokens * (stream + held))
 
@@ -69,6 +78,15 @@ def _columns_of_a_row(block: Block, width: int, item: int, product: int) -> int:
     if isinstance(block, MLP):
         return _hidden(block.kind, block.width, product, item)
     return _visits(block, width, item)
+
+
+def _split_bytes(block: Block, rows: int, keys: int) -> int:
+    """Bytes of what the splits of a decode step's attention leave to be joined."""
+    if not isinstance(block, Attention):
+        return 0
+    programs = rows * block.num_kv_heads
+    splits = min(-(-keys // SPLIT_TOKENS), -(-SPLIT_PROGRAMS // programs))
+    return 0 if splits == 1 else 4 * splits * rows * block.num_heads * (block.head_dim + 2)
 
 
 def _columns_of_a_chunk(block: Block, width: int, item: int) -> int:

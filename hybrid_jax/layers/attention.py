@@ -15,12 +15,12 @@ from hybrid_jax.layers.rope import rotate
 
 
 def project(
-    params: dict, h: jax.Array, positions: jax.Array, spec: Attention
+    params: dict, h: jax.Array, positions: jax.Array, spec: Attention, first: Linear = linear
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """h [B, T, D] at positions int32[B, T] to q [B, T, N, H] and k, v [B, T, K, H]."""
     rows, tokens, _ = h.shape
     heads = spec.num_heads + 2 * spec.num_kv_heads
-    qkv = linear(h, params["qkv"], params.get("qkv_bias"))
+    qkv = first(h, params["qkv"], params.get("qkv_bias"))
     qkv = qkv.reshape(rows, tokens, heads, spec.head_dim)
     q, k, v = jnp.split(qkv, [spec.num_heads, spec.num_heads + spec.num_kv_heads], axis=2)
     if spec.qk_norm:

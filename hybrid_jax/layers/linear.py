@@ -9,9 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.parts import num_parts
+from pallas_kernels.row_product import row_product
 
 HIGHEST = jax.lax.Precision.HIGHEST
-Linear = Callable[..., jax.Array]  # `linear`, or `linear_in_parts` for a kernel that reads parts
+Linear = Callable[
+    ..., jax.Array
+]  # `linear`, `linear_on_kernels`, or `linear_in_parts` for a kernel that reads parts
 
 
 def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
@@ -20,17 +23,41 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
     return y if bias is None else y + bias
 
 
-def linear_in_parts(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """`linear`, or parts float32[S, ..., O] that sum to it where x [..., I] has too few rows to fill a GPU."""
-    inner, columns = weight.shape
-    parts = num_parts(x.size // inner, inner, columns)
-    if parts == 1 or bias is not None:
+def linear_on_kernels(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """`linear`, a lone row by a kernel that reads every weight once."""
+    if not _is_lone(x):
         return linear(x, weight, bias)
+    y = _parts_of_a_row(x, weight).sum(0).astype(x.dtype)
+    return y if bias is None else y + bias
+
+
+def linear_in_parts(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """`linear_on_kernels`, or parts float32[S, ..., O] that sum to it where x [..., I] has too few rows to fill a
+    GPU."""
+    inner, columns = weight.shape
+    if bias is not None:
+        return linear_on_kernels(x, weight, bias)
+    if _is_lone(x):
+        return _parts_of_a_row(x, weight)
+    parts = num_parts(x.size // inner, inner, columns)
+    if parts == 1:
+        return linear(x, weight)
     x = x.reshape(*x.shape[:-1], parts, inner // parts)
     weight = weight.reshape(parts, inner // parts, columns)
     return jnp.einsum(
         "...si,sio->s...o", x, weight, precision=HIGHEST, preferred_element_type=jnp.float32
     )
+
+
+def _is_lone(x: jax.Array) -> bool:
+    """One row [..., I]."""
+    return x.size == x.shape[-1]
+
+
+def _parts_of_a_row(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """float32[S, ..., O]."""
+    parts = row_product(x.reshape(-1), weight, implementation="pallas")
+    return parts.reshape(-1, *x.shape[:-1], weight.shape[1])
 
 
 def linear_transposed(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -49,8 +76,15 @@ def _product(x: jax.Array, weight: jax.Array, subscripts: str) -> jax.Array:
         y = product(jnp.concatenate([row, jnp.zeros_like(row)]), weight)
         return y[:1].reshape(*x.shape[:-1], -1)
 
-    if x.dtype != jnp.bfloat16 or x.size != x.shape[-1]:
+    if x.dtype != jnp.bfloat16 or not _is_lone(x):
         return product(x, weight)
     # For a lone bfloat16 row XLA's CPU backend widens the whole weight on every call, for two it does not. On a GPU
     # it multiplies and sums such a row itself, in the dtype it is asked for: the products would be rounded to bfloat16.
     return jax.lax.platform_dependent(x, weight, cpu=one_row_as_two, default=one_row)
+
+
+LINEARS: dict[str, Linear] = {"xla": linear, "pallas": linear_on_kernels}
+LAST_LINEARS: dict[str, Linear] = {
+    "xla": linear,
+    "pallas": linear_in_parts,
+}  # of a block; what follows sums parts

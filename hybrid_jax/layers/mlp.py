@@ -20,7 +20,9 @@ def activate(hidden: jax.Array, kind: str) -> jax.Array:
     return jnp.square(jax.nn.relu(hidden))
 
 
-def mlp(params: dict, h: jax.Array, kind: str, last: Linear = linear) -> jax.Array:
+def mlp(
+    params: dict, h: jax.Array, kind: str, first: Linear = linear, last: Linear = linear
+) -> jax.Array:
     """h [..., D] to [..., D], or to its parts if that is what `last` makes."""
-    hidden = activate(linear(h, params["up"], params.get("up_bias")), kind)
+    hidden = activate(first(h, params["up"], params.get("up_bias")), kind)
     return last(hidden, params["down"], params.get("down_bias"))

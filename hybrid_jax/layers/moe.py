@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import MoE
-from hybrid_jax.layers.linear import linear
+from hybrid_jax.layers.linear import Linear, linear
 from hybrid_jax.layers.mlp import activate, mlp
 
 
@@ -37,7 +37,9 @@ def route(params: dict, h: jax.Array, spec: MoE) -> tuple[jax.Array, jax.Array]:
     return ids, weights * spec.scale
 
 
-def moe(params: dict, h: jax.Array, valid: jax.Array, spec: MoE) -> jax.Array:
+def moe(
+    params: dict, h: jax.Array, valid: jax.Array, spec: MoE, product: Linear = linear
+) -> jax.Array:
     """h [B, T, D] to [B, T, D]; rows where `valid` bool[B, T] is false visit no expert.
 
     A token's contributions are summed over its k experts in order, so the result does not depend on
@@ -48,16 +50,16 @@ def moe(params: dict, h: jax.Array, valid: jax.Array, spec: MoE) -> jax.Array:
     ids = jnp.where(valid.reshape(-1, 1), ids, spec.num_experts)
     inner = flat
     if spec.latent_width:
-        inner = linear(flat, params["latent_down"], params.get("latent_down_bias"))
+        inner = product(flat, params["latent_down"], params.get("latent_down_bias"))
     parts = _visit_experts(params, inner, ids, spec)  # [S, k, Z]
     mixed = jnp.zeros(inner.shape, jnp.float32)
     for slot in range(spec.top_k):
         mixed = mixed + weights[:, slot, None] * parts[:, slot]
     mixed = mixed.astype(h.dtype)
     if spec.latent_width:
-        mixed = linear(mixed, params["latent_up"], params.get("latent_up_bias"))
+        mixed = product(mixed, params["latent_up"], params.get("latent_up_bias"))
     if spec.shared_width:
-        mixed = mixed + mlp(params["shared"], flat, spec.kind)
+        mixed = mixed + mlp(params["shared"], flat, spec.kind, product, product)
     return mixed.reshape(h.shape)
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import MLP, Attention, Mamba2, ModelConfig, MoE
 from hybrid_jax.layers import attention, mamba2
-from hybrid_jax.layers.linear import linear, linear_in_parts, linear_transposed
+from hybrid_jax.layers.linear import LAST_LINEARS, LINEARS, linear_transposed
 from hybrid_jax.layers.mlp import mlp
 from hybrid_jax.layers.moe import moe
 from hybrid_jax.layers.norm import rms_norm
@@ -82,9 +82,8 @@ def feed_forward(
 ) -> jax.Array:
     """The update of a layer's second block."""
     if isinstance(spec, MLP):
-        last = linear_in_parts if kernels == "pallas" else linear
-        return mlp(params, normed, spec.kind, last)
-    return moe(params, normed, valid, spec)
+        return mlp(params, normed, spec.kind, LINEARS[kernels], LAST_LINEARS[kernels])
+    return moe(params, normed, valid, spec, LINEARS[kernels])
 
 
 def walk(
@@ -122,13 +121,13 @@ def walk(
     return jnp.where(valid[..., None], h, 0)
 
 
-def logits(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:
-    """h [..., D] to float32 logits [..., V]."""
+def logits(params: dict, h: jax.Array, config: ModelConfig, kernels: str = "xla") -> jax.Array:
+    """h [..., D] to float32 logits [..., V]; `kernels` as in `walk`."""
     h = rms_norm(h, params["norm"], config.norm_eps).astype(params["norm"].dtype)
     if config.tie_embeddings:
         out = linear_transposed(h, params["embed"])
     else:
-        out = linear(h, params["head"])
+        out = LINEARS[kernels](h, params["head"])
     out = out.astype(jnp.float32)
     return out if config.logits_multiplier == 1.0 else out * config.logits_multiplier
 

@@ -12,8 +12,9 @@ import importlib.util
 import jax
 import pytest
 
-PLUGIN = "jax_plugins.xla_cuda12"
+PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 INSTALL = 'needs jax\'s CUDA plugin: make test-aot, or pip install "jax[cuda12-local]"'
+REQUIRED = os.environ.get("HYBRID_JAX_AOT") == "required"  # a missing plugin is then an error
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,8 +27,11 @@ def no_stored_programs():
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    found = importlib.util.find_spec("jax_plugins") and importlib.util.find_spec(PLUGIN)
-    if not found:
-        for item in items:
-            if "/aot/" in item.path.as_posix():
-                item.add_marker(pytest.mark.skip(reason=INSTALL))
+    here = importlib.util.find_spec("jax_plugins") is not None
+    if here and any(importlib.util.find_spec(name) for name in PLUGINS):
+        return
+    if REQUIRED:
+        raise pytest.UsageError(f"tests/aot {INSTALL}")
+    for item in items:
+        if "/aot/" in item.path.as_posix():
+            item.add_marker(pytest.mark.skip(reason=INSTALL))

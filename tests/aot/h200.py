@@ -17,6 +17,7 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
+from hybrid_jax.engine.compiling import GPU_OPTIONS
 from tests.kernels.lowered import lower_for_cuda
 
 TARGET = Path(__file__).with_name("h200.txtpb")
@@ -48,11 +49,15 @@ class Compiled:
     Attributes:
         launches: in order; those inside a loop follow the loop's entry.
         temp_bytes: memory beside arguments and results. alias_bytes: of arguments that results reuse.
+        outer: kinds of what the host starts, in order: a command buffer is one, whatever is in it.
+        body: the same of the only loop's body.
     """
 
     launches: tuple[Launch, ...]
     temp_bytes: int
     alias_bytes: int
+    outer: tuple[str, ...] = ()
+    body: tuple[str, ...] = ()
 
     @property
     def kinds(self) -> Counter:
@@ -89,10 +94,13 @@ def compile_for_h200(function, *specs, donate: tuple[int, ...] = ()) -> Compiled
             "xla_dump_to": folder,
             "xla_dump_emitter_re": "none",
             "xla_gpu_fail_ptx_compilation_on_register_spilling": True,
+            **GPU_OPTIONS,
         }
         memory = lowered.compile(compiler_options=options).memory_analysis()
         (path,) = Path(folder).glob("*thunk_sequence.txt")
         found = [LAUNCH.match(line) for line in path.read_text().splitlines()]
+        (path,) = Path(folder).glob("*thunk_sequence_after_thunk_passes.txt")
+        outer, body = _started(path.read_text())
     launches = tuple(
         Launch(m[1], m[2], tuple(map(int, m[3].split(","))), int(m[4]))
         if m[3]
@@ -100,4 +108,12 @@ def compile_for_h200(function, *specs, donate: tuple[int, ...] = ()) -> Compiled
         for m in found
         if m
     )
-    return Compiled(launches, memory.temp_size_in_bytes, memory.alias_size_in_bytes)
+    return Compiled(launches, memory.temp_size_in_bytes, memory.alias_size_in_bytes, outer, body)
+
+
+def _started(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Kinds of what is not inside a command buffer: of the whole program, and of its loop's body."""
+    outer, _, body = text.partition("  body:\n")
+    return tuple(re.findall(r"^\d+: (k\w+)", outer, re.M)), tuple(
+        re.findall(r"^    \d+: (k\w+)", body, re.M)
+    )

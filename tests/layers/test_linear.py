@@ -5,7 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.layers.linear import linear, linear_in_parts, linear_transposed
+from hybrid_jax.layers.linear import (
+    linear,
+    linear_in_parts,
+    linear_on_kernels,
+    linear_transposed,
+)
 from pallas_kernels.parts import num_parts
 
 
@@ -55,10 +60,25 @@ def test_parts_are_float32_and_sum_to_the_product(dtype):
     assert np.abs(np.asarray(parts[1:], np.float64).sum(0) - want).max() > 0.1
 
 
-def test_a_lone_row_and_a_product_with_bias_stay_whole():
+def test_a_lone_row_on_kernels_comes_in_parts_where_they_can_be_summed():
+    rng = np.random.default_rng(0)
+    x, weight = rng.standard_normal((1, 1, 1024)), rng.standard_normal((1024, 40))
+    x, weight = jnp.asarray(x, jnp.bfloat16), jnp.asarray(weight, jnp.bfloat16)
+    want = np.asarray(x, np.float64) @ np.asarray(weight, np.float64)
+    parts = linear_in_parts(x, weight)
+    assert parts.shape == (4, 1, 1, 40) and parts.dtype == jnp.float32
+    assert np.abs(np.asarray(parts, np.float64).sum(0) - want).max() < 1e-6 * np.abs(want).max()
+    whole = linear_on_kernels(x, weight)
+    assert whole.shape == (1, 1, 40) and whole.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(whole, parts.sum(0).astype(jnp.bfloat16))
+    bias = jnp.ones(40, x.dtype)
+    np.testing.assert_array_equal(linear_in_parts(x, weight, bias), whole + bias)
+
+
+def test_a_product_with_bias_stays_whole():
     x, weight = jnp.ones((2, 1, 1024), jnp.bfloat16), jnp.ones((1024, 40), jnp.bfloat16)
-    for y in (linear_in_parts(x[:1], weight), linear_in_parts(x, weight, jnp.ones(40, x.dtype))):
-        assert y.ndim == 3 and y.dtype == jnp.bfloat16
+    y = linear_in_parts(x, weight, jnp.ones(40, x.dtype))
+    assert y.ndim == 3 and y.dtype == jnp.bfloat16
 
 
 @pytest.mark.skipif(

@@ -20,7 +20,7 @@ from tests.tiny_models import tiny_model
 def test_what_still_runs_is_no_compiling(monkeypatch):
     """The steps before are waited for before the clock starts, not while it runs."""
     clock = Compiling()
-    program, seen = Program(lambda x: x + 1, (), clock), []
+    program, seen = Program(lambda x: x + 1, (), clock, "cpu"), []
     monkeypatch.setattr(jax, "block_until_ready", lambda args: seen.append(clock.seconds()))
     clock.listener = lambda number, total: seen.append(number)
     assert program(1) == 2

@@ -15,6 +15,7 @@ from contextlib import suppress
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
+from hybrid_jax import llm as llm_module
 from hybrid_jax.engine_thread import Command, EngineThread
 from hybrid_jax.feed import Feed
 from hybrid_jax.text import IncrementalDecoder
@@ -223,7 +224,13 @@ def test_a_new_llm_waits_for_the_memory_of_one_that_was_dropped(make_llm, monkey
     engine, freed = llm._engine, []
     monkeypatch.setattr(engine, "close", lambda: freed.append(time.sleep(0.2)))
     del llm
-    monkeypatch.setattr("hybrid_jax.llm.check_memory", lambda *_: freed.append("asked"))
+    settle = llm_module.settle
+
+    def asked(*args, **options):
+        freed.append("asked")
+        return settle(*args, **options)
+
+    monkeypatch.setattr(llm_module, "settle", asked)
     make_llm()
     assert freed == [None, "asked"]
 

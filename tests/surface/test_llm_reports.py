@@ -47,12 +47,14 @@ def test_describe_says_where_the_memory_goes(make_llm):
     llm._weight_bytes = 5 << 20
     assert llm.describe().splitlines() == [
         "model     llama, 1 layers of width 8",
+        "device    cpu; weights and memory take 10 MiB of 1 GiB",
         "weights   5 MiB float32",
         "arena     3 MiB in 7 frames",
         "rings     2 KiB for 3 rows",
         "tables    64 B for 5 checkpoints",
         "logits    4 KiB during a step, 512 B for penalties and biases",
         "sequences up to 200 tokens, 3 at a time",
+        "steps     chunks of up to 512 prompt tokens, 8 tokens a row and dispatch, made of what XLA compiles",
         "cache     adaptive; prompts resume at multiples of 32 tokens, 64 B of KV a token",
         "sampling  temperature 1 unless a request gives one; the model names none",
     ]

@@ -1,0 +1,50 @@
+"""Public entry: the product of one row."""
+
+from __future__ import annotations
+
+import jax
+
+from pallas_kernels.dispatch import (
+    FLOATS,
+    Implementation,
+    check_dtypes,
+    check_rank,
+    check_shape,
+    run,
+)
+from pallas_kernels.row_product import kernel, reference
+
+PRODUCTS = {
+    "reference": reference.row_product_reference,
+    "xla": reference.row_product_reference,
+    "pallas": kernel.row_product_pallas,
+}
+
+
+def row_product(
+    x: jax.Array, weight: jax.Array, *, implementation: Implementation | None = None
+) -> jax.Array:
+    """x @ weight in parts of the inner dimension: as many as a GPU needs to be busy (`kernel.num_parts`).
+
+    Products and sums are float32, also of bfloat16. XLA for GPUs makes a multiplication and sums of such a product, and
+    for some shapes writes all products to memory first.
+
+    Args:
+        x: [I]. weight: [I, O], of the same dtype.
+        implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
+
+    Returns:
+        float32[S, O], whose sum over S is the product.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> row_product(jnp.ones(1024), jnp.ones((1024, 24))).sum(0)[0]
+        Array(1024., dtype=float32)
+    """
+    where = "row_product"
+    check_rank(where, "x", x, 1)
+    check_rank(where, "weight", weight, 2)
+    check_dtypes(where, FLOATS, x=x)
+    check_dtypes(where, (x.dtype.name,), weight=weight)
+    check_shape(where, "weight", weight, (x.shape[0], weight.shape[1]))
+    return run(where, implementation, PRODUCTS, x, weight)

@@ -1,0 +1,77 @@
+"""The product of one row on a GPU, bound by reading the matrix.
+
+A program takes a block of columns and a part of the inner dimension. Its threads keep sums of their own places of a
+tile, 16 bytes of a matrix row each, and add them up across the tile once, at the end.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from pallas_kernels.bits import widen
+from pallas_kernels.triton import NUM_SMS, call, cdiv, line, load, store
+
+BLOCK_INNER, BLOCK_COLUMNS, NUM_WARPS = 64, 64, 4
+PROGRAMS_PER_SM = 4  # each keeps a tile of 8 KB (bfloat16) on the way
+MOST_PARTS = 8  # what follows sums them with few threads
+LEAST = 256  # elements of the inner dimension that are worth a program
+
+
+def part_length(inner: int, columns: int) -> int:
+    """Elements of the inner dimension in a part, whole tiles; the last part may have fewer.
+
+    Parts make `PROGRAMS_PER_SM` programs a multiprocessor, or as many as are worth it.
+    """
+    parts = 1
+    while cdiv(columns, BLOCK_COLUMNS) * parts < PROGRAMS_PER_SM * NUM_SMS:
+        if parts == MOST_PARTS or inner < 2 * parts * LEAST:
+            break
+        parts *= 2
+    return cdiv(cdiv(inner, parts), BLOCK_INNER) * BLOCK_INNER
+
+
+def num_parts(inner: int, columns: int) -> int:
+    """Parts of a product."""
+    return cdiv(inner, part_length(inner, columns))
+
+
+def _kernel(
+    x_ref,  # [I]
+    weight_ref,  # [I, O]
+    parts_ref,  # [S, O]
+    *,
+    length: int,
+):
+    block, part = pl.program_id(0), pl.program_id(1)
+    inner, columns = weight_ref.shape
+    column = block * BLOCK_COLUMNS + line(BLOCK_COLUMNS, 1, 2)
+    inside = column < columns
+
+    def step(i, total):
+        place = part * length + i * BLOCK_INNER + line(BLOCK_INNER, 0, 2)
+        exists = place < inner
+        x = widen(load(x_ref, place, mask=exists))
+        return total + x * widen(load(weight_ref, place, column, mask=exists & inside))
+
+    total = jnp.zeros((BLOCK_INNER, BLOCK_COLUMNS), jnp.float32)
+    total = jax.lax.fori_loop(0, length // BLOCK_INNER, step, total)
+    column = block * BLOCK_COLUMNS + line(BLOCK_COLUMNS)
+    store(parts_ref, part, column, value=total.sum(0), mask=column < columns)
+
+
+def row_product_pallas(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """See `api.row_product`. The grid walks over blocks of columns, then parts."""
+    inner, columns = weight.shape
+    length, parts = part_length(inner, columns), num_parts(inner, columns)
+    return call(
+        functools.partial(_kernel, length=length),
+        *(x, weight),
+        grid=(cdiv(columns, BLOCK_COLUMNS), parts),
+        out_shape=jax.ShapeDtypeStruct((parts, columns), jnp.float32),
+        name="row_product",
+        num_warps=NUM_WARPS,
+    )
