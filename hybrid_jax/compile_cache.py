@@ -25,12 +25,17 @@ def user_cache_dir() -> Path:
     return Path.home() / ".cache" / "hybrid_jax"
 
 
-def enable_compile_cache(name: str = "xla") -> Path | None:
+def enable_compile_cache(name: str = "xla", device: jax.Device | None = None) -> Path | None:
     """Turns on JAX's persistent compilation cache, once, in the user's cache folder.
 
     A setting made through JAX (JAX_COMPILATION_CACHE_DIR, JAX_ENABLE_COMPILATION_CACHE=false, or
     jax.config) stands. The folder is named after the processor, since programs compiled for one may
-    not run on another that shares a home folder.
+    not run on another that shares a home folder. jax keeps there, too, which variants of a product XLA found fastest on
+    a GPU; so a program that is compiled again after a restart is the same to the last bit.
+
+    Args:
+        name: of the folder.
+        device: what programs are compiled for; of an accelerator the kind and its driver count, too.
 
     Returns:
         the folder in use, or None when the cache is off or the folder cannot be written.
@@ -39,7 +44,7 @@ def enable_compile_cache(name: str = "xla") -> Path | None:
         return None
     if current := getattr(jax.config, _SETTING):
         return Path(current)
-    folder = user_cache_dir() / f"{name}-jax{jax.__version__}-{_processor()}"
+    folder = user_cache_dir() / f"{name}-jax{jax.__version__}-{_processor(device)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -52,9 +57,11 @@ def enable_compile_cache(name: str = "xla") -> Path | None:
     return folder
 
 
-def _processor() -> str:
-    """Eight hex digits that change with the processor's kind and instruction sets."""
+def _processor(device: jax.Device | None) -> str:
+    """Eight hex digits that change with the processor's kind and instruction sets, and the accelerator's."""
     lines = {platform.machine(), platform.processor()}
+    if device is not None and device.platform != "cpu":
+        lines |= {device.device_kind, device.client.platform_version}
     try:
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             if line.startswith(("flags", "Features", "model name")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import closing
@@ -14,7 +15,7 @@ from hybrid_jax.compile_cache import enable_compile_cache
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.describe import describe
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.this_device import held_bytes
+from hybrid_jax.engine.this_device import first_device, held_bytes
 from hybrid_jax.engine_thread import Call, EngineThread, check_process, wait_for_dropped
 from hybrid_jax.feed import Feed
 from hybrid_jax.fingerprint import fingerprint
@@ -36,6 +37,7 @@ from hybrid_jax.progress_bar import Shown, shown
 from hybrid_jax.prompts import Prompt, Prompts
 from hybrid_jax.sampling_params import SamplingParams
 from hybrid_jax.tokenizer import Tokenizer
+from hybrid_jax.warm_up import warm_up
 
 BUNDLED = Path(__file__).resolve().parent / "bundled"
 SECONDS_FOR_DROPPED = 10.0  # a new object waits for the memory of those that nobody holds any more
@@ -114,7 +116,7 @@ class LLM:
         defaults = default_params(folder)
         wait_for_dropped(SECONDS_FOR_DROPPED)
         engine_config = settle(load_config(folder), settings, dtype=dtype)
-        enable_compile_cache()
+        enable_compile_cache(device=first_device())
         no_room = device_memory_for("the weights", "use dtype='bfloat16' or a smaller model")
         with shown(progress, "loading", unit=1e-6) as report, no_room:
             config, params = load_model(folder, dtype=dtype, progress=report)
@@ -140,7 +142,7 @@ class LLM:
     ) -> LLM:
         """An LLM of weights already in memory, in `dtype`; the options are those of `LLM`."""
         check_process()
-        enable_compile_cache()
+        enable_compile_cache(device=first_device())
         self = cls.__new__(cls)
         settings = engine_options(options, own=("tokenizer", "dtype", "quiet"))
         wait_for_dropped(SECONDS_FOR_DROPPED)
@@ -482,22 +484,40 @@ class LLM:
         self._thread.ask(lambda engine: engine.reset_prefix_cache())
 
     def warmup(
-        self, *, logprobs: bool = False, penalties: bool = False, progress: Shown = False
-    ) -> None:
+        self,
+        *,
+        logprobs: bool = False,
+        penalties: bool = False,
+        threads: int | None = None,
+        progress: Shown = False,
+    ) -> dict[str, float]:
         """Compiles what `generate` will need, so that the first call is as fast as the next.
 
         Args:
             logprobs: also for requests with `logprobs` (not `prompt_logprobs`).
             penalties: also for requests with penalties, biases, allowed tokens, bad words or a grammar.
+            threads: that compile at the same time; None for as many as there are processors. While more than one
+                compiles, other calls go on.
             progress: show a bar, or call this with (done, in all).
+
+        Returns:
+            The seconds that each program took, by its name; with several threads they overlap.
+
+        Raises:
+            ValueError: threads is not an integer of at least 1.
         """
+        if threads is None:
+            threads = os.cpu_count() or 1
+        if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
+            raise ValueError(
+                f"LLM: warmup: threads must be an integer of at least 1, got {threads!r}"
+            )
+        wanted = {"logprobs": logprobs, "adjusts": penalties}
         ask = self._thread.ask
-        jobs = ask(lambda engine: engine.warmup_jobs(logprobs=logprobs, adjusts=penalties))
+        jobs = ask(lambda engine: engine.warmup_jobs(**wanted))
+        ahead = ask(lambda engine: engine.ahead_jobs(**wanted)) if threads > 1 else {}
         with shown(progress, "compiling") as report:
-            for done, (_, job) in enumerate(jobs):
-                report(done, len(jobs))
-                ask(lambda engine, job=job: job())
-            report(len(jobs), len(jobs))
+            return warm_up(jobs, ahead, lambda job: ask(lambda engine: job()), threads, report)
 
     def close(self) -> None:
         """Ends what still runs and frees the device memory; the object is of no use afterwards."""

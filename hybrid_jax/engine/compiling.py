@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +12,8 @@ from typing import Any
 import jax
 
 from hybrid_jax.machine import give_back_free_memory
+
+LOG = logging.getLogger("hybrid_jax.compiling")
 
 # To see whether memory is short, XLA counts an array that a program takes and returns twice. With an arena of more than
 # about half of a GPU's memory it then computes things again to save memory that is not needed: 16 more launches in each
@@ -74,7 +78,7 @@ class Program:
     """A jitted function of one shape: compiled at its first call, under the clock.
 
     Args:
-        function: of arrays. donated: the arguments whose memory it takes.
+        function: of arrays. donated: the arguments whose memory it takes. name: for the log.
         compiling: keeps the clock. platform: that it is compiled for.
     """
 
@@ -84,17 +88,48 @@ class Program:
         donated: int | tuple[int, ...],
         compiling: Compiling,
         platform: str,
+        name: str = "",
     ) -> None:
         options = GPU_OPTIONS if platform == "gpu" else None
         self._jitted = jax.jit(function, donate_argnums=donated, compiler_options=options)
-        self._compiling, self.compiled = compiling, False
+        self._compiling, self.compiled, self._name = compiling, False, name
+        self._lock = threading.Lock()  # one thread compiles it, another that needs it waits
         self.lower = self._jitted.lower
 
     def __call__(self, *args: Any) -> Any:
         if self.compiled:
             return self._jitted(*args)
         jax.block_until_ready(args)  # what still runs is no compiling
-        with self._compiling.next_program():
+        with self._compiling.next_program(), self._lock:
+            start = time.perf_counter()
             results = self._jitted(*args)
+            self._log(start)
         self.compiled = True
         return results
+
+    def compile_ahead(self, *shapes: Any) -> None:
+        """Compiles it for arguments of these shapes; any thread may do it, and the clock does not run.
+
+        Tracing holds Python's lock, but the compiler itself does not.
+        """
+        with self._lock:
+            if not self.compiled:
+                start = time.perf_counter()
+                self.lower(*shapes).compile()
+                self._log(start)
+                self.compiled = True
+
+    def _log(self, start: float) -> None:
+        LOG.info("compiled %s in %.1f s", self._name, time.perf_counter() - start)
+
+
+def shapes_of(tree: Any) -> Any:
+    """Arrays as what a program is compiled for: their shapes, dtypes, and where they were put on purpose."""
+
+    def shape(x: Any) -> Any:
+        if not isinstance(x, jax.Array):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype)
+        where = x.sharding if x.committed else None
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
+    return jax.tree.map(shape, tree)

@@ -215,6 +215,13 @@ class Engine:
         jobs = self.runner.warmup_jobs(logprobs=logprobs, adjusts=adjusts)
         return [(name, functools.partial(self._guarded, job)) for name, job in jobs]
 
+    def ahead_jobs(
+        self, *, logprobs: bool = False, adjusts: bool = False
+    ) -> dict[str, Callable[[], None]]:
+        """As `Runner.ahead_jobs`."""
+        self._recover()
+        return self.runner.ahead_jobs(logprobs=logprobs, adjusts=adjusts)
+
     def _guarded(self, job: Callable[[], None]) -> None:
         """Runs what replaces device memory; after an exception on the way the next call starts over."""
         self._recover()

@@ -14,7 +14,7 @@ from hybrid_jax.engine import adjust as adjusting
 from hybrid_jax.engine import batches, bucket, fused, pack, steps
 from hybrid_jax.engine.adjust import Adjust, make_adjust, row_of
 from hybrid_jax.engine.blocks import Model
-from hybrid_jax.engine.compiling import Compiling, Program
+from hybrid_jax.engine.compiling import Compiling, Program, shapes_of
 from hybrid_jax.engine.exact import exact_step
 from hybrid_jax.engine.pending import Pending
 from hybrid_jax.engine.plan import DecodeRow, ForkRow, Plan, PrefillRow
@@ -61,6 +61,12 @@ class Variant:
 
 
 PLAIN = Variant()
+
+
+def _cost(shape) -> tuple[int, int]:
+    """Orders shapes by what they can serve: the largest chunk and the most decoding rows first, forks last."""
+    rank = {bucket.ForkBucket: 0}.get(type(shape), 1)
+    return rank, shape.rows * getattr(shape, "tokens", 64)
 
 
 def choose_kernels(wanted: str, device: jax.Device, unsupported: str | None = None) -> str:
@@ -180,7 +186,8 @@ class Runner:
             return function(*args)
 
         traced.__name__ = kind
-        return Program(traced, donated, self.compiling, self._platform)
+        name = f"{shape}{variant.suffix}" if kind in STEPS else kind
+        return Program(traced, donated, self.compiling, self._platform, name)
 
     # --- dispatch ---------------------------------------------------------------------------------
 
@@ -324,15 +331,21 @@ class Runner:
     def _run(self, kind: str, shape, rows: list, *rest, variant: Variant | None = None) -> list:
         """Packs rows and dispatches one step; what it returns beside the state."""
         variant = self._variant(rows) if variant is None else variant
-        layout = self.layout(kind, shape, adjusts=variant.adjusts)
-        batch = self._batch(kind, shape, rows, layout)
-        run = self.executable(kind, shape, variant)
-        weights = () if kind == "fork" else (self.params,)
-        adjust = self._some_adjust() if variant.adjusts else None
-        self.state, adjust, *results = run(*weights, self.state, adjust, batch, *rest)
+        run, args = self._call(kind, shape, rows, rest, variant)
+        self.state, adjust, *results = run(*args)
         if variant.adjusts:
             self.adjust = adjust
         return results
+
+    def _call(
+        self, kind: str, shape, rows: list, rest: Sequence, variant: Variant
+    ) -> tuple[Program, tuple]:
+        """The program of a step, and what it is called with."""
+        layout = self.layout(kind, shape, adjusts=variant.adjusts)
+        batch = self._batch(kind, shape, rows, layout)
+        weights = () if kind == "fork" else (self.params,)
+        adjust = self._some_adjust() if variant.adjusts else None
+        return self.executable(kind, shape, variant), (*weights, self.state, adjust, batch, *rest)
 
     def _batch(self, kind: str, shape, rows: list, layout: pack.Layout) -> np.ndarray:
         most, size = self.engine.max_rows, shape.rows
@@ -389,20 +402,22 @@ class Runner:
                 ("load_adjust", self._warm_adjust),
                 ("move_adjust", lambda: self._move_adjust(sink, sink)),
             ]
-        variants = [
-            Variant(count, adjusting)
-            for adjusting in (False, True)[: 1 + adjusts]
-            for count in (0, MAX_LOGPROBS)[: 1 + logprobs]
-        ]
-        if self.engine.exact:
-            variants = [self._variant([])]
-        for variant in variants:
+        for variant in self._warm_variants(logprobs, adjusts):
             for shape in bucket.all_buckets(self.engine, max_pages=self.max_pages):
                 name = f"{shape}{variant.suffix}"
                 jobs.append((name, functools.partial(self._warm_step, shape, variant)))
         return [
             (name, functools.partial(self._warm, job, len(jobs) - done))
             for done, (name, job) in enumerate(jobs)
+        ]
+
+    def _warm_variants(self, logprobs: bool, adjusts: bool) -> list[Variant]:
+        if self.engine.exact:
+            return [self._variant([])]
+        return [
+            Variant(count, adjusting)
+            for adjusting in (False, True)[: 1 + adjusts]
+            for count in (0, MAX_LOGPROBS)[: 1 + logprobs]
         ]
 
     def _warm(self, job: Callable[[], None], num_left: int) -> None:
@@ -417,12 +432,32 @@ class Runner:
         self.adjust = load(self._some_adjust(), np.int32(self.engine.max_rows), *empty)
 
     def _warm_step(self, shape, variant: Variant) -> None:
+        kind, rest = self._warm_arguments(shape)
+        self._run(kind, shape, [], *rest, variant=variant)
+
+    def _warm_arguments(self, shape) -> tuple[str, tuple]:
+        """The kind of a step, and what it takes beside weights, state and rows."""
         kind, none = KINDS[type(shape)], np.int32(0)
         rest = {
             "fork": (np.zeros((shape.rows, self.model.config.vocab_size), np.float32), none),
             "decode": (none,),
         }
-        self._run(kind, shape, [], *rest.get(kind, ()), variant=variant)
+        return kind, rest.get(kind, ())
+
+    def ahead_jobs(
+        self, *, logprobs: bool = False, adjusts: bool = False
+    ) -> dict[str, Callable[[], None]]:
+        """The steps of `warmup_jobs` by their names, as calls that compile one and run nothing. Any thread may call
+        them, several at a time. Those that serve in place of others come first."""
+        jobs = {}
+        for variant in self._warm_variants(logprobs, adjusts):
+            shapes = bucket.all_buckets(self.engine, max_pages=self.max_pages)
+            for shape in sorted(shapes, key=_cost, reverse=True):
+                kind, rest = self._warm_arguments(shape)
+                program, args = self._call(kind, shape, [], rest, variant)
+                ahead = functools.partial(program.compile_ahead, *shapes_of(args))
+                jobs[f"{shape}{variant.suffix}"] = ahead
+        return jobs
 
     def close(self) -> None:
         """Frees the state and drops the weights."""

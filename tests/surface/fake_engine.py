@@ -142,6 +142,9 @@ class FakeEngine:
     def reset_prefix_cache(self):
         self.seen.clear()
 
+    def ahead_jobs(self, *, logprobs=False, adjusts=False):
+        return {}
+
     def warmup_jobs(self, *, logprobs=False, adjusts=False):
         return [("a program", lambda: None)] * 3
 

@@ -171,7 +171,7 @@ def test_options_reach_the_engine(make_llm):
 
 def test_weights_in_memory_use_the_compile_cache_too(make_llm, fake_model, monkeypatch):
     calls = []
-    monkeypatch.setattr(llm_module, "enable_compile_cache", lambda: calls.append(1))
+    monkeypatch.setattr(llm_module, "enable_compile_cache", lambda **_: calls.append(1))
     make_llm()
     assert len(calls) == 1
     LLM(fake_model)
