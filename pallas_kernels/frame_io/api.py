@@ -112,7 +112,10 @@ def write_frames(
     offset: int = 0,
     implementation: Implementation | None = None,
 ) -> jax.Array:
-    """Writes values uint32[..., words] into frames ids int32[...] from word `offset`; returns the arena."""
+    """Writes values uint32[..., words] into frames ids int32[...] from word `offset`; returns the arena.
+
+    No id but the sink's may come twice, for nothing says which write stays.
+    """
     where = "write_frames"
     check_array(where, "ids", ids)
     check_dtypes(where, INTS, ids=ids)
@@ -131,7 +134,10 @@ def copy_frames(
     *,
     implementation: Implementation | None = None,
 ) -> jax.Array:
-    """Copies whole frames sources int32[n] to targets int32[n], in order; returns the arena."""
+    """Copies whole frames sources int32[n] to targets int32[n]; returns the arena.
+
+    All at the same time: no frame but the sink may be two targets, or a target and a source.
+    """
     where = "copy_frames"
     check_rank(where, "arena", arena, 2)
     _check_arena(where, arena, 0, arena.shape[1])

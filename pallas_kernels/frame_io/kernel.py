@@ -1,8 +1,4 @@
-"""Frames on a GPU: copies of words in blocks, in place.
-
-What is written twice keeps the last write: a program owns a block of words and walks over the frames in order.
-Only `read_frames` and `update_tokens`, which cannot write a word twice, also spread over frames and tokens.
-"""
+"""Frames on a GPU: copies of words in blocks, in place. A program takes one block of one frame or of some tokens."""
 
 from __future__ import annotations
 
@@ -55,13 +51,10 @@ def read_frames_pallas(arena, ids, *, offset, words, config: Config = CONFIG):
 
 
 def _write_kernel(arena_in_ref, ids_ref, values_ref, arena_ref, *, offset: int, config: Config):
-    words, inside = _block(pl.program_id(0), values_ref.shape[1], config)
-
-    def put(i, _):
-        value = load(values_ref, i, words, mask=inside)
-        store(arena_ref, ids_ref[i], offset + words, value=value, mask=inside)
-
-    jax.lax.fori_loop(0, ids_ref.shape[0], put, None)
+    place = pl.program_id(0)
+    words, inside = _block(pl.program_id(1), values_ref.shape[1], config)
+    value = load(values_ref, place, words, mask=inside)
+    store(arena_ref, ids_ref[place], offset + words, value=value, mask=inside)
 
 
 def write_frames_pallas(arena, ids, values, *, offset, config: Config = CONFIG):
@@ -71,20 +64,21 @@ def write_frames_pallas(arena, ids, values, *, offset, config: Config = CONFIG):
     return _in_place(
         functools.partial(_write_kernel, offset=offset, config=config),
         *(arena, flat, lines),
-        grid=(cdiv(lines.shape[1], config.words),),
+        grid=(flat.shape[0], cdiv(lines.shape[1], config.words)),
         name="write_frames",
         config=config,
     )
 
 
 def _copy_kernel(arena_in_ref, sources_ref, targets_ref, arena_ref, *, config: Config):
-    words, inside = _block(pl.program_id(0), arena_ref.shape[1], config)
+    place = pl.program_id(0)
+    words, inside = _block(pl.program_id(1), arena_ref.shape[1], config)
+    source, target = sources_ref[place], targets_ref[place]
 
-    def copy(i, _):
-        value = load(arena_ref, sources_ref[i], words, mask=inside)
-        store(arena_ref, targets_ref[i], words, value=value, mask=inside)
-
-    jax.lax.fori_loop(0, sources_ref.shape[0], copy, None)
+    @pl.when(source != target)  # padding
+    def _():
+        value = load(arena_ref, source, words, mask=inside)
+        store(arena_ref, target, words, value=value, mask=inside)
 
 
 def copy_frames_pallas(arena, sources, targets, *, config: Config = CONFIG):
@@ -92,7 +86,7 @@ def copy_frames_pallas(arena, sources, targets, *, config: Config = CONFIG):
     return _in_place(
         functools.partial(_copy_kernel, config=config),
         *(arena, sources, targets),
-        grid=(cdiv(arena.shape[1], config.words),),
+        grid=(sources.shape[0], cdiv(arena.shape[1], config.words)),
         name="copy_frames",
         config=config,
     )

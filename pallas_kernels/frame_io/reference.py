@@ -10,7 +10,7 @@ def read_frames_reference(arena, ids, offset, words):
 
 
 def write_frames_reference(arena, ids, values, offset):
-    """Row by row, so that a repeated id keeps the last write."""
+    """Row by row."""
     flat = values.reshape(-1, values.shape[-1])
     for index, frame in enumerate(ids.reshape(-1)):
         arena = arena.at[frame, offset : offset + flat.shape[1]].set(flat[index])

@@ -99,8 +99,9 @@ def compile_for_h200(function, *specs, donate: tuple[int, ...] = ()) -> Compiled
         memory = lowered.compile(compiler_options=options).memory_analysis()
         (path,) = Path(folder).glob("*thunk_sequence.txt")
         found = [LAUNCH.match(line) for line in path.read_text().splitlines()]
-        (path,) = Path(folder).glob("*thunk_sequence_after_thunk_passes.txt")
-        outer, body = _started(path.read_text())
+        passed = Path(folder).glob("*thunk_sequence_after_thunk_passes.txt")
+        # XLA writes it where it has changed something.
+        outer, body = _started("".join(path.read_text() for path in passed))
     launches = tuple(
         Launch(m[1], m[2], tuple(map(int, m[3].split(","))), int(m[4]))
         if m[3]

@@ -136,9 +136,10 @@ def test_exact_mode_gives_the_same_bits_cold_and_from_the_cache():
 def step_and_specs(kind: str, kernels: str = "pallas", name: str = "bamba"):
     """One of the engine's steps and the shapes of its arguments."""
     config, params = tiny_model(name, "bfloat16")
-    engine = EngineConfig(dtype="bfloat16", **{**SMALL, "exact": kind == "exact"})
+    rows = 1 if kind == "lone" else SMALL["max_rows"]
+    settings = SMALL | {"exact": kind == "exact", "max_rows": rows}
+    engine = EngineConfig(dtype="bfloat16", **settings)
     geometry = make_geometry(config, engine)
-    rows = engine.max_rows
     specs = state_specs(
         config,
         geometry,
@@ -152,13 +153,14 @@ def step_and_specs(kind: str, kernels: str = "pallas", name: str = "bamba"):
     pages = {"width": 8, "frames_per_page": geometry.frames_per_page}
     layouts = {
         "decode": lambda: pack.decode_layout(**pages),
+        "lone": lambda: pack.decode_layout(**pages),
         "prefill": lambda: pack.prefill_layout(tokens=32, **pages),
         "exact": lambda: pack.exact_layout(tokens=engine.grain, **pages),
     }
     layout = layouts[kind]()
     batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
     static = {"model": Model(config, geometry, kernels), "layout": layout, "num_logprobs": 0}
-    if kind == "decode":
+    if kind in ("decode", "lone"):
         run = functools.partial(steps.decode, max_steps=4, **static)
         count = jax.ShapeDtypeStruct((), jnp.int32)
         return lambda p, s, b, n: run(p, s, None, b, n), (params, state, batch, count)
@@ -170,6 +172,7 @@ BETWEEN = {"gated_rmsnorm", "residual_rmsnorm", "update_tokens", "paged_attentio
 WINDOW = BETWEEN | {"causal_conv_window", "ssd_window"}
 KERNELS = {
     "decode": WINDOW | {"ssd_fold", "store_columns", "sample_tokens"},
+    "lone": WINDOW | {"ssd_fold", "store_columns", "sample_tokens", "row_product"},
     "prefill": {
         *("causal_conv", "ssd_scan", "store_tail", *BETWEEN),
         *("copy_frames", "read_frames", "sample_tokens"),
