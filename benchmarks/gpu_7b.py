@@ -302,6 +302,9 @@ def main(argv: list[str] | None = None) -> int:
     report.values["weights_s"] = time.perf_counter() - drawn
     bench = Bench(config=config, params=params, dtype=DTYPE, scale=scale, ceilings=ceilings)
     remaining = measure_all(bench, asked, report, over)
+    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    report.values["peak_bytes"] = peak
+    write_json(report.path, report.values)
     print("\n" + tables(report.values))
     failures = report.num_errors
     print(

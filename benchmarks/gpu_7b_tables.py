@@ -21,6 +21,8 @@ def _lines(report: dict) -> Iterator[str]:
     found, ceilings = report["header"], report["ceilings"]
     yield ", ".join(f"{name} {value}" for name, value in found.items())
     yield (f"ceilings: {ceilings['copy'] / 1e12:.3g} TB/s, {ceilings['matmul'] / 1e12:.3g} TFLOP/s")
+    if report.get("peak_bytes"):
+        yield f"most device memory in use: {report['peak_bytes'] / 1e9:.1f} GB"
     yield from _sides(report)
     yield from _compilation(report)
     yield from _roofline(report)

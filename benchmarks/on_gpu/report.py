@@ -1,0 +1,85 @@
+"""What first.sh and second.sh found, as markdown: the tables of docs/kernels.md.
+
+python -m benchmarks.on_gpu.report FOLDER [FOLDER ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.insert(0, str(ROOT))
+from gpu_7b_tables import tables  # noqa: E402
+
+from benchmarks.kernels.report import roofline  # noqa: E402
+
+FILES = ("checks.json", "repeats.json", "kernels.json", "engine.json")
+
+
+def read(folders: list[Path]) -> dict[str, dict]:
+    """The files that are there, by name; of two alike the last folder's.
+
+    Raises:
+        SystemExit: none is there.
+    """
+    found = {
+        name: json.loads((folder / name).read_text())
+        for folder in folders
+        for name in FILES
+        if (folder / name).is_file()
+    }
+    if not found:
+        where = ", ".join(map(str, folders))
+        raise SystemExit(
+            f"report: none of {', '.join(FILES)} is in {where}; run first.sh or second.sh"
+        )
+    return found
+
+
+def markdown(found: dict[str, dict]) -> str:
+    """The page's parts."""
+    parts = []
+    if checks := found.get("checks.json"):
+        parts.append(
+            f"{_device(checks)}: {len(checks['passed'])} kernel tests passed, {len(checks['failed'])} failed, "
+            f"{len(checks['skipped'])} skipped, in {checks.get('seconds', 0):.0f} s."
+        )
+        parts += [f"- failed: `{entry['test']}`" for entry in checks["failed"]]
+    if repeats := found.get("repeats.json"):
+        lines = [
+            "| rows | dtype | repeats | the same bits, with command buffers and without |",
+            "| --- | --- | --- | --- |",
+        ]
+        for case in repeats["cases"]:
+            fine = "yes" if case["fine"] else f"no: {case['runs']}"
+            lines.append(f"| {case['rows']} | {case['dtype']} | {repeats['repeats']} | {fine} |")
+        parts.append("\n".join(lines))
+    if kernels := found.get("kernels.json"):
+        run = kernels["runs"][-1]
+        parts.append(
+            f"{run['device']}, jax {run['jax']}: a copy moves {run['copy'] / 1e12:.2f} TB/s, a bfloat16 product makes "
+            f"{run['matmul'] / 1e12:.0f} TFLOP/s."
+        )
+        parts.append(roofline(kernels["rows"]))
+    if engine := found.get("engine.json"):
+        parts.append(f"```\n{tables(engine)}\n```")
+    return "\n\n".join(parts)
+
+
+def _device(report: dict) -> str:
+    return f"{report['header']['device']}, jax {report['header']['jax']}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    print(markdown(read(parser.parse_args(argv).folders)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

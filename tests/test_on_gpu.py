@@ -1,0 +1,123 @@
+"""The scripts for the first hour on a GPU: they run whole on a CPU, name what is wrong with a command line, and fail
+where a check does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.on_gpu import checks, repeats, report
+
+
+def run(root, script: str, *arguments) -> subprocess.CompletedProcess:
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHON": sys.executable}
+    command = [str(root / "benchmarks/on_gpu" / script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=env)
+
+
+@pytest.fixture(scope="module")
+def smoke(root, tmp_path_factory):
+    """A folder with the results of both scripts' smoke runs."""
+    folder = tmp_path_factory.mktemp("on_gpu")
+    for script in ("first.sh", "second.sh"):
+        done = run(root, script, folder, "--smoke")
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return folder
+
+
+@pytest.mark.slow
+def test_both_scripts_leave_their_few_files(smoke):
+    names = {path.name for path in smoke.iterdir()}
+    assert {"checks.json", "repeats.json", "kernels.json", "engine.json", "trace.tar.gz"} <= names
+    assert len(names) <= 8 and "log.txt" in names
+    found = json.loads((smoke / "checks.json").read_text())
+    assert len(found["passed"]) >= 12 and not found["failed"]
+    (case,) = json.loads((smoke / "repeats.json").read_text())["cases"]
+    assert case["fine"] and {run["different"] for run in case["runs"].values()} == {1}
+    assert "first_s" in json.dumps(json.loads((smoke / "engine.json").read_text())["decode"])
+
+
+@pytest.mark.slow
+def test_the_report_holds_every_table(smoke, capsys):
+    assert report.main([str(smoke)]) == 0
+    page = capsys.readouterr().out
+    assert "kernel tests passed, 0 failed" in page and "| 2 | bfloat16 | 2 | yes |" in page
+    assert "| row_product | smoke_300x70 |" in page and "decode 2 rows" in page
+
+
+def test_a_report_of_nothing_says_what_to_run(tmp_path):
+    with pytest.raises(SystemExit, match="none of checks.json, .* run first.sh or second.sh"):
+        report.main([str(tmp_path)])
+
+
+@pytest.mark.parametrize("script", ["first.sh", "second.sh"])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "name a folder for the results"),
+        (["a", "b"], "one folder, got 'a' and 'b'"),
+        (["a", "--fast"], "unknown option '--fast'"),
+        (["a", "--peers", "nowhere"], "--peers must name a folder of wheels, got 'nowhere'"),
+        (["a", "--peers"], "--peers must name a folder of wheels, got ''"),
+        (["/dev/null/x"], "cannot write to '/dev/null/x'"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(root, tmp_path, script, arguments, message):
+    arguments = [tmp_path / "out" if word == "a" else word for word in arguments]
+    done = run(root, script, *arguments)
+    message = message.replace("'a'", f"'{tmp_path}/out'")
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].endswith(f"; {message}")
+
+
+def test_bits_that_differ_between_repeats_or_runs_are_seen(tmp_path, monkeypatch):
+    answers = {"": ["a", "a"], repeats.NO_COMMAND_BUFFERS: ["a", "a"]}
+
+    def fake(command, env=None, **_):
+        if env is None:  # git, for the header
+            return SimpleNamespace(returncode=1, stdout="", stderr="")
+        flags = env["XLA_FLAGS"].split()[-1] if env["XLA_FLAGS"] else ""
+        return SimpleNamespace(returncode=0, stdout=json.dumps(answers[flags]), stderr="")
+
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.setattr(repeats.subprocess, "run", fake)
+    out = ["--out", str(tmp_path / "repeats.json")]
+    assert repeats.main(out) == 0
+    for flags, bits in (("", ["a", "b"]), (repeats.NO_COMMAND_BUFFERS, ["b", "b"])):
+        good, answers[flags] = answers[flags], bits
+        assert repeats.main(out) == 1
+        answers[flags] = good
+    cases = json.loads((tmp_path / "repeats.json").read_text())["cases"]
+    assert [(case["rows"], case["dtype"]) for case in cases] == [
+        *((1, "bfloat16"), (1, "float32"), (64, "bfloat16"), (64, "float32"))
+    ]
+
+
+def test_some_sixty_tests_are_chosen_and_every_file_has_one(tmp_path):
+    class Item:
+        def __init__(self, line: str) -> None:
+            self.nodeid = line
+
+    listed = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", str(checks.TESTS), "-k", "pallas"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    ).stdout
+    items = [Item(line) for line in listed.splitlines() if "::" in line]
+    files = {item.nodeid.partition("::")[0] for item in items}
+    left = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items: None))
+    checks.Recorder(tmp_path / "x.json", few=False).pytest_collection_modifyitems(left, items)
+    assert 50 <= len(items) <= 80
+    assert {item.nodeid.partition("::")[0] for item in items} == files
+    text = " ".join(item.nodeid for item in items)
+    assert all(dtype in text for dtype in ("float32", "bfloat16", "quantized"))
+
+
+def test_no_smoke_run_is_among_the_results(root):
+    for path in (root / "benchmarks/results").rglob("*.json"):
+        assert '"smoke": true' not in path.read_text(), path
