@@ -10,8 +10,8 @@ SOURCES := hybrid_jax pallas_kernels tests examples benchmarks
 KERNEL_TESTS := tests/kernels tests/engine/test_kernel_paths.py tests/test_benchmarks.py \
 	tests/test_gpu_7b_smoke.py tests/test_on_gpu.py
 # A second Python for other versions of jax; none if there is only one. The newest tested jax runs what depends most on
-# the compiler; a newer one is taken by hand, when it is green. Kernels and steps are compiled for an H200 with the jax that machines with one have; without a
-# second Python, with the jax at hand.
+# the compiler; a newer one is taken by hand, when it is green. Kernels and steps are compiled for an H200 with the jax
+# that machines with one have; without a second Python, with the jax at hand.
 OTHER ?= $(shell for p in python3.13 python3.12 python3.11 $(HOME)/.pyenv/versions/3.1[123]*/bin/python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] == ($(VERSION)) or sys.version_info < (3, 11))' \
 	2>/dev/null && echo $$p && break; done)
@@ -26,7 +26,7 @@ AOT_VENV := $(if $(OTHER),.venv-aot,$(VENV))
 # Beside the environment: the plugin, once found, would greet every program on a machine without a GPU.
 AOT := $(AOT_VENV)/aot
 
-.PHONY: help demo test checks test-engine test-kernels test-aot test-other lint format clean
+.PHONY: help demo test checks test-engine test-kernels test-aot test-triton test-other lint format clean
 
 help:
 	@echo "make demo    install into $(VENV) and let the bundled model continue some code"
@@ -44,14 +44,18 @@ test: $(VENV)/.installed-test lint
 checks: test-engine test-kernels
 
 test-engine: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(KERNEL_TESTS)) --ignore=tests/aot
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(KERNEL_TESTS) tests/aot tests/interpreted)
 
 test-kernels: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(KERNEL_TESTS)
-	+@$(MAKE) --no-print-directory test-aot test-other
+	+@$(MAKE) --no-print-directory test-aot test-triton test-other
 
 test-aot: $(VENV)/.installed-test $(AOT_VENV)/.installed-aot
 	HYBRID_JAX_AOT=required JAX_PLATFORMS=cpu PYTHONPATH=$(AOT) $(AOT_VENV)/bin/python -m pytest tests/aot
+
+# jax-triton needs Python 3.12: without a second Python these may all be skipped.
+test-triton: $(VENV)/.installed-test $(AOT_VENV)/.installed-aot
+	TRITON_INTERPRET=1 JAX_PLATFORMS=cpu PYTHONPATH=$(AOT) $(AOT_VENV)/bin/python -m pytest tests/interpreted
 
 test-other: $(if $(OTHER),$(OTHER_VENV)/.installed-test)
 ifeq ($(OTHER),)
@@ -84,18 +88,19 @@ $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 
 $(OTHER_VENV)/.installed-test: pyproject.toml
 	test -d $(OTHER_VENV) || $(OTHER) -m venv $(OTHER_VENV)
-	$(OTHER_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade --editable '.[test]' 'jax<=$(OTHER_JAX)'
+	$(OTHER_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade --editable '.[test]' \
+		'jax<=$(OTHER_JAX)'
 	@touch $@
 
 .venv-aot/bin/python:
 	$(OTHER) -m venv .venv-aot
 	.venv-aot/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[test]' jax==$(AOT_JAX)
 
-# Only what compiles: jax's plugin and its runtime, of the version of jax that is there.
+# Only what compiles: jax's plugin and its runtime, of the version of jax that is there, and Triton where jax-triton runs.
 $(AOT_VENV)/.installed-aot: pyproject.toml | $(AOT_VENV)/bin/python
 	version=$$($(AOT_VENV)/bin/python -c 'import jax; print(jax.__version__)') && \
 	$(AOT_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --upgrade --target $(AOT) \
-		jax-cuda12-plugin==$$version jax-cuda12-pjrt==$$version
+		jax-cuda12-plugin==$$version jax-cuda12-pjrt==$$version $(if $(OTHER),'jax-triton>=0.4' 'triton<3.9')
 	@touch $@
 
 clean:

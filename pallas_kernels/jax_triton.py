@@ -1,0 +1,98 @@
+"""Kernels written in Triton itself, called through jax-triton (extra `triton`), for what Pallas cannot say.
+
+XLA puts no such call into a command buffer, so none belongs into a layer of a decode step. They compile for a GPU
+alone. With TRITON_INTERPRET=1 in the environment Triton's interpreter carries them out on a CPU, slowly, for tests; it
+knows bfloat16 in loads, stores and conversions only.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+
+EXTRA = "pip install 'hybrid_jax[triton]'"
+HOPPER = 90  # compute capability that programs are compiled for where there is no GPU
+
+
+def interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@functools.cache
+def why_unavailable() -> str | None:
+    """Why no Triton kernel can be called here, or None."""
+    try:
+        triton, called = (importlib.metadata.version(name) for name in ("triton", "jax-triton"))
+    except importlib.metadata.PackageNotFoundError as missing:
+        return f"needs the package {missing.name}: {EXTRA}"
+    return why_versions(triton, called)
+
+
+def why_versions(triton: str, jax_triton: str) -> str | None:
+    """Why these versions cannot be used, or None: jax-triton 0.4 compiles with Triton up to 3.8."""
+    if _release(triton) >= (3, 9):
+        return f"needs triton below 3.9, found {triton}: pip install 'triton<3.9'"
+    if _release(jax_triton) < (0, 4):
+        return f"needs jax-triton 0.4 or newer, found {jax_triton}: {EXTRA} on Python 3.12 or newer"
+    return None
+
+
+def _release(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def call(
+    kernel: Callable,
+    *inputs: jax.Array,
+    outputs: Sequence[jax.ShapeDtypeStruct] = (),
+    in_place: Sequence[int] = (),
+    grid: tuple[int, ...],
+    num_warps: int,
+    num_stages: int = 1,
+    **constants,
+) -> tuple[jax.Array, ...]:
+    """Calls a `triton.jit` function whose parameters are the inputs, then the outputs, then constants by name.
+
+    Args:
+        outputs: shapes and dtypes of arrays that the kernel fills.
+        in_place: inputs that the kernel writes too; they are declared once, among the inputs.
+        constants: the parameters that are `tl.constexpr`.
+
+    Returns:
+        The inputs in place, then the outputs.
+    """
+    shapes = [jax.ShapeDtypeStruct(inputs[i].shape, inputs[i].dtype) for i in in_place]
+    shapes += outputs
+    if interpreted():
+        carried_out = functools.partial(_interpret, kernel, shapes, in_place, grid, constants)
+        return tuple(jax.pure_callback(carried_out, shapes, *inputs))
+    import jax_triton
+
+    return tuple(
+        jax_triton.triton_call(
+            *inputs,
+            kernel=kernel,
+            out_type=shapes,
+            grid=grid,
+            num_warps=num_warps,
+            num_stages=num_stages,
+            input_output_aliases={source: i for i, source in enumerate(in_place)},
+            compute_capability=None if jax.default_backend() == "gpu" else HOPPER,
+            **constants,
+        )
+    )
+
+
+def _interpret(kernel: Callable, shapes, in_place, grid, constants: dict, *inputs):
+    from pallas_kernels.triton_interpreter import Tensor
+
+    arrays = [np.array(array) for array in inputs]  # copies: the kernel may write some of them
+    made = [np.full(shape.shape, 0, shape.dtype) for shape in shapes[len(in_place) :]]
+    kernel[grid](*(Tensor(array) for array in (*arrays, *made)), **constants)
+    return (*(arrays[i] for i in in_place), *made)
