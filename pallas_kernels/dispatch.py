@@ -115,6 +115,14 @@ def check_shape(where: str, name: str, array: jax.Array, shape: tuple[int, ...])
         raise ValueError(f"{where}: {name} must have shape {shape}, got {array.shape}")
 
 
+def check_group(where: str, table: jax.Array, group: int) -> None:
+    """Checks which line of a page table int32[B, groups, pages] is asked for."""
+    if not 0 <= group < table.shape[1]:
+        raise ValueError(
+            f"{where}: group must be one of the table's {table.shape[1]} lines, got {group}"
+        )
+
+
 def check_ancestors(where: str, ancestors: jax.Array | None, rows: int, tokens: int) -> None:
     """Checks the mask of a tree of new tokens, int32[rows, tokens], or None for a chain."""
     if ancestors is None:

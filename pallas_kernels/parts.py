@@ -10,26 +10,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.triton import NUM_SMS, cdiv, load
-
-TILE_ROWS, TILE_COLUMNS = 64, 128  # of a product, by one program
-LEAST = 192  # elements of the inner dimension that are worth a program
-
-
-def num_parts(rows: int, inner: int, columns: int) -> int:
-    """Parts of a product [rows, inner] @ [inner, columns] that make 1.5 programs a multiprocessor, or as many as the
-    inner dimension allows.
-
-    Not fewer than XLA's own, or it would split the parts again. A lone row is no product to XLA: it reads the matrix
-    in a way of its own, and would turn a split one over first.
-    """
-    tiles, parts = cdiv(rows, TILE_ROWS) * cdiv(columns, TILE_COLUMNS), 1
-    while rows > 1 and 2 * tiles * parts < 3 * NUM_SMS:
-        part, rest = divmod(inner, 2 * parts)
-        if rest or part < LEAST:
-            break
-        parts *= 2
-    return parts
+from pallas_kernels.triton import load
 
 
 def check_parts(where: str, name: str, array: jax.Array, rank: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ SOURCES = {
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
 PLAIN = (
-    *("config", "costs", "devices", "geometry", "machine", "other_names"),
+    *("config", "costs", "devices", "geometry", "machine", "other_names", "parts"),
     *("sampling_params", "sizes", "structured_outputs"),
 )
 HOST = (
@@ -56,13 +56,14 @@ class Room:
 
 # The first room whose prefix fits decides. Within a room everything may import everything.
 ROOMS = (
-    Room(("pallas_kernels",), ("pallas_kernels",), ("jax", "numpy")),
+    Room(("pallas_kernels",), ("pallas_kernels",), ("jax", "jax_triton", "numpy", "triton")),
     Room(
         (
             "config",
             "devices",
             "machine",
             "other_names",
+            "parts",
             "sampling_params",
             "sizes",
             "structured_outputs",
@@ -72,7 +73,9 @@ ROOMS = (
     Room(("geometry",), ("config",)),
     Room(("costs",), ("config", "geometry")),
     Room(("outputs",), ("sampling_params",)),
-    Room(DEVICE, (*DEVICE, "config", "geometry", "pallas_kernels"), ("jax", "numpy", "flax")),
+    Room(
+        DEVICE, (*DEVICE, "config", "geometry", "parts", "pallas_kernels"), ("jax", "numpy", "flax")
+    ),
     Room(("cache",), ("cache", "config", "costs", "geometry"), ("numpy",)),
     Room(HOST, (*HOST, *PLAIN), ("numpy",)),
     Room(("sim",), ("sim", *HOST, *PLAIN), ("numpy",)),
@@ -167,6 +170,7 @@ ROOMS = (
 )
 # Where an import may stand inside a function, and why.
 LATE_IMPORTS = {
+    "pallas_kernels.jax_triton": "jax-triton and triton belong to the extra `triton`",
     "hybrid_jax.checkpoint.orbax": "orbax takes seconds to load, and most loads never need it",
     "hybrid_jax.train": "optax belongs to the extra `train`; the signature is readable without it",
     "hybrid_jax.constraints.grammar": "llguidance belongs to the extra `structured`",

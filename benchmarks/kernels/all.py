@@ -21,6 +21,7 @@ import jax
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.common import ROOT
 from benchmarks.kernels import (
+    append_kv,
     causal_conv,
     frame_io,
     gated_rmsnorm,
@@ -39,6 +40,7 @@ SCRIPTS = (  # the most important first
     ssd_window,
     ssd_scan,
     row_product,
+    append_kv,
     causal_conv,
     token_sampling,
     gated_rmsnorm,

@@ -10,13 +10,12 @@ import jax.numpy as jnp
 from hybrid_jax.config import Attention, Mamba2, ModelConfig
 from hybrid_jax.geometry import Geometry, head_words
 from hybrid_jax.layers import attention, mamba2
-from hybrid_jax.layers.linear import LAST_LINEARS, LINEARS
+from hybrid_jax.layers.linear import LINEARS_IN_PARTS
 from hybrid_jax.state import State, from_bits, to_bits
+from pallas_kernels.append_kv import append_kv
 from pallas_kernels.frame_io import (
     copy_frames,
-    pack_records,
     read_frames,
-    update_tokens,
     write_frames,
 )
 from pallas_kernels.paged_attention import paged_attention
@@ -250,35 +249,36 @@ def attend_pages(
     group, place = divmod(index, geometry.layers_per_page)
     layout = page_layout(spec, geometry, place)
     positions = base[:, None] + jnp.arange(h.shape[1])
-    q, k, v = attention.project(params, h, positions, spec, LINEARS[model.kernels])
-    records = pack_records(jnp.stack([k, v], axis=2).astype(model.activation_dtype))
-    records = records.reshape(*h.shape[:2], geometry.token_words)
-    pages = table[:, group]
-    arena = update_tokens(
+    linear = LINEARS_IN_PARTS[model.kernels]
+    qkv = linear(h, params["qkv"], params.get("qkv_bias"))
+    q, arena = append_kv(
+        qkv,
         arena,
-        records,
-        pages,
+        table,
         base=base,
         begin=begin,
         end=end,
-        offset=layout.offset,
-        page_tokens=geometry.page_tokens,
+        layout=layout,
+        group=group,
+        **attention.norms_and_rotation(params, positions, spec),
+        dtype=h.dtype,
         implementation=model.kernels,
     )
     y = paged_attention(
         q,
         arena,
-        pages,
+        table,
         base=base,
         end=end,
         layout=layout,
+        group=group,
         scale=spec.softmax_scale,
         window=spec.window,
         soft_cap=spec.soft_cap,
         dtype=h.dtype,
         implementation=model.kernels,
     )
-    return attention.output(params, y, LAST_LINEARS[model.kernels]), arena
+    return attention.output(params, y, linear), arena
 
 
 def copy_pages(arena: jax.Array, sources: jax.Array, targets: jax.Array, model: Model) -> jax.Array:

@@ -17,6 +17,7 @@ count of the prefill it follows. Exact mode has one shape for everything. `Engin
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 from hybrid_jax.config import EngineConfig
@@ -228,6 +229,26 @@ def decode_bucket(
         smallest_that_fits(decode_steps(engine), num_steps, "steps of a decode dispatch"),
         smallest_that_fits(widths(engine, max_pages), num_pages, "pages of a row"),
     )
+
+
+def larger(
+    engine: EngineConfig, shape: PrefillBucket | DecodeBucket, *, max_pages: int
+) -> list[PrefillBucket | DecodeBucket]:
+    """Shapes of a dispatch that can do the work of `shape`, the cheapest first."""
+    fits = [
+        other
+        for other in all_buckets(engine, max_pages=max_pages)
+        if type(other) is type(shape)
+        and other != shape
+        and all(a >= b for a, b in zip(_sizes(other), _sizes(shape), strict=True))
+    ]
+    return sorted(fits, key=lambda other: (math.prod(_sizes(other)), other))
+
+
+def _sizes(shape: PrefillBucket | DecodeBucket) -> tuple[int, ...]:
+    if isinstance(shape, PrefillBucket):
+        return shape.rows, shape.tokens, shape.width
+    return shape.rows, shape.steps, shape.width
 
 
 def exact_bucket(engine: EngineConfig, *, max_pages: int) -> ExactBucket:

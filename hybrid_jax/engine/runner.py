@@ -13,6 +13,7 @@ from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.engine import adjust as adjusting
 from hybrid_jax.engine import batches, bucket, fused, pack, steps
 from hybrid_jax.engine.adjust import Adjust, make_adjust, row_of
+from hybrid_jax.engine.behind import Behind
 from hybrid_jax.engine.blocks import Model
 from hybrid_jax.engine.compiling import Compiling, Program, shapes_of
 from hybrid_jax.engine.exact import exact_step
@@ -29,6 +30,7 @@ KINDS = {
     bucket.DecodeBucket: "decode",
     bucket.ExactBucket: "exact",
 }
+Shape = bucket.PrefillBucket | bucket.ForkBucket | bucket.DecodeBucket | bucket.ExactBucket
 STEPS = {
     "prefill": steps.prefill,
     "fork": steps.fork,
@@ -131,6 +133,8 @@ class Runner:
         self.num_traces = 0
         self.compiling = Compiling()
         self._executables: dict[tuple, Program] = {}
+        self._usable: set[tuple] = set()  # those that the calls under way may run
+        self._behind = Behind()
 
     def _device(self) -> jax.Device:
         first = jax.tree.leaves(self.params)[0]  # a shape where a step is only to be compiled
@@ -189,6 +193,31 @@ class Runner:
         name = f"{shape}{variant.suffix}" if kind in STEPS else kind
         return Program(traced, donated, self.compiling, self._platform, name)
 
+    def begin_call(self) -> None:
+        """A call begins while no other runs: what is compiled by now, it and those that overlap with it may use.
+
+        So which programs they run, and with them the last bits, does not depend on how fast others are compiled.
+        """
+        self._usable = {key for key, program in self._executables.items() if program.compiled}
+
+    def _serving(self, kind: str, wanted: Shape, variant: Variant) -> Shape:
+        """The shape that serves: `wanted`, or while it is not compiled the cheapest larger one that is.
+
+        Where shapes are fine, programs are compiled in seconds, and padding costs more.
+        """
+        if self.engine.shapes == "fine" or (kind, wanted, variant) in self._usable:
+            return wanted
+        larger = bucket.larger(self.engine, wanted, max_pages=self.max_pages)
+        return next((shape for shape in larger if (kind, shape, variant) in self._usable), wanted)
+
+    def _step_shape(self, kind: str, wanted: Shape, rows: list) -> Shape:
+        """The shape that serves; what would fit better is compiled behind, for calls to come."""
+        variant = self._variant(rows)
+        shape = self._serving(kind, wanted, variant)
+        if shape != wanted:
+            self._behind.compile((kind, wanted, variant), lambda: self._ahead(wanted, variant))
+        return shape
+
     # --- dispatch ---------------------------------------------------------------------------------
 
     def execute(self, plan: Plan) -> Pending:
@@ -236,15 +265,17 @@ class Runner:
             needed.add(("exact", self._exact_shape(), self._variant([])))
         else:
             if plan.prefill:
-                shape = self._prefill_shape(plan.prefill)
-                needed.add(("prefill", shape, self._variant(plan.prefill)))
+                variant = self._variant(plan.prefill)
+                shape = self._serving("prefill", self._prefill_shape(plan.prefill), variant)
+                needed.add(("prefill", shape, variant))
             if plan.forks:
                 fork = bucket.fork_bucket(self.engine, shape.rows)
                 needed.add(("fork", fork, self._variant(plan.forks)))
             begun = [row for row in plan.prefill if row.samples and row.request.max_tokens > 1]
             if rows := [*plan.decode, *begun]:
+                variant = self._variant(rows)
                 shape = self._decode_shape(rows, max(plan.num_steps, 1))
-                needed.add(("decode", shape, self._variant(rows)))
+                needed.add(("decode", self._serving("decode", shape, variant), variant))
         known = self._executables
         return sum(key not in known or not known[key].compiled for key in needed)
 
@@ -273,7 +304,8 @@ class Runner:
 
     def _prefill(self, rows: list[PrefillRow]) -> tuple[Sampled, jax.Array, jax.Array]:
         self._load_adjust([row for row in rows if row.samples])
-        return self._run("prefill", self._prefill_shape(rows), rows)
+        shape = self._step_shape("prefill", self._prefill_shape(rows), rows)
+        return self._run("prefill", shape, rows)
 
     def _prefill_shape(self, rows: list[PrefillRow]) -> bucket.PrefillBucket:
         return bucket.prefill_bucket(
@@ -290,9 +322,8 @@ class Runner:
         return self._run("fork", shape, rows, logits, np.int32(len(rows)))[0]
 
     def _decode(self, rows: list[DecodeRow], num_steps: int) -> Sampled:
-        return self._run("decode", self._decode_shape(rows, num_steps), rows, np.int32(num_steps))[
-            0
-        ]
+        shape = self._step_shape("decode", self._decode_shape(rows, num_steps), rows)
+        return self._run("decode", shape, rows, np.int32(num_steps))[0]
 
     def _decode_shape(
         self, rows: Sequence[DecodeRow | PrefillRow], num_steps: int
@@ -333,6 +364,7 @@ class Runner:
         variant = self._variant(rows) if variant is None else variant
         run, args = self._call(kind, shape, rows, rest, variant)
         self.state, adjust, *results = run(*args)
+        self._usable.add((kind, shape, variant))
         if variant.adjusts:
             self.adjust = adjust
         return results
@@ -453,14 +485,18 @@ class Runner:
         for variant in self._warm_variants(logprobs, adjusts):
             shapes = bucket.all_buckets(self.engine, max_pages=self.max_pages)
             for shape in sorted(shapes, key=_cost, reverse=True):
-                kind, rest = self._warm_arguments(shape)
-                program, args = self._call(kind, shape, [], rest, variant)
-                ahead = functools.partial(program.compile_ahead, *shapes_of(args))
-                jobs[f"{shape}{variant.suffix}"] = ahead
+                jobs[f"{shape}{variant.suffix}"] = self._ahead(shape, variant)
         return jobs
+
+    def _ahead(self, shape: Shape, variant: Variant) -> Callable[[], None]:
+        """A call for any thread that compiles a step."""
+        kind, rest = self._warm_arguments(shape)
+        program, args = self._call(kind, shape, [], rest, variant)
+        return functools.partial(program.compile_ahead, *shapes_of(args))
 
     def close(self) -> None:
         """Frees the state and drops the weights."""
+        self._behind.close()
         self.state = self.adjust = self.params = None
         self._executables.clear()
 

@@ -11,6 +11,7 @@ from hybrid_jax.config import MLP, Attention, EngineConfig, Mamba2, ModelConfig,
 from hybrid_jax.config.engine import MAX_GRAIN
 from hybrid_jax.costs import state_elements, weight_count
 from hybrid_jax.geometry import ITEM_BYTES, make_geometry
+from hybrid_jax.parts import num_parts
 
 Block = Attention | Mamba2 | MLP | MoE
 # Of a row's keys and values attention works on so many tokens at a time, or on a page if that is longer.
@@ -18,8 +19,7 @@ TILE_TOKENS = 128
 # On kernels. XLA puts the arrays of a chunk into one piece of memory, with gaps between them.
 GAPS = 1.12
 SMALL_BYTES = 20_000  # index arrays and counters
-# Products of so few rows come in parts, float32: two of the widest ones, four of a lone row's.
-ROWS_IN_PARTS, PARTS, PARTS_OF_A_ROW = 128, 2, 4
+PARTS_OF_A_ROW = 4  # float32, of a product of a lone row
 # Attention of few rows is split over the context: into pieces of so many keys, or so many programs in all.
 SPLIT_TOKENS, SPLIT_PROGRAMS = 256, 8 * 132
 
@@ -54,12 +54,9 @@ def kernel_step_bytes(model: ModelConfig, engine: EngineConfig, *, rows: int, to
     stream = model.width * ITEM_BYTES["float32" if model.residual_in_fp32 else engine.dtype]
     blocks = [b for layer in model.layers for b in (*layer.mixers, layer.mlp) if b is not None]
     if tokens == 1:
-        product = item
-        if rows <= ROWS_IN_PARTS:
-            product = 4 * (PARTS if rows > 1 else PARTS_OF_A_ROW)
         keys = engine.max_model_len or model.max_position
         held = max(
-            rows * _columns_of_a_row(block, model.width, item, product)
+            rows * _columns_of_a_row(block, model.width, item, rows)
             + _split_bytes(block, rows, keys)
             for block in blocks
         )
@@ -68,15 +65,21 @@ def kernel_step_bytes(model: ModelConfig, engine: EngineConfig, *, rows: int, to
     return SMALL_BYTES + int(GAPS * rows * tokens * (stream + held))
 
 
-def _columns_of_a_row(block: Block, width: int, item: int, product: int) -> int:
-    """Bytes that one block holds of a row with one new token, `product` for each element of its projection."""
+def _columns_of_a_row(block: Block, width: int, item: int, rows: int) -> int:
+    """Bytes that one block holds of a row with one new token, in a step of so many."""
+
+    def product(columns: int) -> int:
+        """Bytes of an element of a projection."""
+        parts = num_parts(rows, width, columns) if rows > 1 else PARTS_OF_A_ROW
+        return 4 * parts if parts > 1 else item
+
     if isinstance(block, Attention):
         q, kv = block.num_heads * block.head_dim, block.num_kv_heads * block.head_dim
-        return (q + 2 * kv) * (product + item) + q * item
+        return (q + 2 * kv) * product(q + 2 * kv) + q * item
     if isinstance(block, Mamba2):
-        return block.proj_size * product + 2 * block.inner_size * item
+        return block.proj_size * product(block.proj_size) + 2 * block.inner_size * item
     if isinstance(block, MLP):
-        return _hidden(block.kind, block.width, product, item)
+        return _hidden(block.kind, block.width, product(block.width), item)
     return _visits(block, width, item)
 
 

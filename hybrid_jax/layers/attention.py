@@ -10,25 +10,29 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import Attention
 from hybrid_jax.layers.linear import HIGHEST, Linear, linear
-from hybrid_jax.layers.norm import rms_norm
-from hybrid_jax.layers.rope import rotate
+from hybrid_jax.layers.rope import turns
+from pallas_kernels.append_kv.heads import split_heads
 
 
 def project(
     params: dict, h: jax.Array, positions: jax.Array, spec: Attention, first: Linear = linear
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """h [B, T, D] at positions int32[B, T] to q [B, T, N, H] and k, v [B, T, K, H]."""
-    rows, tokens, _ = h.shape
-    heads = spec.num_heads + 2 * spec.num_kv_heads
     qkv = first(h, params["qkv"], params.get("qkv_bias"))
-    qkv = qkv.reshape(rows, tokens, heads, spec.head_dim)
-    q, k, v = jnp.split(qkv, [spec.num_heads, spec.num_heads + spec.num_kv_heads], axis=2)
-    if spec.qk_norm:
-        q = rms_norm(q, params["q_norm"], spec.qk_norm_eps)
-        k = rms_norm(k, params["k_norm"], spec.qk_norm_eps)
-    if spec.rope is not None:
-        q, k = rotate(q, positions, spec.rope), rotate(k, positions, spec.rope)
-    return q, k, v
+    sizes = {"num_heads": spec.num_heads, "head_dim": spec.head_dim}
+    return split_heads(qkv, **norms_and_rotation(params, positions, spec), **sizes)
+
+
+def norms_and_rotation(params: dict, positions: jax.Array, spec: Attention) -> dict:
+    """What happens to queries and keys at positions int32[B, T], as `split_heads` and `append_kv` take it."""
+    cos, sin = (None, None) if spec.rope is None else turns(positions, spec.rope)
+    return {
+        "cos": cos,
+        "sin": sin,
+        "q_norm": params["q_norm"] if spec.qk_norm else None,
+        "k_norm": params["k_norm"] if spec.qk_norm else None,
+        "eps": spec.qk_norm_eps,
+    }
 
 
 def output(params: dict, y: jax.Array, last: Linear = linear) -> jax.Array:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.parts import num_parts
+from hybrid_jax.parts import num_parts
 from pallas_kernels.row_product import row_product
 
 HIGHEST = jax.lax.Precision.HIGHEST
@@ -84,7 +84,5 @@ def _product(x: jax.Array, weight: jax.Array, subscripts: str) -> jax.Array:
 
 
 LINEARS: dict[str, Linear] = {"xla": linear, "pallas": linear_on_kernels}
-LAST_LINEARS: dict[str, Linear] = {
-    "xla": linear,
-    "pallas": linear_in_parts,
-}  # of a block; what follows sums parts
+# Where what follows sums the parts.
+LINEARS_IN_PARTS: dict[str, Linear] = {"xla": linear, "pallas": linear_in_parts}

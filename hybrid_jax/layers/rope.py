@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from hybrid_jax.config import Rope
+from pallas_kernels.append_kv import heads
 
 
 def frequencies(rope: Rope) -> np.ndarray:
@@ -28,12 +28,11 @@ def frequencies(rope: Rope) -> np.ndarray:
     return ((1 - blend) * base / scaling.factor + blend * base).astype(np.float32)
 
 
+def turns(positions: jax.Array, rope: Rope) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines, float32[B, T, dim / 2], of the angles at positions int32[B, T]."""
+    return heads.turns(positions, frequencies(rope))
+
+
 def rotate(x: jax.Array, positions: jax.Array, rope: Rope) -> jax.Array:
     """Rotates x [B, T, N, H] by positions int32[B, T], in float32; returns the dtype of x."""
-    angle = positions[..., None].astype(jnp.float32) * frequencies(rope)  # [B, T, dim / 2]
-    cos, sin = jnp.cos(angle)[:, :, None], jnp.sin(angle)[:, :, None]
-    half = rope.dim // 2
-    wide = x.astype(jnp.float32)
-    low, high, rest = wide[..., :half], wide[..., half : rope.dim], x[..., rope.dim :]
-    turned = jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
-    return jnp.concatenate([turned.astype(x.dtype), rest], axis=-1)
+    return heads.rotate(x, *turns(positions, rope))

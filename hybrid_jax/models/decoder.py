@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import MLP, Attention, Mamba2, ModelConfig, MoE
 from hybrid_jax.layers import attention, mamba2
-from hybrid_jax.layers.linear import LAST_LINEARS, LINEARS, linear_transposed
+from hybrid_jax.layers.linear import LINEARS, LINEARS_IN_PARTS, linear_transposed
 from hybrid_jax.layers.mlp import mlp
 from hybrid_jax.layers.moe import moe
 from hybrid_jax.layers.norm import rms_norm
@@ -82,7 +82,7 @@ def feed_forward(
 ) -> jax.Array:
     """The update of a layer's second block."""
     if isinstance(spec, MLP):
-        return mlp(params, normed, spec.kind, LINEARS[kernels], LAST_LINEARS[kernels])
+        return mlp(params, normed, spec.kind, LINEARS[kernels], LINEARS_IN_PARTS[kernels])
     return moe(params, normed, valid, spec, LINEARS[kernels])
 
 

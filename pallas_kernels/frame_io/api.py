@@ -79,7 +79,7 @@ def bounds_checked() -> Iterator[None]:
         _CHECKING.reset(token)
 
 
-def _check_on_device(where: str, name: str, ids: jax.Array, arena: jax.Array) -> None:
+def check_on_device(where: str, name: str, ids: jax.Array, arena: jax.Array) -> None:
     if _CHECKING.get():
         frames = arena.shape[0]
         jax.debug.callback(lambda ids: check_ids(where, name, ids, frames), ids)
@@ -97,10 +97,10 @@ def read_frames(
     where = "read_frames"
     check_rank(where, "arena", arena, 2)
     words = arena.shape[-1] - offset if words is None else words
-    _check_arena(where, arena, offset, words)
+    check_arena(where, arena, offset, words)
     check_array(where, "ids", ids)
     check_dtypes(where, INTS, ids=ids)
-    _check_on_device("read_frames", "ids", ids, arena)
+    check_on_device("read_frames", "ids", ids, arena)
     return run("read_frames", implementation, READ, arena, ids, offset=offset, words=words)
 
 
@@ -121,9 +121,9 @@ def write_frames(
     check_dtypes(where, INTS, ids=ids)
     check_dtypes(where, WORDS, values=values)
     check_rank(where, "values", values, ids.ndim + 1)
-    _check_arena(where, arena, offset, values.shape[-1])
+    check_arena(where, arena, offset, values.shape[-1])
     check_shape(where, "values", values, (*ids.shape, values.shape[-1]))
-    _check_on_device("write_frames", "ids", ids, arena)
+    check_on_device("write_frames", "ids", ids, arena)
     return run("write_frames", implementation, WRITE, arena, ids, values, offset=offset)
 
 
@@ -140,12 +140,12 @@ def copy_frames(
     """
     where = "copy_frames"
     check_rank(where, "arena", arena, 2)
-    _check_arena(where, arena, 0, arena.shape[1])
+    check_arena(where, arena, 0, arena.shape[1])
     check_rank(where, "sources", sources, 1)
     check_shape(where, "targets", targets, sources.shape)
     check_dtypes(where, INTS, sources=sources, targets=targets)
-    _check_on_device("copy_frames", "sources", sources, arena)
-    _check_on_device("copy_frames", "targets", targets, arena)
+    check_on_device("copy_frames", "sources", sources, arena)
+    check_on_device("copy_frames", "targets", targets, arena)
     return run("copy_frames", implementation, COPY, arena, sources, targets)
 
 
@@ -182,8 +182,8 @@ def update_tokens(
     check_dtypes(where, WORDS, values=values)
     if page_tokens < 1:
         raise ValueError(f"{where}: page_tokens must be at least 1, got {page_tokens}")
-    _check_arena(where, arena, offset, page_tokens * values.shape[2])
-    _check_on_device("update_tokens", "table", table, arena)
+    check_arena(where, arena, offset, page_tokens * values.shape[2])
+    check_on_device("update_tokens", "table", table, arena)
     arrays = (arena, values, table, base, begin, end)
     static = {"offset": offset, "page_tokens": page_tokens}
     return run("update_tokens", implementation, UPDATE, *arrays, **static)
@@ -227,7 +227,7 @@ def quantize_records(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return pack_records((x / scales[..., None]).astype(jnp.float8_e4m3fn)), scales
 
 
-def _check_arena(where: str, arena: jax.Array, offset: int, words: int) -> None:
+def check_arena(where: str, arena: jax.Array, offset: int, words: int) -> None:
     check_rank(where, "arena", arena, 2)
     check_dtypes(where, WORDS, arena=arena)
     if offset < 0 or words < 0 or offset + words > arena.shape[1]:

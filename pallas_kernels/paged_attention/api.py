@@ -12,7 +12,9 @@ from pallas_kernels.dispatch import (
     WORDS,
     Implementation,
     check_ancestors,
+    check_array,
     check_dtypes,
+    check_group,
     check_rank,
     check_shape,
     run,
@@ -22,9 +24,19 @@ from pallas_kernels.paged_attention.layout import PageLayout as PageLayout
 from pallas_kernels.paged_attention.reference import paged_attention_reference
 from pallas_kernels.paged_attention.xla import paged_attention_xla
 
+
+def _of_a_line(function):
+    """The function for one of the table's lines, which a kernel finds by itself."""
+
+    def attend(q, arena, table, *arrays, group: int, **static):
+        return function(q, arena, table[:, group], *arrays, **static)
+
+    return attend
+
+
 IMPLEMENTATIONS = {
-    "reference": paged_attention_reference,
-    "xla": paged_attention_xla,
+    "reference": _of_a_line(paged_attention_reference),
+    "xla": _of_a_line(paged_attention_xla),
     "pallas": paged_attention_pallas,
 }
 
@@ -38,6 +50,7 @@ def paged_attention(
     end: jax.Array,
     layout: PageLayout,
     scale: float,
+    group: int = 0,
     window: int | None = None,
     soft_cap: float | None = None,
     scales: jax.Array | None = None,
@@ -52,12 +65,12 @@ def paged_attention(
     Args:
         q: [B, T, N, H]; query t of row b stands at position base[b] + t. "pallas" rounds it to bfloat16
             unless the pages are float32.
-        arena: uint32[U, W]. table: int32[B, pages] frame of each page, trusted (`frame_io.check_ids`); unused
-            entries are 0.
+        arena: uint32[U, W]. table: int32[B, pages] or int32[B, groups, pages] frame of each page, trusted
+            (`frame_io.check_ids`); unused entries are 0.
         base: int32[B]. end: int32[B] positions below it exist; 0 makes the row inert. What lies in
             frames at or past it is never read into a result, NaN included.
         layout: where the layer's keys and values lie.
-        scale: factor on q . k. window: a query sees this many keys, itself included.
+        scale: factor on q . k. group: which of the table's lines. window: a query sees this many keys, itself included.
         soft_cap: scores become cap * tanh(scores / cap).
         scales: float32[U, S] factors of the keys and values of float8_e4m3fn pages; None for others.
         ancestors: int32[B, T] of a tree of new tokens: bit j of ancestors[b, t] is set where token j is an
@@ -80,9 +93,14 @@ def paged_attention(
     where = "paged_attention"
     check_rank(where, "q", q, 4)
     check_rank(where, "arena", arena, 2)
-    check_rank(where, "table", table, 2)
+    check_array(where, "table", table)
+    if table.ndim not in (2, 3):
+        raise ValueError(f"{where}: table must have 2 or 3 dimensions, got shape {table.shape}")
+    if table.ndim == 2:
+        table = jnp.expand_dims(table, 1)
     rows, tokens, heads, width = q.shape
-    check_shape(where, "table", table, (rows, table.shape[1]))
+    check_shape(where, "table", table, (rows, *table.shape[1:]))
+    check_group(where, table, group)
     check_shape(where, "base", base, (rows,))
     check_shape(where, "end", end, (rows,))
     check_dtypes(where, FLOATS, q=q)
@@ -115,7 +133,7 @@ def paged_attention(
     check_ancestors(where, ancestors, rows, tokens)
     arrays = (q, arena, table, base, end, scales, ancestors)
     static = {"layout": layout, "scale": scale, "window": window, "soft_cap": soft_cap}
-    static |= {"dtype": jnp.dtype(dtype)}
+    static |= {"dtype": jnp.dtype(dtype), "group": group}
     reason = why_unsupported(layout)
     return run(where, implementation, IMPLEMENTATIONS, *arrays, unsupported=reason, **static)
 

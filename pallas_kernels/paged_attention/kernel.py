@@ -138,7 +138,7 @@ def elements(words: jax.Array, dtype: str) -> tuple[jax.Array, ...]:
 def _attention_kernel(
     q_ref,  # [B, T, N, H]
     arena_ref,  # [U, W] uint32
-    table_ref,  # [B, pages]
+    table_ref,  # [B, groups x pages]
     base_ref,  # [B]
     end_ref,  # [B]
     scales_ref,  # [U, S]
@@ -146,6 +146,8 @@ def _attention_kernel(
     *out_refs,  # y [B, T, N, H]; or parts [splits, B, T, N, H], peaks and totals [splits, B, T, N]
     plan: Plan,
     layout: PageLayout,
+    first_page: int,
+    pages: int,
     scale: float,
     window: int | None,
     soft_cap: float | None,
@@ -153,7 +155,7 @@ def _attention_kernel(
 ):
     _, tokens, heads, _ = q_ref.shape
     group = heads // layout.num_kv_heads
-    keys = table_ref.shape[1] * layout.page_tokens
+    keys = pages * layout.page_tokens
     compute = jnp.float32 if layout.dtype == "float32" else jnp.bfloat16
     row, kv_head = pl.program_id(1), pl.program_id(2)
     split = pl.program_id(0) % plan.splits
@@ -226,7 +228,7 @@ def _attention_kernel(
         mask = None if live is None else live[:, None]
         if not whole:
             mask = inside[None, :] if mask is None else mask & inside[None, :]
-        frame = load(table_ref, row, page, mask=live)
+        frame = load(table_ref, row, first_page + page, mask=live)
         word = layout.offset + slot * layout.token_words + kv_head * layout.head_words
         word = word[:, None] + lane[None, :]
         k = load(arena_ref, frame[:, None], word, mask=mask)
@@ -327,11 +329,13 @@ def paged_attention_pallas(
     window,
     soft_cap,
     dtype,
+    group: int = 0,
     config: Config | None = None,
 ):
     """See `api.paged_attention`. The grid walks over splits of blocks of queries, rows and KV heads: programs
     that read the same keys run at the same time."""
     rows, tokens, heads, _ = q.shape
+    pages = table.shape[-1]
     if config is None:
         config = choose_config(layout, tokens * heads // layout.num_kv_heads)
     plan = make_plan(
@@ -340,7 +344,7 @@ def paged_attention_pallas(
         tokens=tokens,
         heads=heads,
         kv_heads=layout.num_kv_heads,
-        keys=table.shape[1] * layout.page_tokens,
+        keys=pages * layout.page_tokens,
         window=window,
     )
     out = jax.ShapeDtypeStruct(q.shape, dtype)
@@ -353,6 +357,8 @@ def paged_attention_pallas(
         _attention_kernel,
         plan=plan,
         layout=layout,
+        first_page=group * pages,
+        pages=pages,
         scale=scale,
         window=window,
         soft_cap=soft_cap,
@@ -361,7 +367,7 @@ def paged_attention_pallas(
     unused = base  # in place of an array that the kernel does not read
     found = call(
         kernel,
-        *(q, arena, table, base, end),
+        *(q, arena, table.reshape(rows, -1), base, end),
         unused if scales is None else scales,
         unused if ancestors is None else ancestors,
         grid=(plan.blocks * plan.splits, rows, layout.num_kv_heads),

@@ -8,8 +8,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from pallas_kernels.append_kv import append_kv
+from pallas_kernels.append_kv import cases as appends
 from pallas_kernels.paged_attention import PageLayout, paged_attention
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
+from tests.aot.test_kernels import assert_only
 
 FRAMES = 2048
 
@@ -137,3 +140,21 @@ def test_prefill_is_one_launch_without_memory_of_its_own(shape):
 def test_memory_does_not_grow_with_the_arena():
     temp = [compiled_for(rows=8, tokens=1, keys=8192, frames=n).temp_bytes for n in (2048, 65536)]
     assert temp[0] == temp[1]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "case", [case for case in appends.CASES if case.large], ids=lambda case: case.name
+)
+def test_new_tokens_are_written_in_one_launch(case, dtype):
+    inputs = jax.eval_shape(lambda: appends.make_places(case))
+    inputs |= appends.shapes_of(case, dtype)
+    static = {"layout": case.layout(dtype), "dtype": dtype, "eps": 1e-6}
+    arena = inputs.pop("arena")
+
+    def append(arena, inputs):
+        return append_kv(arena=arena, **inputs, **static)
+
+    compiled = compile_for_h200(append, arena, inputs, donate=(0,))
+    assert_only(compiled, "append_kv")
+    assert compiled.alias_bytes >= 4 * arena.size and compiled.temp_bytes < 1024

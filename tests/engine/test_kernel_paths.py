@@ -168,7 +168,7 @@ def step_and_specs(kind: str, kernels: str = "pallas", name: str = "bamba"):
     return lambda p, s, b: run(p, s, None, b), (params, state, batch)
 
 
-BETWEEN = {"gated_rmsnorm", "residual_rmsnorm", "update_tokens", "paged_attention"}
+BETWEEN = {"gated_rmsnorm", "residual_rmsnorm", "append_kv", "paged_attention"}
 WINDOW = BETWEEN | {"causal_conv_window", "ssd_window"}
 KERNELS = {
     "decode": WINDOW | {"ssd_fold", "store_columns", "sample_tokens"},
@@ -182,7 +182,10 @@ KERNELS = {
 
 
 # Kernels that need shapes these steps do not have, or that are for callers of their own.
-ELSEWHERE = {"ssd_scan_segments", "ssd_scan_starts", "paged_attention_join", "write_frames"}
+ELSEWHERE = {
+    *("ssd_scan_segments", "ssd_scan_starts", "paged_attention_join"),
+    *("update_tokens", "write_frames"),
+}
 
 
 def test_no_kernel_exists_unused():

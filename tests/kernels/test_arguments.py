@@ -18,6 +18,7 @@ from pallas_kernels import (
     ssd_scan,
     ssd_window,
 )
+from pallas_kernels.append_kv import append_kv
 from pallas_kernels.causal_conv import Sizes
 from pallas_kernels.frame_io import copy_frames, read_frames, update_tokens, write_frames
 from pallas_kernels.paged_attention import PageLayout, paged_attention
@@ -80,6 +81,12 @@ GOOD = {
     update_tokens: {
         **{"arena": words(5, 32), "values": words(1, 2, 2), "table": ints(1, 2)},
         **{"base": ints(1), "begin": ints(1), "end": ints(1), "offset": 0, "page_tokens": 16},
+    },
+    append_kv: {
+        **{"qkv": ones(1, 2, 32), "arena": words(3, LAYOUT.page_words), "table": ints(1, 1, 2)},
+        **{"base": ints(1), "begin": ints(1), "end": 3 * ints(1), "layout": LAYOUT},
+        **{"cos": ones(1, 2, 4), "sin": ones(1, 2, 4)},
+        **{"q_norm": ones(8), "k_norm": ones(8), "eps": 1e-6},
     },
     store_columns: {
         **{"arena": words(5, 64), "frames": ints(1, 1), "folds": ints(1)},

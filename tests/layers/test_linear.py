@@ -11,7 +11,7 @@ from hybrid_jax.layers.linear import (
     linear_on_kernels,
     linear_transposed,
 )
-from pallas_kernels.parts import num_parts
+from hybrid_jax.parts import num_parts
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

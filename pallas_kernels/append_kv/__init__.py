@@ -1,0 +1,3 @@
+"""New tokens' queries, keys and values: norms, rotation, and the keys and values into their pages."""
+
+from pallas_kernels.append_kv.api import append_kv as append_kv

@@ -1,0 +1,184 @@
+"""Named shapes for the tests and the benchmark of append_kv."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.append_kv.heads import turns
+from pallas_kernels.paged_attention.layout import PageLayout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One call of `append_kv`.
+
+    Attributes:
+        name: says what the shape is for.
+        tokens: T, new tokens per row.
+        base: position of each row's first token; its length is the number of rows.
+        begin, end: positions that are written; None for all of them.
+        heads, kv_heads, head_dim: N, K, H. rotated: channels that are rotated. normed: with norms of heads.
+        parts: parts of the projection, 0 for a whole one.
+        page_tokens: tokens of a page. pages: of a row. groups, group: lines of the page table, and the layer's.
+        offset: word of the frame where the layer's part lies. tail: words behind it.
+        large: from a real model, for benchmarks; unit tests leave it out.
+    """
+
+    name: str
+    tokens: int
+    base: tuple[int, ...]
+    begin: tuple[int, ...] | None = None
+    end: tuple[int, ...] | None = None
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    rotated: int = 16
+    normed: bool = False
+    parts: int = 0
+    page_tokens: int = 16
+    pages: int = 4
+    groups: int = 1
+    group: int = 0
+    offset: int = 0
+    tail: int = 0
+    large: bool = False
+
+    @property
+    def rows(self) -> int:
+        return len(self.base)
+
+    def layout(self, dtype: str) -> PageLayout:
+        return PageLayout(
+            offset=self.offset,
+            page_tokens=self.page_tokens,
+            num_kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            dtype=dtype,
+        )
+
+
+CASES = (
+    Case(name="decode", tokens=1, base=(0, 15, 16, 63)),
+    Case(name="decode_in_parts", tokens=1, base=(0, 15, 47), parts=3),
+    Case(name="decode_inert_rows", tokens=1, base=(3, 0, 17), begin=(3, 0, 0), end=(4, 0, 0)),
+    Case(name="without_rotation", tokens=3, base=(14, 0), rotated=0),
+    Case(name="a_quarter_rotated", tokens=5, base=(11, 30), head_dim=32, rotated=8, normed=True),
+    Case(name="half_rotated", tokens=2, base=(7,), head_dim=24, rotated=12, heads=3, kv_heads=1),
+    Case(name="heads_normed", tokens=5, base=(0, 11, 37), normed=True, parts=2),
+    Case(
+        name="a_line_of_the_table",
+        tokens=5,
+        base=(12, 28),
+        groups=3,
+        group=1,
+        offset=128,
+        tail=12,
+    ),
+    Case(
+        name="chunk",
+        tokens=33,
+        base=(0, 16),
+        begin=(0, 20),
+        end=(33, 31),
+        heads=5,
+        kv_heads=1,
+        head_dim=10,
+        rotated=10,
+    ),
+    Case(name="far_positions", tokens=2, base=(131_000, 99), page_tokens=4096, pages=32),
+    Case(
+        name="nemotron_h_8b_decode",
+        tokens=1,
+        base=tuple(range(0, 2048, 32)),
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        rotated=128,
+        parts=4,
+        page_tokens=64,
+        pages=33,
+        large=True,
+    ),
+    Case(
+        name="nemotron_h_8b_prefill",
+        tokens=8192,
+        base=(0,),
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        rotated=128,
+        page_tokens=64,
+        pages=128,
+        large=True,
+    ),
+    Case(
+        name="qwen3_5_prefill",
+        tokens=2048,
+        base=(0, 64),
+        heads=16,
+        kv_heads=2,
+        head_dim=256,
+        rotated=64,
+        normed=True,
+        page_tokens=64,
+        pages=34,
+        large=True,
+    ),
+)
+SMALL_CASES = tuple(case for case in CASES if not case.large)
+
+
+def shapes_of(case: Case, dtype: str = "float32") -> dict[str, jax.ShapeDtypeStruct]:
+    """The arguments of a case that hold numbers."""
+    columns = (case.heads + 2 * case.kv_heads) * case.head_dim
+    lead = [case.parts] if case.parts else []
+    words = case.offset + case.layout(dtype).page_words + case.tail
+    frames = 4 + case.rows * case.groups * case.pages
+    shapes = {
+        "qkv": ((*lead, case.rows, case.tokens, columns), "float32" if case.parts else dtype),
+        "arena": ((frames, words), "uint32"),
+    }
+    if case.normed:
+        shapes |= {name: ((case.head_dim,), dtype) for name in ("q_norm", "k_norm")}
+    return {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
+
+
+def make_places(case: Case, seed: int = 0) -> dict[str, jax.Array]:
+    """Where tokens stand and lie; frames lie in shuffled order, with spare ones between."""
+    count = case.rows * case.groups * case.pages
+    ids = np.random.default_rng(seed).permutation(np.arange(1, count + 4))[:count]
+    base = np.array(case.base, np.int32)
+    end = base + case.tokens if case.end is None else case.end
+    places = {
+        "table": jnp.asarray(ids.reshape(case.rows, case.groups, case.pages), jnp.int32),
+        "base": jnp.asarray(base),
+        "begin": jnp.asarray(base if case.begin is None else case.begin, jnp.int32),
+        "end": jnp.asarray(end, jnp.int32),
+    }
+    if case.rotated:
+        positions = places["base"][:, None] + jnp.arange(case.tokens)
+        places["cos"], places["sin"] = turns(positions, jnp.asarray(frequencies(case)))
+    return places
+
+
+def frequencies(case: Case) -> np.ndarray:
+    """float32[F] radians per position."""
+    return (10_000.0 ** -(np.arange(0, case.rotated, 2) / case.rotated)).astype(np.float32)
+
+
+def make_inputs(case: Case, dtype: str = "float32", *, seed: int = 0) -> dict:
+    """Random arguments of `append_kv` for a case."""
+    rng = np.random.default_rng(seed)
+
+    def draw(name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
+        if name == "arena":
+            return jnp.asarray(rng.integers(0, 2**32, like.shape, np.uint32))
+        normal = rng.standard_normal(like.shape, np.float32)
+        return jnp.asarray(1 + 0.1 * normal if name.endswith("norm") else normal, like.dtype)
+
+    drawn = {name: draw(name, like) for name, like in shapes_of(case, dtype).items()}
+    return drawn | make_places(case, seed)

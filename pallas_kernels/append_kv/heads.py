@@ -1,0 +1,48 @@
+"""Queries, keys and values out of one projection, as plain expressions."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.residual_rmsnorm.xla import rms_norm
+
+
+def turns(positions: jax.Array, frequencies: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines, float32[B, T, F], of the angles positions int32[B, T] x frequencies float32[F] in radians."""
+    angle = positions[..., None].astype(jnp.float32) * frequencies
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Rotates the first 2 F channels of x [B, T, N, H], in float32: channel j with channel j + F, by the angle of
+    which cos and sin [B, T, F] are given (arXiv 2104.09864, halves in place of neighbours)."""
+    half = cos.shape[-1]
+    cos, sin = cos[:, :, None], sin[:, :, None]
+    wide = x.astype(jnp.float32)
+    low, high, rest = wide[..., :half], wide[..., half : 2 * half], x[..., 2 * half :]
+    turned = jnp.concatenate([low * cos - high * sin, high * cos + low * sin], axis=-1)
+    return jnp.concatenate([turned.astype(x.dtype), rest], axis=-1)
+
+
+def split_heads(
+    qkv: jax.Array,
+    cos: jax.Array | None,
+    sin: jax.Array | None,
+    q_norm: jax.Array | None,
+    k_norm: jax.Array | None,
+    eps: float,
+    *,
+    num_heads: int,
+    head_dim: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """qkv [B, T, (N + 2 K) H] to q [B, T, N, H] and k, v [B, T, K, H], q and k normed and rotated."""
+    heads = qkv.shape[-1] // head_dim
+    num_kv_heads = (heads - num_heads) // 2
+    qkv = qkv.reshape(*qkv.shape[:2], heads, head_dim)
+    q, k, v = jnp.split(qkv, [num_heads, num_heads + num_kv_heads], axis=2)
+    if q_norm is not None:
+        q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
+    if cos is not None:
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    return q, k, v

@@ -1,0 +1,175 @@
+"""Queries, keys and values of new tokens on a GPU: one launch from the projection to the pages.
+
+A program takes some heads of consecutive tokens, queries, keys and values alike. A word of a page holds elements j
+and j + H / 2 of a head in bfloat16, so a program makes the two halves of its heads apart; of a channel that is rotated
+it loads the channel it is rotated with, which the cache has.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from pallas_kernels.bits import stored, widen
+from pallas_kernels.paged_attention.layout import PageLayout
+from pallas_kernels.parts import as_parts, load_sum
+from pallas_kernels.triton import NOWHERE, call, cdiv, line, load, power_of_two, store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Launch parameters: words of a program's heads; 8 in each thread."""
+
+    words: int = 1024
+    num_warps: int = 4
+
+
+CONFIG = Config()
+
+
+def _kernel(
+    arena_in_ref,  # [U, W], the same memory as arena_ref
+    qkv_ref,  # [S, B, T, (N + 2 K) H]
+    table_ref,  # [B, groups x pages]
+    base_ref,  # [B]
+    begin_ref,  # [B]
+    end_ref,  # [B]
+    cos_ref,  # [B, T, F]
+    sin_ref,  # [B, T, F]
+    q_norm_ref,  # [H]
+    k_norm_ref,  # [H]
+    q_ref,  # [B, T, N, H]
+    arena_ref,
+    *,
+    first_page: int,
+    pages: int,
+    lines: int,
+    layout: PageLayout,
+    eps: float,
+    rotated: int,
+    normed: bool,
+    dtype: jnp.dtype,
+):
+    _, tokens, num_heads, size = q_ref.shape
+    heads = num_heads + 2 * layout.num_kv_heads
+    row = pl.program_id(0)
+    place = pl.program_id(1) * lines + line(lines, 0, 2)  # [lines, 1], likewise below
+    token, head = place // heads, place % heads
+    exists = token < tokens
+    is_q, is_v = head < num_heads, head >= num_heads + layout.num_kv_heads
+    word = line(layout.head_words, 1, 2)  # [1, words]
+    real = word < layout.head_words
+    inside = exists & real
+    position = base_ref[row] + token
+
+    def heads_of(channel, mask):
+        """Rounded elements of the heads, as float32."""
+        index = row, token, head * size + channel
+        return widen(load_sum(qkv_ref, *index, mask=mask, dtype=dtype))
+
+    parts = [word + part * layout.head_words for part in range(layout.per_word)]
+    values = [heads_of(channel, inside) for channel in parts]
+    if normed:
+        square = sum(jnp.sum(x * x, axis=1) for x in values)[:, None] / size
+        scale = jax.lax.rsqrt(square + eps)
+
+        def norm(x, channel, mask):
+            weights = (load(ref, channel, mask=mask) for ref in (q_norm_ref, k_norm_ref))
+            of_q, of_k = map(widen, weights)
+            weighted = widen((x * scale).astype(dtype)) * jnp.where(is_q, of_q, of_k)
+            return jnp.where(is_v, x, widen(weighted.astype(dtype)))
+
+    made = []
+    for channel, value in zip(parts, values, strict=True):
+        if normed:
+            value = norm(value, channel, real)
+        if rotated:
+            first, turns = channel < rotated, real & (channel < 2 * rotated)
+            other_channel = jnp.where(first, channel + rotated, channel - rotated)
+            other = heads_of(other_channel, exists & turns)
+            if normed:
+                other = norm(other, other_channel, turns)
+            pair = jnp.where(first, channel, other_channel)
+            cos, sin = (
+                load(ref, row, token, pair, mask=exists & turns) for ref in (cos_ref, sin_ref)
+            )
+            turned = value * cos + jnp.where(first, -sin, sin) * other
+            value = jnp.where(turns & ~is_v, turned, value)
+        value = value.astype(dtype)
+        store(q_ref, row, token, head, channel, value=value, mask=inside & is_q)
+        made.append(value)
+
+    new = (position >= begin_ref[row]) & (position < end_ref[row]) & exists & ~is_q
+    page = jnp.clip(position // layout.page_tokens, 0, pages - 1)
+    frame = load(table_ref, row, first_page + page, mask=new)  # the sink where nothing is written
+    target = position % layout.page_tokens * layout.token_words
+    target += jnp.maximum(head - num_heads, 0) * layout.head_words + layout.offset + word
+    if word.shape[1] > layout.head_words:  # words behind the head are also the next one's
+        target = jnp.where(real, target, NOWHERE)
+    store(arena_ref, frame, target, value=_words(made, layout), mask=new & real)
+
+
+def _words(parts: list[jax.Array], layout: PageLayout) -> jax.Array:
+    """`frame_io.pack_records` of the parts of heads."""
+    if layout.dtype == "float32":
+        return stored(parts[0], jnp.uint32)
+    low, high = (stored(part, jnp.uint16).astype(jnp.uint32) for part in parts)
+    return low | (high << 16)
+
+
+def append_kv_pallas(
+    arena,
+    qkv,
+    table,
+    base,
+    begin,
+    end,
+    cos,
+    sin,
+    q_norm,
+    k_norm,
+    *,
+    group: int,
+    layout: PageLayout,
+    num_heads: int,
+    eps: float,
+    dtype,
+    config: Config = CONFIG,
+):
+    """See `api.append_kv`."""
+    parts = as_parts(qkv, 3)
+    rows, tokens = parts.shape[1:3]
+    pages = table.shape[2]
+    heads = num_heads + 2 * layout.num_kv_heads
+    lines = max(config.words // power_of_two(layout.head_words), 1)
+    lines = min(lines, power_of_two(tokens * heads))
+    unused = base  # in place of an array that the kernel does not read
+    rotated = 0 if cos is None else cos.shape[-1]
+    kernel = functools.partial(
+        _kernel,
+        first_page=group * pages,
+        pages=pages,
+        lines=lines,
+        layout=layout,
+        eps=eps,
+        rotated=rotated,
+        normed=q_norm is not None,
+        dtype=dtype,
+    )
+    return call(
+        kernel,
+        *(arena, parts, table.reshape(rows, -1), base, begin, end),
+        *(unused if x is None else x for x in (cos, sin, q_norm, k_norm)),
+        grid=(rows, cdiv(tokens * heads, lines)),
+        out_shape=(
+            jax.ShapeDtypeStruct((rows, tokens, num_heads, layout.head_dim), dtype),
+            jax.ShapeDtypeStruct(arena.shape, arena.dtype),
+        ),
+        name="append_kv",
+        num_warps=config.num_warps,
+        aliases={0: 1},
+    )

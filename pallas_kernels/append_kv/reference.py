@@ -1,0 +1,64 @@
+"""The definition: rotations as products of complex numbers, tokens written one after another."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.frame_io.api import pack_records
+from pallas_kernels.frame_io.reference import update_tokens_reference
+from pallas_kernels.parts import as_parts
+
+
+def append_kv_reference(
+    arena,
+    qkv,
+    table,
+    base,
+    begin,
+    end,
+    cos,
+    sin,
+    q_norm,
+    k_norm,
+    *,
+    group,
+    layout,
+    num_heads,
+    eps,
+    dtype,
+):
+    """See `api.append_kv`."""
+    parts = as_parts(qkv, 3).astype(jnp.float32)
+    rows, tokens = parts.shape[1:3]
+    heads = sum(parts[1:], parts[0]).astype(dtype).reshape(rows, tokens, -1, layout.head_dim)
+    q, k = heads[:, :, :num_heads], heads[:, :, num_heads : num_heads + layout.num_kv_heads]
+    v = heads[:, :, num_heads + layout.num_kv_heads :]
+    q, k = _normed(q, q_norm, eps), _normed(k, k_norm, eps)
+    q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
+    records = pack_records(jnp.stack([k, v], axis=2).astype(layout.dtype))
+    arena = update_tokens_reference(
+        *(arena, records.reshape(rows, tokens, -1), table[:, group], base, begin, end),
+        offset=layout.offset,
+        page_tokens=layout.page_tokens,
+    )
+    return q.astype(dtype), arena
+
+
+def _normed(x, weight, eps):
+    if weight is None:
+        return x
+    wide = x.astype(jnp.float32)
+    square = jnp.sum(wide * wide, axis=-1, keepdims=True) / x.shape[-1]
+    return (wide / jnp.sqrt(square + eps)).astype(x.dtype) * weight
+
+
+def _rotated(x, cos, sin):
+    if cos is None:
+        return x
+    half = cos.shape[-1]
+    wide = x.astype(jnp.float32)
+    turn = jax.lax.complex(cos, sin)[:, :, None]
+    turned = jax.lax.complex(wide[..., :half], wide[..., half : 2 * half]) * turn
+    turned = jnp.concatenate([turned.real, turned.imag], axis=-1).astype(x.dtype)
+    return jnp.concatenate([turned, x[..., 2 * half :]], axis=-1)

@@ -1,0 +1,169 @@
+"""Coarse shapes: a larger compiled program serves, the one that would fit is compiled behind, and what a call may run
+is fixed when it begins."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hybrid_jax.config import EngineConfig
+from hybrid_jax.engine import bucket
+from hybrid_jax.engine.behind import Behind
+from hybrid_jax.engine.bucket import DecodeBucket, PrefillBucket
+from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.request import Request
+from hybrid_jax.engine.runner import PLAIN
+from hybrid_jax.sampling_params import SamplingParams
+from tests.tiny_models import VOCAB, tiny_engine, tiny_model
+
+COARSE = EngineConfig(max_rows=3, prefill_tokens=512, shapes="coarse")
+
+
+def coarse_engine() -> Engine:
+    config, params = tiny_model("bamba")
+    return Engine(replace(config, max_position=640), params, COARSE)
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """What is to be compiled behind waits in `engine.behind` until it is called."""
+    made = coarse_engine()
+    made.behind = {}
+    monkeypatch.setattr(
+        made.runner._behind, "compile", lambda key, make: made.behind.setdefault(key, make())
+    )
+    yield made
+    made.close()
+
+
+def generate(engine, length: int = 20, count: int = 1, max_tokens: int = 6) -> list[list[int]]:
+    prompts = np.random.default_rng(length).integers(0, VOCAB, (count, length)).tolist()
+    requests = [
+        Request(
+            request_id=str(number),
+            prompt=prompt,
+            params=SamplingParams(temperature=0.0),
+            max_tokens=max_tokens,
+            seed=0,
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        engine.step()
+    return [request.output for request in requests]
+
+
+def compiled(engine) -> set[tuple[int, int]]:
+    """Rows and tokens of the steps that are compiled."""
+    known = engine.runner._executables.items()
+    return {sizes(key[1]) for key, program in known if len(key) == 3 and program.compiled}
+
+
+def sizes(shape) -> tuple[int, int]:
+    return shape.rows, getattr(shape, "tokens", 1)
+
+
+def compile_the_largest(engine) -> None:
+    everything = bucket.all_buckets(engine.engine_config, max_pages=engine.runner.max_pages)
+    for shape in everything:
+        if sizes(shape) in {(1, 512), (3, 1)}:
+            engine.runner._warm_step(shape, PLAIN)
+    generate(engine, length=400, max_tokens=1)  # and what is not a step
+    assert compiled(engine) == {(1, 512), (3, 1)}
+
+
+def test_shapes_that_can_do_the_work_of_another():
+    config = EngineConfig(max_rows=256, prefill_tokens=8192, shapes="coarse")
+    assert bucket.larger(config, PrefillBucket(1, 512, 9), max_pages=9) == [
+        *(PrefillBucket(1, 2048, 9), PrefillBucket(4, 512, 9), PrefillBucket(1, 8192, 9))
+    ]
+    assert bucket.larger(config, PrefillBucket(4, 512, 9), max_pages=9) == []
+    assert bucket.larger(config, DecodeBucket(1, 8, 9), max_pages=9) == [
+        *(DecodeBucket(64, 8, 9), DecodeBucket(256, 8, 9))
+    ]
+
+
+def test_without_any_program_the_one_that_fits_is_compiled(engine):
+    generate(engine)
+    assert compiled(engine) == {(1, 128), (1, 1)}
+    assert not engine.behind
+
+
+def test_a_larger_program_serves_and_no_step_waits(engine):
+    want = generate(coarse_engine())
+    compile_the_largest(engine)
+    before = engine.compile_seconds()
+    assert generate(engine) == want
+    assert engine.compile_seconds() == before and compiled(engine) == {(1, 512), (3, 1)}
+    assert {sizes(key[1]) for key in engine.behind} == {(1, 128), (1, 1)}
+
+
+def test_what_a_call_may_run_is_fixed_when_it_begins(engine):
+    compile_the_largest(engine)
+    ran = []
+    run = engine.runner._run
+    engine.runner._run = lambda kind, shape, *rest, **more: (
+        ran.append(shape),
+        run(kind, shape, *rest, **more),
+    )[1]
+    request = Request(
+        request_id="a",
+        prompt=[1, 2, 3],
+        params=SamplingParams(temperature=0.0),
+        max_tokens=30,
+        seed=0,
+    )
+    engine.add(request)
+    while len(request.output) < 8:
+        engine.step()
+    for call in engine.behind.values():
+        call()
+    seconds = engine.compile_seconds()
+    while engine.has_work:
+        engine.step()
+    assert {shape.rows for shape in ran if isinstance(shape, DecodeBucket)} == {3}
+    ran.clear()
+    generate(engine)
+    assert {sizes(shape) for shape in ran} == {(1, 128), (1, 1)}
+    assert engine.compile_seconds() == seconds  # nor did the clock run for what was compiled behind
+
+
+def test_fine_shapes_are_compiled_when_they_are_needed():
+    engine = tiny_engine(max_rows=1, prefill_tokens=128)
+    generate(engine, length=120)
+    assert compiled(engine) == {(1, 128), (1, 1)}
+    generate(engine, length=5)
+    assert compiled(engine) == {(1, 128), (1, 32), (1, 1)}
+    engine.close()
+
+
+def test_each_program_is_compiled_once_and_one_that_fails_is_logged(caplog):
+    behind, called = Behind(), []
+    caplog.set_level(logging.ERROR, "hybrid_jax.compiling")
+
+    def fail():
+        called.append("b")
+        raise RuntimeError("out of registers")
+
+    behind.compile("a", lambda: lambda: called.append("a"))
+    behind.compile("b", lambda: fail)
+    behind.compile("a", lambda: lambda: called.append("again"))
+    behind.compile("c", lambda: lambda: called.append("c"))
+    behind._pool.shutdown(wait=True)
+    assert called == ["a", "b", "c"]
+    assert "a larger one serves" in caplog.text and "out of registers" in caplog.text
+
+
+def test_after_close_no_further_program_is_begun():
+    engine = coarse_engine()
+    compile_the_largest(engine)
+    generate(engine)
+    pool = engine.runner._behind._pool
+    engine.close()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        pool.submit(print)
