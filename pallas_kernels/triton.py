@@ -7,8 +7,10 @@ a pointer. Interpret mode, which the CPU runs, slices it in every program: keep 
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +24,17 @@ NUM_SMS = 132  # of an H100 or H200, for rules that fill the chip
 # Index past the end of any frame, for what a masked store must not write: interpret mode writes the old value there,
 # which would undo a live write to the same place.
 NOWHERE = 1 << 30
+_FOR_CUDA = contextvars.ContextVar("_FOR_CUDA", default=False)
+
+
+@contextlib.contextmanager
+def for_cuda() -> Iterator[None]:
+    """What is traced inside is lowered for CUDA alone: kernels are not traced a second time for the interpreter."""
+    token = _FOR_CUDA.set(True)
+    try:
+        yield
+    finally:
+        _FOR_CUDA.reset(token)
 
 
 def call(
@@ -57,6 +70,8 @@ def call(
             name=name,
         )
 
+    if _FOR_CUDA.get():
+        return run(False)(*operands)
     return jax.lax.platform_dependent(*operands, cpu=run(True), cuda=run(False))
 
 

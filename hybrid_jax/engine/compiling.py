@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import jax
 
 from hybrid_jax.machine import give_back_free_memory
+from pallas_kernels.triton import for_cuda
 
 LOG = logging.getLogger("hybrid_jax.compiling")
 
@@ -46,7 +47,7 @@ class Compiling:
         total, since = self._clock
         return total if since is None else total + time.perf_counter() - since
 
-    @contextmanager
+    @contextlib.contextmanager
     def next_program(self) -> Iterator[None]:
         """The clock runs inside."""
         self._number += 1
@@ -91,6 +92,7 @@ class Program:
         name: str = "",
     ) -> None:
         options = GPU_OPTIONS if platform == "gpu" else None
+        self._traced_for = for_cuda if platform == "gpu" else contextlib.nullcontext
         self._jitted = jax.jit(function, donate_argnums=donated, compiler_options=options)
         self._compiling, self.compiled, self._name = compiling, False, name
         self._lock = threading.Lock()  # one thread compiles it, another that needs it waits
@@ -100,7 +102,7 @@ class Program:
         if self.compiled:
             return self._jitted(*args)
         jax.block_until_ready(args)  # what still runs is no compiling
-        with self._compiling.next_program(), self._lock:
+        with self._compiling.next_program(), self._lock, self._traced_for():
             start = time.perf_counter()
             results = self._jitted(*args)
             self._log(start)
@@ -112,7 +114,7 @@ class Program:
 
         Tracing holds Python's lock, but the compiler itself does not.
         """
-        with self._lock:
+        with self._lock, self._traced_for():
             if not self.compiled:
                 start = time.perf_counter()
                 self.lower(*shapes).compile()

@@ -18,6 +18,7 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from hybrid_jax.engine.compiling import GPU_OPTIONS
+from pallas_kernels.triton import for_cuda
 from tests.kernels.lowered import lower_for_cuda
 
 TARGET = Path(__file__).with_name("h200.txtpb")
@@ -88,7 +89,8 @@ def on_chip(tree):
 
 def compile_for_h200(function, *specs, donate: tuple[int, ...] = ()) -> Compiled:
     """Compiles a function of arrays; registers that spill or too much shared memory are an error."""
-    lowered = lower_for_cuda(function, *on_chip(specs), donate=donate)
+    with for_cuda():  # as an engine does
+        lowered = lower_for_cuda(function, *on_chip(specs), donate=donate)
     with tempfile.TemporaryDirectory() as folder:
         options = {
             "xla_dump_to": folder,
