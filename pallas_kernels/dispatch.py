@@ -9,7 +9,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-Implementation = Literal["reference", "xla", "pallas"]
+Implementation = Literal["reference", "xla", "pallas", "triton"]
 HIGHEST = jax.lax.Precision.HIGHEST
 MOST_IN_A_TREE = 31  # bits of an int32 that are not its sign
 INTS, FLAGS, WORDS = ("int32",), ("bool", "int32"), ("uint32",)
@@ -23,6 +23,7 @@ def run(
     available: dict[str, Callable],
     *arrays: jax.Array,
     unsupported: str | None = None,
+    no_triton: str | None = None,
     differentiable: bool = False,
     **static,
 ):
@@ -33,11 +34,12 @@ def run(
         available: implementations by name, all of one signature.
         arrays, static: their arguments.
         unsupported: why "pallas" cannot take these arguments, or None if it can.
+        no_triton: the same of "triton".
         differentiable: "pallas" brings a derivative of its own; otherwise it has none, and None takes that of "xla".
 
     Raises:
         ValueError: no implementation has that name.
-        NotImplementedError: "pallas" was asked for and cannot.
+        NotImplementedError: "pallas" or "triton" was asked for and cannot.
     """
     arrays = [None if array is None else jnp.asarray(array) for array in arrays]  # numpy's, too
     if implementation is None:
@@ -52,13 +54,15 @@ def run(
             f"{where}: implementation must be one of {sorted(available)}, got {implementation!r}"
         )
     named = functools.partial(available[implementation], **static)
-    if implementation != "pallas":
+    if implementation not in ("pallas", "triton"):
         return named(*arrays)
-    if unsupported is not None:
-        raise NotImplementedError(f"{where}: {unsupported}")
+    reason = unsupported if implementation == "pallas" else no_triton
+    if reason is not None:
+        raise NotImplementedError(f"{where}: {reason}")
     if differentiable:
         return named(*arrays)
-    return _differentiated_as(named, functools.partial(_no_derivative, where))(*arrays)
+    underived = functools.partial(_no_derivative, where, implementation)
+    return _differentiated_as(named, underived)(*arrays)
 
 
 def _differentiated_as(function: Callable, other: Callable) -> Callable:
@@ -71,9 +75,9 @@ def _differentiated_as(function: Callable, other: Callable) -> Callable:
     return called
 
 
-def _no_derivative(where: str, *arrays):
+def _no_derivative(where: str, implementation: str, *arrays):
     raise NotImplementedError(
-        f"{where}: 'pallas' has no derivative; differentiate 'xla', which None takes for it"
+        f"{where}: {implementation!r} has no derivative; differentiate 'xla', which None takes for it"
     )
 
 

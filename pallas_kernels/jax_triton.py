@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
+import warnings
 from collections.abc import Callable, Sequence
 
 import jax
@@ -74,8 +75,9 @@ def call(
         return tuple(jax.pure_callback(carried_out, shapes, *inputs))
     import jax_triton
 
-    return tuple(
-        jax_triton.triton_call(
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "input_output_aliases is deprecated", DeprecationWarning)
+        made = jax_triton.triton_call(
             *inputs,
             kernel=kernel,
             out_type=shapes,
@@ -86,7 +88,7 @@ def call(
             compute_capability=None if jax.default_backend() == "gpu" else HOPPER,
             **constants,
         )
-    )
+    return tuple(made)
 
 
 def _interpret(kernel: Callable, shapes, in_place, grid, constants: dict, *inputs):
@@ -94,5 +96,6 @@ def _interpret(kernel: Callable, shapes, in_place, grid, constants: dict, *input
 
     arrays = [np.array(array) for array in inputs]  # copies: the kernel may write some of them
     made = [np.full(shape.shape, 0, shape.dtype) for shape in shapes[len(in_place) :]]
-    kernel[grid](*(Tensor(array) for array in (*arrays, *made)), **constants)
+    with np.errstate(all="ignore"):  # a GPU does not warn either
+        kernel[grid](*(Tensor(array) for array in (*arrays, *made)), **constants)
     return (*(arrays[i] for i in in_place), *made)

@@ -2,9 +2,9 @@
 
     python -m benchmarks.kernels.token_sampling [--smoke] [--cases 131k] [--out FILE]
 
-Sides: the kernel; "xla", the definition by sorting; and "engine xla", which the engine runs on a CPU and which does
-not sort. All draw the same tokens. Peer: torch's argmax, or softmax and multinomial after a filter by sorting; its
-random numbers are others, so its draws are not compared. The kernel has no launch parameters to sweep.
+Sides: the kernel in Pallas and in Triton; "xla", the definition by sorting; and "engine xla", which the engine runs on
+a CPU and which does not sort. All draw the same tokens. Peer: torch's argmax, or softmax and multinomial after a filter
+by sorting; its random numbers are others, so its draws are not compared. There are no launch parameters to sweep.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import jax.numpy as jnp
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.kernels import report
 from benchmarks.kernels.harness import Case, Peer, Side, Work
-from benchmarks.kernels.peers import need, to_torch
+from benchmarks.kernels.peers import NotInstalled, need, to_torch
 from hybrid_jax.engine import sampling
+from pallas_kernels import jax_triton
 from pallas_kernels.token_sampling import sample_tokens
 
 SPREAD = 3.0  # standard deviation of the logits
@@ -29,6 +30,7 @@ KINDS = {  # temperature, top_k, top_p
     "greedy": (0.0, 0, 1.0),
     "top_p": (1.0, 0, 0.9),
     "top_k": (1.0, 50, 1.0),
+    "top_k_top_p": (1.0, 50, 0.9),
     "plain": (1.0, 0, 1.0),
 }
 ROWS, VOCABS = (64, 8), {"32k": 32 * 1024, "131k": 128 * 1024}
@@ -79,6 +81,13 @@ def call(implementation: str, carry, inputs):
     return sample_tokens(**given, implementation=implementation), carry
 
 
+def triton(carry, inputs):
+    reason = jax_triton.why_unavailable()
+    if reason is not None:
+        raise NotInstalled(f"not there: {reason}")
+    return call("triton", carry, inputs)
+
+
 def engine(carry, inputs):
     positions = jnp.zeros_like(inputs["top_k"])
     return sampling.sample(inputs["logits"], rows_of(inputs), positions, "xla"), carry
@@ -94,7 +103,7 @@ def torch_sample(shape: Shape, carry, inputs):
 
     def random():
         kept, ids = logits / temperature, None
-        if top_k:
+        if top_k:  # sorted, too
             kept, ids = torch.topk(kept, top_k, dim=-1)
         elif top_p < 1:
             kept, ids = torch.sort(kept, dim=-1, descending=True)
@@ -123,7 +132,10 @@ def case_of(shape: Shape) -> Case:
         name=shape.name,
         draw=functools.partial(draw, shape),
         truth=calls["xla"],
-        sides=tuple(Side(name=name, call=run) for name, run in calls.items()),
+        sides=(
+            *(Side(name=name, call=run) for name, run in calls.items()),
+            Side(name="triton", call=triton, gpu_only=True),
+        ),
         peers=(peer,),
         configs={},
         # Sums in another order may move an edge across a token.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import jax_triton
 from pallas_kernels.dispatch import (
     FLOAT32,
     FLOATS,
@@ -19,10 +20,18 @@ from pallas_kernels.dispatch import (
 from pallas_kernels.token_sampling.kernel import sample_tokens_pallas
 from pallas_kernels.token_sampling.reference import sample_tokens_reference
 
+
+def _sample_tokens_triton(*arrays: jax.Array) -> jax.Array:
+    from pallas_kernels.token_sampling.triton_kernel import sample_tokens_triton
+
+    return sample_tokens_triton(*arrays)
+
+
 IMPLEMENTATIONS = {
     "reference": sample_tokens_reference,
     "xla": sample_tokens_reference,  # by sorting; an engine on a CPU has its own, which does not sort
     "pallas": sample_tokens_pallas,
+    "triton": _sample_tokens_triton,
 }
 
 
@@ -48,7 +57,7 @@ def sample_tokens(
         temperature: float32[B], 0 takes the largest logit, the first of equal ones.
         top_k: int32[B], 0 for no limit. top_p: float32[B], 1 for no limit. min_p: float32[B], 0 for no limit.
         banned: int32[B, n] tokens that are not drawn, -1 where unused; n may be 0. A NaN is not drawn either.
-        implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
+        implementation: "reference", "xla", "pallas", "triton", or None to choose. A named one never falls back.
 
     Returns:
         int32[B].
@@ -82,4 +91,5 @@ def sample_tokens(
     ):
         check_shape(where, name, value, (rows,))
     arrays = (logits, keys, temperature, top_k, top_p, min_p, banned)
-    return run(where, implementation, IMPLEMENTATIONS, *arrays)
+    no_triton = jax_triton.why_unavailable() if implementation == "triton" else None
+    return run(where, implementation, IMPLEMENTATIONS, *arrays, no_triton=no_triton)

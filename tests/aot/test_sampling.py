@@ -1,21 +1,47 @@
-"""Sampling compiled for an H200: one launch, no loops of XLA's, no registers spilled."""
+"""Sampling compiled for an H200: few launches, no loops of XLA's, no registers spilled."""
+
+import functools
 
 import jax.numpy as jnp
 import pytest
 
+from pallas_kernels import jax_triton
 from pallas_kernels.token_sampling import sample_tokens
-from tests.aot.h200 import compile_for_h200
+from tests.aot import triton_calls
+from tests.aot.h200 import SHARED_MEMORY, compile_for_h200
 from tests.aot.test_kernels import assert_only, spec
+
+NO_TRITON = jax_triton.why_unavailable()
+if jax_triton.interpreted():
+    NO_TRITON = "Triton's interpreter does not compile: unset TRITON_INTERPRET"
+
+
+def asked(rows: int, vocab: int, banned: int) -> tuple:
+    row = spec(rows)
+    logits, keys = spec(rows, vocab), spec(rows, 2, dtype="uint32")
+    top_k, bans = spec(rows, dtype="int32"), spec(rows, banned, dtype="int32")
+    return logits, keys, row, top_k, row, row, bans
 
 
 @pytest.mark.parametrize("banned", [1, 16])
 @pytest.mark.parametrize("vocab", [32768, 151936])
 def test_sampling_is_one_launch(vocab, banned):
-    rows, row = 64, spec(64)
-    compiled = compile_for_h200(
-        *(sample_tokens, spec(rows, vocab), spec(rows, 2, dtype="uint32")),
-        *(row, spec(rows, dtype="int32"), row, row, spec(rows, banned, dtype="int32")),
-    )
+    rows = 64
+    compiled = compile_for_h200(sample_tokens, *asked(rows, vocab, banned))
     assert_only(compiled, "sample_tokens")
     assert compiled.temp_bytes < 1024
     assert jnp.prod(jnp.asarray(compiled.launches[0].grid)) == rows
+
+
+@pytest.mark.skipif(NO_TRITON is not None, reason=str(NO_TRITON))
+@pytest.mark.parametrize("vocab", [32768, 151936])
+def test_sampling_in_triton_is_five_launches(vocab, monkeypatch):
+    run = functools.partial(sample_tokens, implementation="triton")
+    with triton_calls.recorded(monkeypatch) as kernels:
+        compiled = compile_for_h200(run, *asked(64, vocab, 16))
+    names = ["_maxima", "_narrow", "_narrow_more", "_gather", "_choose"]
+    assert [kernel.name for kernel in kernels] == names
+    assert all(kernel.spilled_bytes == 0 for kernel in kernels), kernels
+    assert all(kernel.shared_bytes <= SHARED_MEMORY for kernel in kernels), kernels
+    assert compiled.kinds == {"kCustomCall": len(names)}  # and not a copy
+    assert compiled.temp_bytes < 5e6  # most of it 8,192 candidates a row

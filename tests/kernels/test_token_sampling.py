@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.engine import sampling
+from pallas_kernels import jax_triton
 from pallas_kernels.token_sampling import sample_tokens
 from pallas_kernels.token_sampling.kernel import BLOCK
 from tests.kernels.lowered import kernels_in
@@ -93,6 +94,13 @@ def test_none_chooses_by_platform():
     assert kernels_in(lambda given: sample_tokens(**given), given) == ["sample_tokens"]
     xla = functools.partial(sample_tokens, implementation="xla")
     assert kernels_in(lambda given: xla(**given), given) == []
+
+
+def test_triton_runs_or_says_why_not(monkeypatch):
+    monkeypatch.setattr(jax_triton, "why_unavailable", lambda: "needs the package jax-triton")
+    with pytest.raises(NotImplementedError, match="^sample_tokens: needs the package jax-triton$"):
+        sample_tokens(**arguments(40), implementation="triton")
+    assert sample_tokens(**arguments(40), implementation="pallas").shape == (ROWS,)
 
 
 @pytest.mark.parametrize(

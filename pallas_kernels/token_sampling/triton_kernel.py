@@ -1,0 +1,728 @@
+"""Sampling in Triton: four launches, each row split among programs, and 1 to 3 walks over its logits.
+
+1. `_maxima`: the largest logit of each part of a row, its token, and the maxima of small groups of tokens.
+2. `_narrow`: where an edge can be. With top-k it is no lower than the k-th largest of the group maxima, since k tokens
+   are at or above that. With top-p alone a walk sums the mass above 15 levels, and the edge is between two of them.
+3. `_gather`: tokens that are surely kept are drawn from, each part by itself. Those near an edge become candidates.
+4. `_choose`: one program a row finds the edges among the candidates, draws from what is left, and takes the best.
+
+Rows that ask for less do less: a greedy row is done after the first launch, and one without edges skips the second.
+More candidates than there is room for are a case for the last launch too: it walks over the row itself, slowly.
+
+Masses are integers, 2^-40 of the most likely token's, and so are counts. Their sums are exact, so tokens depend
+neither on the order of sums nor on the order in which candidates are stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import triton
+import triton.language as tl
+
+from pallas_kernels.jax_triton import call
+from pallas_kernels.triton import cdiv, power_of_two
+
+LEVELS = tl.constexpr(16)  # sums of mass: at or above 15 levels, and of all tokens
+SLACK = tl.constexpr(2.0**-16)  # more than a float32 sum of masses can be wrong by, relatively
+ONE = tl.constexpr(2.0**40)  # the mass of the most likely token
+LOW_BITS, LOW_MASK = (
+    tl.constexpr(30),
+    tl.constexpr(2**30 - 1),
+)  # of a mass that is stored in two words
+BRANCHES = tl.constexpr(16)  # a search divides its range by
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Sizes, in tokens, and warps of a program; all powers of two.
+
+    Attributes:
+        part: tokens of one program of all launches but the last.
+        line, group: the maximum of a group is over `group` neighbours in each of a part's lines.
+        piece: what a program that gathers takes at once. block: the same where tokens are chosen.
+        room: candidates that are stored for a row.
+        part_warps, gather_warps, choose_warps: of `_maxima` and `_narrow`, of `_gather`, and of `_choose`.
+    """
+
+    part: int = 4096
+    line: int = 1024
+    group: int = 16
+    piece: int = 512
+    block: int = 1024
+    room: int = 8192
+    part_warps: int = 8
+    gather_warps: int = 4
+    choose_warps: int = 8
+
+    def __post_init__(self):
+        if self.part % self.line or self.part % self.piece or self.line % self.group:
+            raise ValueError(
+                "Config: line and piece must divide part, and group must divide line, got "
+                f"{self.line}, {self.piece}, {self.part} and {self.group}"
+            )
+
+
+@triton.jit
+def _row_of(logits, row, VOCAB: tl.constexpr):
+    return logits + row.to(tl.int64) * VOCAB
+
+
+@triton.jit
+def _num_banned(banned, row, BANNED: tl.constexpr, BANNED_LINE: tl.constexpr):
+    """Places up to the last that is used; hardly ever more than none."""
+    place = tl.arange(0, BANNED_LINE)
+    bans = tl.load(banned + row * BANNED + place, mask=place < BANNED, other=-1)
+    return tl.max(tl.where(bans >= 0, place + 1, 0))
+
+
+@triton.jit
+def _allowed(x, ids, banned, row, num_banned, BANNED: tl.constexpr):
+    """The logits, -inf where they are NaN or their tokens banned."""
+    x = tl.where(x > float("-inf"), x, float("-inf"))
+    for i in range(num_banned):
+        x = tl.where(ids == tl.load(banned + row * BANNED + i), float("-inf"), x)
+    return x
+
+
+@triton.jit
+def _part(
+    logits,
+    banned,
+    VOCAB: tl.constexpr,
+    BANNED: tl.constexpr,
+    BANNED_LINE: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """A program's tokens and their logits: [PART]."""
+    part, row = tl.program_id(0), tl.program_id(1)
+    ids = part * PART + tl.arange(0, PART)
+    x = tl.load(_row_of(logits, row, VOCAB) + ids, mask=ids < VOCAB, other=float("-inf"))
+    num_banned = _num_banned(banned, row, BANNED, BANNED_LINE)
+    return ids, _allowed(x, ids, banned, row, num_banned, BANNED)
+
+
+@triton.jit
+def _top(values, row, PARTS: tl.constexpr, PARTS_LINE: tl.constexpr):
+    """The row's largest logit."""
+    part = tl.arange(0, PARTS_LINE)
+    return tl.max(tl.load(values + row * PARTS + part, mask=part < PARTS, other=float("-inf")))
+
+
+@triton.jit
+def _scaled(x, top, temperature, min_p):
+    """(x - top) / temperature, -inf below what min_p keeps."""
+    floor = tl.where(min_p > 0, tl.log(min_p), float("-inf"))
+    x = tl.div_rn(x - top, temperature)
+    return tl.where(x >= floor, x, float("-inf"))
+
+
+@triton.jit
+def _sortable(x):
+    """See `order.sortable`."""
+    bits = tl.where(x == 0, 0, x.to(tl.int32, bitcast=True))
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def _mass(x):
+    return (tl.exp(x) * ONE).to(tl.int64)
+
+
+@triton.jit
+def _mix(x):
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _noise(keys, row, ids):
+    """See `noise.gumbel` and `noise.token_hash`."""
+    low, high = tl.load(keys + 2 * row), tl.load(keys + 2 * row + 1)
+    bits = _mix(_mix(ids.to(tl.uint32) + low) ^ high)
+    uniform = tl.minimum((bits.to(tl.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
+    # log1p(-uniform), by what rounding 1 - uniform has changed.
+    rest = 1 - uniform
+    exact = tl.where(rest == 1, 1.0, tl.log(rest) / (rest - 1))
+    return -tl.log(exact * uniform)
+
+
+@triton.jit
+def _first_best(values, ids, VOCAB: tl.constexpr):
+    """The largest value and the first token that has it; VOCAB where all are -inf."""
+    best = tl.max(values)
+    none = best == float("-inf")
+    return best, tl.where(none, VOCAB, tl.min(tl.where(values == best, ids, VOCAB)))
+
+
+@triton.jit
+def _maxima(
+    logits,  # [B, V]
+    banned,  # [B, n]
+    values,  # [B, parts] the largest logit
+    tokens,  # [B, parts] its first token
+    groups,  # [B, parts * PART_GROUPS] largest logits
+    counts,  # [B] candidates
+    VOCAB: tl.constexpr,
+    BANNED: tl.constexpr,
+    BANNED_LINE: tl.constexpr,
+    PARTS: tl.constexpr,
+    PART: tl.constexpr,
+    LINE: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    part, row = tl.program_id(0), tl.program_id(1)
+    ids, x = _part(logits, banned, VOCAB, BANNED, BANNED_LINE, PART)
+    value, token = _first_best(x, ids, VOCAB)
+    tl.store(values + row * PARTS + part, value)
+    tl.store(tokens + row * PARTS + part, token)
+    PART_GROUPS: tl.constexpr = LINE // GROUP
+    lines = tl.max(tl.reshape(x, [PART // LINE, LINE]), 0)
+    maxima = tl.max(tl.reshape(lines, [PART_GROUPS, GROUP]), 1)
+    place = (row * PARTS + part) * PART_GROUPS + tl.arange(0, PART_GROUPS)
+    tl.store(groups + place, maxima)
+    if part == 0:
+        tl.store(counts + row, 0)
+
+
+@triton.jit
+def _kth_largest(x, k):
+    """Of k values or more: the largest that k of them reach. It is found bit by bit."""
+    order = _sortable(x).to(tl.uint32, bitcast=True) ^ 0x80000000
+    edge = tl.full([], 0, tl.uint32)
+    for i in range(32):
+        higher = edge | (tl.full([], 0x80000000, tl.uint32) >> i)
+        edge = tl.where(tl.sum((order >= higher).to(tl.int32)) >= k, higher, edge)
+    bits = (edge ^ 0x80000000).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _bracket(
+    levels, masses, row, p, ROOM: tl.constexpr, PARTS: tl.constexpr, PARTS_LINE: tl.constexpr
+):
+    """Levels that the edge of top-p is between, and whether there are few enough tokens there.
+
+    Tokens below the first are left out; those at or above the second are surely kept.
+    """
+    part, level = tl.arange(0, PARTS_LINE), tl.arange(0, LEVELS)
+    place = masses + (row * PARTS + part[:, None]) * LEVELS + level[None, :]
+    above = tl.sum(tl.load(place, mask=(part < PARTS)[:, None], other=0.0), 0)
+    edges = tl.load(levels + row * LEVELS + level)
+    needed = p * tl.max(above)
+    low = tl.max(tl.where(above >= needed * (1 + SLACK), edges, float("-inf")))
+    high = tl.min(tl.where(above < needed * (1 - SLACK), edges, 1.0))
+    # Each token weighs at least as much as its level. If all that may be kept are few, none is drawn from yet.
+    heavy = tl.max(tl.where(edges == high, above, 0.0))
+    light = tl.min(tl.where(edges == low, above, float("inf")))
+    some = low > float("-inf")
+    high = tl.where(some & (light <= ROOM * tl.exp(low)), 1.0, high)
+    return low, high, some & (light - heavy <= ROOM * tl.exp(low))
+
+
+@triton.jit
+def _weigh(x, edges, levels, masses, row, PARTS: tl.constexpr):
+    """Stores the levels of a row, and the masses of a part that are at or above them."""
+    part, level = tl.program_id(0), tl.arange(0, LEVELS)
+    if part == 0:
+        tl.store(levels + row * LEVELS + level, edges)
+    weights = tl.exp(x)
+    for i in tl.static_range(LEVELS):
+        edge = tl.max(tl.where(level == i, edges, float("-inf")))
+        above = tl.sum(tl.where(x >= edge, weights, 0.0))
+        tl.store(masses + (row * PARTS + part) * LEVELS + i, above)
+
+
+@triton.jit
+def _narrow(
+    logits,  # [B, V]
+    temperature,  # [B]
+    top_k,  # [B]
+    top_p,  # [B]
+    min_p,  # [B]
+    banned,  # [B, n]
+    values,  # [B, parts]
+    groups,  # [B, GROUPS]
+    bound,  # [B] with top-k, a logit that its edge is not below
+    levels,  # [B, LEVELS] with top-p alone
+    masses,  # [B, parts, LEVELS] float32
+    VOCAB: tl.constexpr,
+    BANNED: tl.constexpr,
+    BANNED_LINE: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_LINE: tl.constexpr,
+    PART: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUPS_LINE: tl.constexpr,
+):
+    part, row = tl.program_id(0), tl.program_id(1)
+    t, k, p = tl.load(temperature + row), tl.load(top_k + row), tl.load(top_p + row)
+    by_count = (k > 0) & (k < VOCAB)
+    if (t > 0) & by_count & (part == 0):
+        place = tl.arange(0, GROUPS_LINE)
+        maxima = tl.load(groups + row * GROUPS + place, mask=place < GROUPS, other=float("-inf"))
+        tl.store(bound + row, _kth_largest(maxima, k))
+    if (t > 0) & (by_count == 0) & (p < 1):
+        # Less than 1 - p of the mass is below the last level but one: V tokens, and the most likely one weighs 1.
+        step = tl.log(VOCAB / (1 - p)) / (LEVELS - 1)
+        level = tl.arange(0, LEVELS)
+        edges = tl.where(level < LEVELS - 1, -step * (level + 1), float("-inf"))
+        _, x = _part(logits, banned, VOCAB, BANNED, BANNED_LINE, PART)
+        top = _top(values, row, PARTS, PARTS_LINE)
+        _weigh(_scaled(x, top, t, tl.load(min_p + row)), edges, levels, masses, row, PARTS)
+
+
+@triton.jit
+def _narrow_more(
+    logits,  # [B, V]
+    temperature,  # [B]
+    top_k,  # [B]
+    top_p,  # [B]
+    min_p,  # [B]
+    banned,  # [B, n]
+    values,  # [B, parts]
+    levels,  # [B, LEVELS]
+    masses,  # [B, parts, LEVELS]
+    is_finer,  # [B] whether the next two hold something
+    finer,  # [B, LEVELS]
+    finer_masses,  # [B, parts, LEVELS]
+    VOCAB: tl.constexpr,
+    BANNED: tl.constexpr,
+    BANNED_LINE: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_LINE: tl.constexpr,
+    PART: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    part, row = tl.program_id(0), tl.program_id(1)
+    t, k, p = tl.load(temperature + row), tl.load(top_k + row), tl.load(top_p + row)
+    if (t > 0) & ((k <= 0) | (k >= VOCAB)) & (p < 1):
+        low, high, few = _bracket(levels, masses, row, p, ROOM, PARTS, PARTS_LINE)
+        many = (few == 0) & (low > float("-inf"))
+        if part == 0:
+            tl.store(is_finer + row, many.to(tl.int32))
+        if many:
+            level = tl.arange(0, LEVELS)
+            high = tl.minimum(high, 0.0)
+            edges = high - (high - low) * (level * (1.0 / (LEVELS - 2)))
+            edges = tl.where(level == LEVELS - 2, low, edges)
+            edges = tl.where(level == LEVELS - 1, float("-inf"), edges)
+            _, x = _part(logits, banned, VOCAB, BANNED, BANNED_LINE, PART)
+            top = _top(values, row, PARTS, PARTS_LINE)
+            x = _scaled(x, top, t, tl.load(min_p + row))
+            _weigh(x, edges, finer, finer_masses, row, PARTS)
+
+
+@triton.jit
+def _store_mass(words, mass):
+    tl.store(words, (mass >> LOW_BITS).to(tl.int32))
+    tl.store(words + 1, (mass & LOW_MASK).to(tl.int32))
+
+
+@triton.jit
+def _load_mass(words, mask):
+    """The sum of what `_store_mass` has stored."""
+    upper = tl.sum(tl.load(words, mask=mask, other=0).to(tl.int64))
+    return (upper << LOW_BITS) + tl.sum(tl.load(words + 1, mask=mask, other=0).to(tl.int64))
+
+
+@triton.jit
+def _gather(
+    logits,  # [B, V]
+    keys,  # [B, 2]
+    temperature,  # [B]
+    top_k,  # [B]
+    top_p,  # [B]
+    min_p,  # [B]
+    banned,  # [B, n]
+    values,  # [B, parts]
+    bound,  # [B]
+    levels,  # [B, LEVELS]
+    masses,  # [B, parts, LEVELS]
+    is_finer,  # [B]
+    finer,  # [B, LEVELS]
+    finer_masses,  # [B, parts, LEVELS]
+    counts,  # [B] candidates, in place
+    scores,  # [B, parts] best of what is surely kept
+    tokens,  # [B, parts] its token
+    sums,  # [B, parts, 4] masses of all tokens and of those surely kept, in two words each
+    bounds,  # [B, 2] scaled logits: candidates are at or above the first and below the second
+    found,  # [B, ROOM] their logits
+    found_ids,  # [B, ROOM] their tokens
+    VOCAB: tl.constexpr,
+    BANNED: tl.constexpr,
+    BANNED_LINE: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_LINE: tl.constexpr,
+    PART: tl.constexpr,
+    PIECE: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    part, row = tl.program_id(0), tl.program_id(1)
+    t, k = tl.load(temperature + row), tl.load(top_k + row)
+    p, m = tl.load(top_p + row), tl.load(min_p + row)
+    if t > 0:
+        top, own = _top(values, row, PARTS, PARTS_LINE), row * PARTS + part
+        low, high = tl.full([], float("-inf"), tl.float32), tl.full([], float("-inf"), tl.float32)
+        by_count = (k > 0) & (k < VOCAB)
+        by_mass = (by_count == 0) & (p < 1)
+        if by_count:
+            low, high = _scaled(tl.load(bound + row), top, t, m), tl.full([], 1.0, tl.float32)
+        if by_mass:
+            if tl.load(is_finer + row) != 0:
+                low, high, _ = _bracket(finer, finer_masses, row, p, ROOM, PARTS, PARTS_LINE)
+            else:
+                low, high, _ = _bracket(levels, masses, row, p, ROOM, PARTS, PARTS_LINE)
+        if part == 0:
+            tl.store(bounds + 2 * row, low)
+            tl.store(bounds + 2 * row + 1, high)
+        num_banned = _num_banned(banned, row, BANNED, BANNED_LINE)
+        lane = tl.arange(0, PIECE)
+        score, token = (
+            tl.full([PIECE], float("-inf"), tl.float32),
+            tl.full([PIECE], VOCAB, tl.int32),
+        )
+        total, kept = tl.zeros([PIECE], tl.int64), tl.zeros([PIECE], tl.int64)
+        for i in range(PART // PIECE):
+            ids = part * PART + i * PIECE + lane
+            x = tl.load(_row_of(logits, row, VOCAB) + ids, mask=ids < VOCAB, other=float("-inf"))
+            x = _allowed(x, ids, banned, row, num_banned, BANNED)
+            s = _scaled(x, top, t, m)
+            best = tl.max(s)
+            if by_mass:
+                mass = _mass(s)
+                total += mass
+                kept += tl.where(s >= high, mass, 0)
+            if (by_count | by_mass) & (best >= low):
+                near = (s >= low) & (s < high) & (s > float("-inf"))
+                amount = tl.sum(near.to(tl.int32))
+                if amount > 0:
+                    start = tl.atomic_add(counts + row, amount, sem="relaxed")
+                    place = start + tl.cumsum(near.to(tl.int32), 0) - 1
+                    near = near & (place < ROOM)
+                    tl.store(found + row * ROOM + place, x, mask=near)
+                    tl.store(found_ids + row * ROOM + place, ids, mask=near)
+            if best >= high:
+                noisy = tl.where(s >= high, s + _noise(keys, row, ids), float("-inf"))
+                token = tl.where(noisy > score, ids, token)
+                score = tl.maximum(noisy, score)
+        best_score, best_token = _first_best(score, token, VOCAB)
+        tl.store(scores + own, best_score)
+        tl.store(tokens + own, best_token)
+        if by_mass:
+            _store_mass(sums + 4 * own, tl.sum(total))
+            _store_mass(sums + 4 * own + 2, tl.sum(kept))
+
+
+@triton.jit
+def _candidates(
+    i,
+    logits,
+    found,
+    found_ids,
+    banned,
+    row,
+    stored,
+    size,
+    num_banned,
+    top,
+    t,
+    m,
+    high,
+    VOCAB: tl.constexpr,
+    BANNED: tl.constexpr,
+    ROOM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Tokens of a block and their scaled logits, -inf for what is no candidate."""
+    place = i * BLOCK + tl.arange(0, BLOCK)
+    here = place < size
+    near = found + row * ROOM + place
+    x = tl.load(near, mask=here & stored, other=float("-inf"))
+    ids = tl.load(found_ids + row * ROOM + place, mask=here & stored, other=0)
+    whole = tl.load(
+        _row_of(logits, row, VOCAB) + place, mask=here & (stored == 0), other=float("-inf")
+    )
+    ids = tl.where(stored, ids, place)
+    x = _allowed(tl.where(stored, x, whole), ids, banned, row, num_banned, BANNED)
+    s = _scaled(x, top, t, m)
+    return ids, tl.where(s < high, s, float("-inf"))
+
+
+@triton.jit
+def _search(
+    low,
+    high,
+    needed,
+    logits,
+    found,
+    found_ids,
+    banned,
+    row,
+    stored,
+    size,
+    num_banned,
+    top,
+    t,
+    m,
+    below,
+    BY_MASS: tl.constexpr,
+    VOCAB: tl.constexpr,
+    BANNED: tl.constexpr,
+    ROOM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Largest edge in [low, high), as bits, such that the candidates at or above it reach `needed`; else `low`."""
+    while high - low > 1:
+        step = (high - low + BRANCHES - 1) // BRANCHES
+        edges = tl.minimum(low + step * (1 + tl.arange(0, BRANCHES)), high)
+        sums = tl.zeros([BRANCHES], tl.int64)
+        for i in range(tl.cdiv(size, BLOCK)):
+            ids, s = _candidates(
+                i,
+                logits,
+                found,
+                found_ids,
+                banned,
+                row,
+                stored,
+                size,
+                num_banned,
+                top,
+                t,
+                m,
+                below,
+                VOCAB,
+                BANNED,
+                ROOM,
+                BLOCK,
+            )
+            if BY_MASS:
+                weights = _mass(s)
+            else:
+                weights = tl.full([BLOCK], 1, tl.int64)
+            above = _sortable(s)[:, None] >= edges[None, :]
+            sums += tl.sum(tl.where(above, weights[:, None], 0), 0)
+        enough = (sums >= needed) & (edges < high)
+        high = tl.min(tl.where(enough, high, edges))
+        low = tl.max(tl.where(enough, edges, low))
+    return low
+
+
+@triton.jit
+def _choose(
+    logits,  # [B, V]
+    keys,  # [B, 2]
+    temperature,  # [B]
+    top_k,  # [B]
+    top_p,  # [B]
+    min_p,  # [B]
+    banned,  # [B, n]
+    values,  # [B, parts]
+    largest,  # [B, parts]
+    counts,  # [B]
+    scores,  # [B, parts]
+    drawn,  # [B, parts]
+    sums,  # [B, parts, 4]
+    bounds,  # [B, 2]
+    found,  # [B, ROOM]
+    found_ids,  # [B, ROOM]
+    chosen,  # [B] the tokens
+    VOCAB: tl.constexpr,
+    BANNED: tl.constexpr,
+    BANNED_LINE: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_LINE: tl.constexpr,
+    ROOM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    t, k, p, m = (
+        tl.load(temperature + row),
+        tl.load(top_k + row),
+        tl.load(top_p + row),
+        tl.load(min_p + row),
+    )
+    part = tl.arange(0, PARTS_LINE)
+    own, here = row * PARTS + part, part < PARTS
+    value = tl.load(values + own, mask=here, other=float("-inf"))
+    top, token = _first_best(value, tl.load(largest + own, mask=here, other=VOCAB), VOCAB)
+    if t > 0:
+        score = tl.load(scores + own, mask=here, other=float("-inf"))
+        best, token = _first_best(score, tl.load(drawn + own, mask=here, other=VOCAB), VOCAB)
+        count = tl.load(counts + row)
+        if count > 0:
+            stored = count <= ROOM
+            size = tl.where(stored, count, VOCAB)
+            num_banned = tl.where(stored, 0, _num_banned(banned, row, BANNED, BANNED_LINE))
+            below = tl.load(bounds + 2 * row + 1)
+            edge = _sortable(tl.load(bounds + 2 * row))
+            high = tl.minimum(_sortable(below), 1)  # above the bits of 0, the largest there is
+            by_count = (k > 0) & (k < VOCAB)
+            if by_count:
+                edge = _search(
+                    edge,
+                    high,
+                    k.to(tl.int64),
+                    logits,
+                    found,
+                    found_ids,
+                    banned,
+                    row,
+                    stored,
+                    size,
+                    num_banned,
+                    top,
+                    t,
+                    m,
+                    below,
+                    False,
+                    VOCAB,
+                    BANNED,
+                    ROOM,
+                    BLOCK,
+                )
+            if p < 1:
+                total, kept = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
+                if by_count:
+                    for i in range(tl.cdiv(size, BLOCK)):
+                        ids, s = _candidates(
+                            i,
+                            logits,
+                            found,
+                            found_ids,
+                            banned,
+                            row,
+                            stored,
+                            size,
+                            num_banned,
+                            top,
+                            t,
+                            m,
+                            below,
+                            VOCAB,
+                            BANNED,
+                            ROOM,
+                            BLOCK,
+                        )
+                        total += tl.sum(tl.where(_sortable(s) >= edge, _mass(s), 0))
+                else:
+                    total = _load_mass(sums + 4 * own, here)
+                    kept = _load_mass(sums + 4 * own + 2, here)
+                needed = tl.ceil(p.to(tl.float64) * total.to(tl.float64)).to(tl.int64) - kept
+                edge = _search(
+                    edge,
+                    high,
+                    needed,
+                    logits,
+                    found,
+                    found_ids,
+                    banned,
+                    row,
+                    stored,
+                    size,
+                    num_banned,
+                    top,
+                    t,
+                    m,
+                    below,
+                    True,
+                    VOCAB,
+                    BANNED,
+                    ROOM,
+                    BLOCK,
+                )
+            lane_best = tl.full([BLOCK], float("-inf"), tl.float32)
+            lane_token = tl.full([BLOCK], VOCAB, tl.int32)
+            for i in range(tl.cdiv(size, BLOCK)):
+                ids, s = _candidates(
+                    i,
+                    logits,
+                    found,
+                    found_ids,
+                    banned,
+                    row,
+                    stored,
+                    size,
+                    num_banned,
+                    top,
+                    t,
+                    m,
+                    below,
+                    VOCAB,
+                    BANNED,
+                    ROOM,
+                    BLOCK,
+                )
+                noisy = tl.where(_sortable(s) >= edge, s + _noise(keys, row, ids), float("-inf"))
+                # Candidates are in no order: of equal scores the first token.
+                better = (noisy > lane_best) | ((noisy == lane_best) & (ids < lane_token))
+                lane_best = tl.where(better, noisy, lane_best)
+                lane_token = tl.where(better, ids, lane_token)
+            found_best, first = _first_best(lane_best, lane_token, VOCAB)
+            ahead = (found_best > best) | ((found_best == best) & (first < token))
+            token = tl.where(ahead, first, token)
+    tl.store(chosen + row, tl.where(token == VOCAB, 0, token))
+
+
+def sample_tokens_triton(
+    logits, keys, temperature, top_k, top_p, min_p, banned, *, config: Config | None = None
+):
+    """See `api.sample_tokens`."""
+    config = config or Config()
+    (rows, vocab), num_banned = logits.shape, banned.shape[1]
+    parts = cdiv(vocab, config.part)
+    num_groups = parts * (config.line // config.group)
+    of = {"VOCAB": vocab, "BANNED": num_banned, "BANNED_LINE": power_of_two(num_banned)}
+    of |= {"PARTS": parts}
+    walk = {"PART": config.part, "grid": (parts, rows), "num_warps": config.part_warps}
+    line = {"PARTS_LINE": power_of_two(parts)}
+    floats, ints = (
+        lambda *shape: jax.ShapeDtypeStruct((rows, *shape), jnp.float32),
+        lambda *shape: jax.ShapeDtypeStruct((rows, *shape), jnp.int32),
+    )
+    values, tokens, groups, counts = call(
+        *(_maxima, logits, banned),
+        outputs=[floats(parts), ints(parts), floats(num_groups), ints()],
+        **(of | walk),
+        LINE=config.line,
+        GROUP=config.group,
+    )
+    asked = (temperature, top_k, top_p, min_p, banned)
+    bound, levels, masses = call(
+        *(_narrow, logits, *asked, values, groups),
+        outputs=[floats(), floats(LEVELS.value), floats(parts, LEVELS.value)],
+        **(of | walk | line),
+        GROUPS=num_groups,
+        GROUPS_LINE=power_of_two(num_groups),
+    )
+    finer = call(
+        *(_narrow_more, logits, *asked, values, levels, masses),
+        outputs=[ints(), floats(LEVELS.value), floats(parts, LEVELS.value)],
+        **(of | walk | line),
+        ROOM=config.room,
+    )
+    found = call(
+        *(_gather, logits, keys, *asked, values, bound, levels, masses, *finer, counts),
+        outputs=[
+            *(floats(parts), ints(parts), ints(parts, 4), floats(2)),
+            *(floats(config.room), ints(config.room)),
+        ],
+        in_place=[14],
+        **(of | walk | line | {"num_warps": config.gather_warps}),
+        PIECE=config.piece,
+        ROOM=config.room,
+    )
+    (chosen,) = call(
+        *(_choose, logits, keys, *asked, values, tokens, *found),
+        outputs=[ints()],
+        grid=(rows,),
+        num_warps=config.choose_warps,
+        **(of | line),
+        ROOM=config.room,
+        BLOCK=config.block,
+    )
+    return chosen
