@@ -174,7 +174,7 @@ def roofline(rows: list[dict]) -> str:
         "| best peer / pallas |",
         "| --- | --- | ---: | ---: | ---: | --- | ---: | ---: | ---: | --- |",
     ]
-    own = ("pallas", "xla", "reference", "engine")
+    own = ("pallas", "triton", "xla", "reference", "engine")
     cases = {(row["operation"], row["case"]): {} for row in rows if not row["sweep"]}
     for row in rows:
         if not row["sweep"]:
