@@ -1,13 +1,14 @@
-"""Sampling in Triton: four launches, each row split among programs, and 1 to 3 walks over its logits.
+"""Sampling in Triton: five launches, each row split among programs, and 1 to 4 walks over its logits.
 
 1. `_maxima`: the largest logit of each part of a row, its token, and the maxima of small groups of tokens.
 2. `_narrow`: where an edge can be. With top-k it is no lower than the k-th largest of the group maxima, since k tokens
    are at or above that. With top-p alone a walk sums the mass above 15 levels, and the edge is between two of them.
-3. `_gather`: tokens that are surely kept are drawn from, each part by itself. Those near an edge become candidates.
-4. `_choose`: one program a row finds the edges among the candidates, draws from what is left, and takes the best.
+3. `_narrow_more`: finer levels between these, for a row that may have too many tokens there.
+4. `_gather`: tokens that are surely kept are drawn from, each part by itself. Those near an edge become candidates.
+5. `_choose`: one program a row finds the edges among the candidates, draws from what is left, and takes the best.
 
-Rows that ask for less do less: a greedy row is done after the first launch, and one without edges skips the second.
-More candidates than there is room for are a case for the last launch too: it walks over the row itself, slowly.
+Rows that ask for less do less: a greedy row is done after the first launch, and one without edges skips the next two.
+If there are more candidates than room, the last launch walks over the row itself, slowly.
 
 Masses are integers, 2^-40 of the most likely token's, and so are counts. Their sums are exact, so tokens depend
 neither on the order of sums nor on the order in which candidates are stored.
@@ -32,6 +33,10 @@ LOW_BITS, LOW_MASK = (
     tl.constexpr(30),
     tl.constexpr(2**30 - 1),
 )  # of a mass that is stored in two words
+LN2 = tl.constexpr(0.6931471805599453)
+BOUND_SLACK = tl.constexpr(
+    1e-3
+)  # more than rounding can be, where noise is compared with its bound
 BRANCHES = tl.constexpr(16)  # a search divides its range by
 
 
@@ -139,11 +144,16 @@ def _mix(x):
 
 
 @triton.jit
-def _noise(keys, row, ids):
-    """See `noise.gumbel` and `noise.token_hash`."""
+def _uniform(keys, row, ids):
+    """See `noise.token_hash`, and the first half of `noise.gumbel`."""
     low, high = tl.load(keys + 2 * row), tl.load(keys + 2 * row + 1)
     bits = _mix(_mix(ids.to(tl.uint32) + low) ^ high)
-    uniform = tl.minimum((bits.to(tl.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
+    return tl.minimum((bits.to(tl.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
+
+
+@triton.jit
+def _gumbel(uniform):
+    """See `noise.gumbel`. It is at most -log(uniform), and little less where it is large."""
     # log1p(-uniform), by what rounding 1 - uniform has changed.
     rest = 1 - uniform
     exact = tl.where(rest == 1, 1.0, tl.log(rest) / (rest - 1))
@@ -330,6 +340,18 @@ def _load_mass(words, mask):
 
 
 @triton.jit
+def _reached(
+    values, largest, keys, row, top, t, m, high, PARTS: tl.constexpr, PARTS_LINE: tl.constexpr
+):
+    """The best score among the largest of each part: few tokens need noise to see that they are below it."""
+    part = tl.arange(0, PARTS_LINE)
+    here, own = part < PARTS, row * PARTS + part
+    s = _scaled(tl.load(values + own, mask=here, other=float("-inf")), top, t, m)
+    noise = _gumbel(_uniform(keys, row, tl.load(largest + own, mask=here, other=0)))
+    return tl.max(tl.where(s >= high, s + noise, float("-inf")))
+
+
+@triton.jit
 def _gather(
     logits,  # [B, V]
     keys,  # [B, 2]
@@ -339,6 +361,7 @@ def _gather(
     min_p,  # [B]
     banned,  # [B, n]
     values,  # [B, parts]
+    largest,  # [B, parts]
     bound,  # [B]
     levels,  # [B, LEVELS]
     masses,  # [B, parts, LEVELS]
@@ -379,6 +402,7 @@ def _gather(
         if part == 0:
             tl.store(bounds + 2 * row, low)
             tl.store(bounds + 2 * row + 1, high)
+        reached = _reached(values, largest, keys, row, top, t, m, high, PARTS, PARTS_LINE)
         num_banned = _num_banned(banned, row, BANNED, BANNED_LINE)
         lane = tl.arange(0, PIECE)
         score, token = (
@@ -406,9 +430,12 @@ def _gather(
                     tl.store(found + row * ROOM + place, x, mask=near)
                     tl.store(found_ids + row * ROOM + place, ids, mask=near)
             if best >= high:
-                noisy = tl.where(s >= high, s + _noise(keys, row, ids), float("-inf"))
-                token = tl.where(noisy > score, ids, token)
-                score = tl.maximum(noisy, score)
+                uniform = _uniform(keys, row, ids)
+                reach = tl.where(s >= high, s - tl.log2(uniform) * LN2, float("-inf"))
+                if tl.max(reach) + BOUND_SLACK >= reached:
+                    noisy = tl.where(s >= high, s + _gumbel(uniform), float("-inf"))
+                    token = tl.where(noisy > score, ids, token)
+                    score = tl.maximum(noisy, score)
         best_score, best_token = _first_best(score, token, VOCAB)
         tl.store(scores + own, best_score)
         tl.store(tokens + own, best_token)
@@ -657,7 +684,9 @@ def _choose(
                     ROOM,
                     BLOCK,
                 )
-                noisy = tl.where(_sortable(s) >= edge, s + _noise(keys, row, ids), float("-inf"))
+                noisy = tl.where(
+                    _sortable(s) >= edge, s + _gumbel(_uniform(keys, row, ids)), float("-inf")
+                )
                 # Candidates are in no order: of equal scores the first token.
                 better = (noisy > lane_best) | ((noisy == lane_best) & (ids < lane_token))
                 lane_best = tl.where(better, noisy, lane_best)
@@ -706,12 +735,12 @@ def sample_tokens_triton(
         ROOM=config.room,
     )
     found = call(
-        *(_gather, logits, keys, *asked, values, bound, levels, masses, *finer, counts),
+        *(_gather, logits, keys, *asked, values, tokens, bound, levels, masses, *finer, counts),
         outputs=[
             *(floats(parts), ints(parts), ints(parts, 4), floats(2)),
             *(floats(config.room), ints(config.room)),
         ],
-        in_place=[14],
+        in_place=[15],
         **(of | walk | line | {"num_warps": config.gather_warps}),
         PIECE=config.piece,
         ROOM=config.room,

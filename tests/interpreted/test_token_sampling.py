@@ -102,12 +102,12 @@ def test_tied_logits_take_the_first_and_stay_together():
     assert_as_defined(rows(given | {"logits": coarse}, *range(12)))
 
 
-@pytest.mark.parametrize("top_p", [0.0, 1e-7, 0.99999, 1 - 2**-24])
+@pytest.mark.parametrize("top_p", [0.0, 1e-7, 1 - 2**-24])
 def test_extreme_masses(top_p):
     assert_as_defined(asking(3000, *FILTERS) | {"top_p": jnp.full(len(FILTERS), top_p)})
 
 
-@pytest.mark.parametrize("temperature", [1e-38, 1e-6, 1e-2, 100.0, 1e30])
+@pytest.mark.parametrize("temperature", [1e-38, 1e-2, 1e30])
 def test_extreme_temperatures(temperature):
     given = asking(3000, *FILTERS)
     assert_as_defined(given | {"temperature": jnp.full(len(FILTERS), temperature, jnp.float32)})
