@@ -29,14 +29,12 @@ from pallas_kernels.triton import cdiv, power_of_two
 LEVELS = tl.constexpr(16)  # sums of mass: at or above 15 levels, and of all tokens
 SLACK = tl.constexpr(2.0**-16)  # more than a float32 sum of masses can be wrong by, relatively
 ONE = tl.constexpr(2.0**40)  # the mass of the most likely token
-LOW_BITS, LOW_MASK = (
-    tl.constexpr(30),
-    tl.constexpr(2**30 - 1),
-)  # of a mass that is stored in two words
+# A mass is stored in two words; the lower one has 30 bits.
+LOW_BITS = tl.constexpr(30)
+LOW_MASK = tl.constexpr(2**30 - 1)
 LN2 = tl.constexpr(0.6931471805599453)
-BOUND_SLACK = tl.constexpr(
-    1e-3
-)  # more than rounding can be, where noise is compared with its bound
+# More than rounding can be, where noise is compared with its bound.
+BOUND_SLACK = tl.constexpr(1e-3)
 BRANCHES = tl.constexpr(16)  # a search divides its range by
 
 
@@ -709,10 +707,13 @@ def sample_tokens_triton(
     of |= {"PARTS": parts}
     walk = {"PART": config.part, "grid": (parts, rows), "num_warps": config.part_warps}
     line = {"PARTS_LINE": power_of_two(parts)}
-    floats, ints = (
-        lambda *shape: jax.ShapeDtypeStruct((rows, *shape), jnp.float32),
-        lambda *shape: jax.ShapeDtypeStruct((rows, *shape), jnp.int32),
-    )
+
+    def floats(*shape: int):
+        return jax.ShapeDtypeStruct((rows, *shape), jnp.float32)
+
+    def ints(*shape: int):
+        return jax.ShapeDtypeStruct((rows, *shape), jnp.int32)
+
     values, tokens, groups, counts = call(
         *(_maxima, logits, banned),
         outputs=[floats(parts), ints(parts), floats(num_groups), ints()],
@@ -720,6 +721,7 @@ def sample_tokens_triton(
         LINE=config.line,
         GROUP=config.group,
     )
+    temperature, top_p, min_p = (x.astype(jnp.float32) for x in (temperature, top_p, min_p))
     asked = (temperature, top_k, top_p, min_p, banned)
     bound, levels, masses = call(
         *(_narrow, logits, *asked, values, groups),
