@@ -95,7 +95,9 @@ def _interpret(kernel: Callable, shapes, in_place, grid, constants: dict, *input
     from pallas_kernels.triton_interpreter import Tensor
 
     arrays = [np.array(array) for array in inputs]  # copies: the kernel may write some of them
-    made = [np.full(shape.shape, 0, shape.dtype) for shape in shapes[len(in_place) :]]
+    made = [np.empty(shape.shape, shape.dtype) for shape in shapes[len(in_place) :]]
+    for array in made:  # 3.4e38 and the like: what a kernel leaves out is seen
+        array.reshape(-1).view(np.uint8)[...] = 0x7F
     with np.errstate(all="ignore"):  # a GPU does not warn either
         kernel[grid](*(Tensor(array) for array in (*arrays, *made)), **constants)
     return (*(arrays[i] for i in in_place), *made)
