@@ -15,6 +15,7 @@ from hybrid_jax.compile_cache import enable_compile_cache
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.describe import describe
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.program_store import open_store
 from hybrid_jax.engine.this_device import first_device, held_bytes
 from hybrid_jax.engine_thread import Call, EngineThread, check_process, wait_for_dropped
 from hybrid_jax.feed import Feed
@@ -116,7 +117,7 @@ class LLM:
         defaults = default_params(folder)
         wait_for_dropped(SECONDS_FOR_DROPPED)
         engine_config = settle(load_config(folder), settings, dtype=dtype)
-        enable_compile_cache(device=first_device())
+        programs = enable_compile_cache(device=first_device())
         no_room = device_memory_for("the weights", "use dtype='bfloat16' or a smaller model")
         with shown(progress, "loading", unit=1e-6) as report, no_room:
             config, params = load_model(folder, dtype=dtype, progress=report)
@@ -127,6 +128,7 @@ class LLM:
             engine_config,
             defaults,
             quiet,
+            programs,
         )
 
     @classmethod
@@ -142,12 +144,12 @@ class LLM:
     ) -> LLM:
         """An LLM of weights already in memory, in `dtype`; the options are those of `LLM`."""
         check_process()
-        enable_compile_cache(device=first_device())
+        programs = enable_compile_cache(device=first_device())
         self = cls.__new__(cls)
         settings = engine_options(options, own=("tokenizer", "dtype", "quiet"))
         wait_for_dropped(SECONDS_FOR_DROPPED)
         engine_config = settle(config, settings, dtype=dtype, params=params)
-        self._start(config, params, tokenizer, engine_config, SamplingParams(), quiet)
+        self._start(config, params, tokenizer, engine_config, SamplingParams(), quiet, programs)
         return self
 
     def _start(
@@ -158,10 +160,12 @@ class LLM:
         engine_config: EngineConfig,
         defaults: SamplingParams,
         quiet: bool,
+        programs: Path | None,
     ) -> None:
         self.model_config, self.engine_config = config, engine_config
         with device_memory_for("arena, rings and tables", "lower memory or max_rows"):
-            engine = Engine(config, params, engine_config)
+            store = open_store(programs, first_device())
+            engine = Engine(config, params, engine_config, store)
         self._params = params
         self._weight_bytes = held_bytes(params)
         self._ledger = Ledger()

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from hybrid_jax.engine.program_store import ProgramStore
 from hybrid_jax.machine import give_back_free_memory
 from pallas_kernels.triton import for_cuda
 
@@ -76,11 +77,12 @@ class Compiling:
 
 
 class Program:
-    """A jitted function of one shape: compiled at its first call, under the clock.
+    """A jitted function for arguments of one shape: compiled before its first call, under the clock, or loaded.
 
     Args:
         function: of arrays. donated: the arguments whose memory it takes. name: for the log.
         compiling: keeps the clock. platform: that it is compiled for.
+        store: where programs are kept, or None. identity: what this one is made from (`ProgramStore.name_of`).
     """
 
     def __init__(
@@ -90,39 +92,50 @@ class Program:
         compiling: Compiling,
         platform: str,
         name: str = "",
+        store: ProgramStore | None = None,
+        identity: str = "",
     ) -> None:
         options = GPU_OPTIONS if platform == "gpu" else None
         self._traced_for = for_cuda if platform == "gpu" else contextlib.nullcontext
-        self._jitted = jax.jit(function, donate_argnums=donated, compiler_options=options)
-        self._compiling, self.compiled, self._name = compiling, False, name
+        self._compiling, self._name, self._store = compiling, name, store
+        self._identity = f"{identity} donated={donated} options={options}"
         self._lock = threading.Lock()  # one thread compiles it, another that needs it waits
-        self.lower = self._jitted.lower
+        self._run: Callable | None = None
+        self.lower = jax.jit(function, donate_argnums=donated, compiler_options=options).lower
+
+    @property
+    def compiled(self) -> bool:
+        return self._run is not None
 
     def __call__(self, *args: Any) -> Any:
-        if self.compiled:
-            return self._jitted(*args)
-        jax.block_until_ready(args)  # what still runs is no compiling
-        with self._compiling.next_program(), self._lock, self._traced_for():
-            start = time.perf_counter()
-            results = self._jitted(*args)
-            self._log(start)
-        self.compiled = True
-        return results
+        if self._run is None:
+            jax.block_until_ready(args)  # what still runs is no compiling
+            with self._compiling.next_program():
+                self.compile_ahead(*shapes_of(args))
+        return self._run(*args)
 
     def compile_ahead(self, *shapes: Any) -> None:
         """Compiles it for arguments of these shapes; any thread may do it, and the clock does not run.
 
         Tracing holds Python's lock, but the compiler itself does not.
         """
-        with self._lock, self._traced_for():
-            if not self.compiled:
+        with self._lock:
+            if self._run is None:
                 start = time.perf_counter()
-                self.lower(*shapes).compile()
-                self._log(start)
-                self.compiled = True
+                self._run, how = self._made(shapes)
+                seconds = time.perf_counter() - start
+                LOG.info("%s %s in %.1f s", how, self._name, seconds)
 
-    def _log(self, start: float) -> None:
-        LOG.info("compiled %s in %.1f s", self._name, time.perf_counter() - start)
+    def _made(self, shapes: tuple) -> tuple[Callable, str]:
+        """The program, and how it came."""
+        file = None if self._store is None else self._store.name_of(self._identity, shapes)
+        if file is not None and (stored := self._store.load(file)) is not None:
+            return stored, "loaded"
+        with self._traced_for():
+            lowered = self.lower(*shapes)
+        if self._store is None or file is None:
+            return lowered.compile(), "compiled"
+        return self._store.compiled(file, lowered), "compiled"
 
 
 def shapes_of(tree: Any) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 from hybrid_jax.cache.prefix_order import prefix_order
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.costs import model_costs
+from hybrid_jax.engine.program_store import ProgramStore
 from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.room import find_room
 from hybrid_jax.engine.runner import Pending, Runner
@@ -46,12 +47,19 @@ class Engine:
     Args:
         config: the model. params: its weights, in `engine_config.dtype`.
         engine_config: memory, rows, cache policy and the rest.
+        store: where compiled programs are kept between processes, or None.
 
     Raises:
         ValueError: the memory cannot hold one short sequence, or a setting does not fit the model.
     """
 
-    def __init__(self, config: ModelConfig, params: dict, engine_config: EngineConfig) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        params: dict,
+        engine_config: EngineConfig,
+        store: ProgramStore | None = None,
+    ) -> None:
         self.geometry = make_geometry(config, engine_config)
         held = held_bytes(params)
         self.device = this_device(held=held)
@@ -62,7 +70,7 @@ class Engine:
             max_slots=self.sizes.max_slots,
             max_model_len=self.sizes.max_model_len,
         )
-        self.runner = Runner(config, params, engine_config, self.geometry, **room)
+        self.runner = Runner(config, params, engine_config, self.geometry, **room, store=store)
         costs = model_costs(config, self.geometry)
         self.scheduler = Scheduler(self.geometry, engine_config, costs=costs, **room)
         self._pending: deque[Pending] = deque()

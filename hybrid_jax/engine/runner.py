@@ -19,6 +19,7 @@ from hybrid_jax.engine.compiling import Compiling, Program, shapes_of
 from hybrid_jax.engine.exact import exact_step
 from hybrid_jax.engine.pending import Pending
 from hybrid_jax.engine.plan import DecodeRow, ForkRow, Plan, PrefillRow
+from hybrid_jax.engine.program_store import ProgramStore
 from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.sampling_params import MAX_LOGPROBS
@@ -99,6 +100,7 @@ class Runner:
         config: the model. params: its weights, in the engine's dtype.
         engine: engine settings.
         geometry: shapes. num_frames, max_slots, max_model_len: sizes of the state.
+        store: where compiled programs are kept between processes, or None.
     """
 
     def __init__(
@@ -111,8 +113,9 @@ class Runner:
         num_frames: int,
         max_slots: int,
         max_model_len: int,
+        store: ProgramStore | None = None,
     ) -> None:
-        self.params = params
+        self.params, self._store = params, store
         device = self._device()
         self._platform = device.platform
         reason = fused.why_unsupported(config, geometry, exact=engine.exact)
@@ -167,6 +170,7 @@ class Runner:
         return pack.Layout(layout.fields + extra)
 
     def _build(self, kind: str, shape=None, variant: Variant = PLAIN) -> Program:
+        static = {}
         if kind in MOVES:
             function, donated = MOVES[kind], 0
         elif kind == "prompt_logprobs":
@@ -190,8 +194,16 @@ class Runner:
             return function(*args)
 
         traced.__name__ = kind
-        name = f"{shape}{variant.suffix}" if kind in STEPS else kind
-        return Program(traced, donated, self.compiling, self._platform, name)
+        step = kind in STEPS
+        return Program(
+            traced,
+            donated,
+            self.compiling,
+            self._platform,
+            name=f"{shape}{variant.suffix}" if step else kind,
+            store=self._store,
+            identity=f"{kind} {shape} {static}",
+        )
 
     def begin_call(self) -> None:
         """A call begins while no other runs: what is compiled by now, it and those that overlap with it may use.

@@ -43,7 +43,7 @@ class FakeEngine:
     script = SCRIPT.encode()
     max_len = 200
 
-    def __init__(self, config, params, engine_config):
+    def __init__(self, config, params, engine_config, store=None):
         self.config, self.engine_config = config, engine_config
         self.max_model_len = min(engine_config.max_model_len or self.max_len, self.max_len)
         self.requests: dict[str, Request] = {}

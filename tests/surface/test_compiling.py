@@ -8,6 +8,7 @@ import sys
 import time
 
 import jax
+import numpy as np
 import pytest
 
 from hybrid_jax import LLM, SamplingParams, progress_bar
@@ -23,7 +24,7 @@ def test_what_still_runs_is_no_compiling(monkeypatch):
     program, seen = Program(lambda x: x + 1, (), clock, "cpu"), []
     monkeypatch.setattr(jax, "block_until_ready", lambda args: seen.append(clock.seconds()))
     clock.listener = lambda number, total: seen.append(number)
-    assert program(1) == 2
+    assert program(np.int32(1)) == 2
     assert seen == [0.0, 1, 0]
 
 

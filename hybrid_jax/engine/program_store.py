@@ -1,0 +1,137 @@
+"""Compiled programs on disk: a process neither traces nor compiles what an earlier one did.
+
+jax's own cache keeps what its compiler made and still has to trace and lower a program to find it there; of a large
+model that takes longer than loading. Here a program goes by what it is made from: this package's source, versions and
+settings of jax, the device, and the shapes and parameters of the step.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import serialize_executable
+
+import pallas_kernels
+
+LOG = logging.getLogger("hybrid_jax.compiling")
+UNUSED_SECONDS = 90 * 86_400.0  # after so long a program is deleted
+# Settings of jax that say where and how it keeps programs and what it prints, not what a program does.
+KEEPS = ("jax_compilation_cache", "jax_persistent_cache", "jax_log", "jax_traceback")
+
+
+class ProgramStore:
+    """Programs in one folder.
+
+    Args:
+        folder: made when the first program is saved. device: that programs are compiled for.
+    """
+
+    def __init__(self, folder: Path, device: jax.Device) -> None:
+        self._folder = folder
+        self._device = (
+            f"{device.platform} {device.device_kind} {device.client.platform_version} {device.id}"
+        )
+
+    def name_of(self, identity: str, arguments: Any) -> str:
+        """The file of a program.
+
+        Args:
+            identity: everything it is made from beside source and arguments. arguments: arrays, or their shapes.
+        """
+        leaves, tree = jax.tree.flatten(arguments)
+        lines = [identity, self._device, _source(), *_settings(), str(tree)]
+        lines += [f"{x.shape} {x.dtype} {getattr(x, 'sharding', None)}" for x in leaves]
+        return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+
+    def load(self, name: str) -> Any:
+        """The program, or None if it is not there or cannot be loaded."""
+        path = self._folder / name
+        try:
+            program = serialize_executable.deserialize_and_load(*pickle.loads(path.read_bytes()))
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # damaged, or of a driver that does not take it
+            LOG.warning("could not load the program %s and compile it again: %s", name, error)
+            return None
+        return program
+
+    def compiled(self, name: str, lowered: jax.stages.Lowered) -> Any:
+        """Compiles a program and keeps it, unless jax had it in its own cache: what was loaded from there cannot be
+        relied on once it is written out again (on a CPU parts of it are missing)."""
+        hits = _hits()
+        program = lowered.compile()
+        if _hits() == hits:
+            self._save(name, program)
+        return program
+
+    def _save(self, name: str, program: Any) -> None:
+        try:
+            data = pickle.dumps(serialize_executable.serialize(program))
+            self._folder.mkdir(parents=True, exist_ok=True)
+            part = self._folder / f"{name}.{os.getpid()}.part"
+            part.write_bytes(data)
+            part.replace(self._folder / name)
+            self._tidy()
+        except Exception as error:  # no room, or a program that calls back into Python
+            LOG.info("could not keep the program %s: %s", name, error)
+
+    def _tidy(self) -> None:
+        for path in self._folder.iterdir():
+            try:
+                if path.stat().st_mtime < time.time() - UNUSED_SECONDS:
+                    path.unlink()
+            except OSError:  # another process was first
+                pass
+
+
+def open_store(folder: Path | None, device: jax.Device) -> ProgramStore | None:
+    """The store of a GPU's programs beside jax's cache in this folder, or None without one."""
+    if folder is None or device.platform == "cpu":
+        return None
+    return ProgramStore(folder / "programs", device)
+
+
+@functools.cache
+def _counter() -> threading.local:
+    """Counts, in each thread, programs that jax found in its own cache."""
+    counts = threading.local()
+
+    def count(event: str, **_: Any) -> None:
+        if event == "/jax/compilation_cache/cache_hits":
+            counts.hits = getattr(counts, "hits", 0) + 1
+
+    jax.monitoring.register_event_listener(count)
+    return counts
+
+
+def _hits() -> int:
+    return getattr(_counter(), "hits", 0)
+
+
+def _settings() -> Iterator[str]:
+    yield f"{jax.__version__} {metadata.version('jaxlib')} {os.environ.get('XLA_FLAGS')}"
+    for name, value in sorted(jax.config.values.items()):
+        if not name.startswith(KEEPS):
+            yield f"{name}={value!r}"
+
+
+@functools.cache
+def _source() -> str:
+    """A digest of the source of both packages."""
+    digest = hashlib.blake2b(digest_size=16)
+    for root in (Path(__file__).resolve().parents[1], Path(pallas_kernels.__path__[0])):
+        for path in sorted(root.rglob("*.py")):
+            digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()

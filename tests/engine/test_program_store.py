@@ -1,0 +1,181 @@
+"""Programs on disk: the same answers without tracing, and nothing else is taken for one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+from hybrid_jax.config import EngineConfig
+from hybrid_jax.engine import program_store
+from hybrid_jax.engine.compiling import Compiling, Program
+from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.program_store import ProgramStore, open_store
+from tests.engine.test_larger_programs import generate
+from tests.tiny_models import tiny_model
+
+pytestmark = pytest.mark.usefixtures("no_compile_cache")
+SETTINGS = EngineConfig(max_rows=2, prefill_tokens=32, steps_per_dispatch=4)
+
+
+@pytest.fixture
+def store(tmp_path) -> ProgramStore:
+    return ProgramStore(tmp_path / "programs", jax.devices()[0])
+
+
+def engine(store: ProgramStore | None, name: str = "bamba", **settings) -> Engine:
+    config, params = tiny_model(name)
+    return Engine(config, params, replace(SETTINGS, **settings), store)
+
+
+def test_a_second_process_traces_nothing_and_says_the_same(store, caplog):
+    caplog.set_level(logging.INFO, "hybrid_jax.compiling")
+    first, second = engine(store), engine(store)
+    want = [generate(first, length=40, count=2), generate(first, length=40, count=2)]
+    assert first.stats()["num_traces"] > 2 and "loaded" not in caplog.text
+    assert [generate(second, length=40, count=2), generate(second, length=40, count=2)] == want
+    assert second.stats()["num_traces"] == 0 and second.compile_seconds() > 0
+    assert "loaded DecodeBucket(" in caplog.text
+    assert want == [generate(engine(None), length=40, count=2)] * 2
+
+
+def test_loaded_programs_take_their_arguments_memory(store):
+    generate(engine(store))
+    loaded = engine(store)
+    before = loaded.runner.state.arena
+    generate(loaded)
+    assert before.is_deleted()
+
+
+@pytest.mark.parametrize(
+    "change", [{"max_rows": 3}, {"memory": 1 << 20}, {"grain": 16}, {}]
+)
+def test_another_engine_or_model_has_programs_of_its_own(store, change):
+    generate(engine(store))
+    other = engine(store, **change) if change else engine(store, name="granite")
+    generate(other)
+    # The smallest programs may be the same: what writes a line of the slot table knows no model.
+    assert other.stats()["num_traces"] >= 2
+
+
+def name_of(store: ProgramStore, identity: str = "step", size: int = 3) -> str:
+    return store.name_of(identity, ({"x": np.zeros(size)}, np.int32(1)))
+
+
+def test_everything_that_a_program_is_made_from_is_in_its_name(store, monkeypatch):
+    names = {name_of(store), name_of(store, "other"), name_of(store, size=4)}
+    names.add(store.name_of("step", ({"y": np.zeros(3)}, np.int32(1))))
+    names.add(store.name_of("step", ({"x": np.zeros(3, np.float32)}, np.int32(1))))
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    names.add(name_of(store))
+    monkeypatch.delenv("XLA_FLAGS")
+    with jax.default_matmul_precision("float32"):
+        names.add(name_of(store))
+    with monkeypatch.context() as patch:
+        patch.setattr(program_store, "_source", lambda: "another release")
+        names.add(name_of(store))
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "__version__", "0.99")
+        names.add(name_of(store))
+    assert len(names) == 9
+    assert name_of(store) in names
+
+
+def program(store: ProgramStore, function) -> Program:
+    return Program(function, (), Compiling(), "cpu", "a program", store, "identity")
+
+
+def test_a_damaged_file_is_compiled_again_and_replaced(store, tmp_path, caplog):
+    assert program(store, lambda x: x + 1)(np.float32(1)) == 2
+    (path,) = (tmp_path / "programs").iterdir()
+    good = path.read_bytes()
+    path.write_bytes(good[: len(good) // 2])
+    assert program(store, lambda x: x + 1)(np.float32(1)) == 2
+    assert f"could not load the program {path.name}" in caplog.text
+    # Loaded at last: the function itself is not looked at.
+    assert program(store, lambda x: x + 5)(np.float32(1)) == 2
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_else(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "hybrid_jax.compiling")
+    (tmp_path / "programs").write_text("a file")
+    blocked = ProgramStore(tmp_path / "programs", jax.devices()[0])
+    assert program(blocked, lambda x: x + 1)(np.float32(1)) == 2
+    assert "could not keep the program" in caplog.text
+
+
+def test_a_program_that_calls_back_is_not_kept(store, tmp_path):
+    def calls(x):
+        jax.debug.callback(lambda x: None, x)
+        return x + 1
+
+    for _ in range(2):
+        assert program(store, calls)(np.float32(1)) == 2
+    assert not list((tmp_path / "programs").glob("*"))
+
+
+def test_what_nobody_used_for_long_is_deleted(store, tmp_path):
+    program(store, lambda x: x + 1)(np.float32(1))
+    (old,) = (tmp_path / "programs").iterdir()
+    past = time.time() - program_store.UNUSED_SECONDS - 60
+    os.utime(old, (past, past))
+    program(store, lambda x: x + 1)(np.float32(1))  # a use
+    program(store, lambda x: x + 1)(np.float64(1))
+    assert old.exists()
+    os.utime(old, (past, past))
+    program(store, lambda x: x + 1)(np.int32(1))
+    assert not old.exists()
+
+
+def test_what_jax_had_in_its_own_cache_is_not_written_out_again(store, tmp_path, monkeypatch):
+    lowered = jax.jit(lambda x: x + 1).lower(np.float32(1))
+    compile_it = lowered.compile
+
+    def found_in_the_cache():
+        jax.monitoring.record_event("/jax/compilation_cache/cache_hits")
+        return compile_it()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lowered, "compile", found_in_the_cache)
+        assert store.compiled("a", lowered)(np.float32(1)) == 2
+    assert not (tmp_path / "programs").exists()
+    store.compiled("a", lowered)
+    assert store.load("a")(np.float32(1)) == 2
+
+
+def test_jax_says_when_it_had_a_program(tmp_path):
+    """The event that `compiled` goes by."""
+    hits = program_store._hits()
+    settings = {
+        "jax_enable_compilation_cache": True,
+        "jax_compilation_cache_dir": str(tmp_path),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+    }
+    old = {name: getattr(jax.config, name) for name in settings}
+    try:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        reset_cache()
+        for expected in (0, 1):
+            jax.clear_caches()
+            jax.jit(lambda x: x * 3 + 1).lower(np.float32(1)).compile()
+            assert program_store._hits() == hits + expected
+    finally:
+        for name, value in old.items():
+            jax.config.update(name, value)
+        reset_cache()
+
+
+def test_only_a_gpu_with_a_folder_has_a_store(tmp_path):
+    gpu = SimpleNamespace(
+        platform="gpu", device_kind="H200", client=SimpleNamespace(platform_version="12"), id=0
+    )
+    assert isinstance(open_store(tmp_path, gpu), ProgramStore)
+    assert open_store(None, gpu) is None and open_store(tmp_path, jax.devices()[0]) is None
