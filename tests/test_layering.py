@@ -57,7 +57,14 @@ class Room:
 # The first room whose prefix fits decides. Within a room everything may import everything.
 ROOMS = (
     Room(("pallas_kernels.jax_triton",), ("pallas_kernels",), ("jax", "numpy", "jax_triton")),
-    Room(("pallas_kernels.token_sampling.triton_kernel",), ("pallas_kernels",), ("jax", "triton")),
+    Room(
+        (
+            "pallas_kernels.ssd_scan.triton_kernel",
+            "pallas_kernels.token_sampling.triton_kernel",
+        ),
+        ("pallas_kernels",),
+        ("jax", "triton"),
+    ),
     Room(("pallas_kernels",), ("pallas_kernels",), ("jax", "numpy")),
     Room(
         (
@@ -173,6 +180,7 @@ ROOMS = (
 # Where an import may stand inside a function, and why.
 LATE_IMPORTS = {
     "pallas_kernels.jax_triton": "jax-triton belongs to the extra `triton`",
+    "pallas_kernels.ssd_scan.triton_scan": "triton belongs to the extra `triton`",
     "pallas_kernels.token_sampling.api": "triton belongs to the extra `triton`",
     "hybrid_jax.checkpoint.orbax": "orbax takes seconds to load, and most loads never need it",
     "hybrid_jax.train": "optax belongs to the extra `train`; the signature is readable without it",

@@ -10,11 +10,6 @@ from pallas_kernels.ssd_scan.kernel import Columns, scan_frames
 from pallas_kernels.ssd_scan.xla import ssd_scan_xla
 
 
-def ssd_scan_pallas(x, dt, A, B, C, initial_state, lengths, state_lengths):
-    """See `api.ssd_scan`; gradients are those of "xla"."""
-    return _differentiable(x, dt, A, B, C, initial_state, lengths, state_lengths)
-
-
 def scan_dense(x, dt, A, B, C, initial_state, lengths, state_lengths, *, config=None):
     """The scan with every head's state a frame of its own."""
     rows, tokens, heads, _ = x.shape
@@ -33,13 +28,11 @@ def scan_dense(x, dt, A, B, C, initial_state, lengths, state_lengths, *, config=
     return y.reshape(x.shape), state.reshape(initial_state.shape)
 
 
-@jax.custom_vjp
-def _differentiable(*arrays):
-    return scan_dense(*arrays)
-
-
-def _forward(*arrays):
-    return scan_dense(*arrays), arrays
+def with_gradients(scan):
+    """The scan, with the gradients of "xla"."""
+    differentiable = jax.custom_vjp(scan)
+    differentiable.defvjp(lambda *arrays: (scan(*arrays), arrays), _backward)
+    return differentiable
 
 
 def _backward(arrays, cotangents):
@@ -48,4 +41,4 @@ def _backward(arrays, cotangents):
     return (*pull(cotangents), None, None)
 
 
-_differentiable.defvjp(_forward, _backward)
+ssd_scan_pallas = with_gradients(scan_dense)

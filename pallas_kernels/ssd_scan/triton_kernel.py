@@ -1,0 +1,310 @@
+"""The scan in Triton: what `triton_scan` launches. Imports triton, which is optional.
+
+Tokens are taken in chunks of CHUNK. Where dt is 0, and on padding, `early` is infinite: such a token leaves no trace.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOWEST = tl.constexpr(-128.0)  # exp of it is zero in float32
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _rounded(a, INTERPRETED: tl.constexpr):
+    """The nearest bfloat16, which the interpreter would not round to but cut off; NaN and infinities stay."""
+    if INTERPRETED:
+        bits = a.to(tl.float32).to(tl.uint32, bitcast=True)
+        up = bits + 0x7FFF + ((bits >> 16) & 1)
+        finite = (bits & 0x7F800000) != 0x7F800000
+        bits = tl.where(finite, up, bits) & 0xFFFF0000
+        return bits.to(tl.float32, bitcast=True).to(tl.bfloat16)
+    else:
+        return a.to(tl.bfloat16)
+
+
+@triton.jit
+def _operand(a, INTERPRETED: tl.constexpr):
+    """Rounded to bfloat16 for a product; the interpreter multiplies float32 alone."""
+    if INTERPRETED:
+        return _rounded(a, INTERPRETED).to(tl.float32)
+    else:
+        return a.to(tl.bfloat16)
+
+
+@triton.jit
+def _scaled(xs, left, INTERPRETED: tl.constexpr):
+    """x^T with a factor for every token, [P, CHUNK]."""
+    return _operand(tl.trans(xs).to(tl.float32) * left[None, :], INTERPRETED)
+
+
+@triton.jit
+def _line(decays, tokens, row, head, HEADS: tl.constexpr, CHUNK: tl.constexpr):
+    """Where a head's decays begin."""
+    return decays + (row.to(tl.int64) * HEADS + head) * (2 * tl.cdiv(tokens, CHUNK) * CHUNK)
+
+
+@triton.jit
+def _outputs(
+    xs,  # [CHUNK, P]
+    Bs,  # [CHUNK, R]
+    Cs,  # [CHUNK, R]
+    state,  # [P, R]
+    late,  # [CHUNK]
+    early,  # [CHUNK]
+    skip,
+    q,
+    k,
+    SKIPS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """y of a chunk, [CHUNK, P]: what the state at its start gives, and what its own tokens give."""
+    out = tl.dot(Cs, tl.trans(_operand(state, INTERPRETED))) * tl.exp2(late)[:, None]
+    between = tl.where(q[:, None] >= k[None, :], late[:, None] - early[None, :], float("-inf"))
+    weights = tl.dot(Cs, tl.trans(Bs)) * tl.exp2(between)
+    if SKIPS:
+        weights = tl.where(q[:, None] == k[None, :], weights + skip, weights)
+    return tl.dot(_operand(weights, INTERPRETED), _operand(xs, INTERPRETED), out)
+
+
+@triton.jit
+def decay_kernel(
+    dt,  # [B, T, M]
+    A,  # [M]
+    lengths,  # [B]
+    sizes,  # first_frame, T, 0
+    decays,  # [B, M, T' / CHUNK, 2, CHUNK]
+    HEADS: tl.constexpr,
+    TILE: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Of every token `late`, log2 of the decay from its chunk's start up to it, and `early`, that less log2 of its dt.
+
+    A token k adds exp2(late_q - early_k) times x_k to a later token q of its chunk: one exponential, dt included.
+    """
+    chunk, tile, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    tokens, end = tl.load(sizes + 1), tl.load(lengths + row)
+    q, head = tl.arange(0, CHUNK), tile * TILE + tl.arange(0, TILE)
+    token, held = chunk * CHUNK + q, head < HEADS
+    places = (row.to(tl.int64) * tokens + token)[:, None] * HEADS + head[None, :]
+    steps = tl.load(dt + places, mask=(token < end)[:, None] & held[None, :], other=0.0)
+    steps = steps.to(tl.float32)
+    rate = tl.load(A + head, mask=held, other=0.0).to(tl.float32)
+    late = tl.cumsum(tl.maximum(steps * rate[None, :], LOWEST) * LOG2E, axis=0)
+    line = _line(decays, tokens, row, head, HEADS, CHUNK)[None, :] + 2 * chunk * CHUNK
+    tl.store(line + q[:, None], late, mask=held[None, :])
+    traced = steps > 0
+    early = tl.where(traced, late - tl.log2(tl.where(traced, steps, 1.0)), float("inf"))
+    tl.store(line + CHUNK + q[:, None], early, mask=held[None, :])
+
+
+@triton.jit
+def added_kernel(
+    xBC,  # [B, T, E]
+    decays,  # [B, M, T' / CHUNK, 2, CHUNK]
+    lengths,  # [B]
+    sizes,  # first_frame, T, 0
+    added,  # [B, M, S, P R]
+    totals,  # [B, M, S]
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SIZE: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    P: tl.constexpr,
+    R: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """What a segment that another one follows adds to a state of zeros, and log2 of its decay.
+
+    From the last chunk to the first: so nothing added is ever scaled again.
+    """
+    E: tl.constexpr = HEADS * WIDTH + 2 * GROUPS * SIZE
+    head, segment, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if tl.load(lengths + row) > (segment + 1) * SEGMENT:
+        tokens = tl.load(sizes + 1)
+        q, p, r = tl.arange(0, CHUNK), tl.arange(0, P), tl.arange(0, R)
+        x = head * WIDTH + p[None, :]
+        B = HEADS * WIDTH + head // (HEADS // GROUPS) * SIZE + r[None, :]
+        line = _line(decays, tokens, row, head, HEADS, CHUNK)
+        xBC += row.to(tl.int64) * tokens * E
+        state, later = tl.zeros((P, R), tl.float32), 0.0
+        for i in range(SEGMENT // CHUNK):
+            start = (segment + 1) * SEGMENT - (i + 1) * CHUNK
+            at = (start + q)[:, None] * E
+            xs = tl.load(xBC + at + x, mask=(p < WIDTH)[None, :], other=0.0)
+            Bs = tl.load(xBC + at + B, mask=(r < SIZE)[None, :], other=0.0)
+            total = tl.load(line + 2 * start + CHUNK - 1)
+            left = tl.exp2(later + total - tl.load(line + 2 * start + CHUNK + q))
+            state = tl.dot(_scaled(xs, left, INTERPRETED), _operand(Bs, INTERPRETED), state)
+            later += total
+        unit = (row * HEADS + head) * tl.cdiv(tokens, SEGMENT) + segment
+        words = p[:, None] * SIZE + r[None, :]
+        held = (p < WIDTH)[:, None] & (r < SIZE)[None, :]
+        tl.store(added + unit.to(tl.int64) * (WIDTH * SIZE) + words, state, mask=held)
+        tl.store(totals + unit, later)
+
+
+@triton.jit
+def starts_kernel(
+    starts,  # [B, M, S, P R] in: what segments add; out: the states they start from
+    arena,  # [U, W]
+    read,  # [B, F]
+    exists,  # [B]
+    totals,  # [B, M, S]
+    lengths,  # [B]
+    sizes,  # first_frame, T, 0
+    HEADS: tl.constexpr,
+    WORDS: tl.constexpr,
+    FRAMES: tl.constexpr,
+    FRAME: tl.constexpr,
+    PER_FRAME: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    part, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    word = part * BLOCK + tl.arange(0, BLOCK)
+    frame = tl.load(read + row * FRAMES + tl.load(sizes) + head // PER_FRAME).to(tl.int64)
+    there = (word < WORDS) & (tl.load(exists + row) != 0)
+    state = tl.load(arena + frame * FRAME + head % PER_FRAME * WORDS + word, mask=there, other=0)
+    state = state.to(tl.float32, bitcast=True)
+    unit = (row * HEADS + head) * tl.cdiv(tl.load(sizes + 1), SEGMENT)
+    starts += unit.to(tl.int64) * WORDS + word
+    count = tl.maximum(tl.cdiv(tl.load(lengths + row), SEGMENT), 1)  # an empty row keeps its state
+    for segment in range(count):
+        # What the last one adds was never made, and no segment starts from what would follow.
+        more = segment + 1 < count
+        added = tl.load(starts, mask=(word < WORDS) & more, other=0.0)
+        tl.store(starts, state, mask=word < WORDS)
+        total = tl.load(totals + unit + segment, mask=more, other=0.0)
+        state = state * tl.exp2(total) + added
+        starts += WORDS
+
+
+@triton.jit
+def scan_kernel(
+    arena,  # [U, W]
+    read,  # [B, F]
+    write,  # [B, F]
+    exists,  # [B]
+    xBC,  # [B, T, E]
+    D,  # [M]
+    decays,  # [B, M, T' / CHUNK, 2, CHUNK]
+    starts,  # [B, M, S, P R]; not read where rows are not CUT into segments
+    lengths,  # [B]
+    state_lengths,  # [B]
+    sizes,  # first_frame, T, 0
+    y,  # [B, T, M P]
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUPS: tl.constexpr,
+    SIZE: tl.constexpr,
+    FRAMES: tl.constexpr,
+    FRAME: tl.constexpr,
+    PER_FRAME: tl.constexpr,
+    SKIPS: tl.constexpr,
+    CUT: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    P: tl.constexpr,
+    R: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """A segment of one head from the state at its start; the last chunk of a row comes after the others, with masks."""
+    INNER: tl.constexpr = HEADS * WIDTH
+    E: tl.constexpr = INNER + 2 * GROUPS * SIZE
+    head, segment, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    q, k, p, r = tl.arange(0, CHUNK), tl.arange(0, CHUNK), tl.arange(0, P), tl.arange(0, R)
+    in_p, in_r = (p < WIDTH)[None, :], (r < SIZE)[None, :]
+    held = (p < WIDTH)[:, None] & in_r
+    words = head % PER_FRAME * (WIDTH * SIZE) + p[:, None] * SIZE + r[None, :]
+    skip = 0.0
+    if SKIPS:
+        skip = tl.load(D + head).to(tl.float32)
+    first = segment * SEGMENT
+    final = (
+        tl.maximum(tl.cdiv(tl.load(lengths + row), CHUNK) - 1, 0) * CHUNK
+    )  # the last chunk's start
+
+    if first <= final:
+        tokens = tl.load(sizes + 1)
+        if CUT:
+            unit = (row * HEADS + head) * tl.cdiv(tokens, SEGMENT) + segment
+            start_words = p[:, None] * SIZE + r[None, :]
+            start_words += unit.to(tl.int64) * (WIDTH * SIZE)
+            state = tl.load(starts + start_words, mask=held, other=0.0)
+        else:
+            place = row * FRAMES + tl.load(sizes) + head // PER_FRAME
+            frame = tl.load(read + place).to(tl.int64) * FRAME
+            there = held & (tl.load(exists + row) != 0)
+            state = tl.load(arena + frame + words, mask=there, other=0)
+            state = state.to(tl.float32, bitcast=True)
+
+        inputs, x = xBC + row.to(tl.int64) * tokens * E, head * WIDTH
+        B = INNER + head // (HEADS // GROUPS) * SIZE
+        C = B + GROUPS * SIZE
+        line = _line(decays, tokens, row, head, HEADS, CHUNK)
+        outputs = y + row.to(tl.int64) * tokens * INNER + x
+        for start in range(first, tl.minimum(final, first + SEGMENT), CHUNK):
+            at = (start + q)[:, None]
+            xs = tl.load(inputs + (at * E + (x + p)[None, :]), mask=in_p, other=0.0)
+            Bs = tl.load(inputs + (at * E + (B + r)[None, :]), mask=in_r, other=0.0)
+            Cs = tl.load(inputs + (at * E + (C + r)[None, :]), mask=in_r, other=0.0)
+            Bs, Cs = _operand(Bs, INTERPRETED), _operand(Cs, INTERPRETED)
+            late = tl.load(line + 2 * start + q)
+            early = tl.load(line + 2 * start + CHUNK + k)
+            total = tl.load(line + 2 * start + CHUNK - 1)
+            scaled = _scaled(xs, tl.exp2(total - early), INTERPRETED)
+            out = _outputs(xs, Bs, Cs, state, late, early, skip, q, k, SKIPS, INTERPRETED)
+            state = tl.dot(scaled, Bs, state * tl.exp2(total))
+            tl.store(outputs + at * INNER + p[None, :], _rounded(out, INTERPRETED), mask=in_p)
+
+        if final < first + SEGMENT:
+            # All places are worked out again, from numbers the compiler cannot know to be the same: the loop has no
+            # register to spare for them.
+            zero = tl.load(sizes + 2)
+            row += zero
+            head += zero
+            tokens, end = tl.load(sizes + 1), tl.load(lengths + row)
+            kept = tl.load(state_lengths + row)
+            start = tl.maximum(tl.cdiv(end, CHUNK) - 1, 0) * CHUNK
+            inputs, x = xBC + row.to(tl.int64) * tokens * E, head * WIDTH
+            B = INNER + head // (HEADS // GROUPS) * SIZE
+            C = B + GROUPS * SIZE
+            line = _line(decays, tokens, row, head, HEADS, CHUNK)
+            outputs = y + row.to(tl.int64) * tokens * INNER + x
+            at = (start + q)[:, None]
+            real = at < end
+            xs = tl.load(inputs + (at * E + (x + p)[None, :]), mask=in_p & real, other=0.0)
+            Bs = tl.load(inputs + (at * E + (B + r)[None, :]), mask=in_r & real, other=0.0)
+            Cs = tl.load(inputs + (at * E + (C + r)[None, :]), mask=in_r & real, other=0.0)
+            Bs, Cs = _operand(Bs, INTERPRETED), _operand(Cs, INTERPRETED)
+            late = tl.load(line + 2 * start + q)
+            early = tl.load(line + 2 * start + CHUNK + k)
+            out = _outputs(xs, Bs, Cs, state, late, early, skip, q, k, SKIPS, INTERPRETED)
+            tl.store(
+                outputs + at * INNER + p[None, :], _rounded(out, INTERPRETED), mask=in_p & real
+            )
+            if kept > start:  # the checkpoint stands in this chunk, or at its start
+                total = tl.load(line + start + kept - 1)
+                left = tl.where(start + k < kept, tl.exp2(total - early), 0.0)
+                state = tl.dot(_scaled(xs, left, INTERPRETED), Bs, state * tl.exp2(total))
+            place = row * FRAMES + tl.load(sizes) + head // PER_FRAME
+            frame = tl.load(write + place).to(tl.int64) * FRAME
+            words = head % PER_FRAME * (WIDTH * SIZE) + p[:, None] * SIZE + r[None, :]
+            tl.store(arena + frame + words, state.to(tl.uint32, bitcast=True), mask=held)
+
+    zero = tl.load(sizes + 2)
+    row += zero
+    head += zero
+    first += zero
+    tokens, end = tl.load(sizes + 1), tl.load(lengths + row)
+    outputs = y + row.to(tl.int64) * tokens * INNER + head * WIDTH
+    zeros = tl.zeros((CHUNK, P), tl.bfloat16)
+    padding = tl.maximum(first, end // CHUNK * CHUNK)
+    for start in range(padding, tl.minimum(first + SEGMENT, tokens), CHUNK):
+        at = (start + q)[:, None]
+        tl.store(outputs + at * INNER + p[None, :], zeros, mask=(at >= end) & (at < tokens) & in_p)

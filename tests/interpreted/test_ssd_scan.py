@@ -1,0 +1,166 @@
+"""The scan's Triton kernels against the recurrence: frames, segments, checkpoints, padding and batches."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import ssd_scan
+from pallas_kernels.records import Records, read_states
+from pallas_kernels.ssd_scan import ssd_scan_frames, triton_scan
+from pallas_kernels.ssd_scan.cases import SMALL_CASES, Case, make_inputs
+from tests.kernels.test_ssd_scan import (
+    RAGGED,
+    ROUNDED,
+    TAIL,
+    assert_close,
+    assert_same_bits,
+    relative_error,
+    scan,
+)
+from tests.kernels.test_ssd_scan_frames import ODD, arguments, expected, records_of
+
+CUT = Case(
+    name="cut_into_segments",
+    rows=5,
+    tokens=600,
+    heads=2,
+    groups=2,
+    lengths=(600, 256, 300, 0, 257),
+    state_lengths=(576, 250, 280, 0, 256),
+    initial_state=True,
+)
+ONE_GROUP = replace(RAGGED, name="one_group", groups=1)
+FRAME_CASES = [
+    replace(RAGGED, state_lengths=RAGGED.lengths),
+    replace(ONE_GROUP, state_lengths=RAGGED.lengths),
+    TAIL,
+    ODD,
+    CUT,
+]
+
+
+def run(case: Case, given: dict, **static) -> tuple[np.ndarray, np.ndarray]:
+    """`ssd_scan_frames` in Triton; outputs and arena."""
+    call = functools.partial(
+        ssd_scan_frames, records=records_of(case), implementation="triton", **static
+    )
+    return tuple(np.asarray(a) for a in jax.jit(call)(**given))
+
+
+@pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+def test_outputs_and_state_equal_the_reference(case):
+    inputs = make_inputs(case, dtype="bfloat16")
+    y, state = scan(**inputs, implementation="triton")
+    want_y, want_state = scan(**inputs, implementation="reference")
+    assert y.dtype == jnp.bfloat16 and state.dtype == jnp.float32
+    assert_close(y, want_y, ROUNDED)
+    assert_close(state, want_state, ROUNDED)
+
+
+@pytest.mark.parametrize("case", FRAME_CASES, ids=lambda case: case.name)
+def test_states_go_from_frames_to_frames(case):
+    given = arguments(case, "bfloat16", 1 if case is ODD else 4)
+    whole = {name: jnp.pad(given[name], ((0, 0), (1, 2))) for name in ("read", "write")}
+    y, arena = run(case, given | whole, first_frame=1)
+    want_y, want_state = expected(case, "bfloat16")
+    assert_close(y, want_y, ROUNDED)
+    everywhere = jnp.ones(case.rows, bool)
+    state = read_states(arena, given["write"], everywhere, records_of(case))
+    assert_close(state, want_state, ROUNDED)
+    untouched = np.setdiff1d(np.arange(len(arena)), np.asarray(given["write"]))
+    assert_same_bits(arena[untouched], np.asarray(given["arena"])[untouched])
+
+
+@pytest.mark.parametrize("case", [RAGGED, CUT], ids=lambda case: case.name)
+def test_a_row_gets_the_same_bits_alone_and_in_a_batch(case):
+    case = replace(case, state_lengths=case.state_lengths or case.lengths)
+    given = arguments(case, "bfloat16", 4)
+    y, arena = run(case, given)
+    for row in range(case.rows):
+        names = set(given) - {"arena", "A", "D"}
+        alone = given | {name: given[name][row : row + 1] for name in names}
+        one = replace(case, rows=1)
+        alone_y, alone_arena = run(one, alone)
+        assert_same_bits(alone_y[0], y[row])
+        written = np.asarray(given["write"][row])
+        assert_same_bits(alone_arena[written], arena[written])
+
+
+@pytest.mark.parametrize("case", [RAGGED, CUT], ids=lambda case: case.name)
+def test_padding_changes_no_bit(case):
+    inputs = make_inputs(case, dtype="bfloat16")
+    real = np.arange(case.tokens) < np.asarray(case.lengths)[:, None]
+    dirty = dict(inputs)
+    for name in ("x", "dt", "B", "C"):
+        mask = real.reshape(real.shape + (1,) * (inputs[name].ndim - 2))
+        dirty[name] = jnp.where(mask, inputs[name], jnp.asarray(np.nan, inputs[name].dtype))
+    y, state = scan(**inputs, implementation="triton")
+    dirty_y, dirty_state = scan(**dirty, implementation="triton")
+    assert_same_bits(dirty_y, y)
+    assert_same_bits(dirty_state, state)
+    assert not np.asarray(y, np.float32)[~real].any()
+
+
+def test_an_empty_row_keeps_its_state_and_returns_zeros_even_from_nan():
+    inputs = make_inputs(RAGGED, dtype="bfloat16")
+    empty = RAGGED.lengths.index(0)
+    poisoned = inputs | {"initial_state": inputs["initial_state"].at[empty].set(jnp.nan)}
+    y, state = scan(**inputs, implementation="triton")
+    poisoned_y, _ = scan(**poisoned, implementation="triton")
+    assert_same_bits(state[empty], inputs["initial_state"][empty])
+    assert_same_bits(poisoned_y, y)
+
+
+def test_a_shorter_state_leaves_outputs_bit_for_bit():
+    inputs = make_inputs(CUT, dtype="bfloat16")
+    y, _ = scan(**inputs, implementation="triton")
+    full = inputs | {"state_lengths": inputs["lengths"]}
+    assert_same_bits(y, scan(**full, implementation="triton")[0])
+
+
+def test_a_huge_step_spoils_no_later_token():
+    inputs = make_inputs(replace(ODD, lengths=None, state_lengths=None), dtype="bfloat16")
+    inputs["dt"] = inputs["dt"].at[:, 3].set(1e7).at[:, 7].set(0)
+    y, state = scan(**inputs, implementation="triton")
+    want_y, want_state = scan(**inputs, implementation="reference")
+    assert_close(y[:, 4:], want_y[:, 4:], ROUNDED)
+    assert_close(state, want_state, ROUNDED)
+
+
+def test_another_rows_frames_and_swapped_projections_exceed_the_tolerance():
+    given = arguments(ODD, "bfloat16", 2)
+    y, _ = run(ODD, given)
+    assert relative_error(run(ODD, given | {"read": given["read"][::-1]})[0][2], y[2]) > ROUNDED
+    inputs = make_inputs(TAIL, dtype="bfloat16")
+    swapped = scan(**inputs | {"B": inputs["C"], "C": inputs["B"]}, implementation="triton")
+    for got, want in zip(swapped, scan(**inputs, implementation="reference"), strict=True):
+        assert relative_error(got, want) > 10 * ROUNDED
+
+
+def test_gradients_are_those_of_xla():
+    inputs = make_inputs(SMALL_CASES[1], dtype="bfloat16")
+
+    def loss(x, implementation):
+        y, state = ssd_scan(**inputs | {"x": x}, implementation=implementation)
+        return jnp.sum(jnp.sin(y.astype(jnp.float32))) + jnp.sum(state)
+
+    got, want = (jax.grad(loss)(inputs["x"], name) for name in ("triton", "xla"))
+    assert relative_error(got, want) < 0.01
+
+
+def test_what_cannot_be_taken_is_refused_with_the_reason():
+    with pytest.raises(
+        NotImplementedError, match="ssd_scan: inputs must be bfloat16 .* got float32"
+    ):
+        ssd_scan(**make_inputs(RAGGED), implementation="triton")
+    wide = Records(num_heads=2, head_dim=64, num_groups=1, state_size=256)
+    reason = triton_scan.why_unsupported(wide, jnp.bfloat16)
+    assert "at most 8192 elements for 'triton', got 64 x 256" in reason
+    long = triton_scan.why_unsupported(records_of(RAGGED), jnp.bfloat16, 1 << 30)
+    assert "must have fewer than 14913080 tokens for 'triton', got 1073741824" in long
