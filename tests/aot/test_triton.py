@@ -1,0 +1,91 @@
+"""Triton kernels compiled for an H200 through jax-triton, at the shapes of real models."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from pallas_kernels import jax_triton
+from pallas_kernels.records import Records
+from pallas_kernels.ssd_scan import ssd_scan_frames, triton_scan
+from tests.aot.h200 import compile_for_h200
+from tests.aot.test_kernels import (
+    FRAMES,
+    GRANITE_4_H_SMALL,
+    GRANITE_4_H_TINY,
+    NEMOTRON_H_8B,
+    PER_LAYER,
+    arena_of,
+    spec,
+)
+from tests.aot.triton_report import recorded
+
+if jax_triton.why_unavailable() is not None:
+    pytest.skip(jax_triton.why_unavailable(), allow_module_level=True)
+
+from pallas_kernels.ssd_scan import triton_kernel as kernels
+
+KERNELS = (kernels.decay_kernel, kernels.added_kernel, kernels.starts_kernel, kernels.scan_kernel)
+SHARED_OF_TWO = 233_472 // 2 - 1024  # bytes, where two programs are to run on a multiprocessor
+REGISTERS_OF_TWO = 65_536 // 2
+THREADS = 128
+TOKENS = 4096
+SMALLER = Records(num_heads=32, head_dim=64, num_groups=1, state_size=64)
+
+
+@pytest.mark.parametrize(
+    ("records", "rows", "tokens"),
+    [
+        (NEMOTRON_H_8B, 4, TOKENS),
+        (NEMOTRON_H_8B, 1, 512),
+        (GRANITE_4_H_SMALL, 1, TOKENS),
+        (GRANITE_4_H_TINY, 1, TOKENS),
+        (SMALLER, 2, TOKENS),
+    ],
+    ids=["nemotron_h_8b", "one_segment", "granite_4_h_small", "granite_4_h_tiny", "64x64"],
+)
+@pytest.mark.parametrize("skips", [True, False], ids=["D", "no_D"])
+def test_scan_in_place(records, rows, tokens, skips):
+    def scan(arena, read, write, exists, xBC, dt, A, D, lengths, state_lengths):
+        return ssd_scan_frames(
+            *(arena, read, write, exists, xBC, dt, A),
+            records=records,
+            first_frame=0,
+            lengths=lengths,
+            state_lengths=state_lengths,
+            D=D if skips else None,
+            implementation="triton",
+        )
+
+    arena = arena_of(records, 8 * FRAMES)
+    table, row = spec(rows, PER_LAYER, dtype="int32"), spec(rows, dtype="int32")
+    heads = spec(records.num_heads)
+    with recorded(*KERNELS) as compiled:
+        program = compile_for_h200(
+            *(scan, arena, table, table, row),
+            *(
+                spec(rows, tokens, records.conv_size, dtype="bfloat16"),
+                spec(rows, tokens, records.num_heads),
+            ),
+            *(heads, heads, row, row),
+            donate=(0,),
+        )
+    found = {kernel.name: kernel for kernel in compiled}
+    segments = -(-tokens // triton_scan.segment_tokens(records.num_heads))
+    cut = {"added_kernel", "starts_kernel"} if segments > 1 else set()
+    assert set(found) == {"decay_kernel", "scan_kernel"} | cut and len(compiled) == len(found)
+    for kernel in compiled:
+        assert kernel.spilled == 0, kernel.name
+        assert kernel.shared_bytes <= SHARED_OF_TWO, kernel.name
+        assert -(-kernel.registers // 8) * 8 * THREADS <= REGISTERS_OF_TWO, kernel.name
+    size = f"m64n{records.state_size}k16"
+    assert found["scan_kernel"].products == {"m64n64k16", size}
+    assert not cut or found["added_kernel"].products == {size}
+
+    # Nothing but the kernels: no copy of the arena, none of the small arguments.
+    assert program.kinds == Counter(kCustomCall=len(found))
+    assert program.alias_bytes >= 4 * arena.size
+    decays = 2 * 4 * rows * tokens * records.num_heads
+    starts = 4 * rows * segments * records.num_heads * (records.head_words + 1) if cut else 0
+    assert program.temp_bytes <= decays + starts + 4096
