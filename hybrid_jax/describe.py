@@ -19,6 +19,7 @@ def describe(
     *,
     device: Device,
     kernels: str,
+    not_triton: str | None,
     weight_bytes: int,
     max_model_len: int,
     sampling: SamplingParams,
@@ -27,6 +28,7 @@ def describe(
 
     Args:
         model, engine, sizes: of the engine that runs. device: where. kernels: what its steps are made of.
+        not_triton: why the Triton kernels do not scan the chunks of prompts, or None if they do.
         weight_bytes: of all weights.
         max_model_len: longest sequence that model and memory allow, in tokens.
         sampling: the model's own parameters; a temperature of None says that it names none.
@@ -43,6 +45,7 @@ def describe(
         "sequences": f"up to {max_model_len} tokens, {engine.max_rows} at a time",
         "steps": f"chunks of up to {engine.prefill_tokens} prompt tokens, {engine.steps_per_dispatch} tokens a row "
         f"and dispatch, made of {KERNEL_WORDS[kernels]}",
+        **_scan(model, kernels, not_triton),
         "cache": _cache(make_geometry(model, engine), engine, sizes),
         "sampling": _sampling(sampling),
     }
@@ -58,6 +61,14 @@ def _device(device: Device, sizes: Sizes, weight_bytes: int) -> str:
     return (
         f"{name}; weights and memory take {format_size(taken)} of {format_size(device.num_bytes)}"
     )
+
+
+def _scan(model: ModelConfig, kernels: str, not_triton: str | None) -> dict[str, str]:
+    """A line on what scans the chunks of prompts, where there is a choice."""
+    if kernels != "pallas" or model.mamba2 is None:
+        return {}
+    said = "Triton kernels" if not_triton is None else f"the Pallas kernel; Triton's: {not_triton}"
+    return {"scan": f"prompts by {said}"}
 
 
 def _sampling(own: SamplingParams) -> str:

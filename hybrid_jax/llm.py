@@ -478,6 +478,7 @@ class LLM:
             self._engine.sizes,
             device=self._engine.device,
             kernels=self._engine.kernels,
+            not_triton=self._engine.not_triton,
             weight_bytes=self._weight_bytes,
             max_model_len=self.max_model_len,
             sampling=self._intake.defaults,

@@ -29,11 +29,13 @@ class Model:
 
     Attributes:
         kernels: "xla" or "pallas", which of `pallas_kernels`' implementations the step is made of.
+        scan: of steps made of kernels, which of them scan the chunks of prompts: "pallas" or "triton".
     """
 
     config: ModelConfig
     geometry: Geometry
     kernels: str = "xla"
+    scan: str = "pallas"
 
     @property
     def activation_dtype(self) -> jnp.dtype:

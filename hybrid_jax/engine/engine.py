@@ -84,6 +84,11 @@ class Engine:
         return self.runner.model.kernels
 
     @property
+    def not_triton(self) -> str | None:
+        """Why chunks of prompts are not scanned by the Triton kernels, or None if they are."""
+        return self.runner.not_triton
+
+    @property
     def max_model_len(self) -> int:
         """Longest sequence in tokens that model and pool allow."""
         return self.scheduler.max_output(0)

@@ -93,6 +93,15 @@ def choose_kernels(wanted: str, device: jax.Device, unsupported: str | None = No
     return "pallas" if new_enough else "xla"
 
 
+def why_not_triton(
+    config: ModelConfig, geometry: Geometry, device: jax.Device, kernels: str
+) -> str | None:
+    """Why chunks of prompts are not scanned by the Triton kernels, or None if they are; they are tried out first."""
+    if kernels != "pallas":
+        return "the steps are made of what XLA compiles"
+    return fused.why_not_triton(config, geometry, device) or fused.trial(config, geometry)
+
+
 class Runner:
     """Executes plans on one device.
 
@@ -119,7 +128,10 @@ class Runner:
         device = self._device()
         self._platform = device.platform
         reason = fused.why_unsupported(config, geometry, exact=engine.exact)
-        self.model = Model(config, geometry, choose_kernels(engine.kernels, device, reason))
+        kernels = choose_kernels(engine.kernels, device, reason)
+        self.not_triton = why_not_triton(config, geometry, device, kernels)
+        scan = "triton" if self.not_triton is None else "pallas"
+        self.model = Model(config, geometry, kernels, scan)
         self.engine = engine
         self.max_pages = geometry.num_pages(max_model_len)
         self.specs = state_specs(

@@ -304,6 +304,7 @@ def test_a_hybrid_says_what_a_resume_point_costs_and_how_many_fit():
         found,
         device=Device(),
         kernels="xla",
+        not_triton=None,
         weight_bytes=0,
         max_model_len=256,
         sampling=SamplingParams(),
@@ -312,3 +313,33 @@ def test_a_hybrid_says_what_a_resume_point_costs_and_how_many_fit():
         "cache     adaptive; prompts resume at multiples of 32 tokens with a checkpoint of 24 KiB, as much as 192 "
         "tokens of KV; 40 of them fit"
     )
+
+
+@pytest.mark.parametrize(
+    ("kernels", "not_triton", "said"),
+    [
+        ("pallas", None, "scan      prompts by Triton kernels"),
+        (
+            "pallas",
+            "needs the package triton: pip",
+            "scan      prompts by the Pallas kernel; Triton's: needs the package triton: pip",
+        ),
+        ("xla", "the steps are made of what XLA compiles", None),
+    ],
+)
+def test_what_scans_prompts_is_said_where_there_is_a_choice(kernels, not_triton, said):
+    def lines(kinds: str) -> list[str]:
+        config, engine = model(kinds), EngineConfig(memory=1 << 20, max_rows=1, max_model_len=256)
+        told = describe(
+            *(config, engine, sizes(config, engine)[0]),
+            device=Device(),
+            kernels=kernels,
+            not_triton=not_triton,
+            weight_bytes=0,
+            max_model_len=256,
+            sampling=SamplingParams(),
+        )
+        return [line for line in told.splitlines() if line.startswith("scan")]
+
+    assert lines("MMA") == ([] if said is None else [said])
+    assert lines("AA") == []
