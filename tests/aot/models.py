@@ -87,9 +87,11 @@ def prefill_step(
     num_frames: int,
     tokens: int = 8192,
     dtype: str = "bfloat16",
+    scan: str = "pallas",
 ):
     """The prefill step of `rows` chunks, and the shapes of its arguments; the second is donated."""
     model, state = _model_and_state(config, 64, num_frames, dtype)
+    model = replace(model, scan=scan)
     pages = {"frames_per_page": model.geometry.frames_per_page}
     layout = pack.prefill_layout(tokens=chunk, width=model.geometry.num_pages(tokens), **pages)
     run = functools.partial(steps.prefill, model=model, layout=layout, num_logprobs=0)

@@ -11,9 +11,11 @@ import pytest
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine.temporaries import kernel_step_bytes
 from hybrid_jax.geometry import logits_bytes
+from pallas_kernels import jax_triton
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
 from tests.aot.models import PERIODS, decode_step, hybrid_7b, prefill_step, side_by_side
 
+NO_TRITON = jax_triton.why_unavailable()
 FRAME_BYTES = 4 * 65536
 FRAMES = 400_000  # 105 GB: offsets of 64 bits
 BLOCKS = {"mamba2": 6, "attention": 1, "mlp": 7}  # of a period
@@ -39,9 +41,14 @@ def decode(rows: int = 64, periods: int = 2, num_frames: int = FRAMES) -> Compil
 
 @functools.cache
 def prefill(
-    rows: int = 2, tokens: int = 2048, periods: int = 2, num_frames: int = FRAMES
+    rows: int = 2,
+    tokens: int = 2048,
+    periods: int = 2,
+    num_frames: int = FRAMES,
+    scan: str = "pallas",
 ) -> Compiled:
-    step, specs = prefill_step(hybrid_7b(periods), rows=rows, chunk=tokens, num_frames=num_frames)
+    shape = {"rows": rows, "chunk": tokens, "num_frames": num_frames}
+    step, specs = prefill_step(hybrid_7b(periods), **shape, scan=scan)
     return compile_for_h200(step, *specs, donate=(1,))
 
 
@@ -75,6 +82,24 @@ def test_a_prefill_step_is_one_command_buffer_and_stays_within_its_launches(rows
     for name in ("causal_conv", "ssd_scan", "store_tail", "gated_rmsnorm"):
         assert len(compiled.named(name)) == blocks["mamba2"], name
     assert len(compiled.named("residual_rmsnorm")) == sum(blocks.values()) - 1
+
+
+@pytest.mark.skipif(NO_TRITON is not None, reason=str(NO_TRITON))
+@pytest.mark.parametrize("rows, tokens", [(1, 8192), (2, 2048)])
+def test_a_prefill_step_with_the_triton_scan_copies_nothing_more(rows, tokens):
+    """Four launches a layer that stay outside command buffers; arena in place, temporaries as they are counted."""
+    compiled, pallas = (prefill(rows, tokens, scan=scan) for scan in ("triton", "pallas"))
+    layers = 2 * BLOCKS["mamba2"]
+    assert compiled.kinds["kCustomCall"] == 4 * layers
+    assert not compiled.named("ssd_scan.*")
+    scans = {"ssd_scan", "ssd_scan_segments", "ssd_scan_starts"}
+    others = len(pallas.launches) - sum(len(pallas.named(name)) for name in scans)
+    assert len(compiled.launches) == others + 4 * layers
+    assert compiled.kinds["kCopy"] == pallas.kinds["kCopy"]
+    assert Counter(compiled.outer)["kCommandBuffer"] <= layers + 1
+    assert compiled.alias_bytes == pallas.alias_bytes >= FRAMES * FRAME_BYTES
+    engine = EngineConfig(dtype="bfloat16", max_rows=rows, max_model_len=8192)
+    assert compiled.temp_bytes <= kernel_step_bytes(hybrid_7b(2), engine, rows=rows, tokens=tokens)
 
 
 def steps() -> list:
