@@ -142,8 +142,8 @@ def shapes_of(tree: Any) -> Any:
     """Arrays as what a program is compiled for: their shapes, dtypes, and where they were put on purpose."""
 
     def shape(x: Any) -> Any:
-        if not isinstance(x, jax.Array):
-            return jax.ShapeDtypeStruct(x.shape, x.dtype)
+        if not isinstance(x, jax.Array):  # numpy's int64 reaches a program as int32
+            return jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
         where = x.sharding if x.committed else None
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 

@@ -19,7 +19,7 @@ from tests.aot.test_kernels import (
     arena_of,
     spec,
 )
-from tests.aot.triton_report import recorded
+from tests.aot.triton_calls import recorded
 
 if jax_triton.why_unavailable() is not None:
     pytest.skip(jax_triton.why_unavailable(), allow_module_level=True)
@@ -76,7 +76,7 @@ def test_scan_in_place(records, rows, tokens, skips):
     cut = {"added_kernel", "starts_kernel"} if segments > 1 else set()
     assert set(found) == {"decay_kernel", "scan_kernel"} | cut and len(compiled) == len(found)
     for kernel in compiled:
-        assert kernel.spilled == 0, kernel.name
+        assert kernel.spilled_bytes == 0, kernel.name
         assert kernel.shared_bytes <= SHARED_OF_TWO, kernel.name
         assert -(-kernel.registers // 8) * 8 * THREADS <= REGISTERS_OF_TWO, kernel.name
     size = f"m64n{records.state_size}k16"
