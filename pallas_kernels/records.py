@@ -131,7 +131,7 @@ def state_words(
     """
     exists = (p < records.head_dim) & (r < records.state_size)
     words = place * records.head_words + p * records.state_size + r
-    if records.state_size & (records.state_size - 1):
+    if r.size > records.state_size:
         # A word of padding is also one of the next channel's.
         words = jnp.where(exists, words, NOWHERE)
     return words, exists

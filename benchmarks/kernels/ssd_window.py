@@ -47,7 +47,10 @@ WINDOWS = (
     (NEMOTRON_H_8B, 16),
 )
 SMOKE = "verify"
-SWEEP = [Config(num_warps=warps, num_stages=stages) for warps in (2, 4, 8) for stages in (1, 2)]
+WINDOW_SWEEP = [
+    Config(num_warps=warps, channels=channels) for warps in (1, 2, 4) for channels in (16, 32, 64)
+]
+FOLD_SWEEP = [Config(num_warps=warps, num_stages=stages) for warps in (4, 8) for stages in (1, 2)]
 
 
 def records_of(shape: shapes.Case) -> Records:
@@ -188,7 +191,7 @@ def window_case(shape: shapes.Case) -> Case:
         truth=calls["reference"],
         sides=tuple(Side(name=name, call=call) for name, call in calls.items()),
         peers=(peer,) if shape.tokens == 1 else (),
-        configs={label(c): functools.partial(window_config, records, c) for c in SWEEP},
+        configs={label(c): functools.partial(window_config, records, c) for c in WINDOW_SWEEP},
         work=window_work(shape),
     )
 
@@ -231,7 +234,7 @@ def fold_case(shape: shapes.Case) -> Case:
         label(c): functools.partial(
             fold_call, shape, functools.partial(fold_frames_pallas, config=c)
         )
-        for c in SWEEP
+        for c in FOLD_SWEEP
     }
     states = 2 * 4 * shape.rows * shape.heads * records.head_words
     count = shape.rows * shape.slots
@@ -252,7 +255,8 @@ def fold_case(shape: shapes.Case) -> Case:
 
 
 def label(config: Config) -> str:
-    return f"{config.num_warps}w {config.num_stages}s"
+    channels = f" {config.channels}c" if config.channels else ""
+    return f"{config.num_warps}w {config.num_stages}s{channels}"
 
 
 def cases(*, smoke: bool) -> list[Case]:

@@ -1,7 +1,8 @@
-"""Window and fold on a GPU: one program per head, which reads its state once, from the frame it lies in.
+"""Window and fold on a GPU: every state is read once, from the frame it lies in.
 
-Both are bound by reading states (32 KB a head of 64 x 128), so products are sums over registers, in float32
-and without tensor cores: what a window of 16 tokens computes still hides behind the read.
+Both are bound by reading states (32 KB a head of 64 x 128). A window takes a state in parts of some channels, each
+a small program of its own, so that some read while others compute; its products are sums over registers, in float32
+and without tensor cores. A fold adds the records of a ring as one product on tensor cores.
 """
 
 from __future__ import annotations
@@ -13,25 +14,50 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.bits import stored, widen
+from pallas_kernels.bits import floats, stored, widen
 from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.records import Records, split_records, state_words
-from pallas_kernels.triton import call, coarse_and_fine, line, load, store
+from pallas_kernels.triton import (
+    call,
+    cdiv,
+    coarse_and_fine,
+    dot,
+    line,
+    load,
+    power_of_two,
+    store,
+)
 
+NUM_PIECES = 3  # of bfloat16, with 8 bits each of a float32's 24
+LEAST_SIDE = 16  # of a product on tensor cores
+PROGRAMS_OF_A_HEAD = 4  # that fold rows at the same time
+LANES = 32  # columns of a state, a cache line, that are summed across threads; others within one
+PER_WARP = 64 * 32  # elements of a state
 MAX_SLOTS = 128  # running sums of `decay.running_decay` are exact to there
 
 
 @dataclass(frozen=True)
 class Config:
-    """Launch parameters."""
+    """Launch parameters.
 
-    num_warps: int = 4
+    Attributes:
+        num_warps: of a program. channels: of a head's state that one program of a window has; a fold has them all.
+    """
+
+    num_warps: int
     num_stages: int = 1
+    channels: int = 0
 
     @classmethod
-    def of(cls, records: Records) -> Config:
-        """64 elements of a state in each thread, as 4 warps have of 64 x 128: 3 to 4 programs then fit on an SM."""
-        return cls(num_warps=max(4, records.state_elements // (64 * 32)))
+    def of_window(cls, records: Records) -> Config:
+        """64 elements of a state in each thread of 2 warps: 6 programs fit on an SM."""
+        channels = max(1, 2 * PER_WARP // power_of_two(records.state_size))
+        return cls(num_warps=2, channels=min(channels, power_of_two(records.head_dim)))
+
+    @classmethod
+    def of_fold(cls, records: Records) -> Config:
+        """As many for each thread of 4 warps or more: 3 programs of 64 x 128 fit on an SM."""
+        return cls(num_warps=max(4, records.state_elements // PER_WARP))
 
 
 def why_unsupported(records: Records, slots: int) -> str | None:
@@ -60,31 +86,39 @@ def _window_kernel(
     first_frame: int,
     records: Records,
     per_frame: int,
+    channels: int,
     tree: bool,
     skips: bool,
 ):
+    """`channels` of one head's outputs."""
     row, head = pl.program_id(0), pl.program_id(1)
     group = head // (records.num_heads // records.num_groups)
     start, count = starts_ref[row], valid_ref[row]
     slot = line(xB_ref.shape[2], 0, 2)  # [S, 1]
-    p, r = line(records.head_dim), line(records.state_size)
+    p = pl.program_id(2) * channels + line(channels)
+    lane = line(min(records.state_size, LANES))
     inside = p < records.head_dim
     column = head * records.head_dim + p
+    frame = frames_ref[row, first_frame + head // per_frame]
+    there = (exists_ref[row] > 0) & (count > 0)
 
-    words, held = state_words(records, head % per_frame, p[:, None], r[None, :])
-    held &= (exists_ref[row] > 0) & (count > 0)
-    state = widen(
-        load(arena_ref, frames_ref[row, first_frame + head // per_frame], words, mask=held)
-    )
+    def columns_of_state(first):
+        words, held = state_words(records, head % per_frame, p[:, None], first + lane[None, :])
+        return widen(load(arena_ref, frame, words, mask=held & there))
+
+    state = [columns_of_state(first) for first in range(0, records.state_size, LANES)]
     live = slot < start + count
     x = load(xB_ref, layer, row, slot, column[None, :], mask=live & inside[None, :])
     x, dt = widen(x), load(dt_ref, layer, row, slot, head, mask=live)  # [S, P], [S, 1]
     coarse, fine = coarse_and_fine(dt * A_ref[layer, head])
 
     def query(t, _):
-        in_group = r < records.state_size
-        C = load(C_ref, row, t, group * records.state_size + r, mask=in_group)
-        C = widen(C)[None, :]
+        products = []
+        for i, columns in enumerate(state):
+            r = i * LANES + lane
+            in_group = r < records.state_size
+            C = load(C_ref, row, t, group * records.state_size + r, mask=in_group)
+            products.append(columns * widen(C)[None, :])
         seen = slot <= start + t
         if tree:
             bits = ancestors_ref[row, t] >> jnp.clip(slot - start, 0, 31)
@@ -97,7 +131,8 @@ def _window_kernel(
         scores = load(scores_ref, row, t, group, slot, mask=seen)
         weights = jnp.where(seen, jnp.exp(lag) * dt * scores, 0.0)
         y = jnp.sum(weights * x, axis=0)
-        y = y + jnp.exp(totals[0] + totals[1]) * jnp.sum(state * C, axis=1)
+        of_state = jnp.sum(functools.reduce(jnp.add, products), axis=1)
+        y = y + jnp.exp(totals[0] + totals[1]) * of_state
         if skips:
             skip = load(xB_ref, layer, row, start + t, column, mask=inside)
             y = y + D_ref[head] * widen(skip)
@@ -132,7 +167,7 @@ def ssd_window_rings_pallas(
 ):
     """See `api.ssd_window_rings`."""
     rows, tokens, _ = C.shape
-    config = config or Config.of(records)
+    config = config or Config.of_window(records)
     tree, skips = ancestors is not None, D is not None
     kernel = functools.partial(
         _window_kernel,
@@ -140,6 +175,7 @@ def ssd_window_rings_pallas(
         first_frame=first_frame,
         records=records,
         per_frame=records.per_frame(arena),
+        channels=config.channels,
         tree=tree,
         skips=skips,
     )
@@ -151,7 +187,7 @@ def ssd_window_rings_pallas(
         kernel,
         *(arena, frames, exists.astype(jnp.int32), xB, dt, A, C, scores, D),
         *(starts, num_valid, ancestors),
-        grid=(rows, records.num_heads),
+        grid=(rows, records.num_heads, cdiv(records.head_dim, config.channels)),
         out_shape=jax.ShapeDtypeStruct((rows, tokens, records.inner_size), dtype),
         name="ssd_window",
         num_warps=config.num_warps,
@@ -183,44 +219,64 @@ def _fold_kernel(
     per_frame: int,
     per_layer: int,
 ):
-    layer, head = pl.program_id(0), pl.program_id(1)
+    """Folds one head in some of the rows that fold: every n-th, where n programs share them."""
+    layer, head, part = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     group = head // (records.num_heads // records.num_groups)
     frame = layer * per_layer + head // per_frame
-    p, r = line(records.head_dim, 0, 2), line(records.state_size, 1, 2)
-    words, held = state_words(records, head % per_frame, p, r)
+    p, r = (line(max(n, LEAST_SIDE)) for n in (records.head_dim, records.state_size))
+    slot = line(max(xB_ref.shape[2], LEAST_SIDE), 0, 2)  # [S, 1]
+    words, held = state_words(records, head % per_frame, p[:, None], r[None, :])
     A = A_ref[layer, head]
+    row_of_all = line(lengths_ref.shape[0])
+    in_batch = row_of_all < lengths_ref.shape[0]
+    folds = load(lengths_ref, row_of_all, mask=in_batch, other=-1) >= 0
+    ended = jnp.cumsum(folds.astype(jnp.int32), axis=0)
 
-    def fold_row(row, _):
-        length = jnp.minimum(lengths_ref[row], xB_ref.shape[2])  # never past the row's ring
+    def fold_row(i, _):
+        row = jnp.sum((ended <= part + i * pl.num_programs(2)) & in_batch, dtype=jnp.int32)
+        live = slot < jnp.minimum(lengths_ref[row], xB_ref.shape[2])  # never past the row's ring
+        columns = head * records.head_dim + p[None, :]
+        x = load(xB_ref, layer, row, slot, columns, mask=live & (p < records.head_dim)[None, :])
+        columns = records.inner_size + group * records.state_size + r[None, :]
+        B = load(xB_ref, layer, row, slot, columns, mask=live & (r < records.state_size)[None, :])
+        dt = load(dt_ref, layer, row, slot, head, mask=live)  # [S, 1]
+        decays = coarse_and_fine(dt * A)
+        totals = [jnp.sum(decay) for decay in decays]
+        lag = sum(
+            total - jnp.cumsum(decay, axis=0) for total, decay in zip(totals, decays, strict=True)
+        )
+        x = widen(x) * (dt * jnp.exp(lag))
+        there = held & (exists_ref[row] > 0)
+        added = _product(x, floats(B))
+        # Read this late, it shares no registers with the product.
+        old = widen(load(arena_ref, read_ref[row, frame], words, mask=there))
+        new = old * jnp.exp(totals[0] + totals[1]) + added
+        store(arena_ref, write_ref[row, frame], words, value=stored(new, jnp.uint32), mask=held)
 
-        @pl.when(length >= 0)
-        def _():
-            def add(step, carry):
-                """One record, the last one first, so that what decays it is summed on the way."""
-                added, lag = carry
-                slot = length - 1 - step
-                x = load(
-                    xB_ref,
-                    *(layer, row, slot, head * records.head_dim + p),
-                    mask=p < records.head_dim,
-                )
-                B = load(
-                    xB_ref,
-                    *(layer, row, slot, records.inner_size + group * records.state_size + r),
-                    mask=r < records.state_size,
-                )
-                dt = dt_ref[layer, row, slot, head]
-                added = added + widen(x) * (dt * jnp.exp(lag)) * widen(B)
-                return added, lag + dt * A
+    count = jnp.sum(folds, dtype=jnp.int32)
+    jax.lax.fori_loop(0, cdiv(count - part, pl.num_programs(2)), fold_row, None)
 
-            start = (jnp.zeros(words.shape, jnp.float32), jnp.float32(0))
-            added, lag = jax.lax.fori_loop(0, length, add, start)
-            old = load(arena_ref, read_ref[row, frame], words, mask=held & (exists_ref[row] > 0))
-            new = widen(old) * jnp.exp(lag) + added
-            value = stored(new, jnp.uint32)
-            store(arena_ref, write_ref[row, frame], words, value=value, mask=held)
 
-    jax.lax.fori_loop(0, lengths_ref.shape[0], fold_row, None)
+def _product(x, B):
+    """x^T B in float32 on tensor cores, which take bfloat16: a float32 is the sum of three."""
+    pieces = [
+        (i, a, j, b) for i, a in enumerate(_bfloat16s(x)) for j, b in enumerate(_bfloat16s(B))
+    ]
+    products = [dot(a.T, b) for i, a, j, b in reversed(pieces) if i + j < NUM_PIECES]
+    return sum(products[1:], products[0])  # the least first
+
+
+def _bfloat16s(x) -> list[jax.Array]:
+    """What adds up to x, the largest first."""
+    if x.dtype == jnp.bfloat16:
+        return [x]
+    pieces = []
+    for _ in range(NUM_PIECES):
+        bits = jax.lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(0xFFFF0000)
+        piece = jax.lax.bitcast_convert_type(bits, jnp.float32)
+        pieces.append(piece.astype(jnp.bfloat16))
+        x = x - piece
+    return pieces
 
 
 def fold_frames_pallas(
@@ -237,9 +293,9 @@ def fold_frames_pallas(
     per_layer,
     config: Config | None = None,
 ):
-    """See `api.fold_frames`. The grid walks over layers and heads; a program folds its head of one row after
-    another, so a step in which no row folds costs no more than looking at their lengths."""
-    config = config or Config.of(records)
+    """See `api.fold_frames`. A few programs share a head of one layer, each with some of the rows that fold: a step in
+    which no row folds costs no more than looking at their lengths."""
+    config = config or Config.of_fold(records)
     kernel = functools.partial(
         _fold_kernel,
         records=records,
@@ -249,7 +305,7 @@ def fold_frames_pallas(
     return call(
         kernel,
         *(arena, read, write, exists.astype(jnp.int32), lengths, xB, dt, A),
-        grid=A.shape,
+        grid=(*A.shape, min(lengths.shape[0], PROGRAMS_OF_A_HEAD)),
         out_shape=jax.ShapeDtypeStruct(arena.shape, arena.dtype),
         name="ssd_fold",
         num_warps=config.num_warps,

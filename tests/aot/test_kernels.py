@@ -10,14 +10,15 @@ from pallas_kernels.frame_io import copy_frames, read_frames, update_tokens, wri
 from pallas_kernels.records import Records
 from pallas_kernels.ssd_scan import ssd_scan_frames
 from pallas_kernels.ssd_window import fold_frames, ssd_window_rings
+from tests.aot import sass
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
 
 NEMOTRON_H_8B = Records(num_heads=128, head_dim=64, num_groups=8, state_size=128)
 GRANITE_4_H_SMALL = Records(num_heads=128, head_dim=64, num_groups=1, state_size=128)
 GRANITE_4_H_TINY = Records(num_heads=48, head_dim=64, num_groups=1, state_size=128)
-ROWS, LAYERS, FRAMES, PER_LAYER = 64, 3, 256, 16
-
-
+ROWS, LAYERS, FRAMES, PER_LAYER, SLOTS = 64, 3, 256, 16, 32
+REGISTERS = 65_536  # of a multiprocessor
+needs_disassembler = pytest.mark.skipif(sass.NO_TOOLS is not None, reason=str(sass.NO_TOOLS))
 OTHER_STATES = [
     Records(num_heads=32, head_dim=64, num_groups=1, state_size=256),
     Records(num_heads=32, head_dim=128, num_groups=1, state_size=128),
@@ -42,9 +43,8 @@ def assert_only(compiled: Compiled, kernel: str, *, others: int = 0) -> None:
     assert len(compiled.launches) <= 1 + others
 
 
-@pytest.mark.parametrize("records", [NEMOTRON_H_8B, GRANITE_4_H_SMALL, *OTHER_STATES], ids=str)
-@pytest.mark.parametrize("tokens", [1, 5, 16])
-def test_window_over_rings(records, tokens):
+def window_of(records: Records, tokens: int) -> tuple:
+    """A call of `ssd_window_rings` and the shapes of its arguments."""
     slots = 32 + tokens - 1
 
     def window(arena, frames, exists, xB, dt, A, C, D, starts, num_valid, scores):
@@ -60,7 +60,7 @@ def test_window_over_rings(records, tokens):
             dtype=jnp.bfloat16,
         )
 
-    compiled = compile_for_h200(
+    return (
         window,
         arena_of(records),
         spec(ROWS, LAYERS * PER_LAYER, dtype="int32"),
@@ -74,30 +74,58 @@ def test_window_over_rings(records, tokens):
         spec(ROWS, dtype="int32"),
         spec(ROWS, tokens, records.num_groups, slots),
     )
-    assert_only(compiled, "ssd_window")
-    assert compiled.temp_bytes < 1024
 
 
-@pytest.mark.parametrize("records", [NEMOTRON_H_8B, *OTHER_STATES], ids=str)
-def test_fold_in_place(records):
+def fold_of(records: Records, bits: str = "uint16") -> tuple:
+    """A call of `fold_frames`, whose first argument is donated, and the shapes of its arguments."""
 
     def fold(arena, read, write, exists, lengths, xB, dt, A):
         return fold_frames(
             *(arena, read, write, exists, lengths, xB, dt, A), records=records, per_layer=PER_LAYER
         )
 
-    arena, frames = arena_of(records), spec(ROWS, LAYERS * PER_LAYER + 1, dtype="int32")
-    compiled = compile_for_h200(
-        *(fold, arena, frames, frames),
+    frames = spec(ROWS, LAYERS * PER_LAYER + 1, dtype="int32")
+    return (
+        *(fold, arena_of(records), frames, frames),
         spec(ROWS, dtype="int32"),
         spec(ROWS, dtype="int32"),
-        spec(LAYERS, ROWS + 1, 32, records.record_size, dtype="uint16"),
-        spec(LAYERS, ROWS + 1, 32, records.num_heads),
+        spec(LAYERS, ROWS + 1, SLOTS, records.record_size, dtype=bits),
+        spec(LAYERS, ROWS + 1, SLOTS, records.num_heads),
         spec(LAYERS, records.num_heads),
-        donate=(0,),
     )
+
+
+@pytest.mark.parametrize("records", [NEMOTRON_H_8B, GRANITE_4_H_SMALL, *OTHER_STATES], ids=str)
+@pytest.mark.parametrize("tokens", [1, 5, 16])
+def test_window_over_rings(records, tokens):
+    compiled = compile_for_h200(*window_of(records, tokens))
+    assert_only(compiled, "ssd_window")
+    assert compiled.temp_bytes < 1024
+
+
+@pytest.mark.parametrize("bits", ["uint16", "uint32"])
+@pytest.mark.parametrize("records", [NEMOTRON_H_8B, *OTHER_STATES], ids=str)
+def test_fold_in_place(records, bits):
+    compiled = compile_for_h200(*fold_of(records, bits), donate=(0,))
     assert_only(compiled, "ssd_fold")
-    assert compiled.alias_bytes >= 4 * arena.size and compiled.temp_bytes < 1024
+    assert compiled.alias_bytes >= 4 * arena_of(records).size and compiled.temp_bytes < 1024
+
+
+@needs_disassembler
+def test_a_window_of_one_token_takes_few_instructions():
+    (code,) = sass.of_program(*window_of(NEMOTRON_H_8B, 1))
+    assert code.instructions <= 820
+    assert code.opcodes["SHFL"] <= 60 and code.opcodes["BAR"] <= 12
+    assert code.registers * 2 * 32 <= REGISTERS // 6  # six programs of two warps at the same time
+
+
+@needs_disassembler
+@pytest.mark.parametrize("bits", ["uint16", "uint32"])
+def test_a_fold_takes_few_instructions_and_tensor_cores(bits):
+    """One record after another took 323 instructions each."""
+    (code,) = sass.of_program(*fold_of(NEMOTRON_H_8B, bits), donate=(0,))
+    assert code.instructions <= {"uint16": 32, "uint32": 48}[bits] * SLOTS
+    assert code.products == {"m64n128k16"}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

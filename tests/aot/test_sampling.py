@@ -5,15 +5,10 @@ import functools
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels import jax_triton
 from pallas_kernels.token_sampling import sample_tokens
 from tests.aot.h200 import SHARED_MEMORY, compile_for_h200
+from tests.aot.sass import NO_TOOLS, recorded
 from tests.aot.test_kernels import assert_only, spec
-from tests.aot.triton_calls import recorded
-
-NO_TRITON = jax_triton.why_unavailable()
-if jax_triton.interpreted():
-    NO_TRITON = "Triton's interpreter does not compile: unset TRITON_INTERPRET"
 
 
 def asked(rows: int, vocab: int, banned: int) -> tuple:
@@ -33,7 +28,7 @@ def test_sampling_is_one_launch(vocab, banned):
     assert jnp.prod(jnp.asarray(compiled.launches[0].grid)) == rows
 
 
-@pytest.mark.skipif(NO_TRITON is not None, reason=str(NO_TRITON))
+@pytest.mark.skipif(NO_TOOLS is not None, reason=str(NO_TOOLS))
 @pytest.mark.parametrize("vocab", [32768, 151936])
 def test_sampling_in_triton_is_five_launches(vocab):
     from pallas_kernels.token_sampling import triton_kernel

@@ -6,29 +6,29 @@ from collections import Counter
 
 import pytest
 
-from pallas_kernels import jax_triton
 from pallas_kernels.records import Records
 from pallas_kernels.ssd_scan import ssd_scan_frames, triton_scan
 from tests.aot.h200 import compile_for_h200
+from tests.aot.sass import NO_TOOLS, recorded
 from tests.aot.test_kernels import (
     FRAMES,
     GRANITE_4_H_SMALL,
     GRANITE_4_H_TINY,
     NEMOTRON_H_8B,
     PER_LAYER,
+    REGISTERS,
     arena_of,
     spec,
 )
-from tests.aot.triton_calls import recorded
 
-if jax_triton.why_unavailable() is not None:
-    pytest.skip(jax_triton.why_unavailable(), allow_module_level=True)
+if NO_TOOLS is not None:
+    pytest.skip(NO_TOOLS, allow_module_level=True)
 
 from pallas_kernels.ssd_scan import triton_kernel as kernels
 
 KERNELS = (kernels.decay_kernel, kernels.added_kernel, kernels.starts_kernel, kernels.scan_kernel)
 SHARED_OF_TWO = 233_472 // 2 - 1024  # bytes, where two programs are to run on a multiprocessor
-REGISTERS_OF_TWO = 65_536 // 2
+REGISTERS_OF_TWO = REGISTERS // 2
 THREADS = 128
 TOKENS = 4096
 SMALLER = Records(num_heads=32, head_dim=64, num_groups=1, state_size=64)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import fold, ssd_window, ssd_window_frames
+from pallas_kernels.records import read_states
 from pallas_kernels.ssd_window import Records, fold_frames, ssd_window_rings
 from pallas_kernels.ssd_window.api import FRAME_FOLDS, FRAMES, RINGS, WINDOWS
 from pallas_kernels.ssd_window.cases import SMALL_CASES, make_inputs
@@ -143,6 +144,26 @@ def test_folds_between_frames_are_folds_of_each_layer(dtype, per_frame, implemen
             assert_close(heads.reshape(-1, RING.width, RING.size)[: RING.heads], want[row])
     untouched = np.setdiff1d(np.arange(len(got)), np.asarray(write[:3]))
     assert_same_bits(got[untouched], np.asarray(arena)[untouched])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("implementation", sorted(FRAME_FOLDS))
+def test_any_rows_of_a_batch_fold_and_none_past_its_ring(dtype, implementation):
+    """Of eleven rows those that fold lie anywhere; a length may be larger than the ring, of 20 slots."""
+    case = replace(RING, slots=20, starts=(0,) * 11, tokens=1)
+    inputs = make_inputs(case, dtype=dtype)
+    lengths = jnp.asarray([-1, 20, -1, -1, 0, 20, 7, -1, 1, 25, 12], jnp.int32)
+    arena, table = in_frames(inputs["state"], 3)
+    xB, dt, records = in_rings(inputs, layers=1, layer=0)[:3]
+    given = (arena, table, table, jnp.ones(case.rows, bool), lengths, xB, dt, inputs["A"][None])
+    run = functools.partial(fold_frames, records=records, per_layer=table.shape[1])
+    got = jax.jit(functools.partial(run, implementation=implementation))(*given)
+    got = read_states(got, table, jnp.ones(case.rows, bool), records)
+    kept = {name: inputs[name] for name in ("state", "x", "dt", "A", "B")}
+    want = fold(**kept, lengths=jnp.clip(lengths, 0, case.slots), implementation="reference")
+    folds = np.asarray(lengths) >= 0
+    assert_close(got[folds], want[folds])
+    assert_same_bits(got[~folds], inputs["state"][~folds])
 
 
 def test_rings_and_frames_name_their_kernels():

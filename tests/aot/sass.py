@@ -1,0 +1,105 @@
+"""Machine code of kernels for an H200, by the assembler and the disassembler that come with triton."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+from pallas_kernels import jax_triton
+from pallas_kernels.triton import for_cuda
+from tests.aot.h200 import GPU_OPTIONS, lower_for_cuda, on_chip
+
+HOPPER = "sm_90a"
+OPCODE = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z]\w*)", re.M)
+NO_TOOLS = jax_triton.why_unavailable()
+if jax_triton.interpreted():
+    NO_TOOLS = "Triton's interpreter does not compile: unset TRITON_INTERPRET"
+
+
+@dataclass(frozen=True)
+class Code:
+    """One compiled kernel.
+
+    Attributes:
+        registers: of a thread. spilled_bytes: of a thread, stored for want of registers.
+        shared_bytes: of a program; 0 for Pallas kernels, whose launch says it (`h200.Launch`).
+        opcodes: how often each stands in the code, whether it runs or not. ptx: what it was assembled from.
+    """
+
+    name: str
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+    opcodes: Counter
+    ptx: str
+
+    @property
+    def instructions(self) -> int:
+        return self.opcodes.total()
+
+    @property
+    def products(self) -> set[str]:
+        """Shapes of the products on tensor cores, such as m64n128k16."""
+        return set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m\w+)\.", self.ptx))
+
+
+def of_program(function: Callable, *specs, donate: tuple[int, ...] = ()) -> list[Code]:
+    """Of all kernels that Pallas or XLA make for a function of arrays."""
+    with for_cuda():
+        lowered = lower_for_cuda(function, *on_chip(specs), donate=donate)
+    with tempfile.TemporaryDirectory() as folder:
+        dump = {"xla_dump_to": folder, "xla_dump_emitter_re": "ptx"}
+        lowered.compile(compiler_options={**dump, **GPU_OPTIONS})
+        sources = [file.read_text() for file in Path(folder).glob("*ptx*")]
+    return [_assembled(ptx) for ptx in sources if ".entry" in ptx]
+
+
+@contextlib.contextmanager
+def recorded(*functions) -> Iterator[list[Code]]:
+    """A list that fills with every compilation of these `triton.jit` functions, known ones included."""
+    from jax_triton import triton_lib
+
+    for function in functions:
+        function.__dict__.pop("_jT_kernel_cache", None)
+    found: list[Code] = []
+    compile_ptx = triton_lib.compile_ttir_to_ptx_inplace
+
+    def compile_and_record(*args):
+        result = compile_ptx(*args)
+        found.append(_assembled(result.binary, result.shared_mem_bytes))
+        return result
+
+    with mock.patch.object(triton_lib, "compile_ttir_to_ptx_inplace", compile_and_record):
+        yield found
+
+
+def _assembled(ptx: str, shared_bytes: int = 0) -> Code:
+    import triton
+
+    tools = triton.knobs.nvidia
+    with tempfile.TemporaryDirectory() as folder:
+        source, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        source.write_text(ptx)
+        said = _said(tools.ptxas.path, "-v", f"-arch={HOPPER}", source, "-o", cubin)
+        opcodes = Counter(OPCODE.findall(_said(tools.nvdisasm.path, "-c", cubin)))
+    del opcodes["NOP"]  # padding
+    return Code(
+        name=re.search(r"entry function '(\w+)'", said)[1],
+        registers=int(re.search(r"Used (\d+) registers", said)[1]),
+        spilled_bytes=sum(map(int, re.findall(r"(\d+) bytes spill stores", said))),
+        shared_bytes=shared_bytes,
+        opcodes=opcodes,
+        ptx=ptx,
+    )
+
+
+def _said(*command) -> str:
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    return run.stdout + run.stderr
