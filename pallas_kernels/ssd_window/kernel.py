@@ -1,8 +1,8 @@
 """Window and fold on a GPU: every state is read once, from the frame it lies in.
 
 Both are bound by reading states (32 KB a head of 64 x 128). A window takes a state in parts of some channels, each
-a small program of its own, so that some read while others compute; its products are sums over registers, in float32
-and without tensor cores. A fold adds the records of a ring as one product on tensor cores.
+a program of one warp, so that many read while others compute; its products are sums over registers, in float32 and
+without tensor cores. A fold adds the records of a ring as one product on tensor cores.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Config:
 
     @classmethod
     def of_window(cls, records: Records) -> Config:
-        """64 elements of a state in each thread of 2 warps: 6 programs fit on an SM."""
-        channels = max(1, 2 * PER_WARP // power_of_two(records.state_size))
-        return cls(num_warps=2, channels=min(channels, power_of_two(records.head_dim)))
+        """64 elements of a state in each thread of one warp, which waits for no other: 16 programs fit on an SM."""
+        channels = max(1, PER_WARP // power_of_two(records.state_size))
+        return cls(num_warps=1, channels=min(channels, power_of_two(records.head_dim)))
 
     @classmethod
     def of_fold(cls, records: Records) -> Config:
