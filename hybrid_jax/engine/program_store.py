@@ -120,8 +120,17 @@ def _hits() -> int:
     return getattr(_counter(), "hits", 0)
 
 
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def _settings() -> Iterator[str]:
-    yield f"{jax.__version__} {metadata.version('jaxlib')} {os.environ.get('XLA_FLAGS')}"
+    yield f"{jax.__version__} XLA_FLAGS={os.environ.get('XLA_FLAGS')}"
+    for package in ("jaxlib", "jax-triton", "triton"):
+        yield f"{package} {_version(package)}"
     for name, value in sorted(jax.config.values.items()):
         if not name.startswith(KEEPS):
             yield f"{name}={value!r}"
