@@ -19,7 +19,7 @@ def describe(
     *,
     device: Device,
     kernels: str,
-    not_triton: str | None,
+    not_triton: dict[str, str],
     weight_bytes: int,
     max_model_len: int,
     sampling: SamplingParams,
@@ -28,7 +28,7 @@ def describe(
 
     Args:
         model, engine, sizes: of the engine that runs. device: where. kernels: what its steps are made of.
-        not_triton: why the Triton kernels do not scan the chunks of prompts, or None if they do.
+        not_triton: why Triton kernels do not serve, by operation (`Engine.not_triton`).
         weight_bytes: of all weights.
         max_model_len: longest sequence that model and memory allow, in tokens.
         sampling: the model's own parameters; a temperature of None says that it names none.
@@ -45,7 +45,7 @@ def describe(
         "sequences": f"up to {max_model_len} tokens, {engine.max_rows} at a time",
         "steps": f"chunks of up to {engine.prefill_tokens} prompt tokens, {engine.steps_per_dispatch} tokens a row "
         f"and dispatch, made of {KERNEL_WORDS[kernels]}",
-        **_scan(model, kernels, not_triton),
+        **_triton(model, kernels, not_triton),
         "cache": _cache(make_geometry(model, engine), engine, sizes),
         "sampling": _sampling(sampling),
     }
@@ -63,12 +63,24 @@ def _device(device: Device, sizes: Sizes, weight_bytes: int) -> str:
     )
 
 
-def _scan(model: ModelConfig, kernels: str, not_triton: str | None) -> dict[str, str]:
-    """A line on what scans the chunks of prompts, where there is a choice."""
-    if kernels != "pallas" or model.mamba2 is None:
+def _triton(model: ModelConfig, kernels: str, not_triton: dict[str, str]) -> dict[str, str]:
+    """A line on what Triton kernels do, where there is a choice."""
+    if kernels != "pallas":
         return {}
-    said = "Triton kernels" if not_triton is None else f"the Pallas kernel; Triton's: {not_triton}"
-    return {"scan": f"prompts by {said}"}
+    scan, sampling = not_triton.get("scan"), not_triton.get("sampling")
+    if model.mamba2 is None:
+        said = "tokens are drawn by Triton kernels" if sampling is None else f"not used: {sampling}"
+    elif scan is None and sampling is None:
+        said = "prompts are scanned and tokens drawn by Triton kernels"
+    elif scan is None:
+        said = f"prompts are scanned by Triton kernels; tokens are not drawn by them: {sampling}"
+    elif sampling is None:
+        said = f"tokens are drawn by Triton kernels; prompts are not scanned by them: {scan}"
+    elif scan == sampling:
+        said = f"not used: {scan}"
+    else:
+        said = f"prompts are not scanned by Triton kernels: {scan}; tokens are not drawn by them: {sampling}"
+    return {"triton": said}
 
 
 def _sampling(own: SamplingParams) -> str:

@@ -113,7 +113,7 @@ def choose(
     num_logprobs: int,
     adjust: Adjust | None,
     lines: jax.Array,
-    kernels: str,
+    sampler: str,
 ) -> tuple[Sampled, jax.Array, Adjust | None]:
     """Samples a token per row, from adjusted logits where there are any, and counts what was drawn.
 
@@ -123,7 +123,7 @@ def choose(
         samples: bool[B] rows whose token counts.
         num_logprobs: most likely tokens to report; 0 for no log-probabilities.
         adjust: None where no row asks for it. lines: int32[B] ring rows.
-        kernels: as in `sample`.
+        sampler: as in `sample`.
 
     Returns:
         What was sampled; int32[B] the token to feed, -1 after a stop token and for rows that do not sample;
@@ -131,7 +131,7 @@ def choose(
     """
     rows = unpack_sampling(layout, batch)
     other = logits if adjust is None else adjusted(logits, adjust, lines, layout, batch)
-    tokens = sample(other, rows, positions, kernels)
+    tokens = sample(other, rows, positions, sampler)
     fed = jnp.where(samples & ~stopped(tokens, rows), tokens, -1)
     extra = None
     if num_logprobs:

@@ -29,13 +29,19 @@ class Model:
 
     Attributes:
         kernels: "xla" or "pallas", which of `pallas_kernels`' implementations the step is made of.
-        scan: of steps made of kernels, which of them scan the chunks of prompts: "pallas" or "triton".
+        scan, sampling: of steps made of kernels, which of them scan prompts and draw tokens: "pallas" or "triton".
     """
 
     config: ModelConfig
     geometry: Geometry
     kernels: str = "xla"
     scan: str = "pallas"
+    sampling: str = "pallas"
+
+    @property
+    def sampler(self) -> str:
+        """What draws tokens: "xla", "pallas" or "triton"."""
+        return self.sampling if self.kernels == "pallas" else "xla"
 
     @property
     def activation_dtype(self) -> jnp.dtype:

@@ -84,9 +84,9 @@ class Engine:
         return self.runner.model.kernels
 
     @property
-    def not_triton(self) -> str | None:
-        """Why chunks of prompts are not scanned by the Triton kernels, or None if they are."""
-        return self.runner.not_triton
+    def not_triton(self) -> dict[str, str]:
+        """Why Triton kernels do not serve, by operation; see `Kernels`."""
+        return self.runner.kernels.not_triton
 
     @property
     def max_model_len(self) -> int:

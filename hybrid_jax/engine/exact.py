@@ -71,7 +71,7 @@ def exact_step(
     samples = alive & (get("samples") > 0)
     lines = jnp.arange(num_rows)
     sampled, fed, adjust = choose(
-        logits, batch, layout, end, samples, num_logprobs, adjust, lines, model.kernels
+        logits, batch, layout, end, samples, num_logprobs, adjust, lines, model.sampler
     )
     fed = jnp.where(alive, fed, state.tokens[:num_rows])
     state = state.replace(tokens=state.tokens.at[:num_rows].set(fed))

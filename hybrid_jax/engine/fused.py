@@ -6,35 +6,22 @@ states by slices, since it would copy them otherwise. Here a layer updates its r
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from hybrid_jax.config import Mamba2, ModelConfig
+from hybrid_jax.config import Mamba2
 from hybrid_jax.engine import blocks
 from hybrid_jax.engine.blocks import Model
-from hybrid_jax.geometry import Geometry
 from hybrid_jax.layers import mamba2
 from hybrid_jax.layers.linear import linear, linear_in_parts
 from hybrid_jax.state import State
 from pallas_kernels.causal_conv import Sizes, causal_conv, causal_conv_window
-from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
 from pallas_kernels.gated_rmsnorm import gated_rmsnorm
-from pallas_kernels.gated_rmsnorm.kernel import why_unsupported as norm_unsupported
-from pallas_kernels.paged_attention.kernel import why_unsupported as attention_unsupported
-from pallas_kernels.residual_rmsnorm.kernel import why_unsupported as residual_unsupported
 from pallas_kernels.ring_io import store_columns, store_tail
 from pallas_kernels.ssd_scan import ssd_scan_frames
-from pallas_kernels.ssd_scan.kernel import why_unsupported as scan_unsupported
-from pallas_kernels.ssd_scan.triton_scan import segment_tokens
-from pallas_kernels.ssd_scan.triton_scan import why_unsupported as triton_unsupported
 from pallas_kernels.ssd_window import fold_frames, ssd_window_rings
-from pallas_kernels.ssd_window.kernel import why_unsupported as window_unsupported
 
 PALLAS = {"implementation": "pallas"}
-LARGEST_ERROR = 0.02  # of the norm, in the trial of the Triton kernels; they are off by 0.003, a wrong operand by 1
 
 
 def sizes_of(spec: Mamba2) -> Sizes:
@@ -47,81 +34,6 @@ def sizes_of(spec: Mamba2) -> Sizes:
         conv_width=spec.conv_width,
         dt_limits=spec.dt_limits,
     )
-
-
-def why_unsupported(config: ModelConfig, geometry: Geometry, *, exact: bool) -> str | None:
-    """Why the kernels cannot run a model's steps, or None."""
-    reasons = [residual_unsupported(config.width)]
-    if config.attention is not None:
-        layout = blocks.page_layout(config.attention, geometry)
-        reasons.append(attention_unsupported(layout))
-    if config.mamba2 is not None:
-        spec, sizes = config.mamba2, sizes_of(config.mamba2)
-        reasons += [
-            conv_unsupported(sizes, geometry.grain if exact else 1),
-            scan_unsupported(sizes, geometry.dtype),
-            window_unsupported(sizes, geometry.grain),
-            norm_unsupported(spec.inner_size // spec.norm_groups),
-        ]
-    return next((reason for reason in reasons if reason is not None), None)
-
-
-def why_not_triton(config: ModelConfig, geometry: Geometry, device: jax.Device) -> str | None:
-    """Why chunks of prompts are scanned by the Pallas kernel and not by the Triton ones, or None."""
-    if config.mamba2 is None:
-        return "the model has no Mamba-2 layers"
-    capability = str(getattr(device, "compute_capability", ""))
-    if device.platform != "gpu" or not capability.startswith("9."):
-        found = f"a GPU of {capability}" if capability else device.platform
-        return f"needs a GPU of compute capability 9.0 (Hopper), found {found}"
-    return triton_unsupported(sizes_of(config.mamba2), geometry.dtype)
-
-
-def trial(config: ModelConfig, geometry: Geometry) -> str | None:
-    """Why the Triton kernels fail on the device at hand although nothing speaks against them, or None.
-
-    They scan a short row and one of two segments, and the numbers are compared with XLA's: so what is wrong with a
-    driver, a compiler or a version of jax-triton is found here, and not by the first prompt.
-    """
-    spec = config.mamba2
-    assert spec is not None, "a trial is for models with Mamba-2 layers"
-    sizes, dtype = sizes_of(spec), jnp.dtype(geometry.dtype)
-    # A table as wide as that of the steps: what is compiled for it serves them.
-    frames = jnp.arange(geometry.state_frames, dtype=jnp.int32)[None] % geometry.frames_per_layer
-    keys = jax.random.split(jax.random.key(0), 2)
-    for tokens in (segment_tokens(spec.num_heads) + 65, 65):
-        line = jnp.full(1, tokens, jnp.int32)
-        given = {
-            "read": frames,
-            "write": frames,
-            "exists": jnp.zeros(1, jnp.int32),
-            "xBC": jax.random.normal(keys[0], (1, tokens, sizes.conv_size), dtype),
-            "dt": jax.random.uniform(keys[1], (1, tokens, spec.num_heads), maxval=0.1),
-            "A": -jnp.linspace(1, 16, spec.num_heads),
-            "D": jnp.ones(spec.num_heads),
-            "lengths": line,
-            "state_lengths": line - 1,
-        }
-
-        want = _outputs_and_states(given, sizes, geometry, "xla")
-        try:
-            found = _outputs_and_states(given, sizes, geometry, "triton")
-        except Exception as failed:  # whatever stops them, the Pallas kernel can do the same
-            lines = str(failed).strip().splitlines() or [""]
-            return f"they failed a trial: {type(failed).__name__}: {lines[0][:200]}"
-        for name, a, b in zip(("outputs", "states"), found, want, strict=True):
-            off = float(np.linalg.norm(a - b) / np.linalg.norm(b))
-            if not off < LARGEST_ERROR:
-                return f"they failed a trial: {name} of {tokens} tokens are off by {off:.2g} of their norm"
-    return None
-
-
-def _outputs_and_states(given: dict, sizes: Sizes, geometry: Geometry, implementation: str):
-    """Of a scan over an arena of one layer's frames, in float32."""
-    run = functools.partial(ssd_scan_frames, records=sizes, implementation=implementation)
-    arena = jnp.zeros((geometry.frames_per_layer, geometry.frame_words), jnp.uint32)
-    y, arena = jax.jit(run)(arena, **given)
-    return np.asarray(y, np.float32), np.asarray(arena).view(np.float32)
 
 
 def mix_window(

@@ -11,12 +11,13 @@ import numpy as np
 
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.engine import adjust as adjusting
-from hybrid_jax.engine import batches, bucket, fused, pack, steps
+from hybrid_jax.engine import batches, bucket, pack, steps
 from hybrid_jax.engine.adjust import Adjust, make_adjust, row_of
 from hybrid_jax.engine.behind import Behind
 from hybrid_jax.engine.blocks import Model
 from hybrid_jax.engine.compiling import Compiling, Program, shapes_of
 from hybrid_jax.engine.exact import exact_step
+from hybrid_jax.engine.kernel_choice import choose_kernels
 from hybrid_jax.engine.pending import Pending
 from hybrid_jax.engine.plan import DecodeRow, ForkRow, Plan, PrefillRow
 from hybrid_jax.engine.program_store import ProgramStore
@@ -72,36 +73,6 @@ def _cost(shape) -> tuple[int, int]:
     return rank, shape.rows * getattr(shape, "tokens", 64)
 
 
-def choose_kernels(wanted: str, device: jax.Device, unsupported: str | None = None) -> str:
-    """What `EngineConfig.kernels` means: "auto" is "pallas" from NVIDIA's Ampere (8.0) on, where it can be.
-
-    Args:
-        unsupported: why the kernels cannot run the model, or None.
-
-    Raises:
-        NotImplementedError: "pallas" is asked for and cannot.
-    """
-    if wanted == "pallas" and unsupported is not None:
-        raise NotImplementedError(f"EngineConfig: kernels='pallas': {unsupported}")
-    if wanted != "auto":
-        return wanted
-    if unsupported is not None:
-        return "xla"
-    capability = str(getattr(device, "compute_capability", ""))  # "9.0"; "gfx942" on other makes
-    generation = capability.partition(".")[0]
-    new_enough = device.platform == "gpu" and generation.isdigit() and int(generation) >= 8
-    return "pallas" if new_enough else "xla"
-
-
-def why_not_triton(
-    config: ModelConfig, geometry: Geometry, device: jax.Device, kernels: str
-) -> str | None:
-    """Why chunks of prompts are not scanned by the Triton kernels, or None if they are; they are tried out first."""
-    if kernels != "pallas":
-        return "the steps are made of what XLA compiles"
-    return fused.why_not_triton(config, geometry, device) or fused.trial(config, geometry)
-
-
 class Runner:
     """Executes plans on one device.
 
@@ -127,11 +98,16 @@ class Runner:
         self.params, self._store = params, store
         device = self._device()
         self._platform = device.platform
-        reason = fused.why_unsupported(config, geometry, exact=engine.exact)
-        kernels = choose_kernels(engine.kernels, device, reason)
-        self.not_triton = why_not_triton(config, geometry, device, kernels)
-        scan = "triton" if self.not_triton is None else "pallas"
-        self.model = Model(config, geometry, kernels, scan)
+        # Before any program is loaded from the store: one that calls Triton kernels needs what the trials import. It is
+        # asked for by an engine that has chosen these kernels, since `Model` is part of a program's identity.
+        self.kernels = choose_kernels(config, geometry, engine, device)
+        self.model = Model(
+            config,
+            geometry,
+            kernels=self.kernels.steps,
+            scan=self.kernels.scan,
+            sampling=self.kernels.sampling,
+        )
         self.engine = engine
         self.max_pages = geometry.num_pages(max_model_len)
         self.specs = state_specs(

@@ -73,7 +73,7 @@ def unpack_sampling(layout: Layout, batch: jax.Array) -> SamplingRows:
 
 
 def sample(
-    logits: jax.Array, rows: SamplingRows, positions: jax.Array, kernels: str = "xla"
+    logits: jax.Array, rows: SamplingRows, positions: jax.Array, sampler: str = "xla"
 ) -> jax.Array:
     """Chooses a token per row: argmax of logits / temperature + Gumbel noise over the kept tokens.
 
@@ -85,16 +85,16 @@ def sample(
         logits: float32[B, V].
         rows: sampling parameters.
         positions: int32[B] absolute position of the token being chosen.
-        kernels: "pallas" for one kernel in place of what suits a CPU.
+        sampler: "pallas" or "triton" for a kernel in place of what suits a CPU.
 
     Returns:
         int32[B] token ids.
     """
-    if kernels == "pallas":
+    if sampler != "xla":
         return sample_tokens(
             *(logits, noise_keys(rows, positions), rows.temperature),
             *(rows.top_k, rows.top_p, rows.min_p, _banned(rows, positions)),
-            implementation="pallas",
+            implementation=sampler,
         )
     random = rows.temperature > 0
     scores = score(logits, rows, positions)

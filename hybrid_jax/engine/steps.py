@@ -108,7 +108,7 @@ def decode(
                 num_logprobs,
                 adjust,
                 lines,
-                model.kernels,
+                model.sampler,
             )
             out = _store(out, step, new, alive)
             fed = jnp.where(alive, fed, state.tokens[:num_rows])
@@ -268,7 +268,7 @@ def _first_tokens(
     """Samples rows' first tokens and leaves them, or the mark of a stop, where decode will find them."""
     row = layout.get(batch, "row")
     sampled, fed, adjust = choose(
-        logits, batch, layout, positions, samples, num_logprobs, adjust, row, model.kernels
+        logits, batch, layout, positions, samples, num_logprobs, adjust, row, model.sampler
     )
     tokens = state.tokens
     for r in range(row.shape[0]):

@@ -4,7 +4,6 @@ import functools
 import math
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import jax
@@ -13,19 +12,16 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.engine import fused, pack, runner, steps
+from hybrid_jax.engine import pack, steps
 from hybrid_jax.engine.blocks import Model
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.exact import exact_step
 from hybrid_jax.engine.request import Request
-from hybrid_jax.engine.runner import choose_kernels
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.layers import linear
 from hybrid_jax.sampling_params import SamplingParams
 from hybrid_jax.state import state_specs
-from pallas_kernels import jax_triton
 from pallas_kernels.row_product import kernel as row_kernel
-from pallas_kernels.ssd_scan.api import FRAMES
 from tests.kernels.lowered import kernels_in
 from tests.tiny_models import VOCAB, tiny_model
 
@@ -206,103 +202,3 @@ def test_on_a_gpu_the_steps_call_their_kernels(kind):
 def _with_specs(step_and_its_specs):
     step, specs = step_and_its_specs
     return step, *specs
-
-
-@pytest.mark.parametrize(
-    ("platform", "capability", "kernels"),
-    [
-        ("gpu", "9.0", "pallas"),
-        ("gpu", "12.0", "pallas"),
-        ("gpu", "7.5", "xla"),
-        ("gpu", "gfx942", "xla"),
-        ("tpu", None, "xla"),
-    ],
-)
-def test_auto_is_what_the_device_can_run(platform, capability, kernels):
-    device = SimpleNamespace(platform=platform)
-    if capability:
-        device.compute_capability = capability
-    assert choose_kernels("auto", device) == kernels
-    assert choose_kernels("xla", device) == "xla"
-
-
-def test_auto_is_xla_on_a_cpu():
-    config, params = tiny_model("bamba")
-    engine = Engine(config, params, EngineConfig(**SMALL))
-    assert engine.runner.model.kernels == "xla"
-
-
-def test_what_kernels_cannot_run_is_said_at_once_and_auto_runs_without():
-    reason = "at most 32 tokens for 'pallas', got 64"
-    with pytest.raises(NotImplementedError, match=f"kernels='pallas': .*{reason}"):
-        engine_on("pallas", "bamba", exact=True, grain=64, prefill_tokens=64, memory=1 << 20)
-    gpu = SimpleNamespace(platform="gpu", compute_capability="9.0")
-    assert choose_kernels("auto", gpu, reason) == "xla"
-    assert engine_on("auto", "bamba", exact=True, grain=64, prefill_tokens=64, memory=1 << 20)
-
-
-def bamba_on(platform: str, capability: str | None, dtype: str = "bfloat16") -> str | None:
-    """Why the Triton kernels do not serve a tiny model with states of 16 x 16 there."""
-    config, _ = tiny_model("bamba")
-    device = SimpleNamespace(platform=platform)
-    if capability:
-        device.compute_capability = capability
-    return fused.why_not_triton(config, make_geometry(config, EngineConfig(dtype=dtype)), device)
-
-
-def test_triton_scans_on_hopper_where_it_is_installed(monkeypatch):
-    monkeypatch.setattr(jax_triton, "why_unavailable", lambda: None)
-    assert bamba_on("gpu", "9.0") is None
-    monkeypatch.setattr(jax_triton, "why_unavailable", lambda: "needs the package triton: pip")
-    assert bamba_on("gpu", "9.0") == "needs the package triton: pip"
-
-
-@pytest.mark.parametrize(
-    ("platform", "capability", "dtype", "reason"),
-    [
-        ("cpu", None, "bfloat16", "of compute capability 9.0 (Hopper), found cpu"),
-        ("gpu", "8.0", "bfloat16", "of compute capability 9.0 (Hopper), found a GPU of 8.0"),
-        ("gpu", "10.0", "bfloat16", "of compute capability 9.0 (Hopper), found a GPU of 10.0"),
-        ("gpu", "9.0", "float32", "inputs must be bfloat16 for 'triton', got float32"),
-    ],
-)
-def test_what_triton_cannot_scan_is_left_to_pallas(
-    monkeypatch, platform, capability, dtype, reason
-):
-    monkeypatch.setattr(jax_triton, "why_unavailable", lambda: None)
-    assert reason in bamba_on(platform, capability, dtype)
-
-
-def test_a_failed_trial_leaves_the_scan_to_pallas_and_says_why(monkeypatch):
-    config, _ = tiny_model("bamba")
-    geometry = make_geometry(config, EngineConfig(dtype="bfloat16"))
-    gpu = SimpleNamespace(platform="gpu", compute_capability="9.0")
-    monkeypatch.setattr(jax_triton, "why_unavailable", lambda: None)
-    scans = dict(FRAMES)
-
-    def broken(*args, **kwargs):
-        raise RuntimeError("no kernel image is available\nand more")
-
-    def wrong(*args, **kwargs):
-        y, arena = scans["xla"](*args, **kwargs)
-        return y + 1, arena
-
-    for scan, reason in (
-        (broken, "they failed a trial: RuntimeError: no kernel image is available"),
-        (wrong, "they failed a trial: outputs of 321 tokens are off by "),
-    ):
-        monkeypatch.setitem(FRAMES, "triton", scan)
-        assert runner.why_not_triton(config, geometry, gpu, "pallas").startswith(reason)
-    monkeypatch.setitem(FRAMES, "triton", scans["pallas"])
-    assert runner.why_not_triton(config, geometry, gpu, "pallas") is None
-    assert "what XLA compiles" in runner.why_not_triton(config, geometry, gpu, "xla")
-
-
-def test_on_a_cpu_all_is_pallas():
-    engine = engine_on("pallas", "bamba")
-    assert engine.runner.model.scan == "pallas" and "found cpu" in engine.not_triton
-
-
-def test_unknown_kernels_are_refused():
-    with pytest.raises(ValueError, match="kernels must be one of .* got 'triton'"):
-        EngineConfig(kernels="triton")

@@ -304,7 +304,7 @@ def test_a_hybrid_says_what_a_resume_point_costs_and_how_many_fit():
         found,
         device=Device(),
         kernels="xla",
-        not_triton=None,
+        not_triton={},
         weight_bytes=0,
         max_model_len=256,
         sampling=SamplingParams(),
@@ -315,21 +315,37 @@ def test_a_hybrid_says_what_a_resume_point_costs_and_how_many_fit():
     )
 
 
+MISSING, OLD = "needs the package triton: pip", "they failed a trial: RuntimeError: an old driver"
+
+
 @pytest.mark.parametrize(
-    ("kernels", "not_triton", "said"),
+    ("layers", "not_triton", "said"),
     [
-        ("pallas", None, "scan      prompts by Triton kernels"),
+        ("MMA", {}, "prompts are scanned and tokens drawn by Triton kernels"),
         (
-            "pallas",
-            "needs the package triton: pip",
-            "scan      prompts by the Pallas kernel; Triton's: needs the package triton: pip",
+            "MMA",
+            {"sampling": OLD},
+            f"prompts are scanned by Triton kernels; tokens are not drawn by them: {OLD}",
         ),
-        ("xla", "the steps are made of what XLA compiles", None),
+        (
+            "MMA",
+            {"scan": OLD},
+            f"tokens are drawn by Triton kernels; prompts are not scanned by them: {OLD}",
+        ),
+        ("MMA", {"scan": MISSING, "sampling": MISSING}, f"not used: {MISSING}"),
+        (
+            "MMA",
+            {"scan": "a", "sampling": "b"},
+            "prompts are not scanned by Triton kernels: a; tokens are not drawn by them: b",
+        ),
+        ("AA", {}, "tokens are drawn by Triton kernels"),
+        ("AA", {"sampling": MISSING}, f"not used: {MISSING}"),
     ],
 )
-def test_what_scans_prompts_is_said_where_there_is_a_choice(kernels, not_triton, said):
-    def lines(kinds: str) -> list[str]:
-        config, engine = model(kinds), EngineConfig(memory=1 << 20, max_rows=1, max_model_len=256)
+def test_what_triton_kernels_do_is_said_where_there_is_a_choice(layers, not_triton, said):
+    config, engine = model(layers), EngineConfig(memory=1 << 20, max_rows=1, max_model_len=256)
+
+    def lines(kernels: str) -> list[str]:
         told = describe(
             *(config, engine, sizes(config, engine)[0]),
             device=Device(),
@@ -339,7 +355,7 @@ def test_what_scans_prompts_is_said_where_there_is_a_choice(kernels, not_triton,
             max_model_len=256,
             sampling=SamplingParams(),
         )
-        return [line for line in told.splitlines() if line.startswith("scan")]
+        return [line for line in told.splitlines() if "Triton" in line or "triton" in line]
 
-    assert lines("MMA") == ([] if said is None else [said])
-    assert lines("AA") == []
+    assert lines("pallas") == [f"triton    {said}"]
+    assert lines("xla") == []

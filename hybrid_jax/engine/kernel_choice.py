@@ -1,0 +1,232 @@
+"""Which kernels serve an engine: chosen once, from its settings, its device, and a trial of the Triton kernels."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.engine import blocks
+from hybrid_jax.engine.fused import sizes_of
+from hybrid_jax.engine.pack import MAX_STOP_IDS
+from hybrid_jax.geometry import Geometry
+from pallas_kernels import jax_triton
+from pallas_kernels.causal_conv import Sizes
+from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
+from pallas_kernels.gated_rmsnorm.kernel import why_unsupported as norm_unsupported
+from pallas_kernels.paged_attention.kernel import why_unsupported as attention_unsupported
+from pallas_kernels.residual_rmsnorm.kernel import why_unsupported as residual_unsupported
+from pallas_kernels.ssd_scan import ssd_scan_frames
+from pallas_kernels.ssd_scan.kernel import why_unsupported as scan_unsupported
+from pallas_kernels.ssd_scan.triton_scan import segment_tokens
+from pallas_kernels.ssd_scan.triton_scan import why_unsupported as triton_unsupported
+from pallas_kernels.ssd_window.kernel import why_unsupported as window_unsupported
+from pallas_kernels.token_sampling import sample_tokens
+
+# Rows of the trial of sampling: temperature, top_k, top_p and min_p. Top-p keeps many tokens and few.
+SETTINGS = (
+    (0.0, 0, 1.0, 0.0),
+    (1.0, 0, 1.0, 0.0),
+    (1.0, 50, 1.0, 0.0),
+    (1.0, 0, 0.5, 0.0),
+    (0.3, 0, 0.5, 0.0),
+    (0.7, 50, 0.9, 0.0),
+    (1.0, 0, 1.0, 0.1),
+)
+# Of the norm, in the trial of the scan. The kernels are off by 0.003, with a wrong operand by 1.
+LARGEST_ERROR = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """What an engine's steps are made of.
+
+    Attributes:
+        steps: "xla" or "pallas".
+        scan, sampling: of steps made of kernels, which of them scan prompts and draw tokens: "pallas" or "triton".
+        not_triton: why Triton kernels do not serve, by operation. An operation is left out if they do, or if the model
+            has no use for it.
+    """
+
+    steps: str
+    scan: str = "pallas"
+    sampling: str = "pallas"
+    not_triton: dict[str, str]
+
+
+def choose_kernels(
+    config: ModelConfig, geometry: Geometry, engine: EngineConfig, device: jax.Device
+) -> Kernels:
+    """What serves a model's engine on a device. Triton kernels are tried out there first.
+
+    Raises:
+        NotImplementedError: `EngineConfig.kernels` is "pallas", and these kernels cannot run the model.
+    """
+    unsupported = why_unsupported(config, geometry, exact=engine.exact)
+    steps = choose_steps(engine.kernels, device, unsupported)
+    ask = {"sampling": lambda: tried(functools.partial(try_sampling, config.vocab_size))}
+    if config.mamba2 is not None:
+        ask["scan"] = lambda: _why_no_triton_scan(config, geometry)
+    none = _why_no_triton(steps, device)
+    reasons = {name: none or reason() for name, reason in ask.items()}
+    return Kernels(
+        steps=steps,
+        **{name: "triton" if reason is None else "pallas" for name, reason in reasons.items()},
+        not_triton={name: reason for name, reason in reasons.items() if reason is not None},
+    )
+
+
+def choose_steps(wanted: str, device: jax.Device, unsupported: str | None = None) -> str:
+    """What `EngineConfig.kernels` means: "auto" is "pallas" from NVIDIA's Ampere (8.0) on, where it can be.
+
+    Args:
+        unsupported: why the kernels cannot run the model, or None.
+
+    Raises:
+        NotImplementedError: "pallas" is asked for and cannot.
+    """
+    if wanted == "pallas" and unsupported is not None:
+        raise NotImplementedError(f"EngineConfig: kernels='pallas': {unsupported}")
+    if wanted != "auto":
+        return wanted
+    if unsupported is not None:
+        return "xla"
+    capability = str(getattr(device, "compute_capability", ""))  # "9.0"; "gfx942" on other makes
+    generation = capability.partition(".")[0]
+    new_enough = device.platform == "gpu" and generation.isdigit() and int(generation) >= 8
+    return "pallas" if new_enough else "xla"
+
+
+def why_unsupported(config: ModelConfig, geometry: Geometry, *, exact: bool) -> str | None:
+    """Why the kernels cannot run a model's steps, or None."""
+    reasons = [residual_unsupported(config.width)]
+    if config.attention is not None:
+        layout = blocks.page_layout(config.attention, geometry)
+        reasons.append(attention_unsupported(layout))
+    if config.mamba2 is not None:
+        spec, sizes = config.mamba2, sizes_of(config.mamba2)
+        reasons += [
+            conv_unsupported(sizes, geometry.grain if exact else 1),
+            scan_unsupported(sizes, geometry.dtype),
+            window_unsupported(sizes, geometry.grain),
+            norm_unsupported(spec.inner_size // spec.norm_groups),
+        ]
+    return next((reason for reason in reasons if reason is not None), None)
+
+
+# --- Triton ---------------------------------------------------------------------------------------
+
+
+def _why_no_triton(steps: str, device: jax.Device) -> str | None:
+    """Why no Triton kernel serves, whatever it does, or None."""
+    if steps != "pallas":
+        return "the steps are made of what XLA compiles"
+    capability = str(getattr(device, "compute_capability", ""))
+    if device.platform != "gpu" or not capability.startswith("9."):
+        found = f"a GPU of {capability}" if capability else device.platform
+        return f"needs a GPU of compute capability 9.0 (Hopper), found {found}"
+    return jax_triton.why_unavailable()
+
+
+def _why_no_triton_scan(config: ModelConfig, geometry: Geometry) -> str | None:
+    reason = triton_unsupported(sizes_of(config.mamba2), geometry.dtype)
+    return reason or tried(functools.partial(try_scan, config, geometry))
+
+
+# --- trials ---------------------------------------------------------------------------------------
+
+
+def tried(trial: Callable[[], str | None]) -> str | None:
+    """What went wrong in a trial on the device at hand, or None.
+
+    It finds what is wrong with a driver, a compiler or a version of jax-triton, before the first prompt does. Whatever
+    stops the Triton kernels, the Pallas kernel can do the same.
+    """
+    try:
+        wrong = trial()
+    except Exception as failed:
+        lines = str(failed).strip().splitlines() or [""]
+        wrong = f"{type(failed).__name__}: {lines[0][:200]}"
+    return None if wrong is None else f"they failed a trial: {wrong}"
+
+
+def try_scan(config: ModelConfig, geometry: Geometry) -> str | None:
+    """Scans a short row and one of two segments; says what is far from XLA's numbers."""
+    spec = config.mamba2
+    assert spec is not None, "a trial of the scan is for models with Mamba-2 layers"
+    sizes, dtype = sizes_of(spec), jnp.dtype(geometry.dtype)
+    # A table as wide as that of the steps: what is compiled for it serves them.
+    frames = jnp.arange(geometry.state_frames, dtype=jnp.int32)[None] % geometry.frames_per_layer
+    keys = jax.random.split(jax.random.key(0), 2)
+    for tokens in (segment_tokens(spec.num_heads) + 65, 65):
+        line = jnp.full(1, tokens, jnp.int32)
+        given = {
+            "read": frames,
+            "write": frames,
+            "exists": jnp.zeros(1, jnp.int32),
+            "xBC": jax.random.normal(keys[0], (1, tokens, sizes.conv_size), dtype),
+            "dt": jax.random.uniform(keys[1], (1, tokens, spec.num_heads), maxval=0.1),
+            "A": -jnp.linspace(1, 16, spec.num_heads),
+            "D": jnp.ones(spec.num_heads),
+            "lengths": line,
+            "state_lengths": line - 1,
+        }
+        want = _outputs_and_states(given, sizes, geometry, "xla")
+        found = _outputs_and_states(given, sizes, geometry, "triton")
+        for name, a, b in zip(("outputs", "states"), found, want, strict=True):
+            off = float(np.linalg.norm(a - b) / np.linalg.norm(b))
+            if not off < LARGEST_ERROR:
+                return f"{name} of {tokens} tokens are off by {off:.2g} of their norm"
+    return None
+
+
+def try_sampling(vocab_size: int) -> str | None:
+    """Draws tokens in a loop, as decode does; says how many are not those of the Pallas kernel. All must be.
+
+    There are two rows of each setting. In the second of them the most likely token is banned.
+    """
+    temperature, top_k, top_p, min_p = jnp.tile(jnp.array(SETTINGS), (2, 1)).T
+    rows = temperature.shape[0]
+    keys = jax.random.split(jax.random.key(0), 2)
+    logits = jax.random.normal(keys[0], (rows, vocab_size))
+    bans = jnp.where(jnp.arange(rows) < len(SETTINGS), -1, jnp.argmax(logits, -1))
+    unused = jnp.full((rows, MAX_STOP_IDS - 1), -1)  # of bans there are as many as in the steps
+    given = {
+        "logits": logits,
+        "keys": jax.random.bits(keys[1], (rows, 2)),
+        "temperature": temperature,
+        "top_k": top_k.astype(jnp.int32),
+        "top_p": top_p,
+        "min_p": min_p,
+        "banned": jnp.concatenate([bans[:, None], unused], axis=1),
+    }
+    want, found = (_tokens(given, implementation) for implementation in ("pallas", "triton"))
+    wrong = int((found != want).sum())
+    return f"{wrong} of {want.size} tokens are not the Pallas kernel's" if wrong else None
+
+
+def _tokens(given: dict, implementation: str) -> np.ndarray:
+    """int32[2, B]: of two steps with keys of their own."""
+
+    def draw(step, tokens):
+        keys = given["keys"] + step.astype(jnp.uint32)
+        drawn = sample_tokens(**given | {"keys": keys}, implementation=implementation)
+        return tokens.at[step].set(drawn)
+
+    def run(num_steps):  # an argument, or the compiler would know that there are two
+        return jax.lax.fori_loop(0, num_steps, draw, jnp.zeros((2, len(given["keys"])), jnp.int32))
+
+    return np.asarray(jax.jit(run)(jnp.int32(2)))
+
+
+def _outputs_and_states(given: dict, sizes: Sizes, geometry: Geometry, implementation: str):
+    """Of a scan over an arena of one layer's frames, in float32."""
+    run = functools.partial(ssd_scan_frames, records=sizes, implementation=implementation)
+    arena = jnp.zeros((geometry.frames_per_layer, geometry.frame_words), jnp.uint32)
+    y, arena = jax.jit(run)(arena, **given)
+    return np.asarray(y, np.float32), np.asarray(arena).view(np.float32)

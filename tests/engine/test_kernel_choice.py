@@ -1,0 +1,208 @@
+"""Which kernels serve: by settings and device, and Triton's only where they pass a trial."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hybrid_jax.config import EngineConfig
+from hybrid_jax.engine import bucket, kernel_choice
+from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.kernel_choice import Kernels, choose_kernels, choose_steps, try_sampling
+from hybrid_jax.engine.runner import KINDS
+from hybrid_jax.geometry import make_geometry
+from pallas_kernels import jax_triton
+from pallas_kernels.ssd_scan.api import FRAMES
+from pallas_kernels.token_sampling.api import IMPLEMENTATIONS as SAMPLING
+from tests.engine.test_kernel_paths import SMALL, engine_on
+from tests.tiny_models import tiny_model
+
+BROKEN = "they failed a trial: RuntimeError: no kernel image is available"
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "kernels"),
+    [
+        ("gpu", "9.0", "pallas"),
+        ("gpu", "12.0", "pallas"),
+        ("gpu", "7.5", "xla"),
+        ("gpu", "gfx942", "xla"),
+        ("tpu", None, "xla"),
+    ],
+)
+def test_auto_is_what_the_device_can_run(platform, capability, kernels):
+    device = device_of(platform, capability)
+    assert choose_steps("auto", device) == kernels
+    assert choose_steps("xla", device) == "xla"
+
+
+def test_auto_is_xla_on_a_cpu():
+    config, params = tiny_model("bamba")
+    engine = Engine(config, params, EngineConfig(**SMALL))
+    assert engine.runner.model.kernels == "xla"
+
+
+def test_what_kernels_cannot_run_is_said_at_once_and_auto_runs_without():
+    reason = "at most 32 tokens for 'pallas', got 64"
+    with pytest.raises(NotImplementedError, match=f"kernels='pallas': .*{reason}"):
+        engine_on("pallas", "bamba", exact=True, grain=64, prefill_tokens=64, memory=1 << 20)
+    assert choose_steps("auto", device_of("gpu", "9.0"), reason) == "xla"
+    assert engine_on("auto", "bamba", exact=True, grain=64, prefill_tokens=64, memory=1 << 20)
+
+
+def test_unknown_kernels_are_refused():
+    with pytest.raises(ValueError, match="kernels must be one of .* got 'triton'"):
+        EngineConfig(kernels="triton")
+
+
+# --- Triton ---------------------------------------------------------------------------------------
+
+
+def device_of(platform: str, capability: str | None) -> SimpleNamespace:
+    device = SimpleNamespace(platform=platform)
+    if capability:
+        device.compute_capability = capability
+    return device
+
+
+def chosen(
+    platform: str = "gpu",
+    capability: str | None = "9.0",
+    name: str = "bamba",
+    **settings,
+) -> Kernels:
+    """For a tiny model, with states of 16 x 16 if it has any."""
+    config, _ = tiny_model(name)
+    engine = EngineConfig(**{"dtype": "bfloat16", "kernels": "pallas"} | settings)
+    device = device_of(platform, capability)
+    return choose_kernels(config, make_geometry(config, engine), engine, device)
+
+
+@pytest.fixture
+def triton(monkeypatch):
+    """As if Triton were installed and did what the Pallas kernels do; what it does can be replaced."""
+    monkeypatch.setattr(jax_triton, "why_unavailable", lambda: None)
+    monkeypatch.setitem(FRAMES, "triton", FRAMES["pallas"])
+    monkeypatch.setitem(SAMPLING, "triton", SAMPLING["pallas"])
+    return monkeypatch
+
+
+def test_triton_serves_on_hopper(triton):
+    every = {"scan": "triton", "sampling": "triton"}
+    assert chosen() == chosen(kernels="auto") == Kernels(steps="pallas", **every, not_triton={})
+    draws = Kernels(steps="pallas", sampling="triton", not_triton={})
+    assert chosen(name="llama") == draws
+    reason = "inputs must be bfloat16 for 'triton', got float32; use 'pallas'"
+    assert chosen(dtype="float32") == replace(draws, not_triton={"scan": reason})
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "reason"),
+    [
+        ("cpu", None, "needs a GPU of compute capability 9.0 (Hopper), found cpu"),
+        ("gpu", "8.0", "needs a GPU of compute capability 9.0 (Hopper), found a GPU of 8.0"),
+        ("gpu", "10.0", "needs a GPU of compute capability 9.0 (Hopper), found a GPU of 10.0"),
+    ],
+)
+def test_no_other_device_tries_triton(triton, platform, capability, reason):
+    triton.setattr(kernel_choice, "tried", lambda trial: pytest.fail("tried"))
+    for dtype in ("bfloat16", "float32"):
+        found = chosen(platform, capability, dtype=dtype)
+        assert found == Kernels(steps="pallas", not_triton={"scan": reason, "sampling": reason})
+    assert chosen(platform, capability, "llama").not_triton == {"sampling": reason}
+
+
+def test_without_jax_triton_or_with_steps_of_xla_triton_is_not_tried(triton):
+    triton.setattr(kernel_choice, "tried", lambda trial: pytest.fail("tried"))
+    assert set(chosen(kernels="xla").not_triton.values()) == {
+        "the steps are made of what XLA compiles"
+    }
+    triton.setattr(jax_triton, "why_unavailable", lambda: "needs the package triton: pip")
+    found = chosen()
+    assert (found.scan, found.sampling) == ("pallas", "pallas")
+    assert set(found.not_triton.values()) == {"needs the package triton: pip"}
+
+
+def broken(*args, **kwargs):
+    raise RuntimeError("no kernel image is available\nand more")
+
+
+def test_a_failed_trial_of_the_scan_leaves_it_to_pallas_and_says_why(triton):
+    def wrong(*args, **kwargs):
+        y, arena = FRAMES["xla"](*args, **kwargs)
+        return y + 1, arena
+
+    off = "they failed a trial: outputs of 321 tokens are off by "
+    for scan, reason in ((broken, BROKEN), (wrong, off)):
+        triton.setitem(FRAMES, "triton", scan)
+        found = chosen()
+        assert (found.scan, found.sampling) == ("pallas", "triton")
+        assert list(found.not_triton) == ["scan"] and found.not_triton["scan"].startswith(reason)
+
+
+def test_a_failed_trial_of_sampling_leaves_it_to_pallas_and_says_why(triton):
+    def wrong(*arrays):
+        tokens = SAMPLING["pallas"](*arrays)
+        return tokens.at[3].set(tokens[3] ^ 1)
+
+    one = "they failed a trial: 2 of 28 tokens are not the Pallas kernel's"
+    for sampling, reason in ((broken, BROKEN), (wrong, one)):
+        triton.setitem(SAMPLING, "triton", sampling)
+        found = chosen()
+        assert (found.scan, found.sampling) == ("triton", "pallas")
+        assert found.not_triton == {"sampling": reason}
+
+
+@pytest.mark.parametrize("ignored", ["keys", "temperature", "top_k", "top_p", "min_p", "banned"])
+def test_the_trial_of_sampling_sees_every_argument(triton, ignored):
+    names = ("logits", "keys", "temperature", "top_k", "top_p", "min_p", "banned")
+    nothing = {"top_p": 1, "banned": -1, "temperature": 1}.get(ignored, 0)
+
+    def careless(*arrays):
+        given = dict(zip(names, arrays, strict=True))
+        given[ignored] = jnp.full_like(given[ignored], nothing)
+        return SAMPLING["pallas"](*given.values())
+
+    triton.setitem(SAMPLING, "triton", careless)
+    assert "of 28 tokens are not" in try_sampling(3000)
+
+
+def test_the_rows_of_the_trial_draw_many_tokens_by_other_keys_in_each_step(triton):
+    seen = []
+
+    def watched(*arrays):
+        tokens = SAMPLING["pallas"](*arrays)
+        jax.debug.callback(lambda tokens: seen.append(np.asarray(tokens)), tokens)
+        return tokens
+
+    triton.setitem(SAMPLING, "triton", watched)
+    assert try_sampling(3000) is None
+    first, second = seen
+    assert len(set(first)) > 8 and (first != second).sum() > 8
+
+
+def test_on_a_cpu_all_is_pallas():
+    engine = engine_on("pallas", "bamba")
+    model = engine.runner.model
+    assert (model.scan, model.sampler) == ("pallas", "pallas")
+    assert all("found cpu" in reason for reason in engine.not_triton.values())
+    assert engine_on("xla", "bamba").runner.model.sampler == "xla"
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill"])
+def test_programs_of_other_kernels_are_other_programs(kind):
+    """A program of Triton kernels is so never loaded by an engine that has not chosen them."""
+    runner = engine_on("pallas", "bamba").runner
+    shapes = bucket.all_buckets(runner.engine, max_pages=runner.max_pages)
+    shape = next(shape for shape in shapes if KINDS[type(shape)] == kind)
+    identities = set()
+    for scan, sampling in itertools.product(("pallas", "triton"), repeat=2):
+        runner.model = replace(runner.model, scan=scan, sampling=sampling)
+        identities.add(runner._build(kind, shape)._identity)
+    assert len(identities) == 4
