@@ -68,9 +68,11 @@ def decode_step(
     num_frames: int,
     tokens: int = 8192,
     dtype: str = "bfloat16",
+    sampling: str = "pallas",
 ):
     """The decode step of a dispatch of up to 8, and the shapes of its arguments; the second is donated."""
     model, state = _model_and_state(config, rows, num_frames, dtype)
+    model = replace(model, sampling=sampling)
     pages = {"frames_per_page": model.geometry.frames_per_page}
     layout = pack.decode_layout(width=model.geometry.num_pages(tokens), **pages)
     run = functools.partial(steps.decode, model=model, layout=layout, max_steps=8, num_logprobs=0)

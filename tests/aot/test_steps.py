@@ -34,8 +34,11 @@ def budget(of: dict[str, int], periods: int) -> int:
 
 
 @functools.cache
-def decode(rows: int = 64, periods: int = 2, num_frames: int = FRAMES) -> Compiled:
-    step, specs = decode_step(hybrid_7b(periods), rows=rows, num_frames=num_frames)
+def decode(
+    rows: int = 64, periods: int = 2, num_frames: int = FRAMES, sampling: str = "pallas"
+) -> Compiled:
+    shape = {"rows": rows, "num_frames": num_frames}
+    step, specs = decode_step(hybrid_7b(periods), **shape, sampling=sampling)
     return compile_for_h200(step, *specs, donate=(1,))
 
 
@@ -100,6 +103,19 @@ def test_a_prefill_step_with_the_triton_scan_copies_nothing_more(rows, tokens):
     assert compiled.alias_bytes == pallas.alias_bytes >= FRAMES * FRAME_BYTES
     engine = EngineConfig(dtype="bfloat16", max_rows=rows, max_model_len=8192)
     assert compiled.temp_bytes <= kernel_step_bytes(hybrid_7b(2), engine, rows=rows, tokens=tokens)
+
+
+@pytest.mark.skipif(NO_TRITON is not None, reason=str(NO_TRITON))
+def test_a_decode_step_whose_tokens_triton_draws_copies_nothing_more():
+    """Five launches between two command buffers; arena in place, and memory as with one launch."""
+    compiled, pallas = decode(sampling="triton"), decode()
+    calls = ("kCustomCall",) * 5
+    assert compiled.body == ("kCommandBuffer", *calls, "kCommandBuffer")
+    assert compiled.outer == pallas.outer
+    assert not compiled.named("sample_tokens")
+    assert compiled.kinds == pallas.kinds - Counter(kCustomKernel=1) + Counter(calls)
+    assert compiled.alias_bytes == pallas.alias_bytes >= FRAMES * FRAME_BYTES
+    assert compiled.temp_bytes <= pallas.temp_bytes + 4096
 
 
 def steps() -> list:
