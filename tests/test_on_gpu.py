@@ -97,25 +97,59 @@ def test_bits_that_differ_between_repeats_or_runs_are_seen(tmp_path, monkeypatch
     ]
 
 
-def test_some_sixty_tests_are_chosen_and_every_file_has_one(tmp_path):
-    class Item:
-        def __init__(self, line: str) -> None:
-            self.nodeid = line
+class Item:
+    """A test that pytest has found."""
 
-    listed = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", str(checks.TESTS), "-k", "pallas"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-    ).stdout
-    items = [Item(line) for line in listed.splitlines() if "::" in line]
-    files = {item.nodeid.partition("::")[0] for item in items}
+    def __init__(self, line: str) -> None:
+        self.nodeid = line
+
+    @property
+    def file(self) -> str:
+        return self.nodeid.partition("::")[0]
+
+
+def listed(*arguments) -> list[Item]:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *map(str, arguments)]
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    found = subprocess.run(command, capture_output=True, text=True, env=env).stdout
+    return [Item(line) for line in found.splitlines() if "::" in line]
+
+
+def chosen(items: list[Item], path) -> list[Item]:
+    items = list(items)
     left = SimpleNamespace(hook=SimpleNamespace(pytest_deselected=lambda items: None))
-    checks.Recorder(tmp_path / "x.json", few=False).pytest_collection_modifyitems(left, items)
+    checks.Recorder(path / "x.json", few=False).pytest_collection_modifyitems(left, items)
+    return items
+
+
+def test_some_sixty_tests_are_chosen_and_every_file_has_one(tmp_path):
+    every = listed(checks.TESTS, "-k", "pallas")
+    items = chosen(every, tmp_path)
     assert 50 <= len(items) <= 80
-    assert {item.nodeid.partition("::")[0] for item in items} == files
+    assert {item.file for item in items} == {item.file for item in every}
     text = " ".join(item.nodeid for item in items)
     assert all(dtype in text for dtype in ("float32", "bfloat16", "quantized"))
+
+
+def test_every_kind_of_test_of_triton_kernels_is_chosen(tmp_path):
+    """But those of an engine, of gradients, and of what no device changes."""
+    every = listed(checks.TRITON_TESTS)  # some files have none where Triton is missing
+    items = chosen(every, tmp_path)
+    kinds = {item.nodeid.partition("[")[0] for item in every}
+    missing = kinds - {item.nodeid.partition("[")[0] for item in items}
+    assert all(any(word in name for word in checks.LEFT_OUT) for name in missing)
+    assert len(missing) == 4 < len(items) <= 30
+    names = ("test_states_go_from_frames", "test_padding_changes", "test_the_trial_of_sampling")
+    assert all(any(name in item.nodeid for item in items) for name in names)
+
+
+def test_kernels_that_are_not_there_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks.jax_triton, "why_unavailable", lambda: "needs the package triton")
+    found = checks.Recorder(tmp_path / "checks.json", few=True).report
+    page = report.markdown({"checks.json": found})
+    assert "- Triton kernels: not there: needs the package triton" in page
+    there = report.markdown({"checks.json": found | {"no_triton": None}})
+    assert "Triton" not in there
 
 
 def test_no_smoke_run_is_among_the_results(root):

@@ -2,8 +2,9 @@
 
     python -m benchmarks.kernels.ssd_scan [--smoke] [--cases G1] [--sweep] [--out FILE]
 
-Sides: "pallas" as an engine calls it, which cuts few rows into segments by its rule; "pallas whole" and, where the
-rule does not, "pallas 4 segments"; XLA's compilation of the tiled form, and of the recurrence where it is short.
+Sides: "triton", which an engine calls in bfloat16; "pallas", which cuts few rows into segments by its rule; "pallas
+whole" and, where the rule does not, "pallas 4 segments"; XLA's compilation of the tiled form, and of the recurrence
+where it is short.
 Peers: mamba_ssm's Triton kernels with chunks of 256 and 128 tokens, and flash-linear-attention's, which want B and C
 repeated for every head and x times dt; those are made outside the clock, as are contiguous x, B and C.
 """
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.kernels import report
 from benchmarks.kernels.harness import Case, Peer, Side, Work
-from benchmarks.kernels.peers import need, to_torch
+from benchmarks.kernels.peers import NotInstalled, need, to_torch
 from pallas_kernels.records import Records, read_states
 from pallas_kernels.ssd_scan import cases as shapes
 from pallas_kernels.ssd_scan import ssd_scan_frames
@@ -33,6 +34,7 @@ from pallas_kernels.ssd_scan.kernel import (
     num_segments,
     scan_frames,
 )
+from pallas_kernels.ssd_scan.triton_scan import why_unsupported as why_not_triton
 
 GRANITE_4_H_SMALL = shapes.Case(
     name="granite_4_h_small_G1", tokens=2048, heads=128, width=64, size=128, large=True
@@ -86,6 +88,13 @@ def draw(shape: shapes.Case, dtype: str, key: jax.Array):
 
 def run(records: Records, implementation: str, arena, inputs):
     return ssd_scan_frames(arena, **inputs, records=records, implementation=implementation)
+
+
+def triton(records: Records, arena, inputs):
+    reason = why_not_triton(records, inputs["xBC"].dtype)
+    if reason is not None:
+        raise NotInstalled(f"not there: {reason}")
+    return run(records, "triton", arena, inputs)
 
 
 def run_config(records: Records, config: Config, arena, inputs):
@@ -192,7 +201,10 @@ def case_of(shape: shapes.Case, dtype: str) -> Case:
         draw=functools.partial(draw, shape, dtype),
         truth=calls["xla" if shape.large else "reference"],
         result=functools.partial(result, records),
-        sides=tuple(Side(name=name, call=call) for name, call in calls.items()),
+        sides=(
+            *(Side(name=name, call=call) for name, call in calls.items()),
+            Side(name="triton", call=functools.partial(triton, records), gpu_only=True),
+        ),
         peers=tuple(peers),
         configs={label(c): functools.partial(run_config, records, c) for c in configs},
         work=work(shape, dtype),

@@ -1,4 +1,5 @@
-"""Some sixty tests of the Pallas kernels on the device at hand: every kernel, dtype and edge.
+"""Some sixty tests of the Pallas kernels on the device at hand, and twenty of the Triton kernels if they can be called:
+every kernel, dtype and edge.
 
     JAX_PLATFORMS=cuda python -m benchmarks.on_gpu.checks --out FILE [--few]
 
@@ -18,9 +19,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.common import ROOT, header, write_json
+from pallas_kernels import jax_triton
 
-TESTS = ROOT / "tests" / "kernels"
-LEFT_OUT = ("gradients", "exceed", "refused")  # what a device does not change
+TESTS, TRITON_TESTS = ROOT / "tests" / "kernels", ROOT / "tests" / "interpreted"
+# What a device does not change, and what second.sh runs.
+LEFT_OUT = ("gradients", "exceed", "refused", "engine")
 
 
 def spread(cases: list, count: int) -> list:
@@ -36,17 +39,20 @@ class Recorder:
     def __init__(self, path: Path, few: bool) -> None:
         self.path, self.few, self.start = path, few, time.monotonic()
         self.report = {"header": header(), "passed": [], "failed": [], "skipped": []}
+        self.report["no_triton"] = jax_triton.why_unavailable()
 
     def pytest_collection_modifyitems(self, config, items: list) -> None:
         functions = defaultdict(list)
         for item in items:
             name = item.nodeid.partition("[")[0]
-            if "pallas" in item.nodeid and not any(word in name for word in LEFT_OUT):
+            of_a_kernel = "pallas" in item.nodeid or TRITON_TESTS.name in item.nodeid
+            if of_a_kernel and not any(word in name for word in LEFT_OUT):
                 functions[name].append(item)
         files, chosen = set(), []
         for name, cases in sorted(functions.items(), key=lambda pair: -len(pair[1])):
             file = name.partition("::")[0]
-            count = 3 if len(cases) >= 10 else 2 if len(cases) >= 4 else int(file not in files)
+            least = int(TRITON_TESTS.name in file or file not in files)
+            count = 3 if len(cases) >= 10 else 2 if len(cases) >= 4 else least
             if self.few:
                 count = int(file not in files)
             files.add(file)
@@ -73,13 +79,16 @@ def main(argv: list[str] | None = None) -> int:
     asked = parser.parse_args(argv)
     recorder = Recorder(asked.out, asked.few)
     code = pytest.main(
-        [str(TESTS), "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT)], [recorder]
+        [str(TESTS), str(TRITON_TESTS), "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT)],
+        [recorder],
     )
     found = recorder.report
     print(
         f"{jax.default_backend()}: {len(found['passed'])} passed, {len(found['failed'])} failed, "
         f"{len(found['skipped'])} skipped"
     )
+    if found["no_triton"]:
+        print(f"Triton kernels: not there: {found['no_triton']}")
     return int(code != 0)
 
 

@@ -49,6 +49,8 @@ def markdown(found: dict[str, dict]) -> str:
             f"{len(checks['skipped'])} skipped, in {checks.get('seconds', 0):.0f} s."
         )
         parts += [f"- failed: `{entry['test']}`" for entry in checks["failed"]]
+        if reason := checks.get("no_triton"):
+            parts.append(f"- Triton kernels: not there: {reason}")
     if repeats := found.get("repeats.json"):
         lines = [
             "| rows | dtype | repeats | the same bits, with command buffers and without |",
