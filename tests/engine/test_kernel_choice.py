@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.engine import bucket, kernel_choice
+from hybrid_jax.engine import bucket, kernel_choice, runner
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.kernel_choice import Kernels, choose_kernels, choose_steps, try_sampling
-from hybrid_jax.engine.runner import KINDS
 from hybrid_jax.geometry import make_geometry
 from pallas_kernels import jax_triton
 from pallas_kernels.ssd_scan.api import FRAMES
 from pallas_kernels.token_sampling.api import IMPLEMENTATIONS as SAMPLING
-from tests.engine.test_kernel_paths import SMALL, engine_on
+from tests.engine.test_kernel_paths import SMALL, engine_on, step_and_specs
 from tests.tiny_models import tiny_model
 
 BROKEN = "they failed a trial: RuntimeError: no kernel image is available"
@@ -187,6 +186,32 @@ def test_the_rows_of_the_trial_draw_many_tokens_by_other_keys_in_each_step(trito
     assert len(set(first)) > 8 and (first != second).sum() > 8
 
 
+def test_an_engine_takes_what_was_chosen(triton):
+    found = Kernels(steps="pallas", scan="triton", sampling="triton", not_triton={"scan": "why"})
+    triton.setattr(runner, "choose_kernels", lambda *given: found)
+    engine = engine_on("pallas", "bamba")
+    model = engine.runner.model
+    assert (model.kernels, model.scan, model.sampler) == ("pallas", "triton", "triton")
+    assert engine.not_triton == {"scan": "why"}
+    assert replace(model, kernels="xla").sampler == "xla"
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill", "exact"])
+def test_a_step_draws_its_tokens_by_what_was_chosen(triton, kind):
+    drawn = []
+
+    def watched(*arrays):
+        drawn.append(arrays[0].shape)
+        return SAMPLING["pallas"](*arrays)
+
+    triton.setitem(SAMPLING, "triton", watched)
+    for sampling in ("pallas", "triton"):
+        assert not drawn
+        step, specs = step_and_specs(kind, sampling=sampling)
+        jax.eval_shape(step, *specs)
+    assert drawn
+
+
 def test_on_a_cpu_all_is_pallas():
     engine = engine_on("pallas", "bamba")
     model = engine.runner.model
@@ -198,11 +223,11 @@ def test_on_a_cpu_all_is_pallas():
 @pytest.mark.parametrize("kind", ["decode", "prefill"])
 def test_programs_of_other_kernels_are_other_programs(kind):
     """A program of Triton kernels is so never loaded by an engine that has not chosen them."""
-    runner = engine_on("pallas", "bamba").runner
-    shapes = bucket.all_buckets(runner.engine, max_pages=runner.max_pages)
-    shape = next(shape for shape in shapes if KINDS[type(shape)] == kind)
+    own = engine_on("pallas", "bamba").runner
+    shapes = bucket.all_buckets(own.engine, max_pages=own.max_pages)
+    shape = next(shape for shape in shapes if runner.KINDS[type(shape)] == kind)
     identities = set()
     for scan, sampling in itertools.product(("pallas", "triton"), repeat=2):
-        runner.model = replace(runner.model, scan=scan, sampling=sampling)
-        identities.add(runner._build(kind, shape)._identity)
+        own.model = replace(own.model, scan=scan, sampling=sampling)
+        identities.add(own._build(kind, shape)._identity)
     assert len(identities) == 4

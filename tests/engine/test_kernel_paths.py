@@ -131,7 +131,9 @@ def test_exact_mode_gives_the_same_bits_cold_and_from_the_cache():
     assert cold.output == hit.output and cold.logprobs == hit.logprobs
 
 
-def step_and_specs(kind: str, kernels: str = "pallas", name: str = "bamba"):
+def step_and_specs(
+    kind: str, kernels: str = "pallas", name: str = "bamba", sampling: str = "pallas"
+):
     """One of the engine's steps and the shapes of its arguments."""
     config, params = tiny_model(name, "bfloat16")
     rows = 1 if kind == "lone" else SMALL["max_rows"]
@@ -157,7 +159,8 @@ def step_and_specs(kind: str, kernels: str = "pallas", name: str = "bamba"):
     }
     layout = layouts[kind]()
     batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
-    static = {"model": Model(config, geometry, kernels), "layout": layout, "num_logprobs": 0}
+    model = Model(config, geometry, kernels, sampling=sampling)
+    static = {"model": model, "layout": layout, "num_logprobs": 0}
     if kind in ("decode", "lone"):
         run = functools.partial(steps.decode, max_steps=4, **static)
         count = jax.ShapeDtypeStruct((), jnp.int32)
