@@ -45,7 +45,7 @@ def describe(
         "sequences": f"up to {max_model_len} tokens, {engine.max_rows} at a time",
         "steps": f"chunks of up to {engine.prefill_tokens} prompt tokens, {engine.steps_per_dispatch} tokens a row "
         f"and dispatch, made of {KERNEL_WORDS[kernels]}",
-        **_triton(model, kernels, not_triton),
+        **_triton(kernels, not_triton, scans=model.mamba2 is not None and not engine.exact),
         "cache": _cache(make_geometry(model, engine), engine, sizes),
         "sampling": _sampling(sampling),
     }
@@ -63,12 +63,12 @@ def _device(device: Device, sizes: Sizes, weight_bytes: int) -> str:
     )
 
 
-def _triton(model: ModelConfig, kernels: str, not_triton: dict[str, str]) -> dict[str, str]:
+def _triton(kernels: str, not_triton: dict[str, str], *, scans: bool) -> dict[str, str]:
     """A line on what Triton kernels do, where there is a choice."""
     if kernels != "pallas":
         return {}
     scan, sampling = not_triton.get("scan"), not_triton.get("sampling")
-    if model.mamba2 is None:
+    if not scans:
         said = "tokens are drawn by Triton kernels" if sampling is None else f"not used: {sampling}"
     elif scan is None and sampling is None:
         said = "prompts are scanned and tokens drawn by Triton kernels"

@@ -49,7 +49,7 @@ class Kernels:
     Attributes:
         steps: "xla" or "pallas".
         scan, sampling: of steps made of kernels, which of them scan prompts and draw tokens: "pallas" or "triton".
-        not_triton: why Triton kernels do not serve, by operation. An operation is left out if they do, or if the model
+        not_triton: why Triton kernels do not serve, by operation. An operation is left out if they do, or if the engine
             has no use for it.
     """
 
@@ -69,8 +69,8 @@ def choose_kernels(
     """
     unsupported = why_unsupported(config, geometry, exact=engine.exact)
     steps = choose_steps(engine.kernels, device, unsupported)
-    ask = {"sampling": lambda: tried(functools.partial(try_sampling, config.vocab_size))}
-    if config.mamba2 is not None:
+    ask = {"sampling": lambda: tried(lambda: try_sampling(config.vocab_size))}
+    if config.mamba2 is not None and not engine.exact:  # exact mode takes prompts by windows
         ask["scan"] = lambda: _why_no_triton_scan(config, geometry)
     none = _why_no_triton(steps, device)
     reasons = {name: none or reason() for name, reason in ask.items()}
@@ -135,7 +135,7 @@ def _why_no_triton(steps: str, device: jax.Device) -> str | None:
 
 def _why_no_triton_scan(config: ModelConfig, geometry: Geometry) -> str | None:
     reason = triton_unsupported(sizes_of(config.mamba2), geometry.dtype)
-    return reason or tried(functools.partial(try_scan, config, geometry))
+    return reason or tried(lambda: try_scan(config, geometry))
 
 
 # --- trials ---------------------------------------------------------------------------------------

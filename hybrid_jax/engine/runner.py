@@ -98,8 +98,9 @@ class Runner:
         self.params, self._store = params, store
         device = self._device()
         self._platform = device.platform
-        # Before any program is loaded from the store: one that calls Triton kernels needs what the trials import. It is
-        # asked for by an engine that has chosen these kernels, since `Model` is part of a program's identity.
+        # Before any program is loaded from the store: one with Triton kernels contains a custom call that jax_triton
+        # registers, and their trials import it. An engine that has not chosen them never asks for such a program, since
+        # `Model` is part of a program's identity.
         self.kernels = choose_kernels(config, geometry, engine, device)
         self.model = Model(
             config,

@@ -343,9 +343,10 @@ MISSING, OLD = "needs the package triton: pip", "they failed a trial: RuntimeErr
     ],
 )
 def test_what_triton_kernels_do_is_said_where_there_is_a_choice(layers, not_triton, said):
-    config, engine = model(layers), EngineConfig(memory=1 << 20, max_rows=1, max_model_len=256)
+    config = model(layers)
 
-    def lines(kernels: str) -> list[str]:
+    def lines(kernels: str, *, exact: bool = False) -> list[str]:
+        engine = EngineConfig(memory=1 << 20, max_rows=1, max_model_len=256, exact=exact)
         told = describe(
             *(config, engine, sizes(config, engine)[0]),
             device=Device(),
@@ -359,3 +360,5 @@ def test_what_triton_kernels_do_is_said_where_there_is_a_choice(layers, not_trit
 
     assert lines("pallas") == [f"triton    {said}"]
     assert lines("xla") == []
+    if not not_triton:  # exact mode scans nothing
+        assert lines("pallas", exact=True) == ["triton    tokens are drawn by Triton kernels"]
