@@ -64,7 +64,8 @@ class FakeEngine:
             adjust_bytes=512,
             total_bytes=5 << 20,
         )
-        self.device, self.kernels = Device(num_bytes=1 << 30), "xla"
+        self.device = Device(num_bytes=1 << 30)
+        self.kernels, self.not_triton = "xla", {}
         tree = SimpleNamespace(describe=lambda: "[0, 4) 97 98: known")
         off = engine_config.cache.policy == "off"
         self.scheduler = SimpleNamespace(memory=SimpleNamespace(tree=None if off else tree))
