@@ -96,10 +96,10 @@ def paged_attention(
     check_array(where, "table", table)
     if table.ndim not in (2, 3):
         raise ValueError(f"{where}: table must have 2 or 3 dimensions, got shape {table.shape}")
-    if table.ndim == 2:
-        table = jnp.expand_dims(table, 1)
     rows, tokens, heads, width = q.shape
     check_shape(where, "table", table, (rows, *table.shape[1:]))
+    if table.ndim == 2:
+        table = jnp.expand_dims(table, 1)
     check_group(where, table, group)
     check_shape(where, "base", base, (rows,))
     check_shape(where, "end", end, (rows,))
