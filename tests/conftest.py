@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 from pathlib import Path
@@ -13,6 +14,7 @@ import jax
 import pytest
 
 from hybrid_jax.compile_cache import enable_compile_cache
+from hybrid_jax.engine.compiling import Program
 
 # An implicit float32 + bfloat16 is an error. Rank promotion stays allowed: biases and norm weights
 # [D] broadcast over [B, T, D] on purpose.
@@ -36,6 +38,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         with MAPS.open("rb") as maps:
             if sum(1 for _ in maps) > MOST_MAPS:
                 jax.clear_caches()
+                for program in [x for x in gc.get_objects() if isinstance(x, Program)]:
+                    program.let_go()
 
 
 @pytest.fixture(scope="session")

@@ -126,6 +126,10 @@ class Program:
                 seconds = time.perf_counter() - start
                 LOG.info("%s %s in %.1f s", how, self._name, seconds)
 
+    def let_go(self) -> None:
+        """Frees the compiled program; the next call compiles it again, or loads it."""
+        self._run = None
+
     def _made(self, shapes: tuple) -> tuple[Callable, str]:
         """The program, and how it came."""
         file = None if self._store is None else self._store.name_of(self._identity, shapes)

@@ -28,6 +28,14 @@ def test_what_still_runs_is_no_compiling(monkeypatch):
     assert seen == [0.0, 1, 0]
 
 
+def test_a_program_let_go_is_compiled_at_the_next_call():
+    program = Program(lambda x: x + 1, (), Compiling(), "cpu")
+    assert program(np.int32(1)) == 2 and program.compiled
+    program.let_go()
+    assert not program.compiled
+    assert program(np.int32(1)) == 2 and program.compiled
+
+
 class Terminal(io.StringIO):
     """A stderr that somebody looks at."""
 
