@@ -9,6 +9,8 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from benchmarks.on_gpu import checks, repeats, report
@@ -75,26 +77,49 @@ def test_a_wrong_command_line_is_one_line(root, tmp_path, script, arguments, mes
 
 
 def test_bits_that_differ_between_repeats_or_runs_are_seen(tmp_path, monkeypatch):
-    answers = {"": ["a", "a"], repeats.NO_COMMAND_BUFFERS: ["a", "a"]}
+    answers = {flags.partition("=")[0]: ["a", "a"] for flags in repeats.RUNS.values()}
 
     def fake(command, env=None, **_):
         if env is None:  # git, for the header
             return SimpleNamespace(returncode=1, stdout="", stderr="")
-        flags = env["XLA_FLAGS"].split()[-1] if env["XLA_FLAGS"] else ""
-        return SimpleNamespace(returncode=0, stdout=json.dumps(answers[flags]), stderr="")
+        cases = command[command.index("--cases") + 1 :]
+        (bits,) = [bits for flag, bits in answers.items() if flag in env["XLA_FLAGS"]][-1:]
+        lines = [[int(rows), dtype, bits] for rows, dtype in (case.split(",") for case in cases)]
+        out = "\n".join(["XLA says", *(repeats.ANSWER + json.dumps(line) for line in lines)])
+        return SimpleNamespace(returncode=0, stdout=out, stderr="")
 
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
     monkeypatch.setattr(repeats.subprocess, "run", fake)
     out = ["--out", str(tmp_path / "repeats.json")]
     assert repeats.main(out) == 0
-    for flags, bits in (("", ["a", "b"]), (repeats.NO_COMMAND_BUFFERS, ["b", "b"])):
+    for flags, bits in zip(answers, (["a", "b"], ["b", "b"]), strict=True):
         good, answers[flags] = answers[flags], bits
         assert repeats.main(out) == 1
         answers[flags] = good
+    assert repeats.main(out) == 0
     cases = json.loads((tmp_path / "repeats.json").read_text())["cases"]
     assert [(case["rows"], case["dtype"]) for case in cases] == [
-        *((1, "bfloat16"), (1, "float32"), (64, "bfloat16"), (64, "float32"))
+        *((64, "bfloat16"), (1, "bfloat16"), (64, "float32"), (1, "float32"))
     ]
+    assert not repeats.judged((1, "float32"), {"none": {(1, "float32"): {"different": 1}}})["fine"]
+
+
+def test_a_checksum_sees_a_bit_and_where_it_is():
+    drawn = np.random.default_rng(0).integers(0, 2**32, (40, 3, 7), np.uint32)
+    sums = {tuple(map(int, repeats.checksum(jnp.asarray(drawn))))}
+    for change in range(3):
+        other = drawn.copy()
+        if change == 0:
+            other[17, 2, 3] ^= 1 << 31
+        elif change == 1:
+            other[[4, 5]] = other[[5, 4]]
+        else:
+            other[0, 0, [1, 2]] = other[0, 0, [2, 1]]
+        sums.add(tuple(map(int, repeats.checksum(jnp.asarray(other)))))
+    assert len(sums) == 4
+    other = drawn.copy()
+    other[0] = 0
+    assert (repeats.checksum(other, 1) == repeats.checksum(drawn, 1)).all()
+    assert (repeats.checksum(other, 0) != repeats.checksum(drawn, 0)).all()
 
 
 class Item:
@@ -127,6 +152,8 @@ def test_some_sixty_tests_are_chosen_and_every_file_has_one(tmp_path):
     items = chosen(every, tmp_path)
     assert 50 <= len(items) <= 80
     assert {item.file for item in items} == {item.file for item in every}
+    names = [item.nodeid.partition("[")[0] for item in items]
+    assert len(set(names[: len(set(names))])) == len(set(names)) < len(names)  # one of each first
     text = " ".join(item.nodeid for item in items)
     assert all(dtype in text for dtype in ("float32", "bfloat16", "quantized"))
 

@@ -3,7 +3,8 @@ every kernel, dtype and edge.
 
     JAX_PLATFORMS=cuda python -m benchmarks.on_gpu.checks --out FILE [--few]
 
-Of each test with many cases it takes some, the first and the last among them. The file is written after each test.
+Of each test with many cases it takes some, the first and the last among them, and runs one case of each test before the
+others. The file is written after each test.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Recorder:
             of_a_kernel = "pallas" in item.nodeid or TRITON_TESTS.name in item.nodeid
             if of_a_kernel and not any(word in name for word in LEFT_OUT):
                 functions[name].append(item)
-        files, chosen = set(), []
+        files, chosen = set(), {}
         for name, cases in sorted(functions.items(), key=lambda pair: -len(pair[1])):
             file = name.partition("::")[0]
             least = int(TRITON_TESTS.name in file or file not in files)
@@ -56,9 +57,10 @@ class Recorder:
             if self.few:
                 count = int(file not in files)
             files.add(file)
-            chosen += spread(cases, count) if count else []
+            chosen |= {item: i for i, item in enumerate(spread(cases, count) if count else ())}
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
-        items[:] = chosen
+        # One of each, then the others, as far as time allows.
+        items[:] = sorted(chosen, key=chosen.__getitem__)
 
     def pytest_runtest_logreport(self, report) -> None:
         if report.when == "call" or not report.passed:

@@ -9,12 +9,12 @@ set -uo pipefail
 cd "$(dirname "$0")/../.."
 . benchmarks/on_gpu/common.sh "$@"
 
-part 200 checks python -m benchmarks.on_gpu.checks --out "$OUT/checks.json" $([ "$SMOKE" ] && echo --few)
-part 120 repeats python -m benchmarks.on_gpu.repeats --out "$OUT/repeats.json" \
+part 190 checks python -m benchmarks.on_gpu.checks --out "$OUT/checks.json" $([ "$SMOKE" ] && echo --few)
+part 150 repeats python -m benchmarks.on_gpu.repeats --out "$OUT/repeats.json" \
     $([ "$SMOKE" ] && echo --smoke --repeats 2)
 if [ "$SMOKE" ]; then
     part 120 kernels python -m benchmarks.kernels.all --smoke --only row_product token_sampling --out "$OUT/kernels.json"
 else
-    part 240 kernels python -m benchmarks.kernels.all --minutes 3.5 --out "$OUT/kernels.json"
+    part 230 kernels python -m benchmarks.kernels.all --minutes 3.5 --out "$OUT/kernels.json"
 fi
 finish

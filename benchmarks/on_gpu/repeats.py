@@ -2,8 +2,8 @@
 
     python -m benchmarks.on_gpu.repeats --out FILE [--repeats 100] [--smoke]
 
-One period of layers, rows that fold among them, 1 row and 64, bfloat16 and float32. Each run is a process of its own,
-with XLA's command buffers and without them. What a row and its repeats gave is hashed: tokens, arena and rings.
+One period of layers, rows that fold among them, 64 rows and 1, bfloat16 and float32. One process runs them all with
+XLA's command buffers, another without. What each repeat leaves is hashed on the device: tokens, arena and rings.
 """
 
 from __future__ import annotations
@@ -14,44 +14,95 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.common import ROOT, header, write_json
+from hybrid_jax.config import EngineConfig
+from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.plan import DecodeRow
+from hybrid_jax.engine.request import Request
+from hybrid_jax.models.initialize import random_params
+from hybrid_jax.sampling_params import SamplingParams
+from tests.aot.models import hybrid_7b
+from tests.tiny_models import tiny_model
 
-NO_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
+RUNS = {"command buffers": "", "none": "--xla_gpu_enable_command_buffer="}  # flags of XLA
+RINGS = ("conv", "xB", "dt")
+ANSWER = "repeats: "  # what a process prints in front of a case's digests
+
+
+def checksum(array, skip: int = 0):
+    """uint32[2] of an array's bits and where they are, those of the first `skip` rows left out."""
+    kind = {2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize]
+    words = jax.lax.bitcast_convert_type(array, kind).astype(jnp.uint32)
+    words = jnp.where(jax.lax.broadcasted_iota(jnp.int32, words.shape, 0) < skip, 0, words)
+    place = jnp.zeros(words.shape, jnp.uint32)
+    for axis, size in enumerate(words.shape):
+        place = place * size + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
+    mixed = (words ^ (words >> 15)) * jnp.uint32(0x2C1B3C6D)
+    sums = [jnp.sum(x * (2 * place + 1), dtype=jnp.uint32) for x in (words, mixed ^ (mixed >> 12))]
+    return jnp.stack(sums)
 
 
 def digests(rows: int, dtype: str, repeats: int, smoke: bool) -> list[str]:
     """A digest of what each repeat leaves."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    from hybrid_jax.config import EngineConfig
-    from hybrid_jax.engine.engine import Engine
-    from hybrid_jax.engine.plan import DecodeRow
-    from hybrid_jax.engine.request import Request
-    from hybrid_jax.models.initialize import random_params
-    from hybrid_jax.sampling_params import SamplingParams
-    from tests.aot.models import hybrid_7b
-    from tests.tiny_models import tiny_model
-
-    settings = {"max_rows": rows, "max_model_len": 512, "prefill_tokens": 512, "kernels": "pallas"}
+    settings = {"max_rows": rows, "max_model_len": 512, "prefill_tokens": 512, "memory": 8 << 30}
     if smoke:
         config, params = tiny_model("bamba", dtype)
-        settings |= {
-            "max_model_len": 64,
-            "prefill_tokens": 32,
-            "memory": 1 << 18,
-            "page_tokens": 16,
-        }
+        settings |= {"max_model_len": 64, "prefill_tokens": 32}
+        settings |= {"memory": 1 << 18, "page_tokens": 16}
     else:
         config = hybrid_7b(1)
         params = random_params(config, 0, dtype)
-    engine = Engine(config, params, EngineConfig(dtype=dtype, **settings))
-    runner, scheduler = engine.runner, engine.scheduler
-    geometry, memory = engine.geometry, scheduler.memory
+    engine = Engine(config, params, EngineConfig(dtype=dtype, kernels="pallas", **settings))
+    runner = engine.runner
+    lines = rows_of(engine, rows)
+    runner._write_slots(engine.scheduler.memory.slots.take_new())
+    first = runner.state
+    slots, tokens = np.asarray(first.slots), np.arange(1, rows + 2, dtype=np.int32)
+
+    def ring(key, like):
+        if like.dtype == jnp.float32:
+            return jnp.abs(jax.random.normal(key, like.shape)) * 0.1
+        kind = {2: jnp.bfloat16, 4: jnp.float32}[like.dtype.itemsize]
+        return jax.lax.bitcast_convert_type(jax.random.normal(key, like.shape, kind), like.dtype)
+
+    @jax.jit
+    def begin():
+        keys = jax.random.split(jax.random.key(0), len(RINGS))
+        rings = {
+            name: ring(key, getattr(first, name)) for name, key in zip(RINGS, keys, strict=True)
+        }
+        return rings | {"arena": jnp.zeros(first.arena.shape, first.arena.dtype)}
+
+    @jax.jit
+    def sums(state):
+        # Frame 0 takes what padding writes, in any order.
+        return [checksum(state.arena, 1), *(checksum(getattr(state, name)) for name in RINGS)]
+
+    found = []
+    for _ in range(repeats):
+        runner.state = first.replace(
+            **begin(), slots=jnp.asarray(slots), tokens=jnp.asarray(tokens)
+        )
+        sampled = runner._decode(lines, 4)
+        digest = hashlib.blake2b(np.asarray(sampled.tokens).tobytes(), digest_size=8)
+        for part in sums(runner.state):
+            digest.update(np.asarray(part).tobytes())
+        found.append(digest.hexdigest())
+    engine.close()
+    return found
+
+
+def rows_of(engine, rows: int) -> list:
+    """Rows of a decode step, every third of which folds."""
+    geometry, memory = engine.geometry, engine.scheduler.memory
     lines = []
     for row in range(rows):
         request = Request(
@@ -62,58 +113,39 @@ def digests(rows: int, dtype: str, repeats: int, smoke: bool) -> list[str]:
             max_tokens=16,
         )
         slot = memory.slots.resolve(memory.holds.allocate_slot())
-        pages = memory._take(geometry.num_pages(48))[0]
-        fills = geometry.grain if row % 3 == 0 else 5 + row % 9
         lines.append(
             DecodeRow(
                 request=request,
                 row=row,
-                position=fills,
+                position=geometry.grain if row % 3 == 0 else 5 + row % 9,
                 checkpoint_position=0,
                 read_slot=0,
                 fold_slot=slot,
                 num_steps=4,
-                pages=pages,
+                pages=memory._take(geometry.num_pages(48))[0],
             )
         )
-    runner._write_slots(memory.slots.take_new())
-    rng = np.random.default_rng(0)
-    drawn = {
-        name: rng.standard_normal(getattr(runner.state, name).shape).astype(np.float32)
-        for name in ("conv", "xB", "dt")
-    }
-    start = runner.state
+    return lines
 
-    def bits(name: str) -> jax.Array:
-        array = getattr(start, name)
-        if array.dtype == jnp.float32:
-            return jnp.abs(jnp.asarray(drawn[name])) * 0.1
-        kind = {2: jnp.bfloat16, 4: jnp.float32}[array.dtype.itemsize]
-        return jax.lax.bitcast_convert_type(jnp.asarray(drawn[name], kind), array.dtype)
 
-    slots = np.asarray(start.slots)
-    tokens = np.arange(1, rows + 2, dtype=np.int32)
-    shape, kind = start.arena.shape, start.arena.dtype
-    found = []
-    for _ in range(repeats):
-        runner.state = start.replace(
-            arena=jnp.zeros(shape, kind),
-            conv=bits("conv"),
-            xB=bits("xB"),
-            dt=bits("dt"),
-            slots=jnp.asarray(slots),
-            tokens=jnp.asarray(tokens),
-        )
-        sampled = runner._decode(lines, 4)
-        digest = hashlib.blake2b(np.asarray(sampled.tokens).tobytes(), digest_size=8)
-        for name in ("conv", "xB", "dt"):
-            digest.update(np.asarray(getattr(runner.state, name)).tobytes())
-        sums = jnp.sum(
-            runner.state.arena[1:], axis=1, dtype=jnp.uint32
-        )  # of each frame but the sink
-        digest.update(np.asarray(sums).tobytes())
-        found.append(digest.hexdigest())
-    return found
+def run_all(cases: list, repeats: int, smoke: bool, flags: str) -> dict[tuple, dict]:
+    """What each case gave, in one process: {"different": number of digests, "first": one}, or an error."""
+    known = os.environ.get("XLA_FLAGS", "")
+    command = [sys.executable, "-m", "benchmarks.on_gpu.repeats", "--repeats", str(repeats)]
+    command += ["--cases", *(f"{rows},{dtype}" for rows, dtype in cases)]
+    done = subprocess.run(
+        command + ["--smoke"] * smoke,
+        cwd=ROOT,
+        env=os.environ | {"XLA_FLAGS": f"{known} {flags}".strip()},
+        capture_output=True,
+        text=True,
+    )
+    seen = {case: {"error": done.stderr[-2000:]} for case in cases}
+    for line in done.stdout.splitlines():
+        if line.startswith(ANSWER):
+            rows, dtype, bits = json.loads(line.removeprefix(ANSWER))
+            seen[rows, dtype] = {"different": len(set(bits)), "first": bits[0]}
+    return seen
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -121,42 +153,40 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--smoke", action="store_true", help="a tiny hybrid, on a CPU too")
-    parser.add_argument("--one", nargs=2, metavar=("ROWS", "DTYPE"), help="one case, to stdout")
+    parser.add_argument("--cases", nargs="+", metavar="ROWS,DTYPE", help="these, to stdout")
     asked = parser.parse_args(argv)
-    if asked.one:
-        rows, dtype = asked.one
-        print(json.dumps(digests(int(rows), dtype, asked.repeats, asked.smoke)))
+    if asked.cases:
+        for case in asked.cases:
+            rows, dtype = case.split(",")
+            bits = digests(int(rows), dtype, asked.repeats, asked.smoke)
+            print(ANSWER + json.dumps([int(rows), dtype, bits]), flush=True)
         return 0
     report = {"header": header(), "repeats": asked.repeats, "smoke": asked.smoke, "cases": []}
-    cases = [(rows, dtype) for rows in (1, 64) for dtype in ("bfloat16", "float32")]
-    for rows, dtype in [(2, "bfloat16")] if asked.smoke else cases:
-        seen = {}
-        for name, flags in (("command buffers", ""), ("none", NO_COMMAND_BUFFERS)):
-            if asked.smoke:
-                flags = ""  # a CPU's XLA has none
-            known = os.environ.get("XLA_FLAGS", "")
-            command = [sys.executable, "-m", "benchmarks.on_gpu.repeats", "--one", str(rows), dtype]
-            command += ["--repeats", str(asked.repeats), *(["--smoke"] if asked.smoke else [])]
-            done = subprocess.run(
-                command,
-                cwd=ROOT,
-                env=os.environ | {"XLA_FLAGS": f"{known} {flags}".strip()},
-                capture_output=True,
-                text=True,
-            )
-            if done.returncode:
-                seen[name] = {"error": done.stderr[-2000:]}
-            else:
-                bits = json.loads(done.stdout.splitlines()[-1])
-                seen[name] = {"different": len(set(bits)), "first": bits[0]}
-        same = len({result.get("first") for result in seen.values()}) == 1
-        fine = same and all(result.get("different") == 1 for result in seen.values())
-        case = {"rows": rows, "dtype": dtype, "fine": fine, "runs": seen}
-        report["cases"].append(case)
-        print(f"{rows} rows, {dtype}: {'the same bits' if fine else seen}", flush=True)
-        if asked.out:
-            write_json(asked.out, report)
+    cases = [(rows, dtype) for dtype in ("bfloat16", "float32") for rows in (64, 1)]
+    if asked.smoke:
+        cases = [(2, "bfloat16")]
+    runs: dict[str, dict] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        # What one process finds fastest the next one takes as well: other products would have other bits.
+        shared = "" if asked.smoke else f"--xla_gpu_per_fusion_autotune_cache_dir={folder} "
+        for name, flags in RUNS.items():
+            flags = "" if asked.smoke else shared + flags  # a CPU's XLA has neither
+            runs[name] = run_all(cases, asked.repeats, asked.smoke, flags)
+            report["cases"] = [judged(case, runs) for case in cases]
+            if asked.out:
+                write_json(asked.out, report)
+    for case in report["cases"]:
+        result = "the same bits" if case["fine"] else case["runs"]
+        print(f"{case['rows']} rows, {case['dtype']}: {result}", flush=True)
     return int(not all(case["fine"] for case in report["cases"]))
+
+
+def judged(case: tuple[int, str], runs: dict[str, dict]) -> dict:
+    """A case of the report: `fine` if all repeats gave the same bits, in each of `RUNS`."""
+    seen = {name: run[case] for name, run in runs.items()}
+    same = seen.keys() == RUNS.keys() and len({run.get("first") for run in seen.values()}) == 1
+    fine = same and all(result.get("different") == 1 for result in seen.values())
+    return {"rows": case[0], "dtype": case[1], "fine": fine, "runs": seen}
 
 
 if __name__ == "__main__":
