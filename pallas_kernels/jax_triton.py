@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
+import re
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -44,8 +45,8 @@ def why_versions(triton: str, jax_triton: str) -> str | None:
 
 
 def _release(version: str) -> tuple[int, int]:
-    major, minor = version.split(".")[:2]
-    return int(major), int(minor)
+    numbers = re.match(r"(\d+)\.(\d+)", version)  # "3.9rc1" and "3.9.0+git1a2b" too
+    return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
 def call(

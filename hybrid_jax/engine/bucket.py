@@ -25,10 +25,8 @@ from hybrid_jax.config import EngineConfig
 SMALLEST_WIDTH = 256
 # Of coarse shapes.
 SHORTEST_CHUNK = 128
-SEVERAL_ROWS, TOKENS_OF_SEVERAL = (
-    4,
-    2048,
-)  # rows of a prefill dispatch, and most tokens of all of them together
+SEVERAL_ROWS = 4  # of a prefill dispatch with more than one
+TOKENS_OF_SEVERAL = 2048  # at most, of all of them together
 MIDDLE_ROWS = 64
 # What a dispatch costs beside its tokens, as tokens. An estimate: reading the weights takes as long as computing 93
 # tokens on an H200, at 4.3 TB/s and 400 TFLOP/s, whatever the model; launches take the rest.

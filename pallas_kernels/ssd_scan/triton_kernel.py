@@ -225,9 +225,8 @@ def scan_kernel(
     if SKIPS:
         skip = tl.load(D + head).to(tl.float32)
     first = segment * SEGMENT
-    final = (
-        tl.maximum(tl.cdiv(tl.load(lengths + row), CHUNK) - 1, 0) * CHUNK
-    )  # the last chunk's start
+    # Where the row's last chunk starts.
+    final = tl.maximum(tl.cdiv(tl.load(lengths + row), CHUNK) - 1, 0) * CHUNK
 
     if first <= final:
         tokens = tl.load(sizes + 1)

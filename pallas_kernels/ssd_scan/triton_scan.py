@@ -70,9 +70,8 @@ def ssd_scan_frames_triton(
     segments = cdiv(tokens, segment)
     P, R = _sides(records)
     exists = exists.astype(jnp.int32)
-    sizes = jnp.array(
-        [first_frame, tokens, 0], jnp.int32
-    )  # one compiled kernel for all layers and lengths
+    # An array, not constants: so one compiled kernel serves all layers and lengths.
+    sizes = jnp.array([first_frame, tokens, 0], jnp.int32)
     shapes = {
         "HEADS": heads,
         "WIDTH": records.head_dim,

@@ -15,6 +15,7 @@ from pallas_kernels import jax_triton
         ("3.8.0", "0.4.1", None),
         ("3.6.0", "1.0", None),
         ("3.9.0", "0.4.1", "needs triton below 3.9, found 3.9.0: pip install 'triton<3.9'"),
+        ("3.9rc1", "0.4.1", "needs triton below 3.9, found 3.9rc1: pip install 'triton<3.9'"),
         ("3.10.0rc1", "0.4.1", "needs triton below 3.9, found 3.10.0rc1: pip install 'triton<3.9'"),
         (
             *("3.8.0", "0.3.1"),
