@@ -78,8 +78,10 @@ class SlotTable:
         if handle == 0:
             return 0
         slot = handle & handles.MAX_ID
-        generation = self._generation[slot] if slot < self.max_slots else 0
-        if handle != handles.pack(handles.SLOT, generation, slot) or not self._holders[slot]:
+        there = slot < self.max_slots
+        generation = self._generation[slot] if there else 0
+        known = handle == handles.pack(handles.SLOT, generation, slot)
+        if not (there and known and self._holders[slot]):
             raise handles.stale(handle, handles.SLOT, generation)
         return slot
 

@@ -42,6 +42,12 @@ def test_a_handle_of_one_pool_does_not_resolve_in_another():
         slots.resolve(int(frames.handles(1)))
 
 
+def test_a_slot_behind_the_table_s_end_is_stale():
+    slots = SlotTable(FrameAllocator(8), state_frames=2, max_slots=4)
+    with pytest.raises(handles.StaleHandle):
+        slots.resolve(handles.pack(handles.SLOT, 0, 4))
+
+
 def test_generations_wrap_after_64_lives():
     frames = FrameAllocator(2)
     (frame,) = frames.allocate(1)
