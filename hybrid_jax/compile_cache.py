@@ -38,12 +38,12 @@ def enable_compile_cache(name: str = "xla", device: jax.Device | None = None) ->
         device: what programs are compiled for; of an accelerator the kind and its driver count, too.
 
     Returns:
-        the folder in use, or None when the cache is off or the folder cannot be written.
+        the folder in use, or None when the cache is off, elsewhere on a network, or cannot be written.
     """
     if not jax.config.jax_enable_compilation_cache:
         return None
     if current := getattr(jax.config, _SETTING):
-        return Path(current)
+        return None if "://" in current else Path(current)
     folder = user_cache_dir() / f"{name}-jax{jax.__version__}-{_processor(device)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -68,12 +68,13 @@ def card(name: str) -> Device:
     Raises:
         ValueError: no such card is known.
     """
-    if name == "cpu":
+    key = name.lower()
+    if key == "cpu":
         return host()
-    if name not in CARDS:
+    if key not in CARDS:
         known = ", ".join(sorted(CARDS))
         raise ValueError(f"device must be cpu or one of the known cards, {known}; got {name!r}")
-    return _gpu(CARDS[name], name)
+    return _gpu(CARDS[key], key)
 
 
 def installed_gpu() -> Device:

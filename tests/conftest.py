@@ -12,6 +12,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import hypothesis
 import jax
 import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from hybrid_jax.compile_cache import enable_compile_cache
 from hybrid_jax.engine.compiling import Program
@@ -53,7 +54,9 @@ def no_compile_cache():
     """Compiles from scratch inside the test: for those that inspect the compiler's own reports."""
     old = jax.config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)
+    reset_cache()  # jax asks for the setting once
     jax.clear_caches()
     yield
     jax.config.update("jax_enable_compilation_cache", old)
+    reset_cache()
     jax.clear_caches()

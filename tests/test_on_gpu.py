@@ -36,7 +36,7 @@ def smoke(root, tmp_path_factory):
 def test_both_scripts_leave_their_few_files(smoke):
     names = {path.name for path in smoke.iterdir()}
     assert {"checks.json", "repeats.json", "kernels.json", "engine.json", "trace.tar.gz"} <= names
-    assert len(names) <= 8 and "log.txt" in names
+    assert len(names) <= 8 and {"first.log", "second.log"} <= names
     found = json.loads((smoke / "checks.json").read_text())
     assert len(found["passed"]) >= 12 and not found["failed"]
     (case,) = json.loads((smoke / "repeats.json").read_text())["cases"]
@@ -74,6 +74,13 @@ def test_a_wrong_command_line_is_one_line(root, tmp_path, script, arguments, mes
     done = run(root, script, *arguments)
     message = message.replace("'a'", f"'{tmp_path}/out'")
     assert done.returncode == 2 and done.stderr.splitlines()[-1].endswith(f"; {message}")
+
+
+@pytest.mark.parametrize("script", ["first.sh", "second.sh"])
+def test_without_a_gpu_nothing_is_begun(root, tmp_path, script):
+    done = run(root, script, tmp_path / "a folder")
+    assert done.returncode == 2 and done.stdout == ""
+    assert "no GPU that jax can use (JAX_PLATFORMS=cpu)" in done.stderr
 
 
 def test_bits_that_differ_between_repeats_or_runs_are_seen(tmp_path, monkeypatch):

@@ -21,15 +21,26 @@ OUT=$(cd "$OUT" && pwd)
 COMMIT=$(git rev-parse --short HEAD 2>/dev/null || cat .commit 2>/dev/null || true)
 export PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH} TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-2}
 export JAX_PLATFORMS=${JAX_PLATFORMS:-$([ "$SMOKE" ] && echo cpu || echo cuda)}
-: > "$OUT/log.txt"
+LOG=$OUT/$(basename "$0" .sh).log
+: > "$LOG"
 python() { "${PYTHON:-python3}" "$@"; }
 if [ "$PEERS" ]; then # wheels are zip archives: unpacked, they need no pip and no network
     UNPACKED=$(mktemp -d)
     for wheel in "$PEERS"/*.whl; do
         [ -e "$wheel" ] && python -m zipfile -e "$wheel" "$UNPACKED"
     done
+    chmod -R u+rwX "$UNPACKED"
+    find "$UNPACKED" -path '*/bin/*' -type f -exec chmod u+x {} + # zipfile drops it: Triton's ptxas
     export PYTHONPATH=$PYTHONPATH:$UNPACKED
 fi
+
+found=$(python -c 'import pytest, hypothesis, jax; print(jax.default_backend())' 2>&1) || true
+found=${found##*$'\n'} # the last line: a backend, or an error
+case "$SMOKE $found" in
+*ModuleNotFoundError*) usage "$found; pip install -e '.[cuda12,test]', or have the packages in FOLDER" ;;
+1\ * | *\ gpu) ;;
+*) usage "no GPU that jax can use (JAX_PLATFORMS=$JAX_PLATFORMS): $found; give --smoke to try it without one" ;;
+esac
 
 # part SECONDS NAME COMMAND...: runs it for at most so long, and no longer than is left of all
 part() {
@@ -37,25 +48,25 @@ part() {
     shift 2
     local left=$((LIMIT - (SECONDS - BEGIN)))
     if [ "$left" -lt 20 ]; then
-        echo "$name: no time is left" | tee -a "$OUT/log.txt"
+        echo "$name: no time is left" | tee -a "$LOG"
         FAILED=1
         return
     fi
     [ "$left" -lt "$most" ] && most=$left
     shift # "python"
-    timeout --kill-after=5 "$most" "${PYTHON:-python3}" "$@" 2>&1 | tee -a "$OUT/log.txt"
+    timeout --kill-after=5 "$most" "${PYTHON:-python3}" "$@" 2>&1 | tee -a "$LOG"
     code=${PIPESTATUS[0]}
     [ "$code" = 0 ] || FAILED=1
-    [ "$code" = 124 ] && echo "$name: stopped after $most s; what it wrote stays" | tee -a "$OUT/log.txt"
-    echo "$name: exit code $code, $((SECONDS - start)) s" | tee -a "$OUT/log.txt"
+    [ "$code" = 124 ] && echo "$name: stopped after $most s; what it wrote stays" | tee -a "$LOG"
+    echo "$name: exit code $code, $((SECONDS - start)) s" | tee -a "$LOG"
 }
 
 # pack NAME FOLDER: one file for many
 pack() {
-    [ -d "$2" ] && tar -czf "$OUT/$1.tar.gz" -C "$2" . || echo "$1: there is none" | tee -a "$OUT/log.txt"
+    [ -d "$2" ] && tar -czf "$OUT/$1.tar.gz" -C "$2" . || echo "$1: there is none" | tee -a "$LOG"
 }
 
 finish() {
-    echo "in all: $((SECONDS - BEGIN)) s; tables: python -m benchmarks.on_gpu.report $OUT" | tee -a "$OUT/log.txt"
+    echo "in all: $((SECONDS - BEGIN)) s; tables: python -m benchmarks.on_gpu.report '$OUT'" | tee -a "$LOG"
     exit $FAILED
 }

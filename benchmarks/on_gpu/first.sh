@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The first ten minutes on a GPU: are the kernels right, are they the same each time, and how fast are they?
 #   benchmarks/on_gpu/first.sh OUT [--peers FOLDER] [--smoke]
-# OUT: a folder for the results, written as they come: checks.json, repeats.json, kernels.json, log.txt.
+# OUT: a folder for the results, written as they come: checks.json, repeats.json, kernels.json, first.log.
 # Triton kernels take part if jax-triton and triton can be imported (extra `triton`, or wheels of them in FOLDER).
 # FOLDER: wheels of public kernels to compare with (flash-linear-attention and the like); none is needed.
 # No network is used. It ends within 9.5 minutes. --smoke: seconds, on a CPU, to see that all of it works.

@@ -108,23 +108,26 @@ class Program:
         return self._run is not None
 
     def __call__(self, *args: Any) -> Any:
-        if self._run is None:
+        run = self._run
+        if run is None:
             jax.block_until_ready(args)  # what still runs is no compiling
             with self._compiling.next_program():
-                self.compile_ahead(*shapes_of(args))
-        return self._run(*args)
+                run = self.compile_ahead(*shapes_of(args))
+        return run(*args)
 
-    def compile_ahead(self, *shapes: Any) -> None:
+    def compile_ahead(self, *shapes: Any) -> Callable:
         """Compiles it for arguments of these shapes; any thread may do it, and the clock does not run.
 
         Tracing holds Python's lock, but the compiler itself does not.
         """
         with self._lock:
-            if self._run is None:
+            run = self._run
+            if run is None:
                 start = time.perf_counter()
-                self._run, how = self._made(shapes)
-                seconds = time.perf_counter() - start
-                LOG.info("%s %s in %.1f s", how, self._name, seconds)
+                run, how = self._made(shapes)
+                LOG.info("%s %s in %.1f s", how, self._name, time.perf_counter() - start)
+                self._run = run
+            return run
 
     def let_go(self) -> None:
         """Frees the compiled program; the next call compiles it again, or loads it."""

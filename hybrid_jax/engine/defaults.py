@@ -60,6 +60,7 @@ def choose_settings(
     """
     if device.platform != "gpu":
         return EngineConfig(dtype=dtype, **given)
+    EngineConfig(dtype=dtype, **given)  # names what is wrong as the user gave it
     settings = GPU_DEFAULTS | dict(given)
     settings["steps_per_dispatch"] = min(settings["steps_per_dispatch"], settings.get("grain", 32))
 

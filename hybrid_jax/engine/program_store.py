@@ -7,6 +7,7 @@ settings of jax, the device, and the shapes and parameters of the step.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -25,6 +26,7 @@ from jax.experimental import serialize_executable
 import pallas_kernels
 
 LOG = logging.getLogger("hybrid_jax.compiling")
+DIGEST_BYTES = 16  # in front of a program in its file
 UNUSED_SECONDS = 90 * 86_400.0  # after so long a program is deleted
 # Settings of jax that say where and how it keeps programs and what it prints, not what a program does.
 KEEPS = ("jax_compilation_cache", "jax_persistent_cache", "jax_log", "jax_traceback")
@@ -38,7 +40,7 @@ class ProgramStore:
     """
 
     def __init__(self, folder: Path, device: jax.Device) -> None:
-        self._folder = folder
+        self._folder, self._target = folder, device
         self._device = (
             f"{device.platform} {device.device_kind} {device.client.platform_version} {device.id}"
         )
@@ -58,13 +60,18 @@ class ProgramStore:
         """The program, or None if it is not there or cannot be loaded."""
         path = self._folder / name
         try:
-            program = serialize_executable.deserialize_and_load(*pickle.loads(path.read_bytes()))
-            os.utime(path)
+            program = serialize_executable.deserialize_and_load(
+                *pickle.loads(_checked(path.read_bytes())),
+                backend=self._target.client,
+                execution_devices=[self._target],  # else jax takes all that there are
+            )
         except FileNotFoundError:
             return None
         except Exception as error:  # damaged, or of a driver that does not take it
             LOG.warning("could not load the program %s and compile it again: %s", name, error)
             return None
+        with contextlib.suppress(OSError):  # a folder of somebody else's
+            os.utime(path)
         return program
 
     def compiled(self, name: str, lowered: jax.stages.Lowered) -> Any:
@@ -79,8 +86,9 @@ class ProgramStore:
     def _save(self, name: str, program: Any) -> None:
         try:
             data = pickle.dumps(serialize_executable.serialize(program))
+            data = _digest(data) + data
             self._folder.mkdir(parents=True, exist_ok=True)
-            part = self._folder / f"{name}.{os.getpid()}.part"
+            part = self._folder / f"{name}.{os.getpid()}.{threading.get_ident()}.part"
             part.write_bytes(data)
             part.replace(self._folder / name)
             self._tidy()
@@ -94,6 +102,18 @@ class ProgramStore:
                     path.unlink()
             except OSError:  # another process was first
                 pass
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+def _checked(data: bytes) -> bytes:
+    """A file's content without its digest. A changed bit may be wrong code that runs all the same."""
+    digest, content = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+    if _digest(content) != digest:
+        raise ValueError("its content is not what was written")
+    return content
 
 
 def open_store(folder: Path | None, device: jax.Device) -> ProgramStore | None:

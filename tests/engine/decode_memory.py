@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from hybrid_jax.compile_cache import enable_compile_cache
@@ -93,10 +94,11 @@ def undonated(engine: Engine) -> Iterator[None]:
     """Programs that decode leave their arguments as they are."""
     executables = engine.runner._executables
     donating = {key: run for key, run in executables.items() if key[0] == "decode"}
-    # Inside another program, which donates nothing, they cannot either.
-    executables.update(
-        {key: jax.jit(lambda *args, run=run: run(*args)) for key, run in donating.items()}
-    )
+
+    def kept(run):
+        return lambda params, *rest: run(params, *jax.tree.map(jnp.copy, rest))
+
+    executables.update({key: kept(run) for key, run in donating.items()})
     yield
     executables.update(donating)
 

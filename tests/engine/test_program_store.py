@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
+import textwrap
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -97,11 +100,37 @@ def test_a_damaged_file_is_compiled_again_and_replaced(store, tmp_path, caplog):
     assert program(store, lambda x: x + 1)(np.float32(1)) == 2
     (path,) = (tmp_path / "programs").iterdir()
     good = path.read_bytes()
-    path.write_bytes(good[: len(good) // 2])
-    assert program(store, lambda x: x + 1)(np.float32(1)) == 2
-    assert f"could not load the program {path.name}" in caplog.text
+    flipped = bytearray(good)
+    flipped[len(good) // 2] ^= 1
+    for damaged in (good[: len(good) // 2], bytes(flipped), b""):
+        caplog.clear()
+        path.write_bytes(damaged)
+        assert program(store, lambda x: x + 1)(np.float32(1)) == 2
+        assert f"could not load the program {path.name}" in caplog.text
     # Loaded at last: the function itself is not looked at.
     assert program(store, lambda x: x + 5)(np.float32(1)) == 2
+
+
+def test_a_loaded_program_runs_on_one_device_of_several(tmp_path):
+    """jax would hand it to all of them."""
+    script = textwrap.dedent(
+        """
+        import sys, jax, numpy as np
+        from pathlib import Path
+        from hybrid_jax.engine.compiling import Compiling, Program
+        from hybrid_jax.engine.program_store import ProgramStore
+        assert len(jax.devices()) == 4
+        jax.config.update("jax_enable_compilation_cache", False)
+        for number in range(2):
+            store = ProgramStore(Path(sys.argv[1]), jax.devices()[0])
+            args = (lambda x: x + 1 + number, (), Compiling(), "cpu", "a program", store, "identity")
+            assert Program(*args)(np.float32(1)) == 2  # the second is loaded
+        """
+    )
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, env=os.environ | flags, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing_else(tmp_path, caplog):
