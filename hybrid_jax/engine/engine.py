@@ -111,8 +111,7 @@ class Engine:
             ValueError: its id is in use, its prompt is empty, or it can never fit.
         """
         self._recover()
-        if not self.has_work:
-            self.runner.begin_call()
+        request.generation = self.runner.begin()
         self._interrupted = True
         try:
             self.scheduler.add(request)

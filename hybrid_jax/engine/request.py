@@ -42,6 +42,7 @@ class Request:
         forbidden_ids: token ids that are never drawn.
         constraint: what may come next, by the tokens so far; None for anything.
         cache_breakpoints: numbers of leading tokens that the caller says others will share.
+        generation: how far programs may be new that its steps run on (`Runner.begin`).
         output: tokens generated so far; survives preemption.
         logprobs: one entry per output token when asked for.
         prompt_logprobs: one per prompt token when asked for, None for the first.
@@ -62,6 +63,7 @@ class Request:
     forbidden_ids: frozenset[int] = frozenset()
     constraint: Constraint | None = None
     cache_breakpoints: tuple[int, ...] = ()
+    generation: int = 0
     output: list[int] = field(default_factory=list)
     logprobs: list = field(default_factory=list)
     prompt_logprobs: list = field(default_factory=lambda: [None])

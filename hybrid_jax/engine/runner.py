@@ -125,7 +125,10 @@ class Runner:
         self.num_traces = 0
         self.compiling = Compiling()
         self._executables: dict[tuple, Program] = {}
-        self._usable: set[tuple] = set()  # those that the calls under way may run
+        self._since: dict[
+            tuple, int
+        ] = {}  # the generation of requests that first may run a program
+        self._generation = 0
         self._behind = Behind()
 
     def _device(self) -> jax.Device:
@@ -194,27 +197,38 @@ class Runner:
             identity=f"{kind} {shape} {static}",
         )
 
-    def begin_call(self) -> None:
-        """A call begins while no other runs: what is compiled by now, it and those that overlap with it may use.
+    def begin(self) -> int:
+        """The generation of a request that begins now: it may run what is compiled by now.
 
-        So which programs they run, and with them the last bits, does not depend on how fast others are compiled.
+        What is compiled behind while it runs is for requests to come. So which programs a request runs, and with them
+        its last bits, do not change on its way.
         """
-        self._usable = {key for key, program in self._executables.items() if program.compiled}
+        known = self._executables.items()
+        new = [key for key, program in known if program.compiled and key not in self._since]
+        if new:
+            self._generation += 1
+            self._since |= dict.fromkeys(new, self._generation)
+        return self._generation
 
-    def _serving(self, kind: str, wanted: Shape, variant: Variant) -> Shape:
-        """The shape that serves: `wanted`, or while it is not compiled the cheapest larger one that is.
+    def _serving(self, kind: str, wanted: Shape, variant: Variant, rows: Sequence) -> Shape:
+        """The shape that serves: `wanted`, or the cheapest larger one while that is newer than a request of these rows.
 
         Where shapes are fine, programs are compiled in seconds, and padding costs more.
         """
-        if self.engine.shapes == "fine" or (kind, wanted, variant) in self._usable:
+        oldest = min(row.request.generation for row in rows)
+
+        def usable(shape: Shape) -> bool:
+            return self._since.get((kind, shape, variant), oldest + 1) <= oldest
+
+        if self.engine.shapes == "fine" or usable(wanted):
             return wanted
         larger = bucket.larger(self.engine, wanted, max_pages=self.max_pages)
-        return next((shape for shape in larger if (kind, shape, variant) in self._usable), wanted)
+        return next((shape for shape in larger if usable(shape)), wanted)
 
     def _step_shape(self, kind: str, wanted: Shape, rows: list) -> Shape:
         """The shape that serves; what would fit better is compiled behind, for calls to come."""
         variant = self._variant(rows)
-        shape = self._serving(kind, wanted, variant)
+        shape = self._serving(kind, wanted, variant, rows)
         if shape != wanted:
             self._behind.compile((kind, wanted, variant), lambda: self._ahead(wanted, variant))
         return shape
@@ -267,7 +281,8 @@ class Runner:
         else:
             if plan.prefill:
                 variant = self._variant(plan.prefill)
-                shape = self._serving("prefill", self._prefill_shape(plan.prefill), variant)
+                wanted = self._prefill_shape(plan.prefill)
+                shape = self._serving("prefill", wanted, variant, plan.prefill)
                 needed.add(("prefill", shape, variant))
             if plan.forks:
                 fork = bucket.fork_bucket(self.engine, shape.rows)
@@ -276,7 +291,7 @@ class Runner:
             if rows := [*plan.decode, *begun]:
                 variant = self._variant(rows)
                 shape = self._decode_shape(rows, max(plan.num_steps, 1))
-                needed.add(("decode", self._serving("decode", shape, variant), variant))
+                needed.add(("decode", self._serving("decode", shape, variant, rows), variant))
         known = self._executables
         return sum(key not in known or not known[key].compiled for key in needed)
 
@@ -365,7 +380,8 @@ class Runner:
         variant = self._variant(rows) if variant is None else variant
         run, args = self._call(kind, shape, rows, rest, variant)
         self.state, adjust, *results = run(*args)
-        self._usable.add((kind, shape, variant))
+        # Nothing could serve in its place, so all may run it.
+        self._since.setdefault((kind, shape, variant), 0)
         if variant.adjusts:
             self.adjust = adjust
         return results

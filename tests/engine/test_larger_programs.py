@@ -133,6 +133,38 @@ def test_what_a_call_may_run_is_fixed_when_it_begins(engine):
     assert engine.compile_seconds() == seconds  # nor did the clock run for what was compiled behind
 
 
+def test_a_busy_engine_takes_what_was_compiled_behind(engine):
+    """Once the requests that began before it have ended."""
+    compile_the_largest(engine)
+    shapes, run = [], engine.runner._run
+
+    def watched(kind, shape, *rest, **more):
+        shapes.append(sizes(shape))
+        return run(kind, shape, *rest, **more)
+
+    engine.runner._run = watched
+
+    def add(name: str) -> Request:
+        sampling = SamplingParams(temperature=0.0)
+        request = Request(request_id=name, prompt=[1, 2], params=sampling, max_tokens=20, seed=0)
+        engine.add(request)
+        return request
+
+    first = add("0")
+    while len(first.output) < 2:
+        engine.step()
+    for call in engine.behind.values():
+        call()
+    for number in range(1, 9):
+        last = add(str(number))
+        while len(last.output) < 2:
+            engine.step()
+        assert engine.has_work
+        if first.finish_reason is None:
+            assert set(shapes) == {(1, 512), (3, 1)}
+    assert (1, 128) in shapes[-8:] and (1, 512) not in shapes[-8:]
+
+
 def test_fine_shapes_are_compiled_when_they_are_needed():
     engine = tiny_engine(max_rows=1, prefill_tokens=128)
     generate(engine, length=120)
