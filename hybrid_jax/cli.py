@@ -401,7 +401,7 @@ def inspect(
 ) -> None:
     """Shows what a model costs and what fits; needs its config.json only."""
     from hybrid_jax.devices import card, host, installed_gpu
-    from hybrid_jax.engine.defaults import choose_settings
+    from hybrid_jax.engine.defaults import chooser
     from hybrid_jax.report import inspect_model, read_config
 
     config = read_config(model if model is not None else PACKAGE / "bundled")
@@ -421,7 +421,8 @@ def inspect(
         "page_tokens": page_tokens,
     }
     given = {name: value for name, value in given.items() if value is not None}
-    report = inspect_model(config, choose_settings(config, where, given, dtype=dtype), where)
+    choose = chooser(config, where, given, dtype=dtype)
+    report = inspect_model(config, choose({}), where, choose)
     if report.remedy is not None:
         remedy = shell_words(report.remedy, Options.of(app, ["inspect"]))
         report = replace(report, remedy=remedy)

@@ -18,7 +18,7 @@ from hybrid_jax.config import (
     ModelConfig,
     fixed_alpha,
 )
-from hybrid_jax.engine.defaults import choose_settings
+from hybrid_jax.engine.defaults import chooser
 from hybrid_jax.engine.room import find_room, require_room
 from hybrid_jax.engine.this_device import first_device, held_bytes, this_device
 from hybrid_jax.machine import peak_resident_bytes
@@ -154,8 +154,9 @@ def settle(
     """
     held = None if params is None else held_bytes(params)
     device = this_device(held=held or 0)
-    engine = choose_settings(model, device, options, dtype=dtype, held=held)
-    require_room(find_room(model, engine, device, held=held))
+    choose = chooser(model, device, options, dtype=dtype, held=held)
+    engine = choose({})
+    require_room(find_room(model, engine, device, held=held, choose=choose))
     return engine
 
 

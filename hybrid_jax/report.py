@@ -11,7 +11,7 @@ from pathlib import Path
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.costs import prefill_flops, weight_count
 from hybrid_jax.devices import Device
-from hybrid_jax.engine.room import GPU_MEMORY_SHARE, Room, find_room, largest
+from hybrid_jax.engine.room import GPU_MEMORY_SHARE, Choose, Room, find_room, largest
 from hybrid_jax.engine.sizing import DEFAULT_LENGTH, Sizes
 from hybrid_jax.geometry import (
     Geometry,
@@ -297,7 +297,10 @@ class ModelReport:
 
 
 def inspect_model(
-    config: ModelConfig, engine: EngineConfig, device: Device | None = None
+    config: ModelConfig,
+    engine: EngineConfig,
+    device: Device | None = None,
+    choose: Choose | None = None,
 ) -> ModelReport:
     """Works out what a model costs under the given engine settings.
 
@@ -306,6 +309,7 @@ def inspect_model(
         engine: dtype, grain, rows, lengths; `memory` None stands for the engine's default.
         device: what would run it, which bounds that default; None for a CPU whose memory is not known. A model that
             does not fit it is an answer, not a mistake.
+        choose: as in `Room`.
 
     Raises:
         ValueError: a setting does not fit the model, or the memory cannot hold one short sequence.
@@ -322,7 +326,7 @@ def inspect_model(
     """
     device = Device() if device is None else device
     geometry = make_geometry(config, engine)
-    room = find_room(config, engine, device)
+    room = find_room(config, engine, device, choose=choose)
     unbounded = Device(platform=device.platform)
     if device.is_host or not room.fits:
         default = find_room(config, replace(engine, memory=None), unbounded).sizes

@@ -18,7 +18,7 @@ from typing import Any
 
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.devices import Device
-from hybrid_jax.engine.room import Room, find_room
+from hybrid_jax.engine.room import Change, Choose, Room, find_room
 from hybrid_jax.engine.sizing import DEFAULT_LENGTH
 from hybrid_jax.geometry import make_geometry
 
@@ -81,6 +81,24 @@ def choose_settings(
         counts = (n for n in GPU_ROWS if fits(_holds_its_rows, max_rows=n))
         settings["max_rows"] = next(counts, GPU_ROWS[-1])
     return EngineConfig(dtype=dtype, **settings)
+
+
+def chooser(
+    model: ModelConfig,
+    device: Device,
+    given: Mapping[str, Any],
+    *,
+    dtype: str,
+    held: int | None = None,
+) -> Choose:
+    """`choose_settings` of these arguments after a change of some given settings."""
+
+    def choose(change: Change) -> EngineConfig:
+        changed = {**given, **change}
+        own = str(changed.pop("dtype", dtype))
+        return choose_settings(model, device, changed, dtype=own, held=held)
+
+    return choose
 
 
 def _is_light(room: Room) -> bool:

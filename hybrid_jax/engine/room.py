@@ -15,6 +15,7 @@ from hybrid_jax.geometry import make_geometry
 from hybrid_jax.sizes import format_size, parse_size, round_size
 
 Change = dict[str, str | int]  # settings by name
+Choose = Callable[[Change], EngineConfig]  # settings of an engine in which these are changed
 # Advice leaves this much for Python, the compiler and its programs, or a twentieth of the memory if that is less.
 HOST_BYTES = 1 << 30
 # Of what weights and a step leave of a GPU's memory, the default `memory`. The rest is for what is copied or compiled
@@ -32,6 +33,7 @@ class Room:
         weights_given: they are in memory already, in the dtype they have.
         temporary_bytes: of the largest step, an estimate.
         sizes: what `memory` is split into.
+        choose: settings after a change, for advice; None where all others stay as they are.
     """
 
     model: ModelConfig
@@ -41,6 +43,7 @@ class Room:
     weights_given: bool
     temporary_bytes: int
     sizes: Sizes
+    choose: Choose | None = None
 
     @property
     def needed_bytes(self) -> int:
@@ -86,12 +89,14 @@ def find_room(
     device: Device,
     *,
     held: int | None = None,
+    choose: Choose | None = None,
 ) -> Room:
     """Sizes everything; the default `memory` takes a part of what weights and steps leave.
 
     Args:
         model, engine, device: what to size for.
         held: bytes of the weights if they are in memory already; None for those of `engine.dtype`.
+        choose: as in `Room`.
 
     Raises:
         ValueError: as `choose_sizes`.
@@ -124,6 +129,7 @@ def find_room(
         weights_given=held is not None,
         temporary_bytes=temporaries,
         sizes=sizes,
+        choose=choose,
     )
 
 
@@ -180,15 +186,16 @@ def _fitting(room: Room, change: Change, lower_memory: bool) -> Change | None:
     """The change if the model then fits, with the most `memory` that does if that is to be lowered."""
     held = room.weight_bytes if room.weights_given else None
     try:
-        engine = replace(room.engine, **change)
+        settings = room.choose or (lambda change: replace(room.engine, **change))
+        engine = settings(change)
         if lower_memory:
             least = find_room(room.model, replace(engine, memory=None), room.device, held=held)
             beside = least.weight_bytes + least.temporary_bytes
             spare = min(HOST_BYTES, room.device.num_bytes // 20)
             memory = round_size(max(1, room.device.num_bytes - beside - spare), up=False)
             memory = memory.replace(" ", "")  # one word for a shell
+            engine = settings(change | {"memory": parse_size(memory)})
             change = change | {"memory": memory}
-            engine = replace(engine, memory=parse_size(memory))
         fits = find_room(room.model, engine, room.device, held=held).fits
     except ValueError:  # this memory cannot hold one sequence
         return None

@@ -507,6 +507,31 @@ def test_what_fits_a_card_adds_up_to_its_bytes(run, name):
     assert table[0].split()[:2] == ["tokens", "rows"] and table[1].endswith("140 GiB")
 
 
+@pytest.mark.parametrize("asked", [("--max-rows", "1000000"), ("--memory", "900GiB")])
+@pytest.mark.parametrize("name", CARD_MODELS)
+def test_what_is_advised_for_a_card_fits_it(run, name, asked):
+    for card in CARDS:
+        command = ("inspect", CONFIGS / f"{name}.json", "--device", card, "--json")
+        report = json.loads(run(*command, *asked)[1])
+        assert report["fits"] is False
+        advice = report["remedy"].partition("use ")[2].replace("at most ", "")
+        for change in advice.split(" or ") if advice.startswith("--") else ():
+            changed = [word for word in change.split() if word != "and"]
+            rest = () if asked[0] in changed else asked
+            again = json.loads(run(*command, *rest, *changed)[1])
+            assert again["fits"], (card, change, again["needs"])
+
+
+def test_a_card_s_name_may_have_large_letters(run, bamba):
+    assert run("inspect", bamba, "--device", "H100") == run("inspect", bamba, "--device", "h100")
+
+
+@pytest.mark.parametrize("grain", ["0", "-1", "12"])
+def test_a_wrong_grain_is_named_for_a_card_too(run, bamba, grain):
+    code, _, err = run("inspect", bamba, "--device", "h100", "--grain", grain)
+    assert code == 2 and "--grain must be a power of two between 8 and 64" in err
+
+
 def test_a_card_that_nobody_knows_is_refused_with_those_that_are_known(run, bamba):
     code, _, err = run("inspect", bamba, "--device", "b300")
     assert code == 2 and err == (
