@@ -22,7 +22,7 @@ from hybrid_jax.cli_pool_sim import pool_sim
 from hybrid_jax.cli_simulate import simulate
 from hybrid_jax.cli_words import Options, shell_words
 from hybrid_jax.devices import CARDS
-from hybrid_jax.machine import has_accelerator
+from hybrid_jax.machine import has_accelerator, wants_missing_gpu
 from hybrid_jax.sizes import parse_size
 from hybrid_jax.structured_outputs import StructuredOutputsParams
 from hybrid_jax.train.options import TrainOptions
@@ -409,6 +409,10 @@ def inspect(
         raise ValueError(f"--dtype must be auto, float32 or bfloat16, got {dtype!r}")
     if device is not None:
         where = card(device)
+    elif wanted := wants_missing_gpu():
+        raise ValueError(
+            f"JAX_PLATFORMS={wanted} asks for a GPU, and this machine has none; name a card with --device, or unset it"
+        )
     else:
         where = installed_gpu() if has_accelerator() else host()
     if dtype == "auto":

@@ -128,8 +128,24 @@ def has_accelerator() -> bool:
 
     JAX_PLATFORMS decides where it is set; elsewhere it takes an NVIDIA device and jax's plugin for it.
     """
-    wanted = os.environ.get("JAX_PLATFORMS", "").split(",")[0].strip()
+    wanted = _platform()
     if wanted:
         return wanted != "cpu"
     plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-    return bool(glob("/dev/nvidia[0-9]*")) and any(find_spec(name) for name in plugins)
+    return _has_nvidia() and any(find_spec(name) for name in plugins)
+
+
+def wants_missing_gpu() -> str | None:
+    """What JAX_PLATFORMS says if it asks for an NVIDIA GPU and this machine has none, or None."""
+    wanted = _platform()
+    missing = wanted in ("cuda", "gpu") and not _has_nvidia() and nvidia_bytes() is None
+    return wanted if missing else None
+
+
+def _platform() -> str:
+    """The first of JAX_PLATFORMS, "" where it says nothing."""
+    return os.environ.get("JAX_PLATFORMS", "").split(",")[0].strip()
+
+
+def _has_nvidia() -> bool:
+    return bool(glob("/dev/nvidia[0-9]*"))

@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from hybrid_jax import LLM, cli, devices
+from hybrid_jax import LLM, cli, devices, machine
 from hybrid_jax.devices import CARDS
 from tests.surface.fake_engine import FakeEngine
 
@@ -520,6 +520,20 @@ def test_what_is_advised_for_a_card_fits_it(run, name, asked):
             rest = () if asked[0] in changed else asked
             again = json.loads(run(*command, *rest, *changed)[1])
             assert again["fits"], (card, change, again["needs"])
+
+
+def test_a_gpu_that_is_not_there_is_no_answer(run, bamba, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    monkeypatch.setattr(machine, "glob", lambda pattern: [])
+    monkeypatch.setattr(machine, "nvidia_bytes", lambda: None)
+    code, _, err = run("inspect", bamba)
+    assert code == 2 and err == (
+        "hybrid-jax: JAX_PLATFORMS=cuda asks for a GPU, and this machine has none; name a card with --device, "
+        "or unset it\n"
+    )
+    assert run("inspect", bamba, "--device", "h100")[0] == 0
+    monkeypatch.setattr(machine, "nvidia_bytes", lambda: 143_771 << 20)
+    assert run("inspect", bamba)[0] == 0
 
 
 def test_a_card_s_name_may_have_large_letters(run, bamba):
