@@ -26,6 +26,8 @@ from jax.experimental import serialize_executable
 import pallas_kernels
 
 LOG = logging.getLogger("hybrid_jax.compiling")
+COMPILERS = ("jax", "triton", "nvidia-")  # how the names of packages begin
+DRIVER = Path("/proc/driver/nvidia/version")
 DIGEST_BYTES = 16  # in front of a program in its file
 UNUSED_SECONDS = 90 * 86_400.0  # after so long a program is deleted
 # Settings of jax that say where and how it keeps programs and what it prints, not what a program does.
@@ -140,17 +142,30 @@ def _hits() -> int:
     return getattr(_counter(), "hits", 0)
 
 
-def _version(package: str) -> str | None:
+@functools.cache
+def _versions() -> tuple[str, ...]:
+    """Of what compiles a program and of what it calls: jax's packages, Triton's, and CUDA's own libraries."""
+    found = {
+        f"{dist.name.lower().replace('_', '-')} {dist.version}"
+        for dist in metadata.distributions()
+        if dist.name.lower().replace("_", "-").startswith(COMPILERS)
+    }
+    return tuple(sorted(found))
+
+
+@functools.cache
+def _driver() -> str:
+    """What NVIDIA's driver says of itself. jax knows only which CUDA it was made with."""
     try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+        return DRIVER.read_text()
+    except OSError:
+        return ""
 
 
 def _settings() -> Iterator[str]:
     yield f"{jax.__version__} XLA_FLAGS={os.environ.get('XLA_FLAGS')}"
-    for package in ("jaxlib", "jax-triton", "triton"):
-        yield f"{package} {_version(package)}"
+    yield from _versions()
+    yield _driver()
     for name, value in sorted(jax.config.values.items()):
         if not name.startswith(KEEPS):
             yield f"{name}={value!r}"

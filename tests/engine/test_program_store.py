@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -66,30 +67,89 @@ def test_another_engine_or_model_has_programs_of_its_own(store, change):
     assert other.stats()["num_traces"] >= 2
 
 
-def name_of(store: ProgramStore, identity: str = "step", size: int = 3) -> str:
-    return store.name_of(identity, ({"x": np.zeros(size, np.int16)}, np.int32(1)))
+def arguments(name: str = "x", size: int = 3, dtype=np.int16) -> tuple:
+    return {name: np.zeros(size, dtype)}, np.int32(1)
 
 
-def test_everything_that_a_program_is_made_from_is_in_its_name(store, monkeypatch):
-    names = {name_of(store), name_of(store, "other"), name_of(store, size=4)}
-    names.add(store.name_of("step", ({"y": np.zeros(3, np.int16)}, np.int32(1))))
-    names.add(store.name_of("step", ({"x": np.zeros(3, np.float32)}, np.int32(1))))
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
-    names.add(name_of(store))
-    monkeypatch.delenv("XLA_FLAGS")
+OTHER_ARGUMENTS = {
+    "length": arguments(size=4),
+    "name": arguments("y"),
+    "dtype": arguments(dtype=np.float32),
+    "place": jax.device_put(arguments(), jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])),
+}
+PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax_triton", "triton", "nvidia-cublas-cu12")
+DEVICE = {"platform": "gpu", "device_kind": "H200", "version": "cuda 12090", "id": 0}
+
+
+def device(**changed) -> SimpleNamespace:
+    given = DEVICE | changed
+    given["client"] = SimpleNamespace(platform_version=given.pop("version"))
+    return SimpleNamespace(**given)
+
+
+def installed(**versions: str) -> list[SimpleNamespace]:
+    known = dict.fromkeys(PACKAGES, "1.0") | {"numpy": "1.0"} | versions
+    return [SimpleNamespace(name=name, version=version) for name, version in known.items()]
+
+
+@pytest.fixture
+def fresh_name(monkeypatch):
+    """The name of a program, nothing of it remembered."""
+
+    def name(identity: str = "step", given=None, **changed) -> str:
+        program_store._versions.cache_clear()
+        program_store._driver.cache_clear()
+        store = ProgramStore(Path("anywhere"), device(**changed))
+        return store.name_of(identity, arguments() if given is None else given)
+
+    monkeypatch.setattr(program_store.metadata, "distributions", installed)
+    yield name
+    program_store._versions.cache_clear()
+    program_store._driver.cache_clear()
+
+
+@pytest.mark.parametrize("change", OTHER_ARGUMENTS)
+def test_arguments_are_in_a_program_s_name(fresh_name, change):
+    assert fresh_name(given=OTHER_ARGUMENTS[change]) != fresh_name() == fresh_name()
+
+
+@pytest.mark.parametrize("field", DEVICE)
+def test_the_device_is_in_a_program_s_name(fresh_name, field):
+    assert fresh_name(**{field: "another"}) != fresh_name()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_what_compiles_is_in_a_program_s_name(fresh_name, monkeypatch, package):
+    name = fresh_name()
+    changed = lambda **versions: installed(**{package: "1.1"})
+    monkeypatch.setattr(program_store.metadata, "distributions", changed)
+    assert fresh_name() != name
+
+
+def test_other_packages_are_not_in_a_program_s_name(fresh_name, monkeypatch):
+    name = fresh_name()
+    monkeypatch.setattr(program_store.metadata, "distributions", lambda: installed(numpy="2.0"))
+    assert fresh_name() == name
+
+
+def test_the_driver_is_in_a_program_s_name(fresh_name, monkeypatch, tmp_path):
+    name = fresh_name()
+    (tmp_path / "version").write_text("NVRM version: 570.86")
+    monkeypatch.setattr(program_store, "DRIVER", tmp_path / "version")
+    assert fresh_name() != name
+
+
+def test_settings_and_source_are_in_a_program_s_name(fresh_name, monkeypatch):
+    names = [fresh_name(), fresh_name("other")]
+    with monkeypatch.context() as patch:
+        patch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+        names.append(fresh_name())
     with jax.default_matmul_precision("float32"):
-        names.add(name_of(store))
+        names.append(fresh_name())
     with monkeypatch.context() as patch:
         patch.setattr(program_store, "_source", lambda: "another release")
-        names.add(name_of(store))
-    with monkeypatch.context() as patch:
-        patch.setattr(jax, "__version__", "0.99")
-        names.add(name_of(store))
-    with monkeypatch.context() as patch:
-        patch.setattr(program_store, "_version", lambda package: "0.99")
-        names.add(name_of(store))
-    assert len(names) == 10
-    assert name_of(store) in names
+        names.append(fresh_name())
+    assert len(set(names)) == len(names) == 5
 
 
 def program(store: ProgramStore, function) -> Program:
