@@ -89,7 +89,7 @@ class ProgramStore:
         try:
             data = pickle.dumps(serialize_executable.serialize(program))
             data = _digest(data) + data
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             part = self._folder / f"{name}.{os.getpid()}.{threading.get_ident()}.part"
             part.write_bytes(data)
             part.replace(self._folder / name)
@@ -119,10 +119,27 @@ def _checked(data: bytes) -> bytes:
 
 
 def open_store(folder: Path | None, device: jax.Device) -> ProgramStore | None:
-    """The store of a GPU's programs beside jax's cache in this folder, or None without one."""
+    """The store of a GPU's programs beside jax's cache in this folder. None without one, or where others may write to
+    it: whoever can, runs code here."""
     if folder is None or device.platform == "cpu":
         return None
-    return ProgramStore(folder / "programs", device)
+    folder = folder / "programs"
+    if _others_may_write(folder):
+        LOG.warning(
+            "others may write to %s, and programs are code: none are kept there; chmod go-w it",
+            folder,
+        )
+        return None
+    return ProgramStore(folder, device)
+
+
+def _others_may_write(folder: Path) -> bool:
+    try:
+        info = folder.stat()
+    except OSError:  # not there yet
+        return False
+    own = not hasattr(os, "getuid") or info.st_uid in (os.getuid(), 0)
+    return not own or bool(info.st_mode & 0o022)
 
 
 @functools.cache

@@ -263,6 +263,17 @@ def test_jax_says_when_it_had_a_program(tmp_path):
         reset_cache()
 
 
+def test_a_folder_that_others_may_write_to_is_not_used(tmp_path, caplog):
+    gpu = device()
+    folder = tmp_path / "programs"
+    assert open_store(tmp_path, gpu) is not None
+    folder.mkdir(mode=0o700)
+    assert open_store(tmp_path, gpu) is not None and not caplog.text
+    folder.chmod(0o770)
+    assert open_store(tmp_path, gpu) is None
+    assert f"others may write to {folder}" in caplog.text and "chmod go-w" in caplog.text
+
+
 def test_only_a_gpu_with_a_folder_has_a_store(tmp_path):
     gpu = SimpleNamespace(
         platform="gpu", device_kind="H200", client=SimpleNamespace(platform_version="12"), id=0
