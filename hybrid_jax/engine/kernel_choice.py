@@ -16,7 +16,6 @@ from hybrid_jax.engine.fused import sizes_of
 from hybrid_jax.engine.pack import MAX_STOP_IDS
 from hybrid_jax.geometry import Geometry
 from pallas_kernels import jax_triton
-from pallas_kernels.causal_conv import Sizes
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
 from pallas_kernels.gated_rmsnorm.kernel import why_unsupported as norm_unsupported
 from pallas_kernels.paged_attention.kernel import why_unsupported as attention_unsupported
@@ -156,29 +155,39 @@ def tried(trial: Callable[[], str | None]) -> str | None:
 
 
 def try_scan(config: ModelConfig, geometry: Geometry) -> str | None:
-    """Scans a short row and one of two segments; says what is far from XLA's numbers."""
+    """Scans rows of one segment and of two, from a checkpoint and from nothing; says what is far from XLA's numbers."""
     spec = config.mamba2
     assert spec is not None, "a trial of the scan is for models with Mamba-2 layers"
     sizes, dtype = sizes_of(spec), jnp.dtype(geometry.dtype)
-    # A table as wide as that of the steps: what is compiled for it serves them.
-    frames = jnp.arange(geometry.state_frames, dtype=jnp.int32)[None] % geometry.frames_per_layer
-    keys = jax.random.split(jax.random.key(0), 2)
+    keys = jax.random.split(jax.random.key(0), 4)
+    # A table as wide as that of the steps, so what is compiled for it serves them; the second layer's frames are used.
+    layer = geometry.frames_per_layer
+    first = layer if geometry.num_mamba2 > 1 else 0
+    table = jnp.zeros((2, geometry.state_frames), jnp.int32)
+    read, write = 1 + np.arange(4 * layer, dtype=np.int32).reshape(2, 2, layer)
+    shape = (1 + 4 * layer, geometry.frame_words)
     for tokens in (segment_tokens(spec.num_heads) + 65, 65):
-        line = jnp.full(1, tokens, jnp.int32)
+        lengths = jnp.array([tokens, tokens - 37], jnp.int32)
         given = {
-            "read": frames,
-            "write": frames,
-            "exists": jnp.zeros(1, jnp.int32),
-            "xBC": jax.random.normal(keys[0], (1, tokens, sizes.conv_size), dtype),
-            "dt": jax.random.uniform(keys[1], (1, tokens, spec.num_heads), maxval=0.1),
+            "arena": jax.lax.bitcast_convert_type(jax.random.normal(keys[0], shape), jnp.uint32),
+            "read": table.at[:, first : first + layer].set(read),
+            "write": table.at[:, first : first + layer].set(write),
+            "exists": jnp.array([1, 0], jnp.int32),
+            "xBC": jax.random.normal(keys[1], (2, tokens, sizes.conv_size), dtype),
+            "dt": jax.random.uniform(keys[2], (2, tokens, spec.num_heads), maxval=0.1),
             "A": -jnp.linspace(1, 16, spec.num_heads),
-            "D": jnp.ones(spec.num_heads),
-            "lengths": line,
-            "state_lengths": line - 1,
+            "D": jax.random.normal(keys[3], (spec.num_heads,)),
+            "lengths": lengths,
+            "state_lengths": lengths - 1,
         }
-        want = _outputs_and_states(given, sizes, geometry, "xla")
-        found = _outputs_and_states(given, sizes, geometry, "triton")
-        for name, a, b in zip(("outputs", "states"), found, want, strict=True):
+
+        def made(implementation: str, given: dict = given) -> tuple[np.ndarray, np.ndarray]:
+            """Outputs and states, in float32."""
+            static = {"records": sizes, "first_frame": first, "implementation": implementation}
+            y, arena = jax.jit(functools.partial(ssd_scan_frames, **static))(**given)
+            return np.asarray(y, np.float32), np.asarray(arena)[write].view(np.float32)
+
+        for name, a, b in zip(("outputs", "states"), made("triton"), made("xla"), strict=True):
             off = float(np.linalg.norm(a - b) / np.linalg.norm(b))
             if not off < LARGEST_ERROR:
                 return f"{name} of {tokens} tokens are off by {off:.2g} of their norm"
@@ -222,11 +231,3 @@ def _tokens(given: dict, implementation: str) -> np.ndarray:
         return jax.lax.fori_loop(0, num_steps, draw, jnp.zeros((2, len(given["keys"])), jnp.int32))
 
     return np.asarray(jax.jit(run)(jnp.int32(2)))
-
-
-def _outputs_and_states(given: dict, sizes: Sizes, geometry: Geometry, implementation: str):
-    """Of a scan over an arena of one layer's frames, in float32."""
-    run = functools.partial(ssd_scan_frames, records=sizes, implementation=implementation)
-    arena = jnp.zeros((geometry.frames_per_layer, geometry.frame_words), jnp.uint32)
-    y, arena = jax.jit(run)(arena, **given)
-    return np.asarray(y, np.float32), np.asarray(arena).view(np.float32)

@@ -145,6 +145,37 @@ def test_a_failed_trial_of_the_scan_leaves_it_to_pallas_and_says_why(triton):
         assert list(found.not_triton) == ["scan"] and found.not_triton["scan"].startswith(reason)
 
 
+CARELESS = {
+    "read": lambda given: given | {"read": jnp.zeros_like(given["read"])},
+    "write": lambda given: given | {"write": given["read"]},
+    "exists": lambda given: given | {"exists": jnp.ones_like(given["exists"])},
+    "every checkpoint": lambda given: given | {"exists": jnp.zeros_like(given["exists"])},
+    "dt": lambda given: given | {"dt": jnp.full_like(given["dt"], 0.05)},
+    "A": lambda given: given | {"A": jnp.full_like(given["A"], -8.0)},
+    "D": lambda given: given | {"D": None},
+    "lengths": lambda given: given | {"lengths": jnp.full_like(given["lengths"], 321)},
+    "state_lengths": lambda given: given | {"state_lengths": given["lengths"]},
+    "first_frame": lambda given: given | {"first_frame": 0},
+}
+
+
+@pytest.mark.parametrize("ignored", CARELESS)
+def test_the_trial_of_the_scan_sees_every_argument(triton, ignored):
+    names = ("arena", "read", "write", "exists", "xBC", "dt", "A", "D", "lengths", "state_lengths")
+
+    def careless(*arrays, **static):
+        given = CARELESS[ignored](dict(zip(names, arrays, strict=True)) | static)
+        changed = [given.pop(name) for name in names]
+        return FRAMES["xla"](*changed, **given)
+
+    triton.setitem(FRAMES, "triton", careless)
+    config, _ = tiny_model("mamba2")
+    geometry = make_geometry(config, EngineConfig(dtype="bfloat16"))
+    assert "tokens are off by" in kernel_choice.try_scan(config, geometry)
+    triton.setitem(FRAMES, "triton", FRAMES["xla"])
+    assert kernel_choice.try_scan(config, geometry) is None
+
+
 def test_a_failed_trial_of_sampling_leaves_it_to_pallas_and_says_why(triton):
     def wrong(*arrays):
         tokens = SAMPLING["pallas"](*arrays)
