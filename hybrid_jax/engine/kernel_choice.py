@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ from pallas_kernels.ssd_scan.triton_scan import why_unsupported as triton_unsupp
 from pallas_kernels.ssd_window.kernel import why_unsupported as window_unsupported
 from pallas_kernels.token_sampling import sample_tokens
 
+LOG = logging.getLogger("hybrid_jax.kernels")
 # Rows of the trial of sampling: temperature, top_k, top_p and min_p. Top-p keeps many tokens and few.
 SETTINGS = (
     (0.0, 0, 1.0, 0.0),
@@ -143,15 +145,21 @@ def _why_no_triton_scan(config: ModelConfig, geometry: Geometry) -> str | None:
 def tried(trial: Callable[[], str | None]) -> str | None:
     """What went wrong in a trial on the device at hand, or None.
 
-    It finds what is wrong with a driver, a compiler or a version of jax-triton, before the first prompt does. Whatever
-    stops the Triton kernels, the Pallas kernel can do the same.
+    It finds what is wrong with a driver, a compiler or a version of jax-triton, before the first prompt does. What
+    compiles or raises wrongly, the Pallas kernel can do as well. Too little memory says nothing of the kernels, and an
+    engine that starts again might choose others: it is raised.
     """
     try:
         wrong = trial()
     except Exception as failed:
+        if "RESOURCE_EXHAUSTED" in str(failed):
+            raise
         lines = str(failed).strip().splitlines() or [""]
         wrong = f"{type(failed).__name__}: {lines[0][:200]}"
-    return None if wrong is None else f"they failed a trial: {wrong}"
+    if wrong is None:
+        return None
+    LOG.warning("Triton kernels failed a trial, Pallas kernels serve: %s", wrong)
+    return f"they failed a trial: {wrong}"
 
 
 def try_scan(config: ModelConfig, geometry: Geometry) -> str | None:

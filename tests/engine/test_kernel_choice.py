@@ -132,7 +132,16 @@ def broken(*args, **kwargs):
     raise RuntimeError("no kernel image is available\nand more")
 
 
-def test_a_failed_trial_of_the_scan_leaves_it_to_pallas_and_says_why(triton):
+def test_too_little_memory_for_a_trial_is_no_verdict(triton):
+    def full(*args, **kwargs):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    triton.setitem(FRAMES, "triton", full)
+    with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
+        chosen()
+
+
+def test_a_failed_trial_of_the_scan_leaves_it_to_pallas_and_says_why(triton, caplog):
     def wrong(*args, **kwargs):
         y, arena = FRAMES["xla"](*args, **kwargs)
         return y + 1, arena
@@ -143,6 +152,7 @@ def test_a_failed_trial_of_the_scan_leaves_it_to_pallas_and_says_why(triton):
         found = chosen()
         assert (found.scan, found.sampling) == ("pallas", "triton")
         assert list(found.not_triton) == ["scan"] and found.not_triton["scan"].startswith(reason)
+        assert "Triton kernels failed a trial" in caplog.text
 
 
 CARELESS = {
