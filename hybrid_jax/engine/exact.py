@@ -52,9 +52,9 @@ def exact_step(
         )
         slot = jnp.where(full, get("fold_before"), slot)
         checkpoint = jnp.where(full, base, checkpoint)
-        state = _load_conv(state, alive & (get("load_conv") > 0), checkpoint, slot, model)
+        state, read = _load_conv(state, alive & (get("load_conv") > 0), checkpoint, slot, model)
         # An attention layer in front writes what this has read, and depends on nothing of it.
-        table = table + blocks.zero_after(state, state.conv)
+        table = table + blocks.zero_after(state, read)
     begin, end = jnp.where(alive, get("begin"), 0), jnp.where(alive, get("end"), 0)
     positions = base[:, None] + jnp.arange(geometry.grain)
     fed = feeds[:, None] & (positions == begin[:, None])
@@ -79,8 +79,14 @@ def exact_step(
     return state, adjust, sampled, h
 
 
-def _load_conv(state: State, needed: jax.Array, checkpoint, slot, model: Model) -> State:
-    """Puts the checkpoint's convolution columns in front of the window of rows that start a chunk."""
+def _load_conv(
+    state: State, needed: jax.Array, checkpoint, slot, model: Model
+) -> tuple[State, jax.Array]:
+    """Puts the checkpoint's convolution columns in front of the window of rows that start a chunk.
+
+    Returns:
+        State, and what is there only once the arena has been read.
+    """
     num_rows = needed.shape[0]
     frames = blocks.slot_frames(state, slot)
     bits = jnp.stack(
@@ -89,7 +95,12 @@ def _load_conv(state: State, needed: jax.Array, checkpoint, slot, model: Model) 
             for layer in range(model.geometry.num_mamba2)
         ]
     )
+    if model.kernels == "pallas":  # all rows at once; a layer's kernel then has the ring to itself
+        history = bits.shape[2]
+        old = state.conv[:, :num_rows, :history]
+        bits = jnp.where(needed[:, None, None], bits, old)
+        return state.replace(conv=state.conv.at[:, :num_rows, :history].set(bits)), bits
     conv, sink = state.conv, state.tokens.shape[0] - 1
     for b in range(num_rows):
         conv = blocks.put_row(conv, bits[:, b : b + 1], jnp.where(needed[b], b, sink))
-    return state.replace(conv=conv)
+    return state.replace(conv=conv), conv

@@ -11,17 +11,16 @@ from hybrid_jax.config import MLP, Attention, EngineConfig, Mamba2, ModelConfig,
 from hybrid_jax.config.engine import MAX_GRAIN
 from hybrid_jax.costs import state_elements, weight_count
 from hybrid_jax.geometry import ITEM_BYTES, make_geometry
-from hybrid_jax.parts import num_parts
+from hybrid_jax.parts import ATTENTION_PROGRAMS, LEAST_SPLIT, NUM_SMS, num_parts, row_parts
 
 Block = Attention | Mamba2 | MLP | MoE
 # Of a row's keys and values attention works on so many tokens at a time, or on a page if that is longer.
 TILE_TOKENS = 128
+# Up to so many queries a row and KV head, attention is bound by reading and has tiles of its own.
+QUERIES_BY_READING = 64
 # On kernels. XLA puts the arrays of a chunk into one piece of memory, with gaps between them.
 GAPS = 1.12
-SMALL_BYTES = 20_000  # index arrays and counters
-PARTS_OF_A_ROW = 4  # float32, of a product of a lone row
-# Attention of few rows is split over the context: into pieces of so many keys, or so many programs in all.
-SPLIT_TOKENS, SPLIT_PROGRAMS = 256, 8 * 132
+SMALL_BYTES, ROW_BYTES = 24_000, 4_500  # index arrays and counters, of a step and of each row
 
 
 def temporary_bytes(
@@ -53,55 +52,78 @@ def kernel_step_bytes(model: ModelConfig, engine: EngineConfig, *, rows: int, to
     item = ITEM_BYTES[engine.dtype]
     stream = model.width * ITEM_BYTES["float32" if model.residual_in_fp32 else engine.dtype]
     blocks = [b for layer in model.layers for b in (*layer.mixers, layer.mlp) if b is not None]
+    keys = engine.max_model_len or model.max_position
     if tokens == 1:
-        keys = engine.max_model_len or model.max_position
-        held = max(
-            rows * _columns_of_a_row(block, model.width, item, rows)
-            + _split_bytes(block, rows, keys)
-            for block in blocks
-        )
-        return SMALL_BYTES + rows * stream + held
-    held = max(_columns_of_a_chunk(block, model.width, item) for block in blocks)
+        held = max(_columns_of_a_row(block, model.width, item, rows, keys) for block in blocks)
+        return SMALL_BYTES + rows * (ROW_BYTES + stream + held)
+    held = max(
+        _columns_of_a_window(block, model.width, item, tokens)
+        if engine.exact and isinstance(block, Mamba2)
+        else _columns_of_a_chunk(block, model.width, item, rows, tokens, keys)
+        for block in blocks
+    )
     return SMALL_BYTES + int(GAPS * rows * tokens * (stream + held))
 
 
-def _columns_of_a_row(block: Block, width: int, item: int, rows: int) -> int:
-    """Bytes that one block holds of a row with one new token, in a step of so many."""
+def _columns_of_a_row(block: Block, width: int, item: int, rows: int, keys: int) -> int:
+    """Bytes that one block holds of a row with one new token and up to so many keys, in a step of so many rows."""
 
     def product(columns: int) -> int:
-        """Bytes of an element of a projection."""
-        parts = num_parts(rows, width, columns) if rows > 1 else PARTS_OF_A_ROW
-        return 4 * parts if parts > 1 else item
+        return columns * _product_bytes(rows, width, columns, item)
 
     if isinstance(block, Attention):
         q, kv = block.num_heads * block.head_dim, block.num_kv_heads * block.head_dim
-        return (q + 2 * kv) * product(q + 2 * kv) + q * item
+        # Of what is projected nothing is left when the splits are there.
+        return q * item + max(product(q + 2 * kv), _split_bytes(block, rows, 1, keys, item))
     if isinstance(block, Mamba2):
-        return block.proj_size * product(block.proj_size) + 2 * block.inner_size * item
+        return product(block.proj_size) + 2 * block.inner_size * item
     if isinstance(block, MLP):
-        return _hidden(block.kind, block.width, product(block.width), item)
+        return _hidden(block.kind, block.width, product(block.width) // block.width, item)
     return _visits(block, width, item)
 
 
-def _split_bytes(block: Block, rows: int, keys: int) -> int:
-    """Bytes of what the splits of a decode step's attention leave to be joined."""
-    if not isinstance(block, Attention):
-        return 0
-    programs = rows * block.num_kv_heads
-    splits = min(-(-keys // SPLIT_TOKENS), -(-SPLIT_PROGRAMS // programs))
-    return 0 if splits == 1 else 4 * splits * rows * block.num_heads * (block.head_dim + 2)
+def _columns_of_a_chunk(
+    block: Block, width: int, item: int, rows: int, tokens: int, keys: int
+) -> int:
+    """Bytes that one block holds of a token, in a step of so many tokens a row."""
 
+    def product(columns: int) -> int:
+        return columns * _product_bytes(rows * tokens, width, columns, item)
 
-def _columns_of_a_chunk(block: Block, width: int, item: int) -> int:
-    """Bytes that one block holds of a token of a chunk."""
     if isinstance(block, Attention):
         q, kv = block.num_heads * block.head_dim, block.num_kv_heads * block.head_dim
-        return (3 * q + 4 * kv) * item
+        joined = _split_bytes(block, rows, tokens, keys, item)
+        return (2 * q + 2 * kv) * item + max(product(q + 2 * kv), joined)
     if isinstance(block, Mamba2):
-        return (block.proj_size + block.conv_size + block.inner_size) * item + 4 * block.num_heads
+        beside = (block.conv_size + block.inner_size) * item + 4 * block.num_heads
+        return product(block.proj_size) + beside
     if isinstance(block, MLP):
-        return _hidden(block.kind, block.width, item, item)
+        return _hidden(block.kind, block.width, product(block.width) // block.width, item)
     return _visits(block, width, item)
+
+
+def _columns_of_a_window(block: Mamba2, width: int, item: int, tokens: int) -> int:
+    """Bytes that a recurrent block holds of a token of exact mode's windows: what it projects to, its output before and
+    after the norm, what goes in and out, and C with its scores."""
+    beside = block.num_groups * (block.state_size * item + 4 * tokens)
+    return (block.proj_size + 2 * block.inner_size + 2 * width) * item + beside
+
+
+def _product_bytes(tokens: int, width: int, columns: int, item: int) -> int:
+    """Bytes of an element of a projection of so many tokens, which may come in float32 parts."""
+    parts = row_parts(width, columns) if tokens == 1 else num_parts(tokens, width, columns)
+    return 4 * parts if parts > 1 else item
+
+
+def _split_bytes(block: Attention, rows: int, tokens: int, keys: int, item: int) -> int:
+    """Bytes a token of what the splits of the context leave to be joined (`paged_attention.kernel.make_plan`)."""
+    queries = tokens * block.num_heads // block.num_kv_heads
+    few = queries <= QUERIES_BY_READING
+    tile = 32 if item == 4 else QUERIES_BY_READING if few else 128
+    programs = rows * block.num_kv_heads * -(-queries // tile)
+    most = NUM_SMS * (ATTENTION_PROGRAMS if few or item == 4 else 1)
+    splits = min(-(-keys // LEAST_SPLIT), most // programs)
+    return 0 if splits <= 1 else 4 * splits * block.num_heads * (block.head_dim + 2)
 
 
 def _visits(block: MoE, width: int, item: int) -> int:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from hybrid_jax.config import Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig
 from hybrid_jax.engine import pack, steps
 from hybrid_jax.engine.blocks import Model
+from hybrid_jax.engine.exact import exact_step
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.models import FAMILIES, config_from_hf, tensors
 from hybrid_jax.models.tensors import Stored
@@ -102,9 +103,41 @@ def prefill_step(
     return lambda params, state, batch: run(params, state, None, batch), specs
 
 
-def _model_and_state(config: ModelConfig, rows: int, num_frames: int, dtype: str):
-    engine = EngineConfig(dtype=dtype, max_rows=rows, kernels="pallas")
+def window_step(
+    config: ModelConfig,
+    *,
+    rows: int,
+    num_frames: int,
+    tokens: int = 8192,
+    dtype: str = "bfloat16",
+):
+    """Exact mode's step, and the shapes of its arguments; the second is donated."""
+    model, state = _model_and_state(config, rows, num_frames, dtype, exact=True)
+    geometry = model.geometry
+    layout = pack.exact_layout(
+        tokens=geometry.grain,
+        width=geometry.num_pages(tokens),
+        frames_per_page=geometry.frames_per_page,
+    )
+    run = functools.partial(exact_step, model=model, layout=layout, num_logprobs=0)
+    batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
+    specs = (weights(config, dtype), state, batch)
+    return lambda params, state, batch: run(params, state, None, batch), specs
+
+
+def _model_and_state(
+    config: ModelConfig, rows: int, num_frames: int, dtype: str, *, exact: bool = False
+):
+    engine = EngineConfig(dtype=dtype, max_rows=rows, kernels="pallas", exact=exact)
     geometry = make_geometry(config, engine)
-    specs = state_specs(config, geometry, num_frames=num_frames, max_slots=512, max_rows=rows)
+    specs = state_specs(
+        config,
+        geometry,
+        num_frames=num_frames,
+        max_slots=512,
+        max_rows=rows,
+        window=geometry.grain if exact else 1,
+        aligned=exact,
+    )
     state = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)), specs)
     return Model(config, geometry, "pallas"), state

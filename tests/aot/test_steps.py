@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 
+import jax
 import pytest
 
 from hybrid_jax.config import EngineConfig
@@ -13,7 +14,14 @@ from hybrid_jax.engine.temporaries import kernel_step_bytes
 from hybrid_jax.geometry import logits_bytes
 from pallas_kernels import jax_triton
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
-from tests.aot.models import PERIODS, decode_step, hybrid_7b, prefill_step, side_by_side
+from tests.aot.models import (
+    PERIODS,
+    decode_step,
+    hybrid_7b,
+    prefill_step,
+    side_by_side,
+    window_step,
+)
 
 NO_TRITON = jax_triton.why_unavailable()
 FRAME_BYTES = 4 * 65536
@@ -147,6 +155,21 @@ def test_temporaries_are_what_the_formula_says(step, shape, rows, tokens):
     counted = kernel_step_bytes(config, engine, rows=rows, tokens=tokens)
     counted = max(counted, int(6 * 1.05 * rows * config.vocab_size))
     assert step(*shape).temp_bytes <= counted <= 1.25 * step(*shape).temp_bytes
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+def test_exact_mode_writes_in_place_and_holds_what_the_formula_says(rows):
+    config = hybrid_7b(2)
+    step, specs = window_step(config, rows=rows, num_frames=FRAMES)
+    compiled = compile_for_h200(step, *specs, donate=(1,))
+    state = specs[1]
+    smallest = min(x.size * x.dtype.itemsize for x in (state.arena, state.conv, state.xB))
+    assert compiled.alias_bytes >= sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+    if rows > 1:  # the rings of one row are smaller than what a window works with
+        assert compiled.temp_bytes < smallest
+    engine = EngineConfig(dtype="bfloat16", max_rows=rows, max_model_len=8192, exact=True)
+    counted = kernel_step_bytes(config, engine, rows=rows, tokens=engine.grain)
+    assert compiled.temp_bytes <= counted <= 1.25 * compiled.temp_bytes
 
 
 def test_the_logits_of_a_step_are_what_is_counted_for_them():

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hybrid_jax import parts as rules
 from hybrid_jax.layers.linear import (
     linear,
     linear_in_parts,
@@ -12,6 +13,9 @@ from hybrid_jax.layers.linear import (
     linear_transposed,
 )
 from hybrid_jax.parts import num_parts
+from pallas_kernels import triton
+from pallas_kernels.paged_attention.kernel import Config
+from pallas_kernels.row_product import kernel as row_kernel
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -46,6 +50,15 @@ def test_linear_is_the_product(dtype, lead):
 )
 def test_products_are_split_where_their_programs_do_not_fill_a_gpu(rows, inner, columns, parts):
     assert num_parts(rows, inner, columns) == parts
+
+
+def test_what_counts_memory_splits_as_the_kernels_do():
+    for inner in (1, 64, 500, 1024, 1100, 4096, 4100, 8192):
+        for columns in (8, 512, 4096, 18560, 131072):
+            assert rules.row_parts(inner, columns) == row_kernel.num_parts(inner, columns)
+    assert rules.NUM_SMS == triton.NUM_SMS
+    few = Config(block_q=64, block_k=32)
+    assert (few.programs_per_sm, few.min_split) == (rules.ATTENTION_PROGRAMS, rules.LEAST_SPLIT)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
