@@ -386,7 +386,7 @@ def inspect(
     max_rows: RowsOption = None,
     max_model_len: LengthOption = None,
     dtype: Annotated[
-        str, typer.Option(help="float32, bfloat16, or auto: what generate takes on this machine.")
+        str, typer.Option(help="float32, bfloat16, or auto: float32 on a CPU, on a GPU as stored.")
     ] = "auto",
     grain: Annotated[int | None, typer.Option(help="Tokens between resume points.")] = None,
     page_tokens: Annotated[int | None, typer.Option(help="Tokens of one KV page.")] = None,
@@ -418,7 +418,7 @@ def inspect(
     if dtype == "auto":
         dtype = "float32" if where.is_host or config.dtype == "float32" else "bfloat16"
     given = {
-        "memory": memory and parse_size(memory, name="memory"),
+        "memory": None if memory is None else parse_size(memory, name="memory"),
         "max_rows": max_rows,
         "max_model_len": max_model_len,
         "grain": grain,
@@ -437,7 +437,9 @@ def inspect(
     for name, value in report.lines():
         write(f"{name:<{width}}  {value}")
     if table := report.table():
-        write("\nMost sequences of one length, and where the memory goes:")
+        write(
+            "\nMost sequences of one length, each line with a --max-rows of its own, and where the memory goes:"
+        )
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         for line in table:
             write("  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)))

@@ -12,6 +12,8 @@ import jax
 
 _SETTING = "jax_compilation_cache_dir"
 MIN_COMPILE_SECONDS = 0.2  # cheaper programs are compiled again rather than stored
+# On an accelerator `engine.program_store` keeps the programs. Of what jax's cache had too, it could keep nothing.
+NEVER_SECONDS = 1e9
 
 
 def user_cache_dir() -> Path:
@@ -53,7 +55,9 @@ def enable_compile_cache(name: str = "xla", device: jax.Device | None = None) ->
         return None
     jax.config.update(_SETTING, str(folder))
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
+        on_cpu = device is None or device.platform == "cpu"
+        least = MIN_COMPILE_SECONDS if on_cpu else NEVER_SECONDS
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
     return folder
 
 

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 
-from hybrid_jax.machine import nvidia_bytes, ram_bytes, widens_bfloat16
+from hybrid_jax.machine import has_nvidia, nvidia_gpu, ram_bytes, widens_bfloat16
 
-# Bytes that CUDA reports to a program as the whole of a card.
+# Bytes that CUDA reports to a program as the whole of a card, and its compute capability.
 CARDS = {
-    "a100": 84_980_000_000,  # 80 GB
-    "a100-40gb": 42_290_000_000,
-    "h100": 84_930_000_000,  # 80 GB
-    "h200": 150_110_000_000,  # 141 GB
+    "a100": (84_980_000_000, "8.0"),  # 80 GB
+    "a100-40gb": (42_290_000_000, "8.0"),
+    "h100": (84_930_000_000, "9.0"),  # 80 GB
+    "h200": (150_110_000_000, "9.0"),  # 141 GB
 }
 # Of a card, what jax is asked to take; the rest is for CUDA itself, for programs and their command buffers.
 GPU_SHARE = 0.95
-SHARE_VARIABLES = (
-    "XLA_CLIENT_MEM_FRACTION",
-    "XLA_PYTHON_CLIENT_MEM_FRACTION",
-    "XLA_PYTHON_CLIENT_PREALLOCATE",
-    "XLA_PYTHON_CLIENT_ALLOCATOR",
-)
+JAX_SHARE = 0.75  # what jax takes by itself
+LEAST_SHARE = 0.01
+FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
+SHARE_VARIABLES = (*FRACTIONS, "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_ALLOCATOR")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +32,7 @@ class Device:
         num_bytes: memory that weights, arena and steps share; None where it is not known.
         total_bytes: all of a card's memory, where that is known to be more.
         name: of the card, if it is known.
+        capability: of a GPU, NVIDIA's compute capability, such as "9.0", or another maker's name; None if not known.
         widens: its compiler makes float32 copies of bfloat16 weights in every step.
 
     Example:
@@ -44,12 +44,26 @@ class Device:
     num_bytes: int | None = None
     total_bytes: int | None = None
     name: str | None = None
+    capability: str | None = None
     widens: bool = False
 
     @property
     def is_host(self) -> bool:
         """Its memory is the host's, which Python, the compiler and the system share."""
         return self.platform == "cpu"
+
+    @property
+    def runs_kernels(self) -> bool:
+        """Pallas kernels run on it: an NVIDIA GPU of compute capability 8.0 (Ampere) or more, as far as is known."""
+        if self.platform != "gpu" or self.capability is None:
+            return self.platform == "gpu"
+        generation = self.capability.partition(".")[0]
+        return generation.isdigit() and int(generation) >= 8
+
+    @property
+    def is_hopper(self) -> bool:
+        """It is known to be one of NVIDIA's Hopper cards."""
+        return self.platform == "gpu" and (self.capability or "").startswith("9.")
 
     @property
     def noun(self) -> str:
@@ -74,24 +88,42 @@ def card(name: str) -> Device:
     if key not in CARDS:
         known = ", ".join(sorted(CARDS))
         raise ValueError(f"device must be cpu or one of the known cards, {known}; got {name!r}")
-    return _gpu(CARDS[key], key)
+    total, capability = CARDS[key]
+    return _gpu(total, GPU_SHARE, name=key, capability=capability)
 
 
 def installed_gpu() -> Device:
-    """The first NVIDIA GPU of this machine, as its driver describes it; of unknown size where that says nothing."""
-    total = nvidia_bytes()
-    return Device(platform="gpu") if total is None else _gpu(total, None)
+    """This machine's first NVIDIA GPU, as its driver describes it; of unknown size where that says nothing."""
+    found = nvidia_gpu()
+    if found is None:
+        return Device(platform="gpu")
+    return _gpu(found.total_bytes, _share(), capability=found.capability)
 
 
-def _gpu(total: int, name: str | None) -> Device:
-    num_bytes = int(GPU_SHARE * total)
-    return Device(platform="gpu", num_bytes=num_bytes, total_bytes=total, name=name)
+def _gpu(total: int, share: float, **known: str) -> Device:
+    return Device(platform="gpu", num_bytes=int(share * total), total_bytes=total, **known)
 
 
 def claim_gpu() -> None:
-    """Asks jax for `GPU_SHARE` of a GPU in place of its own default of 0.75, unless the user has said something.
+    """Asks jax for `GPU_SHARE` of a GPU, less what other processes hold, unless the user has said something.
 
-    It counts where jax has not looked at its devices yet.
+    jax's own share is 0.75. It counts where jax has not looked at its devices yet.
     """
-    if not any(os.environ.get(name) for name in SHARE_VARIABLES):
-        os.environ["XLA_CLIENT_MEM_FRACTION"] = str(GPU_SHARE)
+    if not _is_said():
+        os.environ[FRACTIONS[0]] = f"{_share():.3g}"
+
+
+def _share() -> float:
+    """Of a GPU's memory, what jax takes or is asked to take."""
+    for name in FRACTIONS:
+        with suppress(ValueError):
+            return float(os.environ.get(name, ""))
+    if _is_said():
+        return JAX_SHARE
+    found = nvidia_gpu() if has_nvidia() else None
+    others = 0.0 if found is None else found.used_bytes / found.total_bytes
+    return max(LEAST_SHARE, GPU_SHARE - others)
+
+
+def _is_said() -> bool:
+    return any(os.environ.get(name) for name in SHARE_VARIABLES)

@@ -501,8 +501,9 @@ class LLM:
         Args:
             logprobs: also for requests with `logprobs` (not `prompt_logprobs`).
             penalties: also for requests with penalties, biases, allowed tokens, bad words or a grammar.
-            threads: that compile at the same time; None for as many as there are processors. While more than one
-                compiles, other calls go on.
+            threads: that compile at the same time; None for as many as there are processors, and for 1 on a GPU, where
+                the compiler times variants of a product and two of them would disturb each other. While more than
+                one compiles, other calls go on.
             progress: show a bar, or call this with (done, in all).
 
         Returns:
@@ -512,7 +513,7 @@ class LLM:
             ValueError: threads is not an integer of at least 1.
         """
         if threads is None:
-            threads = os.cpu_count() or 1
+            threads = (os.cpu_count() or 1) if self._engine.device.is_host else 1
         if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
             raise ValueError(
                 f"LLM: warmup: threads must be an integer of at least 1, got {threads!r}"

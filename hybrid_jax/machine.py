@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from glob import glob
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -79,12 +80,30 @@ def _cgroup_limits(cgroups: Path, mount: Path) -> Iterator[int]:
                         yield limit
 
 
-def nvidia_bytes() -> int | None:
-    """Memory of the first NVIDIA GPU as its driver's own tool reports it; None where there is no such tool or GPU."""
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+@dataclass(frozen=True)
+class Nvidia:
+    """A GPU as its driver describes it.
+
+    Attributes:
+        total_bytes: its memory. used_bytes: of it, what any process holds now.
+        capability: its compute capability, such as "9.0".
+    """
+
+    total_bytes: int
+    used_bytes: int
+    capability: str
+
+
+def nvidia_gpu() -> Nvidia | None:
+    """The first NVIDIA GPU that this process may use; None where there is none, or not the driver's own tool."""
+    fields = "memory.total,memory.used,compute_cap"
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip():
+        command += ["-i", visible]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-        return int(said.stdout.split("\n")[0]) << 20  # it speaks of MiB
+        total, used, capability = said.stdout.split("\n")[0].split(",")
+        return Nvidia(int(total) << 20, int(used) << 20, capability.strip())  # it speaks of MiB
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
 
@@ -132,13 +151,13 @@ def has_accelerator() -> bool:
     if wanted:
         return wanted != "cpu"
     plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-    return _has_nvidia() and any(find_spec(name) for name in plugins)
+    return has_nvidia() and any(find_spec(name) for name in plugins)
 
 
 def wants_missing_gpu() -> str | None:
     """What JAX_PLATFORMS says if it asks for an NVIDIA GPU and this machine has none, or None."""
     wanted = _platform()
-    missing = wanted in ("cuda", "gpu") and not _has_nvidia() and nvidia_bytes() is None
+    missing = wanted in ("cuda", "gpu") and not has_nvidia() and nvidia_gpu() is None
     return wanted if missing else None
 
 
@@ -147,5 +166,6 @@ def _platform() -> str:
     return os.environ.get("JAX_PLATFORMS", "").split(",")[0].strip()
 
 
-def _has_nvidia() -> bool:
+def has_nvidia() -> bool:
+    """Whether an NVIDIA GPU's driver is at work here."""
     return bool(glob("/dev/nvidia[0-9]*"))

@@ -11,7 +11,7 @@ from pathlib import Path
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.costs import prefill_flops, weight_count
 from hybrid_jax.devices import Device
-from hybrid_jax.engine.room import GPU_MEMORY_SHARE, Choose, Room, find_room, largest
+from hybrid_jax.engine.room import GPU_MEMORY_SHARE, Choose, Room, find_room, largest, steps_on
 from hybrid_jax.engine.sizing import DEFAULT_LENGTH, Sizes
 from hybrid_jax.geometry import (
     Geometry,
@@ -33,6 +33,10 @@ from hybrid_jax.sizes import format_size
 
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
 MAX_ROWS_SHOWN = 65536
+KERNELS = {
+    "xla": "what XLA compiles",
+    "pallas": "Pallas, compiled for an H200 and not run on a GPU yet; on Hopper Triton scans prompts and draws tokens",
+}
 
 
 def read_config(path: str | Path) -> ModelConfig:
@@ -130,10 +134,13 @@ class ModelReport:
             the engine chooses them for the device.
         default_memory: bytes the engine takes when it is given no budget and the device has enough. `fit.memory` is
             less where it has less.
+        default_fits: whether the device has them beside weights and temporaries; None where that is not known.
         fit: what fits the budget. Where no budget is given and the device has not the memory for the model,
             that is the default of one that has.
         platform, device: what would run it: "cpu" or "gpu", and the card's name if it is known.
         machine_bytes: memory of the device that a model may take; None where it is not known.
+        total_bytes: of a card, all of its memory; None where it is not known.
+        kernels: what steps are made of: "xla", or "pallas", where Triton kernels may take a part.
         shares: for some lengths, where the device's memory goes; empty where the model does not fit it.
         temporary_bytes: of the largest step, an estimate.
         needed_bytes: of weights, `memory` and temporaries here. Where the model does not fit and no budget is
@@ -169,10 +176,13 @@ class ModelReport:
     prefill_tokens: int
     steps_per_dispatch: int
     default_memory: int
+    default_fits: bool | None
     fit: Fit
     platform: str
     device: str | None
     machine_bytes: int | None
+    total_bytes: int | None
+    kernels: str
     shares: list[Share]
     temporary_bytes: int
     needed_bytes: int
@@ -203,16 +213,19 @@ class ModelReport:
         """Whether the model fits it, and why."""
         if self.machine_bytes is None:
             return f"its memory is not known here; {self.needs}"
-        has = format_size(self.machine_bytes)
+        has = f"of {format_size(self.machine_bytes)}"
+        if self.total_bytes is not None:
+            share = self.machine_bytes / self.total_bytes
+            has += f" ({share:.0%} of the card's {format_size(self.total_bytes)}; the rest is for CUDA)"
         if not self.fits:
-            return f"{has}: does not fit; {self.needs}; {self.remedy}"
+            return f"does not fit; {self.needs}, {has}; {self.remedy}"
         left = format_size(self.machine_bytes - self.needed_bytes)
-        return f"{has}: fits; {self.needs}, {left} left"
+        return f"fits; {self.needs} {has}, {left} left"
 
     def _default_memory(self) -> str:
         """How much the engine takes unless it is told, and why."""
         size = format_size(self.default_memory)
-        if self.platform != "cpu" and self.fits:
+        if self.default_fits and self.platform != "cpu":
             return f"{size}: {GPU_MEMORY_SHARE:.0%} of what weights and temporaries leave"
         said = f"{size} for {_rows(self.max_rows)} of up to {min(self.max_model_len, DEFAULT_LENGTH):,} tokens"
         if self.platform != "cpu":
@@ -226,7 +239,15 @@ class ModelReport:
         """`shares` for people: a line of titles, then one for each length; empty where there are none."""
         if not self.shares:
             return []
-        titles = ["tokens", "rows", "weights", "sequences", "rows' own", "temporaries", "cache"]
+        titles = [
+            "tokens",
+            "--max-rows",
+            "weights",
+            "sequences",
+            "rows' own",
+            "temporaries",
+            "cache",
+        ]
         titles += ["free", "for CUDA", "in all"]
         lines = [titles]
         for share in self.shares:
@@ -244,6 +265,10 @@ class ModelReport:
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.layers.items())
         rows = ", ".join(f"{count:,} of {length:,}" for length, count in fit.rows.items())
         lines = [
+            (
+                self.device or ("this machine" if self.platform == "cpu" else "this GPU"),
+                self._device(),
+            ),
             ("family", f"{self.family}, width {self.width:,}, vocabulary {self.vocab_size:,}"),
             ("blocks", kinds),
             (
@@ -271,6 +296,7 @@ class ModelReport:
                 f"{_rows(self.max_rows)}, chunks of up to {self.prefill_tokens:,} prompt tokens, "
                 f"{self.steps_per_dispatch} tokens a row and dispatch",
             ),
+            ("kernels", KERNELS[self.kernels]),
             ("default memory", self._default_memory()),
             (
                 "budget",
@@ -282,16 +308,13 @@ class ModelReport:
             ("longest context", f"{fit.longest_context:,} tokens"),
             ("most rows", rows or "none"),
             ("prefix cache", self.cache_summary()),
-            (
-                self.device or ("this machine" if self.platform == "cpu" else "this GPU"),
-                self._device(),
-            ),
         ]
         absent = {
             "KV": not self.kv_bytes_per_token,
             "page": not self.page_tokens,
             "checkpoint": not self.frames_per_checkpoint,
             "ring": not self.ring_bytes_per_row,
+            **dict.fromkeys(("budget", "longest context", "most rows"), self.fits is False),
         }
         return [(name, value) for name, value in lines if not absent.get(name)]
 
@@ -327,11 +350,11 @@ def inspect_model(
     device = Device() if device is None else device
     geometry = make_geometry(config, engine)
     room = find_room(config, engine, device, choose=choose)
-    unbounded = Device(platform=device.platform)
-    if device.is_host or not room.fits:
+    default_room = find_room(config, replace(engine, memory=None), device)
+    default = default_room.sizes
+    if device.is_host or not default_room.fits:
+        unbounded = Device(platform=device.platform, capability=device.capability)
         default = find_room(config, replace(engine, memory=None), unbounded).sizes
-    else:
-        default = find_room(config, replace(engine, memory=None), device).sizes
     hypothetical = engine.memory is None and room.fits is False
     sizes = default if hypothetical else room.sizes
     length = default.max_model_len
@@ -365,10 +388,13 @@ def inspect_model(
         prefill_tokens=engine.prefill_tokens,
         steps_per_dispatch=engine.steps_per_dispatch,
         default_memory=default.total_bytes,
+        default_fits=default_room.fits,
         fit=_fit(geometry, engine, sizes, room_of_rows),
         platform=device.platform,
         device=device.name,
         machine_bytes=device.num_bytes,
+        total_bytes=device.total_bytes,
+        kernels=steps_on(device, engine.kernels),
         shares=_shares(geometry, sizes, device, room_of_rows) if room.fits else [],
         temporary_bytes=room.temporary_bytes,
         needed_bytes=room.needed_bytes,
@@ -490,7 +516,7 @@ def _shares(
                 row_bytes=room.sizes.row_bytes + room.sizes.table_bytes,
                 temporary_bytes=room.temporary_bytes,
                 cache_bytes=room.sizes.arena_bytes - sequences,
-                free_bytes=device.num_bytes - room.needed_bytes,
+                free_bytes=device.num_bytes - room.taken_bytes,
                 reserved_bytes=(device.total_bytes or device.num_bytes) - device.num_bytes,
             )
         )

@@ -8,6 +8,7 @@ knows bfloat16 in loads, stores and conversions only.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.metadata
 import os
 import re
@@ -17,7 +18,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-EXTRA = "pip install 'hybrid_jax[triton]'"
+EXTRA = "with Python 3.12 or newer, pip install 'hybrid_jax[triton]'"
 HOPPER = 90  # compute capability that programs are compiled for where there is no GPU
 
 
@@ -40,13 +41,18 @@ def why_versions(triton: str, jax_triton: str) -> str | None:
     if _release(triton) >= (3, 9):
         return f"needs triton below 3.9, found {triton}: pip install 'triton<3.9'"
     if _release(jax_triton) < (0, 4):
-        return f"needs jax-triton 0.4 or newer, found {jax_triton}: {EXTRA} on Python 3.12 or newer"
+        return f"needs jax-triton 0.4 or newer, found {jax_triton}: {EXTRA}"
     return None
 
 
 def _release(version: str) -> tuple[int, int]:
     numbers = re.match(r"(\d+)\.(\d+)", version)  # "3.9rc1" and "3.9.0+git1a2b" too
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
+
+
+def load() -> None:
+    """Makes jax know the call by which compiled programs run Triton kernels, for those that were kept on disk."""
+    importlib.import_module("jax_triton")
 
 
 def call(

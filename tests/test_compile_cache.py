@@ -24,9 +24,12 @@ def folder(monkeypatch, tmp_path):
         jax.config.update("jax_compilation_cache_dir", None)
         return compile_cache.enable_compile_cache("xla", device).name
 
-    before = jax.config.jax_compilation_cache_dir
+    monkeypatch.delenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", raising=False)
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
     yield folder
-    jax.config.update("jax_compilation_cache_dir", before)
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
 def test_programs_are_kept_apart_by_card_and_driver(folder):
@@ -39,6 +42,13 @@ def test_programs_are_kept_apart_by_card_and_driver(folder):
     assert len(set(names)) == 4
     assert folder(device()) == names[0]
     assert folder(None) == folder(device(platform="cpu", kind="another")) == names[3]
+
+
+def test_jax_itself_keeps_programs_of_a_cpu_only(folder):
+    """A GPU's are in the program store, which cannot keep what jax took from its own cache."""
+    for platform, kept in (("gpu", False), ("cpu", True)):
+        folder(device(platform=platform))
+        assert (jax.config.jax_persistent_cache_min_compile_time_secs < 600) is kept
 
 
 def test_jax_keeps_what_was_tuned_beside_the_programs():

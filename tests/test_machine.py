@@ -114,30 +114,87 @@ def test_jax_before_0_11_widens_bfloat16_weights(monkeypatch, installed, widens)
     assert machine.widens_bfloat16() is widens
 
 
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    """Makes a machine's nvidia-smi do this; None for a machine without one."""
+
+    def driver(script: str | None):
+        tool = tmp_path / "nvidia-smi"
+        tool.unlink(missing_ok=True)
+        if script is not None:
+            tool.write_text(f"#!/bin/sh\n{script}\n")
+            tool.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin" if script else str(tmp_path))
+        monkeypatch.setattr(devices, "has_nvidia", lambda: script is not None)
+
+    for name in (*devices.SHARE_VARIABLES, "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    return driver
+
+
 @pytest.mark.parametrize(
     "script, expected",
     [
-        ("echo 143771; echo 81559", 143_771 << 20),
+        (
+            "echo 143771, 4, 9.0; echo 81559, 0, 8.0",
+            machine.Nvidia(143_771 << 20, 4 << 20, "9.0"),
+        ),
         ("echo 'No devices were found'", None),
-        ("echo 81559; exit 9", None),
+        ("echo 81559, 0, 8.0; exit 9", None),
+        ("echo '[N/A], [N/A], 12.1'", None),  # its memory is the host's
         (None, None),
     ],
 )
-def test_the_driver_is_asked_for_a_gpus_memory(script, expected, tmp_path, monkeypatch):
-    if script is not None:
-        tool = tmp_path / "nvidia-smi"
-        tool.write_text(f"#!/bin/sh\n{script}\n")
-        tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin" if script else str(tmp_path))
-    assert machine.nvidia_bytes() == expected
+def test_the_driver_is_asked_for_a_gpu(driver, script, expected):
+    driver(script)
+    assert machine.nvidia_gpu() == expected
 
 
-def test_jax_is_asked_for_the_whole_card_unless_the_user_said_something(monkeypatch):
-    for name in devices.SHARE_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+def test_the_gpu_that_this_process_may_use_is_asked_for(driver, monkeypatch):
+    driver('case "$*" in *"-i 3") echo 81559, 0, 8.0;; *) echo 143771, 0, 9.0;; esac')
+    assert machine.nvidia_gpu().capability == "9.0"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,0")
+    assert machine.nvidia_gpu().capability == "8.0"
+
+
+@pytest.mark.parametrize(
+    "script, share",
+    [(None, "0.95"), ("echo 100000, 0, 9.0", "0.95"), ("echo 100000, 60000, 9.0", "0.35")],
+)
+def test_jax_is_asked_for_what_other_processes_leave_of_a_card(driver, script, share, monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    driver(script)
     devices.claim_gpu()
-    assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.95"
-    monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION")
+    assert os.environ["XLA_CLIENT_MEM_FRACTION"] == share
+    if script is not None:
+        gpu = devices.installed_gpu()
+        assert gpu.num_bytes == int(float(share) * gpu.total_bytes)
+
+
+def test_what_the_user_has_said_of_a_cards_memory_stands(driver, monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    driver("echo 100000, 60000, 9.0")
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.4")
     devices.claim_gpu()
     assert "XLA_CLIENT_MEM_FRACTION" not in os.environ
+    gpu = devices.installed_gpu()
+    assert gpu.num_bytes == int(0.4 * gpu.total_bytes)
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION")
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    assert devices.installed_gpu().num_bytes == int(0.75 * gpu.total_bytes)
+
+
+@pytest.mark.parametrize(
+    "capability, kernels, hopper",
+    [
+        ("9.0", True, True),
+        ("12.0", True, False),
+        ("7.5", False, False),
+        ("gfx942", False, False),
+        (None, True, False),
+    ],
+)
+def test_a_gpu_runs_kernels_from_ampere_on(capability, kernels, hopper):
+    gpu = devices.Device(platform="gpu", capability=capability)
+    assert (gpu.runs_kernels, gpu.is_hopper) == (kernels, hopper)
+    assert not devices.Device(platform="cpu", capability=capability).runs_kernels

@@ -13,12 +13,13 @@ import numpy as np
 from hybrid_jax.cache.prefix_order import prefix_order
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.costs import model_costs
+from hybrid_jax.engine.kernel_choice import choose_kernels
 from hybrid_jax.engine.program_store import ProgramStore
 from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.room import find_room
 from hybrid_jax.engine.runner import Pending, Runner
 from hybrid_jax.engine.scheduler import Scheduler
-from hybrid_jax.engine.this_device import held_bytes, this_device
+from hybrid_jax.engine.this_device import as_device, device_of, held_bytes, this_device
 from hybrid_jax.geometry import make_geometry
 
 
@@ -63,14 +64,21 @@ class Engine:
         self.geometry = make_geometry(config, engine_config)
         held = held_bytes(params)
         self.device = this_device(held=held)
-        self.sizes = find_room(config, engine_config, self.device, held=held).sizes
+        place = device_of(params)
+        kernels = choose_kernels(
+            config, self.geometry, engine_config, as_device(place), place=place, store=store
+        )
+        made_of = kernels.steps == "pallas"
+        self.sizes = find_room(config, engine_config, self.device, held=held, kernels=made_of).sizes
         self.config, self.engine_config = config, engine_config
         room = dict(
             num_frames=self.sizes.num_frames,
             max_slots=self.sizes.max_slots,
             max_model_len=self.sizes.max_model_len,
         )
-        self.runner = Runner(config, params, engine_config, self.geometry, **room, store=store)
+        self.runner = Runner(
+            config, params, engine_config, self.geometry, **room, kernels=kernels, store=store
+        )
         costs = model_costs(config, self.geometry)
         self.scheduler = Scheduler(self.geometry, engine_config, costs=costs, **room)
         self._pending: deque[Pending] = deque()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -12,9 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.devices import Device
 from hybrid_jax.engine import blocks
 from hybrid_jax.engine.fused import sizes_of
 from hybrid_jax.engine.pack import MAX_STOP_IDS
+from hybrid_jax.engine.program_store import ProgramStore
+from hybrid_jax.engine.room import steps_on
 from hybrid_jax.geometry import Geometry
 from pallas_kernels import jax_triton
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
@@ -61,18 +65,33 @@ class Kernels:
 
 
 def choose_kernels(
-    config: ModelConfig, geometry: Geometry, engine: EngineConfig, device: jax.Device
+    config: ModelConfig,
+    geometry: Geometry,
+    engine: EngineConfig,
+    device: Device,
+    *,
+    place: jax.Device | None = None,
+    store: ProgramStore | None = None,
 ) -> Kernels:
     """What serves a model's engine on a device. Triton kernels are tried out there first.
 
+    Args:
+        device: what runs the engine. place: that device as jax knows it, for trials; None for jax's default.
+        store: remembers which trials were passed, or None.
+
     Raises:
         NotImplementedError: `EngineConfig.kernels` is "pallas", and these kernels cannot run the model.
+        RuntimeError: a trial left the device unusable, or found too little memory.
     """
     unsupported = why_unsupported(config, geometry, exact=engine.exact)
     steps = choose_steps(engine.kernels, device, unsupported)
-    ask = {"sampling": lambda: tried(lambda: try_sampling(config.vocab_size))}
+    trials = Trials(place, store)
+    ask = {"sampling": lambda: trials.of_sampling(config.vocab_size)}
     if config.mamba2 is not None and not engine.exact:  # exact mode takes prompts by windows
-        ask["scan"] = lambda: _why_no_triton_scan(config, geometry)
+        ask["scan"] = lambda: (
+            triton_unsupported(sizes_of(config.mamba2), geometry.dtype)
+            or trials.of_scan(config, geometry)
+        )
     none = _why_no_triton(steps, device)
     reasons = {name: none or reason() for name, reason in ask.items()}
     return Kernels(
@@ -82,8 +101,8 @@ def choose_kernels(
     )
 
 
-def choose_steps(wanted: str, device: jax.Device, unsupported: str | None = None) -> str:
-    """What `EngineConfig.kernels` means: "auto" is "pallas" from NVIDIA's Ampere (8.0) on, where it can be.
+def choose_steps(wanted: str, device: Device, unsupported: str | None = None) -> str:
+    """What `EngineConfig.kernels` means: "auto" is "pallas" where device and model allow it.
 
     Args:
         unsupported: why the kernels cannot run the model, or None.
@@ -93,14 +112,9 @@ def choose_steps(wanted: str, device: jax.Device, unsupported: str | None = None
     """
     if wanted == "pallas" and unsupported is not None:
         raise NotImplementedError(f"EngineConfig: kernels='pallas': {unsupported}")
-    if wanted != "auto":
-        return wanted
-    if unsupported is not None:
+    if wanted == "auto" and unsupported is not None:
         return "xla"
-    capability = str(getattr(device, "compute_capability", ""))  # "9.0"; "gfx942" on other makes
-    generation = capability.partition(".")[0]
-    new_enough = device.platform == "gpu" and generation.isdigit() and int(generation) >= 8
-    return "pallas" if new_enough else "xla"
+    return steps_on(device, wanted)
 
 
 def why_unsupported(config: ModelConfig, geometry: Geometry, *, exact: bool) -> str | None:
@@ -123,43 +137,73 @@ def why_unsupported(config: ModelConfig, geometry: Geometry, *, exact: bool) -> 
 # --- Triton ---------------------------------------------------------------------------------------
 
 
-def _why_no_triton(steps: str, device: jax.Device) -> str | None:
+def _why_no_triton(steps: str, device: Device) -> str | None:
     """Why no Triton kernel serves, whatever it does, or None."""
     if steps != "pallas":
         return "the steps are made of what XLA compiles"
-    capability = str(getattr(device, "compute_capability", ""))
-    if device.platform != "gpu" or not capability.startswith("9."):
-        found = f"a GPU of {capability}" if capability else device.platform
+    if not device.is_hopper:
+        found = f"a GPU of {device.capability}" if device.capability else device.platform
         return f"needs a GPU of compute capability 9.0 (Hopper), found {found}"
     return jax_triton.why_unavailable()
-
-
-def _why_no_triton_scan(config: ModelConfig, geometry: Geometry) -> str | None:
-    reason = triton_unsupported(sizes_of(config.mamba2), geometry.dtype)
-    return reason or tried(lambda: try_scan(config, geometry))
 
 
 # --- trials ---------------------------------------------------------------------------------------
 
 
-def tried(trial: Callable[[], str | None]) -> str | None:
-    """What went wrong in a trial on the device at hand, or None.
+@dataclass(frozen=True)
+class Trials:
+    """Runs Triton kernels on a device before the first prompt does. Each method says what went wrong, or None.
 
-    It finds what is wrong with a driver, a compiler or a version of jax-triton, before the first prompt does. What
-    compiles or raises wrongly, the Pallas kernel can do as well. Too little memory says nothing of the kernels, and an
-    engine that starts again might choose others: it is raised.
+    A trial finds what is wrong with a driver, a compiler or a version of jax-triton. What a Triton kernel cannot do or
+    does wrongly, the Pallas kernel does.
+
+    Attributes:
+        place: where they run; None for jax's default device.
+        store: remembers what was passed, so that the next process need not try it; or None.
     """
+
+    place: jax.Device | None = None
+    store: ProgramStore | None = None
+
+    def of_scan(self, config: ModelConfig, geometry: Geometry) -> str | None:
+        """Of what scans prompts."""
+        return self._tried(f"scan {config.mamba2} {geometry}", lambda: try_scan(config, geometry))
+
+    def of_sampling(self, vocab_size: int) -> str | None:
+        """Of what draws tokens."""
+        return self._tried(f"sampling {vocab_size}", lambda: try_sampling(vocab_size))
+
+    def _tried(self, what: str, trial: Callable[[], str | None]) -> str | None:
+        """Too little memory is raised: it says nothing of a kernel, and the next start might choose others."""
+        if self.store is not None and self.store.passed(what):
+            return None
+        where = contextlib.nullcontext() if self.place is None else jax.default_device(self.place)
+        with where:
+            try:
+                wrong = trial()
+            except Exception as failed:
+                if "RESOURCE_EXHAUSTED" in str(failed):
+                    raise
+                lines = str(failed).strip().splitlines() or [""]
+                wrong = f"{type(failed).__name__}: {lines[0][:200]}"
+                require_working(wrong)
+        if wrong is None:
+            if self.store is not None:
+                self.store.note_passed(what)
+            return None
+        LOG.warning("Triton kernels failed a trial, Pallas kernels serve: %s", wrong)
+        return f"they failed a trial: {wrong}"
+
+
+def require_working(wrong: str) -> None:
+    """Raises if the device has stopped working: after a bad access, CUDA refuses all that follows in this process."""
     try:
-        wrong = trial()
-    except Exception as failed:
-        if "RESOURCE_EXHAUSTED" in str(failed):
-            raise
-        lines = str(failed).strip().splitlines() or [""]
-        wrong = f"{type(failed).__name__}: {lines[0][:200]}"
-    if wrong is None:
-        return None
-    LOG.warning("Triton kernels failed a trial, Pallas kernels serve: %s", wrong)
-    return f"they failed a trial: {wrong}"
+        jax.block_until_ready(jnp.zeros(1) + 1)
+    except Exception as error:
+        raise RuntimeError(
+            f"LLM: the GPU stopped working in a trial of Triton kernels ({wrong}); start again without them: "
+            "pip uninstall jax-triton"
+        ) from error
 
 
 def try_scan(config: ModelConfig, geometry: Geometry) -> str | None:
@@ -205,12 +249,12 @@ def try_scan(config: ModelConfig, geometry: Geometry) -> str | None:
 def try_sampling(vocab_size: int) -> str | None:
     """Draws tokens in a loop, as decode does; says how many are not those of the Pallas kernel. All must be.
 
-    There are two rows of each setting. In the second of them the most likely token is banned.
+    There are two rows of each setting. In the second of them the most likely token is banned. One row has equal logits.
     """
     temperature, top_k, top_p, min_p = jnp.tile(jnp.array(SETTINGS), (2, 1)).T
     rows = temperature.shape[0]
     keys = jax.random.split(jax.random.key(0), 2)
-    logits = jax.random.normal(keys[0], (rows, vocab_size))
+    logits = jax.random.normal(keys[0], (rows, vocab_size)).at[len(SETTINGS) - 1].set(1.0)
     bans = jnp.where(jnp.arange(rows) < len(SETTINGS), -1, jnp.argmax(logits, -1))
     unused = jnp.full((rows, MAX_STOP_IDS - 1), -1)  # of bans there are as many as in the steps
     given = {

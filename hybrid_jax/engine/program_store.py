@@ -15,7 +15,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -85,17 +85,36 @@ class ProgramStore:
             self._save(name, program)
         return program
 
-    def _save(self, name: str, program: Any) -> None:
+    def passed(self, trial: str) -> bool:
+        """Whether a trial with this source, these versions and this device was passed before."""
+        path = self._folder / self.name_of(trial, ())
         try:
+            os.utime(path)
+        except OSError:
+            return False
+        return True
+
+    def note_passed(self, trial: str) -> None:
+        """A trial was passed."""
+        self._write(self.name_of(trial, ()), lambda: b"")
+
+    def _save(self, name: str, program: Any) -> None:
+        def data() -> bytes:
             data = pickle.dumps(serialize_executable.serialize(program))
-            data = _digest(data) + data
+            return _digest(data) + data
+
+        self._write(name, data)
+
+    def _write(self, name: str, data: Callable[[], bytes]) -> None:
+        try:
+            content = data()
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             part = self._folder / f"{name}.{os.getpid()}.{threading.get_ident()}.part"
-            part.write_bytes(data)
+            part.write_bytes(content)
             part.replace(self._folder / name)
             self._tidy()
         except Exception as error:  # no room, or a program that calls back into Python
-            LOG.info("could not keep the program %s: %s", name, error)
+            LOG.info("could not keep %s: %s", name, error)
 
     def _tidy(self) -> None:
         for path in self._folder.iterdir():

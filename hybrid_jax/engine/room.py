@@ -46,8 +46,18 @@ class Room:
     choose: Choose | None = None
 
     @property
+    def memory_bytes(self) -> int:
+        """Of `memory`, as much as was asked for; an engine takes a little less, for frames are whole."""
+        return max(self.engine.memory or 0, self.sizes.total_bytes)
+
+    @property
     def needed_bytes(self) -> int:
         """Everything together."""
+        return self.weight_bytes + self.memory_bytes + self.temporary_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        """What an engine really takes of it."""
         return self.weight_bytes + self.sizes.total_bytes + self.temporary_bytes
 
     @property
@@ -64,7 +74,7 @@ class Room:
         copies = why if self.device.widens and self.engine.dtype == "bfloat16" else ""
         return (
             f"weights {format_size(self.weight_bytes)} ({self.engine.dtype}) + "
-            f"memory {least}{format_size(self.sizes.total_bytes)} for {rows} + "
+            f"memory {least}{format_size(self.memory_bytes)} for {rows} + "
             f"temporaries {format_size(self.temporary_bytes)}{copies} = {format_size(self.needed_bytes)}"
         )
 
@@ -79,6 +89,13 @@ class Room:
         return f"use a smaller model or a {larger} with at least {needed}"
 
 
+def steps_on(device: Device, wanted: str) -> str:
+    """What `EngineConfig.kernels` means on a device: "xla" or "pallas"."""
+    if wanted != "auto":
+        return wanted
+    return "pallas" if device.runs_kernels else "xla"
+
+
 class DoesNotFit(ValueError):
     """A model that needs more memory than the device has."""
 
@@ -89,6 +106,7 @@ def find_room(
     device: Device,
     *,
     held: int | None = None,
+    kernels: bool | None = None,
     choose: Choose | None = None,
 ) -> Room:
     """Sizes everything; the default `memory` takes a part of what weights and steps leave.
@@ -96,13 +114,15 @@ def find_room(
     Args:
         model, engine, device: what to size for.
         held: bytes of the weights if they are in memory already; None for those of `engine.dtype`.
+        kernels: whether steps are made of Pallas kernels; None for what the device can run.
         choose: as in `Room`.
 
     Raises:
         ValueError: as `choose_sizes`.
     """
     weights = weight_bytes(model, engine.dtype) if held is None else held
-    kernels = engine.kernels == "pallas" or (engine.kernels == "auto" and device.platform == "gpu")
+    if kernels is None:
+        kernels = steps_on(device, engine.kernels) == "pallas"
     temporaries = temporary_bytes(model, engine, kernels=kernels, widens=device.widens)
     limit = None
     if device.num_bytes is not None:

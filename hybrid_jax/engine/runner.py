@@ -17,14 +17,16 @@ from hybrid_jax.engine.behind import Behind
 from hybrid_jax.engine.blocks import Model
 from hybrid_jax.engine.compiling import Compiling, Program, shapes_of
 from hybrid_jax.engine.exact import exact_step
-from hybrid_jax.engine.kernel_choice import choose_kernels
+from hybrid_jax.engine.kernel_choice import Kernels
 from hybrid_jax.engine.pending import Pending
 from hybrid_jax.engine.plan import DecodeRow, ForkRow, Plan, PrefillRow
 from hybrid_jax.engine.program_store import ProgramStore
 from hybrid_jax.engine.sampling import Sampled
+from hybrid_jax.engine.this_device import device_of
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.sampling_params import MAX_LOGPROBS
 from hybrid_jax.state import State, make_state, state_specs
+from pallas_kernels import jax_triton
 
 KINDS = {
     bucket.PrefillBucket: "prefill",
@@ -80,6 +82,7 @@ class Runner:
         config: the model. params: its weights, in the engine's dtype.
         engine: engine settings.
         geometry: shapes. num_frames, max_slots, max_model_len: sizes of the state.
+        kernels: what steps are made of.
         store: where compiled programs are kept between processes, or None.
     """
 
@@ -93,21 +96,20 @@ class Runner:
         num_frames: int,
         max_slots: int,
         max_model_len: int,
+        kernels: Kernels,
         store: ProgramStore | None = None,
     ) -> None:
         self.params, self._store = params, store
-        device = self._device()
-        self._platform = device.platform
-        # Before any program is loaded from the store: one with Triton kernels contains a custom call that jax_triton
-        # registers, and their trials import it. An engine that has not chosen them never asks for such a program, since
-        # `Model` is part of a program's identity.
-        self.kernels = choose_kernels(config, geometry, engine, device)
+        self._platform = device_of(params).platform
+        self.kernels = kernels
+        if "triton" in (kernels.scan, kernels.sampling):
+            jax_triton.load()  # a stored program with Triton kernels makes a call that it registers
         self.model = Model(
             config,
             geometry,
-            kernels=self.kernels.steps,
-            scan=self.kernels.scan,
-            sampling=self.kernels.sampling,
+            kernels=kernels.steps,
+            scan=kernels.scan,
+            sampling=kernels.sampling,
         )
         self.engine = engine
         self.max_pages = geometry.num_pages(max_model_len)
@@ -130,10 +132,6 @@ class Runner:
         ] = {}  # the generation of requests that first may run a program
         self._generation = 0
         self._behind = Behind()
-
-    def _device(self) -> jax.Device:
-        first = jax.tree.leaves(self.params)[0]  # a shape where a step is only to be compiled
-        return next(iter(first.devices())) if isinstance(first, jax.Array) else jax.devices()[0]
 
     # --- executables ------------------------------------------------------------------------------
 

@@ -82,6 +82,11 @@ def choose_sizes(
             f"EngineConfig: max_model_len must be at most the model's {model.max_position}, "
             f"got {max_model_len}"
         )
+    if (engine.page_tokens or 0) > max(model.max_position, geometry.grain):
+        raise ValueError(
+            f"EngineConfig: page_tokens must be at most the model's longest sequence, {model.max_position} tokens, got "
+            f"{engine.page_tokens}"
+        )
     window = engine.grain if engine.exact else 1
     rings = ring_specs(
         model, geometry, num_rows=engine.max_rows + 1, window=window, aligned=engine.exact
@@ -110,9 +115,10 @@ def choose_sizes(
     num_frames = min(num_frames, NUM_FRAMES_LIMIT)
     if num_frames - 1 < least:
         needed = fixed + (least + 1) * per_frame
+        rows = f"{engine.max_rows} row" + ("s" if engine.max_rows > 1 else "")
         raise ValueError(
-            f"EngineConfig: memory must hold the rings and logits of {engine.max_rows} rows and one short "
-            f"sequence, {needed} bytes at least, got {engine.memory}; raise memory or lower max_rows"
+            f"EngineConfig: memory must hold the rings and logits of {rows} and one short sequence, {needed} bytes at "
+            f"least, got {engine.memory}; raise memory or lower max_rows"
         )
     max_slots = 2
     if geometry.has_state:

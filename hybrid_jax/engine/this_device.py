@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -23,11 +24,18 @@ def this_device(*, held: int) -> Device:
     if device.platform == "cpu":
         return host()
     known = device.memory_stats() or {}
-    name = getattr(device, "device_kind", None)
+    found = as_device(device)
     if "bytes_limit" not in known:
-        return Device(platform=device.platform, name=name)
+        return found
     others = max(0, known.get("bytes_in_use", 0) - held)
-    return Device(platform=device.platform, name=name, num_bytes=known["bytes_limit"] - others)
+    return replace(found, num_bytes=known["bytes_limit"] - others)
+
+
+def as_device(device: jax.Device) -> Device:
+    """What jax says that an accelerator is."""
+    name, capability = (getattr(device, n, None) for n in ("device_kind", "compute_capability"))
+    capability = None if capability is None else str(capability)
+    return Device(platform=device.platform, name=name, capability=capability)
 
 
 def first_device() -> jax.Device:
@@ -52,6 +60,12 @@ def first_device() -> jax.Device:
         raise ValueError(
             f"LLM: JAX_PLATFORMS={wanted} asks for a device that jax cannot use here; {remedy}"
         ) from error
+
+
+def device_of(params: Any) -> jax.Device:
+    """Where weights are; jax's first device where they are only shapes."""
+    first = jax.tree.leaves(params)[0]
+    return next(iter(first.devices())) if isinstance(first, jax.Array) else jax.devices()[0]
 
 
 def held_bytes(params: Any) -> int:

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.devices import Device
 from hybrid_jax.engine import bucket
 from hybrid_jax.engine.adjust import Adjust
+from hybrid_jax.engine.kernel_choice import choose_kernels
 from hybrid_jax.engine.runner import Runner, Variant
 from hybrid_jax.geometry import ArraySpec, make_geometry
 from hybrid_jax.models.initialize import random_params
@@ -59,7 +61,9 @@ def make_runner(
     params = jax.eval_shape(lambda: random_params(config, 0, dtype))
     longest = max_model_len or config.max_position
     sizes = {"num_frames": 2, "max_slots": 67, "max_model_len": longest}
-    return Runner(config, params, engine, make_geometry(config, engine), **sizes)
+    geometry = make_geometry(config, engine)
+    kernels = choose_kernels(config, geometry, engine, Device())
+    return Runner(config, params, engine, geometry, **sizes, kernels=kernels)
 
 
 def struct(*shape: int, dtype=np.int32) -> jax.ShapeDtypeStruct:

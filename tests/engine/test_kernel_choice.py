@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +11,19 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.engine import bucket, kernel_choice, runner
+from hybrid_jax.devices import Device
+from hybrid_jax.engine import bucket, kernel_choice
+from hybrid_jax.engine import engine as engines
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.kernel_choice import Kernels, choose_kernels, choose_steps, try_sampling
+from hybrid_jax.engine.kernel_choice import (
+    Kernels,
+    Trials,
+    choose_kernels,
+    choose_steps,
+    try_sampling,
+)
+from hybrid_jax.engine.program_store import ProgramStore
+from hybrid_jax.engine.runner import KINDS
 from hybrid_jax.geometry import make_geometry
 from pallas_kernels import jax_triton
 from pallas_kernels.ssd_scan.api import FRAMES
@@ -22,6 +31,7 @@ from pallas_kernels.token_sampling.api import IMPLEMENTATIONS as SAMPLING
 from tests.engine.test_kernel_paths import SMALL, engine_on, step_and_specs
 from tests.tiny_models import tiny_model
 
+HOPPER = Device(platform="gpu", capability="9.0")
 BROKEN = "they failed a trial: RuntimeError: no kernel image is available"
 
 
@@ -36,7 +46,7 @@ BROKEN = "they failed a trial: RuntimeError: no kernel image is available"
     ],
 )
 def test_auto_is_what_the_device_can_run(platform, capability, kernels):
-    device = device_of(platform, capability)
+    device = Device(platform=platform, capability=capability)
     assert choose_steps("auto", device) == kernels
     assert choose_steps("xla", device) == "xla"
 
@@ -51,7 +61,7 @@ def test_what_kernels_cannot_run_is_said_at_once_and_auto_runs_without():
     reason = "at most 32 tokens for 'pallas', got 64"
     with pytest.raises(NotImplementedError, match=f"kernels='pallas': .*{reason}"):
         engine_on("pallas", "bamba", exact=True, grain=64, prefill_tokens=64, memory=1 << 20)
-    assert choose_steps("auto", device_of("gpu", "9.0"), reason) == "xla"
+    assert choose_steps("auto", HOPPER, reason) == "xla"
     assert engine_on("auto", "bamba", exact=True, grain=64, prefill_tokens=64, memory=1 << 20)
 
 
@@ -63,30 +73,25 @@ def test_unknown_kernels_are_refused():
 # --- Triton ---------------------------------------------------------------------------------------
 
 
-def device_of(platform: str, capability: str | None) -> SimpleNamespace:
-    device = SimpleNamespace(platform=platform)
-    if capability:
-        device.compute_capability = capability
-    return device
-
-
 def chosen(
     platform: str = "gpu",
     capability: str | None = "9.0",
     name: str = "bamba",
+    store: ProgramStore | None = None,
     **settings,
 ) -> Kernels:
     """For a tiny model, with states of 16 x 16 if it has any."""
     config, _ = tiny_model(name)
     engine = EngineConfig(**{"dtype": "bfloat16", "kernels": "pallas"} | settings)
-    device = device_of(platform, capability)
-    return choose_kernels(config, make_geometry(config, engine), engine, device)
+    device = Device(platform=platform, capability=capability)
+    return choose_kernels(config, make_geometry(config, engine), engine, device, store=store)
 
 
 @pytest.fixture
 def triton(monkeypatch):
     """As if Triton were installed and did what the Pallas kernels do; what it does can be replaced."""
     monkeypatch.setattr(jax_triton, "why_unavailable", lambda: None)
+    monkeypatch.setattr(jax_triton, "load", lambda: None)
     monkeypatch.setitem(FRAMES, "triton", FRAMES["pallas"])
     monkeypatch.setitem(SAMPLING, "triton", SAMPLING["pallas"])
     return monkeypatch
@@ -110,7 +115,7 @@ def test_triton_serves_on_hopper(triton):
     ],
 )
 def test_no_other_device_tries_triton(triton, platform, capability, reason):
-    triton.setattr(kernel_choice, "tried", lambda trial: pytest.fail("tried"))
+    triton.setattr(Trials, "_tried", lambda *given: pytest.fail("tried"))
     for dtype in ("bfloat16", "float32"):
         found = chosen(platform, capability, dtype=dtype)
         assert found == Kernels(steps="pallas", not_triton={"scan": reason, "sampling": reason})
@@ -118,7 +123,7 @@ def test_no_other_device_tries_triton(triton, platform, capability, reason):
 
 
 def test_without_jax_triton_or_with_steps_of_xla_triton_is_not_tried(triton):
-    triton.setattr(kernel_choice, "tried", lambda trial: pytest.fail("tried"))
+    triton.setattr(Trials, "_tried", lambda *given: pytest.fail("tried"))
     assert set(chosen(kernels="xla").not_triton.values()) == {
         "the steps are made of what XLA compiles"
     }
@@ -153,6 +158,41 @@ def test_a_failed_trial_of_the_scan_leaves_it_to_pallas_and_says_why(triton, cap
         assert (found.scan, found.sampling) == ("pallas", "triton")
         assert list(found.not_triton) == ["scan"] and found.not_triton["scan"].startswith(reason)
         assert "Triton kernels failed a trial" in caplog.text
+
+
+def test_a_device_that_a_trial_has_broken_is_said(triton):
+    def breaks(*args, **kwargs):
+        triton.setattr(kernel_choice.jnp, "zeros", broken)
+        return broken()
+
+    triton.setitem(SAMPLING, "triton", breaks)
+    with pytest.raises(
+        RuntimeError, match="stopped working in a trial .* pip uninstall jax-triton"
+    ):
+        chosen()
+
+
+def test_a_trial_that_was_passed_is_not_run_again_in_the_next_process(triton, tmp_path):
+    store = ProgramStore(tmp_path / "programs", jax.devices()[0])
+    triton.setitem(FRAMES, "triton", broken)
+    assert [chosen(store=store).scan for _ in range(2)] == ["pallas", "pallas"]  # tried each time
+    triton.setitem(FRAMES, "triton", FRAMES["xla"])
+    assert chosen(store=store).scan == "triton"
+    triton.setitem(FRAMES, "triton", broken)
+    triton.setitem(SAMPLING, "triton", broken)
+    found = chosen(store=store)
+    assert (found.scan, found.sampling) == ("triton", "triton")
+    assert chosen(store=store, grain=16).scan == "pallas"  # another geometry
+    assert chosen().not_triton.keys() == {"scan", "sampling"}
+
+
+def test_a_trial_runs_where_the_engine_does(triton):
+    place, found = jax.devices()[0], []
+    triton.setattr(
+        kernel_choice, "try_sampling", lambda size: found.append(jax.config.jax_default_device)
+    )
+    Trials(place).of_sampling(100)
+    assert found == [place]
 
 
 CARELESS = {
@@ -229,7 +269,7 @@ def test_the_rows_of_the_trial_draw_many_tokens_by_other_keys_in_each_step(trito
 
 def test_an_engine_takes_what_was_chosen(triton):
     found = Kernels(steps="pallas", scan="triton", sampling="triton", not_triton={"scan": "why"})
-    triton.setattr(runner, "choose_kernels", lambda *given: found)
+    triton.setattr(engines, "choose_kernels", lambda *given, **more: found)
     engine = engine_on("pallas", "bamba")
     model = engine.runner.model
     assert (model.kernels, model.scan, model.sampler) == ("pallas", "triton", "triton")
@@ -266,7 +306,7 @@ def test_programs_of_other_kernels_are_other_programs(kind):
     """A program of Triton kernels is so never loaded by an engine that has not chosen them."""
     own = engine_on("pallas", "bamba").runner
     shapes = bucket.all_buckets(own.engine, max_pages=own.max_pages)
-    shape = next(shape for shape in shapes if runner.KINDS[type(shape)] == kind)
+    shape = next(shape for shape in shapes if KINDS[type(shape)] == kind)
     identities = set()
     for scan, sampling in itertools.product(("pallas", "triton"), repeat=2):
         own.model = replace(own.model, scan=scan, sampling=sampling)

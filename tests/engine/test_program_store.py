@@ -198,7 +198,7 @@ def test_a_folder_that_cannot_be_written_costs_nothing_else(tmp_path, caplog):
     (tmp_path / "programs").write_text("a file")
     blocked = ProgramStore(tmp_path / "programs", jax.devices()[0])
     assert program(blocked, lambda x: x + 1)(np.float32(1)) == 2
-    assert "could not keep the program" in caplog.text
+    assert "could not keep" in caplog.text
 
 
 def test_a_program_that_calls_back_is_not_kept(store, tmp_path):

@@ -23,6 +23,7 @@ from hybrid_jax.engine import bucket
 from hybrid_jax.engine import runner as runners
 from hybrid_jax.engine.adjust import make_adjust
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.kernel_choice import choose_kernels
 from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.room import find_room
 from hybrid_jax.engine.runner import Runner, Variant
@@ -194,11 +195,13 @@ def test_no_step_holds_more_than_is_counted_for_temporaries(kinds, settings, mon
     monkeypatch.setattr(
         runners, "make_state", lambda specs: jax.eval_shape(lambda: make_state(specs))
     )
+    geometry = make_geometry(config, engine)
     runner = Runner(
         config,
         params,
         engine,
-        make_geometry(config, engine),
+        geometry,
+        kernels=choose_kernels(config, geometry, engine, Device()),
         num_frames=found.sizes.num_frames,
         max_slots=found.sizes.max_slots,
         max_model_len=found.sizes.max_model_len,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.engine.kernel_choice import tried, try_sampling, try_scan
+from hybrid_jax.engine.kernel_choice import Trials
 from hybrid_jax.geometry import make_geometry
 from tests.engine.test_kernel_paths import engine_on, requests
 from tests.tiny_models import tiny_model
@@ -16,12 +16,12 @@ from tests.tiny_models import tiny_model
 def test_the_trial_of_the_scan_passes():
     config, _ = tiny_model("bamba")
     geometry = make_geometry(config, EngineConfig(dtype="bfloat16"))
-    assert tried(lambda: try_scan(config, geometry)) is None
+    assert Trials().of_scan(config, geometry) is None
 
 
 @pytest.mark.parametrize("vocab", [5000, 31])
 def test_the_trial_of_sampling_passes(vocab):
-    assert tried(lambda: try_sampling(vocab)) is None
+    assert Trials().of_sampling(vocab) is None
 
 
 def test_an_engine_draws_the_same_tokens_by_either_kernel():

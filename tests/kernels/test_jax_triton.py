@@ -19,7 +19,7 @@ from pallas_kernels import jax_triton
         ("3.10.0rc1", "0.4.1", "needs triton below 3.9, found 3.10.0rc1: pip install 'triton<3.9'"),
         (
             *("3.8.0", "0.3.1"),
-            "needs jax-triton 0.4 or newer, found 0.3.1: pip install 'hybrid_jax[triton]' on Python 3.12 or newer",
+            "needs jax-triton 0.4 or newer, found 0.3.1: with Python 3.12 or newer, pip install 'hybrid_jax[triton]'",
         ),
     ],
 )
@@ -34,6 +34,7 @@ def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", version)
     jax_triton.why_unavailable.cache_clear()
     assert (
-        jax_triton.why_unavailable() == "needs the package triton: pip install 'hybrid_jax[triton]'"
+        jax_triton.why_unavailable()
+        == "needs the package triton: with Python 3.12 or newer, pip install 'hybrid_jax[triton]'"
     )
     jax_triton.why_unavailable.cache_clear()

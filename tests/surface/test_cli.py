@@ -235,7 +235,7 @@ def test_a_dash_reads_stdin(generate, monkeypatch):
         ),
         (
             ["generate", "ab", "--memory", "1000TB"],
-            "does not fit: weights 17.1 KiB (float32) + memory 128 GiB",
+            "does not fit: weights 17.1 KiB (float32) + memory 909 TiB",
         ),
         (["generate", "a\udcffb"], "prompt 0: is not valid UTF-8, it has byte 0xff at character 1"),
         (["generate", "ab", "--regex", "(a"], "regex '(a' cannot be followed: unclosed group"),
@@ -433,8 +433,8 @@ def test_inspect_says_that_a_model_does_not_fit_and_how_it_would(run, bamba, mon
     assert (code, err) == (0, "")
     [line] = [line for line in out.splitlines() if line.startswith("this machine")]
     assert re.search(
-        r"24 GiB: does not fit; weights 36.4 GiB \(float32\) \+ memory at least .* for 8 rows \+ temporaries .* "
-        r"= 3[78].* GiB; use --dtype bfloat16 \(18.2 GiB of weights\)$",
+        r"does not fit; weights 36.4 GiB \(float32\) \+ memory at least .* for 8 rows \+ temporaries .* "
+        r"= 3[78].* GiB, of 24 GiB; use --dtype bfloat16 \(18.2 GiB of weights\)$",
         line,
     )
     report = json.loads(run("inspect", bamba, "--json")[1])
@@ -472,15 +472,15 @@ def test_inspect_answers_for_settings_that_are_too_large(run, bamba, monkeypatch
 
 def test_the_memory_of_a_gpu_is_asked_of_its_driver(run, bamba, monkeypatch):
     monkeypatch.setattr(cli, "has_accelerator", lambda: True)
-    monkeypatch.setattr(devices, "nvidia_bytes", lambda: None)
+    monkeypatch.setattr(devices, "nvidia_gpu", lambda: None)
     report = json.loads(run("inspect", bamba, "--json")[1])
     assert (report["fits"], report["machine_bytes"], report["remedy"]) == (None, None, None)
     assert report["shares"] == []
     assert "this GPU         its memory is not known here; weights 18.2" in run("inspect", bamba)[1]
-    monkeypatch.setattr(devices, "nvidia_bytes", lambda: 143_771 << 20)
+    monkeypatch.setattr(devices, "nvidia_gpu", lambda: machine.Nvidia(143_771 << 20, 0, "9.0"))
     report = json.loads(run("inspect", bamba, "--json")[1])
     assert report["fits"] and report["machine_bytes"] == int(0.95 * (143_771 << 20))
-    assert "this GPU         133 GiB: fits; weights 18.2" in run("inspect", bamba)[1]
+    assert "this GPU         fits; weights 18.2" in run("inspect", bamba)[1]
 
 
 CONFIGS = Path(__file__).resolve().parent.parent / "models/configs"
@@ -497,14 +497,14 @@ def test_what_fits_a_card_adds_up_to_its_bytes(run, name):
         assert bool(report["shares"]) == report["fits"] or not report["fits"]
         for share in report["shares"]:
             sizes = [value for key, value in share.items() if key.endswith("_bytes")]
-            assert sum(sizes) == CARDS[card] and min(sizes) >= 0
+            assert sum(sizes) == CARDS[card][0] and min(sizes) >= 0
             assert share["rows"] == report["fit"]["rows"][str(share["tokens"])]
     text = run("inspect", config, "--device", "h200")[1]
     table = text.partition("where the memory goes:\n")[2].splitlines()
     assert len(table) == 1 + len(
         json.loads(run("inspect", config, "--device", "h200", "--json")[1])["shares"]
     )
-    assert table[0].split()[:2] == ["tokens", "rows"] and table[1].endswith("140 GiB")
+    assert table[0].split()[:2] == ["tokens", "--max-rows"] and table[1].endswith("140 GiB")
 
 
 @pytest.mark.parametrize("asked", [("--max-rows", "1000000"), ("--memory", "900GiB")])
@@ -525,14 +525,14 @@ def test_what_is_advised_for_a_card_fits_it(run, name, asked):
 def test_a_gpu_that_is_not_there_is_no_answer(run, bamba, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
     monkeypatch.setattr(machine, "glob", lambda pattern: [])
-    monkeypatch.setattr(machine, "nvidia_bytes", lambda: None)
+    monkeypatch.setattr(machine, "nvidia_gpu", lambda: None)
     code, _, err = run("inspect", bamba)
     assert code == 2 and err == (
         "hybrid-jax: JAX_PLATFORMS=cuda asks for a GPU, and this machine has none; name a card with --device, "
         "or unset it\n"
     )
     assert run("inspect", bamba, "--device", "h100")[0] == 0
-    monkeypatch.setattr(machine, "nvidia_bytes", lambda: 143_771 << 20)
+    monkeypatch.setattr(machine, "nvidia_gpu", lambda: machine.Nvidia(143_771 << 20, 0, "9.0"))
     assert run("inspect", bamba)[0] == 0
 
 
@@ -557,8 +557,22 @@ def test_more_memory_than_a_card_has_does_not_fit(run, bamba):
     code, out, _ = run("inspect", bamba, "--device", "h100", "--memory", "100GiB")
     assert code == 0
     (line,) = (line for line in out.splitlines() if line.startswith("h100"))
-    assert "75.1 GiB: does not fit; weights 18.2 GiB (bfloat16) + memory 100 GiB" in line
-    assert "use at most --memory " in line
+    assert out.startswith(line)
+    assert "does not fit; weights 18.2 GiB (bfloat16) + memory 100 GiB" in line
+    assert "of 75.1 GiB (95% of the card's 79.1 GiB; the rest is for CUDA); use at most" in line
+    assert not re.search("^(budget|most rows|longest context)", out, re.M)  # of what cannot be
+    more = run("inspect", bamba, "--device", "h100", "--memory", "900TiB")[1]
+    assert "memory 900 TiB for 256 rows" in more
+    pages = (out, run("inspect", bamba, "--device", "h100")[1])
+    assert len({re.search("^default memory +(.*)$", page, re.M)[1] for page in pages}) == 1
+
+
+def test_pages_longer_than_the_longest_sequence_are_refused(run, bamba):
+    code, _, err = run("inspect", bamba, "--device", "h100", "--page-tokens", 1 << 20)
+    assert code == 2 and err == (
+        "hybrid-jax: --page-tokens must be at most the model's longest sequence, 262144 tokens, got 1048576\n"
+    )
+    assert "--memory: a size must look like" in run("inspect", bamba, "--memory", "")[2]
 
 
 def test_generate_refuses_in_the_words_of_the_command_line(run, fake_model, monkeypatch):

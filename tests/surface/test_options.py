@@ -296,7 +296,7 @@ def small_machine(monkeypatch):
         ),
         (
             {"max_rows": 10**6, "memory": "8TiB"},
-            r"memory 2.32 TiB for 1000000 rows .* has 1 GiB; use at most max_rows=\d+ and at most memory=\"[\d.]+MiB\"",
+            r"memory 8 TiB for 1000000 rows .* has 1 GiB; use at most max_rows=\d+ and at most memory=\"[\d.]+MiB\"",
         ),
     ],
 )
