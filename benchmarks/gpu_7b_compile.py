@@ -1,4 +1,4 @@
-"""Compilation in `gpu_7b.py`: seconds per program of a warm-up, from nothing and from JAX's cache."""
+"""Warm-up in `gpu_7b.py`, with the settings that a user of this device gets: from nothing, and from stored programs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import jax
-from common import quantiles
-from gpu_7b_model import with_memory
+from common import quantiles, request
 from gpu_7b_sections import Bench
 from jax.experimental.compilation_cache import compilation_cache
 
-from hybrid_jax.config import EngineConfig
+from hybrid_jax.compile_cache import NEVER_SECONDS
+from hybrid_jax.engine.defaults import choose_settings
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.program_store import ProgramStore
+from hybrid_jax.engine.this_device import held_bytes, this_device
+
+PROMPT, OUTPUT, REQUESTS = 96, 32, 4  # tokens of the requests whose tokens are compared
 
 
 class OutOfTime(Exception):
@@ -22,27 +27,43 @@ class OutOfTime(Exception):
 
 
 def compile_times(bench: Bench, kernel: str, over: Callable[[], bool]) -> dict:
-    """Warm-up of a small engine with an empty compilation cache, and of a second one that finds it filled."""
-    scale = bench.scale
-    settings = EngineConfig(
+    """Warm-up of an engine that finds no program stored, and of a second one that finds those of the first. Both then
+    serve the same requests."""
+    held = held_bytes(bench.params)
+    settings = choose_settings(
+        bench.config,
+        this_device(held=held),
+        {"kernels": kernel, **bench.scale.warm},
         dtype=bench.dtype,
-        kernels=kernel,
-        max_rows=scale.warm_rows,
-        prefill_tokens=scale.warm_chunk,
-        max_model_len=scale.warm_length,
+        held=held,
     )
-    settings = with_memory(
-        bench.config, settings, tokens=scale.warm_length, sequences=1, checkpoints=scale.warm_rows
-    )
-    found = {}
-    with _empty_cache():
+    shape = {"rows": settings.max_rows, "chunk": settings.prefill_tokens, "shapes": settings.shapes}
+    prompts = [bench.prompt(PROMPT) for _ in range(REQUESTS)]
+    found, tokens = {}, {}
+    with _empty_folder() as folder:
         for name in ("cold", "cached"):
-            engine = bench.engine(settings)
-            shape = {"rows": scale.warm_rows, "chunk": scale.warm_chunk}
-            found[name] = shape | _warmup(engine, over)
+            start = time.perf_counter()
+            store = ProgramStore(folder / "programs", jax.devices()[0])
+            engine = Engine(bench.config, bench.params, settings, store)
+            found[name] = shape | {"start_s": time.perf_counter() - start} | _warmup(engine, over)
+            files = (folder / "programs").glob("*")
+            found[name]["stored_bytes"] = sum(file.stat().st_size for file in files)
+            if found[name]["complete"]:
+                tokens[name] = _serve(engine, prompts)
             engine.close()
             jax.clear_caches()
+    if len(tokens) == 2:
+        found["cached"]["same_tokens"] = tokens["cold"] == tokens["cached"]
     return found
+
+
+def _serve(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
+    requests = [request(str(i), prompt, OUTPUT) for i, prompt in enumerate(prompts)]
+    for one in requests:
+        engine.add(one)
+    while engine.has_work:
+        engine.step()
+    return [one.output for one in requests]
 
 
 def _warmup(engine: Engine, over: Callable[[], bool]) -> dict:
@@ -73,17 +94,17 @@ def _warmup(engine: Engine, over: Callable[[], bool]) -> dict:
 
 
 @contextlib.contextmanager
-def _empty_cache() -> Iterator[None]:
-    """JAX's compilation cache in an empty folder of its own, everything kept, for as long as this lasts."""
+def _empty_folder() -> Iterator[Path]:
+    """An empty folder where jax keeps what was tuned, and no programs, for as long as this lasts."""
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
     before = {name: getattr(jax.config, name) for name in names}
     with tempfile.TemporaryDirectory() as folder:
         try:
-            for name, value in zip(names, (folder, 0.0), strict=True):
+            for name, value in zip(names, (folder, NEVER_SECONDS), strict=True):
                 jax.config.update(name, value)
             compilation_cache.reset_cache()
             jax.clear_caches()
-            yield
+            yield Path(folder)
         finally:
             for name, value in before.items():
                 jax.config.update(name, value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,7 +26,7 @@ class Scale:
         steps: steps per dispatch; all but the first are measured on the first kernels alone.
         lengths, main_length: prompts of the prefill cases, and the one measured first.
         chunks: most tokens of a prefill step. ttft_length: of the prompts for time to first token.
-        warm_rows, warm_chunk, warm_length: of the engine whose warm-up is timed.
+        warm: settings of the engine whose warm-up is timed; the others are those that a user gets.
         copy_bytes, matmul_size: of the ceilings. rounds: measurements of each side.
     """
 
@@ -37,9 +37,7 @@ class Scale:
     lengths: tuple[int, ...] = (8192, 2048, 32768)
     chunks: tuple[int, ...] = (8192, 2048)
     ttft_length: int = 8192
-    warm_rows: int = 8
-    warm_chunk: int = 512
-    warm_length: int = 16384
+    warm: Mapping[str, int] = field(default_factory=dict)
     copy_bytes: int = 4 << 30
     matmul_size: int = 8192
     rounds: int = 5
@@ -53,9 +51,7 @@ SMOKE = Scale(
     lengths=(192,),
     chunks=(64,),
     ttft_length=330,  # 288 of its first 297 are cached; one chunk is left, of the same shape as all others
-    warm_rows=1,
-    warm_chunk=32,
-    warm_length=128,
+    warm={"max_rows": 1, "prefill_tokens": 32, "max_model_len": 160, "memory": 8 << 20},
     copy_bytes=1 << 22,
     matmul_size=128,
     rounds=2,

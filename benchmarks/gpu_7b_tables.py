@@ -72,7 +72,12 @@ def _compilation(report: dict) -> Iterator[str]:
             yield f"warm-up, {kernel}, {run}: {result['error']}"
             continue
         ended = "" if result["complete"] else ", stopped by the budget"
-        yield f"warm-up, {kernel}, {run}: {result['warmup_s']:.1f} s{ended}"
+        if not result.get("same_tokens", True):
+            ended += ", and tokens are not those of the first start"
+        yield (
+            f"warm-up, {kernel}, {run}: {result['start_s']:.1f} s to start and {result['warmup_s']:.1f} s of programs"
+            f"{ended}"
+        )
         for kind, times in result["kinds"].items():
             yield f"  {kind:12} {times['programs']:3} programs, median {times['median']:.2f} s"
 

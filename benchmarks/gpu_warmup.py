@@ -27,7 +27,7 @@ from hybrid_jax.engine import bucket
 from hybrid_jax.engine.compiling import GPU_OPTIONS
 from hybrid_jax.geometry import make_geometry
 from pallas_kernels.triton import for_cuda
-from tests.aot.h200 import on_chip
+from tests.aot.h200 import on_chip, sharding
 from tests.aot.models import decode_step, hybrid_7b, prefill_step
 from tests.kernels.lowered import HOPPER
 
@@ -83,6 +83,12 @@ def main() -> None:
     parser.add_argument("--periods", type=int, default=4, help="of 14 blocks; the model has 4")
     parser.add_argument("--out", type=Path, help="a JSON file")
     args = parser.parse_args()
+    try:
+        sharding()
+    except Exception as missing:  # jax says it in several ways
+        parser.error(
+            f"jax cannot compile for an H200 here ({str(missing).splitlines()[0]}); make test-aot makes the environment"
+        )
     jax.config.update("jax_enable_compilation_cache", False)
     programs = dict(list(steps(hybrid_7b(args.periods)).items())[: args.programs])
 

@@ -45,7 +45,9 @@ def test_every_section_is_there_without_errors(smoke):
     assert set(report["prefill"]["192 tokens"]) == {"pallas 64", "xla 64"}
     times = {"pallas cold", "pallas hit", "xla cold", "xla hit"}
     assert set(report["ttft"]["330 tokens"]) == times
-    assert set(report["compile"]["xla"]) == {"cold", "cached"}
+    cold, cached = (report["compile"]["xla"][name] for name in ("cold", "cached"))
+    assert cached["same_tokens"] and cached["programs"].keys() == cold["programs"].keys()
+    assert cached["stored_bytes"] == cold["stored_bytes"] > 0  # nothing was compiled again
     assert all("error" not in side for side in sides(report, *SECTIONS))
     assert "0 cases remain" in printed
 

@@ -186,6 +186,20 @@ def test_kernels_that_are_not_there_are_named(tmp_path, monkeypatch):
     assert "Triton" not in there
 
 
+def test_a_damaged_file_is_named(tmp_path):
+    (tmp_path / "checks.json").write_text('{"header": ')
+    with pytest.raises(SystemExit, match=r"checks\.json is damaged: .*; run its script again"):
+        report.read([tmp_path])
+
+
+@pytest.mark.parametrize(("device", "says"), [("cpu, x86_64", True), ("NVIDIA H200", False)])
+def test_a_report_of_a_run_on_a_cpu_says_so(device, says):
+    header = {"header": {"device": device, "jax": "0.11.2"}}
+    checks = header | {"passed": [], "failed": [], "skipped": []}
+    page = report.markdown({"checks.json": checks})
+    assert ("says nothing about a GPU" in page) is says
+
+
 def test_no_smoke_run_is_among_the_results(root):
     for path in (root / "benchmarks/results").rglob("*.json"):
         assert '"smoke": true' not in path.read_text(), path

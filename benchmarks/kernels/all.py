@@ -71,6 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--left", action="store_true", help="only cases that the file lacks")
     options = parser.parse_args(arguments)
+    if options.minutes is not None and options.minutes < 0:
+        parser.error(f"--minutes must not be below 0, got {options.minutes:g}")
     report.open_device("all", smoke=options.smoke)
     if options.out is None and not options.smoke:
         options.out = default_path()

@@ -64,7 +64,11 @@ def chosen(cases: list[Case], words: list[str] | None) -> list[Case]:
     found = [case for case in cases if not words or fits(full_name(case))]
     if not found:
         names = ", ".join(full_name(case) for case in cases)
-        raise SystemExit(f"benchmarks: no case has {words} in its name; there are {names}")
+        print(
+            f"benchmarks: no case has {' or '.join(words or ())} in its name; there are {names}",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
     return found
 
 

@@ -24,14 +24,17 @@ def read(folders: list[Path]) -> dict[str, dict]:
     """The files that are there, by name; of two alike the last folder's.
 
     Raises:
-        SystemExit: none is there.
+        SystemExit: none is there, or one is no JSON.
     """
-    found = {
-        name: json.loads((folder / name).read_text())
-        for folder in folders
-        for name in FILES
-        if (folder / name).is_file()
-    }
+    found = {}
+    for file in (folder / name for folder in folders for name in FILES):
+        if file.is_file():
+            try:
+                found[file.name] = json.loads(file.read_text())
+            except ValueError as error:
+                raise SystemExit(
+                    f"report: {file} is damaged: {error}; run its script again, or move it away"
+                ) from error
     if not found:
         where = ", ".join(map(str, folders))
         raise SystemExit(
@@ -43,6 +46,10 @@ def read(folders: list[Path]) -> dict[str, dict]:
 def markdown(found: dict[str, dict]) -> str:
     """The page's parts."""
     parts = []
+    if any("cpu" in _run_on(report) for report in found.values()):
+        parts.append(
+            "**A run on a CPU: it shows that the scripts work, and says nothing about a GPU.**"
+        )
     if checks := found.get("checks.json"):
         parts.append(
             f"{_device(checks)}: {len(checks['passed'])} kernel tests passed, {len(checks['failed'])} failed, "
@@ -70,6 +77,12 @@ def markdown(found: dict[str, dict]) -> str:
     if engine := found.get("engine.json"):
         parts.append(f"```\n{tables(engine)}\n```")
     return "\n\n".join(parts)
+
+
+def _run_on(report: dict) -> str:
+    """The device of a report, in small letters."""
+    header = report["header"] if "header" in report else report["runs"][-1]
+    return header["device"].lower()
 
 
 def _device(report: dict) -> str:
