@@ -226,7 +226,10 @@ class ModelReport:
         """How much the engine takes unless it is told, and why."""
         size = format_size(self.default_memory)
         if self.default_fits and self.platform != "cpu":
-            return f"{size}: {GPU_MEMORY_SHARE:.0%} of what weights and temporaries leave"
+            return (
+                f"{size}: {GPU_MEMORY_SHARE:.0%} of what weights and temporaries leave, or less, so that the compiler "
+                "can time the largest product"
+            )
         said = f"{size} for {_rows(self.max_rows)} of up to {min(self.max_model_len, DEFAULT_LENGTH):,} tokens"
         if self.platform != "cpu":
             return said

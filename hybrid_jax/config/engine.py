@@ -100,7 +100,8 @@ class EngineConfig:
     Attributes:
         memory: bytes for arena, rings, tables and logits together. None: on a CPU, what `max_rows` sequences of
             min(max_model_len, 4096) tokens and 8 cached checkpoints a row need, at most half of what is free beside
-            the weights and a quarter of the RAM; elsewhere 95 % of what weights and a step's temporaries leave.
+            the weights and a quarter of the RAM; elsewhere 95 % of what weights and a step's temporaries leave, or
+            less, so that the compiler can time the largest product.
         max_rows: sequences that decode together.
         max_model_len: longest sequence in tokens; None for the model's own.
         grain: tokens between positions where checkpoints may lie; a power of two, at most 64.

@@ -11,16 +11,17 @@ from hybrid_jax.costs import weight_bytes
 from hybrid_jax.devices import Device
 from hybrid_jax.engine.sizing import Sizes, choose_sizes
 from hybrid_jax.engine.temporaries import temporary_bytes
-from hybrid_jax.geometry import make_geometry
+from hybrid_jax.geometry import ITEM_BYTES, make_geometry
 from hybrid_jax.sizes import format_size, parse_size, round_size
 
 Change = dict[str, str | int]  # settings by name
 Choose = Callable[[Change], EngineConfig]  # settings of an engine in which these are changed
 # Advice leaves this much for Python, the compiler and its programs, or a twentieth of the memory if that is less.
 HOST_BYTES = 1 << 30
-# Of what weights and a step leave of a GPU's memory, the default `memory`. The rest is for what is copied or compiled
-# now and then.
+# Of what weights and a step leave of a GPU's memory, the default `memory`. The rest is for what is copied now and then,
+# and for XLA, which times variants of a product on copies of what goes in: there is always room for the largest.
 GPU_MEMORY_SHARE = 0.95
+TUNING_BYTES = 1 << 28  # beside the largest weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +132,9 @@ def find_room(
             # Half, for the host also runs the system, Python and the compiler, and holds compiled programs.
             limit = min(left // 2, left - temporaries, device.num_bytes // 4)
         else:
-            limit = int(GPU_MEMORY_SHARE * (left - temporaries))
+            left -= temporaries
+            tuning = TUNING_BYTES + model.vocab_size * model.width * ITEM_BYTES[engine.dtype]
+            limit = min(int(GPU_MEMORY_SHARE * left), left - tuning)
         limit = max(0, limit)
     sizes = choose_sizes(
         model,

@@ -64,7 +64,10 @@ def test_what_is_chosen_fits_and_uses_nine_tenths_of_what_is_free(name, where):
         assert not room.fits and engine.max_rows == 1
         return
     left = device.num_bytes - room.weight_bytes - room.temporary_bytes
-    assert room.fits and 0.949 < room.sizes.total_bytes / left <= 0.95
+    # so much is free when the largest product is timed
+    tuning = (1 << 28) + 2 * config.vocab_size * config.width
+    most = min(0.95 * left, left - tuning)
+    assert room.fits and 0.999 < room.sizes.total_bytes / most <= 1
     if device.total_bytes > 3 * room.weight_bytes:  # elsewhere CUDA's share weighs more
         free = device.total_bytes - room.weight_bytes - room.temporary_bytes
         assert 0.87 < room.sizes.total_bytes / free < 0.91
