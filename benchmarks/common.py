@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.request import Request
-from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.schedule.request import Request
 
 ROOT = Path(__file__).resolve().parent.parent
 

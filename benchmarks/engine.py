@@ -41,10 +41,10 @@ import numpy as np
 from common import header, quantiles, request, run, run_decode, turns, write_json
 
 from hybrid_jax.checkpoint import load_model
-from hybrid_jax.compile_cache import enable_compile_cache
 from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.costs import prefill_flops, weight_count
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.engine.sampling import SamplingRows, sample
 from hybrid_jax.geometry import ITEM_BYTES, checkpoint_bytes
 from hybrid_jax.layers.linear import HIGHEST

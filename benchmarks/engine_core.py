@@ -23,9 +23,10 @@ from common import header, quantiles, request, run, run_decode, write_json
 
 from hybrid_jax.checkpoint import load_model
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.engine import bucket, pack
+from hybrid_jax.engine import pack
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.runner import PLAIN
+from hybrid_jax.schedule import bucket
 
 BUNDLED = Path(__file__).resolve().parent.parent / "hybrid_jax" / "bundled"
 PROMPT_LEN, NUM_STEPS = 128, 256

@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.common import header, quantiles, write_json
 from benchmarks.radix_tree import print_table
 from hybrid_jax.config import CacheConfig
-from hybrid_jax.engine.memory import Memory
-from hybrid_jax.engine.request import Request
-from hybrid_jax.engine.sequence import DecodeFlight, Phase, Sequence
-from hybrid_jax.sampling_params import SamplingParams
-from hybrid_jax.sim.honest_models import honest_model
+from hybrid_jax.config.sampling_params import SamplingParams
+from hybrid_jax.schedule.memory import Memory
+from hybrid_jax.schedule.request import Request
+from hybrid_jax.schedule.sequence import DecodeFlight, Phase, Sequence
+from hybrid_jax.sim.allocators.honest_models import honest_model
 
 PROMPT, OUTPUT, SHARED = 1056, 320, 1024
 FULL = 400  # sequences whose cached prefixes fill the arena

@@ -46,9 +46,9 @@ from gpu_7b_sections import (
 )
 from gpu_7b_tables import tables
 
-from hybrid_jax.compile_cache import MIN_COMPILE_SECONDS, enable_compile_cache
 from hybrid_jax.costs import weight_count
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.programs.compile_cache import MIN_COMPILE_SECONDS, enable_compile_cache
 
 SECTIONS = ("decode", "prefill", "ttft", "compile")
 MEMORY_SHARE = "0.92"  # of the device, for JAX; the rest is the driver's and the libraries'

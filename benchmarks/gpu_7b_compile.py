@@ -13,11 +13,11 @@ from common import quantiles, request
 from gpu_7b_sections import Bench
 from jax.experimental.compilation_cache import compilation_cache
 
-from hybrid_jax.compile_cache import NEVER_SECONDS
-from hybrid_jax.engine.defaults import choose_settings
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.program_store import ProgramStore
+from hybrid_jax.engine.programs.compile_cache import NEVER_SECONDS
+from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.this_device import held_bytes, this_device
+from hybrid_jax.sizing.defaults import choose_settings
 
 PROMPT, OUTPUT, REQUESTS = 96, 32, 4  # tokens of the requests whose tokens are compared
 

@@ -13,10 +13,10 @@ import numpy as np
 from common import ROOT
 
 from hybrid_jax.config import EngineConfig, ModelConfig
-from hybrid_jax.engine.sizing import choose_sizes
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.models import FAMILIES, config_from_hf
 from hybrid_jax.models.tensors import Stored
+from hybrid_jax.sizing.budget import choose_sizes
 
 CONFIG = ROOT / "configs/models/hybrid_7b/config.json"
 TINY = {  # two periods of a short pattern, for the smoke run

@@ -12,8 +12,8 @@ from gpu_7b_floors import DATASHEET_FLOPS, Work, decode_work, prefill_work
 from gpu_7b_model import with_memory
 
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
-from hybrid_jax.engine import bucket
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.schedule import bucket
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,9 +23,9 @@ from jax.experimental import serialize_executable
 from jax.sharding import use_abstract_mesh
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.engine import bucket
-from hybrid_jax.engine.compiling import GPU_OPTIONS
+from hybrid_jax.engine.programs.compiling import GPU_OPTIONS
 from hybrid_jax.geometry import make_geometry
+from hybrid_jax.schedule import bucket
 from pallas_kernels.triton import for_cuda
 from tests.aot.h200 import on_chip, sharding
 from tests.aot.models import decode_step, hybrid_7b, prefill_step

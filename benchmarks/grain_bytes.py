@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hybrid_jax.config import MoE
-from hybrid_jax.sim.honest_models import HonestModel, honest_model
+from hybrid_jax.sim.allocators.honest_models import HonestModel, honest_model
 from hybrid_jax.sim.model_specs import load_spec
 
 MODELS = (

@@ -19,10 +19,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import header, write_json
-from hybrid_jax.cache.frames import FrameAllocator
-from hybrid_jax.cache.policies import make_policy
-from hybrid_jax.cache.radix import RadixTree
-from hybrid_jax.cache.slots import SlotTable
+from hybrid_jax.cache.policy.policies import make_policy
+from hybrid_jax.cache.pools.frames import FrameAllocator
+from hybrid_jax.cache.pools.slots import SlotTable
+from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.costs import Costs
 
 GRAIN = PAGE_TOKENS = 64

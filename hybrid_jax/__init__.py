@@ -13,36 +13,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hybrid_jax.batch import BatchSummary, run_batch
-    from hybrid_jax.checkpoint import load_model
-    from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
-    from hybrid_jax.llm import LLM
-    from hybrid_jax.outputs import (
+    from hybrid_jax.api.llm import LLM
+    from hybrid_jax.api.outputs import (
         CompletionOutput,
         Delta,
         Logprob,
         RequestMetrics,
         RequestOutput,
     )
-    from hybrid_jax.sampling_params import RequestOutputKind, SamplingParams
-    from hybrid_jax.structured_outputs import StructuredOutputsParams
+    from hybrid_jax.batch import BatchSummary, run_batch
+    from hybrid_jax.checkpoint import load_model
+    from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
+    from hybrid_jax.config.sampling_params import RequestOutputKind, SamplingParams
+    from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
 _HOME = {
     "BatchSummary": "batch",
     "CacheConfig": "config",
-    "CompletionOutput": "outputs",
-    "Delta": "outputs",
+    "CompletionOutput": "api.outputs",
+    "Delta": "api.outputs",
     "EngineConfig": "config",
-    "LLM": "llm",
-    "Logprob": "outputs",
+    "LLM": "api.llm",
+    "Logprob": "api.outputs",
     "ModelConfig": "config",
-    "RequestMetrics": "outputs",
-    "RequestOutput": "outputs",
-    "RequestOutputKind": "sampling_params",
-    "SamplingParams": "sampling_params",
-    "StructuredOutputsParams": "structured_outputs",
+    "RequestMetrics": "api.outputs",
+    "RequestOutput": "api.outputs",
+    "RequestOutputKind": "config.sampling_params",
+    "SamplingParams": "config.sampling_params",
+    "StructuredOutputsParams": "config.structured_outputs",
     "load_model": "checkpoint",
     "run_batch": "batch",
 }

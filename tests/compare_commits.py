@@ -42,7 +42,7 @@ ALLOCATORS = {
 
 def models() -> Iterator[tuple[str, dict]]:
     """Every tiny model in both dtypes, through chunks, hits, evictions, forks and log-probabilities; exact mode too."""
-    from hybrid_jax.compile_cache import enable_compile_cache
+    from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
     from tests.tiny_models import MODELS
 
     enable_compile_cache("xla-tests")

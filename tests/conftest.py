@@ -14,8 +14,8 @@ import jax
 import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from hybrid_jax.compile_cache import enable_compile_cache
-from hybrid_jax.engine.compiling import Program
+from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
+from hybrid_jax.engine.programs.compiling import Program
 
 # An implicit float32 + bfloat16 is an error. Rank promotion stays allowed: biases and norm weights
 # [D] broadcast over [B, T, D] on purpose.

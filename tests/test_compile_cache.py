@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from hybrid_jax import compile_cache
+from hybrid_jax.engine.programs import compile_cache
 
 
 def device(platform="gpu", kind="NVIDIA H200", driver="cuda 12.8, driver 570.1"):

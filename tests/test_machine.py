@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from hybrid_jax import devices, machine
+from hybrid_jax import machine
+from hybrid_jax.sizing import devices
 
 NO_LIMIT = "9223372036854771712\n"
 GIB = 2**30

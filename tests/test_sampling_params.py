@@ -10,10 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hybrid_jax import other_names
-from hybrid_jax.config import CacheConfig
-from hybrid_jax.sampling_params import SamplingParams
-from hybrid_jax.structured_outputs import StructuredOutputsParams
+from hybrid_jax.config import CacheConfig, other_names
+from hybrid_jax.config.sampling_params import SamplingParams
+from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
-from hybrid_jax.sim.avmp import HIGH, LOW, MIN_INTERVAL, Avmp
-from hybrid_jax.sim.baselines import HALF, make_allocator
-from hybrid_jax.sim.honest_allocators import make_honest
-from hybrid_jax.sim.honest_models import honest_model
-from hybrid_jax.sim.pool_geometry import PUBLISHED
-from hybrid_jax.sim.pool_honest import run_honest
-from hybrid_jax.sim.pool_loads import WORKLOADS, make_load
-from hybrid_jax.sim.pool_paper import run_paper
+from hybrid_jax.sim.allocators.avmp import HIGH, LOW, MIN_INTERVAL, Avmp
+from hybrid_jax.sim.allocators.baselines import HALF, make_allocator
+from hybrid_jax.sim.allocators.honest_allocators import make_honest
+from hybrid_jax.sim.allocators.honest_models import honest_model
+from hybrid_jax.sim.allocators.pool_geometry import PUBLISHED
+from hybrid_jax.sim.allocators.pool_honest import run_honest
+from hybrid_jax.sim.allocators.pool_loads import WORKLOADS, make_load
+from hybrid_jax.sim.allocators.pool_paper import run_paper
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 1 << 30

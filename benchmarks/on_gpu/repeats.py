@@ -29,10 +29,10 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # gpu_7b_model is 
 from benchmarks.common import ROOT, header, write_json
 from benchmarks.gpu_7b_model import make_weights
 from hybrid_jax.config import EngineConfig
+from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.plan import DecodeRow
-from hybrid_jax.engine.request import Request
-from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.schedule.plan import DecodeRow
+from hybrid_jax.schedule.request import Request
 from tests.aot.models import hybrid_7b
 from tests.tiny_models import tiny_model
 

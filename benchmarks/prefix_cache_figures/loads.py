@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hybrid_jax.sim.traces import TraceRequest, read_trace
+from hybrid_jax.sim.prefix_cache.traces import TraceRequest, read_trace
 
 FOLDER = Path(__file__).resolve().parent.parent / "traces"
 FILES = {

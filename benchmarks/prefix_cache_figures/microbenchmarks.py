@@ -20,8 +20,8 @@ from benchmarks.prefix_cache_figures.published import (
 )
 from benchmarks.prefix_cache_figures.runs import POLICIES, Place, Runs, Setup, Sweep
 from benchmarks.prefix_cache_figures.sweep import SMART
-from hybrid_jax.sim.request_order import Result
-from hybrid_jax.sim.timing import CostModel
+from hybrid_jax.sim.prefix_cache.request_order import Result
+from hybrid_jax.sim.prefix_cache.timing import CostModel
 
 LONG = 7_000  # tokens; the paper's line between short and long
 

@@ -8,7 +8,7 @@ from benchmarks.prefix_cache_figures.loads import COMMITTED, Load, Traces
 from benchmarks.prefix_cache_figures.models import PAPER_7B
 from hybrid_jax.costs import Costs
 from hybrid_jax.sim.model_specs import ModelSpec
-from hybrid_jax.sim.request_order import Result, simulate
+from hybrid_jax.sim.prefix_cache.request_order import Result, simulate
 
 GB = 10**9
 POLICIES = ("vllm", "sglang", "marconi", "marconi-code", "alpha-code:1", "adaptive", "optimal")

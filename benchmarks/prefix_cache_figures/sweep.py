@@ -18,7 +18,7 @@ from benchmarks.prefix_cache_figures.published import (
     same_trace,
 )
 from benchmarks.prefix_cache_figures.runs import POLICIES, Place, Runs, Setup
-from hybrid_jax.sim.timing import CostModel
+from hybrid_jax.sim.prefix_cache.timing import CostModel
 
 SMART = ("marconi", "marconi-code", "alpha-code:1", "adaptive", "optimal")
 STAND_IN = "the loads are stand-ins"

@@ -1,4 +1,8 @@
-"""Batch files: lines of OpenAI's batch API in, lines of answers out."""
+"""Batch files: lines of OpenAI's batch API in, lines of answers out.
+
+May import: api, cache.tree, config, text.
+Packages: numpy, rich.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Unpack
 
+from hybrid_jax.api.llm import LLM
+from hybrid_jax.api.options import LLMOptions, peak_memory_bytes
+from hybrid_jax.api.progress_bar import Shown
 from hybrid_jax.batch.errors import BatchStopped
 from hybrid_jax.batch.lines import InputFile
 from hybrid_jax.batch.partial import (
@@ -22,9 +29,6 @@ from hybrid_jax.batch.progress import meter
 from hybrid_jax.batch.responses import Names
 from hybrid_jax.batch.run import Run
 from hybrid_jax.batch.summary import BatchSummary, LineCounts, Tally
-from hybrid_jax.llm import LLM
-from hybrid_jax.options import LLMOptions, peak_memory_bytes
-from hybrid_jax.progress_bar import Shown
 
 __all__ = ["BatchStopped", "BatchSummary", "partial_path", "run_batch"]
 

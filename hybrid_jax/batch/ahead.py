@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hybrid_jax.batch.requests import BatchRequest
 from hybrid_jax.batch.responses import Names
-from hybrid_jax.cache.prefix_order import prefix_order
+from hybrid_jax.cache.tree.prefix_order import prefix_order
 
 MAX_LINES = 16_384  # read and not started
 MAX_BYTES = 64 << 20  # of them, as text or as token ids, whichever is more

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hybrid_jax.batch.errors import LineError, shown, unsupported
-from hybrid_jax.sampling_params import SamplingParams
-from hybrid_jax.structured_outputs import StructuredOutputsParams
+from hybrid_jax.config.sampling_params import SamplingParams
+from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hybrid_jax.batch.errors import LineError, shown, unsupported
-from hybrid_jax.messages import check_tools
+from hybrid_jax.text.messages import check_tools
 
 SAME_NAMES = ("add_generation_prompt", "cache_breakpoints", "chat_template_kwargs", "tools")
 

@@ -17,8 +17,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from hybrid_jax.api.progress_bar import Shown, on_screen
 from hybrid_jax.batch.summary import Tally
-from hybrid_jax.progress_bar import Shown, on_screen
 
 WHAT = "lines"
 REFRESH_S = 0.1  # counting is cheap, but not free

@@ -15,10 +15,10 @@ from hybrid_jax.batch.errors import LineError, shown
 from hybrid_jax.batch.fields import CHAT, COMPLETIONS, read_params
 from hybrid_jax.batch.lines import MAX_LINE_BYTES, Line
 from hybrid_jax.batch.messages import chat_arguments
-from hybrid_jax.messages import ConversationError
-from hybrid_jax.prompts import Prompt, PromptLike
-from hybrid_jax.sampling_params import SamplingParams
-from hybrid_jax.tokenizer import NoTemplate
+from hybrid_jax.config.sampling_params import SamplingParams
+from hybrid_jax.text.messages import ConversationError
+from hybrid_jax.text.prompts import Prompt, PromptLike
+from hybrid_jax.text.tokenizer import NoTemplate
 
 MAX_CHOICES = 1024  # completions one line may ask for
 ENVELOPE = ("custom_id", "method", "url", "body")

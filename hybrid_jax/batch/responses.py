@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hybrid_jax.api.outputs import CompletionOutput, Logprob, RequestOutput
 from hybrid_jax.batch.errors import LineError
 from hybrid_jax.batch.fields import CHAT
 from hybrid_jax.batch.requests import BatchRequest
 from hybrid_jax.batch.token_text import TokenTexts
-from hybrid_jax.outputs import CompletionOutput, Logprob, RequestOutput
-from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.config.sampling_params import SamplingParams
 
 LEAST_LOGPROB = -9999.0  # what the API writes for "never"; JSON has no infinity
 # Legal inside JSON strings, but some readers end a line at them, and half a surrogate pair has no UTF-8.

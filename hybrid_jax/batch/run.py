@@ -11,6 +11,9 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from hybrid_jax.api.feed import Feed, Ticket
+from hybrid_jax.api.llm import LLM
+from hybrid_jax.api.request_limits import TooLong
 from hybrid_jax.batch.ahead import Ahead, Entry
 from hybrid_jax.batch.errors import BatchStopped, LineError
 from hybrid_jax.batch.lines import InputFile, Line, read_lines
@@ -20,10 +23,7 @@ from hybrid_jax.batch.requests import CustomIds, custom_id_of, read_envelope, re
 from hybrid_jax.batch.responses import Names, answer, as_line, failure, success
 from hybrid_jax.batch.summary import LineCounts, Tally
 from hybrid_jax.batch.token_text import TokenTexts
-from hybrid_jax.feed import Feed, Ticket
-from hybrid_jax.llm import LLM
-from hybrid_jax.prompts import Prompt, read_prompts
-from hybrid_jax.request_limits import TooLong
+from hybrid_jax.text.prompts import Prompt, read_prompts
 
 LIVE_PER_ROW = (
     4  # completions under way for each row of the engine: it looks ahead for shared prefixes

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-from hybrid_jax.text import REPLACEMENT, IncrementalDecoder
-from hybrid_jax.tokenizer import Tokenizer, byte_alphabet
+from hybrid_jax.text.incremental import REPLACEMENT, IncrementalDecoder
+from hybrid_jax.text.tokenizer import Tokenizer, byte_alphabet
 
 FALLBACK = re.compile("<0x([0-9A-F]{2})>")  # how SentencePiece-like vocabularies name a byte
 # How byte-level vocabularies do.

@@ -2,6 +2,9 @@
 
 Files are memory-mapped and each parameter is assembled on its own, so loading needs little more memory
 than the model itself.
+
+May import: config, models.
+Packages: jax, ml_dtypes, numpy, orbax.
 """
 
 from hybrid_jax.checkpoint.files import Progress as Progress

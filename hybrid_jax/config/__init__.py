@@ -1,4 +1,7 @@
-"""Static descriptions of models, caches and engines: frozen, hashable, standard library only."""
+"""Static descriptions of models, caches and engines: frozen, hashable, standard library only.
+
+May import: nothing of the package.
+"""
 
 from hybrid_jax.config.engine import (
     CACHE_POLICIES,

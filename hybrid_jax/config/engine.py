@@ -8,7 +8,7 @@ from typing import Literal
 
 from hybrid_jax.config.checks import flags, integers, positive, require
 from hybrid_jax.config.model import DTYPES
-from hybrid_jax.other_names import CACHE_CONFIG, refuses
+from hybrid_jax.config.other_names import CACHE_CONFIG, refuses
 
 CACHE_POLICIES = ("off", "lru", "sglang", "marconi", "marconi-code", "adaptive")
 KERNELS = ("auto", "xla", "pallas")
@@ -95,7 +95,7 @@ def fixed_alpha(policy: object) -> float | None:
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """How one engine runs a model. The defaults here are those of a CPU; `LLM` chooses others for a GPU
-    (`engine.defaults`).
+    (`sizing.defaults`).
 
     Attributes:
         memory: bytes for arena, rings, tables and logits together. None: on a CPU, what `max_rows` sequences of

@@ -1,6 +1,9 @@
 """What limits the tokens of a completion as it grows: a grammar, words that must not appear, allowed tokens.
 
 `Constraints` makes them from sampling parameters; the engine asks each for the tokens that may come next.
+
+May import: config, text.
+Packages: llguidance, numpy, tokenizers.
 """
 
 from hybrid_jax.constraints.make import NO_LIMITS, Constraints, TokenLimits, check_token_ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hybrid_jax.tokenizer import Tokenizer
+from hybrid_jax.text.tokenizer import Tokenizer
 
 
 def token_sequences(word: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:

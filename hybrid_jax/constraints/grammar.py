@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from hybrid_jax.structured_outputs import StructuredOutputsParams
-from hybrid_jax.tokenizer import Tokenizer
+from hybrid_jax.config.structured_outputs import StructuredOutputsParams
+from hybrid_jax.text.tokenizer import Tokenizer
 
 INSTALL = "pip install 'hybrid_jax[structured]'"
 END = "<|end of the grammar|>"

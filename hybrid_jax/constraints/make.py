@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybrid_jax.config import ModelConfig
+from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.constraints.bad_words import BadWords, token_sequences
 from hybrid_jax.constraints.grammar import Grammars
 from hybrid_jax.constraints.token_bits import all_bits, bits_of
 from hybrid_jax.constraints.token_constraint import TokenConstraint
-from hybrid_jax.sampling_params import SamplingParams
-from hybrid_jax.tokenizer import Tokenizer
+from hybrid_jax.text.tokenizer import Tokenizer
 
 TOKENIZER = "a tokenizer, which this model lacks; put a tokenizer.json beside its config.json"
 

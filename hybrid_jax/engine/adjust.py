@@ -12,9 +12,9 @@ import numpy as np
 
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.engine.pack import Layout
-from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.sampling import Sampled, logprobs, sample, stopped, unpack_sampling
 from hybrid_jax.geometry import adjust_specs
+from hybrid_jax.schedule.request import Request
 
 
 @flax.struct.dataclass

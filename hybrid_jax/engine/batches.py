@@ -8,7 +8,7 @@ import numpy as np
 
 from hybrid_jax.engine import pack
 from hybrid_jax.engine.pack import Layout
-from hybrid_jax.engine.plan import DecodeRow, ForkRow, PrefillRow
+from hybrid_jax.schedule.plan import DecodeRow, ForkRow, PrefillRow
 
 
 def prefill_batch(rows: list[PrefillRow], layout: Layout, *, size: int, sink: int) -> np.ndarray:

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from hybrid_jax.cache.prefix_order import prefix_order
+from hybrid_jax.cache.tree.prefix_order import prefix_order
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.costs import model_costs
 from hybrid_jax.engine.kernel_choice import choose_kernels
-from hybrid_jax.engine.program_store import ProgramStore
-from hybrid_jax.engine.request import Request
-from hybrid_jax.engine.room import find_room
+from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.runner import Pending, Runner
-from hybrid_jax.engine.scheduler import Scheduler
 from hybrid_jax.engine.this_device import as_device, device_of, held_bytes, this_device
 from hybrid_jax.geometry import make_geometry
+from hybrid_jax.schedule.request import Request
+from hybrid_jax.schedule.scheduler import Scheduler
+from hybrid_jax.sizing.room import find_room
 
 
 @dataclass(kw_only=True)

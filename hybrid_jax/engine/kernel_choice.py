@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybrid_jax.config import EngineConfig, ModelConfig
-from hybrid_jax.devices import Device
 from hybrid_jax.engine import blocks
 from hybrid_jax.engine.fused import sizes_of
 from hybrid_jax.engine.pack import MAX_STOP_IDS
-from hybrid_jax.engine.program_store import ProgramStore
-from hybrid_jax.engine.room import steps_on
+from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.geometry import Geometry
+from hybrid_jax.sizing.devices import Device
+from hybrid_jax.sizing.room import steps_on
 from pallas_kernels import jax_triton
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
 from pallas_kernels.gated_rmsnorm.kernel import why_unsupported as norm_unsupported

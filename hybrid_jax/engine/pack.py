@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybrid_jax.engine.request import Request
+from hybrid_jax.schedule.request import Request
 
 MAX_STOP_IDS = 16
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import jax
 
-from hybrid_jax.engine.plan import Plan, Tokens
-from hybrid_jax.engine.request import TokenLogprobs
 from hybrid_jax.engine.sampling import Sampled
+from hybrid_jax.schedule.plan import Plan, Tokens
+from hybrid_jax.schedule.request import TokenLogprobs
 
 
 @dataclass

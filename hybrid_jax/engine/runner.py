@@ -10,21 +10,22 @@ import jax
 import numpy as np
 
 from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine import adjust as adjusting
-from hybrid_jax.engine import batches, bucket, pack, steps
+from hybrid_jax.engine import batches, pack, steps
 from hybrid_jax.engine.adjust import Adjust, make_adjust, row_of
-from hybrid_jax.engine.behind import Behind
 from hybrid_jax.engine.blocks import Model
-from hybrid_jax.engine.compiling import Compiling, Program, shapes_of
 from hybrid_jax.engine.exact import exact_step
 from hybrid_jax.engine.kernel_choice import Kernels
 from hybrid_jax.engine.pending import Pending
-from hybrid_jax.engine.plan import DecodeRow, ForkRow, Plan, PrefillRow
-from hybrid_jax.engine.program_store import ProgramStore
+from hybrid_jax.engine.programs.behind import Behind
+from hybrid_jax.engine.programs.compiling import Compiling, Program, shapes_of
+from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.this_device import device_of
 from hybrid_jax.geometry import Geometry
-from hybrid_jax.sampling_params import MAX_LOGPROBS
+from hybrid_jax.schedule import bucket
+from hybrid_jax.schedule.plan import DecodeRow, ForkRow, Plan, PrefillRow
 from hybrid_jax.state import State, make_state, state_specs
 from pallas_kernels import jax_triton
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from hybrid_jax.devices import Device, claim_gpu, host
+from hybrid_jax.sizing.devices import Device, claim_gpu, host
 
 
 def this_device(*, held: int) -> Device:

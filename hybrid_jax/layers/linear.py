@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.parts import num_parts
+from hybrid_jax.layers.parts import num_parts
 from pallas_kernels.row_product import row_product
 
 HIGHEST = jax.lax.Precision.HIGHEST

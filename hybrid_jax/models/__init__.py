@@ -1,6 +1,9 @@
 """Model families: what their config.json means and what their checkpoints hold.
 
 No family touches an array; the equations are in `models.decoder`, the same for all of them.
+
+May import: config, layers, pallas_kernels.
+Packages: jax, numpy.
 """
 
 from __future__ import annotations

@@ -1,1 +1,4 @@
-"""Studies of the cache on virtual time: traces through the very classes an engine runs, without a model."""
+"""Studies on virtual time, without a model: the very classes an engine runs, and published ones beside them.
+
+May import: config, costs.
+"""

@@ -1,4 +1,8 @@
-"""Training of the small bundled model; needs the extra `train` (optax), loaded on the first call."""
+"""Training of the small bundled model; needs the extra `train` (optax), loaded on the first call.
+
+May import: config, engine.programs, models, text.
+Packages: jax, ml_dtypes, numpy, optax, rich, safetensors, tokenizers.
+"""
 
 from __future__ import annotations
 

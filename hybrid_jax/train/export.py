@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from hybrid_jax.config import MLP, Attention, ModelConfig
 from hybrid_jax.models import FAMILIES
 from hybrid_jax.models.tensors import Stored
-from hybrid_jax.tokenizer import byte_alphabet
+from hybrid_jax.text.tokenizer import byte_alphabet
 from hybrid_jax.train.data import END, PAD, SPECIAL_TOKENS
 
 WEIGHTS_FILE = "model.safetensors"

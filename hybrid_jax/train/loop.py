@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from hybrid_jax.compile_cache import enable_compile_cache
 from hybrid_jax.config import ModelConfig
+from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.train import state as saved
 from hybrid_jax.train.data import Batches, Corpus, default_sources, read_corpus

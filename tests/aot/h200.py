@@ -17,7 +17,7 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from hybrid_jax.engine.compiling import GPU_OPTIONS
+from hybrid_jax.engine.programs.compiling import GPU_OPTIONS
 from pallas_kernels.triton import for_cuda
 from tests.kernels.lowered import lower_for_cuda
 

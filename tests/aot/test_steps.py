@@ -10,8 +10,8 @@ import jax
 import pytest
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.engine.temporaries import kernel_step_bytes
 from hybrid_jax.geometry import logits_bytes
+from hybrid_jax.sizing.temporaries import kernel_step_bytes
 from pallas_kernels import jax_triton
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
 from tests.aot.models import (

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from hybrid_jax.cache.frames import FrameAllocator
-from hybrid_jax.cache.radix import RadixTree
-from hybrid_jax.cache.slots import SlotTable
+from hybrid_jax.cache.pools.frames import FrameAllocator
+from hybrid_jax.cache.pools.slots import SlotTable
+from hybrid_jax.cache.tree.radix import RadixTree
 
 GRAIN = 8
 

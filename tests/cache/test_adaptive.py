@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.adaptive import Adaptive
-from hybrid_jax.cache.node import Node
-from hybrid_jax.cache.points import BRANCH, CONTINUED, END, FRESH, OTHER, PARTED
-from hybrid_jax.cache.shadow import ShadowCache
+from hybrid_jax.cache.policy.adaptive import Adaptive
+from hybrid_jax.cache.policy.points import BRANCH, CONTINUED, END, FRESH, OTHER, PARTED
+from hybrid_jax.cache.policy.shadow import ShadowCache
+from hybrid_jax.cache.tree.node import Node
 from tests.cache.weighed import COSTS, checked
 
 

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
-from hybrid_jax.cache.shadow import ShadowCache
+from hybrid_jax.cache.policy.shadow import ShadowCache
 from tests.cache.test_shadow_machine import ShadowMachine, common, outputs, prompts
 from tests.cache.weighed import COSTS, CheckedAdaptive
 

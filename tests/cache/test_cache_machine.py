@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hybrid_jax.cache.frames import FrameAllocator, OutOfFrames
-from hybrid_jax.cache.radix import RadixTree
-from hybrid_jax.cache.slots import OutOfSlots, SlotTable
+from hybrid_jax.cache.pools.frames import FrameAllocator, OutOfFrames
+from hybrid_jax.cache.pools.slots import OutOfSlots, SlotTable
+from hybrid_jax.cache.tree.radix import RadixTree
 
 GRAIN, NUM_FRAMES, MAX_SLOTS, STATE_FRAMES = 8, 60, 12, 3
 

@@ -3,7 +3,7 @@
 import random
 from types import SimpleNamespace
 
-from hybrid_jax.cache.eviction import LeastRecentlyUsed
+from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
 
 
 class Entry(SimpleNamespace):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.policies import make_policy
+from hybrid_jax.cache.policy.policies import make_policy
 from hybrid_jax.costs import Costs
 from tests.cache.pools import Pools, seq
 

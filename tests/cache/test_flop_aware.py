@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.flop_aware import STEPS_PER_OCTAVE, FlopAware
-from hybrid_jax.cache.shadow import ShadowCache
+from hybrid_jax.cache.policy.flop_aware import STEPS_PER_OCTAVE, FlopAware
+from hybrid_jax.cache.policy.shadow import ShadowCache
 from hybrid_jax.costs import Costs
 
 COSTS = Costs(flops_per_token=1, flops_per_key=0, kv_bytes=1, checkpoint_bytes=10)

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from hybrid_jax.cache import handles
-from hybrid_jax.cache.frames import FrameAllocator, OutOfFrames
-from hybrid_jax.cache.slots import OutOfSlots, SlotTable
+from hybrid_jax.cache.pools import handles
+from hybrid_jax.cache.pools.frames import FrameAllocator, OutOfFrames
+from hybrid_jax.cache.pools.slots import OutOfSlots, SlotTable
 
 
 def test_last_released_frame_is_handed_out_first():

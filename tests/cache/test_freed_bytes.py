@@ -7,11 +7,11 @@ import copy
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.adaptive import Adaptive
-from hybrid_jax.cache.eviction import LeastRecentlyUsed
-from hybrid_jax.cache.node import Node
-from hybrid_jax.cache.shadow import ShadowCache
-from hybrid_jax.cache.value import freed_bytes
+from hybrid_jax.cache.policy.adaptive import Adaptive
+from hybrid_jax.cache.policy.shadow import ShadowCache
+from hybrid_jax.cache.policy.value import freed_bytes
+from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
+from hybrid_jax.cache.tree.node import Node
 from tests.cache.test_adaptive import ask, text, traffic
 from tests.cache.weighed import COSTS
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid_jax.cache import handles
-from hybrid_jax.cache.frames import FrameAllocator
-from hybrid_jax.cache.slots import SlotTable
+from hybrid_jax.cache.pools import handles
+from hybrid_jax.cache.pools.frames import FrameAllocator
+from hybrid_jax.cache.pools.slots import SlotTable
 from tests.cache.worn import WornPools, contents
 
 

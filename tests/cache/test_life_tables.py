@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hybrid_jax.cache import reuse
-from hybrid_jax.cache.reuse import LIVED, LOST, STEPS, USED, LifeTables, age_edges
+from hybrid_jax.cache.policy import reuse
+from hybrid_jax.cache.policy.reuse import LIVED, LOST, STEPS, USED, LifeTables, age_edges
 
 FIRST = 0  # bin
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.node import Node
-from hybrid_jax.cache.points import (
+from hybrid_jax.cache.policy.points import (
     BRANCH,
     CONTINUED,
     END,
@@ -17,7 +16,8 @@ from hybrid_jax.cache.points import (
     Points,
     Relation,
 )
-from hybrid_jax.cache.reuse import LIVED, LOST, STEPS, USED
+from hybrid_jax.cache.policy.reuse import LIVED, LOST, STEPS, USED
+from hybrid_jax.cache.tree.node import Node
 
 NEW = Relation(kind=FRESH, run=0)
 

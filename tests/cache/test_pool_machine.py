@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hybrid_jax.cache import handles
-from hybrid_jax.cache.frames import FrameAllocator, OutOfFrames
-from hybrid_jax.cache.slots import OutOfSlots, SlotTable
+from hybrid_jax.cache.pools import handles
+from hybrid_jax.cache.pools.frames import FrameAllocator, OutOfFrames
+from hybrid_jax.cache.pools.slots import OutOfSlots, SlotTable
 from tests.cache.worn import contents
 
 NUM_FRAMES, MAX_SLOTS, STATE_FRAMES = 13, 4, 3

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid_jax.cache.prefix_order import prefix_order
+from hybrid_jax.cache.tree.prefix_order import prefix_order
 
 
 def by_definition(

@@ -2,11 +2,11 @@
 
 import pytest
 
-from hybrid_jax.cache.candidates import LOOK_AHEAD
-from hybrid_jax.cache.frames import FrameAllocator
-from hybrid_jax.cache.quota import Quota
-from hybrid_jax.cache.radix import RadixTree
-from hybrid_jax.cache.slots import SlotTable
+from hybrid_jax.cache.pools.frames import FrameAllocator
+from hybrid_jax.cache.pools.slots import SlotTable
+from hybrid_jax.cache.tree.candidates import LOOK_AHEAD
+from hybrid_jax.cache.tree.quota import Quota
+from hybrid_jax.cache.tree.radix import RadixTree
 from tests.cache.pools import Pools, seq
 
 FRAMES = 41  # 40 to hand out; a page of 16 tokens is 1 frame, a checkpoint 2

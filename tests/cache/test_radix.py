@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.node import common_prefix_len, shared_len
+from hybrid_jax.cache.tree.node import common_prefix_len, shared_len
 from tests.cache.pools import Pools, seq
 
 

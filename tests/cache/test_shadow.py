@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.eviction import LeastRecentlyUsed
-from hybrid_jax.cache.shadow import ShadowCache
+from hybrid_jax.cache.policy.shadow import ShadowCache
+from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
 from hybrid_jax.costs import Costs
 
 COSTS = Costs(flops_per_token=1, flops_per_key=0, kv_bytes=1, checkpoint_bytes=10)

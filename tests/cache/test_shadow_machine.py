@@ -14,10 +14,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from hybrid_jax.cache.eviction import LeastRecentlyUsed
-from hybrid_jax.cache.flop_aware import FlopAware, whole_prefix_efficiency
-from hybrid_jax.cache.shadow import ShadowCache
-from hybrid_jax.cache.value import freed_bytes
+from hybrid_jax.cache.policy.flop_aware import FlopAware, whole_prefix_efficiency
+from hybrid_jax.cache.policy.shadow import ShadowCache
+from hybrid_jax.cache.policy.value import freed_bytes
+from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
 from hybrid_jax.costs import Costs
 
 COSTS = {

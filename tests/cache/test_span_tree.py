@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.frames import FrameAllocator
-from hybrid_jax.cache.pages import PageHolds
-from hybrid_jax.cache.reasons import Loss
-from hybrid_jax.cache.slots import SlotTable
-from hybrid_jax.cache.span_tree import SpanTree
+from hybrid_jax.cache.pools.frames import FrameAllocator
+from hybrid_jax.cache.pools.pages import PageHolds
+from hybrid_jax.cache.pools.slots import SlotTable
+from hybrid_jax.cache.tree.reasons import Loss
+from hybrid_jax.cache.tree.span_tree import SpanTree
 
 
 class Spans:
@@ -140,7 +140,7 @@ def test_without_checkpoints_nobody_looks_for_one_below_a_node(monkeypatch):
     spans = Spans(needs_slots=False)
     for last in range(8):
         spans.insert([*range(16), 20 + last])
-    monkeypatch.setattr("hybrid_jax.cache.span_tree._first_slots", None)
+    monkeypatch.setattr("hybrid_jax.cache.tree.span_tree._first_slots", None)
     spans.tree.drop_all(spans.insert(range(30, 46)))  # the root had a second cached child
     spans.tree.check_invariants()
 

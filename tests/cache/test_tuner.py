@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.flop_aware import FlopAware, whole_prefix_efficiency
-from hybrid_jax.cache.shadow import ShadowCache
-from hybrid_jax.cache.tuner import ALPHAS, AlphaTuner
+from hybrid_jax.cache.policy.flop_aware import FlopAware, whole_prefix_efficiency
+from hybrid_jax.cache.policy.shadow import ShadowCache
+from hybrid_jax.cache.policy.tuner import ALPHAS, AlphaTuner
 from hybrid_jax.costs import Costs
 
 COSTS = Costs(flops_per_token=10, flops_per_key=2, kv_bytes=1, checkpoint_bytes=10)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.eviction import LeastRecentlyUsed
-from hybrid_jax.cache.flop_aware import own_edge_efficiency, whole_prefix_efficiency
-from hybrid_jax.cache.shadow import ShadowCache
-from hybrid_jax.cache.value import freed_bytes, resume_point_above, saved_flops
+from hybrid_jax.cache.policy.flop_aware import own_edge_efficiency, whole_prefix_efficiency
+from hybrid_jax.cache.policy.shadow import ShadowCache
+from hybrid_jax.cache.policy.value import freed_bytes, resume_point_above, saved_flops
+from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
 from hybrid_jax.costs import Costs
 
 COSTS = Costs(flops_per_token=1, flops_per_key=0, kv_bytes=1, checkpoint_bytes=10)

@@ -7,10 +7,10 @@ from bisect import bisect_right
 
 import pytest
 
-from hybrid_jax.cache.adaptive import SAVINGS_EXPONENT, STEPS_PER_OCTAVE, Adaptive
-from hybrid_jax.cache.node import Node
-from hybrid_jax.cache.shadow import ShadowCache
-from hybrid_jax.cache.value import freed_bytes, saved_tokens
+from hybrid_jax.cache.policy.adaptive import SAVINGS_EXPONENT, STEPS_PER_OCTAVE, Adaptive
+from hybrid_jax.cache.policy.shadow import ShadowCache
+from hybrid_jax.cache.policy.value import freed_bytes, saved_tokens
+from hybrid_jax.cache.tree.node import Node
 from hybrid_jax.costs import Costs
 
 COSTS = {

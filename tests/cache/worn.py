@@ -6,8 +6,8 @@ import random
 
 import numpy as np
 
-from hybrid_jax.cache.frames import FrameAllocator
-from hybrid_jax.cache.slots import SlotTable
+from hybrid_jax.cache.pools.frames import FrameAllocator
+from hybrid_jax.cache.pools.slots import SlotTable
 
 
 def contents(*pools) -> list:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from hybrid_jax.config import Attention, LayerSpec, ModelConfig
+from hybrid_jax.config.sampling_params import SamplingParams
+from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from hybrid_jax.constraints import Constraints
 from hybrid_jax.constraints.token_bits import tokens_of
-from hybrid_jax.sampling_params import SamplingParams
-from hybrid_jax.structured_outputs import StructuredOutputsParams
 from tests.constraints.vocabularies import Language, make_tokenizer
 from tests.surface.conftest import byte_tokenizer
 

@@ -9,7 +9,7 @@ from os.path import commonprefix
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from hybrid_jax.tokenizer import Tokenizer
+from hybrid_jax.text.tokenizer import Tokenizer
 
 LETTERS = "ab0"
 PAIRS = [("a", "b"), ("b", "a"), ("a", "a"), ("0", "0"), ("b", "0"), ("a", "ab")]

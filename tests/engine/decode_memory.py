@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybrid_jax.compile_cache import enable_compile_cache
+from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.request import Request
+from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.machine import STATUS, give_back_free_memory, peak_resident_bytes
-from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.schedule.request import Request
 from tests.tiny_models import VOCAB, tiny_engine
 
 PEAK_SWITCH = Path("/proc/self/clear_refs")  # 5 sets VmHWM back

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Iterator
 from unittest import mock
 
-from hybrid_jax.cache.frames import FrameAllocator, OutOfFrames
-from hybrid_jax.cache.radix import RadixTree
-from hybrid_jax.cache.slots import OutOfSlots, SlotTable
-from hybrid_jax.engine.admission import Admission
-from hybrid_jax.engine.memory import Memory
-from hybrid_jax.engine.scheduler import Scheduler
-from hybrid_jax.engine.turn import Turn
+from hybrid_jax.cache.pools.frames import FrameAllocator, OutOfFrames
+from hybrid_jax.cache.pools.slots import OutOfSlots, SlotTable
+from hybrid_jax.cache.tree.radix import RadixTree
+from hybrid_jax.schedule.admission import Admission
+from hybrid_jax.schedule.memory import Memory
+from hybrid_jax.schedule.scheduler import Scheduler
+from hybrid_jax.schedule.turn import Turn
 
 ROOM = {(Memory, "make_room"): "room"}
 ALLOCATIONS = ROOM | {

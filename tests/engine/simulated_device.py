@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from hybrid_jax.engine.plan import DecodeRow, Plan, PrefillRow, Tokens
-from hybrid_jax.engine.request import Request
 from hybrid_jax.geometry import Geometry
+from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow, Tokens
+from hybrid_jax.schedule.request import Request
 
 EMPTY = 0x9E3779B97F4A7C15
 

@@ -4,11 +4,11 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from hybrid_jax.config import CacheConfig, EngineConfig
-from hybrid_jax.engine import bucket
-from hybrid_jax.engine.request import Request
-from hybrid_jax.engine.scheduler import Scheduler
+from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.geometry import Geometry
-from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.schedule import bucket
+from hybrid_jax.schedule.request import Request
+from hybrid_jax.schedule.scheduler import Scheduler
 from tests.engine.simulated_device import SimulatedDevice, plain_loop
 
 GRAIN = 32

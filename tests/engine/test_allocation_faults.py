@@ -15,8 +15,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from hybrid_jax.engine.memory import Memory
-from hybrid_jax.engine.sequence import Sequence
+from hybrid_jax.schedule.memory import Memory
+from hybrid_jax.schedule.sequence import Sequence
 from tests.engine.faults import (
     ALLOCATIONS,
     ERRORS,

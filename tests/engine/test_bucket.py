@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.engine import bucket
+from hybrid_jax.schedule import bucket
 
 
 def test_the_default_engine_compiles_few_shapes():

@@ -7,10 +7,10 @@ import collections
 import numpy as np
 import pytest
 
-from hybrid_jax.engine import bucket
+from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.request import Request
-from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.schedule import bucket
+from hybrid_jax.schedule.request import Request
 from tests.tiny_models import VOCAB, tiny_engine
 
 KINDS = {"prefill", "fork", "decode", "exact", "write_slots", "move_row", "move_adjust"}

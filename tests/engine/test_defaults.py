@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from hybrid_jax.config import EngineConfig, ModelConfig
-from hybrid_jax.devices import CARDS, Device, card
-from hybrid_jax.engine.defaults import choose_settings
-from hybrid_jax.engine.room import find_room
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.models import config_from_hf
+from hybrid_jax.sizing.defaults import choose_settings
+from hybrid_jax.sizing.devices import CARDS, Device, card
+from hybrid_jax.sizing.room import find_room
 
 CONFIGS = Path(__file__).resolve().parent.parent / "models/configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine.runner import Variant
-from hybrid_jax.sampling_params import MAX_LOGPROBS
 from pallas_kernels.frame_io import read_frames
 from tests.engine.test_donation import (
     FRAMES,

@@ -14,16 +14,16 @@ import jax
 import numpy as np
 import pytest
 
+from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine import batches, pending
-from hybrid_jax.engine.admission import Admission
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.memory import Memory
 from hybrid_jax.engine.pending import Pending
-from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.runner import Runner
-from hybrid_jax.engine.scheduler import Scheduler
-from hybrid_jax.engine.sequence import Sequence
-from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.schedule.admission import Admission
+from hybrid_jax.schedule.memory import Memory
+from hybrid_jax.schedule.request import Request
+from hybrid_jax.schedule.scheduler import Scheduler
+from hybrid_jax.schedule.sequence import Sequence
 from tests.tiny_models import VOCAB, tiny_engine
 
 TURN = (

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.devices import Device
-from hybrid_jax.engine import bucket, kernel_choice
 from hybrid_jax.engine import engine as engines
+from hybrid_jax.engine import kernel_choice
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.kernel_choice import (
     Kernels,
@@ -22,9 +21,11 @@ from hybrid_jax.engine.kernel_choice import (
     choose_steps,
     try_sampling,
 )
-from hybrid_jax.engine.program_store import ProgramStore
+from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.runner import KINDS
 from hybrid_jax.geometry import make_geometry
+from hybrid_jax.schedule import bucket
+from hybrid_jax.sizing.devices import Device
 from pallas_kernels import jax_triton
 from pallas_kernels.ssd_scan.api import FRAMES
 from pallas_kernels.token_sampling.api import IMPLEMENTATIONS as SAMPLING

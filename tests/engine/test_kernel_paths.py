@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import EngineConfig
+from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine import pack, steps
 from hybrid_jax.engine.blocks import Model
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.exact import exact_step
-from hybrid_jax.engine.request import Request
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.layers import linear
-from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.schedule.request import Request
 from hybrid_jax.state import state_specs
 from pallas_kernels.row_product import kernel as row_kernel
 from tests.kernels.lowered import kernels_in

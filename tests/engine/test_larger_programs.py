@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.engine import bucket
-from hybrid_jax.engine.behind import Behind
-from hybrid_jax.engine.bucket import DecodeBucket, PrefillBucket
+from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.request import Request
+from hybrid_jax.engine.programs.behind import Behind
 from hybrid_jax.engine.runner import PLAIN
-from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.schedule import bucket
+from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
+from hybrid_jax.schedule.request import Request
 from tests.tiny_models import VOCAB, tiny_engine, tiny_model
 
 COARSE = EngineConfig(max_rows=3, prefill_tokens=512, shapes="coarse")

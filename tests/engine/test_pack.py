@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine import pack
-from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.sampling import unpack_sampling
-from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.schedule.request import Request
 
 LAYOUTS = {
     "prefill": pack.prefill_layout(tokens=32, width=5, frames_per_page=2),

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from hybrid_jax.config import CacheConfig
-from hybrid_jax.engine.pressure import LOG_LENGTH, SETTLES_AFTER, Pressure
+from hybrid_jax.schedule.pressure import LOG_LENGTH, SETTLES_AFTER, Pressure
 from tests.engine.simulated_engine import Engine, make_geometry, tokens_of
 
 

@@ -18,10 +18,10 @@ import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.engine import program_store
-from hybrid_jax.engine.compiling import Compiling, Program
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.program_store import ProgramStore, open_store
+from hybrid_jax.engine.programs import store as program_store
+from hybrid_jax.engine.programs.compiling import Compiling, Program
+from hybrid_jax.engine.programs.store import ProgramStore, open_store
 from tests.engine.test_larger_programs import generate
 from tests.tiny_models import tiny_model
 
@@ -177,8 +177,8 @@ def test_a_loaded_program_runs_on_one_device_of_several(tmp_path):
         """
         import sys, jax, numpy as np
         from pathlib import Path
-        from hybrid_jax.engine.compiling import Compiling, Program
-        from hybrid_jax.engine.program_store import ProgramStore
+        from hybrid_jax.engine.programs.compiling import Compiling, Program
+        from hybrid_jax.engine.programs.store import ProgramStore
         assert len(jax.devices()) == 4
         jax.config.update("jax_enable_compilation_cache", False)
         for number in range(2):

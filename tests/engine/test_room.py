@@ -10,16 +10,16 @@ import pytest
 
 from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig, MoE
 from hybrid_jax.costs import weight_bytes
-from hybrid_jax.devices import Device
-from hybrid_jax.engine.room import (
+from hybrid_jax.engine.this_device import held_bytes
+from hybrid_jax.models.initialize import random_params
+from hybrid_jax.sizes import parse_size
+from hybrid_jax.sizing.devices import Device
+from hybrid_jax.sizing.room import (
     DoesNotFit,
     find_room,
     require_room,
 )
-from hybrid_jax.engine.temporaries import temporary_bytes
-from hybrid_jax.engine.this_device import held_bytes
-from hybrid_jax.models.initialize import random_params
-from hybrid_jax.sizes import parse_size
+from hybrid_jax.sizing.temporaries import temporary_bytes
 
 ATTENTION = Attention(num_heads=8, num_kv_heads=4, head_dim=32, qkv_bias=True, qk_norm=True)
 MAMBA = Mamba2(num_heads=16, head_dim=32, state_size=32, proj_bias=True)

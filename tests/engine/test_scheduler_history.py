@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.reasons import Why
-from hybrid_jax.cache.request_log import RequestLog, block_names
-from hybrid_jax.cache.tuner import ALPHAS
+from hybrid_jax.cache.policy.request_log import RequestLog, block_names
+from hybrid_jax.cache.policy.tuner import ALPHAS
+from hybrid_jax.cache.tree.reasons import Why
 from tests.engine.simulated_engine import Engine, tokens_of
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hybrid_jax.cache.points import DECLARED, END, OTHER
+from hybrid_jax.cache.policy.points import DECLARED, END, OTHER
 from tests.engine.simulated_engine import Engine, tokens_of
 
 

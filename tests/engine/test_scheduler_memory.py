@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hybrid_jax.engine.scheduler import NEED_RESULTS
+from hybrid_jax.schedule.scheduler import NEED_RESULTS
 from tests.engine.simulated_engine import Engine, make_geometry, tokens_of
 
 

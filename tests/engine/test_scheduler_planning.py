@@ -5,11 +5,11 @@ import random
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.expected import Expected
-from hybrid_jax.cache.prefix_order import prefix_order
-from hybrid_jax.engine.request import Request
-from hybrid_jax.engine.scheduler import Scheduler
-from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.cache.tree.expected import Expected
+from hybrid_jax.cache.tree.prefix_order import prefix_order
+from hybrid_jax.config.sampling_params import SamplingParams
+from hybrid_jax.schedule.request import Request
+from hybrid_jax.schedule.scheduler import Scheduler
 from tests.engine.simulated_engine import GRAIN, Engine, tokens_of
 
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from hybrid_jax.engine.scheduler import NEED_RESULTS
+from hybrid_jax.schedule.scheduler import NEED_RESULTS
 from tests.engine.simulated_engine import Engine, tokens_of
 
 

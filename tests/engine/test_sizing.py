@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from hybrid_jax.api.describe import describe
 from hybrid_jax.config import (
     MLP,
     Attention,
@@ -17,17 +18,12 @@ from hybrid_jax.config import (
     Mamba2,
     ModelConfig,
 )
-from hybrid_jax.describe import describe
-from hybrid_jax.devices import Device
-from hybrid_jax.engine import bucket
+from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine import runner as runners
 from hybrid_jax.engine.adjust import make_adjust
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.kernel_choice import choose_kernels
-from hybrid_jax.engine.request import Request
-from hybrid_jax.engine.room import find_room
 from hybrid_jax.engine.runner import Runner, Variant
-from hybrid_jax.engine.sizing import DEFAULT_LENGTH, MAX_SLOTS, Sizes, choose_sizes
 from hybrid_jax.geometry import (
     LOGITS_OF_A_POSITION,
     LOGITS_OF_A_ROW,
@@ -36,7 +32,11 @@ from hybrid_jax.geometry import (
     make_geometry,
 )
 from hybrid_jax.models.initialize import random_params
-from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.schedule import bucket
+from hybrid_jax.schedule.request import Request
+from hybrid_jax.sizing.budget import DEFAULT_LENGTH, MAX_SLOTS, Sizes, choose_sizes
+from hybrid_jax.sizing.devices import Device
+from hybrid_jax.sizing.room import find_room
 from hybrid_jax.state import make_state, state_specs
 
 

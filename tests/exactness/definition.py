@@ -18,9 +18,9 @@ import numpy as np
 
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.engine import sampling
-from hybrid_jax.engine.request import Request
 from hybrid_jax.engine.sampling import SamplingRows
 from hybrid_jax.models import decoder
+from hybrid_jax.schedule.request import Request
 from tests.exactness.jobs import Job
 
 # Executables may differ in the last bits. A token may differ only where the definition finds it within

@@ -9,13 +9,13 @@ from unittest import mock
 
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.costs import model_costs
-from hybrid_jax.engine import bucket
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.scheduler import Scheduler
-from hybrid_jax.engine.sequence import Sequence
-from hybrid_jax.engine.sizing import choose_sizes
-from hybrid_jax.engine.turn import Turn
 from hybrid_jax.geometry import Geometry, make_geometry
+from hybrid_jax.schedule import bucket
+from hybrid_jax.schedule.scheduler import Scheduler
+from hybrid_jax.schedule.sequence import Sequence
+from hybrid_jax.schedule.turn import Turn
+from hybrid_jax.sizing.budget import choose_sizes
 
 
 def frames_for(geometry: Geometry, room: float) -> int:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.request import Constraint, Request
-from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.schedule.request import Constraint, Request
 from tests.exactness.poison import Poison
 
 

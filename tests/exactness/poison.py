@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.sequence import Phase
+from hybrid_jax.schedule.sequence import Phase
 from hybrid_jax.state import State
 
 _KEEP = np.int32(1 << 30)

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import pytest
 
 from hybrid_jax.engine import blocks, steps
-from hybrid_jax.engine.memory import Memory
 from hybrid_jax.engine.runner import Runner
 from hybrid_jax.layers import mamba2
+from hybrid_jax.schedule.memory import Memory
 from tests.exactness.conftest import ROOM, SETTINGS, load
 from tests.exactness.engines import make_engine, one_shape
 from tests.exactness.jobs import Job, drive, random_prompt

@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax import parts as rules
+from hybrid_jax.layers import parts as rules
 from hybrid_jax.layers.linear import (
     linear,
     linear_in_parts,
     linear_on_kernels,
     linear_transposed,
 )
-from hybrid_jax.parts import num_parts
+from hybrid_jax.layers.parts import num_parts
 from pallas_kernels import triton
 from pallas_kernels.paged_attention.kernel import Config
 from pallas_kernels.row_product import kernel as row_kernel

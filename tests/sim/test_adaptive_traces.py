@@ -8,8 +8,8 @@ from functools import cache
 import pytest
 
 from hybrid_jax.sim.model_specs import load_spec
-from hybrid_jax.sim.request_order import Result, simulate
-from hybrid_jax.sim.traces import read_trace
+from hybrid_jax.sim.prefix_cache.request_order import Result, simulate
+from hybrid_jax.sim.prefix_cache.traces import read_trace
 
 GB = 10**9
 FILES = {

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybrid_jax.sim.honest_allocators import make_honest
-from hybrid_jax.sim.honest_arenas import Superblocks, TwoEnded
-from hybrid_jax.sim.honest_frames import FramesMemory
-from hybrid_jax.sim.honest_models import honest_model
-from hybrid_jax.sim.honest_units import AvmpMemory, padded_unified, vllm_big_block
+from hybrid_jax.sim.allocators.honest_allocators import make_honest
+from hybrid_jax.sim.allocators.honest_arenas import Superblocks, TwoEnded
+from hybrid_jax.sim.allocators.honest_frames import FramesMemory
+from hybrid_jax.sim.allocators.honest_models import honest_model
+from hybrid_jax.sim.allocators.honest_units import AvmpMemory, padded_unified, vllm_big_block
 from tests.sim.tiny import MODEL
 
 A, B, C = range(3)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hybrid_jax.sim.honest_allocators import make_honest
-from hybrid_jax.sim.honest_models import honest_model
-from hybrid_jax.sim.pool_geometry import PUBLISHED
-from hybrid_jax.sim.pool_honest import HonestResult, run_honest
-from hybrid_jax.sim.pool_loads import make_load
+from hybrid_jax.sim.allocators.honest_allocators import make_honest
+from hybrid_jax.sim.allocators.honest_models import honest_model
+from hybrid_jax.sim.allocators.pool_geometry import PUBLISHED
+from hybrid_jax.sim.allocators.pool_honest import HonestResult, run_honest
+from hybrid_jax.sim.allocators.pool_loads import make_load
 
 GIB = 1 << 30
 COUNTS = ("completed", "infeasible", "preempted", "recomputed_tokens", "makespan")

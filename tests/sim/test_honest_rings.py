@@ -6,10 +6,10 @@ import pytest
 
 from hybrid_jax.config import LayerSpec, Mamba2, ModelConfig
 from hybrid_jax.geometry import ring_specs
-from hybrid_jax.sim.honest_allocators import make_honest
-from hybrid_jax.sim.honest_models import honest_model
-from hybrid_jax.sim.honest_rings import KINDS, RingsInFrames
-from hybrid_jax.sim.pool_honest import run_honest
+from hybrid_jax.sim.allocators.honest_allocators import make_honest
+from hybrid_jax.sim.allocators.honest_models import honest_model
+from hybrid_jax.sim.allocators.honest_rings import KINDS, RingsInFrames
+from hybrid_jax.sim.allocators.pool_honest import run_honest
 from tests.sim.tiny import MODEL, pool_load
 
 A, B = range(2)

@@ -9,10 +9,15 @@ import pytest
 
 from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.costs import Costs
-from hybrid_jax.sim.in_flight import FRAME_BYTES, _Run, simulate_in_flight, virtual_geometry
-from hybrid_jax.sim.request_order import simulate
-from hybrid_jax.sim.timing import DeviceModel
-from hybrid_jax.sim.traces import TraceRequest
+from hybrid_jax.sim.prefix_cache.in_flight import (
+    FRAME_BYTES,
+    _Run,
+    simulate_in_flight,
+    virtual_geometry,
+)
+from hybrid_jax.sim.prefix_cache.request_order import simulate
+from hybrid_jax.sim.prefix_cache.timing import DeviceModel
+from hybrid_jax.sim.prefix_cache.traces import TraceRequest
 
 # 16 tokens fill a frame, a checkpoint takes 2.
 KV = FRAME_BYTES // 16

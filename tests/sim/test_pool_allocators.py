@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybrid_jax.sim.avmp import BALANCED, KV_PRESSURED, LOG_LEN, STATE_PRESSURED, Avmp
-from hybrid_jax.sim.fixed_dual import FixedDual
-from hybrid_jax.sim.padded import PaddedUnified
-from hybrid_jax.sim.pool_geometry import PUBLISHED
-from hybrid_jax.sim.pools import KV, STATE, UnitPool
+from hybrid_jax.sim.allocators.avmp import BALANCED, KV_PRESSURED, LOG_LEN, STATE_PRESSURED, Avmp
+from hybrid_jax.sim.allocators.fixed_dual import FixedDual
+from hybrid_jax.sim.allocators.padded import PaddedUnified
+from hybrid_jax.sim.allocators.pool_geometry import PUBLISHED
+from hybrid_jax.sim.allocators.pools import KV, STATE, UnitPool
 from tests.sim.tiny import POOL as TINY
 
 A, B, C, D = range(4)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hybrid_jax.sim.baselines import make_allocator
+from hybrid_jax.sim.allocators.baselines import make_allocator
 from tests.sim.tiny import POOL as TINY
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from hybrid_jax.sim.avmp import Avmp
-from hybrid_jax.sim.baselines import make_allocator
-from hybrid_jax.sim.pool_geometry import PUBLISHED
-from hybrid_jax.sim.pool_loads import WORKLOADS, make_load
-from hybrid_jax.sim.pool_paper import PaperResult, run_paper
-from hybrid_jax.sim.pools import KV, STATE
+from hybrid_jax.sim.allocators.avmp import Avmp
+from hybrid_jax.sim.allocators.baselines import make_allocator
+from hybrid_jax.sim.allocators.pool_geometry import PUBLISHED
+from hybrid_jax.sim.allocators.pool_loads import WORKLOADS, make_load
+from hybrid_jax.sim.allocators.pool_paper import PaperResult, run_paper
+from hybrid_jax.sim.allocators.pools import KV, STATE
 
 DATA = Path(__file__).parent / "data"
 GIB = 1 << 30

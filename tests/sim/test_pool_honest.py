@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybrid_jax.sim.honest_allocators import make_honest
-from hybrid_jax.sim.honest_memory import Ideal
-from hybrid_jax.sim.honest_units import fixed_dual
-from hybrid_jax.sim.pool_honest import run_beside_ideal, run_honest
+from hybrid_jax.sim.allocators.honest_allocators import make_honest
+from hybrid_jax.sim.allocators.honest_memory import Ideal
+from hybrid_jax.sim.allocators.honest_units import fixed_dual
+from hybrid_jax.sim.allocators.pool_honest import run_beside_ideal, run_honest
 from tests.sim.tiny import MODEL, pool_load
 
 # Tokens take 5 bytes each, by 4 at once; a state 60.

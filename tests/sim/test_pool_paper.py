@@ -7,14 +7,14 @@ import re
 import numpy as np
 import pytest
 
-from hybrid_jax.sim.fixed_dual import FixedDual
-from hybrid_jax.sim.pool_geometry import (
+from hybrid_jax.sim.allocators.fixed_dual import FixedDual
+from hybrid_jax.sim.allocators.pool_geometry import (
     PUBLISHED,
     parse_pool,
     published_geometry,
 )
-from hybrid_jax.sim.pool_loads import PoolLoad
-from hybrid_jax.sim.pool_paper import ARRIVAL, DEPARTURE, GROWTH, events, run_paper
+from hybrid_jax.sim.allocators.pool_loads import PoolLoad
+from hybrid_jax.sim.allocators.pool_paper import ARRIVAL, DEPARTURE, GROWTH, events, run_paper
 from tests.sim.tiny import POOL as TINY
 
 JAMBA = PUBLISHED["jamba_1_5_mini"]

@@ -13,12 +13,12 @@ from functools import cache
 
 import pytest
 
-from hybrid_jax.cache.flop_aware import FlopAware, whole_prefix_efficiency
-from hybrid_jax.cache.value import saved_flops
+from hybrid_jax.cache.policy.flop_aware import FlopAware, whole_prefix_efficiency
+from hybrid_jax.cache.policy.value import saved_flops
 from hybrid_jax.sim.model_specs import load_spec
-from hybrid_jax.sim.policies import Counted
-from hybrid_jax.sim.request_order import Result, simulate
-from hybrid_jax.sim.traces import TraceRequest, read_trace
+from hybrid_jax.sim.prefix_cache.policies import Counted
+from hybrid_jax.sim.prefix_cache.request_order import Result, simulate
+from hybrid_jax.sim.prefix_cache.traces import TraceRequest, read_trace
 
 GB = 10**9
 FILES = {

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from hybrid_jax.costs import Costs
-from hybrid_jax.sim.policies import NAMES
-from hybrid_jax.sim.request_order import LENGTH_BINS, Result, simulate
-from hybrid_jax.sim.timing import CostModel
-from hybrid_jax.sim.traces import TraceRequest
+from hybrid_jax.sim.prefix_cache.policies import NAMES
+from hybrid_jax.sim.prefix_cache.request_order import LENGTH_BINS, Result, simulate
+from hybrid_jax.sim.prefix_cache.timing import CostModel
+from hybrid_jax.sim.prefix_cache.traces import TraceRequest
 from tests.sim.tiny import COSTS, request
 
 # Hits 0, 8 and 12 with room for everything: 4 + 10 + 13 tokens asked for.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hybrid_jax.costs import Costs
-from hybrid_jax.sim.timing import CostModel, DeviceModel, MeasuredTable
+from hybrid_jax.sim.prefix_cache.timing import CostModel, DeviceModel, MeasuredTable
 
 COSTS = Costs(flops_per_token=100, flops_per_key=2, kv_bytes=1, checkpoint_bytes=1)
 

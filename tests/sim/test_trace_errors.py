@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from hybrid_jax.sim.traces import BadTrace, read_trace
+from hybrid_jax.sim.prefix_cache.traces import BadTrace, read_trace
 from tests.sim.tiny import BLOCKS, SEGMENTS, TOKENS
 
 WRONG = {

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from hybrid_jax.sim.traces import BLOCK_TOKENS, VOCAB, Segments, read_trace
+from hybrid_jax.sim.prefix_cache.traces import BLOCK_TOKENS, VOCAB, Segments, read_trace
 from tests.sim.tiny import BLOCKS, SEGMENTS, TOKENS
 
 MASK = (1 << 64) - 1

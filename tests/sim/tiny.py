@@ -6,11 +6,11 @@ import numpy as np
 
 from hybrid_jax.costs import Costs
 from hybrid_jax.geometry import Geometry
-from hybrid_jax.sim.honest_models import HonestModel
-from hybrid_jax.sim.policies import make_cache
-from hybrid_jax.sim.pool_geometry import PoolGeometry
-from hybrid_jax.sim.pool_loads import PoolLoad
-from hybrid_jax.sim.traces import TraceRequest
+from hybrid_jax.sim.allocators.honest_models import HonestModel
+from hybrid_jax.sim.allocators.pool_geometry import PoolGeometry
+from hybrid_jax.sim.allocators.pool_loads import PoolLoad
+from hybrid_jax.sim.prefix_cache.policies import make_cache
+from hybrid_jax.sim.prefix_cache.traces import TraceRequest
 
 # One byte a token, ten a checkpoint, one FLOP a token.
 COSTS = Costs(flops_per_token=1, flops_per_key=0, kv_bytes=1, checkpoint_bytes=10)

@@ -12,8 +12,9 @@ import signal
 import time
 from pathlib import Path
 
-from hybrid_jax import cli, tokenizer
-from hybrid_jax import llm as llm_module
+from hybrid_jax.api import llm as llm_module
+from hybrid_jax.cli import main as cli
+from hybrid_jax.text import tokenizer
 from tests.surface.batch_files import SeededEngine
 from tests.surface.conftest import byte_tokenizer
 from tests.surface.fake_engine import CONFIG

@@ -9,9 +9,9 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models
 
-from hybrid_jax import llm as llm_module
 from hybrid_jax import run_batch
-from hybrid_jax.tokenizer import Tokenizer
+from hybrid_jax.api import llm as llm_module
+from hybrid_jax.text.tokenizer import Tokenizer
 from tests.surface.batch_files import line, read, write
 from tests.surface.fake_engine import CONFIG, FakeEngine
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 from hybrid_jax.config import Attention, LayerSpec, ModelConfig
-from hybrid_jax.devices import Device
-from hybrid_jax.engine.request import Request, TokenLogprobs
-from hybrid_jax.sampling_params import SamplingParams
+from hybrid_jax.config.sampling_params import SamplingParams
+from hybrid_jax.schedule.request import Request, TokenLogprobs
+from hybrid_jax.sizing.devices import Device
 
 EOS = 0
 SCRIPT = "The quick brown fox jumps over the lazy dog. "

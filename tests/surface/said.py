@@ -9,7 +9,7 @@ from pathlib import Path
 
 WITHOUT_JAX = """
 import sys
-from hybrid_jax import cli
+from hybrid_jax.cli import main as cli
 try:
     cli.main(sys.argv[1:])
 except SystemExit as exit:

@@ -10,8 +10,8 @@ import shlex
 import pytest
 import typer
 
-from hybrid_jax import cli
-from hybrid_jax.cli_words import Options, shell_words
+from hybrid_jax.cli import main as cli
+from hybrid_jax.cli.words import Options, shell_words
 from tests.surface.batch_files import CHAT, line
 
 FILES = {

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from hybrid_jax import llm as llm_module
 from hybrid_jax import run_batch
+from hybrid_jax.api import llm as llm_module
 from hybrid_jax.batch import lines as lines_module
 from hybrid_jax.batch.fields import ELSEWHERE, FIELDS
 from tests.surface.batch_files import CHAT, COMPLETIONS, SeededEngine, ids, line, read, write

@@ -7,10 +7,11 @@ import os
 
 import pytest
 
-from hybrid_jax import LLM, cli, run_batch
-from hybrid_jax import llm as llm_module
+from hybrid_jax import LLM, run_batch
+from hybrid_jax.api import llm as llm_module
 from hybrid_jax.batch import partial_path
 from hybrid_jax.batch.run import READ_LINES
+from hybrid_jax.cli import main as cli
 from tests.surface.batch_files import (
     CHAT,
     answers,

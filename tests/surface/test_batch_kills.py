@@ -11,7 +11,7 @@ import time
 import pytest
 
 from hybrid_jax import LLM, run_batch
-from hybrid_jax import llm as llm_module
+from hybrid_jax.api import llm as llm_module
 from hybrid_jax.batch import partial_path
 from tests.surface.batch_files import (
     COMPLETIONS,

@@ -6,13 +6,13 @@ import gc
 
 import pytest
 
-from hybrid_jax import llm as llm_module
 from hybrid_jax import run_batch
+from hybrid_jax.api import llm as llm_module
+from hybrid_jax.api.completions import Job
+from hybrid_jax.api.feed import Ticket
 from hybrid_jax.batch import ahead as ahead_module
 from hybrid_jax.batch import run as run_module
 from hybrid_jax.batch.ahead import Entry
-from hybrid_jax.completions import Job
-from hybrid_jax.feed import Ticket
 from tests.surface.batch_files import SeededEngine, ids, line, write
 from tests.surface.fake_engine import FakeEngine
 

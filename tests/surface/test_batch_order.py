@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax import LLM, run_batch
-from hybrid_jax import llm as llm_module
+from hybrid_jax.api import llm as llm_module
 from hybrid_jax.batch import ahead as ahead_module
 from hybrid_jax.batch import run as run_module
 from hybrid_jax.batch.ahead import Ahead, Entry

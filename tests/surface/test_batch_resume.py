@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from hybrid_jax import llm as llm_module
 from hybrid_jax import run_batch
+from hybrid_jax.api import llm as llm_module
 from hybrid_jax.batch import partial as partial_module
 from hybrid_jax.batch import partial_path
 from hybrid_jax.batch.lines import InputFile

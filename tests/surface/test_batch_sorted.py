@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hybrid_jax import llm as llm_module
 from hybrid_jax import run_batch
+from hybrid_jax.api import llm as llm_module
 from hybrid_jax.batch import BatchStopped, partial_path
 from hybrid_jax.batch import partial as partial_module
 from hybrid_jax.batch import run as run_module

@@ -14,8 +14,10 @@ import time
 import jax
 import pytest
 
-from hybrid_jax import LLM, SamplingParams, cli, devices
-from hybrid_jax import llm as llm_module
+from hybrid_jax import LLM, SamplingParams
+from hybrid_jax.api import llm as llm_module
+from hybrid_jax.cli import main as cli
+from hybrid_jax.sizing import devices
 from tests.surface.conftest import HEAD
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from hybrid_jax.cache.reasons import LookUp, Why
-from hybrid_jax.cache_view import CacheView, SeenRequests
+from hybrid_jax.api.cache_view import CacheView, SeenRequests
+from hybrid_jax.api.outputs import Delta
+from hybrid_jax.cache.tree.reasons import LookUp, Why
 from hybrid_jax.config import CacheConfig, EngineConfig
-from hybrid_jax.outputs import Delta
 from tests.engine.simulated_engine import Engine, tokens_of
 
 MODEL = SimpleNamespace(mamba2=True)  # it has recurrent layers

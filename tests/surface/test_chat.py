@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from hybrid_jax import SamplingParams
-from hybrid_jax.messages import ConversationError
+from hybrid_jax.text.messages import ConversationError
 from tests.surface.batch_files import CHAT, line
 from tests.surface.conftest import byte_tokenizer
 

@@ -13,8 +13,10 @@ from pathlib import Path
 import jax
 import pytest
 
-from hybrid_jax import LLM, cli, devices, machine
-from hybrid_jax.devices import CARDS
+from hybrid_jax import LLM, machine
+from hybrid_jax.cli import main as cli
+from hybrid_jax.sizing import devices
+from hybrid_jax.sizing.devices import CARDS
 from tests.surface.fake_engine import FakeEngine
 
 BAMBA = {
@@ -301,7 +303,7 @@ def test_the_version_has_two_spellings_and_json(run):
 
 
 def test_stdin_that_is_no_utf8_is_named(fake_model):
-    command = [sys.executable, "-c", "import hybrid_jax.cli as c; c.main(['generate', '-'])"]
+    command = [sys.executable, "-c", "import hybrid_jax.cli.main as c; c.main(['generate', '-'])"]
     done = subprocess.run(command, input=b"ok\xff", capture_output=True)
     assert done.returncode == 2
     message = (
@@ -331,7 +333,7 @@ def test_a_device_that_is_full_is_a_callers_mistake(generate, monkeypatch):
     def refuse(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes")
 
-    monkeypatch.setattr("hybrid_jax.llm.Engine", refuse)
+    monkeypatch.setattr("hybrid_jax.api.llm.Engine", refuse)
     code, _, err = generate("ab")
     assert (code, "no room for arena, rings and tables; lower --memory or --max-rows" in err) == (
         2,
@@ -584,7 +586,7 @@ def test_generate_refuses_in_the_words_of_the_command_line(run, fake_model, monk
 
 def test_inspect_runs_as_a_program_without_jax(bamba):
     script = (
-        "import sys, hybrid_jax.cli as c\n"
+        "import sys, hybrid_jax.cli.main as c\n"
         "try: c.main(['inspect', sys.argv[1]])\n"
         "finally: print('jax' in sys.modules)"
     )

@@ -11,9 +11,10 @@ import jax
 import numpy as np
 import pytest
 
-from hybrid_jax import LLM, SamplingParams, progress_bar
-from hybrid_jax.engine.compiling import Compiling, Program
-from hybrid_jax.progress_bar import show_compiling, shown
+from hybrid_jax import LLM, SamplingParams
+from hybrid_jax.api import progress_bar
+from hybrid_jax.api.progress_bar import show_compiling, shown
+from hybrid_jax.engine.programs.compiling import Compiling, Program
 from tests.surface.fake_engine import GREEDY, SCRIPT, FakeEngine, texts
 from tests.tiny_models import tiny_model
 
@@ -80,7 +81,7 @@ class CompilingEngine(FakeEngine):
 @pytest.fixture
 def compiling(make_llm, monkeypatch):
     """An LLM whose engine compiles before the first and the third step."""
-    monkeypatch.setattr("hybrid_jax.llm.Engine", CompilingEngine)
+    monkeypatch.setattr("hybrid_jax.api.llm.Engine", CompilingEngine)
     clock, real = [0.0], time.perf_counter
     monkeypatch.setattr(time, "perf_counter", lambda: real() + clock[0])
     monkeypatch.setattr(CompilingEngine, "compiled_at", [0.0], raising=False)
@@ -123,7 +124,7 @@ def test_a_bar_says_it_itself(compiling, look, monkeypatch):
         show(number, total)
         said.append(bar.tasks[task].description)
 
-    monkeypatch.setattr("hybrid_jax.engine_thread.show_compiling", watched)
+    monkeypatch.setattr("hybrid_jax.api.engine_thread.show_compiling", watched)
     compiling.generate("ab", GREEDY, progress=True)
     assert said == ["compiling 1 of 9 ...", "generating", "compiling 2 of 9 ...", "generating"]
     assert "\rcompiling" not in terminal.getvalue()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hybrid_jax import SamplingParams
-from hybrid_jax.completions import derive_seed
+from hybrid_jax.api.completions import derive_seed
 from tests.surface.fake_engine import GREEDY, SCRIPT, texts
 
 

@@ -15,10 +15,10 @@ from contextlib import suppress
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
-from hybrid_jax import llm as llm_module
-from hybrid_jax.engine_thread import Command, EngineThread
-from hybrid_jax.feed import Feed
-from hybrid_jax.text import IncrementalDecoder
+from hybrid_jax.api import llm as llm_module
+from hybrid_jax.api.engine_thread import Command, EngineThread
+from hybrid_jax.api.feed import Feed
+from hybrid_jax.text.incremental import IncrementalDecoder
 from tests.surface.fake_engine import GREEDY, SCRIPT, texts
 
 PARAMS = SamplingParams(max_tokens=23, logprobs=1, stop="lazy")
@@ -201,11 +201,11 @@ def test_news_that_nobody_can_be_told_of_end_one_call(make_llm):
 EXITS = """
 import os, signal, threading, time
 from tests.surface.fake_engine import CONFIG, FakeEngine
-import hybrid_jax.llm
-hybrid_jax.llm.Engine = FakeEngine
-llm = hybrid_jax.llm.LLM.from_params(CONFIG, {}, quiet=True)
+import hybrid_jax.api.llm
+hybrid_jax.api.llm.Engine = FakeEngine
+llm = hybrid_jax.api.llm.LLM.from_params(CONFIG, {}, quiet=True)
 llm._engine.pause = 60  # like a program that takes a minute to compile
-llm._thread.submit([hybrid_jax.llm.Call(llm._intake.jobs([65], None))])
+llm._thread.submit([hybrid_jax.api.llm.Call(llm._intake.jobs([65], None))])
 time.sleep(0.2)
 timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
 timer.daemon = True

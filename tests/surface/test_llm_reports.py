@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hybrid_jax import LLM, SamplingParams, intake
-from hybrid_jax.options import peak_memory_bytes
+from hybrid_jax import LLM, SamplingParams
+from hybrid_jax.api import intake
+from hybrid_jax.api.options import peak_memory_bytes
 from tests.surface.fake_engine import GREEDY
 
 

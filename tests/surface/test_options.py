@@ -11,9 +11,11 @@ import jax
 import numpy as np
 import pytest
 
-from hybrid_jax import LLM, CacheConfig, EngineConfig, SamplingParams, devices, options
-from hybrid_jax import llm as llm_module
-from hybrid_jax.other_names import LLM_OPTIONS
+from hybrid_jax import LLM, CacheConfig, EngineConfig, SamplingParams
+from hybrid_jax.api import llm as llm_module
+from hybrid_jax.api import options
+from hybrid_jax.config.other_names import LLM_OPTIONS
+from hybrid_jax.sizing import devices
 
 TIB = 2**40
 

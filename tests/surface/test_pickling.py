@@ -19,11 +19,11 @@ from hybrid_jax import (
     StructuredOutputsParams,
 )
 from hybrid_jax.batch.errors import LineError
+from hybrid_jax.cli.report import inspect_model
 from hybrid_jax.config import LayerSpec, Mamba2, ModelConfig
-from hybrid_jax.engine.sizing import choose_sizes
 from hybrid_jax.geometry import make_geometry
-from hybrid_jax.prompts import read_prompts
-from hybrid_jax.report import inspect_model
+from hybrid_jax.sizing.budget import choose_sizes
+from hybrid_jax.text.prompts import read_prompts
 from tests.surface.conftest import byte_tokenizer
 from tests.test_layering import SOURCES
 

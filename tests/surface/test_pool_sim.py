@@ -7,9 +7,9 @@ from dataclasses import fields
 
 import pytest
 
-from hybrid_jax import cli
-from hybrid_jax.sim.pool_honest import HonestResult
-from hybrid_jax.sim.pool_paper import PaperResult
+from hybrid_jax.cli import main as cli
+from hybrid_jax.sim.allocators.pool_honest import HonestResult
+from hybrid_jax.sim.allocators.pool_paper import PaperResult
 from tests.surface.said import check_mistake, run_without_jax, table
 
 KEYS = {  # in both modes

@@ -8,8 +8,8 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from hybrid_jax import SamplingParams
-from hybrid_jax.prompts import Prompt, read_prompts
-from hybrid_jax.tokenizer import Tokenizer
+from hybrid_jax.text.prompts import Prompt, read_prompts
+from hybrid_jax.text.tokenizer import Tokenizer
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=2)
 

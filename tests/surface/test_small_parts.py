@@ -15,7 +15,7 @@ import pytest
 
 import hybrid_jax
 from hybrid_jax import machine
-from hybrid_jax.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from hybrid_jax.api.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from hybrid_jax.sizes import format_size, parse_size
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
-from hybrid_jax.text import MAX_WINDOW, IncrementalDecoder, Stopped, StopStrings
+from hybrid_jax.text.incremental import MAX_WINDOW, IncrementalDecoder, Stopped, StopStrings
 
 SAMPLE = "naïve 你好, wörld 🙂🙃!  def f(x):\n    return '\u00e9' # \u0301 combining\n" * 3
 

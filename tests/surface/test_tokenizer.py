@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from hybrid_jax.tokenizer import Tokenizer, byte_alphabet
+from hybrid_jax.text.tokenizer import Tokenizer, byte_alphabet
 
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}\n  {% if m.role == 'tool' %}\n"

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
-from hybrid_jax.warm_up import warm_up
+from hybrid_jax.api.warm_up import warm_up
 from tests.tiny_models import tiny_model
 
 

@@ -13,7 +13,7 @@ import pytest
 import hybrid_jax
 from hybrid_jax.checkpoint import load_model
 from hybrid_jax.models.decoder import forward
-from hybrid_jax.tokenizer import Tokenizer
+from hybrid_jax.text.tokenizer import Tokenizer
 from hybrid_jax.train.data import END, Document, is_held_out
 from hybrid_jax.train.evaluate import bits_per_byte
 from hybrid_jax.train.export import hf_config

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hybrid_jax.checkpoint import load_model
 from hybrid_jax.models.initialize import random_params
-from hybrid_jax.tokenizer import Tokenizer
+from hybrid_jax.text.tokenizer import Tokenizer
 from hybrid_jax.train.data import END, PAD, SPECIAL_TOKENS, VOCAB_SIZE
 from hybrid_jax.train.export import byte_tokenizer, hf_config, rounded, write_model
 

@@ -13,7 +13,8 @@ import jedi
 import pytest
 
 import hybrid_jax
-from hybrid_jax import LLM, EngineConfig, options
+from hybrid_jax import LLM, EngineConfig
+from hybrid_jax.api import options
 
 ROOT = Path(__file__).resolve().parents[2]
 WRONG_CALLS = Path(__file__).with_name("wrong_calls.py")

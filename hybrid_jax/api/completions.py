@@ -1,0 +1,269 @@
+"""From the engine's tokens to texts, deltas and outputs: the caller's side of each request."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from hybrid_jax.api.outputs import CompletionOutput, Delta, Logprob, RequestMetrics, RequestOutput
+from hybrid_jax.config.sampling_params import RequestOutputKind, SamplingParams
+from hybrid_jax.constraints import NO_LIMITS, TokenConstraint, TokenLimits
+from hybrid_jax.schedule.request import Request, TokenLogprobs
+from hybrid_jax.text.incremental import IncrementalDecoder, Stopped, StopStrings
+from hybrid_jax.text.prompts import Prompt
+from hybrid_jax.text.tokenizer import Tokenizer
+
+
+def derive_seed(seed: int, number: int) -> int:
+    """Seed in [0, 2**63) of the `number`-th request of an LLM whose own seed is `seed`.
+
+    Example:
+        >>> derive_seed(0, 1) == derive_seed(0, 1) != derive_seed(0, 2)
+        True
+    """
+    digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def logprob_entries(found: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    """The chosen token's log-probability first, then those of the most likely."""
+
+    def entry(token: int, logprob: float, rank: int) -> Logprob:
+        decoded = None
+        if tokenizer is not None:
+            decoded = tokenizer.decode([token], skip_special_tokens=False)
+        return Logprob(logprob=logprob, rank=rank, decoded_token=decoded)
+
+    entries = {found.token_id: entry(found.token_id, found.logprob, found.rank)}
+    for rank, (token, logprob) in enumerate(found.top, start=1):
+        entries.setdefault(token, entry(token, logprob, rank))
+    return entries
+
+
+class Completion:
+    """One completion while it grows: tokens in, text out, stop strings found."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
+        params = request.params
+        self.request = request
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.logprobs: list[Mapping[int, Logprob]] | None = None if params.logprobs is None else []
+        self.cumulative_logprob = 0.0
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self._tokenizer = tokenizer
+        self._decoder = None
+        if tokenizer is not None and params.detokenize:
+            skip = params.skip_special_tokens
+            self._decoder = IncrementalDecoder(
+                lambda ids: tokenizer.decode(ids, skip_special_tokens=skip), request.prompt
+            )
+        self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
+
+    @property
+    def _num_ready(self) -> int:
+        """Tokens of the request that can be taken, with their log-probabilities when asked for."""
+        ready = len(self.request.output)
+        return ready if self.logprobs is None else min(ready, len(self.request.logprobs))
+
+    def take(self) -> None:
+        """Takes what the request has beyond `token_ids`; `finish_reason` is set when it ends here.
+
+        Tokens past a stop string are dropped: how many there are depends on the engine's step size.
+        """
+        request = self.request
+        for index in range(len(self.token_ids), self._num_ready):
+            token = request.output[index]
+            self.token_ids.append(token)
+            if self.logprobs is not None:
+                self._add_logprobs(request.logprobs[index])
+            if token not in request.stop_ids and self._decoder is not None:
+                piece = self._decoder.push(token)
+                if len(self.token_ids) > request.params.min_tokens:
+                    self._show(piece)
+                else:
+                    self.text += piece
+            if self.finish_reason is not None:
+                return
+        if request.finish_reason is not None:
+            self._finish()
+
+    def _show(self, piece: str) -> None:
+        shown = self._stops.push(piece)
+        if isinstance(shown, Stopped):
+            self.text += shown.text
+            self.finish_reason, self.stop_reason = "stop", shown.stop
+        else:
+            self.text += shown
+
+    def _finish(self) -> None:
+        if self._decoder is not None:
+            self._show(self._decoder.finish())
+        if self.finish_reason is None:
+            self.text += self._stops.finish()
+            self.finish_reason = self.request.finish_reason
+            self.stop_reason = self.request.stop_reason
+            limit = self.request.constraint
+            if self.finish_reason == "stop" and isinstance(limit, TokenConstraint) and limit.stuck:
+                self.finish_reason, self.stop_reason = "abort", limit.stuck
+
+    def _add_logprobs(self, found: TokenLogprobs) -> None:
+        self.logprobs.append(logprob_entries(found, self._tokenizer))
+        self.cumulative_logprob += found.logprob
+
+    def output(self) -> CompletionOutput:
+        return CompletionOutput(
+            index=self.request.sample_index,
+            text=self.text,
+            token_ids=tuple(self.token_ids),
+            cumulative_logprob=None if self.logprobs is None else self.cumulative_logprob,
+            logprobs=None if self.logprobs is None else tuple(self.logprobs),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+
+class Job:
+    """One prompt on its way: its completions and its clock.
+
+    Args:
+        request_id: the id the caller sees; the engine's ids are made from it.
+        index: place among the prompts of the call.
+        prompt, params, tokenizer: what to do.
+        seed: of the noise, resolved.
+        stop_ids: token ids that end a completion.
+        max_tokens: resolved limit on each completion.
+        limits: what limits the tokens of each completion.
+        peak_memory: tells `RequestMetrics.peak_memory_bytes`; asked once, when the job is finished.
+        compile_seconds: tells how long the engine has compiled so far.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        index: int,
+        prompt: Prompt,
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        *,
+        seed: int,
+        stop_ids: frozenset[int],
+        max_tokens: int,
+        limits: TokenLimits = NO_LIMITS,
+        peak_memory: Callable[[], int | None],
+        compile_seconds: Callable[[], float],
+    ) -> None:
+        self.request_id, self.index, self.prompt, self.params = request_id, index, prompt, params
+        self._tokenizer = tokenizer
+        # The prompt's log-probabilities are the first one's business.
+        others = params if params.n == 1 else replace(params, prompt_logprobs=None)
+        self.first_token_time: float | None = None
+        self.num_first_tokens = 0  # that came with the first one
+        self.finished_time: float | None = None
+        self._peak_memory, self.peak_memory_bytes = peak_memory, None
+        self._compile_seconds = compile_seconds
+        self.arrive()
+        self.completions = [
+            Completion(
+                Request(
+                    request_id=request_id if params.n == 1 else f"{request_id}.{sample}",
+                    prompt=list(prompt.token_ids),
+                    params=others if sample else params,
+                    seed=seed,
+                    sample_index=sample,
+                    group=None if params.n == 1 else request_id,
+                    stop_ids=stop_ids,
+                    max_tokens=max_tokens,
+                    forbidden_ids=limits.forbidden_ids,
+                    constraint=limits.constraints[sample] if limits.constraints else None,
+                    cache_breakpoints=prompt.cache_breakpoints,
+                ),
+                tokenizer,
+            )
+            for sample in range(params.n)
+        ]
+
+    def arrive(self) -> None:
+        """Starts its clock: it is about to be given to the engine."""
+        self.arrival_time, compiled = time.perf_counter(), self._compile_seconds()
+        self._compiled_at_start = self._compiled_by_first = self._compiled_by_end = compiled
+
+    @property
+    def finished(self) -> bool:
+        return all(c.finish_reason is not None for c in self.completions)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated so far."""
+        return sum(len(completion.token_ids) for completion in self.completions)
+
+    def take(self, completion: Completion, now: float, *, streamed: bool) -> Delta | None:
+        """Takes what is new about one of its completions; what a stream is to yield, if it is streamed.
+
+        Args:
+            now: clock seconds at which it was known.
+        """
+        text_before, tokens_before = len(completion.text), len(completion.token_ids)
+        completion.take()
+        self._compiled_by_end = self._compile_seconds()
+        if completion.token_ids and self.first_token_time is None:
+            self.first_token_time, self._compiled_by_first = now, self._compiled_by_end
+        if self.first_token_time == now:
+            self.num_first_tokens += len(completion.token_ids) - tokens_before
+        finished = self.finished
+        if finished:
+            self.finished_time, self.peak_memory_bytes = now, self._peak_memory()
+        kind = self.params.output_kind
+        early = kind is RequestOutputKind.FINAL_ONLY and completion.finish_reason is None
+        if early or not streamed:
+            return None
+        if kind is not RequestOutputKind.DELTA:
+            text_before = tokens_before = 0
+        news = completion.logprobs
+        return Delta(
+            request_id=self.request_id,
+            prompt_index=self.index,
+            index=completion.request.sample_index,
+            text=completion.text[text_before:],
+            token_ids=tuple(completion.token_ids[tokens_before:]),
+            logprobs=None if news is None else tuple(news[tokens_before:]),
+            finish_reason=completion.finish_reason,
+            stop_reason=completion.stop_reason,
+            output=self.output() if finished else None,
+        )
+
+    def _prompt_logprobs(self) -> tuple[Mapping[int, Logprob] | None, ...] | None:
+        if self.params.prompt_logprobs is None:
+            return None
+        entries = self.completions[0].request.prompt_logprobs
+        return tuple(found and logprob_entries(found, self._tokenizer) for found in entries)
+
+    def output(self) -> RequestOutput:
+        """Everything so far, as the caller gets it."""
+        requests = [c.request for c in self.completions]
+        metrics = RequestMetrics(
+            arrival_time=self.arrival_time,
+            first_token_time=self.first_token_time,
+            finished_time=self.finished_time or self.arrival_time,
+            compile_s=self._compiled_by_end - self._compiled_at_start,
+            first_token_compile_s=self._compiled_by_first - self._compiled_at_start,
+            num_prompt_tokens=len(self.prompt.token_ids),
+            num_cached_tokens=requests[0].num_cached_tokens,
+            num_generation_tokens=self.num_tokens,
+            num_first_tokens=self.num_first_tokens,
+            num_preemptions=sum(r.num_preemptions for r in requests),
+            peak_memory_bytes=self.peak_memory_bytes,
+        )
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt.text,
+            prompt_token_ids=self.prompt.token_ids,
+            outputs=tuple(c.output() for c in self.completions),
+            finished=self.finished,
+            metrics=metrics,
+            num_cached_tokens=metrics.num_cached_tokens,
+            prompt_logprobs=self._prompt_logprobs(),
+        )

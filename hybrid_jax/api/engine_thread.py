@@ -1,0 +1,542 @@
+"""The thread that owns an engine. Calls of all threads send it commands; each gets news through a queue of its own.
+
+Nothing is shared but two kinds of queues, written in C, that an interrupt cannot leave half changed. So Ctrl-C, which
+Python hands to the main thread, ends a wait and never the engine's bookkeeping.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import copy
+import functools
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, TypeVar
+
+from hybrid_jax.api.completions import Completion, Job
+from hybrid_jax.api.outputs import Delta
+from hybrid_jax.api.progress_bar import show_compiling
+
+if TYPE_CHECKING:
+    from hybrid_jax.engine.engine import Engine
+
+CLOSED = "LLM: this object was closed; make a new one"
+INTERRUPTED = 130  # the exit code of a program that Ctrl-C ends
+PATIENCE = 0.5  # seconds that a program waits at its end without a word
+_first_process: int | None = None  # that made an engine's thread, and with it jax's own threads
+_ending: set[threading.Thread] = (
+    set()
+)  # of objects that were dropped; the process's, as is the memory they hold
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class News:
+    """What one turn of the engine brought one call.
+
+    Attributes:
+        deltas: what its stream is to yield.
+        num_finished: prompts that are done.
+        over: nothing more will come.
+        error: why it ended before its prompts did; None otherwise.
+    """
+
+    deltas: Sequence[Delta] = ()
+    num_finished: int = 0
+    over: bool = False
+    error: BaseException | None = None
+
+
+class Call:
+    """Prompts that came together. After `EngineThread.submit` only the engine's thread writes to it.
+
+    Args:
+        jobs: its prompts.
+        send: takes its news, in the engine's thread, and does not block. It raises where nobody can be told any
+            more. None for a queue of its own.
+        streams: it gets news, with deltas, after every turn that brought it tokens; otherwise only after turns that
+            finished a prompt.
+        stepped: the engine takes no turn for it unasked; its caller asks by `EngineThread.turn`.
+
+    Attributes:
+        num_finished: prompts that are done.
+        over: nothing more will come. The other attributes are final then.
+        error: why it ended before its prompts did.
+        engine_failed: the engine failed, and not the prompts of this call.
+    """
+
+    def __init__(
+        self,
+        jobs: list[Job],
+        *,
+        send: Callable[[News], None] | None = None,
+        streams: bool = False,
+        stepped: bool = False,
+    ) -> None:
+        self.news: SimpleQueue[News] = SimpleQueue()
+        self.jobs, self.streams, self.stepped = jobs, streams, stepped
+        self._send = send or self.news.put
+        self.num_finished, self.over = 0, False
+        self.error: BaseException | None = None
+        self.engine_failed = False
+        self.has_shown_text = False
+
+    def tell(self, deltas: Sequence[Delta], *, finished_some: bool) -> None:
+        """Sends what a turn brought, if the caller wants to know; raises where nobody can be told."""
+        self.over = self.num_finished == len(self.jobs)
+        if self.over or finished_some or self.streams:
+            self.has_shown_text = self.has_shown_text or bool(deltas)
+            self._send(News(deltas=deltas, num_finished=self.num_finished, over=self.over))
+
+    def fail(self, error: BaseException, *, engine_failed: bool = False) -> None:
+        """Ends it with an error."""
+        self.error, self.engine_failed = error, engine_failed
+        self.over = True  # last: a feed looks at it from its own thread
+        with suppress(Exception):  # nobody can be told
+            self._send(News(num_finished=self.num_finished, over=True, error=error))
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the engine's thread is to do between two turns; `cancel` is called instead where the thread has ended."""
+
+    do: Callable[[], object]
+    cancel: Callable[[BaseException], object]
+
+
+class EngineThread:
+    """An engine in a thread of its own, as the threads that use it see it.
+
+    The thread ends with `close`, with this object, or with the program.
+
+    Args:
+        engine: the thread's alone from now on.
+        record: called there with each prompt that ended, or was given up after its first token. It must not lead
+            to this object, which would then never be given up.
+    """
+
+    def __init__(self, engine: Engine, *, record: Callable[[Job], None]) -> None:
+        global _first_process
+        _first_process = _first_process or os.getpid()
+        self._loop, self._pid, self._closed = _Loop(engine, record), os.getpid(), False
+        self._thread = threading.Thread(target=self._loop.run, name="hybrid_jax", daemon=True)
+        self._thread.start()
+        # The garbage collector may drop this in any thread, so that waits for nothing.
+        weakref.finalize(self, _drop, self._loop, self._thread).atexit = False
+        # What is registered later runs earlier: before jax closes its devices.
+        self._loop.at_exit = functools.partial(_join_at_exit, self._loop, self._thread)
+        atexit.register(self._loop.at_exit)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, for what never changes about it; for anything else there is `ask`."""
+        self.check()
+        return self._loop.engine
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def check(self) -> None:
+        """RuntimeError where nothing can run: after `close`, and in a fork of the process that made this."""
+        if self._closed:
+            raise RuntimeError(CLOSED)
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"LLM: made in process {self._pid}, of which this one ({os.getpid()}) is a fork: it has neither the "
+                "engine's thread nor its device; start workers by multiprocessing.get_context('spawn') and make the "
+                "LLM inside of them"
+            )
+
+    def _check_caller(self) -> None:
+        """As `check`; and RuntimeError in the engine's own thread."""
+        self.check()
+        if threading.current_thread() is self._thread:
+            raise RuntimeError(
+                "LLM: called in the engine's own thread, where it would wait for itself: the garbage collector ran a "
+                "__del__, or the finally of a generator, which calls the LLM; close such objects yourself"
+            )
+
+    def submit(self, calls: Sequence[Call]) -> None:
+        """Starts calls together, before the engine's next turn; each must be left by `leave`, whatever happens."""
+        self._check_caller()
+        for call in calls:
+            for job in call.jobs:
+                job.arrive()
+        cancel = lambda error: [call.fail(error) for call in calls]
+        self._loop.give(Command(lambda loop=self._loop: loop.start(calls), cancel))
+
+    def leave(self, call: Call) -> None:
+        """Ends a call unless it is over. Returns at once, so that any thread may do it, at any time."""
+        if not call.over:
+            self._loop.give(
+                Command(lambda loop=self._loop: loop.end_call(call), lambda error: None)
+            )
+
+    def ask(self, question: Callable[[Engine], Answer]) -> Answer:
+        """What a function of the engine returns, or raises, when it is called between two turns."""
+        self._check_caller()
+        answers: SimpleQueue[tuple[Answer | None, BaseException | None]] = SimpleQueue()
+
+        def do(loop: _Loop = self._loop) -> None:
+            try:
+                answers.put((question(loop.engine), None))
+            except BaseException as error:
+                answers.put((None, error))
+
+        self._loop.give(Command(do, lambda error: answers.put((None, error))))
+        answer, error = answers.get()
+        if error is not None:
+            raise own_error(error)
+        return answer
+
+    def turn(self) -> None:
+        """One turn of the engine, for calls that are `stepped`; returns when it is over."""
+        loop = self._loop
+        self.ask(lambda engine: loop.turn())
+
+    def settle(self) -> None:
+        """Lets the engine end what nobody waits for, so that what it says of itself is up to date."""
+        loop = self._loop
+        self.ask(lambda engine: loop.settle())
+
+    def run(self, call: Call) -> Generator[News, None, None]:
+        """Runs a call and yields its news; closing the generator ends the call.
+
+        Raises:
+            whatever ended the call before its prompts were done. RuntimeError: the LLM was closed.
+        """
+        try:
+            self.submit([call])
+            over = False
+            while not over:
+                self.check()
+                news = call.news.get()
+                if news.error is not None:
+                    raise own_error(news.error)
+                yield news
+                over = news.over
+        finally:
+            self.leave(call)
+
+    def deltas(self, jobs: list[Job]) -> Generator[Delta, None, None]:
+        """Runs the prompts of a call and yields its deltas as they come; closing the generator ends the prompts."""
+        with closing(self.run(Call(jobs, streams=True))) as all_news:
+            for news in all_news:
+                for delta in news.deltas:
+                    self.check()
+                    yield delta
+
+    async def adeltas(self, jobs: list[Job]) -> AsyncGenerator[Delta, None]:
+        """`deltas` for `async for`."""
+        loop, arrived = asyncio.get_running_loop(), asyncio.Queue()
+        send = lambda news: loop.call_soon_threadsafe(arrived.put_nowait, news)
+        call = Call(jobs, send=send, streams=True)
+        try:
+            self.submit([call])
+            over = False
+            while not over:
+                news: News = await arrived.get()
+                if news.error is not None:
+                    raise own_error(news.error)
+                for delta in news.deltas:
+                    self.check()
+                    yield delta
+                over = news.over
+        finally:
+            self.leave(call)
+
+    def close(self) -> None:
+        """Ends what still runs, closes the engine and waits for that."""
+        self._closed = True
+        if os.getpid() == self._pid:
+            _join(self._loop, self._thread)
+
+
+def check_process() -> None:
+    """RuntimeError in a fork of a process that has run an engine: jax would wait there for ever."""
+    if _first_process not in (None, os.getpid()):
+        raise RuntimeError(
+            f"LLM: this process ({os.getpid()}) is a fork of process {_first_process}, which has used an LLM, and jax "
+            "does not work in a fork; start workers by multiprocessing.get_context('spawn')"
+        )
+
+
+def own_error(error: BaseException) -> BaseException:
+    """A copy of an error that several callers get: a raised one holds the frames that it went through."""
+    try:
+        own = copy.copy(error)
+    except Exception:  # made of more than its arguments
+        return error
+    return own.with_traceback(error.__traceback__) if type(own) is type(error) else error
+
+
+def _join(loop: _Loop, thread: threading.Thread) -> None:
+    """Ends the thread and waits until it has ended, unless it is this one."""
+    loop.stop()
+    if threading.current_thread() is not thread:
+        thread.join()
+
+
+def _join_at_exit(loop: _Loop, thread: threading.Thread) -> None:
+    """As `_join`. Ctrl-C ends the wait, and the program with it: Python aborts where a thread outlives it in XLA."""
+    try:
+        loop.stop()
+        thread.join(PATIENCE)
+        if thread.is_alive() and sys.stderr is not None and sys.stderr.isatty():
+            print(
+                "hybrid_jax: waiting for a step or the compiler; Ctrl-C stops at once",
+                file=sys.stderr,
+            )
+        thread.join()
+    except KeyboardInterrupt:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(INTERRUPTED)
+
+
+def _drop(loop: _Loop, thread: threading.Thread) -> None:
+    """Has the thread end soon."""
+    _ending.add(thread)
+    loop.stop()
+
+
+def wait_for_dropped(timeout: float) -> None:
+    """Waits until objects that were dropped have freed their memory, at most `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    for thread in list(_ending):
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if not thread.is_alive():
+            _ending.discard(thread)
+
+
+class _Loop:
+    """What the engine's thread runs: commands, then a turn, as long as there is something to compute."""
+
+    def __init__(self, engine: Engine, record: Callable[[Job], None]) -> None:
+        self.engine, self._record = engine, record
+        self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._calls: dict[Call, None] = {}  # those that run
+        self._live: dict[str, tuple[Call, Job, Completion]] = {}  # by the engine's request id
+        self._leaving: set[str] = set()  # ids the engine may still hold for nobody
+        self._stopping = False
+        self._ended: BaseException | None = None  # what is told to calls after the thread has ended
+        self.at_exit: Callable[[], None] | None = None  # what ends the thread with the program
+        self._stuck = False  # the last turn failed, and there is nobody to tell
+        engine.watch_compiling(self._compiling)
+
+    # --- for other threads ------------------------------------------------------------------------
+
+    def give(self, command: Command) -> None:
+        """Has a command done, after those before it. It may be called in any thread, and within a call of itself."""
+        self._commands.put(command)
+        if self._ended is not None:  # maybe too late for the thread to see it
+            self._cancel_commands()
+
+    def stop(self) -> None:
+        """Ends the thread after the turn that runs."""
+        self._stopping = True
+        self.give(Command(lambda: None, lambda error: None))  # it may be waiting for one
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until `stop`."""
+        error: BaseException = RuntimeError(CLOSED)
+        try:
+            while True:
+                self._do_commands()
+                if self._stopping:
+                    break
+                if self._goes_on:
+                    self.turn()
+        except BaseException as mistake:  # of ours; callers must not wait for ever
+            error = mistake
+        self._ended = error
+        for call in list(self._calls):
+            call.fail(error, engine_failed=True)
+        self._calls.clear()
+        self._live.clear()
+        self._cancel_commands()
+        self.engine.close()
+        atexit.unregister(self.at_exit)
+
+    @property
+    def _goes_on(self) -> bool:
+        """There is a turn to take unasked: for a call that is not stepped, or to end what nobody waits for."""
+        if self._stuck:
+            return False
+        if self._calls:
+            return not all(call.stepped for call in self._calls)
+        return self.engine.has_work
+
+    def _do_commands(self) -> None:
+        """Does the commands that are there, or waits for one when there is nothing else to do.
+
+        Those that come meanwhile wait for a turn of the engine, so that no number of them can stop it.
+        """
+        if not self._goes_on:
+            self._do(self._commands.get())
+            self._stuck = False
+        for _ in range(self._commands.qsize()):
+            self._do(self._commands.get_nowait())
+
+    def _do(self, command: Command) -> None:
+        try:
+            command.do()
+        except (
+            BaseException
+        ) as error:  # a mistake of ours, which ends nothing but what it was about
+            command.cancel(error)
+
+    def _cancel_commands(self) -> None:
+        with suppress(Empty):
+            while True:
+                self._commands.get_nowait().cancel(self._ended)
+
+    def turn(self) -> None:
+        """One turn of the engine; what it brought goes to those who asked for it."""
+        try:
+            self._let_go()
+            if not self.engine.has_work:
+                if self._calls:
+                    raise RuntimeError("LLM: the engine is idle while requests are unfinished")
+                return
+            results = self.engine.step()
+        except BaseException as error:
+            self._fail_turn(error)
+            return
+        now = time.perf_counter()
+        news: dict[Call, tuple[list[Delta], int]] = {}
+        for result in results:
+            entry = self._live.get(result.request.request_id)
+            if entry is None:  # it ended at a stop string, or its caller went away
+                continue
+            call, job, completion = entry
+            deltas, _ = news.setdefault(call, ([], call.num_finished))
+            try:
+                self._hand_on(call, job, completion, deltas, now)
+            except BaseException as error:
+                # Its tokens cannot be made text, which is no business of the others.
+                news.pop(call, None)
+                self.end_call(call, error)
+        for call, (deltas, num_finished) in news.items():
+            self._tell(call, deltas, finished_some=call.num_finished != num_finished)
+
+    def _hand_on(
+        self, call: Call, job: Job, completion: Completion, deltas: list[Delta], now: float
+    ) -> None:
+        delta = job.take(completion, now, streamed=call.streams)
+        if delta is not None:
+            deltas.append(delta)
+        if completion.finish_reason is None:
+            return
+        request = completion.request
+        del self._live[request.request_id]
+        if request.finish_reason is None:  # at a stop string, which the engine knows nothing of
+            self._leaving.add(request.request_id)
+        if job.finished:
+            call.num_finished += 1
+            self._record(job)
+
+    def _tell(self, call: Call, deltas: list[Delta], *, finished_some: bool) -> None:
+        if call.num_finished == len(call.jobs):
+            self._calls.pop(call, None)
+        try:
+            call.tell(deltas, finished_some=finished_some)
+        except Exception:  # its event loop is closed
+            self.end_call(call)
+
+    def _fail_turn(self, error: BaseException) -> None:
+        """A turn failed, and device memory with it. Whose fault it was cannot be known.
+
+        Most likely it is a new kind of request, which meets a program or a size of its own: so calls without a token
+        yet are ended, and the others start again from the tokens they have. Where all have tokens, all are ended.
+        """
+        if not self._calls:
+            # What is left is ended when the next call comes, which is told if that fails.
+            self._stuck = True
+            return
+        new = [c for c in self._calls if all(job.first_token_time is None for job in c.jobs)]
+        for call in new or list(self._calls):
+            self.end_call(call, error, engine_failed=True)
+
+    def _let_go(self) -> None:
+        """Takes out of the engine what nobody waits for."""
+        while self._leaving:
+            request_id = next(iter(self._leaving))
+            self.engine.abort(request_id)
+            self._leaving.discard(request_id)
+
+    # --- commands ---------------------------------------------------------------------------------
+
+    def start(self, calls: Sequence[Call]) -> None:
+        """Gives the prompts of calls to the engine, those of one call along the tree of their prefixes."""
+        for call in calls:
+            if call.over or call in self._calls:  # an interrupt made its caller submit it twice
+                continue
+            self._calls[call] = None
+            try:
+                self._let_go()
+                self._add(call)
+            except BaseException as error:
+                lost = isinstance(error, RuntimeError | MemoryError)  # as a device says it
+                self.end_call(call, error, engine_failed=lost)
+            else:
+                if not call.jobs:
+                    self._tell(call, [], finished_some=False)
+
+    def _add(self, call: Call) -> None:
+        places = self.engine.order([job.completions[0].request.prompt for job in call.jobs])
+        for job in (call.jobs[place] for place in places):
+            for completion in job.completions:
+                request = completion.request
+                self._live[request.request_id] = call, job, completion
+                try:
+                    self.engine.add(request)
+                except ValueError as error:
+                    raise ValueError(f"prompt {job.index}: {error}") from error
+
+    def end_call(
+        self, call: Call, error: BaseException | None = None, *, engine_failed: bool = False
+    ) -> None:
+        """Takes the prompts of a call out of the engine, if it is not over; with an error the call is told."""
+        if call.over:
+            return
+        self._calls.pop(call, None)
+        for job in call.jobs:
+            for completion in job.completions:
+                if self._live.pop(completion.request.request_id, None) is not None:
+                    self._leaving.add(completion.request.request_id)
+            if job.first_token_time is not None and not job.finished:
+                self._record(job)
+        if error is None:
+            call.over = True
+        else:
+            call.fail(error, engine_failed=engine_failed)
+
+    def settle(self) -> None:
+        """As `EngineThread.settle`."""
+        self._let_go()
+        while not self._calls and self.engine.has_work:
+            self.engine.step()
+
+    def _compiling(self, number: int, total: int) -> None:
+        """Says so where somebody looks, but not in the middle of a line that a stream is writing.
+
+        Raises:
+            RuntimeError: the thread is to end, so that nothing more is to be compiled.
+        """
+        if number and self._stopping:
+            raise RuntimeError(CLOSED)
+        if not number or not any(call.has_shown_text for call in self._calls):
+            show_compiling(number, total)

@@ -1,0 +1,138 @@
+"""Prompts given to an LLM a few at a time, while earlier ones run: for more of them than fit in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hybrid_jax.api.completions import Job
+from hybrid_jax.api.engine_thread import Call, EngineThread, own_error
+from hybrid_jax.api.outputs import RequestOutput
+from hybrid_jax.config.sampling_params import SamplingParams
+from hybrid_jax.text.prompts import Prompts
+
+Accept = Callable[
+    [Prompts, SamplingParams | Sequence[SamplingParams] | None],
+    list[Job],
+]
+
+
+class Ticket:
+    """Prompts that were added together; made by `Feed.add`."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    @property
+    def finished(self) -> bool:
+        return self.call.over
+
+    @property
+    def num_unfinished(self) -> int:
+        """Completions that still grow."""
+        if self.call.over:
+            return 0
+        return sum(c.finish_reason is None for job in self.call.jobs for c in job.completions)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated so far."""
+        return sum(job.num_tokens for job in self.call.jobs)
+
+    def outputs(self) -> list[RequestOutput]:
+        """What `generate` would have returned, or raised; of an unfinished ticket, what there is so far."""
+        if self.call.error is not None:
+            raise own_error(self.call.error)
+        return [job.output() for job in self.call.jobs]
+
+
+class Feed:
+    """Adds prompts to a running engine; made by `LLM.feed`, and closed by leaving its `with` block.
+
+    How many may be under way is the caller's business: each one added is held until it is finished.
+
+    Args:
+        thread: the LLM's.
+        accept: turns prompts and parameters into jobs, or raises.
+    """
+
+    def __init__(self, thread: EngineThread, accept: Accept) -> None:
+        self._thread, self._accept = thread, accept
+        self._tickets: list[Ticket] = []
+        self._added: list[Call] = []  # since the last step
+        self._closed = False
+
+    def add(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Ticket:
+        """Prompts for the next `step` to start, as `LLM.generate` would.
+
+        Raises:
+            ValueError: something is wrong with them; none of them runs then, and the others go on.
+            RuntimeError: the LLM or this feed was closed.
+        """
+        self._check()
+        jobs = self._accept(prompts, sampling_params)
+        call = Call(jobs, stepped=True)
+        ticket = Ticket(call)
+        self._tickets.append(ticket)
+        self._added.append(call)
+        return ticket
+
+    def step(self) -> list[Ticket]:
+        """Starts what was added and takes one turn of the engine; the tickets that are finished, in the order added.
+
+        While nothing else runs the engine waits between two steps, so what runs together does not depend on the clock.
+
+        What is wrong with a ticket alone is raised by its `outputs`.
+
+        Raises:
+            RuntimeError: the LLM or this feed was closed. Any other error: of the engine, with which some tickets
+                ended; the next step returns the others that are finished.
+        """
+        self._check()
+        if self._added:
+            self._thread.submit(tuple(self._added))
+            self._added = []
+        if self.num_unfinished:
+            self._thread.turn()
+        finished = [ticket for ticket in self._tickets if ticket.finished]
+        failed = [ticket for ticket in finished if ticket.call.engine_failed]
+        for ticket in failed or finished:
+            self._tickets.remove(ticket)
+        if failed:
+            failed[0].outputs()  # raises
+        return finished
+
+    @property
+    def num_unfinished(self) -> int:
+        """Completions under way."""
+        return sum(ticket.num_unfinished for ticket in self._tickets)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated so far by the tickets that `step` has not returned yet."""
+        return sum(ticket.num_tokens for ticket in self._tickets)
+
+    def _check(self) -> None:
+        self._thread.check()
+        if self._closed:
+            raise RuntimeError(
+                "feed: it was closed, as leaving its `with` block does; make a new one"
+            )
+
+    def close(self) -> None:
+        """Ends what still runs."""
+        self._closed = True
+        for ticket in self._tickets:
+            self._thread.leave(ticket.call)
+        self._tickets, self._added = [], []
+
+    __del__ = close  # dropped without `close`
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

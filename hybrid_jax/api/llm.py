@@ -1,0 +1,550 @@
+"""`LLM`: a model, its engine and its tokenizer behind one object."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Unpack
+
+from hybrid_jax.api.cache_view import CacheView
+from hybrid_jax.api.describe import describe
+from hybrid_jax.api.engine_thread import Call, EngineThread, check_process, wait_for_dropped
+from hybrid_jax.api.feed import Feed
+from hybrid_jax.api.fingerprint import fingerprint
+from hybrid_jax.api.intake import Intake
+from hybrid_jax.api.ledger import Ledger
+from hybrid_jax.api.options import (
+    EngineOptions,
+    RareOptions,
+    default_params,
+    device_memory_for,
+    engine_options,
+    peak_memory_bytes,
+    resolve_dtype,
+    settle,
+)
+from hybrid_jax.api.outputs import Delta, RequestOutput
+from hybrid_jax.api.progress_bar import Shown, shown
+from hybrid_jax.api.warm_up import warm_up
+from hybrid_jax.checkpoint import load_config, load_model, model_folder
+from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
+from hybrid_jax.config.sampling_params import SamplingParams
+from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
+from hybrid_jax.engine.programs.store import open_store
+from hybrid_jax.engine.this_device import first_device, held_bytes
+from hybrid_jax.text.messages import Conversation
+from hybrid_jax.text.prompts import Prompt, Prompts
+from hybrid_jax.text.tokenizer import Tokenizer
+
+BUNDLED = Path(__file__).resolve().parents[1] / "bundled"
+SECONDS_FOR_DROPPED = 10.0  # a new object waits for the memory of those that nobody holds any more
+
+
+class LLM:
+    """Generates text with a hybrid (or pure attention, or pure recurrent) language model.
+
+    Calls may come from several threads and asyncio tasks at once, and from inside a `stream` loop: the engine runs in a
+    thread of its own and batches the requests of all of them. Whoever leaves early, by Ctrl-C, an exception or closing
+    a stream, ends his own requests alone. A fork of the process cannot use it; start workers with "spawn".
+
+    Its programs are compiled when they are first needed, or all of them by `warmup()`, and kept in the user's cache
+    folder for the next process. Another `memory`, `max_rows`, `max_model_len`, `dtype` or `exact` has others.
+
+    Args:
+        model: a directory in Hugging Face layout or written by `save_orbax`; None for the small bundled one.
+        dtype: of weights, activations and KV pages: "float32", "bfloat16", or "auto" for float32 on a CPU and the
+            stored one elsewhere.
+        memory: bytes for arena, rings, tables and logits together, as a number or like "8GiB"; weights come on top.
+            None on a CPU: what `max_rows` sequences of min(max_model_len, 4096) tokens and 8 cached checkpoints a row
+            need, at most half of what is free beside the weights and a quarter of the RAM. None on a GPU: 95 % of what
+            weights and the temporaries of a step leave of what jax may take, which is 95 % of the card unless
+            XLA_CLIENT_MEM_FRACTION says otherwise.
+        max_rows: sequences that decode together; None for 8 on a CPU, and on a GPU for as many as the memory holds at
+            4096 tokens each, up to 256.
+        max_model_len: longest sequence, prompt and output together, in tokens; None for the model's own.
+        cache: policy of the prefix cache, as `CacheConfig` has them ("adaptive", "lru", "marconi", "off", ...), or a
+            `CacheConfig`.
+        seed: base of the noise of requests without a seed of their own. The k-th prompt of this object
+            then has the seed `derive_seed(seed, k)`, so the same calls in the same order give the same text.
+        exact: bit-identical logits whatever the batch, chunking or cache (slower).
+        quiet: do not print `describe()` on stderr. Nothing else is printed unasked, but for a line on a terminal or in
+            a notebook while a program is compiled.
+        progress: show a bar while the weights load.
+        **options: any other field of `EngineConfig`. What is not given is chosen for the device; `describe()` shows it.
+
+    Raises:
+        FileNotFoundError, ValueError: the directory or an option is not what it should be, or the memory
+            it takes is not there.
+        NotImplementedError: an option of a feature that does not exist yet.
+        TypeError: an unknown option.
+        RuntimeError: this process is a fork of one that has used an LLM.
+
+    Example:
+        >>> from hybrid_jax import LLM, SamplingParams
+        >>> llm = LLM()
+        >>> outs = llm.generate("def add(a, b):\\n", SamplingParams(temperature=0.0, max_tokens=8))
+        >>> len(outs[0].outputs[0].token_ids), outs[0].outputs[0].finish_reason
+        (8, 'length')
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        dtype: str = "auto",
+        memory: int | str | None = None,
+        max_rows: int | None = None,
+        max_model_len: int | None = None,
+        cache: str | CacheConfig = "adaptive",
+        seed: int = 0,
+        exact: bool = False,
+        quiet: bool = False,
+        progress: Shown = False,
+        **options: Unpack[RareOptions],
+    ) -> None:
+        given = {"memory": memory, "max_rows": max_rows, "max_model_len": max_model_len}
+        given |= {"cache": cache, "seed": seed, "exact": exact} | options
+        check_process()
+        settings = engine_options(given)  # mistakes show before anything is loaded
+        folder = BUNDLED if model is None else model_folder(model)
+        if model is None and not (folder / "config.json").is_file():
+            raise FileNotFoundError(f"LLM: this copy holds no bundled model at {folder}; name one")
+        dtype = resolve_dtype(dtype, lambda: load_config(folder).dtype)
+        defaults = default_params(folder)
+        wait_for_dropped(SECONDS_FOR_DROPPED)
+        engine_config = settle(load_config(folder), settings, dtype=dtype)
+        programs = enable_compile_cache(device=first_device())
+        no_room = device_memory_for("the weights", "use dtype='bfloat16' or a smaller model")
+        with shown(progress, "loading", unit=1e-6) as report, no_room:
+            config, params = load_model(folder, dtype=dtype, progress=report)
+        self._start(
+            config,
+            params,
+            Tokenizer.from_directory(folder),
+            engine_config,
+            defaults,
+            quiet,
+            programs,
+        )
+
+    @classmethod
+    def from_params(
+        cls,
+        config: ModelConfig,
+        params: Any,
+        *,
+        tokenizer: Tokenizer | None = None,
+        dtype: str = "float32",
+        quiet: bool = False,
+        **options: Unpack[EngineOptions],
+    ) -> LLM:
+        """An LLM of weights already in memory, in `dtype`; the options are those of `LLM`."""
+        check_process()
+        programs = enable_compile_cache(device=first_device())
+        self = cls.__new__(cls)
+        settings = engine_options(options, own=("tokenizer", "dtype", "quiet"))
+        wait_for_dropped(SECONDS_FOR_DROPPED)
+        engine_config = settle(config, settings, dtype=dtype, params=params)
+        self._start(config, params, tokenizer, engine_config, SamplingParams(), quiet, programs)
+        return self
+
+    def _start(
+        self,
+        config: ModelConfig,
+        params: Any,
+        tokenizer: Tokenizer | None,
+        engine_config: EngineConfig,
+        defaults: SamplingParams,
+        quiet: bool,
+        programs: Path | None,
+    ) -> None:
+        self.model_config, self.engine_config = config, engine_config
+        with device_memory_for("arena, rings and tables", "lower memory or max_rows"):
+            store = open_store(programs, first_device())
+            engine = Engine(config, params, engine_config, store)
+        self._params = params
+        self._weight_bytes = held_bytes(params)
+        self._ledger = Ledger()
+        self._thread = thread = EngineThread(engine, record=self._ledger.record)
+        self._intake = (
+            Intake(  # it must not lead back here: an object that nobody holds frees its memory soon
+                config,
+                engine_config,
+                tokenizer,
+                defaults,
+                max_model_len=lambda: thread.engine.max_model_len,
+                compile_seconds=engine.compile_seconds,
+            )
+        )
+        self._cache = CacheView(self._thread.ask, self._ledger.seen, config, engine_config)
+        if not quiet:
+            print(self.describe(), file=sys.stderr)
+
+    @property
+    def _engine(self) -> Engine:
+        return self._thread.engine
+
+    # --- generating -------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        progress: Shown = False,
+    ) -> list[RequestOutput]:
+        """Completes prompts together, along the tree of their prefixes; the outputs are in the prompts' order.
+
+        Args:
+            prompts: text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, or several of these. A dict may
+                have "cache_breakpoints": where prefixes end that others share, in characters of a text or in tokens.
+            sampling_params: one for all, or a list of equal length; None for `get_default_sampling_params()`. Without
+                `max_tokens` a completion goes on until a stop or the longest length that model and memory allow.
+            use_tqdm: show a bar, under vLLM's name for it.
+            progress: show a bar, or call this with (prompts done, prompts in all).
+
+        Raises:
+            ValueError: something is wrong with a prompt or its parameters; nothing has run then.
+
+        Example:
+            >>> llm = LLM()
+            >>> greedy = SamplingParams(temperature=0.0, max_tokens=4)
+            >>> outs = llm.generate(["import ", {"prompt_token_ids": [100, 101, 102, 32]}], greedy)
+            >>> [len(out.outputs[0].token_ids) for out in outs]
+            [4, 4]
+        """
+        jobs = self._intake.jobs(prompts, sampling_params)
+        with shown(progress or use_tqdm, "generating") as report:
+            with closing(self._thread.run(Call(jobs))) as all_news:
+                for news in all_news:
+                    if jobs:
+                        report(news.num_finished, len(jobs))
+        return [job.output() for job in jobs]
+
+    def stream(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Generator[Delta, None, None]:
+        """Like `generate`, but yields what is new as it comes; closing the iterator ends the requests.
+
+        The texts of one completion's deltas join to its text. The last one of a prompt holds its `RequestOutput`.
+
+        Example:
+            >>> llm = LLM()
+            >>> deltas = list(llm.stream("class A", SamplingParams(temperature=0.0, max_tokens=6)))
+            >>> "".join(d.text for d in deltas) == deltas[-1].output.outputs[0].text
+            True
+        """
+        return self._thread.deltas(self._intake.jobs(prompts, sampling_params))
+
+    def astream(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> AsyncGenerator[Delta, None]:
+        """`stream` for `async for`: other tasks go on while it waits. Leave one early through `contextlib.aclosing`.
+
+        Example:
+            >>> import asyncio
+            >>> async def main(llm):
+            ...     async for delta in llm.astream("x = ", SamplingParams(max_tokens=3)):
+            ...         last = delta
+            ...     return len(last.output.outputs[0].token_ids)
+            >>> asyncio.run(main(LLM(quiet=True)))
+            3
+        """
+        return self._thread.adeltas(self._intake.jobs(prompts, sampling_params))
+
+    def feed(self) -> Feed:
+        """For prompts that are not all there yet, or too many: add some while others run.
+
+        Example:
+            >>> llm, greedy = LLM(), SamplingParams(temperature=0.0, max_tokens=4)
+            >>> with llm.feed() as feed:
+            ...     tickets = [feed.add("import "), feed.add(["def ", "class "], greedy)]
+            ...     while not tickets[1].finished:
+            ...         finished = feed.step()
+            >>> [len(output.outputs[0].token_ids) for output in tickets[1].outputs()]
+            [4, 4]
+        """
+        return Feed(self._thread, self._intake.jobs)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        cache_breakpoints: Sequence[int] | None = None,
+        use_tqdm: bool = False,
+        progress: Shown = False,
+    ) -> list[RequestOutput]:
+        """Continues a conversation, or several, through the model's chat template.
+
+        Args:
+            messages: [{"role": ..., "content": ...}, ...], or a list of such lists. A content is text, or a list of
+                parts {"type": "text", "text": ...}, which are joined by line ends. Only an assistant's message may
+                have none, if it has tool_calls; their arguments may be an object or its JSON text.
+            sampling_params, use_tqdm, progress: as in `generate`.
+            add_generation_prompt, chat_template, tools: as in `Tokenizer.apply_chat_template`.
+            chat_template_kwargs: anything else the template looks at.
+            cache_breakpoints: indices of messages behind which other conversations go on differently; None for the
+                system messages in front.
+
+        Raises:
+            ValueError: something is wrong with a conversation, or the template refuses it; nothing has run then.
+                Roles are system, developer, user, assistant, tool, and those that the template names.
+
+        Example:
+            >>> llm = LLM()
+            >>> outs = llm.chat(
+            ...     [{"role": "user", "content": "Say hello."}],
+            ...     SamplingParams(temperature=0.0, max_tokens=4),
+            ...     chat_template="{% for m in messages %}# {{ m.role }}: {{ m.content }}\\n{% endfor %}",
+            ... )
+            >>> outs[0].prompt, len(outs[0].outputs[0].token_ids)
+            ('# user: Say hello.\\n', 4)
+        """
+        prompts = self._intake.conversations(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            tools=tools,
+            cache_breakpoints=cache_breakpoints,
+        )
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, progress=progress)
+
+    def stream_chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        cache_breakpoints: Sequence[int] | None = None,
+    ) -> Generator[Delta, None, None]:
+        """Like `chat`, but yields what is new as it comes, as `stream` does.
+
+        Example:
+            >>> llm = LLM()
+            >>> deltas = llm.stream_chat(
+            ...     [{"role": "user", "content": "Say hello."}],
+            ...     SamplingParams(temperature=0.0, max_tokens=4),
+            ...     chat_template="{% for m in messages %}# {{ m.role }}: {{ m.content }}\\n{% endfor %}",
+            ... )
+            >>> sum(len(delta.token_ids) for delta in deltas)
+            4
+        """
+        prompts = self._intake.conversations(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            tools=tools,
+            cache_breakpoints=cache_breakpoints,
+        )
+        return self.stream(prompts, sampling_params)
+
+    def astream_chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        cache_breakpoints: Sequence[int] | None = None,
+    ) -> AsyncGenerator[Delta, None]:
+        """`stream_chat` for `async for`, as `astream` is to `stream`.
+
+        Example:
+            >>> import asyncio
+            >>> async def main(llm):
+            ...     messages = [{"role": "user", "content": "Say hello."}]
+            ...     template = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\\n{% endfor %}"
+            ...     async for delta in llm.astream_chat(
+            ...         messages, SamplingParams(max_tokens=4), chat_template=template
+            ...     ):
+            ...         last = delta
+            ...     return len(last.output.outputs[0].token_ids)
+            >>> asyncio.run(main(LLM(quiet=True)))
+            4
+        """
+        prompts = self._intake.conversations(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            tools=tools,
+            cache_breakpoints=cache_breakpoints,
+        )
+        return self.astream(prompts, sampling_params)
+
+    def render_chat(
+        self,
+        messages: Conversation,
+        *,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        cache_breakpoints: Sequence[int] | None = None,
+    ) -> Prompt:
+        """One conversation as the prompt that `chat` makes of it, for `generate`, `stream` or a look at its text.
+
+        Example:
+            >>> template = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\\n{% endfor %}"
+            >>> llm = LLM()
+            >>> llm.render_chat([{"role": "user", "content": "hi"}], chat_template=template).text
+            '# user: hi\\n'
+        """
+        return self._intake.conversation(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            chat_template=chat_template,
+            chat_template_kwargs=chat_template_kwargs,
+            tools=tools,
+            cache_breakpoints=cache_breakpoints,
+        )
+
+    # --- looking and tidying ----------------------------------------------------------------------
+
+    @property
+    def cache(self) -> CacheView:
+        """The prefix cache: `llm.cache.explain(output)`, `llm.cache.describe()`."""
+        return self._cache
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, prompt and output together, that model and memory allow, in tokens."""
+        return self._engine.max_model_len
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer; None when it came without one."""
+        return self._intake.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses when given none: the model's generation_config.json, if it has one.
+
+        Its temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens, the latter as far as the model's
+        length goes; do_sample false is temperature 0. Other fields are left alone. The temperature is also that of
+        `SamplingParams` without one; if the model names none, it is 1.0.
+        """
+        return self._intake.complete(self._intake.defaults)
+
+    def fingerprint(self) -> str:
+        """A digest that tells this model, with its tokenizer and chat template, from others."""
+        return fingerprint(self.model_config, self._params, self._intake.tokenizer)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start, and `memory_status` and `memory_log`: what kind of memory is or was short.
+
+        `memory_bytes` is what arena, rings and tables take; `peak_memory_bytes` is as in `RequestMetrics`, up to now.
+        """
+        self._thread.settle()
+        own = {"requests": self._intake.num_requests, "peak_memory_bytes": peak_memory_bytes()}
+        ledger = self._ledger
+        return own | self._thread.ask(
+            lambda engine: ledger.totals | engine.stats() | engine.memory_report()
+        )
+
+    def describe(self) -> str:
+        """The model, where its memory goes, and what the cache can do: what a new object prints.
+
+        Example:
+            >>> llm = LLM(max_rows=1, max_model_len=512, quiet=True)
+            >>> names = [line.split()[0] for line in llm.describe().splitlines()]
+            >>> names[:5]
+            ['model', 'device', 'weights', 'arena', 'rings']
+            >>> names[5:]
+            ['tables', 'logits', 'sequences', 'steps', 'cache', 'sampling']
+        """
+        return describe(
+            self.model_config,
+            self.engine_config,
+            self._engine.sizes,
+            device=self._engine.device,
+            kernels=self._engine.kernels,
+            not_triton=self._engine.not_triton,
+            weight_bytes=self._weight_bytes,
+            max_model_len=self.max_model_len,
+            sampling=self._intake.defaults,
+        )
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets every cached prefix that no running request uses."""
+        self._thread.ask(lambda engine: engine.reset_prefix_cache())
+
+    def warmup(
+        self,
+        *,
+        logprobs: bool = False,
+        penalties: bool = False,
+        threads: int | None = None,
+        progress: Shown = False,
+    ) -> dict[str, float]:
+        """Compiles what `generate` will need, so that the first call is as fast as the next.
+
+        Args:
+            logprobs: also for requests with `logprobs` (not `prompt_logprobs`).
+            penalties: also for requests with penalties, biases, allowed tokens, bad words or a grammar.
+            threads: that compile at the same time; None for as many as there are processors, and for 1 on a GPU, where
+                the compiler times variants of a product and two of them would disturb each other. While more than
+                one compiles, other calls go on.
+            progress: show a bar, or call this with (done, in all).
+
+        Returns:
+            The seconds that each program took, by its name; with several threads they overlap.
+
+        Raises:
+            ValueError: threads is not an integer of at least 1.
+        """
+        if threads is None:
+            threads = (os.cpu_count() or 1) if self._engine.device.is_host else 1
+        if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
+            raise ValueError(
+                f"LLM: warmup: threads must be an integer of at least 1, got {threads!r}"
+            )
+        wanted = {"logprobs": logprobs, "adjusts": penalties}
+        ask = self._thread.ask
+        jobs = ask(lambda engine: engine.warmup_jobs(**wanted))
+        ahead = ask(lambda engine: engine.ahead_jobs(**wanted)) if threads > 1 else {}
+        with shown(progress, "compiling") as report:
+            return warm_up(jobs, ahead, lambda job: ask(lambda engine: job()), threads, report)
+
+    def close(self) -> None:
+        """Ends what still runs and frees the device memory; the object is of no use afterwards."""
+        self._thread.close()
+        self._params = None
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "LLM: it holds device memory and a thread and can neither be pickled nor copied; make it inside the "
+            "worker that uses it, and send prompts, parameters and outputs"
+        )
+
+    def __repr__(self) -> str:
+        state = "closed" if self._thread.closed else f"max_model_len={self.max_model_len}"
+        return (
+            f"LLM({self.model_config.family}, {self.engine_config.dtype}, {state}, "
+            f"max_rows={self.engine_config.max_rows}, cache={self.engine_config.cache.policy!r})"
+        )

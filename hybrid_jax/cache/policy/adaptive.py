@@ -1,0 +1,176 @@
+"""Eviction by learned reuse: what has the least to gain per byte and unit of time goes first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hybrid_jax.cache.policy.admission import align_down
+from hybrid_jax.cache.policy.points import BRANCH, DECLARED, END, FRESH, OTHER, Points, Relation
+from hybrid_jax.cache.policy.value import freed_bytes, saved_tokens
+from hybrid_jax.cache.tree.node import Node, parting
+from hybrid_jax.costs import Costs
+
+if TYPE_CHECKING:
+    from hybrid_jax.cache.tree.radix import RadixTree
+
+STEPS_PER_OCTAVE = 8  # savings per byte are rounded to 9 %
+SAVINGS_EXPONENT = 2 / 3
+
+
+class Adaptive:
+    """Orders nodes by (tokens spared / bytes freed) ** SAVINGS_EXPONENT * index of their point.
+
+    The index is the most uses per unit of time to be had from a point of that class and age (`reuse.LifeTables`).
+    Nodes of one class, age step and (rounded) ratio form a group, in which the one that came first goes first: a
+    victim is found among the groups, however many nodes there are.
+
+    Args:
+        costs: of the model.
+
+    Attributes:
+        points: all resume points of the tree, and what was learned.
+    """
+
+    leaves_only = touches_path = False
+
+    def __init__(self, costs: Costs):
+        self.costs = costs
+        self.points = Points()
+        self._place: dict[Node, int] = {}  # the row of its group
+        self._rows: dict[tuple[int, int, int], int] = {}
+        self._keys: list[tuple[int, int, int]] = []
+        self._members: list[dict[Node, None]] = []
+        self._free: list[int] = []
+        self._cells = np.zeros(64, np.intp)  # of class and step, in the table of indices as one row
+        self._values = np.full(64, np.inf)  # inf: no members
+
+    def add(self, node: Node) -> None:
+        resumable = node.slot or not self.costs.checkpoint_bytes
+        if node.point is None and resumable:
+            self.points.add(node, Relation(kind=FRESH, run=0), OTHER)
+        ratio = saved_tokens(node) / max(1, freed_bytes(node, self.costs))
+        level = round(STEPS_PER_OCTAVE * math.log2(ratio)) if ratio > 0 else -(1 << 16)
+        self._put(node, self._place.get(node), level)
+
+    def _put(self, node: Node, old: int | None, level: int) -> None:
+        """Into the group of its point and level, and out of the one it was in."""
+        point = node.point  # None: pages whose checkpoint is about to come
+        key = (0, 0, level) if point is None else (point.group, point.step, level)
+        row = self._rows.get(key)
+        if row is None:
+            row = self._new_row(key)
+        elif row == old:
+            return
+        if old is not None:
+            self._take(node, old)
+        self._place[node] = row
+        self._members[row][node] = None
+
+    def _new_row(self, key: tuple[int, int, int]) -> int:
+        if self._free:
+            row = self._free.pop()
+            self._keys[row] = key
+        else:
+            row = len(self._keys)
+            self._keys.append(key)
+            self._members.append({})
+            if row == len(self._values):
+                self._cells = np.concatenate((self._cells, np.zeros(row, np.intp)))
+                self._values = np.concatenate((self._values, np.full(row, np.inf)))
+        self._rows[key] = row
+        group, step, level = key
+        self._cells[row] = group * len(self.points.tables.steps) + step
+        self._values[row] = 2.0 ** (SAVINGS_EXPONENT * level / STEPS_PER_OCTAVE)
+        return row
+
+    def discard(self, node: Node) -> None:
+        row = self._place.pop(node, None)
+        if row is not None:
+            self._take(node, row)
+
+    def _take(self, node: Node, row: int) -> None:
+        del self._members[row][node]
+        if not self._members[row]:
+            del self._rows[self._keys[row]]
+            self._values[row] = np.inf
+            self._free.append(row)
+
+    def pop(self) -> Node | None:
+        self.catch_up()
+        if not self._place:
+            return None
+        used = len(self._keys)
+        index = self.points.tables.index.reshape(-1).take(self._cells[:used])
+        row = int((self._values[:used] * index).argmin())
+        node = next(iter(self._members[row]))
+        self.discard(node)
+        return node
+
+    def catch_up(self) -> None:
+        """Moves the nodes whose points grew older, or are of another class, to where they belong."""
+        moved, self.points.moved = self.points.moved, {}
+        for node in moved:
+            row = self._place.get(node)
+            if row is not None:
+                self._put(node, row, self._keys[row][2])  # its level is what it was
+
+    def forget(self, node: Node) -> None:
+        """The node's tokens are known no more."""
+        self.points.forget(node)
+
+    def asked(
+        self, tree: RadixTree, anchor: Node, known_len: int, declared: Iterable[int] = ()
+    ) -> Relation:
+        """A prompt came: notes what it uses, where it parts from what is known, and how it relates to it.
+
+        Args:
+            tree: where it was announced.
+            anchor: the node at its end.
+            known_len: tokens of it that were known before.
+            declared: numbers of its leading tokens that others will share, as its caller says.
+        """
+        points, num_tokens = self.points, anchor.end
+        points.next_request()
+        path = anchor.path()
+        reach = min(known_len, num_tokens - 1)
+        last = next((n for n in reversed(path) if n.point is not None and n.end <= reach), None)
+        relation = points.relate(last, known_len, num_tokens)
+        if last is not None:
+            points.use(last)
+        parts = parting(anchor, known_len)
+        if parts is not None:
+            if len(parts.children) == 2:
+                self._part(parts, path)
+            position = align_down(known_len, tree.grain)
+            if position:
+                branch = tree.boundary(anchor, position)
+                points.add(branch, relation, BRANCH, share=known_len / num_tokens)
+        for count in declared:
+            if position := align_down(count, tree.grain):
+                points.add(tree.boundary(anchor, position), relation, DECLARED)
+        return relation
+
+    def ended(self, node: Node, relation: Relation) -> None:
+        """A sequence ends at this node, whose prompt related to what was known like that."""
+        self.points.add(node, relation, END)
+
+    def _part(self, node: Node, path: list[Node]) -> None:
+        """What lies below `node` on the one path that there was: a later one parted from it here."""
+        new = path[path.index(node) + 1]
+        below = next(child for child in node.children.values() if child is not new)
+        while True:
+            if below.point is not None:
+                self.points.part(below, node.end)
+            if len(below.children) != 1:
+                return
+            (below,) = below.children.values()
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self._place
+
+    def __len__(self) -> int:
+        return len(self._place)

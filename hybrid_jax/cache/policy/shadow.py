@@ -1,0 +1,187 @@
+"""A prefix cache without memory behind it: one request after the other, bytes counted.
+
+The tree, the admission and the eviction are those of an engine; only what a token and a checkpoint take is a number
+here. A simulator runs one over a trace, a tuner replays a log through several, to see what each policy is worth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybrid_jax.cache.policy.admission import align_down
+from hybrid_jax.cache.pools.counted import ByteBudget, CountedPages, CountedSlots
+from hybrid_jax.cache.tree.eviction import EvictionPolicy
+from hybrid_jax.cache.tree.node import Match, Node, parting
+from hybrid_jax.cache.tree.radix import RadixTree
+from hybrid_jax.costs import Costs
+
+LEAST_BRANCH = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What the cache did for one request.
+
+    Attributes:
+        num_tokens: of the prompt.
+        hit_len: tokens skipped.
+        match_len: leading tokens that were known, cached or not.
+        cached_len: leading tokens whose KV was cached.
+        stored: prompt and output are cached now.
+    """
+
+    num_tokens: int
+    hit_len: int
+    match_len: int
+    cached_len: int
+    stored: bool
+
+
+class ShadowCache:
+    """A prefix cache in request order: a request is finished and cached before the next is looked up.
+
+    Args:
+        costs: bytes of a token and of a checkpoint.
+        capacity: bytes, never exceeded.
+        policy: orders what may be evicted.
+        grain: tokens between resume points; 1 makes every position one.
+        history_tokens: tokens known beyond those that are cached.
+        least_branch: tokens that a checkpoint where paths part must spare, where new entries are weighed.
+    """
+
+    def __init__(
+        self,
+        costs: Costs,
+        capacity: int,
+        policy: EvictionPolicy,
+        *,
+        grain: int = 1,
+        history_tokens: int = 0,
+        least_branch: int = LEAST_BRANCH,
+    ):
+        self.costs, self.capacity, self.grain = costs, capacity, grain
+        self._policy, self._least_branch = policy, least_branch
+        self._weighs = hasattr(policy, "asked")
+        self.budget = ByteBudget(capacity)
+        self._slots = CountedSlots(self.budget, costs.checkpoint_bytes)
+        self.tree = RadixTree(
+            self.budget,
+            self._slots,
+            grain=grain,
+            page_tokens=1 if costs.kv_bytes else 0,
+            needs_slots=costs.checkpoint_bytes > 0,
+            page_holds=CountedPages(self.budget, costs.kv_bytes),
+            policy=policy,
+            max_known_nodes=history_tokens,
+            max_known_tokens=history_tokens,
+        )
+
+    @property
+    def evictions(self) -> int:
+        """Entries evicted so far."""
+        return self.tree.counters.evictions
+
+    def request(self, prompt: np.ndarray, whole: np.ndarray) -> Outcome:
+        """Looks a prompt up, caches it where it parts from known paths, then with its output at its end.
+
+        Args:
+            prompt: int32[n] ids of tokens, or of blocks of tokens.
+            whole: int32[m] the prompt and its output.
+        """
+        tree = self.tree
+        match = tree.match(prompt)
+        tree.use(match)
+        anchor = tree.announce(prompt)
+        stored = (self._weigh if self._weighs else self._insert)(anchor, match, whole)
+        tree.conclude(anchor)
+        return Outcome(
+            num_tokens=match.num_tokens,
+            hit_len=match.hit_len,
+            match_len=match.match_len,
+            cached_len=match.cached_len,
+            stored=stored,
+        )
+
+    def _insert(self, anchor: Node, match: Match, whole: np.ndarray) -> bool:
+        """Makes room for what is new, then caches it."""
+        tree, last = self.tree, align_down(len(whole), self.grain)
+        branches = tree.partings(anchor)[0] if self.costs.checkpoint_bytes else []
+        if match.hit_len:
+            tree.pin(match.node)
+        for branch in sorted(align_down(branch, self.grain) for branch in branches):
+            if branch > match.hit_len:
+                self._store(whole[:branch])
+        stored = last > 0 and self._store(whole[:last])
+        if match.hit_len:
+            tree.unpin(match.node)
+        return stored
+
+    def _store(self, tokens: np.ndarray) -> bool:
+        """Caches a prefix with a checkpoint at its end; False where that does not fit."""
+        if self._bytes(len(tokens)) > self.capacity:
+            return False
+        while True:
+            cached_len, end = self.tree.coverage(tokens)
+            if end is not None:
+                break
+            missing = len(tokens) - cached_len
+            needed = missing * self.costs.kv_bytes + self.costs.checkpoint_bytes
+            if needed <= self.budget.num_free:
+                break
+            if not self.tree.make_room(needed):
+                return False
+        self._fill(tokens, end)
+        return True
+
+    def _weigh(self, anchor: Node, match: Match, whole: np.ndarray) -> bool:
+        """Caches what is new in the request's own memory, then evicts what is worth least, old or new."""
+        tree, costs = self.tree, self.costs
+        parts = parting(anchor, match.match_len)
+        branch = 0 if parts is None else align_down(parts.end, self.grain)
+        relation = self._policy.asked(tree, anchor, match.match_len)
+        last = align_down(len(whole), self.grain)
+        if not last:
+            return False
+        end = tree.announce(whole[:last])
+        self._policy.ended(end, relation)
+        ends = (
+            [branch]
+            if costs.checkpoint_bytes and branch >= match.hit_len + self._least_branch
+            else []
+        )
+        ends = [n for n in [*ends, last] if self._bytes(n) <= self.capacity]
+        self.budget.lend(self._bytes(len(whole)) + costs.checkpoint_bytes)
+        for position in ends:
+            self._fill(whole[:position], tree.coverage(whole[:position])[1])
+        tree.make_room(0)
+        self.budget.settle()
+        tree.conclude(end)
+        return bool(end.slot) if costs.checkpoint_bytes else end.cached
+
+    def _bytes(self, length: int) -> int:
+        return length * self.costs.kv_bytes + self.costs.checkpoint_bytes
+
+    def _fill(self, tokens: np.ndarray, end: Node | None) -> None:
+        """Caches a prefix that fits, or counts it as just used where it stands."""
+        if end is not None:
+            self.tree.touch(end)
+            return
+        slot = self._slots.allocate() if self.costs.checkpoint_bytes else 0
+        self.tree.fill(tokens, range(len(tokens)), slot)
+        if slot:
+            self._slots.release(slot)
+
+    def check_invariants(self) -> None:
+        """Recounts bytes from what the nodes list; raises AssertionError with both numbers when they differ."""
+        self.tree.check_invariants()
+        listed, held = self.tree.slot_nodes, self._slots.num_held
+        assert held == len(listed), f"shadow: {held} checkpoints held, nodes list {len(listed)}"
+        costs, tokens = self.costs, self.tree.page_holds.num_frames
+        num_bytes = tokens * costs.kv_bytes + held * costs.checkpoint_bytes
+        used, peak = self.budget.used, self.budget.peak
+        assert used == num_bytes, f"shadow: counts {used} bytes, nodes take {num_bytes}"
+        assert used <= peak <= self.capacity, (
+            f"shadow: {used} bytes used, {peak} at most, of {self.capacity}"
+        )

@@ -1,0 +1,150 @@
+"""Pages and checkpoints that are only counted, in bytes of one budget: the pools of a cache on virtual time.
+
+They stand where `FrameAllocator`, `SlotTable` and `PageHolds` stand in an engine, behind the same tree and the same
+policies. Pages are ranges, of one token each; rows hold nothing of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hybrid_jax.cache.pools.frames import OutOfFrames
+
+
+class ByteBudget:
+    """A budget that is never exceeded; free bytes are what frames are elsewhere.
+
+    Attributes:
+        capacity, used, peak: bytes; the most that was ever used.
+    """
+
+    def __init__(self, capacity: int):
+        self.capacity, self.used, self.peak = capacity, 0, 0
+        self._lent = 0
+
+    @property
+    def num_free(self) -> int:
+        return self.capacity - self.used
+
+    def lend(self, num_bytes: int) -> None:
+        """Lets that much more be counted: memory of the request at hand, which is not the cache's yet."""
+        self._lent += num_bytes
+
+    def settle(self) -> None:
+        """Ends all lending; what is counted fits the capacity again."""
+        assert self.used <= self.capacity, f"budget: {self.used} of {self.capacity} bytes used"
+        self._lent = 0
+        self.peak = max(self.peak, self.used)
+
+    def take(self, num_bytes: int) -> None:
+        """Counts bytes as used.
+
+        Raises:
+            OutOfFrames: fewer are free; nothing was taken.
+        """
+        if self.used + num_bytes > self.capacity + self._lent:
+            raise OutOfFrames(
+                f"ByteBudget: needs {num_bytes} bytes, {self.num_free} of {self.capacity} free"
+            )
+        self.used += num_bytes
+        if not self._lent:
+            self.peak = max(self.peak, self.used)
+
+    def give(self, num_bytes: int) -> None:
+        self.used -= num_bytes
+
+    def retain(self, pages: range, *, distinct: bool = False) -> None:
+        """A row's hold on pages: nothing to count, the tree alone holds bytes."""
+
+    def __repr__(self) -> str:
+        return f"ByteBudget({self.used} of {self.capacity} bytes used)"
+
+
+class CountedPages:
+    """Pages of one token, as ranges whose length counts."""
+
+    none = range(0)
+
+    def __init__(self, budget: ByteBudget, token_bytes: int):
+        self._budget, self._token_bytes = budget, token_bytes
+        self.num_tokens = 0
+
+    @property
+    def num_frames(self) -> int:
+        """A page of one token is its own frame."""
+        return self.num_tokens
+
+    def adopt(self, pages: range) -> range:
+        """Takes the bytes of these tokens.
+
+        Raises:
+            OutOfFrames: the budget does not have them.
+        """
+        self._budget.take(len(pages) * self._token_bytes)
+        self.num_tokens += len(pages)
+        return pages
+
+    share = adopt
+
+    def release(self, pages: range) -> None:
+        self._budget.give(len(pages) * self._token_bytes)
+        self.num_tokens -= len(pages)
+
+    def join(self, upper: range, lower: range) -> range:
+        return range(len(upper) + len(lower))
+
+    def only_ours(self, pages: range) -> bool:
+        return True
+
+    def row(self, parts: Sequence[range]) -> range:
+        return range(sum(map(len, parts)))
+
+    def check_invariants(self, listed: Sequence[range]) -> None:
+        tokens = sum(map(len, listed))
+        assert tokens == self.num_tokens, (
+            f"counted pages: {self.num_tokens} tokens counted, nodes list {tokens}"
+        )
+
+
+class CountedSlots:
+    """Checkpoints of equal size, as numbers with counted holders; 0 stands for none."""
+
+    num_free = 1 << 62  # what runs out is the budget
+
+    def __init__(self, budget: ByteBudget, checkpoint_bytes: int):
+        self._budget, self._checkpoint_bytes = budget, checkpoint_bytes
+        self._holders: dict[int, int] = {}
+        self._last = 0
+
+    @property
+    def num_held(self) -> int:
+        return len(self._holders)
+
+    def allocate(self) -> int:
+        """A new checkpoint with one holder, the caller.
+
+        Raises:
+            OutOfFrames: the budget does not have its bytes.
+        """
+        self._budget.take(self._checkpoint_bytes)
+        self._last += 1
+        self._holders[self._last] = 1
+        return self._last
+
+    def resolve(self, slot: int) -> int:
+        if slot and slot not in self._holders:
+            raise KeyError(f"CountedSlots: checkpoint {slot} was released")
+        return slot
+
+    def holders(self, slot: int) -> int:
+        return self._holders[slot]
+
+    def retain(self, slot: int) -> None:
+        self._holders[slot] += 1
+
+    def release(self, slot: int) -> None:
+        """Drops a holder; the last one gives the bytes back."""
+        self._holders[slot] -= 1
+        if not self._holders[slot]:
+            del self._holders[slot]
+            self._budget.give(self._checkpoint_bytes)

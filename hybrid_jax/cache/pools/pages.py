@@ -1,0 +1,117 @@
+"""The tree's own holds on page frames, so that it can tell what only the tree holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from hybrid_jax.cache.pools.frames import ONE, FrameAllocator, indices
+
+RowPages = Any  # what a row lists: an array of frame ids, or a range where pages are only counted
+NodePages = Any  # what a node lists; slices are its parts
+
+
+class PageStore(Protocol):
+    """What nodes list as pages: `PageHolds` of frames, or `CountedPages` of a budget of bytes."""
+
+    none: NodePages
+
+    @property
+    def num_frames(self) -> int: ...
+
+    def adopt(self, pages: RowPages) -> NodePages: ...
+
+    def share(self, pages: NodePages) -> None: ...
+
+    def release(self, pages: NodePages) -> None: ...
+
+    def join(self, upper: NodePages, lower: NodePages) -> NodePages: ...
+
+    def only_ours(self, pages: NodePages) -> bool: ...
+
+    def row(self, parts: Sequence[NodePages]) -> RowPages: ...
+
+    def check_invariants(self, listed: Sequence[NodePages]) -> None: ...
+
+
+class PageHolds:
+    """Pages held by tree nodes, as handles; a frame counts once for every node that lists it.
+
+    A row's pages are frame ids, int32[n, frames_per_page]; a node's are their handles, uint32 of the same
+    shape, so that a node that outlives its hold is found out.
+    """
+
+    def __init__(self, frames: FrameAllocator):
+        self._frames = frames
+        self._holds = np.zeros(frames.num_frames, np.int32)
+        self.num_frames = 0  # held at all
+        self.none = np.zeros((0, 0), np.uint32)
+
+    def as_dict(self) -> dict[int, int]:
+        """Holds per frame."""
+        return {int(frame): int(self._holds[frame]) for frame in np.flatnonzero(self._holds)}
+
+    def on(self, frames: np.ndarray) -> np.ndarray:
+        """Holds on each of these frames, given as an index."""
+        return self._holds[frames]
+
+    def adopt(self, pages: np.ndarray) -> np.ndarray:
+        """Takes a hold on every frame of a row's pages, for a node; the row keeps its own."""
+        pages = np.asarray(pages, np.int32)
+        names = self._frames.handles(pages)
+        self._hold(indices(pages))
+        return names
+
+    def share(self, pages: np.ndarray) -> None:
+        """One more node lists these pages."""
+        self._hold(indices(self.ids(pages)))
+
+    def _hold(self, frames: np.ndarray) -> None:
+        self._frames.retain(frames, distinct=True)  # a node lists no frame twice
+        before = self._holds[frames]
+        self.num_frames += len(before) - int(np.count_nonzero(before))
+        self._holds[frames] = before + ONE
+
+    def release(self, pages: np.ndarray) -> None:
+        """A node lists these pages no more."""
+        frames = indices(self.ids(pages))
+        self._frames.release(frames, distinct=True)
+        left = self._holds[frames] - ONE
+        self._holds[frames] = left
+        self.num_frames -= len(left) - int(np.count_nonzero(left))
+
+    def join(self, upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
+        """The pages of two spans, one below the other, as those of one."""
+        return np.concatenate((upper, lower))
+
+    def only_ours(self, pages: np.ndarray) -> bool:
+        """Some frame of these pages is held by nobody but tree nodes."""
+        frames = indices(self.ids(pages))
+        return bool((self._frames.holders_of(frames) == self._holds[frames]).any())
+
+    def ids(self, pages: np.ndarray) -> np.ndarray:
+        """Frame ids of a node's pages, as an index.
+
+        Raises:
+            StaleHandle: one of them was released since.
+        """
+        return self._frames.resolve(pages)
+
+    def row(self, parts: Sequence[np.ndarray]) -> np.ndarray:
+        """A row's pages from those of the nodes on its path, in order."""
+        if not parts:
+            return np.zeros((0, 0), np.int32)
+        return self.ids(np.concatenate(parts)).astype(np.int32)
+
+    def check_invariants(self, listed: Sequence[np.ndarray]) -> None:
+        """Recounts from what all nodes list; raises AssertionError with both numbers when they differ."""
+        count = np.zeros_like(self._holds)
+        for pages in listed:
+            np.add.at(count, self.ids(pages).reshape(-1), 1)
+        assert (count == self._holds).all(), (
+            f"radix: counts {self._holds.sum()} page holds, nodes list {count.sum()} frames"
+        )
+        held = np.count_nonzero(count)
+        assert held == self.num_frames, f"radix: counts {self.num_frames} page frames, {held} held"

@@ -1,0 +1,147 @@
+"""Checkpoints as the host sees them: a slot names the frames of one recurrent state."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hybrid_jax.cache.pools import handles
+from hybrid_jax.cache.pools.frames import FrameAllocator
+
+NO_FRAMES = np.zeros(0, np.int32)
+
+
+class OutOfSlots(RuntimeError):
+    """Every slot is held; the call that raised it changed nothing."""
+
+
+class SlotTable:
+    """Slots 1 .. max_slots - 1, each a list of `state_frames` frames, with counted holders.
+
+    The device has the same table; `take_new` says which of its rows to write before the next dispatch.
+    Callers keep handles, never bare ids: `allocate` gives one, and 0 stands for "no checkpoint".
+
+    Example:
+        >>> slots = SlotTable(FrameAllocator(10), state_frames=3, max_slots=4)
+        >>> handle = slots.allocate()
+        >>> slots.resolve(handle), slots.frames(handle)
+        (1, (1, 2, 3))
+        >>> [(slot, frames.tolist()) for slot, frames in slots.take_new()]
+        [(1, [1, 2, 3])]
+    """
+
+    def __init__(self, frames: FrameAllocator, *, state_frames: int, max_slots: int):
+        if not 1 <= max_slots <= handles.MAX_ID + 1:
+            raise ValueError(
+                f"SlotTable: max_slots must be between 1 and {handles.MAX_ID + 1}, got {max_slots}"
+            )
+        self.state_frames, self.max_slots = state_frames, max_slots
+        self._allocator = frames
+        self._free = list(range(max_slots - 1, 0, -1))
+        self._holders = [0] * max_slots
+        self._generation = bytearray(max_slots)
+        self._frames: list[np.ndarray] = [NO_FRAMES] * max_slots
+        self._new: dict[int, np.ndarray] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_held(self) -> int:
+        return self.max_slots - 1 - len(self._free)
+
+    def allocate(self) -> int:
+        """A handle of a new slot with one holder, the caller.
+
+        Raises:
+            OutOfSlots: no slot is free.
+            OutOfFrames: its frames are not free. Either way nothing was taken.
+        """
+        if not self._free:
+            raise OutOfSlots(
+                f"OutOfSlots: all {self.max_slots - 1} checkpoints are held; lower max_rows or raise memory"
+            )
+        frames = self._allocator.allocate(self.state_frames)
+        slot = self._free.pop()
+        self._holders[slot], self._frames[slot] = 1, frames
+        self._new[slot] = frames
+        return handles.pack(handles.SLOT, self._generation[slot], slot)
+
+    def resolve(self, handle: int) -> int:
+        """The slot id behind a handle; 0 for 0.
+
+        Raises:
+            StaleHandle: the slot was released since.
+            ValueError: what came is no handle.
+        """
+        handle = handles.whole(handle)
+        if handle == 0:
+            return 0
+        slot = handle & handles.MAX_ID
+        there = slot < self.max_slots
+        generation = self._generation[slot] if there else 0
+        known = handle == handles.pack(handles.SLOT, generation, slot)
+        if not (there and known and self._holders[slot]):
+            raise handles.stale(handle, handles.SLOT, generation)
+        return slot
+
+    def frames(self, handle: int) -> tuple[int, ...]:
+        """The frames of a slot, in the order of the checkpoint."""
+        return tuple(self._frames[self.resolve(handle)].tolist())
+
+    def holders(self, handle: int) -> int:
+        return self._holders[self.resolve(handle)]
+
+    def retain(self, handle: int) -> None:
+        """Adds a holder."""
+        self._holders[self._require(handle)] += 1
+
+    def release(self, handle: int) -> None:
+        """Drops a holder; takes the caller's hold away. The last one releases the slot's frames."""
+        slot = self._require(handle)
+        self._holders[slot] -= 1
+        if self._holders[slot] == 0:
+            self._allocator.release(self._frames[slot], distinct=True)
+            self._frames[slot] = NO_FRAMES
+            self._generation[slot] = (self._generation[slot] + 1) % handles.NUM_GENERATIONS
+            self._free.append(slot)
+            self._new.pop(slot, None)
+
+    def _require(self, handle: int) -> int:
+        slot = self.resolve(handle)
+        if slot == 0:
+            raise ValueError(
+                "SlotTable: slot 0 stands for no checkpoint and has no holders, got handle 0"
+            )
+        return slot
+
+    def take_new(self) -> list[tuple[int, np.ndarray]]:
+        """(slot, frames int32[state_frames]) of slots made since the last call and still held, for the device table."""
+        new, self._new = self._new, {}
+        return list(new.items())
+
+    def check_invariants(self) -> None:
+        """Recounts slots and their frames; raises AssertionError with both numbers when they differ."""
+        held = [slot for slot in range(1, self.max_slots) if self._holders[slot]]
+        assert len(held) == self.num_held, (
+            f"slots: {self.num_held} counted, {len(held)} with holders"
+        )
+        assert set(held).isdisjoint(self._free), "slots: a held slot is in the free list"
+        assert len(set(self._free)) == len(self._free), "slots: a slot is twice in the free list"
+        frames = [frame for slot in held for frame in self._frames[slot].tolist()]
+        assert len(frames) == len(held) * self.state_frames, (
+            f"slots: {len(frames)} frames in {len(held)} slots of {self.state_frames}"
+        )
+        assert len(set(frames)) == len(frames), (
+            f"slots: {len(frames)} frames listed, {len(set(frames))} different"
+        )
+        for frame in frames:
+            count = self._allocator.holders(frame)
+            assert count == 1, f"slots: frame {frame} of a checkpoint has {count} holders, not 1"
+        for slot in range(1, self.max_slots):
+            if not self._holders[slot]:
+                assert not self._frames[slot].size, f"slots: free slot {slot} lists frames"
+                assert slot not in self._new, f"slots: free slot {slot} is announced as new"
+
+    def __repr__(self) -> str:
+        return f"SlotTable({self.num_held} of {self.max_slots - 1} checkpoints held)"

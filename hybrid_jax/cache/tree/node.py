@@ -1,0 +1,161 @@
+"""A node of the prefix tree, what a look-up returns, and how a tree prints itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from hybrid_jax.cache.policy.points import Point
+    from hybrid_jax.cache.tree.reasons import Loss
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """A span of tokens below its parent; the object keeps its identity as long as its end stands.
+
+    Splits put a new node above, merges keep the lower one, so whoever keeps a node keeps the position `end`.
+
+    Attributes:
+        tokens: int32[end - start] token ids of the edge from the parent.
+        start, end: absolute positions of the first one, and behind the last.
+        parent: None for the root, and for a node that left the tree.
+        children: by their first token.
+        pages: uint32[n, frames_per_page] handles of the pages that overlap [start, end); None while the span is
+            known but not cached.
+        slot: handle of the checkpoint at `end`; 0 for none.
+        pins: holds that keep the node from eviction.
+        promised_by: owners of running requests that will leave a checkpoint at `end`.
+        num_announced: prompts not yet computed that end here.
+        num_expected: waiting prompts that end here or below.
+        expected_until: turn of the last of them; only while there are any.
+        num_cached_children: children with pages.
+        point: what a policy that learns knows of `end` as a resume point, if it is one.
+        losses: checkpoints that stood on its span and were given away, by position.
+        last_use: the tree's clock when the node was last resumed from or filled.
+    """
+
+    tokens: np.ndarray
+    start: int
+    end: int = field(init=False)
+    parent: Node | None = None
+    children: dict[int, Node] = field(default_factory=dict)
+    pages: np.ndarray | None = None
+    slot: int = 0
+    pins: int = 0
+    promised_by: set[str] = field(default_factory=set)
+    num_announced: int = 0
+    num_expected: int = 0
+    expected_until: int = 0
+    num_cached_children: int = 0
+    last_use: int = 0
+    point: Point | None = None
+    losses: list[Loss] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.end = self.start + len(self.tokens)  # for good
+
+    @property
+    def cached(self) -> bool:
+        return self.pages is not None
+
+    @property
+    def needed(self) -> bool:
+        """Somebody relies on a node ending exactly here."""
+        return bool(self.pins or self.promised_by or self.num_announced)
+
+    def path(self) -> list[Node]:
+        """Nodes from below the root down to this one."""
+        nodes, node = [], self
+        while node is not None and node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    def walk(self) -> Iterator[Node]:
+        """This node and everything below it, parents first."""
+        stack = [self]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """What the tree knows about a prompt.
+
+    Attributes:
+        match_len: leading tokens found, cached or not.
+        cached_len: leading tokens whose pages are cached.
+        hit_len: the deepest resume point, a multiple of grain; 0 for none.
+        num_tokens: tokens looked up.
+        node: the node at or around hit_len; the root when hit_len is 0.
+        reached: the node that the match ends in.
+        pending: the deepest node above hit_len that another running request has promised to fill.
+    """
+
+    match_len: int
+    cached_len: int
+    hit_len: int
+    num_tokens: int
+    node: Node
+    reached: Node
+    pending: Node | None
+
+
+def parting(anchor: Node, known_len: int) -> Node | None:
+    """The node where an announced prompt leaves what was known before; None where it only goes on from there.
+
+    Args:
+        anchor: the node at its end.
+        known_len: tokens of it that were known before it was announced.
+    """
+    node = anchor
+    while node.start >= known_len > 0:
+        node = node.parent
+    parts = node.end == known_len and node is not anchor and len(node.children) > 1
+    return node if parts else None
+
+
+def shared_len(edge: np.ndarray, tokens: np.ndarray, text: bytes, position: int) -> int:
+    """Leading tokens of an edge that a prompt has from `position` on.
+
+    Args:
+        edge: int32[n], contiguous.
+        tokens: int32[m] the prompt. text: its bytes: whole edges are compared as such, ten times as fast.
+    """
+    if text.startswith(edge, position * edge.itemsize):
+        return len(edge)
+    return common_prefix_len(edge, tokens[position:])
+
+
+def common_prefix_len(a: np.ndarray, b: np.ndarray) -> int:
+    """Leading elements that two integer arrays share."""
+    length = min(len(a), len(b))
+    different = a[:length] != b[:length]
+    first = int(different.argmax()) if length else 0
+    return first if length and different[first] else length
+
+
+def describe_tree(root: Node, *, max_nodes: int = 200, max_tokens: int = 6) -> str:
+    """An indented picture of a tree: span, first tokens, what is cached, who needs it."""
+    lines, stack = [], [(child, 0) for child in reversed(list(root.children.values()))]
+    while stack:
+        node, depth = stack.pop()
+        if len(lines) == max_nodes:
+            lines.append("...")
+            break
+        tokens = " ".join(str(token) for token in node.tokens[:max_tokens])
+        dots = " ..." if len(node.tokens) > max_tokens else ""
+        marks = [f"{len(node.pages)} pages" if node.cached else "known"]
+        marks += ["checkpoint"] if node.slot else []
+        marks += [f"pinned {node.pins}"] if node.pins else []
+        marks += [f"promised by {', '.join(sorted(node.promised_by))}"] if node.promised_by else []
+        marks += [f"awaited by {node.num_announced}"] if node.num_announced else []
+        lines.append(f"{'  ' * depth}[{node.start}, {node.end}) {tokens}{dots}: {', '.join(marks)}")
+        stack.extend((child, depth + 1) for child in reversed(list(node.children.values())))
+    return "\n".join(lines) if lines else "(empty)"

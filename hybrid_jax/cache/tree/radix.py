@@ -1,0 +1,400 @@
+"""The prefix cache: which token prefixes are known, and which of them a request can resume from.
+
+Here is what requests and memory pressure do to the tree: announcements and promises, filling, eviction. Its nodes,
+what they list and the form it keeps are in `span_tree`; reading it in `look_up`; which nodes may go in `candidates`
+and which of them goes first in `eviction`; where a checkpoint is worth making in `admission`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hybrid_jax.cache.pools.frames import FrameAllocator
+from hybrid_jax.cache.pools.pages import PageHolds, PageStore
+from hybrid_jax.cache.pools.slots import SlotTable
+from hybrid_jax.cache.tree.candidates import Candidates
+from hybrid_jax.cache.tree.eviction import EvictionPolicy
+from hybrid_jax.cache.tree.expected import Expected
+from hybrid_jax.cache.tree.look_up import coverage, look_up
+from hybrid_jax.cache.tree.node import Match, Node, describe_tree
+from hybrid_jax.cache.tree.quota import Quota
+from hybrid_jax.cache.tree.reasons import Loss, note_loss
+from hybrid_jax.cache.tree.span_tree import SpanTree
+from hybrid_jax.cache.tree.stats import CacheCounters
+
+
+class RadixTree:
+    """Prefix cache over a `FrameAllocator` and a `SlotTable`; knows nothing of rows or steps.
+
+    Args:
+        frames, slots: the pools; the tree is one holder among others.
+        grain: tokens between positions where checkpoints may lie.
+        page_tokens: tokens of a page; 0 for a model without attention, whose nodes list no pages.
+        needs_slots: the model has recurrent layers, so resuming takes a checkpoint.
+        page_holds: the tree's side of `frames`; `PageHolds` when None.
+        policy: orders the eviction candidates; least recently used when None.
+        quota: which kind gives way first among those of little value; value alone decides when None.
+        max_known_nodes, max_known_tokens: bounds on what is known but not cached and needed by nobody.
+
+    Attributes:
+        expected: which announced prompts wait, for whom what they share is kept.
+    """
+
+    def __init__(
+        self,
+        frames: FrameAllocator,
+        slots: SlotTable,
+        *,
+        grain: int,
+        page_tokens: int,
+        needs_slots: bool,
+        page_holds: PageStore | None = None,
+        policy: EvictionPolicy | None = None,
+        quota: Quota | None = None,
+        max_known_nodes: int = 4096,
+        max_known_tokens: int = 1 << 22,
+    ):
+        self.grain, self.needs_slots = grain, needs_slots
+        self.max_known_nodes, self.max_known_tokens = max_known_nodes, max_known_tokens
+        self.counters = CacheCounters()
+        self.version = 0  # changes whenever paths part in new places
+        self._frames, self._slots, self._quota = frames, slots, quota
+        self._candidates = Candidates(policy)
+        self.expected = Expected(self._candidates.refresh)
+        self._promises: dict[str, dict[int, Node]] = {}
+        self._num_announced = self._announced_tokens = 0
+        self._spans = SpanTree(
+            PageHolds(frames) if page_holds is None else page_holds,
+            slots,
+            page_tokens=page_tokens,
+            needs_slots=needs_slots,
+            changed=self._candidates.refresh,
+        )
+
+    @property
+    def root(self) -> Node:
+        return self._spans.root
+
+    @property
+    def policy(self) -> EvictionPolicy:
+        """What orders the eviction candidates."""
+        return self._candidates.evictable
+
+    @property
+    def page_tokens(self) -> int:
+        return self._spans.page_tokens
+
+    @property
+    def num_nodes(self) -> int:
+        return self._spans.num_nodes
+
+    @property
+    def num_known_nodes(self) -> int:
+        return self._spans.num_known_nodes
+
+    @property
+    def num_known_tokens(self) -> int:
+        return self._spans.num_known_tokens
+
+    # --- look-up --------------------------------------------------------------------------------
+
+    def match(self, tokens: np.ndarray, owner: str = "") -> Match:
+        """Looks a prompt up without changing anything.
+
+        Args:
+            tokens: int32[n] the prompt.
+            owner: whose own promises do not count as pending.
+        """
+        return look_up(
+            self.root,
+            np.asarray(tokens, np.int32),
+            grain=self.grain,
+            needs_slots=self.needs_slots,
+            owner=owner,
+        )
+
+    def acquire(self, match: Match) -> tuple[np.ndarray, int]:
+        """Pages and slot of a match's resume point, retained for the caller; counts the look-up.
+
+        Returns:
+            The pages that overlap [0, hit_len), int32[n, frames_per_page] frame ids, and the handle of the
+            checkpoint (0 for none).
+            The last page is shared: it must be copied before it is written when hit_len lies inside it.
+        """
+        self.use(match)
+        if match.hit_len == 0:
+            return np.zeros((0, 0), np.int32), 0
+        pages = self.pages_of(match)
+        self._frames.retain(pages, distinct=True)
+        slot = match.node.slot if self.needs_slots else 0
+        if slot:
+            self._slots.retain(slot)
+        return pages, slot
+
+    def pages_of(self, match: Match) -> np.ndarray:
+        """The pages that overlap [0, hit_len) of a hit: int32[n, frames_per_page] frame ids."""
+        return self._spans.pages_to(match.node, match.hit_len)
+
+    def use(self, match: Match) -> None:
+        """Counts a look-up, and the resume point it found as just used."""
+        counters = self.counters
+        counters.lookups += 1
+        counters.lookup_tokens += match.num_tokens
+        counters.cached_tokens += match.cached_len
+        if match.hit_len:
+            counters.hits += 1
+            counters.hit_tokens += match.hit_len
+            self.touch(match.node)
+
+    def coverage(self, tokens: np.ndarray) -> tuple[int, Node | None]:
+        """How many leading tokens have their pages cached, and the node at their end if it is a resume point."""
+        return coverage(self.root, np.asarray(tokens, np.int32), needs_slots=self.needs_slots)
+
+    def touch(self, node: Node) -> None:
+        """The node counts as just used, and where the policy says so everything above it."""
+        for part in node.path() if self._candidates.evictable.touches_path else [node]:
+            self._spans.touch(part)
+
+    # --- knowing: announcements and promises ----------------------------------------------------
+
+    def announce(self, tokens: np.ndarray) -> Node:
+        """Makes a prompt known that will be computed; the node at its end stays until `conclude`."""
+        node = self._spans.descend(np.asarray(tokens, np.int32))
+        node.num_announced += 1
+        self._num_announced += 1
+        self._announced_tokens += node.end
+        self.version += 1
+        if node.cached:
+            self._candidates.refresh(node)
+        else:
+            self._spans.touch(node)
+        self._prune()
+        return node
+
+    def conclude(self, node: Node) -> None:
+        """Ends one announcement at this node: its prompt is computed, or nobody wants it any more."""
+        node.num_announced -= 1
+        self._num_announced -= 1
+        self._announced_tokens -= node.end
+        self._spans.tidy(node)
+        self._prune()
+
+    def partings(self, node: Node) -> tuple[list[int], list[int]]:
+        """Where the path to an announced node parts, and where other announced prompts end on it."""
+        branches, ends = [], []
+        node = node.parent
+        while node is not None and node.parent is not None:
+            if len(node.children) > 1:
+                branches.append(node.end)
+            if node.num_announced:
+                ends.append(node.end)
+            node = node.parent
+        return branches, ends
+
+    def boundary(self, node: Node, position: int) -> Node:
+        """The node that ends at `position` > 0 on the path to `node`, made by splitting; `tidy` may undo it."""
+        while node.start >= position:
+            node = node.parent
+        return node if node.end == position else self._spans.split(node, position - node.start)
+
+    def tidy(self, node: Node) -> None:
+        """Takes a boundary back that nothing needs."""
+        self._spans.tidy(node)
+
+    def promise(self, owner: str, node: Node, position: int) -> None:
+        """Marks `position` on the path to `node` as one that `owner` is about to fill.
+
+        Nothing happens where a checkpoint stands already.
+        """
+        node = self.boundary(node, position)
+        if not node.slot:
+            node.promised_by.add(owner)
+            self._promises.setdefault(owner, {})[position] = node
+        self._candidates.refresh(node)
+        self._spans.tidy(node)
+
+    def withdraw(self, owner: str) -> None:
+        """Takes back whatever `owner` has promised and not filled."""
+        for node in self._promises.pop(owner, {}).values():
+            node.promised_by.discard(owner)
+            self._spans.tidy(node)
+
+    def pin(self, node: Node) -> None:
+        """Keeps a node's pages and checkpoint from eviction until `unpin`."""
+        node.pins += 1
+        self._candidates.refresh(node)
+
+    def unpin(self, node: Node) -> None:
+        node.pins -= 1
+        assert node.pins >= 0, f"radix: node ending at {node.end} unpinned more often than pinned"
+        self._spans.tidy(node)
+
+    # --- filling and forgetting -----------------------------------------------------------------
+
+    def fill(self, tokens: np.ndarray, pages: np.ndarray, slot: int = 0) -> Node:
+        """Caches a prefix up to a resume point; takes its own counts on what it adopts.
+
+        Spans that are cached already keep their pages, and a checkpoint that stands already stays; the caller
+        keeps its own holds either way.
+
+        Args:
+            tokens: int32[n] the prefix; n is a multiple of grain.
+            pages: int32[n, frames_per_page] frame ids of the pages that overlap [0, n), or more.
+            slot: handle of the checkpoint at n; 0 for a model without recurrent layers.
+
+        Raises:
+            ValueError: n is off the grain, pages are missing, or a hybrid brings no checkpoint.
+        """
+        tokens = np.asarray(tokens, np.int32)
+        length = len(tokens)
+        if length == 0 or length % self.grain or bool(slot) != self.needs_slots:
+            raise ValueError(
+                f"RadixTree: a resume point is a positive multiple of grain {self.grain} "
+                f"{'with' if self.needs_slots else 'without'} a checkpoint, got {length} tokens "
+                f"and slot {slot:#x}"
+            )
+        num_pages = self._spans.num_pages(length)
+        if len(pages) < num_pages:
+            raise ValueError(f"RadixTree: {length} tokens need {num_pages} pages, got {len(pages)}")
+        node = self._spans.descend(tokens)
+        uncached, part = [], node
+        while not part.cached:
+            uncached.append(part)
+            part = part.parent
+        changed = [*uncached, part]
+        for part in reversed(uncached):
+            self._spans.give_pages(part, pages)
+            self.counters.inserted_tokens += len(part.tokens)
+        if slot:
+            self._fulfil(node)
+            if not node.slot:
+                self._spans.give_checkpoint(node, slot)
+                self.counters.inserted_checkpoints += 1
+        else:
+            promised = [part for part in node.path() if part.promised_by]
+            changed += promised
+            for part in promised:
+                self._fulfil(part)
+        self.touch(node)
+        for part in reversed(changed):
+            if part.parent is not None:
+                self._spans.tidy(part)
+        self._prune()
+        return node
+
+    def _fulfil(self, node: Node) -> None:
+        for owner in node.promised_by:
+            del self._promises[owner][node.end]
+        node.promised_by.clear()
+
+    def make_room(self, num_frames: int, num_slots: int = 0) -> bool:
+        """Evicts until so many frames and slots are free; False when nothing more can go.
+
+        Nodes whose memory rows hold as well are passed over: dropping them would free nothing.
+        """
+        passed = []
+        while self._frames.num_free < num_frames or self._slots.num_free < num_slots:
+            node = self._candidates.pop_victim(self._quota and self._quota.picks())
+            if node is None:
+                break
+            if self._frees_something(node):
+                self._evict(node)
+            else:
+                passed.append(node)
+        for node in passed:
+            self._candidates.refresh(node)
+        self._prune()
+        return self._frames.num_free >= num_frames and self._slots.num_free >= num_slots
+
+    def evict(self, num_frames: int) -> int:
+        """Evicts the least valuable entries until `num_frames` more frames are free; returns how many."""
+        before = self._frames.num_free
+        self.make_room(before + num_frames)
+        return self._frames.num_free - before
+
+    def _frees_something(self, node: Node) -> bool:
+        """Evicting this node, or it and then what it shares pages with, returns memory to the pools."""
+        if node.slot and self._slots.holders(node.slot) == 1:
+            return True
+        if node.num_cached_children:
+            return False
+        if not len(node.pages):
+            return not node.slot  # nothing in the way of its parent
+        return self._spans.page_holds.only_ours(node.pages)
+
+    def _evict(self, node: Node) -> None:
+        if node.slot or not self.needs_slots:
+            whole = not node.num_cached_children
+            note_loss(node, Loss(position=node.end, look_up=self.counters.lookups, pages=whole))
+        self.counters.expected_evictions += node.num_expected > 0
+        if node.num_cached_children:
+            self.counters.tombstone_evictions += 1
+            self._spans.drop_checkpoint(node)
+        else:
+            self.counters.leaf_evictions += 1
+            self._spans.drop_all(node)
+
+    def disown(self, slot: int) -> bool:
+        """Gives a checkpoint back so that its other holder may overwrite it; False if it is not here."""
+        node = self.slot_nodes.get(slot)
+        if node is None:
+            return False
+        self.counters.disowned_checkpoints += 1
+        self._spans.drop_checkpoint(node)
+        return True
+
+    def reset(self) -> None:
+        """Forgets everything, announcements and promises too, and releases what the tree holds."""
+        self._spans.clear()
+        self.expected.clear()
+        self._promises = {}
+        self._num_announced = self._announced_tokens = 0
+        self.version += 1
+
+    def _prune(self) -> None:
+        """Forgets known spans that nobody needs, oldest first, down to the bounds.
+
+        An announced prompt is known by two nodes at most and its own tokens, and is no history yet.
+        """
+        max_nodes = self.max_known_nodes + 2 * self._num_announced
+        max_tokens = self.max_known_tokens + self._announced_tokens
+        while self.num_known_nodes > max_nodes or self.num_known_tokens > max_tokens:
+            node = self._candidates.prunable.pop()
+            if node is None:
+                return
+            self.counters.pruned_nodes += 1
+            self._spans.forget(node)
+
+    # --- looking at it --------------------------------------------------------------------------
+
+    @property
+    def page_holds(self) -> PageStore:
+        """The tree's own holds on frames of pages; a checkpoint's frames belong to its slot."""
+        return self._spans.page_holds
+
+    @property
+    def slot_nodes(self) -> dict[int, Node]:
+        """The node of each checkpoint that the tree holds, by handle."""
+        return self._spans.slot_nodes
+
+    def describe(self, *, max_nodes: int = 200) -> str:
+        """An indented picture of the tree."""
+        return describe_tree(self.root, max_nodes=max_nodes)
+
+    def __repr__(self) -> str:
+        return (
+            f"RadixTree({self.num_nodes} nodes, {len(self.slot_nodes)} checkpoints, "
+            f"{self.page_holds.num_frames} page frames)"
+        )
+
+    def check_invariants(self) -> None:
+        """Recomputes every count and link; raises AssertionError with both numbers when they differ."""
+        seen = self._spans.check_invariants()
+        promises = {owner: held for owner, held in self._promises.items() if held}
+        assert promises == seen.promises, (
+            f"radix: promises by {sorted(promises)}, nodes say {sorted(seen.promises)}"
+        )
+        for slot, node in seen.slots.items():
+            assert node.end % self.grain == 0, f"radix: checkpoint {slot:#x} at {node.end}"
+        self._candidates.check_invariants(self.root)
+        self.expected.check_invariants(self.root)

@@ -1,0 +1,111 @@
+"""Why a prompt did not hit further than it did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from hybrid_jax.cache.tree.node import Match, Node
+
+LOSSES_KEPT = 8  # per node, the deepest
+
+
+class Why(Enum):
+    """What kept a prompt from resuming further along."""
+
+    COMPLETE = "complete"  # it resumed at the last position it could
+    NEVER_SEEN = "never seen"
+    NOT_ADMITTED = "not admitted"
+    EVICTED = "evicted"
+    NO_ROOM = "no room"
+    ASKED_FOR = "asked for"  # the request itself needs all of its prompt computed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """An entry that was given away.
+
+    Attributes:
+        position: where it stood.
+        look_up: how many prompts had been looked up by then.
+        pages: its pages went as well.
+    """
+
+    position: int
+    look_up: int
+    pages: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookUp:
+    """What the tree knew about a prompt when it was seated.
+
+    Attributes:
+        match_len, cached_len, hit_len: tokens known, with their pages cached, and skipped.
+        possible: most that could have been skipped.
+        why: what kept it from more.
+        position: where it would have resumed, had that been kept; 0 where nothing was.
+        ago: prompts looked up since it was given away.
+        pages: its pages were given away as well.
+        policy: that chose it.
+    """
+
+    match_len: int
+    cached_len: int
+    hit_len: int
+    possible: int
+    why: Why
+    position: int = 0
+    ago: int = 0
+    pages: bool = False
+    policy: str = ""
+
+
+def look_up_result(
+    match: Match, hit_len: int, *, known_len: int, grain: int, look_ups: int, policy: str
+) -> LookUp:
+    """What a look-up and what came of it say.
+
+    Args:
+        match: of the prompt.
+        hit_len: tokens that are skipped in the end.
+        known_len: tokens that were known before the prompt came.
+        look_ups: prompts looked up so far.
+        policy: its name.
+    """
+    possible = (match.num_tokens - 1) // grain * grain
+    reach = min(known_len // grain * grain, possible)
+    found = {
+        "match_len": known_len,
+        "cached_len": match.cached_len,
+        "hit_len": hit_len,
+        "possible": possible,
+        "policy": policy,
+    }
+    if hit_len >= possible:
+        return LookUp(why=Why.COMPLETE, **found)
+    if hit_len < match.hit_len:
+        return LookUp(why=Why.NO_ROOM, position=match.hit_len, **found)
+    losses = [
+        loss
+        for node in match.reached.path()
+        for loss in node.losses
+        if hit_len < loss.position <= reach
+    ]
+    if losses:
+        deepest = max(losses, key=lambda loss: loss.position)
+        return LookUp(
+            why=Why.EVICTED,
+            position=deepest.position,
+            ago=look_ups - deepest.look_up,
+            pages=deepest.pages,
+            **found,
+        )
+    why = Why.NOT_ADMITTED if reach > hit_len else Why.NEVER_SEEN
+    return LookUp(why=why, position=reach if reach > hit_len else 0, **found)
+
+
+def note_loss(node: Node, loss: Loss) -> None:
+    """Remembers what a node gave away; of many the deepest."""
+    kept = [known for known in node.losses if known.position != loss.position]
+    node.losses = sorted([*kept, loss], key=lambda known: known.position)[-LOSSES_KEPT:]

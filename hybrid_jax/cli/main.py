@@ -1,0 +1,493 @@
+"""The command line: `hybrid-jax` and `python -m hybrid_jax`.
+
+Results go to stdout, everything else to stderr. Exit code 0 on success, 2 for a caller's mistake, 130
+after Ctrl-C, 1 for anything else, such as a batch file without requests.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hybrid_jax import __version__
+from hybrid_jax.cli.exits import note, read_stdin, run, write, write_json
+from hybrid_jax.cli.pool_sim import pool_sim
+from hybrid_jax.cli.simulate import simulate
+from hybrid_jax.cli.words import Options, shell_words
+from hybrid_jax.config.structured_outputs import StructuredOutputsParams
+from hybrid_jax.machine import has_accelerator, wants_missing_gpu
+from hybrid_jax.sizes import parse_size
+from hybrid_jax.sizing.devices import CARDS
+from hybrid_jax.train.options import TrainOptions
+
+PACKAGE = Path(__file__).resolve().parents[1]
+REQUEST = (
+    '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hello"}}'
+)
+MOST_TOKENS = 256  # new ones of a completion, unless an option or the model says otherwise
+MODELS_OWN = "the model's, or off"  # what generation_config.json says
+
+app = typer.Typer(
+    name="hybrid-jax",
+    help="Inference for hybrid language models in JAX.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="One machine-readable object on stdout instead of text.")
+]
+ModelOption = Annotated[
+    str | None, typer.Option(help="Model directory; the bundled small model by default.")
+]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Memory for KV, states, rings and logits: 5GB, 5GiB or bytes. Weights come on top."
+    ),
+]
+RowsOption = Annotated[int | None, typer.Option(help="Sequences that decode together.")]
+LengthOption = Annotated[
+    int | None, typer.Option(help="Longest sequence in tokens, prompt and output together.")
+]
+DtypeOption = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
+CacheOption = Annotated[
+    str, typer.Option(help="Prefix cache: adaptive, lru, marconi, ..., or off.")
+]
+ExactOption = Annotated[bool, typer.Option(help="Bit-identical results, slower.")]
+
+
+app.command()(simulate)
+app.command()(pool_sim)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        write(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _app(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Inference for hybrid language models in JAX."""
+
+
+@app.command()
+def version(as_json: JsonOption = False) -> None:
+    """Prints the version."""
+    if as_json:
+        write_json({"version": __version__, "jax": installed_version("jax")})
+    else:
+        write(__version__)
+
+
+# --- generate -------------------------------------------------------------------------------------
+
+
+@app.command()
+def generate(
+    prompts: Annotated[
+        list[str], typer.Argument(metavar="PROMPT...", help="Texts to continue; - reads stdin.")
+    ],
+    model: ModelOption = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="Most new tokens.",
+            show_default=f"the model's, or {MOST_TOKENS}; less where the prompt leaves less room",
+        ),
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="0 is greedy.", show_default="the model's, or 1")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Keep the k most likely tokens.", show_default=MODELS_OWN)
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Sample from the likeliest tokens that have this much probability.",
+            show_default=MODELS_OWN,
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of random sampling.")] = 0,
+    n: Annotated[int, typer.Option("--n", help="Completions per prompt.")] = 1,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="A string that ends the text; may be repeated.")
+    ] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option(help="File with the JSON schema that the text must follow.")
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(help="Regular expression that the whole text must match.")
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option(help="Go on past the model's end token.")] = False,
+    chat: Annotated[bool, typer.Option(help="Each prompt is a user's message.")] = False,
+    dtype: DtypeOption = "auto",
+    memory: MemoryOption = None,
+    max_rows: RowsOption = None,
+    max_model_len: LengthOption = None,
+    cache: CacheOption = "adaptive",
+    exact: ExactOption = False,
+    stats: Annotated[bool, typer.Option(help="Rates and cache hits on stderr.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Continues each PROMPT; the text streams to stdout."""
+    from hybrid_jax.api.llm import LLM  # loads jax
+    from hybrid_jax.text.prompts import read_prompts
+
+    write(end="", flush=True)  # a stdout that takes nothing shows before anything is loaded
+    texts = [read_stdin("generate") if prompt == "-" else prompt for prompt in prompts]
+    form = _form(json_schema, regex)
+    llm = LLM(
+        model,
+        dtype=dtype,
+        memory=memory,
+        max_rows=max_rows,
+        max_model_len=max_model_len,
+        cache=cache,
+        seed=seed,
+        exact=exact,
+        quiet=not stats,
+        progress=sys.stderr.isatty(),
+    )
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "stop": stop}
+    given |= {"max_tokens": max_tokens, "structured_outputs": form}
+    params = replace(
+        llm.get_default_sampling_params(),
+        n=n,
+        ignore_eos=ignore_eos,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    _check_text(llm, model, chat)
+    if n > 1 and params.greedy:
+        note("note: at temperature 0 the completions of a prompt are all the same")
+    if chat:
+        read = [llm.render_chat([{"role": "user", "content": text}]) for text in texts]
+    else:
+        read = read_prompts(texts, llm.get_tokenizer(), vocab_size=llm.model_config.vocab_size)
+    rooms = [llm.max_model_len - len(prompt.token_ids) for prompt in read]
+    each = [params] * len(read)
+    if params.max_tokens is None:  # one that has no room is refused by the call itself
+        each = [replace(params, max_tokens=max(1, min(room, MOST_TOKENS))) for room in rooms]
+    if as_json:
+        outputs = llm.generate(read, each, progress=sys.stderr.isatty())
+        found = {"outputs": [output.as_dict() for output in outputs]}
+        write_json(found | {"temperature": params.temperature, "stats": llm.stats()})
+    else:
+        outputs = _print_stream(llm.stream(read, each), len(read), n)
+    if stats:
+        _print_stats(outputs, llm, params.temperature)
+    if params.max_tokens is None and any(map(_was_cut, outputs, rooms)):
+        note(f"note: stopped at {MOST_TOKENS} new tokens; --max-tokens N allows more")
+
+
+def _form(json_schema: Path | None, regex: str | None) -> StructuredOutputsParams | None:
+    """The form that the options ask for."""
+    if json_schema is None and regex is None:
+        return None
+    if json_schema is not None and regex is not None:
+        raise ValueError("--json-schema and --regex exclude each other; leave one out")
+    schema = _text_of("--json-schema", json_schema)
+    if schema is None:
+        return StructuredOutputsParams(regex=regex)
+    try:
+        return StructuredOutputsParams(json=schema)
+    except ValueError as error:
+        text = str(error).removeprefix("StructuredOutputsParams: json ")
+        raise ValueError(f"--json-schema {json_schema}: {text}") from error
+
+
+def _text_of(option: str, path: Path | None) -> str | None:
+    """The text of the file that an option names."""
+    if path is None:
+        return None
+    data = path.read_bytes()
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{option} {path}: is not valid UTF-8, it has byte "
+            f"0x{data[error.start]:02x} at byte {error.start}; save it as UTF-8"
+        ) from error
+
+
+def _check_text(llm, model: str | None, chat: bool) -> None:
+    """What the command line needs of a model beyond what `LLM` does."""
+    tokenizer = llm.get_tokenizer()
+    if tokenizer is None:
+        raise ValueError(
+            f"generate: {model} has no tokenizer.json, so it takes no text; put one beside its config.json"
+        )
+    if chat and "default" not in tokenizer.chat_templates:
+        name = "the bundled model" if model is None else model
+        raise ValueError(f"generate: --chat: {name} has no chat template; leave --chat out")
+
+
+def _was_cut(output, room: int) -> bool:
+    """Whether `MOST_TOKENS` ended a completion that had room for more."""
+    ends = ((choice.finish_reason, len(choice.token_ids)) for choice in output.outputs)
+    return room > MOST_TOKENS and ("length", MOST_TOKENS) in ends
+
+
+def _print_stream(deltas, num_prompts: int, n: int) -> list:
+    """Prints completions in order, the first unfinished one as it grows; returns the outputs."""
+    order = [(prompt, index) for prompt in range(num_prompts) for index in range(n)]
+    texts, done, outputs = dict.fromkeys(order, ""), set(), {}
+    current, shown = 0, 0
+    for delta in deltas:
+        key = delta.prompt_index, delta.index
+        texts[key] += delta.text
+        if delta.finished():
+            done.add(key)
+        if delta.output is not None:
+            outputs[delta.prompt_index] = delta.output
+        while current < len(order):
+            key = order[current]
+            if shown == 0 and len(order) > 1 and (texts[key] or key in done):
+                write(f"--- {current + 1} of {len(order)} ---")
+            write(texts[key][shown:], end="", flush=True)
+            shown = len(texts[key])
+            if key not in done:
+                break
+            write(flush=True)
+            current, shown = current + 1, 0
+    return [outputs[index] for index in sorted(outputs)]
+
+
+def _print_stats(outputs: list, llm, temperature: float) -> None:
+    table = Table("prompt", "tokens", "cached", "new", "ttft ms", "prefill/s", "decode/s", box=None)
+    for index, output in enumerate(outputs):
+        metrics = output.metrics
+        numbers = (metrics.prefill_tokens_per_s, metrics.decode_tokens_per_s)
+        table.add_row(
+            str(index + 1),
+            str(metrics.num_prompt_tokens),
+            str(metrics.num_cached_tokens),
+            str(metrics.num_generation_tokens),
+            "-" if metrics.ttft_s is None else f"{1000 * metrics.ttft_s:.1f}",
+            *("-" if number is None else f"{number:,.0f}" for number in numbers),
+        )
+    console = Console(stderr=True)
+    console.print(table)
+    console.print(f"temperature: {temperature:g}", highlight=False)
+    for name, value in llm.stats().items():
+        if name != "memory_log":
+            console.print(f"{name}: {value}", highlight=False)
+
+
+# --- run-batch ------------------------------------------------------------------------------------
+
+
+@app.command()
+def run_batch(
+    input: Annotated[Path, typer.Option("--input", "-i", help="OpenAI batch lines (JSONL).")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where the answers go.")],
+    model: ModelOption = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="Jinja file, instead of the model's own chat template.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed for lines that give none.")] = 0,
+    dtype: DtypeOption = "auto",
+    memory: MemoryOption = None,
+    max_rows: RowsOption = None,
+    max_model_len: LengthOption = None,
+    cache: CacheOption = "adaptive",
+    exact: ExactOption = False,
+    fail_on_error: Annotated[
+        bool, typer.Option("--fail-on-error", help="Exit code 1 if any line got an error.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Answers a batch file, lines that begin alike together; goes on where an interrupted run stopped.
+
+    OUTPUT has one answer for each line of INPUT, in the same order. Until all are there they lie in
+    OUTPUT.partial, in the order they were finished. Exit code 1 if no line of INPUT is a request.
+    """
+    from hybrid_jax import batch  # loads jax
+
+    template = _template(chat_template)
+    try:
+        summary = batch.run_batch(
+            input,
+            output,
+            model,
+            chat_template=template,
+            progress=sys.stderr.isatty(),
+            seed=seed,
+            dtype=dtype,
+            memory=memory,
+            max_rows=max_rows,
+            max_model_len=max_model_len,
+            cache=cache,
+            exact=exact,
+        )
+    except batch.BatchStopped as error:
+        note(str(error))
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        kept = batch.partial_path(output.resolve())
+        if kept.exists():
+            kept = f"the lines so far are in {kept}, the same command goes on from there"
+            note(f"interrupted; {kept}")
+        raise
+    no_requests = (
+        f"run-batch: {input} holds no requests: none of its {summary.num_lines:,} lines has a custom_id "
+        f"that can be read. A request looks like {REQUEST}; {output} says what is wrong with each line"
+    )
+    note(str(summary) if summary.num_requests else no_requests)
+    if as_json:
+        write_json(summary.as_dict())
+    if not summary.num_requests or (fail_on_error and summary.num_errors):
+        raise typer.Exit(1)
+
+
+def _template(path: Path | None) -> str | None:
+    """The source of a chat template, refused before anything is loaded if it is none."""
+    from hybrid_jax.text.tokenizer import compile_template
+
+    source = _text_of("--chat-template", path)
+    if source is None:
+        return None
+    if not source.strip():
+        raise ValueError(f"--chat-template {path}: is empty; give a Jinja template")
+    try:
+        compile_template(source)
+    except ValueError as error:
+        text = str(error).removeprefix("chat template: ")
+        raise ValueError(f"--chat-template {path}: is not a Jinja template: {text}") from error
+    return source
+
+
+# --- inspect --------------------------------------------------------------------------------------
+
+
+@app.command()
+def inspect(
+    model: Annotated[
+        str | None, typer.Argument(help="Model directory or config.json; the bundled one.")
+    ] = None,
+    memory: MemoryOption = None,
+    max_rows: RowsOption = None,
+    max_model_len: LengthOption = None,
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16, or auto: float32 on a CPU, on a GPU as stored.")
+    ] = "auto",
+    grain: Annotated[int | None, typer.Option(help="Tokens between resume points.")] = None,
+    page_tokens: Annotated[int | None, typer.Option(help="Tokens of one KV page.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help=f"What would run it: cpu, {', '.join(sorted(CARDS))}.",
+            show_default="this machine",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Shows what a model costs and what fits; needs its config.json only."""
+    from hybrid_jax.cli.report import inspect_model, read_config
+    from hybrid_jax.sizing.defaults import chooser
+    from hybrid_jax.sizing.devices import card, host, installed_gpu
+
+    config = read_config(model if model is not None else PACKAGE / "bundled")
+    if dtype not in ("auto", "float32", "bfloat16"):
+        raise ValueError(f"--dtype must be auto, float32 or bfloat16, got {dtype!r}")
+    if device is not None:
+        where = card(device)
+    elif wanted := wants_missing_gpu():
+        raise ValueError(
+            f"JAX_PLATFORMS={wanted} asks for a GPU, and this machine has none; name a card with --device, or unset it"
+        )
+    else:
+        where = installed_gpu() if has_accelerator() else host()
+    if dtype == "auto":
+        dtype = "float32" if where.is_host or config.dtype == "float32" else "bfloat16"
+    given = {
+        "memory": None if memory is None else parse_size(memory, name="memory"),
+        "max_rows": max_rows,
+        "max_model_len": max_model_len,
+        "grain": grain,
+        "page_tokens": page_tokens,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    choose = chooser(config, where, given, dtype=dtype)
+    report = inspect_model(config, choose({}), where, choose)
+    if report.remedy is not None:
+        remedy = shell_words(report.remedy, Options.of(app, ["inspect"]))
+        report = replace(report, remedy=remedy)
+    if as_json:
+        write_json(report.as_dict() | {"cache": report.cache_summary()})
+        return
+    width = max(len(name) for name, _ in report.lines())
+    for name, value in report.lines():
+        write(f"{name:<{width}}  {value}")
+    if table := report.table():
+        write(
+            "\nMost sequences of one length, each line with a --max-rows of its own, and where the memory goes:"
+        )
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for line in table:
+            write("  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)))
+
+
+# --- train-tiny -----------------------------------------------------------------------------------
+
+
+@app.command()
+def train_tiny(
+    out_dir: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Where the model goes.")],
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = TrainOptions.steps,
+    minutes: Annotated[
+        float | None, typer.Option(help="Wall-clock minutes in all.")
+    ] = TrainOptions.minutes,
+    seed: Annotated[int, typer.Option(help="Of weights and data order.")] = TrainOptions.seed,
+    resume: Annotated[bool, typer.Option(help="Continue an earlier run in OUT_DIR.")] = True,
+    batch: Annotated[int, typer.Option(help="Rows of a step.")] = TrainOptions.batch,
+    context: Annotated[int, typer.Option(help="Tokens of a row.")] = TrainOptions.context,
+    source: Annotated[
+        list[Path] | None, typer.Option(help="Directory of .py files; may be repeated.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Trains the small byte-level model on Python sources; needs: pip install 'hybrid_jax[train]'."""
+    from hybrid_jax.train import train_tiny as train
+
+    try:
+        record = train(
+            out_dir,
+            steps=steps,
+            minutes=minutes,
+            seed=seed,
+            resume=resume,
+            batch=batch,
+            context=context,
+            sources=source,
+            progress=not as_json,
+        )
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"train-tiny: {error.name} is not installed; pip install 'hybrid_jax[train]'"
+        ) from error
+    if as_json:
+        write_json(record)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs one command and exits with its code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    run(app, arguments or ["--help"])

@@ -1,0 +1,179 @@
+"""`hybrid-jax pool-sim`: requests through an allocator of KV and states, without a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hybrid_jax.cli.exits import write, write_json
+from hybrid_jax.sizes import format_size
+
+
+def pool_sim(
+    workload: Annotated[
+        str,
+        typer.Option(
+            help="uniform_short, mixed_long, agentic_burst or sharegpt_replay, or one of the --trace file."
+        ),
+    ] = "mixed_long",
+    allocator: Annotated[
+        str | None,
+        typer.Option(
+            help="padded_unified, fixed_dual_mr05, fixed_dual:0.474, fixed_dual_sglang, avmp_static_mr05, "
+            "avmp_dynamic_b128; other shares and batches in the same way. In honest mode also frames (the engine's "
+            "own), frames:64 (rings of 64 rows in the pool), frames:64@8 (of 8 tokens), frames_rings, frames_records, "
+            "frames_raw (rings in frames), vllm_big_block, superblocks:16MiB, two_ended, ideal.",
+            show_default="frames; in paper mode avmp_dynamic_b128",
+        ),
+    ] = None,
+    model_spec: Annotated[
+        str,
+        typer.Option(
+            help="jamba_1_5_mini or mamba2_1b3, in the paper's sizes; in honest mode also nemotron_h_8b, "
+            "qwen3_next_80b, bamba_9b, granite_4_h_small, paper_7b_float32, or a .toml file."
+        ),
+    ] = "jamba_1_5_mini",
+    pool: Annotated[str, typer.Option(help="Memory: 1GiB, 4GiB or bytes.")] = "4GiB",
+    seed: Annotated[
+        int | None,
+        typer.Option(help="Of the workload.", show_default="the first of the published three"),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Requests from a CSV file instead, with the columns workload, seed, request_id, prompt_len, "
+            "gen_len and arrival_tick."
+        ),
+    ] = None,
+    mode: Annotated[
+        str,
+        typer.Option(
+            help="honest: a request that does not fit waits, and one that is preempted begins again; paper: the "
+            "published harness, in which running requests lose memory and do not notice."
+        ),
+    ] = "honest",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One machine-readable object on stdout instead of text.")
+    ] = False,
+) -> None:
+    """Runs requests through an allocator of KV pages and recurrent states, without a model."""
+    from hybrid_jax.sim.allocators.pool_loads import make_load, pick_load, read_loads
+
+    if mode not in ("paper", "honest"):
+        raise ValueError(f"--mode must be paper or honest, got {mode!r}")
+
+    def load():
+        if trace is None:
+            return make_load(workload, seed)
+        return pick_load(read_loads(trace), workload, seed, trace.name)
+
+    if mode == "paper":
+        run, show, default = _paper, _print, "avmp_dynamic_b128"
+    else:
+        run, show, default = _honest, _print_honest, "frames"
+    result = run(load, default if allocator is None else allocator, model_spec, pool)
+    if as_json:
+        write_json(result.as_dict())
+    else:
+        show(result)
+
+
+def _paper(load, allocator: str, model_spec: str, pool: str):
+    from hybrid_jax.sim.allocators.baselines import make_allocator
+    from hybrid_jax.sim.allocators.pool_geometry import parse_pool, published_geometry
+    from hybrid_jax.sim.allocators.pool_paper import run_paper
+
+    geometry = published_geometry(model_spec)
+    pool_bytes = parse_pool(pool, geometry)
+    memory = make_allocator(allocator, geometry, pool_bytes)
+    return run_paper(load(), memory, geometry, name=allocator, pool_bytes=pool_bytes)
+
+
+def _honest(load, allocator: str, model_spec: str, pool: str):
+    from hybrid_jax.sim.allocators.honest_allocators import make_honest
+    from hybrid_jax.sim.allocators.honest_models import honest_model
+    from hybrid_jax.sim.allocators.pool_geometry import parse_pool
+    from hybrid_jax.sim.allocators.pool_honest import run_beside_ideal
+
+    model = honest_model(model_spec)
+    pool_bytes = parse_pool(pool, model.layers)
+    make_honest(allocator, model, pool_bytes)  # a mistake in the name shows before the ideal runs
+    return run_beside_ideal(
+        load(),
+        lambda name: make_honest(name, model, pool_bytes),
+        model,
+        name=allocator,
+        pool_bytes=pool_bytes,
+    )
+
+
+def _print(result) -> None:
+    moves = (
+        f"{result.rebalance_count:,} done, {format_size(result.migrated_bytes)}; "
+        f"{result.rebalances_refused:,} refused; {format_size(result.wasted_bytes)} lost for ever"
+    )
+    rows = [
+        ("allocator", f"{result.allocator}, {format_size(result.pool_bytes)}"),
+        ("model", result.model_spec),
+        ("workload", f"{result.workload}, seed {result.seed}, {result.requests:,} requests"),
+        ("failed calls", f"{result.oom_count:,} of {result.allocate_calls:,}"),
+        ("completed", f"{result.completed:,}, as the paper counts"),
+        ("of those hollow", f"{result.hollow:,}; they lost memory while they ran"),
+        ("completed intact", f"{result.intact:,}"),
+        ("evictions", f"{result.evictions:,}, {result.pages_evicted:,} pages and states"),
+        ("rebalances", moves),
+        (
+            "memory",
+            f"{format_size(result.peak_bytes)} in use at most, {format_size(result.reserved_bytes)} reserved",
+        ),
+        ("processor time", f"{result.cpu_seconds:.2f} s"),
+    ]
+    _write_rows(rows)
+
+
+def _print_honest(result) -> None:
+    rows = [
+        ("allocator", f"{result.allocator}, {format_size(result.pool_bytes)}"),
+        ("model", result.model_spec),
+        ("workload", f"{result.workload}, seed {result.seed}, {result.requests:,} requests"),
+        (
+            "tokens per tick",
+            f"{result.tokens_per_tick:.2f}, {result.of_ideal:.4f} of the byte-fluid ideal's",
+        ),
+        ("completed", f"{result.completed:,} in {result.makespan:,} ticks"),
+        ("of those hollow", f"{result.hollow:,}; their memory was gone at the end"),
+        (
+            "infeasible",
+            f"{result.infeasible:,}; the ideal refuses {result.ideal_infeasible:,}",
+        ),
+        (
+            "preempted",
+            f"{result.preempted:,} times, {result.recomputed_tokens:,} tokens computed for nothing",
+        ),
+        (
+            "running",
+            f"{result.mean_running:.1f} on average, {result.most_running:,} at most",
+        ),
+        ("memory in use", f"{100 * result.utilisation:.1f} % of the budget, while others wait"),
+        (
+            "memory taken",
+            f"{result.peak_footprint:.3f} of the budget; {100 * result.slot_padding:.2f} % of a state is padding",
+        ),
+        (
+            "moved",
+            f"{format_size(result.migrated_bytes)} changed kind, {format_size(result.copied_bytes)} copied, "
+            f"{format_size(result.wasted_bytes)} lost for ever, {format_size(result.leaked_bytes)} leaked",
+        ),
+        ("folds", f"{result.folds_in_place:,} in place, {result.folds_to_new:,} to new memory"),
+        ("prefixes", f"may end at multiples of {result.prefix_tokens:,} tokens"),
+        ("processor time", f"{result.cpu_seconds:.2f} s, {result.allocate_calls:,} allocate calls"),
+    ]
+    _write_rows(rows)
+
+
+def _write_rows(rows: list[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        write(f"{name:<{width}}  {value}")

@@ -1,0 +1,206 @@
+"""`hybrid-jax simulate`: a trace through a prefix cache, without a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from hybrid_jax.cli.exits import write_json
+from hybrid_jax.sizes import format_size, parse_size
+
+
+def simulate(
+    trace: Annotated[
+        Path, typer.Option(help="Requests, one JSON object per line; .gz is read as well.")
+    ],
+    model_spec: Annotated[
+        str,
+        typer.Option(
+            help="paper_7b, paper_7b_real, paper_7b_float32, jamba_1_5_mini, nemotron_h_8b, qwen3_next_80b, bamba_9b, "
+            "granite_4_h_small, transformer_8b, mamba_7b, or the path of a .toml file."
+        ),
+    ] = "paper_7b",
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="none, vllm, sglang, lru, marconi, marconi-code, adaptive, optimal, infinite, or alpha:X or "
+            "alpha-code:X for a fixed weight."
+        ),
+    ] = "adaptive",
+    capacity: Annotated[str, typer.Option(help="Memory of the cache: 5GB, 5GiB or bytes.")] = "5GB",
+    clock: Annotated[
+        str,
+        typer.Option(
+            help="order: each request is cached before the next is looked up; arrivals: they come when the trace "
+            "says and run side by side, through the engine's own scheduler."
+        ),
+    ] = "order",
+    grain: Annotated[
+        int | None,
+        typer.Option(help="Tokens between resume points.", show_default="1; 32 with arrivals"),
+    ] = None,
+    max_rows: Annotated[
+        int, typer.Option(help="Sequences that decode together, with arrivals.")
+    ] = 64,
+    shapes: Annotated[
+        str,
+        typer.Option(
+            help="fine or coarse: how many shapes steps are compiled for, with arrivals; prompts are padded to them."
+        ),
+    ] = "fine",
+    kv_quota: Annotated[
+        str | None,
+        typer.Option(help="Soft quotas of KV, with arrivals: shares LOW,HIGH of the memory."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Read only this many requests.")] = None,
+    ttft_table: Annotated[
+        Path | None, typer.Option(help="Measured times: CSV with the columns tokens and ms.")
+    ] = None,
+    bounds: Annotated[
+        bool, typer.Option(help="Also run the clairvoyant policy and the cache without bounds.")
+    ] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One machine-readable object on stdout instead of text.")
+    ] = False,
+) -> None:
+    """Runs a trace through a prefix cache, without a model, and shows what it would have hit."""
+    from hybrid_jax.sim.model_specs import load_spec
+    from hybrid_jax.sim.prefix_cache.in_flight import simulate_in_flight
+    from hybrid_jax.sim.prefix_cache.request_order import simulate as run
+    from hybrid_jax.sim.prefix_cache.timing import MeasuredTable
+    from hybrid_jax.sim.prefix_cache.traces import read_trace
+
+    for name, value in (("grain", grain), ("limit", limit), ("max-rows", max_rows)):
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}")
+    if clock not in ("order", "arrivals"):
+        raise ValueError(f"--clock must be order or arrivals, got {clock!r}")
+    if clock == "arrivals" and ttft_table is not None:
+        raise ValueError(f"--ttft-table goes with --clock order only, got {ttft_table}")
+    if clock == "order" and kv_quota is not None:
+        raise ValueError(f"--kv-quota goes with --clock arrivals only, got {kv_quota}")
+    if shapes not in ("fine", "coarse"):
+        raise ValueError(f"--shapes must be fine or coarse, got {shapes!r}")
+    if clock == "order" and shapes != "fine":
+        raise ValueError(f"--shapes goes with --clock arrivals only, got {shapes}")
+    quota = _shares(kv_quota)
+    spec = load_spec(model_spec)
+    num_bytes = parse_size(capacity, name="--capacity")
+    timing = None if ttft_table is None else MeasuredTable(ttft_table)
+    asked = (read_trace(trace, limit=limit), spec.costs, policy, num_bytes)
+    if clock == "arrivals":
+        grain = 32 if grain is None else grain
+        result = simulate_in_flight(
+            *asked,
+            model_spec=spec.name,
+            grain=grain,
+            max_rows=max_rows,
+            shapes=shapes,
+            kv_quota=quota,
+            bounds=bounds,
+        )
+    else:
+        grain = 1 if grain is None else grain
+        result = run(*asked, model_spec=spec.name, grain=grain, timing=timing, bounds=bounds)
+    if as_json:
+        write_json(result.as_dict())
+    elif clock == "arrivals":
+        _print_in_flight(result)
+    else:
+        _print(result)
+
+
+def _shares(given: str | None) -> tuple[float, float] | None:
+    """ "0.2,0.8" as numbers."""
+    if given is None:
+        return None
+    try:
+        low, high = map(float, given.split(","))
+        if 0 <= low <= high <= 1:
+            return low, high
+    except ValueError:
+        pass  # neither are these two numbers
+    raise ValueError(
+        f"--kv-quota must be two shares LOW,HIGH like 0.2,0.8, 0 <= LOW <= HIGH <= 1, got {given!r}"
+    )
+
+
+def share(value: float) -> str:
+    return f"{100 * value:.2f} %"
+
+
+def _print_rows(console: Console, rows: list[tuple[str, str]]) -> None:
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        console.print(f"{name:<{width}}  {value}")
+
+
+def _hit_rows(result) -> list[tuple[str, str]]:
+    """What both clocks tell of hits and memory."""
+    distances = (
+        ("a clairvoyant hits", result.distance_to_optimal),
+        ("an endless cache hits", result.distance_to_infinite),
+    )
+    return [
+        ("token hit rate", share(result.token_hit_rate)),
+        *((name, f"{share(d)} of the tokens more") for name, d in distances if d is not None),
+        ("FLOPs saved", share(result.flops_saved_rate)),
+        (
+            "memory",
+            f"{format_size(result.used_max)} of {format_size(result.capacity)} used at most",
+        ),
+    ]
+
+
+def _print_in_flight(result) -> None:
+    rows = [
+        ("policy", result.policy),
+        ("model", result.model_spec),
+        ("requests", f"{result.requests:,}, {result.input_tokens:,} prompt tokens"),
+        ("never fit", f"{result.infeasible:,}"),
+        *_hit_rows(result),
+        ("time to first token", _times(result.ttft_s)),
+        ("time to last token", _times(result.latency_s)),
+        ("padding", _padding(result)),
+        ("device", result.timing),
+        ("span", f"{result.span_s:,.0f} s of the trace's time"),
+        ("preemptions", f"{result.preemptions:,}"),
+        ("evictions", f"{result.evictions:,}"),
+        ("waited for another's", f"{result.waits:,}"),
+        ("processor time", f"{result.seconds:.2f} s"),
+    ]
+    _print_rows(Console(highlight=False, soft_wrap=True), rows)
+
+
+def _padding(result) -> str:
+    part = result.padded_tokens / max(1, result.prefill_tokens + result.padded_tokens)
+    return (
+        f"{result.padded_tokens:,} tokens beside {result.prefill_tokens:,} of prompts, {share(part)} of what is "
+        f"computed, {result.padded_s:,.0f} s"
+    )
+
+
+def _print(result) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    rows = [
+        ("policy", result.policy + ("" if result.alpha is None else f", alpha {result.alpha:g}")),
+        ("model", result.model_spec),
+        ("requests", f"{result.requests:,}, {result.input_tokens:,} prompt tokens"),
+        *_hit_rows(result),
+        ("evictions", f"{result.evictions:,}"),
+        ("time to first token", f"{_times(result.ttft_s)} ({result.timing})"),
+        ("processor time", f"{result.seconds:.2f} s"),
+    ]
+    _print_rows(console, rows)
+    table = Table("prompt tokens from", "requests", "token hit rate", box=None)
+    for part in result.length_bins:
+        table.add_row(f"{part.tokens:,}", f"{part.requests:,}", share(part.token_hit_rate))
+    console.print(table)
+
+
+def _times(seconds: dict[str, float]) -> str:
+    return ", ".join(f"{name} {1000 * value:,.0f} ms" for name, value in seconds.items())

@@ -1,0 +1,133 @@
+"""What form a completion must have: a JSON schema, a regular expression, a choice or a grammar."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NoReturn, Protocol
+
+from hybrid_jax.config.other_names import STRUCTURED_OUTPUTS, refuses
+
+
+class ModelClass(Protocol):
+    """A class that gives its JSON schema, as pydantic's models do."""
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, Any]: ...
+
+
+@refuses(STRUCTURED_OUTPUTS)
+@dataclass(frozen=True, kw_only=True)
+class StructuredOutputsParams:
+    """The form of a completion's text; exactly one of the fields is given. Names follow vLLM.
+
+    Attributes:
+        json: a JSON schema, as a dict, as text, or as a class with `model_json_schema()`, which every pydantic
+            model has; kept as text.
+        regex: a regular expression that the whole text matches; no look-around, no back-references.
+        choice: texts, one of which it is; kept as a tuple.
+        grammar: a context-free grammar in llguidance's variant of Lark, with a rule `start`.
+        json_object: any JSON object.
+
+    Raises:
+        ValueError: none of them is given, or several, or one has a wrong value.
+        NotImplementedError: a field of a feature that does not exist yet.
+        TypeError: an unknown field.
+
+    Example:
+        >>> colour = StructuredOutputsParams(choice=["red", "green"])
+        >>> colour.kind, colour.value
+        ('choice', ('red', 'green'))
+        >>> StructuredOutputsParams(json={"type": "integer", "maximum": 9}).value
+        '{"type": "integer", "maximum": 9}'
+    """
+
+    json: Mapping[str, Any] | str | type[ModelClass] | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.json_object is False:
+            object.__setattr__(self, "json_object", None)
+        given = [field.name for field in fields(self) if getattr(self, field.name) is not None]
+        if len(given) != 1:
+            names = ", ".join(field.name for field in fields(self))
+            raise ValueError(
+                f"StructuredOutputsParams: needs exactly one of {names}, got "
+                f"{' and '.join(given) or 'none'}"
+            )
+        object.__setattr__(self, given[0], getattr(self, f"_read_{given[0]}")())
+
+    @property
+    def kind(self) -> str:
+        """The name of the field that is given."""
+        return next(f.name for f in fields(self) if getattr(self, f.name) is not None)
+
+    @property
+    def value(self) -> str | tuple[str, ...] | bool:
+        """What is given."""
+        return getattr(self, self.kind)
+
+    def _read_json(self) -> str:
+        schema: Any = self.json
+        if isinstance(schema, type):
+            schema = self._schema_of(schema)
+        elif hasattr(schema, "model_json_schema"):
+            self._refuse("json", "a model's class or its model_json_schema(), not an instance")
+        try:
+            if isinstance(schema, str):
+                schema = json.loads(schema, parse_constant=_no_constant)
+            text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        except RecursionError:
+            self._refuse("json", "a JSON schema that is not nested too deeply")
+        except (TypeError, ValueError) as error:
+            self._refuse("json", f"a JSON schema ({error})")
+        if not isinstance(schema, Mapping):
+            self._refuse("json", "a JSON schema, an object")
+        return self._text("json", text)
+
+    def _schema_of(self, model: type) -> Any:
+        if not callable(getattr(model, "model_json_schema", None)):
+            self._refuse("json", "a JSON schema, or a class that has model_json_schema()")
+        return model.model_json_schema()
+
+    def _read_regex(self) -> str:
+        return self._text("regex", self.regex)
+
+    def _read_grammar(self) -> str:
+        return self._text("grammar", self.grammar)
+
+    def _read_json_object(self) -> bool:
+        if self.json_object is not True:
+            self._refuse("json_object", "True or False")
+        return True
+
+    def _read_choice(self) -> tuple[str, ...]:
+        if not isinstance(self.choice, Iterable) or isinstance(self.choice, str | Mapping):
+            self._refuse("choice", "a list of texts")
+        texts = tuple(self.choice)
+        object.__setattr__(self, "choice", texts)  # it may have been an iterator
+        if not texts:
+            self._refuse("choice", "at least one text")
+        return tuple(self._text("choice", text) for text in texts)
+
+    def _text(self, name: str, text: object) -> str:
+        if not isinstance(text, str) or not text:
+            self._refuse(name, "made of non-empty text")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            self._refuse(name, "valid Unicode")
+        return text
+
+    def _refuse(self, name: str, what: str) -> NoReturn:
+        got = reprlib.repr(getattr(self, name))
+        raise ValueError(f"StructuredOutputsParams: {name} must be {what}, got {got}") from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")

@@ -1,0 +1,75 @@
+"""Where compiled programs are kept between runs: the user's cache folder, unless JAX was told otherwise."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sys
+from pathlib import Path
+
+import jax
+
+_SETTING = "jax_compilation_cache_dir"
+MIN_COMPILE_SECONDS = 0.2  # cheaper programs are compiled again rather than stored
+# On an accelerator `engine.programs.store` keeps the programs. Of what jax's cache had too, it could keep nothing.
+NEVER_SECONDS = 1e9
+
+
+def user_cache_dir() -> Path:
+    """The folder for files of this package that may be deleted at any time."""
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "hybrid_jax"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "hybrid_jax"
+    if sys.platform == "win32" and (local := os.environ.get("LOCALAPPDATA")):
+        return Path(local) / "hybrid_jax" / "Cache"
+    return Path.home() / ".cache" / "hybrid_jax"
+
+
+def enable_compile_cache(name: str = "xla", device: jax.Device | None = None) -> Path | None:
+    """Turns on JAX's persistent compilation cache, once, in the user's cache folder.
+
+    A setting made through JAX (JAX_COMPILATION_CACHE_DIR, JAX_ENABLE_COMPILATION_CACHE=false, or
+    jax.config) stands. The folder is named after the processor, since programs compiled for one may
+    not run on another that shares a home folder. jax keeps there, too, which variants of a product XLA found fastest on
+    a GPU; so a program that is compiled again after a restart is the same to the last bit.
+
+    Args:
+        name: of the folder.
+        device: what programs are compiled for; of an accelerator the kind and its driver count, too.
+
+    Returns:
+        the folder in use, or None when the cache is off, elsewhere on a network, or cannot be written.
+    """
+    if not jax.config.jax_enable_compilation_cache:
+        return None
+    if current := getattr(jax.config, _SETTING):
+        return None if "://" in current else Path(current)
+    folder = user_cache_dir() / f"{name}-jax{jax.__version__}-{_processor(device)}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    if not os.access(folder, os.W_OK):
+        return None
+    jax.config.update(_SETTING, str(folder))
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        on_cpu = device is None or device.platform == "cpu"
+        least = MIN_COMPILE_SECONDS if on_cpu else NEVER_SECONDS
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", least)
+    return folder
+
+
+def _processor(device: jax.Device | None) -> str:
+    """Eight hex digits that change with the processor's kind and instruction sets, and the accelerator's."""
+    lines = {platform.machine(), platform.processor()}
+    if device is not None and device.platform != "cpu":
+        lines |= {device.device_kind, device.client.platform_version}
+    try:
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith(("flags", "Features", "model name")):
+                lines.add(line)
+    except OSError:
+        pass
+    return hashlib.blake2b("\n".join(sorted(lines)).encode(), digest_size=4).hexdigest()

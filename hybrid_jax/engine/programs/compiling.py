@@ -1,0 +1,157 @@
+"""Compiling, as it happens: how long it takes, which any thread may ask, and a message to those who wait."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from hybrid_jax.engine.programs.store import ProgramStore
+from hybrid_jax.machine import give_back_free_memory
+from pallas_kernels.triton import for_cuda
+
+LOG = logging.getLogger("hybrid_jax.compiling")
+
+# To see whether memory is short, XLA counts an array that a program takes and returns twice. With an arena of more than
+# about half of a GPU's memory it then computes things again to save memory that is not needed: 16 more launches in each
+# seven layers of a decode step of 64 rows, products among them.
+GPU_OPTIONS = {"xla_disable_hlo_passes": "rematerialization"}
+
+
+class Compiling:
+    """Which program is being compiled, and how long all compiling has taken.
+
+    One thread compiles. Others may call `seconds`.
+
+    Attributes:
+        listener: called with (number, total) before a program is compiled and with (0, 0) after it; None for nobody.
+            The number counts from 1 since the last turn that compiled nothing, and since a warm-up began or ended.
+        count_missing: how many programs are still to be compiled, the next one included, as far as is known.
+    """
+
+    def __init__(self) -> None:
+        self.listener: Callable[[int, int], None] | None = None
+        self.count_missing: Callable[[], int] = lambda: 1
+        self._number = self._number_before = 0
+        self._task = ""
+        # Seconds so far, and when the program that is being compiled was begun. One tuple, so that another thread
+        # reads both of the same moment.
+        self._clock: tuple[float, float | None] = (0.0, None)
+
+    def seconds(self) -> float:
+        """Seconds of compiling since the start, a program that is being compiled included."""
+        total, since = self._clock
+        return total if since is None else total + time.perf_counter() - since
+
+    @contextlib.contextmanager
+    def next_program(self) -> Iterator[None]:
+        """The clock runs inside."""
+        self._number += 1
+        if self.listener is not None:
+            self.listener(self._number, self._number - 1 + max(1, self.count_missing()))
+        self._clock = (self._clock[0], time.perf_counter())
+        try:
+            yield
+        finally:
+            self._clock = (self.seconds(), None)
+            if self.listener is not None:
+                self.listener(0, 0)
+            give_back_free_memory()  # the compiler's
+
+    def begin(self, task: str, count_missing: Callable[[], int]) -> None:
+        """A part of some task begins, which may compile; the count starts over with another task."""
+        if task != self._task:
+            self._task, self._number, self._number_before = task, 0, 0
+        self.count_missing = count_missing
+
+    def end_turn(self) -> None:
+        """After a turn that compiled nothing the count starts over."""
+        if self._number == self._number_before:
+            self._number = 0
+        self._number_before = self._number
+
+
+class Program:
+    """A jitted function for arguments of one shape: compiled before its first call, under the clock, or loaded.
+
+    Args:
+        function: of arrays. donated: the arguments whose memory it takes. name: for the log.
+        compiling: keeps the clock. platform: that it is compiled for.
+        store: where programs are kept, or None. identity: what this one is made from (`ProgramStore.name_of`).
+    """
+
+    def __init__(
+        self,
+        function: Callable,
+        donated: int | tuple[int, ...],
+        compiling: Compiling,
+        platform: str,
+        name: str = "",
+        store: ProgramStore | None = None,
+        identity: str = "",
+    ) -> None:
+        options = GPU_OPTIONS if platform == "gpu" else None
+        self._traced_for = for_cuda if platform == "gpu" else contextlib.nullcontext
+        self._compiling, self._name, self._store = compiling, name, store
+        self._identity = f"{identity} donated={donated} options={options}"
+        self._lock = threading.Lock()  # one thread compiles it, another that needs it waits
+        self._run: Callable | None = None
+        self.lower = jax.jit(function, donate_argnums=donated, compiler_options=options).lower
+
+    @property
+    def compiled(self) -> bool:
+        return self._run is not None
+
+    def __call__(self, *args: Any) -> Any:
+        run = self._run
+        if run is None:
+            jax.block_until_ready(args)  # what still runs is no compiling
+            with self._compiling.next_program():
+                run = self.compile_ahead(*shapes_of(args))
+        return run(*args)
+
+    def compile_ahead(self, *shapes: Any) -> Callable:
+        """Compiles it for arguments of these shapes; any thread may do it, and the clock does not run.
+
+        Tracing holds Python's lock, but the compiler itself does not.
+        """
+        with self._lock:
+            run = self._run
+            if run is None:
+                start = time.perf_counter()
+                run, how = self._made(shapes)
+                LOG.info("%s %s in %.1f s", how, self._name, time.perf_counter() - start)
+                self._run = run
+            return run
+
+    def let_go(self) -> None:
+        """Frees the compiled program; the next call compiles it again, or loads it."""
+        self._run = None
+
+    def _made(self, shapes: tuple) -> tuple[Callable, str]:
+        """The program, and how it came."""
+        file = None if self._store is None else self._store.name_of(self._identity, shapes)
+        if file is not None and (stored := self._store.load(file)) is not None:
+            return stored, "loaded"
+        with self._traced_for():
+            lowered = self.lower(*shapes)
+        if self._store is None or file is None:
+            return lowered.compile(), "compiled"
+        return self._store.compiled(file, lowered), "compiled"
+
+
+def shapes_of(tree: Any) -> Any:
+    """Arrays as what a program is compiled for: their shapes, dtypes, and where they were put on purpose."""
+
+    def shape(x: Any) -> Any:
+        if not isinstance(x, jax.Array):  # numpy's int64 reaches a program as int32
+            return jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
+        where = x.sharding if x.committed else None
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
+    return jax.tree.map(shape, tree)

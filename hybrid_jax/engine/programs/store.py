@@ -1,0 +1,217 @@
+"""Compiled programs on disk: a process neither traces nor compiles what an earlier one did.
+
+jax's own cache keeps what its compiler made and still has to trace and lower a program to find it there; of a large
+model that takes longer than loading. Here a program goes by what it is made from: this package's source, versions and
+settings of jax, the device, and the shapes and parameters of the step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import serialize_executable
+
+import pallas_kernels
+
+LOG = logging.getLogger("hybrid_jax.compiling")
+COMPILERS = ("jax", "triton", "nvidia-")  # how the names of packages begin
+DRIVER = Path("/proc/driver/nvidia/version")
+DIGEST_BYTES = 16  # in front of a program in its file
+UNUSED_SECONDS = 90 * 86_400.0  # after so long a program is deleted
+# Settings of jax that say where and how it keeps programs and what it prints, not what a program does.
+KEEPS = ("jax_compilation_cache", "jax_persistent_cache", "jax_log", "jax_traceback")
+
+
+class ProgramStore:
+    """Programs in one folder.
+
+    Args:
+        folder: made when the first program is saved. device: that programs are compiled for.
+    """
+
+    def __init__(self, folder: Path, device: jax.Device) -> None:
+        self._folder, self._target = folder, device
+        self._device = (
+            f"{device.platform} {device.device_kind} {device.client.platform_version} {device.id}"
+        )
+
+    def name_of(self, identity: str, arguments: Any) -> str:
+        """The file of a program.
+
+        Args:
+            identity: everything it is made from beside source and arguments. arguments: arrays, or their shapes.
+        """
+        leaves, tree = jax.tree.flatten(arguments)
+        lines = [identity, self._device, _source(), *_settings(), str(tree)]
+        lines += [f"{x.shape} {x.dtype} {getattr(x, 'sharding', None)}" for x in leaves]
+        return hashlib.blake2b("\n".join(lines).encode(), digest_size=16).hexdigest()
+
+    def load(self, name: str) -> Any:
+        """The program, or None if it is not there or cannot be loaded."""
+        path = self._folder / name
+        try:
+            program = serialize_executable.deserialize_and_load(
+                *pickle.loads(_checked(path.read_bytes())),
+                backend=self._target.client,
+                execution_devices=[self._target],  # else jax takes all that there are
+            )
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # damaged, or of a driver that does not take it
+            LOG.warning("could not load the program %s and compile it again: %s", name, error)
+            return None
+        with contextlib.suppress(OSError):  # a folder of somebody else's
+            os.utime(path)
+        return program
+
+    def compiled(self, name: str, lowered: jax.stages.Lowered) -> Any:
+        """Compiles a program and keeps it, unless jax had it in its own cache: what was loaded from there cannot be
+        relied on once it is written out again (on a CPU parts of it are missing)."""
+        hits = _hits()
+        program = lowered.compile()
+        if _hits() == hits:
+            self._save(name, program)
+        return program
+
+    def passed(self, trial: str) -> bool:
+        """Whether a trial with this source, these versions and this device was passed before."""
+        path = self._folder / self.name_of(trial, ())
+        try:
+            os.utime(path)
+        except OSError:
+            return False
+        return True
+
+    def note_passed(self, trial: str) -> None:
+        """A trial was passed."""
+        self._write(self.name_of(trial, ()), lambda: b"")
+
+    def _save(self, name: str, program: Any) -> None:
+        def data() -> bytes:
+            data = pickle.dumps(serialize_executable.serialize(program))
+            return _digest(data) + data
+
+        self._write(name, data)
+
+    def _write(self, name: str, data: Callable[[], bytes]) -> None:
+        try:
+            content = data()
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            part = self._folder / f"{name}.{os.getpid()}.{threading.get_ident()}.part"
+            part.write_bytes(content)
+            part.replace(self._folder / name)
+            self._tidy()
+        except Exception as error:  # no room, or a program that calls back into Python
+            LOG.info("could not keep %s: %s", name, error)
+
+    def _tidy(self) -> None:
+        for path in self._folder.iterdir():
+            try:
+                if path.stat().st_mtime < time.time() - UNUSED_SECONDS:
+                    path.unlink()
+            except OSError:  # another process was first
+                pass
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+def _checked(data: bytes) -> bytes:
+    """A file's content without its digest. A changed bit may be wrong code that runs all the same."""
+    digest, content = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+    if _digest(content) != digest:
+        raise ValueError("its content is not what was written")
+    return content
+
+
+def open_store(folder: Path | None, device: jax.Device) -> ProgramStore | None:
+    """The store of a GPU's programs beside jax's cache in this folder. None without one, or where others may write to
+    it: whoever can, runs code here."""
+    if folder is None or device.platform == "cpu":
+        return None
+    folder = folder / "programs"
+    if _others_may_write(folder):
+        LOG.warning(
+            "others may write to %s, and programs are code: none are kept there; chmod go-w it",
+            folder,
+        )
+        return None
+    return ProgramStore(folder, device)
+
+
+def _others_may_write(folder: Path) -> bool:
+    try:
+        info = folder.stat()
+    except OSError:  # not there yet
+        return False
+    own = not hasattr(os, "getuid") or info.st_uid in (os.getuid(), 0)
+    return not own or bool(info.st_mode & 0o022)
+
+
+@functools.cache
+def _counter() -> threading.local:
+    """Counts, in each thread, programs that jax found in its own cache."""
+    counts = threading.local()
+
+    def count(event: str, **_: Any) -> None:
+        if event == "/jax/compilation_cache/cache_hits":
+            counts.hits = getattr(counts, "hits", 0) + 1
+
+    jax.monitoring.register_event_listener(count)
+    return counts
+
+
+def _hits() -> int:
+    return getattr(_counter(), "hits", 0)
+
+
+@functools.cache
+def _versions() -> tuple[str, ...]:
+    """Of what compiles a program and of what it calls: jax's packages, Triton's, and CUDA's own libraries."""
+    found = {
+        f"{dist.name.lower().replace('_', '-')} {dist.version}"
+        for dist in metadata.distributions()
+        if dist.name.lower().replace("_", "-").startswith(COMPILERS)
+    }
+    return tuple(sorted(found))
+
+
+@functools.cache
+def _driver() -> str:
+    """What NVIDIA's driver says of itself. jax knows only which CUDA it was made with."""
+    try:
+        return DRIVER.read_text()
+    except OSError:
+        return ""
+
+
+def _settings() -> Iterator[str]:
+    yield f"{jax.__version__} XLA_FLAGS={os.environ.get('XLA_FLAGS')}"
+    yield from _versions()
+    yield _driver()
+    for name, value in sorted(jax.config.values.items()):
+        if not name.startswith(KEEPS):
+            yield f"{name}={value!r}"
+
+
+@functools.cache
+def _source() -> str:
+    """A digest of the source of both packages."""
+    digest = hashlib.blake2b(digest_size=16)
+    for root in (Path(__file__).resolve().parents[2], Path(pallas_kernels.__path__[0])):
+        for path in sorted(root.rglob("*.py")):
+            digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,100 @@
+"""Who comes next: waiting sequences, seated in order of arrival as rows and memory allow."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hybrid_jax.config import EngineConfig
+from hybrid_jax.schedule.memory import Memory
+from hybrid_jax.schedule.progress import SchedulerCounters
+from hybrid_jax.schedule.seats import Seats
+from hybrid_jax.schedule.sequence import Phase, Sequence
+from hybrid_jax.schedule.turn import Turn
+
+
+class Admission:
+    """The queue, and the way from it into a row.
+
+    Args:
+        memory, engine, counters, seats: of the scheduler.
+
+    Attributes:
+        waiting: sequences without a row, first come first; preempted ones in front.
+        patience: how many later requests may overtake one that waits for a checkpoint.
+    """
+
+    def __init__(
+        self, memory: Memory, engine: EngineConfig, counters: SchedulerCounters, seats: Seats
+    ):
+        self.memory, self.counters, self.seats = memory, counters, seats
+        self.waiting: deque[Sequence] = deque()
+        self.patience = 8 * engine.max_rows
+        # Exact mode has one executable for everything: a fork's logits would come from another.
+        self._forks = not engine.exact
+
+    def admit(self, turn: Turn) -> None:
+        """Seats waiting requests in free rows, first come first, and plans their first chunks.
+
+        Except those that wait for a checkpoint, and those that will fork, for which a row is kept free.
+        """
+        admitted: list[Sequence] = []
+        passed: list[Sequence] = []
+        num_free = self.seats.num_free
+        computing = self._groups_computed(turn)
+        for sequence in self.waiting:
+            if num_free <= 0 or turn.full:
+                break
+            if sequence.forks_from in computing:
+                passed.append(sequence)
+                num_free -= 1
+                continue
+            match, patient = None, sequence.num_overtaken < self.patience
+            if self.memory.tree is not None and not sequence.request.lacks_prompt_logprobs:
+                if patient and sequence.waits_for is not None and sequence.waits_for.promised_by:
+                    passed.append(sequence)
+                    continue
+                match = self.memory.tree.match(sequence.prompt, sequence.owner)
+                if patient and match.pending is not None:
+                    self.counters.waits += sequence.waits_for is not match.pending
+                    sequence.waits_for = match.pending
+                    passed.append(sequence)
+                    continue
+            hit_len = self.memory.start(sequence, match, alone=not self.seats.running)
+            if hit_len is None:
+                break
+            if self.memory.history is not None:
+                self.memory.history.seated(sequence, match, hit_len)
+            for earlier in passed:
+                earlier.num_overtaken += 1
+            admitted.append(sequence)
+            self.seats.take(sequence, hit_len)
+            num_free -= 1
+            if sequence.group is not None:
+                computing = self._groups_computed(turn)
+            self.memory.promise(sequence)
+            turn.chunk(sequence)
+        for sequence in admitted:
+            self.waiting.remove(sequence)
+
+    def _groups_computed(self, turn: Turn) -> set[str]:
+        """Groups of which one has its prompt computed now, so that the others will fork from it."""
+        if not self._forks:
+            return set()
+        leaders = [s for s in self.seats.running if s.phase is Phase.PREFILL] + turn.ended
+        return {s.group for s in leaders if s.group is not None}
+
+    def fork(self, turn: Turn) -> None:
+        """Seats waiting siblings of the prompts that end in this plan, as far as rows and memory go."""
+        computed = {s.group: s for s in turn.ended if s.group is not None}
+        if not self._forks or not computed:
+            return
+        for sequence in [s for s in self.waiting if s.forks_from in computed]:
+            if not self.seats.num_free:
+                break
+            parent = computed[sequence.group]
+            copies = self.memory.fork(parent, sequence)
+            if copies is None:
+                break
+            self.waiting.remove(sequence)
+            self.seats.take(sequence, parent.request.num_cached_tokens)
+            turn.fork(parent, sequence, copies)

@@ -1,0 +1,68 @@
+"""What must hold of sequences in rows: recounted from scratch, with both numbers when they differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hybrid_jax.schedule.memory import Memory
+from hybrid_jax.schedule.seats import Seats
+from hybrid_jax.schedule.sequence import DecodeFlight, Flight, Sequence
+
+
+def check_memory(memory: Memory, sequences: list[Sequence], flights: list[DecodeFlight]) -> None:
+    """Who holds which frame and slot: the pools', the tree's and the sequences' own lists agree."""
+    memory.frames.check_invariants()
+    memory.slots.check_invariants()
+    assert not any(memory.later), "memory: a plan was left unfinished"
+    frames = [frame for s in sequences for frame in s.pages.reshape(-1).tolist()]
+    frames += [frame for s in sequences for source, _ in s.copies for frame in source]
+    slots = [slot for s in sequences for slot in (s.real_slot, s.reserved_slot) if slot]
+    slots += [f.target for f in flights if f.fold_step is not None and f.target != f.source]
+    memory.holds.check_invariants(set(frames), set(slots))
+    holds = dict.fromkeys(range(memory.frames.num_frames), 0)
+    if memory.tree is not None:
+        memory.tree.check_invariants()
+        holds |= memory.tree.page_holds.as_dict()
+        slots += memory.tree.slot_nodes
+    slot_holds = Counter(slots)
+    for slot, count in slot_holds.items():
+        held = memory.slots.holders(slot)
+        assert held == count, f"memory: slot {slot:#x} has {held} holders, {count} known"
+        for frame in memory.slots.frames(slot):
+            holds[frame] += 1
+    assert len(slot_holds) == memory.slots.num_held, (
+        f"memory: {memory.slots.num_held} slots held, {len(slot_holds)} known"
+    )
+    for frame in frames:
+        holds[frame] += 1
+    for frame, count in holds.items():
+        held = memory.frames.holders(frame)
+        assert held == count, f"memory: frame {frame} has {held} holders, {count} known"
+
+
+def check_seats(seats: Seats) -> None:
+    """Every running sequence sits in the row it says, and nobody else sits anywhere."""
+    rows, running = seats.rows, seats.running
+    for row, sequence in enumerate(rows):
+        assert sequence is None or sequence.row == row, (
+            f"scheduler: row {row} holds a sequence that says {sequence.row}"
+        )
+    seated = [s for s in rows if s is not None]
+    assert sorted(s.arrival for s in seated) == [s.arrival for s in running], (
+        f"scheduler: {len(seated)} sequences in rows, {len(running)} running"
+    )
+    assert all(s.running for s in running), "scheduler: a sequence in a row does not run"
+
+
+def check_running(sequence: Sequence, flights: list[Flight], memory: Memory) -> None:
+    """One sequence's flights, checkpoint and hold on it."""
+    count = sum(sequence in flight.sequences() for flight in flights)
+    assert count == sequence.num_flights, (
+        f"scheduler: {sequence.owner} counts {sequence.num_flights} flights, is in {count}"
+    )
+    end = sequence.checkpoint + memory.geometry.grain
+    assert sequence.checkpoint <= sequence.position <= end, (
+        f"scheduler: {sequence.owner} at {sequence.position}, checkpoint {sequence.checkpoint}"
+    )
+    if sequence.slot:
+        memory.slots.resolve(sequence.slot)

@@ -1,0 +1,136 @@
+"""What the prefix cache learns from: prompts as they come, sequences as they end, and a log of both."""
+
+from __future__ import annotations
+
+from copy import copy
+
+from hybrid_jax.cache.policy.flop_aware import FlopAware
+from hybrid_jax.cache.policy.policies import TUNED, make_policy
+from hybrid_jax.cache.policy.request_log import RequestLog
+from hybrid_jax.cache.policy.shadow import LEAST_BRANCH, ShadowCache
+from hybrid_jax.cache.policy.tuner import AlphaTuner
+from hybrid_jax.cache.tree.node import Match, Node
+from hybrid_jax.cache.tree.radix import RadixTree
+from hybrid_jax.cache.tree.reasons import LookUp, Why, look_up_result
+from hybrid_jax.costs import Costs
+from hybrid_jax.schedule.sequence import Sequence
+
+REPLAYED_PER_REQUEST = 21  # by the tuner: one for every alpha
+TUNED_ON = 1024  # requests before the first eviction: a large cache may never come to one
+HISTORY_BLOCKS = 1 << 18
+
+
+class History:
+    """Tells a tree's policy what happens, and keeps a log for replays.
+
+    Args:
+        tree: of the engine.
+        policy: its name.
+        grain: tokens between resume points.
+        costs: of the model.
+        capacity: bytes of the arena.
+
+    Attributes:
+        capacity: bytes of the arena.
+        log: the latest finished requests.
+        tuner: of alpha, for the policies that have it tuned; None otherwise.
+    """
+
+    def __init__(self, tree: RadixTree, policy: str, *, grain: int, costs: Costs, capacity: int):
+        self._tree, self._policy = tree, policy
+        self._learns = hasattr(tree.policy, "asked")
+        self.log = RequestLog(grain)
+        self.tuner: AlphaTuner | None = None
+        self.capacity, self._blocks = capacity, costs.per_block(grain)
+        if policy in TUNED:
+            order = make_policy(policy, self._blocks)
+            self.tuner = self._tuner(order, capacity, pace=REPLAYED_PER_REQUEST)
+
+    def announce(self, sequence: Sequence) -> Node:
+        """Makes a prompt known; a policy that learns hears of it once, and of one sibling alone."""
+        tree, first = self._tree, sequence.known_len is None
+        if first:
+            sequence.known_len = tree.match(sequence.prompt).match_len
+        anchor = tree.announce(sequence.prompt)
+        if first and self._learns and sequence.request.sample_index == 0:
+            declared = sequence.request.cache_breakpoints
+            sequence.relation = tree.policy.asked(tree, anchor, sequence.known_len, declared)
+        return anchor
+
+    def seated(self, sequence: Sequence, match: Match | None, hit_len: int) -> None:
+        """A sequence starts behind a prefix; the first time, its request is told what kept it from more."""
+        request = sequence.request
+        if request.look_up is not None or request.num_preemptions or request.output:
+            return
+        if match is None:
+            possible = (len(request.prompt) - 1) // self.log.grain * self.log.grain
+            known_len = sequence.known_len or 0
+            request.look_up = LookUp(
+                match_len=known_len, cached_len=0, hit_len=0, possible=possible, why=Why.ASKED_FOR
+            )
+            return
+        request.look_up = look_up_result(
+            match,
+            hit_len,
+            known_len=sequence.known_len or 0,
+            grain=self.log.grain,
+            look_ups=self._tree.counters.lookups,
+            policy=self._policy,
+        )
+
+    def so_far(self) -> History:
+        """For `replay` and `log` alone: what is logged now, whatever the engine does meanwhile."""
+        found = copy(self)
+        found.log = copy(self.log)
+        return found
+
+    def replay(self, policy: str, capacity: int) -> float:
+        """Token hit rate of the logged requests under a policy, with so many bytes of cache.
+
+        Raises:
+            ValueError: the capacity is below one checkpoint and a page.
+        """
+        grain, costs = self.log.grain, self._blocks
+        least = costs.kv_bytes + costs.checkpoint_bytes
+        if capacity < least:
+            raise ValueError(
+                f"replay: memory must hold a checkpoint and its pages, {least} bytes at least, got {capacity}"
+            )
+        order = make_policy(policy, costs)
+        cache = ShadowCache(
+            costs,
+            capacity,
+            order,
+            history_tokens=HISTORY_BLOCKS,
+            least_branch=max(1, LEAST_BRANCH // grain),
+        )
+        tuner = self._tuner(order, capacity, pace=None) if policy in TUNED else None
+        hit = 0
+        for request in self.log:
+            hit += cache.request(request.prompt, request.whole).hit_len * grain
+            if tuner is not None:
+                tuner.observe(request.prompt, request.whole, evictions=cache.evictions)
+        return hit / max(1, sum(request.num_tokens for request in self.log))
+
+    def _tuner(self, order: FlopAware, capacity: int, pace: int | None) -> AlphaTuner:
+        replay = lambda other: ShadowCache(self._blocks, capacity, other)
+        return AlphaTuner(order, replay, pace=pace, max_before=TUNED_ON)
+
+    def ended(self, sequence: Sequence, node: Node | None) -> None:
+        """A sequence ended for good; what it computed is cached down to `node`.
+
+        Of siblings the first alone is logged: they forked from one prompt, which was computed or hit once.
+        """
+        request, tree = sequence.request, self._tree
+        if sequence.real_position < sequence.goal:
+            return  # aborted before its prompt was computed: no end that anybody could go on from
+        if node is not None and sequence.relation is not None:
+            tree.policy.ended(node, sequence.relation)
+        if request.sample_index:
+            return
+        computed = sequence.first_tokens(sequence.real_position)
+        logged = self.log.note(computed, len(request.prompt), request.num_cached_tokens)
+        if self.tuner is not None and not self.tuner.tuned:
+            evictions = tree.counters.evictions
+            self.tuner.observe(logged.prompt, logged.whole, evictions=evictions)
+            tree.policy.alpha = self.tuner.policy.alpha

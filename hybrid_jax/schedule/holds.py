@@ -1,0 +1,185 @@
+"""What running sequences hold, apart from what is only cached."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from hybrid_jax.cache.pools.frames import FrameAllocator, indices
+from hybrid_jax.cache.pools.slots import SlotTable
+from hybrid_jax.cache.tree.node import Match
+from hybrid_jax.cache.tree.radix import RadixTree
+from hybrid_jax.schedule.pressure import Pressure
+
+
+class Holds:
+    """Takes frames and slots for sequences and gives them back: the pools, with a count of what is live.
+
+    A frame or slot is live while some sequence holds it, whoever else does; each counts once. Every call is one
+    operation of `pressure`.
+
+    Args:
+        frames, slots: the pools. tree: the other holder; None without a prefix cache.
+
+    Attributes:
+        pressure: is told after each call.
+        page_frames, num_slots: live ones.
+    """
+
+    def __init__(
+        self,
+        frames: FrameAllocator,
+        slots: SlotTable,
+        tree: RadixTree | None,
+        pressure: Pressure,
+    ):
+        self._frames, self._slots, self._tree = frames, slots, tree
+        self.pressure = pressure
+        self.page_frames = self.num_slots = 0
+
+    @property
+    def checkpoint_frames(self) -> int:
+        """Live ones."""
+        return self.num_slots * self._slots.state_frames
+
+    @property
+    def num_frames(self) -> int:
+        """Live ones of both kinds."""
+        return self.page_frames + self.checkpoint_frames
+
+    def take_over(self, pressure: Pressure) -> None:
+        """Goes on with the counts of memory that is lost."""
+        self.pressure = pressure
+        pressure.admitted()
+        self._observe()
+
+    def _observe(self) -> None:
+        self.pressure.observe(self.page_frames, self.checkpoint_frames)
+
+    # --- pages ----------------------------------------------------------------------------------
+
+    def allocate_frames(self, count: int) -> np.ndarray:
+        """`count` frames for pages: int32[count].
+
+        Raises:
+            OutOfFrames: fewer are free; nothing was taken.
+        """
+        frames = self._frames.allocate(count)
+        self.page_frames += count
+        self._observe()
+        return frames
+
+    def retain_frames(self, frames: npt.ArrayLike) -> None:
+        """Another sequence holds these frames; none is listed twice."""
+        self._frames.retain(frames, distinct=True)
+        self.page_frames += self._num_new(indices(frames))
+        self._observe()
+
+    def release_frames(self, frames: npt.ArrayLike, *, distinct: bool = False) -> None:
+        """A sequence holds these frames no more; as often as each is listed, and none twice if `distinct`."""
+        frames = indices(frames)
+        if not frames.size:
+            return
+        self._frames.release(frames, distinct=distinct)
+        gone = self._live_holders(frames) == 0
+        self.page_frames -= (
+            int(np.count_nonzero(gone)) if distinct else len(set(frames[gone].tolist()))
+        )
+        self._observe()
+
+    def _num_new(self, frames: np.ndarray) -> int:
+        """How many of these have one sequence alone: the one that was given them just now."""
+        return int(np.count_nonzero(self._live_holders(frames) == 1))
+
+    def _live_holders(self, frames: np.ndarray) -> np.ndarray:
+        holders = self._frames.holders_of(frames)
+        return holders if self._tree is None else holders - self._tree.page_holds.on(frames)
+
+    # --- checkpoints ----------------------------------------------------------------------------
+
+    def allocate_slot(self) -> int:
+        """A handle of a new slot.
+
+        Raises:
+            OutOfSlots, OutOfFrames: there is none; nothing was taken.
+        """
+        slot = self._slots.allocate()
+        self.num_slots += 1
+        self._observe()
+        return slot
+
+    def retain_slot(self, slot: int) -> None:
+        """Another sequence holds this slot; 0 is none."""
+        if slot:
+            self._slots.retain(slot)
+            self.num_slots += self._live_slot_holders(slot) == 1
+            self._observe()
+
+    def release_slot(self, slot: int) -> None:
+        """A sequence holds this slot no more; 0 is none."""
+        if slot:
+            last = self._live_slot_holders(slot) == 1
+            self._slots.release(slot)
+            self.num_slots -= last
+            self._observe()
+
+    def _live_slot_holders(self, slot: int) -> int:
+        cached = self._tree is not None and slot in self._tree.slot_nodes
+        return self._slots.holders(slot) - cached
+
+    # --- both -----------------------------------------------------------------------------------
+
+    def acquire(self, match: Match) -> tuple[np.ndarray, int]:
+        """Pages and slot of a match's resume point, as `RadixTree.acquire` gives them."""
+        pages, slot = self._tree.acquire(match)
+        self.page_frames += self._num_new(indices(pages))
+        if slot:
+            self.num_slots += self._live_slot_holders(slot) == 1
+        self._observe()
+        return pages, slot
+
+    def num_frames_of(self, match: Match) -> int:
+        """Frames of a match's pages and checkpoint that no sequence holds: what would be live with it."""
+        pages = indices(self._tree.pages_of(match))
+        num_new = int(np.count_nonzero(self._live_holders(pages) == 0))
+        slot = match.node.slot
+        return num_new + (slot and not self._live_slot_holders(slot)) * self._slots.state_frames
+
+    # --- looking at it --------------------------------------------------------------------------
+
+    def frames_by_kind(self) -> tuple[int, int]:
+        """Frames of pages and of checkpoints that somebody holds."""
+        checkpoints = self._slots.num_held * self._slots.state_frames
+        return self._frames.num_held - checkpoints, checkpoints
+
+    def stats(self, frame_bytes: int) -> dict[str, int | float]:
+        """Who has the frames, and what `pressure` counted."""
+        cached_pages = num_cached = 0
+        if self._tree is not None:
+            cached_pages, num_cached = self._tree.page_holds.num_frames, len(self._tree.slot_nodes)
+        cached_checkpoints = num_cached * self._slots.state_frames
+        page_frames, checkpoint_frames = self.frames_by_kind()
+        return {
+            "num_frames": self._frames.num_frames - 1,
+            "free_frames": self._frames.num_free,
+            "page_frames": page_frames,
+            "checkpoint_frames": checkpoint_frames,
+            "live_page_frames": self.page_frames,
+            "live_checkpoint_frames": self.checkpoint_frames,
+            "cached_frames": cached_pages + cached_checkpoints,
+            "cached_page_frames": cached_pages,
+            "cached_page_bytes": cached_pages * frame_bytes,
+            "cached_checkpoints": num_cached,
+            "cached_checkpoint_bytes": cached_checkpoints * frame_bytes,
+            "checkpoints": self._slots.num_held,
+            **self.pressure.stats(),
+        }
+
+    def check_invariants(self, frames: set[int], slots: set[int]) -> None:
+        """Compares the counts with what sequences really list; AssertionError with both numbers."""
+        assert self.page_frames == len(frames), (
+            f"holds: counts {self.page_frames} live page frames, sequences list {len(frames)}"
+        )
+        assert self.num_slots == len(slots), (
+            f"holds: counts {self.num_slots} live checkpoints, sequences have {len(slots)}"
+        )

@@ -1,0 +1,376 @@
+"""What the scheduler does with frames: the pools, the prefix tree, and what each sequence holds of them.
+
+Some holds last longer than they seem to: within one plan, memory that any row still reads must not be
+given to another row. `advance` and `take_copies` keep such holds until `end_plan`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hybrid_jax.cache.policy.admission import wanted_checkpoints
+from hybrid_jax.cache.policy.policies import make_policy
+from hybrid_jax.cache.pools.frames import FrameAllocator
+from hybrid_jax.cache.pools.slots import SlotTable
+from hybrid_jax.cache.tree.node import Match, Node
+from hybrid_jax.cache.tree.quota import Quota
+from hybrid_jax.cache.tree.radix import RadixTree
+from hybrid_jax.config import CacheConfig
+from hybrid_jax.costs import Costs, frame_costs
+from hybrid_jax.geometry import Geometry
+from hybrid_jax.schedule.history import History
+from hybrid_jax.schedule.holds import Holds
+from hybrid_jax.schedule.plan import Page, as_page
+from hybrid_jax.schedule.pressure import Pressure
+from hybrid_jax.schedule.sequence import NO_PAGES, DecodeFlight, Phase, Sequence
+
+
+class Memory:
+    """Frames, slots and the prefix tree of one engine.
+
+    Args:
+        geometry: page and checkpoint sizes in frames.
+        num_frames: frames of the arena, the sink included.
+        max_slots: rows of the device's slot table, the empty slot 0 included.
+        cache: of the engine; policy "off" keeps no prefix tree, so that every prompt is computed in full.
+        costs: of the model; as far as the geometry tells when None.
+
+    Attributes:
+        holds: what sequences have of the pools; all they take and give back goes through it.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        *,
+        num_frames: int,
+        max_slots: int,
+        cache: CacheConfig,
+        costs: Costs | None = None,
+    ):
+        self.geometry = geometry
+        costs = frame_costs(geometry) if costs is None else costs
+        self.frames = FrameAllocator(num_frames)
+        self.slots = SlotTable(self.frames, state_frames=geometry.state_frames, max_slots=max_slots)
+        self.tree = (
+            RadixTree(
+                self.frames,
+                self.slots,
+                grain=geometry.grain,
+                page_tokens=geometry.page_tokens,
+                needs_slots=geometry.has_state,
+                policy=make_policy(cache.policy, costs),
+                quota=Quota(self.frames, self.slots, cache.kv_quota) if cache.kv_quota else None,
+                max_known_tokens=cache.history_tokens,
+            )
+            if cache.policy != "off"
+            else None
+        )
+        self.history = None
+        if self.tree is not None:
+            self.history = History(
+                self.tree,
+                cache.policy,
+                grain=geometry.grain,
+                costs=costs,
+                capacity=(num_frames - 1) * geometry.frame_bytes,
+            )
+        pressure = Pressure(num_frames - 1, cache.watermarks)
+        self.holds = Holds(self.frames, self.slots, self.tree, pressure)
+        self._later_frames: list[int] = []
+        self._later_slots: list[int] = []
+
+    # --- room -----------------------------------------------------------------------------------
+
+    def make_room(self, page_frames: int, num_slots: int = 0, *, keep: Node | None = None) -> bool:
+        """Evicts, but not what `keep` lists, until so much is free; False when the tree cannot give enough."""
+        asked = page_frames, num_slots * self.geometry.state_frames
+        num_frames = page_frames + asked[1]
+        if self.frames.num_free >= num_frames and self.slots.num_free >= num_slots:
+            return True
+        before, fits = self.holds.frames_by_kind(), False
+        if self.tree is not None:
+            if keep is not None:
+                self.tree.pin(keep)
+            try:
+                fits = self.tree.make_room(num_frames, num_slots)
+            finally:
+                if keep is not None:
+                    self.tree.unpin(keep)
+        after = self.holds.frames_by_kind()
+        gave = before[0] - after[0], before[1] - after[1]
+        self.holds.pressure.evicted(asked=asked, gave=gave, enough=fits)
+        return fits
+
+    # --- admission ------------------------------------------------------------------------------
+
+    def start(self, sequence: Sequence, match: Match | None, *, alone: bool) -> int | None:
+        """Takes what a sequence needs to compute its prompt: shared prefix, pages for the rest, its checkpoint.
+
+        Args:
+            sequence: without memory.
+            match: its look-up in the tree; None without one, or to compute everything.
+            alone: no other sequence runs. Then this one must fit: the reserve of one page is waived, and
+                if the shared prefix stands in the way it is given up.
+
+        Returns:
+            Tokens of the shared prefix, or None when there is no room; then nothing was taken.
+        """
+        hit_len = self._start(sequence, match, reserve=not alone)
+        if hit_len is None and alone:
+            self.make_room(self.frames.num_frames - 1)  # everything goes
+            if match is not None:
+                match = self.tree.match(sequence.prompt, sequence.owner)
+            hit_len = self._start(sequence, match, reserve=False)
+            assert hit_len is not None, (
+                f"memory: {self.frames.num_free} of {self.frames.num_frames - 1} frames free, "
+                f"{self.geometry.row_frames(sequence.limit - 1)} needed at most by a sequence that is alone"
+            )
+        return hit_len
+
+    def _start(self, sequence: Sequence, match: Match | None, *, reserve: bool) -> int | None:
+        geometry = self.geometry
+        hit_len = match.hit_len if match is not None else 0
+        shared = geometry.num_pages(hit_len)
+        inside = geometry.has_pages and hit_len % geometry.page_tokens != 0
+        fresh = geometry.num_pages(sequence.goal) - shared + int(inside)
+        own = self._will_checkpoint(sequence, hit_len)
+        page_frames = (fresh + reserve) * geometry.frames_per_page
+        if not self._room_for(page_frames, own, match if hit_len else None):
+            return None
+        (new, sequence.reserved_slot), slot = self._take(fresh, own), 0
+        if match is not None:
+            pages, slot = self.holds.acquire(match)
+            if inside:
+                sequence.copies = [(as_page(pages[-1]), as_page(new[0]))]
+            new = np.concatenate((pages[: shared - inside], new)) if hit_len else new
+        sequence.pages = new
+        sequence.slot = sequence.real_slot = slot
+        sequence.checkpoint = sequence.real_checkpoint = hit_len
+        sequence.position = sequence.real_position = hit_len
+        self.holds.pressure.admitted()
+        self.arrived(sequence)
+        return hit_len
+
+    def fork(self, parent: Sequence, child: Sequence) -> list[tuple[Page, Page]] | None:
+        """Gives `child` what it needs to go on behind the prompt that `parent` has computed in this plan.
+
+        Both hold the checkpoint and the full pages; a page that the prompt's end lies in is copied.
+
+        Args:
+            parent: its prompt ends in this plan, and no step after it is planned.
+            child: without memory.
+
+        Returns:
+            The (source, target) pages to copy, or None when there is no room, for the next steps included;
+            then nothing was taken.
+        """
+        geometry = self.geometry
+        full, inside = divmod(parent.goal, geometry.page_tokens) if geometry.has_pages else (0, 0)
+        page_frames = (bool(inside) + 1) * geometry.frames_per_page
+        own_slot = self._will_checkpoint(child, parent.checkpoint)
+        if not self._room_for(page_frames, own_slot):
+            return None
+        own, child.reserved_slot = self._take(int(inside > 0), own_slot)
+        shared = parent.pages[:full]
+        self.holds.retain_frames(shared)
+        child.pages = np.concatenate((shared, own))
+        copies = [(as_page(parent.pages[full]), as_page(own[0]))] if inside else []
+        self.holds.retain_slot(parent.slot)
+        child.slot = child.real_slot = parent.slot
+        child.checkpoint = child.real_checkpoint = parent.checkpoint
+        child.position = child.real_position = parent.position
+        self.holds.pressure.admitted()
+        return copies
+
+    def _will_checkpoint(self, sequence: Sequence, start: int) -> bool:
+        """From a checkpoint at `start` on, its prompt leaves one of its own, or its limit lets it fold."""
+        return self.geometry.has_state and sequence.limit - 1 > start + self.geometry.grain
+
+    def _room_for(self, pages: int, own_slot: bool, hit: Match | None = None) -> bool:
+        """Room for frames of pages and a slot, beside a hit's; evicts nothing where all but the hit would not do."""
+        asked = pages, own_slot * self.geometry.state_frames
+        holds = self.holds
+        if sum(asked) > self.frames.num_free:
+            kept = holds.num_frames_of(hit) if hit is not None else 0
+            if sum(asked) + kept > self.frames.num_frames - 1 - holds.num_frames:
+                holds.pressure.refused(asked, holds.page_frames, holds.checkpoint_frames)
+                return False
+        return self.make_room(pages, own_slot, keep=hit.node if hit is not None else None)
+
+    def _take(self, num_pages: int, own_slot: bool = False) -> tuple[np.ndarray, int]:
+        """New pages int32[num_pages, frames_per_page] and, if asked for, a slot (else 0); both, or it raises."""
+        slot, groups = self.holds.allocate_slot() if own_slot else 0, self.geometry.frames_per_page
+        try:
+            return self.holds.allocate_frames(num_pages * groups).reshape(num_pages, groups), slot
+        except BaseException:
+            self.holds.release_slot(slot)
+            raise
+
+    # --- growth ---------------------------------------------------------------------------------
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> int:
+        """Pages for up to `num_tokens` tokens; returns how many tokens the pages cover, maybe fewer."""
+        page_tokens = self.geometry.page_tokens
+        if not page_tokens:
+            return num_tokens
+        covered, new = len(sequence.pages) * page_tokens, 0
+        while covered < num_tokens and self.make_room((new + 1) * self.geometry.frames_per_page):
+            covered += page_tokens
+            new += 1
+        if new:
+            sequence.pages = np.concatenate((sequence.pages, self._take(new)[0]))
+        return covered
+
+    def slot_to_write(self, sequence: Sequence) -> int | None:
+        """Where the sequence's next checkpoint goes: its own slot when it is the sole holder, else a new one.
+
+        The one reserved comes first. With no room for another it takes its checkpoint back from the tree. None when
+        there is no way.
+        """
+        if not self.geometry.has_state:
+            return 0
+        slot = sequence.slot
+        if slot and self.slots.holders(slot) == 1:
+            self.give_back_reserve(sequence)
+            return slot
+        if sequence.reserved_slot:
+            slot, sequence.reserved_slot = sequence.reserved_slot, 0
+            return slot
+        if self.make_room(0, 1):
+            return self.holds.allocate_slot()
+        if slot and self.slots.holders(slot) == 2 and self.tree is not None:
+            if self.tree.disown(slot):
+                return slot
+        return None
+
+    def give_back_reserve(self, sequence: Sequence) -> None:
+        """The sequence goes on without a slot for its next checkpoint."""
+        self.holds.release_slot(sequence.reserved_slot)
+        sequence.reserved_slot = 0
+
+    def advance(self, sequence: Sequence, checkpoint: int, slot: int) -> None:
+        """A chunk in this plan leaves a checkpoint; the old one is read by it and released after the plan."""
+        if slot != sequence.slot and sequence.slot:
+            self._later_slots.append(sequence.slot)
+        sequence.slot = sequence.real_slot = slot
+        sequence.checkpoint = sequence.real_checkpoint = checkpoint
+
+    def take_copies(self, sequence: Sequence) -> list:
+        """The copies of a sequence's first chunk; their sources are released after the plan."""
+        copies, sequence.copies = sequence.copies, []
+        self._later_frames += [frame for source, _ in copies for frame in source]
+        return copies
+
+    def end_plan(self) -> list[tuple[int, np.ndarray]]:
+        """Releases what only this plan's rows still read; returns the slots new to the device table."""
+        self.holds.release_frames(self._later_frames)
+        for slot in self._later_slots:
+            self.holds.release_slot(slot)
+        self._later_frames, self._later_slots = [], []
+        return self.slots.take_new()
+
+    # --- results --------------------------------------------------------------------------------
+
+    def settle_fold(self, flight: DecodeFlight, num_steps: int) -> None:
+        """After `num_steps` real steps: the fold happened, and the old slot goes, or it will never happen."""
+        if flight.fold_step is None:
+            return
+        sequence, moved = flight.sequence, flight.target != flight.source
+        if num_steps > flight.fold_step:
+            if moved:
+                self.holds.release_slot(flight.source)
+            sequence.real_slot = flight.target
+            sequence.real_checkpoint += self.geometry.grain
+        elif moved:
+            self.holds.release_slot(flight.target)
+
+    # --- the prefix tree ------------------------------------------------------------------------
+
+    def wanted(self, sequence: Sequence) -> list[int]:
+        """Checkpoint positions worth making on the rest of a sequence's prompt."""
+        if self.tree is None or sequence.anchor is None:
+            return []
+        branches, ends = self.tree.partings(sequence.anchor)
+        return wanted_checkpoints(
+            prompt_len=sequence.goal,
+            after=sequence.position,
+            grain=self.geometry.grain,
+            branch_points=[*branches, *sequence.request.cache_breakpoints],
+            prompt_ends=ends,
+        )
+
+    def announce(self, sequence: Sequence) -> None:
+        """Makes a sequence's prompt known to the tree until it is computed, and expected while it waits."""
+        if self.history is None:
+            return
+        sequence.anchor = self.history.announce(sequence)
+        uses_cache = not sequence.request.lacks_prompt_logprobs
+        sequence.expected = uses_cache and sequence.phase is Phase.WAITING
+        if sequence.expected:
+            self.tree.expected.add(sequence.anchor, sequence.arrival)
+
+    def arrived(self, sequence: Sequence) -> None:
+        """The sequence has what it needs of the tree, or wants it no more."""
+        if sequence.expected:
+            sequence.expected = False
+            self.tree.expected.remove(sequence.anchor)
+
+    def promise(self, sequence: Sequence) -> None:
+        """Tells the tree which checkpoints a sequence's prefill will leave, when that may have changed."""
+        if sequence.phase is not Phase.PREFILL or self.tree is None:
+            return
+        if sequence.wanted_version != self.tree.version:
+            sequence.wanted_version = self.tree.version
+            sequence.wanted = self.wanted(sequence)
+            for position in sequence.wanted:
+                self.tree.promise(sequence.owner, sequence.anchor, position)
+
+    def withdraw(self, sequence: Sequence) -> None:
+        """The sequence's prompt is computed or given up: no more announced, no more promised."""
+        if self.tree is not None and sequence.anchor is not None:
+            self.arrived(sequence)
+            self.tree.withdraw(sequence.owner)
+            self.tree.conclude(sequence.anchor)
+            sequence.anchor = None
+
+    def publish(self, sequence: Sequence) -> Node | None:
+        """Puts what a sequence has computed, up to its real checkpoint, into the tree; returns the node there."""
+        length = sequence.real_checkpoint
+        if not self.geometry.has_state:
+            length = self.geometry.align(sequence.real_position)
+        if self.tree is not None and length:
+            tokens = sequence.first_tokens(length)
+            return self.tree.fill(tokens, sequence.pages, sequence.real_slot)
+        return None
+
+    def finish(self, sequence: Sequence, *, for_good: bool = True) -> None:
+        """Takes all a sequence holds: what is reusable goes to the tree, the rest back to the pools.
+
+        Args:
+            for_good: the sequence ends; otherwise it will wait again.
+        """
+        node = self.publish(sequence)
+        if for_good and self.history is not None:
+            self.history.ended(sequence, node)
+        self.holds.release_frames(sequence.pages, distinct=True)
+        self.holds.release_frames([frame for source, _ in sequence.copies for frame in source])
+        self.holds.release_slot(sequence.real_slot)
+        self.give_back_reserve(sequence)
+        sequence.pages, sequence.copies = NO_PAGES, []
+        sequence.real_slot = sequence.slot = 0
+
+    # --- looking at it --------------------------------------------------------------------------
+
+    @property
+    def later(self) -> tuple[list[int], list[int]]:
+        """Frames and slots that are released at the end of the plan."""
+        return self._later_frames, self._later_slots
+
+    def stats(self) -> dict[str, int | float]:
+        """Frames, checkpoints and the prefix cache: present numbers, and what has been counted."""
+        tree, cache = self.tree, {}
+        if tree is not None:
+            cache = {f"cache_{name}": v for name, v in tree.counters.as_dict().items()}
+            cache["cache_nodes"] = tree.num_nodes
+        return self.holds.stats(self.geometry.frame_bytes) | cache

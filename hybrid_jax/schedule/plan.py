@@ -1,0 +1,137 @@
+"""What the scheduler asks of the runner: plain data, no device arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hybrid_jax.schedule.request import Request
+
+Page = tuple[int, ...]  # frame ids, one per layer group
+
+
+def as_page(frames: np.ndarray) -> Page:
+    """One row of a sequence's pages."""
+    return tuple(frames.tolist())
+
+
+@dataclass(kw_only=True)
+class PrefillRow:
+    """One prompt chunk of one row.
+
+    Attributes:
+        request: whose chunk it is; its sampling parameters are used when `samples`.
+        row: ring row.
+        tokens: token ids of the chunk.
+        start: absolute position of the first one, a multiple of grain.
+        read_slot: slot of the checkpoint at `start`; 0 when start is 0.
+        write_slot: slot for the checkpoint at start + state_len; 0 when state_len is 0. May equal
+            read_slot when the row is its sole holder.
+        state_len: tokens of the chunk the new checkpoint covers, a multiple of grain.
+        pages: int32[n, frames_per_page] frame ids of the row's pages, from position 0 to the chunk's end at least.
+        copies: (source, target) pages copied before anything is written.
+        samples: the chunk ends the prompt, so the next token is sampled.
+    """
+
+    request: Request
+    row: int
+    tokens: list[int]
+    start: int
+    read_slot: int
+    write_slot: int
+    state_len: int
+    pages: np.ndarray
+    copies: list[tuple[Page, Page]] = field(default_factory=list)
+    samples: bool = False
+
+
+@dataclass(kw_only=True)
+class ForkRow:
+    """A row that goes on behind a prompt another row computes in the same plan.
+
+    It gets a copy of that row's ring, and its first token from that row's logits.
+
+    Attributes:
+        request: whose row it is.
+        row: ring row.
+        source: ring row whose prompt ends in this plan.
+        line: place of that row's chunk among the plan's prefill rows.
+        position: tokens of the prompt.
+        copies: (source, target) of the page that holds the prompt's end, when it ends inside one.
+    """
+
+    request: Request
+    row: int
+    source: int
+    line: int
+    position: int
+    copies: list[tuple[Page, Page]] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class DecodeRow:
+    """Up to `num_steps` decode steps of one row.
+
+    Attributes:
+        request: whose row it is.
+        row: ring row.
+        position: absolute position of the token that is fed first.
+        checkpoint_position: where the row's checkpoint stands.
+        read_slot: its slot; 0 when checkpoint_position is 0.
+        fold_slot: where the fold goes if the ring fills before the last step; 0 when it cannot. May equal
+            read_slot when the row is its sole holder.
+        num_steps: steps this row may take; the device stops it earlier at a stop token.
+        pages: int32[n, frames_per_page] frame ids of the row's pages, enough for all steps.
+    """
+
+    request: Request
+    row: int
+    position: int
+    checkpoint_position: int
+    read_slot: int
+    fold_slot: int
+    num_steps: int
+    pages: np.ndarray
+
+
+@dataclass(kw_only=True)
+class Plan:
+    """One turn of the engine: prefill, fork and decode dispatches in this order, each possibly empty.
+
+    Attributes:
+        new_slots: (slot, frames int32[state_frames]) pairs to write to the device table first.
+        moves: (source, target) ring rows to move before anything else.
+        prefill, forks, decode: rows of the dispatches; a row whose prompt ends in this plan's prefill, or that
+            forks from one, may decode in the same plan.
+        num_steps: steps of the decode dispatch's loop, at least every row's own.
+    """
+
+    new_slots: list[tuple[int, np.ndarray]] = field(default_factory=list)
+    moves: list[tuple[int, int]] = field(default_factory=list)
+    prefill: list[PrefillRow] = field(default_factory=list)
+    forks: list[ForkRow] = field(default_factory=list)
+    decode: list[DecodeRow] = field(default_factory=list)
+    num_steps: int = 0
+
+
+@dataclass(kw_only=True)
+class Tokens:
+    """What one plan produced.
+
+    Attributes:
+        prefill: the sampled token per prefill row (meaningless where `samples` is false).
+        forks: the first token per fork row.
+        decode: per decode row the tokens of its steps, the stop token included, nothing after it.
+        prefill_logprobs, fork_logprobs, decode_logprobs: the matching `TokenLogprobs`, or empty lists.
+        prompt_logprobs: by place among the prefill rows, entries for the prompt tokens after the chunk's first,
+            the one behind the chunk included; rows that asked for them.
+    """
+
+    prefill: list[int]
+    decode: list[list[int]]
+    forks: list[int] = field(default_factory=list)
+    prefill_logprobs: list = field(default_factory=list)
+    fork_logprobs: list = field(default_factory=list)
+    decode_logprobs: list = field(default_factory=list)
+    prompt_logprobs: dict[int, list] = field(default_factory=dict)

@@ -1,0 +1,106 @@
+"""One completion to compute, as the engine sees it: token ids in, token ids out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from hybrid_jax.cache.tree.reasons import LookUp
+from hybrid_jax.config.sampling_params import SamplingParams
+
+
+class Constraint(Protocol):
+    """Which tokens may come next: a grammar, or words that must not be completed.
+
+    A request with one takes one step at a time, and waits for its result.
+    """
+
+    def mask(self, output: Sequence[int]) -> np.ndarray:
+        """uint32[ceil(V / 32)]: bit t % 32 of word t // 32 allows token t after `output`.
+
+        All zeros: the output is complete, and the request ends.
+        """
+
+
+@dataclass(kw_only=True, eq=False)
+class Request:
+    """A prompt and what to do with it; the scheduler appends to `output`.
+
+    Attributes:
+        request_id: unique among the engine's live requests.
+        prompt: token ids.
+        params: sampling parameters; n is 1 here, the caller splits completions.
+        seed: of the sampling noise, resolved.
+        sample_index: which of the prompt's completions this is.
+        group: the completions of one prompt share it: one computes the prompt, the others fork from it. None
+            for a completion without siblings.
+        stop_ids: token ids that end it, the model's own included unless ignore_eos.
+        max_tokens: resolved limit on the output.
+        forbidden_ids: token ids that are never drawn.
+        constraint: what may come next, by the tokens so far; None for anything.
+        cache_breakpoints: numbers of leading tokens that the caller says others will share.
+        generation: how far programs may be new that its steps run on (`Runner.begin`).
+        output: tokens generated so far; survives preemption.
+        logprobs: one entry per output token when asked for.
+        prompt_logprobs: one per prompt token when asked for, None for the first.
+        num_cached_tokens: prompt tokens the first prefill skipped.
+        look_up: what the prefix cache knew of the prompt, and what kept it from hitting more.
+        finish_reason: None while it runs, then "stop", "length" or "abort".
+        stop_reason: the stop token id that ended it, when it is not one of the model's own.
+    """
+
+    request_id: str
+    prompt: list[int]
+    params: SamplingParams
+    seed: int
+    sample_index: int = 0
+    group: str | None = None
+    stop_ids: frozenset[int] = frozenset()
+    max_tokens: int = 1
+    forbidden_ids: frozenset[int] = frozenset()
+    constraint: Constraint | None = None
+    cache_breakpoints: tuple[int, ...] = ()
+    generation: int = 0
+    output: list[int] = field(default_factory=list)
+    logprobs: list = field(default_factory=list)
+    prompt_logprobs: list = field(default_factory=lambda: [None])
+    num_cached_tokens: int = 0
+    look_up: LookUp | None = None
+    num_preemptions: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Its logits change before they are sampled from, other than by temperature and filters."""
+        own = bool(self.forbidden_ids) or self.constraint is not None
+        return own or self.params.adjusts_logits
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Log-probabilities of its prompt are asked for and not all known, so no part of it is skipped."""
+        wanted = self.params.prompt_logprobs is not None
+        return wanted and len(self.prompt_logprobs) < len(self.prompt)
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and output together."""
+        return self.prompt + self.output
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, from the unscaled logits.
+
+    Attributes:
+        token_id, logprob, rank: the chosen token, its log-probability, and its rank from 1.
+        top: (token id, log-probability) of the most likely tokens, best first.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]

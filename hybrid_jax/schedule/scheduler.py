@@ -1,0 +1,400 @@
+"""Continuous batching on the host: which rows run next, on which memory, and what their results mean.
+
+The engine's loop is
+
+    plan = scheduler.plan()
+    if plan:                      # a Plan; None and NEED_RESULTS are false
+        pending.append(runner.execute(plan))
+    if pending and (len(pending) == 2 or not plan):
+        for progress in scheduler.receive(*results of the oldest pending plan*): ...
+
+Positions advance when a plan is made, as if every step of it happened; `receive` settles what did. At
+most two plans are in flight. The device executes them in order and keeps a stopped row inert, so memory of a
+finished row may be given away while a later plan still names it.
+
+One turn, oldest sequence first: rows that run get the memory for their next steps or chunk (short of
+it: evict from the tree, take fewer steps, preempt the youngest once nothing is in flight); then waiting
+requests are admitted into free rows, and siblings of a prompt that ends in this plan fork from it; then
+chunks' checkpoints are published in the tree; then rows whose prompt ends in this plan get their first
+decode steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from hybrid_jax.config import EngineConfig
+from hybrid_jax.costs import Costs
+from hybrid_jax.geometry import Geometry
+from hybrid_jax.schedule.admission import Admission
+from hybrid_jax.schedule.audit import check_memory, check_running, check_seats
+from hybrid_jax.schedule.memory import Memory
+from hybrid_jax.schedule.plan import Plan, Tokens
+from hybrid_jax.schedule.progress import NEED_RESULTS, NeedResults, Progress, SchedulerCounters
+from hybrid_jax.schedule.request import Request
+from hybrid_jax.schedule.seats import Seats
+from hybrid_jax.schedule.sequence import DecodeFlight, Flight, Phase, Sequence
+from hybrid_jax.schedule.turn import Turn
+
+MAX_FLIGHTS = 2
+
+
+class Scheduler:
+    """Plans turns for up to `max_rows` sequences over one pool of frames.
+
+    Args:
+        geometry: page and checkpoint sizes.
+        engine: rows, budgets, cache policy.
+        num_frames: frames of the arena, the sink included.
+        max_slots: rows of the device's slot table, slot 0 included.
+        max_model_len: most tokens of a sequence, prompt and output together.
+        costs: of the model, for policies that weigh them.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        engine: EngineConfig,
+        *,
+        num_frames: int,
+        max_slots: int,
+        max_model_len: int,
+        costs: Costs | None = None,
+    ):
+        if geometry.has_state and max_slots < 2:
+            raise ValueError(
+                f"Scheduler: max_slots must be at least 2 (slot 0 is empty), got {max_slots}"
+            )
+        self.geometry, self.engine, self.costs = geometry, engine, costs
+        self.num_frames, self.max_slots, self.max_model_len = num_frames, max_slots, max_model_len
+        self._pool_holds = geometry.longest_row(num_frames - 1) + 1  # the last token is never fed
+        self.counters = SchedulerCounters()
+        self._sequences: dict[str, Sequence] = {}  # unfinished ones
+        self._num_arrivals = 0
+        self.memory = Memory(
+            geometry,
+            num_frames=num_frames,
+            max_slots=max_slots,
+            cache=engine.cache,
+            costs=costs,
+        )
+        self.seats = Seats(engine.max_rows)
+        self.admission = Admission(self.memory, engine, self.counters, self.seats)
+        self._flights: deque[Flight] = deque()
+        self._drain = False
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def max_output(self, prompt_len: int) -> int:
+        """Most tokens that a prompt of this length can be continued by, in model and pool; may be < 1."""
+        return min(self.max_model_len, self._pool_holds) - prompt_len
+
+    def add(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+            ValueError: its id is live already, its prompt is empty, or it can never fit: the prompt and
+                one token, or what an explicit `params.max_tokens` asks for (`max_tokens` of the request
+                then), exceed the model's length or the pool. Without an explicit limit it ends there.
+        """
+        where, prompt_len = f"request {request.request_id!r}", len(request.prompt)
+        if request.request_id in self._sequences:
+            raise ValueError(
+                f"{where}: request_id must be unique among live requests; choose another"
+            )
+        if prompt_len == 0:
+            raise ValueError(f"{where}: prompt must hold at least one token, got 0")
+        explicit = request.params.max_tokens is not None
+        asked = request.max_tokens if explicit else 1
+        for most, what, remedy in (
+            (
+                self.max_model_len,
+                "the model",
+                "shorten the prompt or max_tokens, or raise max_model_len",
+            ),
+            (
+                self._pool_holds,
+                "the pool",
+                "shorten the prompt or max_tokens, or raise memory",
+            ),
+        ):
+            if prompt_len + asked > most:
+                raise ValueError(
+                    f"{where}: prompt of {prompt_len} tokens and {asked} to generate need "
+                    f"{prompt_len + asked}, {what} holds {most}; {remedy}"
+                )
+        limit = min(prompt_len + request.max_tokens, prompt_len + self.max_output(prompt_len))
+        sequence = Sequence.make(request, arrival=self._num_arrivals, limit=limit)
+        self._num_arrivals += 1
+        self._sequences[request.request_id] = sequence
+        self.memory.announce(sequence)
+        self.admission.waiting.append(sequence)
+
+    def abort(self, request_id: str, reason: str = "abort") -> bool:
+        """Ends a request now; no more of its tokens are reported. False when it is not live.
+
+        Its memory is released once no plan in flight names it. What it computed stays in the prefix tree.
+        """
+        sequence = self._sequences.get(request_id)
+        if sequence is None or sequence.phase is Phase.STOPPING:
+            return False
+        sequence.request.finish_reason = reason
+        if sequence.phase is Phase.WAITING:
+            self.admission.waiting.remove(sequence)
+            self.memory.holds.pressure.admitted()
+            self.memory.withdraw(sequence)
+            self._leave(sequence)
+        elif sequence.num_flights == 0:
+            self._finish(sequence)
+        else:
+            self.memory.withdraw(sequence)
+            sequence.phase = Phase.STOPPING
+        return True
+
+    @property
+    def has_work(self) -> bool:
+        """Requests are unfinished, or plans in flight."""
+        return bool(self._sequences or self._flights)
+
+    @property
+    def num_flights(self) -> int:
+        """Plans made and not received."""
+        return len(self._flights)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.seats.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.admission.waiting)
+
+    # --- planning -------------------------------------------------------------------------------
+
+    def plan(self) -> Plan | NeedResults | None:
+        """The next turn.
+
+        Returns:
+            A plan to execute; NEED_RESULTS when the oldest plan in flight must be received first; None
+            when there is nothing to do until a request is added. Both of the latter are false.
+        """
+        if len(self._flights) >= MAX_FLIGHTS or (self._drain and self._flights):
+            return NEED_RESULTS
+        self._drain = False
+        turn = self._turn()
+        while turn.empty and turn.preempted:
+            turn = self._turn()  # whoever was alone went back to the queue; admit again
+        if turn.empty:
+            return NEED_RESULTS if self._flights else None
+        for sequence in turn.flight.sequences():
+            sequence.num_flights += 1
+        self._flights.append(turn.flight)
+        self.counters.plans += 1
+        return turn.plan
+
+    def _turn(self) -> Turn:
+        """One turn's work, in the order of the module's docstring."""
+        turn = Turn(self.memory, self.engine, self.counters, self.seats.running)
+        turn.close_holes(self.seats.rows)
+        for sequence in self.seats.running:
+            self.memory.promise(sequence)
+        for sequence in list(self.seats.running):
+            if sequence.running:  # not preempted for an older one a moment ago
+                self._advance(turn, sequence)
+        if not (self._drain or turn.preempted):
+            self.admission.admit(turn)
+            self.admission.fork(turn)
+        turn.finish()
+        return turn
+
+    def _advance(self, turn: Turn, sequence: Sequence) -> None:
+        """The next chunk or steps of a running sequence, whatever has to give way for it."""
+        work = {Phase.PREFILL: turn.chunk, Phase.DECODE: turn.decode}.get(sequence.phase)
+        while work is not None and not work(sequence):
+            if self._flights:
+                self._drain = True  # whom to preempt is known once every result is in
+                return
+            victim = self.seats.running[-1]
+            self._preempt(victim)
+            turn.preempted = True
+            if victim is sequence:
+                return
+
+    # --- leaving --------------------------------------------------------------------------------
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Sends a running sequence, not in flight, to the front of the queue; its prefix goes to the tree."""
+        self.memory.withdraw(sequence)
+        self.memory.finish(sequence, for_good=False)
+        self.seats.leave(sequence)
+        sequence.request.num_preemptions += 1
+        self.counters.preemptions += 1
+        sequence.wait_again()
+        self.memory.announce(sequence)
+        self.admission.waiting.appendleft(sequence)
+
+    def _finish(self, sequence: Sequence) -> None:
+        """Takes a running sequence out for good; later plans in flight that name it find its row inert."""
+        for flight in self._flights:
+            for decode in flight.decode:
+                if decode.sequence is sequence:
+                    self.memory.settle_fold(decode, 0)
+        self.memory.withdraw(sequence)
+        self.memory.finish(sequence)
+        self.seats.leave(sequence)
+        self._leave(sequence)
+
+    def _leave(self, sequence: Sequence) -> None:
+        sequence.phase = Phase.DONE
+        del self._sequences[sequence.owner]
+
+    # --- results --------------------------------------------------------------------------------
+
+    def receive(self, plan: Plan, tokens: Tokens) -> list[Progress]:
+        """Settles the oldest plan in flight: appends outputs, ends sequences, releases memory.
+
+        Raises:
+            ValueError: another plan is older, or the results do not fit the plan.
+        """
+        if not self._flights or self._flights[0].plan is not plan:
+            raise ValueError(
+                f"Scheduler: plans are received in the order they were made, got one that is not "
+                f"the oldest of {len(self._flights)} in flight"
+            )
+        asked = [len(plan.prefill), len(plan.forks), len(plan.decode)]
+        given = [len(tokens.prefill), len(tokens.forks), len(tokens.decode)]
+        if asked != given:
+            raise ValueError(
+                f"Scheduler: results must match the plan's {asked} prefill, fork and decode rows, got {given}"
+            )
+        flight = self._flights[0]
+        for sequence in flight.sequences():
+            sequence.num_flights -= 1
+        progress: dict[Sequence, Progress] = {}
+        for index, entries in tokens.prompt_logprobs.items():
+            row = plan.prefill[index]
+            row.request.prompt_logprobs[row.start + 1 :] = entries
+        for index, (row, sequence) in enumerate(zip(plan.prefill, flight.prefill, strict=True)):
+            if row.samples and sequence.phase is not Phase.DONE:
+                logprobs = tokens.prefill_logprobs[index : index + 1]
+                self._accept(progress, sequence, [tokens.prefill[index]], logprobs)
+        for index, sequence in enumerate(flight.forks):
+            if sequence.phase is not Phase.DONE:
+                logprobs = tokens.fork_logprobs[index : index + 1]
+                self._accept(progress, sequence, [tokens.forks[index]], logprobs)
+        self._flights.popleft()  # until here: ending with the prompt settles this plan's folds too
+        for index, decode in enumerate(flight.decode):
+            if decode.sequence.phase is not Phase.DONE:
+                logprobs = tokens.decode_logprobs[index] if tokens.decode_logprobs else []
+                self._settle(progress, decode, tokens.decode[index], logprobs)
+        for sequence in flight.sequences():
+            if sequence.phase is Phase.STOPPING and sequence.num_flights == 0:
+                self._finish(sequence)
+        return list(progress.values())
+
+    def _settle(
+        self,
+        progress: dict[Sequence, Progress],
+        decode: DecodeFlight,
+        tokens: list[int],
+        logprobs: list,
+    ) -> None:
+        sequence, num_steps = decode.sequence, len(tokens)
+        stopped = bool(tokens) and tokens[-1] in sequence.request.stop_ids
+        expected = 0 if sequence.stopped else decode.num_steps
+        if num_steps != expected and not (stopped and num_steps < expected):
+            raise ValueError(
+                f"Scheduler: request {sequence.owner!r} took {num_steps} of {expected} steps "
+                f"without a stop token, got {tokens}"
+            )
+        self.memory.settle_fold(decode, num_steps)
+        sequence.real_position += num_steps
+        if tokens:
+            self._accept(progress, sequence, tokens, logprobs)
+
+    def _accept(
+        self,
+        progress: dict[Sequence, Progress],
+        sequence: Sequence,
+        tokens: list[int],
+        logprobs: list,
+    ) -> None:
+        """Appends new tokens and ends the sequence at a stop token or its limit."""
+        if sequence.phase is Phase.STOPPING:
+            sequence.accept(tokens)
+            return
+        entry = progress.setdefault(sequence, Progress(request=sequence.request))
+        sequence.report(entry, tokens, logprobs)
+        if entry.finished:
+            self._finish(sequence)
+
+    # --- starting over --------------------------------------------------------------------------
+
+    def restarted(self, requests: Iterable[Request]) -> Scheduler:
+        """A scheduler with the same settings and counters, empty memory, and these requests queued.
+
+        For when the device's memory is lost: this one, in whatever state it is, is of no use afterwards. The
+        runner's state must be made anew as well. Requests start over from their prompt and output.
+        """
+        new = Scheduler(
+            self.geometry,
+            self.engine,
+            num_frames=self.num_frames,
+            max_slots=self.max_slots,
+            max_model_len=self.max_model_len,
+            costs=self.costs,
+        )
+        new.counters = new.admission.counters = self.counters
+        if self.memory.tree is not None:
+            new.memory.tree.counters = self.memory.tree.counters
+        new.memory.holds.take_over(self.memory.holds.pressure)
+        new.counters.restarts += 1
+        for request in requests:
+            new.add(request)
+        return new
+
+    def reset_prefix_cache(self) -> None:
+        """Empties the prefix tree; running sequences go on with what they hold."""
+        if self.memory.tree is None:
+            return
+        self.memory.tree.reset()
+        for sequence in self._sequences.values():
+            sequence.waits_for = None
+            if sequence.anchor is not None:
+                self.memory.announce(sequence)
+            sequence.wanted_version = -1
+
+    # --- looking at it --------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, int | float]:
+        """Counters and present numbers of requests, frames, checkpoints and the prefix cache."""
+        return {
+            **vars(self.counters),
+            "running": len(self.seats.running),
+            "waiting": len(self.admission.waiting),
+            **self.memory.stats(),
+        }
+
+    def check_invariants(self) -> None:
+        """Recomputes who holds what and who sits where; raises AssertionError with both numbers."""
+        flights = list(self._flights)
+        decodes = [d for f in flights for d in f.decode if d.sequence.phase is not Phase.DONE]
+        check_memory(self.memory, self.seats.running, decodes)
+        check_seats(self.seats)
+        for sequence in self.seats.running:
+            check_running(sequence, flights, self.memory)
+        assert all(s.phase is Phase.WAITING for s in self.admission.waiting), (
+            "scheduler: a queued one runs"
+        )
+        if self.memory.tree is not None:
+            expected = [s.owner for s in self._sequences.values() if s.expected]
+            queue = self.admission.waiting
+            waiting = [s.owner for s in queue if not s.request.lacks_prompt_logprobs]
+            assert sorted(expected) == sorted(waiting) and len(self.memory.tree.expected) == len(
+                waiting
+            ), f"scheduler: {waiting} wait, {expected} are expected"
+        live = len(self.seats.running) + len(self.admission.waiting)
+        assert live == len(self._sequences), (
+            f"scheduler: {len(self._sequences)} live requests, {live} running or waiting"
+        )

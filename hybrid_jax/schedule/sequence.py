@@ -1,0 +1,194 @@
+"""A request inside the engine: its tokens, its memory, and what is in flight for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from hybrid_jax.cache.policy.points import Relation
+from hybrid_jax.cache.tree.node import Node
+from hybrid_jax.schedule.plan import Page, Plan
+from hybrid_jax.schedule.progress import Progress
+from hybrid_jax.schedule.request import Request
+
+NO_PAGES = np.zeros((0, 0), np.int32)
+
+
+class Phase(Enum):
+    """Where a sequence is: `stopping` is aborted but named by a plan in flight."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    STOPPING = "stopping"
+    DONE = "done"
+
+
+@dataclass(eq=False, kw_only=True)
+class Sequence:
+    """One request's tokens and memory. Positions without `real_` run ahead of results that are in flight.
+
+    Attributes:
+        request: the request; its `output` grows here.
+        arrival: order of arrival; smaller is older.
+        limit: most tokens of prompt and output together.
+        tokens: prompt and output ids on the host, an aborted request's unreported ones too.
+        prompt: int32[goal] what the prefill computes: the prompt, after a preemption with the output.
+        row: ring row while it runs.
+        pages: int32[n, frames_per_page] frame ids of its pages, one hold on each; never written in place.
+        position: next token to feed: start of the next chunk, then the position decode goes on from.
+        checkpoint, slot: where its checkpoint stands, and its handle (0 for none).
+        real_position, real_checkpoint, real_slot: the same after the plans received so far. The sequence
+            holds one count on real_slot and one on every other slot a fold in flight will write.
+        reserved_slot: where its first own checkpoint will go; 0 for none, or when that is written.
+        copies: page copies its first chunk brings; a hold on each source until then.
+        num_flights: plans in flight that name it.
+        stopped: the device has made its row inert.
+        anchor: its announcement in the prefix tree while its prompt is not computed.
+        expected: the tree keeps what it can for it.
+        waits_for: the promised node it waits for.
+        known_len: tokens of its prompt that were known before it came; None until it did.
+        relation: how its prompt related to what was known, for policies that learn.
+        wanted: checkpoint positions of its prompt still to come.
+        num_overtaken: later requests admitted while it waited.
+    """
+
+    request: Request
+    arrival: int
+    limit: int
+    tokens: list[int]
+    prompt: np.ndarray
+    phase: Phase = Phase.WAITING
+    row: int = -1
+    pages: np.ndarray = field(default_factory=lambda: NO_PAGES)
+    position: int = 0
+    checkpoint: int = 0
+    slot: int = 0
+    real_position: int = 0
+    real_checkpoint: int = 0
+    real_slot: int = 0
+    reserved_slot: int = 0
+    copies: list[tuple[Page, Page]] = field(default_factory=list)
+    num_flights: int = 0
+    stopped: bool = False
+    anchor: Node | None = None
+    expected: bool = False
+    waits_for: Node | None = None
+    known_len: int | None = None
+    relation: Relation | None = None
+    wanted: list[int] = field(default_factory=list)
+    wanted_version: int = -1
+    num_overtaken: int = 0
+
+    @classmethod
+    def make(cls, request: Request, *, arrival: int, limit: int) -> Sequence:
+        tokens = request.tokens
+        return cls(
+            request=request,
+            arrival=arrival,
+            limit=limit,
+            tokens=tokens,
+            prompt=np.array(tokens, np.int32),
+        )
+
+    @property
+    def owner(self) -> str:
+        """Its name in the prefix tree."""
+        return self.request.request_id
+
+    @property
+    def goal(self) -> int:
+        """Tokens its prefill computes."""
+        return len(self.prompt)
+
+    @property
+    def group(self) -> str | None:
+        """Name of the siblings it may fork from or be forked by; None once it has tokens of its own."""
+        return self.request.group if self.goal == len(self.request.prompt) else None
+
+    @property
+    def forks_from(self) -> str | None:
+        """The group it may fork from; None if it has to compute its prompt itself."""
+        return None if self.request.lacks_prompt_logprobs else self.group
+
+    @property
+    def running(self) -> bool:
+        return self.phase in (Phase.PREFILL, Phase.DECODE, Phase.STOPPING)
+
+    def first_tokens(self, count: int) -> np.ndarray:
+        """int32[count] of prompt and output."""
+        if count <= self.goal:
+            return self.prompt[:count]
+        return np.concatenate((self.prompt, np.array(self.tokens[self.goal : count], np.int32)))
+
+    def accept(self, tokens: list[int]) -> None:
+        """New tokens from the device, the stop token included."""
+        self.tokens += tokens
+        self.stopped = tokens[-1] in self.request.stop_ids
+
+    def report(self, entry: Progress, tokens: list[int], logprobs: list) -> None:
+        """Accepts new tokens and tells the request, which ends at a stop token or its limit."""
+        self.accept(tokens)
+        request = self.request
+        # An interrupt between two lines leaves what is read together readable: tokens come after their
+        # log-probabilities, the end after its reason.
+        if request.params.logprobs is not None:
+            request.logprobs += logprobs
+            entry.logprobs += logprobs
+        request.output += tokens
+        entry.tokens += tokens
+        if self.stopped:
+            if tokens[-1] in request.params.stop_token_ids:
+                request.stop_reason = tokens[-1]
+            request.finish_reason = "stop"
+        elif request.constraint is not None and not request.constraint.mask(request.output).any():
+            request.finish_reason = "stop"
+        elif len(self.tokens) >= self.limit:
+            request.finish_reason = "length"
+        entry.finished = request.finish_reason is not None
+
+    def wait_again(self) -> None:
+        """Back to the queue with nothing but its reported tokens; its memory was released or is gone."""
+        self.tokens = self.request.tokens
+        self.prompt = np.array(self.tokens, np.int32)
+        self.phase, self.row, self.pages, self.copies = Phase.WAITING, -1, NO_PAGES, []
+        self.position = self.checkpoint = self.slot = 0
+        self.real_position = self.real_checkpoint = self.real_slot = self.reserved_slot = 0
+        self.num_flights, self.stopped = 0, False
+        self.anchor = self.waits_for = None
+        self.wanted, self.wanted_version, self.num_overtaken = [], -1, 0
+
+
+@dataclass(eq=False, kw_only=True)
+class DecodeFlight:
+    """One decode row of a plan in flight.
+
+    Attributes:
+        sequence: whose row it is.
+        num_steps: steps it may take.
+        fold_step: the step whose start folds, or None. It happens when more than so many steps do.
+        source, target: handles the fold reads and writes; equal when it folds in place.
+    """
+
+    sequence: Sequence
+    num_steps: int
+    fold_step: int | None
+    source: int
+    target: int
+
+
+@dataclass(eq=False, kw_only=True)
+class Flight:
+    """A plan whose results have not been received, with the sequences behind its rows."""
+
+    plan: Plan
+    prefill: list[Sequence] = field(default_factory=list)
+    forks: list[Sequence] = field(default_factory=list)
+    decode: list[DecodeFlight] = field(default_factory=list)
+
+    def sequences(self) -> list[Sequence]:
+        """Every sequence the plan names, once."""
+        decoding = (flight.sequence for flight in self.decode)
+        return list(dict.fromkeys([*self.prefill, *self.forks, *decoding]))

@@ -1,0 +1,234 @@
+"""One plan in the making: chunks and decode steps for sequences that hold a row, and their memory."""
+
+from __future__ import annotations
+
+import math
+
+from hybrid_jax.config import EngineConfig
+from hybrid_jax.schedule import bucket
+from hybrid_jax.schedule.memory import Memory
+from hybrid_jax.schedule.plan import DecodeRow, ForkRow, Page, Plan, PrefillRow
+from hybrid_jax.schedule.progress import SchedulerCounters
+from hybrid_jax.schedule.request import Request
+from hybrid_jax.schedule.sequence import DecodeFlight, Flight, Phase, Sequence
+
+STEPS_WITH_STOP_STRINGS = 4
+
+
+class Turn:
+    """Collects the rows of one plan; sequences advance as they are added, as if every step happened.
+
+    Args:
+        memory, engine, counters: of the scheduler.
+        running: sequences in rows, which decide how many decode steps the plan may take.
+
+    Attributes:
+        plan, flight: what is asked of the runner, and the sequences behind its rows.
+        ended: sequences whose prompt ends in this plan, forks included.
+        preempted: somebody lost its row for want of memory.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        engine: EngineConfig,
+        counters: SchedulerCounters,
+        running: list[Sequence],
+    ):
+        self.memory, self.engine, self.counters = memory, engine, counters
+        self.geometry = memory.geometry
+        self.plan = Plan()
+        self.flight = Flight(plan=self.plan)
+        self.ended: list[Sequence] = []
+        self.preempted = False
+        self._num_steps = 1 if engine.exact else engine.steps_per_dispatch
+        for sequence in (s for s in running if s.phase is Phase.DECODE):
+            self._num_steps = min(self._num_steps, most_steps(sequence.request))
+        self._max_rows = self._max_tokens = 0  # the first chunk decides
+        self._published: list[Sequence] = []  # their chunk leaves a checkpoint for the tree
+
+    @property
+    def full(self) -> bool:
+        """The prefill dispatch has as many rows as the token budget allows."""
+        return bool(self.plan.prefill) and len(self.plan.prefill) >= self._max_rows
+
+    @property
+    def empty(self) -> bool:
+        return not (self.plan.prefill or self.plan.decode or self.plan.moves)
+
+    def close_holes(self, rows: list[Sequence | None]) -> None:
+        """Moves the highest decoding rows into free lower ones where that makes the decode shape smaller."""
+        if self.engine.exact:
+            return
+        sizes = bucket.decode_rows(self.engine)
+        for sequence in sorted(filter(None, rows), key=lambda s: -s.row):
+            source = sequence.row
+            target = rows.index(None) if None in rows else source
+            shapes = [bucket.smallest_that_fits(sizes, r + 1, "rows") for r in (target, source)]
+            if sequence.phase is not Phase.DECODE or shapes[0] >= shapes[1]:
+                continue
+            rows[source], rows[target], sequence.row = None, sequence, target
+            self.plan.moves.append((source, target))
+            self.counters.moves += 1
+
+    def chunk(self, sequence: Sequence) -> bool:
+        """Plans the next chunk of a prompt if the budget has room; False for want of memory."""
+        geometry, start = self.geometry, sequence.position
+        if self.full:
+            return True
+        end = start + self._chunk_tokens(sequence.goal - start)
+        last = geometry.align(sequence.goal - 1)
+        if geometry.has_state:
+            end = min([end, *(w for w in sequence.wanted if start < w < last)])
+        final = end == sequence.goal
+        checkpoint = max(geometry.align(end - 1), start) if final else end
+        slot = sequence.slot
+        if checkpoint > start:
+            slot = self.memory.slot_to_write(sequence)
+            if slot is None:
+                return False
+        if not self.plan.prefill:
+            self._set_budget(end - start)
+        copies = self.memory.take_copies(sequence)
+        self.plan.prefill.append(
+            PrefillRow(
+                request=sequence.request,
+                row=sequence.row,
+                tokens=sequence.prompt[start:end].tolist(),
+                start=start,
+                read_slot=self.memory.slots.resolve(sequence.slot),
+                write_slot=self.memory.slots.resolve(slot) if checkpoint > start else 0,
+                state_len=checkpoint - start,
+                pages=sequence.pages[: geometry.num_pages(end)],
+                copies=copies,
+                samples=final,
+            )
+        )
+        self.flight.prefill.append(sequence)
+        if checkpoint > start:
+            self.memory.advance(sequence, checkpoint, slot)
+            if not geometry.has_state or checkpoint in sequence.wanted:
+                self._published.append(sequence)
+        sequence.position = sequence.real_position = end
+        if final:
+            sequence.phase = Phase.DECODE
+            self.ended.append(sequence)
+        self.counters.prefill_rows += 1
+        self.counters.prefill_tokens += end - start
+        self.counters.copies += len(copies)
+        return True
+
+    def _chunk_tokens(self, num_tokens: int) -> int:
+        """Tokens of the next chunk of a prompt that has `num_tokens` left."""
+        if self.engine.exact:
+            return min(num_tokens, self.geometry.grain)
+        return min(num_tokens, self._max_tokens) or bucket.first_chunk(self.engine, num_tokens)
+
+    def _set_budget(self, num_tokens: int) -> None:
+        """The first chunk decides the shape: others are no longer, as many as the token budget allows."""
+        if self.engine.exact:
+            self._max_tokens, self._max_rows = self.geometry.grain, self.engine.max_rows
+            return
+        sizes = bucket.prefill_tokens(self.engine)
+        self._max_tokens = bucket.smallest_that_fits(sizes, num_tokens, "tokens of a chunk")
+        self._max_rows = bucket.rows_within_budget(self.engine, self._max_tokens)
+
+    def fork(self, parent: Sequence, child: Sequence, copies: list[tuple[Page, Page]]) -> None:
+        """Plans that `child`, which has its memory, begins where the parent's prompt ends in this plan."""
+        self.plan.forks.append(
+            ForkRow(
+                request=child.request,
+                row=child.row,
+                source=parent.row,
+                line=self.flight.prefill.index(parent),
+                position=child.position,
+                copies=copies,
+            )
+        )
+        self.flight.forks.append(child)
+        self.counters.forks += 1
+        self.counters.copies += len(copies)
+        child.phase = Phase.DECODE
+        self.ended.append(child)
+
+    def decode(self, sequence: Sequence) -> bool:
+        """Plans decode steps up to the row's limit; False when memory allows not even one."""
+        position, memory = sequence.position, self.memory
+        if sequence.request.constraint is not None and sequence.num_flights:
+            return True  # what may come next depends on what is in flight
+        steps = min(self._num_steps, sequence.limit - position - 1)
+        if steps <= 0:
+            return True  # waits for its last results
+        steps = min(steps, memory.grow(sequence, position + steps) - position)
+        fold_step = sequence.checkpoint + self.geometry.grain - position
+        source = target = sequence.slot
+        if 0 < steps and fold_step < steps:
+            target = memory.slot_to_write(sequence)
+            if target is None:
+                steps = fold_step
+        if steps <= 0:
+            if not sequence.reserved_slot:
+                return False
+            memory.give_back_reserve(sequence)  # the next page is needed before the next checkpoint
+            return self.decode(sequence)
+        folds = fold_step < steps
+        self.plan.decode.append(
+            DecodeRow(
+                request=sequence.request,
+                row=sequence.row,
+                position=position,
+                checkpoint_position=sequence.checkpoint,
+                read_slot=memory.slots.resolve(source),
+                fold_slot=memory.slots.resolve(target) if folds else 0,
+                num_steps=steps,
+                pages=sequence.pages[: self.geometry.num_pages(position + steps)],
+            )
+        )
+        self.flight.decode.append(
+            DecodeFlight(
+                sequence=sequence,
+                num_steps=steps,
+                fold_step=fold_step if folds else None,
+                source=source,
+                target=target if folds else source,
+            )
+        )
+        if folds:
+            sequence.checkpoint += self.geometry.grain
+            sequence.slot = target
+            if self.geometry.has_state:
+                self.counters.folds_in_place += source == target
+                self.counters.folds_to_new += source != target
+        sequence.position += steps
+        self.counters.decode_rows += 1
+        self.counters.decode_steps += steps
+        return True
+
+    def finish(self) -> None:
+        """Publishes the chunks' checkpoints, decodes where prompts ended, and completes the plan.
+
+        In this order: a checkpoint in the tree is shared, so the first fold after it must not overwrite it.
+        """
+        for sequence in self._published:
+            self.memory.publish(sequence)
+        if not self.plan.decode:  # beside rows that decode, fewer steps would only be idle ones
+            free = (s.request for s in self.ended if s.request.constraint is None)
+            self._num_steps = min([self._num_steps, *map(most_steps, free)])
+        for sequence in self.ended:
+            self.memory.withdraw(sequence)
+            if sequence.request.constraint is None:
+                self.decode(sequence)
+        self.plan.new_slots = self.memory.end_plan()
+        self.plan.num_steps = max((row.num_steps for row in self.plan.decode), default=0)
+        assert not (self.empty and self.plan.new_slots), "turn: an empty plan took slots"
+
+
+def most_steps(request: Request) -> int | float:
+    """Decode steps of one dispatch that a request is good for.
+
+    One where each token decides what may come next; few where the text may end at a stop string, since what
+    is computed past it is thrown away.
+    """
+    if request.constraint is not None:
+        return 1
+    return STEPS_WITH_STOP_STRINGS if request.params.stop else math.inf

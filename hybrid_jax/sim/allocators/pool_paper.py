@@ -1,0 +1,123 @@
+"""The published harness: requests come and go by the tick, whatever their allocator could give them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from hybrid_jax.sim.allocators.pool_geometry import PoolGeometry
+from hybrid_jax.sim.allocators.pool_loads import PoolLoad
+from hybrid_jax.sim.allocators.pools import KV, STATE, Allocator, PoolResult
+
+DEPARTURE, GROWTH, ARRIVAL = 0, 1, 2  # in this order within a tick
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperResult(PoolResult):
+    """What the published harness counts, and what it does not tell.
+
+    Attributes:
+        oom_count: allocate calls that failed, up to one per layer of a request.
+        oom_requests: with such a call. The rest is `completed`, whatever they lost.
+        hollow: completed, though they lost pages or states while they ran. intact: completed, and did not.
+        rebalance_count, rebalances_refused: moves of capacity between the kinds, done and refused.
+        migrated_bytes, wasted_bytes: capacity that changed its kind, and that was lost for ever by that.
+        evictions: times that a running request lost its memory; self_evictions: to a call of its own.
+        victim_requests, pages_evicted: who lost memory, and how many pages and states.
+        allocate_calls: by the harness.
+        peak_bytes: most bytes in use at once. reserved_bytes: what the allocator takes from the device.
+        cpu_seconds: of the event loop.
+    """
+
+    mode: str = "paper"
+    oom_requests: int
+    intact: int
+    rebalances_refused: int
+    wasted_bytes: int
+    victim_requests: int
+    self_evictions: int
+    pages_evicted: int
+    reserved_bytes: int
+
+
+def run_paper(
+    load: PoolLoad, allocator: Allocator, geometry: PoolGeometry, *, name: str, pool_bytes: int
+) -> PaperResult:
+    """Runs a load through an allocator by the published rules.
+
+    On arrival a request asks once per attention layer for the pages of its prompt and once per recurrent layer for a
+    state. A token a tick is prefilled, then generated; where one begins a page, each attention layer asks for it. At
+    its last token a request departs. One that was refused something goes on all the same.
+
+    Args:
+        load: the requests.
+        allocator: empty.
+        geometry: sizes of the model's pages and states.
+        name, pool_bytes: of the allocator, for the result.
+    """
+    kinds, requests = events(load, geometry)
+    prompt_pages = [geometry.num_pages(length) for length in load.prompt_lens.tolist()]
+    layers, states = geometry.num_pages_each, geometry.num_states
+    failures = [0] * len(load)
+    allocate, release = allocator.allocate, allocator.release
+    start = time.process_time()
+    for kind, request in zip(kinds, requests, strict=True):
+        if kind == GROWTH:
+            failed = allocate(request, KV, 1, layers)
+        elif kind == ARRIVAL:
+            failed = allocate(request, KV, prompt_pages[request], layers)
+            failed += allocate(request, STATE, 1, states)
+        else:
+            release(request)
+            continue
+        if failed:
+            failures[request] += failed
+    seconds = time.process_time() - start
+    completed = {request for request, failed in enumerate(failures) if not failed}
+    counters = allocator.counters
+    hollow = len(completed & counters.victims)
+    return PaperResult(
+        workload=load.workload,
+        allocator=name,
+        model_spec=geometry.name,
+        pool_bytes=pool_bytes,
+        seed=load.seed,
+        requests=len(load),
+        oom_count=sum(failures),
+        oom_requests=len(load) - len(completed),
+        completed=len(completed),
+        hollow=hollow,
+        intact=len(completed) - hollow,
+        rebalance_count=counters.rebalances,
+        rebalances_refused=counters.rebalances_refused,
+        migrated_bytes=counters.migrated_bytes,
+        wasted_bytes=counters.wasted_bytes,
+        evictions=counters.evictions,
+        victim_requests=len(counters.victims),
+        self_evictions=counters.self_evictions,
+        pages_evicted=counters.pages_evicted,
+        allocate_calls=layers * kinds.count(GROWTH) + (layers + states) * len(load),
+        peak_bytes=counters.peak_bytes,
+        reserved_bytes=allocator.reserved_bytes,
+        cpu_seconds=seconds,
+    )
+
+
+def events(load: PoolLoad, geometry: PoolGeometry) -> tuple[list[int], list[int]]:
+    """Kinds and requests of all events, in their order: by tick, kind and request."""
+    numbers = np.arange(len(load))
+    ends = load.prompt_lens + load.gen_lens
+    # A page begins with the token behind a multiple of page_tokens. The last token's does not count: its tick is the
+    # departure's, which comes first.
+    first = -(-load.prompt_lens // geometry.page_tokens) * geometry.page_tokens + 1
+    growths = np.maximum(-(-(ends - first) // geometry.page_tokens), 0)
+    owners = np.repeat(numbers, growths)
+    nth = np.arange(len(owners)) - np.repeat(np.cumsum(growths) - growths, growths)
+    grown = load.arrivals[owners] + first[owners] + nth * geometry.page_tokens
+    ticks = np.concatenate((load.arrivals + ends, grown, load.arrivals))
+    kinds = np.repeat((DEPARTURE, GROWTH, ARRIVAL), (len(load), len(owners), len(load)))
+    requests = np.concatenate((numbers, owners, numbers))
+    order = np.lexsort((requests, kinds, ticks))
+    return kinds[order].tolist(), requests[order].tolist()

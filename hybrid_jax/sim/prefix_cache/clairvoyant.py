@@ -1,0 +1,169 @@
+"""Eviction that knows the future: a lower bound of what the best possible policy would hit."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+
+from hybrid_jax.cache.policy.value import freed_bytes, saved_tokens
+from hybrid_jax.cache.pools.counted import ByteBudget, CountedPages, CountedSlots
+from hybrid_jax.cache.tree.node import Node
+from hybrid_jax.cache.tree.radix import RadixTree
+from hybrid_jax.costs import Costs
+from hybrid_jax.sim.prefix_cache.traces import TraceRequest
+
+LOOK_AHEAD = 12  # uses that may fall to a deeper checkpoint before a node counts as unused
+
+
+class Future:
+    """Which requests will pass which positions of a trace's sequences.
+
+    All prompts and sequences are laid into one tree first; `uses` of a node of it are the requests, in order, that
+    could resume there.
+    """
+
+    def __init__(self, trace: Sequence[TraceRequest]):
+        budget = ByteBudget(0)
+        tree = RadixTree(
+            budget,
+            CountedSlots(budget, 0),
+            grain=1,
+            page_tokens=0,
+            needs_slots=True,
+            page_holds=CountedPages(budget, 0),
+        )
+        prompts = [tree.announce(request.prompt) for request in trace]
+        wholes = [tree.announce(request.whole) for request in trace]
+        self._root = tree.root
+        self.uses: dict[Node, list[int]] = {}
+        self.paths: list[list[Node]] = []
+        self.ends: list[list[int]] = []
+        for number, (prompt, whole) in enumerate(zip(prompts, wholes, strict=True)):
+            for node in prompt.path():
+                if node.end < prompt.end:
+                    self.uses.setdefault(node, []).append(number)
+            self.paths.append(whole.path())
+            self.ends.append([node.end for node in self.paths[-1]])
+        self.prompt_ends = [prompt.end for prompt in prompts]
+
+    def place(self, node: Node) -> Node:
+        """The node of the whole tree that a cache's node ends in, on whichever path."""
+        place = self._root
+        for part in node.path():
+            while place.end < part.end:
+                place = place.children[int(part.tokens[place.end - part.start])]
+        return place
+
+
+class Clairvoyant:
+    """Evicts what spares least per byte and wait: (tokens spared / bytes freed) / wait ** exponent.
+
+    The wait is until the first request that would resume at the node, no deeper checkpoint being cached now. Every
+    candidate is looked at for every victim. Greedy, so a bound from below.
+
+    Args:
+        trace: what will be asked, in order.
+        costs: of the model.
+        exponent: of the wait.
+        future: made from the trace before, if it was.
+    """
+
+    leaves_only = touches_path = False
+
+    def __init__(
+        self,
+        trace: Sequence[TraceRequest],
+        costs: Costs,
+        *,
+        exponent: float = 1.0,
+        future: Future | None = None,
+    ):
+        self.costs, self._exponent = costs, exponent
+        self._future = Future(trace) if future is None else future
+        self._now = -1
+        self._ratio: dict[Node, float] = {}  # of candidates
+        self._place: dict[Node, Node] = {}  # in the tree of the whole trace
+        self._here: dict[Node, Node] = {}  # the other way round
+        self._next: dict[Node, tuple[int, float]] = {}  # as of which request, the next use
+
+    def asked(self, tree: RadixTree, anchor: Node, known_len: int) -> None:
+        """The next request of the trace is at hand."""
+        self._now += 1
+
+    def ended(self, node: Node, relation: None) -> None:
+        """A sequence ends at this node."""
+
+    def add(self, node: Node) -> None:
+        if node not in self._place:
+            place = self._place[node] = self._future.place(node)
+            self._here[place] = node
+        self._ratio[node] = saved_tokens(node) / max(1, freed_bytes(node, self.costs))
+
+    def discard(self, node: Node) -> None:
+        self._ratio.pop(node, None)
+
+    def forget(self, node: Node) -> None:
+        """The node left the tree for good."""
+        self._next.pop(node, None)
+        place = self._place.pop(node, None)
+        if self._here.get(place) is node:
+            del self._here[place]
+
+    def pop(self) -> Node | None:
+        if not self._ratio:
+            return None
+        nodes = list(self._ratio)
+        ratios = np.array([self._ratio[node] for node in nodes])
+        waits = np.array([self._next_use(node) for node in nodes]) - self._now
+        victim = nodes[int(np.argmin(ratios / waits**self._exponent))]
+        self.discard(victim)
+        above = victim.parent
+        while above.parent is not None:  # they have its uses now
+            self._next.pop(above, None)
+            above = above.parent
+        return victim
+
+    def _next_use(self, node: Node) -> float:
+        known = self._next.get(node)
+        if known is None or known[0] != self._now:
+            known = self._next[node] = self._now, self._find(node)
+        return known[1]
+
+    def _find(self, node: Node) -> float:
+        place = self._place[node]
+        if self.costs.checkpoint_bytes:
+            return self._first_use(place)
+        wait = np.inf
+        while place.end > node.start:  # without checkpoints a path may be left anywhere inside
+            wait, place = min(wait, self._first_use(place)), place.parent
+        return wait
+
+    def _first_use(self, place: Node) -> float:
+        uses = self._future.uses.get(place, [])
+        first = bisect_right(uses, self._now)
+        for number in uses[first : first + LOOK_AHEAD]:
+            if not self._deeper(number, place):
+                return number
+        return np.inf
+
+    def _deeper(self, number: int, place: Node) -> bool:
+        """A checkpoint below `place` serves this request now."""
+        path, limit = self._future.paths[number], self._future.prompt_ends[number]
+        last = bisect_left(self._future.ends[number], limit) - 1  # what ends before the prompt does
+        for node in reversed(path[: last + 1]):
+            if node is place:
+                return False
+            if node in self._here and self._resumes(self._here[node]):
+                return True
+        return False
+
+    def _resumes(self, node: Node) -> bool:
+        return bool(node.slot) if self.costs.checkpoint_bytes else node.cached
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self._ratio
+
+    def __len__(self) -> int:
+        return len(self._ratio)

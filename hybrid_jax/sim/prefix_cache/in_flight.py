@@ -1,0 +1,321 @@
+"""A trace through the engine's own scheduler on virtual time: arrivals, chunks, decode steps, requests side by side."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import numpy as np
+
+from hybrid_jax.config import CacheConfig, EngineConfig
+from hybrid_jax.config.sampling_params import SamplingParams
+from hybrid_jax.costs import Costs
+from hybrid_jax.geometry import Geometry
+from hybrid_jax.schedule import bucket
+from hybrid_jax.schedule.plan import Plan, Tokens
+from hybrid_jax.schedule.request import Request
+from hybrid_jax.schedule.scheduler import Scheduler
+from hybrid_jax.sim.prefix_cache.request_order import LengthBin, distances_to_bounds, length_bins
+from hybrid_jax.sim.prefix_cache.timing import DeviceModel, summary
+from hybrid_jax.sim.prefix_cache.traces import TraceRequest
+
+FRAME_BYTES = 256 * 1024  # at least; a frame is a page
+
+
+@dataclass(frozen=True, kw_only=True)
+class InFlightResult:
+    """What one policy did on one trace, with requests in flight.
+
+    Attributes:
+        policy, model_spec, capacity: as asked; capacity in bytes holds running requests too.
+        requests, infeasible: how many ran, and how many can never fit.
+        input_tokens, hit_tokens, token_hit_rate: of those that ran.
+        flops_saved, flops_saved_rate, length_bins: as in `request_order.Result`.
+        used_max, used_max_over_capacity: most bytes ever held, by running requests too, and their share.
+        distance_to_optimal, distance_to_infinite: to the same bounds, which are run in request order; None where
+            not asked.
+        prefill_tokens, padded_tokens: prompt tokens that were computed, and padding that was computed with them for the
+            shapes of the engine.
+        padded_s: seconds that the padding took, in all.
+        ttft_s, latency_s: {"p5", "p50", "p95", "mean"} from arrival to the first and the last token.
+        span_s: virtual seconds from the first arrival to the last token.
+        preemptions, evictions, waits: requests sent back for want of memory, entries evicted, requests that
+            waited for a checkpoint that another computed.
+        memory: counts of `Pressure`, in frames.
+        timing: the model of the device.
+        seconds: of processor time the run took.
+    """
+
+    policy: str
+    model_spec: str
+    capacity: int
+    requests: int
+    infeasible: int
+    input_tokens: int
+    hit_tokens: int
+    token_hit_rate: float
+    flops_saved: float
+    flops_saved_rate: float
+    length_bins: tuple[LengthBin, ...]
+    used_max: int
+    used_max_over_capacity: float
+    distance_to_optimal: float | None
+    distance_to_infinite: float | None
+    prefill_tokens: int
+    padded_tokens: int
+    padded_s: float
+    ttft_s: dict[str, float]
+    latency_s: dict[str, float]
+    span_s: float
+    preemptions: int
+    evictions: int
+    waits: int
+    memory: dict[str, int]
+    timing: str
+    seconds: float
+
+    def as_dict(self) -> dict:
+        return asdict(self)
+
+
+def virtual_geometry(costs: Costs, grain: int) -> Geometry:
+    """Frames for a model of which only bytes are known: a page is one frame, a checkpoint as many as it needs."""
+    page_tokens = 16 if costs.kv_bytes else 0
+    while 0 < page_tokens * costs.kv_bytes < FRAME_BYTES:
+        page_tokens *= 2
+    frame_bytes = page_tokens * costs.kv_bytes or FRAME_BYTES
+    state_frames = -(-costs.checkpoint_bytes // frame_bytes)
+    return Geometry(
+        frame_words=frame_bytes // 4,
+        page_tokens=page_tokens,
+        num_attention=int(costs.kv_bytes > 0),
+        num_mamba2=int(state_frames > 0),
+        layers_per_page=int(costs.kv_bytes > 0),
+        frames_per_page=int(costs.kv_bytes > 0),
+        token_words=costs.kv_bytes // 4,
+        heads_per_frame=int(state_frames > 0),
+        frames_per_layer=state_frames,
+        conv_frames=0,
+        conv_words=0,
+        grain=grain,
+        dtype="bfloat16",
+    )
+
+
+def simulate_in_flight(
+    trace: Sequence[TraceRequest],
+    costs: Costs,
+    policy: str,
+    capacity: int,
+    *,
+    model_spec: str = "",
+    grain: int = 32,
+    max_rows: int = 64,
+    prefill_tokens: int = 8192,
+    shapes: Literal["fine", "coarse"] = "fine",
+    kv_quota: tuple[float, float] | None = None,
+    device: DeviceModel | None = None,
+    bounds: bool = False,
+) -> InFlightResult:
+    """Runs a trace through `Scheduler` as an engine would, a plan at a time, and measures.
+
+    A turn of a session arrives when the trace says, but not before the turn before it has ended.
+
+    Args:
+        trace: requests with arrival times.
+        costs: of the model. policy: of `CacheConfig`. capacity: bytes of the arena.
+        model_spec: its name, for the result.
+        grain: tokens between resume points.
+        max_rows, prefill_tokens, shapes: as of `EngineConfig`. kv_quota: of `CacheConfig`.
+        device: how long a plan takes; the default `DeviceModel` when None.
+        bounds: also run "optimal" and "infinite".
+
+    Raises:
+        ValueError: no requests, an unknown policy, or an arena too small for two checkpoints.
+    """
+    if not trace:
+        raise ValueError("simulate: a trace must hold at least one request, got none")
+    started = time.process_time()
+    cache_config = CacheConfig(policy="off" if policy == "none" else policy, kv_quota=kv_quota)
+    engine = EngineConfig(
+        cache=cache_config,
+        max_rows=max_rows,
+        grain=grain,
+        prefill_tokens=prefill_tokens,
+        shapes=shapes,
+    )
+    run = _Run(trace, costs, engine, capacity, device)
+    run.go()
+    tree, counters = run.scheduler.memory.tree, run.scheduler.counters
+    cache = None if tree is None else tree.counters
+    seconds = time.process_time() - started
+    lengths = np.array([len(trace[i].prompt) for i in run.hits], np.int64)
+    skipped = np.array(list(run.hits.values()), np.int64)
+    inputs, hits = int(lengths.sum()), int(skipped.sum())
+    saved = sum(costs.flops(int(n)) for n in skipped)
+    rate = hits / max(1, inputs)
+    far = distances_to_bounds(trace, costs, policy, rate, capacity, grain) if bounds else {}
+    return InFlightResult(
+        policy=policy,
+        model_spec=model_spec,
+        capacity=capacity,
+        requests=len(run.first_token),
+        infeasible=run.infeasible,
+        input_tokens=inputs,
+        hit_tokens=hits,
+        token_hit_rate=rate,
+        flops_saved=saved,
+        flops_saved_rate=saved / max(1.0, sum(costs.flops(int(n)) for n in lengths)),
+        length_bins=length_bins(lengths, skipped),
+        used_max=run.used_max,
+        used_max_over_capacity=run.used_max / capacity,
+        distance_to_optimal=far.get("optimal"),
+        distance_to_infinite=far.get("infinite"),
+        prefill_tokens=counters.prefill_tokens,
+        padded_tokens=run.padded_tokens,
+        padded_s=run.padded_tokens * costs.flops_per_token / run.device.flops_per_second,
+        ttft_s=summary([run.first_token[i] - run.arrived[i] for i in run.first_token] or [0.0]),
+        latency_s=summary([run.ended[i] - run.arrived[i] for i in run.ended] or [0.0]),
+        span_s=run.now - trace[0].arrival_s,
+        preemptions=counters.preemptions,
+        evictions=0 if cache is None else cache.evictions,
+        waits=counters.waits,
+        memory=run.scheduler.memory.holds.pressure.stats(),
+        timing=run.device.describe(),
+        seconds=seconds,
+    )
+
+
+class _Run:
+    """One trace on its way through one scheduler."""
+
+    def __init__(
+        self,
+        trace: Sequence[TraceRequest],
+        costs: Costs,
+        engine: EngineConfig,
+        capacity: int,
+        device: DeviceModel | None,
+    ):
+        self.trace, self.costs, self.engine = trace, costs, engine
+        self.device = DeviceModel() if device is None else device
+        geometry = virtual_geometry(costs, engine.grain)
+        frames = capacity // geometry.frame_bytes
+        if frames < 2 * max(1, geometry.state_frames):
+            raise ValueError(
+                f"simulate: capacity must hold two checkpoints, "
+                f"{2 * max(1, geometry.state_frames) * geometry.frame_bytes} bytes at least, got {capacity}"
+            )
+        slots = 1 + frames // geometry.state_frames if geometry.has_state else 2
+        self.scheduler = Scheduler(
+            geometry,
+            engine,
+            num_frames=frames + 1,
+            max_slots=slots,
+            max_model_len=1 << 30,
+            costs=costs,
+        )
+        self.now = trace[0].arrival_s
+        self.infeasible = self.used_max = self.padded_tokens = 0
+        self._frame_bytes = geometry.frame_bytes
+        self.arrived: dict[int, float] = {}
+        self.first_token: dict[int, float] = {}
+        self.ended: dict[int, float] = {}
+        self.hits: dict[int, int] = {}
+        self._due: list[tuple[float, int]] = []  # (time, request) of what may arrive
+        self._after: dict[int, int] = {}  # the turn that waits for this one to end
+        last: dict[int | str, int] = {}
+        for number, request in enumerate(trace):
+            before = last.get(request.session_id)
+            if before is None:
+                heapq.heappush(self._due, (request.arrival_s, number))
+            else:
+                self._after[before] = number
+            last[request.session_id] = number
+
+    def go(self) -> None:
+        while self._due or self.scheduler.has_work:
+            while self._due and self._due[0][0] <= self.now:
+                self._arrive(*heapq.heappop(self._due))
+            plan = self.scheduler.plan()
+            if plan:
+                self.now += self._duration(plan)
+                held = self.scheduler.memory.frames.num_held * self._frame_bytes
+                self.used_max = max(self.used_max, held)
+                for progress in self.scheduler.receive(plan, self._tokens(plan)):
+                    number = int(progress.request.request_id)
+                    if progress.tokens:
+                        self.first_token.setdefault(number, self.now)
+                        self.hits.setdefault(number, progress.request.num_cached_tokens)
+                    if progress.finished:
+                        self.ended[number] = self.now
+                        self._release(number)
+            elif self._due:
+                self.now = max(self.now, self._due[0][0])
+            else:
+                assert not self.scheduler.has_work, "simulate: the scheduler has work and no plan"
+
+    def _arrive(self, when: float, number: int) -> None:
+        request, length = self.trace[number], max(1, len(self.trace[number].output))
+        self.arrived[number] = when
+        asked = Request(
+            request_id=str(number),
+            prompt=request.prompt.tolist(),
+            params=SamplingParams(max_tokens=length),
+            seed=0,
+            max_tokens=length,
+        )
+        try:
+            self.scheduler.add(asked)
+        except ValueError:
+            self.infeasible += 1
+            self._release(number)
+
+    def _release(self, number: int) -> None:
+        """The session's next turn may arrive."""
+        following = self._after.get(number)
+        if following is not None:
+            due = max(self.now, self.trace[following].arrival_s)
+            heapq.heappush(self._due, (due, following))
+
+    def _duration(self, plan: Plan) -> float:
+        flops = sum(
+            self.costs.flops(row.start + len(row.tokens), start=row.start) for row in plan.prefill
+        )
+        padded = self._padding(plan)
+        self.padded_tokens += padded
+        flops += padded * self.costs.flops_per_token
+        read = sum(
+            row.position * self.costs.kv_bytes + self.costs.checkpoint_bytes for row in plan.decode
+        )
+        return self.device.seconds(
+            self.costs, flops=flops, num_steps=plan.num_steps, bytes_per_step=read
+        )
+
+    def _padding(self, plan: Plan) -> int:
+        """Tokens that the prefill of a plan computes for its shape's sake."""
+        if not plan.prefill:
+            return 0
+        lengths = [len(row.tokens) for row in plan.prefill]
+        shape = bucket.prefill_bucket(
+            self.engine, num_rows=len(lengths), num_tokens=max(lengths), num_pages=0, max_pages=0
+        )
+        return shape.rows * shape.tokens - sum(lengths)
+
+    def _tokens(self, plan: Plan) -> Tokens:
+        """What the trace says comes next in every row."""
+        return Tokens(
+            prefill=[self._next(row.request, 1)[0] if row.samples else 0 for row in plan.prefill],
+            decode=[self._next(row.request, row.num_steps, row.position) for row in plan.decode],
+        )
+
+    def _next(self, request: Request, count: int, position: int | None = None) -> list[int]:
+        """The tokens behind `position`, or behind all that are known."""
+        number = int(request.request_id)
+        prompt_len, output = len(self.trace[number].prompt), self.trace[number].output
+        start = len(request.output) if position is None else position + 1 - prompt_len
+        tokens = output[start : start + count].tolist()
+        return tokens + [0] * (count - len(tokens))

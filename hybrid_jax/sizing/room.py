@@ -1,0 +1,247 @@
+"""Whether a model fits a device: its weights, its `memory`, and what the layers of one step hold. No jax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.costs import weight_bytes
+from hybrid_jax.geometry import ITEM_BYTES, make_geometry
+from hybrid_jax.sizes import format_size, parse_size, round_size
+from hybrid_jax.sizing.budget import Sizes, choose_sizes
+from hybrid_jax.sizing.devices import Device
+from hybrid_jax.sizing.temporaries import temporary_bytes
+
+Change = dict[str, str | int]  # settings by name
+Choose = Callable[[Change], EngineConfig]  # settings of an engine in which these are changed
+# Advice leaves this much for Python, the compiler and its programs, or a twentieth of the memory if that is less.
+HOST_BYTES = 1 << 30
+# Of what weights and a step leave of a GPU's memory, the default `memory`. The rest is for what is copied now and then,
+# and for XLA, which times variants of a product on copies of what goes in: there is always room for the largest.
+GPU_MEMORY_SHARE = 0.95
+TUNING_BYTES = 1 << 28  # beside the largest weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """What a model takes, and whether its machine has it.
+
+    Attributes:
+        model, engine, device: what was asked.
+        weight_bytes: of all weights.
+        weights_given: they are in memory already, in the dtype they have.
+        temporary_bytes: of the largest step, an estimate.
+        sizes: what `memory` is split into.
+        choose: settings after a change, for advice; None where all others stay as they are.
+    """
+
+    model: ModelConfig
+    engine: EngineConfig
+    device: Device
+    weight_bytes: int
+    weights_given: bool
+    temporary_bytes: int
+    sizes: Sizes
+    choose: Choose | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of `memory`, as much as was asked for; an engine takes a little less, for frames are whole."""
+        return max(self.engine.memory or 0, self.sizes.total_bytes)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Everything together."""
+        return self.weight_bytes + self.memory_bytes + self.temporary_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        """What an engine really takes of it."""
+        return self.weight_bytes + self.sizes.total_bytes + self.temporary_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the device has what is needed; None where its memory is not known."""
+        has = self.device.num_bytes
+        return None if has is None else self.needed_bytes <= has
+
+    def parts(self) -> str:
+        """What is needed as a sum: "weights 8 GiB (float32) + ... = 9 GiB"."""
+        least = "at least " if self.fits is False and self.engine.memory is None else ""
+        rows = f"{self.engine.max_rows} row" + ("s" if self.engine.max_rows > 1 else "")
+        why = " (jax before 0.11 copies bfloat16 weights to float32)"
+        copies = why if self.device.widens and self.engine.dtype == "bfloat16" else ""
+        return (
+            f"weights {format_size(self.weight_bytes)} ({self.engine.dtype}) + "
+            f"memory {least}{format_size(self.memory_bytes)} for {rows} + "
+            f"temporaries {format_size(self.temporary_bytes)}{copies} = {format_size(self.needed_bytes)}"
+        )
+
+    @property
+    def remedy(self) -> str:
+        """What to do when it does not fit."""
+        found = [_words(change, self) for change in _changes(self)]
+        if found:
+            return f"use {' or '.join(found)}"
+        needed = round_size(self.needed_bytes, up=True)
+        larger = "machine" if self.device.is_host else "device"
+        return f"use a smaller model or a {larger} with at least {needed}"
+
+
+def steps_on(device: Device, wanted: str) -> str:
+    """What `EngineConfig.kernels` means on a device: "xla" or "pallas"."""
+    if wanted != "auto":
+        return wanted
+    return "pallas" if device.runs_kernels else "xla"
+
+
+class DoesNotFit(ValueError):
+    """A model that needs more memory than the device has."""
+
+
+def find_room(
+    model: ModelConfig,
+    engine: EngineConfig,
+    device: Device,
+    *,
+    held: int | None = None,
+    kernels: bool | None = None,
+    choose: Choose | None = None,
+) -> Room:
+    """Sizes everything; the default `memory` takes a part of what weights and steps leave.
+
+    Args:
+        model, engine, device: what to size for.
+        held: bytes of the weights if they are in memory already; None for those of `engine.dtype`.
+        kernels: whether steps are made of Pallas kernels; None for what the device can run.
+        choose: as in `Room`.
+
+    Raises:
+        ValueError: as `choose_sizes`.
+    """
+    weights = weight_bytes(model, engine.dtype) if held is None else held
+    if kernels is None:
+        kernels = steps_on(device, engine.kernels) == "pallas"
+    temporaries = temporary_bytes(model, engine, kernels=kernels, widens=device.widens)
+    limit = None
+    if device.num_bytes is not None:
+        left = device.num_bytes - weights
+        if device.is_host:
+            # Half, for the host also runs the system, Python and the compiler, and holds compiled programs.
+            limit = min(left // 2, left - temporaries, device.num_bytes // 4)
+        else:
+            left -= temporaries
+            tuning = TUNING_BYTES + model.vocab_size * model.width * ITEM_BYTES[engine.dtype]
+            limit = min(int(GPU_MEMORY_SHARE * left), left - tuning)
+        limit = max(0, limit)
+    sizes = choose_sizes(
+        model,
+        engine,
+        make_geometry(model, engine),
+        default_limit=limit,
+        takes_all=not device.is_host,
+        kernels=kernels,
+    )
+    return Room(
+        model=model,
+        engine=engine,
+        device=device,
+        weight_bytes=weights,
+        weights_given=held is not None,
+        temporary_bytes=temporaries,
+        sizes=sizes,
+        choose=choose,
+    )
+
+
+def require_room(room: Room) -> None:
+    """Refuses a model that its device has not the memory for.
+
+    Raises:
+        DoesNotFit: with what it needs, what there is, and what would fit.
+    """
+    if room.fits is not False:
+        return
+    raise DoesNotFit(
+        f"LLM: this model does not fit: {room.parts()}, and this {room.device.noun} has "
+        f"{format_size(room.device.num_bytes)}; {room.remedy}"
+    )
+
+
+# --- what would fit -------------------------------------------------------------------------------
+
+
+def _changes(room: Room) -> list[Change]:
+    """Changes of as few settings as possible after which the model fits; none where nothing helps."""
+    for count in (1, 2, 3):
+        tried = (
+            _change(room, names) for names in combinations(("dtype", "memory", "max_rows"), count)
+        )
+        found = [change for change in tried if change is not None]
+        if found:
+            return found
+    return []
+
+
+def _change(room: Room, names: Iterable[str]) -> Change | None:
+    """Values of these settings with which the model fits; None where no values do."""
+    change: Change = {}
+    if "dtype" in names:
+        if room.engine.dtype != "float32" or room.weights_given:
+            return None
+        change["dtype"] = "bfloat16"
+    lower = "memory" in names
+    if lower and room.engine.memory is None:
+        return None
+    if "max_rows" in names:
+        change["max_rows"] = largest(
+            lambda rows: _fitting(room, change | {"max_rows": rows}, lower) is not None,
+            room.engine.max_rows - 1,
+        )
+        if not change["max_rows"]:
+            return None
+    return _fitting(room, change, lower)
+
+
+def _fitting(room: Room, change: Change, lower_memory: bool) -> Change | None:
+    """The change if the model then fits, with the most `memory` that does if that is to be lowered."""
+    held = room.weight_bytes if room.weights_given else None
+    try:
+        settings = room.choose or (lambda change: replace(room.engine, **change))
+        engine = settings(change)
+        if lower_memory:
+            least = find_room(room.model, replace(engine, memory=None), room.device, held=held)
+            beside = least.weight_bytes + least.temporary_bytes
+            spare = min(HOST_BYTES, room.device.num_bytes // 20)
+            memory = round_size(max(1, room.device.num_bytes - beside - spare), up=False)
+            memory = memory.replace(" ", "")  # one word for a shell
+            engine = settings(change | {"memory": parse_size(memory)})
+            change = change | {"memory": memory}
+        fits = find_room(room.model, engine, room.device, held=held).fits
+    except ValueError:  # this memory cannot hold one sequence
+        return None
+    return change if fits else None
+
+
+def _words(change: Change, room: Room) -> str:
+    """The change as keywords of `LLM`."""
+    said = []
+    for name, value in change.items():
+        option = f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}"
+        if name == "dtype":
+            weights = format_size(weight_bytes(room.model, value))
+            said.append(f"{option} ({weights} of weights)")
+        else:
+            said.append(f"at most {option}")
+    return " and ".join(said)
+
+
+def largest(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest n <= limit with fits(n), 0 if none; fits(n) implies fits(n - 1)."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low

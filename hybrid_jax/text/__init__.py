@@ -1,0 +1,5 @@
+"""Text on its way in and out: tokenizers, chat templates, prompts, and characters as tokens come. Never jax.
+
+May import: config.
+Packages: jinja2, tokenizers.
+"""

@@ -1,0 +1,317 @@
+"""The tokenizer of a model directory: text to token ids and back, and its chat template."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import tokenizers
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from hybrid_jax.text.messages import check_tools
+
+LFS_POINTER = b"version https://git-lfs"
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+
+
+class NoTemplate(ValueError):
+    """A model has no default chat template and the caller named none: what is missing; what to do in Python."""
+
+
+class Tokenizer:
+    """A tokenizer.json with what the files beside it say about special tokens and chat.
+
+    Args:
+        backend: the `tokenizers.Tokenizer`.
+        special_tokens: name ("bos_token", ...) to text, given to chat templates.
+        chat_templates: name to Jinja source; "default" is used unless another is named.
+        add_bos: True puts the bos token first when the backend does not; None leaves it to the backend.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_templates: Mapping[str, str] | None = None,
+        add_bos: bool | None = None,
+    ) -> None:
+        self.backend = backend
+        self.special_tokens = dict(special_tokens or {})
+        self.chat_templates = dict(chat_templates or {})
+        self._add_bos = add_bos
+        self._compiled: dict[str, jinja2.Template] = {}
+
+    @classmethod
+    def from_directory(cls, path: str | Path) -> Tokenizer | None:
+        """Reads tokenizer.json and its neighbours; None when the directory has no tokenizer.json.
+
+        Raises:
+            ValueError: a file there is not what it should be.
+        """
+        folder = Path(path)
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            return None
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises plain Exception
+            pointer = file.read_bytes().startswith(LFS_POINTER)
+            hint = (
+                "; it is a git-lfs pointer, run `git lfs pull` in its directory" if pointer else ""
+            )
+            raise ValueError(f"{file}: not a tokenizer this can read: {error}{hint}") from error
+        backend.no_truncation()
+        backend.no_padding()
+        config = _read_json(folder / "tokenizer_config.json")
+        special = _read_json(folder / "special_tokens_map.json") | config
+        names = {name: _token_text(special.get(name)) for name in SPECIAL_NAMES}
+        add_bos = config.get("add_bos_token")
+        return cls(
+            backend,
+            special_tokens={name: text for name, text in names.items() if text is not None},
+            chat_templates=_read_chat_templates(folder, config),
+            add_bos=add_bos if isinstance(add_bos, bool) else None,
+        )
+
+    # --- text and ids -----------------------------------------------------------------------------
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids it knows, added tokens included."""
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._special_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._special_id("eos_token")
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Text to token ids, with the tokenizer's own special tokens unless told otherwise."""
+        ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        bos = self.bos_token_id
+        if add_special_tokens and self._add_bos and bos is not None and ids[:1] != [bos]:
+            ids = [bos, *ids]
+        return ids
+
+    def token_ends(self, text: str, ids: Sequence[int]) -> list[int]:
+        """Where the text of each of its `ids` ends, in characters; `encode` made them of this text."""
+        for add_special_tokens in (False, True):
+            encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
+            missing = len(ids) - len(encoding.ids)  # 1: a token that opens the text
+            if missing in (0, 1) and list(ids[missing:]) == encoding.ids:
+                return [0] * missing + [end for _, end in encoding.offsets]
+        raise ValueError(f"token_ends: {len(ids)} ids are not this text's, {reprlib.repr(text)}")
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Token ids to text; bytes that are no character become U+FFFD."""
+        return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def _special_id(self, name: str) -> int | None:
+        text = self.special_tokens.get(name)
+        return None if text is None else self.backend.token_to_id(text)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_compiled": {}}  # compiled templates cannot be pickled
+
+    def __repr__(self) -> str:
+        chat = ", ".join(self.chat_templates) or "none"
+        return f"Tokenizer({self.vocab_size} tokens, chat templates: {chat})"
+
+    # --- chat -------------------------------------------------------------------------------------
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """Renders a conversation as the text the model was trained on.
+
+        Args:
+            messages: {"role": ..., "content": ...} in order.
+            chat_template: the name of one of the model's templates, or Jinja source; None for its default, or
+                for the one called "tool_use" where tools are given and the model has it.
+            add_generation_prompt: end with the opening of the assistant's turn.
+            tools: JSON schemas of tools, {"type": "function", "function": {"name": ..., "description": ...,
+                "parameters": ...}} each, for templates that know them.
+            variables: anything else the template looks at.
+
+        Raises:
+            ValueError: there is no template, it refuses the messages, or a tool is no dict.
+        """
+        if tools is not None:
+            check_tools(tools)
+        template = self._template(chat_template, with_tools=tools is not None)
+        try:
+            return template.render(
+                **self.special_tokens
+                | {
+                    "messages": list(messages),
+                    "tools": None if tools is None else list(tools),
+                    "documents": None,
+                    "add_generation_prompt": add_generation_prompt,
+                }
+                | variables
+            )
+        except (jinja2.TemplateError, TypeError) as error:
+            raise ValueError(f"chat template: {error}") from error
+
+    def quoted_in_template(
+        self, chat_template: str | None = None, *, with_tools: bool = False
+    ) -> frozenset[str]:
+        """The strings that a template's code holds in quotes: the roles that it tells apart are among them.
+
+        Raises:
+            ValueError: there is no such template, or it is not Jinja.
+        """
+        self._template(chat_template, with_tools=with_tools)
+        tokens = _ENVIRONMENT.lex(self._source(chat_template, with_tools=with_tools))
+        return frozenset(text[1:-1] for _, kind, text in tokens if kind == "string")
+
+    def _source(self, wanted: str | None, *, with_tools: bool) -> str:
+        if wanted is None and with_tools and "tool_use" in self.chat_templates:
+            wanted = "tool_use"
+        source = self.chat_templates.get(wanted or "default", wanted)
+        if source is None:
+            known = ", ".join(self.chat_templates) or "none"
+            what = f"chat template: this model has no default one (it has: {known})"
+            remedy = "pass chat_template=... or use generate() with a prompt of your own"
+            raise NoTemplate(f"{what}; {remedy}")
+        if wanted not in (None, *self.chat_templates) and "{" not in source:
+            known = ", ".join(self.chat_templates) or "none"
+            raise ValueError(
+                f"chat template: {reprlib.repr(wanted)} is neither Jinja nor the name of a template of this model (it "
+                f"has: {known}); if it is a file, read it first"
+            )
+        return source
+
+    def _template(self, wanted: str | None, *, with_tools: bool) -> jinja2.Template:
+        source = self._source(wanted, with_tools=with_tools)
+        if source not in self._compiled:
+            self._compiled[source] = compile_template(source)
+        return self._compiled[source]
+
+
+def compile_template(source: str) -> jinja2.Template:
+    """A chat template ready to be rendered; ValueError where it is not Jinja."""
+    try:
+        return _ENVIRONMENT.from_string(source)
+    except jinja2.TemplateError as error:
+        raise ValueError(f"chat template: {error}") from error
+
+
+def byte_alphabet() -> list[str]:
+    """The printable character that stands for each byte in byte-level tokenizers, by byte value.
+
+    Printable Latin-1 characters stand for themselves, the other bytes for U+0100 and up in order.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return [
+        chr(byte) if byte in printable else chr(256 + others.index(byte)) for byte in range(256)
+    ]
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def _read_json(path: Path) -> dict:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: must hold a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _token_text(value: Any) -> str | None:
+    """A special token is written as text or as {"content": text, ...}."""
+    value = value.get("content") if isinstance(value, dict) else value
+    return value if isinstance(value, str) else None
+
+
+def _read_chat_templates(folder: Path, config: dict) -> dict[str, str]:
+    """Later places win: tokenizer_config.json, chat_template.json, *.jinja."""
+    found: dict[str, str] = {}
+    for value in (
+        config.get("chat_template"),
+        _read_json(folder / "chat_template.json").get("chat_template"),
+    ):
+        if isinstance(value, str):
+            found["default"] = value
+        elif isinstance(value, dict):
+            found |= value
+        elif isinstance(value, list):
+            found |= {entry["name"]: entry["template"] for entry in value}
+    for file in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        found[file.stem] = file.read_text(encoding="utf-8")
+    if (file := folder / "chat_template.jinja").is_file():
+        found["default"] = file.read_text(encoding="utf-8")
+    return found
+
+
+# --- Jinja ----------------------------------------------------------------------------------------
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}...{% endgeneration %}` marks what a model wrote; here it renders as it stands."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: Jinja's own filter escapes for HTML, which no model was trained on."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _make_environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+_ENVIRONMENT = _make_environment()
