@@ -203,51 +203,6 @@ def layers(*specs) -> dict:
             "CacheConfig: policy must be one of off, lru, sglang, marconi, marconi-code, adaptive, or alpha:X "
             "with a number X >= 0, got 'fifo'",
         ),
-        (
-            CacheConfig,
-            {"kv_quota": (0.7, 0.3)},
-            "CacheConfig: kv_quota must be a tuple of two shares (low, high), 0 <= low <= high <= 1, got (0.7, 0.3)",
-        ),
-        (
-            CacheConfig,
-            {"kv_quota": 0.5},
-            "CacheConfig: kv_quota must be a tuple of two shares (low, high), 0 <= low <= high <= 1, got 0.5",
-        ),
-        (
-            CacheConfig,
-            {"kv_quota": ("0.1", 1)},
-            "CacheConfig: kv_quota must be a tuple of two shares (low, high), 0 <= low <= high <= 1, got ('0.1', 1)",
-        ),
-        (
-            CacheConfig,
-            {"watermarks": (0.1,)},
-            "CacheConfig: watermarks must be a tuple of two shares (low, high), 0 <= low <= high <= 1, got (0.1,)",
-        ),
-        (
-            CacheConfig,
-            {"watermarks": (-0.1, 0.5)},
-            "CacheConfig: watermarks must be a tuple of two shares (low, high), 0 <= low <= high <= 1, got (-0.1, 0.5)",
-        ),
-        (
-            CacheConfig,
-            {"watermarks": (0.5, 1.5)},
-            "CacheConfig: watermarks must be a tuple of two shares (low, high), 0 <= low <= high <= 1, got (0.5, 1.5)",
-        ),
-        (
-            CacheConfig,
-            {"watermarks": (0.1, float("nan"))},
-            "CacheConfig: watermarks must be a tuple of two shares (low, high), 0 <= low <= high <= 1, got (0.1, nan)",
-        ),
-        (
-            CacheConfig,
-            {"watermarks": None},
-            "CacheConfig: watermarks must be a tuple of two shares (low, high), 0 <= low <= high <= 1, got None",
-        ),
-        (
-            CacheConfig,
-            {"policy": "off", "kv_quota": (0.2, 0.8)},
-            "CacheConfig: kv_quota says what is evicted first, and policy 'off' caches nothing; got (0.2, 0.8)",
-        ),
         (EngineConfig, {"max_rows": 0}, "EngineConfig: max_rows must be positive, got 0"),
         (EngineConfig, {"memory": 0}, "EngineConfig: memory must be positive, got 0"),
         (

@@ -450,16 +450,14 @@ class LLM:
         return fingerprint(self.model_config, self._params, self._intake.tokenizer)
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the start, and `memory_status` and `memory_log`: what kind of memory is or was short.
+        """Counters since the start, and present numbers of requests, frames and cached prefixes.
 
         `memory_bytes` is what arena, rings and tables take; `peak_memory_bytes` is as in `RequestMetrics`, up to now.
         """
         self._thread.settle()
         own = {"requests": self._intake.num_requests, "peak_memory_bytes": peak_memory_bytes()}
         ledger = self._ledger
-        return own | self._thread.ask(
-            lambda engine: ledger.totals | engine.stats() | engine.memory_report()
-        )
+        return own | self._thread.ask(lambda engine: ledger.totals | engine.stats())
 
     def describe(self) -> str:
         """The model, where its memory goes, and what the cache can do: what a new object prints.

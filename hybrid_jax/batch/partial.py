@@ -29,8 +29,6 @@ except ImportError:  # Windows has no flock: there, nobody stops a second run of
     fcntl = None
 
 FORMAT = 2  # of the partial file and of how lines get their seeds
-KNOWN_FORMATS = (1, FORMAT)  # the first was the same, with lines in the order of the input
-
 PARTS = {"custom_id", "response", "error"}  # of every line
 
 
@@ -169,7 +167,7 @@ class PartialOutput:
             ) from None
         except ValueError:
             known = None
-        if not isinstance(known, dict) or known.get("format") not in KNOWN_FORMATS:
+        if not isinstance(known, dict) or known.get("format") != FORMAT:
             raise ValueError(f"run-batch: {sidecar} is not of this version; {again}")
         if known.get("input") != identity["input"]:
             raise ValueError(

@@ -108,9 +108,16 @@ def _report(error: Exception, options: Options) -> int:
     return 1
 
 
+# Options that older versions had, and what to do without them.
+GONE = {"--kv-quota": "one order of value over pages and checkpoints does as well; leave it out"}
+
+
 def _usage_message(error: Exception) -> str:
     """typer's own, and the value that was wrong, which some versions leave to the cause."""
     text = VALID.sub(lambda found: f"must be {A[found[1]]}", error.format_message())
+    gone = GONE.get(getattr(error, "option_name", ""))
+    if gone is not None:
+        return f"{text}: {gone}"
     details = getattr(error.__cause__, "errors", None)
     for detail in details() if callable(details) else ():
         if repr(detail.get("input")) not in text:

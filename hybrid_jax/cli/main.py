@@ -287,8 +287,7 @@ def _print_stats(outputs: list, llm, temperature: float) -> None:
     console.print(table)
     console.print(f"temperature: {temperature:g}", highlight=False)
     for name, value in llm.stats().items():
-        if name != "memory_log":
-            console.print(f"{name}: {value}", highlight=False)
+        console.print(f"{name}: {value}", highlight=False)
 
 
 # --- run-batch ------------------------------------------------------------------------------------

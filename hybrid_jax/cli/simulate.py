@@ -52,10 +52,6 @@ def simulate(
             help="fine or coarse: how many shapes steps are compiled for, with arrivals; prompts are padded to them."
         ),
     ] = "fine",
-    kv_quota: Annotated[
-        str | None,
-        typer.Option(help="Soft quotas of KV, with arrivals: shares LOW,HIGH of the memory."),
-    ] = None,
     limit: Annotated[int | None, typer.Option(help="Read only this many requests.")] = None,
     ttft_table: Annotated[
         Path | None, typer.Option(help="Measured times: CSV with the columns tokens and ms.")
@@ -81,13 +77,10 @@ def simulate(
         raise ValueError(f"--clock must be order or arrivals, got {clock!r}")
     if clock == "arrivals" and ttft_table is not None:
         raise ValueError(f"--ttft-table goes with --clock order only, got {ttft_table}")
-    if clock == "order" and kv_quota is not None:
-        raise ValueError(f"--kv-quota goes with --clock arrivals only, got {kv_quota}")
     if shapes not in ("fine", "coarse"):
         raise ValueError(f"--shapes must be fine or coarse, got {shapes!r}")
     if clock == "order" and shapes != "fine":
         raise ValueError(f"--shapes goes with --clock arrivals only, got {shapes}")
-    quota = _shares(kv_quota)
     spec = load_spec(model_spec)
     num_bytes = parse_size(capacity, name="--capacity")
     timing = None if ttft_table is None else MeasuredTable(ttft_table)
@@ -100,7 +93,6 @@ def simulate(
             grain=grain,
             max_rows=max_rows,
             shapes=shapes,
-            kv_quota=quota,
             bounds=bounds,
         )
     else:
@@ -112,21 +104,6 @@ def simulate(
         _print_in_flight(result)
     else:
         _print(result)
-
-
-def _shares(given: str | None) -> tuple[float, float] | None:
-    """ "0.2,0.8" as numbers."""
-    if given is None:
-        return None
-    try:
-        low, high = map(float, given.split(","))
-        if 0 <= low <= high <= 1:
-            return low, high
-    except ValueError:
-        pass  # neither are these two numbers
-    raise ValueError(
-        f"--kv-quota must be two shares LOW,HIGH like 0.2,0.8, 0 <= LOW <= HIGH <= 1, got {given!r}"
-    )
 
 
 def share(value: float) -> str:

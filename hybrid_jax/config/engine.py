@@ -29,11 +29,6 @@ class CacheConfig:
             the entry with the least to gain, by reuse as learned from what was asked.
         history_tokens: tokens that stay known after their memory was given away, 4 bytes each, so that a prompt
             that parts from them is seen.
-        kv_quota: (low, high), shares of the frames: where something has to be evicted and KV pages have more than the
-            high one, what goes is pages, if any are among the entries worth least; where checkpoints leave pages less
-            than the low one, checkpoints. None: whatever is worth least.
-        watermarks: (low, high), shares of the frames: memory counts as short from where running requests leave
-            less than the low one free or only cached, until they leave the high one.
 
     Example:
         >>> CacheConfig().policy
@@ -42,8 +37,6 @@ class CacheConfig:
 
     policy: str = "adaptive"
     history_tokens: int = 1 << 22
-    kv_quota: tuple[float, float] | None = None
-    watermarks: tuple[float, float] = (0.05, 0.1)
 
     def __post_init__(self) -> None:
         known = self.policy in CACHE_POLICIES
@@ -59,27 +52,6 @@ class CacheConfig:
             "CacheConfig",
             f"history_tokens must be at least 0, got {self.history_tokens}",
         )
-        for name in ("kv_quota", "watermarks"):
-            value = getattr(self, name)
-            require(
-                _are_shares(value) or (value is None and name == "kv_quota"),
-                "CacheConfig",
-                f"{name} must be a tuple of two shares (low, high), 0 <= low <= high <= 1, got {value!r}",
-            )
-        require(
-            self.kv_quota is None or self.policy != "off",
-            "CacheConfig",
-            f"kv_quota says what is evicted first, and policy 'off' caches nothing; got {self.kv_quota!r}",
-        )
-
-
-def _are_shares(pair: object) -> bool:
-    """Two numbers in order, from 0 to 1."""
-    if not isinstance(pair, tuple) or len(pair) != 2:
-        return False
-    if any(isinstance(x, bool) or not isinstance(x, int | float) for x in pair):
-        return False
-    return 0 <= pair[0] <= pair[1] <= 1
 
 
 def fixed_alpha(policy: object) -> float | None:

@@ -331,4 +331,8 @@ CACHE_CONFIG = OtherNames(
     what="field",
     ours={"eviction_policy": "policy", "radix_eviction_policy": "policy"},
     later={"cache_dir": "a cache on disk", "host_memory": HOST_CACHE},
+    needless={
+        "kv_quota": "one order of value over pages and checkpoints does as well without quotas",
+        "watermarks": "stats() counts shortages, evictions and preemptions without them",
+    },
 )

@@ -6,7 +6,6 @@ import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -258,10 +257,6 @@ class Engine:
     def compile_seconds(self) -> float:
         """Seconds spent on compiling so far; any thread may ask."""
         return self.runner.compiling.seconds()
-
-    def memory_report(self) -> dict[str, Any]:
-        """Which kind of memory is short, if one is, and how that has changed."""
-        return self.scheduler.memory.holds.pressure.report()
 
     def stats(self) -> dict[str, int | float]:
         """Counters since the start, and present numbers of requests, frames and cached prefixes."""

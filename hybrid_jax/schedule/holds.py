@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -9,20 +11,44 @@ from hybrid_jax.cache.pools.frames import FrameAllocator, indices
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.node import Match
 from hybrid_jax.cache.tree.radix import RadixTree
-from hybrid_jax.schedule.pressure import Pressure
+
+
+@dataclass
+class MemoryCounters:
+    """What happened to an engine's memory since it began.
+
+    Attributes:
+        memory_shortages: times that not even the whole cache could make enough room, for a sequence that runs or waits.
+        evicted_page_frames, evicted_checkpoint_frames: frames that evictions gave.
+        peak_live_frames: the most frames that running sequences ever held.
+    """
+
+    memory_shortages: int = 0
+    evicted_page_frames: int = 0
+    evicted_checkpoint_frames: int = 0
+    peak_live_frames: int = 0
+
+    def evicted(self, page_frames: int, checkpoint_frames: int, *, enough: bool) -> None:
+        """Entries with so many frames were evicted; whether there was enough in the end."""
+        self.evicted_page_frames += page_frames
+        self.evicted_checkpoint_frames += checkpoint_frames
+        self.memory_shortages += not enough
+
+    def stats(self) -> dict[str, int]:
+        """All of them, by name."""
+        return asdict(self)
 
 
 class Holds:
     """Takes frames and slots for sequences and gives them back: the pools, with a count of what is live.
 
-    A frame or slot is live while some sequence holds it, whoever else does; each counts once. Every call is one
-    operation of `pressure`.
+    A frame or slot is live while some sequence holds it, whoever else does; each counts once.
 
     Args:
         frames, slots: the pools. tree: the other holder; None without a prefix cache.
 
     Attributes:
-        pressure: is told after each call.
+        counters: of what happened.
         page_frames, num_slots: live ones.
     """
 
@@ -31,10 +57,9 @@ class Holds:
         frames: FrameAllocator,
         slots: SlotTable,
         tree: RadixTree | None,
-        pressure: Pressure,
     ):
         self._frames, self._slots, self._tree = frames, slots, tree
-        self.pressure = pressure
+        self.counters = MemoryCounters()
         self.page_frames = self.num_slots = 0
 
     @property
@@ -47,14 +72,10 @@ class Holds:
         """Live ones of both kinds."""
         return self.page_frames + self.checkpoint_frames
 
-    def take_over(self, pressure: Pressure) -> None:
-        """Goes on with the counts of memory that is lost."""
-        self.pressure = pressure
-        pressure.admitted()
-        self._observe()
-
     def _observe(self) -> None:
-        self.pressure.observe(self.page_frames, self.checkpoint_frames)
+        counters, held = self.counters, self.num_frames
+        if held > counters.peak_live_frames:
+            counters.peak_live_frames = held
 
     # --- pages ----------------------------------------------------------------------------------
 
@@ -153,7 +174,7 @@ class Holds:
         return self._frames.num_held - checkpoints, checkpoints
 
     def stats(self, frame_bytes: int) -> dict[str, int | float]:
-        """Who has the frames, and what `pressure` counted."""
+        """Who has the frames, and what happened to them."""
         cached_pages = num_cached = 0
         if self._tree is not None:
             cached_pages, num_cached = self._tree.page_holds.num_frames, len(self._tree.slot_nodes)
@@ -172,7 +193,7 @@ class Holds:
             "cached_checkpoints": num_cached,
             "cached_checkpoint_bytes": cached_checkpoints * frame_bytes,
             "checkpoints": self._slots.num_held,
-            **self.pressure.stats(),
+            **self.counters.stats(),
         }
 
     def check_invariants(self, frames: set[int], slots: set[int]) -> None:

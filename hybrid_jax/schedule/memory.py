@@ -13,7 +13,6 @@ from hybrid_jax.cache.policy.policies import make_policy
 from hybrid_jax.cache.pools.frames import FrameAllocator
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.node import Match, Node
-from hybrid_jax.cache.tree.quota import Quota
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.config import CacheConfig
 from hybrid_jax.costs import Costs, frame_costs
@@ -21,7 +20,6 @@ from hybrid_jax.geometry import Geometry
 from hybrid_jax.schedule.history import History
 from hybrid_jax.schedule.holds import Holds
 from hybrid_jax.schedule.plan import Page, as_page
-from hybrid_jax.schedule.pressure import Pressure
 from hybrid_jax.schedule.sequence import NO_PAGES, DecodeFlight, Phase, Sequence
 
 
@@ -60,7 +58,6 @@ class Memory:
                 page_tokens=geometry.page_tokens,
                 needs_slots=geometry.has_state,
                 policy=make_policy(cache.policy, costs),
-                quota=Quota(self.frames, self.slots, cache.kv_quota) if cache.kv_quota else None,
                 max_known_tokens=cache.history_tokens,
             )
             if cache.policy != "off"
@@ -75,8 +72,7 @@ class Memory:
                 costs=costs,
                 capacity=(num_frames - 1) * geometry.frame_bytes,
             )
-        pressure = Pressure(num_frames - 1, cache.watermarks)
-        self.holds = Holds(self.frames, self.slots, self.tree, pressure)
+        self.holds = Holds(self.frames, self.slots, self.tree)
         self._later_frames: list[int] = []
         self._later_slots: list[int] = []
 
@@ -84,8 +80,7 @@ class Memory:
 
     def make_room(self, page_frames: int, num_slots: int = 0, *, keep: Node | None = None) -> bool:
         """Evicts, but not what `keep` lists, until so much is free; False when the tree cannot give enough."""
-        asked = page_frames, num_slots * self.geometry.state_frames
-        num_frames = page_frames + asked[1]
+        num_frames = page_frames + num_slots * self.geometry.state_frames
         if self.frames.num_free >= num_frames and self.slots.num_free >= num_slots:
             return True
         before, fits = self.holds.frames_by_kind(), False
@@ -99,7 +94,7 @@ class Memory:
                     self.tree.unpin(keep)
         after = self.holds.frames_by_kind()
         gave = before[0] - after[0], before[1] - after[1]
-        self.holds.pressure.evicted(asked=asked, gave=gave, enough=fits)
+        self.holds.counters.evicted(*gave, enough=fits)
         return fits
 
     # --- admission ------------------------------------------------------------------------------
@@ -148,7 +143,6 @@ class Memory:
         sequence.slot = sequence.real_slot = slot
         sequence.checkpoint = sequence.real_checkpoint = hit_len
         sequence.position = sequence.real_position = hit_len
-        self.holds.pressure.admitted()
         self.arrived(sequence)
         return hit_len
 
@@ -180,7 +174,6 @@ class Memory:
         child.slot = child.real_slot = parent.slot
         child.checkpoint = child.real_checkpoint = parent.checkpoint
         child.position = child.real_position = parent.position
-        self.holds.pressure.admitted()
         return copies
 
     def _will_checkpoint(self, sequence: Sequence, start: int) -> bool:
@@ -189,12 +182,12 @@ class Memory:
 
     def _room_for(self, pages: int, own_slot: bool, hit: Match | None = None) -> bool:
         """Room for frames of pages and a slot, beside a hit's; evicts nothing where all but the hit would not do."""
-        asked = pages, own_slot * self.geometry.state_frames
+        asked = pages + own_slot * self.geometry.state_frames
         holds = self.holds
-        if sum(asked) > self.frames.num_free:
+        if asked > self.frames.num_free:
             kept = holds.num_frames_of(hit) if hit is not None else 0
-            if sum(asked) + kept > self.frames.num_frames - 1 - holds.num_frames:
-                holds.pressure.refused(asked, holds.page_frames, holds.checkpoint_frames)
+            if asked + kept > self.frames.num_frames - 1 - holds.num_frames:
+                holds.counters.memory_shortages += 1
                 return False
         return self.make_room(pages, own_slot, keep=hit.node if hit is not None else None)
 

@@ -142,7 +142,6 @@ class Scheduler:
         sequence.request.finish_reason = reason
         if sequence.phase is Phase.WAITING:
             self.admission.waiting.remove(sequence)
-            self.memory.holds.pressure.admitted()
             self.memory.withdraw(sequence)
             self._leave(sequence)
         elif sequence.num_flights == 0:
@@ -348,7 +347,7 @@ class Scheduler:
         new.counters = new.admission.counters = self.counters
         if self.memory.tree is not None:
             new.memory.tree.counters = self.memory.tree.counters
-        new.memory.holds.take_over(self.memory.holds.pressure)
+        new.memory.holds.counters = self.memory.holds.counters
         new.counters.restarts += 1
         for request in requests:
             new.add(request)

@@ -225,13 +225,11 @@ def test_what_request_order_tells_is_told_here_too():
     assert found.used_max_over_capacity == found.used_max / PLENTY
 
 
-def test_a_quota_changes_what_is_evicted_and_memory_is_told():
+def test_memory_is_told():
     trace = sorted((t for s in range(6) for t in chat(6, 0.01, s)), key=lambda t: t.arrival_s)
-    asked = (trace, COSTS, "adaptive", 100 * FRAME_BYTES)
-    free, pages = simulate_in_flight(*asked), simulate_in_flight(*asked, kv_quota=(0.0, 0.3))
-    assert free.memory["evicted_page_frames"] != pages.memory["evicted_page_frames"]
-    assert 0 < free.memory["peak_live_frames"] <= 100
-    assert free == replace(simulate_in_flight(*asked, kv_quota=(0.0, 1.0)), seconds=free.seconds)
+    found = simulate_in_flight(trace, COSTS, "adaptive", 100 * FRAME_BYTES)
+    assert found.memory["evicted_page_frames"] > 0
+    assert 0 < found.memory["peak_live_frames"] <= 100
 
 
 def test_used_memory_never_exceeds_the_capacity():

@@ -137,9 +137,6 @@ class FakeEngine:
     def stats(self):
         return {"engine_steps": self.num_steps}
 
-    def memory_report(self):
-        return {"memory_status": "BALANCED", "memory_log": []}
-
     def reset_prefix_cache(self):
         self.seen.clear()
 

@@ -159,10 +159,6 @@ MISTAKES = [
     ("simulate --trace IN/empty --clock wall", "--clock must be order or arrivals, got 'wall'"),
     ("simulate --trace IN/empty --grain 0", "--grain must be at least 1, got 0"),
     ("simulate --trace IN/empty --ttft-table IN/text", "text: needs two rows at least, got 0"),
-    (
-        "simulate --trace IN/empty --clock arrivals --kv-quota 0.8,0.2",
-        "--kv-quota must be two shares LOW,HIGH like 0.2,0.8, 0 <= LOW <= HIGH <= 1, got '0.8,0.2'",
-    ),
     # pool-sim
     ("pool-sim --mode x", "--mode must be paper or honest, got 'x'"),
     ("pool-sim --pool 1KB", "--pool must hold one request of jamba_1_5_mini"),

@@ -196,7 +196,7 @@ def test_a_temperature_of_one_is_the_same_run_whoever_says_it(make_seeded, files
     assert run_batch(*files, llm).num_resumed
 
 
-@pytest.mark.parametrize("beside", [None, "{", "[]", '{"format": 0}'])
+@pytest.mark.parametrize("beside", [None, "{", "[]", '{"format": 1}'])
 def test_a_partial_file_nobody_vouches_for_is_refused(make_seeded, files, beside):
     path = partial_path(files[1])
     path.write_text("precious\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import random
 from pathlib import Path
@@ -111,19 +110,6 @@ def test_a_run_stopped_after_every_few_lines_gets_there(make_seeded, files, expe
         except Stop:
             stops += 1
     assert stops > 4
-    assert answers(files[1]) == expected
-
-
-def test_a_partial_file_of_the_first_format_goes_on(make_seeded, files, expected):
-    run_batch(*files, make_seeded())
-    lines = files[1].read_bytes().splitlines(keepends=True)
-    files[1].unlink()
-    path, sidecar = interrupted(files, make_seeded()), sidecar_path(files[1])
-    path.write_bytes(b"".join(lines[:20]))
-    known = json.loads(sidecar.read_bytes())
-    assert known["format"] == 2
-    sidecar.write_text(json.dumps(known | {"format": 1}))
-    assert run_batch(*files, make_seeded()).num_resumed == 20
     assert answers(files[1]) == expected
 
 

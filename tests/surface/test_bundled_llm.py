@@ -137,10 +137,7 @@ def test_stats_are_plain_data_and_tell_frames_by_kind(llm):
     held = stats["page_frames"] + stats["checkpoint_frames"]
     assert held == stats["cached_frames"] == stats["num_frames"] - stats["free_frames"] > 0
     assert 0 < stats["peak_live_frames"] <= stats["num_frames"]
-    assert 0 < stats["memory_low_watermark"] <= stats["memory_high_watermark"]
-    assert stats["memory_status"] in ("BALANCED", "REBALANCING")
-    words = {name for name, value in stats.items() if not isinstance(value, int | float)}
-    assert words == {"memory_status", "memory_log"}
+    assert all(isinstance(value, int | float) for value in stats.values())
 
 
 def test_a_bad_prompt_costs_the_others_nothing(llm):

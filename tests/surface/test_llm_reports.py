@@ -90,8 +90,6 @@ def test_stats_count_what_was_done(llm):
         "cached_tokens": 0,
         "generated_tokens": 24,
         "engine_steps": 2,
-        "memory_status": "BALANCED",
-        "memory_log": [],
         "peak_memory_bytes": pytest.approx(peak_memory_bytes(), rel=0.1),
     }
 

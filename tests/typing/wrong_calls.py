@@ -70,9 +70,9 @@ def settings() -> None:
     EngineConfig(max_row=4)  # type: ignore[call-arg]
     EngineConfig(8)  # type: ignore[call-arg]
     CacheConfig(polcy="lru")  # type: ignore[call-arg]
-    CacheConfig(watermarks=0.1)  # type: ignore[arg-type]
+    CacheConfig(history_tokens="many")  # type: ignore[arg-type]
     EngineConfig().max_rows = 3  # type: ignore[misc]
-    EngineConfig(memory=2**30, cache=CacheConfig(policy="lru", kv_quota=(0.2, 0.8)))
+    EngineConfig(memory=2**30, cache=CacheConfig(policy="lru", history_tokens=0))
 
 
 def sampling(schema: Mapping[str, Any], person: Person) -> None:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from hybrid_jax.cache.tree.eviction import EvictionPolicy, LeastRecentlyUsed, OrderedCandidates
 from hybrid_jax.cache.tree.node import Node
-
-LOOK_AHEAD = 8  # candidates among which a quota picks
 
 
 class Candidates:
@@ -48,24 +44,10 @@ class Candidates:
         else:
             self.prunable.discard(node)
 
-    def pop_victim(self, picks: Callable[[Node], bool] | None = None) -> Node | None:
-        """Takes out what is to be evicted next; None when nothing may go.
-
-        Args:
-            picks: of the few that the policy values least and nobody waits for, the first it holds for goes, if
-                there is one; None takes the least.
-        """
-        node, passed = self.evictable.pop(), []
-        if node is None:
-            return self.expected.pop()
-        while picks is not None and node is not None and not picks(node):
-            passed.append(node)
-            node = self.evictable.pop() if len(passed) < LOOK_AHEAD else None
-        if node is None:
-            node = passed.pop(0)
-        for other in passed:
-            self.evictable.add(other)
-        return node
+    def pop_victim(self) -> Node | None:
+        """Takes out what is to be evicted next; None when nothing may go."""
+        node = self.evictable.pop()
+        return self.expected.pop() if node is None else node
 
     def _is_evictable(self, node: Node) -> bool:
         if node.pages is None or node.pins or node.parent is None:

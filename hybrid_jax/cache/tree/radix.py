@@ -17,7 +17,6 @@ from hybrid_jax.cache.tree.eviction import EvictionPolicy
 from hybrid_jax.cache.tree.expected import Expected
 from hybrid_jax.cache.tree.look_up import coverage, look_up
 from hybrid_jax.cache.tree.node import Match, Node, describe_tree
-from hybrid_jax.cache.tree.quota import Quota
 from hybrid_jax.cache.tree.reasons import Loss, note_loss
 from hybrid_jax.cache.tree.span_tree import SpanTree
 from hybrid_jax.cache.tree.stats import CacheCounters
@@ -33,7 +32,6 @@ class RadixTree:
         needs_slots: the model has recurrent layers, so resuming takes a checkpoint.
         page_holds: the tree's side of `frames`; `PageHolds` when None.
         policy: orders the eviction candidates; least recently used when None.
-        quota: which kind gives way first among those of little value; value alone decides when None.
         max_known_nodes, max_known_tokens: bounds on what is known but not cached and needed by nobody.
 
     Attributes:
@@ -50,7 +48,6 @@ class RadixTree:
         needs_slots: bool,
         page_holds: PageStore | None = None,
         policy: EvictionPolicy | None = None,
-        quota: Quota | None = None,
         max_known_nodes: int = 4096,
         max_known_tokens: int = 1 << 22,
     ):
@@ -58,7 +55,7 @@ class RadixTree:
         self.max_known_nodes, self.max_known_tokens = max_known_nodes, max_known_tokens
         self.counters = CacheCounters()
         self.version = 0  # changes whenever paths part in new places
-        self._frames, self._slots, self._quota = frames, slots, quota
+        self._frames, self._slots = frames, slots
         self._candidates = Candidates(policy)
         self.expected = Expected(self._candidates.refresh)
         self._promises: dict[str, dict[int, Node]] = {}
@@ -294,7 +291,7 @@ class RadixTree:
         """
         passed = []
         while self._frames.num_free < num_frames or self._slots.num_free < num_slots:
-            node = self._candidates.pop_victim(self._quota and self._quota.picks())
+            node = self._candidates.pop_victim()
             if node is None:
                 break
             if self._frees_something(node):

@@ -116,7 +116,6 @@ def simulate_in_flight(
     max_rows: int = 64,
     prefill_tokens: int = 8192,
     shapes: Literal["fine", "coarse"] = "fine",
-    kv_quota: tuple[float, float] | None = None,
     device: DeviceModel | None = None,
     bounds: bool = False,
 ) -> InFlightResult:
@@ -129,7 +128,7 @@ def simulate_in_flight(
         costs: of the model. policy: of `CacheConfig`. capacity: bytes of the arena.
         model_spec: its name, for the result.
         grain: tokens between resume points.
-        max_rows, prefill_tokens, shapes: as of `EngineConfig`. kv_quota: of `CacheConfig`.
+        max_rows, prefill_tokens, shapes: as of `EngineConfig`.
         device: how long a plan takes; the default `DeviceModel` when None.
         bounds: also run "optimal" and "infinite".
 
@@ -139,7 +138,7 @@ def simulate_in_flight(
     if not trace:
         raise ValueError("simulate: a trace must hold at least one request, got none")
     started = time.process_time()
-    cache_config = CacheConfig(policy="off" if policy == "none" else policy, kv_quota=kv_quota)
+    cache_config = CacheConfig(policy="off" if policy == "none" else policy)
     engine = EngineConfig(
         cache=cache_config,
         max_rows=max_rows,
@@ -183,7 +182,7 @@ def simulate_in_flight(
         preemptions=counters.preemptions,
         evictions=0 if cache is None else cache.evictions,
         waits=counters.waits,
-        memory=run.scheduler.memory.holds.pressure.stats(),
+        memory=run.scheduler.memory.holds.counters.stats(),
         timing=run.device.describe(),
         seconds=seconds,
     )
