@@ -25,7 +25,7 @@ from hybrid_jax.checkpoint import load_model
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine import pack
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.runner import PLAIN
+from hybrid_jax.engine.steps.kind import PLAIN
 from hybrid_jax.schedule import bucket
 
 BUNDLED = Path(__file__).resolve().parent.parent / "hybrid_jax" / "bundled"
@@ -73,7 +73,7 @@ def compiled_loop(engine: Engine, rows: int):
         start = time.perf_counter()
         count = np.int32(NUM_STEPS)
         runner.state, _, out = step(runner.params, runner.state, None, batch, count)
-        taken = np.asarray(out.tokens)
+        taken = np.asarray(out.sampled.tokens)
         elapsed = time.perf_counter() - start
         assert (taken >= 0).all(), "a row stopped inside the compiled loop"
         return elapsed

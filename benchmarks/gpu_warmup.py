@@ -24,6 +24,7 @@ from jax.sharding import use_abstract_mesh
 
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine.programs.compiling import GPU_OPTIONS
+from hybrid_jax.engine.steps.table import all_buckets
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.schedule import bucket
 from pallas_kernels.triton import for_cuda
@@ -50,7 +51,7 @@ def steps(config) -> dict[str, tuple]:
     pages = make_geometry(config, engine).num_pages(LENGTH)
     given = {"num_frames": FRAMES, "tokens": LENGTH}
     found = {}
-    for shape in bucket.all_buckets(engine, max_pages=pages):
+    for shape in all_buckets(engine, max_pages=pages):
         if isinstance(shape, bucket.DecodeBucket):
             found[f"decode {shape.rows}"] = decode_step(config, rows=shape.rows, **given)
         elif isinstance(shape, bucket.PrefillBucket):

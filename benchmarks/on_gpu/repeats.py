@@ -31,7 +31,8 @@ from benchmarks.gpu_7b_model import make_weights
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.schedule.plan import DecodeRow
+from hybrid_jax.engine.steps.table import DECODE
+from hybrid_jax.schedule.plan import DecodeRow, Plan
 from hybrid_jax.schedule.request import Request
 from tests.aot.models import hybrid_7b
 from tests.tiny_models import tiny_model
@@ -96,12 +97,14 @@ def digests(rows: int, dtype: str, repeats: int, smoke: bool) -> list[str]:
         # Frame 0 takes what padding writes, in any order.
         return [checksum(state.arena, 1), *(checksum(getattr(state, name)) for name in RINGS)]
 
+    plan = Plan(decode=lines, num_steps=4)
+    shape = DECODE.bucket(runner.engine, lines, plan, max_pages=runner.max_pages, before=None)
     found = []
     for _ in range(repeats):
         runner.state = first.replace(
             **begin(), slots=jnp.asarray(slots), tokens=jnp.asarray(tokens)
         )
-        sampled = runner._decode(lines, 4)
+        sampled = runner._run(DECODE, shape, lines, np.int32(4)).sampled
         digest = hashlib.blake2b(np.asarray(sampled.tokens).tobytes(), digest_size=8)
         for part in sums(runner.state):
             digest.update(np.asarray(part).tobytes())

@@ -85,7 +85,7 @@ class EngineConfig:
         exact: bit-identical logits whatever the batch, chunking or cache (slower).
         seed: base of the sampling noise of requests that bring no seed.
         shapes: "fine": steps are compiled for many shapes, so that little is padded; "coarse": for few, where
-            compiling takes long and padding costs little (`engine.bucket`).
+            compiling takes long and padding costs little (`schedule.bucket`).
         kernels: "pallas" makes the steps of Pallas kernels (on a CPU interpreted, for tests), "xla" of what
             XLA compiles; "auto" is "pallas" on NVIDIA GPUs from Ampere on.
 

@@ -318,6 +318,12 @@ def put_row(
     return jax.lax.dynamic_update_slice(array, value, (0, row, slot, 0))
 
 
+def copy_row(ring: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
+    """A ring [L, B, S, C] whose row `target` is a copy of `source`."""
+    part = jax.lax.dynamic_slice(ring, (0, source, 0, 0), (ring.shape[0], 1, *ring.shape[2:]))
+    return put_row(ring, part, target)
+
+
 def slice_tokens(x: jax.Array, starts: jax.Array, count: int) -> jax.Array:
     """x [B, S, C], rows' own `count` consecutive entries from starts int32[B]: [B, count, C]."""
     x = jnp.pad(x, ((0, 0), (0, count), (0, 0)))

@@ -1,6 +1,6 @@
 """Recurrent layers of the steps on Pallas kernels, which read and write arena and rings where they lie.
 
-`window.py`, `steps.py` and `blocks.py` hold the same steps for XLA, which writes rings at the end of a step and
+`window.py`, `chunk.py` and `blocks.py` hold the same steps for XLA, which writes rings at the end of a step and
 states by slices, since it would copy them otherwise. Here a layer updates its ring where it computes.
 """
 

@@ -75,77 +75,14 @@ def adjust_fields(vocab_size: int) -> tuple[tuple[str, int], ...]:
     )
 
 
-def prefill_layout(*, tokens: int, width: int, frames_per_page: int) -> Layout:
-    """Columns of a prefill row."""
-    return Layout(
-        (
-            ("row", 1),
-            ("start", 1),
-            ("length", 1),
-            ("state_len", 1),
-            ("read_slot", 1),
-            ("write_slot", 1),
-            ("samples", 1),
-            *SAMPLING,
-            ("sources", max(frames_per_page, 1)),
-            ("targets", max(frames_per_page, 1)),
-            ("table", max(frames_per_page * width, 1)),
-            ("tokens", tokens),
-        )
-    )
+def page_fields(width: int, frames_per_page: int) -> tuple[tuple[str, int], ...]:
+    """Columns of a row's page table, `width` pages wide."""
+    return (("table", max(frames_per_page * width, 1)),)
 
 
-def fork_layout(*, frames_per_page: int) -> Layout:
-    """Columns of a fork row."""
-    return Layout(
-        (
-            ("row", 1),
-            ("source", 1),
-            ("line", 1),
-            ("position", 1),
-            *SAMPLING,
-            ("sources", max(frames_per_page, 1)),
-            ("targets", max(frames_per_page, 1)),
-        )
-    )
-
-
-def decode_layout(*, width: int, frames_per_page: int) -> Layout:
-    """Columns of a decode row; its place in the array is its ring row."""
-    return Layout(
-        (
-            ("position", 1),
-            ("checkpoint", 1),
-            ("read_slot", 1),
-            ("fold_slot", 1),
-            ("num_steps", 1),
-            *SAMPLING,
-            ("table", max(frames_per_page * width, 1)),
-        )
-    )
-
-
-def exact_layout(*, tokens: int, width: int, frames_per_page: int) -> Layout:
-    """Columns of an exact-mode row; its place in the array is its ring row."""
-    return Layout(
-        (
-            ("base", 1),
-            ("begin", 1),
-            ("end", 1),
-            ("checkpoint", 1),
-            ("read_slot", 1),
-            ("fold_before", 1),  # slot for the full ring's fold; -1 for none
-            ("fold_after", 1),
-            ("load_conv", 1),
-            ("feeds", 1),
-            ("samples", 1),
-            *SAMPLING,
-            ("sources", max(frames_per_page, 1)),
-            ("targets", max(frames_per_page, 1)),
-            ("table", max(frames_per_page * width, 1)),
-            ("tokens", tokens),
-        )
-    )
+def copy_fields(frames_per_page: int) -> tuple[tuple[str, int], ...]:
+    """Columns of the page that a row copies before it writes."""
+    return (("sources", max(frames_per_page, 1)), ("targets", max(frames_per_page, 1)))
 
 
 def float_bits(value: float) -> int:

@@ -17,7 +17,6 @@ count of the prefill it follows. Exact mode has one shape for everything. `Engin
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 
 from hybrid_jax.config import EngineConfig
@@ -43,27 +42,11 @@ class PrefillBucket:
 
 
 @dataclass(frozen=True, order=True)
-class ForkBucket:
-    """Rows of the prefill dispatch that is forked from; every fork of a plan goes into one dispatch."""
-
-    rows: int
-
-
-@dataclass(frozen=True, order=True)
 class DecodeBucket:
     """Ring rows, steps there is room for, and pages per row of a decode dispatch."""
 
     rows: int
     steps: int
-    width: int
-
-
-@dataclass(frozen=True, order=True)
-class ExactBucket:
-    """The one shape of exact mode: a window of `tokens` = grain for every ring row."""
-
-    rows: int
-    tokens: int
     width: int
 
 
@@ -213,11 +196,6 @@ def prefill_bucket(
     )
 
 
-def fork_bucket(engine: EngineConfig, rows: int) -> ForkBucket:
-    """The shape of the forks that follow a prefill of `rows` rows."""
-    return ForkBucket(logits_rows(engine, rows))
-
-
 def decode_bucket(
     engine: EngineConfig, *, num_rows: int, num_steps: int, num_pages: int, max_pages: int
 ) -> DecodeBucket:
@@ -227,49 +205,3 @@ def decode_bucket(
         smallest_that_fits(decode_steps(engine), num_steps, "steps of a decode dispatch"),
         smallest_that_fits(widths(engine, max_pages), num_pages, "pages of a row"),
     )
-
-
-def larger(
-    engine: EngineConfig, shape: PrefillBucket | DecodeBucket, *, max_pages: int
-) -> list[PrefillBucket | DecodeBucket]:
-    """Shapes of a dispatch that can do the work of `shape`, the cheapest first."""
-    fits = [
-        other
-        for other in all_buckets(engine, max_pages=max_pages)
-        if type(other) is type(shape)
-        and other != shape
-        and all(a >= b for a, b in zip(_sizes(other), _sizes(shape), strict=True))
-    ]
-    return sorted(fits, key=lambda other: (math.prod(_sizes(other)), other))
-
-
-def _sizes(shape: PrefillBucket | DecodeBucket) -> tuple[int, ...]:
-    if isinstance(shape, PrefillBucket):
-        return shape.rows, shape.tokens, shape.width
-    return shape.rows, shape.steps, shape.width
-
-
-def exact_bucket(engine: EngineConfig, *, max_pages: int) -> ExactBucket:
-    """The shape of exact mode."""
-    return ExactBucket(engine.max_rows, engine.grain, max(max_pages, 1))
-
-
-def all_buckets(
-    engine: EngineConfig, *, max_pages: int
-) -> list[PrefillBucket | ForkBucket | DecodeBucket | ExactBucket]:
-    """Every shape a run can meet, the small ones first: what a warm-up compiles."""
-    if engine.exact:
-        return [exact_bucket(engine, max_pages=max_pages)]
-    prefill = {
-        PrefillBucket(rows, tokens, width)
-        for rows, tokens in prefill_shapes(engine)
-        for width in widths(engine, max_pages)
-    }
-    decode = {
-        DecodeBucket(rows, steps, width)
-        for rows in decode_rows(engine)
-        for steps in decode_steps(engine)
-        for width in widths(engine, max_pages)
-    }
-    forks = {fork_bucket(engine, rows) for rows in prefill_rows(engine) if engine.max_rows > 1}
-    return [*sorted(prefill), *sorted(forks), *sorted(decode)]

@@ -135,3 +135,15 @@ class Tokens:
     fork_logprobs: list = field(default_factory=list)
     decode_logprobs: list = field(default_factory=list)
     prompt_logprobs: dict[int, list] = field(default_factory=dict)
+
+    @classmethod
+    def blank(cls, plan: Plan) -> Tokens:
+        """With a place for each row of a plan."""
+        return cls(
+            prefill=[-1] * len(plan.prefill),
+            decode=[[] for _ in plan.decode],
+            forks=[-1] * len(plan.forks),
+            prefill_logprobs=[None] * len(plan.prefill),
+            fork_logprobs=[None] * len(plan.forks),
+            decode_logprobs=[[] for _ in plan.decode],
+        )

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig
-from hybrid_jax.engine import pack, steps
 from hybrid_jax.engine.blocks import Model
-from hybrid_jax.engine.exact import exact_step
+from hybrid_jax.engine.steps.exact import ExactBucket
+from hybrid_jax.engine.steps.table import DECODE, EXACT, PREFILL
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.models import FAMILIES, config_from_hf, tensors
 from hybrid_jax.models.tensors import Stored
+from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
 from hybrid_jax.state import state_specs
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs/models/hybrid_7b/config.json"
@@ -74,9 +75,8 @@ def decode_step(
     """The decode step of a dispatch of up to 8, and the shapes of its arguments; the second is donated."""
     model, state = _model_and_state(config, rows, num_frames, dtype)
     model = replace(model, sampling=sampling)
-    pages = {"frames_per_page": model.geometry.frames_per_page}
-    layout = pack.decode_layout(width=model.geometry.num_pages(tokens), **pages)
-    run = functools.partial(steps.decode, model=model, layout=layout, max_steps=8, num_logprobs=0)
+    layout = DECODE.layout(model, DecodeBucket(rows, 8, model.geometry.num_pages(tokens)))
+    run = functools.partial(DECODE.run, model=model, layout=layout, max_steps=8, num_logprobs=0)
     batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
     specs = (weights(config, dtype), state, batch, jax.ShapeDtypeStruct((), jnp.int32))
     return lambda params, state, batch, count: run(params, state, None, batch, count), specs
@@ -95,9 +95,8 @@ def prefill_step(
     """The prefill step of `rows` chunks, and the shapes of its arguments; the second is donated."""
     model, state = _model_and_state(config, 64, num_frames, dtype)
     model = replace(model, scan=scan)
-    pages = {"frames_per_page": model.geometry.frames_per_page}
-    layout = pack.prefill_layout(tokens=chunk, width=model.geometry.num_pages(tokens), **pages)
-    run = functools.partial(steps.prefill, model=model, layout=layout, num_logprobs=0)
+    layout = PREFILL.layout(model, PrefillBucket(rows, chunk, model.geometry.num_pages(tokens)))
+    run = functools.partial(PREFILL.run, model=model, layout=layout, num_logprobs=0)
     batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
     specs = (weights(config, dtype), state, batch)
     return lambda params, state, batch: run(params, state, None, batch), specs
@@ -114,12 +113,8 @@ def window_step(
     """Exact mode's step, and the shapes of its arguments; the second is donated."""
     model, state = _model_and_state(config, rows, num_frames, dtype, exact=True)
     geometry = model.geometry
-    layout = pack.exact_layout(
-        tokens=geometry.grain,
-        width=geometry.num_pages(tokens),
-        frames_per_page=geometry.frames_per_page,
-    )
-    run = functools.partial(exact_step, model=model, layout=layout, num_logprobs=0)
+    layout = EXACT.layout(model, ExactBucket(rows, geometry.grain, geometry.num_pages(tokens)))
+    run = functools.partial(EXACT.run, model=model, layout=layout, num_logprobs=0)
     batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
     specs = (weights(config, dtype), state, batch)
     return lambda params, state, batch: run(params, state, None, batch), specs

@@ -5,6 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid_jax.config import EngineConfig
+from hybrid_jax.engine.steps.exact import ExactBucket
+from hybrid_jax.engine.steps.fork import ForkBucket
+from hybrid_jax.engine.steps.table import all_buckets
 from hybrid_jax.schedule import bucket
 
 
@@ -15,7 +18,7 @@ def test_the_default_engine_compiles_few_shapes():
     assert bucket.decode_rows(engine) == (1, 4, 8)
     assert bucket.decode_steps(engine)[-1] == 8
     assert bucket.widths(engine, 64)[-1] == 64 and bucket.widths(engine, 0) == (1,)
-    assert len(bucket.all_buckets(engine, max_pages=16)) <= 7 + 6
+    assert len(all_buckets(engine, max_pages=16)) <= 7 + 6
 
 
 def test_a_gpu_engine_compiles_few_shapes():
@@ -25,8 +28,8 @@ def test_a_gpu_engine_compiles_few_shapes():
     )
     assert bucket.decode_rows(engine) == (1, 64, 256)
     assert bucket.widths(engine, 2048) == (2048,)
-    shapes = bucket.all_buckets(engine, max_pages=2048)
-    assert sum(isinstance(shape, bucket.ForkBucket) for shape in shapes) == 1
+    shapes = all_buckets(engine, max_pages=2048)
+    assert sum(isinstance(shape, ForkBucket) for shape in shapes) == 1
     assert len(shapes) + len(bucket.slot_sizes(engine)) + 1 <= 12  # and one that moves rows
 
 
@@ -78,7 +81,7 @@ def test_padding_of_a_prompt_stays_within_a_half_and_a_shape(tokens):
 
 def test_exact_mode_has_one_shape():
     engine = EngineConfig(exact=True, max_rows=6)
-    assert bucket.all_buckets(engine, max_pages=33) == [bucket.ExactBucket(6, 32, 33)]
+    assert all_buckets(engine, max_pages=33) == [ExactBucket(6, 32, 33)]
 
 
 def test_more_than_the_largest_names_the_limit():
@@ -107,7 +110,7 @@ engines = st.builds(
 
 @given(engine=engines, max_pages=st.integers(0, 3000), data=st.data())
 def test_every_choice_fits_and_is_warmed_up(engine, max_pages, data):
-    warm = bucket.all_buckets(engine, max_pages=max_pages)
+    warm = all_buckets(engine, max_pages=max_pages)
     assert len(set(warm)) == len(warm)
     tokens = data.draw(st.integers(1, engine.prefill_tokens))
     rows = data.draw(st.integers(1, bucket.rows_within_budget(engine, tokens)))

@@ -9,6 +9,7 @@ import pytest
 
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.steps.table import all_buckets
 from hybrid_jax.schedule import bucket
 from hybrid_jax.schedule.request import Request
 from tests.tiny_models import VOCAB, tiny_engine
@@ -66,9 +67,7 @@ def test_mixed_traffic_traces_each_bucket_at_most_once(exact):
     kinds = collections.Counter(kind for kind, *_ in runner._executables)
     assert set(kinds) <= KINDS
     steps = [key for key in runner._executables if len(key) == 3]
-    assert {key[1] for key in steps} <= set(
-        bucket.all_buckets(runner.engine, max_pages=runner.max_pages)
-    )
+    assert {key[1] for key in steps} <= set(all_buckets(runner.engine, max_pages=runner.max_pages))
     # Log-probabilities need shapes of their own, except where one executable serves all.
     assert {key[2].num_logprobs > 0 for key in steps} == ({True} if exact else {False, True})
     assert len(steps) == 1 or not exact
@@ -84,7 +83,7 @@ def test_nothing_is_traced_after_a_warmup(settings):
     engine = tiny_engine(**settings)
     calls = []
     count = engine.warmup(lambda *call: calls.append(call))
-    shapes = bucket.all_buckets(engine.runner.engine, max_pages=engine.runner.max_pages)
+    shapes = all_buckets(engine.runner.engine, max_pages=engine.runner.max_pages)
     moves = 3 if engine.engine_config.exact else 1
     assert (
         count
@@ -131,5 +130,5 @@ def test_a_model_without_state_warms_no_slots():
         "llama", max_rows=1, prefill_tokens=32, steps_per_dispatch=2, max_model_len=64
     )
     count = engine.warmup()
-    shapes = bucket.all_buckets(engine.runner.engine, max_pages=engine.runner.max_pages)
+    shapes = all_buckets(engine.runner.engine, max_pages=engine.runner.max_pages)
     assert count == engine.runner.num_traces == 1 + len(shapes)

@@ -18,7 +18,10 @@ from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, Mamba2, M
 from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine.adjust import Adjust
 from hybrid_jax.engine.kernel_choice import choose_kernels
-from hybrid_jax.engine.runner import Runner, Variant
+from hybrid_jax.engine.runner import Runner
+from hybrid_jax.engine.steps.exact import WHOLE
+from hybrid_jax.engine.steps.kind import Variant
+from hybrid_jax.engine.steps.table import all_buckets
 from hybrid_jax.geometry import ArraySpec, make_geometry
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.schedule import bucket
@@ -135,7 +138,7 @@ def shape_of(runner: Runner, kind: str, rows: int, tokens: int | None = None):
     """The first bucket of a kind with so many rows and, if asked for, tokens."""
     return next(
         shape
-        for shape in bucket.all_buckets(runner.engine, max_pages=runner.max_pages)
+        for shape in all_buckets(runner.engine, max_pages=runner.max_pages)
         if type(shape).__name__.lower().startswith(kind)
         and shape.rows == rows
         and tokens in (None, getattr(shape, "tokens", None))
@@ -216,7 +219,7 @@ def test_a_step_updates_its_state_in_place(name):
     runner = make_runner(pattern, dtype, exact=kind == "exact")
     shape = shape_of(runner, kind, rows, tokens)
     variant = Variant(MAX_LOGPROBS if name.endswith("logprobs") else 0, name.endswith("adjusted"))
-    check(runner, kind, shape, variant if kind != "exact" else runner._variant([]))
+    check(runner, kind, shape, variant if kind != "exact" else WHOLE)
 
 
 @pytest.mark.parametrize("tiles", [1, 2])

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import pytest
 
 from hybrid_jax.config.sampling_params import MAX_LOGPROBS
-from hybrid_jax.engine.runner import Variant
+from hybrid_jax.engine.steps.exact import WHOLE
+from hybrid_jax.engine.steps.kind import Variant
 from pallas_kernels.frame_io import read_frames
 from tests.engine.test_donation import (
     FRAMES,
@@ -66,7 +67,7 @@ def test_a_step_of_one_row_has_no_fusion_with_both_spellings(name):
     runner = make_runner(pattern, dtype, exact=kind == "exact", max_rows=1)
     shape = shape_of(runner, kind, 1)
     variant = Variant(MAX_LOGPROBS, True) if name.endswith("adjusted") else Variant()
-    variant = runner._variant([]) if kind == "exact" else variant
+    variant = WHOLE if kind == "exact" else variant
     assert not mistakable(compile_step(runner, FRAMES[0], kind, shape, variant).text)
 
 

@@ -15,10 +15,15 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config.sampling_params import SamplingParams
-from hybrid_jax.engine import batches, pending
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.pending import Pending
 from hybrid_jax.engine.runner import Runner
+from hybrid_jax.engine.steps import unpack
+from hybrid_jax.engine.steps.decode import Decode
+from hybrid_jax.engine.steps.exact import Exact
+from hybrid_jax.engine.steps.fork import Fork
+from hybrid_jax.engine.steps.kind import StepKind
+from hybrid_jax.engine.steps.prefill import Prefill
+from hybrid_jax.engine.steps.results import Pending
 from hybrid_jax.schedule.admission import Admission
 from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.request import Request
@@ -32,20 +37,18 @@ TURN = (
     Runner.execute,
     Runner._dispatch,
     Runner._write_slots,
+    Runner._step_shape,
     Runner._run,
-    Runner._variant,
+    Runner._call,
+    StepKind.variant,
     Runner._load_adjust,
     Runner.executable,
     Runner.layout,
-    Runner._prefill,
-    Runner._fork,
-    Runner._prefill_shape,
-    Runner._decode_shape,
-    batches.prefill_batch,
-    batches.fork_batch,
-    batches.decode_batch,
+    *(Prefill.bucket, Decode.bucket),
+    *(Prefill.pack, Decode.pack, Fork.pack),
+    *(Prefill.unpack, Decode.unpack, Fork.unpack),
     Pending.read,
-    pending._entry,
+    *(unpack.put_prefill, unpack.put_decode, unpack.logprobs_at),
     Scheduler.plan,
     Scheduler._turn,
     Admission.admit,
@@ -203,8 +206,9 @@ def test_an_exception_at_any_line_loses_and_repeats_nothing(engine, expected, fu
 def test_an_exception_at_any_line_of_exact_mode_loses_and_repeats_nothing(expected):
     engine = make_engine(exact=True)
     assert serve(engine, make_requests())[0] == expected
-    raise_at_each_line(engine, expected, Runner._exact)
-    raise_at_each_line(engine, expected, batches.exact_batch)
+    raise_at_each_line(engine, expected, Exact.dispatches)
+    raise_at_each_line(engine, expected, Exact.pack)
+    raise_at_each_line(engine, expected, Exact.unpack)
     raise_at_each_line(engine, expected, Runner._dispatch)
 
 
@@ -234,7 +238,7 @@ def test_an_exception_during_the_recovery_is_recovered_from_too(engine, expected
 
 def serve_with_two_interrupts(engine: Engine, function, number: int):
     """The first in a decode's dispatch, the second at a line of what follows from it."""
-    real, state = Runner._decode, {"calls": 0}
+    real, state = Decode.pack, {"calls": 0}
     tracer = Tracer([function], ((function.__code__, number), 1))
 
     def decode(self, *args):
@@ -245,7 +249,7 @@ def serve_with_two_interrupts(engine: Engine, function, number: int):
         return real(self, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Runner, "_decode", decode)
+        patch.setattr(Decode, "pack", decode)
         try:
             return serve(engine, make_requests())
         finally:

@@ -22,9 +22,8 @@ from hybrid_jax.engine.kernel_choice import (
     try_sampling,
 )
 from hybrid_jax.engine.programs.store import ProgramStore
-from hybrid_jax.engine.runner import KINDS
+from hybrid_jax.engine.steps.table import all_steps
 from hybrid_jax.geometry import make_geometry
-from hybrid_jax.schedule import bucket
 from hybrid_jax.sizing.devices import Device
 from pallas_kernels import jax_triton
 from pallas_kernels.ssd_scan.api import FRAMES
@@ -306,10 +305,10 @@ def test_on_a_cpu_all_is_pallas():
 def test_programs_of_other_kernels_are_other_programs(kind):
     """A program of Triton kernels is so never loaded by an engine that has not chosen them."""
     own = engine_on("pallas", "bamba").runner
-    shapes = bucket.all_buckets(own.engine, max_pages=own.max_pages)
-    shape = next(shape for shape in shapes if KINDS[type(shape)] == kind)
+    found = all_steps(own.engine, max_pages=own.max_pages)
+    shape = next(shape for step, shape in found if step.name == kind)
     identities = set()
     for scan, sampling in itertools.product(("pallas", "triton"), repeat=2):
         own.model = replace(own.model, scan=scan, sampling=sampling)
-        identities.add(own._build(kind, shape)._identity)
+        identities.add(own._build_step(kind, shape)._identity)
     assert len(identities) == 4

@@ -13,12 +13,13 @@ import pytest
 
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
-from hybrid_jax.engine import pack, steps
 from hybrid_jax.engine.blocks import Model
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.exact import exact_step
+from hybrid_jax.engine.steps.exact import ExactBucket
+from hybrid_jax.engine.steps.table import DECODE, EXACT, PREFILL
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.layers import linear
+from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.state import state_specs
 from pallas_kernels.row_product import kernel as row_kernel
@@ -150,22 +151,22 @@ def step_and_specs(
         aligned=kind == "exact",
     )
     state = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)), specs)
-    pages = {"width": 8, "frames_per_page": geometry.frames_per_page}
-    layouts = {
-        "decode": lambda: pack.decode_layout(**pages),
-        "lone": lambda: pack.decode_layout(**pages),
-        "prefill": lambda: pack.prefill_layout(tokens=32, **pages),
-        "exact": lambda: pack.exact_layout(tokens=engine.grain, **pages),
-    }
-    layout = layouts[kind]()
-    batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
     model = Model(config, geometry, kernels, sampling=sampling)
+    buckets = {
+        "decode": (DECODE, DecodeBucket(rows, 4, 8)),
+        "lone": (DECODE, DecodeBucket(rows, 4, 8)),
+        "prefill": (PREFILL, PrefillBucket(rows, 32, 8)),
+        "exact": (EXACT, ExactBucket(rows, engine.grain, 8)),
+    }
+    step, bucket = buckets[kind]
+    layout = step.layout(model, bucket)
+    batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
     static = {"model": model, "layout": layout, "num_logprobs": 0}
     if kind in ("decode", "lone"):
-        run = functools.partial(steps.decode, max_steps=4, **static)
+        run = functools.partial(step.run, max_steps=4, **static)
         count = jax.ShapeDtypeStruct((), jnp.int32)
         return lambda p, s, b, n: run(p, s, None, b, n), (params, state, batch, count)
-    run = functools.partial(steps.prefill if kind == "prefill" else exact_step, **static)
+    run = functools.partial(step.run, **static)
     return lambda p, s, b: run(p, s, None, b), (params, state, batch)
 
 

@@ -1,5 +1,7 @@
 """Rows of a dispatch as one int32 array: what the host writes is what the step reads."""
 
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,14 +9,22 @@ import pytest
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine import pack
 from hybrid_jax.engine.sampling import unpack_sampling
+from hybrid_jax.engine.steps.exact import ExactBucket
+from hybrid_jax.engine.steps.fork import ForkBucket
+from hybrid_jax.engine.steps.table import DECODE, EXACT, FORK, PREFILL
+from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
 from hybrid_jax.schedule.request import Request
 
+PAGES, NO_PAGES = (
+    SimpleNamespace(geometry=SimpleNamespace(frames_per_page=frames)) for frames in (2, 0)
+)
 LAYOUTS = {
-    "prefill": pack.prefill_layout(tokens=32, width=5, frames_per_page=2),
-    "decode": pack.decode_layout(width=5, frames_per_page=2),
-    "exact": pack.exact_layout(tokens=32, width=5, frames_per_page=2),
-    "prefill_without_attention": pack.prefill_layout(tokens=8, width=1, frames_per_page=0),
-    "decode_without_attention": pack.decode_layout(width=1, frames_per_page=0),
+    "prefill": PREFILL.layout(PAGES, PrefillBucket(2, 32, 5)),
+    "fork": FORK.layout(PAGES, ForkBucket(2)),
+    "decode": DECODE.layout(PAGES, DecodeBucket(2, 4, 5)),
+    "exact": EXACT.layout(PAGES, ExactBucket(2, 32, 5)),
+    "prefill_without_attention": PREFILL.layout(NO_PAGES, PrefillBucket(2, 8, 1)),
+    "decode_without_attention": DECODE.layout(NO_PAGES, DecodeBucket(2, 4, 1)),
 }
 
 

@@ -23,7 +23,9 @@ from hybrid_jax.engine import runner as runners
 from hybrid_jax.engine.adjust import make_adjust
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.kernel_choice import choose_kernels
-from hybrid_jax.engine.runner import Runner, Variant
+from hybrid_jax.engine.runner import Runner
+from hybrid_jax.engine.steps.kind import Variant
+from hybrid_jax.engine.steps.table import FORK, all_steps
 from hybrid_jax.geometry import (
     LOGITS_OF_A_POSITION,
     LOGITS_OF_A_ROW,
@@ -32,7 +34,6 @@ from hybrid_jax.geometry import (
     make_geometry,
 )
 from hybrid_jax.models.initialize import random_params
-from hybrid_jax.schedule import bucket
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.sizing.budget import DEFAULT_LENGTH, MAX_SLOTS, Sizes, choose_sizes
 from hybrid_jax.sizing.devices import Device
@@ -156,10 +157,10 @@ def test_the_logits_of_every_step_fit_what_is_counted_for_them(max_rows, exact, 
     runner = engine.runner
     held, compiled = count_held(runner, monkeypatch)
     variants = (Variant(), Variant(20, True))[exact:]
-    for shape in bucket.all_buckets(settings, max_pages=runner.max_pages):
-        if shape.rows == max_rows or isinstance(shape, bucket.ForkBucket):
+    for kind, shape in all_steps(settings, max_pages=runner.max_pages):
+        if shape.rows == max_rows or kind is FORK:
             for variant in variants:
-                runner._warm_step(shape, variant)
+                runner._warm_step(kind, shape, variant)
     hidden, following = jax.ShapeDtypeStruct((2, 64, 16), "float32"), np.zeros((2, 64), np.int32)
     compiled("prompt_logprobs", following.shape)(runner.params, hidden, following)
     small = 2**20  # layers of width 16, and what is reported
@@ -209,11 +210,11 @@ def test_no_step_holds_more_than_is_counted_for_temporaries(kinds, settings, mon
     runner.adjust = jax.eval_shape(lambda: make_adjust(config, engine.max_rows))
     held, _ = count_held(runner, monkeypatch)
     largest = {}
-    for shape in bucket.all_buckets(engine, max_pages=runner.max_pages):
-        largest[type(shape)] = shape  # they come in order of size
-    for shape in largest.values():
-        if not isinstance(shape, bucket.ForkBucket):
-            runner._warm_step(shape, Variant(20, True) if engine.exact else Variant())
+    for kind, shape in all_steps(engine, max_pages=runner.max_pages):
+        largest[kind] = shape  # they come in order of size
+    for kind, shape in largest.items():
+        if kind is not FORK:
+            runner._warm_step(kind, shape, Variant(20, True) if engine.exact else Variant())
     counted = found.temporary_bytes + found.sizes.logits_bytes
     assert max(held.values()) <= counted, (held, counted)
     assert max(held.values()) >= 0.25 * counted, (held, counted)

@@ -9,8 +9,12 @@ from unittest import mock
 import jax.numpy as jnp
 import pytest
 
-from hybrid_jax.engine import blocks, steps
-from hybrid_jax.engine.runner import Runner
+from hybrid_jax.engine import blocks
+from hybrid_jax.engine.steps import decode
+from hybrid_jax.engine.steps.decode import Decode
+from hybrid_jax.engine.steps.fork import Fork
+from hybrid_jax.engine.steps.kind import StepKind
+from hybrid_jax.engine.steps.prefill import Prefill
 from hybrid_jax.layers import mamba2
 from hybrid_jax.schedule.memory import Memory
 from tests.exactness.conftest import ROOM, SETTINGS, load
@@ -48,11 +52,11 @@ def mismatches(engine, plain, poison, prompt):
 # --- in the plans ---------------------------------------------------------------------------------
 
 
-def change_rows(method: str, change):
-    """Hands the runner other rows than the scheduler planned: change(rows) -> rows."""
-    original = getattr(Runner, method)
+def change_rows(kind: type[StepKind], change):
+    """Rows of a kind of step go to the device other than they were planned."""
+    original = kind.pack
     return mock.patch.object(
-        Runner, method, lambda self, rows, *rest: original(self, change(list(rows)), *rest)
+        kind, "pack", lambda self, rows, *rest: original(self, change(list(rows)), *rest)
     )
 
 
@@ -75,27 +79,27 @@ def stale_page(rows):
 
 
 IN_PLANS = {
-    "another row's checkpoint in decode": lambda: change_rows("_decode", rotated("read_slot")),
-    "another row's checkpoint in prefill": lambda: change_rows("_prefill", rotated("read_slot")),
-    "another row's pages": lambda: change_rows("_decode", rotated("pages")),
-    "a wrong page": lambda: change_rows("_decode", stale_page),
+    "another row's checkpoint in decode": lambda: change_rows(Decode, rotated("read_slot")),
+    "another row's checkpoint in prefill": lambda: change_rows(Prefill, rotated("read_slot")),
+    "another row's pages": lambda: change_rows(Decode, rotated("pages")),
+    "a wrong page": lambda: change_rows(Decode, stale_page),
     "a ring slot off by one": lambda: change_rows(
-        "_decode",
+        Decode,
         lambda rows: [
             replace(r, checkpoint_position=max(r.checkpoint_position - 1, 0)) for r in rows
         ],
     ),
     "a checkpoint of fewer tokens": lambda: change_rows(
-        "_prefill", lambda rows: [replace(r, state_len=r.state_len // 2) for r in rows]
+        Prefill, lambda rows: [replace(r, state_len=r.state_len // 2) for r in rows]
     ),
     "a page not copied": lambda: change_rows(
-        "_prefill", lambda rows: [replace(r, copies=[]) for r in rows]
+        Prefill, lambda rows: [replace(r, copies=[]) for r in rows]
     ),
     "a page not copied for a fork": lambda: change_rows(
-        "_fork", lambda rows: [replace(r, copies=[]) for r in rows]
+        Fork, lambda rows: [replace(r, copies=[]) for r in rows]
     ),
     "a fork at another position": lambda: change_rows(
-        "_fork", lambda rows: [replace(r, position=r.position + 1) for r in rows]
+        Fork, lambda rows: [replace(r, position=r.position + 1) for r in rows]
     ),
 }
 
@@ -163,9 +167,9 @@ def one_record_too_many():
 
 
 def noise_by_step():
-    choose = steps.choose
+    choose = decode.choose
     return mock.patch.object(
-        steps,
+        decode,
         "choose",
         lambda logits, batch, layout, position, *rest: choose(
             logits, batch, layout, position % 3, *rest
@@ -174,7 +178,7 @@ def noise_by_step():
 
 
 def fork_without_the_ring():
-    return mock.patch.object(steps, "_copy_row", lambda ring, source, target: ring)
+    return mock.patch.object(blocks, "copy_row", lambda ring, source, target: ring)
 
 
 def fold_forgets_the_convolution():

@@ -1,0 +1,5 @@
+"""Kinds of steps, a file each: its bucket, its packed rows, what the device does, and what comes back.
+
+May import: config, engine, geometry, models, schedule, state.
+Packages: jax, numpy.
+"""

@@ -1,0 +1,231 @@
+"""Decode: several tokens of each row, one after the other."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hybrid_jax.config import EngineConfig
+from hybrid_jax.engine import blocks, pack
+from hybrid_jax.engine.adjust import Adjust, choose
+from hybrid_jax.engine.blocks import Model
+from hybrid_jax.engine.pack import SAMPLING, Layout
+from hybrid_jax.engine.sampling import Logprobs, Sampled
+from hybrid_jax.engine.steps.kind import Made, StepKind
+from hybrid_jax.engine.steps.unpack import put_decode
+from hybrid_jax.engine.window import FOLDS, WindowRows, window
+from hybrid_jax.models import decoder
+from hybrid_jax.schedule import bucket as sizes
+from hybrid_jax.schedule.bucket import DecodeBucket
+from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow, Tokens
+from hybrid_jax.state import State
+
+
+def decode(
+    params: dict,
+    state: State,
+    adjust: Adjust | None,
+    batch: jax.Array,
+    num_steps: jax.Array,
+    *,
+    model: Model,
+    layout: Layout,
+    max_steps: int,
+    num_logprobs: int,
+) -> tuple[State, Adjust | None, Made]:
+    """Up to `num_steps` decode steps of the first B ring rows.
+
+    A step folds first the rows whose ring is full, then feeds each row's token, and samples the next. A row
+    goes on until its own `num_steps` or a stop token, which marks it stopped for later dispatches too.
+
+    Args:
+        adjust: None where no row's logits are adjusted.
+        batch: int32[B, layout.size]; a row with num_steps 0 is inert.
+        num_steps: int32[] steps of the loop, at most max_steps.
+
+    Returns:
+        State, adjust, and tokens int32[max_steps, B], -1 where a row took no step.
+    """
+    num_rows = batch.shape[0]
+    get = lambda name: layout.get(batch, name)  # noqa: E731
+    table = get("table").reshape(num_rows, max(model.geometry.frames_per_page, 1), -1)
+    limits, fold_slot = get("num_steps"), get("fold_slot")
+    has_state = model.geometry.has_state
+    rates = blocks.all_rates(params, model) if has_state else None
+    vocab = model.config.vocab_size
+
+    def blank(*shape, dtype):
+        return jnp.zeros((max_steps, num_rows, *shape), dtype)
+
+    out = Sampled(blank(dtype=jnp.int32) - 1, None)
+    if num_logprobs:
+        count = min(num_logprobs, vocab)
+        out = out._replace(
+            logprobs=Logprobs(
+                blank(dtype=jnp.float32),
+                blank(dtype=jnp.int32),
+                blank(count, dtype=jnp.int32),
+                blank(count, dtype=jnp.float32),
+            )
+        )
+
+    def going(step, state):
+        return (state.tokens[:num_rows] >= 0) & (step < limits)
+
+    def keep_on(carry):
+        step, state, *_ = carry
+        return (step < num_steps) & going(step, state).any()
+
+    def advance(carry):
+        step, state, position, checkpoint, slot, out, adjust = carry
+        alive = going(step, state)
+        if has_state:
+            with jax.named_scope("fold"):
+                full = alive & (position - checkpoint == model.geometry.grain)
+                fold_rows = FOLDS[model.kernels]
+                state = fold_rows(state, full, checkpoint, slot, fold_slot, rates, model)
+                checkpoint = jnp.where(full, position, checkpoint)
+                slot = jnp.where(full, fold_slot, slot)
+        rows = WindowRows(
+            tokens=state.tokens[:num_rows, None],
+            base=position,
+            begin=jnp.where(alive, position, 0),
+            end=jnp.where(alive, position + 1, 0),
+            checkpoint=checkpoint if has_state else position,
+            slot=slot,
+            table=table,
+        )
+        h, state = window(params, state, rows, rates=rates, model=model)
+        with jax.named_scope("sample"):
+            logits = decoder.logits(params, h[:, 0], model.config, model.kernels)
+            lines = jnp.arange(num_rows)
+            new, fed, adjust = choose(
+                logits,
+                batch,
+                layout,
+                position + 1,
+                alive,
+                num_logprobs,
+                adjust,
+                lines,
+                model.sampler,
+            )
+            out = _store(out, step, new, alive)
+            fed = jnp.where(alive, fed, state.tokens[:num_rows])
+            state = state.replace(tokens=state.tokens.at[:num_rows].set(fed))
+        position = position + alive.astype(jnp.int32)
+        if model.kernels == "pallas":
+            # Once all of this step has read the old ones, or XLA would launch a copy of each.
+            zero = blocks.zero_after(state, new.tokens)
+            position, checkpoint, slot = position + zero, checkpoint + zero, slot + zero
+        return step + 1, state, position, checkpoint, slot, out, adjust
+
+    start = get("position"), get("checkpoint"), get("read_slot")
+    carry = (jnp.int32(0), state, *start, out, adjust)
+    _, state, _, _, _, out, adjust = jax.lax.while_loop(keep_on, advance, carry)
+    return state, adjust, Made(out)
+
+
+def _store(out: Sampled, step, new: Sampled, alive) -> Sampled:
+    """Writes one step's results at its line of the output."""
+    new = new._replace(tokens=jnp.where(alive, new.tokens, -1))
+    put = lambda old, value: jax.lax.dynamic_update_index_in_dim(old, value, step, 0)  # noqa: E731
+    return jax.tree.map(put, out, new)
+
+
+class Decode(StepKind):
+    """See `decode`; each row is at its ring row."""
+
+    name = "decode"
+    run = staticmethod(decode)
+
+    def buckets(self, engine: EngineConfig, *, max_pages: int) -> list[DecodeBucket]:
+        return sorted(
+            DecodeBucket(rows, steps, width)
+            for rows in sizes.decode_rows(engine)
+            for steps in sizes.decode_steps(engine)
+            for width in sizes.widths(engine, max_pages)
+        )
+
+    def bucket(
+        self,
+        engine: EngineConfig,
+        rows: Sequence[DecodeRow | PrefillRow],
+        plan: Plan,
+        *,
+        max_pages: int,
+        before: object,
+    ) -> DecodeBucket:
+        return sizes.decode_bucket(
+            engine,
+            num_rows=max(row.row for row in rows) + 1,
+            num_steps=max(plan.num_steps, 1),
+            num_pages=max(len(row.pages) for row in rows),
+            max_pages=max_pages,
+        )
+
+    def cost(self, bucket: DecodeBucket) -> tuple[int, int]:
+        return 1, 64 * bucket.rows
+
+    def static(self, engine: EngineConfig, bucket: DecodeBucket) -> Mapping[str, int]:
+        return {"max_steps": bucket.steps}
+
+    def dispatches(self, plan: Plan) -> list[list[DecodeRow]]:
+        return [plan.decode] if plan.decode else []
+
+    def foreseen(self, plan: Plan) -> list[list[DecodeRow | PrefillRow]]:
+        """Rows whose prompt ends decode next."""
+        begun = [row for row in plan.prefill if row.samples and row.request.max_tokens > 1]
+        rows = [*plan.decode, *begun]
+        return [rows] if rows else []
+
+    def layout(self, model: Model, bucket: DecodeBucket) -> Layout:
+        return Layout(
+            (
+                ("position", 1),
+                ("checkpoint", 1),
+                ("read_slot", 1),
+                ("fold_slot", 1),
+                ("num_steps", 1),
+                *SAMPLING,
+                *pack.page_fields(bucket.width, model.geometry.frames_per_page),
+            )
+        )
+
+    def pack(
+        self, rows: Sequence[DecodeRow], layout: Layout, bucket: DecodeBucket, engine: EngineConfig
+    ) -> np.ndarray:
+        """Ring rows without a row take no step."""
+        batch = np.zeros((bucket.rows, layout.size), np.int32)
+        for row in rows:
+            put = functools.partial(layout.set, batch, row.row)
+            put("position", row.position)
+            put("checkpoint", row.checkpoint_position)
+            put("read_slot", row.read_slot)
+            put("fold_slot", row.fold_slot)
+            put("num_steps", row.num_steps)
+            pack.set_pages(layout, batch, row.row, row.pages)
+            pack.set_sampling(layout, batch, row.row, row.request)
+        return batch
+
+    def rest(self, plan: Plan, rows: Sequence[DecodeRow], before: Made | None) -> tuple:
+        return (np.int32(plan.num_steps),)
+
+    def inert(self, model: Model, bucket: DecodeBucket) -> tuple:
+        return (np.int32(0),)
+
+    def unpack(
+        self,
+        rows: Sequence[DecodeRow],
+        sampled: Sampled,
+        prompt: Sampled | None,
+        places: Mapping[int, int],
+        into: Tokens,
+    ) -> None:
+        for row in rows:
+            at = [(step, row.row) for step in range(row.num_steps)]
+            put_decode(row, places[id(row)], at, sampled, into)

@@ -1,0 +1,159 @@
+"""Fork: rows that go on behind another row's prompt."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hybrid_jax.config import EngineConfig
+from hybrid_jax.engine import blocks, pack
+from hybrid_jax.engine.adjust import Adjust
+from hybrid_jax.engine.blocks import Model
+from hybrid_jax.engine.pack import SAMPLING, Layout
+from hybrid_jax.engine.sampling import Sampled
+from hybrid_jax.engine.steps.kind import Made, StepKind
+from hybrid_jax.engine.steps.sample import first_tokens
+from hybrid_jax.engine.steps.unpack import logprobs_at
+from hybrid_jax.schedule import bucket as sizes
+from hybrid_jax.schedule.bucket import PrefillBucket
+from hybrid_jax.schedule.plan import ForkRow, Plan, Tokens
+from hybrid_jax.state import State
+
+
+@dataclass(frozen=True, order=True)
+class ForkBucket:
+    """Lines of the logits of the prefill that is forked from; every fork of a plan goes into one dispatch."""
+
+    rows: int
+
+
+def fork(
+    state: State,
+    adjust: Adjust | None,
+    batch: jax.Array,
+    logits: jax.Array,
+    count: jax.Array,
+    *,
+    model: Model,
+    layout: Layout,
+    num_logprobs: int,
+) -> tuple[State, Adjust | None, Made]:
+    """Rows that go on behind another row's prompt: its ring, its last page, a first token of their own.
+
+    Args:
+        batch: int32[F, layout.size], real rows first; a padding row names the sink's ring row.
+        logits: float32[R, V] of the prefill that the prompts ended in.
+        count: int32[] real rows.
+
+    Returns:
+        State, adjust, and tokens int32[F].
+    """
+    get = lambda name: layout.get(batch, name)  # noqa: E731
+    if model.geometry.has_pages:
+        arena = blocks.copy_pages(state.arena, get("sources"), get("targets"), model)
+        state = state.replace(arena=arena)
+    source, target = get("source"), get("row")
+    if model.geometry.has_state:
+
+        def copy(i, rings):
+            return [blocks.copy_row(ring, source[i], target[i]) for ring in rings]
+
+        rings = jax.lax.fori_loop(0, count, copy, [state.conv, state.xB, state.dt])
+        state = state.replace(conv=rings[0], xB=rings[1], dt=rings[2])
+    with jax.named_scope("sample"):
+        own = logits[get("line")]  # [F, V]
+        samples = jnp.ones(target.shape, bool)
+        state, adjust, sampled = first_tokens(
+            state, adjust, own, batch, get("position"), samples, layout, num_logprobs, model
+        )
+    return state, adjust, Made(sampled)
+
+
+class Fork(StepKind):
+    """See `fork`; it follows the prefill of its plan."""
+
+    name = "fork"
+    takes_weights = False
+    run = staticmethod(fork)
+
+    def buckets(self, engine: EngineConfig, *, max_pages: int) -> list[ForkBucket]:
+        if engine.max_rows == 1:
+            return []
+        counts = {sizes.logits_rows(engine, rows) for rows in sizes.prefill_rows(engine)}
+        return [ForkBucket(count) for count in sorted(counts)]
+
+    def bucket(
+        self,
+        engine: EngineConfig,
+        rows: Sequence[ForkRow],
+        plan: Plan,
+        *,
+        max_pages: int,
+        before: PrefillBucket,
+    ) -> ForkBucket:
+        return ForkBucket(sizes.logits_rows(engine, before.rows))
+
+    def cost(self, bucket: ForkBucket) -> tuple[int, int]:
+        return 0, bucket.rows
+
+    def dispatches(self, plan: Plan) -> list[list[ForkRow]]:
+        return [plan.forks] if plan.forks else []
+
+    def drawing(self, rows: Sequence[ForkRow]) -> Sequence[ForkRow]:
+        return rows
+
+    def layout(self, model: Model, bucket: ForkBucket) -> Layout:
+        frames = model.geometry.frames_per_page
+        return Layout(
+            (
+                ("row", 1),
+                ("source", 1),
+                ("line", 1),
+                ("position", 1),
+                *SAMPLING,
+                *pack.copy_fields(frames),
+            )
+        )
+
+    def pack(
+        self, rows: Sequence[ForkRow], layout: Layout, bucket: ForkBucket, engine: EngineConfig
+    ) -> np.ndarray:
+        """As many lines as ring rows; padding names the sink's."""
+        batch = np.zeros((engine.max_rows, layout.size), np.int32)
+        batch[:, layout.span("row")] = engine.max_rows
+        for line, row in enumerate(rows):
+            put = functools.partial(layout.set, batch, line)
+            put("row", row.row)
+            put("source", row.source)
+            put("line", row.line)
+            put("position", row.position)
+            pack.set_copies(layout, batch, line, row.copies)
+            pack.set_sampling(layout, batch, line, row.request)
+        return batch
+
+    def rest(self, plan: Plan, rows: Sequence[ForkRow], before: Made | None) -> tuple:
+        assert before is not None, "a fork follows the prefill that its rows' prompt ends in"
+        return before.logits, np.int32(len(rows))
+
+    def inert(self, model: Model, bucket: ForkBucket) -> tuple:
+        logits = np.zeros((bucket.rows, model.config.vocab_size), np.float32)
+        return logits, np.int32(0)
+
+    def unpack(
+        self,
+        rows: Sequence[ForkRow],
+        sampled: Sampled,
+        prompt: Sampled | None,
+        places: Mapping[int, int],
+        into: Tokens,
+    ) -> None:
+        for line, row in enumerate(rows):
+            place = places[id(row)]
+            into.forks[place] = int(sampled.tokens[line])
+            count = row.request.params.logprobs
+            into.fork_logprobs[place] = logprobs_at(sampled, (line,), count)

@@ -1,0 +1,170 @@
+"""Prefill: a chunk of a prompt for each row."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hybrid_jax.config import EngineConfig
+from hybrid_jax.engine import blocks, pack
+from hybrid_jax.engine.adjust import Adjust
+from hybrid_jax.engine.blocks import Model
+from hybrid_jax.engine.chunk import ChunkRows, chunk
+from hybrid_jax.engine.pack import SAMPLING, Layout
+from hybrid_jax.engine.sampling import Sampled
+from hybrid_jax.engine.steps.kind import Made, StepKind
+from hybrid_jax.engine.steps.sample import first_tokens
+from hybrid_jax.engine.steps.unpack import put_prefill
+from hybrid_jax.models import decoder
+from hybrid_jax.schedule import bucket as sizes
+from hybrid_jax.schedule.bucket import PrefillBucket
+from hybrid_jax.schedule.plan import Plan, PrefillRow, Tokens
+from hybrid_jax.state import State
+
+
+def prefill(
+    params: dict,
+    state: State,
+    adjust: Adjust | None,
+    batch: jax.Array,
+    *,
+    model: Model,
+    layout: Layout,
+    num_logprobs: int,
+    logits_rows: int = 0,
+) -> tuple[State, Adjust | None, Made]:
+    """One prompt chunk per row, from a checkpoint at its start to a checkpoint and a ring tail at its end.
+
+    Args:
+        batch: int32[R, layout.size]; a padding row names the sink's ring row and has length 0.
+        logits_rows: lines that the logits are padded to, for forks.
+
+    Returns:
+        State, adjust, and tokens int32[R] (meaningless where a row does not sample), their logits
+        float32[max(R, logits_rows), V], and the hidden states [R, T, D].
+    """
+    geometry, num_rows = model.geometry, batch.shape[0]
+    get = lambda name: layout.get(batch, name)  # noqa: E731
+    tokens, start, length, state_len = get("tokens"), get("start"), get("length"), get("state_len")
+    end = start + length
+    if geometry.has_pages:
+        arena = blocks.copy_pages(state.arena, get("sources"), get("targets"), model)
+        state = state.replace(arena=arena)
+    rows = ChunkRows(
+        tokens=tokens,
+        start=start,
+        length=length,
+        state_len=state_len,
+        row=get("row"),
+        read=blocks.slot_frames(state, get("read_slot")),
+        write=blocks.slot_frames(state, get("write_slot")),
+        table=get("table").reshape(num_rows, max(geometry.frames_per_page, 1), -1),
+    )
+    h, state = chunk(params, state, rows, model=model)
+    with jax.named_scope("sample"):
+        last = blocks.slice_tokens(h, jnp.maximum(length - 1, 0), 1)[:, 0]
+        logits = decoder.logits(params, last, model.config, model.kernels)
+        state, adjust, sampled = first_tokens(
+            state, adjust, logits, batch, end, get("samples") > 0, layout, num_logprobs, model
+        )
+        logits = jnp.pad(logits, ((0, max(0, logits_rows - num_rows)), (0, 0)))
+    return state, adjust, Made(sampled, logits, h)
+
+
+class Prefill(StepKind):
+    """See `prefill`; the rows are in the plan's order."""
+
+    name = "prefill"
+    run = staticmethod(prefill)
+
+    def buckets(self, engine: EngineConfig, *, max_pages: int) -> list[PrefillBucket]:
+        return sorted(
+            PrefillBucket(rows, tokens, width)
+            for rows, tokens in sizes.prefill_shapes(engine)
+            for width in sizes.widths(engine, max_pages)
+        )
+
+    def bucket(
+        self,
+        engine: EngineConfig,
+        rows: Sequence[PrefillRow],
+        plan: Plan,
+        *,
+        max_pages: int,
+        before: object,
+    ) -> PrefillBucket:
+        return sizes.prefill_bucket(
+            engine,
+            num_rows=len(rows),
+            num_tokens=max(len(row.tokens) for row in rows),
+            num_pages=max(len(row.pages) for row in rows),
+            max_pages=max_pages,
+        )
+
+    def cost(self, bucket: PrefillBucket) -> tuple[int, int]:
+        return 1, bucket.rows * bucket.tokens
+
+    def static(self, engine: EngineConfig, bucket: PrefillBucket) -> Mapping[str, int]:
+        return {"logits_rows": sizes.logits_rows(engine, bucket.rows)}
+
+    def dispatches(self, plan: Plan) -> list[list[PrefillRow]]:
+        return [plan.prefill] if plan.prefill else []
+
+    def layout(self, model: Model, bucket: PrefillBucket) -> Layout:
+        frames = model.geometry.frames_per_page
+        return Layout(
+            (
+                ("row", 1),
+                ("start", 1),
+                ("length", 1),
+                ("state_len", 1),
+                ("read_slot", 1),
+                ("write_slot", 1),
+                ("samples", 1),
+                *SAMPLING,
+                *pack.copy_fields(frames),
+                *pack.page_fields(bucket.width, frames),
+                ("tokens", bucket.tokens),
+            )
+        )
+
+    def pack(
+        self,
+        rows: Sequence[PrefillRow],
+        layout: Layout,
+        bucket: PrefillBucket,
+        engine: EngineConfig,
+    ) -> np.ndarray:
+        """Padding names the sink's ring row and has length 0."""
+        batch = np.zeros((bucket.rows, layout.size), np.int32)
+        batch[:, layout.span("row")] = engine.max_rows
+        for line, row in enumerate(rows):
+            put = functools.partial(layout.set, batch, line)
+            put("row", row.row)
+            put("start", row.start)
+            put("length", len(row.tokens))
+            put("state_len", row.state_len)
+            put("read_slot", row.read_slot)
+            put("write_slot", row.write_slot)
+            put("samples", row.samples)
+            put("tokens", row.tokens)
+            pack.set_pages(layout, batch, line, row.pages)
+            pack.set_copies(layout, batch, line, row.copies)
+            if row.samples:
+                pack.set_sampling(layout, batch, line, row.request)
+        return batch
+
+    def unpack(
+        self,
+        rows: Sequence[PrefillRow],
+        sampled: Sampled,
+        prompt: Sampled | None,
+        places: Mapping[int, int],
+        into: Tokens,
+    ) -> None:
+        for line, row in enumerate(rows):
+            put_prefill(row, places[id(row)], line, sampled, prompt, into)
