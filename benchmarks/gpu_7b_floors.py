@@ -8,13 +8,8 @@ import jax
 from common import Ceilings
 
 from hybrid_jax.config import ModelConfig
-from hybrid_jax.costs import prefill_flops
-from hybrid_jax.geometry import (
-    ITEM_BYTES,
-    Geometry,
-    head_words,
-    kv_bytes_per_token,
-)
+from hybrid_jax.costs import prefill_flops, state_elements
+from hybrid_jax.geometry import ITEM_BYTES, Geometry, kv_bytes_per_token, ring_specs
 
 DATASHEET_FLOPS = 989e12  # dense bfloat16 of an H100 or H200 SXM, multiply and add counted apart
 
@@ -48,16 +43,15 @@ def weight_bytes(config: ModelConfig, params: dict) -> int:
 
 def state_bytes(config: ModelConfig) -> int:
     """Bytes of one row's recurrent state, float32, over all layers."""
-    mamba = config.mamba2
-    return 4 * len(config.mixers(type(mamba))) * mamba.num_heads * head_words(mamba)
+    return 4 * sum(state_elements(mixer)[0] for mixer in config.recurrent)
 
 
 def ring_bytes(config: ModelConfig, geometry: Geometry) -> int:
     """Bytes a decode step reads of one row's ring: half a grain of records, and the convolution's columns."""
-    mamba, item = config.mamba2, ITEM_BYTES[geometry.dtype]
-    record = mamba.record_size * item + 4 * mamba.num_heads
-    columns = (mamba.conv_width - 1) * mamba.conv_size * item
-    return geometry.num_mamba2 * (geometry.grain // 2 * record + columns)
+    (rings,) = ring_specs(geometry, num_rows=1, window=1)
+    read = sum(spec.num_bytes for name, spec in rings.items() if name != "conv") // 2
+    (group,) = geometry.groups
+    return read + 4 * group.num_layers * group.column_words
 
 
 def decode_work(

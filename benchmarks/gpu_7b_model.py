@@ -14,8 +14,8 @@ from common import ROOT
 
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.geometry import make_geometry
+from hybrid_jax.kinds.tensors import Stored
 from hybrid_jax.models import FAMILIES, config_from_hf
-from hybrid_jax.models.tensors import Stored
 from hybrid_jax.sizing.budget import choose_sizes
 
 CONFIG = ROOT / "configs/models/hybrid_7b/config.json"

@@ -22,7 +22,8 @@ KINDS = ("engine", "fold in window", "raw, fold in window")
 
 def split_state(model: HonestModel) -> tuple[int, int]:
     """Bytes of a row's float32 states, and of the convolution's columns in its checkpoint."""
-    columns = 4 * model.frames.num_mamba2 * model.frames.conv_words
+    (group,) = model.frames.groups
+    columns = 4 * group.num_layers * group.column_words
     return model.state_bytes - columns, columns
 
 

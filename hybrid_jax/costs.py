@@ -7,21 +7,13 @@ also reads a prediction). Attention adds 4 * N * H per visible key. Norms, activ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from hybrid_jax.config import (
-    MLP,
-    Attention,
-    GatedDelta,
-    LayerSpec,
-    Mamba1,
-    Mamba2,
-    ModelConfig,
-    MoE,
-    RecurrentMixer,
-)
+from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig, MoE, RecurrentMixer
 from hybrid_jax.geometry import ITEM_BYTES, Geometry, checkpoint_bytes
+from hybrid_jax.kinds.kind import Weight, all_weights
+from hybrid_jax.kinds.table import kind_of, recurrent_kind
 
 Block = Attention | RecurrentMixer | MLP | MoE
 
@@ -133,7 +125,7 @@ def block_costs(
                 per_key += flops
             else:
                 windows[block.window] = windows.get(block.window, 0.0) + flops
-    per_token += sum(count * written_flops(block, width) for count, block in written)
+    per_token += sum(count * kind_of(block).written_flops(block, width) for count, block in written)
     return Costs(
         flops_per_token=per_token,
         flops_per_key=per_key,
@@ -157,44 +149,14 @@ def _windowed(position: int, window: int) -> int:
 
 def token_flops(block: Block, width: int) -> int:
     """FLOPs of one block for one token, but for what attention does with keys."""
-    if isinstance(block, MLP | MoE):
-        return 2 * _active_weights(block, width)
-    flops = 2 * mixer_weights(block, width)
-    if isinstance(block, Mamba1):
-        flops += 6 * block.inner_size * block.state_size
-    elif isinstance(block, Mamba2):
-        flops += 6 * block.inner_size * block.state_size
-    elif isinstance(block, GatedDelta):
-        flops += 8 * block.num_value_heads * block.key_dim * block.value_dim
-    return flops
-
-
-def written_flops(block: Block, width: int) -> int:
-    """FLOPs of one block for a token that only leaves K and V, or goes into the state: nothing is read."""
-    if isinstance(block, MLP | MoE):
-        return 0
-    if isinstance(block, Attention):
-        return 4 * width * block.num_kv_heads * block.head_dim
-    if isinstance(block, Mamba1):  # x, then dt and B of it
-        inner, rank = block.inner_size, block.dt_rank
-        projected, columns = width * inner + inner * (2 * rank + block.state_size), inner
-    elif isinstance(block, GatedDelta):  # k, v, beta and the decay
-        columns = block.conv_size - block.num_key_heads * block.key_dim
-        projected = width * (columns + 2 * block.num_value_heads)
-    else:  # x, B and dt
-        columns = block.record_size
-        projected = width * (columns + block.num_heads)
-    state, _ = state_elements(block)
-    update = 6 if isinstance(block, GatedDelta) else 4  # of 8 and 6 an element, without the readout
-    return 2 * projected + 2 * block.conv_width * columns + update * state
+    kind = kind_of(block)
+    return 2 * kind.active_weights(block, width) + kind.recurrence_flops(block)
 
 
 def state_elements(mixer: RecurrentMixer) -> tuple[int, int]:
     """Elements of one layer's recurrent state, and of its convolution columns."""
-    columns = (mixer.conv_width - 1) * mixer.conv_size
-    if isinstance(mixer, GatedDelta):
-        return mixer.num_value_heads * mixer.key_dim * mixer.value_dim, columns
-    return mixer.inner_size * mixer.state_size, columns
+    layout = recurrent_kind(mixer).layout(mixer)
+    return layout.state_words, layout.columns * layout.channels
 
 
 # --- weights --------------------------------------------------------------------------------------
@@ -202,72 +164,24 @@ def state_elements(mixer: RecurrentMixer) -> tuple[int, int]:
 
 def weight_count(model: ModelConfig) -> int:
     """Parameters of the model; shared layers and tied embeddings count once."""
-    total = model.vocab_size * model.width * (1 if model.tie_embeddings else 2) + model.width
-    for layer in model.layers:
-        if layer.weights_of is not None:
-            continue
-        total += sum(mixer_weights(mixer, model.width) for mixer in layer.mixers)
-        total += model.width * (bool(layer.mixers) + (layer.mlp is not None))
-        total += _mlp_weights(layer.mlp, model.width) if layer.mlp is not None else 0
-    return total
+    return sum(weight.size for weight in _weights(model))
 
 
 def weight_bytes(model: ModelConfig, dtype: str) -> int:
-    """Bytes of the weights in memory: decay, D, dt_bias and a router's correction bias stay float32."""
-    kept = 0
-    for layer in model.layers:
-        if layer.weights_of is None:
-            kept += sum(3 * mixer.num_heads for mixer in layer.mixers if isinstance(mixer, Mamba2))
-            if isinstance(layer.mlp, MoE) and layer.mlp.routing == "sigmoid":
-                kept += layer.mlp.num_experts
-    return (weight_count(model) - kept) * ITEM_BYTES[dtype] + kept * ITEM_BYTES["float32"]
-
-
-def mixer_weights(mixer: Attention | RecurrentMixer, width: int) -> int:
-    """Parameters of one mixer, its norms before the residual stream left out."""
-    if isinstance(mixer, Attention):
-        q, kv = mixer.num_heads * mixer.head_dim, mixer.num_kv_heads * mixer.head_dim
-        count = width * (2 * q + 2 * kv)
-        count += (q + 2 * kv) * mixer.qkv_bias + width * mixer.out_bias
-        return count + 2 * mixer.head_dim * mixer.qk_norm
-    convolution = mixer.conv_size * (mixer.conv_width + mixer.conv_bias)
-    if isinstance(mixer, Mamba1):
-        inner, rank = mixer.inner_size, mixer.dt_rank
-        count = 3 * width * inner + inner * (rank + 2 * mixer.state_size) + (rank + 1) * inner
-        return count + convolution + inner * (mixer.state_size + 1)
-    if isinstance(mixer, GatedDelta):
-        value = mixer.num_value_heads * mixer.value_dim
-        count = width * (mixer.conv_size + value + 2 * mixer.num_value_heads) + value * width
-        return count + convolution + 2 * mixer.num_value_heads + mixer.value_dim
-    count = width * (mixer.proj_size + mixer.inner_size) + convolution
-    count += 3 * mixer.num_heads + mixer.inner_size
-    return count + (mixer.proj_size + width) * mixer.proj_bias
-
-
-def _mlp_weights(mlp: MLP | MoE, width: int) -> int:
-    if isinstance(mlp, MLP):
-        return _expert_weights(width, mlp.width, mlp)
-    inner = mlp.latent_width or width
-    count = mlp.num_experts * _expert_weights(inner, mlp.width, mlp)
-    count += mlp.num_experts * (width + (mlp.routing == "sigmoid"))
-    if mlp.shared_width:
-        count += _expert_weights(width, mlp.shared_width, mlp)
-    if mlp.latent_width:
-        count += 2 * width * inner + (width + inner) * mlp.bias
-    return count
-
-
-def _active_weights(mlp: MLP | MoE, width: int) -> int:
-    """Weights that one token meets."""
-    if isinstance(mlp, MLP):
-        return _mlp_weights(mlp, width)
-    idle = mlp.num_experts - mlp.top_k
-    return _mlp_weights(mlp, width) - idle * _expert_weights(
-        mlp.latent_width or width, mlp.width, mlp
+    """Bytes of the weights in memory, some of which stay float32 (`Weight.float32`)."""
+    return sum(
+        weight.size * ITEM_BYTES["float32" if weight.float32 else dtype]
+        for weight in _weights(model)
     )
 
 
-def _expert_weights(outer: int, width: int, mlp: MLP | MoE) -> int:
-    """One feed-forward block from `outer` channels to `width` and back."""
-    matrices = 3 if mlp.kind == "gated_silu" else 2
-    return matrices * outer * width + ((matrices - 1) * width + outer) * mlp.bias
+def _weights(model: ModelConfig) -> Iterator[Weight]:
+    table = Weight(shape=(model.vocab_size, model.width), draw="matrix")
+    norm = Weight(shape=(model.width,), draw="ones")
+    yield from (table, norm) if model.tie_embeddings else (table, table, norm)
+    for layer in model.layers:
+        if layer.weights_of is not None:
+            continue
+        yield from (norm,) * (bool(layer.mixers) + (layer.mlp is not None))
+        for _, block in _blocks([layer]):
+            yield from all_weights(kind_of(block).weights(block, model.width))

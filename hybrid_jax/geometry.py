@@ -6,10 +6,15 @@ arithmetic are all derived from it, so no shape is stated twice.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from hybrid_jax.config import Attention, EngineConfig, Mamba2, ModelConfig
+from hybrid_jax.config import Attention, EngineConfig, ModelConfig
+from hybrid_jax.kinds.kind import StateLayout
+from hybrid_jax.kinds.table import recurrent_kind
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint32": 4, "int32": 4, "uint16": 2}
 FRAME_TARGET_BYTES = 256 * 1024
@@ -35,35 +40,93 @@ class ArraySpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KVPlace:
+    """Where one attention layer has its keys and values in every page.
+
+    Attributes:
+        frame: which of the page's frames. offset: words of that frame in front of them.
+        token_words: words of one token's K and V.
+    """
+
+    frame: int
+    offset: int
+    token_words: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateGroup:
+    """Recurrent layers of one kind that cache the same shape: their part of every checkpoint, and one set of rings.
+
+    A checkpoint holds for each group the states of its layers, and then their convolution columns.
+
+    Attributes:
+        layout: what one layer caches.
+        num_layers: layers of the group.
+        units_per_frame: units of a state in one frame.
+        first_frame: of the group's part, in a checkpoint.
+        column_words: words of one layer's columns. column_frames: frames of all layers' columns.
+    """
+
+    layout: StateLayout
+    num_layers: int
+    units_per_frame: int
+    first_frame: int
+    column_words: int
+    column_frames: int
+
+    @property
+    def frames_per_layer(self) -> int:
+        """Frames of one layer's state."""
+        return -(-self.layout.units // self.units_per_frame)
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of the group's part of a checkpoint."""
+        return self.num_layers * self.frames_per_layer + self.column_frames
+
+    @property
+    def columns(self) -> slice:
+        """Of a checkpoint's frames, those of the columns."""
+        end = self.first_frame + self.num_frames
+        return slice(end - self.column_frames, end)
+
+    @property
+    def used_words(self) -> int:
+        return self.num_layers * (self.layout.state_words + self.column_words)
+
+    def state_frame(self, layer: int) -> int:
+        """Of a checkpoint's frames, the first that holds the state of a layer of the group."""
+        return self.first_frame + layer * self.frames_per_layer
+
+
+class StatePlace(NamedTuple):
+    """A recurrent layer's group, and which of its layers it is."""
+
+    group: int
+    layer: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Geometry:
     """Where a model's state lies in equal frames.
 
     Attributes:
         frame_words: uint32 words of one frame.
         page_tokens: tokens of one KV page; 0 without attention.
-        num_attention, num_mamba2: mixers of each kind.
-        layers_per_page: attention layers that share one frame of a page.
-        frames_per_page: frames of one page, over all layer groups.
-        token_words: words of one token's K and V in one layer.
-        heads_per_frame: recurrent heads in one frame; 0 without recurrent layers.
-        frames_per_layer: frames of one recurrent layer's state.
-        conv_frames: frames of all layers' convolution columns.
-        conv_words: words of one layer's convolution columns.
+        frames_per_page: frames of one page.
+        kv: place of each attention layer, in layer order.
+        groups: recurrent layers by what they cache.
+        states: place of each recurrent layer, in layer order.
         grain: tokens between resume points.
         dtype: dtype of KV pages, ring records and convolution columns.
     """
 
     frame_words: int
     page_tokens: int
-    num_attention: int
-    num_mamba2: int
-    layers_per_page: int
     frames_per_page: int
-    token_words: int
-    heads_per_frame: int
-    frames_per_layer: int
-    conv_frames: int
-    conv_words: int
+    kv: tuple[KVPlace, ...]
+    groups: tuple[StateGroup, ...]
+    states: tuple[StatePlace, ...]
     grain: int
     dtype: str
 
@@ -71,18 +134,18 @@ class Geometry:
     def frame_bytes(self) -> int:
         return 4 * self.frame_words
 
-    @property
+    @functools.cached_property
     def state_frames(self) -> int:
         """Frames of one checkpoint; 0 for a model without recurrent layers."""
-        return self.num_mamba2 * self.frames_per_layer + self.conv_frames
+        return sum(group.num_frames for group in self.groups)
 
     @property
     def has_pages(self) -> bool:
-        return self.num_attention > 0
+        return bool(self.kv)
 
     @property
     def has_state(self) -> bool:
-        return self.num_mamba2 > 0
+        return bool(self.states)
 
     def num_pages(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens` tokens."""
@@ -111,14 +174,9 @@ def token_words(attention: Attention, dtype: str) -> int:
     return 2 * attention.num_kv_heads * attention.head_dim * ITEM_BYTES[dtype] // 4
 
 
-def head_words(mamba: Mamba2) -> int:
-    """Words of one recurrent head's float32 state."""
-    return mamba.head_dim * mamba.state_size
-
-
-def conv_words(mamba: Mamba2, dtype: str) -> int:
-    """Words of one layer's convolution columns, the last W - 1 inputs."""
-    return -(-(mamba.conv_width - 1) * mamba.conv_size * ITEM_BYTES[dtype] // 4)
+def column_words(layout: StateLayout, dtype: str) -> int:
+    """Words of one layer's convolution columns."""
+    return -(-layout.columns * layout.channels * ITEM_BYTES[dtype] // 4)
 
 
 def make_geometry(
@@ -126,8 +184,10 @@ def make_geometry(
 ) -> Geometry:
     """Chooses frame size and page size so that pages and checkpoints both fill their frames.
 
+    Every frame of a page holds the same number of layers, one after the other.
+
     Args:
-        model: the model; its mixers of one kind share one cached shape.
+        model: the model.
         engine: grain, page size (or None) and dtype.
         min_page_tokens: smallest page considered when the engine leaves it open (64 suits a CPU,
             where shorter ones make the loop over pages too long).
@@ -135,68 +195,133 @@ def make_geometry(
     Raises:
         ValueError: the grain is shorter than the convolution's history.
     """
-    attention, mamba = model.attention, model.mamba2
-    num_attention, num_mamba2 = len(model.mixers(Attention)), len(model.mixers(Mamba2))
-    if mamba is not None and engine.grain < mamba.conv_width - 1:
-        raise ValueError(
-            f"Geometry: grain must be at least conv_width - 1, got {engine.grain} and "
-            f"conv_width {mamba.conv_width}; raise grain"
-        )
+    tokens = [token_words(mixer, engine.dtype) for mixer in model.mixers(Attention)]
+    layouts = [recurrent_kind(mixer).layout(mixer) for mixer in model.recurrent]
+    for layout in layouts:
+        if engine.grain < layout.columns:
+            raise ValueError(
+                f"Geometry: grain must be at least conv_width - 1, got {engine.grain} and "
+                f"conv_width {layout.columns + 1}; raise grain"
+            )
     if engine.page_tokens is not None:
         page_sizes = [engine.page_tokens]
     else:
         page_sizes = [t for t in (16, 32, 64, 128) if t >= min_page_tokens]
-    if attention is None:
+    if not tokens:
         page_sizes, splits = [0], [0]
     else:
-        splits = [d for d in range(1, num_attention + 1) if num_attention % d == 0]
+        splits = [d for d in range(1, len(tokens) + 1) if len(tokens) % d == 0]
     options = []
     for page_tokens in page_sizes:
         for layers in splits:
-            page = layers * page_tokens * (token_words(attention, engine.dtype) if attention else 0)
-            for words in _frame_options(page, mamba):
-                options.append((_cost(words, page, mamba), words, page_tokens, layers))
+            page = [page_tokens * sum(tokens[i : i + layers]) for i in _starts(tokens, layers)]
+            for words in _frame_options(max(page, default=0), layouts):
+                options.append((_cost(words, page, layouts), words, page_tokens, layers))
     _, words, page_tokens, layers = min(options)
-    heads = words // head_words(mamba) if mamba else 0
-    heads = min(heads, mamba.num_heads) if mamba else 0
-    all_conv = num_mamba2 * conv_words(mamba, engine.dtype) if mamba else 0
+    groups, states = _state_groups(layouts, words, engine.dtype)
     return Geometry(
         frame_words=words,
         page_tokens=page_tokens,
-        num_attention=num_attention,
-        num_mamba2=num_mamba2,
-        layers_per_page=layers,
-        frames_per_page=num_attention // layers if layers else 0,
-        token_words=token_words(attention, engine.dtype) if attention else 0,
-        heads_per_frame=heads,
-        frames_per_layer=-(-mamba.num_heads // heads) if mamba else 0,
-        conv_frames=-(-all_conv // words),
-        conv_words=conv_words(mamba, engine.dtype) if mamba else 0,
+        frames_per_page=len(_starts(tokens, layers)),
+        kv=tuple(
+            KVPlace(
+                frame=index // layers,
+                offset=page_tokens * sum(tokens[index - index % layers : index]),
+                token_words=each,
+            )
+            for index, each in enumerate(tokens)
+        ),
+        groups=groups,
+        states=states,
         grain=engine.grain,
         dtype=engine.dtype,
     )
 
 
-def _frame_options(page_words: int, mamba: Mamba2 | None) -> list[int]:
-    """Frame sizes worth trying: the page itself, and whole blocks of heads that hold a page."""
-    if mamba is None:
+def sized_geometry(
+    *,
+    frame_words: int,
+    page_tokens: int,
+    frames_per_page: int,
+    token_words: int,
+    state_frames: int,
+    grain: int,
+    dtype: str = "bfloat16",
+) -> Geometry:
+    """A geometry of a model of which only sizes are known: one layer keeps all of a token, another the whole state.
+
+    Args:
+        token_words: of K and V, over all layers; 0 without attention. state_frames: of a checkpoint.
+    """
+    layout = StateLayout(
+        units=state_frames, unit_words=frame_words, columns=0, channels=0, records=()
+    )
+    groups, states = _state_groups([layout] if state_frames else [], frame_words, dtype)
+    return Geometry(
+        frame_words=frame_words,
+        page_tokens=page_tokens,
+        frames_per_page=frames_per_page,
+        kv=(KVPlace(frame=0, offset=0, token_words=token_words),) if token_words else (),
+        groups=groups,
+        states=states,
+        grain=grain,
+        dtype=dtype,
+    )
+
+
+def _starts(tokens: list[int], layers: int) -> range:
+    """First layer of each frame of a page, `layers` to a frame."""
+    return range(0, len(tokens), max(layers, 1))
+
+
+def _state_groups(
+    layouts: list[StateLayout], words: int, dtype: str
+) -> tuple[tuple[StateGroup, ...], tuple[StatePlace, ...]]:
+    """Groups in the order of their first layers, and the place of each layer."""
+    counts = Counter(layouts)
+    groups: list[StateGroup] = []
+    for layout, count in counts.items():
+        columns = column_words(layout, dtype)
+        groups.append(
+            StateGroup(
+                layout=layout,
+                num_layers=count,
+                units_per_frame=min(words // layout.unit_words, layout.units),
+                first_frame=sum(group.num_frames for group in groups),
+                column_words=columns,
+                column_frames=-(-count * columns // words),
+            )
+        )
+    numbers, seen, places = {layout: i for i, layout in enumerate(counts)}, Counter(), []
+    for layout in layouts:
+        places.append(StatePlace(numbers[layout], seen[layout]))
+        seen[layout] += 1
+    return tuple(groups), tuple(places)
+
+
+def _frame_options(page_words: int, layouts: list[StateLayout]) -> list[int]:
+    """Frame sizes worth trying: the page itself, and whole blocks of units that hold a page."""
+    if not layouts:
         return [page_words]
-    head = head_words(mamba)
-    sizes = {_round_up(max(page_words, head), 16)}
-    for frames in range(1, mamba.num_heads + 1):
-        words = _round_up(-(-mamba.num_heads // frames) * head, 16)
-        if words >= page_words:
-            sizes.add(words)
+    least = max(page_words, *(layout.unit_words for layout in layouts))
+    sizes = {_round_up(least, 16)}
+    for layout in set(layouts):
+        for frames in range(1, layout.units + 1):
+            words = _round_up(-(-layout.units // frames) * layout.unit_words, 16)
+            if words >= least:
+                sizes.add(words)
     return sorted(sizes)
 
 
-def _cost(words: int, page_words: int, mamba: Mamba2 | None) -> float:
+def _cost(words: int, page: list[int], layouts: list[StateLayout]) -> float:
     """Wasted share of pages and checkpoints, plus a pull towards the usual frame size."""
-    waste = (words - page_words) / words if page_words else 0.0
-    if mamba is not None:
-        heads = min(words // head_words(mamba), mamba.num_heads)
-        frames = -(-mamba.num_heads // heads)
-        waste += 1 - mamba.num_heads * head_words(mamba) / (frames * words)
+    held = len(page) * words
+    waste = (held - sum(page)) / held if held else 0.0
+    if layouts:
+        frames = sum(
+            -(-layout.units // min(words // layout.unit_words, layout.units)) for layout in layouts
+        )
+        waste += 1 - sum(layout.state_words for layout in layouts) / (frames * words)
     distance = abs(math.log2(4 * words / FRAME_TARGET_BYTES))
     return waste + 0.02 * distance
 
@@ -205,13 +330,11 @@ def _round_up(value: int, step: int) -> int:
     return -(-value // step) * step
 
 
-def checkpoint_padding(model: ModelConfig, geometry: Geometry) -> float:
+def checkpoint_padding(geometry: Geometry) -> float:
     """Share of a checkpoint's frames that holds nothing."""
     if not geometry.has_state:
         return 0.0
-    used = geometry.num_mamba2 * (
-        model.mamba2.num_heads * head_words(model.mamba2) + geometry.conv_words
-    )
+    used = sum(group.used_words for group in geometry.groups)
     return 1 - used / (geometry.state_frames * geometry.frame_words)
 
 
@@ -219,39 +342,36 @@ def page_padding(geometry: Geometry) -> float:
     """Share of a KV page's frames that holds nothing."""
     if not geometry.has_pages:
         return 0.0
-    used = geometry.layers_per_page * geometry.page_tokens * geometry.token_words
-    return 1 - used / geometry.frame_words
+    used = geometry.page_tokens * sum(place.token_words for place in geometry.kv)
+    return 1 - used / (geometry.frames_per_page * geometry.frame_words)
 
 
 def ring_specs(
-    model: ModelConfig, geometry: Geometry, *, num_rows: int, window: int, aligned: bool = False
-) -> dict[str, ArraySpec]:
-    """Specs of the Mamba-2 ring: records since the checkpoint, and the convolution's raw window.
+    geometry: Geometry, *, num_rows: int, window: int, aligned: bool = False
+) -> tuple[dict[str, ArraySpec], ...]:
+    """Specs of each group's rings: `conv`, the raw inputs of the convolution, and the records since the checkpoint by
+    their names.
 
     Args:
-        model, geometry: the model and its geometry.
+        geometry: of the model.
         num_rows: batch rows, the sink row included.
         window: most tokens a window step appends (1 for plain decode).
         aligned: windows stand on the grain, so the ring needs no room behind its last record.
     """
     bits = "uint16" if geometry.dtype != "float32" else "uint32"
-    num_layers, slots = geometry.num_mamba2, geometry.grain + (0 if aligned else window - 1)
-    if model.mamba2 is None:
-        conv_columns = conv_size = record = heads = 0
-    else:
-        conv_columns, conv_size = model.mamba2.conv_width - 1, model.mamba2.conv_size
-        record, heads = model.mamba2.record_size, model.mamba2.num_heads
-    return {
-        "conv": ArraySpec(
-            (num_layers, num_rows, conv_columns + window, conv_size), bits, ("L", "B", "W-1+T", "E")
-        ),
-        "xB": ArraySpec(
-            (num_layers, num_rows, slots, record), bits, ("L", "B", "grain+T-1", "M*P+G*R")
-        ),
-        "dt": ArraySpec(
-            (num_layers, num_rows, slots, heads), "float32", ("L", "B", "grain+T-1", "M")
-        ),
-    }
+    slots = geometry.grain + (0 if aligned else window - 1)
+    found = []
+    for group in geometry.groups:
+        layout, lead = group.layout, (group.num_layers, num_rows)
+        rings = {
+            "conv": ArraySpec(
+                (*lead, layout.columns + window, layout.channels), bits, ("L", "B", "W-1+T", "E")
+            )
+        }
+        for name, size, dtype in layout.records:
+            rings[name] = ArraySpec((*lead, slots, size), dtype or bits, ("L", "B", "S", "C"))
+        found.append(rings)
+    return tuple(found)
 
 
 def adjust_specs(model: ModelConfig, *, num_rows: int) -> dict[str, ArraySpec]:
@@ -265,7 +385,7 @@ def adjust_specs(model: ModelConfig, *, num_rows: int) -> dict[str, ArraySpec]:
 
 def kv_bytes_per_token(geometry: Geometry) -> int:
     """Bytes of K and V of one token over all attention layers, padding of the page left out."""
-    return 4 * geometry.num_attention * geometry.token_words
+    return 4 * sum(place.token_words for place in geometry.kv)
 
 
 def checkpoint_bytes(geometry: Geometry) -> int:

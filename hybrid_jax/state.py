@@ -6,46 +6,46 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import ModelConfig
 from hybrid_jax.geometry import ArraySpec, Geometry, ring_specs
 
 
 def describe(self) -> str:
     """Dtypes and shapes; printing a state never copies it to the host."""
-    fields = ", ".join(
-        f"{name}={leaf.dtype}{list(leaf.shape)}" for name, leaf in vars(self).items()
-    )
-    return f"{type(self).__name__}({fields})"
+    shown = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", vars(self))
+    fields = ", ".join(f"{name}={value}" for name, value in shown.items())
+    return f"{type(self).__name__}({fields})".replace("'", "")
 
 
 @flax.struct.dataclass(kw_only=True, repr=False)
 class State:
     """Everything a step reads and writes; donated to each step and returned by it.
 
-    The sizes: U frames of W words; L Mamba-2 mixers; B rows, the last one a sink for padding; T tokens a
-    window may append; F frames of a checkpoint.
+    The sizes: U frames of W words; L layers of a group (`StateGroup`); B rows, the last one a sink for padding; T
+    tokens a window may append; S slots of records, grain + T - 1; F frames of a checkpoint.
 
     Attributes:
         arena: uint32[U, W]; frame 0 is the sink.
-        conv: bits[L, B, W - 1 + T, E] raw convolution inputs, the W - 1 before the window's base first.
-        xB: bits[L, B, grain + ..., M P + G R] records since each row's checkpoint.
-        dt: float32[L, B, grain + ..., M] their step sizes.
+        rings: of each group, arrays by name: "conv", bits[L, B, W - 1 + T, E], raw convolution inputs, the W - 1 before
+            the window's base first; and the fields of the records since each row's checkpoint, [L, B, S, ...].
         slots: int32[max_slots, F] frames of each checkpoint slot; slot 0 is the sink's.
         tokens: int32[B] the token each row feeds next; -1 once it has stopped.
     """
 
     arena: jax.Array
-    conv: jax.Array
-    xB: jax.Array
-    dt: jax.Array
+    rings: tuple[dict[str, jax.Array], ...]
     slots: jax.Array
     tokens: jax.Array
 
     __repr__ = describe
 
+    def with_ring(self, group: int, **arrays: jax.Array) -> State:
+        """With other arrays in one group's ring."""
+        rings = list(self.rings)
+        rings[group] = rings[group] | arrays
+        return self.replace(rings=tuple(rings))
+
 
 def state_specs(
-    model: ModelConfig,
     geometry: Geometry,
     *,
     num_frames: int,
@@ -55,12 +55,9 @@ def state_specs(
     aligned: bool = False,
 ) -> State:
     """The state's tree with `ArraySpec` leaves; one row more than `max_rows` serves as the sink."""
-    rings = ring_specs(model, geometry, num_rows=max_rows + 1, window=window, aligned=aligned)
     return State(
         arena=ArraySpec((num_frames, geometry.frame_words), "uint32", ("U", "W")),
-        conv=rings["conv"],
-        xB=rings["xB"],
-        dt=rings["dt"],
+        rings=ring_specs(geometry, num_rows=max_rows + 1, window=window, aligned=aligned),
         slots=ArraySpec((max_slots, max(geometry.state_frames, 1)), "int32", ("slots", "F")),
         tokens=ArraySpec((max_rows + 1,), "int32", ("B",)),
     )

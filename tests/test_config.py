@@ -257,28 +257,6 @@ def test_an_impossible_value_is_named(kind, fields, message):
         kind(**fields)
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "shapes"),
-    [
-        (
-            Attention(**ATTENTION),
-            Attention(**ATTENTION | {"head_dim": 16}),
-            "Attention .* got [(2, 8), (2, 16)]",
-        ),
-        (
-            Mamba2(**MAMBA),
-            Mamba2(**MAMBA | {"state_size": 8}),
-            "Mamba2 .* got [(6, 8, 8, 1, 4), (6, 8, 16, 1, 4)]",
-        ),
-    ],
-)
-def test_mixers_that_cache_different_shapes_are_refused_with_both(first, second, shapes):
-    kind, _, got = shapes.partition(" .* ")
-    specs = layers(LayerSpec(mixers=(first,)), LayerSpec(mixers=(second,)))
-    with pytest.raises(NotImplementedError, match=f"{kind} mixers .*{re.escape(got)}"):
-        ModelConfig(**MODEL | specs)
-
-
 def test_mixers_may_differ_in_what_they_do_not_cache():
     local = Attention(**ATTENTION | {"window": 4, "qk_norm": True})
     model = ModelConfig(
@@ -298,8 +276,8 @@ def test_mixers_are_counted_in_layer_order_and_not_by_layer():
         )
     )
     assert model.mixers(Mamba2) == (mamba, mamba) and model.mixers(Attention) == (attention,)
-    assert model.attention is attention and model.mamba2 is mamba
-    assert ModelConfig(**MODEL).attention is None and ModelConfig(**MODEL).mamba2 is None
+    assert model.attention is attention and model.recurrent == (mamba,)
+    assert ModelConfig(**MODEL).attention is None and ModelConfig(**MODEL).recurrent == ()
 
 
 def test_sizes_of_a_mamba2_mixer_follow_from_its_heads():

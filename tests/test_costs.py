@@ -20,9 +20,9 @@ from hybrid_jax.costs import (
     model_costs,
     prefill_flops,
     token_flops,
-    written_flops,
 )
 from hybrid_jax.geometry import checkpoint_bytes, make_geometry
+from hybrid_jax.kinds.table import kind_of
 
 ATTENTION = Attention(num_heads=4, num_kv_heads=2, head_dim=8)
 WINDOWED = Attention(num_heads=4, num_kv_heads=2, head_dim=8, window=5)
@@ -103,10 +103,15 @@ def test_a_cut_at_half_of_nemotron_h_saves_what_its_formula_says():
 
 
 def test_what_a_token_writes_by_hand():
-    assert written_flops(ATTENTION, 16) == 2 * 16 * 2 * 2 * 8  # K and V of two heads
-    assert written_flops(MLP(width=24), 16) == 0
+    assert (
+        kind_of(ATTENTION).written_flops(ATTENTION, 16) == 2 * 16 * 2 * 2 * 8
+    )  # K and V of two heads
+    assert kind_of(MLP(width=24)).written_flops(MLP(width=24), 16) == 0
     # x of 32 channels, B of 16 and 4 steps; convolutions of width 4; decay and update of a 32 x 16 state.
-    assert written_flops(MAMBA, 16) == 2 * 16 * (32 + 16 + 4) + 8 * (32 + 16) + 4 * 32 * 16
+    assert (
+        kind_of(MAMBA).written_flops(MAMBA, 16)
+        == 2 * 16 * (32 + 16 + 4) + 8 * (32 + 16) + 4 * 32 * 16
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +125,7 @@ def test_what_a_token_writes_by_hand():
     ids=lambda mixer: type(mixer).__name__,
 )
 def test_to_write_is_less_than_to_compute(mixer):
-    assert 0 < written_flops(mixer, 16) < 0.7 * token_flops(mixer, 16)
+    assert 0 < kind_of(mixer).written_flops(mixer, 16) < 0.7 * token_flops(mixer, 16)
 
 
 def test_a_cut_behind_the_last_layer_saves_nothing_and_one_before_the_first_most():

@@ -22,7 +22,6 @@ from hybrid_jax.geometry import (
     ArraySpec,
     checkpoint_bytes,
     checkpoint_padding,
-    head_words,
     kv_bytes_per_token,
     make_geometry,
     page_padding,
@@ -74,11 +73,11 @@ def test_real_models_fill_frames_of_256_kib(name):
     geometry = make_geometry(model, BF16, min_page_tokens=16)
     assert geometry.frame_bytes == 256 * 1024
     assert kv_bytes_per_token(geometry) == kv_bytes
-    assert 4 * model.mamba2.num_heads * head_words(model.mamba2) == state_kib * 1024
+    assert 4 * geometry.groups[0].layout.state_words == state_kib * 1024
     assert (geometry.page_tokens, geometry.frames_per_page) == (page_tokens, page_frames)
     assert geometry.state_frames == state_frames
     assert checkpoint_bytes(geometry) == state_frames * 256 * 1024
-    assert 0 <= checkpoint_padding(model, geometry) <= 0.013
+    assert 0 <= checkpoint_padding(geometry) <= 0.013
     assert page_padding(geometry) == 0
 
 
@@ -109,23 +108,28 @@ def test_every_geometry_has_room_for_what_it_keeps(
     geometry = make_geometry(model, engine)
     item = 4 if dtype == "float32" else 2
     if num_attention:
-        page = geometry.layers_per_page * geometry.page_tokens * 2 * kv_heads * 2 * kv_width * item
+        layers = num_attention // geometry.frames_per_page
+        page = layers * geometry.page_tokens * 2 * kv_heads * 2 * kv_width * item
         assert page <= geometry.frame_bytes
-        assert geometry.frames_per_page * geometry.layers_per_page == num_attention
+        places = [(place.frame, place.offset) for place in geometry.kv]
+        part = page // 4 // layers
+        assert places == [(i // layers, i % layers * part) for i in range(num_attention)]
         assert page_padding(geometry) == pytest.approx(1 - page / geometry.frame_bytes)
         assert geometry.page_tokens == (page_tokens or geometry.page_tokens) >= 16
     else:
         assert not geometry.has_pages and geometry.num_pages(1000) == 0
     if num_mamba2:
-        in_frame = geometry.heads_per_frame * 4 * width * state_size
-        assert 0 < in_frame <= geometry.frame_bytes and geometry.heads_per_frame <= heads
-        assert geometry.frames_per_layer * geometry.heads_per_frame >= heads
-        assert (geometry.frames_per_layer - 1) * geometry.heads_per_frame < heads
+        (group,) = geometry.groups
+        assert geometry.states == tuple((0, layer) for layer in range(num_mamba2))
+        in_frame = group.units_per_frame * 4 * width * state_size
+        assert 0 < in_frame <= geometry.frame_bytes and group.units_per_frame <= heads
+        assert group.frames_per_layer * group.units_per_frame >= heads
+        assert (group.frames_per_layer - 1) * group.units_per_frame < heads
         conv = num_mamba2 * 4 * -(-3 * (heads * width + 2 * state_size) * item // 4)
-        assert conv <= geometry.conv_frames * geometry.frame_bytes < conv + geometry.frame_bytes
+        assert conv <= group.column_frames * geometry.frame_bytes < conv + geometry.frame_bytes
         used = conv + num_mamba2 * heads * 4 * width * state_size
         padding = 1 - used / checkpoint_bytes(geometry)
-        assert checkpoint_padding(model, geometry) == pytest.approx(padding)
+        assert checkpoint_padding(geometry) == pytest.approx(padding)
     else:
         assert geometry.state_frames == checkpoint_bytes(geometry) == 0
 
@@ -164,22 +168,21 @@ def test_ring_specs_follow_the_mixer_and_the_window():
     model = stack(1, attention(2, 8), 5, mamba(6, 8, 16, 3))
     record, conv = 6 * 8 + 3 * 16, 6 * 8 + 2 * 3 * 16
     geometry = make_geometry(model, BF16)
-    specs = ring_specs(model, geometry, num_rows=4, window=3)
+    (specs,) = ring_specs(geometry, num_rows=4, window=3)
     assert specs["conv"].shape == (5, 4, 3 + 3, conv) and specs["conv"].dtype == "uint16"
     assert specs["xB"].shape == (5, 4, 32 + 2, record) and specs["xB"].dtype == "uint16"
     assert specs["dt"].shape == (5, 4, 32 + 2, 6) and specs["dt"].dtype == "float32"
     assert all(len(spec.axes) == len(spec.shape) for spec in specs.values())
-    aligned = ring_specs(model, geometry, num_rows=4, window=32, aligned=True)
+    (aligned,) = ring_specs(geometry, num_rows=4, window=32, aligned=True)
     assert aligned["xB"].shape == (5, 4, 32, record)
-    wide = ring_specs(model, make_geometry(model, EngineConfig()), num_rows=4, window=1)
+    (wide,) = ring_specs(make_geometry(model, EngineConfig()), num_rows=4, window=1)
     assert wide["xB"].dtype == wide["conv"].dtype == "uint32"
     assert wide["xB"].num_bytes == 4 * 5 * 4 * 32 * record
 
 
 def test_a_model_without_recurrent_layers_has_an_empty_ring():
     model = stack(2, attention(2, 8), 0, mamba(2, 8, 8))
-    specs = ring_specs(model, make_geometry(model, EngineConfig()), num_rows=4, window=1)
-    assert sum(spec.num_bytes for spec in specs.values()) == 0
+    assert ring_specs(make_geometry(model, EngineConfig()), num_rows=4, window=1) == ()
 
 
 def test_bytes_of_an_array_spec():

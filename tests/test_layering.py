@@ -23,7 +23,7 @@ FOLDERS = {name for name, path in SOURCES.items() if path.name == "__init__.py"}
 # Rooms that load without jax, by prefix.
 HOST = (
     *("cache", "config", "constraints", "schedule", "sim", "sizing", "text", "api.outputs"),
-    *("costs", "geometry", "machine", "sizes"),
+    *("costs", "geometry", "kinds", "machine", "sizes"),
 )
 RULE = re.compile(r"^May import: ([^:]*)\.$(?:\nPackages: ([^:]*)\.$)?", re.M)
 
@@ -44,11 +44,11 @@ FILES = (
     Room("pallas_kernels.ssd_scan.triton_kernel", (), ("triton",)),
     Room("pallas_kernels.token_sampling.triton_kernel", ("pallas_kernels",), ("jax", "triton")),
     Room("pallas_kernels", ("pallas_kernels",), ("jax", "numpy")),
-    Room("geometry", ("config",)),
-    Room("costs", ("config", "geometry")),
+    Room("geometry", ("config", "kinds")),
+    Room("costs", ("config", "geometry", "kinds")),
     Room("machine"),
     Room("sizes"),
-    Room("state", ("config", "geometry"), ("jax", "flax")),
+    Room("state", ("geometry",), ("jax", "flax")),
     Room("__main__", ("cli",)),
     Room("", ()),  # the package itself: lazy
 )

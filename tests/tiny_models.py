@@ -122,6 +122,14 @@ def _windowed() -> ModelConfig:
     return _config("windowed", *layers)
 
 
+def _two_shapes() -> ModelConfig:
+    """Two shapes of states and two of KV, between each other."""
+    small = Mamba2(num_heads=4, head_dim=6, state_size=4, conv_width=3)
+    wide = Attention(num_heads=4, num_kv_heads=4, head_dim=6, rope=Rope(dim=6))
+    mixers = (_MAMBA, wide, small, _ATTENTION, small, _MAMBA)
+    return _config("two_shapes", *(_layer(mixer) for mixer in mixers), _layer(small, wide))
+
+
 MODELS = {
     "llama": _llama,
     "mamba2": _mamba2,
@@ -132,6 +140,7 @@ MODELS = {
     "parallel": _parallel,
     "shared": _shared,
     "windowed": _windowed,
+    "with_two_shapes": _two_shapes,
 }
 
 

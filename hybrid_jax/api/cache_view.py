@@ -119,7 +119,7 @@ class CacheView:
         config: EngineConfig,
     ) -> None:
         self._ask, self._seen, self._config = ask, seen, config
-        self._recurrent = model.mamba2 is not None
+        self._recurrent = bool(model.recurrent)
 
     def explain(self, request: RequestOutput | Delta | str) -> CacheExplanation:
         """Why a request's prompt hit as much of the cache as it did.

@@ -45,7 +45,7 @@ def describe(
         "sequences": f"up to {max_model_len} tokens, {engine.max_rows} at a time",
         "steps": f"chunks of up to {engine.prefill_tokens} prompt tokens, {engine.steps_per_dispatch} tokens a row "
         f"and dispatch, made of {KERNEL_WORDS[kernels]}",
-        **_triton(kernels, not_triton, scans=model.mamba2 is not None and not engine.exact),
+        **_triton(kernels, not_triton, scans=bool(model.recurrent) and not engine.exact),
         "cache": _cache(make_geometry(model, engine), engine, sizes),
         "sampling": _sampling(sampling),
     }

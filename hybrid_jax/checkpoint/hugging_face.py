@@ -13,8 +13,8 @@ import numpy as np
 from hybrid_jax.checkpoint.files import Progress
 from hybrid_jax.checkpoint.safetensors import StoredTensor, read_tensors
 from hybrid_jax.config import ModelConfig
+from hybrid_jax.kinds.tensors import Stored
 from hybrid_jax.models import FAMILIES, Family
-from hybrid_jax.models.tensors import Stored
 
 PIECE = 1 << 24  # bytes compared at a time
 REMEDY = "weights and config.json must be of the same model: fetch both again"

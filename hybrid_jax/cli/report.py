@@ -383,7 +383,7 @@ def inspect_model(
         frames_per_page=geometry.frames_per_page,
         frames_per_checkpoint=geometry.state_frames,
         page_padding=page_padding(geometry),
-        checkpoint_padding=checkpoint_padding(config, geometry),
+        checkpoint_padding=checkpoint_padding(geometry),
         ring_bytes_per_row=default.ring_bytes // (engine.max_rows + 1),
         grain=geometry.grain,
         max_rows=engine.max_rows,

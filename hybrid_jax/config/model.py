@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 from hybrid_jax.config.checks import positive, require
-from hybrid_jax.config.layers import Attention, LayerSpec, Mamba2, Mixer
+from hybrid_jax.config.layers import Attention, LayerSpec, RecurrentMixer
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -33,8 +34,8 @@ class ModelConfig:
         >>> attention = Attention(num_heads=4, num_kv_heads=2, head_dim=64)
         >>> layer = LayerSpec(mixers=(attention,), mlp=MLP(width=512))
         >>> config = ModelConfig(family="llama", vocab_size=256, width=256, layers=(layer,) * 2)
-        >>> len(config.mixers(Attention)), config.mamba2
-        (2, None)
+        >>> len(config.mixers(Attention)), config.recurrent
+        (2, ())
     """
 
     family: str
@@ -78,41 +79,17 @@ class ModelConfig:
                 f"layer {index} shares weights of layer {source}, so both must be alike, got {layer} "
                 f"and {self.layers[source] if source is not None else None}",
             )
-        for kind in (Attention, Mamba2):
-            shapes = {
-                _cache_shape(m)
-                for layer in self.layers
-                for m in layer.mixers
-                if isinstance(m, kind)
-            }
-            if len(shapes) > 1:
-                raise NotImplementedError(
-                    f"ModelConfig: all {kind.__name__} mixers of a model must cache the same "
-                    f"shape, got {sorted(shapes)}"
-                )
 
     def mixers(self, kind: type) -> tuple:
-        """All mixers of one kind, in layer order; their positions here are the cache indices."""
+        """All mixers of one kind, in layer order; their positions here are those of their places in a `Geometry`."""
         return tuple(m for layer in self.layers for m in layer.mixers if isinstance(m, kind))
 
     @property
     def attention(self) -> Attention | None:
-        """The first attention mixer; all of them cache the same shape."""
+        """The first attention mixer, or None."""
         return next(iter(self.mixers(Attention)), None)
 
-    @property
-    def mamba2(self) -> Mamba2 | None:
-        """The first Mamba-2 mixer; all of them cache the same shape."""
-        return next(iter(self.mixers(Mamba2)), None)
-
-
-def _cache_shape(mixer: Mixer) -> tuple[int, ...]:
-    if isinstance(mixer, Attention):
-        return (mixer.num_kv_heads, mixer.head_dim)
-    return (
-        mixer.num_heads,
-        mixer.head_dim,
-        mixer.state_size,
-        mixer.num_groups,
-        mixer.conv_width,
-    )
+    @functools.cached_property
+    def recurrent(self) -> tuple[RecurrentMixer, ...]:
+        """All recurrent mixers, in layer order."""
+        return tuple(m for m in self.mixers(object) if not isinstance(m, Attention))

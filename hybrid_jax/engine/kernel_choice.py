@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybrid_jax.config import EngineConfig, ModelConfig
-from hybrid_jax.engine import blocks
-from hybrid_jax.engine.fused import sizes_of
+from hybrid_jax.config import Attention, EngineConfig, ModelConfig
+from hybrid_jax.engine.attend import page_layout
+from hybrid_jax.engine.kinds.kind import At
+from hybrid_jax.engine.kinds.table import KINDS, first_layers
 from hybrid_jax.engine.pack import MAX_STOP_IDS
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.room import steps_on
 from pallas_kernels import jax_triton
-from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
-from pallas_kernels.gated_rmsnorm.kernel import why_unsupported as norm_unsupported
 from pallas_kernels.paged_attention.kernel import why_unsupported as attention_unsupported
 from pallas_kernels.residual_rmsnorm.kernel import why_unsupported as residual_unsupported
-from pallas_kernels.ssd_scan import ssd_scan_frames
-from pallas_kernels.ssd_scan.kernel import why_unsupported as scan_unsupported
-from pallas_kernels.ssd_scan.triton_scan import segment_tokens
-from pallas_kernels.ssd_scan.triton_scan import why_unsupported as triton_unsupported
-from pallas_kernels.ssd_window.kernel import why_unsupported as window_unsupported
 from pallas_kernels.token_sampling import sample_tokens
 
 LOG = logging.getLogger("hybrid_jax.kernels")
@@ -43,8 +36,6 @@ SETTINGS = (
     (0.7, 50, 0.9, 0.0),
     (1.0, 0, 1.0, 0.1),
 )
-# Of the norm, in the trial of the scan. The kernels are off by 0.003, with a wrong operand by 1.
-LARGEST_ERROR = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +74,13 @@ def choose_kernels(
         NotImplementedError: `EngineConfig.kernels` is "pallas", and these kernels cannot run the model.
         RuntimeError: a trial left the device unusable, or found too little memory.
     """
-    unsupported = why_unsupported(config, geometry, exact=engine.exact)
+    unsupported = why_unsupported(config, geometry, engine)
     steps = choose_steps(engine.kernels, device, unsupported)
     trials = Trials(place, store)
     ask = {"sampling": lambda: trials.of_sampling(config.vocab_size)}
-    if config.mamba2 is not None and not engine.exact:  # exact mode takes prompts by windows
-        ask["scan"] = lambda: (
-            triton_unsupported(sizes_of(config.mamba2), geometry.dtype)
-            or trials.of_scan(config, geometry)
+    if config.recurrent and not engine.exact:  # exact mode takes prompts by windows
+        ask["scan"] = lambda: _first(
+            trials.of_scan(at, geometry) for at in first_layers(config, geometry)
         )
     none = _why_no_triton(steps, device)
     reasons = {name: none or reason() for name, reason in ask.items()}
@@ -117,20 +107,21 @@ def choose_steps(wanted: str, device: Device, unsupported: str | None = None) ->
     return steps_on(device, wanted)
 
 
-def why_unsupported(config: ModelConfig, geometry: Geometry, *, exact: bool) -> str | None:
+def why_unsupported(config: ModelConfig, geometry: Geometry, engine: EngineConfig) -> str | None:
     """Why the kernels cannot run a model's steps, or None."""
     reasons = [residual_unsupported(config.width)]
-    if config.attention is not None:
-        layout = blocks.page_layout(config.attention, geometry)
-        reasons.append(attention_unsupported(layout))
-    if config.mamba2 is not None:
-        spec, sizes = config.mamba2, sizes_of(config.mamba2)
-        reasons += [
-            conv_unsupported(sizes, geometry.grain if exact else 1),
-            scan_unsupported(sizes, geometry.dtype),
-            window_unsupported(sizes, geometry.grain),
-            norm_unsupported(spec.inner_size // spec.norm_groups),
-        ]
+    for spec, place in zip(config.mixers(Attention), geometry.kv, strict=True):
+        reasons.append(attention_unsupported(page_layout(spec, place, geometry)))
+    for spec in config.recurrent:
+        kind = KINDS["pallas"].get(type(spec))
+        if kind is None:
+            reasons.append(f"there are no kernels for {type(spec).__name__}")
+        else:
+            reasons.append(kind.why_unsupported(spec, geometry, engine))
+    return _first(reasons)
+
+
+def _first(reasons: Iterable[str | None]) -> str | None:
     return next((reason for reason in reasons if reason is not None), None)
 
 
@@ -165,9 +156,12 @@ class Trials:
     place: jax.Device | None = None
     store: ProgramStore | None = None
 
-    def of_scan(self, config: ModelConfig, geometry: Geometry) -> str | None:
-        """Of what scans prompts."""
-        return self._tried(f"scan {config.mamba2} {geometry}", lambda: try_scan(config, geometry))
+    def of_scan(self, at: At, geometry: Geometry) -> str | None:
+        """Of what scans prompts through layers of one group."""
+        kind = KINDS["pallas"][type(at.spec)]
+        return kind.triton_unsupported(at.spec, geometry) or self._tried(
+            f"scan {at} {geometry}", lambda: kind.try_triton(at, geometry)
+        )
 
     def of_sampling(self, vocab_size: int) -> str | None:
         """Of what draws tokens."""
@@ -204,46 +198,6 @@ def require_working(wrong: str) -> None:
             f"LLM: the GPU stopped working in a trial of Triton kernels ({wrong}); start again without them: "
             "pip uninstall jax-triton"
         ) from error
-
-
-def try_scan(config: ModelConfig, geometry: Geometry) -> str | None:
-    """Scans rows of one segment and of two, from a checkpoint and from nothing; says what is far from XLA's numbers."""
-    spec = config.mamba2
-    assert spec is not None, "a trial of the scan is for models with Mamba-2 layers"
-    sizes, dtype = sizes_of(spec), jnp.dtype(geometry.dtype)
-    keys = jax.random.split(jax.random.key(0), 4)
-    # A table as wide as that of the steps, so what is compiled for it serves them; the second layer's frames are used.
-    layer = geometry.frames_per_layer
-    first = layer if geometry.num_mamba2 > 1 else 0
-    table = jnp.zeros((2, geometry.state_frames), jnp.int32)
-    read, write = 1 + np.arange(4 * layer, dtype=np.int32).reshape(2, 2, layer)
-    shape = (1 + 4 * layer, geometry.frame_words)
-    for tokens in (segment_tokens(spec.num_heads) + 65, 65):
-        lengths = jnp.array([tokens, tokens - 37], jnp.int32)
-        given = {
-            "arena": jax.lax.bitcast_convert_type(jax.random.normal(keys[0], shape), jnp.uint32),
-            "read": table.at[:, first : first + layer].set(read),
-            "write": table.at[:, first : first + layer].set(write),
-            "exists": jnp.array([1, 0], jnp.int32),
-            "xBC": jax.random.normal(keys[1], (2, tokens, sizes.conv_size), dtype),
-            "dt": jax.random.uniform(keys[2], (2, tokens, spec.num_heads), maxval=0.1),
-            "A": -jnp.linspace(1, 16, spec.num_heads),
-            "D": jax.random.normal(keys[3], (spec.num_heads,)),
-            "lengths": lengths,
-            "state_lengths": lengths - 1,
-        }
-
-        def made(implementation: str, given: dict = given) -> tuple[np.ndarray, np.ndarray]:
-            """Outputs and states, in float32."""
-            static = {"records": sizes, "first_frame": first, "implementation": implementation}
-            y, arena = jax.jit(functools.partial(ssd_scan_frames, **static))(**given)
-            return np.asarray(y, np.float32), np.asarray(arena)[write].view(np.float32)
-
-        for name, a, b in zip(("outputs", "states"), made("triton"), made("xla"), strict=True):
-            off = float(np.linalg.norm(a - b) / np.linalg.norm(b))
-            if not off < LARGEST_ERROR:
-                return f"{name} of {tokens} tokens are off by {off:.2g} of their norm"
-    return None
 
 
 def try_sampling(vocab_size: int) -> str | None:

@@ -13,8 +13,8 @@ from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine import pack
 from hybrid_jax.engine.adjust import Adjust, make_adjust, row_of
-from hybrid_jax.engine.blocks import Model
 from hybrid_jax.engine.kernel_choice import Kernels
+from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.programs.behind import Behind
 from hybrid_jax.engine.programs.compiling import Compiling, Program, shapes_of
 from hybrid_jax.engine.programs.store import ProgramStore
@@ -73,7 +73,6 @@ class Runner:
         self._by_name = {kind.name: kind for kind in self.kinds}
         self.max_pages = geometry.num_pages(max_model_len)
         self.specs = state_specs(
-            config,
             geometry,
             num_frames=num_frames,
             max_slots=max_slots,

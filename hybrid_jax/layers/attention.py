@@ -73,3 +73,11 @@ def attend(
     v = jnp.where(exists[:, :, None, None], v, 0).astype(jnp.float32)  # 0 * NaN would be NaN
     y = jnp.einsum("bkgts,bskh->btkgh", weights, v, precision=HIGHEST)
     return y.reshape(q.shape).astype(q.dtype)
+
+
+def whole(
+    params: dict, h: jax.Array, positions: jax.Array, lengths: jax.Array, spec: Attention
+) -> jax.Array:
+    """Whole sequences h [B, T, D] at positions int32[B, T], of which lengths int32[B] tokens are real: [B, T, D]."""
+    q, k, v = project(params, h, positions, spec)
+    return output(params, attend(q, k, v, positions, lengths, spec))

@@ -129,6 +129,16 @@ def scan(
     return output(params, y, x, z, spec), state, columns, Records(xB, dt)
 
 
+def whole(
+    params: dict, h: jax.Array, positions: jax.Array, lengths: jax.Array, spec: Mamba2
+) -> jax.Array:
+    """Whole sequences h [B, T, D] from nothing, of which lengths int32[B] tokens are real: [B, T, D]."""
+    rows = h.shape[0]
+    state = jnp.zeros((rows, spec.num_heads, spec.head_dim, spec.state_size), jnp.float32)
+    conv = jnp.zeros((rows, spec.conv_width - 1, spec.conv_size), h.dtype)
+    return scan(params, h, state, conv, lengths, lengths, spec)[0]
+
+
 def window(
     params: dict,
     z: jax.Array,

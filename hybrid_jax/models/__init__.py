@@ -2,7 +2,7 @@
 
 No family touches an array; the equations are in `models.decoder`, the same for all of them.
 
-May import: config, layers, pallas_kernels.
+May import: config, kinds, layers, pallas_kernels.
 Packages: jax, numpy.
 """
 
@@ -71,7 +71,7 @@ def config_from_hf(values: dict) -> ModelConfig:
         ...     dict(model_type="mamba2", vocab_size=96, hidden_size=32, num_hidden_layers=2, expand=2)
         ...     | dict(num_heads=8, head_dim=8, state_size=16, n_groups=2, conv_kernel=4)
         ... )
-        >>> config.mamba2.inner_size, config.mamba2.conv_size
+        >>> config.recurrent[0].inner_size, config.recurrent[0].conv_size
         (64, 128)
     """
     name = values.get("model_type")

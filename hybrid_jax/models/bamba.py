@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig
-from hybrid_jax.models import tensors
+from hybrid_jax.kinds import tensors
+from hybrid_jax.kinds.table import kind_of
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
 RENAMES = ()
@@ -45,13 +46,10 @@ def stored(config: ModelConfig) -> dict:
 
     def layer(index: int, spec: LayerSpec) -> dict:
         prefix, (mixer,) = f"model.layers.{index}", spec.mixers
-        if isinstance(mixer, Attention):
-            mixed = tensors.attention(f"{prefix}.self_attn", config.width, mixer)
-        else:
-            mixed = tensors.mamba2(f"{prefix}.mamba", config.width, mixer)
+        name = "self_attn" if isinstance(mixer, Attention) else "mamba"
         return {
             "norm": tensors.vector(f"{prefix}.input_layernorm.weight", config.width),
-            "mixers": [mixed],
+            "mixers": [kind_of(mixer).stored(f"{prefix}.{name}", config.width, mixer)],
             "mlp_norm": tensors.vector(f"{prefix}.pre_ff_layernorm.weight", config.width),
             "mlp": tensors.gated_mlp(f"{prefix}.feed_forward", config.width, spec.mlp),
         }

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import MLP, Attention, Mamba2, ModelConfig, MoE
-from hybrid_jax.layers import attention, mamba2
+from hybrid_jax.config import MLP, FeedForward, Mixer, ModelConfig
 from hybrid_jax.layers.linear import LINEARS, LINEARS_IN_PARTS, linear_transposed
+from hybrid_jax.layers.mixers import MIXERS
 from hybrid_jax.layers.mlp import mlp
 from hybrid_jax.layers.moe import moe
 from hybrid_jax.layers.norm import rms_norm
@@ -22,8 +22,6 @@ from pallas_kernels.parts import whole
 from pallas_kernels.residual_rmsnorm import residual_rmsnorm
 from pallas_kernels.residual_rmsnorm.xla import residual_sum
 
-Mixer = Attention | Mamba2
-FeedForward = MLP | MoE
 Mix = Callable[[dict, jax.Array, Mixer], jax.Array]
 
 
@@ -146,18 +144,12 @@ def forward(
     Returns:
         float32[B, T, V] logits; those of padding mean nothing.
     """
-    rows, width = tokens.shape
     if lengths is None:
-        lengths = jnp.full(rows, width, jnp.int32)
-    positions = jnp.broadcast_to(jnp.arange(width), tokens.shape)
+        lengths = jnp.full(tokens.shape[0], tokens.shape[1], jnp.int32)
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     valid = positions < lengths[:, None]
 
     def mix(weights: dict, normed: jax.Array, spec: Mixer) -> jax.Array:
-        if isinstance(spec, Attention):
-            q, k, v = attention.project(weights, normed, positions, spec)
-            return attention.output(weights, attention.attend(q, k, v, positions, lengths, spec))
-        state = jnp.zeros((rows, spec.num_heads, spec.head_dim, spec.state_size), jnp.float32)
-        conv = jnp.zeros((rows, spec.conv_width - 1, spec.conv_size), normed.dtype)
-        return mamba2.scan(weights, normed, state, conv, lengths, lengths, spec)[0]
+        return MIXERS[type(spec)](weights, normed, positions, lengths, spec)
 
     return logits(params, walk(params, tokens, valid, config, mix), config)

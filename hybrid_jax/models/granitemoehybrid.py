@@ -7,7 +7,8 @@ Four multipliers: on the embeddings, on every residual update, on q·k (in place
 from __future__ import annotations
 
 from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig, MoE
-from hybrid_jax.models import tensors
+from hybrid_jax.kinds import tensors
+from hybrid_jax.kinds.table import kind_of
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
 RENAMES = (
@@ -90,10 +91,7 @@ def stored(config: ModelConfig) -> dict:
 
     def layer(index: int, spec: LayerSpec) -> dict:
         prefix, (mixer,) = f"model.layers.{index}", spec.mixers
-        if isinstance(mixer, Attention):
-            mixed = tensors.attention(f"{prefix}.self_attn", width, mixer)
-        else:
-            mixed = tensors.mamba2(f"{prefix}.mamba", width, mixer)
+        name = "self_attn" if isinstance(mixer, Attention) else "mamba"
         if isinstance(spec.mlp, MLP):
             mlp = shared(prefix, spec.mlp.width)
         else:
@@ -102,7 +100,7 @@ def stored(config: ModelConfig) -> dict:
                 mlp["shared"] = shared(prefix, spec.mlp.shared_width)
         return {
             "norm": tensors.vector(f"{prefix}.input_layernorm.weight", width),
-            "mixers": [mixed],
+            "mixers": [kind_of(mixer).stored(f"{prefix}.{name}", width, mixer)],
             "mlp_norm": tensors.vector(f"{prefix}.post_attention_layernorm.weight", width),
             "mlp": mlp,
         }

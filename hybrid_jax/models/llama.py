@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hybrid_jax.config import MLP, LayerSpec, ModelConfig
-from hybrid_jax.models import tensors
+from hybrid_jax.kinds import tensors
+from hybrid_jax.kinds.table import kind_of
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
 RENAMES = ()
@@ -30,7 +31,9 @@ def stored(config: ModelConfig) -> dict:
         prefix = f"model.layers.{index}"
         return {
             "norm": tensors.vector(f"{prefix}.input_layernorm.weight", config.width),
-            "mixers": [tensors.attention(f"{prefix}.self_attn", config.width, spec.mixers[0])],
+            "mixers": [
+                kind_of(spec.mixers[0]).stored(f"{prefix}.self_attn", config.width, spec.mixers[0])
+            ],
             "mlp_norm": tensors.vector(f"{prefix}.post_attention_layernorm.weight", config.width),
             "mlp": tensors.gated_mlp(f"{prefix}.mlp", config.width, spec.mlp),
         }

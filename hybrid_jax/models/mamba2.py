@@ -7,7 +7,8 @@ the gated norm always multiplies by the gate first.
 from __future__ import annotations
 
 from hybrid_jax.config import LayerSpec, Mamba2, ModelConfig
-from hybrid_jax.models import tensors
+from hybrid_jax.kinds import tensors
+from hybrid_jax.kinds.table import kind_of
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
 RENAMES = ((r"^backbone\.embedding\.", "backbone.embeddings."),)
@@ -48,7 +49,9 @@ def stored(config: ModelConfig) -> dict:
         prefix = f"backbone.layers.{index}"
         return {
             "norm": tensors.vector(f"{prefix}.norm.weight", config.width),
-            "mixers": [tensors.mamba2(f"{prefix}.mixer", config.width, spec.mixers[0])],
+            "mixers": [
+                kind_of(spec.mixers[0]).stored(f"{prefix}.mixer", config.width, spec.mixers[0])
+            ],
         }
 
     return tensors.model(config, "backbone.embeddings.weight", "backbone.norm_f.weight", layer)

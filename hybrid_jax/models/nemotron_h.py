@@ -7,7 +7,8 @@ The step size is bounded by `time_step_limit` alone; some implementations also r
 from __future__ import annotations
 
 from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig, MoE
-from hybrid_jax.models import tensors
+from hybrid_jax.kinds import tensors
+from hybrid_jax.kinds.table import kind_of
 from hybrid_jax.models.hf_config import HFConfig
 
 RENAMES = ((r"^model\.", "backbone."),)
@@ -123,10 +124,9 @@ def stored(config: ModelConfig) -> dict:
         if isinstance(spec.mlp, MoE):
             return {"mlp_norm": norm, "mlp": _stored_moe(prefix, config.width, spec.mlp)}
         (mixer,) = spec.mixers
-        if isinstance(mixer, Mamba2):
-            return {"norm": norm, "mixers": [tensors.mamba2(prefix, config.width, mixer)]}
         # attention_bias is sometimes set in files whose attention has none
-        mixed = tensors.attention(prefix, config.width, mixer, zeros_if_absent=True)
+        absent = {"zeros_if_absent": True} if isinstance(mixer, Attention) else {}
+        mixed = kind_of(mixer).stored(prefix, config.width, mixer, **absent)
         return {"norm": norm, "mixers": [mixed]}
 
     return tensors.model(config, "backbone.embeddings.weight", "backbone.norm_f.weight", layer)

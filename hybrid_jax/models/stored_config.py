@@ -8,16 +8,14 @@ from typing import Any
 
 from hybrid_jax import config as model
 from hybrid_jax.config import ModelConfig
+from hybrid_jax.kinds.table import KINDS
 from hybrid_jax.models.hf_config import plain
 
 TYPES = {
     cls.__name__: cls
     for cls in (
-        model.Attention,
+        *KINDS,
         model.LayerSpec,
-        model.MLP,
-        model.Mamba2,
-        model.MoE,
         model.ModelConfig,
         model.Rope,
         model.RopeScaling,

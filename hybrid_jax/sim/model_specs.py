@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from hybrid_jax.config import MLP, Attention, GatedDelta, Mamba1, Mamba2, MoE
+from hybrid_jax.config import Attention
 from hybrid_jax.costs import Block, Costs, block_costs, state_elements
+from hybrid_jax.kinds.kind import RecurrentKind
+from hybrid_jax.kinds.table import KINDS, kind_of
 
 FOLDER = Path(__file__).parent / "specs"
-KINDS: dict[str, Callable] = {
-    "attention": Attention,
-    "mamba1": Mamba1,
-    "mamba2": Mamba2,
-    "gated_delta": GatedDelta,
-    "mlp": MLP,
-    "moe": MoE,
-}
+NAMES: dict[str, type] = {kind.name: spec for spec, kind in KINDS.items()}
 PAPER_CONV_WIDTH = 4
 
 
@@ -92,7 +86,7 @@ def _stack(entry: dict[str, Any], where: str) -> tuple[Costs, tuple[tuple[int, B
     for count, block in blocks:
         if isinstance(block, Attention):
             token_bytes += count * 2 * block.num_kv_heads * block.head_dim * kv_item
-        elif isinstance(block, Mamba1 | Mamba2 | GatedDelta):
+        elif isinstance(kind_of(block), RecurrentKind):
             state, columns = state_elements(block)
             checkpoint += count * (state * state_item + columns * kv_item)
     width = _whole(entry, "width", where)
@@ -115,9 +109,9 @@ def _paper(sizes: Any, where: str) -> Costs:
 def _block(entry: dict[str, Any], where: str) -> tuple[int, Block]:
     """How many, and what."""
     kinds = sorted(entry.keys() - {"count"})
-    if len(kinds) != 1 or kinds[0] not in KINDS:
-        raise ValueError(f"{where}: a block is one of {', '.join(KINDS)}, got {kinds}")
-    make, inside = KINDS[kinds[0]], f"{where}: {kinds[0]}"
+    if len(kinds) != 1 or kinds[0] not in NAMES:
+        raise ValueError(f"{where}: a block is one of {', '.join(NAMES)}, got {kinds}")
+    make, inside = NAMES[kinds[0]], f"{where}: {kinds[0]}"
     sizes = _table(entry[kinds[0]], inside)
     known = {field.name: field for field in fields(make) if field.name != "rope"}
     _check_keys(sizes, set(known), inside)

@@ -88,10 +88,9 @@ def choose_sizes(
             f"{engine.page_tokens}"
         )
     window = engine.grain if engine.exact else 1
-    rings = ring_specs(
-        model, geometry, num_rows=engine.max_rows + 1, window=window, aligned=engine.exact
-    )
-    ring_bytes = sum(spec.num_bytes for spec in rings.values()) + 4 * (engine.max_rows + 1)
+    rings = ring_specs(geometry, num_rows=engine.max_rows + 1, window=window, aligned=engine.exact)
+    ring_bytes = sum(spec.num_bytes for ring in rings for spec in ring.values())
+    ring_bytes += 4 * (engine.max_rows + 1)
     step_bytes = logits_bytes(
         model, max_rows=engine.max_rows, dtype=engine.dtype if kernels else None
     )

@@ -1,6 +1,6 @@
 """Training of the small bundled model; needs the extra `train` (optax), loaded on the first call.
 
-May import: config, engine.programs, models, text.
+May import: config, kinds, engine.programs, models, text.
 Packages: jax, ml_dtypes, numpy, optax, rich, safetensors, tokenizers.
 """
 

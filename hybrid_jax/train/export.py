@@ -11,9 +11,9 @@ import numpy as np
 import tokenizers
 from safetensors.numpy import save_file
 
-from hybrid_jax.config import MLP, Attention, ModelConfig
+from hybrid_jax.config import MLP, Attention, Mamba2, ModelConfig
+from hybrid_jax.kinds.tensors import Stored
 from hybrid_jax.models import FAMILIES
-from hybrid_jax.models.tensors import Stored
 from hybrid_jax.text.tokenizer import byte_alphabet
 from hybrid_jax.train.data import END, PAD, SPECIAL_TOKENS
 
@@ -58,7 +58,7 @@ def hf_config(config: ModelConfig) -> dict:
     Raises:
         NotImplementedError: layers that such a file cannot describe.
     """
-    attention, mamba = config.attention, config.mamba2
+    attention, mamba = config.attention, next(iter(config.mixers(Mamba2)), None)
     mlps = {layer.mlp for layer in config.layers}
     if (
         config.family != "granitemoehybrid"

@@ -68,7 +68,7 @@ def training_record(
 
 
 def _summary(config: ModelConfig) -> dict:
-    mamba, attention = config.mamba2, config.attention
+    mamba, attention = config.recurrent[0], config.attention
     return {
         "pattern": "".join(type(s.mixers[0]).__name__[0] for s in config.layers),
         "width": config.width,

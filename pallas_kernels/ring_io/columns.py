@@ -82,6 +82,13 @@ def pack_columns(columns: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(pairs, jnp.uint32)
 
 
+def unpack_columns(words: jax.Array, columns: int, channels: int, dtype: str) -> jax.Array:
+    """The inverse of `pack_columns`: uint32[B, words] to bits [B, C, E] of `dtype`."""
+    if dtype != "float32":
+        words = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(words.shape[0], -1)
+    return words[:, : columns * channels].reshape(-1, columns, channels)
+
+
 def _words(conv: jax.Array, rows: int, columns: int) -> jax.Array:
     """uint32[B, L * words] of the first columns of the rings of some rows."""
     packed = pack_columns(conv[:, :rows, :columns])

@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig
-from hybrid_jax.engine.blocks import Model
+from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.steps.exact import ExactBucket
 from hybrid_jax.engine.steps.table import DECODE, EXACT, PREFILL
 from hybrid_jax.geometry import make_geometry
-from hybrid_jax.models import FAMILIES, config_from_hf, tensors
-from hybrid_jax.models.tensors import Stored
+from hybrid_jax.kinds import tensors
+from hybrid_jax.kinds.table import kind_of
+from hybrid_jax.kinds.tensors import Stored
+from hybrid_jax.models import FAMILIES, config_from_hf
 from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
 from hybrid_jax.state import state_specs
 
@@ -46,11 +48,10 @@ def weights(config: ModelConfig, dtype: str = "bfloat16") -> dict:
     """Shapes of all weights; A_log, D and dt_bias are float32."""
     if any(len(layer.mixers) > 1 for layer in config.layers):  # no family stores such layers
         tree = FAMILIES[config.family].stored(hybrid_7b(1))
-        kinds = {Attention: tensors.attention, Mamba2: tensors.mamba2}
         tree["layers"] = [
             {
                 "norm": tensors.vector("norm", config.width),
-                "mixers": [kinds[type(m)]("mixer", config.width, m) for m in layer.mixers],
+                "mixers": [kind_of(m).stored("mixer", config.width, m) for m in layer.mixers],
             }
             for layer in config.layers
         ]
@@ -126,7 +127,6 @@ def _model_and_state(
     engine = EngineConfig(dtype=dtype, max_rows=rows, kernels="pallas", exact=exact)
     geometry = make_geometry(config, engine)
     specs = state_specs(
-        config,
         geometry,
         num_frames=num_frames,
         max_slots=512,

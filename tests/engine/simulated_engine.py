@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
-from hybrid_jax.geometry import Geometry
+from hybrid_jax.geometry import sized_geometry
 from hybrid_jax.schedule import bucket
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.scheduler import Scheduler
@@ -17,11 +17,9 @@ GRAIN = 32
 def make_geometry(*, page_tokens=64, kind="hybrid", grain=GRAIN):
     """Small numbers: a page is 2 frames, a checkpoint 3; `kind` leaves out one of them."""
     pages, state = kind != "recurrent", kind != "attention"
-    return Geometry(
-        frame_words=64, page_tokens=page_tokens if pages else 0, num_attention=2 * pages,
-        num_mamba2=2 * state,
-        layers_per_page=int(pages), frames_per_page=2 * pages, token_words=1, heads_per_frame=int(state),
-        frames_per_layer=int(state), conv_frames=int(state), conv_words=1, grain=grain, dtype="float32",
+    return sized_geometry(
+        frame_words=64, page_tokens=page_tokens if pages else 0, frames_per_page=2 * pages,
+        token_words=2 * pages, state_frames=3 * state, grain=grain, dtype="float32",
     )  # fmt: skip
 
 

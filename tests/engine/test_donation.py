@@ -36,10 +36,15 @@ pytestmark = pytest.mark.usefixtures("no_compile_cache")
 
 
 def model(pattern: str, dtype: str) -> ModelConfig:
-    """The bundled model's widths with other layers: M, A, or both side by side in either order, P and Q."""
+    """The bundled model's widths with other layers: M, A, or both side by side in either order, P and Q. N and B have
+    other shapes than M and A."""
     mamba2 = Mamba2(num_heads=6, head_dim=64, state_size=64)
     attention = Attention(num_heads=3, num_kv_heads=1, head_dim=64)
-    mixers = {"M": (mamba2,), "A": (attention,), "P": (mamba2, attention), "Q": (attention, mamba2)}
+    mixers = {
+        **{"M": (mamba2,), "A": (attention,), "P": (mamba2, attention), "Q": (attention, mamba2)},
+        "N": (Mamba2(num_heads=5, head_dim=64, state_size=48, num_groups=5),),
+        "B": (Attention(num_heads=2, num_kv_heads=2, head_dim=96),),
+    }
     return ModelConfig(
         family="test",
         vocab_size=260,
@@ -174,10 +179,8 @@ def check(runner: Runner, kind: str, *key) -> None:
         arena = program.results(program.state.arena)
         assert "parameter" in arena
         assert set(arena) <= WRITES_IN_PLACE, f"{kind} {key}: {set(arena) - WRITES_IN_PLACE}"
-        for name in ("xB", "dt", "conv"):
-            leaf = getattr(program.state, name)
-            if math.prod(leaf.shape):
-                assert "copy" not in program.results(leaf), f"{kind} {key}: a copy of {name}"
+        for name, leaf in jax.tree_util.tree_leaves_with_path(program.state.rings):
+            assert "copy" not in program.results(leaf), f"{kind} {key}: a copy of {name}"
         if program.adjust is not None:
             assert "copy" not in program.results(program.adjust.counts), f"{kind} {key}: of adjust"
         assert not mistakable(program.text), f"{kind} {key}: {mistakable(program.text)}"
@@ -209,6 +212,10 @@ CASES = {
     "prefill_side_by_side": ("PQ", "float32", "prefill", 4, 32),
     "exact_side_by_side": ("PP", "float32", "exact", 8, 32),
     "exact_attention_first": ("AMMA", "float32", "exact", 8, 32),
+    "decode_two_shapes": ("MNBAN", "float32", "decode", 8, None),
+    "prefill_two_shapes": ("MNBAN", "float32", "prefill", 4, 32),
+    "exact_two_shapes": ("MNBMAN", "float32", "exact", 8, 32),
+    "fork_two_shapes": ("MNBAN", "float32", "fork", 4, None),
 }
 
 

@@ -33,13 +33,13 @@ pytestmark = pytest.mark.usefixtures("no_compile_cache")
 READ_A_CHECKPOINT = """
 import jax
 import jax.numpy as jnp
-from hybrid_jax.engine.blocks import slot_frames
+from hybrid_jax.engine.frames import slot_frames
 from hybrid_jax.state import State
 from pallas_kernels.frame_io import read_frames
 
 @jax.jit
 def read(arena, slots, slot):
-    none = dict.fromkeys(("conv", "xB", "dt", "tokens"))
+    none = dict.fromkeys(("rings", "tokens"))
     ids = slot_frames(State(arena=arena, slots=slots, **none), slot)
     return read_frames(arena, ids, implementation="xla")
 

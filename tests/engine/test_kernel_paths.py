@@ -13,8 +13,8 @@ import pytest
 
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
-from hybrid_jax.engine.blocks import Model
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.steps.exact import ExactBucket
 from hybrid_jax.engine.steps.table import DECODE, EXACT, PREFILL
 from hybrid_jax.geometry import make_geometry
@@ -142,7 +142,6 @@ def step_and_specs(
     engine = EngineConfig(dtype="bfloat16", **settings)
     geometry = make_geometry(config, engine)
     specs = state_specs(
-        config,
         geometry,
         num_frames=64,
         max_slots=8,

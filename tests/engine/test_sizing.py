@@ -77,7 +77,6 @@ def test_what_is_allocated_is_what_is_counted_and_within_the_budget(pattern, set
         per_frame = geometry.frame_bytes + 4
         assert memory - found.total_bytes <= per_frame + slack + 4 * found.num_frames
         specs = state_specs(
-            config,
             geometry,
             num_frames=found.num_frames,
             max_slots=found.max_slots,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.geometry import Geometry
 from hybrid_jax.schedule.sequence import Phase
 from hybrid_jax.state import State
 
@@ -43,7 +44,7 @@ class Poison:
         scheduler, frames = engine.scheduler, engine.scheduler.memory.frames
         num_frames = engine.runner.state.arena.shape[0]  # the scheduler may know of fewer
         whole = np.ones(num_frames, bool)
-        tails = np.full(num_frames, _KEEP)
+        tails, which = np.full(num_frames, _KEEP), np.zeros(num_frames, np.int32)
         for frame in range(frames.num_frames):
             whole[frame] = frames.holders(frame) == 0
         num_rows = engine.engine_config.max_rows + 1
@@ -54,30 +55,46 @@ class Poison:
             if sequence.phase is not Phase.PREFILL:  # a chunk starts from the checkpoint alone
                 records[row] = sequence.position - sequence.checkpoint
                 committed = records[row] if engine.engine_config.exact else 0
-                mixer = engine.config.mamba2
-                columns[row] = committed + (mixer.conv_width - 1 if mixer else 0)
+                columns[row] = committed
             for index, page in enumerate(sequence.pages):
-                for frame in page:
+                for place, frame in enumerate(page):
+                    which[frame] = place
                     if frames.holders(frame) == 1:
                         tails[frame] = max(sequence.position - index * geometry.page_tokens, 0)
+        history = tuple(group.layout.columns for group in geometry.groups)
         engine.runner.state = _fill(
             engine.runner.state,
             whole,
             tails,
             records,
             columns,
-            page=(geometry.page_tokens, max(geometry.token_words, 1)),
+            which,
+            tokens_in_page(geometry),
+            history=history,
         )
         self.num_spread += 1
 
 
-@functools.partial(jax.jit, donate_argnums=0, static_argnames="page")
-def _fill(state: State, whole, tails, records, columns, *, page) -> State:
-    page_tokens, token_words = page
-    token = jnp.arange(state.arena.shape[1]) // token_words
-    if page_tokens:
-        token = token % page_tokens
-    bad = whole[:, None] | (token[None] >= tails[:, None])
+def tokens_in_page(geometry: Geometry) -> np.ndarray:
+    """int32[frames of a page, W]: of which of the page's tokens each word is; words of none follow the last."""
+    found = np.full((max(geometry.frames_per_page, 1), geometry.frame_words), geometry.page_tokens)
+    for place in geometry.kv:
+        words = np.arange(geometry.page_tokens * place.token_words)
+        found[place.frame, place.offset + words] = words // place.token_words
+    return found.astype(np.int32)
+
+
+@functools.partial(jax.jit, donate_argnums=0, static_argnames="history")
+def _fill(state: State, whole, tails, records, columns, which, tokens, *, history) -> State:
+    """Poison past what is kept.
+
+    Args:
+        whole: bool[U] frames that nobody holds. tails: int32[U] first token of each that is free.
+        which: int32[U] which frame of its page each is. tokens: int32[P, W] token of each word of a page's frames.
+        records, columns: int32[B] entries of the rings to keep; of the columns, beside those of the history.
+        history: columns before the window, of each group.
+    """
+    bad = whole[:, None] | (tokens[which] >= tails[:, None])
     arena = jnp.where(bad, jnp.uint32(0x7FC07FC0), state.arena)
 
     def ring(array, kept):  # [L, B, S, C]
@@ -86,9 +103,11 @@ def _fill(state: State, whole, tails, records, columns, *, page) -> State:
         nan = jnp.nan if array.dtype == jnp.float32 else value
         return jnp.where(past[None, :, :, None], jnp.asarray(nan, array.dtype), array)
 
-    return state.replace(
-        arena=arena,
-        conv=ring(state.conv, columns),
-        xB=ring(state.xB, records),
-        dt=ring(state.dt, records),
+    rings = tuple(
+        {
+            name: ring(array, columns + before if name == "conv" else records)
+            for name, array in arrays.items()
+        }
+        for arrays, before in zip(state.rings, history, strict=True)
     )
+    return state.replace(arena=arena, rings=rings)

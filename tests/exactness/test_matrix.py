@@ -37,7 +37,7 @@ def test_the_definition_is_the_plain_loop(bench_of):
 def test_prompts_around_every_edge(bench):
     jobs = [Job(prompt=bench.prompt(n, seed=n)) for n in EDGES]
     run = bench.check(jobs)
-    assert run.folds >= len(jobs) or not bench.config.mamba2
+    assert run.folds >= len(jobs) or not bench.config.recurrent
     assert run.cached == [0] * len(jobs)
     assert len({tuple(output) for output in run.outputs}) == len(jobs)
 
@@ -77,7 +77,7 @@ def test_without_log_probabilities(bench_of):
 
 def test_outputs_cross_several_folds_and_pages(bench):
     run = bench.check([Job(prompt=bench.prompt(17, seed=3), max_tokens=150)])
-    assert run.folds >= 4 or not bench.config.mamba2
+    assert run.folds >= 4 or not bench.config.recurrent
 
 
 def test_a_long_prompt_in_chunks(bench):
@@ -86,7 +86,7 @@ def test_a_long_prompt_in_chunks(bench):
     longest = {32: 32, 128: 64, 512: 256}[bench.engine.engine_config.prefill_tokens]
     assert run.moved["prefill_rows"] >= -(-190 // longest)
     again = bench.check([Job(prompt=prompt[:150] + (1, 2, 3), max_tokens=20)])
-    if bench.config.attention and not bench.config.mamba2:
+    if bench.config.attention and not bench.config.recurrent:
         assert again.cached == [128]
 
 

@@ -9,7 +9,7 @@ from unittest import mock
 import jax.numpy as jnp
 import pytest
 
-from hybrid_jax.engine import blocks
+from hybrid_jax.engine import frames, rings
 from hybrid_jax.engine.steps import decode
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.fork import Fork
@@ -136,9 +136,9 @@ def test_a_shared_checkpoint_overwritten_is_noticed_by_the_books(bench_of):
 
 
 def ring_off_by_one():
-    put = blocks.put_row
+    put = rings.put_row
     return mock.patch.object(
-        blocks,
+        rings,
         "put_row",
         lambda array, value, row, slot=0: put(
             array, value, row, slot if isinstance(slot, int) else slot + 1
@@ -178,11 +178,11 @@ def noise_by_step():
 
 
 def fork_without_the_ring():
-    return mock.patch.object(blocks, "copy_row", lambda ring, source, target: ring)
+    return mock.patch.object(rings, "copy_row", lambda ring, source, target: ring)
 
 
 def fold_forgets_the_convolution():
-    return mock.patch.object(blocks, "write_conv", lambda arena, frames, bits, model: arena)
+    return mock.patch.object(frames, "write_columns", lambda arena, own, bits, group: arena)
 
 
 IN_STEPS = {

@@ -46,7 +46,7 @@ def test_released_nemotron_h():
     assert len(config.layers) == 52
     assert (len(config.mixers(Mamba2)), len(config.mixers(Attention))) == (24, 4)
     assert config.attention == Attention(num_heads=32, num_kv_heads=8, head_dim=128)
-    assert config.mamba2.dt_limits == (0.0, math.inf)
+    assert config.recurrent[0].dt_limits == (0.0, math.inf)
     assert config.dtype == "bfloat16"
     assert config.eos_token_ids == (12,)
 
@@ -113,12 +113,12 @@ def test_infinity_has_two_spellings():
     assert values["time_step_limit"][1] == {"__float__": "Infinity"}
     for high in (math.inf, {"__float__": "Infinity"}):
         config = config_from_hf(values | {"time_step_limit": [0.0, high]})
-        assert config.mamba2.dt_limits == (0.0, math.inf)
+        assert config.recurrent[0].dt_limits == (0.0, math.inf)
 
 
 def test_step_size_floor_of_the_initialisation_is_no_limit():
     values = golden("nemotron_h_dense") | {"time_step_min": 0.5, "time_step_floor": 0.4}
-    assert config_from_hf(values).mamba2.dt_limits == (0.0, math.inf)
+    assert config_from_hf(values).recurrent[0].dt_limits == (0.0, math.inf)
 
 
 def test_old_field_names_of_nemotron_h_are_understood():
@@ -296,7 +296,7 @@ def test_an_absent_epsilon_is_the_familys_for_layers_and_mixers(name, eps):
     values = golden(name)
     del values["rms_norm_eps"]
     config = config_from_hf(values)
-    assert (config.norm_eps, config.mamba2.norm_eps) == (eps, eps)
+    assert (config.norm_eps, config.recurrent[0].norm_eps) == (eps, eps)
 
 
 def test_unknown_letter_of_a_pattern_is_named():

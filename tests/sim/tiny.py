@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hybrid_jax.costs import Costs
-from hybrid_jax.geometry import Geometry
+from hybrid_jax.geometry import sized_geometry
 from hybrid_jax.sim.allocators.honest_models import HonestModel
 from hybrid_jax.sim.allocators.pool_geometry import PoolGeometry
 from hybrid_jax.sim.allocators.pool_loads import PoolLoad
@@ -19,20 +19,8 @@ POOL = PoolGeometry(
     name="tiny", page_tokens=4, page_bytes=10, num_pages_each=2, state_bytes=30, num_states=2
 )
 # The same in frames of 20 bytes: a page of four tokens takes one, a state three.
-FRAMES = Geometry(
-    frame_words=5,
-    page_tokens=4,
-    num_attention=2,
-    num_mamba2=2,
-    layers_per_page=2,
-    frames_per_page=1,
-    token_words=1,
-    heads_per_frame=1,
-    frames_per_layer=1,
-    conv_frames=1,
-    conv_words=1,
-    grain=8,
-    dtype="bfloat16",
+FRAMES = sized_geometry(
+    frame_words=5, page_tokens=4, frames_per_page=1, token_words=2, state_frames=3, grain=8
 )
 MODEL = HonestModel(layers=POOL, frames=FRAMES, window_bytes=6, record_bytes=2, raw_bytes=4)
 # A line of a trace in each of its forms.

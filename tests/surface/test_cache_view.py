@@ -14,7 +14,7 @@ from hybrid_jax.cache.tree.reasons import LookUp, Why
 from hybrid_jax.config import CacheConfig, EngineConfig
 from tests.engine.simulated_engine import Engine, tokens_of
 
-MODEL = SimpleNamespace(mamba2=True)  # it has recurrent layers
+MODEL = SimpleNamespace(recurrent=True)  # it has recurrent layers
 
 
 class Asked:

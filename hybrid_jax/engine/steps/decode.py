@@ -10,14 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.engine import blocks, pack
+from hybrid_jax.engine import frames, pack
 from hybrid_jax.engine.adjust import Adjust, choose
-from hybrid_jax.engine.blocks import Model
+from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
+from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import SAMPLING, Layout
 from hybrid_jax.engine.sampling import Logprobs, Sampled
 from hybrid_jax.engine.steps.kind import Made, StepKind
 from hybrid_jax.engine.steps.unpack import put_decode
-from hybrid_jax.engine.window import FOLDS, WindowRows, window
+from hybrid_jax.engine.walk import fold_rows, share, window
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule import bucket as sizes
 from hybrid_jax.schedule.bucket import DecodeBucket
@@ -55,7 +56,7 @@ def decode(
     table = get("table").reshape(num_rows, max(model.geometry.frames_per_page, 1), -1)
     limits, fold_slot = get("num_steps"), get("fold_slot")
     has_state = model.geometry.has_state
-    rates = blocks.all_rates(params, model) if has_state else None
+    shared = share(params, model)
     vocab = model.config.vocab_size
 
     def blank(*shape, dtype):
@@ -86,8 +87,8 @@ def decode(
         if has_state:
             with jax.named_scope("fold"):
                 full = alive & (position - checkpoint == model.geometry.grain)
-                fold_rows = FOLDS[model.kernels]
-                state = fold_rows(state, full, checkpoint, slot, fold_slot, rates, model)
+                rows = FoldRows(full, checkpoint, slot, fold_slot)
+                state = fold_rows(state, rows, shared, model)
                 checkpoint = jnp.where(full, position, checkpoint)
                 slot = jnp.where(full, fold_slot, slot)
         rows = WindowRows(
@@ -99,7 +100,7 @@ def decode(
             slot=slot,
             table=table,
         )
-        h, state = window(params, state, rows, rates=rates, model=model)
+        h, state = window(params, state, rows, shared=shared, model=model)
         with jax.named_scope("sample"):
             logits = decoder.logits(params, h[:, 0], model.config, model.kernels)
             lines = jnp.arange(num_rows)
@@ -120,7 +121,7 @@ def decode(
         position = position + alive.astype(jnp.int32)
         if model.kernels == "pallas":
             # Once all of this step has read the old ones, or XLA would launch a copy of each.
-            zero = blocks.zero_after(state, new.tokens)
+            zero = frames.zero_after(state, new.tokens)
             position, checkpoint, slot = position + zero, checkpoint + zero, slot + zero
         return step + 1, state, position, checkpoint, slot, out, adjust
 

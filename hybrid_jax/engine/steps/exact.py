@@ -12,14 +12,15 @@ import numpy as np
 
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.config.sampling_params import MAX_LOGPROBS
-from hybrid_jax.engine import blocks, pack
+from hybrid_jax.engine import frames, pack, rings
 from hybrid_jax.engine.adjust import Adjust, choose
-from hybrid_jax.engine.blocks import Model
+from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
+from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import SAMPLING, Layout
 from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.steps.kind import Made, StepKind, Variant
 from hybrid_jax.engine.steps.unpack import put_decode, put_prefill
-from hybrid_jax.engine.window import FOLDS, WindowRows, window
+from hybrid_jax.engine.walk import fold_rows, share, window
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow, Tokens
 from hybrid_jax.state import State
@@ -60,34 +61,33 @@ def exact_step(
     get = lambda name: layout.get(batch, name)  # noqa: E731
     table = get("table").reshape(num_rows, max(geometry.frames_per_page, 1), -1)
     if geometry.has_pages:
-        arena = blocks.copy_pages(state.arena, get("sources"), get("targets"), model)
+        arena = frames.copy_pages(state.arena, get("sources"), get("targets"), model)
         state = state.replace(arena=arena)
     feeds, base = get("feeds") > 0, get("base")
     alive = (get("end") > get("begin")) & (~feeds | (state.tokens[:num_rows] >= 0))
     checkpoint, slot = get("checkpoint"), get("read_slot")
-    rates = blocks.all_rates(params, model) if geometry.has_state else None
+    shared = share(params, model)
     if geometry.has_state:
         full = alive & (get("fold_before") >= 0)
-        state = FOLDS[model.kernels](
-            state, full, checkpoint, slot, get("fold_before"), rates, model
-        )
+        folds = FoldRows(full, checkpoint, slot, get("fold_before"))
+        state = fold_rows(state, folds, shared, model)
         slot = jnp.where(full, get("fold_before"), slot)
         checkpoint = jnp.where(full, base, checkpoint)
-        state, read = _load_conv(state, alive & (get("load_conv") > 0), checkpoint, slot, model)
+        starts = alive & (get("load_conv") > 0)
+        state, read = rings.load_columns(state, starts, checkpoint, slot, model)
         # An attention layer in front writes what this has read, and depends on nothing of it.
-        table = table + blocks.zero_after(state, read)
+        table = table + frames.zero_after(state, *read)
     begin, end = jnp.where(alive, get("begin"), 0), jnp.where(alive, get("end"), 0)
     positions = base[:, None] + jnp.arange(geometry.grain)
     fed = feeds[:, None] & (positions == begin[:, None])
     tokens = jnp.where(fed, state.tokens[:num_rows, None], get("tokens"))
     rows = WindowRows(tokens, base, begin, end, checkpoint, slot, table)
-    h, state = window(params, state, rows, rates=rates, model=model)
+    h, state = window(params, state, rows, shared=shared, model=model)
     if geometry.has_state:
         after = alive & (get("fold_after") >= 0)
-        state = FOLDS[model.kernels](
-            state, after, checkpoint, slot, get("fold_after"), rates, model
-        )
-    last = blocks.slice_tokens(h, jnp.maximum(end - base - 1, 0), 1)[:, 0]
+        folds = FoldRows(after, checkpoint, slot, get("fold_after"))
+        state = fold_rows(state, folds, shared, model)
+    last = rings.slice_tokens(h, jnp.maximum(end - base - 1, 0), 1)[:, 0]
     logits = decoder.logits(params, last, config)
     samples = alive & (get("samples") > 0)
     lines = jnp.arange(num_rows)
@@ -98,33 +98,6 @@ def exact_step(
     state = state.replace(tokens=state.tokens.at[:num_rows].set(fed))
     sampled = sampled._replace(tokens=jnp.where(samples, sampled.tokens, -1))
     return state, adjust, Made(sampled, hidden=h)
-
-
-def _load_conv(
-    state: State, needed: jax.Array, checkpoint, slot, model: Model
-) -> tuple[State, jax.Array]:
-    """Puts the checkpoint's convolution columns in front of the window of rows that start a chunk.
-
-    Returns:
-        State, and what is there only once the arena has been read.
-    """
-    num_rows = needed.shape[0]
-    frames = blocks.slot_frames(state, slot)
-    bits = jnp.stack(
-        [
-            blocks.read_layer_conv(state.arena, frames, checkpoint > 0, layer, model)
-            for layer in range(model.geometry.num_mamba2)
-        ]
-    )
-    if model.kernels == "pallas":  # all rows at once; a layer's kernel then has the ring to itself
-        history = bits.shape[2]
-        old = state.conv[:, :num_rows, :history]
-        bits = jnp.where(needed[:, None, None], bits, old)
-        return state.replace(conv=state.conv.at[:, :num_rows, :history].set(bits)), bits
-    conv, sink = state.conv, state.tokens.shape[0] - 1
-    for b in range(num_rows):
-        conv = blocks.put_row(conv, bits[:, b : b + 1], jnp.where(needed[b], b, sink))
-    return state.replace(conv=conv), conv
 
 
 class Exact(StepKind):
@@ -165,7 +138,7 @@ class Exact(StepKind):
         return [[*plan.prefill, *plan.decode]]
 
     def layout(self, model: Model, bucket: ExactBucket) -> Layout:
-        frames = model.geometry.frames_per_page
+        per_page = model.geometry.frames_per_page
         return Layout(
             (
                 ("base", 1),
@@ -179,8 +152,8 @@ class Exact(StepKind):
                 ("feeds", 1),
                 ("samples", 1),
                 *SAMPLING,
-                *pack.copy_fields(frames),
-                *pack.page_fields(bucket.width, frames),
+                *pack.copy_fields(per_page),
+                *pack.page_fields(bucket.width, per_page),
                 ("tokens", bucket.tokens),
             )
         )

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.engine import blocks, pack
+from hybrid_jax.engine import frames, pack, rings
 from hybrid_jax.engine.adjust import Adjust
-from hybrid_jax.engine.blocks import Model
+from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import SAMPLING, Layout
 from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.steps.kind import Made, StepKind
@@ -55,16 +55,15 @@ def fork(
     """
     get = lambda name: layout.get(batch, name)  # noqa: E731
     if model.geometry.has_pages:
-        arena = blocks.copy_pages(state.arena, get("sources"), get("targets"), model)
+        arena = frames.copy_pages(state.arena, get("sources"), get("targets"), model)
         state = state.replace(arena=arena)
     source, target = get("source"), get("row")
     if model.geometry.has_state:
 
-        def copy(i, rings):
-            return [blocks.copy_row(ring, source[i], target[i]) for ring in rings]
+        def copy(i, held):
+            return jax.tree.map(lambda ring: rings.copy_row(ring, source[i], target[i]), held)
 
-        rings = jax.lax.fori_loop(0, count, copy, [state.conv, state.xB, state.dt])
-        state = state.replace(conv=rings[0], xB=rings[1], dt=rings[2])
+        state = state.replace(rings=jax.lax.fori_loop(0, count, copy, state.rings))
     with jax.named_scope("sample"):
         own = logits[get("line")]  # [F, V]
         samples = jnp.ones(target.shape, bool)
@@ -108,7 +107,7 @@ class Fork(StepKind):
         return rows
 
     def layout(self, model: Model, bucket: ForkBucket) -> Layout:
-        frames = model.geometry.frames_per_page
+        per_page = model.geometry.frames_per_page
         return Layout(
             (
                 ("row", 1),
@@ -116,7 +115,7 @@ class Fork(StepKind):
                 ("line", 1),
                 ("position", 1),
                 *SAMPLING,
-                *pack.copy_fields(frames),
+                *pack.copy_fields(per_page),
             )
         )
 

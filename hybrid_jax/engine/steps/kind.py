@@ -12,7 +12,7 @@ import numpy as np
 
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.config.sampling_params import MAX_LOGPROBS
-from hybrid_jax.engine.blocks import Model
+from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.schedule.plan import DecodeRow, ForkRow, Plan, PrefillRow, Tokens

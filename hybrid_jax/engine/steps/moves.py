@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.engine import adjust, blocks
+from hybrid_jax.engine import adjust, rings
 from hybrid_jax.state import State
 
 
@@ -20,10 +20,8 @@ def move_row(state: State, source: jax.Array, target: jax.Array) -> State:
     token = jax.lax.dynamic_slice(state.tokens, (source,), (1,))
     tokens = jax.lax.dynamic_update_slice(state.tokens, token, (target,))
     tokens = jax.lax.dynamic_update_slice(tokens, jnp.full(1, -1, jnp.int32), (source,))
-    conv, xB, dt = (
-        blocks.copy_row(ring, source, target) for ring in (state.conv, state.xB, state.dt)
-    )
-    return state.replace(conv=conv, xB=xB, dt=dt, tokens=tokens)
+    moved = jax.tree.map(lambda ring: rings.copy_row(ring, source, target), state.rings)
+    return state.replace(rings=moved, tokens=tokens)
 
 
 # By the name of their programs. Their first argument is donated.

@@ -10,15 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.engine import blocks, pack
+from hybrid_jax.engine import frames, pack, rings
 from hybrid_jax.engine.adjust import Adjust
-from hybrid_jax.engine.blocks import Model
-from hybrid_jax.engine.chunk import ChunkRows, chunk
+from hybrid_jax.engine.kinds.kind import ChunkRows
+from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import SAMPLING, Layout
 from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.steps.kind import Made, StepKind
 from hybrid_jax.engine.steps.sample import first_tokens
 from hybrid_jax.engine.steps.unpack import put_prefill
+from hybrid_jax.engine.walk import chunk
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule import bucket as sizes
 from hybrid_jax.schedule.bucket import PrefillBucket
@@ -52,7 +53,7 @@ def prefill(
     tokens, start, length, state_len = get("tokens"), get("start"), get("length"), get("state_len")
     end = start + length
     if geometry.has_pages:
-        arena = blocks.copy_pages(state.arena, get("sources"), get("targets"), model)
+        arena = frames.copy_pages(state.arena, get("sources"), get("targets"), model)
         state = state.replace(arena=arena)
     rows = ChunkRows(
         tokens=tokens,
@@ -60,13 +61,13 @@ def prefill(
         length=length,
         state_len=state_len,
         row=get("row"),
-        read=blocks.slot_frames(state, get("read_slot")),
-        write=blocks.slot_frames(state, get("write_slot")),
+        read=frames.slot_frames(state, get("read_slot")),
+        write=frames.slot_frames(state, get("write_slot")),
         table=get("table").reshape(num_rows, max(geometry.frames_per_page, 1), -1),
     )
     h, state = chunk(params, state, rows, model=model)
     with jax.named_scope("sample"):
-        last = blocks.slice_tokens(h, jnp.maximum(length - 1, 0), 1)[:, 0]
+        last = rings.slice_tokens(h, jnp.maximum(length - 1, 0), 1)[:, 0]
         logits = decoder.logits(params, last, model.config, model.kernels)
         state, adjust, sampled = first_tokens(
             state, adjust, logits, batch, end, get("samples") > 0, layout, num_logprobs, model
@@ -115,7 +116,7 @@ class Prefill(StepKind):
         return [plan.prefill] if plan.prefill else []
 
     def layout(self, model: Model, bucket: PrefillBucket) -> Layout:
-        frames = model.geometry.frames_per_page
+        per_page = model.geometry.frames_per_page
         return Layout(
             (
                 ("row", 1),
@@ -126,8 +127,8 @@ class Prefill(StepKind):
                 ("write_slot", 1),
                 ("samples", 1),
                 *SAMPLING,
-                *pack.copy_fields(frames),
-                *pack.page_fields(bucket.width, frames),
+                *pack.copy_fields(per_page),
+                *pack.page_fields(bucket.width, per_page),
                 ("tokens", bucket.tokens),
             )
         )

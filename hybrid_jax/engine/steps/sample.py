@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.engine.adjust import Adjust, choose
-from hybrid_jax.engine.blocks import Model
+from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled, logprobs
 from hybrid_jax.geometry import PROMPT_POSITIONS

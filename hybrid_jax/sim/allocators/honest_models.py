@@ -134,12 +134,11 @@ def _with_frames(layers: PoolGeometry, page: Attention, mixer: Mamba2, columns: 
     )
     made = make_geometry(model, EngineConfig(dtype=DTYPE), min_page_tokens=MIN_PAGE_TOKENS)
     conv_words = -(-columns // 2)
-    frames = replace(
-        made,
-        conv_words=conv_words,
-        conv_frames=-(-layers.num_states * conv_words // made.frame_words),
-    )
-    rings = ring_specs(model, frames, num_rows=1, window=1)
+    (group,) = made.groups
+    column_frames = -(-layers.num_states * conv_words // made.frame_words)
+    group = replace(group, column_words=conv_words, column_frames=column_frames)
+    frames = replace(made, groups=(group,))
+    (rings,) = ring_specs(frames, num_rows=1, window=1)
     sizes = {name: spec.num_bytes for name, spec in rings.items()}
     column = sizes["conv"] // rings["conv"].shape[2]
     record, steps = (sizes["xB"] + sizes["dt"]) // frames.grain, sizes["dt"] // frames.grain

@@ -13,7 +13,7 @@ import numpy as np
 from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.costs import Costs
-from hybrid_jax.geometry import Geometry
+from hybrid_jax.geometry import Geometry, sized_geometry
 from hybrid_jax.schedule import bucket
 from hybrid_jax.schedule.plan import Plan, Tokens
 from hybrid_jax.schedule.request import Request
@@ -88,20 +88,13 @@ def virtual_geometry(costs: Costs, grain: int) -> Geometry:
         page_tokens *= 2
     frame_bytes = page_tokens * costs.kv_bytes or FRAME_BYTES
     state_frames = -(-costs.checkpoint_bytes // frame_bytes)
-    return Geometry(
+    return sized_geometry(
         frame_words=frame_bytes // 4,
         page_tokens=page_tokens,
-        num_attention=int(costs.kv_bytes > 0),
-        num_mamba2=int(state_frames > 0),
-        layers_per_page=int(costs.kv_bytes > 0),
         frames_per_page=int(costs.kv_bytes > 0),
         token_words=costs.kv_bytes // 4,
-        heads_per_frame=int(state_frames > 0),
-        frames_per_layer=state_frames,
-        conv_frames=0,
-        conv_words=0,
+        state_frames=state_frames,
         grain=grain,
-        dtype="bfloat16",
     )
 
 

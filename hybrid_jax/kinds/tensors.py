@@ -1,7 +1,7 @@
-"""How the tensors of a Hugging Face checkpoint make up our parameter tree.
+"""How the tensors of a Hugging Face checkpoint make up our parameter tree; nothing here touches an array.
 
-A family describes its checkpoint as a tree shaped like the parameters (see `models.decoder`), with a
-`Stored` at each leaf. `checkpoint.load_model` walks it; nothing here touches an array.
+A family describes its checkpoint as a tree shaped like the parameters (see `models.decoder`), with a `Stored` at each
+leaf. `checkpoint.load_model` walks it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from hybrid_jax.config import MLP, Attention, Mamba2, ModelConfig, MoE
+from hybrid_jax.config import MLP, ModelConfig, MoE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,43 +68,6 @@ def bias(*outputs: tuple[str, int], zeros_if_absent: bool = False) -> Stored:
     """The biases that belong to a `matrix`."""
     parts = tuple((name, (size,)) for name, size in outputs)
     return Stored(parts=parts, zeros_if_absent=zeros_if_absent)
-
-
-def attention(prefix: str, width: int, spec: Attention, *, zeros_if_absent: bool = False) -> dict:
-    """`q_proj`, `k_proj`, `v_proj`, `o_proj` under `prefix`."""
-    q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    outputs = (("q_proj", q), ("k_proj", kv), ("v_proj", kv))
-    tree = {
-        "qkv": matrix(width, *((f"{prefix}.{name}.weight", size) for name, size in outputs)),
-        "out": matrix(q, (f"{prefix}.o_proj.weight", width)),
-    }
-    if spec.qkv_bias:
-        biases = ((f"{prefix}.{name}.bias", size) for name, size in outputs)
-        tree["qkv_bias"] = bias(*biases, zeros_if_absent=zeros_if_absent)
-    if spec.out_bias:
-        tree["out_bias"] = bias((f"{prefix}.o_proj.bias", width), zeros_if_absent=zeros_if_absent)
-    return tree
-
-
-def mamba2(prefix: str, width: int, spec: Mamba2) -> dict:
-    """A Mamba-2 mixer; every family uses the same names."""
-    inner, heads = spec.inner_size, spec.num_heads
-    conv = (f"{prefix}.conv1d.weight", (spec.conv_size, 1, spec.conv_width))
-    tree = {
-        "in_proj": matrix(width, (f"{prefix}.in_proj.weight", spec.proj_size)),
-        "conv": Stored(parts=(conv,), layout="conv"),
-        "A_log": vector(f"{prefix}.A_log", heads, keep_dtype=True),
-        "D": vector(f"{prefix}.D", heads, keep_dtype=True),
-        "dt_bias": vector(f"{prefix}.dt_bias", heads, keep_dtype=True),
-        "norm": vector(f"{prefix}.norm.weight", inner),
-        "out_proj": matrix(inner, (f"{prefix}.out_proj.weight", width)),
-    }
-    if spec.conv_bias:
-        tree["conv_bias"] = vector(f"{prefix}.conv1d.bias", spec.conv_size)
-    if spec.proj_bias:
-        tree["in_bias"] = vector(f"{prefix}.in_proj.bias", spec.proj_size)
-        tree["out_bias"] = vector(f"{prefix}.out_proj.bias", width)
-    return tree
 
 
 def gated_mlp(prefix: str, width: int, spec: MLP) -> dict:

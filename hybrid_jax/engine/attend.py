@@ -1,0 +1,83 @@
+"""Attention over pages, the same for every step."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.config import Attention
+from hybrid_jax.engine.model import Model
+from hybrid_jax.geometry import Geometry, KVPlace
+from hybrid_jax.layers import attention
+from hybrid_jax.layers.linear import LINEARS_IN_PARTS
+from pallas_kernels.append_kv import append_kv
+from pallas_kernels.paged_attention import paged_attention
+from pallas_kernels.paged_attention.api import PageLayout
+
+
+def page_layout(spec: Attention, place: KVPlace, geometry: Geometry) -> PageLayout:
+    """Where an attention layer has its keys and values in its frame of a page."""
+    return PageLayout(
+        offset=place.offset,
+        page_tokens=geometry.page_tokens,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=geometry.dtype,
+    )
+
+
+def attend_pages(
+    params: dict,
+    h: jax.Array,
+    arena: jax.Array,
+    table: jax.Array,
+    base: jax.Array,
+    begin: jax.Array,
+    end: jax.Array,
+    index: int,
+    spec: Attention,
+    model: Model,
+) -> tuple[jax.Array, jax.Array]:
+    """One attention layer: writes the new tokens' K and V to their pages, then reads everything from pages.
+
+    Args:
+        h: [B, T, D] normed inputs; token t of row b stands at base[b] + t.
+        table: int32[B, frames_per_page, pages]. begin, end: int32[B] positions that are new and real.
+        index: which attention layer, in layer order.
+
+    Returns:
+        out [B, T, D], or parts of it for a kernel to sum, and the arena.
+    """
+    place = model.geometry.kv[index]
+    layout = page_layout(spec, place, model.geometry)
+    positions = base[:, None] + jnp.arange(h.shape[1])
+    linear = LINEARS_IN_PARTS[model.kernels]
+    qkv = linear(h, params["qkv"], params.get("qkv_bias"))
+    q, arena = append_kv(
+        qkv,
+        arena,
+        table,
+        base=base,
+        begin=begin,
+        end=end,
+        layout=layout,
+        group=place.frame,
+        **attention.norms_and_rotation(params, positions, spec),
+        dtype=h.dtype,
+        implementation=model.kernels,
+    )
+    y = paged_attention(
+        q,
+        arena,
+        table,
+        base=base,
+        end=end,
+        layout=layout,
+        group=place.frame,
+        scale=spec.softmax_scale,
+        window=spec.window,
+        soft_cap=spec.soft_cap,
+        dtype=h.dtype,
+        implementation=model.kernels,
+    )
+    return attention.output(params, y, linear), arena

@@ -1,0 +1,149 @@
+"""Checkpoints in frames of the arena, and the ties that make XLA write where it could copy."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.engine.model import Model
+from hybrid_jax.geometry import StateGroup
+from hybrid_jax.state import State
+from pallas_kernels.frame_io import copy_frames, read_frames, write_frames
+from pallas_kernels.ring_io.columns import pack_columns, unpack_columns
+
+
+def slot_frames(state: State, slots: jax.Array) -> jax.Array:
+    """Frames int32[B, F] of the checkpoints in slots int32[B].
+
+    A lone line is sliced, not gathered: XLA would make that a slice with a name of its own, and on a CPU takes two
+    slices of a fusion for one if only - and _ tell their names apart (docs/design.md).
+    """
+    if slots.shape[0] > 1:
+        return state.slots[slots]
+    return jax.lax.dynamic_slice_in_dim(state.slots, slots[0], 1)
+
+
+def layer_frames(frames: jax.Array, layer: jax.Array | int, group: StateGroup) -> jax.Array:
+    """Frames int32[B, frames_per_layer] of one layer's state out of whole checkpoints' int32[B, F]."""
+    count = group.frames_per_layer
+    return jax.lax.dynamic_slice_in_dim(frames, group.state_frame(layer), count, axis=1)
+
+
+def read_state(
+    arena: jax.Array, frames: jax.Array, exists: jax.Array, group: StateGroup, model: Model
+) -> jax.Array:
+    """One layer's float32[B, units, unit_words] from its frames; zeros where `exists` bool[B] is false."""
+    layout = group.layout
+    words = _read(arena, frames, exists, group.units_per_frame * layout.unit_words, model)
+    state = jax.lax.bitcast_convert_type(words, jnp.float32)
+    state = state.reshape(frames.shape[0], -1, layout.unit_words)
+    return jnp.where(exists[:, None, None], state[:, : layout.units], 0.0)
+
+
+def write_state(
+    arena: jax.Array, frames: jax.Array, state: jax.Array, group: StateGroup
+) -> jax.Array:
+    """Writes float32[B, units, unit_words] to its frames; returns the arena."""
+    padding = group.frames_per_layer * group.units_per_frame - group.layout.units
+    state = jnp.pad(state, ((0, 0), (0, padding), (0, 0)))
+    words = jax.lax.bitcast_convert_type(state, jnp.uint32)
+    return write_frames(arena, frames, words.reshape(*frames.shape, -1), implementation="xla")
+
+
+def read_columns(
+    arena: jax.Array,
+    frames: jax.Array,
+    exists: jax.Array,
+    layer: int,
+    group: StateGroup,
+    model: Model,
+) -> jax.Array:
+    """One layer's convolution columns, bits[B, W - 1, E], from whole checkpoints' frames int32[B, F]."""
+    layout, frame_words = group.layout, model.geometry.frame_words
+    start, size = layer * group.column_words, group.column_words
+    first, last = start // frame_words, (start + size - 1) // frame_words
+    own = frames[:, group.columns][:, first : last + 1]
+    start -= first * frame_words
+    if first == last:
+        words = _read(arena, own, exists, size, model, offset=start)
+    else:
+        words = _read(arena, own, exists, frame_words, model)
+        words = words.reshape(frames.shape[0], -1)[:, start : start + size]
+    words = words.reshape(frames.shape[0], size)
+    bits = unpack_columns(words, layout.columns, layout.channels, model.geometry.dtype)
+    return jnp.where(exists[:, None, None], bits, 0)
+
+
+def write_columns(
+    arena: jax.Array, frames: jax.Array, bits: jax.Array, group: StateGroup
+) -> jax.Array:
+    """Writes the columns bits[L, B, W - 1, E] of all layers of a group into checkpoints; returns the arena."""
+    rows, own = bits.shape[1], frames[:, group.columns]
+    flat = pack_columns(jnp.moveaxis(bits, 0, 1)).reshape(rows, -1)
+    flat = jnp.pad(flat, ((0, 0), (0, group.column_frames * arena.shape[1] - flat.shape[1])))
+    words = flat.reshape(rows, group.column_frames, arena.shape[1])
+    return write_frames(arena, own, words, implementation="xla")
+
+
+def copy_pages(arena: jax.Array, sources: jax.Array, targets: jax.Array, model: Model) -> jax.Array:
+    """Copies frames int32[...] to frames int32[...], for rows that go on inside a shared page."""
+    flat = sources.reshape(-1), targets.reshape(-1)
+    return copy_frames(arena, *flat, implementation=model.kernels)
+
+
+def _read(
+    arena: jax.Array,
+    frames: jax.Array,
+    exists: jax.Array,
+    num_words: int,
+    model: Model,
+    *,
+    offset: int = 0,
+) -> jax.Array:
+    """Words of frames int32[B, n]; of a lone frame only where `exists`.
+
+    What a branch returns is an array of its own. A lone slice would be fused into the write that follows from
+    it, and XLA would copy the arena to read the old one while it writes the new.
+    """
+
+    def read() -> jax.Array:
+        return read_frames(
+            arena, frames, offset=offset, words=num_words, implementation=model.kernels
+        )
+
+    if frames.size > 1 or model.kernels == "pallas":
+        return read()
+    return jax.lax.cond(exists[0], read, lambda: jnp.zeros((*frames.shape, num_words), arena.dtype))
+
+
+# --- ties -----------------------------------------------------------------------------------------
+
+
+def zero_after(state: State, *values: jax.Array) -> jax.Array:
+    """int32[] 0 that only exists once all `values` do: added to an index, it orders a write after the reads
+    that led to them, without which XLA would keep a copy of what is written.
+
+    Line 0 of the slot table is the sink's and always 0, which the compiler does not know.
+    """
+    zero = state.slots[0, 0]
+    for value in values:
+        first = value.reshape(-1)[0].astype(jnp.float32)
+        zero &= jax.lax.bitcast_convert_type(first, jnp.int32)
+    return zero
+
+
+class Beside:
+    """The last mixer's input and output. Of two mixers side by side neither depends on the other, and XLA would keep a
+    copy of what one still has to read while the other writes."""
+
+    def __init__(self) -> None:
+        self._given: jax.Array | None = None
+        self._made: tuple[jax.Array, ...] = ()
+
+    def note(self, normed: jax.Array, made: jax.Array) -> None:
+        """A mixer made this, or parts of it, of its input."""
+        self._given, self._made = normed, (made,)
+
+    def of(self, normed: jax.Array) -> tuple[jax.Array, ...]:
+        """What the noted mixer made, if this is its input too."""
+        return self._made if self._given is normed else ()

@@ -1,0 +1,153 @@
+"""What a step asks of a kind of recurrent layer, on either backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from hybrid_jax.config import EngineConfig, RecurrentMixer
+from hybrid_jax.engine.model import Model
+from hybrid_jax.geometry import Geometry, StateGroup
+from hybrid_jax.state import State
+
+
+class WindowRows(NamedTuple):
+    """Rows of a window: T tokens at absolute positions base .. base + T - 1, of which [begin, end) are new.
+
+    Attributes:
+        tokens: int32[B, T]. base, begin, end: int32[B]; begin = end = 0 makes a row inert.
+        checkpoint, slot: int32[B] position and slot of the row's checkpoint.
+        table: int32[B, frames_per_page, pages].
+    """
+
+    tokens: jax.Array
+    base: jax.Array
+    begin: jax.Array
+    end: jax.Array
+    checkpoint: jax.Array
+    slot: jax.Array
+    table: jax.Array
+
+
+class WindowPlan(NamedTuple):
+    """What all layers of a window share.
+
+    Attributes:
+        rows: what runs.
+        valid: bool[B, T] tokens that are new and real.
+        frames: int32[B, F] of the rows' checkpoints. exists: bool[B], false where the state is zero.
+        shared: of each group, what its kind made of all its layers' weights (`LayerSteps.share`).
+    """
+
+    rows: WindowRows
+    valid: jax.Array
+    frames: jax.Array
+    exists: jax.Array
+    shared: tuple[Any, ...]
+
+
+class ChunkRows(NamedTuple):
+    """Rows of a chunk: T tokens from absolute position start on, of which `length` exist.
+
+    Attributes:
+        tokens: int32[R, T]. start, length: int32[R].
+        state_len: int32[R] tokens that the checkpoint after the chunk covers.
+        row: int32[R] ring rows.
+        read, write: int32[R, F] frames of the checkpoints before and after.
+        table: int32[R, frames_per_page, pages].
+    """
+
+    tokens: jax.Array
+    start: jax.Array
+    length: jax.Array
+    state_len: jax.Array
+    row: jax.Array
+    read: jax.Array
+    write: jax.Array
+    table: jax.Array
+
+
+class FoldRows(NamedTuple):
+    """Rows whose ring may fold into a checkpoint.
+
+    Attributes:
+        needed: bool[B] rows whose ring holds exactly grain records.
+        checkpoint: int32[B] position of the checkpoint read; 0 is the zero state.
+        read_slot, write_slot: int32[B]; they may be equal.
+    """
+
+    needed: jax.Array
+    checkpoint: jax.Array
+    read_slot: jax.Array
+    write_slot: jax.Array
+
+
+class At(NamedTuple):
+    """A recurrent layer: its spec, its group, and which of the group's layers it is."""
+
+    spec: RecurrentMixer
+    group: int
+    layer: int
+
+    def of(self, geometry: Geometry) -> StateGroup:
+        """The layer's group."""
+        return geometry.groups[self.group]
+
+
+class Tail(NamedTuple):
+    """What a layer's chunk leaves for the end of the step, where XLA writes it.
+
+    Attributes:
+        rings: entries [R, ...] from slot 0 of the row's ring on, by array.
+        columns: bits[R, W - 1, E] of the checkpoint after the chunk.
+        state: float32[R, units, unit_words] of that checkpoint.
+    """
+
+    rings: dict[str, jax.Array]
+    columns: jax.Array
+    state: jax.Array
+
+
+class LayerSteps:
+    """A kind on one backend. All methods that take arrays are pure functions."""
+
+    def share(self, params: Sequence[dict]) -> Any:
+        """What windows and folds need of the weights of all layers of a group at once, such as decay rates [L, ...]."""
+        raise NotImplementedError
+
+    def window(
+        self, params: dict, h: jax.Array, state: State, at: At, plan: WindowPlan, model: Model
+    ) -> tuple[jax.Array, State, dict[str, jax.Array]]:
+        """One layer of a window.
+
+        Returns:
+            Its outputs [B, T, D], or parts of them; the state; and what is to be written to the layer's ring at the end
+            of the step, by array: nothing where the layer has written it itself.
+        """
+        raise NotImplementedError
+
+    def chunk(
+        self, params: dict, h: jax.Array, state: State, at: At, rows: ChunkRows, model: Model
+    ) -> tuple[jax.Array, State, Tail | None]:
+        """One layer of a chunk: outputs [R, T, D], or parts of them, the state, and what it has not written itself."""
+        raise NotImplementedError
+
+    def fold(self, state: State, at: At, rows: FoldRows, shared: Any, model: Model) -> State:
+        """Folds the rings of all layers of a group, of which `at` is the first, into checkpoints."""
+        raise NotImplementedError
+
+    def why_unsupported(
+        self, spec: RecurrentMixer, geometry: Geometry, engine: EngineConfig
+    ) -> str | None:
+        """Why this backend cannot run such layers, or None."""
+        return None
+
+    def triton_unsupported(self, spec: RecurrentMixer, geometry: Geometry) -> str | None:
+        """Why no Triton kernel can scan prompts through such layers, or None."""
+        return f"there is none for {type(spec).__name__}"
+
+    def try_triton(self, at: At, geometry: Geometry) -> str | None:
+        """Runs the Triton scan on the device; says what is wrong with its numbers, or None."""
+        raise NotImplementedError

@@ -1,0 +1,214 @@
+"""Mamba-2 on Pallas kernels, which read and write arena and rings where they lie.
+
+A layer updates its ring where it computes, so nothing is left for the end of a step.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hybrid_jax.config import EngineConfig, Mamba2
+from hybrid_jax.engine import frames
+from hybrid_jax.engine.kinds.kind import At, ChunkRows, FoldRows, LayerSteps, WindowPlan
+from hybrid_jax.engine.model import Model
+from hybrid_jax.geometry import Geometry
+from hybrid_jax.layers import mamba2
+from hybrid_jax.layers.linear import linear, linear_in_parts
+from hybrid_jax.state import State
+from pallas_kernels.causal_conv import Sizes, causal_conv, causal_conv_window
+from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
+from pallas_kernels.gated_rmsnorm import gated_rmsnorm
+from pallas_kernels.gated_rmsnorm.kernel import why_unsupported as norm_unsupported
+from pallas_kernels.ring_io import store_columns, store_tail
+from pallas_kernels.ssd_scan import ssd_scan_frames
+from pallas_kernels.ssd_scan.kernel import why_unsupported as scan_unsupported
+from pallas_kernels.ssd_scan.triton_scan import segment_tokens
+from pallas_kernels.ssd_scan.triton_scan import why_unsupported as triton_unsupported
+from pallas_kernels.ssd_window import fold_frames, ssd_window_rings
+from pallas_kernels.ssd_window.kernel import why_unsupported as window_unsupported
+
+PALLAS = {"implementation": "pallas"}
+# Of the norm, in the trial of the scan. The kernels are off by 0.003, with a wrong operand by 1.
+LARGEST_ERROR = 0.02
+
+
+def sizes_of(spec: Mamba2) -> Sizes:
+    """How the mixer's projections, records and states lie in memory."""
+    return Sizes(
+        num_heads=spec.num_heads,
+        head_dim=spec.head_dim,
+        num_groups=spec.num_groups,
+        state_size=spec.state_size,
+        conv_width=spec.conv_width,
+        dt_limits=spec.dt_limits,
+    )
+
+
+class Mamba2Pallas(LayerSteps):
+    """See `LayerSteps`."""
+
+    def share(self, params: Sequence[dict]) -> jax.Array:
+        """Decay rates float32[L, M]."""
+        return jnp.stack([mamba2.decay_rates(weights) for weights in params])
+
+    def window(
+        self, params: dict, h: jax.Array, state: State, at: At, plan: WindowPlan, model: Model
+    ) -> tuple[jax.Array, State, dict]:
+        rows, ring, sizes = plan.rows, state.rings[at.group], sizes_of(at.spec)
+        projected = linear_in_parts(h, params["in_proj"], params.get("in_bias"))
+        here = {
+            "starts": rows.base - rows.checkpoint,
+            "num_valid": jnp.maximum(rows.end - rows.base, 0),
+        }
+        conv, xB, dt, C, scores = causal_conv_window(
+            *(projected, params["conv"], params.get("conv_bias"), params["dt_bias"]),
+            *(ring["conv"], ring["xB"], ring["dt"]),
+            layer=at.layer,
+            sizes=sizes,
+            first=jnp.maximum(rows.begin - rows.base, 0),
+            **here,
+            **PALLAS,
+        )
+        y = ssd_window_rings(
+            *(state.arena, plan.frames, plan.exists.astype(jnp.int32), xB, dt),
+            *(plan.shared[at.group], C),
+            layer=at.layer,
+            first_frame=at.of(model.geometry).state_frame(at.layer),
+            records=sizes,
+            D=params["D"],
+            scores=scores,
+            dtype=h.dtype,
+            **here,
+            **PALLAS,
+        )
+        state = state.with_ring(at.group, conv=conv, xB=xB, dt=dt)
+        return _output(params, y, projected, at.spec), state, {}
+
+    def chunk(
+        self, params: dict, h: jax.Array, state: State, at: At, rows: ChunkRows, model: Model
+    ) -> tuple[jax.Array, State, None]:
+        group, ring, sizes = at.of(model.geometry), state.rings[at.group], sizes_of(at.spec)
+        exists = rows.start > 0
+        projected = linear(h, params["in_proj"], params.get("in_bias"))
+        history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
+        xBC, dt = causal_conv(
+            *(projected, history, params["conv"], params.get("conv_bias"), params["dt_bias"]),
+            rows.length,
+            sizes=sizes,
+            **PALLAS,
+        )
+        y, arena = ssd_scan_frames(
+            *(state.arena, rows.read, rows.write, exists.astype(jnp.int32), xBC, dt),
+            mamba2.decay_rates(params),
+            records=sizes,
+            first_frame=group.state_frame(at.layer),
+            lengths=rows.length,
+            state_lengths=rows.state_len,
+            D=params["D"],
+            implementation=model.scan,
+        )
+        arena, conv, xB, dt = store_tail(
+            *(arena, ring["conv"], ring["xB"], ring["dt"], projected, history, xBC, dt),
+            *(rows.write[:, group.columns], rows.row, rows.length, rows.state_len),
+            layer=at.layer,
+            sizes=sizes,
+            **PALLAS,
+        )
+        state = state.replace(arena=arena).with_ring(at.group, conv=conv, xB=xB, dt=dt)
+        return _output(params, y, projected, at.spec), state, None
+
+    def fold(self, state: State, at: At, rows: FoldRows, shared: jax.Array, model: Model) -> State:
+        """Two launches for all rows and layers."""
+        group, ring = at.of(model.geometry), state.rings[at.group]
+        folds = jnp.where(rows.needed, model.geometry.grain, -1).astype(jnp.int32)
+        read, write = (
+            frames.slot_frames(state, slot)[:, group.first_frame :]
+            for slot in (rows.read_slot, rows.write_slot)
+        )
+        arena = fold_frames(
+            *(state.arena, read, write, (rows.checkpoint > 0).astype(jnp.int32), folds),
+            *(ring["xB"], ring["dt"], shared),
+            records=sizes_of(at.spec),
+            per_layer=group.frames_per_layer,
+            **PALLAS,
+        )
+        columns = slice(group.num_frames - group.column_frames, group.num_frames)
+        arena = store_columns(
+            *(arena, write[:, columns], folds, ring["conv"]),
+            columns=group.layout.columns,
+            **PALLAS,
+        )
+        return state.replace(arena=arena)
+
+    def why_unsupported(self, spec: Mamba2, geometry: Geometry, engine: EngineConfig) -> str | None:
+        sizes = sizes_of(spec)
+        reasons = (
+            conv_unsupported(sizes, geometry.grain if engine.exact else 1),
+            scan_unsupported(sizes, geometry.dtype),
+            window_unsupported(sizes, geometry.grain),
+            norm_unsupported(spec.inner_size // spec.norm_groups),
+        )
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def triton_unsupported(self, spec: Mamba2, geometry: Geometry) -> str | None:
+        return triton_unsupported(sizes_of(spec), geometry.dtype)
+
+    def try_triton(self, at: At, geometry: Geometry) -> str | None:
+        return try_scan(at, geometry)
+
+
+def _output(params: dict, y: jax.Array, projected: jax.Array, spec: Mamba2) -> jax.Array:
+    """Gated norm of y [B, T, ...], its D skip included, by the gates in front of `projected`; and out_proj. Both
+    products may be parts."""
+    y = y.reshape(*y.shape[:2], -1)
+    y = gated_rmsnorm(
+        *(y, projected, params["norm"]), eps=spec.norm_eps, groups=spec.norm_groups, **PALLAS
+    )
+    return linear_in_parts(y, params["out_proj"], params.get("out_bias"))
+
+
+# --- a trial of the Triton scan -------------------------------------------------------------------
+
+
+def try_scan(at: At, geometry: Geometry) -> str | None:
+    """Scans rows of one segment and of two, from a checkpoint and from nothing; says what is far from XLA's numbers."""
+    spec, group = at.spec, at.of(geometry)
+    sizes, dtype = sizes_of(spec), jnp.dtype(geometry.dtype)
+    keys = jax.random.split(jax.random.key(0), 4)
+    # A table as wide as that of the steps, so what is compiled for it serves them; the second layer's frames are used.
+    layer = group.frames_per_layer
+    first = group.state_frame(min(1, group.num_layers - 1))
+    table = jnp.zeros((2, geometry.state_frames), jnp.int32)
+    read, write = 1 + np.arange(4 * layer, dtype=np.int32).reshape(2, 2, layer)
+    shape = (1 + 4 * layer, geometry.frame_words)
+    for tokens in (segment_tokens(spec.num_heads) + 65, 65):
+        lengths = jnp.array([tokens, tokens - 37], jnp.int32)
+        given = {
+            "arena": jax.lax.bitcast_convert_type(jax.random.normal(keys[0], shape), jnp.uint32),
+            "read": table.at[:, first : first + layer].set(read),
+            "write": table.at[:, first : first + layer].set(write),
+            "exists": jnp.array([1, 0], jnp.int32),
+            "xBC": jax.random.normal(keys[1], (2, tokens, sizes.conv_size), dtype),
+            "dt": jax.random.uniform(keys[2], (2, tokens, spec.num_heads), maxval=0.1),
+            "A": -jnp.linspace(1, 16, spec.num_heads),
+            "D": jax.random.normal(keys[3], (spec.num_heads,)),
+            "lengths": lengths,
+            "state_lengths": lengths - 1,
+        }
+
+        def made(implementation: str, given: dict = given) -> tuple[np.ndarray, np.ndarray]:
+            """Outputs and states, in float32."""
+            static = {"records": sizes, "first_frame": first, "implementation": implementation}
+            y, arena = jax.jit(functools.partial(ssd_scan_frames, **static))(**given)
+            return np.asarray(y, np.float32), np.asarray(arena)[write].view(np.float32)
+
+        for name, a, b in zip(("outputs", "states"), made("triton"), made("xla"), strict=True):
+            off = float(np.linalg.norm(a - b) / np.linalg.norm(b))
+            if not off < LARGEST_ERROR:
+                return f"{name} of {tokens} tokens are off by {off:.2g} of their norm"
+    return None

@@ -1,0 +1,35 @@
+"""What the steps of an engine are specialised on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from hybrid_jax.config import ModelConfig
+from hybrid_jax.geometry import Geometry
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a step is specialised on: hashable, static under jit.
+
+    Attributes:
+        kernels: "xla" or "pallas", which of `pallas_kernels`' implementations the step is made of.
+        scan, sampling: of steps made of kernels, which of them scan prompts and draw tokens: "pallas" or "triton".
+    """
+
+    config: ModelConfig
+    geometry: Geometry
+    kernels: str = "xla"
+    scan: str = "pallas"
+    sampling: str = "pallas"
+
+    @property
+    def sampler(self) -> str:
+        """What draws tokens: "xla", "pallas" or "triton"."""
+        return self.sampling if self.kernels == "pallas" else "xla"
+
+    @property
+    def activation_dtype(self) -> jnp.dtype:
+        return jnp.dtype(self.geometry.dtype)

@@ -1,0 +1,142 @@
+"""Rings: reading and writing rows of them, and the writes that XLA does at the end of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.engine import frames
+from hybrid_jax.engine.kinds.kind import ChunkRows, Tail, WindowPlan
+from hybrid_jax.engine.model import Model
+from hybrid_jax.state import State, to_bits
+
+
+def put_row(
+    array: jax.Array, value: jax.Array, row: jax.Array, slot: jax.Array | int = 0
+) -> jax.Array:
+    """Writes value [L, 1, s, c] into array [L, B, S, C] at one row, from `slot` on, all layers at once."""
+    return jax.lax.dynamic_update_slice(array, value, (0, row, slot, 0))
+
+
+def copy_row(ring: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
+    """A ring [L, B, S, C] whose row `target` is a copy of `source`."""
+    part = jax.lax.dynamic_slice(ring, (0, source, 0, 0), (ring.shape[0], 1, *ring.shape[2:]))
+    return put_row(ring, part, target)
+
+
+def slice_tokens(x: jax.Array, starts: jax.Array, count: int) -> jax.Array:
+    """x [B, S, C], rows' own `count` consecutive entries from starts int32[B]: [B, count, C]."""
+    x = jnp.pad(x, ((0, 0), (0, count), (0, 0)))
+    parts = [
+        jax.lax.dynamic_slice(x, (b, starts[b], 0), (1, count, x.shape[2]))
+        for b in range(x.shape[0])
+    ]
+    return jnp.concatenate(parts)
+
+
+def ring_bits(x: jax.Array, model: Model) -> jax.Array:
+    """Activations as the ring stores them."""
+    return to_bits(x.astype(model.activation_dtype))
+
+
+# --- written at the end of a step -----------------------------------------------------------------
+
+
+def write_window(
+    state: State, h: jax.Array, group: int, layers: Sequence[dict], plan: WindowPlan
+) -> State:
+    """Stores the new ring entries of all layers of a group: a record a row for T = 1, whole rings otherwise.
+
+    Args:
+        h: [B, T, D], what the step makes of all layers. layers: entries [B, ...] by array, of each.
+    """
+    entries = {name: jnp.stack([layer[name] for layer in layers]) for name in layers[0]}
+    rows, (num_rows, width) = plan.rows, plan.valid.shape
+    live, old = plan.valid.any(1), state.rings[group]
+    # Every read of the rings comes before the first write; the last layer's leads to h alone.
+    zero = frames.zero_after(state, h)
+    sink = state.tokens.shape[0] - 1
+    new = {name: array for name, array in old.items() if name != "conv"}
+    for b in range(num_rows):
+        row = jnp.where(live[b], b, sink) + zero
+        slot = jnp.where(live[b], rows.base[b] - rows.checkpoint[b], 0) if width == 1 else 0
+        for name in new:
+            new[name] = put_row(new[name], entries[name][:, b : b + 1], row, slot)
+
+    # Records are computed from the columns where they are written, so the columns come last. In a loop: what
+    # enters one is an array of its own, while outside XLA would fuse the read of the old columns into the
+    # write of the new and keep a copy of the ring.
+    zero = frames.zero_after(state, *new.values())
+
+    def put(b, ring):
+        value = jax.lax.dynamic_slice_in_dim(entries["conv"], b, 1, axis=1)
+        return put_row(ring, value, jnp.where(live[b], b, sink))
+
+    conv = jax.lax.fori_loop(zero, num_rows + zero, put, old["conv"])
+    return state.with_ring(group, conv=conv, **new)
+
+
+def join(tails: Tail | None, tail: Tail, layer: int, count: int) -> Tail:
+    """The tails [L, R, ...] of a group's layers with one more layer's in its place; its state is not kept.
+
+    Args:
+        tails: of the layers before, None of the first. count: L.
+    """
+    tail = tail._replace(state=())
+    if tails is None:
+        tails = jax.tree.map(lambda part: jnp.zeros((count, *part.shape), part.dtype), tail)
+    put = jax.lax.dynamic_update_index_in_dim
+    return jax.tree.map(lambda all_, part: put(all_, part, layer, 0), tails, tail)
+
+
+def write_tails(
+    state: State, tails: Tail, group: int, write: jax.Array, rows: ChunkRows, model: Model
+) -> State:
+    """Stores what `join` has gathered: columns of checkpoints in frames int32[R, F], and rings."""
+    arena = frames.write_columns(state.arena, write, tails.columns, model.geometry.groups[group])
+    new = dict(state.rings[group])
+    for r in range(rows.row.shape[0]):
+        for name, tail in tails.rings.items():
+            new[name] = put_row(new[name], tail[:, r : r + 1], rows.row[r])
+    return state.replace(arena=arena).with_ring(group, **new)
+
+
+# --- columns --------------------------------------------------------------------------------------
+
+
+def load_columns(
+    state: State, needed: jax.Array, checkpoint: jax.Array, slot: jax.Array, model: Model
+) -> tuple[State, list[jax.Array]]:
+    """Puts the checkpoint's convolution columns in front of the rings of rows that start a chunk.
+
+    Args:
+        needed: bool[B]. checkpoint, slot: int32[B] position and slot of their checkpoints.
+
+    Returns:
+        State, and what is there only once the arena has been read.
+    """
+    num_rows, sink = needed.shape[0], state.tokens.shape[0] - 1
+    own, read = frames.slot_frames(state, slot), []
+    for number, group in enumerate(model.geometry.groups):
+        bits = jnp.stack(
+            [
+                frames.read_columns(state.arena, own, checkpoint > 0, layer, group, model)
+                for layer in range(group.num_layers)
+            ]
+        )
+        conv = state.rings[number]["conv"]
+        if (
+            model.kernels == "pallas"
+        ):  # all rows at once; a layer's kernel then has the ring to itself
+            history = bits.shape[2]
+            bits = jnp.where(needed[:, None, None], bits, conv[:, :num_rows, :history])
+            conv = conv.at[:, :num_rows, :history].set(bits)
+            read.append(bits)
+        else:
+            for b in range(num_rows):
+                conv = put_row(conv, bits[:, b : b + 1], jnp.where(needed[b], b, sink))
+            read.append(conv)
+        state = state.with_ring(number, conv=conv)
+    return state, read

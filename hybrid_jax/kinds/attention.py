@@ -1,0 +1,83 @@
+"""Grouped-query attention over pages of keys and values."""
+
+from __future__ import annotations
+
+from hybrid_jax.config import Attention
+from hybrid_jax.kinds.kind import FLOAT32_BYTES, Kind, StepSize, Weight, Weights
+from hybrid_jax.kinds.tensors import bias, matrix
+from hybrid_jax.layers.parts import ATTENTION_PROGRAMS, LEAST_SPLIT, NUM_SMS
+
+# Up to so many queries a row and KV head, attention is bound by reading and has tiles of its own.
+QUERIES_BY_READING = 64
+
+
+class AttentionKind(Kind):
+    """See `config.Attention`. What it does with keys costs per key (`costs.Costs.flops_per_key`)."""
+
+    name = "attention"
+
+    def weights(self, spec: Attention, width: int) -> Weights:
+        q, kv = _sizes(spec)
+        tree = {
+            "qkv": Weight(shape=(width, q + 2 * kv), draw="matrix"),
+            "out": Weight(shape=(q, width), draw="output"),
+        }
+        if spec.qkv_bias:
+            tree["qkv_bias"] = Weight(shape=(q + 2 * kv,), draw="zeros")
+        if spec.out_bias:
+            tree["out_bias"] = Weight(shape=(width,), draw="zeros")
+        if spec.qk_norm:
+            tree |= dict.fromkeys(("q_norm", "k_norm"), Weight(shape=(spec.head_dim,), draw="ones"))
+        return tree
+
+    def stored(
+        self, prefix: str, width: int, spec: Attention, *, zeros_if_absent: bool = False
+    ) -> dict:
+        """`q_proj`, `k_proj`, `v_proj`, `o_proj` under `prefix`."""
+        q, kv = _sizes(spec)
+        outputs = (("q_proj", q), ("k_proj", kv), ("v_proj", kv))
+        tree = {
+            "qkv": matrix(width, *((f"{prefix}.{name}.weight", size) for name, size in outputs)),
+            "out": matrix(q, (f"{prefix}.o_proj.weight", width)),
+        }
+        if spec.qkv_bias:
+            biases = ((f"{prefix}.{name}.bias", size) for name, size in outputs)
+            tree["qkv_bias"] = bias(*biases, zeros_if_absent=zeros_if_absent)
+        if spec.out_bias:
+            tree["out_bias"] = bias(
+                (f"{prefix}.o_proj.bias", width), zeros_if_absent=zeros_if_absent
+            )
+        return tree
+
+    def written_flops(self, spec: Attention, width: int) -> int:
+        return 4 * width * _sizes(spec)[1]
+
+    def row_bytes(self, spec: Attention, step: StepSize) -> int:
+        q, kv = _sizes(spec)
+        # Of what is projected nothing is left when the splits are there.
+        return q * step.item + max(step.product(q + 2 * kv), _split_bytes(spec, step))
+
+    def chunk_bytes(self, spec: Attention, step: StepSize) -> int:
+        q, kv = _sizes(spec)
+        held = max(step.product(q + 2 * kv), _split_bytes(spec, step))
+        return (2 * q + 2 * kv) * step.item + held
+
+    def xla_elements(self, spec: Attention, width: int) -> int:
+        q, kv = _sizes(spec)
+        return 3 * (q + 2 * kv)
+
+
+def _sizes(spec: Attention) -> tuple[int, int]:
+    """Channels of all queries, and of all keys."""
+    return spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+
+
+def _split_bytes(spec: Attention, step: StepSize) -> int:
+    """Bytes a token of what the splits of the context leave to be joined (`paged_attention.kernel.make_plan`)."""
+    queries = step.tokens * spec.num_heads // spec.num_kv_heads
+    few = queries <= QUERIES_BY_READING
+    tile = 32 if step.item == 4 else QUERIES_BY_READING if few else 128
+    programs = step.rows * spec.num_kv_heads * -(-queries // tile)
+    most = NUM_SMS * (ATTENTION_PROGRAMS if few or step.item == 4 else 1)
+    splits = min(-(-step.keys // LEAST_SPLIT), most // programs)
+    return 0 if splits <= 1 else FLOAT32_BYTES * splits * spec.num_heads * (spec.head_dim + 2)

@@ -1,0 +1,158 @@
+"""What is asked of every kind of block before any array exists: weights, what is cached, costs, temporaries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hybrid_jax.layers.parts import num_parts, row_parts
+
+Draw = Literal["matrix", "output", "ones", "zeros", "step_bias", "log_decay"]
+FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weight:
+    """One array of a block's weights.
+
+    Attributes:
+        shape: as the layers take it.
+        draw: how random weights begin. "matrix" and "output" (onto the residual stream) are normal; "step_bias" and
+            "log_decay" are what Mamba-2 publishes for step sizes and decay rates.
+        float32: kept in float32 whatever the dtype of the others.
+    """
+
+    shape: tuple[int, ...]
+    draw: Draw
+    float32: bool = False
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+Weights = dict[str, Any]  # of `Weight`, or of more of these
+
+
+def all_weights(tree: Weights) -> Iterator[Weight]:
+    """The leaves of a tree of weights."""
+    for leaf in tree.values():
+        if isinstance(leaf, Weight):
+            yield leaf
+        else:
+            yield from all_weights(leaf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateLayout:
+    """What one recurrent mixer caches of a sequence.
+
+    Attributes:
+        units, unit_words: equal parts of its float32 state that a frame holds whole, such as heads, and the elements
+            of one.
+        columns, channels: last inputs of its convolution that the next token needs, and the elements of one.
+        records: (name, elements, dtype) of what it keeps of each token since the checkpoint; None is the engine's
+            dtype, kept as bits.
+    """
+
+    units: int
+    unit_words: int
+    columns: int
+    channels: int
+    records: tuple[tuple[str, int, str | None], ...]
+
+    @property
+    def state_words(self) -> int:
+        return self.units * self.unit_words
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSize:
+    """A step made of kernels, as far as its temporaries go.
+
+    Attributes:
+        width: D of the residual stream. item: bytes of an activation.
+        rows, tokens: rows, and new tokens of each. keys: most tokens a row may have.
+    """
+
+    width: int
+    item: int
+    rows: int
+    tokens: int
+    keys: int
+
+    def product(self, columns: int) -> int:
+        """Bytes a token of a projection to so many columns, which may come in float32 parts."""
+        total = self.rows * self.tokens
+        if total == 1:
+            parts = row_parts(self.width, columns)
+        else:
+            parts = num_parts(total, self.width, columns)
+        return columns * (FLOAT32_BYTES * parts if parts > 1 else self.item)
+
+
+class Kind:
+    """A kind of block: mixer or feed-forward. `spec` is its class of `hybrid_jax.config`, `width` is D."""
+
+    name: str  # in files that list the blocks of a model
+
+    def weights(self, spec: Any, width: int) -> Weights:
+        """The arrays of a block, the norm in front of it left out."""
+        raise NotImplementedError
+
+    def stored(self, prefix: str, width: int, spec: Any) -> dict:
+        """The same tree with `Stored` leaves: the tensors of a checkpoint under a prefix."""
+        raise NotImplementedError
+
+    def active_weights(self, spec: Any, width: int) -> int:
+        """Weights that one token meets."""
+        return sum(weight.size for weight in all_weights(self.weights(spec, width)))
+
+    def recurrence_flops(self, spec: Any) -> int:
+        """FLOPs of one token beside those of the weights."""
+        return 0
+
+    def written_flops(self, spec: Any, width: int) -> int:
+        """FLOPs of one token that only leaves K and V, or goes into the state: nothing is read."""
+        return 0
+
+    def row_bytes(self, spec: Any, step: StepSize) -> int:
+        """Bytes that the block holds of a row with one new token."""
+        raise NotImplementedError
+
+    def chunk_bytes(self, spec: Any, step: StepSize) -> int:
+        """Bytes that the block holds of a token of prompt chunks."""
+        raise NotImplementedError
+
+    def window_bytes(self, spec: Any, step: StepSize) -> int:
+        """Bytes that the block holds of a token of exact mode's windows."""
+        return self.chunk_bytes(spec, step)
+
+    def xla_elements(self, spec: Any, width: int) -> int:
+        """Elements that the block holds of a token in a step that XLA makes."""
+        raise NotImplementedError
+
+
+class RecurrentKind(Kind):
+    """A kind of mixer with a state."""
+
+    state_flops: int  # of an element of the state and a token: decay, update, readout
+
+    def layout(self, spec: Any) -> StateLayout:
+        """What one layer caches."""
+        raise NotImplementedError
+
+    def recurrence_flops(self, spec: Any) -> int:
+        return self.state_flops * self.layout(spec).state_words
+
+    def written(self, spec: Any, width: int) -> tuple[int, int]:
+        """Weights of the projections that lead to a token's record, and channels of them that are convolved."""
+        raise NotImplementedError
+
+    def written_flops(self, spec: Any, width: int) -> int:
+        projected, channels = self.written(spec, width)
+        layout = self.layout(spec)
+        convolved = (layout.columns + 1) * channels
+        return 2 * projected + 2 * convolved + (self.state_flops - 2) * layout.state_words

@@ -1,0 +1,89 @@
+"""Mamba-2 (SSD, arXiv 2405.21060): a matrix of P x R for each head, and a record x, B, dt of each token."""
+
+from __future__ import annotations
+
+from hybrid_jax.config import Mamba2
+from hybrid_jax.config.engine import MAX_GRAIN
+from hybrid_jax.kinds.kind import (
+    FLOAT32_BYTES,
+    RecurrentKind,
+    StateLayout,
+    StepSize,
+    Weight,
+    Weights,
+)
+from hybrid_jax.kinds.tensors import Stored, matrix, vector
+
+
+class Mamba2Kind(RecurrentKind):
+    """See `config.Mamba2`. A state's units are heads."""
+
+    name = "mamba2"
+    state_flops = 6
+
+    def layout(self, spec: Mamba2) -> StateLayout:
+        return StateLayout(
+            units=spec.num_heads,
+            unit_words=spec.head_dim * spec.state_size,
+            columns=spec.conv_width - 1,
+            channels=spec.conv_size,
+            records=(("xB", spec.record_size, None), ("dt", spec.num_heads, "float32")),
+        )
+
+    def weights(self, spec: Mamba2, width: int) -> Weights:
+        heads = (spec.num_heads,)
+        tree = {
+            "dt_bias": Weight(shape=heads, draw="step_bias", float32=True),
+            "in_proj": Weight(shape=(width, spec.proj_size), draw="matrix"),
+            "conv": Weight(shape=(spec.conv_width, spec.conv_size), draw="matrix"),
+            "A_log": Weight(shape=heads, draw="log_decay", float32=True),
+            "D": Weight(shape=heads, draw="ones", float32=True),
+            "norm": Weight(shape=(spec.inner_size,), draw="ones"),
+            "out_proj": Weight(shape=(spec.inner_size, width), draw="output"),
+        }
+        if spec.conv_bias:
+            tree["conv_bias"] = Weight(shape=(spec.conv_size,), draw="zeros")
+        if spec.proj_bias:
+            tree["in_bias"] = Weight(shape=(spec.proj_size,), draw="zeros")
+            tree["out_bias"] = Weight(shape=(width,), draw="zeros")
+        return tree
+
+    def stored(self, prefix: str, width: int, spec: Mamba2) -> dict:
+        """Every family uses the same names."""
+        inner, heads = spec.inner_size, spec.num_heads
+        conv = (f"{prefix}.conv1d.weight", (spec.conv_size, 1, spec.conv_width))
+        tree = {
+            "in_proj": matrix(width, (f"{prefix}.in_proj.weight", spec.proj_size)),
+            "conv": Stored(parts=(conv,), layout="conv"),
+            "A_log": vector(f"{prefix}.A_log", heads, keep_dtype=True),
+            "D": vector(f"{prefix}.D", heads, keep_dtype=True),
+            "dt_bias": vector(f"{prefix}.dt_bias", heads, keep_dtype=True),
+            "norm": vector(f"{prefix}.norm.weight", inner),
+            "out_proj": matrix(inner, (f"{prefix}.out_proj.weight", width)),
+        }
+        if spec.conv_bias:
+            tree["conv_bias"] = vector(f"{prefix}.conv1d.bias", spec.conv_size)
+        if spec.proj_bias:
+            tree["in_bias"] = vector(f"{prefix}.in_proj.bias", spec.proj_size)
+            tree["out_bias"] = vector(f"{prefix}.out_proj.bias", width)
+        return tree
+
+    def written(self, spec: Mamba2, width: int) -> tuple[int, int]:
+        """x, B and dt."""
+        return width * (spec.record_size + spec.num_heads), spec.record_size
+
+    def row_bytes(self, spec: Mamba2, step: StepSize) -> int:
+        return step.product(spec.proj_size) + 2 * spec.inner_size * step.item
+
+    def chunk_bytes(self, spec: Mamba2, step: StepSize) -> int:
+        beside = (spec.conv_size + spec.inner_size) * step.item + FLOAT32_BYTES * spec.num_heads
+        return step.product(spec.proj_size) + beside
+
+    def window_bytes(self, spec: Mamba2, step: StepSize) -> int:
+        """What it projects to, its output before and after the norm, what goes in and out, and C with its scores."""
+        scores = spec.num_groups * (spec.state_size * step.item + FLOAT32_BYTES * step.tokens)
+        return (spec.proj_size + 2 * spec.inner_size + 2 * step.width) * step.item + scores
+
+    def xla_elements(self, spec: Mamba2, width: int) -> int:
+        """The projection and what becomes of it, and decay matrices of a tile."""
+        return 5 * spec.proj_size + 3 * MAX_GRAIN * spec.num_heads

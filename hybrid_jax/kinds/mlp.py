@@ -1,0 +1,87 @@
+"""Feed-forward blocks: one, or a mixture of experts."""
+
+from __future__ import annotations
+
+from hybrid_jax.config import MLP, MoE
+from hybrid_jax.kinds.kind import FLOAT32_BYTES, Kind, StepSize, Weight, Weights
+
+
+class MLPKind(Kind):
+    """See `config.MLP`."""
+
+    name = "mlp"
+
+    def weights(self, spec: MLP, width: int) -> Weights:
+        return _block(width, spec.width, spec)
+
+    def row_bytes(self, spec: MLP, step: StepSize) -> int:
+        return _hidden(spec.kind, spec.width, step.product(spec.width) // spec.width, step.item)
+
+    chunk_bytes = row_bytes
+
+    def xla_elements(self, spec: MLP, width: int) -> int:
+        return (_matrices(spec)) * spec.width
+
+
+class MoEKind(Kind):
+    """See `config.MoE`."""
+
+    name = "moe"
+
+    def weights(self, spec: MoE, width: int) -> Weights:
+        inner, count = spec.latent_width or width, spec.num_experts
+        experts = _block(inner, spec.width, spec, count)
+        tree: Weights = {"router": Weight(shape=(width, count), draw="matrix"), **experts}
+        if spec.routing == "sigmoid":
+            tree["router_bias"] = Weight(shape=(count,), draw="zeros", float32=True)
+        if spec.shared_width:
+            tree["shared"] = _block(width, spec.shared_width, spec)
+        if spec.latent_width:
+            tree["latent_down"] = Weight(shape=(width, inner), draw="matrix")
+            tree["latent_up"] = Weight(shape=(inner, width), draw="matrix")
+            if spec.bias:
+                tree["latent_down_bias"] = Weight(shape=(inner,), draw="zeros")
+                tree["latent_up_bias"] = Weight(shape=(width,), draw="zeros")
+        return tree
+
+    def active_weights(self, spec: MoE, width: int) -> int:
+        idle = spec.num_experts - spec.top_k
+        one = _block(spec.latent_width or width, spec.width, spec)
+        return super().active_weights(spec, width) - idle * sum(w.size for w in one.values())
+
+    def row_bytes(self, spec: MoE, step: StepSize) -> int:
+        """What its experts make of a token, in float32, and what goes in."""
+        inner = spec.latent_width or step.width
+        shared = _hidden(spec.kind, spec.shared_width, step.item, step.item)
+        visits = FLOAT32_BYTES * spec.top_k * inner
+        return visits + max(shared, 2 * inner * step.item) + step.width * step.item
+
+    chunk_bytes = row_bytes
+
+    def xla_elements(self, spec: MoE, width: int) -> int:
+        hidden, inner = _matrices(spec) * spec.width, spec.latent_width or width
+        return spec.top_k * (hidden + 2 * inner) + 3 * spec.shared_width
+
+
+def _matrices(spec: MLP | MoE) -> int:
+    """Of one block: gate, up and down, or up and down."""
+    return 3 if spec.kind == "gated_silu" else 2
+
+
+def _block(width: int, hidden: int, spec: MLP | MoE, count: int | None = None) -> Weights:
+    """A feed-forward block of `hidden` units, or so many side by side."""
+    lead = () if count is None else (count,)
+    first = (_matrices(spec) - 1) * hidden
+    tree = {
+        "up": Weight(shape=(*lead, width, first), draw="matrix"),
+        "down": Weight(shape=(*lead, hidden, width), draw="output"),
+    }
+    if spec.bias:
+        tree["up_bias"] = Weight(shape=(*lead, first), draw="zeros")
+        tree["down_bias"] = Weight(shape=(*lead, width), draw="zeros")
+    return tree
+
+
+def _hidden(kind: str, width: int, product: int, item: int) -> int:
+    """Bytes a token of a feed-forward block: what it projects to, and a gated one's product."""
+    return 2 * width * product + width * item if kind == "gated_silu" else width * product
