@@ -38,7 +38,7 @@ class History:
 
     def __init__(self, tree: RadixTree, policy: str, *, grain: int, costs: Costs, capacity: int):
         self._tree, self._policy = tree, policy
-        self._learns = hasattr(tree.policy, "asked")
+        self._learns = tree.policy.learns
         self.log = RequestLog(grain)
         self.tuner: AlphaTuner | None = None
         self.capacity, self._blocks = capacity, costs.per_block(grain)

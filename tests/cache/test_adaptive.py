@@ -28,7 +28,7 @@ def text(node: Node) -> str:
 
 def points(cache: ShadowCache) -> dict:
     """Points of the tree, by the prefix that they stand for."""
-    return {text(node): node.point for node in cache.tree.root.walk() if node.point is not None}
+    return {text(node): node.note for node in cache.tree.root.walk() if node.note is not None}
 
 
 def checkpoints(cache: ShadowCache) -> set[str]:
@@ -154,10 +154,10 @@ def test_cached_nodes_without_a_checkpoint_get_no_point_where_one_is_needed():
     node = Node(tokens("abc"), 0, parent=Node(tokens(""), 0), pages=range(3))
     order = Adaptive(COSTS["hybrid"])
     order.add(node)
-    assert node in order and node.point is None
+    assert node in order and node.note is None
     order = Adaptive(COSTS["attention"])
     order.add(node)
-    assert node.point.kind == OTHER
+    assert node.note.kind == OTHER
 
 
 # --- what it notes --------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def test_a_reset_leaves_no_trace_of_the_tree():
         ask(cache, *pair)
     order, old = cache.tree.policy, list(cache.tree.root.walk())
     cache.tree.reset()
-    assert all(node.point is None for node in old)
+    assert all(node.note is None for node in old)
     assert (len(order), order.points.moved, order._rows) == (0, {}, {})
     assert not any(order._members)
     order.check()

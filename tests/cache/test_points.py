@@ -139,31 +139,31 @@ def test_a_clock_that_jumps_over_bins_passes_every_one_of_them_once(points, end)
     points.use(other)  # a gap of 1: 32 units a request
     requests(points, 1)  # age 33: 1, 2, 4, 8 and 16 are behind both
     assert counts(points)["lived"] == [2, 2, 2, 2, 2]
-    assert end.point.step == other.point.step == 5 * STEPS  # the first part of 32 to 64
+    assert end.note.step == other.note.step == 5 * STEPS  # the first part of 32 to 64
     requests(points, 1)  # age 65: in 64 to 128
     assert counts(points)["lived"] == [2] * 6
-    assert end.point.step == 6 * STEPS
+    assert end.note.step == 6 * STEPS
 
 
 def test_a_point_moves_through_the_parts_of_a_bin(points, end):
     steps = []
     for _ in range(9):  # ages 2 to 10: parts of 1, of 2 and of 4
         requests(points, 1)
-        steps.append(divmod(end.point.step, STEPS))
+        steps.append(divmod(end.note.step, STEPS))
     assert steps == [(1, 0), (1, 1), (2, 0), (2, 0), (2, 1), (2, 1), (3, 0), (3, 0), (3, 0)]
 
 
 def test_a_life_that_outlasts_all_bins_stays_in_the_last_step(points, end):
     points._clock += 10**6
     requests(points, 2)
-    assert end.point.step == len(points.tables.steps) - 1
+    assert end.note.step == len(points.tables.steps) - 1
     assert counts(points)["lived"] == [1] * 17
 
 
 def test_a_use_counts_for_the_class_that_the_point_was_in(points, end):
-    before = points.tables.class_of(end.point.features)
+    before = points.tables.class_of(end.note.features)
     points.use(end)
-    after = end.point.group
+    after = end.note.group
     assert after != before == points.tables.class_of(((END, 0, False), (FRESH, 0), 7))
     assert after == points.tables.class_of(((END, 1, False), (FRESH, 0), 7))
     assert points.tables.counts()[USED, [before, after], 0].tolist() == [1, 0]
@@ -177,7 +177,7 @@ def test_a_life_that_ended_never_counts_again(points, end):
         points, 3
     )  # the first life would be 6 now and have lived through 2 to 4; the second is 4
     assert counts(points) == {"used": [], "lived": [2, 1], "lost": [0, 1]}
-    assert end.point.step == 2 * STEPS
+    assert end.note.step == 2 * STEPS
 
 
 def test_what_is_forgotten_is_lost_once_and_not_counted_after(points, end):
@@ -185,7 +185,7 @@ def test_what_is_forgotten_is_lost_once_and_not_counted_after(points, end):
     points.forget(end)
     points.forget(end)
     requests(points, 10)
-    assert end.point is None
+    assert end.note is None
     assert counts(points) == {"used": [], "lived": [1], "lost": [0, 1]}
 
 
@@ -202,7 +202,7 @@ def test_moved_names_every_node_once_and_none_that_was_forgotten(points, end):
 def test_entries_of_forgotten_nodes_go_as_time_passes(points, end):
     # An entry waits for the next step of an age: a quarter of the age at most, or a request.
     requests(points, 12)
-    point = end.point
+    point = end.note
     points.forget(end)
     assert point.node is None  # an entry keeps no tokens
     requests(points, 4)
@@ -213,47 +213,47 @@ def test_entries_of_forgotten_nodes_go_as_time_passes(points, end):
 
 
 def test_the_end_of_the_same_prompt_again_counts_as_used(points, end):
-    point = end.point
+    point = end.note
     requests(points, 1)
     points.add(end, Relation(kind=PARTED, run=1), END)
-    assert end.point is point and (point.hits, point.relation) == (1, FRESH)
+    assert end.note is point and (point.hits, point.relation) == (1, FRESH)
     assert counts(points) == {"used": [0, 1], "lived": [1], "lost": []}
 
 
 def test_an_end_where_paths_part_becomes_a_branch_and_lives_on(points, end):
-    life = end.point.life
+    life = end.note.life
     requests(points, 1)
     points.add(end, Relation(kind=PARTED, run=1), BRANCH, share=0.7)
-    assert (end.point.kind, end.point.life, end.point.hits) == (BRANCH, life, 0)
+    assert (end.note.kind, end.note.life, end.note.hits) == (BRANCH, life, 0)
     assert counts(points)["used"] == counts(points)["lost"] == []
     points.use(end)
-    assert points.tables.class_of(((BRANCH, 1, False), (FRESH, 0), 7)) == end.point.group
+    assert points.tables.class_of(((BRANCH, 1, False), (FRESH, 0), 7)) == end.note.group
 
 
 @pytest.mark.parametrize("kind", [END, BRANCH])
 def test_another_point_is_replaced_when_it_is_known_what_it_is(points, kind):
     node = node_at(100)
     points.add(node, NEW, OTHER)
-    before = node.point
+    before = node.note
     requests(points, 1)
     points.add(node, Relation(kind=CONTINUED, run=3), kind, share=0.5)
-    assert node.point is not before and not before.alive and before.node is None
-    assert (node.point.kind, node.point.relation) == (kind, CONTINUED)
-    assert node.point.detail == (3 if kind == END else 2)
+    assert node.note is not before and not before.alive and before.node is None
+    assert (node.note.kind, node.note.relation) == (kind, CONTINUED)
+    assert node.note.detail == (3 if kind == END else 2)
     assert counts(points) == {"used": [], "lived": [1], "lost": [0, 1]}
 
 
 def test_a_point_that_is_known_is_not_made_another(points, end):
-    point = end.point
+    point = end.note
     points.add(end, NEW, OTHER)
-    assert end.point is point and point.life == 1 and counts(points)["lost"] == []
+    assert end.note is point and point.life == 1 and counts(points)["lost"] == []
 
 
 @pytest.mark.parametrize(("share", "fifth"), [(0.5, 2), (0.79, 3), (0.99, 4), (1.0, 4)])
 def test_a_branch_tells_the_share_of_the_prompt_above_it_in_fifths(points, share, fifth):
     node = node_at(100)
     points.add(node, NEW, BRANCH, share=share)
-    assert node.point.detail == fifth
+    assert node.note.detail == fifth
 
 
 # --- where a later path parts above a point -------------------------------------------------------
@@ -262,16 +262,16 @@ def test_a_branch_tells_the_share_of_the_prompt_above_it_in_fifths(points, share
 @pytest.mark.parametrize(("position", "split"), [(0, 1), (19, 1), (20, 2), (50, 3), (99, 5)])
 def test_a_point_notes_how_far_above_it_a_path_parted(points, end, position, split):
     points.part(end, position)
-    assert end.point.split == split
+    assert end.note.split == split
     assert counts(points)["lost"] == [1]
-    assert end.point.group == points.tables.class_of(((END, 0, True), (FRESH, split), 7))
+    assert end.note.group == points.tables.class_of(((END, 0, True), (FRESH, split), 7))
 
 
 def test_only_the_first_parting_is_noted(points, end):
     points.part(end, 50)
-    life = end.point.life
+    life = end.note.life
     points.part(end, 90)
-    assert (end.point.split, end.point.life) == (3, life)
+    assert (end.note.split, end.note.life) == (3, life)
     assert counts(points)["lost"] == [1]
 
 
@@ -279,13 +279,13 @@ def test_what_was_gone_beyond_is_dead_until_proven_alive(points, end):
     branch, used = node_at(60), node_at(80)
     points.add(branch, NEW, BRANCH)
     points.add(used, NEW, END)
-    assert [n.point.prior for n in (end, branch, used)] == [1, 1, 1]
+    assert [n.note.prior for n in (end, branch, used)] == [1, 1, 1]
     points.use(used)
     points.use(branch)
     points.part(end, 50)
-    assert [n.point.prior for n in (end, branch, used)] == [0.001, 1, 0.001]
+    assert [n.note.prior for n in (end, branch, used)] == [0.001, 1, 0.001]
     index = points.tables.index
-    assert index[end.point.group, 0] < index[branch.point.group, 0] / 100
+    assert index[end.note.group, 0] < index[branch.note.group, 0] / 100
 
 
 # --- features -------------------------------------------------------------------------------------
@@ -295,19 +295,19 @@ def test_what_was_gone_beyond_is_dead_until_proven_alive(points, end):
 def test_depth_counts_octaves(points, end, depth):
     node = node_at(end)
     points.add(node, NEW, END)
-    assert node.point.features[2] == depth
+    assert node.note.features[2] == depth
 
 
 def test_a_branch_used_often_tells_how_often_in_octaves(points):
     node, details = node_at(100), []
     points.add(node, NEW, BRANCH, share=0.3)
     for _ in range(70):
-        details.append(node.point.features[1][1])
+        details.append(node.note.features[1][1])
         points.use(node)
     # A fifth for 0 and 1 uses, then 4 + octaves of uses, 9 at most.
     assert details[:9] == [1, 1, 5, 5, 6, 6, 6, 6, 7]
     assert details[16] == 8 and details[32] == details[69] == 9
-    assert node.point.features[0] == (BRANCH, 2, False)
+    assert node.note.features[0] == (BRANCH, 2, False)
 
 
 # --- how a prompt relates to what is known --------------------------------------------------------

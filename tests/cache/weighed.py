@@ -37,11 +37,11 @@ class CheckedAdaptive(Adaptive):
         level = round(
             STEPS_PER_OCTAVE * math.log2(saved_tokens(node) / max(1, freed_bytes(node, self.costs)))
         )
-        if node.point is None:
+        if node.note is None:
             return 0, 0, level
         points = self.points
-        since, steps = node.point.since, points.tables.steps
-        return node.point.group, bisect_right(steps, 1 + (points._clock - since)) - 1, level
+        since, steps = node.note.since, points.tables.steps
+        return node.note.group, bisect_right(steps, 1 + (points._clock - since)) - 1, level
 
     def score(self, node: Node) -> float:
         group, step, level = self.key(node)
@@ -56,7 +56,7 @@ class CheckedAdaptive(Adaptive):
             assert not candidates
         else:
             assert scores[victim] == pytest.approx(min(scores.values()), rel=1e-9)
-            self.victims.append(victim.point)
+            self.victims.append(victim.note)
         return victim
 
     def check(self) -> None:

@@ -27,7 +27,7 @@ def watched(engine):
 
 def points(engine):
     tree = engine.scheduler.memory.tree
-    return [node for node in tree.root.walk() if node.point is not None]
+    return [node for node in tree.root.walk() if node.note is not None]
 
 
 def test_siblings_ask_once_and_end_once():
@@ -113,7 +113,7 @@ def test_what_a_caller_declares_is_a_class_of_its_own():
     shared = tokens_of(random.Random(0), 100)
     engine.add([*shared, *tokens_of(random.Random(1), 60)], cache_breakpoints=(20, 100))
     engine.run()
-    found = {node.end: node.point.kind for node in points(engine)}
+    found = {node.end: node.note.kind for node in points(engine)}
     assert found == {96: DECLARED, 128: OTHER, 160: END}  # 20 lies before the first grain
     engine.check()
 

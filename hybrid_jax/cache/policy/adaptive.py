@@ -11,6 +11,7 @@ import numpy as np
 from hybrid_jax.cache.policy.admission import align_down
 from hybrid_jax.cache.policy.points import BRANCH, DECLARED, END, FRESH, OTHER, Points, Relation
 from hybrid_jax.cache.policy.value import freed_bytes, saved_tokens
+from hybrid_jax.cache.tree.eviction import EvictionPolicy
 from hybrid_jax.cache.tree.node import Node, parting
 from hybrid_jax.costs import Costs
 
@@ -21,7 +22,7 @@ STEPS_PER_OCTAVE = 8  # savings per byte are rounded to 9 %
 SAVINGS_EXPONENT = 2 / 3
 
 
-class Adaptive:
+class Adaptive(EvictionPolicy):
     """Orders nodes by (tokens spared / bytes freed) ** SAVINGS_EXPONENT * index of their point.
 
     The index is the most uses per unit of time to be had from a point of that class and age (`reuse.LifeTables`).
@@ -35,7 +36,7 @@ class Adaptive:
         points: all resume points of the tree, and what was learned.
     """
 
-    leaves_only = touches_path = False
+    learns = True
 
     def __init__(self, costs: Costs):
         self.costs = costs
@@ -50,7 +51,7 @@ class Adaptive:
 
     def add(self, node: Node) -> None:
         resumable = node.slot or not self.costs.checkpoint_bytes
-        if node.point is None and resumable:
+        if node.note is None and resumable:
             self.points.add(node, Relation(kind=FRESH, run=0), OTHER)
         ratio = saved_tokens(node) / max(1, freed_bytes(node, self.costs))
         level = round(STEPS_PER_OCTAVE * math.log2(ratio)) if ratio > 0 else -(1 << 16)
@@ -58,7 +59,7 @@ class Adaptive:
 
     def _put(self, node: Node, old: int | None, level: int) -> None:
         """Into the group of its point and level, and out of the one it was in."""
-        point = node.point  # None: pages whose checkpoint is about to come
+        point = node.note  # None: pages whose checkpoint is about to come
         key = (0, 0, level) if point is None else (point.group, point.step, level)
         row = self._rows.get(key)
         if row is None:
@@ -137,7 +138,7 @@ class Adaptive:
         points.next_request()
         path = anchor.path()
         reach = min(known_len, num_tokens - 1)
-        last = next((n for n in reversed(path) if n.point is not None and n.end <= reach), None)
+        last = next((n for n in reversed(path) if n.note is not None and n.end <= reach), None)
         relation = points.relate(last, known_len, num_tokens)
         if last is not None:
             points.use(last)
@@ -163,7 +164,7 @@ class Adaptive:
         new = path[path.index(node) + 1]
         below = next(child for child in node.children.values() if child is not new)
         while True:
-            if below.point is not None:
+            if below.note is not None:
                 self.points.part(below, node.end)
             if len(below.children) != 1:
                 return

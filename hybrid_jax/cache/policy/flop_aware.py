@@ -8,14 +8,14 @@ from collections.abc import Callable
 import numpy as np
 
 from hybrid_jax.cache.policy.value import freed_bytes, saved_flops
-from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed, OrderedCandidates
+from hybrid_jax.cache.tree.eviction import EvictionPolicy, LeastRecentlyUsed, OrderedCandidates
 from hybrid_jax.cache.tree.node import Node
 from hybrid_jax.costs import Costs
 
 STEPS_PER_OCTAVE = 64  # efficiencies are rounded to 1 %
 
 
-class FlopAware:
+class FlopAware(EvictionPolicy):
     """The node with the least S(n) goes first.
 
     Recency is 1 / (time since the last use) on the tree's clock, efficiency the FLOPs spared relative to the nearest
@@ -31,8 +31,6 @@ class FlopAware:
     Raises:
         ValueError: a negative alpha.
     """
-
-    leaves_only = touches_path = False
 
     def __init__(
         self,

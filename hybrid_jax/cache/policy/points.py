@@ -142,7 +142,7 @@ class Points:
         """
         if known_len < SAME_PATH * num_tokens:
             return Relation(kind=FRESH, run=0)
-        point = None if last is None else last.point
+        point = None if last is None else last.note
         near = last is not None and known_len - last.end < SAME_PLACE * num_tokens
         if point is not None and point.kind == END and near:
             run = point.detail if point.relation == CONTINUED else 0
@@ -152,7 +152,7 @@ class Points:
 
     def use(self, node: Node) -> None:
         """A request resumed here, or would have, had it been cached."""
-        point = node.point
+        point = node.note
         self._end(point, USED)
         gap = max(1, self._request - point.request)
         if not (point.kind == BRANCH and point.hits >= 2):
@@ -172,12 +172,12 @@ class Points:
             kind: END, BRANCH, DECLARED or OTHER.
             share: of the prompt that lies above a branch.
         """
-        point = node.point
+        point = node.note
         if point is None or point.kind == OTHER:
             if point is not None:
                 self._end(point, LOST)
                 point.node = None
-            node.point = Point(
+            node.note = Point(
                 node=node,
                 kind=kind,
                 relation=relation.kind,
@@ -194,7 +194,7 @@ class Points:
 
     def part(self, node: Node, position: int) -> None:
         """A later path has parted from this node's at `position`, above it."""
-        point = node.point
+        point = node.note
         if not point.split:
             self._end(point, LOST)
             point.split = 1 + min(4, int(5 * position / node.end))
@@ -202,13 +202,13 @@ class Points:
 
     def forget(self, node: Node) -> None:
         """The node's tokens are known no more."""
-        if node.point is not None:
-            self._end(node.point, LOST)
-            node.point.node = node.point = None
+        if node.note is not None:
+            self._end(node.note, LOST)
+            node.note.node = node.note = None
             self.moved.pop(node, None)
 
     def _begin(self, node: Node) -> None:
-        point = node.point
+        point = node.note
         self._serial += 1
         point.life, point.since, point.request = self._serial, self._clock, self._request
         point.group, point.step = self.tables.class_of(point.features, point.prior), 0

@@ -63,7 +63,7 @@ class ShadowCache:
     ):
         self.costs, self.capacity, self.grain = costs, capacity, grain
         self._policy, self._least_branch = policy, least_branch
-        self._weighs = hasattr(policy, "asked")
+        self._weighs = policy.learns
         self.budget = ByteBudget(capacity)
         self._slots = CountedSlots(self.budget, costs.checkpoint_bytes)
         self.tree = RadixTree(

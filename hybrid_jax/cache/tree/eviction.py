@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -18,10 +18,13 @@ class EvictionPolicy(Protocol):
     Attributes:
         leaves_only: nodes with cached children are no candidates; their checkpoints stay until the children went.
         touches_path: a use refreshes all nodes from the root, not the resume point alone.
+        learns: it wants to hear of every prompt and every end, and weighs new entries against old ones. What it knows
+            of a node it may keep in `Node.note`.
     """
 
-    leaves_only: bool
-    touches_path: bool
+    leaves_only: bool = False
+    touches_path: bool = False
+    learns: bool = False
 
     def add(self, node: Any) -> None: ...
 
@@ -34,6 +37,18 @@ class EvictionPolicy(Protocol):
     def __contains__(self, node: Any) -> bool: ...
 
     def __len__(self) -> int: ...
+
+    def asked(self, tree: Any, anchor: Any, known_len: int, declared: Iterable[int] = ()) -> Any:
+        """A prompt came. What is returned comes back with `ended`.
+
+        Args:
+            tree: where it was announced. anchor: the node at its end.
+            known_len: tokens of it that were known before.
+            declared: numbers of its leading tokens that others will share, as its caller says.
+        """
+
+    def ended(self, node: Any, relation: Any) -> None:
+        """A sequence ends at this node; `relation` is what `asked` made of its prompt."""
 
 
 class OrderedCandidates:
@@ -89,7 +104,7 @@ class OrderedCandidates:
         return len(self._current)
 
 
-class LeastRecentlyUsed(OrderedCandidates):
+class LeastRecentlyUsed(OrderedCandidates, EvictionPolicy):
     """The node whose resume point was used longest ago goes first.
 
     Args:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from hybrid_jax.cache.policy.points import Point
     from hybrid_jax.cache.tree.reasons import Loss
 
 
@@ -33,7 +32,7 @@ class Node:
         num_expected: waiting prompts that end here or below.
         expected_until: turn of the last of them; only while there are any.
         num_cached_children: children with pages.
-        point: what a policy that learns knows of `end` as a resume point, if it is one.
+        note: what the tree's policy keeps of `end`, if it is a resume point; nothing to the tree.
         losses: checkpoints that stood on its span and were given away, by position.
         last_use: the tree's clock when the node was last resumed from or filled.
     """
@@ -52,7 +51,7 @@ class Node:
     expected_until: int = 0
     num_cached_children: int = 0
     last_use: int = 0
-    point: Point | None = None
+    note: Any = None
     losses: list[Loss] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -172,7 +172,7 @@ class SpanTree:
             node = parent
 
     def _mergeable(self, node: Node) -> bool:
-        if len(node.children) != 1 or node.slot or node.needed or node.point is not None:
+        if len(node.children) != 1 or node.slot or node.needed or node.note is not None:
             return False
         (child,) = node.children.values()
         return child.cached == node.cached

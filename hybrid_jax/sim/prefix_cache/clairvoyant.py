@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from hybrid_jax.cache.policy.value import freed_bytes, saved_tokens
 from hybrid_jax.cache.pools.counted import ByteBudget, CountedPages, CountedSlots
+from hybrid_jax.cache.tree.eviction import EvictionPolicy
 from hybrid_jax.cache.tree.node import Node
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.costs import Costs
@@ -57,7 +58,7 @@ class Future:
         return place
 
 
-class Clairvoyant:
+class Clairvoyant(EvictionPolicy):
     """Evicts what spares least per byte and wait: (tokens spared / bytes freed) / wait ** exponent.
 
     The wait is until the first request that would resume at the node, no deeper checkpoint being cached now. Every
@@ -70,7 +71,7 @@ class Clairvoyant:
         future: made from the trace before, if it was.
     """
 
-    leaves_only = touches_path = False
+    learns = True
 
     def __init__(
         self,
@@ -88,12 +89,11 @@ class Clairvoyant:
         self._here: dict[Node, Node] = {}  # the other way round
         self._next: dict[Node, tuple[int, float]] = {}  # as of which request, the next use
 
-    def asked(self, tree: RadixTree, anchor: Node, known_len: int) -> None:
+    def asked(
+        self, tree: RadixTree, anchor: Node, known_len: int, declared: Iterable[int] = ()
+    ) -> None:
         """The next request of the trace is at hand."""
         self._now += 1
-
-    def ended(self, node: Node, relation: None) -> None:
-        """A sequence ends at this node."""
 
     def add(self, node: Node) -> None:
         if node not in self._place:
