@@ -1,4 +1,4 @@
-"""Who comes next: waiting sequences, seated in order of arrival as rows and memory allow."""
+"""Who runs, and who comes next: waiting sequences, seated in order of arrival as rows and memory allow."""
 
 from __future__ import annotations
 
@@ -6,10 +6,42 @@ from collections import deque
 
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.schedule.memory import Memory
-from hybrid_jax.schedule.progress import SchedulerCounters
-from hybrid_jax.schedule.seats import Seats
+from hybrid_jax.schedule.plan import SchedulerCounters
 from hybrid_jax.schedule.sequence import Phase, Sequence
 from hybrid_jax.schedule.turn import Turn
+
+
+class Seats:
+    """Ring rows, and the sequences in them by age.
+
+    Attributes:
+        rows: the sequence of each ring row, or None.
+        running: those that have a row, oldest first.
+    """
+
+    def __init__(self, max_rows: int):
+        self.rows: list[Sequence | None] = [None] * max_rows
+        self.running: list[Sequence] = []
+
+    @property
+    def num_free(self) -> int:
+        return self.rows.count(None)
+
+    def take(self, sequence: Sequence, hit_len: int) -> None:
+        """Gives a waiting sequence the lowest free row; `hit_len` tokens of its prompt need no prefill."""
+        sequence.waits_for = None
+        sequence.phase = Phase.PREFILL
+        sequence.row = self.rows.index(None)
+        self.rows[sequence.row] = sequence
+        self.running.append(sequence)
+        self.running.sort(key=lambda s: s.arrival)
+        if sequence.request.num_preemptions == 0 and not sequence.request.output:
+            sequence.request.num_cached_tokens = hit_len
+
+    def leave(self, sequence: Sequence) -> None:
+        """Frees a sequence's row."""
+        self.rows[sequence.row] = None
+        self.running.remove(sequence)
 
 
 class Admission:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from hybrid_jax.schedule.admission import Seats
 from hybrid_jax.schedule.memory import Memory
-from hybrid_jax.schedule.seats import Seats
 from hybrid_jax.schedule.sequence import DecodeFlight, Flight, Sequence
 
 

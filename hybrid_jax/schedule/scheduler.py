@@ -27,13 +27,18 @@ from collections.abc import Iterable
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.costs import Costs
 from hybrid_jax.geometry import Geometry
-from hybrid_jax.schedule.admission import Admission
+from hybrid_jax.schedule.admission import Admission, Seats
 from hybrid_jax.schedule.audit import check_memory, check_running, check_seats
 from hybrid_jax.schedule.memory import Memory
-from hybrid_jax.schedule.plan import Plan, Tokens
-from hybrid_jax.schedule.progress import NEED_RESULTS, NeedResults, Progress, SchedulerCounters
+from hybrid_jax.schedule.plan import (
+    NEED_RESULTS,
+    NeedResults,
+    Plan,
+    Progress,
+    SchedulerCounters,
+    Tokens,
+)
 from hybrid_jax.schedule.request import Request
-from hybrid_jax.schedule.seats import Seats
 from hybrid_jax.schedule.sequence import DecodeFlight, Flight, Phase, Sequence
 from hybrid_jax.schedule.turn import Turn
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from hybrid_jax.cache.policy.points import Relation
 from hybrid_jax.cache.tree.node import Node
-from hybrid_jax.schedule.plan import Page, Plan
-from hybrid_jax.schedule.progress import Progress
+from hybrid_jax.schedule.plan import Page, Plan, Progress
 from hybrid_jax.schedule.request import Request
 
 NO_PAGES = np.zeros((0, 0), np.int32)

@@ -7,8 +7,7 @@ import math
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.schedule import bucket
 from hybrid_jax.schedule.memory import Memory
-from hybrid_jax.schedule.plan import DecodeRow, ForkRow, Page, Plan, PrefillRow
-from hybrid_jax.schedule.progress import SchedulerCounters
+from hybrid_jax.schedule.plan import DecodeRow, ForkRow, Page, Plan, PrefillRow, SchedulerCounters
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.sequence import DecodeFlight, Flight, Phase, Sequence
 
