@@ -20,7 +20,7 @@ class Weight:
     Attributes:
         shape: as the layers take it.
         draw: how random weights begin. "matrix" and "output" (onto the residual stream) are normal; "step_bias" and
-            "log_decay" are what Mamba-2 publishes for step sizes and decay rates.
+            "log_decay" are those of step sizes and decay rates (arXiv 2405.21060).
         float32: kept in float32 whatever the dtype of the others.
     """
 

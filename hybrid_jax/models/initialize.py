@@ -14,7 +14,7 @@ from hybrid_jax.kinds.table import kind_of
 
 
 def random_params(config: ModelConfig, seed: int, dtype: str = "float32") -> dict:
-    """Draws weights: matrices N(0, 1 / fan_in), outputs scaled down with depth, decay as Mamba-2 publishes.
+    """Draws weights: matrices N(0, 1 / fan_in), outputs scaled down with depth, decay as published (arXiv 2405.21060).
 
     Args:
         config: the model.
