@@ -276,7 +276,7 @@ def test_mixers_are_counted_in_layer_order_and_not_by_layer():
         )
     )
     assert model.mixers(Mamba2) == (mamba, mamba) and model.mixers(Attention) == (attention,)
-    assert model.attention is attention and model.recurrent == (mamba,)
+    assert model.attention is attention and model.recurrent == (mamba, mamba)
     assert ModelConfig(**MODEL).attention is None and ModelConfig(**MODEL).recurrent == ()
 
 

@@ -38,7 +38,6 @@ from tests.aot.models import hybrid_7b
 from tests.tiny_models import tiny_model
 
 RUNS = {"command buffers": "", "none": "--xla_gpu_enable_command_buffer="}  # flags of XLA
-RINGS = ("conv", "xB", "dt")
 ANSWER = "repeats: "  # what a process prints in front of a case's digests
 
 
@@ -86,16 +85,15 @@ def digests(rows: int, dtype: str, repeats: int, smoke: bool) -> list[str]:
 
     @jax.jit
     def begin():
-        keys = jax.random.split(jax.random.key(0), len(RINGS))
-        rings = {
-            name: ring(key, getattr(first, name)) for name, key in zip(RINGS, keys, strict=True)
-        }
-        return rings | {"arena": jnp.zeros(first.arena.shape, first.arena.dtype)}
+        arrays, form = jax.tree.flatten(first.rings)
+        keys = jax.random.split(jax.random.key(0), len(arrays))
+        rings = jax.tree.unflatten(form, map(ring, keys, arrays))
+        return {"rings": rings, "arena": jnp.zeros(first.arena.shape, first.arena.dtype)}
 
     @jax.jit
     def sums(state):
         # Frame 0 takes what padding writes, in any order.
-        return [checksum(state.arena, 1), *(checksum(getattr(state, name)) for name in RINGS)]
+        return [checksum(state.arena, 1), *map(checksum, jax.tree.leaves(state.rings))]
 
     plan = Plan(decode=lines, num_steps=4)
     shape = DECODE.bucket(runner.engine, lines, plan, max_pages=runner.max_pages, before=None)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import pytest
@@ -20,6 +22,7 @@ from hybrid_jax.cli import main as cli
 from hybrid_jax.sizing import devices
 from tests.surface.conftest import HEAD
 
+ROOT = Path(__file__).resolve().parents[2]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 
 
@@ -138,6 +141,13 @@ def test_stats_are_plain_data_and_tell_frames_by_kind(llm):
     assert held == stats["cached_frames"] == stats["num_frames"] - stats["free_frames"] > 0
     assert 0 < stats["peak_live_frames"] <= stats["num_frames"]
     assert all(isinstance(value, int | float) for value in stats.values())
+
+
+def test_the_glossary_explains_every_key_of_stats(llm):
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").partition("## stats()")[2]
+    firsts = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    explained = [key for first in firsts for key in re.findall(r"`(\w+)`", first)]
+    assert sorted(explained) == sorted(llm.stats())
 
 
 def test_a_bad_prompt_costs_the_others_nothing(llm):
