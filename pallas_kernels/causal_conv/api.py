@@ -95,6 +95,7 @@ def causal_conv_window(
     first: jax.Array,
     num_valid: jax.Array,
     ancestors: jax.Array | None = None,
+    moves: bool = True,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
     """Convolution and step sizes of a window of T tokens per row, written into one layer's rings in place.
@@ -115,12 +116,13 @@ def causal_conv_window(
         num_valid: int32[B] tokens that exist; at most T.
         ancestors: int32[B, T] of a tree of tokens, as in `ssd_window`: bit j of ancestors[b, t] is set where token
             j is an ancestor of token t, or t itself, and ancestors come first. None for a chain.
+        moves: the next window begins behind the last of T tokens, if all exist. Never true of a tree, nor where it is
+            decided later how many of the tokens stay.
         implementation: as in `causal_conv`.
 
     Returns:
-        conv: the columns of tokens from `first` on are written, zero where there is no token; where all T exist,
-            the window's last W - 1 columns become the first ones. Not so for a tree, whose next window
-            depends on the path that is taken.
+        conv: the columns of tokens from `first` on are written, zero where there is no token; where the row `moves`,
+            the window's last W - 1 columns become the first ones.
         xB, dt: the new tokens' entries are written.
         C: [B, T, G R] in the dtype of `projected`, of `weight` for parts; zero for tokens that are not new.
         scores: float32[B, T, G, S] C . B of each new token with the records at slots <= starts + t; else zero.
@@ -164,7 +166,7 @@ def causal_conv_window(
     check_ancestors(where, ancestors, rows, tokens)
     arrays = (projected, weight, bias, dt_bias, conv, xB, dt, starts, first, num_valid, ancestors)
     reason = kernel.why_unsupported(sizes, tokens)
-    static = {"layer": layer, "sizes": sizes}
+    static = {"layer": layer, "sizes": sizes, "moves": moves and ancestors is None}
     return run(where, implementation, WINDOWS, *arrays, unsupported=reason, **static)
 
 

@@ -213,6 +213,7 @@ def _window_kernel(
     sizes: Sizes,
     biased: bool,
     tree: bool,
+    moves: bool,
     config: Config,
     barrier: Callable,
 ):
@@ -241,7 +242,7 @@ def _window_kernel(
         return jnp.where(kept, widen(old).astype(dtype), raw)
 
     before = line(sizes.history, 0, 2)
-    moves = live & (count == tokens) & (before < sizes.history)
+    moved_on = live & (count == tokens) & (before < sizes.history)
 
     def compute(channel, inside):
         """Outputs [t, c] of some channels, and their columns in the ring from now on."""
@@ -250,7 +251,7 @@ def _window_kernel(
             widen(load(weight_ref, w, channel, mask=inside)) for w in range(sizes.conv_width)
         ]
         bias = widen(load(bias_ref, channel, mask=inside)) if biased else None
-        moved = None if tree else columns(tokens + before, channel, inside & moves)
+        moved = columns(tokens + before, channel, inside & moved_on) if moves else None
         return _activated(taps, weights, bias, dtype), (taps[-1], moved)
 
     def keep(kept, channel, inside):
@@ -258,9 +259,9 @@ def _window_kernel(
         own, moved = kept
         value, mask = stored(own, conv_ref.dtype), live & fits & (token >= first) & inside
         store(conv_ref, layer, row, sizes.history + token, channel, value=value, mask=mask)
-        if not tree:
+        if moves:
             value = stored(moved, conv_ref.dtype)
-            store(conv_ref, layer, row, before, channel, value=value, mask=moves & inside)
+            store(conv_ref, layer, row, before, channel, value=value, mask=moved_on & inside)
 
     @pl.when(live & (part < blocks))
     def _():
@@ -333,6 +334,7 @@ def causal_conv_window_pallas(
     *,
     layer,
     sizes: Sizes,
+    moves: bool = True,
     config: Config | None = None,
 ):
     """See `api.causal_conv_window`. The grid walks over rows and parts: tiles of x's channels, then groups, then
@@ -347,6 +349,7 @@ def causal_conv_window_pallas(
         sizes=sizes,
         biased=bias is not None,
         tree=ancestors is not None,
+        moves=moves,
         config=config,
     )
     bias = dt_bias if bias is None else bias

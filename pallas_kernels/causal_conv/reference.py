@@ -54,6 +54,7 @@ def causal_conv_window_reference(
     *,
     layer,
     sizes: Sizes,
+    moves: bool = True,
 ):
     """See `api.causal_conv_window`: each row by itself."""
     projected = whole(projected, 3, weight.dtype)
@@ -63,7 +64,7 @@ def causal_conv_window_reference(
         paths = jnp.broadcast_to(token <= token[:, None], (rows, tokens, tokens))
     else:
         paths = (ancestors[:, :, None] >> token) & 1 > 0
-    one = functools.partial(_row, weight, bias, dt_bias, ancestors is not None, sizes)
+    one = functools.partial(_row, weight, bias, dt_bias, moves, sizes)
     old = (conv[layer, :rows], xB[layer, :rows], dt[layer, :rows])
     new, C, scores = jax.vmap(one)(projected, *old, starts, first, num_valid, paths)
     conv, xB, dt = (
@@ -73,7 +74,7 @@ def causal_conv_window_reference(
 
 
 def _row(
-    weight, bias, dt_bias, tree, sizes: Sizes, projected, conv, xB, dt, start, first, count, paths
+    weight, bias, dt_bias, moves, sizes: Sizes, projected, conv, xB, dt, start, first, count, paths
 ):
     """One row: projected [T, .], conv [W - 1 + T', E], xB [S, .], dt [S, M], paths bool[T, T]."""
     tokens, slots, history = projected.shape[0], xB.shape[0], sizes.history
@@ -99,8 +100,8 @@ def _row(
     behind = jnp.where(
         (live & (token >= first))[:, None], stored(raw, conv.dtype), conv[history:][:tokens]
     )
-    moves = live & (count == tokens) & (not tree)
-    before = jnp.where(moves, stored(columns[tokens:], conv.dtype), conv[:history])
+    moved = live & (count == tokens) & moves
+    before = jnp.where(moved, stored(columns[tokens:], conv.dtype), conv[:history])
     conv = jnp.concatenate([before, behind, conv[history + tokens :]])
 
     C = jnp.where(new[:, None], C, 0)

@@ -67,6 +67,7 @@ def causal_conv_window_xla(
     *,
     layer,
     sizes: Sizes,
+    moves: bool = True,
 ):
     """See `api.causal_conv_window`."""
     projected = whole(projected, 3, weight.dtype)
@@ -92,9 +93,9 @@ def causal_conv_window_xla(
     xB = xB.at[layer, row, place].set(stored(records, xB.dtype), mode="drop")
     dt = dt.at[layer, row, place].set(steps(own_dt, dt_bias, sizes), mode="drop")
 
-    moves = live & (num_valid == tokens) if ancestors is None else jnp.zeros_like(live)
+    moved = live & (num_valid == tokens) & moves
     written = live[:, None] & (token >= first[:, None])
-    changed = jnp.concatenate([jnp.repeat(moves[:, None], history, axis=1), written], axis=1)
+    changed = jnp.concatenate([jnp.repeat(moved[:, None], history, axis=1), written], axis=1)
     values = stored(jnp.concatenate([columns[:, tokens:], raw], axis=1), conv.dtype)
     values = jnp.where(changed[..., None], values, old_bits)
     conv = conv.at[layer, :rows, : history + tokens].set(values)

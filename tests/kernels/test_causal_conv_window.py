@@ -29,7 +29,7 @@ OUTPUTS = ("conv", "xB", "dt", "C", "scores")
 CASE = {case.name: case for case in SMALL_WINDOW_CASES}
 VERIFY = CASE["verify"]
 
-STATIC = ("layer", "sizes", "implementation")
+STATIC = ("layer", "sizes", "moves", "implementation")
 window = functools.partial(jax.jit, static_argnames=STATIC)(causal_conv_window)
 
 
@@ -260,6 +260,19 @@ class TestImplementation:
             assert_close(got[name], want[name], name)
         assert_same_bits(got["conv"][:, :, 3:], want["conv"][:, :, 3:])
         assert_same_bits(got["conv"][:, :, :3], inputs["conv"][:, :, :3])
+
+    def test_a_window_that_is_decided_later_leaves_its_history(self, implementation):
+        inputs = make_window_inputs(VERIFY) | {"num_valid": jnp.full(VERIFY.rows, VERIFY.tokens)}
+        moved = run(VERIFY, inputs, implementation)
+        got = run(VERIFY, inputs | {"moves": False}, implementation)
+        for name in ("xB", "dt", "C", "scores"):
+            assert_same_bits(got[name], moved[name])
+        rows, layer = VERIFY.rows, VERIFY.layer
+        assert_same_bits(got["conv"][:, :, 3:], moved["conv"][:, :, 3:])
+        assert_same_bits(got["conv"][:, :, :3], inputs["conv"][:, :, :3])
+        assert (
+            floats(moved["conv"])[layer, :rows, :3] != floats(inputs["conv"])[layer, :rows, :3]
+        ).any()
 
 
 @pytest.mark.parametrize("config", [Config(8, 8, 1, 4), Config(8, 64, 2, 64)])
