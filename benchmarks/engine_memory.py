@@ -102,33 +102,28 @@ class Load:
 
     def step(self, sequences: list[Sequence]) -> float:
         """One decode step of every row, planned and settled; microseconds of what memory does of it."""
-        memory, grain = self.memory, self.geometry.grain
-        due = [s for s in sequences if s.checkpoint + grain == s.position]
-        flights: list[DecodeFlight] = []
+        memory, geometry = self.memory, self.geometry
+        due = [
+            s for s in sequences if s.position - geometry.checkpoint(s.position) == geometry.grain
+        ]
+        flights = [DecodeFlight(sequence=sequence, num_steps=1) for sequence in due]
 
         def planned() -> None:
             for sequence in sequences:
                 memory.grow(sequence, sequence.position + 1)
             for sequence in due:
-                flights.append(self.fold(sequence))
+                sequence.slot = memory.slot_to_write(sequence)
+                sequence.position += 1
             memory.end_plan()
             for flight in flights:
-                memory.settle_fold(flight, 1)
+                memory.settle(flight, 1)
 
         elapsed = timed(planned)
         for sequence in sequences:
-            sequence.position += 1
-            sequence.real_position = sequence.position
+            if sequence not in due:
+                sequence.position = sequence.real_position = sequence.position + 1
             assert self.geometry.num_pages(sequence.position) <= len(sequence.pages), "no room"
         return elapsed
-
-    def fold(self, sequence: Sequence) -> DecodeFlight:
-        """Where the next checkpoint goes, as a step plans it."""
-        source, target = sequence.slot, self.memory.slot_to_write(sequence)
-        sequence.checkpoint, sequence.slot = sequence.position, target
-        return DecodeFlight(
-            sequence=sequence, num_steps=1, fold_step=0, source=source, target=target
-        )
 
 
 def timed(call: Callable, *args) -> float:

@@ -168,6 +168,10 @@ class Geometry:
         """The last grain boundary at or before `position`."""
         return position - position % self.grain
 
+    def checkpoint(self, num_tokens: int) -> int:
+        """Where the checkpoint of a row that decodes stands: its ring keeps at least its last token."""
+        return self.align(max(num_tokens - 1, 0))
+
 
 def token_words(attention: Attention, dtype: str) -> int:
     """Words of one token's K and V in one attention layer."""
@@ -350,7 +354,10 @@ def ring_specs(
     geometry: Geometry, *, num_rows: int, window: int, aligned: bool = False
 ) -> tuple[dict[str, ArraySpec], ...]:
     """Specs of each group's rings: `conv`, the raw inputs of the convolution, and the records since the checkpoint by
-    their names.
+    their names, or `state`, copies of the state of a kind that carries it.
+
+    The state after p tokens is copy p modulo their number: one, or where it is decided after a window how many of its
+    tokens stay, one for each that may.
 
     Args:
         geometry: of the model.
@@ -360,14 +367,17 @@ def ring_specs(
     """
     bits = "uint16" if geometry.dtype != "float32" else "uint32"
     slots = geometry.grain + (0 if aligned else window - 1)
+    copies = 1 if aligned or window == 1 else window + 1
     found = []
     for group in geometry.groups:
         layout, lead = group.layout, (group.num_layers, num_rows)
-        rings = {
-            "conv": ArraySpec(
-                (*lead, layout.columns + window, layout.channels), bits, ("L", "B", "W-1+T", "E")
-            )
-        }
+        rings = {}
+        if layout.columns:
+            size = (*lead, layout.columns + window, layout.channels)
+            rings["conv"] = ArraySpec(size, bits, ("L", "B", "W-1+T", "E"))
+        if layout.carries:
+            size = (*lead, copies, layout.state_words)
+            rings["state"] = ArraySpec(size, "float32", ("L", "B", "copies", "C"))
         for name, size, dtype in layout.records:
             rings[name] = ArraySpec((*lead, slots, size), dtype or bits, ("L", "B", "S", "C"))
         found.append(rings)

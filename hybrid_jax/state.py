@@ -29,12 +29,14 @@ class State:
             the window's base first; and the fields of the records since each row's checkpoint, [L, B, S, ...].
         slots: int32[max_slots, F] frames of each checkpoint slot; slot 0 is the sink's.
         tokens: int32[B] the token each row feeds next; -1 once it has stopped.
+        lengths: int32[B] tokens of each row that are committed: the position of the one it feeds next.
     """
 
     arena: jax.Array
     rings: tuple[dict[str, jax.Array], ...]
     slots: jax.Array
     tokens: jax.Array
+    lengths: jax.Array
 
     __repr__ = describe
 
@@ -60,6 +62,7 @@ def state_specs(
         rings=ring_specs(geometry, num_rows=max_rows + 1, window=window, aligned=aligned),
         slots=ArraySpec((max_slots, max(geometry.state_frames, 1)), "int32", ("slots", "F")),
         tokens=ArraySpec((max_rows + 1,), "int32", ("B",)),
+        lengths=ArraySpec((max_rows + 1,), "int32", ("B",)),
     )
 
 

@@ -25,7 +25,12 @@ from hybrid_jax.config import (
 )
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.models.initialize import random_params
+from tests.kinds import decayed, gated
+from tests.kinds.decayed import Decayed
+from tests.kinds.gated import Gated
 
+decayed.register()
+gated.register()
 VOCAB = 61
 MAX_POSITION = 256
 
@@ -130,6 +135,16 @@ def _two_shapes() -> ModelConfig:
     return _config("two_shapes", *(_layer(mixer) for mixer in mixers), _layer(small, wide))
 
 
+def _unknown_kinds() -> ModelConfig:
+    """A kind that keeps records and one that carries its state, alone, side by side and beside Mamba-2, between two
+    shapes of KV."""
+    replay = Decayed(num_heads=3, value_dim=4, key_dim=6, conv_width=3)
+    carry = Gated(num_blocks=5, block_size=4)
+    wide = Attention(num_heads=4, num_kv_heads=4, head_dim=6, rope=Rope(dim=6))
+    mixers = [(replay,), (wide,), (carry,), (_MAMBA, carry), (_ATTENTION,), (replay, carry)]
+    return _config("unknown_kinds", *(_layer(*mixer, mlp=_MLP) for mixer in mixers))
+
+
 MODELS = {
     "llama": _llama,
     "mamba2": _mamba2,
@@ -141,6 +156,7 @@ MODELS = {
     "shared": _shared,
     "windowed": _windowed,
     "with_two_shapes": _two_shapes,
+    "with_unknown_kinds": _unknown_kinds,
 }
 
 

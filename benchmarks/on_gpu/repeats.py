@@ -76,6 +76,7 @@ def digests(rows: int, dtype: str, repeats: int, smoke: bool) -> list[str]:
     runner._write_slots(engine.scheduler.memory.slots.take_new())
     first = runner.state
     slots, tokens = np.asarray(first.slots), np.arange(1, rows + 2, dtype=np.int32)
+    lengths = np.array([line.position for line in lines] + [0], np.int32)
 
     def ring(key, like):
         if like.dtype == jnp.float32:
@@ -100,7 +101,10 @@ def digests(rows: int, dtype: str, repeats: int, smoke: bool) -> list[str]:
     found = []
     for _ in range(repeats):
         runner.state = first.replace(
-            **begin(), slots=jnp.asarray(slots), tokens=jnp.asarray(tokens)
+            **begin(),
+            slots=jnp.asarray(slots),
+            tokens=jnp.asarray(tokens),
+            lengths=jnp.asarray(lengths),
         )
         sampled = runner._run(DECODE, shape, lines, np.int32(4)).sampled
         digest = hashlib.blake2b(np.asarray(sampled.tokens).tobytes(), digest_size=8)

@@ -108,6 +108,11 @@ class EngineConfig:
     shapes: Literal["fine", "coarse"] = "fine"
     kernels: Literal["auto", "xla", "pallas"] = "auto"
 
+    @property
+    def window_tokens(self) -> int:
+        """Most tokens of a row that decodes in one pass over the layers."""
+        return self.grain if self.exact else 1
+
     def __post_init__(self) -> None:
         where = "EngineConfig"
         integers(self, "max_rows", "grain", "prefill_tokens", "steps_per_dispatch", "seed")

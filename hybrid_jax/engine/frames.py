@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.engine.model import Model
 from hybrid_jax.geometry import StateGroup
-from hybrid_jax.state import State
+from hybrid_jax.state import State, to_bits
 from pallas_kernels.frame_io import copy_frames, read_frames, write_frames
 from pallas_kernels.ring_io.columns import pack_columns, unpack_columns
 
@@ -60,6 +60,9 @@ def read_columns(
 ) -> jax.Array:
     """One layer's convolution columns, bits[B, W - 1, E], from whole checkpoints' frames int32[B, F]."""
     layout, frame_words = group.layout, model.geometry.frame_words
+    if layout.columns == 0:
+        bits = to_bits(jnp.zeros((), model.activation_dtype)).dtype
+        return jnp.zeros((frames.shape[0], 0, layout.channels), bits)
     start, size = layer * group.column_words, group.column_words
     first, last = start // frame_words, (start + size - 1) // frame_words
     own = frames[:, group.columns][:, first : last + 1]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.kind import ChunkRows, Tail, WindowPlan
+from hybrid_jax.engine.kinds.kind import ChunkRows, Entry, Tail, WindowPlan
 from hybrid_jax.engine.model import Model
 from hybrid_jax.state import State, to_bits
 
@@ -45,37 +45,45 @@ def ring_bits(x: jax.Array, model: Model) -> jax.Array:
 
 
 def write_window(
-    state: State, h: jax.Array, group: int, layers: Sequence[dict], plan: WindowPlan
+    state: State, h: jax.Array, group: int, layers: Sequence[dict[str, Entry]], plan: WindowPlan
 ) -> State:
-    """Stores the new ring entries of all layers of a group: a record a row for T = 1, whole rings otherwise.
+    """Stores the new ring entries of all layers of a group.
 
     Args:
-        h: [B, T, D], what the step makes of all layers. layers: entries [B, ...] by array, of each.
+        h: [B, T, D], what the step makes of all layers. layers: entries by array, of each.
     """
-    entries = {name: jnp.stack([layer[name] for layer in layers]) for name in layers[0]}
-    rows, (num_rows, width) = plan.rows, plan.valid.shape
-    live, old = plan.valid.any(1), state.rings[group]
+    values = {name: jnp.stack([layer[name].values for layer in layers]) for name in layers[0]}
+    num_rows, live, rings = plan.valid.shape[0], plan.valid.any(1), dict(state.rings[group])
     # Every read of the rings comes before the first write; the last layer's leads to h alone.
     zero = frames.zero_after(state, h)
     sink = state.tokens.shape[0] - 1
-    new = {name: array for name, array in old.items() if name != "conv"}
+    renewed = [name for name, entry in layers[0].items() if entry.renews]
+    added = [name for name in layers[0] if name not in renewed]
+
+    def slot_of(name: str, b) -> jax.Array | int:
+        slots = layers[0][name].slot
+        return 0 if slots is None else jnp.where(live[b], slots[b], 0)
+
     for b in range(num_rows):
         row = jnp.where(live[b], b, sink) + zero
-        slot = jnp.where(live[b], rows.base[b] - rows.checkpoint[b], 0) if width == 1 else 0
-        for name in new:
-            new[name] = put_row(new[name], entries[name][:, b : b + 1], row, slot)
+        for name in added:
+            rings[name] = put_row(rings[name], values[name][:, b : b + 1], row, slot_of(name, b))
 
-    # Records are computed from the columns where they are written, so the columns come last. In a loop: what
-    # enters one is an array of its own, while outside XLA would fuse the read of the old columns into the
-    # write of the new and keep a copy of the ring.
-    zero = frames.zero_after(state, *new.values())
+    # In loops: what enters one is an array of its own, while outside XLA would fuse the read of the old into the write
+    # of the new and keep a copy of the ring. All else may be computed from the columns where it is written, so these
+    # come last.
+    after = added
+    for name in sorted(renewed, key=lambda name: name == "conv"):
+        if after:
+            zero = frames.zero_after(state, *(rings[written] for written in after))
 
-    def put(b, ring):
-        value = jax.lax.dynamic_slice_in_dim(entries["conv"], b, 1, axis=1)
-        return put_row(ring, value, jnp.where(live[b], b, sink))
+        def put(b, ring, name=name):
+            value = jax.lax.dynamic_slice_in_dim(values[name], b, 1, axis=1)
+            return put_row(ring, value, jnp.where(live[b], b, sink), slot_of(name, b))
 
-    conv = jax.lax.fori_loop(zero, num_rows + zero, put, old["conv"])
-    return state.with_ring(group, conv=conv, **new)
+        rings[name] = jax.lax.fori_loop(zero, num_rows + zero, put, rings[name])
+        after = [name]
+    return state.with_ring(group, **rings)
 
 
 def join(tails: Tail | None, tail: Tail, layer: int, count: int) -> Tail:
@@ -95,11 +103,14 @@ def write_tails(
     state: State, tails: Tail, group: int, write: jax.Array, rows: ChunkRows, model: Model
 ) -> State:
     """Stores what `join` has gathered: columns of checkpoints in frames int32[R, F], and rings."""
-    arena = frames.write_columns(state.arena, write, tails.columns, model.geometry.groups[group])
+    own, arena = model.geometry.groups[group], state.arena
+    if own.layout.columns:
+        arena = frames.write_columns(arena, write, tails.columns, own)
     new = dict(state.rings[group])
     for r in range(rows.row.shape[0]):
         for name, tail in tails.rings.items():
-            new[name] = put_row(new[name], tail[:, r : r + 1], rows.row[r])
+            slot = 0 if tail.slot is None else tail.slot[0, r]
+            new[name] = put_row(new[name], tail.values[:, r : r + 1], rows.row[r], slot)
     return state.replace(arena=arena).with_ring(group, **new)
 
 
@@ -120,6 +131,8 @@ def load_columns(
     num_rows, sink = needed.shape[0], state.tokens.shape[0] - 1
     own, read = frames.slot_frames(state, slot), []
     for number, group in enumerate(model.geometry.groups):
+        if group.layout.columns == 0:
+            continue
         bits = jnp.stack(
             [
                 frames.read_columns(state.arena, own, checkpoint > 0, layer, group, model)

@@ -77,7 +77,7 @@ class Runner:
             num_frames=num_frames,
             max_slots=max_slots,
             max_rows=engine.max_rows,
-            window=engine.grain if engine.exact else 1,
+            window=engine.window_tokens,
             aligned=engine.exact,
         )
         self.state: State = make_state(self.specs)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from hybrid_jax.config import Attention
 from hybrid_jax.engine import frames, rings
 from hybrid_jax.engine.attend import attend_pages
-from hybrid_jax.engine.kinds.kind import ChunkRows, FoldRows, Tail, WindowPlan, WindowRows
+from hybrid_jax.engine.kinds.kind import ChunkRows, Entry, FoldRows, Tail, WindowPlan, WindowRows
 from hybrid_jax.engine.kinds.table import first_layers, recurrent_layers, steps_of
 from hybrid_jax.engine.model import Model
 from hybrid_jax.models import decoder
@@ -41,15 +41,22 @@ def fold_rows(state: State, rows: FoldRows, shared: tuple[Any, ...], model: Mode
 
 
 def window(
-    params: dict, state: State, rows: WindowRows, *, shared: tuple[Any, ...], model: Model
+    params: dict,
+    state: State,
+    rows: WindowRows,
+    *,
+    shared: tuple[Any, ...],
+    model: Model,
+    commits: bool = True,
 ) -> tuple[jax.Array, State]:
     """Runs T new tokens per row from checkpoint + ring + pages.
 
-    The new records go to the ring at slot position - checkpoint. T is 1, or the whole ring with base =
-    checkpoint (exact mode).
+    A row's window begins at its first new token. In exact mode it begins at the checkpoint and is as long as the ring.
 
     Args:
         shared: as `share` makes it.
+        commits: all new tokens stay, and with T > 1 all T are new or the next window begins where this one does.
+            Otherwise `commit` must follow.
 
     Returns:
         h [B, T, D] before the last norm, and the state.
@@ -57,10 +64,10 @@ def window(
     positions = rows.base[:, None] + jnp.arange(rows.tokens.shape[1])
     valid = (positions >= rows.begin[:, None]) & (positions < rows.end[:, None])  # [B, T]
     own = frames.slot_frames(state, rows.slot)  # [B, F]
-    plan = WindowPlan(rows, valid, own, rows.checkpoint > 0, shared)
+    plan = WindowPlan(rows, valid, own, rows.checkpoint > 0, shared, commits)
     attention_layers = itertools.count()
     layers = iter(recurrent_layers(model.config, model.geometry))
-    written: list[list[dict]] = [[] for _ in model.geometry.groups]
+    written: list[list[dict[str, Entry]]] = [[] for _ in model.geometry.groups]
     beside = frames.Beside()
 
     def mix(weights: dict, normed: jax.Array, spec: decoder.Mixer) -> jax.Array:
@@ -84,6 +91,14 @@ def window(
         if entries[0]:
             state = rings.write_window(state, h, group, entries, plan)
     return h, state
+
+
+def commit(state: State, count: jax.Array, model: Model) -> State:
+    """The first `count` int32[B] tokens of the last window stay: lengths and convolution columns move on by them. K, V
+    and records behind them are overwritten by later windows, and never read."""
+    for at in first_layers(model.config, model.geometry):
+        state = steps_of(at, model).commit(state, at, count, model)
+    return state.replace(lengths=state.lengths.at[: count.shape[0]].add(count))
 
 
 def chunk(params: dict, state: State, rows: ChunkRows, *, model: Model) -> tuple[jax.Array, State]:
@@ -112,7 +127,7 @@ def chunk(params: dict, state: State, rows: ChunkRows, *, model: Model) -> tuple
         # After the tails, or XLA keeps what they are cut from until the end: 271 in place of 86 MB for 512 tokens
         # of 173 M weights.
         # And after the pages, where an attention layer beside this one has read them.
-        parts = (*joined.rings.values(), joined.columns)
+        parts = [part for part in jax.tree.leaves(joined) if part.size]
         own = frames.layer_frames(rows.write, at.layer, group)
         own = own + frames.zero_after(state, *parts, *beside.of(normed))
         state = state.replace(arena=frames.write_state(state.arena, own, tail.state, group))

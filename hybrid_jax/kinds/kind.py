@@ -55,6 +55,7 @@ class StateLayout:
         columns, channels: last inputs of its convolution that the next token needs, and the elements of one.
         records: (name, elements, dtype) of what it keeps of each token since the checkpoint; None is the engine's
             dtype, kept as bits.
+        carries: in place of records it keeps the state itself, after each row's last token.
     """
 
     units: int
@@ -62,6 +63,7 @@ class StateLayout:
     columns: int
     channels: int
     records: tuple[tuple[str, int, str | None], ...]
+    carries: bool = False
 
     @property
     def state_words(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig
+from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig
 from hybrid_jax.kinds import tensors
 from hybrid_jax.kinds.table import kind_of
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
@@ -31,13 +31,44 @@ def read_config(fields: HFConfig) -> ModelConfig:
             rope=True, rope_fraction=ROTATED, qkv_bias=bias, out_bias=bias
         )
     if len(set(places)) < num_layers:
-        mixers[False] = fields.bamba_mixer(NORM_EPS)
+        mixers[False] = recurrent_mixer(fields, NORM_EPS)
     mlp = MLP(width=fields.integer("intermediate_size"), bias=fields.flag("mlp_bias"))
     return ModelConfig(
         layers=tuple(
             LayerSpec(mixers=(mixers[index in places],), mlp=mlp) for index in range(num_layers)
         ),
         **fields.common("rms_norm_eps", NORM_EPS),
+    )
+
+
+def recurrent_mixer(fields: HFConfig, default_eps: float) -> Mamba2:
+    """The Mamba-2 mixer under the field names that Granite has too.
+
+    Args:
+        default_eps: epsilon of its norm where the file has none: the family's, as for its layers.
+    """
+    width, heads = fields.integer("hidden_size"), fields.integer("mamba_n_heads")
+    expand = fields.integer("mamba_expand", default=2)
+    head_dim = fields.get("mamba_d_head", default="auto")
+    if head_dim == "auto":
+        fields.divides("mamba_n_heads", heads, "mamba_expand * hidden_size", expand * width)
+        head_dim = expand * width // heads
+    else:
+        head_dim = fields.integer("mamba_d_head")
+    fields.check_inner(heads * head_dim, expand * width, "mamba_n_heads * mamba_d_head")
+    groups = fields.integer("mamba_n_groups")
+    fields.divides("mamba_n_groups", groups, "mamba_n_heads", heads)
+    return Mamba2(
+        num_heads=heads,
+        head_dim=head_dim,
+        state_size=fields.integer("mamba_d_state"),
+        num_groups=groups,
+        conv_width=fields.integer("mamba_d_conv", minimum=2),
+        conv_bias=fields.flag("mamba_conv_bias", default=True),
+        proj_bias=fields.flag("mamba_proj_bias"),
+        dt_limits=fields.dt_limits("time_step_limit"),
+        norm_groups=groups,
+        norm_eps=fields.number("rms_norm_eps", default=default_eps, positive=True),
     )
 
 

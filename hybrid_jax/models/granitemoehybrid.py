@@ -1,4 +1,4 @@
-"""Granite 4: Mamba-2 or attention, then a gated MLP, with experts beside it where there are any.
+"""Granite 4: recurrent layers or attention, then a gated MLP, with experts beside it where there are any.
 
 Four multipliers: on the embeddings, on every residual update, on q·k (in place of head_dim ** -0.5), and
 `logits_scaling`, by which logits are divided.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig, MoE
 from hybrid_jax.kinds import tensors
 from hybrid_jax.kinds.table import kind_of
+from hybrid_jax.models.bamba import recurrent_mixer
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
 RENAMES = (
@@ -44,7 +45,7 @@ def read_config(fields: HFConfig) -> ModelConfig:
         scale = fields.number("attention_multiplier", default=1.0)
         mixers["attention"] = fields.attention(rope=rope, scale=scale, qkv_bias=bias, out_bias=bias)
     if any(KINDS[kind] == "mamba" for kind in kinds):
-        mixers["mamba"] = fields.bamba_mixer(NORM_EPS)
+        mixers["mamba"] = recurrent_mixer(fields, NORM_EPS)
     mlp = _feed_forward(fields)
     return ModelConfig(
         layers=tuple(LayerSpec(mixers=(mixers[KINDS[kind]],), mlp=mlp) for kind in kinds),

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-from hybrid_jax.config import DTYPES, Attention, Mamba2, Rope, RopeScaling
+from hybrid_jax.config import DTYPES, Attention, Rope, RopeScaling
 
 REQUIRED = object()
 MAX_INTEGER = 2**31 - 1
@@ -276,38 +276,8 @@ class HFConfig:
             self._refuse(names, "two numbers, the second one larger and above 0", value)
         return (float(low), float(high))
 
-    def bamba_mixer(self, default_eps: float) -> Mamba2:
-        """The Mamba-2 mixer under the field names that Bamba and Granite share.
-
-        Args:
-            default_eps: epsilon of its norm where the file has none: the family's, as for its layers.
-        """
-        width, heads = self.integer("hidden_size"), self.integer("mamba_n_heads")
-        expand = self.integer("mamba_expand", default=2)
-        head_dim = self.get("mamba_d_head", default="auto")
-        if head_dim == "auto":
-            self.divides("mamba_n_heads", heads, "mamba_expand * hidden_size", expand * width)
-            head_dim = expand * width // heads
-        else:
-            head_dim = self.integer("mamba_d_head")
-        self.check_inner(heads * head_dim, expand * width, "mamba_n_heads * mamba_d_head")
-        groups = self.integer("mamba_n_groups")
-        self.divides("mamba_n_groups", groups, "mamba_n_heads", heads)
-        return Mamba2(
-            num_heads=heads,
-            head_dim=head_dim,
-            state_size=self.integer("mamba_d_state"),
-            num_groups=groups,
-            conv_width=self.integer("mamba_d_conv", minimum=2),
-            conv_bias=self.flag("mamba_conv_bias", default=True),
-            proj_bias=self.flag("mamba_proj_bias"),
-            dt_limits=self.dt_limits("time_step_limit"),
-            norm_groups=groups,
-            norm_eps=self.number("rms_norm_eps", default=default_eps, positive=True),
-        )
-
     def check_inner(self, inner: int, expanded: int, what: str) -> None:
-        """The inner width of a Mamba-2 mixer, said twice in the file, must agree with itself."""
+        """The inner width of a recurrent mixer, said twice in the file, must agree with itself."""
         if inner != expanded:
             raise ValueError(
                 f"{self.family}: {what} must equal the expanded hidden_size, "

@@ -6,10 +6,10 @@ from collections import Counter
 
 from hybrid_jax.schedule.admission import Seats
 from hybrid_jax.schedule.memory import Memory
-from hybrid_jax.schedule.sequence import DecodeFlight, Flight, Sequence
+from hybrid_jax.schedule.sequence import Flight, Sequence
 
 
-def check_memory(memory: Memory, sequences: list[Sequence], flights: list[DecodeFlight]) -> None:
+def check_memory(memory: Memory, sequences: list[Sequence]) -> None:
     """Who holds which frame and slot: the pools', the tree's and the sequences' own lists agree."""
     memory.frames.check_invariants()
     memory.slots.check_invariants()
@@ -17,7 +17,7 @@ def check_memory(memory: Memory, sequences: list[Sequence], flights: list[Decode
     frames = [frame for s in sequences for frame in s.pages.reshape(-1).tolist()]
     frames += [frame for s in sequences for source, _ in s.copies for frame in source]
     slots = [slot for s in sequences for slot in (s.real_slot, s.reserved_slot) if slot]
-    slots += [f.target for f in flights if f.fold_step is not None and f.target != f.source]
+    slots += [s.slot for s in sequences if s.slot != s.real_slot]
     memory.holds.check_invariants(set(frames), set(slots))
     holds = dict.fromkeys(range(memory.frames.num_frames), 0)
     if memory.tree is not None:
@@ -60,9 +60,16 @@ def check_running(sequence: Sequence, flights: list[Flight], memory: Memory) -> 
     assert count == sequence.num_flights, (
         f"scheduler: {sequence.owner} counts {sequence.num_flights} flights, is in {count}"
     )
-    end = sequence.checkpoint + memory.geometry.grain
-    assert sequence.checkpoint <= sequence.position <= end, (
-        f"scheduler: {sequence.owner} at {sequence.position}, checkpoint {sequence.checkpoint}"
+    checkpoint, real = sequence.real_checkpoint, sequence.real_position
+    assert checkpoint <= real <= checkpoint + memory.geometry.grain, (
+        f"scheduler: {sequence.owner} at {real}, checkpoint {checkpoint}"
+    )
+    on_their_way = [
+        decode.num_steps for f in flights for decode in f.decode if decode.sequence is sequence
+    ]
+    most = real + sum(on_their_way)
+    assert sequence.position == most, (
+        f"scheduler: {sequence.owner} at {real} with {on_their_way} in flight, not {sequence.position}"
     )
     if sequence.slot:
         memory.slots.resolve(sequence.slot)

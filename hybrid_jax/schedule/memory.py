@@ -141,7 +141,7 @@ class Memory:
             new = np.concatenate((pages[: shared - inside], new)) if hit_len else new
         sequence.pages = new
         sequence.slot = sequence.real_slot = slot
-        sequence.checkpoint = sequence.real_checkpoint = hit_len
+        sequence.real_checkpoint = hit_len
         sequence.position = sequence.real_position = hit_len
         self.arrived(sequence)
         return hit_len
@@ -162,7 +162,7 @@ class Memory:
         geometry = self.geometry
         full, inside = divmod(parent.goal, geometry.page_tokens) if geometry.has_pages else (0, 0)
         page_frames = (bool(inside) + 1) * geometry.frames_per_page
-        own_slot = self._will_checkpoint(child, parent.checkpoint)
+        own_slot = self._will_checkpoint(child, parent.real_checkpoint)
         if not self._room_for(page_frames, own_slot):
             return None
         own, child.reserved_slot = self._take(int(inside > 0), own_slot)
@@ -172,7 +172,7 @@ class Memory:
         copies = [(as_page(parent.pages[full]), as_page(own[0]))] if inside else []
         self.holds.retain_slot(parent.slot)
         child.slot = child.real_slot = parent.slot
-        child.checkpoint = child.real_checkpoint = parent.checkpoint
+        child.real_checkpoint = parent.real_checkpoint
         child.position = child.real_position = parent.position
         return copies
 
@@ -247,7 +247,7 @@ class Memory:
         if slot != sequence.slot and sequence.slot:
             self._later_slots.append(sequence.slot)
         sequence.slot = sequence.real_slot = slot
-        sequence.checkpoint = sequence.real_checkpoint = checkpoint
+        sequence.real_checkpoint = checkpoint
 
     def take_copies(self, sequence: Sequence) -> list:
         """The copies of a sequence's first chunk; their sources are released after the plan."""
@@ -265,18 +265,17 @@ class Memory:
 
     # --- results --------------------------------------------------------------------------------
 
-    def settle_fold(self, flight: DecodeFlight, num_steps: int) -> None:
-        """After `num_steps` real steps: the fold happened, and the old slot goes, or it will never happen."""
-        if flight.fold_step is None:
-            return
-        sequence, moved = flight.sequence, flight.target != flight.source
-        if num_steps > flight.fold_step:
-            if moved:
-                self.holds.release_slot(flight.source)
-            sequence.real_slot = flight.target
-            sequence.real_checkpoint += self.geometry.grain
-        elif moved:
-            self.holds.release_slot(flight.target)
+    def settle(self, flight: DecodeFlight, num_tokens: int) -> None:
+        """So many tokens came of a plan. The ring folds before the first token past a boundary is fed."""
+        sequence = flight.sequence
+        sequence.position -= flight.num_steps - num_tokens
+        sequence.real_position += num_tokens
+        checkpoint = self.geometry.checkpoint(sequence.real_position)
+        if checkpoint > sequence.real_checkpoint:
+            old, sequence.real_slot = sequence.real_slot, sequence.slot
+            sequence.real_checkpoint = checkpoint
+            if old != sequence.slot:
+                self.holds.release_slot(old)
 
     # --- the prefix tree ------------------------------------------------------------------------
 
@@ -349,6 +348,8 @@ class Memory:
         self.holds.release_frames(sequence.pages, distinct=True)
         self.holds.release_frames([frame for source, _ in sequence.copies for frame in source])
         self.holds.release_slot(sequence.real_slot)
+        if sequence.slot != sequence.real_slot:
+            self.holds.release_slot(sequence.slot)
         self.give_back_reserve(sequence)
         sequence.pages, sequence.copies = NO_PAGES, []
         sequence.real_slot = sequence.slot = 0

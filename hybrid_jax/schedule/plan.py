@@ -71,18 +71,18 @@ class ForkRow:
 
 @dataclass(kw_only=True)
 class DecodeRow:
-    """Up to `num_steps` decode steps of one row.
+    """Up to `num_steps` new tokens of one row, from the committed length on that the device holds.
 
     Attributes:
         request: whose row it is.
         row: ring row.
-        position: absolute position of the token that is fed first.
-        checkpoint_position: where the row's checkpoint stands.
+        position: most tokens that the row may have by then; fewer if a plan in flight brings fewer than it may.
+        checkpoint_position: where the row's checkpoint stood after the plans received.
         read_slot: its slot; 0 when checkpoint_position is 0.
-        fold_slot: where the fold goes if the ring fills before the last step; 0 when it cannot. May equal
-            read_slot when the row is its sole holder.
-        num_steps: steps this row may take; the device stops it earlier at a stop token.
-        pages: int32[n, frames_per_page] frame ids of the row's pages, enough for all steps.
+        fold_slot: slot of every later checkpoint of the row, and where its ring folds when it fills; 0 where that
+            cannot happen. Equal to read_slot when the row is its sole holder.
+        num_steps: most tokens that may come; the device stops the row earlier at a stop token.
+        pages: int32[n, frames_per_page] frame ids of the row's pages, enough for all of them.
     """
 
     request: Request
@@ -122,7 +122,7 @@ class Tokens:
     Attributes:
         prefill: the sampled token per prefill row (meaningless where `samples` is false).
         forks: the first token per fork row.
-        decode: per decode row the tokens of its steps, the stop token included, nothing after it.
+        decode: per decode row what came: 1 to num_steps tokens, nothing after a stop token; none of a stopped row.
         prefill_logprobs, fork_logprobs, decode_logprobs: the matching `TokenLogprobs`, or empty lists.
         prompt_logprobs: by place among the prefill rows, entries for the prompt tokens after the chunk's first,
             the one behind the chunk included; rows that asked for them.

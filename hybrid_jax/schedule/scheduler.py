@@ -240,10 +240,6 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence) -> None:
         """Takes a running sequence out for good; later plans in flight that name it find its row inert."""
-        for flight in self._flights:
-            for decode in flight.decode:
-                if decode.sequence is sequence:
-                    self.memory.settle_fold(decode, 0)
         self.memory.withdraw(sequence)
         self.memory.finish(sequence)
         self.seats.leave(sequence)
@@ -304,16 +300,13 @@ class Scheduler:
         tokens: list[int],
         logprobs: list,
     ) -> None:
-        sequence, num_steps = decode.sequence, len(tokens)
-        stopped = bool(tokens) and tokens[-1] in sequence.request.stop_ids
-        expected = 0 if sequence.stopped else decode.num_steps
-        if num_steps != expected and not (stopped and num_steps < expected):
+        sequence = decode.sequence
+        least, most = (0, 0) if sequence.stopped else (1, decode.num_steps)
+        if not least <= len(tokens) <= most:
             raise ValueError(
-                f"Scheduler: request {sequence.owner!r} took {num_steps} of {expected} steps "
-                f"without a stop token, got {tokens}"
+                f"Scheduler: request {sequence.owner!r} must bring {least} to {most} tokens, got {tokens}"
             )
-        self.memory.settle_fold(decode, num_steps)
-        sequence.real_position += num_steps
+        self.memory.settle(decode, len(tokens))
         if tokens:
             self._accept(progress, sequence, tokens, logprobs)
 
@@ -383,8 +376,7 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Recomputes who holds what and who sits where; raises AssertionError with both numbers."""
         flights = list(self._flights)
-        decodes = [d for f in flights for d in f.decode if d.sequence.phase is not Phase.DONE]
-        check_memory(self.memory, self.seats.running, decodes)
+        check_memory(self.memory, self.seats.running)
         check_seats(self.seats)
         for sequence in self.seats.running:
             check_running(sequence, flights, self.memory)

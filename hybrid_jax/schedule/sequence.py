@@ -37,10 +37,11 @@ class Sequence:
         prompt: int32[goal] what the prefill computes: the prompt, after a preemption with the output.
         row: ring row while it runs.
         pages: int32[n, frames_per_page] frame ids of its pages, one hold on each; never written in place.
-        position: next token to feed: start of the next chunk, then the position decode goes on from.
-        checkpoint, slot: where its checkpoint stands, and its handle (0 for none).
-        real_position, real_checkpoint, real_slot: the same after the plans received so far. The sequence
-            holds one count on real_slot and one on every other slot a fold in flight will write.
+        position: next token to feed: start of the next chunk, then the most tokens it may have after the plans in
+            flight.
+        slot: handle of the checkpoint that its last fold planned leaves (0 for none).
+        real_position, real_checkpoint, real_slot: tokens it has, where its checkpoint stands, and its handle, after
+            the plans received so far. The sequence holds one count on real_slot, and one on slot if that differs.
         reserved_slot: where its first own checkpoint will go; 0 for none, or when that is written.
         copies: page copies its first chunk brings; a hold on each source until then.
         num_flights: plans in flight that name it.
@@ -63,7 +64,6 @@ class Sequence:
     row: int = -1
     pages: np.ndarray = field(default_factory=lambda: NO_PAGES)
     position: int = 0
-    checkpoint: int = 0
     slot: int = 0
     real_position: int = 0
     real_checkpoint: int = 0
@@ -153,7 +153,7 @@ class Sequence:
         self.tokens = self.request.tokens
         self.prompt = np.array(self.tokens, np.int32)
         self.phase, self.row, self.pages, self.copies = Phase.WAITING, -1, NO_PAGES, []
-        self.position = self.checkpoint = self.slot = 0
+        self.position = self.slot = 0
         self.real_position = self.real_checkpoint = self.real_slot = self.reserved_slot = 0
         self.num_flights, self.stopped = 0, False
         self.anchor = self.waits_for = None
@@ -166,16 +166,11 @@ class DecodeFlight:
 
     Attributes:
         sequence: whose row it is.
-        num_steps: steps it may take.
-        fold_step: the step whose start folds, or None. It happens when more than so many steps do.
-        source, target: handles the fold reads and writes; equal when it folds in place.
+        num_steps: most tokens it may bring.
     """
 
     sequence: Sequence
     num_steps: int
-    fold_step: int | None
-    source: int
-    target: int
 
 
 @dataclass(eq=False, kw_only=True)

@@ -152,52 +152,43 @@ class Turn:
 
     def decode(self, sequence: Sequence) -> bool:
         """Plans decode steps up to the row's limit; False when memory allows not even one."""
-        position, memory = sequence.position, self.memory
+        position, memory, geometry = sequence.position, self.memory, self.geometry
         if sequence.request.constraint is not None and sequence.num_flights:
             return True  # what may come next depends on what is in flight
         steps = min(self._num_steps, sequence.limit - position - 1)
         if steps <= 0:
             return True  # waits for its last results
         steps = min(steps, memory.grow(sequence, position + steps) - position)
-        fold_step = sequence.checkpoint + self.geometry.grain - position
-        source = target = sequence.slot
+        checkpoint = geometry.checkpoint(position)
+        fold_step = checkpoint + geometry.grain - position
+        slot = sequence.slot
         if 0 < steps and fold_step < steps:
-            target = memory.slot_to_write(sequence)
-            if target is None:
+            slot = memory.slot_to_write(sequence)
+            if slot is None:
                 steps = fold_step
         if steps <= 0:
             if not sequence.reserved_slot:
                 return False
             memory.give_back_reserve(sequence)  # the next page is needed before the next checkpoint
             return self.decode(sequence)
-        folds = fold_step < steps
+        if fold_step < steps and geometry.has_state:
+            self.counters.folds_in_place += slot == sequence.slot
+            self.counters.folds_to_new += slot != sequence.slot
+            sequence.slot = slot
+        folds = geometry.checkpoint(position + steps) > sequence.real_checkpoint
         self.plan.decode.append(
             DecodeRow(
                 request=sequence.request,
                 row=sequence.row,
                 position=position,
-                checkpoint_position=sequence.checkpoint,
-                read_slot=memory.slots.resolve(source),
-                fold_slot=memory.slots.resolve(target) if folds else 0,
+                checkpoint_position=sequence.real_checkpoint,
+                read_slot=memory.slots.resolve(sequence.real_slot),
+                fold_slot=memory.slots.resolve(sequence.slot) if folds else 0,
                 num_steps=steps,
-                pages=sequence.pages[: self.geometry.num_pages(position + steps)],
+                pages=sequence.pages[: geometry.num_pages(position + steps)],
             )
         )
-        self.flight.decode.append(
-            DecodeFlight(
-                sequence=sequence,
-                num_steps=steps,
-                fold_step=fold_step if folds else None,
-                source=source,
-                target=target if folds else source,
-            )
-        )
-        if folds:
-            sequence.checkpoint += self.geometry.grain
-            sequence.slot = target
-            if self.geometry.has_state:
-                self.counters.folds_in_place += source == target
-                self.counters.folds_to_new += source != target
+        self.flight.decode.append(DecodeFlight(sequence=sequence, num_steps=steps))
         sequence.position += steps
         self.counters.decode_rows += 1
         self.counters.decode_steps += steps

@@ -87,10 +87,14 @@ def choose_sizes(
             f"EngineConfig: page_tokens must be at most the model's longest sequence, {model.max_position} tokens, got "
             f"{engine.page_tokens}"
         )
-    window = engine.grain if engine.exact else 1
-    rings = ring_specs(geometry, num_rows=engine.max_rows + 1, window=window, aligned=engine.exact)
+    rings = ring_specs(
+        geometry,
+        num_rows=engine.max_rows + 1,
+        window=engine.window_tokens,
+        aligned=engine.exact,
+    )
     ring_bytes = sum(spec.num_bytes for ring in rings for spec in ring.values())
-    ring_bytes += 4 * (engine.max_rows + 1)
+    ring_bytes += 2 * 4 * (engine.max_rows + 1)  # the next token of each row, and its length
     step_bytes = logits_bytes(
         model, max_rows=engine.max_rows, dtype=engine.dtype if kernels else None
     )

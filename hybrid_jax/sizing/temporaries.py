@@ -31,7 +31,7 @@ def temporary_bytes(
         widens: as in `Device`.
     """
     if kernels:
-        window = engine.grain if engine.exact else 1
+        window = engine.window_tokens
         decode = kernel_step_bytes(model, engine, rows=engine.max_rows, tokens=window)
         if engine.exact:
             return decode
@@ -76,7 +76,7 @@ def _xla_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int
     columns = 3 * model.width
     columns += max(kind_of(block).xla_elements(block, model.width) for block in _blocks(model))
     states = [state_elements(mixer)[0] for mixer in model.recurrent]
-    window = engine.grain if engine.exact else 1
+    window = engine.window_tokens
     tile = max(TILE_TOKENS, make_geometry(model, engine).page_tokens)
     copied = [2 * m.num_kv_heads * m.head_dim * tile for m in model.mixers(Attention)]
     decode = engine.max_rows * (window * columns + 2 * max(copied, default=0))

@@ -75,6 +75,7 @@ def _summary(config: ModelConfig) -> dict:
         "mlp_width": config.layers[0].mlp.width,
         "vocab_size": config.vocab_size,
         "max_position": config.max_position,
-        "mamba2": asdict(mamba) | {"dt_limits": [str(v) for v in mamba.dt_limits]},
+        type(mamba).__name__.lower(): asdict(mamba)
+        | {"dt_limits": [str(v) for v in mamba.dt_limits]},
         "attention": asdict(attention),
     }

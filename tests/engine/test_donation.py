@@ -28,6 +28,13 @@ from hybrid_jax.schedule import bucket
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.state import State
 from pallas_kernels.paged_attention.xla import TILE_TOKENS
+from tests.kinds import decayed, gated
+from tests.kinds.decayed import Decayed
+from tests.kinds.forced import Forced, decoding_by
+from tests.kinds.gated import Gated
+
+decayed.register()
+gated.register()
 
 FRAMES = (4001, 9001)  # primes beside all else, so that a shape tells what it is
 WRITES_IN_PLACE = {"parameter", "get-tuple-element", "bitcast", "dynamic-update-slice", "fusion"}
@@ -37,13 +44,15 @@ pytestmark = pytest.mark.usefixtures("no_compile_cache")
 
 def model(pattern: str, dtype: str) -> ModelConfig:
     """The bundled model's widths with other layers: M, A, or both side by side in either order, P and Q. N and B have
-    other shapes than M and A."""
+    other shapes than M and A. R keeps records, C carries its state."""
     mamba2 = Mamba2(num_heads=6, head_dim=64, state_size=64)
     attention = Attention(num_heads=3, num_kv_heads=1, head_dim=64)
     mixers = {
         **{"M": (mamba2,), "A": (attention,), "P": (mamba2, attention), "Q": (attention, mamba2)},
         "N": (Mamba2(num_heads=5, head_dim=64, state_size=48, num_groups=5),),
         "B": (Attention(num_heads=2, num_kv_heads=2, head_dim=96),),
+        "R": (Decayed(num_heads=6, value_dim=64, key_dim=64, conv_width=4),),
+        "C": (Gated(num_blocks=6, block_size=4096),),
     }
     return ModelConfig(
         family="test",
@@ -132,10 +141,10 @@ def arguments(runner: Runner, num_frames: int, kind: str, *key) -> tuple:
     shape, variant = key
     adjust = adjust_struct(runner) if variant.adjusts else None
     size = runner.layout(kind, shape, adjusts=variant.adjusts).size
+    step = next(step for step in runner.kinds if step.name == kind)
+    rest = [struct(*x.shape, dtype=x.dtype) for x in step.inert(runner.model, shape)]
     if kind == "fork":
-        logits = struct(shape.rows, runner.model.config.vocab_size, dtype=np.float32)
-        return state, adjust, struct(runner.engine.max_rows, size), logits, struct()
-    rest = (struct(),) if kind == "decode" else ()
+        return state, adjust, struct(runner.engine.max_rows, size), *rest
     return runner.params, state, adjust, struct(shape.rows, size), *rest
 
 
@@ -216,6 +225,11 @@ CASES = {
     "prefill_two_shapes": ("MNBAN", "float32", "prefill", 4, 32),
     "exact_two_shapes": ("MNBMAN", "float32", "exact", 8, 32),
     "fork_two_shapes": ("MNBAN", "float32", "fork", 4, None),
+    "decode_unknown_kinds": ("RCARC", "float32", "decode", 8, None),
+    "decode_unknown_kinds_bfloat16": ("MCAR", "bfloat16", "decode", 8, None),
+    "prefill_unknown_kinds": ("RCARC", "float32", "prefill", 4, 32),
+    "exact_unknown_kinds": ("RCARC", "float32", "exact", 8, 32),
+    "fork_unknown_kinds": ("RCARC", "float32", "fork", 4, None),
 }
 
 
@@ -227,6 +241,13 @@ def test_a_step_updates_its_state_in_place(name):
     shape = shape_of(runner, kind, rows, tokens)
     variant = Variant(MAX_LOGPROBS if name.endswith("logprobs") else 0, name.endswith("adjusted"))
     check(runner, kind, shape, variant if kind != "exact" else WHOLE)
+
+
+@pytest.mark.parametrize("pattern", ["MAM", "RCARC"])
+def test_a_window_of_which_some_tokens_stay_updates_its_state_in_place(pattern):
+    with decoding_by(Forced(8)):
+        runner = make_runner(pattern)
+        check(runner, "forced", shape_of(runner, "decode", 8), Variant())
 
 
 @pytest.mark.parametrize("tiles", [1, 2])

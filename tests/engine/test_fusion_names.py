@@ -39,7 +39,7 @@ from pallas_kernels.frame_io import read_frames
 
 @jax.jit
 def read(arena, slots, slot):
-    none = dict.fromkeys(("rings", "tokens"))
+    none = dict.fromkeys(("rings", "tokens", "lengths"))
     ids = slot_frames(State(arena=arena, slots=slots, **none), slot)
     return read_frames(arena, ids, implementation="xla")
 

@@ -64,7 +64,7 @@ TURN = (
     Memory.slot_to_write,
     Memory.publish,
     Memory.finish,
-    Memory.settle_fold,
+    Memory.settle,
     Memory.end_plan,
 )
 RECOVERY = (Engine._recover, Runner.rebuild, Scheduler.restarted, Scheduler.add)
@@ -95,14 +95,16 @@ def make_requests() -> list[Request]:
             seed=i,
             group="fork" if i >= 3 else None,
             max_tokens=(14, 9, 5, 36, 11)[i],
-            stop_ids=frozenset({50}) if i == 2 else frozenset(),
+            stop_ids=frozenset({42}) if i == 2 else frozenset(),
         )
         for i, prompt in enumerate(prompts)
     ]
 
 
 def make_engine(**settings) -> Engine:
-    return tiny_engine(max_rows=3, prefill_tokens=32, max_model_len=128, **settings)
+    return tiny_engine(
+        "with_unknown_kinds", max_rows=3, prefill_tokens=32, max_model_len=128, **settings
+    )
 
 
 @pytest.fixture(scope="module")

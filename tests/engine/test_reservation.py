@@ -45,7 +45,7 @@ def test_two_hits_of_one_turn_do_not_count_on_the_same_frames(num_frames, seated
     engine.step()
     running = engine.scheduler.seats.running
     assert len(running) == seated
-    assert all(row.checkpoint == 64 and row.slot and row.reserved_slot for row in running)
+    assert all(row.real_checkpoint == 64 and row.slot and row.reserved_slot for row in running)
     engine.run()
     engine.check()
     assert engine.counters["preemptions"] == 0
@@ -74,7 +74,7 @@ def test_a_fork_that_cannot_fold_behind_its_parents_checkpoint_reserves_none():
         engine.add_siblings(2, tokens_of(random.Random(0), 71), max_tokens=most, stop_ids=())
         engine.step()
         fork = engine.scheduler.seats.running[1]
-        assert fork.checkpoint == 64 and bool(fork.reserved_slot) == reserves
+        assert fork.real_checkpoint == 64 and bool(fork.reserved_slot) == reserves
         engine.run()
         engine.check()
 

@@ -49,18 +49,21 @@ class Poison:
             whole[frame] = frames.holders(frame) == 0
         num_rows = engine.engine_config.max_rows + 1
         records, columns = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.int32)
+        lengths = np.asarray(engine.runner.state.lengths)
         for row, sequence in enumerate(scheduler.seats.rows):
             if sequence is None:
                 continue
             if sequence.phase is not Phase.PREFILL:  # a chunk starts from the checkpoint alone
-                records[row] = sequence.position - sequence.checkpoint
+                records[row] = lengths[row] - geometry.checkpoint(int(lengths[row]))
                 committed = records[row] if engine.engine_config.exact else 0
                 columns[row] = committed
+            prefills = sequence.phase is Phase.PREFILL
+            num_tokens = sequence.position if prefills else lengths[row]
             for index, page in enumerate(sequence.pages):
                 for place, frame in enumerate(page):
                     which[frame] = place
                     if frames.holders(frame) == 1:
-                        tails[frame] = max(sequence.position - index * geometry.page_tokens, 0)
+                        tails[frame] = max(num_tokens - index * geometry.page_tokens, 0)
         history = tuple(group.layout.columns for group in geometry.groups)
         engine.runner.state = _fill(
             engine.runner.state,
@@ -97,17 +100,20 @@ def _fill(state: State, whole, tails, records, columns, which, tokens, *, histor
     bad = whole[:, None] | (tokens[which] >= tails[:, None])
     arena = jnp.where(bad, jnp.uint32(0x7FC07FC0), state.arena)
 
-    def ring(array, kept):  # [L, B, S, C]
-        past = jnp.arange(array.shape[2])[None] >= kept[:, None]
+    def ring(array, past):  # [L, B, S, C], [B, S]
         value = {4: 0x7FC07FC0, 2: 0x7FC0}[array.dtype.itemsize]
         nan = jnp.nan if array.dtype == jnp.float32 else value
         return jnp.where(past[None, :, :, None], jnp.asarray(nan, array.dtype), array)
 
+    def unread(name, array, before):
+        """bool[B, S] entries that nothing may read: all but one copy of a state that a row carries."""
+        slot = jnp.arange(array.shape[2])
+        if name == "state":
+            return (records[:, None] == 0) | (slot != (state.lengths % len(slot))[:, None])
+        return slot >= (columns + before if name == "conv" else records)[:, None]
+
     rings = tuple(
-        {
-            name: ring(array, columns + before if name == "conv" else records)
-            for name, array in arrays.items()
-        }
+        {name: ring(array, unread(name, array, before)) for name, array in arrays.items()}
         for arrays, before in zip(state.rings, history, strict=True)
     )
     return state.replace(arena=arena, rings=rings)

@@ -83,7 +83,7 @@ IN_PLANS = {
     "another row's checkpoint in prefill": lambda: change_rows(Prefill, rotated("read_slot")),
     "another row's pages": lambda: change_rows(Decode, rotated("pages")),
     "a wrong page": lambda: change_rows(Decode, stale_page),
-    "a ring slot off by one": lambda: change_rows(
+    "a checkpoint older than it is": lambda: change_rows(
         Decode,
         lambda rows: [
             replace(r, checkpoint_position=max(r.checkpoint_position - 1, 0)) for r in rows
@@ -146,6 +146,16 @@ def ring_off_by_one():
     )
 
 
+def length_off_by_one():
+    """Every fold, page and position follows from it."""
+    where = decode.cursor
+
+    def behind(state, *rest):
+        return where(state.replace(lengths=jnp.maximum(state.lengths - 1, 0)), *rest)
+
+    return mock.patch.object(decode, "cursor", behind)
+
+
 def padding_in_the_state():
     scan = mamba2.scan
 
@@ -187,6 +197,7 @@ def fold_forgets_the_convolution():
 
 IN_STEPS = {
     "ring_off_by_one": ring_off_by_one,
+    "length_off_by_one": length_off_by_one,
     "padding_in_the_state": padding_in_the_state,
     "one_record_too_many": one_record_too_many,
     "noise_by_step": noise_by_step,

@@ -167,14 +167,7 @@ def given_away_while_read(memory: Memory, sequence: Sequence, checkpoint: int, s
     if slot != sequence.slot and sequence.slot:
         memory.holds.release_slot(sequence.slot)
     sequence.slot = sequence.real_slot = slot
-    sequence.checkpoint = sequence.real_checkpoint = checkpoint
-
-
-def fold_forgotten(memory: Memory, flight: DecodeFlight, num_steps: int) -> None:
-    """`Memory.settle_fold` that leaves the new checkpoint in `real_slot` at the old one's position."""
-    before = flight.sequence.real_checkpoint
-    SETTLE_FOLD(memory, flight, num_steps)
-    flight.sequence.real_checkpoint = before
+    sequence.real_checkpoint = checkpoint
 
 
 class OnlyOnce:
@@ -193,10 +186,9 @@ class OnlyOnce:
             WRITE_SLOTS(runner, unseen)
 
 
-SETTLE_FOLD, WRITE_SLOTS = Memory.settle_fold, Runner._write_slots
+WRITE_SLOTS = Runner._write_slots
 MISTAKES = {
     "a checkpoint given away while it is read": (Memory, "advance", lambda: given_away_while_read),
-    "a fold forgotten": (Memory, "settle_fold", lambda: fold_forgotten),
     "a slot with the frames of its last life": (Runner, "_write_slots", OnlyOnce),
 }
 
@@ -212,3 +204,21 @@ def test_a_mistake_in_short_memory_is_seen_in_the_tokens(mistake):
     start_over(engine, CASES[16].tight, policy="lru")
     with mock.patch.object(owner, name, make()):
         assert serve(engine, all_jobs(20)).outputs != expected
+
+
+def test_a_fold_forgotten_is_noticed_by_the_books():
+    settle = Memory.settle
+
+    def forgotten(memory: Memory, flight: DecodeFlight, num_tokens: int) -> None:
+        """`Memory.settle` that leaves the new checkpoint at the old one's position."""
+        before = flight.sequence.real_checkpoint
+        settle(memory, flight, num_tokens)
+        flight.sequence.real_checkpoint = before
+
+    engine = engine_of(16)
+    start_over(engine, CASES[16].tight, policy="lru")
+    with (
+        mock.patch.object(Memory, "settle", forgotten),
+        pytest.raises(AssertionError, match=r"job-\d+ at \d+, checkpoint \d+"),
+    ):
+        serve(engine, all_jobs(20))

@@ -1,5 +1,5 @@
 """What recurrent layers do in a step, a file for each kind and backend, and the tables that steps find them in.
 
 May import: config, engine, geometry, layers, pallas_kernels, state.
-Packages: jax, numpy.
+Packages: flax, jax, numpy.
 """

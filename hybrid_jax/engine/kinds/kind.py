@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import flax.struct
 import jax
 
 from hybrid_jax.config import EngineConfig, RecurrentMixer
@@ -39,6 +40,7 @@ class WindowPlan(NamedTuple):
         valid: bool[B, T] tokens that are new and real.
         frames: int32[B, F] of the rows' checkpoints. exists: bool[B], false where the state is zero.
         shared: of each group, what its kind made of all its layers' weights (`LayerSteps.share`).
+        commits: all new tokens stay; otherwise `LayerSteps.commit` will say how many of each row do.
     """
 
     rows: WindowRows
@@ -46,6 +48,7 @@ class WindowPlan(NamedTuple):
     frames: jax.Array
     exists: jax.Array
     shared: tuple[Any, ...]
+    commits: bool
 
 
 class ChunkRows(NamedTuple):
@@ -96,16 +99,31 @@ class At(NamedTuple):
         return geometry.groups[self.group]
 
 
+@flax.struct.dataclass
+class Entry:
+    """What is to be written to one array of a ring.
+
+    Attributes:
+        values: [B, n, ...] of each row.
+        slot: int32[B] where the first goes; None for slot 0.
+        renews: they are made of what the array held before.
+    """
+
+    values: jax.Array
+    slot: jax.Array | None = None
+    renews: bool = flax.struct.field(pytree_node=False, default=False)
+
+
 class Tail(NamedTuple):
     """What a layer's chunk leaves for the end of the step, where XLA writes it.
 
     Attributes:
-        rings: entries [R, ...] from slot 0 of the row's ring on, by array.
+        rings: what goes to the rows' rings, by array.
         columns: bits[R, W - 1, E] of the checkpoint after the chunk.
         state: float32[R, units, unit_words] of that checkpoint.
     """
 
-    rings: dict[str, jax.Array]
+    rings: dict[str, Entry]
     columns: jax.Array
     state: jax.Array
 
@@ -119,13 +137,18 @@ class LayerSteps:
 
     def window(
         self, params: dict, h: jax.Array, state: State, at: At, plan: WindowPlan, model: Model
-    ) -> tuple[jax.Array, State, dict[str, jax.Array]]:
+    ) -> tuple[jax.Array, State, dict[str, Entry]]:
         """One layer of a window.
 
         Returns:
             Its outputs [B, T, D], or parts of them; the state; and what is to be written to the layer's ring at the end
             of the step, by array: nothing where the layer has written it itself.
         """
+        raise NotImplementedError
+
+    def commit(self, state: State, at: At, count: jax.Array, model: Model) -> State:
+        """The first `count` int32[B] tokens of the last window stay. For all layers of a group, of which `at` is the
+        first."""
         raise NotImplementedError
 
     def chunk(

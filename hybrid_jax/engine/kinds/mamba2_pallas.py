@@ -70,6 +70,7 @@ class Mamba2Pallas(LayerSteps):
             *(ring["conv"], ring["xB"], ring["dt"]),
             layer=at.layer,
             sizes=sizes,
+            moves=plan.commits,
             first=jnp.maximum(rows.begin - rows.base, 0),
             **here,
             **PALLAS,
@@ -88,6 +89,13 @@ class Mamba2Pallas(LayerSteps):
         )
         state = state.with_ring(at.group, conv=conv, xB=xB, dt=dt)
         return _output(params, y, projected, at.spec), state, {}
+
+    def commit(self, state: State, at: At, count: jax.Array, model: Model) -> State:
+        """All rows at once."""
+        history, conv = at.of(model.geometry).layout.columns, state.rings[at.group]["conv"]
+        places = count[:, None] + jnp.arange(history)
+        moved = jnp.take_along_axis(conv[:, : count.shape[0]], places[None, ..., None], axis=2)
+        return state.with_ring(at.group, conv=conv.at[:, : count.shape[0], :history].set(moved))
 
     def chunk(
         self, params: dict, h: jax.Array, state: State, at: At, rows: ChunkRows, model: Model

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import Mamba2
 from hybrid_jax.engine.kinds.kind import ChunkRows, WindowPlan
-from hybrid_jax.engine.kinds.replay import Fields
+from hybrid_jax.engine.kinds.replay import Checkpoint, Fields
 from hybrid_jax.layers import mamba2
 
 
@@ -38,8 +38,7 @@ class Mamba2Recurrence:
         self,
         params: dict,
         rest: tuple,
-        arena: jax.Array,
-        own: jax.Array,
+        checkpoint: Checkpoint,
         plan: WindowPlan,
         ring: Fields,
         spec: Mamba2,
@@ -48,7 +47,8 @@ class Mamba2Recurrence:
         rows = plan.rows
         return mamba2.window_frames(
             *(params, z, jnp.where(plan.valid[..., None], C, 0), x),
-            *(arena, own, plan.exists, mamba2.Records(ring["xB"], ring["dt"])),
+            *(checkpoint.arena, checkpoint.own, plan.exists),
+            mamba2.Records(ring["xB"], ring["dt"]),
             rows.base - rows.checkpoint,
             jnp.maximum(rows.end - rows.base, 0),
             spec,

@@ -6,16 +6,23 @@ XLA writes rings at the end of a step and states by slices, since it would copy 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import RecurrentMixer
 from hybrid_jax.engine import frames
+from hybrid_jax.engine.kinds.columns import (
+    commit_columns,
+    fold_layers,
+    next_columns,
+    window_columns,
+)
 from hybrid_jax.engine.kinds.kind import (
     At,
     ChunkRows,
+    Entry,
     FoldRows,
     LayerSteps,
     Tail,
@@ -23,9 +30,24 @@ from hybrid_jax.engine.kinds.kind import (
 )
 from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.rings import ring_bits, slice_tokens
+from hybrid_jax.geometry import StateGroup
 from hybrid_jax.state import State, from_bits
 
 Fields = dict[str, jax.Array]  # of records
+
+
+class Checkpoint(NamedTuple):
+    """Where a layer's states lie: own int32[B, n] frames of the arena; zero where `exists` bool[B] is false."""
+
+    arena: jax.Array
+    own: jax.Array
+    exists: jax.Array
+    group: StateGroup
+    model: Model
+
+    def state(self) -> jax.Array:
+        """float32[B, units, unit_words]."""
+        return frames.read_state(self.arena, self.own, self.exists, self.group, self.model)
 
 
 class Recurrence(Protocol):
@@ -49,8 +71,7 @@ class Recurrence(Protocol):
         self,
         params: dict,
         rest: Any,
-        arena: jax.Array,
-        own: jax.Array,
+        checkpoint: Checkpoint,
         plan: WindowPlan,
         ring: Fields,
         spec: RecurrentMixer,
@@ -59,7 +80,7 @@ class Recurrence(Protocol):
 
         Args:
             rest: of `records`.
-            own: int32[B, n] frames of the layer's checkpoints. ring: [B, S, ...] records, the new ones among them.
+            ring: [B, S, ...] records, the new ones among them. Those past the row's last token may hold anything.
         """
 
     def scan(
@@ -91,38 +112,28 @@ class Replay(LayerSteps):
 
     def window(
         self, params: dict, h: jax.Array, state: State, at: At, plan: WindowPlan, model: Model
-    ) -> tuple[jax.Array, State, Fields]:
+    ) -> tuple[jax.Array, State, dict[str, Entry]]:
         """The new records are put into a copy of the ring for this layer alone, and handed back."""
-        rows, valid, (num_rows, width) = plan.rows, plan.valid, h.shape[:2]
+        num_rows = h.shape[0]
         group = at.of(model.geometry)
-        history = group.layout.columns
-        old_ring = {name: ring[at.layer][:num_rows] for name, ring in state.rings[at.group].items()}
+        old = {name: ring[at.layer][:num_rows] for name, ring in state.rings[at.group].items()}
         raw, rest = self.recurrence.project(params, h, at.spec)
-        raw = jnp.where(valid[..., None], raw, 0)
-        old = from_bits(old_ring.pop("conv")).astype(raw.dtype)
-        positions = rows.base[:, None] + jnp.arange(width)
-        earlier = (positions >= rows.checkpoint[:, None]) & (positions < rows.begin[:, None])
-        raw = jnp.where(earlier[..., None], old[:, history:], raw)
-        columns = jnp.concatenate([old[:, :history], raw], axis=1)
+        columns = window_columns(raw, old.pop("conv", None), group.layout.columns, plan)
         records, rest = self.recurrence.records(params, columns, rest, at.spec)
-        new = {name: _stored(records[name], ring, model) for name, ring in old_ring.items()}
-        starts = rows.base - rows.checkpoint
-        if width == 1:
-            slots = jnp.arange(next(iter(old_ring.values())).shape[1])
-            here = (slots == starts[:, None]) & valid
-        else:
-            here = valid
-        merged = {n: jnp.where(here[..., None], new[n], ring) for n, ring in old_ring.items()}
+        new = {name: _stored(records[name], ring, model) for name, ring in old.items()}
+        merged, entries = _merge(old, new, plan)
         read = {name: _read(ring, h.dtype) for name, ring in merged.items()}
         own = frames.layer_frames(plan.frames, at.layer, group)
-        out, arena = self.recurrence.read(params, rest, state.arena, own, plan, read, at.spec)
-        # The columns move on by the tokens after which the next window's base stands.
-        moved = columns[:, width : width + history]
-        complete = valid.any(1) & (rows.end == rows.base + width)
-        kept = jnp.where(complete[:, None, None], moved, columns[:, :history])
-        conv = ring_bits(jnp.concatenate([kept, columns[:, history:]], axis=1), model)
-        stored = new if width == 1 else merged
-        return out, state.replace(arena=arena), {"conv": conv, **stored}
+        checkpoint = Checkpoint(state.arena, own, plan.exists, group, model)
+        out, arena = self.recurrence.read(params, rest, checkpoint, plan, read, at.spec)
+        if group.layout.columns:
+            kept = next_columns(columns, group.layout.columns, plan, model)
+            entries["conv"] = Entry(kept, renews=True)
+        return out, state.replace(arena=arena), entries
+
+    def commit(self, state: State, at: At, count: jax.Array, model: Model) -> State:
+        """Records stand where they are; those past the row's length are never read."""
+        return commit_columns(state, at, count, model)
 
     def chunk(
         self, params: dict, h: jax.Array, state: State, at: At, rows: ChunkRows, model: Model
@@ -136,56 +147,53 @@ class Replay(LayerSteps):
             params, h, old, from_bits(history), rows, at.spec
         )
         count, grain = group.layout.columns, model.geometry.grain
-        rings = {"conv": ring_bits(slice_tokens(columns, rows.length, count), model)}
+        rings = {}
+        if count:
+            conv = ring_bits(slice_tokens(columns, rows.length, count), model)
+            rings["conv"] = Entry(conv)
         for name, ring in state.rings[at.group].items():
             if name != "conv":
                 tail = slice_tokens(records[name], rows.state_len, grain)
-                rings[name] = _stored(tail, ring, model)
+                rings[name] = Entry(_stored(tail, ring, model))
         last = ring_bits(slice_tokens(columns, rows.state_len, count), model)
         return out, state, Tail(rings, last, new)
 
     def fold(self, state: State, at: At, rows: FoldRows, shared: Any, model: Model) -> State:
-        """One (row, layer) at a time."""
-        own = at.of(model.geometry)
-        layers, rings = own.num_layers, state.rings[at.group]
-        order = jnp.argsort(~rows.needed, stable=True)
-        count, grain, columns = rows.needed.sum(), model.geometry.grain, own.layout.columns
-        conv, records = (
-            rings["conv"],
-            {name: ring for name, ring in rings.items() if name != "conv"},
-        )
+        own, grain = at.of(model.geometry), model.geometry.grain
 
-        # The rings travel through the loops although these only read them: as loop invariants they would be
-        # alive beside the loop's own copy when the window writes them later, and XLA would copy them.
-        def fold_layer(i, carry):
-            arena, records = carry
-            row, layer = order[i // layers], i % layers
-
+        def folded(arena, rings, row, layer):
             def ring(array: jax.Array) -> jax.Array:
                 part = jax.lax.dynamic_slice(array, (layer, row, 0, 0), (1, 1, *array.shape[2:]))
                 return _read(part[0], model.activation_dtype)
 
-            def of(slot: jax.Array) -> jax.Array:
-                line = jax.lax.dynamic_slice_in_dim(state.slots, slot, 1)
-                return frames.layer_frames(line, layer, own)
-
+            slots = jax.lax.dynamic_slice_in_dim(state.slots, rows.read_slot[row], 1)
             exists = (rows.checkpoint[row] > 0)[None]
-            old = frames.read_state(arena, of(rows.read_slot[row]), exists, own, model)
+            old = frames.layer_frames(slots, layer, own)
+            old = frames.read_state(arena, old, exists, own, model)
             line = jax.tree.map(lambda array: array[layer], shared)
-            mine = {name: ring(array) for name, array in records.items()}
-            new = self.recurrence.fold(line, old, mine, jnp.full(1, grain, jnp.int32), at.spec)
-            return frames.write_state(arena, of(rows.write_slot[row]), new, own), records
+            mine = {name: ring(array) for name, array in rings.items()}
+            return self.recurrence.fold(line, old, mine, jnp.full(1, grain, jnp.int32), at.spec)
 
-        def fold_columns(i, carry):
-            arena, conv = carry
-            row = order[i]
-            bits = jax.lax.dynamic_slice(conv, (0, row, 0, 0), (layers, 1, columns, conv.shape[3]))
-            line = jax.lax.dynamic_slice_in_dim(state.slots, rows.write_slot[row], 1)
-            return frames.write_columns(arena, line, bits, own), conv
+        return fold_layers(state, at, rows, folded, model)
 
-        arena, records = jax.lax.fori_loop(0, count * layers, fold_layer, (state.arena, records))
-        arena, conv = jax.lax.fori_loop(0, count, fold_columns, (arena, conv))
-        return state.replace(arena=arena).with_ring(at.group, conv=conv, **records)
+
+def _merge(old: Fields, new: Fields, plan: WindowPlan) -> tuple[Fields, dict[str, Entry]]:
+    """Rings [B, S, ...] with the new records [B, T, ...] among the old, and what of them is to be written."""
+    rows, valid = plan.rows, plan.valid
+    width, slots = valid.shape[1], next(iter(old.values())).shape[1]
+    starts = rows.base - rows.checkpoint
+    if width == slots:  # a window as long as the ring begins where the ring does
+        merged = {n: jnp.where(valid[..., None], new[n], ring) for n, ring in old.items()}
+        return merged, {name: Entry(ring) for name, ring in merged.items()}
+    entries = {name: Entry(record, starts) for name, record in new.items()}
+    place = jnp.arange(slots) - starts[:, None]
+    if width == 1:
+        here = (place == 0) & valid
+    else:
+        source = jnp.clip(place, 0, width - 1)
+        here = (place == source) & jnp.take_along_axis(valid, source, axis=1)
+        new = {n: jnp.take_along_axis(x, source[..., None], axis=1) for n, x in new.items()}
+    return {n: jnp.where(here[..., None], new[n], ring) for n, ring in old.items()}, entries
 
 
 def _stored(record: jax.Array, ring: jax.Array, model: Model) -> jax.Array:

@@ -12,6 +12,7 @@ import numpy as np
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine import frames, pack
 from hybrid_jax.engine.adjust import Adjust, choose
+from hybrid_jax.engine.cursor import cursor
 from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
 from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import SAMPLING, Layout
@@ -55,6 +56,7 @@ def decode(
     get = lambda name: layout.get(batch, name)  # noqa: E731
     table = get("table").reshape(num_rows, max(model.geometry.frames_per_page, 1), -1)
     limits, fold_slot = get("num_steps"), get("fold_slot")
+    start = cursor(state, get("checkpoint"), get("read_slot"), fold_slot, model)
     has_state = model.geometry.has_state
     shared = share(params, model)
     vocab = model.config.vocab_size
@@ -125,10 +127,10 @@ def decode(
             position, checkpoint, slot = position + zero, checkpoint + zero, slot + zero
         return step + 1, state, position, checkpoint, slot, out, adjust
 
-    start = get("position"), get("checkpoint"), get("read_slot")
     carry = (jnp.int32(0), state, *start, out, adjust)
-    _, state, _, _, _, out, adjust = jax.lax.while_loop(keep_on, advance, carry)
-    return state, adjust, Made(out)
+    _, state, position, _, _, out, adjust = jax.lax.while_loop(keep_on, advance, carry)
+    lengths = state.lengths.at[:num_rows].set(position)
+    return state.replace(lengths=lengths), adjust, Made(out)
 
 
 def _store(out: Sampled, step, new: Sampled, alive) -> Sampled:
@@ -187,7 +189,6 @@ class Decode(StepKind):
     def layout(self, model: Model, bucket: DecodeBucket) -> Layout:
         return Layout(
             (
-                ("position", 1),
                 ("checkpoint", 1),
                 ("read_slot", 1),
                 ("fold_slot", 1),
@@ -204,7 +205,6 @@ class Decode(StepKind):
         batch = np.zeros((bucket.rows, layout.size), np.int32)
         for row in rows:
             put = functools.partial(layout.set, batch, row.row)
-            put("position", row.position)
             put("checkpoint", row.checkpoint_position)
             put("read_slot", row.read_slot)
             put("fold_slot", row.fold_slot)

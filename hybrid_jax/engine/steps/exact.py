@@ -14,6 +14,7 @@ from hybrid_jax.config import EngineConfig
 from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine import frames, pack, rings
 from hybrid_jax.engine.adjust import Adjust, choose
+from hybrid_jax.engine.cursor import Cursor, cursor
 from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
 from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import SAMPLING, Layout
@@ -50,8 +51,9 @@ def exact_step(
     """Exact mode's only step: grain-aligned windows of [max_rows, grain], for prompts and for decode alike.
 
     Args:
-        batch: int32[max_rows, layout.size]; a row with begin = end is inert. fold_before and fold_after are
-            slots or -1: a full ring folded before, or after, the window.
+        batch: int32[max_rows, layout.size]. A row `feeds` the token it drew last, or computes `length` tokens of a
+            prompt, from its checkpoint on; else it is inert. A full ring folds before a token is fed; behind a chunk
+            it folds where the row has a slot for that.
 
     Returns:
         State, adjust, and tokens int32[max_rows] with the hidden states [max_rows, grain, D].
@@ -63,29 +65,34 @@ def exact_step(
     if geometry.has_pages:
         arena = frames.copy_pages(state.arena, get("sources"), get("targets"), model)
         state = state.replace(arena=arena)
-    feeds, base = get("feeds") > 0, get("base")
-    alive = (get("end") > get("begin")) & (~feeds | (state.tokens[:num_rows] >= 0))
-    checkpoint, slot = get("checkpoint"), get("read_slot")
+    feeds, length = get("feeds") > 0, get("length")
+    alive = jnp.where(feeds, state.tokens[:num_rows] >= 0, length > 0)
+    known, read_slot, fold_slot = get("checkpoint"), get("read_slot"), get("fold_slot")
+    decoding = cursor(state, known, read_slot, fold_slot, model)
+    # A prompt's chunk begins at a checkpoint; a row that decodes stands up to a grain behind one.
+    chunk = Cursor(known, known, read_slot)
+    own = functools.partial(jnp.where, feeds)
+    begin, checkpoint, slot = jax.tree.map(own, decoding, chunk)
     shared = share(params, model)
+    full = alive & (begin - checkpoint == geometry.grain)
+    base = jnp.where(full, begin, checkpoint)
     if geometry.has_state:
-        full = alive & (get("fold_before") >= 0)
-        folds = FoldRows(full, checkpoint, slot, get("fold_before"))
+        folds = FoldRows(full, checkpoint, slot, fold_slot)
         state = fold_rows(state, folds, shared, model)
-        slot = jnp.where(full, get("fold_before"), slot)
-        checkpoint = jnp.where(full, base, checkpoint)
-        starts = alive & (get("load_conv") > 0)
-        state, read = rings.load_columns(state, starts, checkpoint, slot, model)
+        slot = jnp.where(full, fold_slot, slot)
+        starts = alive & ~feeds
+        state, read = rings.load_columns(state, starts, base, slot, model)
         # An attention layer in front writes what this has read, and depends on nothing of it.
         table = table + frames.zero_after(state, *read)
-    begin, end = jnp.where(alive, get("begin"), 0), jnp.where(alive, get("end"), 0)
+    end = jnp.where(alive, begin + jnp.where(feeds, 1, length), 0)
+    begin = jnp.where(alive, begin, 0)
     positions = base[:, None] + jnp.arange(geometry.grain)
     fed = feeds[:, None] & (positions == begin[:, None])
     tokens = jnp.where(fed, state.tokens[:num_rows, None], get("tokens"))
-    rows = WindowRows(tokens, base, begin, end, checkpoint, slot, table)
+    rows = WindowRows(tokens, base, begin, end, base, slot, table)
     h, state = window(params, state, rows, shared=shared, model=model)
     if geometry.has_state:
-        after = alive & (get("fold_after") >= 0)
-        folds = FoldRows(after, checkpoint, slot, get("fold_after"))
+        folds = FoldRows(starts & (fold_slot > 0), base, slot, fold_slot)
         state = fold_rows(state, folds, shared, model)
     last = rings.slice_tokens(h, jnp.maximum(end - base - 1, 0), 1)[:, 0]
     logits = decoder.logits(params, last, config)
@@ -95,7 +102,10 @@ def exact_step(
         logits, batch, layout, end, samples, num_logprobs, adjust, lines, model.sampler
     )
     fed = jnp.where(alive, fed, state.tokens[:num_rows])
-    state = state.replace(tokens=state.tokens.at[:num_rows].set(fed))
+    ends = jnp.where(alive, end, state.lengths[:num_rows])
+    state = state.replace(
+        tokens=state.tokens.at[:num_rows].set(fed), lengths=state.lengths.at[:num_rows].set(ends)
+    )
     sampled = sampled._replace(tokens=jnp.where(samples, sampled.tokens, -1))
     return state, adjust, Made(sampled, hidden=h)
 
@@ -141,14 +151,10 @@ class Exact(StepKind):
         per_page = model.geometry.frames_per_page
         return Layout(
             (
-                ("base", 1),
-                ("begin", 1),
-                ("end", 1),
                 ("checkpoint", 1),
                 ("read_slot", 1),
-                ("fold_before", 1),  # slot for the full ring's fold; -1 for none
-                ("fold_after", 1),
-                ("load_conv", 1),
+                ("fold_slot", 1),
+                ("length", 1),
                 ("feeds", 1),
                 ("samples", 1),
                 *SAMPLING,
@@ -167,26 +173,18 @@ class Exact(StepKind):
     ) -> np.ndarray:
         """Chunks and decode steps alike; ring rows without a row have no token."""
         batch = np.zeros((bucket.rows, layout.size), np.int32)
-        batch[:, layout.span("fold_before")] = batch[:, layout.span("fold_after")] = -1
         for row in rows:
             put = functools.partial(layout.set, batch, row.row)
             if isinstance(row, PrefillRow):
-                put("base", row.start)
-                put("begin", row.start)
-                put("end", row.start + len(row.tokens))
                 put("checkpoint", row.start)
-                put("fold_after", row.write_slot if row.state_len else -1)
-                put("load_conv", 1)
+                put("fold_slot", row.write_slot)
+                put("length", len(row.tokens))
                 put("samples", row.samples)
                 put("tokens", row.tokens)
                 pack.set_copies(layout, batch, row.row, row.copies)
             else:
-                full = row.position - row.checkpoint_position == bucket.tokens
-                put("base", row.position if full else row.checkpoint_position)
-                put("begin", row.position)
-                put("end", row.position + 1)
                 put("checkpoint", row.checkpoint_position)
-                put("fold_before", row.fold_slot if full else -1)
+                put("fold_slot", row.fold_slot)
                 put("feeds", 1)
                 put("samples", 1)
             put("read_slot", row.read_slot)

@@ -16,12 +16,12 @@ def write_slots(state: State, ids: jax.Array, frames: jax.Array) -> State:
 
 def move_row(state: State, source: jax.Array, target: jax.Array) -> State:
     """Moves one ring row to another place; the source is left stopped."""
-
-    token = jax.lax.dynamic_slice(state.tokens, (source,), (1,))
-    tokens = jax.lax.dynamic_update_slice(state.tokens, token, (target,))
-    tokens = jax.lax.dynamic_update_slice(tokens, jnp.full(1, -1, jnp.int32), (source,))
+    rows = jnp.arange(state.tokens.shape[0])
+    tokens = jnp.where(rows == target, state.tokens[source], state.tokens)
+    tokens = jnp.where(rows == source, -1, tokens)
+    lengths = jnp.where(rows == target, state.lengths[source], state.lengths)
     moved = jax.tree.map(lambda ring: rings.copy_row(ring, source, target), state.rings)
-    return state.replace(rings=moved, tokens=tokens)
+    return state.replace(rings=moved, tokens=tokens, lengths=lengths)
 
 
 # By the name of their programs. Their first argument is donated.

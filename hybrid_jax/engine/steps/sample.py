@@ -25,15 +25,20 @@ def first_tokens(
     num_logprobs: int,
     model: Model,
 ) -> tuple[State, Adjust | None, Sampled]:
-    """Samples rows' first tokens and leaves them, or the mark of a stop, where decode will find them."""
+    """Samples rows' first tokens, and leaves them, or the mark of a stop, where decode will find them.
+
+    Args:
+        positions: int32[R] of these tokens: how many the rows have from now on.
+    """
     row = layout.get(batch, "row")
     sampled, fed, adjust = choose(
         logits, batch, layout, positions, samples, num_logprobs, adjust, row, model.sampler
     )
-    tokens = state.tokens
+    tokens, lengths, rows = state.tokens, state.lengths, jnp.arange(state.tokens.shape[0])
     for r in range(row.shape[0]):
-        tokens = jax.lax.dynamic_update_slice(tokens, fed[r : r + 1], (row[r],))
-    return state.replace(tokens=tokens), adjust, sampled
+        tokens = jnp.where(rows == row[r], fed[r], tokens)
+        lengths = jnp.where(rows == row[r], positions[r], lengths)
+    return state.replace(tokens=tokens, lengths=lengths), adjust, sampled
 
 
 def prompt_logprobs(

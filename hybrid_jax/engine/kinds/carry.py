@@ -1,0 +1,149 @@
+"""Kinds that carry a state for each row, after its last token, as XLA runs them.
+
+A fold copies the state into a checkpoint. Where it is decided after a window how many of its tokens stay, the ring has
+a copy of the state for each, and the row's length says which one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.config import RecurrentMixer
+from hybrid_jax.engine import frames
+from hybrid_jax.engine.kinds.columns import (
+    commit_columns,
+    fold_layers,
+    next_columns,
+    window_columns,
+)
+from hybrid_jax.engine.kinds.kind import (
+    At,
+    ChunkRows,
+    Entry,
+    FoldRows,
+    LayerSteps,
+    Tail,
+    WindowPlan,
+)
+from hybrid_jax.engine.model import Model
+from hybrid_jax.engine.rings import ring_bits, slice_tokens
+from hybrid_jax.state import State, from_bits
+
+
+class Recurrence(Protocol):
+    """The arithmetic of a kind: T tokens, W - 1 columns of E channels, states [B, units, unit_words]."""
+
+    def project(self, params: dict, h: jax.Array, spec: RecurrentMixer) -> tuple[jax.Array, Any]:
+        """h [B, T, D] to the raw inputs [B, T, E] of the convolution, and what else comes of it."""
+
+    def advance(
+        self,
+        params: dict,
+        columns: jax.Array,
+        rest: Any,
+        state: jax.Array,
+        valid: jax.Array,
+        kept: jax.Array,
+        spec: RecurrentMixer,
+    ) -> tuple[jax.Array, jax.Array]:
+        """Outputs [B, T, D], and K states of each row.
+
+        For exact mode a token must give the same bits wherever it stands among the T.
+
+        Args:
+            columns: [B, W - 1 + T, E]. rest: of `project`. state: before the first token.
+            valid: bool[B, T] tokens that are real; others leave the state as it is.
+            kept: int32[B, K] after how many of the T tokens a state is wanted.
+
+        Returns:
+            Outputs, and float32[B, K, units, unit_words].
+        """
+
+
+class Carry(LayerSteps):
+    """`LayerSteps` of a recurrence on XLA."""
+
+    def __init__(self, recurrence: Recurrence) -> None:
+        self.recurrence = recurrence
+
+    def share(self, params: Sequence[dict]) -> None:
+        """A fold needs no weights."""
+
+    def window(
+        self, params: dict, h: jax.Array, state: State, at: At, plan: WindowPlan, model: Model
+    ) -> tuple[jax.Array, State, dict[str, Entry]]:
+        rows, (num_rows, width) = plan.rows, h.shape[:2]
+        group, ring = at.of(model.geometry), state.rings[at.group]
+        history = group.layout.columns
+        raw, rest = self.recurrence.project(params, h, at.spec)
+        conv = ring["conv"][at.layer][:num_rows] if history else None
+        columns = window_columns(raw, conv, history, plan)
+        copies = ring["state"][at.layer][:num_rows]
+        count = copies.shape[1]
+        old = copies[:, 0]
+        if count > 1:
+            which = (rows.base % count)[:, None, None]
+            old = jnp.take_along_axis(copies, which, axis=1)[:, 0]
+        old = old.reshape(num_rows, group.layout.units, -1)
+        if width > 1 and count == 1:  # exact mode; a prompt's chunk begins at the checkpoint
+            own = frames.layer_frames(plan.frames, at.layer, group)
+            first = frames.read_state(state.arena, own, plan.exists, group, model)
+            old = jnp.where((rows.begin == rows.checkpoint)[:, None, None], first, old)
+        ends = jnp.arange(1, width + 1) if not plan.commits else jnp.full(1, width)
+        kept = jnp.broadcast_to(ends, (num_rows, len(ends)))
+        out, new = self.recurrence.advance(params, columns, rest, old, plan.valid, kept, at.spec)
+        new = new.reshape(*new.shape[:2], -1)
+        slot = None if count == 1 else rows.end % count
+        if not plan.commits:
+            # Copies from the window's base on, in turn: those of its tokens, and those that it leaves as they are.
+            after = (jnp.arange(count) - rows.base[:, None]) % count
+            source = jnp.clip(after - 1, 0, width - 1)[..., None]
+            written = (after > 0) & (after <= width)
+            new = jnp.take_along_axis(new, source, axis=1)
+            new, slot = jnp.where(written[..., None], new, copies), None
+        entries = {"state": Entry(new, slot, renews=True)}
+        if history:
+            entries["conv"] = Entry(next_columns(columns, history, plan, model), renews=True)
+        return out, state, entries
+
+    def commit(self, state: State, at: At, count: jax.Array, model: Model) -> State:
+        """The row's length says which copy of the state counts."""
+        return commit_columns(state, at, count, model)
+
+    def chunk(
+        self, params: dict, h: jax.Array, state: State, at: At, rows: ChunkRows, model: Model
+    ) -> tuple[jax.Array, State, Tail]:
+        group, exists = at.of(model.geometry), rows.start > 0
+        history, ring = group.layout.columns, state.rings[at.group]["state"]
+        own = frames.layer_frames(rows.read, at.layer, group)
+        old = frames.read_state(state.arena, own, exists, group, model)
+        before = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
+        raw, rest = self.recurrence.project(params, h, at.spec)
+        valid = jnp.arange(h.shape[1]) < rows.length[:, None]
+        raw = jnp.where(valid[..., None], raw, 0)
+        columns = jnp.concatenate([from_bits(before).astype(raw.dtype), raw], axis=1)
+        kept = jnp.stack([rows.state_len, rows.length], axis=1)
+        out, new = self.recurrence.advance(params, columns, rest, old, valid, kept, at.spec)
+        last = new[:, 1:].reshape(new.shape[0], 1, -1)
+        slot = None if ring.shape[2] == 1 else (rows.start + rows.length) % ring.shape[2]
+        rings = {"state": Entry(last, slot)}
+        if history:
+            conv = ring_bits(slice_tokens(columns, rows.length, history), model)
+            rings["conv"] = Entry(conv)
+        end = ring_bits(slice_tokens(columns, rows.state_len, history), model)
+        return out, state, Tail(rings, end, new[:, 0])
+
+    def fold(self, state: State, at: At, rows: FoldRows, shared: None, model: Model) -> State:
+        layout, grain = at.of(model.geometry).layout, model.geometry.grain
+
+        def folded(arena, rings, row, layer):
+            ring = rings["state"]
+            copy = (rows.checkpoint[row] + grain) % ring.shape[2]
+            words = jax.lax.dynamic_slice(ring, (layer, row, copy, 0), (1, 1, 1, ring.shape[3]))
+            return words.reshape(1, layout.units, layout.unit_words)
+
+        return fold_layers(state, at, rows, folded, model)

@@ -1,0 +1,108 @@
+"""Convolution columns and folds, as XLA does them for every kind of recurrent layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.engine import frames
+from hybrid_jax.engine.kinds.kind import At, FoldRows, WindowPlan
+from hybrid_jax.engine.model import Model
+from hybrid_jax.engine.rings import ring_bits
+from hybrid_jax.state import State, from_bits
+
+# --- in a window ----------------------------------------------------------------------------------
+
+
+def window_columns(
+    raw: jax.Array, conv: jax.Array | None, history: int, plan: WindowPlan
+) -> jax.Array:
+    """Raw inputs [B, W - 1 + T, E] of a convolution, those before the window first.
+
+    Args:
+        raw: [B, T, E] of the window's tokens. conv: bits[B, W - 1 + T', E] of the ring, which knows the tokens before
+            the new ones; None of a layer without a convolution. history: W - 1.
+    """
+    raw = jnp.where(plan.valid[..., None], raw, 0)
+    if conv is None:
+        return raw
+    rows, width = plan.rows, raw.shape[1]
+    old = from_bits(conv).astype(raw.dtype)
+    positions = rows.base[:, None] + jnp.arange(width)
+    earlier = (positions >= rows.checkpoint[:, None]) & (positions < rows.begin[:, None])
+    raw = jnp.where(earlier[..., None], old[:, history : history + width], raw)
+    return jnp.concatenate([old[:, :history], raw], axis=1)
+
+
+def next_columns(columns: jax.Array, history: int, plan: WindowPlan, model: Model) -> jax.Array:
+    """What a window leaves in the ring, bits[B, W - 1 + T, E].
+
+    Its columns move on where its last token is committed, so that the next window begins behind it; of other windows
+    `commit_columns` says by how many.
+    """
+    width = columns.shape[1] - history
+    kept = columns[:, :history]
+    if plan.commits:
+        moves = plan.valid.any(1) & (plan.rows.end == plan.rows.base + width)
+        kept = jnp.where(moves[:, None, None], columns[:, width : width + history], kept)
+    return ring_bits(jnp.concatenate([kept, columns[:, history:]], axis=1), model)
+
+
+def commit_columns(state: State, at: At, count: jax.Array, model: Model) -> State:
+    """The columns of all layers of a group move on by the first `count` int32[B] tokens of the last window."""
+    history = at.of(model.geometry).layout.columns
+    if history == 0:
+        return state
+
+    def put(b, conv):
+        size = (conv.shape[0], 1, history, conv.shape[3])
+        moved = jax.lax.dynamic_slice(conv, (0, b, count[b], 0), size)
+        return jax.lax.dynamic_update_slice(conv, moved, (0, b, 0, 0))
+
+    conv = jax.lax.fori_loop(0, count.shape[0], put, state.rings[at.group]["conv"])
+    return state.with_ring(at.group, conv=conv)
+
+
+# --- folds ----------------------------------------------------------------------------------------
+
+
+def fold_layers(
+    state: State,
+    at: At,
+    rows: FoldRows,
+    folded: Callable[[jax.Array, dict[str, jax.Array], jax.Array, jax.Array], jax.Array],
+    model: Model,
+) -> State:
+    """Writes checkpoints of the rows that need it: states one (row, layer) at a time, columns one row at a time.
+
+    Args:
+        folded: arena, rings without the columns, row, layer -> float32[1, units, unit_words].
+    """
+    own, rings = at.of(model.geometry), dict(state.rings[at.group])
+    layers, columns = own.num_layers, own.layout.columns
+    conv = rings.pop("conv", None)
+    order = jnp.argsort(~rows.needed, stable=True)
+    count = rows.needed.sum()
+
+    # The rings travel through the loops although these only read them: as loop invariants they would be
+    # alive beside the loop's own copy when the window writes them later, and XLA would copy them.
+    def fold_layer(i, carry):
+        arena, rings = carry
+        row, layer = order[i // layers], i % layers
+        new = folded(arena, rings, row, layer)
+        line = jax.lax.dynamic_slice_in_dim(state.slots, rows.write_slot[row], 1)
+        return frames.write_state(arena, frames.layer_frames(line, layer, own), new, own), rings
+
+    def fold_columns(i, carry):
+        arena, conv = carry
+        row = order[i]
+        bits = jax.lax.dynamic_slice(conv, (0, row, 0, 0), (layers, 1, columns, conv.shape[3]))
+        line = jax.lax.dynamic_slice_in_dim(state.slots, rows.write_slot[row], 1)
+        return frames.write_columns(arena, line, bits, own), conv
+
+    arena, rings = jax.lax.fori_loop(0, count * layers, fold_layer, (state.arena, rings))
+    if conv is not None:
+        arena, rings["conv"] = jax.lax.fori_loop(0, count, fold_columns, (arena, conv))
+    return state.replace(arena=arena).with_ring(at.group, **rings)

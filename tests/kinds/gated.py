@@ -1,0 +1,126 @@
+"""A kind of recurrent layer that carries its state: every channel an average that forgets by a gate of its own.
+
+h_t = a_t h_(t-1) + (1 - a_t) x_t with a_t = sigmoid(W_a u_t + b), output W_o (h_t silu(W_z u_t)); no convolution.
+`register` makes it known to the package; nothing else in the tree knows it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.engine.kinds import table as engine_kinds
+from hybrid_jax.engine.kinds.carry import Carry
+from hybrid_jax.kinds import table as kinds
+from hybrid_jax.kinds.kind import RecurrentKind, StateLayout, StepSize, Weight, Weights
+from hybrid_jax.kinds.tensors import bias, matrix
+from hybrid_jax.layers import mixers
+from hybrid_jax.layers.linear import linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gated:
+    """N channels in equal blocks."""
+
+    num_blocks: int
+    block_size: int
+
+    @property
+    def channels(self) -> int:
+        return self.num_blocks * self.block_size
+
+
+class GatedKind(RecurrentKind):
+    name = "gated"
+    state_flops = 4
+
+    def layout(self, spec: Gated) -> StateLayout:
+        return StateLayout(
+            units=spec.num_blocks,
+            unit_words=spec.block_size,
+            columns=0,
+            channels=0,
+            records=(),
+            carries=True,
+        )
+
+    def weights(self, spec: Gated, width: int) -> Weights:
+        return {
+            "in_proj": Weight(shape=(width, 3 * spec.channels), draw="matrix"),
+            "gate_bias": Weight(shape=(spec.channels,), draw="zeros"),
+            "out_proj": Weight(shape=(spec.channels, width), draw="output"),
+        }
+
+    def stored(self, prefix: str, width: int, spec: Gated) -> dict:
+        return {
+            "in_proj": matrix(width, (f"{prefix}.in_proj.weight", 3 * spec.channels)),
+            "gate_bias": bias((f"{prefix}.gate.bias", spec.channels)),
+            "out_proj": matrix(spec.channels, (f"{prefix}.out_proj.weight", width)),
+        }
+
+    def written(self, spec: Gated, width: int) -> tuple[int, int]:
+        return 2 * width * spec.channels, 0
+
+    def row_bytes(self, spec: Gated, step: StepSize) -> int:
+        return 6 * spec.channels * step.item
+
+    def chunk_bytes(self, spec: Gated, step: StepSize) -> int:
+        return 6 * spec.channels * step.item
+
+    def xla_elements(self, spec: Gated, width: int) -> int:
+        return 8 * spec.channels
+
+
+class GatedRecurrence:
+    """One token after the other."""
+
+    def project(self, params: dict, h: jax.Array, spec: Gated) -> tuple[jax.Array, tuple]:
+        x, gate, z = jnp.split(linear(h, params["in_proj"]), 3, axis=-1)
+        gate = gate.astype(jnp.float32) + params["gate_bias"].astype(jnp.float32) + 2
+        return h[..., :0], (x.astype(jnp.float32), jax.nn.sigmoid(gate), z)
+
+    def advance(
+        self,
+        params: dict,
+        columns: jax.Array,
+        rest: tuple,
+        state: jax.Array,
+        valid: jax.Array,
+        kept: jax.Array,
+        spec: Gated,
+    ) -> tuple[jax.Array, jax.Array]:
+        x, a, z = rest
+        first = state.reshape(state.shape[0], -1)
+
+        def step(carry, token):
+            state, states, t = carry
+            x, a, valid = token
+            state = jnp.where(valid[:, None], a * state + (1 - a) * x, state)
+            states = jnp.where((kept == t + 1)[..., None], state[:, None], states)
+            return (state, states, t + 1), state
+
+        states = jnp.repeat(first[:, None], kept.shape[1], axis=1)
+        tokens = jax.tree.map(lambda part: jnp.moveaxis(part, 1, 0), (x, a, valid))
+        (_, states, _), y = jax.lax.scan(step, (first, states, 0), tokens)
+        y = jnp.moveaxis(y, 0, 1) * jax.nn.silu(z.astype(jnp.float32))
+        out = linear(y.astype(z.dtype), params["out_proj"])
+        return out, states.reshape(*kept.shape, *state.shape[1:])
+
+
+def whole(
+    params: dict, h: jax.Array, positions: jax.Array, lengths: jax.Array, spec: Gated
+) -> jax.Array:
+    recurrence = GatedRecurrence()
+    raw, rest = recurrence.project(params, h, spec)
+    state = jnp.zeros((h.shape[0], spec.num_blocks, spec.block_size), jnp.float32)
+    valid = jnp.arange(h.shape[1]) < lengths[:, None]
+    return recurrence.advance(params, raw, rest, state, valid, lengths[:, None], spec)[0]
+
+
+def register() -> None:
+    """Into the three tables that the package finds kinds in."""
+    kinds.KINDS[Gated] = GatedKind()
+    mixers.MIXERS[Gated] = whole
+    engine_kinds.KINDS["xla"][Gated] = Carry(GatedRecurrence())
