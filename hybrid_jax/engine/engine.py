@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -17,26 +17,10 @@ from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.runner import Pending, Runner
 from hybrid_jax.engine.this_device import as_device, device_of, held_bytes, this_device
 from hybrid_jax.geometry import make_geometry
+from hybrid_jax.schedule.plan import Progress
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.scheduler import Scheduler
 from hybrid_jax.sizing.room import find_room
-
-
-@dataclass(kw_only=True)
-class StepOutput:
-    """What one step brought one request.
-
-    Attributes:
-        request: with `output` and `finish_reason` up to date.
-        new_token_ids: its new tokens, the stop token included.
-        new_logprobs: one entry per new token when asked for.
-        finished: no more will come.
-    """
-
-    request: Request
-    new_token_ids: list[int] = field(default_factory=list)
-    new_logprobs: list = field(default_factory=list)
-    finished: bool = False
 
 
 class Engine:
@@ -82,8 +66,7 @@ class Engine:
         self.scheduler = Scheduler(self.geometry, engine_config, costs=costs, **room)
         self._pending: deque[Pending] = deque()
         self._live: dict[str, Request] = {}
-        self._reported: dict[str, int] = {}
-        self._interrupted = False
+        self._books_open = False
 
     @property
     def kernels(self) -> str:
@@ -117,94 +100,73 @@ class Engine:
         Raises:
             ValueError: its id is in use, its prompt is empty, or it can never fit.
         """
-        self._recover()
-        request.generation = self.runner.begin()
-        self._interrupted = True
-        try:
+        with self._books(unchanged_by=ValueError):
+            request.generation = self.runner.begin()
             self.scheduler.add(request)
-        except ValueError:
-            self._interrupted = False
-            raise
-        self._reported[request.request_id] = 0
-        self._live[request.request_id] = request
-        self._interrupted = False
+            self._live[request.request_id] = request
 
     def abort(self, request_id: str) -> None:
         """Ends a request now; it is not reported again. Unknown ids are ignored."""
-        self._recover()
-        self._interrupted = True
-        self.scheduler.abort(request_id)
-        self._live.pop(request_id, None)
-        self._interrupted = False
+        with self._books():
+            self.scheduler.abort(request_id)
+            self._live.pop(request_id, None)
 
-    def step(self) -> list[StepOutput]:
+    def step(self) -> list[Progress]:
         """Plans and dispatches one turn, and settles the oldest one whose results are due.
 
-        An exception on the way (Ctrl-C too) leaves device memory undefined. It is raised to the caller, and
-        the next call of the engine starts over: empty memory, an empty prefix tree, every live request
-        queued again with the tokens it has. Nothing reported is lost, and nothing is reported twice.
+        An exception on the way leaves device memory undefined. It is raised to the caller, and the next call of the
+        engine starts over: empty memory, an empty prefix tree, every live request queued again with the tokens it has.
+        Nothing reported is lost, and nothing is reported twice.
+        """
+        with self._books() as reported:
+            plan = self.scheduler.plan()
+            if plan:
+                self._pending.append(self.runner.execute(plan))
+            if self._pending and (len(self._pending) > 1 or not plan):
+                pending = self._pending.popleft()
+                reported += self.scheduler.receive(pending.plan, pending.read())
+            return reported
+
+    @contextlib.contextmanager
+    def _books(self, *, unchanged_by: type[Exception] | tuple[()] = ()) -> Iterator[list[Progress]]:
+        """Around every change of requests, plans and device memory, which do not fit together until it is complete.
+
+        Another exception than `unchanged_by` leaves them as they are, and the next change starts over. What is put into
+        the list counts as reported once all went well.
         """
         self._recover()
-        self._interrupted = True
-        plan = self.scheduler.plan()
-        if plan:
-            self._pending.append(self.runner.execute(plan))
-        if self._pending and (len(self._pending) > 1 or not plan):
-            pending = self._pending[0]
-            progress = self.scheduler.receive(pending.plan, pending.read())
-            self._pending.popleft()
-            touched = [entry.request for entry in progress]
-        else:
-            touched = []
-        results = self._results(touched)
-        counts = {entry.request.request_id: len(entry.request.output) for entry in results}
-        over = {entry.request.request_id for entry in results if entry.finished}
-        live = {i: r for i, r in self._live.items() if i not in over} if over else self._live
-        keep = vars(self).update
-        # One line, so that an exception finds results unreported or gone, never counted and lost.
-        return self._reported.update(counts) or keep(_live=live, _interrupted=False) or results
-
-    def _results(self, requests: list[Request]) -> list[StepOutput]:
-        """What is new about some requests."""
-        results = []
-        for request in requests:
-            if self._live.get(request.request_id) is not request:
-                continue
-            known = self._reported[request.request_id]
-            finished = request.finish_reason is not None
-            if len(request.output) == known and not finished:
-                continue
-            results.append(
-                StepOutput(
-                    request=request,
-                    new_token_ids=request.output[known:],
-                    new_logprobs=request.logprobs[known:],
-                    finished=finished,
-                )
-            )
-        return results
+        reported: list[Progress] = []
+        self._books_open = True
+        try:
+            yield reported
+        except unchanged_by:
+            self._books_open = False
+            raise
+        for entry in reported:
+            entry.request.num_reported = len(entry.request.output)
+            if entry.finished:
+                del self._live[entry.request.request_id]
+        self._books_open = False
 
     def _recover(self) -> None:
-        """Starts over after an interrupted step: what was computing is lost, what was reported is not."""
-        if len(self._reported) > len(self._live):
-            self._reported = {request_id: self._reported[request_id] for request_id in self._live}
-        if not self._interrupted:
+        """Starts over after a change that failed: what was computing is lost, what was reported is not."""
+        if not self._books_open:
             return
         self._pending.clear()
         self.runner.rebuild()
-        # Output the interrupted turn appended but never reported is computed again, with the same noise.
-        for request_id, request in self._live.items():
-            known = self._reported[request_id]
-            del request.output[known:], request.logprobs[known:]
+        # Output that the failed turn appended but never reported is computed again, with the same noise.
+        for request in self._live.values():
+            del request.output[request.num_reported :], request.logprobs[request.num_reported :]
             request.finish_reason = request.stop_reason = None
         self.scheduler = self.scheduler.restarted(self._live.values())
-        self._interrupted = False
+        self._books_open = False
 
     # --- around it --------------------------------------------------------------------------------
 
     def reset_prefix_cache(self) -> None:
         """Forgets every cached prefix; running requests go on."""
-        self._guarded(self.scheduler.reset_prefix_cache)
+        with self._books():
+            self.scheduler.reset_prefix_cache()
 
     def warmup(
         self,
@@ -234,7 +196,7 @@ class Engine:
     ) -> list[tuple[str, Callable[[], None]]]:
         """The programs of `warmup`, each by its name and a call that compiles it; turns may come in between."""
         jobs = self.runner.warmup_jobs(logprobs=logprobs, adjusts=adjusts)
-        return [(name, functools.partial(self._guarded, job)) for name, job in jobs]
+        return [(name, functools.partial(self._compile, job)) for name, job in jobs]
 
     def ahead_jobs(
         self, *, logprobs: bool = False, adjusts: bool = False
@@ -243,12 +205,10 @@ class Engine:
         self._recover()
         return self.runner.ahead_jobs(logprobs=logprobs, adjusts=adjusts)
 
-    def _guarded(self, job: Callable[[], None]) -> None:
-        """Runs what replaces device memory; after an exception on the way the next call starts over."""
-        self._recover()
-        self._interrupted = True
-        job()
-        self._interrupted = False
+    def _compile(self, job: Callable[[], None]) -> None:
+        """Runs a job that compiles a program by running it, which replaces device memory."""
+        with self._books():
+            job()
 
     def watch_compiling(self, listener: Callable[[int, int], None]) -> None:
         """Has `Compiling.listener` called, in the thread that calls `step`."""

@@ -171,14 +171,14 @@ class Progress:
 
     Attributes:
         request: with `output`, and when finished `finish_reason`, already up to date.
-        tokens: its new token ids, the stop token included.
-        logprobs: one `TokenLogprobs` per new token when asked for, else empty.
+        new_token_ids: its new tokens, the stop token included.
+        new_logprobs: one `TokenLogprobs` per new token when asked for, else empty.
         finished: no more will come.
     """
 
     request: Request
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list = field(default_factory=list)
+    new_token_ids: list[int] = field(default_factory=list)
+    new_logprobs: list = field(default_factory=list)
     finished: bool = False
 
 

@@ -44,6 +44,7 @@ class Request:
         cache_breakpoints: numbers of leading tokens that the caller says others will share.
         generation: how far programs may be new that its steps run on (`Runner.begin`).
         output: tokens generated so far; survives preemption.
+        num_reported: of these, how many the engine's caller has been told of.
         logprobs: one entry per output token when asked for.
         prompt_logprobs: one per prompt token when asked for, None for the first.
         num_cached_tokens: prompt tokens the first prefill skipped.
@@ -65,6 +66,7 @@ class Request:
     cache_breakpoints: tuple[int, ...] = ()
     generation: int = 0
     output: list[int] = field(default_factory=list)
+    num_reported: int = 0
     logprobs: list = field(default_factory=list)
     prompt_logprobs: list = field(default_factory=lambda: [None])
     num_cached_tokens: int = 0

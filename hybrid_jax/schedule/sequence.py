@@ -131,13 +131,11 @@ class Sequence:
         """Accepts new tokens and tells the request, which ends at a stop token or its limit."""
         self.accept(tokens)
         request = self.request
-        # An interrupt between two lines leaves what is read together readable: tokens come after their
-        # log-probabilities, the end after its reason.
+        request.output += tokens
+        entry.new_token_ids += tokens
         if request.params.logprobs is not None:
             request.logprobs += logprobs
-            entry.logprobs += logprobs
-        request.output += tokens
-        entry.tokens += tokens
+            entry.new_logprobs += logprobs
         if self.stopped:
             if tokens[-1] in request.params.stop_token_ids:
                 request.stop_reason = tokens[-1]

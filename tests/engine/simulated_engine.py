@@ -100,8 +100,8 @@ class Engine:
         if self.pending and (len(self.pending) > self.lag or not plan):
             for progress in self.scheduler.receive(*self.pending.popleft()):
                 name = progress.request.request_id
-                assert name not in self.ended and progress.tokens
-                self.reported[name] += progress.tokens
+                assert name not in self.ended and progress.new_token_ids
+                self.reported[name] += progress.new_token_ids
                 if progress.finished:
                     self.ended.append(name)
             self.scheduler.check_invariants()

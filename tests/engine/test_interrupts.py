@@ -33,7 +33,6 @@ from tests.tiny_models import VOCAB, tiny_engine
 
 TURN = (
     Engine.step,
-    Engine._results,
     Runner.execute,
     Runner._dispatch,
     Runner._write_slots,
@@ -328,7 +327,7 @@ def test_a_failure_that_stays_is_raised_every_time_and_ends_with_its_cause(
 
 def test_recovery_is_counted_and_keeps_the_other_counters(engine):
     before = engine.stats()
-    engine._interrupted = True
+    engine._books_open = True
     engine.abort("nobody")
     after = engine.stats()
     assert after["restarts"] == before["restarts"] + 1
