@@ -36,6 +36,7 @@ class ArraySpec:
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of the whole array."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
@@ -92,6 +93,7 @@ class StateGroup:
 
     @property
     def used_words(self) -> int:
+        """Words of the group's part of a checkpoint, without the padding of frames."""
         return self.num_layers * (self.layout.state_words + self.column_words)
 
     def state_frame(self, layer: int) -> int:
@@ -132,6 +134,7 @@ class Geometry:
 
     @property
     def frame_bytes(self) -> int:
+        """Bytes of one frame."""
         return 4 * self.frame_words
 
     @functools.cached_property
@@ -141,10 +144,12 @@ class Geometry:
 
     @property
     def has_pages(self) -> bool:
+        """The model has attention layers."""
         return bool(self.kv)
 
     @property
     def has_state(self) -> bool:
+        """The model has recurrent layers."""
         return bool(self.states)
 
     def num_pages(self, num_tokens: int) -> int:

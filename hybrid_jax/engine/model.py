@@ -32,4 +32,5 @@ class Model:
 
     @property
     def activation_dtype(self) -> jnp.dtype:
+        """Of activations, KV pages and records."""
         return jnp.dtype(self.geometry.dtype)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -35,17 +37,21 @@ class Layout:
 
     @property
     def size(self) -> int:
+        """Columns of a row."""
         return sum(width for _, width in self.fields)
 
     def span(self, name: str) -> slice:
+        """Columns of one field."""
         return _spans(self)[name]
 
-    def get(self, batch, name: str):
+    def get(self, batch: Any, name: str) -> Any:
         """Columns of one field: [rows] if it has one column, else [rows, width]; numpy or jax."""
         span = self.span(name)
         return batch[:, span.start] if span.stop - span.start == 1 else batch[:, span]
 
-    def set(self, batch: np.ndarray, row: int, name: str, value) -> None:
+    def set(
+        self, batch: np.ndarray, row: int, name: str, value: int | Sequence[int] | np.ndarray
+    ) -> None:
         """Writes one field of one row; a shorter sequence fills its front."""
         start = self.span(name).start
         if isinstance(value, int | np.integer):
@@ -86,6 +92,7 @@ def copy_fields(frames_per_page: int) -> tuple[tuple[str, int], ...]:
 
 
 def float_bits(value: float) -> int:
+    """A float32 as the int32 with the same bits."""
     return int(np.float32(value).view(np.int32))
 
 

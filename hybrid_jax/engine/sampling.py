@@ -57,6 +57,8 @@ class Sampled(NamedTuple):
 
 
 def unpack_sampling(layout: Layout, batch: jax.Array) -> SamplingRows:
+    """Sampling parameters from the packed rows of a step."""
+
     def floats(name):
         return jax.lax.bitcast_convert_type(layout.get(batch, name), jnp.float32)
 
@@ -165,6 +167,7 @@ class Scores(NamedTuple):
 
 
 def score(logits: jax.Array, rows: SamplingRows, positions: jax.Array) -> Scores:
+    """Finds the largest logits of a step, once for all ways to draw."""
     banned = _banned(rows, positions)
     maxima = jax.lax.cond(
         (banned >= 0).any(),
@@ -267,7 +270,9 @@ def draw_by_bounds(scores: Scores, rows: SamplingRows, keys: jax.Array) -> tuple
     return groups.at(ids, groups.argmax(drawn)), drawn.max(-1) > left_out + BOUND_SLACK
 
 
-def draw_among_all(scores: Scores, rows: SamplingRows, keys: jax.Array, which) -> jax.Array:
+def draw_among_all(
+    scores: Scores, rows: SamplingRows, keys: jax.Array, which: jax.Array
+) -> jax.Array:
     """int32[B]: drawn from the whole vocabulary. Rows outside bool[B] `which` may get any token."""
     scaled = scores.of_all()
     filtered = which & ((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0))

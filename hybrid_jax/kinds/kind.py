@@ -30,6 +30,7 @@ class Weight:
 
     @property
     def size(self) -> int:
+        """Elements."""
         return math.prod(self.shape)
 
 
@@ -67,6 +68,7 @@ class StateLayout:
 
     @property
     def state_words(self) -> int:
+        """Float32 words of one layer's state."""
         return self.units * self.unit_words
 
 

@@ -43,6 +43,7 @@ class Stored:
 
     @property
     def size(self) -> int:
+        """Elements of the leaf."""
         return math.prod(self.shape)
 
 

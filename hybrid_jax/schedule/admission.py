@@ -25,6 +25,7 @@ class Seats:
 
     @property
     def num_free(self) -> int:
+        """Rows without a sequence."""
         return self.rows.count(None)
 
     def take(self, sequence: Sequence, hit_len: int) -> None:

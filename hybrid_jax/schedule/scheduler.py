@@ -168,10 +168,12 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
+        """Sequences that have a row."""
         return len(self.seats.running)
 
     @property
     def num_waiting(self) -> int:
+        """Sequences in the queue."""
         return len(self.admission.waiting)
 
     # --- planning -------------------------------------------------------------------------------

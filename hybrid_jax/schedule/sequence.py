@@ -83,6 +83,7 @@ class Sequence:
 
     @classmethod
     def make(cls, request: Request, *, arrival: int, limit: int) -> Sequence:
+        """A sequence that waits, with the tokens that its request has so far."""
         tokens = request.tokens
         return cls(
             request=request,
@@ -114,6 +115,7 @@ class Sequence:
 
     @property
     def running(self) -> bool:
+        """It has a row."""
         return self.phase in (Phase.PREFILL, Phase.DECODE, Phase.STOPPING)
 
     def first_tokens(self, count: int) -> np.ndarray:

@@ -53,6 +53,7 @@ class Turn:
 
     @property
     def empty(self) -> bool:
+        """The plan asks nothing of the device."""
         return not (self.plan.prefill or self.plan.decode or self.plan.moves)
 
     def close_holes(self, rows: list[Sequence | None]) -> None:

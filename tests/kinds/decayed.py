@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.engine.kinds import table as engine_kinds
-from hybrid_jax.engine.kinds.replay import Checkpoint, Replay
+from hybrid_jax.engine.kinds.replay import Checkpoint, Recurrence, Replay
 from hybrid_jax.kinds import table as kinds
 from hybrid_jax.kinds.kind import RecurrentKind, StateLayout, StepSize, Weight, Weights
 from hybrid_jax.kinds.tensors import Stored, matrix, vector
@@ -103,7 +103,7 @@ def output(params: dict, y: jax.Array, dtype: jnp.dtype) -> jax.Array:
     return linear(y.reshape(*y.shape[:2], -1).astype(dtype), params["out_proj"])
 
 
-class DecayedRecurrence:
+class DecayedRecurrence(Recurrence):
     """Plain sums over the ring, and one token after the other over prompts."""
 
     def share(self, params: list[dict]) -> jax.Array:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.engine.kinds import table as engine_kinds
-from hybrid_jax.engine.kinds.carry import Carry
+from hybrid_jax.engine.kinds.carry import Carry, Recurrence
 from hybrid_jax.kinds import table as kinds
 from hybrid_jax.kinds.kind import RecurrentKind, StateLayout, StepSize, Weight, Weights
 from hybrid_jax.kinds.tensors import bias, matrix
@@ -73,7 +73,7 @@ class GatedKind(RecurrentKind):
         return 8 * spec.channels
 
 
-class GatedRecurrence:
+class GatedRecurrence(Recurrence):
     """One token after the other."""
 
     def project(self, params: dict, h: jax.Array, spec: Gated) -> tuple[jax.Array, tuple]:

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import Mamba2
 from hybrid_jax.engine.kinds.kind import ChunkRows, WindowPlan
-from hybrid_jax.engine.kinds.replay import Checkpoint, Fields
+from hybrid_jax.engine.kinds.replay import Checkpoint, Fields, Recurrence
 from hybrid_jax.layers import mamba2
 
 
-class Mamba2Recurrence:
+class Mamba2Recurrence(Recurrence):
     """Records are x and B in one array, and the step sizes in float32."""
 
     def share(self, params: Sequence[dict]) -> jax.Array:

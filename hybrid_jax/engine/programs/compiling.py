@@ -105,6 +105,7 @@ class Program:
 
     @property
     def compiled(self) -> bool:
+        """A call would not have to wait for the compiler."""
         return self._run is not None
 
     def __call__(self, *args: Any) -> Any:

@@ -133,7 +133,7 @@ def decode(
     return state.replace(lengths=lengths), adjust, Made(out)
 
 
-def _store(out: Sampled, step, new: Sampled, alive) -> Sampled:
+def _store(out: Sampled, step: jax.Array, new: Sampled, alive: jax.Array) -> Sampled:
     """Writes one step's results at its line of the output."""
     new = new._replace(tokens=jnp.where(alive, new.tokens, -1))
     put = lambda old, value: jax.lax.dynamic_update_index_in_dim(old, value, step, 0)  # noqa: E731

@@ -16,11 +16,11 @@ from hybrid_jax.state import State
 
 def first_tokens(
     state: State,
-    adjust,
-    logits,
-    batch,
-    positions,
-    samples,
+    adjust: Adjust | None,
+    logits: jax.Array,
+    batch: jax.Array,
+    positions: jax.Array,
+    samples: jax.Array,
     layout: Layout,
     num_logprobs: int,
     model: Model,
@@ -28,6 +28,7 @@ def first_tokens(
     """Samples rows' first tokens, and leaves them, or the mark of a stop, where decode will find them.
 
     Args:
+        logits: float32[R, V]. batch: packed rows. samples: bool[R], whose prompt ends here.
         positions: int32[R] of these tokens: how many the rows have from now on.
     """
     row = layout.get(batch, "row")
