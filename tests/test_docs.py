@@ -37,6 +37,7 @@ def shared_llm():
             made[key] = original(*arguments, **options)
         return made[key]
 
+    make.from_params = original.from_params if HAS_MODEL else None
     return make
 
 
@@ -76,7 +77,7 @@ def test_page_examples(page, shared_llm, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     namespace: dict = {"__name__": page.stem}
     for line, source in runnable:
-        code = compile("\n" * (line - 1) + source, str(page), "exec")
+        code = compile("\n" * (line - 1) + source, str(page), "exec", dont_inherit=True)
         exec(code, namespace)
 
 
