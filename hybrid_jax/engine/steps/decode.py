@@ -56,7 +56,7 @@ def decode(
     get = lambda name: layout.get(batch, name)  # noqa: E731
     table = get("table").reshape(num_rows, max(model.geometry.frames_per_page, 1), -1)
     limits, fold_slot = get("num_steps"), get("fold_slot")
-    start = cursor(state, get("checkpoint"), get("read_slot"), fold_slot, model)
+    _, *start = cursor(state, get("checkpoint"), get("read_slot"), fold_slot, model)
     has_state = model.geometry.has_state
     shared = share(params, model)
     vocab = model.config.vocab_size
@@ -84,8 +84,8 @@ def decode(
         return (step < num_steps) & going(step, state).any()
 
     def advance(carry):
-        step, state, position, checkpoint, slot, out, adjust = carry
-        alive = going(step, state)
+        step, state, checkpoint, slot, out, adjust = carry
+        alive, position = going(step, state), state.lengths[:num_rows]
         if has_state:
             with jax.named_scope("fold"):
                 full = alive & (position - checkpoint == model.geometry.grain)
@@ -125,12 +125,12 @@ def decode(
             # Once all of this step has read the old ones, or XLA would launch a copy of each.
             zero = frames.zero_after(state, new.tokens)
             position, checkpoint, slot = position + zero, checkpoint + zero, slot + zero
-        return step + 1, state, position, checkpoint, slot, out, adjust
+        state = state.replace(lengths=state.lengths.at[:num_rows].set(position))
+        return step + 1, state, checkpoint, slot, out, adjust
 
     carry = (jnp.int32(0), state, *start, out, adjust)
-    _, state, position, _, _, out, adjust = jax.lax.while_loop(keep_on, advance, carry)
-    lengths = state.lengths.at[:num_rows].set(position)
-    return state.replace(lengths=lengths), adjust, Made(out)
+    _, state, _, _, out, adjust = jax.lax.while_loop(keep_on, advance, carry)
+    return state, adjust, Made(out)
 
 
 def _store(out: Sampled, step: jax.Array, new: Sampled, alive: jax.Array) -> Sampled:
