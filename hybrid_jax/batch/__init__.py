@@ -16,7 +16,8 @@ from hybrid_jax.api.llm import LLM
 from hybrid_jax.api.options import LLMOptions, peak_memory_bytes
 from hybrid_jax.api.progress_bar import Shown
 from hybrid_jax.batch.errors import BatchStopped
-from hybrid_jax.batch.lines import InputFile
+from hybrid_jax.batch.input_file import InputFile
+from hybrid_jax.batch.meter import meter
 from hybrid_jax.batch.partial import (
     PartialOutput,
     partial_path,
@@ -25,7 +26,6 @@ from hybrid_jax.batch.partial import (
     sidecar_path,
     sorted_path,
 )
-from hybrid_jax.batch.progress import meter
 from hybrid_jax.batch.responses import Names
 from hybrid_jax.batch.run import Run
 from hybrid_jax.batch.summary import BatchSummary, LineCounts, Tally

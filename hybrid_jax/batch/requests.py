@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from hybrid_jax.batch.errors import LineError, shown
+from hybrid_jax.batch.errors import LineError, shown, unsupported
 from hybrid_jax.batch.fields import CHAT, COMPLETIONS, read_params
-from hybrid_jax.batch.lines import MAX_LINE_BYTES, Line
-from hybrid_jax.batch.messages import chat_arguments
+from hybrid_jax.batch.input_file import MAX_LINE_BYTES, Line
 from hybrid_jax.config.sampling_params import SamplingParams
-from hybrid_jax.text.messages import ConversationError
+from hybrid_jax.text.messages import ConversationError, check_tools
 from hybrid_jax.text.prompts import Prompt, PromptLike
 from hybrid_jax.text.tokenizer import NoTemplate
 
 MAX_CHOICES = 1024  # completions one line may ask for
 ENVELOPE = ("custom_id", "method", "url", "body")
+SAME_NAMES = ("add_generation_prompt", "cache_breakpoints", "chat_template_kwargs", "tools")
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -234,6 +234,36 @@ def _rendered(render: Callable[..., PromptLike], body: Mapping[str, Any]) -> Pro
         if isinstance(error.__cause__, NoTemplate):
             text = f"{text.partition('; ')[0]}; name one for the whole run: --chat-template FILE"
         raise LineError(text, code=error.code, param=error.place) from error
+
+
+def chat_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
+    """`messages` and what else the body brings; null is the same as leaving a field out.
+
+    Raises:
+        LineError: there are no messages, or tool_choice or parallel_tool_calls asks for what is not supported.
+        ConversationError: tools are no list of JSON schemas.
+    """
+    if body.get("messages") is None:
+        raise LineError(
+            "the body has no messages", code="missing_required_parameter", param="messages"
+        )
+    given = {name: body[name] for name in SAME_NAMES if body.get(name) is not None}
+    tools = given.get("tools", [])
+    check_tools(tools)  # also those that tool_choice leaves out
+    choice = body.get("tool_choice")
+    if choice not in (None, "none", "auto"):
+        raise unsupported("tool_choice", choice, 'use "auto" or "none"')
+    parallel = body.get("parallel_tool_calls")
+    if parallel is not None and not isinstance(parallel, bool):
+        raise LineError(
+            f"parallel_tool_calls must be true or false, got {shown(parallel)}",
+            param="parallel_tool_calls",
+        )
+    if choice == "none":
+        given.pop("tools", None)
+    elif tools and parallel is False:
+        raise unsupported("parallel_tool_calls", False, "leave it out")
+    return {"messages": body["messages"], **given}
 
 
 def _malformed(what: str) -> LineError:

@@ -7,18 +7,23 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hybrid_jax.api.outputs import CompletionOutput, Logprob, RequestOutput
 from hybrid_jax.batch.errors import LineError
 from hybrid_jax.batch.fields import CHAT
 from hybrid_jax.batch.requests import BatchRequest
-from hybrid_jax.batch.token_text import TokenTexts
 from hybrid_jax.config.sampling_params import SamplingParams
+from hybrid_jax.text.incremental import REPLACEMENT, IncrementalDecoder
+from hybrid_jax.text.tokenizer import Tokenizer, byte_alphabet
 
 LEAST_LOGPROB = -9999.0  # what the API writes for "never"; JSON has no infinity
 # Legal inside JSON strings, but some readers end a line at them, and half a surrogate pair has no UTF-8.
 ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+FALLBACK = re.compile("<0x([0-9A-F]{2})>")  # how SentencePiece-like vocabularies name a byte
+# How byte-level vocabularies do.
+BYTE_LETTERS = {letter: byte for byte, letter in enumerate(byte_alphabet())}
 
 
 @dataclass(frozen=True)
@@ -180,6 +185,55 @@ def _text_of(token: int, found: Logprob) -> str:
 
 def _finite(logprob: float) -> float:
     return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+class TokenTexts:
+    """What single tokens stand for.
+
+    Args:
+        tokenizer: the model's; None when it has none.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+
+    def data(self, token: int, text: str | None) -> bytes | None:
+        """The bytes of a token whose text alone is `text`; None when they cannot be told.
+
+        A token may be a part of a character; its text then has U+FFFD where its own bytes should be.
+        """
+        if text is None:
+            return None
+        if REPLACEMENT not in text:
+            return text.encode()
+        name = self._tokenizer.backend.id_to_token(token) or ""
+        if match := FALLBACK.fullmatch(name):
+            return bytes([int(match[1], 16)])
+        if all(letter in BYTE_LETTERS for letter in name):
+            data = bytes(BYTE_LETTERS[letter] for letter in name)
+            if data.decode(errors="replace") == text:
+                return data
+        return text.encode() if REPLACEMENT in name else None
+
+    def offsets(
+        self, prompt: Sequence[int], tokens: Sequence[int], *, skip_special_tokens: bool
+    ) -> list[int]:
+        """Where each token begins in the text of all of them, in characters.
+
+        The tokens of one character begin at the same place. Zeros without a tokenizer.
+        """
+        if self._tokenizer is None:
+            return [0] * len(tokens)
+        decode = partial(self._tokenizer.decode, skip_special_tokens=skip_special_tokens)
+        decoder = IncrementalDecoder(decode, prompt)
+        offsets, length = [], 0
+        for token in tokens:
+            offsets.append(length)
+            length += len(decoder.push(token))
+        return offsets
 
 
 # --- bytes ----------------------------------------------------------------------------------------

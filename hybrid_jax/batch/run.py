@@ -16,13 +16,12 @@ from hybrid_jax.api.llm import LLM
 from hybrid_jax.api.request_limits import TooLong
 from hybrid_jax.batch.ahead import Ahead, Entry
 from hybrid_jax.batch.errors import BatchStopped, LineError
-from hybrid_jax.batch.lines import InputFile, Line, read_lines
+from hybrid_jax.batch.input_file import InputFile, Line, read_lines
+from hybrid_jax.batch.meter import Meter
 from hybrid_jax.batch.partial import PartialOutput
-from hybrid_jax.batch.progress import Meter
 from hybrid_jax.batch.requests import CustomIds, custom_id_of, read_envelope, read_request
-from hybrid_jax.batch.responses import Names, answer, as_line, failure, success
+from hybrid_jax.batch.responses import Names, TokenTexts, answer, as_line, failure, success
 from hybrid_jax.batch.summary import LineCounts, Tally
-from hybrid_jax.batch.token_text import TokenTexts
 from hybrid_jax.text.prompts import Prompt, read_prompts
 
 LIVE_PER_ROW = (

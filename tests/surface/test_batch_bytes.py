@@ -9,7 +9,7 @@ import pytest
 
 from hybrid_jax import run_batch
 from hybrid_jax.api import llm as llm_module
-from hybrid_jax.batch import lines as lines_module
+from hybrid_jax.batch import input_file as input_module
 from hybrid_jax.batch.fields import ELSEWHERE, FIELDS
 from tests.surface.batch_files import CHAT, COMPLETIONS, SeededEngine, ids, line, read, write
 
@@ -55,7 +55,7 @@ def test_lines_of_10_mb_are_answered(llm, files):
 @pytest.mark.parametrize("end", ["\n", ""])
 def test_a_line_longer_than_the_limit_is_skipped_without_being_held(llm, files, monkeypatch, end):
     source, output = files
-    monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(input_module, "MAX_LINE_BYTES", 1000)
     fits = json.dumps(line("b", user="u"))
     fits = fits.replace('"u"', '"' + "u" * (1001 - len(fits)) + '"')
     assert len(fits) == 1000

@@ -12,7 +12,7 @@ from hybrid_jax import run_batch
 from hybrid_jax.api import llm as llm_module
 from hybrid_jax.batch import partial as partial_module
 from hybrid_jax.batch import partial_path
-from hybrid_jax.batch.lines import InputFile
+from hybrid_jax.batch.input_file import InputFile
 from hybrid_jax.batch.partial import PartialOutput, sidecar_path
 from tests.surface.batch_files import (
     SeededEngine,

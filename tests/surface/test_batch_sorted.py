@@ -14,8 +14,7 @@ from hybrid_jax.api import llm as llm_module
 from hybrid_jax.batch import BatchStopped, partial_path
 from hybrid_jax.batch import partial as partial_module
 from hybrid_jax.batch import run as run_module
-from hybrid_jax.batch.partial import sidecar_path, sorted_path
-from hybrid_jax.batch.places import Places
+from hybrid_jax.batch.partial import Places, sidecar_path, sorted_path
 from hybrid_jax.batch.responses import Names
 from tests.surface.batch_files import (
     SeededEngine,
@@ -338,7 +337,7 @@ def test_an_id_answered_before_an_interruption_is_taken(make_seeded, files):
 
 
 def test_ids_that_begin_alike_are_told_apart(monkeypatch):
-    monkeypatch.setattr("hybrid_jax.batch.places.HEAD", slice(10, 12))  # 8 bits
+    monkeypatch.setattr("hybrid_jax.batch.partial.HEAD", slice(10, 12))  # 8 bits
     places = Places("digest", 2000)
     order = list(range(2000))
     random.Random(0).shuffle(order)
