@@ -13,14 +13,14 @@ from hybrid_jax.api.request_limits import resolve_max_tokens, resolve_stop_ids
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.constraints import Constraints
-from hybrid_jax.text.message_ends import message_ends
-from hybrid_jax.text.messages import (
+from hybrid_jax.text.conversation import (
     ROLES,
     Conversation,
     ConversationError,
     are_several,
+    check_rendered,
     check_roles,
-    check_shown,
+    message_ends,
     read_messages,
     template_options,
 )
@@ -196,7 +196,7 @@ def _render(tokenizer: Tokenizer, messages: Conversation, options: dict[str, Any
             quoted = tokenizer.quoted_in_template(template, with_tools=tools is not None)
             check_roles(messages, quoted)
         text = tokenizer.apply_chat_template(messages, **options)
-        check_shown(messages, text)
+        check_rendered(messages, text)
         return text
     except ConversationError:
         raise

@@ -27,7 +27,7 @@ from hybrid_jax.api.options import (
     settle,
 )
 from hybrid_jax.api.outputs import Delta, RequestOutput
-from hybrid_jax.api.progress_bar import Shown, shown
+from hybrid_jax.api.progress_bar import ProgressOption, progress_of
 from hybrid_jax.api.warm_up import warm_up
 from hybrid_jax.checkpoint import load_config, load_model, model_folder
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
@@ -36,7 +36,7 @@ from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.engine.programs.store import open_store
 from hybrid_jax.engine.this_device import first_device, held_bytes
-from hybrid_jax.text.messages import Conversation
+from hybrid_jax.text.conversation import Conversation
 from hybrid_jax.text.prompts import Prompt, Prompts
 from hybrid_jax.text.tokenizer import Tokenizer
 
@@ -103,7 +103,7 @@ class LLM:
         seed: int = 0,
         exact: bool = False,
         quiet: bool = False,
-        progress: Shown = False,
+        progress: ProgressOption = False,
         **options: Unpack[RareOptions],
     ) -> None:
         given = {"memory": memory, "max_rows": max_rows, "max_model_len": max_model_len}
@@ -119,7 +119,7 @@ class LLM:
         engine_config = settle(load_config(folder), settings, dtype=dtype)
         programs = enable_compile_cache(device=first_device())
         no_room = device_memory_for("the weights", "use dtype='bfloat16' or a smaller model")
-        with shown(progress, "loading", unit=1e-6) as report, no_room:
+        with progress_of(progress, "loading", unit=1e-6) as report, no_room:
             config, params = load_model(folder, dtype=dtype, progress=report)
         self._start(
             config,
@@ -196,7 +196,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = False,
-        progress: Shown = False,
+        progress: ProgressOption = False,
     ) -> list[RequestOutput]:
         """Completes prompts together, along the tree of their prefixes; the outputs are in the prompts' order.
 
@@ -219,7 +219,7 @@ class LLM:
             [4, 4]
         """
         jobs = self._intake.jobs(prompts, sampling_params)
-        with shown(progress or use_tqdm, "generating") as report:
+        with progress_of(progress or use_tqdm, "generating") as report:
             with closing(self._thread.run(Call(jobs))) as all_news:
                 for news in all_news:
                     if jobs:
@@ -286,7 +286,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         cache_breakpoints: Sequence[int] | None = None,
         use_tqdm: bool = False,
-        progress: Shown = False,
+        progress: ProgressOption = False,
     ) -> list[RequestOutput]:
         """Continues a conversation, or several, through the model's chat template.
 
@@ -492,7 +492,7 @@ class LLM:
         logprobs: bool = False,
         penalties: bool = False,
         threads: int | None = None,
-        progress: Shown = False,
+        progress: ProgressOption = False,
     ) -> dict[str, float]:
         """Compiles what `generate` will need, so that the first call is as fast as the next.
 
@@ -520,7 +520,7 @@ class LLM:
         ask = self._thread.ask
         jobs = ask(lambda engine: engine.warmup_jobs(**wanted))
         ahead = ask(lambda engine: engine.ahead_jobs(**wanted)) if threads > 1 else {}
-        with shown(progress, "compiling") as report:
+        with progress_of(progress, "compiling") as report:
             return warm_up(jobs, ahead, lambda job: ask(lambda engine: job()), threads, report)
 
     def close(self) -> None:

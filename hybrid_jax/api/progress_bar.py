@@ -6,58 +6,70 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import Progress, ProgressColumn
 
-Shown = bool | Callable[[int, int], None]
-WIDTH = 32  # characters of "compiling ...", so that spaces hide it again
-# The bars on the screen, the one begun last at the end. They are the process's, since so is its stderr.
-_bars: list[tuple[Progress, TaskID, str]] = []
-_told: list[
-    Callable[[], None]
-] = []  # what takes back that something is compiled, from where it was said
-
-
-@contextmanager
-def on_screen(bar: Progress, task: TaskID, what: str) -> Iterator[None]:
-    """While it runs, the bar says so instead of `what` when something is compiled."""
-    entry = bar, task, what
-    _bars.append(entry)
-    try:
-        yield
-    finally:
-        _bars.remove(entry)
+ProgressOption = bool | Callable[[int, int], None]  # what callers pass as `progress=`
+WIDTH = 32  # characters of "compiling ...", so that spaces can cover it
+# For each bar on the screen: what updates it, and what it normally says. The one begun last is at the end. The list
+# belongs to the process, as stderr does.
+_bars: list[tuple[Callable[..., None], str]] = []
+# Calls that remove the words about compiling from wherever they were written.
+_told: list[Callable[[], object]] = []
 
 
 @contextmanager
-def shown(progress: Shown, what: str, *, unit: float = 1) -> Iterator[Callable[[int, int], None]]:
-    """What to call with (done, total): the caller's own function, a bar on stderr, or nothing."""
+def bar_on_stderr(
+    what: str, *columns: ProgressColumn, total: float | None = None, **fields: Any
+) -> Iterator[Callable[..., None]]:
+    """A bar that says `what`, or in its place which program is being compiled.
+
+    Args:
+        columns: of the bar; none for rich's own.
+        total: how far the bar goes; None if that is not known yet.
+        fields: values that the columns show.
+
+    Yields:
+        rich's `Progress.update` for this bar.
+    """
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        update = functools.partial(bar.update, bar.add_task(what, total=total, **fields))
+        entry = update, what
+        _bars.append(entry)
+        try:
+            yield update
+        finally:
+            _bars.remove(entry)
+
+
+@contextmanager
+def progress_of(
+    progress: ProgressOption, what: str, *, unit: float = 1
+) -> Iterator[Callable[[int, int], None]]:
+    """Yields a function of (done, total): the caller's own, one that moves a bar, or one that does nothing."""
     if callable(progress):
         yield progress
-        return
-    if not progress:
+    elif not progress:
         yield lambda done, total: None
-        return
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        with on_screen(bar, task, what):
-            yield lambda done, total: bar.update(task, completed=done * unit, total=total * unit)
+    else:
+        with bar_on_stderr(what) as update:
+            yield lambda done, total: update(completed=done * unit, total=total * unit)
 
 
 def show_compiling(number: int, total: int) -> None:
-    """Says in the bar, or on a terminal or in a notebook, which program is compiled; 0 takes it back there."""
-    with suppress(Exception):  # a terminal that went away is no business of the engine's
+    """Says in the bar, or on a terminal or in a notebook, which program is being compiled; 0 removes the words."""
+    with suppress(Exception):  # a terminal that went away must not disturb the engine
         while _told:
             _told.pop()()
         if not number:
             return
         text = f"compiling {number} of {total} ..."
         if _bars:
-            bar, task, what = _bars[-1]
-            bar.update(task, description=text)
-            _told.append(lambda: bar.update(task, description=what))
+            update, what = _bars[-1]
+            update(description=text)
+            _told.append(functools.partial(update, description=what))
         elif sys.stderr.isatty() or type(sys.stderr).__module__ == "ipykernel.iostream":
             _write(sys.stderr, f"\r{text:<{WIDTH}}")
             _told.append(functools.partial(_write, sys.stderr, f"\r{'':<{WIDTH}}\r"))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from hybrid_jax.api.llm import LLM
 from hybrid_jax.api.options import LLMOptions, peak_memory_bytes
-from hybrid_jax.api.progress_bar import Shown
+from hybrid_jax.api.progress_bar import ProgressOption
 from hybrid_jax.batch.errors import BatchStopped
 from hybrid_jax.batch.input_file import InputFile
 from hybrid_jax.batch.meter import meter
@@ -26,9 +27,9 @@ from hybrid_jax.batch.partial import (
     sidecar_path,
     sorted_path,
 )
-from hybrid_jax.batch.responses import Names
+from hybrid_jax.batch.responses import AnswerIds
 from hybrid_jax.batch.run import Run
-from hybrid_jax.batch.summary import BatchSummary, LineCounts, Tally
+from hybrid_jax.batch.summary import BatchSummary, line_counts
 
 __all__ = ["BatchStopped", "BatchSummary", "partial_path", "run_batch"]
 
@@ -39,20 +40,20 @@ def run_batch(
     model: LLM | str | Path | None = None,
     *,
     chat_template: str | None = None,
-    progress: Shown = False,
+    progress: ProgressOption = False,
     **options: Unpack[LLMOptions],
 ) -> BatchSummary:
-    """Answers every line of a batch file: one output line for each that is not blank, in their order.
+    """Answers every line of a batch file: one output line for each input line that is not blank, in the same order.
 
-    They are computed in another order, so that prompts that begin alike come one after the other.
+    The lines are computed in another order, so that prompts with the same beginning run one after the other.
 
     A line is {"custom_id": ..., "method": "POST", "url": ..., "body": ...} with the url /v1/chat/completions
-    or /v1/completions. One that cannot be answered gets an error line; the rest goes on: `num_errors` and
-    `num_requests` of the result say how it went. Without `max_tokens` a completion goes on until a stop or the longest
-    length that model and memory allow.
+    or /v1/completions. A line that cannot be answered gets an error line, and the others go on; `num_errors` of the
+    result counts such lines. Without `max_tokens` a completion goes on until a stop or the longest length that model
+    and memory allow.
 
-    The lines so far lie in OUT.partial until all are done, as they come. After an interruption of any kind the
-    same call goes on from there, with the same texts as without. An output that is finished is left as it is,
+    Until all lines are done, those that are finished stand in OUT.partial. After an interruption of any kind, the same
+    call goes on from there and gives the same texts as an uninterrupted one. A finished output is left as it is,
     whatever the settings.
 
     Args:
@@ -60,11 +61,11 @@ def run_batch(
         model: an `LLM`, or what `LLM` takes as its model; None for the bundled one.
         chat_template: Jinja source, or the name of one of the model's templates, for chat lines.
         progress: show a bar, or call this with (lines done, lines in all).
-        **options: of `LLM`, if `model` is none yet; it is quiet unless they say otherwise.
+        **options: of `LLM`, if `model` is not an `LLM`. It is quiet unless they say otherwise.
 
     Raises:
-        ValueError, OSError: one of the files is not what it must be; nothing was changed then.
-        BatchStopped: the output cannot be written any more; the same call goes on later.
+        ValueError, OSError: one of the files is not what it must be. Nothing was changed.
+        BatchStopped: the output can no longer be written. The same call goes on later.
 
     Example:
         >>> import json, pathlib, tempfile
@@ -79,43 +80,41 @@ def run_batch(
         >>> answer["response"]["body"]["choices"][0]["finish_reason"]
         'length'
     """
-    given, output = Path(input_path), Path(os.path.realpath(output_path))
+    source_path, output = Path(input_path), Path(os.path.realpath(output_path))
     if isinstance(model, LLM) and options:
-        raise ValueError(f"run_batch: the LLM is made already, so {min(options)} comes too late")
-    _check_paths(given, output)
-    source = InputFile.look_at(given)
-    files = {"input": str(input_path), "output": str(output_path)}
-    if tally := _finished(output, source):
-        return BatchSummary(**files, **vars(tally), already_finished=True)
+        raise ValueError(f"run_batch: the LLM exists already, so {min(options)} comes too late")
+    _check_paths(source_path, output)
+    source = InputFile.look_at(source_path)
+    files: dict[str, Any] = {"input": str(input_path), "output": str(output_path)}
+    if counts := _finished(output, source):
+        return BatchSummary(**{**files, **counts}, already_finished=True)
     with ExitStack() as stack:
         partial_output = stack.enter_context(PartialOutput(output, source))
-        if tally := _finished(output, source):  # by another run, while this one waited its turn
-            return BatchSummary(**files, **vars(tally), already_finished=True)
+        if counts := _finished(output, source):  # by another run, while this one waited its turn
+            return BatchSummary(**{**files, **counts}, already_finished=True)
         if isinstance(model, LLM):
             llm, name = model, model.model_config.family
         else:
-            options = {"quiet": True} | options
-            llm = stack.enter_context(LLM(model, progress=progress is True, **options))
+            given: dict[str, Any] = {"quiet": True, **options}
+            llm = stack.enter_context(LLM(model, progress=progress is True, **given))
             name = "bundled" if model is None else Path(model).name
         run = Run(llm, source, partial_output, chat_template=chat_template, model=name)
         num_resumed = run.recover()
         bar = stack.enter_context(meter(progress, source.num_lines))
-        bar.begin(run.tally)
+        bar.begin(run.counts)
         run.run(bar)
-        counts = vars(run.tally)
         return BatchSummary(
-            **files,
-            **counts,
+            **{**files, **run.counts},
             num_resumed=num_resumed,
             seconds=bar.seconds,
-            tokens_per_s=bar.rate(run.tally.completion_tokens),
+            tokens_per_s=bar.rate(run.counts["completion_tokens"]),
             peak_memory_bytes=peak_memory_bytes(),
             default_temperature=llm.get_default_sampling_params().temperature,
         )
 
 
 def _check_paths(given: Path, output: Path) -> None:
-    """Nothing of the output may lie on the input."""
+    """Raises ValueError where the output, or a file beside it, would overwrite the input."""
     if output.exists() and not stat.S_ISREG(os.stat(output).st_mode):
         raise ValueError(f"run-batch: the output must be a regular file, got {output}")
     for path in (output, *(name(output) for name in (partial_path, sidecar_path, sorted_path))):
@@ -126,11 +125,11 @@ def _check_paths(given: Path, output: Path) -> None:
             )
 
 
-def _finished(output: Path, source: InputFile) -> Tally | None:
-    """The counts of an output that is there. An empty one is not: it holds nothing to keep.
+def _finished(output: Path, source: InputFile) -> Counter[str] | None:
+    """The counts of a finished output; None if there is none yet, or an empty file.
 
     Raises:
-        ValueError: it is there and is another input's, by the number of its lines or by one of them.
+        ValueError: the output does not answer this input.
     """
     if not output.exists() or os.stat(output).st_size == 0:
         return None
@@ -139,18 +138,18 @@ def _finished(output: Path, source: InputFile) -> Tally | None:
         num_lines = sum(1 for _ in file)
     if num_lines != source.num_lines:
         raise ValueError(
-            f"run-batch: {output} is there and has {num_lines} lines, {source.path} has "
+            f"run-batch: {output} exists and has {num_lines} lines, {source.path} has "
             f"{source.num_lines}; {remedy}"
         )
-    tally = Tally()
+    counts: Counter[str] = Counter()
     with open(output, "rb") as file:
-        for place, data in enumerate(file):
+        for index, data in enumerate(file):
             answer = read_answer(data)
-            if answer is None or answer.get("id") != Names(source.digest, place).line_id:
+            if answer is None or answer.get("id") != AnswerIds(source.digest, index).line_id:
                 raise ValueError(
-                    f"run-batch: line {place + 1} of {output} is not the answer to request "
-                    f"{place + 1} of {source.path}; {remedy}"
+                    f"run-batch: line {index + 1} of {output} is not the answer to request "
+                    f"{index + 1} of {source.path}; {remedy}"
                 )
-            tally.add(LineCounts.of(answer))
+            counts.update(line_counts(answer))
     remove_rest(output, source)  # a kill may have come just before this
-    return tally
+    return counts

@@ -1,4 +1,4 @@
-"""What can be wrong with one line of a batch file, and with the run of a whole one."""
+"""What can be wrong with one line of a batch file, and with a whole run."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ from typing import Any
 
 
 class LineError(ValueError):
-    """One line cannot be answered; it becomes an error line, and the others go on.
+    """One line cannot be answered. It gets an error line, and the others go on.
 
     Args:
-        message: names the field, the value and the remedy.
-        code: what kind of mistake, in one word for programs.
-        param: the field of the body it is about, or None.
+        message: names the field and the value, and says what to do.
+        code: the kind of mistake, as one word for programs.
+        param: the field of the line or its body that is wrong, or None.
     """
 
-    def __init__(self, message: str, *, code: str = "invalid_value", param: str | None = None):
+    def __init__(
+        self, message: str, *, code: str = "invalid_value", param: str | None = None
+    ) -> None:
         super().__init__(message)
         self.code, self.param = code, param
 
 
 class BatchStopped(RuntimeError):
-    """The run cannot go on for a reason outside of it, a full disk say; what is written is kept."""
+    """The run cannot go on, for example because the disk is full. What is written is kept."""
 
 
-def shown(value: Any) -> str:
-    """A JSON value in a message: short, whatever was given.
+def brief(value: Any) -> str:
+    """A JSON value as messages show it: never long.
 
     Example:
-        >>> shown(True), shown(None), shown([1, "two"]), len(shown("x" * 1000))
+        >>> brief(True), brief(None), brief([1, "two"]), len(brief("x" * 1000))
         ('true', 'null', "[1, 'two']", 30)
     """
     if value is None or isinstance(value, bool):
@@ -36,15 +38,23 @@ def shown(value: Any) -> str:
     return reprlib.repr(value)
 
 
+def require(
+    condition: bool, name: str, what: str, value: Any, *, code: str = "invalid_value"
+) -> None:
+    """LineError unless the condition holds: "`name` must be `what`, got `value`"."""
+    if not condition:
+        raise LineError(f"{name} must be {what}, got {brief(value)}", code=code, param=name)
+
+
 def unsupported(name: str, value: Any, remedy: str) -> LineError:
-    """What a field says is valid, and not done here.
+    """The error for a value that is valid but not supported here.
 
     Example:
         >>> unsupported("stream", True, "leave it out")
         LineError('stream=true is not supported by this engine; leave it out')
     """
     return LineError(
-        f"{name}={shown(value)} is not supported by this engine; {remedy}",
+        f"{name}={brief(value)} is not supported by this engine; {remedy}",
         code="unsupported_parameter",
         param=name,
     )

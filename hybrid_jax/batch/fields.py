@@ -1,4 +1,4 @@
-"""The fields of a request's body: which become sampling parameters, and what becomes of the others."""
+"""The fields of a request's body: which become sampling parameters, and how the others are treated."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from hybrid_jax.batch.errors import LineError, shown, unsupported
+from hybrid_jax.batch.errors import LineError, brief, require, unsupported
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
-# --- readers: a JSON value to what SamplingParams takes -------------------------------------------
+# --- readers: from a JSON value to what SamplingParams takes --------------------------------------
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -22,24 +22,24 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _boolean(name: str, value: Any) -> bool:
-    _require(isinstance(value, bool), name, "true or false", value)
+    require(isinstance(value, bool), name, "true or false", value)
     return value
 
 
 def _strings(name: str, value: Any) -> Any:
-    _require(isinstance(value, str | list), name, "a string or a list of strings", value)
+    require(isinstance(value, str | list), name, "a string or a list of strings", value)
     return value
 
 
 def _list(name: str, value: Any) -> Any:
-    _require(isinstance(value, list), name, "a list", value)
+    require(isinstance(value, list), name, "a list", value)
     return value
 
 
 def _bias(name: str, value: Any) -> dict[int, Any]:
-    """JSON has no integers for keys."""
+    """Token ids come as strings, because JSON has no integer keys."""
     whole = isinstance(value, dict) and all(k.isascii() and k.isdigit() for k in value)
-    _require(whole, name, "an object from token ids to numbers", value)
+    require(whole, name, "an object from token ids to numbers", value)
     return {int(token): bias for token, bias in value.items()}
 
 
@@ -52,14 +52,14 @@ def _response_format(name: str, value: Any) -> StructuredOutputsParams | None:
     described = value.get("json_schema") if kind == "json_schema" else None
     schema = described.get("schema") if isinstance(described, dict) else None
     what = 'of type "text", "json_object", or "json_schema" with json_schema.schema, an object'
-    _require(isinstance(schema, dict), name, what, value)
+    require(isinstance(schema, dict), name, what, value)
     return StructuredOutputsParams(json=schema)
 
 
 def _structured(name: str, value: Any) -> StructuredOutputsParams:
     known = [field.name for field in fields(StructuredOutputsParams)]
     what = f"an object with one of {', '.join(known)}"
-    _require(isinstance(value, dict) and value.keys() <= set(known), name, what, value)
+    require(isinstance(value, dict) and value.keys() <= set(known), name, what, value)
     return StructuredOutputsParams(**value)
 
 
@@ -67,25 +67,20 @@ def _guided(kind: str) -> Callable[[str, Any], StructuredOutputsParams]:
     return lambda name, value: StructuredOutputsParams(**{kind: value})
 
 
-def _require(condition: bool, name: str, what: str, value: Any) -> None:
-    if not condition:
-        raise LineError(f"{name} must be {what}, got {shown(value)}", param=name)
-
-
 # --- the table ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """What becomes of one field of a body.
+    """How one field of a body is treated.
 
     Attributes:
-        to: the field of SamplingParams it sets. Where there is none, the line is refused unless the value asks
-            for nothing.
-        read: its value to that field's.
-        nothing: values that ask for nothing, where it sets no field.
-        ignored: no value changes the answer.
-        only: the one url that has it; None for both.
+        to: the field of SamplingParams that it sets. If it sets none, a line is refused unless the value of this field
+            asks for nothing.
+        read: makes the value of that field.
+        nothing: values that ask for nothing, for a field that sets none.
+        ignored: any value is accepted and changes nothing.
+        only: the one url that has this field; None for both.
         remedy: what to do instead.
     """
 
@@ -103,7 +98,7 @@ TEXT_ONLY = "this engine reads and writes text; leave it out"
 TEMPLATE = "templates that know it get it through chat_template_kwargs"
 
 FIELDS = {
-    # what SamplingParams has
+    # fields of SamplingParams
     **{
         name: Field(to=name)
         for name in (
@@ -126,7 +121,7 @@ FIELDS = {
         f"guided_{kind}": Field(to="structured_outputs", read=_guided(kind))
         for kind in ("json", "regex", "choice", "grammar")
     },
-    # valid, but only as far as they ask for nothing
+    # valid, but only with a value that asks for nothing
     "stream": Field(nothing=(False,), remedy=WHOLE),
     "output_kind": Field(nothing=("final_only",)),
     "echo": Field(nothing=(False,), remedy="join prompt and text yourself"),
@@ -155,7 +150,7 @@ FIELDS = {
         )
     },
 }
-# Read where the request is made up, with the other fields they depend on.
+# Fields that are read elsewhere, together with others on which they depend.
 ELSEWHERE = {
     CHAT: {
         *("model", "messages", "logprobs", "top_logprobs", "tools", "tool_choice"),
@@ -167,7 +162,7 @@ ELSEWHERE = {
 
 
 def read_params(body: Mapping[str, Any], url: str, defaults: SamplingParams) -> SamplingParams:
-    """The sampling parameters of a body; `defaults` where it is silent, or says null.
+    """The sampling parameters of a body. Fields that are left out or null come from `defaults`.
 
     Raises:
         LineError: a field is unknown, not supported, or has a wrong value.
@@ -189,8 +184,8 @@ def read_params(body: Mapping[str, Any], url: str, defaults: SamplingParams) -> 
     except (ValueError, NotImplementedError) as error:
         text = str(error).removeprefix("SamplingParams: ").replace("must be None or ", "must be ")
         to = text.partition(" ")[0]
-        name = given[to][0] if to in given else None
-        raise LineError(text.replace(to, name, 1) if name else text, param=name) from error
+        param = given[to][0] if to in given else None
+        raise LineError(text.replace(to, param, 1) if param else text, param=param) from error
     _check_best_of(body.get("best_of") if url == COMPLETIONS else None, params.n)
     return params
 
@@ -208,15 +203,15 @@ def _add(given: dict[str, tuple[str, Any]], to: str, name: str, value: Any) -> N
     if to in given and given[to][1] != value:
         other, earlier = given[to]
         raise LineError(
-            f"{other} and {name} mean the same and must agree, got {shown(earlier)} and "
-            f"{shown(value)}; leave one out",
+            f"{other} and {name} mean the same and must agree, got {brief(earlier)} and "
+            f"{brief(value)}; leave one out",
             param=name,
         )
     given[to] = name, value
 
 
 def _add_logprobs(given: dict[str, tuple[str, Any]], body: Mapping[str, Any], url: str) -> None:
-    """Chat says logprobs: true and top_logprobs: k; completions say logprobs: k."""
+    """Chat lines have logprobs: true and top_logprobs: k; completions lines have logprobs: k."""
     asked = body.get("logprobs")
     if url == COMPLETIONS:
         if asked is not None:
@@ -229,14 +224,14 @@ def _add_logprobs(given: dict[str, tuple[str, Any]], body: Mapping[str, Any], ur
         given["logprobs"] = "top_logprobs", 0 if top is None else top
     elif top is not None and not _same(top, 0):
         raise LineError(
-            f"top_logprobs needs logprobs to be true, got {shown(asked)}", param="top_logprobs"
+            f"top_logprobs needs logprobs to be true, got {brief(asked)}", param="top_logprobs"
         )
 
 
 def _check_best_of(best_of: Any, n: int) -> None:
     if best_of is not None and not _same(best_of, n):
         raise LineError(
-            f"best_of={shown(best_of)} is not supported unless it equals n={n}; leave it out",
+            f"best_of={brief(best_of)} is not supported unless it equals n={n}; leave it out",
             code="unsupported_parameter",
             param="best_of",
         )
@@ -248,7 +243,7 @@ def _refuse_unless_nothing(name: str, value: Any, field: Field) -> None:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Equal as JSON: false is not 0."""
+    """Whether two values are equal as JSON, where false is not 0."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
@@ -257,5 +252,5 @@ def _unknown(name: str, url: str) -> LineError:
     near = difflib.get_close_matches(name[:60], known, n=1)
     hint = f"did you mean {near[0]}?" if near else "leave it out"
     return LineError(
-        f"{url} has no field {shown(name)}; {hint}", code="unknown_parameter", param=name[:60]
+        f"{url} has no field {brief(name)}; {hint}", code="unknown_parameter", param=name[:60]
     )

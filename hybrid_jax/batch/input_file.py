@@ -1,4 +1,4 @@
-"""The lines of a batch file, one at a time, whatever is in them."""
+"""The input of a batch run: its lines, one at a time, whatever is in them."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ class Line:
     """One line that is not blank.
 
     Attributes:
-        place: among those that are not blank, from 0.
-        number: in the file, from 1, blank lines counted.
-        data: its bytes without the line's end; None when there are more than `MAX_LINE_BYTES`.
+        index: among the lines that are not blank, from 0.
+        number: in the file, from 1, with blank lines counted.
+        data: its bytes without the end of the line; None if there are more than `MAX_LINE_BYTES`.
     """
 
-    place: int
+    index: int
     number: int
     data: bytes | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputFile:
-    """What a batch file was when the run began.
+    """The input as it was when the run began.
 
     Attributes:
-        path: where it lies.
-        digest: of its bytes, all of them.
-        num_lines: lines that are not blank: as many as the output will have.
+        path: of the file.
+        digest: of all its bytes.
+        num_lines: lines that are not blank. The output will have as many.
     """
 
     path: Path
@@ -46,7 +46,7 @@ class InputFile:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells it from other inputs, as JSON."""
+        """What distinguishes it from other inputs, as JSON."""
         return {"digest": self.digest, "num_lines": self.num_lines}
 
     @classmethod
@@ -54,12 +54,12 @@ class InputFile:
         """Reads the file once from end to end.
 
         Raises:
-            ValueError: it is no regular file, holds nothing, or is not in UTF-8.
+            ValueError: it is not a regular file, has no requests, or is not UTF-8.
             OSError: it cannot be read.
         """
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ValueError(
-                f"run-batch: the input must be a regular file, since it is read again after an "
+                "run-batch: the input must be a regular file, because it is read again after an "
                 f"interruption, got {path}"
             )
         with open(path, "rb") as file:
@@ -73,23 +73,24 @@ class InputFile:
 
 
 def read_lines(path: Path, digest: hashlib.blake2b) -> Iterator[Line]:
-    """The lines that are not blank; `digest` takes in every byte by the time they end.
+    """The lines that are not blank. When they end, `digest` has taken in every byte of the file.
 
     Lines end with LF or CRLF. A byte-order mark before the first is dropped.
     """
-    place = 0
+    index = 0
     with open(path, "rb") as file:
         for number, data in enumerate(_raw_lines(file, digest), start=1):
             if data is None or data.strip():
-                yield Line(place, number, data)
-                place += 1
+                yield Line(index, number, data)
+                index += 1
 
 
 def _raw_lines(file: BinaryIO, digest: hashlib.blake2b) -> Iterator[bytes | None]:
+    """Every line without its end; None for one that is too long."""
     mark = codecs.BOM_UTF8
     while data := file.readline(MAX_LINE_BYTES + len(b"\r\n")):
         digest.update(data)
-        text = data.removeprefix(mark).removesuffix(b"\n").removesuffix(b"\r")
+        text: bytes | None = data.removeprefix(mark).removesuffix(b"\n").removesuffix(b"\r")
         mark = b""
         while not data.endswith(b"\n") and (data := file.readline(1 << 20)):
             digest.update(data)

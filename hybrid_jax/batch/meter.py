@@ -3,94 +3,90 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
-    Progress,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
-from hybrid_jax.api.progress_bar import Shown, on_screen
-from hybrid_jax.batch.summary import Tally
+from hybrid_jax.api.progress_bar import ProgressOption, bar_on_stderr
 
-WHAT = "lines"
-REFRESH_S = 0.1  # counting is cheap, but not free
+REFRESH_S = 0.1  # counting tokens takes a moment, so it is not done after every turn
 
 
 class Meter:
-    """What a run tells those who watch.
+    """Measures a run, and shows how far it is.
 
     Args:
-        progress: as in `run_batch`.
         total: lines of the input.
-        bar, task: to draw on; None for none.
+        report: called with (lines done, lines in all) whenever that has changed; None if nobody asked.
+        update: sets the fields of a bar; None without a bar.
     """
 
     def __init__(
-        self, progress: Shown, total: int, bar: Progress | None = None, task: TaskID | None = None
+        self,
+        total: int,
+        *,
+        report: Callable[[int, int], None] | None = None,
+        update: Callable[..., None] | None = None,
     ) -> None:
-        self._progress, self._total, self._bar, self._task = progress, total, bar, task
+        self._total, self._report, self._update = total, report, update
         self._told, self._next = -1, 0.0
         self._start, self._earlier = time.perf_counter(), 0
 
-    def begin(self, tally: Tally) -> None:
-        """The clock starts here; what the tally holds is an earlier run's."""
-        self._start, self._earlier = time.perf_counter(), tally.completion_tokens
-        if self._bar is not None:
-            self._bar.update(self._task, completed=tally.num_lines)
+    def begin(self, counts: Counter[str]) -> None:
+        """Starts the clock; what is counted already comes from an earlier run."""
+        self._start, self._earlier = time.perf_counter(), counts["completion_tokens"]
+        if self._update is not None:
+            self._update(completed=counts["num_lines"])
 
     @property
     def seconds(self) -> float:
+        """Seconds since `begin`."""
         return time.perf_counter() - self._start
 
     def rate(self, num_tokens: int) -> float:
-        """New tokens per second of this run, when there are `num_tokens` in all."""
+        """New tokens per second of this run, if there are `num_tokens` together with an earlier run's."""
         return (num_tokens - self._earlier) / max(self.seconds, 1e-9)
 
-    def show(self, tally: Tally, num_live_tokens: Callable[[], int]) -> None:
-        """Shows how far it is; `num_live_tokens` counts those of lines under way, when they are shown."""
-        if callable(self._progress):
-            if tally.num_lines != self._told:
-                self._told = tally.num_lines
-                self._progress(tally.num_lines, self._total)
-            return
+    def show(self, counts: Counter[str], num_live_tokens: Callable[[], int]) -> None:
+        """Shows how far the run is; `num_live_tokens` counts the tokens of lines under way, if the bar needs them."""
+        done = counts["num_lines"]
+        if self._report is not None and done != self._told:
+            self._told = done
+            self._report(done, self._total)
         now = time.perf_counter()
-        if self._bar is None or (now < self._next and tally.num_lines < self._total):
+        if self._update is None or (now < self._next and done < self._total):
             return
         self._next = now + REFRESH_S
-        hits = tally.cached_tokens / tally.prompt_tokens if tally.prompt_tokens else 0.0
-        self._bar.update(
-            self._task,
-            completed=tally.num_lines,
-            rate=f"{self.rate(tally.completion_tokens + num_live_tokens()):,.0f} tokens/s",
-            hits=f"{hits:.0%} cached",
-        )
+        hits = counts["cached_tokens"] / max(counts["prompt_tokens"], 1)
+        rate = self.rate(counts["completion_tokens"] + num_live_tokens())
+        self._update(completed=done, rate=f"{rate:,.0f} tokens/s", hits=f"{hits:.0%} cached")
 
 
 @contextmanager
-def meter(progress: Shown, total: int) -> Iterator[Meter]:
-    """A bar on stderr, the caller's own function, or nothing."""
-    if callable(progress) or not progress:
-        yield Meter(progress, total)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TextColumn("{task.fields[hits]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(WHAT, total=total, rate="", hits="")
-        with on_screen(bar, task, WHAT):
-            yield Meter(progress, total, bar, task)
+def meter(progress: ProgressOption, total: int) -> Iterator[Meter]:
+    """A meter that shows a bar on stderr, calls the caller's own function, or does neither."""
+    if callable(progress):
+        yield Meter(total, report=progress)
+    elif not progress:
+        yield Meter(total)
+    else:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TextColumn("{task.fields[hits]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        with bar_on_stderr("lines", *columns, total=total, rate="", hits="") as update:
+            yield Meter(total, update=update)

@@ -1,10 +1,10 @@
-"""The output while it grows: a partial file beside it, what it belongs to, and going on after a kill.
+"""The output while it grows, and how a run goes on after it was killed.
 
-Beside OUT lie, until it is finished, OUT.partial with the lines so far and OUT.partial.json with the input's
-digest and the run's settings. The lines come in the order they are finished; the id of each tells its place. A
-kill may tear the last line; everything before it is whole, since lines are only ever appended. In
-the end OUT.partial is renamed to OUT if its lines happen to be in order. Otherwise OUT.partial.sorted is written from
-it and renamed, and OUT.partial goes only when OUT is there.
+Until OUT is finished, there are two files beside it: OUT.partial with the lines so far, and OUT.partial.json with the
+input's digest and the run's settings. Lines come in the order in which they are finished, and the id of each tells
+which line of the input it answers. A kill may leave the last line incomplete. Everything before it is whole, because
+lines are only ever appended. At the end OUT.partial is renamed to OUT if its lines happen to be in order. Otherwise
+OUT.partial.sorted is written from it and renamed, and OUT.partial is deleted only after that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import os
 import re
 import stat
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,92 +23,92 @@ from typing import Any
 
 import numpy as np
 
-from hybrid_jax.batch.errors import BatchStopped, shown
+from hybrid_jax.batch.errors import BatchStopped, brief
 from hybrid_jax.batch.input_file import InputFile
-from hybrid_jax.batch.responses import Names
+from hybrid_jax.batch.responses import AnswerIds
 
 try:
     import fcntl
-except ImportError:  # Windows has no flock: there, nobody stops a second run of the same command
-    fcntl = None
+except ImportError:  # Windows has no flock, so nothing stops a second run of the same command there
+    fcntl = None  # type: ignore[assignment]  # a module elsewhere
 
-FORMAT = 2  # of the partial file and of how lines get their seeds
-PARTS = {"custom_id", "response", "error"}  # of every line
+FORMAT = 2  # version of the partial file, and of how lines get their seeds
+PARTS = {"custom_id", "response", "error"}  # keys of every line
 WELL_FORMED = re.compile("batch_req_[0-9a-f]{32}")
 HEAD = slice(10, 26)  # 64 of an id's 128 bits
 
 
 def partial_path(output: Path) -> Path:
+    """The file that holds the lines so far."""
     return output.with_name(output.name + ".partial")
 
 
 def sidecar_path(output: Path) -> Path:
+    """The file that says which input and which settings the lines belong to."""
     return output.with_name(output.name + ".partial.json")
 
 
 def sorted_path(output: Path) -> Path:
+    """The file in which the lines are put in order at the end."""
     return output.with_name(output.name + ".partial.sorted")
 
 
-class Places:
-    """Finds the places of answers; quickly where they follow each other, and in any order.
+class AnswerFinder:
+    """Finds by its id which line of the input an answer belongs to, at once where answers come in order.
 
     Args:
         digest: of the input.
         num_lines: of the input.
 
     Example:
-        >>> places = Places("0123", 5)
-        >>> [places.find(Names("0123", place).line_id) for place in (2, 3, 0, 7)], places.find("2")
+        >>> finder = AnswerFinder("0123", 5)
+        >>> [finder.find(AnswerIds("0123", index).line_id) for index in (2, 3, 0, 7)], finder.find("2")
         ([2, 3, 0, None], None)
     """
 
     def __init__(self, digest: str, num_lines: int) -> None:
         self._digest, self._num_lines = digest, num_lines
-        self._next = 0  # place after the one found last
+        self._next = 0  # the line after the one found last
 
     def find(self, line_id: object) -> int | None:
-        """The place of the line with that id; None when there is none."""
+        """The index of the line whose answer has that id; None if there is no such line."""
         if self._next < self._num_lines and self._id(self._next) == line_id:
-            place = self._next
+            found: int | None = self._next
         else:
-            place = self._search(line_id)
-        if place is not None:
-            self._next = place + 1
-        return place
+            found = self._search(line_id)
+        if found is not None:
+            self._next = found + 1
+        return found
 
     def _search(self, line_id: object) -> int | None:
         if not isinstance(line_id, str) or not WELL_FORMED.fullmatch(line_id):
             return None
-        head = int(line_id[HEAD], 16)
-        heads, places = self._sorted_heads
-        index = bisect_left(heads, head)
-        while index < len(heads) and heads[index] == head:
-            if self._id(places[index]) == line_id:
-                return places[index]
-            index += 1
-        return None
+        head = np.uint64(int(line_id[HEAD], 16))
+        heads, indices = self._sorted_heads
+        first, end = (np.searchsorted(heads, head, side) for side in ("left", "right"))
+        return next((i for i in indices[first:end].tolist() if self._id(i) == line_id), None)
 
     @cached_property
-    def _sorted_heads(self) -> tuple[array, array]:
-        """Beginnings of all ids, ascending, and their places: 16 bytes a line."""
-        heads = (int(self._id(place)[HEAD], 16) for place in range(self._num_lines))
-        heads = np.fromiter(heads, np.uint64, self._num_lines)
-        places = np.argsort(heads)
-        return array("Q", heads[places].tobytes()), array("q", places.tobytes())
+    def _sorted_heads(self) -> tuple[np.ndarray, np.ndarray]:
+        """The first digits of all ids, ascending, and the lines they belong to: 16 bytes a line."""
+        heads = np.fromiter(
+            (int(self._id(index)[HEAD], 16) for index in range(self._num_lines)), np.uint64
+        )
+        indices = np.argsort(heads)
+        return heads[indices], indices
 
-    def _id(self, place: int) -> str:
-        return Names(self._digest, place).line_id
+    def _id(self, index: int) -> str:
+        return AnswerIds(self._digest, index).line_id
 
 
 @dataclass
 class PartialOutput:
-    """The partial file, locked while this lives; use in a `with` block.
+    """The partial file. Use it in a `with` block, which also keeps it locked.
 
     Attributes:
-        output: what it becomes.
-        source: whose lines it answers.
-        num_lines: lines in it.
+        output: the file that it becomes.
+        source: the input that it answers.
+        num_lines: lines in it so far.
     """
 
     output: Path
@@ -120,11 +119,12 @@ class PartialOutput:
     _in_order: bool = field(default=True, init=False)
 
     def __post_init__(self) -> None:
-        # Where the answer to each line of the input begins; -1 where there is none yet.
+        # Where in the file the answer to each line of the input begins; -1 if there is none yet.
         self._offsets = array("q", [-1]) * self.source.num_lines
 
     @property
     def path(self) -> Path:
+        """Of the partial file."""
         return partial_path(self.output)
 
     def __enter__(self) -> PartialOutput:
@@ -151,7 +151,7 @@ class PartialOutput:
             raise ValueError(f"run-batch: another run is writing {path}; wait for it") from error
 
     def __exit__(self, *_: object) -> None:
-        """Closes it; an empty one leaves no trace."""
+        """Closes the file, and deletes it if it is empty."""
         path = self.path
         if os.fstat(self._descriptor).st_size == 0 and _is_still(self._descriptor, path):
             sidecar_path(self.output).unlink(missing_ok=True)
@@ -160,18 +160,18 @@ class PartialOutput:
 
     # --- going on -----------------------------------------------------------------------------------
 
-    def __contains__(self, place: int) -> bool:
-        """Whether the line of the input at that place is answered."""
-        return self._offsets[place] >= 0
+    def __contains__(self, index: int) -> bool:
+        """Whether that line of the input is answered."""
+        return self._offsets[index] >= 0
 
     def recover(self, identity: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yields the lines an earlier run left, then cuts off what a kill tore; begins one if there is none.
+        """Yields the lines that an earlier run left, then cuts off an incomplete last one. Begins a new file.
 
         Args:
-            identity: of this run: what the lines depend on, as JSON.
+            identity: what the lines of this run depend on, as JSON.
 
         Raises:
-            ValueError: they belong to another input or to other settings; nothing is changed then.
+            ValueError: the lines belong to another input or to other settings. Nothing is changed then.
         """
         if os.fstat(self._descriptor).st_size == 0:
             self._write_sidecar(identity)
@@ -182,34 +182,34 @@ class PartialOutput:
         sorted_path(self.output).unlink(missing_ok=True)
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        """The lines before the first one that is none."""
-        places = Places(self.source.digest, self.source.num_lines)
+        """The lines before the first one that is incomplete."""
+        finder = AnswerFinder(self.source.digest, self.source.num_lines)
         with open(self.path, "rb") as file:
             for data in file:
                 line = read_answer(data)
                 if line is None:
                     break
-                self._note(self._place_of(line, places), len(data))
+                self._note(self._index_of(line, finder), len(data))
                 yield line
 
-    def _place_of(self, line: dict[str, Any], places: Places) -> int:
-        place, remedy = places.find(line.get("id")), "delete the partial file to start over"
-        if place is None:
+    def _index_of(self, line: dict[str, Any], finder: AnswerFinder) -> int:
+        index, remedy = finder.find(line.get("id")), "delete the partial file to start over"
+        if index is None:
             raise ValueError(
                 f"run-batch: line {self.num_lines + 1} of {self.path} is not this run's answer to a "
                 f"request of {self.source.path}; {remedy}"
             )
-        if place in self:
+        if index in self:
             raise ValueError(
-                f"run-batch: line {self.num_lines + 1} of {self.path} answers request {place + 1} of "
+                f"run-batch: line {self.num_lines + 1} of {self.path} answers request {index + 1} of "
                 f"{self.source.path} a second time; {remedy}"
             )
-        return place
+        return index
 
-    def _note(self, place: int, num_bytes: int) -> None:
-        """The next line answers that place."""
-        self._in_order &= place == self.num_lines
-        self._offsets[place] = self._size
+    def _note(self, index: int, num_bytes: int) -> None:
+        """Notes that the next line of the file answers that line of the input."""
+        self._in_order &= index == self.num_lines
+        self._offsets[index] = self._size
         self._size += num_bytes
         self.num_lines += 1
 
@@ -234,8 +234,8 @@ class PartialOutput:
         for name, value in identity["settings"].items():
             if (earlier := known.get("settings", {}).get(name)) != value:
                 raise ValueError(
-                    f"run-batch: {path} was begun with {name}={shown(earlier)}, "
-                    f"now it is {shown(value)}; {again}"
+                    f"run-batch: {path} was begun with {name}={brief(earlier)}, "
+                    f"now it is {brief(value)}; {again}"
                 )
 
     def _write_sidecar(self, identity: dict[str, Any]) -> None:
@@ -251,10 +251,13 @@ class PartialOutput:
     # --- growing ------------------------------------------------------------------------------------
 
     def append(self, lines: Iterable[tuple[int, bytes]]) -> None:
-        """Appends whole lines, each with its place; when this returns, no kill of the program loses them.
+        """Appends whole lines. Once this returns, they are kept even if the program is killed.
+
+        Args:
+            lines: (index of the line of the input, its answer) each.
 
         Raises:
-            BatchStopped: they cannot be written, the disk being full say.
+            BatchStopped: they cannot be written, for example because the disk is full.
         """
         lines = list(lines)
         data = memoryview(b"".join(line for _, line in lines))
@@ -263,14 +266,14 @@ class PartialOutput:
                 data = data[os.write(self._descriptor, data) :]
         except OSError as error:
             raise self._stopped(error, self.path) from error
-        for place, line in lines:
-            self._note(place, len(line))
+        for index, line in lines:
+            self._note(index, len(line))
 
     def finish(self) -> None:
-        """Makes it the output, in the order of the input, all of it or nothing.
+        """Turns it into the output, in the order of the input.
 
         Raises:
-            BatchStopped: it cannot be written; the partial file is as it was.
+            BatchStopped: the output cannot be written. The partial file is left as it was.
         """
         try:
             if self._in_order:
@@ -278,7 +281,7 @@ class PartialOutput:
                 os.replace(self.path, self.output)
             else:
                 self._write_sorted()
-                _sync_folder(self.output.parent)  # before what it was made of goes
+                _sync_folder(self.output.parent)  # before the partial file is deleted
         except OSError as error:
             raise self._stopped(error, self.output) from error
         if _is_still(self._descriptor, self.path):
@@ -296,7 +299,7 @@ class PartialOutput:
                 os.fsync(file.fileno())
             os.replace(path, self.output)
         except OSError:
-            path.unlink(missing_ok=True)  # the disk may be full of it
+            path.unlink(missing_ok=True)  # it may be what fills the disk
             raise
 
     def _stopped(self, error: OSError, path: Path) -> BatchStopped:
@@ -307,7 +310,7 @@ class PartialOutput:
 
 
 def read_answer(data: bytes) -> dict[str, Any] | None:
-    """A line of an earlier run; None when it is none, or not whole."""
+    """A line that an earlier run wrote; None if it is not one, or incomplete."""
     if not data.endswith(b"\n"):
         return None
     try:
@@ -318,14 +321,14 @@ def read_answer(data: bytes) -> dict[str, Any] | None:
 
 
 def remove_rest(output: Path, source: InputFile) -> None:
-    """Removes what a kill after the rename left beside a finished output; not what another run left unfinished."""
+    """Removes the files that a kill after the rename left beside a finished output, but not another run's."""
     sidecar, path = sidecar_path(output), partial_path(output)
     if path.exists():
         try:
             known = json.loads(sidecar.read_bytes())["input"]
         except (OSError, ValueError, LookupError, TypeError):
             return
-        # The output is the same lines in another order, so as long.
+        # The output has the same lines in another order, so the same length.
         if known != source.identity or path.stat().st_size != output.stat().st_size:
             return
         path.unlink(missing_ok=True)
@@ -333,10 +336,10 @@ def remove_rest(output: Path, source: InputFile) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes a new name as lasting as the file."""
+    """Has the disk keep a new name in a folder."""
     if fcntl is None:  # Windows cannot open folders
         return
-    with suppress(OSError):  # some file systems do not know this
+    with suppress(OSError):  # some file systems cannot do this
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -345,7 +348,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _is_still(descriptor: int, path: Path) -> bool:
-    """Whether the path leads to the open file."""
+    """Whether the path still leads to the open file."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:

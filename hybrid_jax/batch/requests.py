@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from hybrid_jax.batch.errors import LineError, shown, unsupported
+from hybrid_jax.batch.errors import LineError, brief, require, unsupported
 from hybrid_jax.batch.fields import CHAT, COMPLETIONS, read_params
 from hybrid_jax.batch.input_file import MAX_LINE_BYTES, Line
 from hybrid_jax.config.sampling_params import SamplingParams
-from hybrid_jax.text.messages import ConversationError, check_tools
+from hybrid_jax.text.conversation import ConversationError, check_tools
 from hybrid_jax.text.prompts import Prompt, PromptLike
 from hybrid_jax.text.tokenizer import NoTemplate
 
@@ -31,10 +31,10 @@ class BatchRequest:
 
     Attributes:
         url: CHAT or COMPLETIONS.
-        model: what it calls the model; None when it does not.
-        prompts: int32[n] token ids of one, or of several for completions.
-        breakpoints: cache breakpoints of each, in tokens.
-        params: theirs, seeds included.
+        model: the name that the line gives the model, or None.
+        prompts: int32[n] token ids of each prompt. A chat line has one, a completions line may have several.
+        breakpoints: cache breakpoints of each prompt, in tokens.
+        params: of each prompt, with its seed.
     """
 
     url: str
@@ -45,13 +45,13 @@ class BatchRequest:
 
 
 class CustomIds:
-    """The ids seen so far, 16 bytes of each."""
+    """The ids seen so far, as a digest of 16 bytes each."""
 
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
 
     def add(self, custom_id: str) -> bool:
-        """Whether it is new."""
+        """Whether the id is new."""
         data = custom_id.encode(errors="surrogatepass")
         digest = hashlib.blake2b(data, digest_size=16).digest()
         known = len(self._seen)
@@ -59,14 +59,13 @@ class CustomIds:
         return len(self._seen) > known
 
 
-def line_seed(seed: int, custom_id: str, place: int) -> int:
-    """Seed in [0, 2**63) of a line's prompt that brings none.
+def line_seed(seed: int, custom_id: str, index: int) -> int:
+    """The seed, in [0, 2**63), of a prompt whose line gives none.
 
-    It depends on the run's seed, the line's id and the prompt's place in the line alone: not on what ran
-    before, so a run that goes on after an interruption gives the same texts, and so does a file
-    whose lines were put in another order.
+    It depends only on the run's seed, the line's id and the prompt's index in the line. So a run that goes on after an
+    interruption gives the same texts, and so does a file whose lines were put in another order.
     """
-    data = f"{seed}/{place}/{custom_id}".encode(errors="surrogatepass")
+    data = f"{seed}/{index}/{custom_id}".encode(errors="surrogatepass")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
 
 
@@ -74,7 +73,7 @@ def read_envelope(line: Line) -> dict[str, Any]:
     """The JSON object of a line.
 
     Raises:
-        LineError: it is none.
+        LineError: the line is not a JSON object.
     """
     if line.data is None:
         raise LineError(
@@ -88,18 +87,20 @@ def read_envelope(line: Line) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise _malformed(f"not UTF-8: {error.reason} at byte {error.start}") from error
     except UnicodeEncodeError as error:
-        raise _malformed("half of a surrogate pair (\\ud800 to \\udfff) is no character") from error
+        raise _malformed(
+            "half of a surrogate pair (\\ud800 to \\udfff) is not a character"
+        ) from error
     except RecursionError as error:
         raise _malformed("nested too deeply") from error
     except ValueError as error:
         raise _malformed(f"not JSON: {error}") from error
     if not isinstance(envelope, dict):
-        raise _malformed(f"must be a JSON object, got {shown(envelope)}")
+        raise _malformed(f"must be a JSON object, got {brief(envelope)}")
     return envelope
 
 
 def custom_id_of(envelope: Mapping[str, Any]) -> str | None:
-    """The id of a line, if it has a usable one."""
+    """The id of a line; None if it has none that can be used."""
     custom_id = envelope.get("custom_id")
     return custom_id if isinstance(custom_id, str) and custom_id else None
 
@@ -116,22 +117,21 @@ def read_request(
     """What the object of a line asks for.
 
     Args:
+        envelope: the object.
         is_new: no earlier line has its id.
         seed: of the run.
-        defaults: sampling parameters where the body is silent.
-        render: a conversation to a prompt, as `LLM.render_chat`.
-        tokenize: prompts of any kind to token ids, as `read_prompts`.
+        defaults: sampling parameters that the body leaves out.
+        render: makes a prompt of a conversation, as `LLM.render_chat` does.
+        tokenize: makes token ids of any kind of prompts, as `read_prompts` does.
 
     Raises:
-        LineError: something about it is wrong or not supported.
-        ValueError: `tokenize` found it.
+        LineError: something is wrong or not supported.
+        ValueError: `tokenize` has found something wrong.
     """
-    custom_id = custom_id_of(envelope)
-    _check_envelope(envelope, custom_id, is_new)
+    custom_id = _checked_id(envelope, is_new)
     url, body = envelope["url"], envelope["body"]
     model = body.get("model")
-    if model is not None and not isinstance(model, str):
-        raise LineError(f"model must be a string, got {shown(model)}", param="model")
+    require(model is None or isinstance(model, str), "model", "a string", model)
     params = read_params(body, url, defaults)
     if url == CHAT:
         prompts = [_rendered(render, body)]
@@ -145,11 +145,11 @@ def read_request(
             param="n" if params.n > 1 else "prompt",
         )
     if params.seed is None:
-        seeds = [line_seed(seed, custom_id, place) for place in range(len(prompts))]
+        seeds = [line_seed(seed, custom_id, index) for index in range(len(prompts))]
         each = [replace(params, seed=own) for own in seeds]
     else:
         each = [params] * len(prompts)
-    # Many requests wait for their turn: arrays take a tenth of what tuples do.
+    # Many requests wait for their turn, and arrays take a tenth of the memory of tuples.
     read = tokenize(prompts)
     return BatchRequest(
         url=url,
@@ -160,7 +160,8 @@ def read_request(
     )
 
 
-def _check_envelope(envelope: Mapping[str, Any], custom_id: str | None, is_new: bool) -> None:
+def _checked_id(envelope: Mapping[str, Any], is_new: bool) -> str:
+    """The id of a line whose envelope is as it must be."""
     missing = [name for name in ENVELOPE if name not in envelope]
     if missing:
         raise LineError(
@@ -168,35 +169,28 @@ def _check_envelope(envelope: Mapping[str, Any], custom_id: str | None, is_new: 
             code="missing_required_parameter",
             param=missing[0],
         )
-    if custom_id is None:
-        got = shown(envelope["custom_id"])
-        raise LineError(f"custom_id must be a non-empty string, got {got}", param="custom_id")
+    custom_id, method, url, body = (envelope[name] for name in ENVELOPE)
+    usable = custom_id_of(envelope) is not None
+    require(usable, "custom_id", "a non-empty string", custom_id)
     if not is_new:
         raise LineError(
-            f"custom_id {shown(custom_id)} was used by an earlier line; ids must be unique",
+            f"custom_id {brief(custom_id)} was used by an earlier line; ids must be unique",
             code="duplicate_custom_id",
             param="custom_id",
         )
-    method, url, body = envelope["method"], envelope["url"], envelope["body"]
-    if method != "POST":
-        got = shown(method)
-        raise LineError(f'method must be "POST", got {got}', code="invalid_method", param="method")
-    if url not in (CHAT, COMPLETIONS):
-        raise LineError(
-            f"url must be {CHAT} or {COMPLETIONS}, got {shown(url)}",
-            code="invalid_url",
-            param="url",
-        )
-    if not isinstance(body, dict):
-        raise LineError(f"body must be an object, got {shown(body)}", param="body")
+    require(method == "POST", "method", '"POST"', method, code="invalid_method")
+    known = url in (CHAT, COMPLETIONS)
+    require(known, "url", f"{CHAT} or {COMPLETIONS}", url, code="invalid_url")
+    require(isinstance(body, dict), "body", "an object", body)
     strange = next((name for name in envelope if name not in ENVELOPE), None)
     if strange is not None:
         raise LineError(
-            f"has an unknown key {shown(strange)} beside {', '.join(ENVELOPE)}; does it belong "
-            "into the body?",
+            f"has an unknown key {brief(strange)} beside {', '.join(ENVELOPE)}; does it belong "
+            "in the body?",
             code="unknown_parameter",
             param=strange[:60],
         )
+    return custom_id
 
 
 def _read_prompts(body: Mapping[str, Any]) -> list[PromptLike]:
@@ -215,11 +209,8 @@ def _read_prompts(body: Mapping[str, Any]) -> list[PromptLike]:
             return [{"prompt_token_ids": prompt} | shared]
         if all(_are_ids(entry) for entry in prompt):
             return [{"prompt_token_ids": entry} | shared for entry in prompt]
-    raise LineError(
-        "prompt must be a string, a list of strings, a list of token ids or a list of such lists, "
-        f"none of them empty, got {shown(prompt)}",
-        param="prompt",
-    )
+    what = "a string, a list of strings, a list of token ids or a list of such lists, none of them empty"
+    raise LineError(f"prompt must be {what}, got {brief(prompt)}", param="prompt")
 
 
 def _are_ids(value: Any) -> bool:
@@ -233,15 +224,15 @@ def _rendered(render: Callable[..., PromptLike], body: Mapping[str, Any]) -> Pro
         text = error.what
         if isinstance(error.__cause__, NoTemplate):
             text = f"{text.partition('; ')[0]}; name one for the whole run: --chat-template FILE"
-        raise LineError(text, code=error.code, param=error.place) from error
+        raise LineError(text, code=error.code, param=error.param) from error
 
 
 def chat_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
-    """`messages` and what else the body brings; null is the same as leaving a field out.
+    """The arguments of `LLM.render_chat` that a body holds. Null is the same as leaving a field out.
 
     Raises:
         LineError: there are no messages, or tool_choice or parallel_tool_calls asks for what is not supported.
-        ConversationError: tools are no list of JSON schemas.
+        ConversationError: tools are not a list of JSON schemas.
     """
     if body.get("messages") is None:
         raise LineError(
@@ -249,16 +240,13 @@ def chat_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
         )
     given = {name: body[name] for name in SAME_NAMES if body.get(name) is not None}
     tools = given.get("tools", [])
-    check_tools(tools)  # also those that tool_choice leaves out
+    check_tools(tools)  # also if tool_choice leaves them out
     choice = body.get("tool_choice")
     if choice not in (None, "none", "auto"):
         raise unsupported("tool_choice", choice, 'use "auto" or "none"')
     parallel = body.get("parallel_tool_calls")
-    if parallel is not None and not isinstance(parallel, bool):
-        raise LineError(
-            f"parallel_tool_calls must be true or false, got {shown(parallel)}",
-            param="parallel_tool_calls",
-        )
+    is_flag = parallel is None or isinstance(parallel, bool)
+    require(is_flag, "parallel_tool_calls", "true or false", parallel)
     if choice == "none":
         given.pop("tools", None)
     elif tools and parallel is False:
@@ -271,4 +259,4 @@ def _malformed(what: str) -> LineError:
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,4 +1,4 @@
-"""Output lines: OpenAI's batch lines around its chat completion and text completion objects."""
+"""Output lines: those of OpenAI's batch API, with its chat completion or text completion objects inside."""
 
 from __future__ import annotations
 
@@ -18,45 +18,47 @@ from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.text.incremental import REPLACEMENT, IncrementalDecoder
 from hybrid_jax.text.tokenizer import Tokenizer, byte_alphabet
 
-LEAST_LOGPROB = -9999.0  # what the API writes for "never"; JSON has no infinity
-# Legal inside JSON strings, but some readers end a line at them, and half a surrogate pair has no UTF-8.
+LEAST_LOGPROB = -9999.0  # what the API writes for minus infinity, which JSON does not have
+# Allowed inside JSON strings, but some readers end a line at them. Half a surrogate pair has no UTF-8.
 ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-FALLBACK = re.compile("<0x([0-9A-F]{2})>")  # how SentencePiece-like vocabularies name a byte
-# How byte-level vocabularies do.
+FALLBACK = re.compile("<0x([0-9A-F]{2})>")  # a byte in vocabularies like SentencePiece's
+# A byte in byte-level vocabularies.
 BYTE_LETTERS = {letter: byte for byte, letter in enumerate(byte_alphabet())}
 
 
 @dataclass(frozen=True)
-class Names:
-    """The ids in the answer to one line: the same ones whenever the line of that file is answered.
+class AnswerIds:
+    """The ids in the answer to one line. They are the same whenever that line of that file is answered.
 
     Attributes:
-        run: digest of the input file.
-        place: the line's among those that are not blank, from 0.
+        digest: of the input.
+        index: of the line among those that are not blank, from 0.
     """
 
-    run: str
-    place: int
+    digest: str
+    index: int
 
     @property
     def line_id(self) -> str:
+        """The id of the output line."""
         return self.id("batch_req_")
 
     def id(self, prefix: str) -> str:
-        data = f"{prefix}{self.place}/{self.run}".encode()
+        """The id of another object in the answer, which begins with the given prefix."""
+        data = f"{prefix}{self.index}/{self.digest}".encode()
         return prefix + hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def success(
-    names: Names, custom_id: str, body: Mapping[str, Any], *, status_code: int = 200
+    ids: AnswerIds, custom_id: str | None, body: Mapping[str, Any], *, status_code: int = 200
 ) -> dict[str, Any]:
     """The line of a request that was answered."""
     return {
-        "id": names.line_id,
+        "id": ids.line_id,
         "custom_id": custom_id,
         "response": {
             "status_code": status_code,
-            "request_id": names.id("req_"),
+            "request_id": ids.id("req_"),
             "body": body,
         },
         "error": None,
@@ -64,18 +66,18 @@ def success(
 
 
 def failure(
-    names: Names, custom_id: str | None, error: LineError, *, number: int, status_code: int = 400
+    ids: AnswerIds, custom_id: str | None, error: LineError, *, number: int, status_code: int = 400
 ) -> dict[str, Any]:
-    """The line of a request that cannot be answered; `number` is its place in the file, from 1."""
+    """The line of a request that cannot be answered; `number` is the number of its line in the file, from 1."""
     message = f"line {number}: {error}"
     kind = "invalid_request_error" if status_code < 500 else "server_error"
     body = {"message": message, "type": kind, "param": error.param, "code": error.code}
-    line = success(names, custom_id, {"error": body}, status_code=status_code)
+    line = success(ids, custom_id, {"error": body}, status_code=status_code)
     return line | {"error": {"code": error.code, "message": message}}
 
 
 def answer(
-    names: Names,
+    ids: AnswerIds,
     request: BatchRequest,
     outputs: Sequence[RequestOutput],
     *,
@@ -86,17 +88,19 @@ def answer(
     """The body of an answered request.
 
     Args:
+        ids: the ids to give.
+        request: what was asked.
         outputs: one per prompt of the request.
-        model: what to call the model if the request does not.
+        model: the name of the model, if the request does not give one.
         created: seconds since 1970.
-        texts: of the model's tokens.
+        texts: tells what single tokens stand for.
     """
     chat = request.url == CHAT
     choices = [(output, choice) for output in outputs for choice in output.outputs]
-    params = request.params[0]  # those of the others differ in the seed
+    params = request.params[0]  # the others differ in the seed only
     make = _chat_choice if chat else _text_choice
     return {
-        "id": names.id("chatcmpl-" if chat else "cmpl-"),
+        "id": ids.id("chatcmpl-" if chat else "cmpl-"),
         "object": "chat.completion" if chat else "text_completion",
         "created": created,
         "model": model if request.model is None else request.model,
@@ -126,9 +130,9 @@ def _chat_choice(
     output: RequestOutput, choice: CompletionOutput, params: SamplingParams, texts: TokenTexts
 ) -> dict[str, Any]:
     logprobs = None
-    if params.logprobs is not None:
+    if choice.logprobs is not None:
         content = [
-            _chat_token(token, position, params.logprobs, texts)
+            _chat_token(token, position, params.logprobs or 0, texts)
             for token, position in zip(choice.token_ids, choice.logprobs, strict=True)
         ]
         logprobs = {"content": content, "refusal": None}
@@ -161,7 +165,7 @@ def _text_choice(
     output: RequestOutput, choice: CompletionOutput, params: SamplingParams, texts: TokenTexts
 ) -> dict[str, Any]:
     logprobs = None
-    if params.logprobs is not None:
+    if choice.logprobs is not None:
         pairs = list(zip(choice.token_ids, choice.logprobs, strict=True))
         logprobs = {
             "text_offset": texts.offsets(
@@ -191,21 +195,21 @@ def _finite(logprob: float) -> float:
 
 
 class TokenTexts:
-    """What single tokens stand for.
+    """Single tokens as bytes, and where each begins in the text: the API's logprobs show both.
 
     Args:
-        tokenizer: the model's; None when it has none.
+        tokenizer: of the model; None if it has none.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
 
     def data(self, token: int, text: str | None) -> bytes | None:
-        """The bytes of a token whose text alone is `text`; None when they cannot be told.
+        """The bytes of a token that decodes to `text` when it stands alone; None if they cannot be told.
 
-        A token may be a part of a character; its text then has U+FFFD where its own bytes should be.
+        If a token is only a part of a character, its text has U+FFFD in place of those bytes.
         """
-        if text is None:
+        if text is None or self._tokenizer is None:
             return None
         if REPLACEMENT not in text:
             return text.encode()
@@ -223,7 +227,7 @@ class TokenTexts:
     ) -> list[int]:
         """Where each token begins in the text of all of them, in characters.
 
-        The tokens of one character begin at the same place. Zeros without a tokenizer.
+        The tokens of one character all begin where it begins. Zeros without a tokenizer.
         """
         if self._tokenizer is None:
             return [0] * len(tokens)
@@ -240,6 +244,6 @@ class TokenTexts:
 
 
 def as_line(value: Mapping[str, Any]) -> bytes:
-    """One line of JSON in UTF-8, its end included."""
+    """A line of JSON in UTF-8, with its line end."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text).encode() + b"\n"

@@ -1,10 +1,11 @@
-"""A batch file from its first line to its last: read ahead, computed along its prefixes, written as it comes."""
+"""A run through a batch file: lines are read ahead, computed along their prefixes, and written as they finish."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -20,26 +21,28 @@ from hybrid_jax.batch.input_file import InputFile, Line, read_lines
 from hybrid_jax.batch.meter import Meter
 from hybrid_jax.batch.partial import PartialOutput
 from hybrid_jax.batch.requests import CustomIds, custom_id_of, read_envelope, read_request
-from hybrid_jax.batch.responses import Names, TokenTexts, answer, as_line, failure, success
-from hybrid_jax.batch.summary import LineCounts, Tally
+from hybrid_jax.batch.responses import AnswerIds, TokenTexts, answer, as_line, failure, success
+from hybrid_jax.batch.summary import line_counts
 from hybrid_jax.text.prompts import Prompt, read_prompts
 
-LIVE_PER_ROW = (
-    4  # completions under way for each row of the engine: it looks ahead for shared prefixes
-)
+# Completions under way for each row of the engine, which looks ahead for shared prefixes.
+LIVE_PER_ROW = 4
 READ_LINES, READ_BYTES = 512, 256 << 10  # between two turns of the engine: less than 0.1 s of work
-FINISHED = ("stop", "length")  # the API knows no other way a text may end
+FINISHED = ("stop", "length")  # the only ends of a text that the API knows
 
 
 class Run:
-    """Answers the lines of one file that an earlier run did not.
+    """Answers those lines of a file that an earlier run has not answered.
 
     Args:
         llm: answers them.
         source: the input.
         partial_output: the output so far.
         chat_template: for chat lines, instead of the model's own.
-        model: what to call the model when a line does not.
+        model: the name of the model in answers to lines that give none.
+
+    Attributes:
+        counts: of all lines written so far, by the names that `BatchSummary` has for them.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class Run:
         chat_template: str | None,
         model: str,
     ) -> None:
-        self.tally = Tally()
+        self.counts: Counter[str] = Counter()
         self._llm, self._source, self._output = llm, source, partial_output
         self._model, self._chat_template = model, chat_template
         self._ids, self._texts = CustomIds(), TokenTexts(llm.get_tokenizer())
@@ -59,7 +62,7 @@ class Run:
         self._max_live = LIVE_PER_ROW * engine.max_rows
         self._ahead = Ahead(None if engine.cache.policy == "off" else engine.grain)
         self._running: dict[Ticket, Entry] = {}
-        self._settled: list[tuple[Entry, bytes, LineCounts]] = []  # answered and not written
+        self._unwritten: list[tuple[Entry, dict[str, Any]]] = []  # lines that are answered
 
     def identity(self) -> dict[str, Any]:
         """What the output's lines depend on, as JSON."""
@@ -77,16 +80,16 @@ class Run:
         return json.loads(json.dumps(identity, default=str))
 
     def recover(self) -> int:
-        """Takes over what an earlier run wrote; returns how many lines that is."""
+        """Takes over the lines that an earlier run wrote, and returns how many there are."""
         for line in self._output.recover(self.identity()):
-            self.tally.add(LineCounts.of(line))
-        return self.tally.num_lines
+            self.counts.update(line_counts(line))
+        return self.counts["num_lines"]
 
     def run(self, meter: Meter) -> None:
-        """Answers the rest and makes the output what it is to be.
+        """Answers the other lines and finishes the output.
 
         Raises:
-            BatchStopped: the output cannot be written, or the input is no longer what it was.
+            BatchStopped: the output cannot be written, or the input has changed.
         """
         digest = hashlib.blake2b(digest_size=16)
         lines = self._rest(digest)
@@ -98,7 +101,7 @@ class Run:
                 for ticket in feed.step():
                     self._answer(ticket)
                 self._write()
-                meter.show(self.tally, lambda: feed.num_tokens)
+                meter.show(self.counts, lambda: feed.num_tokens)
         if digest.hexdigest() != self._source.digest:
             raise BatchStopped(
                 f"run-batch: {self._source.path} was changed while it was read; delete the partial "
@@ -107,10 +110,7 @@ class Run:
         self._output.finish()
 
     def _read_some(self, lines: Iterator[Line]) -> bool:
-        """Reads lines ahead; returns whether there are more.
-
-        Only some at a time: the engine must not wait, neither for a long file nor for one of mistakes.
-        """
+        """Reads some lines ahead, and returns whether there are more. The engine must not wait for a whole file."""
         num_bytes = 0
         for _ in range(READ_LINES):
             if self._ahead.full or num_bytes >= READ_BYTES:
@@ -123,11 +123,11 @@ class Run:
         return True
 
     def _rest(self, digest: hashlib.blake2b) -> Iterator[Line]:
-        """The lines that are not answered, no more than were counted; takes note of the others' ids on the way."""
+        """The lines, of those counted at the start, that are not answered yet. Notes the ids of the others."""
         for line in read_lines(self._source.path, digest):
-            if line.place >= self._source.num_lines:
+            if line.index >= self._source.num_lines:
                 continue
-            if line.place not in self._output:
+            if line.index not in self._output:
                 yield line
                 continue
             with suppress(LineError):
@@ -136,12 +136,12 @@ class Run:
                     self._ids.add(custom_id)
 
     def _read(self, line: Line) -> None:
-        """Finds out what a line asks for, or answers it with an error."""
+        """Reads what a line asks for, or answers it with an error."""
         entry = Entry(
-            place=line.place,
+            index=line.index,
             number=line.number,
             num_bytes=len(line.data or b""),
-            names=Names(self._source.digest, line.place),
+            ids=AnswerIds(self._source.digest, line.index),
         )
         with self._mistakes_of(entry):
             envelope = read_envelope(line)
@@ -161,15 +161,15 @@ class Run:
             self._ahead.add(entry)
 
     def _start_some(self, feed: Feed) -> None:
-        """Starts lines that were read ahead while there is room for them."""
-        num_live = feed.num_unfinished  # counted once: it looks at each of them
+        """Starts lines that were read ahead, as long as there is room for them."""
+        num_live = feed.num_unfinished  # counted once, because that looks at each completion
         for _ in range(self._max_live):
             if num_live >= self._max_live or not self._ahead:
                 return
             num_live += self._start(feed, self._ahead.pop())
 
     def _start(self, feed: Feed, entry: Entry) -> int:
-        """Starts what a line asks for, or answers it with an error; returns how many completions that began."""
+        """Starts a line, or answers it with an error; returns how many completions have begun."""
         with self._mistakes_of(entry):
             request = entry.request
             pairs = zip(request.prompts, request.breakpoints, strict=True)
@@ -181,7 +181,7 @@ class Run:
 
     @contextmanager
     def _mistakes_of(self, entry: Entry) -> Iterator[None]:
-        """What goes wrong inside becomes the answer to the line."""
+        """Turns an error inside the block into the answer to the line."""
         try:
             yield
         except LineError as error:
@@ -190,19 +190,15 @@ class Run:
             self._fail(entry, LineError(str(error), code="context_length_exceeded"))
         except ValueError as error:
             self._fail(entry, LineError(str(error)))
-        except Exception as error:  # a mistake of ours, which must not cost the other lines
+        except Exception as error:  # a bug here, which must not affect the other lines
             what = LineError(f"{type(error).__name__}: {error}", code="internal_error")
             self._fail(entry, what, status_code=500)
 
     def _fail(self, entry: Entry, error: LineError, *, status_code: int = 400) -> None:
         line = failure(
-            entry.names,
-            entry.custom_id,
-            error,
-            number=entry.number,
-            status_code=status_code,
+            entry.ids, entry.custom_id, error, number=entry.number, status_code=status_code
         )
-        self._settle(entry, line)
+        self._unwritten.append((entry, line))
 
     def _answer(self, ticket: Ticket) -> None:
         entry = self._running.pop(ticket)
@@ -217,22 +213,19 @@ class Run:
                         param="structured_outputs",
                     )
             body = answer(
-                entry.names,
+                entry.ids,
                 entry.request,
                 outputs,
                 model=self._model,
                 created=int(time.time()),
                 texts=self._texts,
             )
-            self._settle(entry, success(entry.names, entry.custom_id, body))
-
-    def _settle(self, entry: Entry, line: dict[str, Any]) -> None:
-        self._settled.append((entry, as_line(line), LineCounts.of(line)))
+            self._unwritten.append((entry, success(entry.ids, entry.custom_id, body)))
 
     def _write(self) -> None:
-        """Writes what was answered since it was called last."""
-        settled, self._settled = self._settled, []
-        if settled:
-            self._output.append((entry.place, data) for entry, data, _ in settled)
-        for _, _, counts in settled:
-            self.tally.add(counts)
+        """Writes the lines that were answered since it was called last."""
+        answered, self._unwritten = self._unwritten, []
+        if answered:
+            self._output.append((entry.index, as_line(line)) for entry, line in answered)
+        for _, line in answered:
+            self.counts.update(line_counts(line))

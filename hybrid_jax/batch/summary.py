@@ -1,7 +1,8 @@
-"""What became of a batch file."""
+"""What became of a batch file, in numbers."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,23 +10,23 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSummary:
-    """What `run_batch` returns: counts of the whole file, times of this run.
+    """What `run_batch` returns: counts of the whole file, and times of this run.
 
     Attributes:
         input, output: the files.
         num_lines: lines of the output.
-        num_requests: those of them that answer a request, be it with an error. A line of the input is a request if
-            its custom_id can be read.
+        num_requests: output lines that answer a request, even if only with an error. A line of the input is a request
+            if its custom_id can be read.
         num_errors: error lines of the output.
         num_resumed: lines that an earlier, interrupted run had written.
-        prompt_tokens, cached_tokens, completion_tokens: of all lines: tokens of prompts, those the prefix cache
-            spared, and new ones.
+        prompt_tokens, cached_tokens, completion_tokens: tokens of all prompts, those of them that came from the prefix
+            cache, and new tokens.
         seconds: of this run, without loading the model.
         tokens_per_s: new tokens per second of this run.
         peak_memory_bytes: as in `RequestMetrics`, up to the end of this run.
-        default_temperature: of lines that give none; None when the output was finished already, since no model was
+        default_temperature: of lines that give none; None if the output was finished already, because no model was
             loaded then.
-        already_finished: the output was there and was left as it is. The counts are then those of its lines, and
+        already_finished: the output existed and was left as it is. The counts are then those of its lines, and
             times and rates are 0.
 
     Example:
@@ -53,7 +54,7 @@ class BatchSummary:
 
     @property
     def hit_rate(self) -> float:
-        """The part of the prompt tokens that came from the prefix cache."""
+        """The share of the prompt tokens that came from the prefix cache."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -75,40 +76,16 @@ class BatchSummary:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LineCounts:
-    """What one output line adds to the counts of a file; the names are those of `BatchSummary`."""
-
-    num_requests: int = 0
-    num_errors: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-
-    @classmethod
-    def of(cls, line: Mapping[str, Any]) -> LineCounts:
-        if line["error"] is not None:
-            return cls(num_requests=int(line["custom_id"] is not None), num_errors=1)
-        usage = line["response"]["body"]["usage"]
-        return cls(
-            num_requests=1,
-            prompt_tokens=usage["prompt_tokens"],
-            cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
-            completion_tokens=usage["completion_tokens"],
-        )
-
-
-class Tally:
-    """Counts lines as they are written, or found."""
-
-    def __init__(self) -> None:
-        self.num_lines = self.num_requests = self.num_errors = 0
-        self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
-
-    def add(self, counts: LineCounts) -> None:
-        self.num_lines += 1
-        self.num_requests += counts.num_requests
-        self.num_errors += counts.num_errors
-        self.prompt_tokens += counts.prompt_tokens
-        self.cached_tokens += counts.cached_tokens
-        self.completion_tokens += counts.completion_tokens
+def line_counts(line: Mapping[str, Any]) -> Counter[str]:
+    """What one output line adds to the counts of a file, by the names that `BatchSummary` has for them."""
+    if line["error"] is not None:
+        is_request = line["custom_id"] is not None
+        return Counter(num_lines=1, num_requests=int(is_request), num_errors=1)
+    usage = line["response"]["body"]["usage"]
+    return Counter(
+        num_lines=1,
+        num_requests=1,
+        prompt_tokens=usage["prompt_tokens"],
+        cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+        completion_tokens=usage["completion_tokens"],
+    )

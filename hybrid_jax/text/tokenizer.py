@@ -14,7 +14,7 @@ import tokenizers
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from hybrid_jax.text.messages import check_tools
+from hybrid_jax.text.conversation import check_tools
 
 LFS_POINTER = b"version https://git-lfs"
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")

@@ -264,7 +264,7 @@ def test_an_output_of_another_input_is_refused(command, files):
     files[1].write_text("{}\n{}\n")
     code, _, err = command()
     assert code == 2
-    assert f"{files[1]} is there and has 2 lines, {files[0]} has 1; delete it" in err
+    assert f"{files[1]} exists and has 2 lines, {files[0]} has 1; delete it" in err
     assert files[1].read_text() == "{}\n{}\n"
 
 
@@ -304,6 +304,6 @@ def test_an_input_that_changes_meanwhile_is_noticed(command, files, monkeypatch)
 
 
 def test_an_llm_of_its_own_takes_no_options(llm, tmp_path):
-    with pytest.raises(ValueError, match="the LLM is made already, so max_rows comes too late"):
+    with pytest.raises(ValueError, match="the LLM exists already, so max_rows comes too late"):
         run_batch(tmp_path / "in", tmp_path / "out", llm, max_rows=3)
     assert isinstance(llm, LLM)

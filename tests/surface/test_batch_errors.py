@@ -17,7 +17,7 @@ MESSAGE = {"role": "user", "content": "hi"}
         ("{", "invalid_json_line", "not JSON: Expecting property name"),
         ("[1, 2]", "invalid_json_line", "must be a JSON object, got [1, 2]"),
         ("nonsense", "invalid_json_line", "not JSON: Expecting value"),
-        ('{"custom_id": NaN}', "invalid_json_line", "NaN is no JSON number"),
+        ('{"custom_id": NaN}', "invalid_json_line", "NaN is not a JSON number"),
         ("[" * 100_000, "invalid_json_line", "nested too deeply"),
         ('{"custom_id": "\\ud800"}', "invalid_json_line", "half of a surrogate pair"),
         ('{"a": ' + "9" * 5000 + "}", "invalid_json_line", "not JSON: Exceeds the limit"),

@@ -13,7 +13,7 @@ from hybrid_jax.batch import ahead as ahead_module
 from hybrid_jax.batch import run as run_module
 from hybrid_jax.batch.ahead import Ahead, Entry
 from hybrid_jax.batch.requests import BatchRequest
-from hybrid_jax.batch.responses import Names
+from hybrid_jax.batch.responses import AnswerIds
 from tests.surface.batch_files import SeededEngine, answers, ids, line, write
 from tests.tiny_models import VOCAB, tiny_model
 
@@ -156,8 +156,9 @@ def entry(*lengths, place=0, num_bytes=1):
     """A line of prompts of that many tokens, each of them `place`."""
     prompts = [np.full(length, place, np.int32) for length in lengths]
     request = BatchRequest(url="", model=None, prompts=prompts, breakpoints=[], params=[])
-    names = Names("", place)
-    return Entry(place=place, number=place, num_bytes=num_bytes, names=names, request=request)
+    made = Entry(index=place, number=place, num_bytes=num_bytes, ids=AnswerIds("", place))
+    made.request = request
+    return made
 
 
 def test_text_and_tokens_are_both_bounded(monkeypatch):
@@ -190,7 +191,7 @@ def test_a_block_is_what_was_read_since_the_last():
     ahead = Ahead(1)
     for place in (1, 2, 1):
         ahead.add(entry(3, place=place))
-    assert ahead.pop().place == 1
+    assert ahead.pop().index == 1
     for place in (1, 3):
         ahead.add(entry(3, place=place))
-    assert [ahead.pop().place for _ in range(len(ahead))] == [1, 2, 1, 3]
+    assert [ahead.pop().index for _ in range(len(ahead))] == [1, 2, 1, 3]

@@ -14,8 +14,8 @@ from hybrid_jax.api import llm as llm_module
 from hybrid_jax.batch import BatchStopped, partial_path
 from hybrid_jax.batch import partial as partial_module
 from hybrid_jax.batch import run as run_module
-from hybrid_jax.batch.partial import Places, sidecar_path, sorted_path
-from hybrid_jax.batch.responses import Names
+from hybrid_jax.batch.partial import AnswerFinder, sidecar_path, sorted_path
+from hybrid_jax.batch.responses import AnswerIds
 from tests.surface.batch_files import (
     SeededEngine,
     Stop,
@@ -338,21 +338,21 @@ def test_an_id_answered_before_an_interruption_is_taken(make_seeded, files):
 
 def test_ids_that_begin_alike_are_told_apart(monkeypatch):
     monkeypatch.setattr("hybrid_jax.batch.partial.HEAD", slice(10, 12))  # 8 bits
-    places = Places("digest", 2000)
+    finder = AnswerFinder("digest", 2000)
     order = list(range(2000))
     random.Random(0).shuffle(order)
-    assert [places.find(Names("digest", place).line_id) for place in order] == order
-    assert places.find(Names("digest", 2000).line_id) is None
+    assert [finder.find(AnswerIds("digest", place).line_id) for place in order] == order
+    assert finder.find(AnswerIds("digest", 2000).line_id) is None
 
 
 def test_places_are_found_in_any_order():
     order = list(range(2000))
     random.Random(0).shuffle(order)
     order[500:700] = range(3000, 3200)  # of another file, longer than this one
-    places = Places("digest", 2000)
-    found = [places.find(Names("digest", place).line_id) for place in order]
+    finder = AnswerFinder("digest", 2000)
+    found = [finder.find(AnswerIds("digest", place).line_id) for place in order]
     assert found == [place if place < 2000 else None for place in order]
-    good = Names("digest", 5).line_id
+    good = AnswerIds("digest", 5).line_id
     for strange in (
         None,
         5,
@@ -365,4 +365,4 @@ def test_places_are_found_in_any_order():
         good.upper(),
         "batch_req_+" + "0" * 31,
     ):
-        assert places.find(strange) is None
+        assert finder.find(strange) is None

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from hybrid_jax import SamplingParams
-from hybrid_jax.text.messages import ConversationError
+from hybrid_jax.text.conversation import ConversationError
 from tests.surface.batch_files import CHAT, line
 from tests.surface.conftest import byte_tokenizer
 
@@ -74,7 +74,7 @@ def no_role(where, got):
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:,"}}
-# messages, what is said about them, its place, its code
+# messages, what is said about them, its param, its code
 BAD_MESSAGES = {
     "no messages": ([], "messages must be a non-empty list, got []", "messages", WRONG),
     "a text": ("hi", "messages must be a non-empty list, got 'hi'", "messages", WRONG),
@@ -313,21 +313,21 @@ def test_a_batch_line_becomes_the_same_prompt(llm, body_of, name):
 @pytest.mark.parametrize("way", ["render_chat", "chat", "stream_chat", "astream_chat"])
 @pytest.mark.parametrize("name", BAD)
 def test_a_wrong_conversation_is_refused_at_the_call(llm, name, way):
-    messages, options, complaint, place, code = BAD[name]
+    messages, options, complaint, param, code = BAD[name]
     with pytest.raises(ConversationError) as caught:
         getattr(llm, way)(messages, **options)
     assert str(caught.value) == f"chat: {complaint}"
-    assert (caught.value.place, caught.value.code) == (place, code)
+    assert (caught.value.param, caught.value.code) == (param, code)
     assert not llm._engine.added
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_wrong_batch_line_meets_the_same_complaint(llm, ask, name):
-    messages, options, complaint, place, code = BAD[name]
+    messages, options, complaint, param, code = BAD[name]
     [answer] = ask(line("a", CHAT, messages=messages, **options), llm=llm)
     error = answer["response"]["body"]["error"]
     assert error["message"] == f"line 1: {complaint}"
-    assert (error["param"], error["code"]) == (place, code)
+    assert (error["param"], error["code"]) == (param, code)
 
 
 @pytest.mark.parametrize("way", ["chat", "stream_chat", "astream_chat"])

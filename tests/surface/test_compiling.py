@@ -13,7 +13,7 @@ import pytest
 
 from hybrid_jax import LLM, SamplingParams
 from hybrid_jax.api import progress_bar
-from hybrid_jax.api.progress_bar import show_compiling, shown
+from hybrid_jax.api.progress_bar import progress_of, show_compiling
 from hybrid_jax.engine.programs.compiling import Compiling, Program
 from tests.surface.fake_engine import GREEDY, SCRIPT, FakeEngine, texts
 from tests.tiny_models import tiny_model
@@ -115,14 +115,20 @@ def test_a_stream_is_not_disturbed_once_it_shows_text(compiling, look):
     assert terminal.on_screen() == ("", ["compiling 1 of 9 ..."])
 
 
+def description_of(update):
+    """What the bar says that this call updates."""
+    bar, [task] = update.func.__self__, update.args
+    return bar.tasks[task].description
+
+
 def test_a_bar_says_it_itself(compiling, look, monkeypatch):
     terminal = look()
     said, show = [], progress_bar.show_compiling
 
     def watched(number, total):
-        [(bar, task, _)] = progress_bar._bars
+        [(update, _)] = progress_bar._bars
         show(number, total)
-        said.append(bar.tasks[task].description)
+        said.append(description_of(update))
 
     monkeypatch.setattr("hybrid_jax.api.engine_thread.show_compiling", watched)
     compiling.generate("ab", GREEDY, progress=True)
@@ -134,15 +140,15 @@ def test_a_bar_says_it_itself(compiling, look, monkeypatch):
 def test_the_word_is_taken_back_where_it_was_said(look):
     terminal = look()
     show_compiling(1, 2)
-    with shown(True, "loading"):
+    with progress_of(True, "loading"):
         show_compiling(0, 0)
-        [(bar, task, _)] = progress_bar._bars
+        [(update, _)] = progress_bar._bars
         assert terminal.getvalue().startswith("\rcompiling 1 of 2 ...")
         assert f"\r{'':<{progress_bar.WIDTH}}\r" in terminal.getvalue()
         show_compiling(2, 2)
-        with shown(True, "generating") as _:
+        with progress_of(True, "generating") as _:
             show_compiling(0, 0)
-        assert bar.tasks[task].description == "loading"
+        assert description_of(update) == "loading"
 
 
 def test_the_count_starts_over_after_a_warm_up():

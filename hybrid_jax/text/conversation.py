@@ -1,0 +1,320 @@
+"""Conversations as callers write them: checked, brought into the form that templates expect, and their ends found."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import operator
+import os
+import reprlib
+import string
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+from typing import Any
+
+from hybrid_jax.config.checks import is_integer
+
+Conversation = Sequence[Mapping[str, Any]]
+
+SYSTEM_ROLES = ("system", "developer")
+COMMON_ROLES = ("system", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+OTHER_ROLES = {
+    **dict.fromkeys(("human", "prompter"), "user"),
+    **dict.fromkeys(("ai", "bot", "gpt", "model"), "assistant"),
+    "function": "tool",
+}
+# Parameters of `LLM.chat`, which chat_template_kwargs must not give a second time.
+NAMED = ("add_generation_prompt", "cache_breakpoints", "chat_template", "messages", "tools")
+
+
+class ConversationError(ValueError):
+    """A conversation cannot become a prompt.
+
+    Args:
+        what: names the argument and the value, and says what to do.
+        param: the argument that is wrong, such as "messages[0].content[1]".
+        code: the kind of mistake, as one word for programs.
+
+    Attributes:
+        conversation: index of the conversation if several were given, else None.
+
+    Example:
+        >>> error = ConversationError("messages[1] has no content", param="messages[1]")
+        >>> error.conversation = 3
+        >>> print(error)
+        chat: conversation 3: messages[1] has no content
+    """
+
+    def __init__(self, what: str, *, param: str = "messages", code: str = "invalid_value") -> None:
+        super().__init__(what)
+        self.param, self.code = param, code
+        self.conversation: int | None = None
+
+    @property
+    def what(self) -> str:
+        """The message without the index of the conversation."""
+        return self.args[0]
+
+    def __str__(self) -> str:
+        where = "" if self.conversation is None else f"conversation {self.conversation}: "
+        return f"chat: {where}{self.what}"
+
+
+def _wrong(what: str, got: Any, param: str, *, code: str = "invalid_value") -> ConversationError:
+    """The error for a value that is not what it must be."""
+    return ConversationError(f"{what}, got {reprlib.repr(got)}", param=param, code=code)
+
+
+def are_several(messages: Any) -> bool:
+    """Whether this is a list of conversations, and not one."""
+    return _is_list(messages) and len(messages) > 0 and _is_list(messages[0])
+
+
+def read_messages(messages: Any) -> list[dict[str, Any]]:
+    """The messages of one conversation: text parts joined by line ends, arguments of tool calls as objects.
+
+    Raises:
+        ConversationError: a message is malformed, or holds something other than text.
+
+    Example:
+        >>> parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": "there"}]
+        >>> read_messages([{"role": "user", "content": parts}])
+        [{'role': 'user', 'content': 'hello\\nthere'}]
+    """
+    if not _is_list(messages) or not messages:
+        raise _wrong("messages must be a non-empty list", messages, "messages")
+    return [_message(f"messages[{index}]", message) for index, message in enumerate(messages)]
+
+
+def check_roles(messages: Conversation, others: frozenset[str]) -> None:
+    """ConversationError for a role that is neither in `ROLES` nor one of `others`, those of the chat template."""
+    for index, message in enumerate(messages):
+        role = message["role"]
+        if role in ROLES or role in others:
+            continue
+        name = role.lower()
+        near = OTHER_ROLES.get(name) or next(iter(get_close_matches(name, ROLES, n=1)), None)
+        hint = f"; did you mean {near}?" if near else ""
+        raise ConversationError(
+            f"messages[{index}].role must be one of {', '.join(ROLES)}, or another that the chat template "
+            f"names, got {reprlib.repr(role)}{hint}",
+            param=f"messages[{index}].role",
+        )
+
+
+def check_rendered(messages: Conversation, text: str) -> None:
+    """ConversationError if a template left out a message, as many do with a role that they do not know.
+
+    The four roles that every template knows are not checked, because some templates change the text of their messages.
+    """
+    for index, message in enumerate(messages):
+        if message["role"] in COMMON_ROLES:
+            continue
+        content = message["content"].strip()
+        forms = content, json.dumps(content, ensure_ascii=False)[1:-1]
+        if not any(form in text for form in forms):
+            raise ConversationError(
+                f"messages[{index}] is left out by the chat template, which does not know the role "
+                f"{reprlib.repr(message['role'])}; use {' or '.join(COMMON_ROLES)}",
+                param=f"messages[{index}].role",
+            )
+
+
+def check_tools(tools: Any) -> None:
+    """ConversationError for tools that are not JSON schemas. A template would print the repr of a Python function."""
+    if not _is_list(tools):
+        raise _wrong("tools must be a list of JSON schemas", tools, "tools")
+    for index, tool in enumerate(tools):
+        if not isinstance(tool, Mapping):
+            what = "must be a JSON schema like {'type': 'function', 'function': ...}"
+            raise _wrong(f"tools[{index}] {what}", tool, "tools")
+
+
+def template_options(
+    *,
+    add_generation_prompt: Any = True,
+    chat_template: Any = None,
+    chat_template_kwargs: Any = None,
+    tools: Any = None,
+) -> dict[str, Any]:
+    """Arguments of `Tokenizer.apply_chat_template`. An empty list of tools becomes None.
+
+    Raises:
+        ConversationError: an argument is not what it must be, or `chat_template_kwargs` holds one that has a parameter
+            of its own.
+    """
+    if not isinstance(add_generation_prompt, bool):
+        what = "add_generation_prompt must be true or false"
+        raise _wrong(what, add_generation_prompt, "add_generation_prompt")
+    if chat_template is not None and not isinstance(chat_template, str):
+        what = "chat_template must be Jinja source or the name of one of the model's templates"
+        raise _wrong(what, chat_template, "chat_template")
+    if tools is not None:
+        check_tools(tools)
+    more = {} if chat_template_kwargs is None else chat_template_kwargs
+    if not isinstance(more, Mapping) or not all(isinstance(name, str) for name in more):
+        what = "chat_template_kwargs must map names to values"
+        raise _wrong(what, more, "chat_template_kwargs")
+    twice = next((name for name in NAMED if name in more), None)
+    if twice is not None:
+        raise ConversationError(
+            f"chat_template_kwargs must not hold {twice}; give {twice} beside it",
+            param="chat_template_kwargs",
+        )
+    return {
+        "add_generation_prompt": add_generation_prompt,
+        "chat_template": chat_template,
+        "tools": list(tools) if tools else None,
+        **more,
+    }
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+
+
+def _message(where: str, message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise _wrong(f"{where} must have a role and a content", message, where)
+    read = dict(message)
+    if message.get("content") is not None:
+        read["content"] = _content(f"{where}.content", message["content"])
+    elif message["role"] != "assistant" or not message.get("tool_calls"):
+        what = f"{where} has no content"
+        if message["role"] == "assistant":
+            what += " and no tool_calls; an assistant's message needs one of them"
+        raise ConversationError(what, param=where, code="missing_required_parameter")
+    calls = read.pop("tool_calls", None)
+    if calls is not None and (calls := _tool_calls(f"{where}.tool_calls", calls)):
+        read["tool_calls"] = calls  # an empty list would look like calls to a template
+    return read
+
+
+def _content(where: str, content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not _is_list(content):
+        raise _wrong(f"{where} must be a string or a list of parts", content, where)
+    for index, part in enumerate(content):
+        if not isinstance(part, Mapping) or part.get("type") != "text":
+            kind = part["type"] if isinstance(part, Mapping) and "type" in part else part
+            what = f"{where}[{index}] must be a part of type 'text', the only one supported"
+            raise _wrong(what, kind, f"{where}[{index}]", code="unsupported_parameter")
+        if not isinstance(part.get("text"), str):
+            raise _wrong(f"{where}[{index}].text must be a string", part.get("text"), where)
+    return "\n".join(part["text"] for part in content)
+
+
+def _tool_calls(where: str, calls: Any) -> list[dict[str, Any]]:
+    if not _is_list(calls):
+        raise _wrong(f"{where} must be a list", calls, where)
+    read = []
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            raise _wrong(f"{where}[{index}] must have a function", call, where)
+        arguments = _arguments(function.get("arguments"))
+        if not isinstance(arguments, Mapping):
+            what = f"{where}[{index}].function.arguments must be JSON of an object"
+            raise _wrong(what, function["arguments"], where)
+        read.append({**call, "function": {**function, "arguments": arguments}})
+    return read
+
+
+def _arguments(given: Any) -> Any:
+    """The arguments of a call as an object, if they are one or its JSON text. Templates write the JSON themselves."""
+    if given is None or given == "":
+        return {}
+    if isinstance(given, str):
+        with suppress(ValueError, RecursionError):
+            return json.loads(given)
+    return given
+
+
+# --- where messages end ---------------------------------------------------------------------------
+
+
+def message_ends(
+    render: Callable[..., str],
+    messages: Conversation,
+    indices: Sequence[int] | None,
+    text: str,
+    template: dict[str, Any],
+) -> list[int]:
+    """Where some messages end in the text of their conversation: up to there, others that begin like it are the same.
+
+    A template may trim, move or drop parts of a message, so the text is not searched. Instead the conversation is
+    rendered again with the next message's content changed. Up to where the two texts differ, nothing depends on it.
+
+    Args:
+        render: makes text of messages and of the options of a template, which are keywords.
+        messages: the conversation.
+        indices: of the messages, negative ones counted from the end; None for the system messages at the beginning,
+            if the template can render them.
+        text: of the whole conversation.
+        template: the options it was rendered with.
+
+    Returns:
+        A number of leading characters for each of these messages.
+
+    Raises:
+        ConversationError: there is no such message, or the template refuses to render the conversation with another
+            content.
+    """
+    if indices is not None:
+        places = _read_indices(indices, len(messages))
+        try:
+            return [_end(render, messages, place, text, template) for place in places]
+        except Exception as error:
+            raise ConversationError(
+                f"cache_breakpoints: the template does not tell where messages end ({error}); leave them out",
+                param="cache_breakpoints",
+            ) from error
+    opening = itertools.takewhile(lambda message: message["role"] in SYSTEM_ROLES, messages)
+    count = sum(1 for _ in opening)
+    if count in (0, len(messages)):
+        return []
+    try:
+        return [_end(render, messages, count - 1, text, template)]
+    except Exception:  # a template is a program, which here met a content that nobody wrote
+        return []  # and nobody asked for this
+
+
+def _read_indices(given: Any, count: int) -> list[int]:
+    """Indices of messages, all in [0, count); given ones may be negative, to count from the end."""
+    good = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+    given = list(given) if good else given
+    if not good or not all(is_integer(index) for index in given):
+        what = "cache_breakpoints must be a list of message indices"
+        raise _wrong(what, given, "cache_breakpoints")
+    wrong = next((index for index in given if not -count <= index < count), None)
+    if wrong is not None:
+        raise ConversationError(
+            f"cache_breakpoints: there is no message {wrong} in a conversation of {count}",
+            param="cache_breakpoints",
+        )
+    return [operator.index(index) % count for index in given]
+
+
+def _end(
+    render: Callable[..., str],
+    messages: Conversation,
+    index: int,
+    text: str,
+    template: dict[str, Any],
+) -> int:
+    if index == len(messages) - 1:
+        other = render(messages, **template | {"add_generation_prompt": False})
+    else:
+        following = messages[index + 1]
+        changed = {**following, "content": _unlike(following.get("content"))}
+        other = render([*messages[: index + 1], changed, *messages[index + 2 :]], **template)
+    return len(os.path.commonprefix((text, other)))
+
+
+def _unlike(content: Any) -> str:
+    """A text of one character that this content does not begin with, whatever a template trims from it."""
+    beginning = str(content)[:1000]
+    return next((letter for letter in string.ascii_letters if letter not in beginning), "\x00")
