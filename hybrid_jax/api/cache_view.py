@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +17,22 @@ if TYPE_CHECKING:
     from hybrid_jax.schedule.history import History
 
 REMEMBERED = 4096  # requests that can still be explained
+SeenRequest = tuple[
+    int, int, LookUp | None
+]  # tokens of the prompt, those that were skipped, the look-up
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheExplanation:
-    """How much of a prompt the cache spared, and why not more.
+    """How much of a prompt came from the cache, and why not more.
 
     Attributes:
-        request_id: the prompt's.
+        request_id: of the prompt.
         prompt_tokens: tokens of the prompt.
         matched_tokens: leading tokens that earlier requests had as well, cached or not.
         hit_tokens: tokens skipped.
-        possible_tokens: most that could have been skipped: the last resume point before the last token,
-            which must be computed to give logits.
+        possible_tokens: the most that could have been skipped. The last token is always computed, because it gives the
+            logits.
         reason: why the rest was computed.
     """
 
@@ -50,14 +52,14 @@ class CacheExplanation:
 
 @dataclass(frozen=True, kw_only=True)
 class WhatIf:
-    """What a replay of the latest requests hit.
+    """How many tokens a replay of the latest requests skipped.
 
     Attributes:
-        policy, memory: that were tried; memory in bytes.
-        requests: replayed.
+        policy, memory: the settings of the replay; memory in bytes.
+        requests: how many were replayed.
         hit_rate: tokens skipped per token of the prompts, with these settings.
-        present_hit_rate: the same replay with the settings that the engine has.
-        measured_hit_rate: what really was skipped.
+        present_hit_rate: the same for a replay with the settings of the engine.
+        measured_hit_rate: the same for what the engine really did.
     """
 
     policy: str
@@ -76,45 +78,25 @@ class WhatIf:
 
 
 class Picture(str):
-    """Text that shows itself as it stands where a notebook or a shell shows a value."""
+    """Text that a notebook or a shell shows without quotes."""
 
     __slots__ = ()
     __repr__ = str.__str__
-
-
-class SeenRequests:
-    """What the cache did for the latest requests, for `CacheView.explain`; kept by whoever keeps the engine."""
-
-    def __init__(self) -> None:
-        self._seen: OrderedDict[str, tuple[int, int, LookUp | None]] = OrderedDict()
-
-    def remember(self, request_id: str, tokens: int, hit: int, look_up: LookUp | None) -> None:
-        """Notes a request as `find` tells it; the oldest are forgotten."""
-        self._seen[request_id] = tokens, hit, look_up
-        if len(self._seen) > REMEMBERED:
-            self._seen.popitem(last=False)
-
-    def find(self, request_id: str) -> tuple[int, int, LookUp | None] | None:
-        """Tokens of the prompt, tokens that were skipped, and the look-up; None for a request that is not known."""
-        return self._seen.get(request_id)
-
-    def __len__(self) -> int:
-        return len(self._seen)
 
 
 class CacheView:
     """The prefix cache as a caller sees it; made by `LLM`, reached as `llm.cache`.
 
     Args:
-        ask: calls a function of the engine between two turns, and returns what it returns.
-        seen: kept up to date where the engine runs.
+        ask: calls a function with the engine between two turns, and returns what that returns.
+        seen: what the cache did for the latest requests, by request id. The engine's thread writes it.
         model, config: of the engine.
     """
 
     def __init__(
         self,
         ask: Callable[[Callable[[Engine], Any]], Any],
-        seen: SeenRequests,
+        seen: Mapping[str, SeenRequest],
         model: ModelConfig,
         config: EngineConfig,
     ) -> None:
@@ -128,8 +110,8 @@ class CacheView:
             request: a `RequestOutput` or `Delta` of this `LLM`, or its `request_id`.
 
         Raises:
-            KeyError: no such request, or too long ago. TypeError: it is something else. RuntimeError: the `LLM` was
-                closed.
+            KeyError: there is no such request, or it is too long ago. TypeError: the argument is something else.
+            RuntimeError: the `LLM` was closed.
 
         Example:
             >>> from hybrid_jax import LLM, SamplingParams
@@ -147,7 +129,7 @@ class CacheView:
                 "cache.explain: takes a RequestOutput, a Delta or the request_id of one, got "
                 f"{type(request).__name__} {reprlib.repr(request)}"
             )
-        found = self._ask(lambda engine: self._seen.find(request_id))
+        found = self._ask(lambda engine: self._seen.get(request_id))
         if found is None:
             raise KeyError(
                 f"cache.explain: no finished request {request_id!r} among the latest {REMEMBERED}; pass an "
@@ -213,13 +195,13 @@ class CacheView:
         )
 
     def describe(self) -> str:
-        """The engine's memory, then the prefix tree: span, first tokens and what is cached of each node."""
+        """The engine's memory, and the prefix tree: span and first tokens of each node, and what of it is cached."""
         tree = self._tree()
-        said = "the cache is off" if tree is None else tree
-        return f"{self._ask(lambda engine: engine.describe())}\n{said}"
+        shown = "the cache is off" if tree is None else tree
+        return f"{self._ask(lambda engine: engine.describe())}\n{shown}"
 
     def tree(self) -> Picture:
-        """The prefix tree alone: one line a node, indented below its parent; empty without a cache."""
+        """The prefix tree alone: one line a node, indented below its parent. Empty if the cache is off."""
         return Picture(self._tree() or "")
 
     def _tree(self) -> str | None:
@@ -230,18 +212,18 @@ class CacheView:
         return self._ask(picture)
 
     def what_if(self, *, policy: str | None = None, memory: int | str | None = None) -> WhatIf:
-        """What the requests so far would have hit under another policy, or with another amount of memory.
+        """How many tokens the requests so far would have skipped under another policy, or with more or less memory.
 
-        Replays the latest requests (8192 at most), one after the other, by the blocks of tokens that resume points
-        are made of. Memory of running requests and breakpoints that callers declared are not part of it, so the
-        present settings are replayed beside the others: compare `hit_rate` with `present_hit_rate`.
+        Replays the latest requests (8192 at most), one after the other. The replay counts whole blocks between resume
+        points. It leaves out the memory of running requests and the breakpoints that callers declared. So the present
+        settings are replayed as well: compare `hit_rate` with `present_hit_rate`.
 
         Args:
-            policy: as of `CacheConfig`, but not "off"; None for the present one.
-            memory: bytes of the arena, 5GB or 5GiB; None for what it is.
+            policy: as in `CacheConfig`, but not "off"; None for the present one.
+            memory: size of the arena, in bytes or like 5GB or 5GiB; None for the present one.
 
         Raises:
-            ValueError: an unknown policy or size, or no request has finished yet.
+            ValueError: the policy or size is unknown, or no request has finished yet.
         """
         history = self._ask(_history_so_far)
         if history is None:
@@ -268,6 +250,6 @@ class CacheView:
 
 
 def _history_so_far(engine: Engine) -> History | None:
-    """A copy, so that a replay of it keeps nobody waiting."""
+    """A copy of the history. Replaying it does not keep the engine waiting."""
     history = engine.scheduler.memory.history
     return None if history is None else history.so_far()

@@ -1,4 +1,4 @@
-"""From the engine's tokens to texts, deltas and outputs: the caller's side of each request."""
+"""Turns the engine's tokens into texts, deltas and outputs: the caller's side of each request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hybrid_jax.text.tokenizer import Tokenizer
 
 
 def derive_seed(seed: int, number: int) -> int:
-    """Seed in [0, 2**63) of the `number`-th request of an LLM whose own seed is `seed`.
+    """The seed, in [0, 2**63), of the `number`-th request of an LLM that has the given seed.
 
     Example:
         >>> derive_seed(0, 1) == derive_seed(0, 1) != derive_seed(0, 2)
@@ -28,7 +28,7 @@ def derive_seed(seed: int, number: int) -> int:
 
 
 def logprob_entries(found: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
-    """The chosen token's log-probability first, then those of the most likely."""
+    """The log-probability of the chosen token, then those of the most likely ones."""
 
     def entry(token: int, logprob: float, rank: int) -> Logprob:
         decoded = None
@@ -43,7 +43,7 @@ def logprob_entries(found: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[i
 
 
 class Completion:
-    """One completion while it grows: tokens in, text out, stop strings found."""
+    """One completion while it grows. It takes tokens, makes text of them, and looks for stop strings."""
 
     def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
         params = request.params
@@ -61,25 +61,27 @@ class Completion:
             self._decoder = IncrementalDecoder(
                 lambda ids: tokenizer.decode(ids, skip_special_tokens=skip), request.prompt
             )
-        self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
+        self._stops = StopStrings(params.stop or (), include=params.include_stop_str_in_output)
 
     @property
     def _num_ready(self) -> int:
-        """Tokens of the request that can be taken, with their log-probabilities when asked for."""
+        """How many tokens of the request can be taken. Their log-probabilities must be there if they were asked for."""
         ready = len(self.request.output)
         return ready if self.logprobs is None else min(ready, len(self.request.logprobs))
 
     def take(self) -> None:
-        """Takes what the request has beyond `token_ids`; `finish_reason` is set when it ends here.
+        """Takes the tokens that are new. Sets `finish_reason` if the completion ends with them.
 
-        Tokens past a stop string are dropped: how many there are depends on the engine's step size.
+        Tokens after a stop string are dropped, because their number depends on the engine's step size.
         """
         request = self.request
         for index in range(len(self.token_ids), self._num_ready):
             token = request.output[index]
             self.token_ids.append(token)
             if self.logprobs is not None:
-                self._add_logprobs(request.logprobs[index])
+                found = request.logprobs[index]
+                self.logprobs.append(logprob_entries(found, self._tokenizer))
+                self.cumulative_logprob += found.logprob
             if token not in request.stop_ids and self._decoder is not None:
                 piece = self._decoder.push(token)
                 if len(self.token_ids) > request.params.min_tokens:
@@ -110,11 +112,8 @@ class Completion:
             if self.finish_reason == "stop" and isinstance(limit, TokenConstraint) and limit.stuck:
                 self.finish_reason, self.stop_reason = "abort", limit.stuck
 
-    def _add_logprobs(self, found: TokenLogprobs) -> None:
-        self.logprobs.append(logprob_entries(found, self._tokenizer))
-        self.cumulative_logprob += found.logprob
-
     def output(self) -> CompletionOutput:
+        """Everything so far, as the caller gets it."""
         return CompletionOutput(
             index=self.request.sample_index,
             text=self.text,
@@ -127,18 +126,18 @@ class Completion:
 
 
 class Job:
-    """One prompt on its way: its completions and its clock.
+    """One prompt while it runs: its completions and its times.
 
     Args:
-        request_id: the id the caller sees; the engine's ids are made from it.
-        index: place among the prompts of the call.
+        request_id: the id that the caller sees; the engine's ids are made from it.
+        index: among the prompts of the call.
         prompt, params, tokenizer: what to do.
-        seed: of the noise, resolved.
+        seed: of the sampling noise.
         stop_ids: token ids that end a completion.
-        max_tokens: resolved limit on each completion.
-        limits: what limits the tokens of each completion.
-        peak_memory: tells `RequestMetrics.peak_memory_bytes`; asked once, when the job is finished.
-        compile_seconds: tells how long the engine has compiled so far.
+        max_tokens: limit on the tokens of each completion.
+        limits: what limits the choice of tokens in each completion.
+        peak_memory: returns `RequestMetrics.peak_memory_bytes`; called once, when the job is finished.
+        compile_seconds: returns how long the engine has compiled so far.
     """
 
     def __init__(
@@ -158,12 +157,13 @@ class Job:
     ) -> None:
         self.request_id, self.index, self.prompt, self.params = request_id, index, prompt, params
         self._tokenizer = tokenizer
-        # The prompt's log-probabilities are the first one's business.
+        # Only the first completion reports log-probabilities of the prompt.
         others = params if params.n == 1 else replace(params, prompt_logprobs=None)
         self.first_token_time: float | None = None
-        self.num_first_tokens = 0  # that came with the first one
+        self.num_first_tokens = 0  # those that came together with the first token
         self.finished_time: float | None = None
-        self._peak_memory, self.peak_memory_bytes = peak_memory, None
+        self._peak_memory = peak_memory
+        self.peak_memory_bytes: int | None = None
         self._compile_seconds = compile_seconds
         self.arrive()
         self.completions = [
@@ -187,12 +187,13 @@ class Job:
         ]
 
     def arrive(self) -> None:
-        """Starts its clock: it is about to be given to the engine."""
+        """Starts its clock, just before it is given to the engine."""
         self.arrival_time, compiled = time.perf_counter(), self._compile_seconds()
         self._compiled_at_start = self._compiled_by_first = self._compiled_by_end = compiled
 
     @property
     def finished(self) -> bool:
+        """Whether all its completions have ended."""
         return all(c.finish_reason is not None for c in self.completions)
 
     @property
@@ -201,10 +202,12 @@ class Job:
         return sum(len(completion.token_ids) for completion in self.completions)
 
     def take(self, completion: Completion, now: float, *, streamed: bool) -> Delta | None:
-        """Takes what is new about one of its completions; what a stream is to yield, if it is streamed.
+        """Takes what is new about one of its completions, and returns what a stream should yield, if anything.
 
         Args:
-            now: clock seconds at which it was known.
+            completion: one of its own.
+            now: clock seconds at which the news were known.
+            streamed: there is a stream.
         """
         text_before, tokens_before = len(completion.text), len(completion.token_ids)
         completion.take()

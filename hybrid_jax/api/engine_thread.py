@@ -1,7 +1,7 @@
-"""The thread that owns an engine. Calls of all threads send it commands; each gets news through a queue of its own.
+"""The thread that owns an engine. All other threads send it commands, and each call gets news through its own queue.
 
-Nothing is shared but two kinds of queues, written in C, that an interrupt cannot leave half changed. So Ctrl-C, which
-Python hands to the main thread, ends a wait and never the engine's bookkeeping.
+Threads share only two kinds of queues. They are written in C, so an interrupt cannot leave them half changed. Ctrl-C,
+which Python hands to the main thread, therefore ends a wait and never falls into the engine's bookkeeping.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hybrid_jax.api.completions import Completion, Job
 from hybrid_jax.api.outputs import Delta
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
 CLOSED = "LLM: this object was closed; make a new one"
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ends
-PATIENCE = 0.5  # seconds that a program waits at its end without a word
-_first_process: int | None = None  # that made an engine's thread, and with it jax's own threads
-_ending: set[threading.Thread] = (
-    set()
-)  # of objects that were dropped; the process's, as is the memory they hold
+PATIENCE = 0.5  # seconds that a program waits at its end before it says so
+_first_process: int | None = (
+    None  # the one that made an engine's thread, and with it jax's own threads
+)
+# Threads of dropped objects that still hold memory. The set belongs to the process, as the memory does.
+_ending: set[threading.Thread] = set()
 Answer = TypeVar("Answer")
 
 
@@ -43,10 +44,10 @@ class News:
     """What one turn of the engine brought one call.
 
     Attributes:
-        deltas: what its stream is to yield.
+        deltas: what its stream will yield.
         num_finished: prompts that are done.
         over: nothing more will come.
-        error: why it ended before its prompts did; None otherwise.
+        error: why the call ended before its prompts were done; None otherwise.
     """
 
     deltas: Sequence[Delta] = ()
@@ -60,17 +61,18 @@ class Call:
 
     Args:
         jobs: its prompts.
-        send: takes its news, in the engine's thread, and does not block. It raises where nobody can be told any
-            more. None for a queue of its own.
-        streams: it gets news, with deltas, after every turn that brought it tokens; otherwise only after turns that
-            finished a prompt.
-        stepped: the engine takes no turn for it unasked; its caller asks by `EngineThread.turn`.
+        send: called with its news in the engine's thread. It must not block, and raises if the caller can no longer be
+            reached. None for a queue of its own.
+        streams: it gets news, with deltas, after every turn that brought it tokens. Other calls get news only after
+            turns that finished a prompt.
+        stepped: the engine takes no turn for it unasked; its caller asks with `EngineThread.turn`.
 
     Attributes:
         num_finished: prompts that are done.
-        over: nothing more will come. The other attributes are final then.
-        error: why it ended before its prompts did.
-        engine_failed: the engine failed, and not the prompts of this call.
+        over: nothing more will come. The other attributes are then final.
+        error: why it ended before its prompts were done.
+        engine_failed: the engine failed, not the prompts of this call.
+        has_shown_text: its stream has yielded something.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class Call:
         self.has_shown_text = False
 
     def tell(self, deltas: Sequence[Delta], *, finished_some: bool) -> None:
-        """Sends what a turn brought, if the caller wants to know; raises where nobody can be told."""
+        """Sends what a turn brought, if the caller wants to know. Raises if the caller cannot be reached."""
         self.over = self.num_finished == len(self.jobs)
         if self.over or finished_some or self.streams:
             self.has_shown_text = self.has_shown_text or bool(deltas)
@@ -99,17 +101,17 @@ class Call:
     def fail(self, error: BaseException, *, engine_failed: bool = False) -> None:
         """Ends it with an error."""
         self.error, self.engine_failed = error, engine_failed
-        self.over = True  # last: a feed looks at it from its own thread
-        with suppress(Exception):  # nobody can be told
+        self.over = True  # last, because a feed reads it in its own thread
+        with suppress(Exception):  # the caller cannot be reached
             self._send(News(num_finished=self.num_finished, over=True, error=error))
 
 
 @dataclass(frozen=True)
 class Command:
-    """What the engine's thread is to do between two turns; `cancel` is called instead where the thread has ended."""
+    """What the engine's thread should do between two turns. If it fails or the thread has ended, `cancel` is called."""
 
     do: Callable[[], object]
-    cancel: Callable[[BaseException], object]
+    cancel: Callable[[BaseException], object] = lambda error: None
 
 
 class EngineThread:
@@ -118,9 +120,9 @@ class EngineThread:
     The thread ends with `close`, with this object, or with the program.
 
     Args:
-        engine: the thread's alone from now on.
-        record: called there with each prompt that ended, or was given up after its first token. It must not lead
-            to this object, which would then never be given up.
+        engine: used only by the thread from now on.
+        record: called there with each prompt that has ended, or was given up after its first token. It must not hold a
+            reference to this object, which could then never be dropped.
     """
 
     def __init__(self, engine: Engine, *, record: Callable[[Job], None]) -> None:
@@ -129,7 +131,7 @@ class EngineThread:
         self._loop, self._pid, self._closed = _Loop(engine, record), os.getpid(), False
         self._thread = threading.Thread(target=self._loop.run, name="hybrid_jax", daemon=True)
         self._thread.start()
-        # The garbage collector may drop this in any thread, so that waits for nothing.
+        # The garbage collector may drop this object in any thread, so that must not wait.
         weakref.finalize(self, _drop, self._loop, self._thread).atexit = False
         # What is registered later runs earlier: before jax closes its devices.
         self._loop.at_exit = functools.partial(_join_at_exit, self._loop, self._thread)
@@ -137,61 +139,60 @@ class EngineThread:
 
     @property
     def engine(self) -> Engine:
-        """The engine, for what never changes about it; for anything else there is `ask`."""
+        """The engine, for attributes that never change. For anything else use `ask`."""
         self.check()
         return self._loop.engine
 
     @property
     def closed(self) -> bool:
+        """Whether `close` was called."""
         return self._closed
 
     def check(self) -> None:
-        """RuntimeError where nothing can run: after `close`, and in a fork of the process that made this."""
+        """RuntimeError if nothing can run: after `close`, and in a fork of the process that made this object."""
         if self._closed:
             raise RuntimeError(CLOSED)
         if os.getpid() != self._pid:
             raise RuntimeError(
                 f"LLM: made in process {self._pid}, of which this one ({os.getpid()}) is a fork: it has neither the "
                 "engine's thread nor its device; start workers by multiprocessing.get_context('spawn') and make the "
-                "LLM inside of them"
+                "LLM inside them"
             )
 
     def _check_caller(self) -> None:
-        """As `check`; and RuntimeError in the engine's own thread."""
+        """As `check`. Also RuntimeError in the engine's own thread."""
         self.check()
         if threading.current_thread() is self._thread:
             raise RuntimeError(
                 "LLM: called in the engine's own thread, where it would wait for itself: the garbage collector ran a "
-                "__del__, or the finally of a generator, which calls the LLM; close such objects yourself"
+                "__del__, or the finally of a generator, that calls the LLM; close such objects yourself"
             )
 
     def submit(self, calls: Sequence[Call]) -> None:
-        """Starts calls together, before the engine's next turn; each must be left by `leave`, whatever happens."""
+        """Starts calls together, before the engine's next turn. Each must be ended with `leave`, whatever happens."""
         self._check_caller()
         for call in calls:
             for job in call.jobs:
                 job.arrive()
-        cancel = lambda error: [call.fail(error) for call in calls]
-        self._loop.give(Command(lambda loop=self._loop: loop.start(calls), cancel))
+
+        def cancel(error: BaseException) -> None:
+            for call in calls:
+                call.fail(error)
+
+        self._loop.give(Command(functools.partial(self._loop.start, calls), cancel))
 
     def leave(self, call: Call) -> None:
-        """Ends a call unless it is over. Returns at once, so that any thread may do it, at any time."""
+        """Ends a call unless it is over. Returns at once, so any thread may do it at any time."""
         if not call.over:
-            self._loop.give(
-                Command(lambda loop=self._loop: loop.end_call(call), lambda error: None)
-            )
+            self._loop.give(Command(functools.partial(self._loop.end_call, call)))
 
     def ask(self, question: Callable[[Engine], Answer]) -> Answer:
-        """What a function of the engine returns, or raises, when it is called between two turns."""
+        """Calls a function with the engine between two turns; returns or raises what the function does."""
         self._check_caller()
-        answers: SimpleQueue[tuple[Answer | None, BaseException | None]] = SimpleQueue()
+        answers: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
 
-        def do(loop: _Loop = self._loop) -> None:
-            try:
-                answers.put((question(loop.engine), None))
-            except BaseException as error:
-                answers.put((None, error))
-
+        engine = self._loop.engine
+        do = lambda: answers.put((question(engine), None))
         self._loop.give(Command(do, lambda error: answers.put((None, error))))
         answer, error = answers.get()
         if error is not None:
@@ -199,20 +200,20 @@ class EngineThread:
         return answer
 
     def turn(self) -> None:
-        """One turn of the engine, for calls that are `stepped`; returns when it is over."""
+        """Has the engine take one turn, for calls that are `stepped`, and waits for it."""
         loop = self._loop
         self.ask(lambda engine: loop.turn())
 
     def settle(self) -> None:
-        """Lets the engine end what nobody waits for, so that what it says of itself is up to date."""
+        """Has the engine end what nobody waits for, so that its counters are up to date."""
         loop = self._loop
         self.ask(lambda engine: loop.settle())
 
     def run(self, call: Call) -> Generator[News, None, None]:
-        """Runs a call and yields its news; closing the generator ends the call.
+        """Runs a call and yields its news. Closing the generator ends the call.
 
         Raises:
-            whatever ended the call before its prompts were done. RuntimeError: the LLM was closed.
+            RuntimeError: the LLM was closed. Any other error that ended the call before its prompts were done.
         """
         try:
             self.submit([call])
@@ -228,7 +229,7 @@ class EngineThread:
             self.leave(call)
 
     def deltas(self, jobs: list[Job]) -> Generator[Delta, None, None]:
-        """Runs the prompts of a call and yields its deltas as they come; closing the generator ends the prompts."""
+        """Runs prompts and yields their deltas as they come. Closing the generator ends the prompts."""
         with closing(self.run(Call(jobs, streams=True))) as all_news:
             for news in all_news:
                 for delta in news.deltas:
@@ -237,14 +238,18 @@ class EngineThread:
 
     async def adeltas(self, jobs: list[Job]) -> AsyncGenerator[Delta, None]:
         """`deltas` for `async for`."""
-        loop, arrived = asyncio.get_running_loop(), asyncio.Queue()
-        send = lambda news: loop.call_soon_threadsafe(arrived.put_nowait, news)
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Queue[News] = asyncio.Queue()
+
+        def send(news: News) -> None:
+            loop.call_soon_threadsafe(arrived.put_nowait, news)
+
         call = Call(jobs, send=send, streams=True)
         try:
             self.submit([call])
             over = False
             while not over:
-                news: News = await arrived.get()
+                news = await arrived.get()
                 if news.error is not None:
                     raise own_error(news.error)
                 for delta in news.deltas:
@@ -255,14 +260,14 @@ class EngineThread:
             self.leave(call)
 
     def close(self) -> None:
-        """Ends what still runs, closes the engine and waits for that."""
+        """Ends what still runs, closes the engine, and waits until that is done."""
         self._closed = True
         if os.getpid() == self._pid:
             _join(self._loop, self._thread)
 
 
 def check_process() -> None:
-    """RuntimeError in a fork of a process that has run an engine: jax would wait there for ever."""
+    """RuntimeError in a fork of a process that has run an engine, because jax would wait there for ever."""
     if _first_process not in (None, os.getpid()):
         raise RuntimeError(
             f"LLM: this process ({os.getpid()}) is a fork of process {_first_process}, which has used an LLM, and jax "
@@ -271,23 +276,23 @@ def check_process() -> None:
 
 
 def own_error(error: BaseException) -> BaseException:
-    """A copy of an error that several callers get: a raised one holds the frames that it went through."""
+    """A copy of an error, for each of several callers. A raised error holds the frames that it went through."""
     try:
         own = copy.copy(error)
-    except Exception:  # made of more than its arguments
+    except Exception:  # it cannot be made of its arguments alone
         return error
     return own.with_traceback(error.__traceback__) if type(own) is type(error) else error
 
 
 def _join(loop: _Loop, thread: threading.Thread) -> None:
-    """Ends the thread and waits until it has ended, unless it is this one."""
+    """Ends the thread, and waits for that unless it is the current one."""
     loop.stop()
     if threading.current_thread() is not thread:
         thread.join()
 
 
 def _join_at_exit(loop: _Loop, thread: threading.Thread) -> None:
-    """As `_join`. Ctrl-C ends the wait, and the program with it: Python aborts where a thread outlives it in XLA."""
+    """As `_join`, at the end of the program. Ctrl-C ends the wait and the process: Python aborts if XLA outlives it."""
     try:
         loop.stop()
         thread.join(PATIENCE)
@@ -304,13 +309,13 @@ def _join_at_exit(loop: _Loop, thread: threading.Thread) -> None:
 
 
 def _drop(loop: _Loop, thread: threading.Thread) -> None:
-    """Has the thread end soon."""
+    """Has the thread of a dropped object end soon."""
     _ending.add(thread)
     loop.stop()
 
 
 def wait_for_dropped(timeout: float) -> None:
-    """Waits until objects that were dropped have freed their memory, at most `timeout` seconds."""
+    """Waits until dropped objects have freed their memory, at most `timeout` seconds."""
     deadline = time.monotonic() + timeout
     for thread in list(_ending):
         if thread is not threading.current_thread():
@@ -320,37 +325,43 @@ def wait_for_dropped(timeout: float) -> None:
 
 
 class _Loop:
-    """What the engine's thread runs: commands, then a turn, as long as there is something to compute."""
+    """What the engine's thread runs: commands, then a turn of the engine, again and again."""
 
     def __init__(self, engine: Engine, record: Callable[[Job], None]) -> None:
         self.engine, self._record = engine, record
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._calls: dict[Call, None] = {}  # those that run
         self._live: dict[str, tuple[Call, Job, Completion]] = {}  # by the engine's request id
-        self._leaving: set[str] = set()  # ids the engine may still hold for nobody
+        self._leaving: set[str] = (
+            set()
+        )  # requests that the engine may still hold, but nobody waits for
         self._stopping = False
-        self._ended: BaseException | None = None  # what is told to calls after the thread has ended
-        self.at_exit: Callable[[], None] | None = None  # what ends the thread with the program
-        self._stuck = False  # the last turn failed, and there is nobody to tell
+        self._ended: BaseException | None = (
+            None  # the error for calls that come after the thread has ended
+        )
+        self.at_exit: Callable[[], object] = lambda: (
+            None
+        )  # ends the thread at the end of the program
+        self._stuck = False  # the last turn failed while no call was waiting
         engine.watch_compiling(self._compiling)
 
     # --- for other threads ------------------------------------------------------------------------
 
     def give(self, command: Command) -> None:
-        """Has a command done, after those before it. It may be called in any thread, and within a call of itself."""
+        """Has a command done after those before it. Any thread may call this, and even from within a call of it."""
         self._commands.put(command)
-        if self._ended is not None:  # maybe too late for the thread to see it
-            self._cancel_commands()
+        if self._ended is not None:  # the thread may not have seen it
+            self._cancel_commands(self._ended)
 
     def stop(self) -> None:
-        """Ends the thread after the turn that runs."""
+        """Ends the thread after the current turn."""
         self._stopping = True
-        self.give(Command(lambda: None, lambda error: None))  # it may be waiting for one
+        self.give(Command(lambda: None))  # the thread may be waiting for one
 
     # --- the thread -------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Until `stop`."""
+        """Runs until `stop` is called."""
         error: BaseException = RuntimeError(CLOSED)
         try:
             while True:
@@ -359,20 +370,20 @@ class _Loop:
                     break
                 if self._goes_on:
                     self.turn()
-        except BaseException as mistake:  # of ours; callers must not wait for ever
+        except BaseException as mistake:  # a bug here; callers must not wait for ever
             error = mistake
         self._ended = error
         for call in list(self._calls):
             call.fail(error, engine_failed=True)
         self._calls.clear()
         self._live.clear()
-        self._cancel_commands()
+        self._cancel_commands(error)
         self.engine.close()
         atexit.unregister(self.at_exit)
 
     @property
     def _goes_on(self) -> bool:
-        """There is a turn to take unasked: for a call that is not stepped, or to end what nobody waits for."""
+        """Whether to take a turn unasked: for a call that is not stepped, or to end what nobody waits for."""
         if self._stuck:
             return False
         if self._calls:
@@ -380,9 +391,9 @@ class _Loop:
         return self.engine.has_work
 
     def _do_commands(self) -> None:
-        """Does the commands that are there, or waits for one when there is nothing else to do.
+        """Does the commands that are there. Waits for one if there is nothing else to do.
 
-        Those that come meanwhile wait for a turn of the engine, so that no number of them can stop it.
+        Commands that come meanwhile wait until after the next turn, so they cannot keep the engine from its turns.
         """
         if not self._goes_on:
             self._do(self._commands.get())
@@ -393,18 +404,16 @@ class _Loop:
     def _do(self, command: Command) -> None:
         try:
             command.do()
-        except (
-            BaseException
-        ) as error:  # a mistake of ours, which ends nothing but what it was about
+        except BaseException as error:  # it concerns only what the command was about
             command.cancel(error)
 
-    def _cancel_commands(self) -> None:
+    def _cancel_commands(self, error: BaseException) -> None:
         with suppress(Empty):
             while True:
-                self._commands.get_nowait().cancel(self._ended)
+                self._commands.get_nowait().cancel(error)
 
     def turn(self) -> None:
-        """One turn of the engine; what it brought goes to those who asked for it."""
+        """Takes one turn of the engine, and hands what it brought to the callers."""
         try:
             self._let_go()
             if not self.engine.has_work:
@@ -419,14 +428,14 @@ class _Loop:
         news: dict[Call, tuple[list[Delta], int]] = {}
         for result in results:
             entry = self._live.get(result.request.request_id)
-            if entry is None:  # it ended at a stop string, or its caller went away
+            if entry is None:  # it ended at a stop string, or its caller has left
                 continue
             call, job, completion = entry
             deltas, _ = news.setdefault(call, ([], call.num_finished))
             try:
                 self._hand_on(call, job, completion, deltas, now)
             except BaseException as error:
-                # Its tokens cannot be made text, which is no business of the others.
+                # Its tokens cannot become text. That does not concern the other calls.
                 news.pop(call, None)
                 self.end_call(call, error)
         for call, (deltas, num_finished) in news.items():
@@ -442,7 +451,7 @@ class _Loop:
             return
         request = completion.request
         del self._live[request.request_id]
-        if request.finish_reason is None:  # at a stop string, which the engine knows nothing of
+        if request.finish_reason is None:  # at a stop string, of which the engine knows nothing
             self._leaving.add(request.request_id)
         if job.finished:
             call.num_finished += 1
@@ -457,13 +466,13 @@ class _Loop:
             self.end_call(call)
 
     def _fail_turn(self, error: BaseException) -> None:
-        """A turn failed, and device memory with it. Whose fault it was cannot be known.
+        """A turn failed, and device memory is lost. Which request caused it cannot be known.
 
-        Most likely it is a new kind of request, which meets a program or a size of its own: so calls without a token
-        yet are ended, and the others start again from the tokens they have. Where all have tokens, all are ended.
+        Most likely it was a new kind of request, which met a program or a size of its own. So calls without a token are
+        ended, and the others start again from the tokens they have. If all calls have tokens, all are ended.
         """
         if not self._calls:
-            # What is left is ended when the next call comes, which is told if that fails.
+            # The next call ends what is left, and gets the error if that fails.
             self._stuck = True
             return
         new = [c for c in self._calls if all(job.first_token_time is None for job in c.jobs)]
@@ -471,7 +480,7 @@ class _Loop:
             self.end_call(call, error, engine_failed=True)
 
     def _let_go(self) -> None:
-        """Takes out of the engine what nobody waits for."""
+        """Takes requests that nobody waits for out of the engine."""
         while self._leaving:
             request_id = next(iter(self._leaving))
             self.engine.abort(request_id)
@@ -480,16 +489,16 @@ class _Loop:
     # --- commands ---------------------------------------------------------------------------------
 
     def start(self, calls: Sequence[Call]) -> None:
-        """Gives the prompts of calls to the engine, those of one call along the tree of their prefixes."""
+        """Gives the prompts of calls to the engine, those of each call in the order of the tree of their prefixes."""
         for call in calls:
-            if call.over or call in self._calls:  # an interrupt made its caller submit it twice
+            if call.over or call in self._calls:  # after Ctrl-C its caller may submit it again
                 continue
             self._calls[call] = None
             try:
                 self._let_go()
                 self._add(call)
             except BaseException as error:
-                lost = isinstance(error, RuntimeError | MemoryError)  # as a device says it
+                lost = isinstance(error, RuntimeError | MemoryError)  # how a device reports it
                 self.end_call(call, error, engine_failed=lost)
             else:
                 if not call.jobs:
@@ -509,7 +518,7 @@ class _Loop:
     def end_call(
         self, call: Call, error: BaseException | None = None, *, engine_failed: bool = False
     ) -> None:
-        """Takes the prompts of a call out of the engine, if it is not over; with an error the call is told."""
+        """Takes the prompts of a call out of the engine, unless it is over. With an error, the caller is told."""
         if call.over:
             return
         self._calls.pop(call, None)
@@ -531,10 +540,10 @@ class _Loop:
             self.engine.step()
 
     def _compiling(self, number: int, total: int) -> None:
-        """Says so where somebody looks, but not in the middle of a line that a stream is writing.
+        """Shows which program is compiled, but not in the middle of a line that a stream is writing.
 
         Raises:
-            RuntimeError: the thread is to end, so that nothing more is to be compiled.
+            RuntimeError: the thread is to end, so nothing more should be compiled.
         """
         if number and self._stopping:
             raise RuntimeError(CLOSED)

@@ -10,10 +10,7 @@ from hybrid_jax.api.outputs import RequestOutput
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.text.prompts import Prompts
 
-Accept = Callable[
-    [Prompts, SamplingParams | Sequence[SamplingParams] | None],
-    list[Job],
-]
+Accept = Callable[[Prompts, SamplingParams | Sequence[SamplingParams] | None], list[Job]]
 
 
 class Ticket:
@@ -24,6 +21,7 @@ class Ticket:
 
     @property
     def finished(self) -> bool:
+        """Whether nothing more will come."""
         return self.call.over
 
     @property
@@ -39,20 +37,20 @@ class Ticket:
         return sum(job.num_tokens for job in self.call.jobs)
 
     def outputs(self) -> list[RequestOutput]:
-        """What `generate` would have returned, or raised; of an unfinished ticket, what there is so far."""
+        """What `generate` would have returned or raised. Of an unfinished ticket, what there is so far."""
         if self.call.error is not None:
             raise own_error(self.call.error)
         return [job.output() for job in self.call.jobs]
 
 
 class Feed:
-    """Adds prompts to a running engine; made by `LLM.feed`, and closed by leaving its `with` block.
+    """Adds prompts to a running engine. Made by `LLM.feed`, and closed at the end of its `with` block.
 
-    How many may be under way is the caller's business: each one added is held until it is finished.
+    There is no limit on how many are under way, and each one is held in memory until it is finished.
 
     Args:
-        thread: the LLM's.
-        accept: turns prompts and parameters into jobs, or raises.
+        thread: of the LLM.
+        accept: makes jobs of prompts and parameters, or raises.
     """
 
     def __init__(self, thread: EngineThread, accept: Accept) -> None:
@@ -66,10 +64,10 @@ class Feed:
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Ticket:
-        """Prompts for the next `step` to start, as `LLM.generate` would.
+        """Adds prompts, which the next `step` will start; the arguments are those of `LLM.generate`.
 
         Raises:
-            ValueError: something is wrong with them; none of them runs then, and the others go on.
+            ValueError: something is wrong with them. None of them will run, and earlier ones go on.
             RuntimeError: the LLM or this feed was closed.
         """
         self._check()
@@ -81,15 +79,14 @@ class Feed:
         return ticket
 
     def step(self) -> list[Ticket]:
-        """Starts what was added and takes one turn of the engine; the tickets that are finished, in the order added.
+        """Starts what was added, takes one turn of the engine, and returns the tickets that are finished, in order.
 
-        While nothing else runs the engine waits between two steps, so what runs together does not depend on the clock.
-
-        What is wrong with a ticket alone is raised by its `outputs`.
+        While nothing else runs, the engine waits between two steps. So what runs together does not depend on the clock.
+        An error that concerns one ticket alone is raised by its `outputs`.
 
         Raises:
-            RuntimeError: the LLM or this feed was closed. Any other error: of the engine, with which some tickets
-                ended; the next step returns the others that are finished.
+            RuntimeError: the LLM or this feed was closed. Any other error: the engine failed, and some tickets ended
+                with it. The next step returns the others that are finished.
         """
         self._check()
         if self._added:
@@ -119,11 +116,11 @@ class Feed:
         self._thread.check()
         if self._closed:
             raise RuntimeError(
-                "feed: it was closed, as leaving its `with` block does; make a new one"
+                "feed: it was closed, as the end of its `with` block does; make a new one"
             )
 
     def close(self) -> None:
-        """Ends what still runs."""
+        """Ends what still runs, and refuses new prompts."""
         self._closed = True
         for ticket in self._tickets:
             self._thread.leave(ticket.call)

@@ -1,7 +1,8 @@
-"""Prompts, conversations and parameters as callers give them, checked and made into jobs."""
+"""Turns prompts, conversations and parameters, as callers give them, into jobs, and checks them on the way."""
 
 from __future__ import annotations
 
+import reprlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,10 +10,10 @@ from typing import Any
 
 from hybrid_jax.api.completions import Job, derive_seed
 from hybrid_jax.api.options import peak_memory_bytes
-from hybrid_jax.api.request_limits import resolve_max_tokens, resolve_stop_ids
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.constraints import Constraints
+from hybrid_jax.engine.pack import MAX_STOP_IDS
 from hybrid_jax.text.conversation import (
     ROLES,
     Conversation,
@@ -36,17 +37,19 @@ from hybrid_jax.text.prompts import (
 from hybrid_jax.text.tokenizer import Tokenizer
 
 
+class TooLong(ValueError):
+    """A prompt and its completion together exceed the longest sequence that model and memory allow."""
+
+
 class Intake:
-    """Finds everything a caller can get wrong before the engine hears of it, and numbers the requests.
+    """Finds all mistakes of a caller before the engine is involved, and numbers the requests. Threads may share it.
 
     Args:
         config, engine_config: of the model and its engine.
         tokenizer: None for a model that came without one.
-        defaults: the parameters of prompts that come without; its temperature is None where the model names none.
-        max_model_len: tells the longest sequence in tokens, or raises when nothing can run any more.
-        compile_seconds: tells how long the engine has compiled so far.
-
-    Several threads may use it at once.
+        defaults: the parameters of prompts that come without any; the temperature is None if the model names none.
+        max_model_len: returns the longest sequence in tokens, or raises if the engine is closed.
+        compile_seconds: returns how long the engine has compiled so far.
     """
 
     def __init__(
@@ -72,12 +75,12 @@ class Intake:
         """One job per prompt, each with the next request id.
 
         Raises:
-            ValueError: something is wrong with a prompt or its parameters; no request has been numbered then.
+            ValueError: something is wrong with a prompt or its parameters. No request has been numbered.
         """
         max_model_len = self._max_model_len()
         read = read_prompts(prompts, self.tokenizer, vocab_size=self._config.vocab_size)
         paired = pair_params(params, len(read), self.defaults)
-        complete = {id(own): self.complete(own) for own in paired}  # often one for all
+        complete = {id(own): self.complete(own) for own in paired}  # often there is one for all
         checked = []
         for index, (prompt, given) in enumerate(zip(read, paired, strict=True)):
             own = complete[id(given)]
@@ -117,7 +120,7 @@ class Intake:
         ]
 
     def complete(self, params: SamplingParams) -> SamplingParams:
-        """The parameters as the engine gets them: a temperature that is not given is the model's own, else 1.0."""
+        """The parameters for the engine. A temperature that is not given becomes the model's own, or 1.0."""
         if params.temperature is not None:
             return params
         return replace(params, temperature=self.defaults.engine_temperature)
@@ -129,14 +132,14 @@ class Intake:
         cache_breakpoints: Sequence[int] | None = None,
         **template: Any,
     ) -> list[Prompt]:
-        """A conversation, or a list of them, as prompts; the arguments are those of `conversation`.
+        """A conversation, or a list of them, as prompts. The other arguments are those of `conversation`.
 
         Raises:
-            ConversationError: it is neither, or one of them cannot become a prompt.
+            ConversationError: a conversation cannot become a prompt.
         """
-        if not are_several(messages):
-            return [self.conversation(messages, cache_breakpoints=cache_breakpoints, **template)]
         options = template_options(**template)
+        if not are_several(messages):
+            return [self._prompt(messages, cache_breakpoints, options)]
         prompts = []
         for index, conversation in enumerate(messages):
             try:
@@ -156,12 +159,13 @@ class Intake:
         """One conversation as a prompt.
 
         Args:
-            cache_breakpoints: indices of messages behind which other conversations will go on differently; None for
-                the system messages that it opens with.
+            messages: of the conversation.
+            cache_breakpoints: indices of messages after which other conversations will go on differently; None for
+                the system messages at the beginning.
             template: as in `template_options`.
 
         Raises:
-            ConversationError: it is none, the template refuses it, or there is no such message.
+            ConversationError: it is not a conversation, the template refuses it, or there is no such message.
         """
         return self._prompt(messages, cache_breakpoints, template_options(**template))
 
@@ -180,7 +184,7 @@ class Intake:
             check_unicode("the conversation", text)
         except ValueError as error:
             raise ConversationError(str(error)) from None
-        # The template writes the special tokens itself.
+        # The template has written the special tokens already.
         token_ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
         ends = message_ends(
             self.tokenizer.apply_chat_template, read, cache_breakpoints, text, options
@@ -189,7 +193,7 @@ class Intake:
 
 
 def _render(tokenizer: Tokenizer, messages: Conversation, options: dict[str, Any]) -> str:
-    """The text of a conversation, of which the template knows the roles and leaves out nothing."""
+    """The text of a conversation. The template must know its roles and leave out none of its messages."""
     try:
         if any(message["role"] not in ROLES for message in messages):
             template, tools = options["chat_template"], options["tools"]
@@ -200,7 +204,73 @@ def _render(tokenizer: Tokenizer, messages: Conversation, options: dict[str, Any
         return text
     except ConversationError:
         raise
-    except Exception as error:  # a template is a program, run on what the caller says
+    except Exception as error:  # a template is a program, which runs on what the caller wrote
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         text = f"{kind}{error}".removeprefix("chat template: ")
         raise ConversationError(f"chat template: {text}", code="chat_template") from error
+
+
+def resolve_stop_ids(index: int, params: SamplingParams, config: ModelConfig) -> frozenset[int]:
+    """The token ids that end a completion: the caller's, and the model's own unless they are ignored.
+
+    Args:
+        index: of the prompt, for messages.
+        params, config: of the request and of the model.
+
+    Raises:
+        ValueError: an id is outside the vocabulary, or there are more than the engine supports.
+    """
+    own = params.stop_token_ids or ()
+    for token in own:
+        if token >= config.vocab_size:
+            raise ValueError(
+                f"prompt {index}: stop_token_ids must lie below the vocabulary's {config.vocab_size}, "
+                f"got {reprlib.repr(token)}"
+            )
+    eos_ids = () if params.ignore_eos else config.eos_token_ids
+    stops = frozenset((*eos_ids, *own))
+    if len(stops) > MAX_STOP_IDS:
+        raise ValueError(
+            f"prompt {index}: at most {MAX_STOP_IDS} stop token ids are supported, the "
+            f"model's own included, got {len(stops)}"
+        )
+    return stops
+
+
+def resolve_max_tokens(
+    index: int,
+    prompt_len: int,
+    params: SamplingParams,
+    max_model_len: int,
+    default: int | None = None,
+) -> int:
+    """The most tokens of a completion: what was asked for, or all that fit after the prompt.
+
+    Args:
+        index: of the prompt, for messages.
+        prompt_len, max_model_len: lengths in tokens.
+        params: of the request.
+        default: the model's own `max_tokens`. If just that is asked for and does not fit, it is lowered.
+
+    Raises:
+        TooLong: no token fits, or fewer than `max_tokens` or `min_tokens` ask for.
+    """
+    room = max_model_len - prompt_len
+    if room < 1:
+        raise TooLong(
+            f"prompt {index}: has {prompt_len} tokens and needs room for one more, but the longest "
+            f"sequence is {max_model_len}; shorten it, or raise max_model_len or memory"
+        )
+    if params.min_tokens > room:
+        raise TooLong(
+            f"prompt {index}: {prompt_len} tokens and min_tokens={params.min_tokens} exceed the "
+            f"longest sequence of {max_model_len}; lower min_tokens to {room} at most"
+        )
+    if params.max_tokens is None or params.max_tokens == default:
+        return min(room, params.max_tokens or room)
+    if params.max_tokens > room:
+        raise TooLong(
+            f"prompt {index}: {prompt_len} tokens and max_tokens={params.max_tokens} exceed the "
+            f"longest sequence of {max_model_len}; lower max_tokens to {room} or leave it out"
+        )
+    return params.max_tokens

@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from hybrid_jax.api.cache_view import CacheView
-from hybrid_jax.api.describe import describe
 from hybrid_jax.api.engine_thread import Call, EngineThread, check_process, wait_for_dropped
 from hybrid_jax.api.feed import Feed
-from hybrid_jax.api.fingerprint import fingerprint
 from hybrid_jax.api.intake import Intake
 from hybrid_jax.api.ledger import Ledger
 from hybrid_jax.api.options import (
+    ChatOptions,
     EngineOptions,
     RareOptions,
+    choose_engine_config,
     default_params,
     device_memory_for,
     engine_options,
     peak_memory_bytes,
     resolve_dtype,
-    settle,
 )
 from hybrid_jax.api.outputs import Delta, RequestOutput
+from hybrid_jax.api.overview import fingerprint, overview
 from hybrid_jax.api.progress_bar import ProgressOption, progress_of
 from hybrid_jax.api.warm_up import warm_up
 from hybrid_jax.checkpoint import load_config, load_model, model_folder
@@ -41,18 +41,19 @@ from hybrid_jax.text.prompts import Prompt, Prompts
 from hybrid_jax.text.tokenizer import Tokenizer
 
 BUNDLED = Path(__file__).resolve().parents[1] / "bundled"
-SECONDS_FOR_DROPPED = 10.0  # a new object waits for the memory of those that nobody holds any more
+SECONDS_FOR_DROPPED = 10.0  # how long a new object waits for the memory of dropped ones
 
 
 class LLM:
     """Generates text with a hybrid (or pure attention, or pure recurrent) language model.
 
-    Calls may come from several threads and asyncio tasks at once, and from inside a `stream` loop: the engine runs in a
-    thread of its own and batches the requests of all of them. Whoever leaves early, by Ctrl-C, an exception or closing
-    a stream, ends his own requests alone. A fork of the process cannot use it; start workers with "spawn".
+    Calls may come from several threads and asyncio tasks at once, and from inside a `stream` loop. The engine runs in a
+    thread of its own and batches the requests of all callers. A caller that leaves early, by Ctrl-C, an exception or
+    closing a stream, ends only its own requests. A fork of the process cannot use the object; start workers with
+    "spawn".
 
-    Its programs are compiled when they are first needed, or all of them by `warmup()`, and kept in the user's cache
-    folder for the next process. Another `memory`, `max_rows`, `max_model_len`, `dtype` or `exact` has others.
+    Programs are compiled when they are first needed, or all of them by `warmup()`, and kept in the user's cache folder
+    for the next process. Each `memory`, `max_rows`, `max_model_len`, `dtype` and `exact` has programs of its own.
 
     Args:
         model: a directory in Hugging Face layout or written by `save_orbax`; None for the small bundled one.
@@ -60,9 +61,9 @@ class LLM:
             stored one elsewhere.
         memory: bytes for arena, rings, tables and logits together, as a number or like "8GiB"; weights come on top.
             None on a CPU: what `max_rows` sequences of min(max_model_len, 4096) tokens and 8 cached checkpoints a row
-            need, at most half of what is free beside the weights and a quarter of the RAM. None on a GPU: 95 % of what
-            weights and the temporaries of a step leave of what jax may take, which is 95 % of the card unless
-            XLA_CLIENT_MEM_FRACTION says otherwise.
+            need, but at most half of what the weights leave free and a quarter of the RAM. None on a GPU: 95 % of what
+            weights and the temporaries of a step leave of the memory that jax may take, which is 95 % of the card
+            unless XLA_CLIENT_MEM_FRACTION says otherwise.
         max_rows: sequences that decode together; None for 8 on a CPU, and on a GPU for as many as the memory holds at
             4096 tokens each, up to 256.
         max_model_len: longest sequence, prompt and output together, in tokens; None for the model's own.
@@ -71,16 +72,16 @@ class LLM:
         seed: base of the noise of requests without a seed of their own. The k-th prompt of this object
             then has the seed `derive_seed(seed, k)`, so the same calls in the same order give the same text.
         exact: bit-identical logits whatever the batch, chunking or cache (slower).
-        quiet: do not print `describe()` on stderr. Nothing else is printed unasked, but for a line on a terminal or in
+        quiet: do not print `describe()` on stderr. Nothing else is printed unasked, except a line on a terminal or in
             a notebook while a program is compiled.
         progress: show a bar while the weights load.
         **options: any other field of `EngineConfig`. What is not given is chosen for the device; `describe()` shows it.
 
     Raises:
-        FileNotFoundError, ValueError: the directory or an option is not what it should be, or the memory
-            it takes is not there.
-        NotImplementedError: an option of a feature that does not exist yet.
-        TypeError: an unknown option.
+        FileNotFoundError, ValueError: the directory or an option is not what it should be, or there is not enough
+            memory.
+        NotImplementedError: an option belongs to a feature that does not exist yet.
+        TypeError: an option is unknown.
         RuntimeError: this process is a fork of one that has used an LLM.
 
     Example:
@@ -106,8 +107,12 @@ class LLM:
         progress: ProgressOption = False,
         **options: Unpack[RareOptions],
     ) -> None:
-        given = {"memory": memory, "max_rows": max_rows, "max_model_len": max_model_len}
-        given |= {"cache": cache, "seed": seed, "exact": exact} | options
+        given: dict[str, Any] = {
+            "memory": memory,
+            "max_rows": max_rows,
+            "max_model_len": max_model_len,
+        }
+        given |= {"cache": cache, "seed": seed, "exact": exact, **options}
         check_process()
         settings = engine_options(given)  # mistakes show before anything is loaded
         folder = BUNDLED if model is None else model_folder(model)
@@ -116,7 +121,7 @@ class LLM:
         dtype = resolve_dtype(dtype, lambda: load_config(folder).dtype)
         defaults = default_params(folder)
         wait_for_dropped(SECONDS_FOR_DROPPED)
-        engine_config = settle(load_config(folder), settings, dtype=dtype)
+        engine_config = choose_engine_config(load_config(folder), settings, dtype=dtype)
         programs = enable_compile_cache(device=first_device())
         no_room = device_memory_for("the weights", "use dtype='bfloat16' or a smaller model")
         with progress_of(progress, "loading", unit=1e-6) as report, no_room:
@@ -142,13 +147,13 @@ class LLM:
         quiet: bool = False,
         **options: Unpack[EngineOptions],
     ) -> LLM:
-        """An LLM of weights already in memory, in `dtype`; the options are those of `LLM`."""
+        """An LLM of weights that are in memory already, in `dtype`. The options are those of `LLM`."""
         check_process()
         programs = enable_compile_cache(device=first_device())
         self = cls.__new__(cls)
         settings = engine_options(options, own=("tokenizer", "dtype", "quiet"))
         wait_for_dropped(SECONDS_FOR_DROPPED)
-        engine_config = settle(config, settings, dtype=dtype, params=params)
+        engine_config = choose_engine_config(config, settings, dtype=dtype, params=params)
         self._start(config, params, tokenizer, engine_config, SamplingParams(), quiet, programs)
         return self
 
@@ -170,15 +175,14 @@ class LLM:
         self._weight_bytes = held_bytes(params)
         self._ledger = Ledger()
         self._thread = thread = EngineThread(engine, record=self._ledger.record)
-        self._intake = (
-            Intake(  # it must not lead back here: an object that nobody holds frees its memory soon
-                config,
-                engine_config,
-                tokenizer,
-                defaults,
-                max_model_len=lambda: thread.engine.max_model_len,
-                compile_seconds=engine.compile_seconds,
-            )
+        # Nothing here may hold this object, so that one that nobody else holds frees its memory soon.
+        self._intake = Intake(
+            config,
+            engine_config,
+            tokenizer,
+            defaults,
+            max_model_len=lambda: thread.engine.max_model_len,
+            compile_seconds=engine.compile_seconds,
         )
         self._cache = CacheView(self._thread.ask, self._ledger.seen, config, engine_config)
         if not quiet:
@@ -198,18 +202,19 @@ class LLM:
         use_tqdm: bool = False,
         progress: ProgressOption = False,
     ) -> list[RequestOutput]:
-        """Completes prompts together, along the tree of their prefixes; the outputs are in the prompts' order.
+        """Completes prompts together, along the tree of their prefixes. The outputs are in the order of the prompts.
 
         Args:
             prompts: text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, or several of these. A dict may
-                have "cache_breakpoints": where prefixes end that others share, in characters of a text or in tokens.
+                have "cache_breakpoints": where prefixes end that other prompts share, in characters of a text, or in
+                tokens.
             sampling_params: one for all, or a list of equal length; None for `get_default_sampling_params()`. Without
                 `max_tokens` a completion goes on until a stop or the longest length that model and memory allow.
-            use_tqdm: show a bar, under vLLM's name for it.
+            use_tqdm: show a bar; this is vLLM's name for the option.
             progress: show a bar, or call this with (prompts done, prompts in all).
 
         Raises:
-            ValueError: something is wrong with a prompt or its parameters; nothing has run then.
+            ValueError: something is wrong with a prompt or its parameters. Nothing has run.
 
         Example:
             >>> llm = LLM()
@@ -231,9 +236,9 @@ class LLM:
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Generator[Delta, None, None]:
-        """Like `generate`, but yields what is new as it comes; closing the iterator ends the requests.
+        """Like `generate`, but yields what is new as it comes. Closing the iterator ends the requests.
 
-        The texts of one completion's deltas join to its text. The last one of a prompt holds its `RequestOutput`.
+        The texts of a completion's deltas, joined, are its text. The last delta of a prompt holds its `RequestOutput`.
 
         Example:
             >>> llm = LLM()
@@ -248,7 +253,7 @@ class LLM:
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> AsyncGenerator[Delta, None]:
-        """`stream` for `async for`: other tasks go on while it waits. Leave one early through `contextlib.aclosing`.
+        """`stream` for `async for`: other tasks go on while it waits. To leave it early, use `contextlib.aclosing`.
 
         Example:
             >>> import asyncio
@@ -262,7 +267,7 @@ class LLM:
         return self._thread.adeltas(self._intake.jobs(prompts, sampling_params))
 
     def feed(self) -> Feed:
-        """For prompts that are not all there yet, or too many: add some while others run.
+        """Returns a feed, to which prompts are added while others run: for prompts that come later, or are too many.
 
         Example:
             >>> llm, greedy = LLM(), SamplingParams(temperature=0.0, max_tokens=4)
@@ -291,17 +296,17 @@ class LLM:
         """Continues a conversation, or several, through the model's chat template.
 
         Args:
-            messages: [{"role": ..., "content": ...}, ...], or a list of such lists. A content is text, or a list of
-                parts {"type": "text", "text": ...}, which are joined by line ends. Only an assistant's message may
-                have none, if it has tool_calls; their arguments may be an object or its JSON text.
+            messages: [{"role": ..., "content": ...}, ...], or a list of such lists. The content is text, or a list of
+                parts {"type": "text", "text": ...}, which are joined by line ends. An assistant's message with
+                tool_calls needs no content. The arguments of a call are an object or its JSON text.
             sampling_params, use_tqdm, progress: as in `generate`.
             add_generation_prompt, chat_template, tools: as in `Tokenizer.apply_chat_template`.
-            chat_template_kwargs: anything else the template looks at.
-            cache_breakpoints: indices of messages behind which other conversations go on differently; None for the
-                system messages in front.
+            chat_template_kwargs: other variables that the template reads.
+            cache_breakpoints: indices of messages after which other conversations go on differently; None for the
+                system messages at the beginning.
 
         Raises:
-            ValueError: something is wrong with a conversation, or the template refuses it; nothing has run then.
+            ValueError: something is wrong with a conversation, or the template refuses it. Nothing has run.
                 Roles are system, developer, user, assistant, tool, and those that the template names.
 
         Example:
@@ -328,14 +333,9 @@ class LLM:
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        cache_breakpoints: Sequence[int] | None = None,
+        **options: Unpack[ChatOptions],
     ) -> Generator[Delta, None, None]:
-        """Like `chat`, but yields what is new as it comes, as `stream` does.
+        """Like `chat`, but yields what is new as it comes, as `stream` does. The options are those of `chat`.
 
         Example:
             >>> llm = LLM()
@@ -347,28 +347,16 @@ class LLM:
             >>> sum(len(delta.token_ids) for delta in deltas)
             4
         """
-        prompts = self._intake.conversations(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            chat_template=chat_template,
-            chat_template_kwargs=chat_template_kwargs,
-            tools=tools,
-            cache_breakpoints=cache_breakpoints,
-        )
+        prompts = self._intake.conversations(messages, **options)
         return self.stream(prompts, sampling_params)
 
     def astream_chat(
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        cache_breakpoints: Sequence[int] | None = None,
+        **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[Delta, None]:
-        """`stream_chat` for `async for`, as `astream` is to `stream`.
+        """`stream_chat` for `async for`. The options are those of `chat`.
 
         Example:
             >>> import asyncio
@@ -383,27 +371,17 @@ class LLM:
             >>> asyncio.run(main(LLM(quiet=True)))
             4
         """
-        prompts = self._intake.conversations(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            chat_template=chat_template,
-            chat_template_kwargs=chat_template_kwargs,
-            tools=tools,
-            cache_breakpoints=cache_breakpoints,
-        )
+        prompts = self._intake.conversations(messages, **options)
         return self.astream(prompts, sampling_params)
 
     def render_chat(
         self,
         messages: Conversation,
-        *,
-        add_generation_prompt: bool = True,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        cache_breakpoints: Sequence[int] | None = None,
+        **options: Unpack[ChatOptions],
     ) -> Prompt:
-        """One conversation as the prompt that `chat` makes of it, for `generate`, `stream` or a look at its text.
+        """The prompt that `chat` makes of a conversation: for `generate`, for `stream`, or to look at its text.
+
+        The options are those of `chat`.
 
         Example:
             >>> template = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\\n{% endfor %}"
@@ -411,14 +389,7 @@ class LLM:
             >>> llm.render_chat([{"role": "user", "content": "hi"}], chat_template=template).text
             '# user: hi\\n'
         """
-        return self._intake.conversation(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            chat_template=chat_template,
-            chat_template_kwargs=chat_template_kwargs,
-            tools=tools,
-            cache_breakpoints=cache_breakpoints,
-        )
+        return self._intake.conversation(messages, **options)
 
     # --- looking and tidying ----------------------------------------------------------------------
 
@@ -433,34 +404,34 @@ class LLM:
         return self._engine.max_model_len
 
     def get_tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer; None when it came without one."""
+        """The model's tokenizer; None if it came without one."""
         return self._intake.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What `generate` uses when given none: the model's generation_config.json, if it has one.
+        """The parameters of prompts that come without any: those in the model's generation_config.json, if it has one.
 
-        Its temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens, the latter as far as the model's
-        length goes; do_sample false is temperature 0. Other fields are left alone. The temperature is also that of
-        `SamplingParams` without one; if the model names none, it is 1.0.
+        They are its temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens. If do_sample is false, the
+        temperature is 0. Other fields are ignored. `SamplingParams` without a temperature also get this one. If the
+        model names none, it is 1.0.
         """
         return self._intake.complete(self._intake.defaults)
 
     def fingerprint(self) -> str:
-        """A digest that tells this model, with its tokenizer and chat template, from others."""
+        """A digest of this model with its tokenizer and chat templates, which tells it from others."""
         return fingerprint(self.model_config, self._params, self._intake.tokenizer)
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the start, and present numbers of requests, frames and cached prefixes.
+        """Counters since the start, and present numbers of requests, frames and cached prefixes: see docs/glossary.md.
 
-        `memory_bytes` is what arena, rings and tables take; `peak_memory_bytes` is as in `RequestMetrics`, up to now.
+        `memory_bytes` is the size of arena, rings and tables. `peak_memory_bytes` is as in `RequestMetrics`, up to now.
         """
         self._thread.settle()
         own = {"requests": self._intake.num_requests, "peak_memory_bytes": peak_memory_bytes()}
         ledger = self._ledger
-        return own | self._thread.ask(lambda engine: ledger.totals | engine.stats())
+        return own | self._thread.ask(lambda engine: {**ledger.totals, **engine.stats()})
 
     def describe(self) -> str:
-        """The model, where its memory goes, and what the cache can do: what a new object prints.
+        """The lines that a new object prints: the model, where its memory goes, and what the cache can do.
 
         Example:
             >>> llm = LLM(max_rows=1, max_model_len=512, quiet=True)
@@ -470,7 +441,7 @@ class LLM:
             >>> names[5:]
             ['tables', 'logits', 'sequences', 'steps', 'cache', 'sampling']
         """
-        return describe(
+        return overview(
             self.model_config,
             self.engine_config,
             self._engine.sizes,
@@ -494,18 +465,18 @@ class LLM:
         threads: int | None = None,
         progress: ProgressOption = False,
     ) -> dict[str, float]:
-        """Compiles what `generate` will need, so that the first call is as fast as the next.
+        """Compiles what `generate` will need, so that the first call is as fast as later ones.
 
         Args:
             logprobs: also for requests with `logprobs` (not `prompt_logprobs`).
             penalties: also for requests with penalties, biases, allowed tokens, bad words or a grammar.
-            threads: that compile at the same time; None for as many as there are processors, and for 1 on a GPU, where
-                the compiler times variants of a product and two of them would disturb each other. While more than
-                one compiles, other calls go on.
-            progress: show a bar, or call this with (done, in all).
+            threads: how many compile at the same time. None for as many as there are processors, but for 1 on a GPU,
+                where the compiler times variants of a product, and two compilers would disturb each other. While
+                more than one compiles, other calls go on.
+            progress: show a bar, or call this with (programs done, programs in all).
 
         Returns:
-            The seconds that each program took, by its name; with several threads they overlap.
+            Seconds of compiling by the name of the program. With several threads they overlap.
 
         Raises:
             ValueError: threads is not an integer of at least 1.
@@ -524,7 +495,7 @@ class LLM:
             return warm_up(jobs, ahead, lambda job: ask(lambda engine: job()), threads, report)
 
     def close(self) -> None:
-        """Ends what still runs and frees the device memory; the object is of no use afterwards."""
+        """Ends what still runs and frees the device memory. The object cannot be used afterwards."""
         self._thread.close()
         self._params = None
 
@@ -536,7 +507,7 @@ class LLM:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "LLM: it holds device memory and a thread and can neither be pickled nor copied; make it inside the "
+            "LLM: it holds device memory and a thread, so it can neither be pickled nor copied; make it inside the "
             "worker that uses it, and send prompts, parameters and outputs"
         )
 

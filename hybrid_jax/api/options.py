@@ -1,8 +1,8 @@
-"""What `LLM` is told: keywords to an `EngineConfig`, the dtype, and the model's own sampling defaults."""
+"""The options of `LLM`: how keywords become an `EngineConfig`, the dtype, and the model's own sampling defaults."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -35,7 +35,7 @@ LATER_OPTIONS = {
     "host_memory": None,
     "cache_dir": None,
 }
-# What generation_config.json says of sampling, and what it is called here.
+# Fields of generation_config.json about sampling, and their names here.
 GENERATION_FIELDS = {
     "temperature": "temperature",
     "top_k": "top_k",
@@ -44,12 +44,12 @@ GENERATION_FIELDS = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-# What `LLM` takes beside the fields of `EngineConfig`.
+# Keywords of `LLM` that are not fields of `EngineConfig`.
 OWN_OPTIONS = ("model", "dtype", "quiet", "progress")
 
 
 class LaterOptions(TypedDict, total=False):
-    """Options of features that do not exist yet: all that a checker lets through is what asks for nothing."""
+    """Options of features that do not exist yet. Type checkers accept only the values that ask for nothing."""
 
     speculation: Literal["off"]
     quantize: None
@@ -59,7 +59,7 @@ class LaterOptions(TypedDict, total=False):
 
 
 class RareOptions(LaterOptions, total=False):
-    """Fields of `EngineConfig` that `LLM` does not write out in its signature; None for the default."""
+    """Fields of `EngineConfig` that are not in the signature of `LLM`; None for the default."""
 
     grain: int | None
     page_tokens: int | None
@@ -70,7 +70,7 @@ class RareOptions(LaterOptions, total=False):
 
 
 class EngineOptions(RareOptions, total=False):
-    """What `LLM.from_params` takes for an `EngineConfig`, but for its dtype; None for the default."""
+    """Fields of `EngineConfig` that `LLM.from_params` takes, except the dtype; None for the default."""
 
     memory: int | str | None
     max_rows: int | None
@@ -87,12 +87,24 @@ class LLMOptions(EngineOptions, total=False):
     quiet: bool
 
 
+class ChatOptions(TypedDict, total=False):
+    """How a conversation becomes a prompt, as in `LLM.chat`."""
+
+    add_generation_prompt: bool
+    chat_template: str | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    tools: Sequence[Mapping[str, Any]] | None
+    cache_breakpoints: Sequence[int] | None
+
+
 def engine_options(
     given: Mapping[str, Any], *, own: Collection[str] = OWN_OPTIONS
 ) -> dict[str, Any]:
-    """Keywords of `LLM` to fields of an `EngineConfig`; those that are None are left to the device's defaults.
+    """Fields of an `EngineConfig`, made of keywords of `LLM`. Those that are None are left to the device's defaults.
 
-    `own` are the keywords that the caller took for itself; one of them may be what a wrong name stands for.
+    Args:
+        given: the keywords.
+        own: other keywords of the caller, which a wrong name may stand for.
 
     Raises:
         ValueError, NotImplementedError, TypeError: as `LLM` describes.
@@ -125,28 +137,28 @@ def _cache_config(cache: str | CacheConfig) -> CacheConfig:
     return CacheConfig(policy=cache)
 
 
-def resolve_dtype(dtype: str, stored: Callable[[], str]) -> str:
-    """ "auto" is float32 on a CPU, which has no fast bfloat16, and elsewhere the stored dtype."""
+def resolve_dtype(dtype: str, stored: Callable[[], str]) -> Literal["float32", "bfloat16"]:
+    """The dtype to use: "auto" means float32 on a CPU, which has no fast bfloat16, and elsewhere the stored one."""
     if dtype not in DTYPES:
         raise ValueError(f"LLM: dtype must be auto, float32 or bfloat16, got {dtype!r}")
-    if dtype != "auto":
-        return dtype
-    if first_device().platform == "cpu":
-        return "float32"
-    return "float32" if stored() == "float32" else "bfloat16"
+    wide = dtype == "float32"
+    if dtype == "auto":
+        wide = first_device().platform == "cpu" or stored() == "float32"
+    return "float32" if wide else "bfloat16"
 
 
-# --- room for it ----------------------------------------------------------------------------------
+# --- memory ---------------------------------------------------------------------------------------
 
 
-def settle(
+def choose_engine_config(
     model: ModelConfig, options: Mapping[str, Any], *, dtype: str, params: Any = None
 ) -> EngineConfig:
-    """An engine's settings on this device. A model that it has not the memory for is refused before anything is
-    allocated.
+    """An engine's settings on this device. Refuses a model that does not fit its memory, before anything is allocated.
 
     Args:
-        model: what is to run. options: as `engine_options` gives them. dtype: of the weights.
+        model: what is to run.
+        options: as `engine_options` returns them.
+        dtype: of the weights.
         params: the weights if they are in memory already; None for those that are about to be read.
 
     Raises:
@@ -161,7 +173,7 @@ def settle(
 
 
 def peak_memory_bytes() -> int | None:
-    """The most memory in use at one time since the process began, as `RequestMetrics` describes it."""
+    """The most memory in use at one time since the process began, as `RequestMetrics` defines it."""
     device = jax.devices()[0]
     if device.platform == "cpu":
         return peak_resident_bytes()
@@ -170,7 +182,7 @@ def peak_memory_bytes() -> int | None:
 
 @contextmanager
 def device_memory_for(what: str, remedy: str) -> Iterator[None]:
-    """Turns a device's "out of memory" into a ValueError that says what found no room, and what helps."""
+    """Turns a device's "out of memory" into a ValueError that says what did not fit, and what helps."""
     try:
         yield
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
@@ -187,7 +199,7 @@ def device_memory_for(what: str, remedy: str) -> Iterator[None]:
 
 
 def default_params(folder: Path) -> SamplingParams:
-    """`GENERATION_FIELDS` of generation_config.json; do_sample false makes it greedy."""
+    """The parameters in a model's generation_config.json; greedy if its do_sample is false."""
     file = folder / "generation_config.json"
     generation = read_json(file) if file.is_file() else {}
     found = {

@@ -1,9 +1,10 @@
-"""What a generation returns: small frozen dataclasses with vLLM's field names."""
+"""What `generate` and `stream` return: small frozen dataclasses with vLLM's field names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 SHOWN_CHARACTERS = 60
 
@@ -29,25 +30,24 @@ class Logprob:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestMetrics:
-    """Times and rates of one prompt; clock seconds count from an arbitrary start.
+    """Times and rates of one prompt. Clock times count from an arbitrary start.
 
-    Rates and `ttft_s` leave compiling out, `total_s` has it in: so the first prompt of a program shows how fast the
-    next ones will be.
+    Rates and `ttft_s` leave out the time of compiling, so they tell how fast later prompts are. `total_s` includes it.
 
     Attributes:
-        arrival_time: when the prompt was given to the engine; of a stream, when it was first read from.
-        first_token_time: when its first token was known; None when it gave none.
+        arrival_time: when the prompt was given to the engine. For a stream that is when it is first read.
+        first_token_time: when its first token was known; None if there was none.
         finished_time: when its last completion ended.
-        compile_s: seconds between arrival and end in which the engine compiled programs, for this prompt or another.
+        compile_s: seconds between arrival and end in which the engine compiled programs, for any prompt.
         first_token_compile_s: those of them before the first token.
-        num_prompt_tokens, num_cached_tokens: tokens of the prompt, and those the prefix cache spared.
-        num_generation_tokens: tokens generated, all completions together.
-        num_first_tokens: of these, tokens that came together with the first one: a dispatch brings several.
-        num_preemptions: times it gave its memory back and started again.
-        peak_memory_bytes: the most memory in use at one time from the start of the process to `finished_time`,
-            by everything it did until then, weights, compiling and other requests included. On a CPU that is
-            the process's resident memory; on an accelerator what jax held of the first device, without the
-            driver's own share. None when the system does not say, or nothing has ended yet.
+        num_prompt_tokens, num_cached_tokens: tokens of the prompt, and those of them that came from the prefix cache.
+        num_generation_tokens: tokens generated, in all completions together.
+        num_first_tokens: those of them that came together with the first one, since a dispatch brings several.
+        num_preemptions: how often it gave its memory back and started again.
+        peak_memory_bytes: the most memory in use at one time between the start of the process and `finished_time`,
+            including weights, compiling and other requests. On a CPU that is the process's resident memory. On an
+            accelerator it is what jax held of the first device, without the driver's own share. None if the system does
+            not tell, or nothing has ended yet.
 
     Example:
         >>> metrics = RequestMetrics(
@@ -90,9 +90,9 @@ class RequestMetrics:
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """Tokens after those that came first, per second after them, all completions together.
+        """New tokens per second, of all completions together, without those that came first.
 
-        None when everything came at once, so that nothing is known about the time between.
+        None if all tokens came at once, because that tells nothing about the time between tokens.
         """
         if self.first_token_time is None:
             return None
@@ -102,11 +102,11 @@ class RequestMetrics:
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds per token after those that came first; None when everything came at once."""
+        """Seconds per token, without those that came first. None if all tokens came at once."""
         rate = self.decode_tokens_per_s
         return 1 / rate if rate else None
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, Any]:
         """Plain numbers, rates included, for JSON."""
         names = (
             "num_prompt_tokens num_cached_tokens num_generation_tokens num_preemptions "
@@ -121,12 +121,12 @@ class CompletionOutput:
 
     Attributes:
         index: which of the prompt's `n` completions.
-        text: the new text; empty without a tokenizer or with `detokenize=False`.
+        text: the new text; empty without a tokenizer, or with `detokenize=False`.
         token_ids: the new tokens, a stop token included.
         cumulative_logprob: sum over the chosen tokens; None unless logprobs were asked for.
         logprobs: per token a dict from token id to `Logprob`; None unless asked for.
         finish_reason: "stop", "length" or "abort".
-        stop_reason: the stop string or the caller's stop token id that ended it; None for the model's own. With
+        stop_reason: the stop string, or the caller's stop token id, that ended it; None for the model's own. With
             "abort", why the text could not go on in the form that was asked for.
 
     Example:
@@ -153,18 +153,10 @@ class CompletionOutput:
             + (f", stop_reason={self.stop_reason!r})" if self.stop_reason is not None else ")")
         )
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         logprobs = self.logprobs and [_plain(position) for position in self.logprobs]
-        return {
-            "index": self.index,
-            "text": self.text,
-            "token_ids": list(self.token_ids),
-            "cumulative_logprob": self.cumulative_logprob,
-            "logprobs": logprobs,
-            "finish_reason": self.finish_reason,
-            "stop_reason": self.stop_reason,
-        }
+        return vars(self) | {"token_ids": list(self.token_ids), "logprobs": logprobs}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,13 +164,13 @@ class RequestOutput:
     """A prompt and its completions.
 
     Attributes:
-        request_id: names the prompt in `llm.cache.explain`.
-        prompt: its text; None when it came as token ids.
+        request_id: of the prompt, for `llm.cache.explain`.
+        prompt: its text; None if it came as token ids.
         prompt_token_ids: its tokens.
         outputs: `n` completions, by index.
         finished: always true for what `generate` returns.
         metrics: times and rates.
-        num_cached_tokens: prompt tokens the prefix cache spared the first completion.
+        num_cached_tokens: prompt tokens of the first completion that came from the prefix cache.
         prompt_logprobs: per prompt token a dict from token id to `Logprob`, None for the first; None unless
             asked for.
 
@@ -207,32 +199,29 @@ class RequestOutput:
             f"outputs={list(self.outputs)})"
         )
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return {
-            "request_id": self.request_id,
-            "prompt": self.prompt,
+        logprobs = self.prompt_logprobs
+        return vars(self) | {
             "prompt_token_ids": list(self.prompt_token_ids),
             "outputs": [output.as_dict() for output in self.outputs],
-            "finished": self.finished,
             "metrics": self.metrics.as_dict(),
-            "num_cached_tokens": self.num_cached_tokens,
-            "prompt_logprobs": self.prompt_logprobs
-            and [position and _plain(position) for position in self.prompt_logprobs],
+            "prompt_logprobs": logprobs
+            and [position and _plain(position) for position in logprobs],
         }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Delta:
-    """What `LLM.stream` yields: the news of one completion, or all of it, as `output_kind` says.
+    """What `LLM.stream` yields: what is new about one completion, or all of it, as `output_kind` says.
 
     Attributes:
-        request_id: the prompt's.
+        request_id: of the prompt.
         prompt_index: which of the prompts given to `stream`.
         index: which of the prompt's `n` completions.
         text: new text; empty while a character or a possible stop string is incomplete.
         token_ids: new tokens.
-        logprobs: theirs, as in `CompletionOutput`; None unless asked for.
+        logprobs: of the new tokens, as in `CompletionOutput`; None unless asked for.
         finish_reason, stop_reason: set on the completion's last delta.
         output: on the prompt's last delta, everything `generate` would have returned; None before.
 
@@ -256,12 +245,9 @@ class Delta:
         return self.finish_reason is not None
 
 
-def _plain(position: Mapping[int, Logprob]) -> dict:
+def _plain(position: Mapping[int, Logprob]) -> dict[str, Any]:
     """One position's log-probabilities as JSON has them."""
-    return {
-        str(token): {"logprob": p.logprob, "rank": p.rank, "decoded_token": p.decoded_token}
-        for token, p in position.items()
-    }
+    return {str(token): vars(found).copy() for token, found in position.items()}
 
 
 def _rate(count: int, seconds: float | None) -> float | None:

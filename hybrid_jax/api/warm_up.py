@@ -1,4 +1,4 @@
-"""Compiling everything before the first request: in threads, while the engine's own thread runs what is ready once."""
+"""Compiles all programs before the first request, in several threads. The engine's own thread runs each one once."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
-Call = Callable[[], None]
+Compile = Callable[[], None]
 
 
 def warm_up(
-    jobs: Sequence[tuple[str, Call]],
-    ahead: Mapping[str, Call],
-    run: Callable[[Call], None],
+    jobs: Sequence[tuple[str, Compile]],
+    ahead: Mapping[str, Compile],
+    run: Callable[[Compile], None],
     threads: int,
     report: Callable[[int, int], None],
 ) -> dict[str, float]:
-    """Does all jobs, those that can be compiled ahead once that is done.
+    """Does all jobs. Those that can be compiled ahead in another thread are done after that.
 
     Args:
-        jobs: each program by its name, and a call for the engine's thread that compiles and runs it.
-        ahead: for some of them, a call for any thread that compiles it.
-        run: has the engine's thread make a call. threads: that compile ahead.
+        jobs: the name of each program, and what compiles and runs it in the engine's thread.
+        ahead: by the name of some programs, what compiles them in any thread.
+        run: has the engine's thread do a job.
+        threads: how many compile ahead.
         report: called with (jobs done, jobs in all).
 
     Returns:
@@ -31,7 +32,7 @@ def warm_up(
     seconds: dict[str, float] = {}
     report(0, len(jobs))
 
-    def finish(name: str, job: Call) -> None:
+    def finish(name: str, job: Compile) -> None:
         start = time.perf_counter()
         run(job)
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start

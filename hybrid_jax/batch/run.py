@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from hybrid_jax.api.feed import Feed, Ticket
+from hybrid_jax.api.intake import TooLong
 from hybrid_jax.api.llm import LLM
-from hybrid_jax.api.request_limits import TooLong
 from hybrid_jax.batch.ahead import Ahead, Entry
 from hybrid_jax.batch.errors import BatchStopped, LineError
 from hybrid_jax.batch.input_file import InputFile, Line, read_lines

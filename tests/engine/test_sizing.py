@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from hybrid_jax.api.describe import describe
+from hybrid_jax.api.overview import overview
 from hybrid_jax.config import (
     MLP,
     Attention,
@@ -301,7 +301,7 @@ def test_a_hybrid_says_what_a_resume_point_costs_and_how_many_fit():
     found, geometry = sizes(config, engine)
     # 122 frames of 8 KiB; a page of 64 tokens is one, a checkpoint one for each mixer and one for both's columns.
     assert (found.num_frames, geometry.frame_bytes, geometry.state_frames) == (123, 8192, 3)
-    told = describe(
+    told = overview(
         config,
         engine,
         found,
@@ -350,7 +350,7 @@ def test_what_triton_kernels_do_is_said_where_there_is_a_choice(layers, not_trit
 
     def lines(kernels: str, *, exact: bool = False) -> list[str]:
         engine = EngineConfig(memory=1 << 20, max_rows=1, max_model_len=256, exact=exact)
-        told = describe(
+        told = overview(
             *(config, engine, sizes(config, engine)[0]),
             device=Device(),
             kernels=kernels,

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hybrid_jax.api.cache_view import CacheView, SeenRequests
+from hybrid_jax.api.cache_view import CacheView
 from hybrid_jax.api.outputs import Delta
 from hybrid_jax.cache.tree.reasons import LookUp, Why
 from hybrid_jax.config import CacheConfig, EngineConfig
@@ -24,21 +24,20 @@ class Asked:
         self.engine = Engine.make(cache=policy, **options)
         self.engine.describe = lambda: "an engine"
         config = EngineConfig(cache=CacheConfig(policy=policy))
-        self.seen = SeenRequests()
+        self.seen = {}
         self.view = CacheView(lambda question: question(self.engine), self.seen, MODEL, config)
 
     def ask(self, prompt):
         request = self.engine.add(prompt, max_tokens=1)
         self.engine.run()
-        self.seen.remember(
-            request.request_id, len(request.prompt), request.num_cached_tokens, request.look_up
-        )
+        hit = request.num_cached_tokens
+        self.seen[request.request_id] = len(request.prompt), hit, request.look_up
         return str(self.view.explain(request.request_id))
 
 
 def told(why, *, hit_len=32, match_len=100, **more):
     """What is said of a prompt of 200 tokens."""
-    seen = SeenRequests()
+    seen = {}
     view = CacheView(lambda question: question(None), seen, MODEL, EngineConfig())
     look_up = LookUp(
         match_len=match_len,
@@ -49,7 +48,7 @@ def told(why, *, hit_len=32, match_len=100, **more):
         policy="lru",
         **more,
     )
-    seen.remember("7", 200, hit_len, look_up)
+    seen["7"] = 200, hit_len, look_up
     return view.explain("7").reason
 
 

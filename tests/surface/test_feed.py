@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from hybrid_jax import SamplingParams
-from hybrid_jax.api.fingerprint import SAMPLES, fingerprint
+from hybrid_jax.api.overview import SAMPLES, fingerprint
 from tests.surface.conftest import byte_tokenizer
 from tests.surface.fake_engine import CONFIG, SCRIPT, texts
 

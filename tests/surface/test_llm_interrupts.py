@@ -224,13 +224,13 @@ def test_a_new_llm_waits_for_the_memory_of_one_that_was_dropped(make_llm, monkey
     engine, freed = llm._engine, []
     monkeypatch.setattr(engine, "close", lambda: freed.append(time.sleep(0.2)))
     del llm
-    settle = llm_module.settle
+    choose = llm_module.choose_engine_config
 
     def asked(*args, **options):
         freed.append("asked")
-        return settle(*args, **options)
+        return choose(*args, **options)
 
-    monkeypatch.setattr(llm_module, "settle", asked)
+    monkeypatch.setattr(llm_module, "choose_engine_config", asked)
     make_llm()
     assert freed == [None, "asked"]
 

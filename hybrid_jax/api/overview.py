@@ -1,6 +1,13 @@
-"""An LLM in a few lines: the model, where its memory goes, and what its cache can do."""
+"""What an LLM says about itself: a few lines for people, and a digest that tells models apart."""
 
 from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import jax
+import numpy as np
 
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.config.sampling_params import SamplingParams
@@ -8,11 +15,13 @@ from hybrid_jax.geometry import Geometry, checkpoint_bytes, kv_bytes_per_token, 
 from hybrid_jax.sizes import format_size
 from hybrid_jax.sizing.budget import Sizes
 from hybrid_jax.sizing.devices import Device
+from hybrid_jax.text.tokenizer import Tokenizer
 
+SAMPLES = 256  # values read of each array of weights
 KERNEL_WORDS = {"xla": "what XLA compiles", "pallas": "Pallas kernels"}
 
 
-def describe(
+def overview(
     model: ModelConfig,
     engine: EngineConfig,
     sizes: Sizes,
@@ -24,14 +33,16 @@ def describe(
     max_model_len: int,
     sampling: SamplingParams,
 ) -> str:
-    """Lines of a name and what there is to say about it.
+    """A line for each of: the model, where its memory goes, what its cache can do, and so on.
 
     Args:
-        model, engine, sizes: of the engine that runs. device: where. kernels: what its steps are made of.
-        not_triton: why Triton kernels do not serve, by operation (`Engine.not_triton`).
+        model, engine, sizes: of the engine that runs.
+        device: where it runs.
+        kernels: what its steps are made of.
+        not_triton: why Triton kernels are not used, by operation (`Engine.not_triton`).
         weight_bytes: of all weights.
         max_model_len: longest sequence that model and memory allow, in tokens.
-        sampling: the model's own parameters; a temperature of None says that it names none.
+        sampling: the model's own parameters; a temperature of None means that the model names none.
     """
     lines = {
         "model": f"{model.family}, {len(model.layers)} layers of width {model.width}",
@@ -64,7 +75,7 @@ def _device(device: Device, sizes: Sizes, weight_bytes: int) -> str:
 
 
 def _triton(kernels: str, not_triton: dict[str, str], *, scans: bool) -> dict[str, str]:
-    """A line on what Triton kernels do, where there is a choice."""
+    """A line on what Triton kernels do, if steps are made of kernels."""
     if kernels != "pallas":
         return {}
     scan, sampling = not_triton.get("scan"), not_triton.get("sampling")
@@ -84,13 +95,13 @@ def _triton(kernels: str, not_triton: dict[str, str], *, scans: bool) -> dict[st
 
 
 def _sampling(own: SamplingParams) -> str:
-    """The temperature of requests that give none, and who says so."""
+    """The temperature of requests that give none, and where it comes from."""
     source = "the model names none" if own.temperature is None else "from generation_config.json"
     return f"temperature {own.engine_temperature:g} unless a request gives one; {source}"
 
 
 def _cache(geometry: Geometry, engine: EngineConfig, sizes: Sizes) -> str:
-    """Where prompts may resume, what a resume point costs, and how many of them fit."""
+    """Where prompts can resume, what a resume point costs, and how many of them fit."""
     if engine.cache.policy == "off":
         return "off: every prompt is computed in full"
     said = f"{engine.cache.policy}; prompts resume at multiples of {geometry.grain} tokens"
@@ -101,3 +112,26 @@ def _cache(geometry: Geometry, engine: EngineConfig, sizes: Sizes) -> str:
     if geometry.has_pages:
         said += f", as much as {round(size / kv_bytes_per_token(geometry))} tokens of KV"
     return f"{said}; {(sizes.num_frames - 1) // geometry.state_frames} of them fit"
+
+
+def fingerprint(config: ModelConfig, params: Any, tokenizer: Tokenizer | None) -> str:
+    """A digest of a model's shape, of a sample of every array of its weights, and of its tokenizer.
+
+    It reads about `SAMPLES` values of each array, so it is quick for any size. Two checkpoints that differ in a few
+    single values may have the same digest.
+    """
+    digest = hashlib.blake2b(repr(config).encode(), digest_size=16)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}".encode())
+        digest.update(_sample(leaf).tobytes())
+    if tokenizer is not None:
+        digest.update(tokenizer.backend.to_str().encode())
+        beside = [tokenizer.special_tokens, tokenizer.chat_templates]
+        digest.update(json.dumps(beside, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def _sample(leaf: jax.Array) -> np.ndarray:
+    """Values spread over an array. On a CPU the array is not copied for this."""
+    flat = (np.asarray(leaf) if jax.default_backend() == "cpu" else leaf).reshape(-1)
+    return np.asarray(flat[:: max(1, flat.size // SAMPLES)])
