@@ -399,7 +399,7 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Shows what a model costs and what fits; needs its config.json only."""
-    from hybrid_jax.cli.report import inspect_model, read_config
+    from hybrid_jax.cli.inspect_model import inspect_model, read_config
     from hybrid_jax.sizing.defaults import chooser
     from hybrid_jax.sizing.devices import card, host, installed_gpu
 
@@ -430,7 +430,7 @@ def inspect(
         remedy = shell_words(report.remedy, Options.of(app, ["inspect"]))
         report = replace(report, remedy=remedy)
     if as_json:
-        write_json(report.as_dict() | {"cache": report.cache_summary()})
+        write_json(report.as_dict())
         return
     width = max(len(name) for name, _ in report.lines())
     for name, value in report.lines():

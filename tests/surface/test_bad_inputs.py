@@ -134,8 +134,8 @@ MISTAKES = [
     (f"{BATCH} --cache no", "--cache must be one of off, lru,"),
     (f"{BATCH} --max-rows many", "Invalid value for '--max-rows'"),
     # inspect
-    ("inspect /nowhere", "inspect: /nowhere is no model directory: it does not exist"),
-    ("inspect IN", "inspect: IN is no model directory: it has no config.json"),
+    ("inspect /nowhere", "inspect: /nowhere is not a model directory: it does not exist"),
+    ("inspect IN", "inspect: IN is not a model directory: it has no config.json"),
     ("inspect IN/text", "inspect: IN/text is not valid JSON"),
     ("inspect IN/binary", "inspect: IN/binary is not valid JSON: it has byte 0x80 at byte 128, which is"),
     ("inspect IN/list", "inspect: IN/list must hold an object, got list"),

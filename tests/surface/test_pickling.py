@@ -19,7 +19,7 @@ from hybrid_jax import (
     StructuredOutputsParams,
 )
 from hybrid_jax.batch.errors import LineError
-from hybrid_jax.cli.report import inspect_model
+from hybrid_jax.cli.inspect_model import inspect_model
 from hybrid_jax.config import LayerSpec, Mamba2, ModelConfig
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.sizing.budget import choose_sizes
