@@ -16,7 +16,7 @@ from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.kinds.tensors import Stored
 from hybrid_jax.models import FAMILIES, config_from_hf
-from hybrid_jax.sizing.budget import choose_sizes
+from hybrid_jax.sizing.budget import split_memory
 
 CONFIG = ROOT / "configs/models/hybrid_7b/config.json"
 TINY = {  # two periods of a short pattern, for the smoke run
@@ -103,7 +103,7 @@ def with_memory(
     pages = geometry.num_pages(tokens) * geometry.frames_per_page
     frames = 3 + sequences * (pages + checkpoints * geometry.state_frames)
     line = 4 * max(geometry.state_frames, 1)  # two lines of the slot table are there in any case
-    fixed = choose_sizes(config, engine, geometry).row_bytes + 2 * line
+    fixed = split_memory(config, engine, geometry).row_bytes + 2 * line
     return dataclasses.replace(engine, memory=fixed + frames * (geometry.frame_bytes + 4))
 
 

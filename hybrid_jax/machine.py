@@ -1,4 +1,4 @@
-"""What this machine has, as far as it can be told without jax."""
+"""What this machine has, as far as that can be found without jax."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from pathlib import Path
 try:
     import resource
 except ImportError:  # Windows has none
-    resource = None
+    resource = None  # type: ignore[assignment]  # a module elsewhere
 
 STATUS = "/proc/self/status"  # what Linux knows about this process
 CGROUPS = Path("/proc/self/cgroup")
 CGROUP_MOUNT = Path("/sys/fs/cgroup")
-NO_LIMIT = 1 << 62  # version 1 says "no limit" by a number close to 2**63
+NO_LIMIT = 1 << 62  # version 1 says "no limit" with a number close to 2**63
 
 
 def ram_bytes(*, cgroups: Path = CGROUPS, mount: Path = CGROUP_MOUNT) -> int | None:
-    """Bytes of memory this process may use; None where the system does not say.
+    """Bytes of memory that this process may use; None if the system does not tell.
 
-    That is the smallest of the physical memory, the limits of the process's cgroup and of those above it (Docker, SLURM
-    and systemd set them), and the limit of its address space (`ulimit -v`; Grid Engine sets it).
+    That is the smallest of: the physical memory, the limits of the process's cgroup and of those above it (set by
+    Docker, SLURM and systemd), and the limit of its address space (`ulimit -v`, set by Grid Engine).
 
     Args:
         cgroups: the file that lists the process's cgroups.
-        mount: the folder below which cgroups are folders, of version 1 or 2 or both.
+        mount: the folder that holds the cgroups, of version 1 or 2 or both.
     """
     try:
         physical = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
@@ -45,7 +45,7 @@ def ram_bytes(*, cgroups: Path = CGROUPS, mount: Path = CGROUP_MOUNT) -> int | N
 
 
 def _address_space() -> Iterator[int]:
-    """Its limit, if there is one."""
+    """The limit of the address space, if there is one."""
     if resource is not None:
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         if 0 < limit < NO_LIMIT:
@@ -71,7 +71,7 @@ def _cgroup_limits(cgroups: Path, mount: Path) -> Iterator[int]:
         parts = [part for part in path.split("/") if part]
         if ".." in parts:  # a cgroup outside this namespace
             parts = []
-        # Inside a container the folder may be missing: what is mounted then is the container's own cgroup.
+        # Inside a container the folder may be missing. Then the container's own cgroup is mounted at the top.
         for depth in range(len(parts) + 1):
             for place, name in product(places, names):
                 with suppress(OSError, ValueError):  # no such file, "max"
@@ -85,7 +85,8 @@ class Nvidia:
     """A GPU as its driver describes it.
 
     Attributes:
-        total_bytes: its memory. used_bytes: of it, what any process holds now.
+        total_bytes: its memory.
+        used_bytes: what all processes together hold of it now.
         capability: its compute capability, such as "9.0".
     """
 
@@ -95,7 +96,7 @@ class Nvidia:
 
 
 def nvidia_gpu() -> Nvidia | None:
-    """The first NVIDIA GPU that this process may use; None where there is none, or not the driver's own tool."""
+    """The first NVIDIA GPU that this process may use; None if there is none, or the driver's own tool is missing."""
     fields = "memory.total,memory.used,compute_cap"
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip():
@@ -103,7 +104,7 @@ def nvidia_gpu() -> Nvidia | None:
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
         total, used, capability = said.stdout.split("\n")[0].split(",")
-        return Nvidia(int(total) << 20, int(used) << 20, capability.strip())  # it speaks of MiB
+        return Nvidia(int(total) << 20, int(used) << 20, capability.strip())  # it counts in MiB
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
 
@@ -118,10 +119,10 @@ def widens_bfloat16() -> bool:
 
 
 def peak_resident_bytes() -> int | None:
-    """The most physical memory this process has held at one time; None where the system does not say.
+    """The most physical memory that this process has held at one time; None if the system does not tell.
 
-    Pages of mapped files count. It is Linux's own record of the process (VmHWM) where there is one: getrusage,
-    asked elsewhere, can hold the peak of the program that started this one.
+    Pages of mapped files count. On Linux this is its record of the process (VmHWM). Elsewhere it comes from getrusage,
+    which may include the peak of the program that started this one.
     """
     with suppress(OSError), open(STATUS, "rb") as status:
         for line in status:
@@ -134,18 +135,18 @@ def peak_resident_bytes() -> int | None:
 
 
 def give_back_free_memory() -> None:
-    """Returns to the system what the C library keeps of memory that was freed, where it can be asked to (glibc).
+    """Has the C library return freed memory to the system, if it can (glibc).
 
-    It keeps what lies below something still in use: after a compilation some hundred megabytes.
+    Otherwise it keeps what lies below something that is still in use: after a compilation, some hundred megabytes.
     """
     with suppress(AttributeError, OSError, TypeError):  # another library, another system
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def has_accelerator() -> bool:
-    """Whether jax would most likely run on something else than the CPU.
+    """Whether jax would most likely run on something other than the CPU.
 
-    JAX_PLATFORMS decides where it is set; elsewhere it takes an NVIDIA device and jax's plugin for it.
+    If JAX_PLATFORMS is set, that decides. Otherwise there must be an NVIDIA device and jax's plugin for it.
     """
     wanted = _platform()
     if wanted:
@@ -155,17 +156,17 @@ def has_accelerator() -> bool:
 
 
 def wants_missing_gpu() -> str | None:
-    """What JAX_PLATFORMS says if it asks for an NVIDIA GPU and this machine has none, or None."""
+    """The value of JAX_PLATFORMS if it asks for an NVIDIA GPU and this machine has none; else None."""
     wanted = _platform()
     missing = wanted in ("cuda", "gpu") and not has_nvidia() and nvidia_gpu() is None
     return wanted if missing else None
 
 
 def _platform() -> str:
-    """The first of JAX_PLATFORMS, "" where it says nothing."""
+    """The first of JAX_PLATFORMS; "" if it is not set."""
     return os.environ.get("JAX_PLATFORMS", "").split(",")[0].strip()
 
 
 def has_nvidia() -> bool:
-    """Whether an NVIDIA GPU's driver is at work here."""
+    """Whether the driver of an NVIDIA GPU is active here."""
     return bool(glob("/dev/nvidia[0-9]*"))

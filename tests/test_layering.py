@@ -23,7 +23,7 @@ FOLDERS = {name for name, path in SOURCES.items() if path.name == "__init__.py"}
 # Rooms that load without jax, by prefix.
 HOST = (
     *("cache", "config", "constraints", "schedule", "sim", "sizing", "text", "api.outputs"),
-    *("costs", "geometry", "kinds", "machine", "sizes"),
+    *("costs", "geometry", "kinds", "machine", "byte_sizes"),
 )
 RULE = re.compile(r"^May import: ([^:]*)\.$(?:\nPackages: ([^:]*)\.$)?", re.M)
 
@@ -47,7 +47,7 @@ FILES = (
     Room("geometry", ("config", "kinds")),
     Room("costs", ("config", "geometry", "kinds")),
     Room("machine"),
-    Room("sizes"),
+    Room("byte_sizes"),
     Room("state", ("geometry",), ("jax", "flax")),
     Room("__main__", ("cli",)),
     Room("", ()),  # the package itself: lazy

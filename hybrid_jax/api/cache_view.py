@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hybrid_jax.api.outputs import Delta, RequestOutput
+from hybrid_jax.byte_sizes import format_size, parse_size
 from hybrid_jax.cache.tree.reasons import LookUp, Why
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
-from hybrid_jax.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
     from hybrid_jax.engine.engine import Engine

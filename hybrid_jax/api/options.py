@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict
 
 import jax
 
+from hybrid_jax.byte_sizes import format_size, parse_size
 from hybrid_jax.checkpoint import read_json
 from hybrid_jax.config import (
     CACHE_POLICIES,
@@ -22,7 +23,6 @@ from hybrid_jax.config.other_names import LLM_OPTIONS
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.this_device import first_device, held_bytes, this_device
 from hybrid_jax.machine import peak_resident_bytes
-from hybrid_jax.sizes import format_size, parse_size
 from hybrid_jax.sizing.defaults import chooser
 from hybrid_jax.sizing.room import find_room, require_room
 
@@ -162,7 +162,7 @@ def choose_engine_config(
         params: the weights if they are in memory already; None for those that are about to be read.
 
     Raises:
-        ValueError: as `require_room` and `choose_sizes`.
+        ValueError: as `require_room` and `split_memory`.
     """
     held = None if params is None else held_bytes(params)
     device = this_device(held=held or 0)

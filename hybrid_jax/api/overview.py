@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.geometry import Geometry, checkpoint_bytes, kv_bytes_per_token, make_geometry
-from hybrid_jax.sizes import format_size
-from hybrid_jax.sizing.budget import Sizes
+from hybrid_jax.sizing.budget import MemorySplit
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.text.tokenizer import Tokenizer
 
@@ -24,7 +24,7 @@ KERNEL_WORDS = {"xla": "what XLA compiles", "pallas": "Pallas kernels"}
 def overview(
     model: ModelConfig,
     engine: EngineConfig,
-    sizes: Sizes,
+    sizes: MemorySplit,
     *,
     device: Device,
     kernels: str,
@@ -63,7 +63,7 @@ def overview(
     return "\n".join(f"{name:<10}{value}" for name, value in lines.items())
 
 
-def _device(device: Device, sizes: Sizes, weight_bytes: int) -> str:
+def _device(device: Device, sizes: MemorySplit, weight_bytes: int) -> str:
     """Where it runs, and how much of its memory the engine takes."""
     name = f"{device.platform}, {device.name}" if device.name else device.platform
     if device.num_bytes is None:
@@ -100,7 +100,7 @@ def _sampling(own: SamplingParams) -> str:
     return f"temperature {own.engine_temperature:g} unless a request gives one; {source}"
 
 
-def _cache(geometry: Geometry, engine: EngineConfig, sizes: Sizes) -> str:
+def _cache(geometry: Geometry, engine: EngineConfig, sizes: MemorySplit) -> str:
     """Where prompts can resume, what a resume point costs, and how many of them fit."""
     if engine.cache.policy == "off":
         return "off: every prompt is computed in full"

@@ -1,5 +1,5 @@
 """The command line: one function a command, its words, and its exit codes. Each command loads only what it needs.
 
-May import: api, batch, config, costs, geometry, machine, models, sim, sizes, sizing, text, train.
+May import: api, batch, byte_sizes, config, costs, geometry, machine, models, sim, sizing, text, train.
 Packages: rich, typer.
 """

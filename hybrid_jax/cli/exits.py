@@ -1,4 +1,4 @@
-"""How a command writes and how it ends: results to stdout, one line for a caller's mistake, an exit code."""
+"""How a command writes and ends: results on stdout, one line for a mistake of the caller, an exit code."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from hybrid_jax.cli.words import Options, shell_words
 
 PACKAGE = Path(__file__).resolve().parents[1]
-# How typer's checker of values says it.
+# How typer words the message about a wrong value.
 VALID = re.compile(
     r"Input should be a valid (integer|number)(?:, unable to parse string as an? \w+)?"
 )
@@ -24,14 +24,14 @@ CALLERS_MISTAKES = (ValueError, NotImplementedError, OSError)
 
 
 class StdoutError(Exception):
-    """Results could not be written."""
+    """Results cannot be written to stdout."""
 
 
 def write(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
     """Prints a result.
 
     Raises:
-        StdoutError: stdout is closed or full. BrokenPipeError: its reader went away.
+        StdoutError: stdout is closed or full. BrokenPipeError: its reader has gone.
     """
     if sys.stdout is None:
         raise StdoutError("stdout is closed")
@@ -43,7 +43,7 @@ def write(text: str = "", *, end: str = "\n", flush: bool = False) -> None:
         raise StdoutError(f"cannot write to stdout: {error.strerror}") from error
 
 
-def write_json(value: dict) -> None:
+def write_json(value: dict[str, Any]) -> None:
     """Prints an object as a result."""
     write(json.dumps(value, indent=2, ensure_ascii=False))
 
@@ -54,26 +54,28 @@ def note(text: str) -> None:
 
 
 def read_stdin(where: str) -> str:
-    """All of stdin; bytes that are no UTF-8 come as Python carries them, for the prompt's own check."""
+    """All of stdin. Bytes that are not UTF-8 stay in it as surrogates, which the check of prompts will find."""
     if sys.stdin is None:
-        raise ValueError(f"{where}: stdin is closed, and a prompt is to be read from it")
+        raise ValueError(f"{where}: stdin is closed, but a prompt should be read from it")
     return sys.stdin.read()
 
 
-def run(app: Callable, arguments: list[str]) -> None:
+def run(app: typer.Typer, arguments: list[str]) -> None:
     """Runs one command and exits with its code."""
     if sys.stderr is None:  # print(file=None) would go to stdout
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # generated text must not fail on a narrow terminal
+        if hasattr(
+            stream, "reconfigure"
+        ):  # generated text must not fail on a terminal with few characters
             stream.reconfigure(errors="replace")
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     try:
-        code = app(args=arguments, prog_name="hybrid-jax", standalone_mode=False)
+        code: Any = app(args=arguments, prog_name="hybrid-jax", standalone_mode=False)
         if sys.stdout is not None:
             write(end="", flush=True)
-    except BrokenPipeError:  # the reader went away, as `head` does
+    except BrokenPipeError:  # the reader has gone, as `head` goes
         _forget_stdout()
         code = 1
     except StdoutError as error:
@@ -88,13 +90,13 @@ def run(app: Callable, arguments: list[str]) -> None:
 
 
 def _forget_stdout() -> None:
-    """What is still in stdout's buffer goes nowhere, so that Python does not fail on it at its exit."""
+    """Drops what is still in stdout's buffer, so that Python does not fail on it when it ends."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _report(error: Exception, options: Options) -> int:
-    """One line for a caller's mistake, in words of the shell; all there is for a mistake of ours. Returns the code."""
+    """Says what went wrong, and returns the exit code: one line for a caller's mistake, a traceback for a bug here."""
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # typer's usage errors
         note(_usage_message(error))
         return error.exit_code
@@ -108,12 +110,12 @@ def _report(error: Exception, options: Options) -> int:
     return 1
 
 
-# Options that older versions had, and what to do without them.
+# Options of older versions, and what to do without them.
 GONE = {"--kv-quota": "one order of value over pages and checkpoints does as well; leave it out"}
 
 
-def _usage_message(error: Exception) -> str:
-    """typer's own, and the value that was wrong, which some versions leave to the cause."""
+def _usage_message(error: Any) -> str:
+    """typer's own message, with the wrong value, which some versions give only in the cause."""
     text = VALID.sub(lambda found: f"must be {A[found[1]]}", error.format_message())
     gone = GONE.get(getattr(error, "option_name", ""))
     if gone is not None:
@@ -126,6 +128,6 @@ def _usage_message(error: Exception) -> str:
 
 
 def _raised_by_us(error: Exception) -> bool:
-    """Whether the innermost frame is this package's: errors of libraries are not the caller's."""
+    """Whether the innermost frame is in this package. Errors raised by libraries are not the caller's mistakes."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and Path(frames[-1].filename).resolve().is_relative_to(PACKAGE)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.costs import prefill_flops, weight_count
 from hybrid_jax.geometry import (
@@ -27,8 +28,7 @@ from hybrid_jax.models.files import (
     model_path,
 )
 from hybrid_jax.models.files import read_config as read_config_file
-from hybrid_jax.sizes import format_size
-from hybrid_jax.sizing.budget import DEFAULT_LENGTH, Sizes
+from hybrid_jax.sizing.budget import DEFAULT_LENGTH, MemorySplit
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.room import GPU_MEMORY_SHARE, Choose, Room, find_room, largest, steps_on
 
@@ -113,8 +113,8 @@ class ModelReport:
     device: Device
     geometry: Geometry
     room: Room
-    sizes: Sizes
-    default: Sizes
+    sizes: MemorySplit
+    default: MemorySplit
     default_fits: bool | None
     longest_context: int
     rows: dict[int, int]
@@ -463,7 +463,7 @@ def _most_rows(
     return largest(fits, limit)
 
 
-def _shares(geometry: Geometry, sizes: Sizes, device: Device, room_of: RoomOf) -> list[Share]:
+def _shares(geometry: Geometry, sizes: MemorySplit, device: Device, room_of: RoomOf) -> list[Share]:
     """Where the device's memory goes, for some lengths."""
     shares, has = [], device.num_bytes or 0
     for tokens in _lengths(sizes.max_model_len):

@@ -1,38 +1,43 @@
 """The command line: `hybrid-jax` and `python -m hybrid_jax`.
 
-Results go to stdout, everything else to stderr. Exit code 0 on success, 2 for a caller's mistake, 130
-after Ctrl-C, 1 for anything else, such as a batch file without requests.
+Results go to stdout, everything else to stderr. Exit codes: 0 on success, 2 for a mistake of the caller, 130 after
+Ctrl-C, and 1 for any other failure, such as a batch file without requests.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from hybrid_jax import __version__
+from hybrid_jax.byte_sizes import parse_size
 from hybrid_jax.cli.exits import note, read_stdin, run, write, write_json
 from hybrid_jax.cli.pool_sim import pool_sim
 from hybrid_jax.cli.simulate import simulate
 from hybrid_jax.cli.words import Options, shell_words
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from hybrid_jax.machine import has_accelerator, wants_missing_gpu
-from hybrid_jax.sizes import parse_size
 from hybrid_jax.sizing.devices import CARDS
 from hybrid_jax.train.options import TrainOptions
+
+if TYPE_CHECKING:
+    from hybrid_jax.api.llm import LLM
+    from hybrid_jax.api.outputs import Delta, RequestOutput
 
 PACKAGE = Path(__file__).resolve().parents[1]
 REQUEST = (
     '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hello"}}'
 )
-MOST_TOKENS = 256  # new ones of a completion, unless an option or the model says otherwise
-MODELS_OWN = "the model's, or off"  # what generation_config.json says
+MOST_TOKENS = 256  # of a completion, unless an option or the model says otherwise
+MODELS_OWN = "the model's, or off"  # the default of what generation_config.json may set
 
 app = typer.Typer(
     name="hybrid-jax",
@@ -151,7 +156,7 @@ def generate(
     from hybrid_jax.api.llm import LLM  # loads jax
     from hybrid_jax.text.prompts import read_prompts
 
-    write(end="", flush=True)  # a stdout that takes nothing shows before anything is loaded
+    write(end="", flush=True)  # if stdout takes nothing, this fails before anything is loaded
     texts = [read_stdin("generate") if prompt == "-" else prompt for prompt in prompts]
     form = _form(json_schema, regex)
     llm = LLM(
@@ -166,7 +171,12 @@ def generate(
         quiet=not stats,
         progress=sys.stderr.isatty(),
     )
-    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "stop": stop}
+    given: dict[str, Any] = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "stop": stop,
+    }
     given |= {"max_tokens": max_tokens, "structured_outputs": form}
     params = replace(
         llm.get_default_sampling_params(),
@@ -183,7 +193,7 @@ def generate(
         read = read_prompts(texts, llm.get_tokenizer(), vocab_size=llm.model_config.vocab_size)
     rooms = [llm.max_model_len - len(prompt.token_ids) for prompt in read]
     each = [params] * len(read)
-    if params.max_tokens is None:  # one that has no room is refused by the call itself
+    if params.max_tokens is None:  # the call itself refuses a prompt that leaves no room
         each = [replace(params, max_tokens=max(1, min(room, MOST_TOKENS))) for room in rooms]
     if as_json:
         outputs = llm.generate(read, each, progress=sys.stderr.isatty())
@@ -192,13 +202,13 @@ def generate(
     else:
         outputs = _print_stream(llm.stream(read, each), len(read), n)
     if stats:
-        _print_stats(outputs, llm, params.temperature)
+        _print_stats(outputs, llm, params.engine_temperature)
     if params.max_tokens is None and any(map(_was_cut, outputs, rooms)):
         note(f"note: stopped at {MOST_TOKENS} new tokens; --max-tokens N allows more")
 
 
 def _form(json_schema: Path | None, regex: str | None) -> StructuredOutputsParams | None:
-    """The form that the options ask for."""
+    """The form of the text that the options ask for."""
     if json_schema is None and regex is None:
         return None
     if json_schema is not None and regex is not None:
@@ -227,8 +237,8 @@ def _text_of(option: str, path: Path | None) -> str | None:
         ) from error
 
 
-def _check_text(llm, model: str | None, chat: bool) -> None:
-    """What the command line needs of a model beyond what `LLM` does."""
+def _check_text(llm: LLM, model: str | None, chat: bool) -> None:
+    """ValueError if a model lacks what the command line needs in addition to `LLM`."""
     tokenizer = llm.get_tokenizer()
     if tokenizer is None:
         raise ValueError(
@@ -239,16 +249,17 @@ def _check_text(llm, model: str | None, chat: bool) -> None:
         raise ValueError(f"generate: --chat: {name} has no chat template; leave --chat out")
 
 
-def _was_cut(output, room: int) -> bool:
-    """Whether `MOST_TOKENS` ended a completion that had room for more."""
+def _was_cut(output: RequestOutput, room: int) -> bool:
+    """Whether `MOST_TOKENS` ended a completion for which there was more room."""
     ends = ((choice.finish_reason, len(choice.token_ids)) for choice in output.outputs)
     return room > MOST_TOKENS and ("length", MOST_TOKENS) in ends
 
 
-def _print_stream(deltas, num_prompts: int, n: int) -> list:
-    """Prints completions in order, the first unfinished one as it grows; returns the outputs."""
+def _print_stream(deltas: Iterable[Delta], num_prompts: int, n: int) -> list[RequestOutput]:
+    """Prints completions in order, the first unfinished one while it grows. Returns the outputs."""
     order = [(prompt, index) for prompt in range(num_prompts) for index in range(n)]
-    texts, done, outputs = dict.fromkeys(order, ""), set(), {}
+    texts, done = dict.fromkeys(order, ""), set()
+    outputs: dict[int, RequestOutput] = {}
     current, shown = 0, 0
     for delta in deltas:
         key = delta.prompt_index, delta.index
@@ -270,7 +281,7 @@ def _print_stream(deltas, num_prompts: int, n: int) -> list:
     return [outputs[index] for index in sorted(outputs)]
 
 
-def _print_stats(outputs: list, llm, temperature: float) -> None:
+def _print_stats(outputs: list[RequestOutput], llm: LLM, temperature: float) -> None:
     table = Table("prompt", "tokens", "cached", "new", "ttft ms", "prefill/s", "decode/s", box=None)
     for index, output in enumerate(outputs):
         metrics = output.metrics
@@ -313,10 +324,10 @@ def run_batch(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Answers a batch file, lines that begin alike together; goes on where an interrupted run stopped.
+    """Answers a batch file, or goes on where an interrupted run stopped.
 
-    OUTPUT has one answer for each line of INPUT, in the same order. Until all are there they lie in
-    OUTPUT.partial, in the order they were finished. Exit code 1 if no line of INPUT is a request.
+    Lines with the same beginning are computed together. OUTPUT has one answer for each line of INPUT, in the same
+    order. Until all are finished, they are in OUTPUT.partial. The exit code is 1 if no line of INPUT is a request.
     """
     from hybrid_jax import batch  # loads jax
 
@@ -342,8 +353,9 @@ def run_batch(
     except KeyboardInterrupt:
         kept = batch.partial_path(output.resolve())
         if kept.exists():
-            kept = f"the lines so far are in {kept}, the same command goes on from there"
-            note(f"interrupted; {kept}")
+            note(
+                f"interrupted; the lines so far are in {kept}, the same command goes on from there"
+            )
         raise
     no_requests = (
         f"run-batch: {input} holds no requests: none of its {summary.num_lines:,} lines has a custom_id "
@@ -357,7 +369,7 @@ def run_batch(
 
 
 def _template(path: Path | None) -> str | None:
-    """The source of a chat template, refused before anything is loaded if it is none."""
+    """The source of a chat template. It is checked before anything is loaded."""
     from hybrid_jax.text.tokenizer import compile_template
 
     source = _text_of("--chat-template", path)
@@ -398,7 +410,7 @@ def inspect(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Shows what a model costs and what fits; needs its config.json only."""
+    """Shows what a model costs and what fits. It reads only the config.json."""
     from hybrid_jax.cli.inspect_model import inspect_model, read_config
     from hybrid_jax.sizing.defaults import chooser
     from hybrid_jax.sizing.devices import card, host, installed_gpu
@@ -416,7 +428,7 @@ def inspect(
         where = installed_gpu() if has_accelerator() else host()
     if dtype == "auto":
         dtype = "float32" if where.is_host or config.dtype == "float32" else "bfloat16"
-    given = {
+    given: dict[str, Any] = {
         "memory": None if memory is None else parse_size(memory, name="memory"),
         "max_rows": max_rows,
         "max_model_len": max_model_len,
@@ -437,7 +449,7 @@ def inspect(
         write(f"{name:<{width}}  {value}")
     if table := report.table():
         write(
-            "\nMost sequences of one length, each line with a --max-rows of its own, and where the memory goes:"
+            "\nThe most sequences of one length, with a --max-rows for each, and where the memory goes:"
         )
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         for line in table:
@@ -452,10 +464,10 @@ def train_tiny(
     out_dir: Annotated[Path, typer.Argument(metavar="OUT_DIR", help="Where the model goes.")],
     steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = TrainOptions.steps,
     minutes: Annotated[
-        float | None, typer.Option(help="Wall-clock minutes in all.")
+        float | None, typer.Option(help="Wall-clock minutes for the whole run.")
     ] = TrainOptions.minutes,
-    seed: Annotated[int, typer.Option(help="Of weights and data order.")] = TrainOptions.seed,
-    resume: Annotated[bool, typer.Option(help="Continue an earlier run in OUT_DIR.")] = True,
+    seed: Annotated[int, typer.Option(help="Seed of weights and data order.")] = TrainOptions.seed,
+    resume: Annotated[bool, typer.Option(help="Go on with an earlier run in OUT_DIR.")] = True,
     batch: Annotated[int, typer.Option(help="Rows of a step.")] = TrainOptions.batch,
     context: Annotated[int, typer.Option(help="Tokens of a row.")] = TrainOptions.context,
     source: Annotated[

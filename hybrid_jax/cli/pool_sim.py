@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.cli.exits import write, write_json
-from hybrid_jax.sizes import format_size
 
 
 def pool_sim(

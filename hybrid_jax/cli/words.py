@@ -1,24 +1,23 @@
-"""The library's messages in the words of a shell: options with dashes, and nothing of Python's."""
+"""Messages of the library in the words of a shell: options with dashes, and no Python."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import typer
 
-# What the library calls the thing that an option of another name sets.
+# The library's name for what an option of another name sets.
 OTHER_NAMES = {
     "structured_outputs.json": "json_schema",
     "structured_outputs.regex": "regex",
     "sources": "source",
 }
 CLASS = r"\b(?:LLM|(?:[A-Z][a-z]+){2,})\b"
-# "LLM: ", "SamplingParams: ", "load_model: ": who found it, which no one asks in a shell.
+# "LLM: ", "SamplingParams: ", "load_model: ": the part of the library that found it, which means nothing in a shell.
 FINDERS = re.compile(rf"^(?:(?:{CLASS}|[a-z]+(?:_[a-z]+)+): )+")
 AFTER_FILE = re.compile(rf"(?<=\.json: ){CLASS}: ")
-# Behind the name of a file the names are the file's own: "DIR/generation_config.json: top_k must be ...".
+# After the name of a file, names are those of the file's content: "DIR/generation_config.json: top_k must be ...".
 OF_A_FILE = re.compile(r"^.+?\.json: ")
 VERBS = "change|give|lower|pass|raise|set|use"
 QUOTED = r"'[^']*'|\"[^\"]*\""
@@ -29,27 +28,29 @@ class Options:
     """The options of one command.
 
     Attributes:
-        flags: the library's name of each to what is typed: {"max_rows": "--max-rows"}.
-        negative: the same for those that are switched off by another word: {"resume": "--no-resume"}.
+        flags: from the library's name of each to what is typed: {"max_rows": "--max-rows"}.
+        negative: the same for those that another word switches off: {"resume": "--no-resume"}.
     """
 
     flags: dict[str, str]
     negative: dict[str, str]
 
     @classmethod
-    def of(cls, app: Callable, arguments: list[str]) -> Options:
-        """Those of the command that the arguments call; none where they call none."""
+    def of(cls, app: typer.Typer, arguments: list[str]) -> Options:
+        """The options of the command that the arguments call; none if they call no command."""
         name = next((word for word in arguments if not word.startswith("-")), "")
-        command = typer.main.get_command(app).commands.get(name)
+        command = typer.main.get_group(app).commands.get(name)
         given = [] if command is None else [p for p in command.params if p.opts[0].startswith("-")]
-        flags = {param.name: param.opts[0] for param in given}
+        flags = {str(param.name): param.opts[0] for param in given}
         flags |= {other: flags[name] for other, name in OTHER_NAMES.items() if name in flags}
-        negative = {param.name: param.secondary_opts[0] for param in given if param.secondary_opts}
+        negative = {
+            str(param.name): param.secondary_opts[0] for param in given if param.secondary_opts
+        }
         return cls(flags=flags, negative=negative)
 
 
 def shell_words(message: str, options: Options) -> str:
-    """A message of the library as a command says it. Values in quotes and paths stay as they are.
+    """A message of the library, reworded for a command. Values in quotes and paths stay as they are.
 
     Example:
         >>> options = Options(flags={"dtype": "--dtype", "max_rows": "--max-rows"}, negative={})
@@ -64,11 +65,11 @@ def shell_words(message: str, options: Options) -> str:
     return _pattern(options).sub(lambda found: _translated(found, options), text)
 
 
-def _pattern(options: Options) -> re.Pattern:
-    """Everything that is said differently, and before it what looks like that and is not."""
+def _pattern(options: Options) -> re.Pattern[str]:
+    """Matches what needs other words. What only looks like that is matched first, by rules of its own."""
     names = [re.escape(name) for name in sorted(options.flags, key=len, reverse=True)]
     name = rf"(?:{'|'.join(names)})(?![\w=])"
-    # Only an option is called by a name with an underscore or a dot in it; the others are words as well.
+    # A name with an underscore or a dot can only be an option; other names are also plain words.
     sure = [name for name in names if not name.isalpha()]
     rules = {
         "keyword": rf"\b(?P<key>{'|'.join(names)})=(?P<value>{QUOTED}|[^\s,;()]+)",
@@ -84,7 +85,7 @@ def _pattern(options: Options) -> re.Pattern:
     return re.compile("|".join(f"(?P<{rule}>{pattern})" for rule, pattern in rules.items()))
 
 
-def _translated(found: re.Match, options: Options) -> str:
+def _translated(found: re.Match[str], options: Options) -> str:
     flags = options.flags
     match found.lastgroup:
         case "keyword":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 def require(condition: bool, where: str, what: str) -> None:
@@ -48,3 +50,11 @@ def is_integer(value: object) -> bool:
     except TypeError:
         return False
     return not isinstance(value, bool)
+
+
+def integers_of(given: Any) -> tuple[int, ...] | None:
+    """The integers in a list or another iterable; None if it is not one or holds something else."""
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | bytearray | Mapping):
+        return None
+    entries = tuple(given)
+    return tuple(map(operator.index, entries)) if all(map(is_integer, entries)) else None

@@ -1,6 +1,6 @@
-"""What limits the tokens of a completion as it grows: a grammar, words that must not appear, allowed tokens.
+"""What limits the tokens of a completion while it grows: a grammar, words that must not appear, allowed tokens.
 
-`Constraints` makes them from sampling parameters; the engine asks each for the tokens that may come next.
+`Constraints` makes them from sampling parameters. The engine asks each of them which tokens may come next.
 
 May import: config, text.
 Packages: llguidance, numpy, tokenizers.

@@ -8,9 +8,9 @@ from hybrid_jax.text.tokenizer import Tokenizer
 
 
 def token_sequences(word: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """The tokens of a word, at the start of a text and after a space.
+    """The tokens of a word at the start of a text, and those after a space.
 
-    A sequence that ends with the other one is left out: the other one forbids it.
+    If one sequence ends with the other, it is left out, because the other one forbids it already.
 
     Example:
         >>> class Letters:
@@ -30,7 +30,7 @@ def token_sequences(word: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
 
 
 class BadWords:
-    """Finds the tokens that would complete a forbidden sequence of two or more.
+    """Finds the tokens that would complete a forbidden sequence of two or more tokens.
 
     Args:
         sequences: of token ids.
@@ -41,7 +41,7 @@ class BadWords:
     """
 
     def __init__(self, sequences: Sequence[tuple[int, ...]]) -> None:
-        # By the last token before the end, so that a step looks at few of them.
+        # By the token before the last, so that a step looks at few sequences.
         self._by_last: dict[int, list[tuple[tuple[int, ...], int]]] = {}
         for *begin, end in sequences:
             self._by_last.setdefault(begin[-1], []).append((tuple(begin), end))

@@ -18,33 +18,33 @@ from hybrid_jax.text.tokenizer import Tokenizer
 
 INSTALL = "pip install 'hybrid_jax[structured]'"
 END = "<|end of the grammar|>"
-# Between the tokens of JSON: a space, or a line end and some indentation. Unlimited white space is where small
-# models lose themselves.
+# Between the tokens of JSON: a space, or a line end and some indentation. With unlimited white space, small models may
+# write nothing else.
 WHITESPACE = r" |\r?\n[ \t]{0,20}"
-MAX_MESSAGE = 160  # characters of the library's own words
+MAX_MESSAGE = 160  # characters of the library's own message
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer and keeps those used last; several threads may ask at once.
+    """Compiles grammars for one tokenizer and keeps those used last. Threads may share it.
 
     Args:
         tokenizer: of the model.
-        vocab_size: tokens the model gives logits for. Those without a text are never allowed.
-        keep: compiled grammars to keep.
+        vocab_size: tokens for which the model gives logits. Those without a text are never allowed.
+        keep: how many compiled grammars to keep.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, *, keep: int = 64) -> None:
         self._tokenizer, self._vocab_size, self._keep = tokenizer, vocab_size, keep
         self._vocabulary: tuple[Any, int] | None = None  # llguidance's tokenizer, and the id of END
-        self._compiled: OrderedDict[StructuredOutputsParams, Any] = OrderedDict()
+        self._compiled: OrderedDict[StructuredOutputsParams, tuple[Any, int]] = OrderedDict()
         self._one_at_a_time = threading.Lock()
 
     def state(self, wanted: StructuredOutputsParams) -> GrammarState:
-        """A grammar at its start, compiled unless it was kept.
+        """A grammar at its start. It is compiled unless it was kept.
 
         Raises:
-            ValueError: the grammar is wrong or has something that is not supported, llguidance is not
-                installed or cannot read the tokenizer.
+            ValueError: the grammar is wrong or not supported, or llguidance is not installed or cannot read the
+                tokenizer.
         """
         with self._one_at_a_time:
             start = self._compiled.pop(wanted, None)
@@ -53,22 +53,24 @@ class Grammars:
             self._compiled[wanted] = start
             while len(self._compiled) > self._keep:
                 self._compiled.popitem(last=False)
-        return GrammarState(start, -(-self._vocab_size // 32), self._vocabulary[1])
+        return GrammarState(start[0], -(-self._vocab_size // 32), start[1])
 
-    def _compile(self, wanted: StructuredOutputsParams) -> Any:
+    def _compile(self, wanted: StructuredOutputsParams) -> tuple[Any, int]:
+        """An LLMatcher at the start of the grammar, and the id of END."""
         library = _llguidance()
         if self._vocabulary is None:
             self._vocabulary = _read_vocabulary(library, self._tokenizer, self._vocab_size)
-        # What a schema says under "x-guidance" wins over the defaults here.
+        # What a schema says under "x-guidance" takes precedence over these defaults.
         defaults = {"whitespace_pattern": WHITESPACE}
         try:
             source = _source(library.LLMatcher, wanted, defaults)
         except ValueError as error:
             raise _refusal(wanted, str(error)) from error
-        start = library.LLMatcher(self._vocabulary[0], source, log_level=0)
+        vocabulary, end = self._vocabulary
+        start = library.LLMatcher(vocabulary, source, log_level=0)
         if start.is_error():
             raise _refusal(wanted, start.get_error())
-        return start
+        return start, end
 
 
 class GrammarState:
@@ -77,7 +79,7 @@ class GrammarState:
     Args:
         start: an LLMatcher at the start, which is copied.
         num_words: ceil(V / 32).
-        end: the token that llguidance allows where the text may end; in no text.
+        end: the token that llguidance allows where the text may end. It occurs in no text.
     """
 
     def __init__(self, start: Any, num_words: int, end: int) -> None:
@@ -86,7 +88,8 @@ class GrammarState:
 
     def restart(self) -> None:
         """Back to the start."""
-        self._matcher, self._failure = self._start.deep_copy(), None
+        self._matcher = self._start.deep_copy()
+        self._failure: str | None = None
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Appends tokens to the text."""
@@ -94,10 +97,10 @@ class GrammarState:
             self._failed()
 
     def allowed(self) -> tuple[np.ndarray, bool, str | None]:
-        """uint32[ceil(V / 32)] tokens that continue the text, whether it may end here, and what failed if
-        something did: the text has left the grammar, or following it costs too much.
+        """uint32[ceil(V / 32)] of the tokens that continue the text, whether it may end here, and what failed, or None.
 
-        Tokens beyond the vocabulary may be among them: the tokenizer may know more than the model.
+        It fails if the text has left the grammar, or if following the grammar costs too much. Tokens outside the
+        model's vocabulary may be among those returned, because the tokenizer may know more of them.
         """
         words = None if self._failed() else np.frombuffer(self._matcher.compute_bitmask(), "<u4")
         if words is None or self._failed():
@@ -123,16 +126,16 @@ def _llguidance() -> Any:
 
 
 def _read_vocabulary(library: Any, tokenizer: Tokenizer, vocab_size: int) -> tuple[Any, int]:
-    """llguidance's own view of a tokenizer, with one more token that means the end and nothing else.
+    """The tokenizer as llguidance needs it, with one more token that means the end and nothing else, and its id.
 
-    The model's stop ids would not do: a model may have none, or take an ordinary token for one.
+    The model's stop ids cannot be used for that: a model may have none, or use an ordinary token as one.
     """
     backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
     known = set(backend.get_vocab(with_added_tokens=True).values())
     backend.add_special_tokens([END])
     end = backend.token_to_id(END)
     try:
-        if end in known:
+        if end is None or end in known:
             raise ValueError(f"its ids have gaps, so {end} came twice")
         most = max(vocab_size, max(known) + 1, end + 1)
         return library.LLTokenizer(backend.to_str(), n_vocab=most, eos_token=end), end
@@ -148,7 +151,7 @@ def _source(matcher: Any, wanted: StructuredOutputsParams, defaults: dict[str, A
     if wanted.kind == "regex":
         return matcher.grammar_from_regex(wanted.regex)
     if wanted.kind == "choice":
-        return matcher.grammar_from_regex("|".join(map(re.escape, wanted.choice)))
+        return matcher.grammar_from_regex("|".join(map(re.escape, wanted.choice or ())))
     if wanted.kind == "grammar":
         return matcher.grammar_from_lark(wanted.grammar)
     schema = wanted.json if wanted.kind == "json" else json.dumps({"type": "object"})
@@ -163,7 +166,7 @@ def _refusal(wanted: StructuredOutputsParams, message: str) -> ValueError:
 
 
 def _shortened(message: str) -> str:
-    """What a parser says went wrong: its line "error: ..." if it has one, else its first."""
+    """A parser's message in short: its line "error: ..." if it has one, else its first line."""
     lines = [line.strip() for line in message.strip().splitlines()] or ["unknown error"]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     text = (errors or lines)[0]

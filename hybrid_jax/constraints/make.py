@@ -1,4 +1,4 @@
-"""From sampling parameters to what limits the tokens of each completion, checked before anything runs."""
+"""Makes of sampling parameters what limits the tokens of each completion, and checks it before anything runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.constraints.bad_words import BadWords, token_sequences
-from hybrid_jax.constraints.grammar import Grammars
+from hybrid_jax.constraints.grammar import Grammars, GrammarState
 from hybrid_jax.constraints.token_bits import all_bits, bits_of
 from hybrid_jax.constraints.token_constraint import TokenConstraint
 from hybrid_jax.text.tokenizer import Tokenizer
@@ -23,8 +23,8 @@ class TokenLimits:
     """What limits the tokens of a prompt's completions.
 
     Attributes:
-        forbidden_ids: never drawn.
-        constraints: one for each completion, since each follows its own text; empty for none.
+        forbidden_ids: tokens that are never drawn.
+        constraints: one for each completion, since each follows a text of its own. Empty if there are none.
     """
 
     forbidden_ids: frozenset[int] = frozenset()
@@ -35,27 +35,28 @@ NO_LIMITS = TokenLimits()
 
 
 class Constraints:
-    """Makes the limits of each prompt; keeps compiled grammars.
+    """Makes the limits of each prompt, and keeps compiled grammars.
 
     Args:
-        tokenizer: the model's; None when it came without one.
-        config: the model's.
+        tokenizer: of the model; None if it came without one.
+        config: of the model.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, config: ModelConfig) -> None:
         self._tokenizer, self._config = tokenizer, config
-        self._grammars = tokenizer and Grammars(tokenizer, config.vocab_size)
+        self._grammars = None if tokenizer is None else Grammars(tokenizer, config.vocab_size)
 
     def limits(self, index: int, params: SamplingParams, stop_ids: frozenset[int]) -> TokenLimits:
         """What the tokens of one prompt's completions must keep to.
 
         Args:
-            index: the prompt's, for messages.
-            stop_ids: that end them, the model's own included unless they are ignored.
+            index: of the prompt, for messages.
+            params: of the prompt.
+            stop_ids: ids that end the completions, with the model's own unless they are ignored.
 
         Raises:
-            ValueError: a grammar that is wrong or not supported, parameters that contradict each other, or
-                something that is missing: tokenizer, llguidance.
+            ValueError: a grammar is wrong or not supported, parameters contradict each other, or the tokenizer or
+                llguidance is missing.
         """
         check_token_ids(index, params, self._config.vocab_size)
         sequences = self._bad_sequences(index, params)
@@ -83,7 +84,9 @@ class Constraints:
         return TokenLimits(forbidden_ids=forbidden, constraints=constraints)
 
     def _bad_sequences(self, index: int, params: SamplingParams) -> list[tuple[int, ...]]:
-        if params.bad_words and self._tokenizer is None:
+        if not params.bad_words:
+            return []
+        if self._tokenizer is None:
             raise ValueError(f"prompt {index}: bad_words need {TOKENIZER}")
         found: dict[tuple[int, ...], None] = {}
         for word in params.bad_words:
@@ -92,8 +95,8 @@ class Constraints:
             sequences = [tokens for tokens in sequences if max(tokens) < size]
             if not sequences:
                 raise ValueError(
-                    f"prompt {index}: bad_words has {reprlib.repr(word)}, which this model's "
-                    "tokenizer gives no tokens the model could draw; leave it out"
+                    f"prompt {index}: bad_words has {reprlib.repr(word)}, for which this model's "
+                    "tokenizer has no tokens that the model can draw; leave it out"
                 )
             found |= dict.fromkeys(sequences)
         return list(found)
@@ -105,7 +108,7 @@ class Constraints:
         forbidden: frozenset[int],
         stop_ids: frozenset[int],
     ) -> np.ndarray:
-        """Tokens that may come at all, uint32[ceil(V / 32)]; some must at the start."""
+        """uint32[ceil(V / 32)] of the tokens that may come at all. One of them must be possible at the start."""
         size, allowed = self._config.vocab_size, params.allowed_token_ids
         drawable = all_bits(size) if allowed is None else bits_of(allowed, size)
         drawable &= ~bits_of(forbidden, size)
@@ -116,7 +119,7 @@ class Constraints:
             )
         return drawable
 
-    def _grammar(self, index: int, params: SamplingParams):
+    def _grammar(self, index: int, params: SamplingParams) -> GrammarState | None:
         if params.structured_outputs is None:
             return None
         if self._grammars is None:
@@ -128,9 +131,9 @@ class Constraints:
 
 
 def check_token_ids(index: int, params: SamplingParams, vocab_size: int) -> None:
-    """ValueError where `logit_bias` or `allowed_token_ids` name a token beyond the vocabulary."""
+    """ValueError if `logit_bias` or `allowed_token_ids` name a token outside the vocabulary."""
     named = {
-        "logit_bias": [token for token, _ in params.logit_bias],
+        "logit_bias": dict(params.logit_bias or ()),
         "allowed_token_ids": params.allowed_token_ids or (),
     }
     for name, tokens in named.items():
@@ -143,7 +146,7 @@ def check_token_ids(index: int, params: SamplingParams, vocab_size: int) -> None
 
 
 def _together(params: SamplingParams) -> str:
-    """The parameters that limit tokens everywhere, in words."""
+    """The parameters that limit tokens in the whole text, in words."""
     names = ("allowed_token_ids", "bad_words", "min_tokens")
     given = [
         f"{name}={reprlib.repr(getattr(params, name))}" for name in names if getattr(params, name)

@@ -8,16 +8,14 @@ import numpy as np
 
 
 def bits_of(tokens: Iterable[int], vocab_size: int) -> np.ndarray:
-    """The set of these tokens; those beyond the vocabulary are left out.
+    """The set of the given tokens, without those outside the vocabulary.
 
     Example:
         >>> bits_of([0, 33, 99], 40).tolist()
         [1, 2]
     """
-    flags = np.zeros(-(-vocab_size // 32) * 32, bool)
-    tokens = np.fromiter(tokens, np.int64)
-    flags[tokens[tokens < vocab_size]] = True
-    return words_of(flags)
+    ids = np.fromiter(tokens, np.int64)
+    return _packed(ids[ids < vocab_size], vocab_size)
 
 
 def all_bits(vocab_size: int) -> np.ndarray:
@@ -27,21 +25,10 @@ def all_bits(vocab_size: int) -> np.ndarray:
         >>> all_bits(34).tolist()
         [4294967295, 3]
     """
-    flags = np.zeros(-(-vocab_size // 32) * 32, bool)
-    flags[:vocab_size] = True
-    return words_of(flags)
+    return _packed(slice(vocab_size), vocab_size)
 
 
-def words_of(flags: np.ndarray) -> np.ndarray:
-    """bool[32 n] to uint32[n]."""
+def _packed(members: np.ndarray | slice, vocab_size: int) -> np.ndarray:
+    flags: np.ndarray = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+    flags[members] = True
     return np.packbits(flags, bitorder="little").view("<u4").astype(np.uint32)
-
-
-def tokens_of(bits: np.ndarray) -> np.ndarray:
-    """The tokens of a set, ascending.
-
-    Example:
-        >>> tokens_of(bits_of([33, 0], 40)).tolist()
-        [0, 33]
-    """
-    return np.flatnonzero(np.unpackbits(bits.astype("<u4").view(np.uint8), bitorder="little"))

@@ -15,15 +15,15 @@ class TokenConstraint:
     """A grammar, forbidden sequences, or both, over the output of one completion; the engine's `Constraint`.
 
     Args:
-        vocab_size: the model's.
-        drawable: uint32[ceil(V / 32)] tokens that the rest of its parameters allow.
-        end_ids: the model's own stop ids, as far as they end it: no part of a text.
+        vocab_size: of the model.
+        drawable: uint32[ceil(V / 32)] tokens that the other parameters allow.
+        end_ids: the model's own stop ids, unless they are ignored. They are not part of the text.
         stop_ids: these and the caller's.
-        min_tokens: stop ids may not come before so many tokens.
+        min_tokens: before so many tokens no stop id may come.
         grammar, bad_words: each may be None.
 
     Attributes:
-        stuck: why no token may come although the text is not complete, for the output asked about last.
+        stuck: why no token may come although the text is not complete; for the output of the last call of `mask`.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class TokenConstraint:
         self._stop_ids, self._min_tokens = stop_ids, min_tokens
         self._ends, self._stops = bits_of(end_ids, vocab_size), bits_of(stop_ids, vocab_size)
         self._grammar, self._bad_words = grammar, bad_words
-        self._consumed: list[int] | None = None  # None: start over, an interrupt fell in between
+        self._consumed: list[int] | None = None  # None: start over, since a call has failed
         self._answer = np.zeros_like(drawable)
 
     def mask(self, output: Sequence[int]) -> np.ndarray:
-        """uint32[ceil(V / 32)] of the tokens that may follow; all zeros when nothing may.
+        """uint32[ceil(V / 32)] of the tokens that may follow; all zeros if none may.
 
-        Fast where `output` continues the one of the call before, and nothing at all where it is the same.
+        It is fast if `output` continues that of the call before, and immediate if it is the same.
         """
         output = list(output)
         consumed, self._consumed = self._consumed, None

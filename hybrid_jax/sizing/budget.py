@@ -1,4 +1,4 @@
-"""How large a state fits a memory budget: frames, checkpoint slots, longest sequence."""
+"""How a memory budget is split: frames, checkpoint slots, rings, tables and logits."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ MAX_SLOTS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Sizes of a state, and of what steps need beside it.
+class MemorySplit:
+    """What `memory` is split into.
 
     Attributes:
         num_frames: frames of the arena, the sink included.
         max_slots: lines of the slot table, slot 0 included.
-        max_model_len: longest sequence in tokens, by model and settings (the pool may hold less).
+        max_model_len: longest sequence in tokens that model and settings allow; the arena may hold less.
         arena_bytes, ring_bytes, table_bytes: of the state.
-        logits_bytes: of logits and their like in the largest step.
-        adjust_bytes: of counts and biases, made when the first request asks for them.
+        logits_bytes: of logits and similar arrays in the largest step.
+        adjust_bytes: of counts and biases, which are made when the first request asks for them.
     """
 
     num_frames: int
@@ -42,21 +42,21 @@ class Sizes:
 
     @property
     def state_bytes(self) -> int:
-        """What is held from the start to the end."""
+        """Bytes that are held as long as the engine lives."""
         return self.arena_bytes + self.ring_bytes + self.table_bytes
 
     @property
     def row_bytes(self) -> int:
-        """What goes by `max_rows` and the model alone."""
+        """Bytes that depend only on the model and `max_rows`."""
         return self.ring_bytes + self.logits_bytes + self.adjust_bytes
 
     @property
     def total_bytes(self) -> int:
-        """What `memory` covers."""
+        """Bytes of all parts together."""
         return self.state_bytes + self.logits_bytes + self.adjust_bytes
 
 
-def choose_sizes(
+def split_memory(
     model: ModelConfig,
     engine: EngineConfig,
     geometry: Geometry,
@@ -64,13 +64,13 @@ def choose_sizes(
     default_limit: int | None = None,
     takes_all: bool = False,
     kernels: bool = False,
-) -> Sizes:
-    """Splits `engine.memory`, or a default, into rings, logits, tables and as many frames as are left.
+) -> MemorySplit:
+    """Splits `engine.memory`, or a default, into rings, logits, tables, and as many frames as the rest allows.
 
     Args:
         model, engine, geometry: what to size for.
-        default_limit: most bytes the default may take; an explicit `engine.memory` is taken as it is.
-        takes_all: the default takes as much as that, where it is known, and not just what the rows need.
+        default_limit: the most bytes that the default may take. An explicit `engine.memory` is taken as it is.
+        takes_all: the default takes all of that limit, if there is one, and not only what the rows need.
         kernels: steps are made of Pallas kernels, which hold fewer arrays of logits.
 
     Raises:
@@ -101,14 +101,12 @@ def choose_sizes(
     adjust = adjust_specs(model, num_rows=engine.max_rows + 1)
     adjust_bytes = sum(spec.num_bytes for spec in adjust.values())
     least = _frames_for(geometry, min(2 * geometry.grain, max_model_len), 2)
-    # A slot's table line is paid for by the frames of its checkpoint, two lines are there in any case.
+    # Each frame of a checkpoint also pays for its entry in the slot table. Two lines of the table are always there.
     per_frame = geometry.frame_bytes + (4 if geometry.has_state else 0)
     fixed = ring_bytes + step_bytes + adjust_bytes + 2 * 4 * max(geometry.state_frames, 1)
     if engine.memory is None:
-        rows = engine.max_rows
-        num_frames = 1 + rows * _frames_for(
-            geometry, min(max_model_len, DEFAULT_LENGTH), 1 + DEFAULT_CHECKPOINTS
-        )
+        length = min(max_model_len, DEFAULT_LENGTH)
+        num_frames = 1 + engine.max_rows * _frames_for(geometry, length, 1 + DEFAULT_CHECKPOINTS)
         if default_limit is not None:
             most = (default_limit - fixed) // per_frame
             num_frames = most if takes_all else min(num_frames, most)
@@ -126,7 +124,7 @@ def choose_sizes(
     max_slots = 2
     if geometry.has_state:
         max_slots = min(max(2, 1 + (num_frames - 1) // geometry.state_frames), MAX_SLOTS)
-    return Sizes(
+    return MemorySplit(
         num_frames=num_frames,
         max_slots=max_slots,
         max_model_len=max_model_len,

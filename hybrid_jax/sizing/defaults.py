@@ -1,14 +1,14 @@
-"""What an engine is set to for a device where its user says nothing. A pure function of the two; no jax.
+"""The settings of an engine on a device that its user leaves open. A pure function of model and device; no jax.
 
-On a CPU the defaults are those of `EngineConfig`. A GPU's are chosen by what one is good at:
+On a CPU the defaults are those of `EngineConfig`. For a GPU they are:
 
-- Chunks of prompts are long, for a product of few tokens reads all weights as well. They get shorter where the
-  temporaries of a step would take more than an eighth of what weights leave.
-- As many rows as memory holds at `DEFAULT_LENGTH` tokens each, up to 256: a decode step reads the weights once for all
+- Long chunks of prompts, because a product of few tokens reads all weights as well. They are shorter if the temporaries
+  of a step would take more than an eighth of what the weights leave.
+- As many rows as memory holds at `DEFAULT_LENGTH` tokens each, up to 256. A decode step reads the weights once for all
   rows.
-- Few steps a dispatch: the device is never idle between dispatches anyway, since the host plans ahead, and what has
-  arrived or ended is seen sooner.
-- Few and large shapes, for a program takes long to compile there.
+- Few steps a dispatch. The device is not idle between dispatches, because the host plans ahead, and the engine notices
+  sooner what has arrived or ended.
+- Few and large shapes, because a program takes long to compile.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hybrid_jax.sizing.budget import DEFAULT_LENGTH
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.room import Change, Choose, Room, find_room
 
-GPU_DEFAULTS = {"steps_per_dispatch": 4, "shapes": "coarse"}
+GPU_DEFAULTS: dict[str, Any] = {"steps_per_dispatch": 4, "shapes": "coarse"}
 GPU_CHUNKS = (8192, 4096, 2048, 1024, 512)  # tokens
 GPU_ROWS = (256, 128, 64, 32, 16, 8, 4, 2, 1)
-ROWS_UNKNOWN = 64  # where a GPU's memory is not known
-STEP_SHARE = 8  # one part in so many of what weights leave may go to a step's temporaries
+ROWS_UNKNOWN = 64  # if a GPU's memory is not known
+STEP_SHARE = 8  # a step's temporaries may take an eighth of what weights leave
 
 
 def choose_settings(
@@ -37,15 +37,17 @@ def choose_settings(
     dtype: str,
     held: int | None = None,
 ) -> EngineConfig:
-    """The settings of an engine; `memory` stays None where `find_room` is to choose it.
+    """The settings of an engine. `memory` stays None if it was not given; `find_room` then chooses it.
 
     Args:
-        model: what it runs. device: where.
+        model: what it runs.
+        device: where it runs.
         given: fields of `EngineConfig` that its user set.
-        dtype: of the weights. held: their bytes if they are in memory already.
+        dtype: of the weights.
+        held: bytes of the weights if they are in memory already.
 
     Raises:
-        ValueError: a given value is not what it should be, alone or together with the model.
+        ValueError: a given value is wrong, alone or together with the model.
 
     Example:
         >>> from hybrid_jax.config import Attention, LayerSpec
@@ -68,7 +70,7 @@ def choose_settings(
         engine = EngineConfig(dtype=dtype, **settings | tried)
         try:
             return fitting(find_room(model, engine, device, held=held))
-        except ValueError:  # this memory does not even hold one sequence for so many rows
+        except ValueError:  # for so many rows, this memory cannot even hold one sequence
             return False
 
     if device.num_bytes is None:
@@ -91,7 +93,7 @@ def chooser(
     dtype: str,
     held: int | None = None,
 ) -> Choose:
-    """`choose_settings` of these arguments after a change of some given settings."""
+    """A function that returns `choose_settings` of these arguments after some settings were changed."""
 
     def choose(change: Change) -> EngineConfig:
         changed = {**given, **change}
@@ -102,13 +104,13 @@ def chooser(
 
 
 def _is_light(room: Room) -> bool:
-    """A step's temporaries are a small part of what weights leave."""
-    left = room.device.num_bytes - room.weight_bytes
+    """Whether a step's temporaries are a small part of what weights leave."""
+    left = (room.device.num_bytes or 0) - room.weight_bytes
     return STEP_SHARE * room.temporary_bytes <= left
 
 
 def _holds_its_rows(room: Room) -> bool:
-    """All rows fit at `DEFAULT_LENGTH` tokens, each with a checkpoint and one to fold into."""
+    """Whether all rows fit at `DEFAULT_LENGTH` tokens, each with a checkpoint and one to fold into."""
     geometry = make_geometry(room.model, room.engine)
     tokens = min(room.sizes.max_model_len, DEFAULT_LENGTH)
     needed = room.engine.max_rows * (geometry.row_frames(tokens) + geometry.state_frames)

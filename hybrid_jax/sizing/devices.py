@@ -1,23 +1,24 @@
-"""The devices that models run on: what one has, and the cards whose sizes are known. No jax."""
+"""The devices that models run on, and the cards whose sizes are known. No jax."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from hybrid_jax.machine import has_nvidia, nvidia_gpu, ram_bytes, widens_bfloat16
 
-# Bytes that CUDA reports to a program as the whole of a card, and its compute capability.
+# The memory of a card, as CUDA reports it to a program, and its compute capability.
 CARDS = {
     "a100": (84_980_000_000, "8.0"),  # 80 GB
     "a100-40gb": (42_290_000_000, "8.0"),
     "h100": (84_930_000_000, "9.0"),  # 80 GB
     "h200": (150_110_000_000, "9.0"),  # 141 GB
 }
-# Of a card, what jax is asked to take; the rest is for CUDA itself, for programs and their command buffers.
+# The share of a card that jax is asked to take. The rest is for CUDA itself, for programs and their command buffers.
 GPU_SHARE = 0.95
-JAX_SHARE = 0.75  # what jax takes by itself
+JAX_SHARE = 0.75  # the share that jax takes by itself
 LEAST_SHARE = 0.01
 FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
 SHARE_VARIABLES = (*FRACTIONS, "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_ALLOCATOR")
@@ -28,11 +29,11 @@ class Device:
     """What runs a model.
 
     Attributes:
-        platform: "cpu", "gpu", or what else jax calls it.
-        num_bytes: memory that weights, arena and steps share; None where it is not known.
-        total_bytes: all of a card's memory, where that is known to be more.
+        platform: "cpu", "gpu", or another name that jax uses.
+        num_bytes: memory that weights, arena and steps share; None if it is not known.
+        total_bytes: all memory of a card, if that is known to be more.
         name: of the card, if it is known.
-        capability: of a GPU, NVIDIA's compute capability, such as "9.0", or another maker's name; None if not known.
+        capability: of a GPU: NVIDIA's compute capability, such as "9.0", or another maker's name. None if not known.
         widens: its compiler makes float32 copies of bfloat16 weights in every step.
 
     Example:
@@ -49,12 +50,12 @@ class Device:
 
     @property
     def is_host(self) -> bool:
-        """Its memory is the host's, which Python, the compiler and the system share."""
+        """Whether its memory is the host's, which Python, the compiler and the system share."""
         return self.platform == "cpu"
 
     @property
     def runs_kernels(self) -> bool:
-        """Pallas kernels run on it: an NVIDIA GPU of compute capability 8.0 (Ampere) or more, as far as is known."""
+        """Whether Pallas kernels run on it: on an NVIDIA GPU of capability 8.0 (Ampere) or more, as far as is known."""
         if self.platform != "gpu" or self.capability is None:
             return self.platform == "gpu"
         generation = self.capability.partition(".")[0]
@@ -62,12 +63,12 @@ class Device:
 
     @property
     def is_hopper(self) -> bool:
-        """It is known to be one of NVIDIA's Hopper cards."""
+        """Whether it is known to be one of NVIDIA's Hopper cards."""
         return self.platform == "gpu" and (self.capability or "").startswith("9.")
 
     @property
     def noun(self) -> str:
-        """What messages call it: "this ... has"."""
+        """The word for it in messages: "this ... has"."""
         return "machine" if self.is_host else self.name or "device"
 
 
@@ -77,10 +78,10 @@ def host() -> Device:
 
 
 def card(name: str) -> Device:
-    """A card by its name, as `LLM` finds it when nothing else runs there; "cpu" is this machine's.
+    """A card by its name, as `LLM` finds it when nothing else runs there. "cpu" is this machine's own.
 
     Raises:
-        ValueError: no such card is known.
+        ValueError: the card is not known.
     """
     key = name.lower()
     if key == "cpu":
@@ -93,28 +94,28 @@ def card(name: str) -> Device:
 
 
 def installed_gpu() -> Device:
-    """This machine's first NVIDIA GPU, as its driver describes it; of unknown size where that says nothing."""
+    """This machine's first NVIDIA GPU, as its driver describes it. Its size is unknown if the driver says nothing."""
     found = nvidia_gpu()
     if found is None:
         return Device(platform="gpu")
     return _gpu(found.total_bytes, _share(), capability=found.capability)
 
 
-def _gpu(total: int, share: float, **known: str) -> Device:
+def _gpu(total: int, share: float, **known: Any) -> Device:
     return Device(platform="gpu", num_bytes=int(share * total), total_bytes=total, **known)
 
 
 def claim_gpu() -> None:
-    """Asks jax for `GPU_SHARE` of a GPU, less what other processes hold, unless the user has said something.
+    """Asks jax for `GPU_SHARE` of a GPU, less what other processes hold, unless the user has set a share.
 
-    jax's own share is 0.75. It counts where jax has not looked at its devices yet.
+    It has an effect only before jax has looked at its devices.
     """
     if not _is_said():
         os.environ[FRACTIONS[0]] = f"{_share():.3g}"
 
 
 def _share() -> float:
-    """Of a GPU's memory, what jax takes or is asked to take."""
+    """The share of a GPU's memory that jax takes or is asked to take."""
     for name in FRACTIONS:
         with suppress(ValueError):
             return float(os.environ.get(name, ""))

@@ -1,25 +1,27 @@
-"""Whether a model fits a device: its weights, its `memory`, and what the layers of one step hold. No jax."""
+"""Whether a model fits a device with its weights, its `memory` and the temporaries of a step. No jax."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
+from hybrid_jax.byte_sizes import format_size, parse_size, round_size
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.costs import weight_bytes
 from hybrid_jax.geometry import ITEM_BYTES, make_geometry
-from hybrid_jax.sizes import format_size, parse_size, round_size
-from hybrid_jax.sizing.budget import Sizes, choose_sizes
+from hybrid_jax.sizing.budget import MemorySplit, split_memory
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.temporaries import temporary_bytes
 
 Change = dict[str, str | int]  # settings by name
-Choose = Callable[[Change], EngineConfig]  # settings of an engine in which these are changed
+Choose = Callable[[Change], EngineConfig]  # settings of an engine after a change
 # Advice leaves this much for Python, the compiler and its programs, or a twentieth of the memory if that is less.
 HOST_BYTES = 1 << 30
-# Of what weights and a step leave of a GPU's memory, the default `memory`. The rest is for what is copied now and then,
-# and for XLA, which times variants of a product on copies of what goes in: there is always room for the largest.
+# The default `memory` takes this share of what weights and a step leave of a GPU's memory. The rest is for occasional
+# copies, and for XLA, which times variants of a product on copies of its operands: there is room for the largest.
 GPU_MEMORY_SHARE = 0.95
 TUNING_BYTES = 1 << 28  # beside the largest weight
 
@@ -31,10 +33,10 @@ class Room:
     Attributes:
         model, engine, device: what was asked.
         weight_bytes: of all weights.
-        weights_given: they are in memory already, in the dtype they have.
+        weights_given: they are in memory already, so their dtype is fixed.
         temporary_bytes: of the largest step, an estimate.
         sizes: what `memory` is split into.
-        choose: settings after a change, for advice; None where all others stay as they are.
+        choose: settings after a change, for advice; None if all other settings stay as they are.
     """
 
     model: ModelConfig
@@ -43,32 +45,32 @@ class Room:
     weight_bytes: int
     weights_given: bool
     temporary_bytes: int
-    sizes: Sizes
+    sizes: MemorySplit
     choose: Choose | None = None
 
     @property
     def memory_bytes(self) -> int:
-        """Of `memory`, as much as was asked for; an engine takes a little less, for frames are whole."""
+        """The `memory` that was asked for. An engine takes a little less, because frames are whole."""
         return max(self.engine.memory or 0, self.sizes.total_bytes)
 
     @property
     def needed_bytes(self) -> int:
-        """Everything together."""
+        """Bytes of weights, `memory` and temporaries together."""
         return self.weight_bytes + self.memory_bytes + self.temporary_bytes
 
     @property
     def taken_bytes(self) -> int:
-        """What an engine really takes of it."""
+        """The part of `needed_bytes` that an engine really takes."""
         return self.weight_bytes + self.sizes.total_bytes + self.temporary_bytes
 
     @property
     def fits(self) -> bool | None:
-        """Whether the device has what is needed; None where its memory is not known."""
+        """Whether the device has what is needed; None if its memory is not known."""
         has = self.device.num_bytes
         return None if has is None else self.needed_bytes <= has
 
     def parts(self) -> str:
-        """What is needed as a sum: "weights 8 GiB (float32) + ... = 9 GiB"."""
+        """What is needed, as a sum: "weights 8 GiB (float32) + ... = 9 GiB"."""
         least = "at least " if self.fits is False and self.engine.memory is None else ""
         rows = f"{self.engine.max_rows} row" + ("s" if self.engine.max_rows > 1 else "")
         why = " (jax before 0.11 copies bfloat16 weights to float32)"
@@ -81,7 +83,7 @@ class Room:
 
     @property
     def remedy(self) -> str:
-        """What to do when it does not fit."""
+        """What to do if it does not fit."""
         found = [_words(change, self) for change in _changes(self)]
         if found:
             return f"use {' or '.join(found)}"
@@ -91,14 +93,14 @@ class Room:
 
 
 def steps_on(device: Device, wanted: str) -> str:
-    """What `EngineConfig.kernels` means on a device: "xla" or "pallas"."""
+    """What steps are made of on a device: "xla" or "pallas". `wanted` is `EngineConfig.kernels`."""
     if wanted != "auto":
         return wanted
     return "pallas" if device.runs_kernels else "xla"
 
 
 class DoesNotFit(ValueError):
-    """A model that needs more memory than the device has."""
+    """A model needs more memory than the device has."""
 
 
 def find_room(
@@ -110,16 +112,16 @@ def find_room(
     kernels: bool | None = None,
     choose: Choose | None = None,
 ) -> Room:
-    """Sizes everything; the default `memory` takes a part of what weights and steps leave.
+    """Works out what a model takes. The default `memory` is a share of what weights and steps leave.
 
     Args:
         model, engine, device: what to size for.
-        held: bytes of the weights if they are in memory already; None for those of `engine.dtype`.
-        kernels: whether steps are made of Pallas kernels; None for what the device can run.
+        held: bytes of the weights if they are in memory already; None for weights in `engine.dtype`.
+        kernels: whether steps are made of Pallas kernels; None for what suits the device.
         choose: as in `Room`.
 
     Raises:
-        ValueError: as `choose_sizes`.
+        ValueError: as `split_memory`.
     """
     weights = weight_bytes(model, engine.dtype) if held is None else held
     if kernels is None:
@@ -129,14 +131,14 @@ def find_room(
     if device.num_bytes is not None:
         left = device.num_bytes - weights
         if device.is_host:
-            # Half, for the host also runs the system, Python and the compiler, and holds compiled programs.
+            # Half, because the host also runs the system, Python and the compiler, and holds compiled programs.
             limit = min(left // 2, left - temporaries, device.num_bytes // 4)
         else:
             left -= temporaries
             tuning = TUNING_BYTES + model.vocab_size * model.width * ITEM_BYTES[engine.dtype]
             limit = min(int(GPU_MEMORY_SHARE * left), left - tuning)
         limit = max(0, limit)
-    sizes = choose_sizes(
+    sizes = split_memory(
         model,
         engine,
         make_geometry(model, engine),
@@ -157,16 +159,16 @@ def find_room(
 
 
 def require_room(room: Room) -> None:
-    """Refuses a model that its device has not the memory for.
+    """Refuses a model that does not fit its device.
 
     Raises:
-        DoesNotFit: with what it needs, what there is, and what would fit.
+        DoesNotFit: says what the model needs, what there is, and what would fit.
     """
     if room.fits is not False:
         return
     raise DoesNotFit(
         f"LLM: this model does not fit: {room.parts()}, and this {room.device.noun} has "
-        f"{format_size(room.device.num_bytes)}; {room.remedy}"
+        f"{format_size(room.device.num_bytes or 0)}; {room.remedy}"
     )
 
 
@@ -174,7 +176,7 @@ def require_room(room: Room) -> None:
 
 
 def _changes(room: Room) -> list[Change]:
-    """Changes of as few settings as possible after which the model fits; none where nothing helps."""
+    """Changes after which the model fits, of as few settings as possible. Empty if nothing helps."""
     for count in (1, 2, 3):
         tried = (
             _change(room, names) for names in combinations(("dtype", "memory", "max_rows"), count)
@@ -186,7 +188,7 @@ def _changes(room: Room) -> list[Change]:
 
 
 def _change(room: Room, names: Iterable[str]) -> Change | None:
-    """Values of these settings with which the model fits; None where no values do."""
+    """Values of these settings with which the model fits; None if there are none."""
     change: Change = {}
     if "dtype" in names:
         if room.engine.dtype != "float32" or room.weights_given:
@@ -206,16 +208,16 @@ def _change(room: Room, names: Iterable[str]) -> Change | None:
 
 
 def _fitting(room: Room, change: Change, lower_memory: bool) -> Change | None:
-    """The change if the model then fits, with the most `memory` that does if that is to be lowered."""
-    held = room.weight_bytes if room.weights_given else None
+    """The change if the model then fits; with the largest `memory` that fits if that is to be lowered."""
+    held, has = room.weight_bytes if room.weights_given else None, room.device.num_bytes or 0
+    settings = room.choose or functools.partial(_changed, room.engine)
     try:
-        settings = room.choose or (lambda change: replace(room.engine, **change))
         engine = settings(change)
         if lower_memory:
             least = find_room(room.model, replace(engine, memory=None), room.device, held=held)
             beside = least.weight_bytes + least.temporary_bytes
-            spare = min(HOST_BYTES, room.device.num_bytes // 20)
-            memory = round_size(max(1, room.device.num_bytes - beside - spare), up=False)
+            spare = min(HOST_BYTES, has // 20)
+            memory = round_size(max(1, has - beside - spare), up=False)
             memory = memory.replace(" ", "")  # one word for a shell
             engine = settings(change | {"memory": parse_size(memory)})
             change = change | {"memory": memory}
@@ -225,13 +227,17 @@ def _fitting(room: Room, change: Change, lower_memory: bool) -> Change | None:
     return change if fits else None
 
 
+def _changed(engine: EngineConfig, change: dict[str, Any]) -> EngineConfig:
+    return replace(engine, **change)
+
+
 def _words(change: Change, room: Room) -> str:
     """The change as keywords of `LLM`."""
     said = []
     for name, value in change.items():
         option = f'{name}="{value}"' if isinstance(value, str) else f"{name}={value}"
         if name == "dtype":
-            weights = format_size(weight_bytes(room.model, value))
+            weights = format_size(weight_bytes(room.model, str(value)))
             said.append(f"{option} ({weights} of weights)")
         else:
             said.append(f"at most {option}")
@@ -239,7 +245,7 @@ def _words(change: Change, room: Room) -> str:
 
 
 def largest(fits: Callable[[int], bool], limit: int) -> int:
-    """The largest n <= limit with fits(n), 0 if none; fits(n) implies fits(n - 1)."""
+    """The largest n <= limit with fits(n), or 0; fits(n) must imply fits(n - 1)."""
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2

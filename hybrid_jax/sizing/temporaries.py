@@ -1,11 +1,12 @@
-"""What the layers of one step hold beside weights and state, by formula. No jax.
+"""An estimate of what the layers of one step hold beside weights and state. No jax.
 
-Logits are not in it: `memory` covers them (`geometry.logits_bytes`).
+Logits are not included, since `memory` covers them (`geometry.logits_bytes`).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hybrid_jax.config import Attention, EngineConfig, ModelConfig, MoE
 from hybrid_jax.costs import state_elements, weight_count
@@ -13,17 +14,17 @@ from hybrid_jax.geometry import ITEM_BYTES, make_geometry
 from hybrid_jax.kinds.kind import StepSize
 from hybrid_jax.kinds.table import kind_of
 
-# Of a row's keys and values attention works on so many tokens at a time, or on a page if that is longer.
+# Tokens of a row's keys and values that attention works on at a time, unless a page is longer.
 TILE_TOKENS = 128
-# On kernels. XLA puts the arrays of a chunk into one piece of memory, with gaps between them.
+# For steps of kernels. XLA puts the arrays of a chunk into one piece of memory, with gaps between them.
 GAPS = 1.12
-SMALL_BYTES, ROW_BYTES = 24_000, 4_500  # index arrays and counters, of a step and of each row
+SMALL_BYTES, ROW_BYTES = 24_000, 4_500  # index arrays and counters: of a step, and of each row
 
 
 def temporary_bytes(
     model: ModelConfig, engine: EngineConfig, *, kernels: bool, widens: bool = False
 ) -> int:
-    """An estimate for the largest step.
+    """Bytes that the largest step holds, an estimate.
 
     Args:
         model, engine: what runs.
@@ -41,10 +42,10 @@ def temporary_bytes(
 
 
 def kernel_step_bytes(model: ModelConfig, engine: EngineConfig, *, rows: int, tokens: int) -> int:
-    """What the layers hold in a step of `rows` rows of `tokens` new tokens each that is made of kernels.
+    """Bytes that the layers hold in a step made of kernels, with `rows` rows of `tokens` new tokens each.
 
-    tests/aot holds it to XLA's count for an H200. The residual stream is there all the time, and of one block at a time
-    its input, what it projects to, and its output.
+    tests/aot compares it with XLA's count for an H200. The residual stream is held all the time. Of one block at a time
+    there are its input, what it projects to, and its output.
     """
     item = ITEM_BYTES[engine.dtype]
     stream = model.width * ITEM_BYTES["float32" if model.residual_in_fp32 else engine.dtype]
@@ -61,7 +62,7 @@ def kernel_step_bytes(model: ModelConfig, engine: EngineConfig, *, rows: int, to
     return SMALL_BYTES + int(GAPS * rows * tokens * (stream + held))
 
 
-def _blocks(model: ModelConfig) -> list:
+def _blocks(model: ModelConfig) -> list[Any]:
     return [b for layer in model.layers for b in (*layer.mixers, layer.mlp) if b is not None]
 
 
@@ -69,9 +70,10 @@ def _blocks(model: ModelConfig) -> list:
 
 
 def _xla_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int:
-    """One layer works at a time, in float32 arrays over the tokens of the step, and the states of the rows twice. In a
-    decode step or an exact one, attention also copies the keys and values that it works on, of each row, twice. Widened
-    weights exist of all layers at once, but of one expert only.
+    """One layer works at a time. It holds float32 arrays over the tokens of the step, and the states of the rows twice.
+
+    In a decode step or an exact one, attention also copies the keys and values that it works on, twice for each row.
+    Widened weights exist of all layers at once, but only of one expert of a mixture.
     """
     columns = 3 * model.width
     columns += max(kind_of(block).xla_elements(block, model.width) for block in _blocks(model))
@@ -89,7 +91,7 @@ def _xla_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int
 
 def _with_one_expert(model: ModelConfig) -> ModelConfig:
     """The model with a single expert in each mixture."""
-    one = {"num_experts": 1, "top_k": 1, "num_groups": 1, "top_groups": 1}
+    one: dict[str, Any] = {"num_experts": 1, "top_k": 1, "num_groups": 1, "top_groups": 1}
     layers = (
         replace(layer, mlp=replace(layer.mlp, **one)) if isinstance(layer.mlp, MoE) else layer
         for layer in model.layers

@@ -1,4 +1,4 @@
-"""Text on its way in and out: tokenizers, chat templates, prompts, and characters as tokens come. Never jax.
+"""Text on its way in and out: tokenizers, chat templates, prompts, and text while its tokens come. Never jax.
 
 May import: config.
 Packages: jinja2, tokenizers.

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import operator
 import os
 import reprlib
 import string
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
-from hybrid_jax.config.checks import is_integer
+from hybrid_jax.config.checks import integers_of
 
 Conversation = Sequence[Mapping[str, Any]]
 
@@ -284,18 +283,17 @@ def message_ends(
 
 def _read_indices(given: Any, count: int) -> list[int]:
     """Indices of messages, all in [0, count); given ones may be negative, to count from the end."""
-    good = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
-    given = list(given) if good else given
-    if not good or not all(is_integer(index) for index in given):
+    indices = integers_of(given)
+    if indices is None:
         what = "cache_breakpoints must be a list of message indices"
         raise _wrong(what, given, "cache_breakpoints")
-    wrong = next((index for index in given if not -count <= index < count), None)
+    wrong = next((index for index in indices if not -count <= index < count), None)
     if wrong is not None:
         raise ConversationError(
             f"cache_breakpoints: there is no message {wrong} in a conversation of {count}",
             param="cache_breakpoints",
         )
-    return [operator.index(index) % count for index in given]
+    return [index % count for index in indices]
 
 
 def _end(

@@ -1,4 +1,4 @@
-"""Tokens to text as they come: whole characters only, and stop strings wherever they fall."""
+"""Turns tokens into text as they come: only whole characters, and stop strings wherever they begin."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
 
-REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no character (yet)
-MAX_HELD = 16  # replacement characters held back; more of them are the model's own garbage
-WINDOW, KEPT = 16, 6  # tokens decoded again for each new one: when to cut, and what is left then
-MAX_PARTIAL = 3  # most tokens of a character that is not complete
-MAX_WINDOW = 256  # cut here whatever the text says: it is garbage, and must not cost more and more
+REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not (yet) a character
+MAX_HELD = 16  # replacement characters held back; if there are more, the model wrote garbage
+WINDOW, KEPT = 16, 6  # tokens decoded again for each new one: when to cut, and how many stay
+MAX_PARTIAL = 3  # the most tokens of an incomplete character
+MAX_WINDOW = 256  # cut here in any case: the text is garbage, and must not cost more and more
 
 
 class IncrementalDecoder:
-    """Decodes a growing sequence one token at a time; the pieces joined are its text.
+    """Decodes a growing sequence one token at a time. The pieces, joined, are its text.
 
-    A token may hold a part of a character, and its text may depend on the tokens before it, so a short
-    window of recent tokens is decoded again for each new one, and what ends in an incomplete
-    character is held back. The pieces depend on the tokens alone, not on how they were grouped.
+    A token may hold only a part of a character, and its text may depend on the tokens before it. So a short window of
+    recent tokens is decoded again for each new one, and text that ends in an incomplete character is held back. The
+    pieces depend only on the tokens, not on how they were grouped.
 
-    The window starts with the end of the prompt: many decoders drop the space before the first word they
+    The window starts with the end of the prompt, because many decoders drop the space before the first word that they
     see. A character that begins in the prompt and ends after it belongs to the pieces.
 
     Args:
-        decode: token ids to text, `Tokenizer.decode` with its options bound.
+        decode: makes text of token ids: `Tokenizer.decode` with its options bound.
         prompt: the tokens before the sequence, or the last few of them.
 
     Example:
@@ -41,13 +41,13 @@ class IncrementalDecoder:
         self._limit = WINDOW
 
     def push(self, token: int) -> str:
-        """Takes one token and returns the text that became certain, often ""."""
+        """Takes one token, and returns the text that is now certain, often ""."""
         self._window = [*self._window, token]
         text = self._decode(self._window)
         end = len(text)
         held = end - len(text.rstrip(REPLACEMENT))
         if held > MAX_HELD:
-            end -= 1  # all but the last, which may still become a character
+            end -= 1  # all except the last one, which may still become a character
         elif held:
             return ""
         self._leave_prompt(text)
@@ -58,7 +58,7 @@ class IncrementalDecoder:
         return piece
 
     def finish(self) -> str:
-        """The rest, incomplete characters as U+FFFD; nothing may be pushed afterwards."""
+        """The rest, with incomplete characters as U+FFFD. Nothing may be pushed afterwards."""
         if not self._window:
             return ""
         text = self._decode(self._window)
@@ -66,21 +66,20 @@ class IncrementalDecoder:
         return text[self._sent :]
 
     def _leave_prompt(self, text: str) -> None:
-        """Counts the prompt's part of the window as given out, but no character the tokens completed."""
+        """Counts the prompt's part of the window as given out, except a character that the new tokens complete."""
         if not self._prompt:
             return
         known = self._decode(self._prompt)
         self._sent = len(commonprefix([known, text]))
-        if known.endswith(
-            REPLACEMENT
-        ):  # some decoders then lose the whole characters before it too
+        if known.endswith(REPLACEMENT):
+            # Some decoders then lose the whole characters before it, too.
             for length in range(max(0, len(self._prompt) - MAX_PARTIAL), len(self._prompt)):
                 whole = self._decode(self._prompt[:length])
                 self._sent = max(self._sent, len(commonprefix([whole, text])))
         self._prompt = []
 
     def _cut(self, text: str, pending: int) -> None:
-        """Forgets old tokens if the recent ones decode alike; `pending` characters are not out yet."""
+        """Forgets old tokens if the recent ones decode to the same text; `pending` characters are not given out yet."""
         recent = self._window[-KEPT:]
         tail = self._decode(recent)
         alike = tail and text.endswith(tail) and not tail.startswith(REPLACEMENT)
@@ -99,13 +98,13 @@ class Stopped:
 
 
 class StopStrings:
-    """Finds stop strings in text that comes in pieces; holds back what may become one.
+    """Finds stop strings in text that comes in pieces, and holds back text that may become one.
 
-    The string whose last character comes first wins, the longest of those that end together. The
-    result does not depend on how the text was cut into pieces.
+    The string that ends first wins, and the longest of several that end together. The result does not depend on how the
+    text was cut into pieces.
 
     Args:
-        stops: the strings; without any, text passes through.
+        stops: the strings; without any, all text passes through.
         include: keep the stop string in the text.
 
     Example:
@@ -120,7 +119,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, piece: str) -> str | Stopped:
-        """Takes a piece and returns the text that is safe to show, or `Stopped`."""
+        """Takes a piece, and returns the text that may be shown, or `Stopped`."""
         if not self._stops:
             return piece
         text = self._held + piece
@@ -138,12 +137,12 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def finish(self) -> str:
-        """What was held back and is no stop string after all."""
+        """The text that was held back, which is not a stop string after all."""
         held, self._held = self._held, ""
         return held
 
     def _possible_start(self, text: str) -> int:
-        """Characters at the end of `text` that begin some stop string."""
+        """How many characters at the end of `text` are the beginning of a stop string."""
         for length in range(min(len(self._stops[0]) - 1, len(text)), 0, -1):
             tail = text[-length:]
             if any(stop.startswith(tail) for stop in self._stops):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hybrid_jax.config.checks import is_integer
+from hybrid_jax.config.checks import integers_of, is_integer
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.text.tokenizer import Tokenizer
 
@@ -19,10 +18,12 @@ TOKENIZER_REMEDY = "put one beside its config.json, or pass {'prompt_token_ids':
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: its text, if it had any, and its token ids.
+    """One prompt.
 
     Attributes:
-        cache_breakpoints: numbers of leading tokens that other prompts will begin with as well.
+        text: its text, if it had any.
+        token_ids: its tokens.
+        cache_breakpoints: numbers of leading tokens with which other prompts will begin as well.
     """
 
     text: str | None
@@ -31,40 +32,40 @@ class Prompt:
 
 
 PromptLike = str | Mapping[str, Any] | Prompt | Sequence[int]
-# One prompt or several. Token ids stand among the items, and not beside them as `Sequence[int]`: a type checker that
-# has two kinds of lists to choose from reports a list of a text and a dict.
+# One prompt or several. A list of token ids is covered by the items, and is not a type of its own (`Sequence[int]`),
+# because with two kinds of lists to choose from, a type checker reports a list of a text and a dict.
 Prompts = str | Mapping[str, Any] | Prompt | Iterable[PromptLike | int]
 
 
 def read_prompts(prompts: Prompts, tokenizer: Tokenizer | None, *, vocab_size: int) -> list[Prompt]:
-    """Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, or several of these, to `Prompt`s.
+    """Makes `Prompt`s of text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, or of several of these.
 
-    A list of integers is one prompt, a list of such lists one prompt each. A dict may have "cache_breakpoints" too:
-    where a prefix ends that other prompts will begin with, in characters of a text or in tokens.
+    A list of integers is one prompt, and a list of such lists is one prompt each. A dict may also have
+    "cache_breakpoints": where prefixes end with which other prompts will begin, in characters of a text or in tokens.
 
     Raises:
-        ValueError: a prompt is malformed, empty, not valid Unicode, holds an id outside the vocabulary, or is
-            text while there is no tokenizer; a breakpoint lies outside of it. The message names its index.
+        ValueError: a prompt is malformed, empty or not valid Unicode, has an id outside the vocabulary or a breakpoint
+            outside the prompt, or is text while there is no tokenizer. The message names its index.
     """
     if isinstance(prompts, str | Mapping | Prompt):
-        prompts = [prompts]
+        return [_read(0, prompts, tokenizer, vocab_size)]
     if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | bytearray):
         raise ValueError(
             f"prompts must be text, token ids, or a list of prompts, got {type(prompts).__name__}"
         )
-    prompts = list(prompts)
-    if prompts and all(is_integer(token) for token in prompts):
-        prompts = [prompts]
-    return [_read(i, p, tokenizer, vocab_size) for i, p in enumerate(prompts)]
+    listed: list[Any] = list(prompts)
+    if listed and all(map(is_integer, listed)):
+        listed = [listed]
+    return [_read(i, p, tokenizer, vocab_size) for i, p in enumerate(listed)]
 
 
 def check_unicode(where: str, text: str) -> None:
-    """ValueError where a text cannot be UTF-8: half of a surrogate pair, or a byte that was no UTF-8."""
+    """ValueError if a text cannot be UTF-8: it has half of a surrogate pair, or a byte that was not UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
-        # How Python carries a byte that it could not decode.
+        # The range in which Python keeps bytes that it could not decode.
         what = f"byte 0x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"U+{code:04X}"
         raise ValueError(
             f"{where}: is not valid UTF-8, it has {what} at character {error.start}; convert it first"
@@ -107,7 +108,7 @@ def _read(index: int, prompt: PromptLike, tokenizer: Tokenizer | None, vocab_siz
 def _of_ids(
     where: str, ids: Any, declared: Any, vocab_size: int, text: str | None = None
 ) -> Prompt:
-    """A prompt given as token ids, its breakpoints counted in them."""
+    """A prompt given as token ids, with breakpoints counted in tokens."""
     token_ids = _token_ids(where, ids, vocab_size)
     return Prompt(text, token_ids, _breakpoints(where, declared, len(token_ids), "tokens"))
 
@@ -115,7 +116,7 @@ def _of_ids(
 def leading_tokens(
     tokenizer: Tokenizer, text: str, token_ids: Sequence[int], characters: Sequence[int]
 ) -> tuple[int, ...]:
-    """How many tokens end within so many leading characters of a text, for each of several numbers of them."""
+    """For each number of leading characters of a text, how many of its tokens end within them."""
     if not characters:
         return ()
     ends = tokenizer.token_ends(text, token_ids)
@@ -124,13 +125,11 @@ def leading_tokens(
 
 
 def _breakpoints(where: str, given: Any, length: int, unit: str) -> tuple[int, ...]:
-    good = isinstance(given, Iterable) and not isinstance(given, str | bytes | bytearray | Mapping)
-    points = tuple(given) if good else ()
-    if not good or not all(is_integer(point) for point in points):
+    points = integers_of(given)
+    if points is None:
         raise ValueError(
             f"{where}: {BREAKPOINTS} must be a list of integers, got {reprlib.repr(given)}"
         )
-    points = tuple(map(operator.index, points))
     wrong = next((point for point in points if not 0 < point <= length), None)
     if wrong is not None:
         raise ValueError(
@@ -139,18 +138,16 @@ def _breakpoints(where: str, given: Any, length: int, unit: str) -> tuple[int, .
     return tuple(sorted(set(points)))
 
 
-def _token_ids(where: str, ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
-    good = isinstance(ids, Iterable) and not isinstance(ids, str | bytes | bytearray)
-    given = tuple(ids) if good else ids
-    if not good or not all(is_integer(token) for token in given):
-        raise ValueError(f"{where}: prompt_token_ids must be integers, got {reprlib.repr(ids)}")
-    read = tuple(map(operator.index, given))
-    if not read:
+def _token_ids(where: str, given: Any, vocab_size: int) -> tuple[int, ...]:
+    ids = integers_of(given)
+    if ids is None:
+        raise ValueError(f"{where}: prompt_token_ids must be integers, got {reprlib.repr(given)}")
+    if not ids:
         raise ValueError(f"{where}: is empty; a prompt needs at least one token")
-    wrong = next((token for token in read if not 0 <= token < vocab_size), None)
+    wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
     if wrong is not None:
         raise ValueError(f"{where}: token ids must lie between 0 and {vocab_size - 1}, got {wrong}")
-    return read
+    return ids
 
 
 def pair_params(

@@ -1,4 +1,4 @@
-"""The tokenizer of a model directory: text to token ids and back, and its chat template."""
+"""The tokenizer of a model directory: text to token ids and back, and its chat templates."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 
 class NoTemplate(ValueError):
-    """A model has no default chat template and the caller named none: what is missing; what to do in Python."""
+    """A model has no default chat template, and the caller named none."""
 
 
 class Tokenizer:
-    """A tokenizer.json with what the files beside it say about special tokens and chat.
+    """A tokenizer.json, with what the files beside it say about special tokens and chat.
 
     Args:
         backend: the `tokenizers.Tokenizer`.
-        special_tokens: name ("bos_token", ...) to text, given to chat templates.
-        chat_templates: name to Jinja source; "default" is used unless another is named.
-        add_bos: True puts the bos token first when the backend does not; None leaves it to the backend.
+        special_tokens: from name ("bos_token", ...) to text, given to chat templates.
+        chat_templates: from name to Jinja source; "default" is used unless another is named.
+        add_bos: True puts the bos token first if the backend does not; None leaves that to the backend.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Tokenizer | None:
-        """Reads tokenizer.json and its neighbours; None when the directory has no tokenizer.json.
+        """Reads tokenizer.json and the files beside it; None if the directory has no tokenizer.json.
 
         Raises:
             ValueError: a file there is not what it should be.
@@ -66,7 +66,7 @@ class Tokenizer:
             hint = (
                 "; it is a git-lfs pointer, run `git lfs pull` in its directory" if pointer else ""
             )
-            raise ValueError(f"{file}: not a tokenizer this can read: {error}{hint}") from error
+            raise ValueError(f"{file}: not a tokenizer that can be read: {error}{hint}") from error
         backend.no_truncation()
         backend.no_padding()
         config = _read_json(folder / "tokenizer_config.json")
@@ -84,19 +84,21 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Ids it knows, added tokens included."""
+        """How many ids it knows, with added tokens."""
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     @property
     def bos_token_id(self) -> int | None:
+        """The token that begins a text, if there is one."""
         return self._special_id("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:
+        """The token that ends a text, if there is one."""
         return self._special_id("eos_token")
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Text to token ids, with the tokenizer's own special tokens unless told otherwise."""
+        """Token ids of a text, with the tokenizer's own special tokens unless told otherwise."""
         ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         bos = self.bos_token_id
         if add_special_tokens and self._add_bos and bos is not None and ids[:1] != [bos]:
@@ -104,7 +106,7 @@ class Tokenizer:
         return ids
 
     def token_ends(self, text: str, ids: Sequence[int]) -> list[int]:
-        """Where the text of each of its `ids` ends, in characters; `encode` made them of this text."""
+        """Where in a text each of its tokens ends, in characters. `encode` must have made the ids of this text."""
         for add_special_tokens in (False, True):
             encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
             missing = len(ids) - len(encoding.ids)  # 1: a token that opens the text
@@ -113,7 +115,7 @@ class Tokenizer:
         raise ValueError(f"token_ends: {len(ids)} ids are not this text's, {reprlib.repr(text)}")
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Token ids to text; bytes that are no character become U+FFFD."""
+        """The text of token ids. Bytes that are not a character become U+FFFD."""
         return self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def _special_id(self, name: str) -> int | None:
@@ -138,19 +140,19 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """Renders a conversation as the text the model was trained on.
+        """Renders a conversation as text of the form on which the model was trained.
 
         Args:
             messages: {"role": ..., "content": ...} in order.
-            chat_template: the name of one of the model's templates, or Jinja source; None for its default, or
-                for the one called "tool_use" where tools are given and the model has it.
-            add_generation_prompt: end with the opening of the assistant's turn.
+            chat_template: the name of one of the model's templates, or Jinja source. None for its default, or for the
+                one called "tool_use" if there are tools and the model has that.
+            add_generation_prompt: end with the beginning of the assistant's answer.
             tools: JSON schemas of tools, {"type": "function", "function": {"name": ..., "description": ...,
-                "parameters": ...}} each, for templates that know them.
-            variables: anything else the template looks at.
+                "parameters": ...}} each, for templates that use them.
+            variables: other variables that the template reads.
 
         Raises:
-            ValueError: there is no template, it refuses the messages, or a tool is no dict.
+            ValueError: there is no template, it refuses the messages, or a tool is not a dict.
         """
         if tools is not None:
             check_tools(tools)
@@ -172,7 +174,7 @@ class Tokenizer:
     def quoted_in_template(
         self, chat_template: str | None = None, *, with_tools: bool = False
     ) -> frozenset[str]:
-        """The strings that a template's code holds in quotes: the roles that it tells apart are among them.
+        """The strings in quotes in a template's code. The roles that it knows are among them.
 
         Raises:
             ValueError: there is no such template, or it is not Jinja.
@@ -206,7 +208,7 @@ class Tokenizer:
 
 
 def compile_template(source: str) -> jinja2.Template:
-    """A chat template ready to be rendered; ValueError where it is not Jinja."""
+    """A chat template, ready to be rendered. ValueError if it is not Jinja."""
     try:
         return _ENVIRONMENT.from_string(source)
     except jinja2.TemplateError as error:
@@ -214,9 +216,9 @@ def compile_template(source: str) -> jinja2.Template:
 
 
 def byte_alphabet() -> list[str]:
-    """The printable character that stands for each byte in byte-level tokenizers, by byte value.
+    """The character that stands for each byte in byte-level tokenizers, by byte value.
 
-    Printable Latin-1 characters stand for themselves, the other bytes for U+0100 and up in order.
+    Printable Latin-1 characters stand for themselves. U+0100 and up stand for the other bytes, in order.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
@@ -241,13 +243,13 @@ def _read_json(path: Path) -> dict:
 
 
 def _token_text(value: Any) -> str | None:
-    """A special token is written as text or as {"content": text, ...}."""
+    """The text of a special token, which files give as text or as {"content": text, ...}."""
     value = value.get("content") if isinstance(value, dict) else value
     return value if isinstance(value, str) else None
 
 
 def _read_chat_templates(folder: Path, config: dict) -> dict[str, str]:
-    """Later places win: tokenizer_config.json, chat_template.json, *.jinja."""
+    """Templates from tokenizer_config.json, chat_template.json and *.jinja. Later files take precedence."""
     found: dict[str, str] = {}
     for value in (
         config.get("chat_template"),
@@ -270,7 +272,7 @@ def _read_chat_templates(folder: Path, config: dict) -> dict[str, str]:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}...{% endgeneration %}` marks what a model wrote; here it renders as it stands."""
+    """`{% generation %}...{% endgeneration %}` marks what a model wrote. Here its content is rendered unchanged."""
 
     tags = {"generation"}
 
@@ -294,7 +296,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: Jinja's own filter escapes for HTML, which no model was trained on."""
+    """Plain JSON. Jinja's own filter escapes it for HTML, and no model was trained on that."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

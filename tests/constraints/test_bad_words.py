@@ -10,9 +10,8 @@ from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from hybrid_jax.constraints import Constraints
 from hybrid_jax.constraints.bad_words import BadWords, token_sequences
-from hybrid_jax.constraints.token_bits import tokens_of
 from tests.constraints.test_grammar_masks import config_of
-from tests.constraints.vocabularies import make_tokenizer
+from tests.constraints.vocabularies import make_tokenizer, tokens_of
 
 A, B, SPACE = 0, 1, 2
 LETTERS = make_tokenizer((), "abĠ")

@@ -8,8 +8,7 @@ from hybrid_jax.config import Attention, LayerSpec, ModelConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from hybrid_jax.constraints import Constraints
-from hybrid_jax.constraints.token_bits import tokens_of
-from tests.constraints.vocabularies import Language, make_tokenizer
+from tests.constraints.vocabularies import Language, make_tokenizer, tokens_of
 from tests.surface.conftest import byte_tokenizer
 
 REGEXES = ("a*", "aab", "(ab|b)+0?", "a{2,3}b|0", "[ab]{1,4}", "(a|aa|b0)*0", "(aab)+", "a?b?0?")

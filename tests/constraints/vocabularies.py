@@ -6,6 +6,7 @@ import itertools
 import re
 from os.path import commonprefix
 
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -46,3 +47,8 @@ class Language:
         """What any text that goes on from here must go on with."""
         rest = [other[len(text) :] for other in self.texts if other.startswith(text)]
         return commonprefix(rest)
+
+
+def tokens_of(bits: np.ndarray) -> np.ndarray:
+    """The tokens of a set of bits, ascending."""
+    return np.flatnonzero(np.unpackbits(bits.astype("<u4").view(np.uint8), bitorder="little"))

@@ -8,11 +8,11 @@ from dataclasses import replace
 import jax
 import pytest
 
+from hybrid_jax.byte_sizes import parse_size
 from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig, MoE
 from hybrid_jax.costs import weight_bytes
 from hybrid_jax.engine.this_device import held_bytes
 from hybrid_jax.models.initialize import random_params
-from hybrid_jax.sizes import parse_size
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.room import (
     DoesNotFit,

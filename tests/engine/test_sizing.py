@@ -35,7 +35,7 @@ from hybrid_jax.geometry import (
 )
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.schedule.request import Request
-from hybrid_jax.sizing.budget import DEFAULT_LENGTH, MAX_SLOTS, Sizes, choose_sizes
+from hybrid_jax.sizing.budget import DEFAULT_LENGTH, MAX_SLOTS, MemorySplit, split_memory
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.room import find_room
 from hybrid_jax.state import make_state, state_specs
@@ -51,9 +51,9 @@ def model(pattern: str, **settings) -> ModelConfig:
     return ModelConfig(family="test", layers=layers, **settings)
 
 
-def sizes(config: ModelConfig, engine: EngineConfig, **settings) -> tuple[Sizes, Geometry]:
+def sizes(config: ModelConfig, engine: EngineConfig, **settings) -> tuple[MemorySplit, Geometry]:
     geometry = make_geometry(config, engine)
-    return choose_sizes(config, engine, geometry, **settings), geometry
+    return split_memory(config, engine, geometry, **settings), geometry
 
 
 def least_memory(config: ModelConfig, **settings) -> int:

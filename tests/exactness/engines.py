@@ -15,7 +15,7 @@ from hybrid_jax.schedule import bucket
 from hybrid_jax.schedule.scheduler import Scheduler
 from hybrid_jax.schedule.sequence import Sequence
 from hybrid_jax.schedule.turn import Turn
-from hybrid_jax.sizing.budget import choose_sizes
+from hybrid_jax.sizing.budget import split_memory
 
 
 def frames_for(geometry: Geometry, room: float) -> int:
@@ -29,7 +29,7 @@ def make_engine(
 ) -> Engine:
     """An engine with an arena of `frames_for(room)`."""
     geometry = make_geometry(config, settings)
-    fixed = choose_sizes(config, replace(settings, memory=None), geometry).row_bytes
+    fixed = split_memory(config, replace(settings, memory=None), geometry).row_bytes
     fixed += 8 * max(geometry.state_frames, 1)
     per_frame = geometry.frame_bytes + (4 if geometry.has_state else 0)
     memory = fixed + frames_for(geometry, room) * per_frame

@@ -22,7 +22,7 @@ from hybrid_jax.batch.errors import LineError
 from hybrid_jax.cli.inspect_model import inspect_model
 from hybrid_jax.config import LayerSpec, Mamba2, ModelConfig
 from hybrid_jax.geometry import make_geometry
-from hybrid_jax.sizing.budget import choose_sizes
+from hybrid_jax.sizing.budget import split_memory
 from hybrid_jax.text.prompts import read_prompts
 from tests.surface.conftest import byte_tokenizer
 from tests.test_layering import SOURCES
@@ -56,7 +56,7 @@ CONFIG = ModelConfig(
 )
 ENGINE = EngineConfig(max_rows=3, memory=2**22, cache=CacheConfig(policy="off"))
 GEOMETRY = make_geometry(CONFIG, ENGINE)
-SETTINGS = [CONFIG, ENGINE, GEOMETRY, choose_sizes(CONFIG, ENGINE, GEOMETRY)]
+SETTINGS = [CONFIG, ENGINE, GEOMETRY, split_memory(CONFIG, ENGINE, GEOMETRY)]
 SETTINGS += [inspect_model(CONFIG, ENGINE), BatchSummary(input="a", output="b", num_lines=3)]
 PROMPTS = [
     "text",

@@ -16,7 +16,7 @@ import pytest
 import hybrid_jax
 from hybrid_jax import machine
 from hybrid_jax.api.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from hybrid_jax.sizes import format_size, parse_size
+from hybrid_jax.byte_sizes import format_size, parse_size
 
 
 @pytest.mark.parametrize(

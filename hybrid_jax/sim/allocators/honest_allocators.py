@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from hybrid_jax.byte_sizes import parse_size
 from hybrid_jax.config import MAX_GRAIN
 from hybrid_jax.sim.allocators.baselines import BATCH, HALF, NAMES, SGLANG_SHARE, SHARE, parse_share
 from hybrid_jax.sim.allocators.honest_arenas import Superblocks, TwoEnded
@@ -17,7 +18,6 @@ from hybrid_jax.sim.allocators.honest_units import (
     padded_unified,
     vllm_big_block,
 )
-from hybrid_jax.sizes import parse_size
 
 HONEST_NAMES = {
     "frames": "the engine's: equal frames, one free list; its rings beside the pool",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybrid_jax.sizes import parse_size
+from hybrid_jax.byte_sizes import parse_size
 
 PAGE_TOKENS = 16
 ALIGNMENT = 128

@@ -18,11 +18,12 @@ def parse_size(value: int | str, *, name: str = "size") -> int:
 
     Args:
         value: a positive integer, or a number with one of B, KB, MB, GB, TB (powers of 1000), KiB, MiB,
-            GiB, TiB (powers of 1024), or with these in small letters. A small b behind capitals means bits.
-        name: what the size is for, used in the error.
+            GiB, TiB (powers of 1024), or with these in small letters. A small b after capitals means bits, which are
+            refused.
+        name: what the size is for; the error begins with it.
 
     Raises:
-        ValueError: it is no such size, or not positive.
+        ValueError: it is not such a size, or not positive.
 
     Example:
         >>> parse_size("5GB"), parse_size("5GiB"), parse_size(4096)
@@ -66,7 +67,7 @@ def format_size(num_bytes: float) -> str:
 
 
 def round_size(num_bytes: int, *, up: bool) -> str:
-    """Three digits of a byte count that `parse_size` reads: never fewer bytes than given if `up`, else never more.
+    """A byte count rounded to three digits, which `parse_size` reads: rounded up if `up`, else down.
 
     Example:
         >>> round_size(5_400_000_000, up=False), round_size(5_400_000_000, up=True)
