@@ -8,19 +8,19 @@ from os.path import commonprefix
 
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not (yet) a character
 MAX_HELD = 16  # replacement characters held back; if there are more, the model wrote garbage
-WINDOW, KEPT = 16, 6  # tokens decoded again for each new one: when to cut, and how many stay
+TAIL, KEPT = 16, 6  # tokens decoded again for each new one: when to cut, and how many stay
 MAX_PARTIAL = 3  # the most tokens of an incomplete character
-MAX_WINDOW = 256  # cut here in any case: the text is garbage, and must not cost more and more
+MAX_TAIL = 256  # cut here in any case: the text is garbage, and must not cost more and more
 
 
 class IncrementalDecoder:
     """Decodes a growing sequence one token at a time. The pieces, joined, are its text.
 
-    A token may hold only a part of a character, and its text may depend on the tokens before it. So a short window of
+    A token may hold only a part of a character, and its text may depend on the tokens before it. So a short tail of
     recent tokens is decoded again for each new one, and text that ends in an incomplete character is held back. The
     pieces depend only on the tokens, not on how they were grouped.
 
-    The window starts with the end of the prompt, because many decoders drop the space before the first word that they
+    The tail starts with the end of the prompt, because many decoders drop the space before the first word that they
     see. A character that begins in the prompt and ends after it belongs to the pieces.
 
     Args:
@@ -36,14 +36,14 @@ class IncrementalDecoder:
     def __init__(self, decode: Callable[[list[int]], str], prompt: Sequence[int] = ()) -> None:
         self._decode = decode
         self._prompt = list(prompt[-KEPT:])  # until the first piece
-        self._window = self._prompt  # never written into, so that a shallow copy is a copy
-        self._sent = 0  # characters of the window's text already given out
-        self._limit = WINDOW
+        self._tail = self._prompt  # never written into, so that a shallow copy is a copy
+        self._sent = 0  # characters of the tail's text already given out
+        self._limit = TAIL
 
     def push(self, token: int) -> str:
         """Takes one token, and returns the text that is now certain, often ""."""
-        self._window = [*self._window, token]
-        text = self._decode(self._window)
+        self._tail = [*self._tail, token]
+        text = self._decode(self._tail)
         end = len(text)
         held = end - len(text.rstrip(REPLACEMENT))
         if held > MAX_HELD:
@@ -53,20 +53,20 @@ class IncrementalDecoder:
         self._leave_prompt(text)
         piece = text[self._sent : end]
         self._sent = max(self._sent, end)
-        if len(self._window) > self._limit:
+        if len(self._tail) > self._limit:
             self._cut(text, len(text) - end)
         return piece
 
     def finish(self) -> str:
         """The rest, with incomplete characters as U+FFFD. Nothing may be pushed afterwards."""
-        if not self._window:
+        if not self._tail:
             return ""
-        text = self._decode(self._window)
+        text = self._decode(self._tail)
         self._leave_prompt(text)
         return text[self._sent :]
 
     def _leave_prompt(self, text: str) -> None:
-        """Counts the prompt's part of the window as given out, except a character that the new tokens complete."""
+        """Counts the prompt's part of the tail as given out, except a character that the new tokens complete."""
         if not self._prompt:
             return
         known = self._decode(self._prompt)
@@ -80,13 +80,13 @@ class IncrementalDecoder:
 
     def _cut(self, text: str, pending: int) -> None:
         """Forgets old tokens if the recent ones decode to the same text; `pending` characters are not given out yet."""
-        recent = self._window[-KEPT:]
+        recent = self._tail[-KEPT:]
         tail = self._decode(recent)
         alike = tail and text.endswith(tail) and not tail.startswith(REPLACEMENT)
-        if alike or len(self._window) >= MAX_WINDOW:
-            self._window, self._sent, self._limit = recent, max(0, len(tail) - pending), WINDOW
+        if alike or len(self._tail) >= MAX_TAIL:
+            self._tail, self._sent, self._limit = recent, max(0, len(tail) - pending), TAIL
         else:
-            self._limit = min(2 * len(self._window), MAX_WINDOW - 1)  # do not try again at once
+            self._limit = min(2 * len(self._tail), MAX_TAIL - 1)  # do not try again at once
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,12 @@ from typing import Literal
 
 import pydantic
 import pytest
+import tokenizers
+from tokenizers import models
 
 from hybrid_jax import SamplingParams, StructuredOutputsParams
 from hybrid_jax.constraints import Constraints
+from hybrid_jax.text.tokenizer import Tokenizer
 from tests.constraints.test_grammar_masks import config_of
 from tests.surface.conftest import byte_tokenizer
 
@@ -210,3 +213,11 @@ def test_a_form_is_a_value():
     assert form(choice=iter(["a", "b"])).value == ("a", "b")
     with pytest.raises(ValueError, match="structured_outputs must be None or Struct.*got 'a'"):
         SamplingParams(structured_outputs="a")
+
+
+def test_a_tokenizer_that_the_library_cannot_use_is_named():
+    backend = tokenizers.Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "c": 3}, merges=[]))
+    message = (
+        "cannot use this model's tokenizer.json: its ids have gaps, so 3 came twice; use free text"
+    )
+    refuse(message, Tokenizer(backend), structured_outputs=form(regex="a"))

@@ -68,6 +68,11 @@ MESSAGE = {"role": "user", "content": "hi"}
         (line("a", CHAT, tools=[7]), "invalid_value", "tools[0] must be a JSON schema like"),
         (line("a", CHAT, tools=[7], tool_choice="none"), "invalid_value", "got 7"),
         (
+            line("a", CHAT, tools=[{}], parallel_tool_calls=False),
+            "unsupported_parameter",
+            "parallel_tool_calls=false is not supported by this engine; leave it out",
+        ),
+        (
             line("a", CHAT, tool_choice="required"),
             "unsupported_parameter",
             "tool_choice='required'",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -10,8 +11,8 @@ import pytest
 
 from hybrid_jax import run_batch
 from hybrid_jax.api import llm as llm_module
+from hybrid_jax.batch import BatchStopped, partial_path
 from hybrid_jax.batch import partial as partial_module
-from hybrid_jax.batch import partial_path
 from hybrid_jax.batch.input_file import InputFile
 from hybrid_jax.batch.partial import PartialOutput, sidecar_path
 from tests.surface.batch_files import (
@@ -273,3 +274,23 @@ def test_a_run_that_waited_for_a_finished_one_starts_anew(make_seeded, files, mo
     monkeypatch.setattr(partial_module, "_is_still", finished_meanwhile)
     assert run_batch(*files, make_seeded()).already_finished
     assert sorted(os.listdir(files[1].parent)) == ["in.jsonl", "out.jsonl"]
+
+
+def test_a_partial_output_that_is_no_file_is_named(make_seeded, files):
+    os.mkfifo(partial_path(files[1]))
+    message = f"{partial_path(files[1])} must be a regular file; remove it"
+    with pytest.raises(ValueError, match=message):
+        run_batch(*files, make_seeded())
+
+
+def test_settings_that_cannot_be_written_stop_the_run(make_seeded, files, monkeypatch):
+    def full(source, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(partial_module.os, "replace", full)
+        message = f"No space left on device: {sidecar_path(files[1])}; the 0 lines written before"
+        with pytest.raises(BatchStopped, match=message):
+            run_batch(*files, make_seeded())
+    assert os.listdir(files[1].parent) == ["in.jsonl"]
+    assert not run_batch(*files, make_seeded()).already_finished

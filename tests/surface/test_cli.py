@@ -312,6 +312,13 @@ def test_stdin_that_is_no_utf8_is_named(fake_model):
     assert done.stderr.startswith(message)
 
 
+def test_a_closed_stdin_is_named():
+    command = f"{sys.executable} -m hybrid_jax generate - <&-"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    message = "hybrid-jax: generate: stdin is closed, but a prompt should be read from it\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
+
+
 @pytest.mark.parametrize(
     "arguments, redirect, message",
     [

@@ -367,3 +367,9 @@ def test_weights_without_room_say_so(fake_model, monkeypatch):
         ValueError, match="no room for the weights; use dtype='bfloat16' or a smaller"
     ):
         LLM(fake_model)
+
+
+def test_a_copy_without_the_bundled_model_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(llm_module, "BUNDLED", tmp_path)
+    with pytest.raises(FileNotFoundError, match=f"no bundled model at {tmp_path}; name one"):
+        llm_module.LLM()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
-from hybrid_jax.text.incremental import MAX_WINDOW, IncrementalDecoder, Stopped, StopStrings
+from hybrid_jax.text.incremental import MAX_TAIL, IncrementalDecoder, Stopped, StopStrings
 
 SAMPLE = "naïve 你好, wörld 🙂🙃!  def f(x):\n    return '\u00e9' # \u0301 combining\n" * 3
 
@@ -102,7 +102,7 @@ def test_long_garbage_is_given_out_and_costs_a_bounded_window():
         return byte_decode(ids)
 
     text = "".join(pieces(decode, b"\xff" * 1000 + "é".encode()))
-    assert max(sizes) <= MAX_WINDOW
+    assert max(sizes) <= MAX_TAIL
     assert text == "\ufffd" * 1000 + "é"
 
 

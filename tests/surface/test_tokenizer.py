@@ -154,3 +154,20 @@ def test_a_missing_template_names_what_there_is(tmp_path):
     tokenizer = save_tokenizer(tmp_path)
     with pytest.raises(ValueError, match=r"no default one \(it has: none\)"):
         tokenizer.apply_chat_template([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    "text, message", [("{", "not JSON: Expecting"), ("[1]", "must hold a JSON object, got list")]
+)
+def test_a_config_that_is_no_object_is_named(tmp_path, text, message):
+    save_tokenizer(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=f"{file}: {message}"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_ids_of_another_text_have_no_ends(tmp_path):
+    tokenizer = save_tokenizer(tmp_path)
+    with pytest.raises(ValueError, match="token_ends: 2 ids are not this text's, 'abc'"):
+        tokenizer.token_ends("abc", tokenizer.encode("ab"))
