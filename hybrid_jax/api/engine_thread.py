@@ -505,8 +505,8 @@ class _Loop:
                     self._tell(call, [], finished_some=False)
 
     def _add(self, call: Call) -> None:
-        places = self.engine.order([job.completions[0].request.prompt for job in call.jobs])
-        for job in (call.jobs[place] for place in places):
+        order = self.engine.order([job.completions[0].request.prompt for job in call.jobs])
+        for job in (call.jobs[index] for index in order):
             for completion in job.completions:
                 request = completion.request
                 self._live[request.request_id] = call, job, completion

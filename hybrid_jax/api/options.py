@@ -27,21 +27,9 @@ from hybrid_jax.sizing.defaults import chooser
 from hybrid_jax.sizing.room import find_room, require_room
 
 DTYPES = ("auto", "float32", "bfloat16")
-# Options of features that do not exist yet, and the one value of each that asks for nothing.
-LATER_OPTIONS = {
-    "speculation": "off",
-    "quantize": None,
-    "mesh": None,
-    "host_memory": None,
-    "cache_dir": None,
-}
 # Fields of generation_config.json about sampling, and their names here.
 GENERATION_FIELDS = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repetition_penalty",
+    **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")},
     "max_new_tokens": "max_tokens",
 }
 # Keywords of `LLM` that are not fields of `EngineConfig`.
@@ -56,6 +44,10 @@ class LaterOptions(TypedDict, total=False):
     mesh: None
     host_memory: None
     cache_dir: None
+
+
+# The value of each that asks for nothing.
+LATER_OPTIONS = dict.fromkeys(LaterOptions.__annotations__) | {"speculation": "off"}
 
 
 class RareOptions(LaterOptions, total=False):

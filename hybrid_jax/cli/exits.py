@@ -64,10 +64,9 @@ def run(app: typer.Typer, arguments: list[str]) -> None:
     """Runs one command and exits with its code."""
     if sys.stderr is None:  # print(file=None) would go to stdout
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    # Generated text must not fail on a terminal that cannot show all characters.
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(
-            stream, "reconfigure"
-        ):  # generated text must not fail on a terminal with few characters
+        if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     if hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
@@ -75,11 +74,9 @@ def run(app: typer.Typer, arguments: list[str]) -> None:
         code: Any = app(args=arguments, prog_name="hybrid-jax", standalone_mode=False)
         if sys.stdout is not None:
             write(end="", flush=True)
-    except BrokenPipeError:  # the reader has gone, as `head` goes
-        _forget_stdout()
-        code = 1
-    except StdoutError as error:
-        note(str(error))
+    except (BrokenPipeError, StdoutError) as error:
+        if isinstance(error, StdoutError):  # otherwise the reader has gone, as `head` goes
+            note(str(error))
         _forget_stdout()
         code = 1
     except (KeyboardInterrupt, typer.Abort):

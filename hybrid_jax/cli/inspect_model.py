@@ -52,13 +52,13 @@ def read_config(path: str | Path) -> ModelConfig:
         FileNotFoundError: nothing is there.
         ValueError, NotImplementedError: the config is malformed or not supported.
     """
-    place = model_path(path, "inspect")
-    files = [place] if place.is_file() else [place / STORED_CONFIG_FILE, place / CONFIG_FILE]
+    given = model_path(path, "inspect")
+    files = [given] if given.is_file() else [given / STORED_CONFIG_FILE, given / CONFIG_FILE]
     file = next((f for f in files if f.is_file()), None)
     if file is None:
-        what = f"it has no {CONFIG_FILE}" if place.exists() else "it does not exist"
+        what = f"it has no {CONFIG_FILE}" if given.exists() else "it does not exist"
         raise CheckpointNotFound(
-            f"inspect: {place} is not a model directory: {what}; {how_to_get(path)}"
+            f"inspect: {given} is not a model directory: {what}; {how_to_get(path)}"
         )
     return read_config_file(file, "inspect")
 

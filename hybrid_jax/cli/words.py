@@ -96,7 +96,7 @@ def _translated(found: re.Match[str], options: Options) -> str:
                 return options.negative.get(key, f"no {flags[key]}")
             return f"{flags[key]} {value}"
         case "bytes":
-            return f"it has byte {found['byte']} at byte {found['place']}, which is no UTF-8"
+            return f"it has byte {found['byte']} at byte {found['place']}, which is not UTF-8"
         case "list":
             return found[0].strip("(,)")
         case "nothing":

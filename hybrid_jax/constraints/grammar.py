@@ -106,9 +106,9 @@ class GrammarState:
         if words is None or self._failed():
             return np.zeros(self._num_words, np.uint32), False, self._failure
         words = words.copy()  # at least as many as the model's
-        place, end = self._end // 32, np.uint32(1 << self._end % 32)
-        may_end = bool(words[place] & end)
-        words[place] &= ~end
+        word, end = self._end // 32, np.uint32(1 << self._end % 32)
+        may_end = bool(words[word] & end)
+        words[word] &= ~end
         return words[: self._num_words], may_end, None
 
     def _failed(self) -> bool:

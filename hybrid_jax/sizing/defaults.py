@@ -20,7 +20,7 @@ from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.sizing.budget import DEFAULT_LENGTH
 from hybrid_jax.sizing.devices import Device
-from hybrid_jax.sizing.room import Change, Choose, Room, find_room
+from hybrid_jax.sizing.room import Choose, Room, find_room
 
 GPU_DEFAULTS: dict[str, Any] = {"steps_per_dispatch": 4, "shapes": "coarse"}
 GPU_CHUNKS = (8192, 4096, 2048, 1024, 512)  # tokens
@@ -43,7 +43,7 @@ def choose_settings(
         model: what it runs.
         device: where it runs.
         given: fields of `EngineConfig` that its user set.
-        dtype: of the weights.
+        dtype: of the weights, unless it is given.
         held: bytes of the weights if they are in memory already.
 
     Raises:
@@ -60,14 +60,15 @@ def choose_settings(
         >>> engine.max_rows, engine.prefill_tokens
         (32, 8192)
     """
+    given = {"dtype": dtype, **given}
+    as_given = EngineConfig(**given)  # names what is wrong as the user gave it
     if device.platform != "gpu":
-        return EngineConfig(dtype=dtype, **given)
-    EngineConfig(dtype=dtype, **given)  # names what is wrong as the user gave it
-    settings = GPU_DEFAULTS | dict(given)
+        return as_given
+    settings = GPU_DEFAULTS | given
     settings["steps_per_dispatch"] = min(settings["steps_per_dispatch"], settings.get("grain", 32))
 
     def fits(fitting: Callable[[Room], bool], **tried: int) -> bool:
-        engine = EngineConfig(dtype=dtype, **settings | tried)
+        engine = EngineConfig(**settings | tried)
         try:
             return fitting(find_room(model, engine, device, held=held))
         except ValueError:  # for so many rows, this memory cannot even hold one sequence
@@ -82,7 +83,7 @@ def choose_settings(
     if "max_rows" not in settings:
         counts = (n for n in GPU_ROWS if fits(_holds_its_rows, max_rows=n))
         settings["max_rows"] = next(counts, GPU_ROWS[-1])
-    return EngineConfig(dtype=dtype, **settings)
+    return EngineConfig(**settings)
 
 
 def chooser(
@@ -94,13 +95,9 @@ def chooser(
     held: int | None = None,
 ) -> Choose:
     """A function that returns `choose_settings` of these arguments after some settings were changed."""
-
-    def choose(change: Change) -> EngineConfig:
-        changed = {**given, **change}
-        own = str(changed.pop("dtype", dtype))
-        return choose_settings(model, device, changed, dtype=own, held=held)
-
-    return choose
+    return lambda change: choose_settings(
+        model, device, {**given, **change}, dtype=dtype, held=held
+    )
 
 
 def _is_light(room: Room) -> bool:

@@ -263,9 +263,9 @@ def message_ends(
             content.
     """
     if indices is not None:
-        places = _read_indices(indices, len(messages))
+        read = _read_indices(indices, len(messages))
         try:
-            return [_end(render, messages, place, text, template) for place in places]
+            return [_end(render, messages, index, text, template) for index in read]
         except Exception as error:
             raise ConversationError(
                 f"cache_breakpoints: the template does not tell where messages end ({error}); leave them out",
