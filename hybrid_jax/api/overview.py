@@ -18,6 +18,19 @@ from hybrid_jax.sizing.devices import Device
 from hybrid_jax.text.tokenizer import Tokenizer
 
 SAMPLES = 256  # values read of each array of weights
+# What Triton kernels do: whether they scan prompts, and whether they draw tokens.
+TRITON = {
+    (True, True): "prompts are scanned and tokens drawn by Triton kernels",
+    (
+        True,
+        False,
+    ): "prompts are scanned by Triton kernels; tokens are not drawn by them: {sampling}",
+    (False, True): "tokens are drawn by Triton kernels; prompts are not scanned by them: {scan}",
+    (
+        False,
+        False,
+    ): "prompts are not scanned by Triton kernels: {scan}; tokens are not drawn by them: {sampling}",
+}
 KERNEL_WORDS = {"xla": "what XLA compiles", "pallas": "Pallas kernels"}
 
 
@@ -81,16 +94,10 @@ def _triton(kernels: str, not_triton: dict[str, str], *, scans: bool) -> dict[st
     scan, sampling = not_triton.get("scan"), not_triton.get("sampling")
     if not scans:
         said = "tokens are drawn by Triton kernels" if sampling is None else f"not used: {sampling}"
-    elif scan is None and sampling is None:
-        said = "prompts are scanned and tokens drawn by Triton kernels"
-    elif scan is None:
-        said = f"prompts are scanned by Triton kernels; tokens are not drawn by them: {sampling}"
-    elif sampling is None:
-        said = f"tokens are drawn by Triton kernels; prompts are not scanned by them: {scan}"
-    elif scan == sampling:
+    elif scan is not None and scan == sampling:
         said = f"not used: {scan}"
     else:
-        said = f"prompts are not scanned by Triton kernels: {scan}; tokens are not drawn by them: {sampling}"
+        said = TRITON[scan is None, sampling is None].format(scan=scan, sampling=sampling)
     return {"triton": said}
 
 

@@ -21,19 +21,17 @@ def _plain(name: str, value: Any) -> Any:
     return value  # SamplingParams checks it
 
 
-def _boolean(name: str, value: Any) -> bool:
-    require(isinstance(value, bool), name, "true or false", value)
-    return value
+def _must_be(kind: Any, what: str) -> Callable[[str, Any], Any]:
+    def read(name: str, value: Any) -> Any:
+        require(isinstance(value, kind), name, what, value)
+        return value
+
+    return read
 
 
-def _strings(name: str, value: Any) -> Any:
-    require(isinstance(value, str | list), name, "a string or a list of strings", value)
-    return value
-
-
-def _list(name: str, value: Any) -> Any:
-    require(isinstance(value, list), name, "a list", value)
-    return value
+_boolean = _must_be(bool, "true or false")
+_strings = _must_be(str | list, "a string or a list of strings")
+_list = _must_be(list, "a list")
 
 
 def _bias(name: str, value: Any) -> dict[int, Any]:

@@ -44,19 +44,12 @@ class BatchRequest:
     params: list[SamplingParams]
 
 
-class CustomIds:
-    """The ids seen so far, as a digest of 16 bytes each."""
-
-    def __init__(self) -> None:
-        self._seen: set[bytes] = set()
-
-    def add(self, custom_id: str) -> bool:
-        """Whether the id is new."""
-        data = custom_id.encode(errors="surrogatepass")
-        digest = hashlib.blake2b(data, digest_size=16).digest()
-        known = len(self._seen)
-        self._seen.add(digest)
-        return len(self._seen) > known
+def note_id(seen: set[bytes], custom_id: str) -> bool:
+    """Adds a digest of an id, of 16 bytes, to those seen so far, and returns whether it is new."""
+    data = custom_id.encode(errors="surrogatepass")
+    known = len(seen)
+    seen.add(hashlib.blake2b(data, digest_size=16).digest())
+    return len(seen) > known
 
 
 def line_seed(seed: int, custom_id: str, index: int) -> int:

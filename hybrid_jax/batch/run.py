@@ -20,7 +20,7 @@ from hybrid_jax.batch.errors import BatchStopped, LineError
 from hybrid_jax.batch.input_file import InputFile, Line, read_lines
 from hybrid_jax.batch.meter import Meter
 from hybrid_jax.batch.partial import PartialOutput
-from hybrid_jax.batch.requests import CustomIds, custom_id_of, read_envelope, read_request
+from hybrid_jax.batch.requests import custom_id_of, note_id, read_envelope, read_request
 from hybrid_jax.batch.responses import AnswerIds, TokenTexts, answer, as_line, failure, success
 from hybrid_jax.batch.summary import line_counts
 from hybrid_jax.text.prompts import Prompt, read_prompts
@@ -57,7 +57,8 @@ class Run:
         self.counts: Counter[str] = Counter()
         self._llm, self._source, self._output = llm, source, partial_output
         self._model, self._chat_template = model, chat_template
-        self._ids, self._texts = CustomIds(), TokenTexts(llm.get_tokenizer())
+        self._ids: set[bytes] = set()  # digests of those read so far
+        self._texts = TokenTexts(llm.get_tokenizer())
         engine = llm.engine_config
         self._max_live = LIVE_PER_ROW * engine.max_rows
         self._ahead = Ahead(None if engine.cache.policy == "off" else engine.grain)
@@ -133,7 +134,7 @@ class Run:
             with suppress(LineError):
                 custom_id = custom_id_of(read_envelope(line))
                 if custom_id is not None:
-                    self._ids.add(custom_id)
+                    note_id(self._ids, custom_id)
 
     def _read(self, line: Line) -> None:
         """Reads what a line asks for, or answers it with an error."""
@@ -148,7 +149,7 @@ class Run:
             entry.custom_id = custom_id_of(envelope)
             entry.request = read_request(
                 envelope,
-                is_new=entry.custom_id is None or self._ids.add(entry.custom_id),
+                is_new=entry.custom_id is None or note_id(self._ids, entry.custom_id),
                 seed=self._llm.engine_config.seed,
                 defaults=self._llm.get_default_sampling_params(),
                 render=partial(self._llm.render_chat, chat_template=self._chat_template),
