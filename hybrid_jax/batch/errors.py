@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import reprlib
 from typing import Any
 
@@ -33,9 +34,7 @@ def brief(value: Any) -> str:
         >>> brief(True), brief(None), brief([1, "two"]), len(brief("x" * 1000))
         ('true', 'null', "[1, 'two']", 30)
     """
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return reprlib.repr(value)
+    return json.dumps(value) if value is None or isinstance(value, bool) else reprlib.repr(value)
 
 
 def require(

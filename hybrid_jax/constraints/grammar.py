@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import reprlib
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +21,7 @@ END = "<|end of the grammar|>"
 # Between the tokens of JSON: a space, or a line end and some indentation. With unlimited white space, small models may
 # write nothing else.
 WHITESPACE = r" |\r?\n[ \t]{0,20}"
+GRAMMARS_KEPT = 64
 MAX_MESSAGE = 160  # characters of the library's own message
 
 
@@ -30,13 +31,11 @@ class Grammars:
     Args:
         tokenizer: of the model.
         vocab_size: tokens for which the model gives logits. Those without a text are never allowed.
-        keep: how many compiled grammars to keep.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, *, keep: int = 64) -> None:
-        self._tokenizer, self._vocab_size, self._keep = tokenizer, vocab_size, keep
-        self._vocabulary: tuple[Any, int] | None = None  # llguidance's tokenizer, and the id of END
-        self._compiled: OrderedDict[StructuredOutputsParams, tuple[Any, int]] = OrderedDict()
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._compiled = functools.lru_cache(GRAMMARS_KEPT)(lambda wanted: self._compile(wanted))
         self._one_at_a_time = threading.Lock()
 
     def state(self, wanted: StructuredOutputsParams) -> GrammarState:
@@ -47,27 +46,23 @@ class Grammars:
                 tokenizer.
         """
         with self._one_at_a_time:
-            start = self._compiled.pop(wanted, None)
-            if start is None:
-                start = self._compile(wanted)
-            self._compiled[wanted] = start
-            while len(self._compiled) > self._keep:
-                self._compiled.popitem(last=False)
-        return GrammarState(start[0], -(-self._vocab_size // 32), start[1])
+            start, end = self._compiled(wanted)
+        return GrammarState(start, -(-self._vocab_size // 32), end)
+
+    @functools.cached_property
+    def _vocabulary(self) -> tuple[Any, int]:
+        return _read_vocabulary(_llguidance(), self._tokenizer, self._vocab_size)
 
     def _compile(self, wanted: StructuredOutputsParams) -> tuple[Any, int]:
         """An LLMatcher at the start of the grammar, and the id of END."""
-        library = _llguidance()
-        if self._vocabulary is None:
-            self._vocabulary = _read_vocabulary(library, self._tokenizer, self._vocab_size)
+        matcher, (vocabulary, end) = _llguidance().LLMatcher, self._vocabulary
         # What a schema says under "x-guidance" takes precedence over these defaults.
         defaults = {"whitespace_pattern": WHITESPACE}
         try:
-            source = _source(library.LLMatcher, wanted, defaults)
+            source = _source(matcher, wanted, defaults)
         except ValueError as error:
             raise _refusal(wanted, str(error)) from error
-        vocabulary, end = self._vocabulary
-        start = library.LLMatcher(vocabulary, source, log_level=0)
+        start = matcher(vocabulary, source, log_level=0)
         if start.is_error():
             raise _refusal(wanted, start.get_error())
         return start, end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -246,8 +247,4 @@ def _words(change: Change, room: Room) -> str:
 
 def largest(fits: Callable[[int], bool], limit: int) -> int:
     """The largest n <= limit with fits(n), or 0; fits(n) must imply fits(n - 1)."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+    return bisect_left(range(1, limit + 1), True, key=lambda n: not fits(n))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -46,7 +47,6 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens or {})
         self.chat_templates = dict(chat_templates or {})
         self._add_bos = add_bos
-        self._compiled: dict[str, jinja2.Template] = {}
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Tokenizer | None:
@@ -122,9 +122,6 @@ class Tokenizer:
         text = self.special_tokens.get(name)
         return None if text is None else self.backend.token_to_id(text)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_compiled": {}}  # compiled templates cannot be pickled
-
     def __repr__(self) -> str:
         chat = ", ".join(self.chat_templates) or "none"
         return f"Tokenizer({self.vocab_size} tokens, chat templates: {chat})"
@@ -156,7 +153,7 @@ class Tokenizer:
         """
         if tools is not None:
             check_tools(tools)
-        template = self._template(chat_template, with_tools=tools is not None)
+        template = compile_template(self._source(chat_template, with_tools=tools is not None))
         try:
             return template.render(
                 **self.special_tokens
@@ -179,8 +176,9 @@ class Tokenizer:
         Raises:
             ValueError: there is no such template, or it is not Jinja.
         """
-        self._template(chat_template, with_tools=with_tools)
-        tokens = _ENVIRONMENT.lex(self._source(chat_template, with_tools=with_tools))
+        source = self._source(chat_template, with_tools=with_tools)
+        compile_template(source)
+        tokens = _ENVIRONMENT.lex(source)
         return frozenset(text[1:-1] for _, kind, text in tokens if kind == "string")
 
     def _source(self, wanted: str | None, *, with_tools: bool) -> str:
@@ -200,13 +198,8 @@ class Tokenizer:
             )
         return source
 
-    def _template(self, wanted: str | None, *, with_tools: bool) -> jinja2.Template:
-        source = self._source(wanted, with_tools=with_tools)
-        if source not in self._compiled:
-            self._compiled[source] = compile_template(source)
-        return self._compiled[source]
 
-
+@functools.lru_cache(maxsize=64)
 def compile_template(source: str) -> jinja2.Template:
     """A chat template, ready to be rendered. ValueError if it is not Jinja."""
     try:
