@@ -442,15 +442,7 @@ class LLM:
             ['tables', 'logits', 'sequences', 'steps', 'cache', 'sampling']
         """
         return overview(
-            self.model_config,
-            self.engine_config,
-            self._engine.sizes,
-            device=self._engine.device,
-            kernels=self._engine.kernels,
-            not_triton=self._engine.not_triton,
-            weight_bytes=self._weight_bytes,
-            max_model_len=self.max_model_len,
-            sampling=self._intake.defaults,
+            self._engine, weight_bytes=self._weight_bytes, sampling=self._intake.defaults
         )
 
     def reset_prefix_cache(self) -> None:

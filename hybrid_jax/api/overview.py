@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -17,60 +17,44 @@ from hybrid_jax.sizing.budget import MemorySplit
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from hybrid_jax.engine.engine import Engine
+
 SAMPLES = 256  # values read of each array of weights
-# What Triton kernels do: whether they scan prompts, and whether they draw tokens.
+# What is said of Triton kernels, by what they do.
 TRITON = {
-    (True, True): "prompts are scanned and tokens drawn by Triton kernels",
-    (
-        True,
-        False,
-    ): "prompts are scanned by Triton kernels; tokens are not drawn by them: {sampling}",
-    (False, True): "tokens are drawn by Triton kernels; prompts are not scanned by them: {scan}",
-    (
-        False,
-        False,
-    ): "prompts are not scanned by Triton kernels: {scan}; tokens are not drawn by them: {sampling}",
+    ("scan", "sampling"): "prompts are scanned and tokens drawn by Triton kernels",
+    ("scan",): "prompts are scanned by Triton kernels; tokens are not drawn by them: {sampling}",
+    ("sampling",): "tokens are drawn by Triton kernels; prompts are not scanned by them: {scan}",
+    (): "prompts are not scanned by Triton kernels: {scan}; tokens are not drawn by them: {sampling}",
 }
 KERNEL_WORDS = {"xla": "what XLA compiles", "pallas": "Pallas kernels"}
 
 
-def overview(
-    model: ModelConfig,
-    engine: EngineConfig,
-    sizes: MemorySplit,
-    *,
-    device: Device,
-    kernels: str,
-    not_triton: dict[str, str],
-    weight_bytes: int,
-    max_model_len: int,
-    sampling: SamplingParams,
-) -> str:
+def overview(engine: Engine, *, weight_bytes: int, sampling: SamplingParams) -> str:
     """A line for each of: the model, where its memory goes, what its cache can do, and so on.
 
     Args:
-        model, engine, sizes: of the engine that runs.
-        device: where it runs.
-        kernels: what its steps are made of.
-        not_triton: why Triton kernels are not used, by operation (`Engine.not_triton`).
+        engine: what runs.
         weight_bytes: of all weights.
-        max_model_len: longest sequence that model and memory allow, in tokens.
         sampling: the model's own parameters; a temperature of None means that the model names none.
     """
+    model, config, sizes = engine.config, engine.engine_config, engine.sizes
+    scans = bool(model.recurrent) and not config.exact
     lines = {
         "model": f"{model.family}, {len(model.layers)} layers of width {model.width}",
-        "device": _device(device, sizes, weight_bytes),
-        "weights": f"{format_size(weight_bytes)} {engine.dtype}",
+        "device": _device(engine.device, sizes, weight_bytes),
+        "weights": f"{format_size(weight_bytes)} {config.dtype}",
         "arena": f"{format_size(sizes.arena_bytes)} in {sizes.num_frames} frames",
-        "rings": f"{format_size(sizes.ring_bytes)} for {engine.max_rows} rows",
+        "rings": f"{format_size(sizes.ring_bytes)} for {config.max_rows} rows",
         "tables": f"{format_size(sizes.table_bytes)} for {sizes.max_slots} checkpoints",
         "logits": f"{format_size(sizes.logits_bytes)} during a step, {format_size(sizes.adjust_bytes)} for "
         "penalties and biases",
-        "sequences": f"up to {max_model_len} tokens, {engine.max_rows} at a time",
-        "steps": f"chunks of up to {engine.prefill_tokens} prompt tokens, {engine.steps_per_dispatch} tokens a row "
-        f"and dispatch, made of {KERNEL_WORDS[kernels]}",
-        **_triton(kernels, not_triton, scans=bool(model.recurrent) and not engine.exact),
-        "cache": _cache(make_geometry(model, engine), engine, sizes),
+        "sequences": f"up to {engine.max_model_len} tokens, {config.max_rows} at a time",
+        "steps": f"chunks of up to {config.prefill_tokens} prompt tokens, {config.steps_per_dispatch} tokens a row "
+        f"and dispatch, made of {KERNEL_WORDS[engine.kernels]}",
+        **(_triton(engine.not_triton, scans) if engine.kernels == "pallas" else {}),
+        "cache": _cache(make_geometry(model, config), config, sizes),
         "sampling": _sampling(sampling),
     }
     return "\n".join(f"{name:<10}{value}" for name, value in lines.items())
@@ -87,17 +71,16 @@ def _device(device: Device, sizes: MemorySplit, weight_bytes: int) -> str:
     )
 
 
-def _triton(kernels: str, not_triton: dict[str, str], *, scans: bool) -> dict[str, str]:
-    """A line on what Triton kernels do, if steps are made of kernels."""
-    if kernels != "pallas":
-        return {}
-    scan, sampling = not_triton.get("scan"), not_triton.get("sampling")
+def _triton(reasons: dict[str, str], scans: bool) -> dict[str, str]:
+    """A line on what Triton kernels do; `reasons` says why they do not, by operation."""
+    scan, sampling = reasons.get("scan"), reasons.get("sampling")
     if not scans:
         said = "tokens are drawn by Triton kernels" if sampling is None else f"not used: {sampling}"
     elif scan is not None and scan == sampling:
         said = f"not used: {scan}"
     else:
-        said = TRITON[scan is None, sampling is None].format(scan=scan, sampling=sampling)
+        used = tuple(name for name in ("scan", "sampling") if name not in reasons)
+        said = TRITON[used].format(**reasons)
     return {"triton": said}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -293,6 +294,19 @@ def test_a_longer_model_than_there_is_is_refused():
     assert sizes(model("MAM"), EngineConfig(max_model_len=100))[0].max_model_len == 100
 
 
+def running(config, engine, sizes, kernels="xla", not_triton=None):
+    """What is known of an engine that runs."""
+    return SimpleNamespace(
+        config=config,
+        engine_config=engine,
+        sizes=sizes,
+        device=Device(),
+        kernels=kernels,
+        not_triton=not_triton or {},
+        max_model_len=256,
+    )
+
+
 def test_a_hybrid_says_what_a_resume_point_costs_and_how_many_fit():
     config = model("MMA")
     engine = EngineConfig(
@@ -301,17 +315,7 @@ def test_a_hybrid_says_what_a_resume_point_costs_and_how_many_fit():
     found, geometry = sizes(config, engine)
     # 122 frames of 8 KiB; a page of 64 tokens is one, a checkpoint one for each mixer and one for both's columns.
     assert (found.num_frames, geometry.frame_bytes, geometry.state_frames) == (123, 8192, 3)
-    told = overview(
-        config,
-        engine,
-        found,
-        device=Device(),
-        kernels="xla",
-        not_triton={},
-        weight_bytes=0,
-        max_model_len=256,
-        sampling=SamplingParams(),
-    )
+    told = overview(running(config, engine, found), weight_bytes=0, sampling=SamplingParams())
     assert told.splitlines()[-2] == (
         "cache     adaptive; prompts resume at multiples of 32 tokens with a checkpoint of 24 KiB, as much as 192 "
         "tokens of KV; 40 of them fit"
@@ -350,15 +354,8 @@ def test_what_triton_kernels_do_is_said_where_there_is_a_choice(layers, not_trit
 
     def lines(kernels: str, *, exact: bool = False) -> list[str]:
         engine = EngineConfig(memory=1 << 20, max_rows=1, max_model_len=256, exact=exact)
-        told = overview(
-            *(config, engine, sizes(config, engine)[0]),
-            device=Device(),
-            kernels=kernels,
-            not_triton=not_triton,
-            weight_bytes=0,
-            max_model_len=256,
-            sampling=SamplingParams(),
-        )
+        made = running(config, engine, sizes(config, engine)[0], kernels, not_triton)
+        told = overview(made, weight_bytes=0, sampling=SamplingParams())
         return [line for line in told.splitlines() if "Triton" in line or "triton" in line]
 
     assert lines("pallas") == [f"triton    {said}"]
