@@ -91,9 +91,8 @@ class AnswerFinder:
     @cached_property
     def _sorted_heads(self) -> tuple[np.ndarray, np.ndarray]:
         """The first digits of all ids, ascending, and the lines they belong to: 16 bytes a line."""
-        heads = np.fromiter(
-            (int(self._id(index)[HEAD], 16) for index in range(self._num_lines)), np.uint64
-        )
+        digits = (int(self._id(index)[HEAD], 16) for index in range(self._num_lines))
+        heads = np.fromiter(digits, np.uint64, self._num_lines)
         indices = np.argsort(heads)
         return heads[indices], indices
 

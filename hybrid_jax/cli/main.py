@@ -391,7 +391,8 @@ def _template(path: Path | None) -> str | None:
 @app.command()
 def inspect(
     model: Annotated[
-        str | None, typer.Argument(help="Model directory or config.json; the bundled one.")
+        str | None,
+        typer.Argument(help="Model directory or config.json; the bundled model by default."),
     ] = None,
     memory: MemoryOption = None,
     max_rows: RowsOption = None,
@@ -404,7 +405,7 @@ def inspect(
     device: Annotated[
         str | None,
         typer.Option(
-            help=f"What would run it: cpu, {', '.join(sorted(CARDS))}.",
+            help=f"Device that would run it: cpu, {', '.join(sorted(CARDS))}.",
             show_default="this machine",
         ),
     ] = None,
