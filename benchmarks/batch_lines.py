@@ -32,10 +32,10 @@ from common import ROOT, header, quantiles, turns, write_json
 
 from hybrid_jax import LLM, run_batch
 from hybrid_jax.batch import ahead, partial_path
-from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.models import config_from_hf
 from hybrid_jax.models.initialize import random_params
-from hybrid_jax.train.data import END, VOCAB_SIZE
 from hybrid_jax.train.export import write_model
+from hybrid_jax.train.loop import tiny_fields
 
 WRONG_EVERY = 50
 MAX_TOKENS = 4
@@ -52,20 +52,27 @@ class Sample(NamedTuple):
     resident: int
 
 
-def tiny_config() -> ModelConfig:
-    """One Mamba-2 and one attention layer of width 32 over bytes."""
-    mamba = Mamba2(num_heads=4, head_dim=16, state_size=16)
-    attention = Attention(num_heads=2, num_kv_heads=1, head_dim=16)
-    return ModelConfig(
-        family="granitemoehybrid",
-        vocab_size=VOCAB_SIZE,
-        width=32,
-        layers=tuple(LayerSpec(mixers=(mixer,), mlp=MLP(width=32)) for mixer in (mamba, attention)),
-        tie_embeddings=True,
-        max_position=512,
-        eos_token_ids=(END,),
-        bos_token_id=END,
-    )
+def small_fields() -> dict:
+    """config.json of one recurrent and one attention layer of width 32 over bytes."""
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "layer_types": ["mamba", "attention"],
+        "num_attention_heads": 2,
+        "attention_multiplier": 0.25,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "mamba_d_state": 16,
+        "intermediate_size": 32,
+        "shared_intermediate_size": 32,
+        "max_position_embeddings": 512,
+    }
+    return tiny_fields() | sizes
+
+
+def write_random_model(folder: Path) -> None:
+    fields = small_fields()
+    write_model(folder, random_params(config_from_hf(fields), 0), fields)
 
 
 def make_line(index: int) -> tuple[str, str | None, bool]:
@@ -137,8 +144,8 @@ def check_answers(output: Path, count: int) -> int:
 
 
 def measure(folder: Path, count: int, max_rows: int) -> dict:
-    given, output, config = folder / "in.jsonl", folder / "out.jsonl", tiny_config()
-    write_model(folder / "model", random_params(config, 0), config)
+    given, output = folder / "in.jsonl", folder / "out.jsonl"
+    write_random_model(folder / "model")
     write_lines(given, count)
     command = [sys.executable, "-m", "hybrid_jax", "run-batch", "-i", given, "-o", output]
     command += ["--model", folder / "model", "--max-rows", max_rows, "--dtype", "float32", "--json"]
@@ -190,8 +197,8 @@ def texts(output: Path) -> list[tuple[str, str]]:
 
 
 def compare_orders(folder: Path, num_documents: int, rounds: int) -> dict:
-    given, config = folder / "in.jsonl", tiny_config()
-    write_model(folder / "model", random_params(config, 0), config)
+    given = folder / "in.jsonl"
+    write_random_model(folder / "model")
     write_questions(given, num_documents)
     hit_rates, found = {}, {}
 

@@ -7,7 +7,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import jax
@@ -16,12 +16,12 @@ import optax
 
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
+from hybrid_jax.models import config_from_hf
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.train import state as saved
 from hybrid_jax.train.data import Batches, Corpus, default_sources, read_corpus
 from hybrid_jax.train.evaluate import bits_per_byte, token_bits
 from hybrid_jax.train.export import rounded, write_model
-from hybrid_jax.train.model import tiny_config
 from hybrid_jax.train.options import TrainOptions
 from hybrid_jax.train.record import training_record
 from hybrid_jax.train.report import Report
@@ -31,6 +31,17 @@ DEFAULT_STEPS = 4000
 ADAM_SHARE = 0.2  # Adam's learning rate relative to Muon's
 QUICK_ROWS = 24  # rows of the measurements between steps
 STATE_FILE = Path("training_state") / "state.npz"
+BUNDLED_CONFIG = Path(__file__).parents[1] / "bundled" / "config.json"
+
+
+def tiny_fields(context: int = 0) -> dict:
+    """The config.json of the bundled model, for sequences of at least `context` tokens.
+
+    4.1 M parameters over bytes. Its recurrent layers come first and see the order of the bytes, so attention needs
+    no position encoding and is not tied to the lengths seen in training.
+    """
+    fields = json.loads(BUNDLED_CONFIG.read_text())
+    return fields | {"max_position_embeddings": max(fields["max_position_embeddings"], context)}
 
 
 def optimizer() -> optax.GradientTransformation:
@@ -84,15 +95,21 @@ def train(
     resume: bool,
     sources: Sequence[str | Path] | None,
     progress: bool,
-    config: ModelConfig | None = None,
+    fields: dict | None = None,
 ) -> dict:
-    """Does what `hybrid_jax.train.train_tiny` says; `config` is for tests."""
+    """Does what `hybrid_jax.train.train_tiny` says.
+
+    Args:
+        out_dir, options, resume, sources, progress: as there.
+        fields: config.json of the model to train; that of the bundled model when None.
+    """
     begun = time.monotonic()
     _check_writable(out_dir)
     if options.steps is None and options.minutes is None:
-        options = TrainOptions(**(asdict(options) | {"steps": DEFAULT_STEPS}))
+        options = replace(options, steps=DEFAULT_STEPS)
     enable_compile_cache()
-    config = tiny_config(max(4096, options.context)) if config is None else config
+    fields = tiny_fields(options.context) if fields is None else fields
+    config = replace(config_from_hf(fields), dtype="float32")
     sources = tuple(Path(s) for s in sources) if sources else default_sources()
     corpus = read_corpus(sources)
     batches = Batches(corpus.train, options.seed, options.batch, options.context)
@@ -124,7 +141,7 @@ def train(
                 last_save = time.monotonic()
         saved.save(out_dir / STATE_FILE, arrays, at)
         report.say("measuring all held-out files")
-    return export(out_dir, arrays["params"], config, corpus, options, at, sources)
+    return export(out_dir, arrays["params"], fields, config, corpus, options, at, sources)
 
 
 def _check_writable(out_dir: Path) -> None:
@@ -171,6 +188,7 @@ def _measure(arrays, at, corpus, config, options, report) -> None:
 def export(
     out_dir: Path,
     params: dict,
+    fields: dict,
     config: ModelConfig,
     corpus: Corpus,
     options: TrainOptions,
@@ -187,6 +205,6 @@ def export(
                 stored, config, corpus.held_out, length, rows=2, full=True
             )
     record = training_record(config, params, corpus, options, at, sources, measured)
-    write_model(out_dir, params, config)
+    write_model(out_dir, params, fields)
     (out_dir / "training_record.json").write_text(json.dumps(record, indent=1) + "\n")
     return record

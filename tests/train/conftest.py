@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig
-from hybrid_jax.train.data import END, VOCAB_SIZE, is_held_out
+from hybrid_jax.config import ModelConfig
+from hybrid_jax.models import config_from_hf
+from hybrid_jax.train.data import is_held_out
+from hybrid_jax.train.loop import tiny_fields
 
 
 @pytest.fixture(scope="session")
-def small_config() -> ModelConfig:
-    mamba = Mamba2(num_heads=4, head_dim=8, state_size=8)
-    attention = Attention(num_heads=4, num_kv_heads=2, head_dim=4, scale=0.5)
-    mlp = MLP(width=24)
-    return ModelConfig(
-        family="granitemoehybrid",
-        vocab_size=VOCAB_SIZE,
-        width=16,
-        layers=tuple(LayerSpec(mixers=(m,), mlp=mlp) for m in (mamba, attention)),
-        tie_embeddings=True,
-        max_position=256,
-        eos_token_ids=(END,),
-        bos_token_id=END,
-    )
+def small_fields() -> dict:
+    """config.json of a model with a recurrent and an attention layer."""
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "layer_types": ["mamba", "attention"],
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "attention_multiplier": 0.5,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 8,
+        "mamba_d_state": 8,
+        "intermediate_size": 24,
+        "shared_intermediate_size": 24,
+        "max_position_embeddings": 256,
+    }
+    return tiny_fields() | sizes
+
+
+@pytest.fixture(scope="session")
+def small_config(small_fields) -> ModelConfig:
+    return replace(config_from_hf(small_fields), dtype="float32")
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -12,12 +13,12 @@ import pytest
 
 import hybrid_jax
 from hybrid_jax.checkpoint import load_model
+from hybrid_jax.models import config_from_hf
 from hybrid_jax.models.decoder import forward
 from hybrid_jax.text.tokenizer import Tokenizer
 from hybrid_jax.train.data import END, Document, is_held_out
 from hybrid_jax.train.evaluate import bits_per_byte
-from hybrid_jax.train.export import hf_config
-from hybrid_jax.train.model import tiny_config
+from hybrid_jax.train.loop import tiny_fields
 
 FOLDER = Path(hybrid_jax.__file__).parent / "bundled"
 # Modules that is_held_out keeps from every training, in every Python since 3.11.
@@ -40,7 +41,8 @@ def test_it_takes_at_most_16_megabytes():
 
 def test_it_is_the_model_that_train_tiny_makes(model):
     config, params = model
-    assert hf_config(config) == hf_config(tiny_config())
+    assert replace(config_from_hf(tiny_fields()), dtype="float32") == config
+    assert config_from_hf(tiny_fields(8192)).max_position == 8192
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 4_108_332
 
 

@@ -14,7 +14,7 @@ from hybrid_jax.checkpoint import load_model
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.text.tokenizer import Tokenizer
 from hybrid_jax.train.data import END, PAD, SPECIAL_TOKENS, VOCAB_SIZE
-from hybrid_jax.train.export import byte_tokenizer, hf_config, rounded, write_model
+from hybrid_jax.train.export import byte_tokenizer, rounded, write_model
 
 TOKENIZER = byte_tokenizer()
 
@@ -30,9 +30,9 @@ def redrawn(small_config):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory, small_config, redrawn):
+def folder(tmp_path_factory, small_fields, redrawn):
     path = tmp_path_factory.mktemp("exported")
-    write_model(path, redrawn, small_config)
+    write_model(path, redrawn, small_fields)
     return path
 
 
@@ -71,11 +71,6 @@ def test_leftover_partial_files_do_not_remain(folder):
         "tokenizer.json",
         "tokenizer_config.json",
     ]
-
-
-def test_a_model_the_format_cannot_hold_is_refused(small_config):
-    with pytest.raises(NotImplementedError, match="needs a granitemoehybrid"):
-        hf_config(replace(small_config, family="llama"))
 
 
 @given(st.text())

@@ -24,10 +24,10 @@ def options(**changes) -> TrainOptions:
     return TrainOptions(**{"steps": 4, "batch": 8, "context": 64, "eval_every": 2} | changes)
 
 
-def run(folder, sources, config, **changes):
+def run(folder, sources, fields, **changes):
     resume = changes.pop("resume", True)
     return train(
-        folder, options(**changes), resume=resume, sources=[sources], progress=False, config=config
+        folder, options(**changes), resume=resume, sources=[sources], progress=False, fields=fields
     )
 
 
@@ -37,13 +37,13 @@ def read_state(folder):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, sources, small_config):
+def trained(tmp_path_factory, sources, small_fields):
     """The folder and record of 4 steps in one run."""
     folder = tmp_path_factory.mktemp("whole")
-    return folder, run(folder, sources, small_config)
+    return folder, run(folder, sources, small_fields)
 
 
-def test_two_steps_and_two_more_equal_four(trained, tmp_path, sources, small_config, monkeypatch):
+def test_two_steps_and_two_more_equal_four(trained, tmp_path, sources, small_fields, monkeypatch):
     class Stop(Exception):
         pass
 
@@ -55,27 +55,27 @@ def test_two_steps_and_two_more_equal_four(trained, tmp_path, sources, small_con
     save = state.save
     monkeypatch.setattr(state, "save", save_and_stop)
     with pytest.raises(Stop):
-        run(tmp_path, sources, small_config, save_minutes=1e-9, eval_every=100)
+        run(tmp_path, sources, small_fields, save_minutes=1e-9, eval_every=100)
     monkeypatch.undo()
-    assert run(tmp_path, sources, small_config, eval_every=100)["steps"] == 4
+    assert run(tmp_path, sources, small_fields, eval_every=100)["steps"] == 4
     whole, parts = read_state(trained[0]), read_state(tmp_path)
     assert whole.keys() == parts.keys()
     differing = [name for name in whole if not np.array_equal(whole[name], parts[name])]
     assert differing == []
 
 
-def test_a_state_of_another_training_is_refused_by_name(trained, sources, small_config):
+def test_a_state_of_another_training_is_refused_by_name(trained, sources, small_fields):
     with pytest.raises(ValueError, match="was made with seed 0, this run has 1"):
-        run(trained[0], sources, small_config, seed=1)
+        run(trained[0], sources, small_fields, seed=1)
     with pytest.raises(ValueError, match="was made with context 64, this run has 32"):
-        run(trained[0], sources, small_config, context=32)
+        run(trained[0], sources, small_fields, context=32)
 
 
-def test_a_training_that_is_done_only_exports(trained, sources, small_config):
+def test_a_training_that_is_done_only_exports(trained, sources, small_fields):
     folder, record = trained
     before = read_state(folder)
     (folder / "model.safetensors").unlink()
-    again = run(folder, sources, small_config)
+    again = run(folder, sources, small_fields)
     assert again["steps"] == record["steps"]
     assert again["held_out"] == record["held_out"]
     after = read_state(folder)
@@ -83,8 +83,8 @@ def test_a_training_that_is_done_only_exports(trained, sources, small_config):
     load_model(folder)
 
 
-def test_training_learns(tmp_path, sources, small_config):
-    record = run(tmp_path, sources, small_config, steps=60, eval_every=59)
+def test_training_learns(tmp_path, sources, small_config, small_fields):
+    record = run(tmp_path, sources, small_fields, steps=60, eval_every=59)
     start = bits_per_byte(
         random_params(small_config, 0), small_config, read_corpus([sources]).held_out, 64
     )
