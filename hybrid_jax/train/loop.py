@@ -21,16 +21,20 @@ from hybrid_jax.models.initialize import random_params
 from hybrid_jax.train import state as saved
 from hybrid_jax.train.data import Batches, Corpus, default_sources, read_corpus
 from hybrid_jax.train.evaluate import bits_per_byte, token_bits
-from hybrid_jax.train.export import rounded, write_model
+from hybrid_jax.train.export import rounded, training_record, write_model
 from hybrid_jax.train.options import TrainOptions
-from hybrid_jax.train.record import training_record
 from hybrid_jax.train.report import Report
-from hybrid_jax.train.schedule import progress_of, rate_factor, row_length
 
 DEFAULT_STEPS = 4000
 ADAM_SHARE = 0.2  # Adam's learning rate relative to Muon's
 QUICK_ROWS = 24  # rows of the measurements between steps
 STATE_FILE = Path("training_state") / "state.npz"
+WARMUP, DECAY_FROM = (
+    0.02,
+    0.2,
+)  # of the training: where the learning rate is highest, and where it begins to fall
+# From this share of the training on, rows are context / divisor tokens long.
+ROW_SHARES = ((0.0, 4), (0.8, 2), (0.92, 1))
 BUNDLED_CONFIG = Path(__file__).parents[1] / "bundled" / "config.json"
 
 
@@ -208,3 +212,28 @@ def export(
     write_model(out_dir, params, fields)
     (out_dir / "training_record.json").write_text(json.dumps(record, indent=1) + "\n")
     return record
+
+
+# --- what changes with the progress of the training, a number from 0 to 1 --------------------------
+
+
+def rate_factor(progress: float) -> float:
+    """Share of the peak learning rate: a short linear warmup, a short plateau, then linearly to zero."""
+    warm = min(1.0, (progress + 1e-3) / WARMUP)
+    return min(warm, max(0.0, (1.0 - progress) / (1.0 - DECAY_FROM)))
+
+
+def row_length(progress: float, context: int) -> int:
+    """Tokens of a row: short at first, when a step costs less and teaches as much."""
+    divisor = next(d for start, d in reversed(ROW_SHARES) if progress >= start)
+    return max(context // divisor, min(context, 64))
+
+
+def progress_of(step: int, seconds: float, steps: int | None, minutes: float | None) -> float:
+    """How far a training is, by whichever of `steps` and `minutes` is nearer to its end."""
+    shares = [0.0]
+    if steps is not None:
+        shares.append(step / steps)
+    if minutes is not None:
+        shares.append(seconds / (60 * minutes))
+    return min(1.0, max(shares))

@@ -16,8 +16,15 @@ from hybrid_jax.models.initialize import random_params
 from hybrid_jax.train import loop, state
 from hybrid_jax.train.data import Document, read_corpus
 from hybrid_jax.train.evaluate import bits_per_byte
-from hybrid_jax.train.loop import STATE_FILE, TrainOptions, train
-from hybrid_jax.train.schedule import DECAY_FROM, progress_of, rate_factor, row_length
+from hybrid_jax.train.loop import (
+    DECAY_FROM,
+    STATE_FILE,
+    TrainOptions,
+    progress_of,
+    rate_factor,
+    row_length,
+    train,
+)
 
 
 def options(**changes) -> TrainOptions:
