@@ -3,50 +3,69 @@
 from __future__ import annotations
 
 import operator
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 
 def require(condition: bool, where: str, what: str) -> None:
+    """Raises a ValueError that says `where` and `what` unless the condition holds."""
     if not condition:
         raise ValueError(f"{where}: {what}")
 
 
-def one_of(value: object, allowed: tuple, where: str, name: str) -> None:
-    require(value in allowed, where, f"{name} must be one of {allowed}, got {value!r}")
+def refusal(config: object, name: str, what: str, got: str | None = None) -> ValueError:
+    """The error for a field that must be `what`; `got` is its value, shortened, when None."""
+    got = reprlib.repr(getattr(config, name)) if got is None else got
+    return ValueError(f"{type(config).__name__}: {name} must be {what}, got {got}")
+
+
+def must(config: object, name: str, good: bool, what: str, got: str | None = None) -> None:
+    """Raises `refusal` for a field that is not good."""
+    if not good:
+        raise refusal(config, name, what, got)
+
+
+def one_of(config: object, name: str, allowed: tuple[str, ...]) -> None:
+    """The field has one of the allowed values."""
+    must(config, name, getattr(config, name) in allowed, f"one of {allowed}")
 
 
 def positive(config: object, *names: str) -> None:
+    """The fields are above 0."""
     for name in names:
-        value = getattr(config, name)
-        require(value > 0, type(config).__name__, f"{name} must be positive, got {value}")
+        must(config, name, getattr(config, name) > 0, "positive")
+
+
+def multiple(config: object, name: str, divisor: str, what: str = "") -> None:
+    """The field is a multiple of another one, which messages may call something else."""
+    whole, part = getattr(config, name), getattr(config, divisor)
+    must(config, name, whole % part == 0, f"a multiple of {what or divisor}", f"{whole} and {part}")
 
 
 def integers(config: object, *names: str) -> None:
-    """Integers only, not what compares like one: a float that reaches a shape fails far from here.
+    """The fields are integers and not floats that equal one: a float that reaches a shape fails far from here.
 
-    Those of other libraries become Python's own.
+    Integers of other libraries become Python's own.
     """
     for name in names:
         value = getattr(config, name)
-        good = hasattr(value, "__index__") and not isinstance(value, bool)
-        require(good, type(config).__name__, f"{name} must be an integer, got {value!r}")
+        must(config, name, is_integer(value), "an integer")
         object.__setattr__(config, name, operator.index(value))
 
 
 def flags(config: object, *names: str) -> None:
-    """True or False only, not what counts as one; numpy's become Python's own."""
+    """The fields are True or False; numpy's booleans become Python's own."""
     for name in names:
         value = getattr(config, name)
-        good = type(value).__name__ in ("bool", "bool_")
-        require(good, type(config).__name__, f"{name} must be True or False, got {value!r}")
+        must(config, name, type(value).__name__ in ("bool", "bool_"), "True or False")
         object.__setattr__(config, name, bool(value))
 
 
 def is_integer(value: object) -> bool:
-    """An integer of any kind, numpy's too, but no boolean."""
+    """Whether a value is an integer of any kind, numpy's too, but not a boolean."""
     try:
-        operator.index(value)
+        operator.index(value)  # type: ignore[arg-type]  # that is the question
     except TypeError:
         return False
     return not isinstance(value, bool)
@@ -58,3 +77,12 @@ def integers_of(given: Any) -> tuple[int, ...] | None:
         return None
     entries = tuple(given)
     return tuple(map(operator.index, entries)) if all(map(is_integer, entries)) else None
+
+
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can write a text: a lone surrogate stands in no text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from hybrid_jax.config.checks import flags, integers, positive, require
+from hybrid_jax.config.checks import flags, integers, must, one_of, positive
 from hybrid_jax.config.model import DTYPES
 from hybrid_jax.config.other_names import CACHE_CONFIG, refuses
 
@@ -39,19 +39,11 @@ class CacheConfig:
     history_tokens: int = 1 << 22
 
     def __post_init__(self) -> None:
-        known = self.policy in CACHE_POLICIES
-        require(
-            known or fixed_alpha(self.policy) is not None,
-            "CacheConfig",
-            f"policy must be one of {', '.join(CACHE_POLICIES)}, or alpha:X with a number X >= 0, got "
-            f"{self.policy!r}",
-        )
+        known = self.policy in CACHE_POLICIES or fixed_alpha(self.policy) is not None
+        names = ", ".join(CACHE_POLICIES)
+        must(self, "policy", known, f"one of {names}, or alpha:X with a number X >= 0")
         integers(self, "history_tokens")
-        require(
-            self.history_tokens >= 0,
-            "CacheConfig",
-            f"history_tokens must be at least 0, got {self.history_tokens}",
-        )
+        must(self, "history_tokens", self.history_tokens >= 0, "at least 0")
 
 
 def fixed_alpha(policy: object) -> float | None:
@@ -114,7 +106,6 @@ class EngineConfig:
         return self.grain if self.exact else 1
 
     def __post_init__(self) -> None:
-        where = "EngineConfig"
         integers(self, "max_rows", "grain", "prefill_tokens", "steps_per_dispatch", "seed")
         optional = ("memory", "max_model_len", "page_tokens")
         integers(self, *(name for name in optional if getattr(self, name) is not None))
@@ -122,47 +113,22 @@ class EngineConfig:
         positive(self, "max_rows", "steps_per_dispatch")
         if self.memory is not None:
             positive(self, "memory")
-        require(
-            self.max_model_len is None or self.max_model_len >= 2,
-            where,
-            f"max_model_len must be at least 2, a prompt's token and one more, got {self.max_model_len}",
-        )
-        require(
-            0 <= self.seed < 2**63,
-            where,
-            f"seed must be an integer between 0 and 9223372036854775807, got {self.seed}",
-        )
-        require(
-            isinstance(self.cache, CacheConfig),
-            where,
-            f"cache must be a CacheConfig, got {self.cache!r}",
-        )
-        require(
-            8 <= self.grain <= MAX_GRAIN and self.grain & (self.grain - 1) == 0,
-            where,
-            f"grain must be a power of two between 8 and {MAX_GRAIN}, got {self.grain}",
-        )
-        if self.page_tokens is not None:
-            require(
-                self.page_tokens >= 16 and self.page_tokens & (self.page_tokens - 1) == 0,
-                where,
-                f"page_tokens must be a power of two of at least 16, got {self.page_tokens}",
-            )
-        require(
-            self.prefill_tokens >= self.grain and self.prefill_tokens % self.grain == 0,
-            where,
-            f"prefill_tokens must be a multiple of grain {self.grain}, got {self.prefill_tokens}",
-        )
-        require(
-            self.steps_per_dispatch <= self.grain,
-            where,
-            f"steps_per_dispatch must be at most grain {self.grain}, got {self.steps_per_dispatch}",
-        )
-        for name, known in (("kernels", KERNELS), ("shapes", SHAPES)):
-            value = getattr(self, name)
-            require(value in known, where, f"{name} must be one of {known}, got {value!r}")
-        require(
-            self.dtype in DTYPES[:2],
-            where,
-            f"dtype must be one of {DTYPES[:2]}, got {self.dtype!r}",
-        )
+        if self.max_model_len is not None:
+            what = "at least 2, a prompt's token and one more"
+            must(self, "max_model_len", self.max_model_len >= 2, what)
+        most = 2**63 - 1
+        must(self, "seed", 0 <= self.seed <= most, f"an integer between 0 and {most}")
+        must(self, "cache", isinstance(self.cache, CacheConfig), "a CacheConfig")
+        grain, page = self.grain, self.page_tokens
+        good = 8 <= grain <= MAX_GRAIN and grain.bit_count() == 1
+        must(self, "grain", good, f"a power of two between 8 and {MAX_GRAIN}")
+        if page is not None:
+            good = page >= 16 and page.bit_count() == 1
+            must(self, "page_tokens", good, "a power of two of at least 16")
+        good = self.prefill_tokens >= grain and self.prefill_tokens % grain == 0
+        must(self, "prefill_tokens", good, f"a multiple of grain {grain}")
+        good = self.steps_per_dispatch <= grain
+        must(self, "steps_per_dispatch", good, f"at most grain {grain}")
+        one_of(self, "kernels", KERNELS)
+        one_of(self, "shapes", SHAPES)
+        one_of(self, "dtype", DTYPES[:2])

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from hybrid_jax.config.checks import one_of, positive, require
+from hybrid_jax.config.checks import multiple, must, one_of, positive, require
 
 ACTIVATIONS = ("gated_silu", "relu2")
 ROUTINGS = ("topk_softmax", "sigmoid")
@@ -30,15 +30,11 @@ class RopeScaling:
     original_max_position: int = 8192
 
     def __post_init__(self) -> None:
-        where = "RopeScaling"
-        one_of(self.kind, ("linear", "llama3"), where, "kind")
-        require(self.factor > 0, where, f"factor must be positive, got {self.factor}")
-        require(
-            0 < self.low_freq_factor < self.high_freq_factor,
-            where,
-            f"low_freq_factor must be positive and below high_freq_factor, got "
-            f"{self.low_freq_factor} and {self.high_freq_factor}",
-        )
+        one_of(self, "kind", ("linear", "llama3"))
+        positive(self, "factor")
+        low, high = self.low_freq_factor, self.high_freq_factor
+        what = "positive and below high_freq_factor"
+        must(self, "low_freq_factor", 0 < low < high, what, f"{low} and {high}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +46,7 @@ class Rope:
     scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
-        require(self.dim > 0 and self.dim % 2 == 0, "Rope", f"dim must be even, got {self.dim}")
+        must(self, "dim", self.dim > 0 and self.dim % 2 == 0, "even")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,17 +79,8 @@ class Attention:
 
     def __post_init__(self) -> None:
         positive(self, "num_heads", "num_kv_heads")
-        require(
-            self.num_heads % self.num_kv_heads == 0,
-            "Attention",
-            f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and "
-            f"{self.num_kv_heads}",
-        )
-        require(
-            self.head_dim > 0 and self.head_dim % 2 == 0,
-            "Attention",
-            f"head_dim must be even, got {self.head_dim}",
-        )
+        multiple(self, "num_heads", "num_kv_heads")
+        must(self, "head_dim", self.head_dim > 0 and self.head_dim % 2 == 0, "even")
         if self.rope is not None:
             require(
                 self.rope.dim <= self.head_dim,
@@ -101,7 +88,7 @@ class Attention:
                 f"rope dim must be at most head_dim {self.head_dim}, got {self.rope.dim}",
             )
         if self.window is not None:
-            require(self.window > 0, "Attention", f"window must be positive, got {self.window}")
+            positive(self, "window")
 
     @property
     def softmax_scale(self) -> float:
@@ -136,18 +123,11 @@ class Mamba2:
 
     def __post_init__(self) -> None:
         positive(self, "num_heads", "head_dim", "state_size", "num_groups", "norm_groups")
-        for name, divisor in (("num_heads", self.num_groups), ("inner_size", self.norm_groups)):
-            value = getattr(self, name)
-            require(
-                value % divisor == 0,
-                "Mamba2",
-                f"{name} must be a multiple of its groups, got {value} and {divisor}",
-            )
-        require(
-            self.conv_width >= 2, "Mamba2", f"conv_width must be at least 2, got {self.conv_width}"
-        )
+        multiple(self, "num_heads", "num_groups", "its groups")
+        multiple(self, "inner_size", "norm_groups", "its groups")
+        must(self, "conv_width", self.conv_width >= 2, "at least 2")
         low, high = self.dt_limits
-        require(0 <= low < high, "Mamba2", f"dt_limits must be ordered, got {self.dt_limits}")
+        must(self, "dt_limits", 0 <= low < high, "ordered")
 
     @property
     def inner_size(self) -> int:
@@ -220,12 +200,7 @@ class GatedDelta:
 
     def __post_init__(self) -> None:
         positive(self, "num_key_heads", "num_value_heads", "key_dim", "value_dim", "conv_width")
-        require(
-            self.num_value_heads % self.num_key_heads == 0,
-            "GatedDelta",
-            f"num_value_heads must be a multiple of num_key_heads, got {self.num_value_heads} and "
-            f"{self.num_key_heads}",
-        )
+        multiple(self, "num_value_heads", "num_key_heads")
 
     @property
     def conv_size(self) -> int:
@@ -249,7 +224,7 @@ class MLP:
 
     def __post_init__(self) -> None:
         positive(self, "width")
-        one_of(self.kind, ACTIVATIONS, "MLP", "kind")
+        one_of(self, "kind", ACTIVATIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,13 +261,10 @@ class MoE:
 
     def __post_init__(self) -> None:
         positive(self, "num_experts", "width", "num_groups", "top_groups")
-        one_of(self.kind, ACTIVATIONS, "MoE", "kind")
-        one_of(self.routing, ROUTINGS, "MoE", "routing")
-        require(
-            0 < self.top_k <= self.num_experts,
-            "MoE",
-            f"top_k must be between 1 and num_experts {self.num_experts}, got {self.top_k}",
-        )
+        one_of(self, "kind", ACTIVATIONS)
+        one_of(self, "routing", ROUTINGS)
+        good = 0 < self.top_k <= self.num_experts
+        must(self, "top_k", good, f"between 1 and num_experts {self.num_experts}")
         require(
             self.num_experts % self.num_groups == 0 and self.top_groups <= self.num_groups,
             "MoE",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from hybrid_jax.config.checks import positive, require
+from hybrid_jax.config.checks import one_of, positive, require
 from hybrid_jax.config.layers import Attention, LayerSpec, RecurrentMixer
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -56,29 +56,18 @@ class ModelConfig:
     def __post_init__(self) -> None:
         require(bool(self.layers), "ModelConfig", "needs at least one layer")
         positive(self, "vocab_size", "width", "max_position")
-        require(
-            self.dtype in DTYPES,
-            "ModelConfig",
-            f"dtype must be one of {DTYPES}, got {self.dtype!r}",
-        )
+        one_of(self, "dtype", DTYPES)
         for index, layer in enumerate(self.layers):
-            source = layer.weights_of
-            require(
-                source is None or 0 <= source < index,
-                "ModelConfig",
-                f"layer {index} shares weights of layer {source}, which does not come before it",
-            )
-            require(
-                source is None or self.layers[source].weights_of is None,
-                "ModelConfig",
-                f"layer {index} shares weights of layer {source}, which has none of its own",
-            )
-            require(
-                source is None or replace(layer, weights_of=None) == self.layers[source],
-                "ModelConfig",
-                f"layer {index} shares weights of layer {source}, so both must be alike, got {layer} "
-                f"and {self.layers[source] if source is not None else None}",
-            )
+            if (source := layer.weights_of) is None:
+                continue
+            where = f"ModelConfig: layer {index} shares weights of layer {source}"
+            if not 0 <= source < index:
+                raise ValueError(f"{where}, which does not come before it")
+            other = self.layers[source]
+            if other.weights_of is not None:
+                raise ValueError(f"{where}, which has none of its own")
+            if replace(layer, weights_of=None) != other:
+                raise ValueError(f"{where}, so both must be alike, got {layer} and {other}")
 
     def mixers(self, kind: type) -> tuple:
         """All mixers of one kind, in layer order; their positions here are those of their places in a `Geometry`."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
-import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from numbers import Real
 
-from hybrid_jax.config.checks import flags
+from hybrid_jax.config.checks import flags, is_integer, is_unicode, must
 from hybrid_jax.config.other_names import SAMPLING, refuses
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 
@@ -23,6 +22,18 @@ FLOATS = (
     *("temperature", "top_p", "min_p"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
+# Least and most; `OPTIONAL` ones may be None.
+RANGES: dict[str, tuple[int, int]] = {
+    "n": (1, MAX_N),
+    "top_k": (-1, 2**31 - 1),
+    "min_p": (0, 1),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "seed": (0, 2**63 - 1),
+    "logprobs": (0, MAX_LOGPROBS),
+    "prompt_logprobs": (0, MAX_LOGPROBS),
+}
+OPTIONAL = ("seed", "logprobs", "prompt_logprobs")
 FLAGS = ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens")
 
 
@@ -108,126 +119,83 @@ class SamplingParams:
     output_kind: RequestOutputKind | str = RequestOutputKind.DELTA
 
     def __post_init__(self) -> None:
-        check = self._check
         lists = {"stop": "strings", "stop_token_ids": "token ids", "bad_words": "strings"}
         for name, what in lists.items():
             value = getattr(self, name)
             value = () if value is None else (value,) if isinstance(value, str) else value
             good = isinstance(value, Iterable) and not isinstance(value, bytes | bytearray)
-            check(good, name, f"None or a list of {what}")
+            must(self, name, good, f"None or a list of {what}")
             object.__setattr__(self, name, tuple(value))
         # Numbers of numpy become Python's own, so that values compare, hash and print alike.
         for name in INTEGERS:
             object.__setattr__(self, name, _as_integer(getattr(self, name)))
         for name in FLOATS:
             object.__setattr__(self, name, _as_float(getattr(self, name)))
-        stop_token_ids = tuple(_as_integer(token) for token in self.stop_token_ids)
-        object.__setattr__(self, "stop_token_ids", stop_token_ids)
         flags(self, *FLAGS)
-        self._check_tokens()
         kinds = [str(kind) for kind in RequestOutputKind]
-        check(self.output_kind in kinds, "output_kind", f"one of {', '.join(kinds)}")
+        must(self, "output_kind", self.output_kind in kinds, f"one of {', '.join(kinds)}")
         object.__setattr__(self, "output_kind", RequestOutputKind(self.output_kind))
-        check(_integer(self.n, 1) and self.n <= MAX_N, "n", f"an integer between 1 and {MAX_N}")
-        check(
-            self.temperature is None
-            or _finite(self.temperature)
-            and (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE),
-            "temperature",
-            f"0 or a number between {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:.0f}",
-        )
-        check(
-            _integer(self.top_k, -1) and self.top_k < 2**31,
-            "top_k",
-            "an integer between -1 and 2147483647",
-        )
-        check(
-            _finite(self.top_p) and 0 < self.top_p <= 1, "top_p", "a number above 0 and at most 1"
-        )
-        check(
-            self.seed is None or (_integer(self.seed, 0) and self.seed < 2**63),
-            "seed",
-            "None or an integer between 0 and 9223372036854775807",
-        )
-        check(
-            self.max_tokens is None or _integer(self.max_tokens, 1),
-            "max_tokens",
-            "None or an integer of at least 1",
-        )
+        self._check_numbers()
+        self._check_tokens()
+        self._check_texts()
+
+    def _check_numbers(self) -> None:
+        for name, (low, high) in RANGES.items():
+            value, whole, optional = getattr(self, name), name in INTEGERS, name in OPTIONAL
+            good = (_integer(value, low) if whole else _finite(value)) and low <= value <= high
+            what = f"{'an integer' if whole else 'a number'} between {low} and {high}"
+            good, what = (good or value is None, f"None or {what}") if optional else (good, what)
+            must(self, name, good, what)
+        heat = self.temperature
+        good = _finite(heat) and (heat == 0 or MIN_TEMPERATURE <= heat <= MAX_TEMPERATURE)
+        what = f"0 or a number between {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:.0f}"
+        must(self, "temperature", heat is None or good, what)
+        good = _finite(self.top_p) and 0 < self.top_p <= 1
+        must(self, "top_p", good, "a number above 0 and at most 1")
+        good = _finite(self.repetition_penalty) and 0 < self.repetition_penalty <= 100
+        must(self, "repetition_penalty", good, "a number above 0, at most 100")
+        good = self.max_tokens is None or _integer(self.max_tokens, 1)
+        must(self, "max_tokens", good, "None or an integer of at least 1")
         most = math.inf if self.max_tokens is None else self.max_tokens
-        check(
-            _integer(self.min_tokens, 0) and self.min_tokens <= most,
-            "min_tokens",
-            "an integer between 0 and max_tokens",
-        )
-        check(_finite(self.min_p) and 0 <= self.min_p <= 1, "min_p", "a number between 0 and 1")
-        for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            check(_finite(value) and -2 <= value <= 2, name, "a number between -2 and 2")
-        check(
-            _finite(self.repetition_penalty) and 0 < self.repetition_penalty <= 100,
-            "repetition_penalty",
-            "a number above 0, at most 100",
-        )
-        check(
-            all(isinstance(w, str) and w for w in self.bad_words), "bad_words", "non-empty strings"
-        )
-        check(
-            self.structured_outputs is None
-            or isinstance(self.structured_outputs, StructuredOutputsParams),
-            "structured_outputs",
-            "None or StructuredOutputsParams",
-        )
-        check(all(isinstance(s, str) and s for s in self.stop), "stop", "non-empty strings")
-        for name in ("stop", "bad_words"):
-            check(all(map(_is_unicode, getattr(self, name))), name, "valid UTF-8")
-        check(self.detokenize or not self.stop, "stop", "empty when detokenize is False")
-        check(
-            all(_integer(t, 0) for t in self.stop_token_ids),
-            "stop_token_ids",
-            "token ids >= 0",
-        )
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            check(
-                value is None or (_integer(value, 0) and value <= MAX_LOGPROBS),
-                name,
-                f"None or an integer between 0 and {MAX_LOGPROBS}",
-            )
+        good = _integer(self.min_tokens, 0) and self.min_tokens <= most
+        must(self, "min_tokens", good, "an integer between 0 and max_tokens")
 
     def _check_tokens(self) -> None:
-        """`logit_bias` and `allowed_token_ids`, as sorted tuples."""
-        bias = self.logit_bias
+        """Token ids become sorted tuples, but for `stop_token_ids`, which keep their order."""
+        stop = tuple(_as_integer(token) for token in self.stop_token_ids)
+        object.__setattr__(self, "stop_token_ids", stop)
+        must(self, "stop_token_ids", all(_integer(token, 0) for token in stop), "token ids >= 0")
+        bias = () if self.logit_bias is None else self.logit_bias
         if not isinstance(bias, Mapping):
-            bias = () if bias is None else bias
             pairs = isinstance(bias, tuple) and all(
                 isinstance(pair, tuple) and len(pair) == 2 for pair in bias
             )
-            self._check(pairs, "logit_bias", "a dict from token ids to numbers")
+            must(self, "logit_bias", pairs, "a dict from token ids to numbers")
             bias = dict(bias)
         pairs = [(_as_integer(token), _as_float(value)) for token, value in bias.items()]
-        self._check(
-            all(_integer(t, 0) and _finite(v) and -100 <= v <= 100 for t, v in pairs),
-            "logit_bias",
-            "a dict from token ids >= 0 to numbers between -100 and 100",
-        )
+        good = all(_integer(t, 0) and _finite(v) and -100 <= v <= 100 for t, v in pairs)
+        what = "a dict from token ids >= 0 to numbers between -100 and 100"
+        must(self, "logit_bias", good, what)
         object.__setattr__(self, "logit_bias", tuple(sorted(pairs)))
         allowed = self.allowed_token_ids
         if allowed is None:
             return
-        self._check(isinstance(allowed, Iterable), "allowed_token_ids", "None or token ids")
+        must(self, "allowed_token_ids", isinstance(allowed, Iterable), "None or token ids")
         allowed = [_as_integer(token) for token in allowed]
-        self._check(
-            bool(allowed) and all(_integer(token, 0) for token in allowed),
-            "allowed_token_ids",
-            "None or at least one token id >= 0",
-        )
+        good = bool(allowed) and all(_integer(token, 0) for token in allowed)
+        must(self, "allowed_token_ids", good, "None or at least one token id >= 0")
         object.__setattr__(self, "allowed_token_ids", tuple(sorted(set(allowed))))
 
-    def _check(self, condition: bool, name: str, what: str) -> None:
-        if not condition:
-            got = reprlib.repr(getattr(self, name))  # short, whatever was given
-            raise ValueError(f"SamplingParams: {name} must be {what}, got {got}")
+    def _check_texts(self) -> None:
+        for name in ("stop", "bad_words"):
+            texts = getattr(self, name)
+            good = all(isinstance(text, str) and text for text in texts)
+            must(self, name, good, "non-empty strings")
+            must(self, name, all(map(is_unicode, texts)), "valid UTF-8")
+        must(self, "stop", self.detokenize or not self.stop, "empty when detokenize is False")
+        form = self.structured_outputs
+        good = form is None or isinstance(form, StructuredOutputsParams)
+        must(self, "structured_outputs", good, "None or StructuredOutputsParams")
 
     @property
     def adjusts_logits(self) -> bool:
@@ -249,10 +217,7 @@ class SamplingParams:
 
 def _as_integer(value: object) -> object:
     """An integer of any kind as Python's; anything else, booleans too, as it is."""
-    try:
-        return value if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return value
+    return operator.index(value) if is_integer(value) else value
 
 
 def _as_float(value: object) -> object:
@@ -261,15 +226,6 @@ def _as_float(value: object) -> object:
         return float(value) if isinstance(value, Real) and not isinstance(value, bool) else value
     except OverflowError:
         return value
-
-
-def _is_unicode(text: str) -> bool:
-    """No lone surrogates: no text could ever hold one."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _integer(value: object, low: int) -> bool:

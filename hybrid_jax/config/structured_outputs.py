@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NoReturn, Protocol
 
+from hybrid_jax.config.checks import is_unicode, refusal
 from hybrid_jax.config.other_names import STRUCTURED_OUTPUTS, refuses
 
 
@@ -75,7 +75,9 @@ class StructuredOutputsParams:
     def _read_json(self) -> str:
         schema: Any = self.json
         if isinstance(schema, type):
-            schema = self._schema_of(schema)
+            if not callable(getattr(schema, "model_json_schema", None)):
+                self._refuse("json", "a JSON schema, or a class that has model_json_schema()")
+            schema = schema.model_json_schema()
         elif hasattr(schema, "model_json_schema"):
             self._refuse("json", "a model's class or its model_json_schema(), not an instance")
         try:
@@ -89,11 +91,6 @@ class StructuredOutputsParams:
         if not isinstance(schema, Mapping):
             self._refuse("json", "a JSON schema, an object")
         return self._text("json", text)
-
-    def _schema_of(self, model: type) -> Any:
-        if not callable(getattr(model, "model_json_schema", None)):
-            self._refuse("json", "a JSON schema, or a class that has model_json_schema()")
-        return model.model_json_schema()
 
     def _read_regex(self) -> str:
         return self._text("regex", self.regex)
@@ -118,15 +115,12 @@ class StructuredOutputsParams:
     def _text(self, name: str, text: object) -> str:
         if not isinstance(text, str) or not text:
             self._refuse(name, "made of non-empty text")
-        try:
-            text.encode()
-        except UnicodeEncodeError:
+        if not is_unicode(text):
             self._refuse(name, "valid Unicode")
         return text
 
     def _refuse(self, name: str, what: str) -> NoReturn:
-        got = reprlib.repr(getattr(self, name))
-        raise ValueError(f"StructuredOutputsParams: {name} must be {what}, got {got}") from None
+        raise refusal(self, name, what) from None
 
 
 def _no_constant(name: str) -> None:
