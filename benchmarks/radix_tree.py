@@ -19,7 +19,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import header, write_json
-from hybrid_jax.cache.policy.policies import make_policy
+from hybrid_jax.cache.policy.table import make_policy
 from hybrid_jax.cache.pools.frames import FrameAllocator
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.radix import RadixTree
@@ -76,12 +76,12 @@ class Load:
         match = tree.match(prompt)
         if match.hit_len:
             tree.pin(match.node)
-        anchor = tree.announce(prompt)
+        end_node = tree.announce(prompt)
         relation = None
         if hasattr(self.policy, "asked"):
-            relation = self.policy.asked(tree, anchor, match.match_len)
+            relation = self.policy.asked(tree, end_node, match.match_len)
         match = tree.match(prompt)
-        branches = [b // GRAIN * GRAIN for b in tree.partings(anchor)[0]]
+        branches = [b // GRAIN * GRAIN for b in tree.branch_points(end_node)[0]]
         branches = sorted({b for b in branches if b > match.hit_len})
         end = len(whole) // GRAIN * GRAIN
         fresh = end // PAGE_TOKENS - match.hit_len // PAGE_TOKENS
@@ -95,7 +95,7 @@ class Load:
             new = slots.allocate()
             tree.fill(prompt[:branch], pages, new)
             slots.release(new)
-        tree.conclude(anchor)
+        tree.conclude(end_node)
         new = slots.allocate()
         node = tree.fill(whole[:end], pages, new)
         if relation is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from copy import copy
 
 from hybrid_jax.cache.policy.flop_aware import FlopAware
-from hybrid_jax.cache.policy.policies import TUNED, make_policy
 from hybrid_jax.cache.policy.request_log import RequestLog
-from hybrid_jax.cache.policy.shadow import LEAST_BRANCH, ShadowCache
+from hybrid_jax.cache.policy.simulated import LEAST_BRANCH, SimulatedCache
+from hybrid_jax.cache.policy.table import TUNED, make_policy
 from hybrid_jax.cache.policy.tuner import AlphaTuner
 from hybrid_jax.cache.tree.node import Match, Node
 from hybrid_jax.cache.tree.radix import RadixTree
@@ -51,11 +51,11 @@ class History:
         tree, first = self._tree, sequence.known_len is None
         if first:
             sequence.known_len = tree.match(sequence.prompt).match_len
-        anchor = tree.announce(sequence.prompt)
+        end_node = tree.announce(sequence.prompt)
         if first and self._learns and sequence.request.sample_index == 0:
             declared = sequence.request.cache_breakpoints
-            sequence.relation = tree.policy.asked(tree, anchor, sequence.known_len, declared)
-        return anchor
+            sequence.relation = tree.policy.asked(tree, end_node, sequence.known_len, declared)
+        return end_node
 
     def seated(self, sequence: Sequence, match: Match | None, hit_len: int) -> None:
         """A sequence starts behind a prefix; the first time, its request is told what kept it from more."""
@@ -97,7 +97,7 @@ class History:
                 f"replay: memory must hold a checkpoint and its pages, {least} bytes at least, got {capacity}"
             )
         order = make_policy(policy, costs)
-        cache = ShadowCache(
+        cache = SimulatedCache(
             costs,
             capacity,
             order,
@@ -113,7 +113,7 @@ class History:
         return hit / max(1, sum(request.num_tokens for request in self.log))
 
     def _tuner(self, order: FlopAware, capacity: int, pace: int | None) -> AlphaTuner:
-        replay = lambda other: ShadowCache(self._blocks, capacity, other)
+        replay = lambda other: SimulatedCache(self._blocks, capacity, other)
         return AlphaTuner(order, replay, pace=pace, max_before=TUNED_ON)
 
     def ended(self, sequence: Sequence, node: Node | None) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from hybrid_jax.cache.policy.admission import wanted_checkpoints
-from hybrid_jax.cache.policy.policies import make_policy
+from hybrid_jax.cache.policy.table import make_policy
 from hybrid_jax.cache.pools.frames import FrameAllocator
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.node import Match, Node
@@ -281,9 +281,9 @@ class Memory:
 
     def wanted(self, sequence: Sequence) -> list[int]:
         """Checkpoint positions worth making on the rest of a sequence's prompt."""
-        if self.tree is None or sequence.anchor is None:
+        if self.tree is None or sequence.end_node is None:
             return []
-        branches, ends = self.tree.partings(sequence.anchor)
+        branches, ends = self.tree.branch_points(sequence.end_node)
         return wanted_checkpoints(
             prompt_len=sequence.goal,
             after=sequence.position,
@@ -296,17 +296,17 @@ class Memory:
         """Makes a sequence's prompt known to the tree until it is computed, and expected while it waits."""
         if self.history is None:
             return
-        sequence.anchor = self.history.announce(sequence)
+        sequence.end_node = self.history.announce(sequence)
         uses_cache = not sequence.request.lacks_prompt_logprobs
         sequence.expected = uses_cache and sequence.phase is Phase.WAITING
         if sequence.expected:
-            self.tree.expected.add(sequence.anchor, sequence.arrival)
+            self.tree.expected.add(sequence.end_node, sequence.arrival)
 
     def arrived(self, sequence: Sequence) -> None:
         """The sequence has what it needs of the tree, or wants it no more."""
         if sequence.expected:
             sequence.expected = False
-            self.tree.expected.remove(sequence.anchor)
+            self.tree.expected.remove(sequence.end_node)
 
     def promise(self, sequence: Sequence) -> None:
         """Tells the tree which checkpoints a sequence's prefill will leave, when that may have changed."""
@@ -316,15 +316,15 @@ class Memory:
             sequence.wanted_version = self.tree.version
             sequence.wanted = self.wanted(sequence)
             for position in sequence.wanted:
-                self.tree.promise(sequence.owner, sequence.anchor, position)
+                self.tree.promise(sequence.owner, sequence.end_node, position)
 
     def withdraw(self, sequence: Sequence) -> None:
         """The sequence's prompt is computed or given up: no more announced, no more promised."""
-        if self.tree is not None and sequence.anchor is not None:
+        if self.tree is not None and sequence.end_node is not None:
             self.arrived(sequence)
             self.tree.withdraw(sequence.owner)
-            self.tree.conclude(sequence.anchor)
-            sequence.anchor = None
+            self.tree.conclude(sequence.end_node)
+            sequence.end_node = None
 
     def publish(self, sequence: Sequence) -> Node | None:
         """Puts what a sequence has computed, up to its real checkpoint, into the tree; returns the node there."""

@@ -360,7 +360,7 @@ class Scheduler:
         self.memory.tree.reset()
         for sequence in self._sequences.values():
             sequence.waits_for = None
-            if sequence.anchor is not None:
+            if sequence.end_node is not None:
                 self.memory.announce(sequence)
             sequence.wanted_version = -1
 

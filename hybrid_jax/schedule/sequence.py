@@ -46,7 +46,7 @@ class Sequence:
         copies: page copies its first chunk brings; a hold on each source until then.
         num_flights: plans in flight that name it.
         stopped: the device has made its row inert.
-        anchor: its announcement in the prefix tree while its prompt is not computed.
+        end_node: its announcement in the prefix tree while its prompt is not computed.
         expected: the tree keeps what it can for it.
         waits_for: the promised node it waits for.
         known_len: tokens of its prompt that were known before it came; None until it did.
@@ -72,7 +72,7 @@ class Sequence:
     copies: list[tuple[Page, Page]] = field(default_factory=list)
     num_flights: int = 0
     stopped: bool = False
-    anchor: Node | None = None
+    end_node: Node | None = None
     expected: bool = False
     waits_for: Node | None = None
     known_len: int | None = None
@@ -156,7 +156,7 @@ class Sequence:
         self.position = self.slot = 0
         self.real_position = self.real_checkpoint = self.real_slot = self.reserved_slot = 0
         self.num_flights, self.stopped = 0, False
-        self.anchor = self.waits_for = None
+        self.end_node = self.waits_for = None
         self.wanted, self.wanted_version, self.num_overtaken = [], -1, 0
 
 

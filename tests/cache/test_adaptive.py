@@ -9,7 +9,7 @@ import pytest
 
 from hybrid_jax.cache.policy.adaptive import Adaptive
 from hybrid_jax.cache.policy.points import BRANCH, CONTINUED, END, FRESH, OTHER, PARTED
-from hybrid_jax.cache.policy.shadow import ShadowCache
+from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.tree.node import Node
 from tests.cache.weighed import COSTS, checked
 
@@ -18,7 +18,7 @@ def tokens(text: str) -> np.ndarray:
     return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
 
-def ask(cache: ShadowCache, prompt: str, output: str = "") -> int:
+def ask(cache: SimulatedCache, prompt: str, output: str = "") -> int:
     return cache.request(tokens(prompt), tokens(prompt + output)).hit_len
 
 
@@ -26,12 +26,12 @@ def text(node: Node) -> str:
     return "".join(chr(token) for part in node.path() for token in part.tokens.tolist())
 
 
-def points(cache: ShadowCache) -> dict:
+def points(cache: SimulatedCache) -> dict:
     """Points of the tree, by the prefix that they stand for."""
     return {text(node): node.note for node in cache.tree.root.walk() if node.note is not None}
 
 
-def checkpoints(cache: ShadowCache) -> set[str]:
+def checkpoints(cache: SimulatedCache) -> set[str]:
     return {text(node) for node in cache.tree.root.walk() if node.slot}
 
 
@@ -105,7 +105,7 @@ def test_of_equals_the_one_that_came_first_goes_first():
 # --- groups ---------------------------------------------------------------------------------------
 
 
-def key(cache: ShadowCache, prefix: str) -> tuple[int, int, int]:
+def key(cache: SimulatedCache, prefix: str) -> tuple[int, int, int]:
     """Class, step and level of the group that a prefix's node is in."""
     order = cache.tree.policy
     order.catch_up()

@@ -1,4 +1,4 @@
-"""`adaptive` driven at random with token history, beside the naive model of `test_shadow_machine`.
+"""`adaptive` driven at random with token history, beside the naive model of `test_simulated_machine`.
 
 What is known outlives what is cached here, so where a prompt parts is told by all that was ever asked.
 """
@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
-from hybrid_jax.cache.policy.shadow import ShadowCache
-from tests.cache.test_shadow_machine import ShadowMachine, common, outputs, prompts
+from hybrid_jax.cache.policy.simulated import SimulatedCache
+from tests.cache.test_simulated_machine import ShadowMachine, common, outputs, prompts
 from tests.cache.weighed import COSTS, CheckedAdaptive
 
 LEAST_BRANCH = 8  # prompts are short here
@@ -26,7 +26,7 @@ class AdaptiveMachine(ShadowMachine):
     @initialize(capacity=st.sampled_from([30, 60, 120, 1000]))
     def start(self, capacity):
         self.policy = CheckedAdaptive(self.costs)
-        self.cache = ShadowCache(
+        self.cache = SimulatedCache(
             self.costs, capacity, self.policy, grain=self.grain, history_tokens=self.history,
             least_branch=LEAST_BRANCH,
         )  # fmt: skip
@@ -39,7 +39,7 @@ class AdaptiveMachine(ShadowMachine):
         self.asked.append(whole)
         hit, evicted = self.expected_hit(prompt), self.evictions
         known_len = max((common(prompt, k) for k in self.known), default=0)
-        parts = self.parting(prompt, known_len)
+        parts = self.branch_point(prompt, known_len)
         found = self.cache.request(np.array(prompt, np.int32), np.array(whole, np.int32))
         assert found.hit_len == hit
         assert hit <= found.cached_len <= found.match_len <= found.num_tokens == len(prompt)
@@ -65,7 +65,7 @@ class AdaptiveMachine(ShadowMachine):
         self.ends.add(prefix)
         return True
 
-    def parting(self, prompt, known_len):
+    def branch_point(self, prompt, known_len):
         """Where the prompt leaves what is known, on the grain; 0 where it only goes on, or nothing is known."""
         others = (k for k in self.known if len(k) > known_len < len(prompt))
         return self.align(known_len) if any(common(prompt, k) == known_len for k in others) else 0

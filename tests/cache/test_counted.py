@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.policy.shadow import ShadowCache
+from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.pools.counted import ByteBudget, CountedPages, CountedSlots
 from hybrid_jax.cache.pools.frames import OutOfFrames
 from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
@@ -122,7 +122,7 @@ def test_a_released_checkpoint_is_found_out():
 @pytest.fixture
 def cache():
     """27 tokens and three checkpoints."""
-    cache = ShadowCache(COSTS, 1000, LeastRecentlyUsed())
+    cache = SimulatedCache(COSTS, 1000, LeastRecentlyUsed())
     for last in (5, 6):
         cache.request(*[np.array([1] * 9 + [last] * 9, np.int32)] * 2)
     cache.check_invariants()
@@ -130,13 +130,13 @@ def cache():
     return cache
 
 
-def test_a_shadow_tree_shows_itself(cache):
+def test_a_simulated_tree_shows_itself(cache):
     assert repr(cache.tree) == "RadixTree(3 nodes, 3 checkpoints, 27 page frames)"
 
 
 def test_bytes_that_nobody_holds_are_noticed(cache):
     cache.budget.take(7)
-    with pytest.raises(AssertionError, match=r"^shadow: counts 64 bytes, nodes take 57"):
+    with pytest.raises(AssertionError, match=r"^simulated cache: counts 64 bytes, nodes take 57"):
         cache.check_invariants()
 
 
@@ -149,11 +149,13 @@ def test_a_lost_page_is_noticed(cache):
 
 def test_a_checkpoint_that_no_node_lists_is_noticed(cache):
     cache._slots.allocate()
-    with pytest.raises(AssertionError, match=r"^shadow: 4 checkpoints held, nodes list 3"):
+    with pytest.raises(AssertionError, match=r"^simulated cache: 4 checkpoints held, nodes list 3"):
         cache.check_invariants()
 
 
 def test_a_budget_that_was_exceeded_is_noticed(cache):
     cache.budget.peak = 1001
-    with pytest.raises(AssertionError, match=r"^shadow: 57 bytes used, 1001 at most, of 1000"):
+    with pytest.raises(
+        AssertionError, match=r"^simulated cache: 57 bytes used, 1001 at most, of 1000"
+    ):
         cache.check_invariants()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.policy.policies import make_policy
+from hybrid_jax.cache.policy.table import make_policy
 from hybrid_jax.costs import Costs
 from tests.cache.pools import Pools, seq
 
@@ -12,15 +12,15 @@ COSTS = Costs(flops_per_token=1.0, flops_per_key=0.0, kv_bytes=1.0, checkpoint_b
 
 def expect(pools, tokens, turn=0):
     """Announces a prompt that waits; the node at its end."""
-    anchor = pools.tree.announce(np.array(tokens))
-    pools.tree.expected.add(anchor, turn)
+    end_node = pools.tree.announce(np.array(tokens))
+    pools.tree.expected.add(end_node, turn)
     pools.check()
-    return anchor
+    return end_node
 
 
-def arrive(pools, anchor):
-    pools.tree.expected.remove(anchor)
-    pools.tree.conclude(anchor)
+def arrive(pools, end_node):
+    pools.tree.expected.remove(end_node)
+    pools.tree.conclude(end_node)
     pools.check()
 
 
@@ -36,11 +36,11 @@ def test_what_a_waiting_prompt_will_use_goes_last(policy):
     pools = Pools(policy=make_policy(policy, COSTS))
     for prefix in (FIRST, SECOND, THIRD):
         pools.insert(prefix)
-    anchor = expect(pools, [*FIRST, 5])
+    end_node = expect(pools, [*FIRST, 5])
     pools.tree.evict(1)
     pools.tree.evict(1)
     assert hits(pools, FIRST, SECOND, THIRD) == [32, 0, 0]
-    arrive(pools, anchor)
+    arrive(pools, end_node)
     pools.insert(SECOND)
     pools.tree.use(pools.match([*SECOND, -1]))
     pools.tree.evict(1)
@@ -116,11 +116,11 @@ def test_of_two_on_one_path_the_one_that_fewer_wait_for_goes_first():
 def test_everything_can_go_when_it_must():
     pools = Pools()
     pools.insert(FIRST)
-    anchor = expect(pools, [*FIRST, 5])
+    end_node = expect(pools, [*FIRST, 5])
     assert pools.tree.make_room(pools.frames.num_frames - 1)
     pools.check()
     assert len(pools.tree.expected) == 1
-    arrive(pools, anchor)
+    arrive(pools, end_node)
     assert len(pools.tree.expected) == 0
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.cache.policy.flop_aware import STEPS_PER_OCTAVE, FlopAware
-from hybrid_jax.cache.policy.shadow import ShadowCache
+from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.costs import Costs
 
 COSTS = Costs(flops_per_token=1, flops_per_key=0, kv_bytes=1, checkpoint_bytes=10)
@@ -29,16 +29,16 @@ def policy(alpha: float) -> FlopAware:
     return FlopAware(alpha, COSTS, efficiency=lambda node, costs: node.value)
 
 
-def shadow(alpha: float, capacity: int = 10_000) -> ShadowCache:
-    return ShadowCache(COSTS, capacity, FlopAware(alpha, COSTS))
+def simulated(alpha: float, capacity: int = 10_000) -> SimulatedCache:
+    return SimulatedCache(COSTS, capacity, FlopAware(alpha, COSTS))
 
 
-def ask(cache: ShadowCache, text: str) -> int:
+def ask(cache: SimulatedCache, text: str) -> int:
     tokens = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
     return cache.request(tokens, tokens).hit_len
 
 
-def stands(cache: ShadowCache, text: str) -> bool:
+def stands(cache: SimulatedCache, text: str) -> bool:
     """The prefix can be resumed from; looking changes nothing."""
     tokens = np.frombuffer((text + "~").encode(), np.uint8).astype(np.int32)
     return cache.tree.match(tokens).hit_len == len(text)
@@ -67,7 +67,7 @@ def test_alpha_chooses_between_the_oldest_and_the_least_efficient(alpha, victim)
 def test_in_a_tree_the_same_three_go_in_the_same_order():
     # The uses are the tree's own there, but their order and the efficiencies are those above.
     for alpha, victim in ((0, "a" * 40), (10, "b" * 10)):
-        cache = shadow(alpha)
+        cache = simulated(alpha)
         for text in ("a" * 40, "b" * 10, "c" * 20):
             ask(cache, text)
         cache.tree.evict(1)
@@ -191,7 +191,7 @@ def test_when_the_checkpoint_above_goes_what_is_below_is_worth_more():
     # The tail spares 10 FLOPs for 20 bytes beyond the line, the other end 30 for 40. Without the line's
     # checkpoint the tail spares all 60.
     for rebased, victim in ((False, TAIL), (True, OTHER)):
-        cache = shadow(100)
+        cache = simulated(100)
         for text in (LINE, TAIL, OTHER):
             ask(cache, text)
         if rebased:
@@ -205,7 +205,7 @@ def test_when_a_checkpoint_comes_between_what_is_below_is_worth_less():
     # The tail alone spares 60 FLOPs for 70 bytes, the other end 30 for 40. Once somebody parts from it at 50, it
     # spares 10 for 20.
     for parted, victim in ((False, OTHER), (True, TAIL)):
-        cache = shadow(100)
+        cache = simulated(100)
         for text in (TAIL, OTHER):
             ask(cache, text)
         if parted:
@@ -217,7 +217,7 @@ def test_when_a_checkpoint_comes_between_what_is_below_is_worth_less():
 def test_a_chain_of_checkpoints_is_rebased_link_by_link():
     # Links of 10 tokens: each checkpoint inside spares 10 FLOPs for 10 bytes, the end 10 for 20. What goes first
     # is the end; then the new end, for the same reason.
-    cache = shadow(100)
+    cache = simulated(100)
     chain = ["c" * 10 * count for count in range(1, 6)]
     for text in chain:
         ask(cache, text)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.cache.policy.adaptive import Adaptive
-from hybrid_jax.cache.policy.shadow import ShadowCache
+from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.policy.value import freed_bytes
 from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
 from hybrid_jax.cache.tree.node import Node
@@ -18,11 +18,11 @@ from tests.cache.weighed import COSTS
 POLICIES = {"lru": lambda costs: LeastRecentlyUsed(), "adaptive": Adaptive}
 
 
-def evictable(cache: ShadowCache) -> list[Node]:
+def evictable(cache: SimulatedCache) -> list[Node]:
     return [n for n in cache.tree.root.walk() if cache.tree._candidates._is_evictable(n)]
 
 
-def given_back(cache: ShadowCache, node: Node) -> int:
+def given_back(cache: SimulatedCache, node: Node) -> int:
     """Bytes that are free once this node alone has been evicted; the cache itself stays as it is."""
     copies: dict = {}
     other = copy.deepcopy(cache, copies)
@@ -38,7 +38,7 @@ def given_back(cache: ShadowCache, node: Node) -> int:
 @pytest.mark.parametrize("history", [0, 200, 10**6])
 def test_every_candidate_gives_back_what_it_was_priced_at(kind, policy, history):
     costs = COSTS[kind]
-    cache = ShadowCache(costs, 250, POLICIES[policy](costs), history_tokens=history)
+    cache = SimulatedCache(costs, 250, POLICIES[policy](costs), history_tokens=history)
     seen = set()
     for number, pair in enumerate(traffic(5, 60)):
         ask(cache, *pair)
@@ -50,18 +50,18 @@ def test_every_candidate_gives_back_what_it_was_priced_at(kind, policy, history)
     assert seen == {10} if kind == "recurrent" else len(seen) > 5
 
 
-def cached(history: int, *prompts: str) -> ShadowCache:
-    cache = ShadowCache(COSTS["hybrid"], 1000, LeastRecentlyUsed(), history_tokens=history)
+def cached(history: int, *prompts: str) -> SimulatedCache:
+    cache = SimulatedCache(COSTS["hybrid"], 1000, LeastRecentlyUsed(), history_tokens=history)
     for prompt in prompts:
         ask(cache, prompt)
     return cache
 
 
-def standing(cache: ShadowCache, prefix: str) -> Node:
+def standing(cache: SimulatedCache, prefix: str) -> Node:
     return next(n for n in cache.tree.root.walk() if n.cached and text(n) == prefix)
 
 
-def evict(cache: ShadowCache, prefix: str) -> int:
+def evict(cache: SimulatedCache, prefix: str) -> int:
     """Evicts the entry of one prefix; bytes given back."""
     node, before = standing(cache, prefix), cache.budget.used
     cache.tree.policy.discard(node)
@@ -115,7 +115,7 @@ def test_pages_above_that_somebody_pins_are_not_priced():
 
 def test_without_checkpoints_an_end_gives_back_its_own_tokens_alone():
     costs = COSTS["attention"]
-    cache = ShadowCache(costs, 1000, LeastRecentlyUsed(), history_tokens=1000)
+    cache = SimulatedCache(costs, 1000, LeastRecentlyUsed(), history_tokens=1000)
     for prompt in ("s" * 20 + "aaaa", "s" * 20 + "bbbbb"):
         ask(cache, prompt)
     assert evict(cache, "s" * 20 + "bbbbb") == 5

@@ -56,10 +56,10 @@ def test_partings_list_branches_and_ends_of_waiting_prompts():
     long = tree.announce(np.array(seq((0, 100))))
     tree.announce(np.array(seq((0, 50), (200, 10))))
     short = tree.announce(np.array(seq((0, 70))))
-    assert tree.partings(long) == ([50], [70])
+    assert tree.branch_points(long) == ([50], [70])
     tree.conclude(short)
     pools.check()
-    assert tree.partings(long) == ([50], [])
+    assert tree.branch_points(long) == ([50], [])
 
 
 def test_acquire_retains_pages_and_checkpoint_for_the_caller():
@@ -181,9 +181,9 @@ def test_a_disowned_checkpoint_becomes_its_rows_own():
 def test_a_promise_is_pending_for_others_until_filled():
     pools = Pools()
     tree = pools.tree
-    anchor = tree.announce(np.array(seq((0, 50))))
-    tree.promise("a", anchor, 24)
-    tree.promise("a", anchor, 48)
+    end_node = tree.announce(np.array(seq((0, 50))))
+    tree.promise("a", end_node, 24)
+    tree.promise("a", end_node, 48)
     assert pools.match(seq((0, 50)), "b").pending.end == 48
     assert pools.match(seq((0, 48)), "b").pending.end == 24  # 48 would leave nothing to compute
     assert pools.match(seq((0, 50)), "a").pending is None
@@ -208,18 +208,18 @@ def test_a_promise_below_the_hit_is_nothing_to_wait_for():
 
 def test_withdrawn_promises_leave_no_boundaries():
     pools = Pools()
-    anchor = pools.tree.announce(np.array(seq((0, 50))))
-    pools.tree.promise("a", anchor, 24)
+    end_node = pools.tree.announce(np.array(seq((0, 50))))
+    pools.tree.promise("a", end_node, 24)
     assert pools.tree.num_nodes == 2
     pools.tree.withdraw("a")
-    assert pools.tree.num_nodes == 1 and anchor.start == 0
+    assert pools.tree.num_nodes == 1 and end_node.start == 0
     pools.check()
 
 
 def test_without_recurrent_layers_a_longer_fill_keeps_every_promise_below_it():
     pools = Pools(needs_slots=False)
-    anchor = pools.tree.announce(np.array(seq((0, 50))))
-    pools.tree.promise("a", anchor, 24)
+    end_node = pools.tree.announce(np.array(seq((0, 50))))
+    pools.tree.promise("a", end_node, 24)
     pools.insert(seq((0, 48)))
     assert pools.match(seq((0, 50)), "b").pending is None
     assert pools.match(seq((0, 30))).hit_len == 24
@@ -227,10 +227,10 @@ def test_without_recurrent_layers_a_longer_fill_keeps_every_promise_below_it():
 
 def test_known_spans_are_bounded_and_the_oldest_go_first():
     pools = Pools(max_known_nodes=3)
-    anchors = [pools.tree.announce(np.array(seq((100 * i, 10)))) for i in range(6)]
+    end_nodes = [pools.tree.announce(np.array(seq((100 * i, 10)))) for i in range(6)]
     assert pools.tree.num_known_nodes == 6  # all of them are waited for
-    for anchor in anchors:
-        pools.tree.conclude(anchor)
+    for end_node in end_nodes:
+        pools.tree.conclude(end_node)
     assert pools.tree.num_known_nodes == 3
     assert pools.match(seq((500, 10))).match_len == 10
     assert pools.match(seq((0, 10))).match_len == 0
@@ -279,13 +279,13 @@ def test_reset_releases_everything():
     pools = Pools(page_tokens=64)
     pools.insert(seq((0, 24)))
     pools.insert(seq((0, 64)))
-    anchor = pools.tree.announce(np.array(seq((0, 64), (5, 9))))
-    pools.tree.promise("a", anchor, 72)
+    end_node = pools.tree.announce(np.array(seq((0, 64), (5, 9))))
+    pools.tree.promise("a", end_node, 72)
     pools.tree.reset()
     pools.check()
     assert pools.frames.num_held == 0 and pools.match(seq((0, 64))).match_len == 0
     pools.tree.withdraw("a")
-    pools.tree.conclude(anchor)
+    pools.tree.conclude(end_node)
     pools.check()
 
 
@@ -316,8 +316,8 @@ def test_fill_refuses_what_is_no_resume_point():
 def test_the_picture_shows_spans_and_who_needs_them():
     pools = Pools()
     pools.insert(seq((0, 16)))
-    anchor = pools.tree.announce(np.array(seq((0, 16), (50, 20))))
-    pools.tree.promise("r1", anchor, 24)
+    end_node = pools.tree.announce(np.array(seq((0, 16), (50, 20))))
+    pools.tree.promise("r1", end_node, 24)
     assert pools.tree.describe().splitlines() == [
         "[0, 16) 0 1 2 3 4 5 ...: 1 pages, checkpoint",
         "  [16, 24) 50 51 52 53 54 55 ...: known, promised by r1",
@@ -353,9 +353,9 @@ def test_a_long_edge_is_compared_without_a_python_loop():
 def test_prompts_that_wait_do_not_crowd_out_history():
     pools = Pools(max_known_nodes=4, max_known_tokens=100)
     pools.tree.conclude(pools.tree.announce(np.array(seq((0, 40)))))  # history
-    anchors = [pools.tree.announce(np.array(seq((100 * i, 90)))) for i in range(1, 9)]
+    end_nodes = [pools.tree.announce(np.array(seq((100 * i, 90)))) for i in range(1, 9)]
     assert pools.match(seq((0, 40))).match_len == 40
-    for anchor in anchors:
-        pools.tree.conclude(anchor)
+    for end_node in end_nodes:
+        pools.tree.conclude(end_node)
     assert pools.match(seq((0, 40))).match_len == 0  # now they are history themselves
     pools.check()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.cache.policy.flop_aware import FlopAware, whole_prefix_efficiency
-from hybrid_jax.cache.policy.shadow import ShadowCache
+from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.policy.tuner import ALPHAS, AlphaTuner
 from hybrid_jax.costs import Costs
 
@@ -92,7 +92,7 @@ def test_hits_before_the_first_eviction_do_not_count():
     assert found.policy.alpha == 2.0
 
 
-def evictions(cache: ShadowCache) -> int:
+def evictions(cache: SimulatedCache) -> int:
     return cache.tree.counters.leaf_evictions + cache.tree.counters.tombstone_evictions
 
 
@@ -103,7 +103,7 @@ def test_a_replay_hits_what_going_on_from_a_snapshot_before_the_first_eviction_h
         np.concatenate((bases[rng.integers(5)], rng.integers(0, 9, 4, np.int32)))
         for _ in range(200)
     ]
-    make = lambda alpha: ShadowCache(
+    make = lambda alpha: SimulatedCache(
         COSTS, 900, FlopAware(alpha, COSTS, efficiency=whole_prefix_efficiency)
     )
     cache, first = make(0.0), -1
@@ -128,7 +128,7 @@ def test_what_it_finds_is_the_best_of_the_fixed_ones():
     for turn in range(90):
         words = [7] * 200 + [turn] if turn % 6 == 0 else [100 + turn] * 30
         asked.append(np.array(words, np.int32))
-    make = lambda policy: ShadowCache(COSTS, 300, policy)
+    make = lambda policy: SimulatedCache(COSTS, 300, policy)
     policy = FlopAware(0.0, COSTS)
     found, cache = AlphaTuner(policy, make), make(policy)
     seen = 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.cache.policy.flop_aware import own_edge_efficiency, whole_prefix_efficiency
-from hybrid_jax.cache.policy.shadow import ShadowCache
+from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.policy.value import freed_bytes, resume_point_above, saved_flops
 from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
 from hybrid_jax.costs import Costs
@@ -16,14 +16,14 @@ from hybrid_jax.costs import Costs
 COSTS = Costs(flops_per_token=1, flops_per_key=0, kv_bytes=1, checkpoint_bytes=10)
 
 
-def cached(*sequences: list[int], costs: Costs = COSTS) -> ShadowCache:
-    cache = ShadowCache(costs, 10_000, LeastRecentlyUsed())
+def cached(*sequences: list[int], costs: Costs = COSTS) -> SimulatedCache:
+    cache = SimulatedCache(costs, 10_000, LeastRecentlyUsed())
     for sequence in sequences:
         cache.request(*[np.array(sequence, np.int32)] * 2)
     return cache
 
 
-def node_at(cache: ShadowCache, *tokens: int):
+def node_at(cache: SimulatedCache, *tokens: int):
     length, node = cache.tree.coverage(np.array(tokens, np.int32))
     assert length == len(tokens) and node is not None
     return node
@@ -106,7 +106,7 @@ def test_freed_bytes_are_what_evictions_give_back_one_after_the_other():
             priced.append(freed_bytes(node, COSTS))
             return node
 
-    cache = ShadowCache(COSTS, 10_000, Noted())
+    cache = SimulatedCache(COSTS, 10_000, Noted())
     for sequence in (LINE, LONGER, BRANCH_A, BRANCH_B, [4] * 7, LONGER + [5]):
         cache.request(*[np.array(sequence, np.int32)] * 2)
     given = []

@@ -1,4 +1,4 @@
-"""A shadow cache whose `adaptive` is asked for every victim whether nothing else was worth less."""
+"""A simulated cache whose `adaptive` is asked for every victim whether nothing else was worth less."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bisect import bisect_right
 import pytest
 
 from hybrid_jax.cache.policy.adaptive import SAVINGS_EXPONENT, STEPS_PER_OCTAVE, Adaptive
-from hybrid_jax.cache.policy.shadow import ShadowCache
+from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.policy.value import freed_bytes, saved_tokens
 from hybrid_jax.cache.tree.node import Node
 from hybrid_jax.costs import Costs
@@ -72,9 +72,9 @@ class CheckedAdaptive(Adaptive):
             assert math.isinf(self._values[row]) == (not members) == (row in self._free)
 
 
-def checked(kind: str, capacity: int, *, history: int = 10**6, grain: int = 1) -> ShadowCache:
+def checked(kind: str, capacity: int, *, history: int = 10**6, grain: int = 1) -> SimulatedCache:
     """A cache of this kind of model, and its policy as `cache.tree.policy`."""
     order = CheckedAdaptive(COSTS[kind])
-    cache = ShadowCache(COSTS[kind], capacity, order, grain=grain, history_tokens=history)
+    cache = SimulatedCache(COSTS[kind], capacity, order, grain=grain, history_tokens=history)
     order.tree = cache.tree
     return cache

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.policy.request_log import RequestLog, block_names
+from hybrid_jax.cache.policy.request_log import RequestLog, block_hashes
 from hybrid_jax.cache.policy.tuner import ALPHAS
 from hybrid_jax.cache.tree.reasons import Why
 from tests.engine.simulated_engine import Engine, tokens_of
@@ -131,9 +131,9 @@ def test_the_log_forgets_the_oldest():
 
 def test_names_of_blocks_differ_where_tokens_do():
     tokens = np.random.default_rng(0).integers(0, 3, 64_000)
-    names = block_names(tokens, 8)
+    names = block_hashes(tokens, 8)
     texts = {}
     for name, block in zip(names.tolist(), tokens.reshape(-1, 8).tolist(), strict=True):
         assert texts.setdefault(name, block) == block
     assert len(texts) > 3000 and names.dtype == np.int32 and names.min() >= 0
-    assert (block_names(tokens[:70], 32) == block_names(tokens[:64], 32)).all()
+    assert (block_hashes(tokens[:70], 32) == block_hashes(tokens[:64], 32)).all()

@@ -13,9 +13,9 @@ def watched(engine):
     asked, ended, policy = [], [], engine.scheduler.memory.tree.policy
     ask, end = policy.asked, policy.ended
 
-    def note_asked(tree, anchor, known_len, declared):
-        asked.append((anchor.end, known_len))
-        return ask(tree, anchor, known_len, declared)
+    def note_asked(tree, end_node, known_len, declared):
+        asked.append((end_node.end, known_len))
+        return ask(tree, end_node, known_len, declared)
 
     def note_ended(node, relation):
         ended.append(node.end)

@@ -12,7 +12,7 @@ from hybrid_jax.cache.policy.admission import align_down
 from hybrid_jax.cache.policy.points import BRANCH, DECLARED, END, FRESH, OTHER, Points, Relation
 from hybrid_jax.cache.policy.value import freed_bytes, saved_tokens
 from hybrid_jax.cache.tree.eviction import EvictionPolicy
-from hybrid_jax.cache.tree.node import Node, parting
+from hybrid_jax.cache.tree.node import Node, branch_point
 from hybrid_jax.costs import Costs
 
 if TYPE_CHECKING:
@@ -124,35 +124,35 @@ class Adaptive(EvictionPolicy):
         self.points.forget(node)
 
     def asked(
-        self, tree: RadixTree, anchor: Node, known_len: int, declared: Iterable[int] = ()
+        self, tree: RadixTree, end_node: Node, known_len: int, declared: Iterable[int] = ()
     ) -> Relation:
         """A prompt came: notes what it uses, where it parts from what is known, and how it relates to it.
 
         Args:
             tree: where it was announced.
-            anchor: the node at its end.
+            end_node: the node at its end.
             known_len: tokens of it that were known before.
             declared: numbers of its leading tokens that others will share, as its caller says.
         """
-        points, num_tokens = self.points, anchor.end
+        points, num_tokens = self.points, end_node.end
         points.next_request()
-        path = anchor.path()
+        path = end_node.path()
         reach = min(known_len, num_tokens - 1)
         last = next((n for n in reversed(path) if n.note is not None and n.end <= reach), None)
         relation = points.relate(last, known_len, num_tokens)
         if last is not None:
             points.use(last)
-        parts = parting(anchor, known_len)
+        parts = branch_point(end_node, known_len)
         if parts is not None:
             if len(parts.children) == 2:
                 self._part(parts, path)
             position = align_down(known_len, tree.grain)
             if position:
-                branch = tree.boundary(anchor, position)
+                branch = tree.boundary(end_node, position)
                 points.add(branch, relation, BRANCH, share=known_len / num_tokens)
         for count in declared:
             if position := align_down(count, tree.grain):
-                points.add(tree.boundary(anchor, position), relation, DECLARED)
+                points.add(tree.boundary(end_node, position), relation, DECLARED)
         return relation
 
     def ended(self, node: Node, relation: Relation) -> None:

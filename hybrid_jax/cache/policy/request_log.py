@@ -44,9 +44,9 @@ class RequestLog:
 
     def note(self, tokens: np.ndarray, num_prompt_tokens: int, hit_len: int) -> LoggedRequest:
         """Adds a finished request: its prompt and output, how many of them are prompt, how many were skipped."""
-        whole, full = block_names(tokens, self.grain), num_prompt_tokens // self.grain
+        whole, full = block_hashes(tokens, self.grain), num_prompt_tokens // self.grain
         tail = tokens[full * self.grain : num_prompt_tokens]
-        prompt = np.concatenate((whole[:full], block_names(tail, max(1, len(tail)))))
+        prompt = np.concatenate((whole[:full], block_hashes(tail, max(1, len(tail)))))
         request = LoggedRequest(
             prompt=prompt, whole=whole, num_tokens=num_prompt_tokens, hit_len=hit_len
         )
@@ -76,7 +76,7 @@ class RequestLog:
         return len(self._requests)
 
 
-def block_names(tokens: np.ndarray, grain: int) -> np.ndarray:
+def block_hashes(tokens: np.ndarray, grain: int) -> np.ndarray:
     """One name for every `grain` tokens, what is left over having none: int32[n // grain]."""
     count = len(tokens) // grain
     blocks = np.asarray(tokens[: count * grain], np.int64).reshape(count, grain).astype(np.uint64)

@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 
 from hybrid_jax.cache.policy.flop_aware import FlopAware
-from hybrid_jax.cache.policy.shadow import ShadowCache
+from hybrid_jax.cache.policy.simulated import SimulatedCache
 
 ALPHAS = tuple(tenth / 10 for tenth in range(21))
 
@@ -35,7 +35,7 @@ class AlphaTuner:
     def __init__(
         self,
         policy: FlopAware,
-        replay: Callable[[FlopAware], ShadowCache],
+        replay: Callable[[FlopAware], SimulatedCache],
         *,
         window: int = 5,
         alphas: tuple[float, ...] = ALPHAS,

@@ -38,11 +38,11 @@ class EvictionPolicy(Protocol):
 
     def __len__(self) -> int: ...
 
-    def asked(self, tree: Any, anchor: Any, known_len: int, declared: Iterable[int] = ()) -> Any:
+    def asked(self, tree: Any, end_node: Any, known_len: int, declared: Iterable[int] = ()) -> Any:
         """A prompt came. What is returned comes back with `ended`.
 
         Args:
-            tree: where it was announced. anchor: the node at its end.
+            tree: where it was announced. end_node: the node at its end.
             known_len: tokens of it that were known before.
             declared: numbers of its leading tokens that others will share, as its caller says.
         """

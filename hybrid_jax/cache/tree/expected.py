@@ -25,25 +25,25 @@ class Expected:
         """Prompts that wait."""
         return sum(self._prompts.values())
 
-    def add(self, anchor: Node, turn: int) -> None:
-        """A prompt waits that was announced to end at `anchor`.
+    def add(self, end_node: Node, turn: int) -> None:
+        """A prompt waits that was announced to end at `end_node`.
 
         Args:
             turn: its place among the waiting ones; the larger, the later it is computed.
         """
-        self._prompts[anchor] = self._prompts.get(anchor, 0) + 1
-        for node in anchor.path():
+        self._prompts[end_node] = self._prompts.get(end_node, 0) + 1
+        for node in end_node.path():
             node.num_expected += 1
             if node.num_expected == 1 or turn > node.expected_until:
                 node.expected_until = turn
             self._changed(node)
 
-    def remove(self, anchor: Node) -> None:
-        """One of the prompts that end at `anchor` waits no longer."""
-        self._prompts[anchor] -= 1
-        if not self._prompts[anchor]:
-            del self._prompts[anchor]
-        for node in anchor.path():
+    def remove(self, end_node: Node) -> None:
+        """One of the prompts that end at `end_node` waits no longer."""
+        self._prompts[end_node] -= 1
+        if not self._prompts[end_node]:
+            del self._prompts[end_node]
+        for node in end_node.path():
             node.num_expected -= 1
             self._changed(node)
 
@@ -54,8 +54,8 @@ class Expected:
     def check_invariants(self, root: Node) -> None:
         """Counts the prompts of every node anew; raises AssertionError with both numbers when they differ."""
         found: dict[Node, int] = {}
-        for anchor, count in self._prompts.items():
-            for node in anchor.path():
+        for end_node, count in self._prompts.items():
+            for node in end_node.path():
                 found[node] = found.get(node, 0) + count
         for node in root.walk():
             assert node.num_expected == found.get(node, 0), (

@@ -106,17 +106,17 @@ class Match:
     pending: Node | None
 
 
-def parting(anchor: Node, known_len: int) -> Node | None:
+def branch_point(end_node: Node, known_len: int) -> Node | None:
     """The node where an announced prompt leaves what was known before; None where it only goes on from there.
 
     Args:
-        anchor: the node at its end.
+        end_node: the node at its end.
         known_len: tokens of it that were known before it was announced.
     """
-    node = anchor
+    node = end_node
     while node.start >= known_len > 0:
         node = node.parent
-    parts = node.end == known_len and node is not anchor and len(node.children) > 1
+    parts = node.end == known_len and node is not end_node and len(node.children) > 1
     return node if parts else None
 
 

@@ -227,7 +227,7 @@ class RadixTree:
         self._spans.tidy(node)
         self._prune()
 
-    def partings(self, node: Node) -> tuple[list[int], list[int]]:
+    def branch_points(self, node: Node) -> tuple[list[int], list[int]]:
         """Where the path to an announced node parts, and where other announced prompts end on it."""
         branches, ends = [], []
         node = node.parent

@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 import numpy as np
 
-from hybrid_jax.cache.policy.shadow import Outcome
+from hybrid_jax.cache.policy.simulated import Outcome
 from hybrid_jax.costs import Costs
 
 BLOCK_TOKENS = 32

@@ -90,7 +90,7 @@ class Clairvoyant(EvictionPolicy):
         self._next: dict[Node, tuple[int, float]] = {}  # as of which request, the next use
 
     def asked(
-        self, tree: RadixTree, anchor: Node, known_len: int, declared: Iterable[int] = ()
+        self, tree: RadixTree, end_node: Node, known_len: int, declared: Iterable[int] = ()
     ) -> None:
         """The next request of the trace is at hand."""
         self._now += 1

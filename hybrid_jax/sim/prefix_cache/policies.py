@@ -12,8 +12,8 @@ from hybrid_jax.cache.policy.flop_aware import (
     own_edge_efficiency,
     whole_prefix_efficiency,
 )
-from hybrid_jax.cache.policy.policies import TUNED, make_policy
-from hybrid_jax.cache.policy.shadow import Outcome, ShadowCache
+from hybrid_jax.cache.policy.simulated import Outcome, SimulatedCache
+from hybrid_jax.cache.policy.table import TUNED, make_policy
 from hybrid_jax.cache.policy.tuner import AlphaTuner
 from hybrid_jax.cache.tree.eviction import EvictionPolicy, LeastRecentlyUsed
 from hybrid_jax.costs import Costs
@@ -83,7 +83,7 @@ def make_cache(
     if policy == "vllm":
         return BlockCache(costs, capacity)
 
-    def shadow(order: EvictionPolicy) -> Counted:
+    def simulated(order: EvictionPolicy) -> Counted:
         return Counted(costs, capacity, order, grain=grain)
 
     if policy == "optimal":
@@ -94,11 +94,11 @@ def make_cache(
         return Counted(costs, capacity, order, grain=grain, history_tokens=known)
     if policy in TUNED:
         order = make_policy(policy, costs)
-        return Tuned(shadow(order), AlphaTuner(order, shadow))
+        return Tuned(simulated(order), AlphaTuner(order, simulated))
     if policy in ("sglang", "lru"):
-        return shadow(make_policy(policy, costs))
+        return simulated(make_policy(policy, costs))
     if name in FIXED and value:
-        return shadow(FlopAware(_number(value), costs, efficiency=FIXED[name]))
+        return simulated(FlopAware(_number(value), costs, efficiency=FIXED[name]))
     raise ValueError(
         f"simulate: no policy {policy!r}; known are {', '.join(NAMES)}, and alpha:X or "
         "alpha-code:X with a number X"
@@ -122,8 +122,8 @@ def _number(value: str) -> float:
         raise ValueError(f"simulate: alpha must be a number of at least 0, got {value!r}") from None
 
 
-class Counted(ShadowCache):
-    """A shadow cache that tells what a simulation reports."""
+class Counted(SimulatedCache):
+    """A simulated cache that tells what a simulation reports."""
 
     alpha: float | None = None
 

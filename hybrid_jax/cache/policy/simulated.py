@@ -13,7 +13,7 @@ import numpy as np
 from hybrid_jax.cache.policy.admission import align_down
 from hybrid_jax.cache.pools.counted import ByteBudget, CountedPages, CountedSlots
 from hybrid_jax.cache.tree.eviction import EvictionPolicy
-from hybrid_jax.cache.tree.node import Match, Node, parting
+from hybrid_jax.cache.tree.node import Match, Node, branch_point
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.costs import Costs
 
@@ -39,7 +39,7 @@ class Outcome:
     stored: bool
 
 
-class ShadowCache:
+class SimulatedCache:
     """A prefix cache in request order: a request is finished and cached before the next is looked up.
 
     Args:
@@ -93,9 +93,9 @@ class ShadowCache:
         tree = self.tree
         match = tree.match(prompt)
         tree.use(match)
-        anchor = tree.announce(prompt)
-        stored = (self._weigh if self._weighs else self._insert)(anchor, match, whole)
-        tree.conclude(anchor)
+        end_node = tree.announce(prompt)
+        stored = (self._weigh if self._weighs else self._insert)(end_node, match, whole)
+        tree.conclude(end_node)
         return Outcome(
             num_tokens=match.num_tokens,
             hit_len=match.hit_len,
@@ -104,10 +104,10 @@ class ShadowCache:
             stored=stored,
         )
 
-    def _insert(self, anchor: Node, match: Match, whole: np.ndarray) -> bool:
+    def _insert(self, end_node: Node, match: Match, whole: np.ndarray) -> bool:
         """Makes room for what is new, then caches it."""
         tree, last = self.tree, align_down(len(whole), self.grain)
-        branches = tree.partings(anchor)[0] if self.costs.checkpoint_bytes else []
+        branches = tree.branch_points(end_node)[0] if self.costs.checkpoint_bytes else []
         if match.hit_len:
             tree.pin(match.node)
         for branch in sorted(align_down(branch, self.grain) for branch in branches):
@@ -135,12 +135,12 @@ class ShadowCache:
         self._fill(tokens, end)
         return True
 
-    def _weigh(self, anchor: Node, match: Match, whole: np.ndarray) -> bool:
+    def _weigh(self, end_node: Node, match: Match, whole: np.ndarray) -> bool:
         """Caches what is new in the request's own memory, then evicts what is worth least, old or new."""
         tree, costs = self.tree, self.costs
-        parts = parting(anchor, match.match_len)
+        parts = branch_point(end_node, match.match_len)
         branch = 0 if parts is None else align_down(parts.end, self.grain)
-        relation = self._policy.asked(tree, anchor, match.match_len)
+        relation = self._policy.asked(tree, end_node, match.match_len)
         last = align_down(len(whole), self.grain)
         if not last:
             return False
@@ -177,11 +177,13 @@ class ShadowCache:
         """Recounts bytes from what the nodes list; raises AssertionError with both numbers when they differ."""
         self.tree.check_invariants()
         listed, held = self.tree.slot_nodes, self._slots.num_held
-        assert held == len(listed), f"shadow: {held} checkpoints held, nodes list {len(listed)}"
+        assert held == len(listed), (
+            f"simulated cache: {held} checkpoints held, nodes list {len(listed)}"
+        )
         costs, tokens = self.costs, self.tree.page_holds.num_frames
         num_bytes = tokens * costs.kv_bytes + held * costs.checkpoint_bytes
         used, peak = self.budget.used, self.budget.peak
-        assert used == num_bytes, f"shadow: counts {used} bytes, nodes take {num_bytes}"
+        assert used == num_bytes, f"simulated cache: counts {used} bytes, nodes take {num_bytes}"
         assert used <= peak <= self.capacity, (
-            f"shadow: {used} bytes used, {peak} at most, of {self.capacity}"
+            f"simulated cache: {used} bytes used, {peak} at most, of {self.capacity}"
         )

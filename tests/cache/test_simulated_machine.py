@@ -1,4 +1,4 @@
-"""The shadow cache driven at random beside a naive model: prefixes with checkpoints, bytes counted one by one."""
+"""The simulated cache driven at random beside a naive model: prefixes with checkpoints, bytes counted one by one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 
 from hybrid_jax.cache.policy.flop_aware import FlopAware, whole_prefix_efficiency
-from hybrid_jax.cache.policy.shadow import ShadowCache
+from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.policy.value import freed_bytes
 from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
 from hybrid_jax.costs import Costs
@@ -60,7 +60,7 @@ class ShadowMachine(RuleBasedStateMachine):
     @initialize(capacity=st.sampled_from([30, 60, 120, 1000]))
     def start(self, capacity):
         self.policy = type(self).make_policy(self.costs)
-        self.cache = ShadowCache(self.costs, capacity, self.policy, grain=self.grain)
+        self.cache = SimulatedCache(self.costs, capacity, self.policy, grain=self.grain)
         self.ends = set()
         self.asked = []  # prompts with their outputs
         self.pinned = []  # (prefix, node)
@@ -221,7 +221,7 @@ def num_bytes(ends, costs):
 @pytest.mark.parametrize("grain", [1, 8])
 @pytest.mark.parametrize("kind", COSTS)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_shadow_cache_agrees_with_a_set_of_prefixes(kind, policy, grain):
+def test_the_simulated_cache_agrees_with_a_set_of_prefixes(kind, policy, grain):
     body = {"costs": COSTS[kind], "make_policy": staticmethod(POLICIES[policy]), "grain": grain}
     machine = type("Machine", (ShadowMachine,), body).TestCase
     machine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.policy.shadow import ShadowCache
+from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
 from hybrid_jax.costs import Costs
 
@@ -16,22 +16,22 @@ def tokens(text: str) -> np.ndarray:
     return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
 
 
-def shadow(capacity: int = 1000, *, leaves_only: bool = False, **options) -> ShadowCache:
-    return ShadowCache(COSTS, capacity, LeastRecentlyUsed(leaves_only=leaves_only), **options)
+def simulated(capacity: int = 1000, *, leaves_only: bool = False, **options) -> SimulatedCache:
+    return SimulatedCache(COSTS, capacity, LeastRecentlyUsed(leaves_only=leaves_only), **options)
 
 
-def ask(cache: ShadowCache, prompt: str, output: str = ""):
+def ask(cache: SimulatedCache, prompt: str, output: str = ""):
     found = cache.request(tokens(prompt), tokens(prompt + output))
     cache.check_invariants()
     return found
 
 
-def checkpoints(cache: ShadowCache) -> list[int]:
+def checkpoints(cache: SimulatedCache) -> list[int]:
     return sorted(node.end for node in cache.tree.root.walk() if node.slot)
 
 
 def test_an_outcome_tells_what_was_known_cached_and_skipped():
-    cache = shadow()
+    cache = simulated()
     ask(cache, "system: a", "bc")
     found = ask(cache, "system: ax")
     assert (found.num_tokens, found.match_len, found.cached_len, found.hit_len) == (10, 9, 9, 0)
@@ -39,7 +39,7 @@ def test_an_outcome_tells_what_was_known_cached_and_skipped():
 
 
 def test_a_request_leaves_a_checkpoint_at_its_end_and_where_it_parts():
-    cache = shadow()
+    cache = simulated()
     ask(cache, "system: a", "bc")
     assert checkpoints(cache) == [11]
     ask(cache, "system: xy")
@@ -48,7 +48,7 @@ def test_a_request_leaves_a_checkpoint_at_its_end_and_where_it_parts():
 
 
 def test_with_a_grain_checkpoints_stand_on_its_multiples_alone():
-    cache = shadow(grain=4)
+    cache = simulated(grain=4)
     ask(cache, "system: a", "bc")
     ask(cache, "system xyz!!!")
     assert checkpoints(cache) == [4, 8, 12]
@@ -58,7 +58,7 @@ def test_with_a_grain_checkpoints_stand_on_its_multiples_alone():
 
 
 def test_what_stands_already_takes_no_more_bytes():
-    cache = shadow()
+    cache = simulated()
     ask(cache, "hello", "you")
     used = cache.budget.used
     assert ask(cache, "hello", "you").stored
@@ -66,27 +66,27 @@ def test_what_stands_already_takes_no_more_bytes():
 
 
 def test_a_prompt_shorter_than_the_grain_stores_nothing():
-    cache = shadow(grain=8)
+    cache = simulated(grain=8)
     assert not ask(cache, "short").stored
     assert (cache.budget.used, checkpoints(cache)) == (0, [])
 
 
 @pytest.mark.parametrize(("capacity", "stored"), [(30, True), (29, False)])
 def test_a_sequence_is_stored_where_it_fits_to_the_byte(capacity, stored):
-    cache = shadow(capacity)
+    cache = simulated(capacity)
     assert ask(cache, "x" * 15, "y" * 5).stored is stored
     assert cache.budget.used == (30 if stored else 0)
 
 
 def test_what_is_larger_than_the_cache_leaves_the_rest_in_place():
-    cache = shadow(40)
+    cache = simulated(40)
     ask(cache, "abc")
     assert not ask(cache, "x" * 31).stored
     assert checkpoints(cache) == [3]
 
 
 def test_the_beginning_that_two_share_is_stored_where_the_second_is_too_large():
-    cache = shadow(40)
+    cache = simulated(40)
     ask(cache, "system: a")
     assert not ask(cache, "system: " + "b" * 30).stored
     assert checkpoints(cache) == [8, 9]
@@ -95,11 +95,11 @@ def test_the_beginning_that_two_share_is_stored_where_the_second_is_too_large():
 def test_the_path_that_a_request_resumes_from_stays_while_it_is_stored():
     # 8 + 10 bytes; 18 more tokens and a checkpoint fit beside the beginning's pages but not its checkpoint, which
     # is in use meanwhile: nothing can go.
-    cache = shadow(40)
+    cache = simulated(40)
     ask(cache, "eight888")
     found = ask(cache, "eight888", "x" * 18)
     assert (found.hit_len, found.stored, checkpoints(cache)) == (0, True, [26])
-    cache = shadow(40)
+    cache = simulated(40)
     ask(cache, "eight888")
     found = ask(cache, "eight888x", "x" * 17)
     assert (found.hit_len, found.stored, checkpoints(cache)) == (8, False, [8])
@@ -107,7 +107,7 @@ def test_the_path_that_a_request_resumes_from_stays_while_it_is_stored():
 
 @pytest.mark.parametrize(("leaves_only", "refreshed"), [(True, [5, 8, 10]), (False, [8])])
 def test_a_use_refreshes_the_path_or_the_resume_point_alone(leaves_only, refreshed):
-    cache = shadow(leaves_only=leaves_only)
+    cache = simulated(leaves_only=leaves_only)
     for text in ("chain", "chain678", "chain67890", "other"):
         ask(cache, text)
     before = {node: node.last_use for node in cache.tree.root.walk()}
@@ -121,13 +121,13 @@ def test_a_use_refreshes_the_path_or_the_resume_point_alone(leaves_only, refresh
 def test_tokens_that_are_known_beyond_what_is_cached_show_where_prompts_part():
     seen = ["system: a", "x" * 25, "system: b", "system: c"]  # the second pushes the first out
     for history, expected in ((0, 0), (100, 8)):
-        cache = shadow(40, history_tokens=history)
+        cache = simulated(40, history_tokens=history)
         assert [ask(cache, text).hit_len for text in seen] == [0, 0, 0, expected]
 
 
 def test_no_more_is_known_than_asked_for():
     rng = np.random.default_rng(2)
-    cache = shadow(100, history_tokens=50)
+    cache = simulated(100, history_tokens=50)
     for _ in range(100):
         cache.request(*[rng.integers(0, 4, rng.integers(1, 40), np.int32)] * 2)
         cache.check_invariants()
