@@ -6,7 +6,7 @@ import pytest
 from hybrid_jax.cache.pools.frames import FrameAllocator
 from hybrid_jax.cache.pools.pages import PageHolds
 from hybrid_jax.cache.pools.slots import SlotTable
-from hybrid_jax.cache.tree.reasons import Loss
+from hybrid_jax.cache.tree.node import Loss
 from hybrid_jax.cache.tree.span_tree import SpanTree
 
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from hybrid_jax.cache.tree.expected import Expected
+from hybrid_jax.cache.tree.eviction import Expected
 from hybrid_jax.cache.tree.prefix_order import prefix_order
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.schedule.request import Request

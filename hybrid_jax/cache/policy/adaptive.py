@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hybrid_jax.cache.policy.admission import align_down
 from hybrid_jax.cache.policy.points import BRANCH, DECLARED, END, FRESH, OTHER, Points, Relation
-from hybrid_jax.cache.policy.value import freed_bytes, saved_tokens
+from hybrid_jax.cache.policy.value import align_down, freed_bytes, saved_tokens
 from hybrid_jax.cache.tree.eviction import EvictionPolicy
 from hybrid_jax.cache.tree.node import Node, branch_point
 from hybrid_jax.costs import Costs

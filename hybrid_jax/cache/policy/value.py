@@ -1,9 +1,54 @@
-"""What a cached entry is worth: compute it spares, memory it takes."""
+"""What is worth keeping: where a prompt should leave checkpoints, what an entry spares and what it takes.
+
+A checkpoint costs as much memory as hundreds of tokens of KV, so a prompt makes few: one where its path parts
+from another known prompt (the evidence that the prefix is shared), one where another prompt that still waits
+ends, and one at its own last grain boundary, so that the same prompt sent again skips all but its tail.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hybrid_jax.cache.tree.node import Node
 from hybrid_jax.costs import Costs
+
+
+def align_down(position: int, grain: int) -> int:
+    """The last grain boundary at or before `position`."""
+    return position - position % grain
+
+
+def same_prompt_checkpoint(prompt_len: int, grain: int) -> int:
+    """The last grain boundary <= prompt_len - 1: one token at least is left to compute; 0 for none."""
+    return align_down(prompt_len - 1, grain)
+
+
+def wanted_checkpoints(
+    *,
+    prompt_len: int,
+    after: int,
+    grain: int,
+    branch_points: Iterable[int] = (),
+    prompt_ends: Iterable[int] = (),
+) -> list[int]:
+    """Positions where a prompt that is about to be computed shall leave a checkpoint, ascending.
+
+    Args:
+        prompt_len: tokens of the prompt.
+        after: its hit length, or how far it has been computed; only later positions count.
+        grain: tokens between positions where checkpoints may lie.
+        branch_points: positions on its path where known prompts part, or where its caller says that they will.
+        prompt_ends: positions on its path where other prompts, not yet computed, end.
+
+    Example:
+        >>> wanted_checkpoints(prompt_len=200, after=32, grain=32, branch_points=[50, 100])
+        [96, 192]
+    """
+    last = same_prompt_checkpoint(prompt_len, grain)
+    wanted = {align_down(point, grain) for point in branch_points}
+    wanted |= {same_prompt_checkpoint(end, grain) for end in prompt_ends}
+    wanted.add(last)
+    return sorted(position for position in wanted if after < position <= last)
 
 
 def resume_point_above(node: Node) -> int:

@@ -1,11 +1,20 @@
-"""Which cached entry goes first: an ordered set of candidates behind one small interface."""
+"""Which nodes of the prefix tree may be evicted now, and which of them goes first.
+
+A policy orders them behind one small interface. What waiting prompts will use is known and not guessed, so it stands
+apart and goes last.
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hybrid_jax.cache.tree.node import Node
+
+if TYPE_CHECKING:
+    from hybrid_jax.cache.tree.radix import RadixTree
 
 
 class EvictionPolicy(Protocol):
@@ -26,41 +35,48 @@ class EvictionPolicy(Protocol):
     touches_path: bool = False
     learns: bool = False
 
-    def add(self, node: Any) -> None: ...
+    def add(self, node: Node) -> None:
+        """Makes the node a candidate, or moves it to where it belongs now."""
 
-    def discard(self, node: Any) -> None: ...
+    def discard(self, node: Node) -> None:
+        """The node is no candidate, whether it was one or not."""
 
-    def pop(self) -> Any | None: ...
+    def pop(self) -> Node | None:
+        """Takes out the least valuable candidate; None when there is none."""
 
-    def forget(self, node: Any) -> None: ...
+    def forget(self, node: Node) -> None:
+        """The node left the tree for good; nothing is kept of those that did."""
 
-    def __contains__(self, node: Any) -> bool: ...
+    def __contains__(self, node: Node) -> bool: ...
 
     def __len__(self) -> int: ...
 
-    def asked(self, tree: Any, end_node: Any, known_len: int, declared: Iterable[int] = ()) -> Any:
-        """A prompt came. What is returned comes back with `ended`.
+    def asked(
+        self, tree: RadixTree, end_node: Node, known_len: int, declared: Iterable[int] = ()
+    ) -> Any:
+        """A prompt came; only policies that learn are told. What is returned comes back with `ended`.
 
         Args:
-            tree: where it was announced. end_node: the node at its end.
+            tree: where the prompt was announced.
+            end_node: the node at its end.
             known_len: tokens of it that were known before.
             declared: numbers of its leading tokens that others will share, as its caller says.
         """
 
-    def ended(self, node: Any, relation: Any) -> None:
+    def ended(self, node: Node, relation: Any) -> None:
         """A sequence ends at this node; `relation` is what `asked` made of its prompt."""
 
 
 class OrderedCandidates:
     """A set ordered by `key`, smallest first: a heap whose outdated entries are skipped when they surface."""
 
-    def __init__(self, key: Callable[[Any], Any]):
+    def __init__(self, key: Callable[[Node], Any]):
         self._key = key
-        self._heap: list[tuple[Any, int, Any]] = []
-        self._current: dict[Any, tuple[Any, int, Any]] = {}  # the valid entry of each node
+        self._heap: list[tuple[Any, int, Node]] = []
+        self._current: dict[Node, tuple[Any, int, Node]] = {}  # the valid entry of each node
         self._serial = 0
 
-    def add(self, node: Any) -> None:
+    def add(self, node: Node) -> None:
         """Inserts the node, or moves it to where its key says now."""
         key = self._key(node)
         current = self._current.get(node)
@@ -73,13 +89,14 @@ class OrderedCandidates:
             self._heap = list(self._current.values())
             heapq.heapify(self._heap)
 
-    def discard(self, node: Any) -> None:
+    def discard(self, node: Node) -> None:
+        """Takes the node out if it is in."""
         self._current.pop(node, None)
 
-    def forget(self, node: Any) -> None:
+    def forget(self, node: Node) -> None:
         """The node left the tree for good; nothing is kept of those that did."""
 
-    def first(self) -> Any | None:
+    def first(self) -> Node | None:
         """The node with the smallest key; None when there is none."""
         heap, current = self._heap, self._current
         while heap:
@@ -89,7 +106,7 @@ class OrderedCandidates:
             heapq.heappop(heap)
         return None
 
-    def pop(self) -> Any | None:
+    def pop(self) -> Node | None:
         """Removes and returns the node with the smallest key; None when there is none."""
         node = self.first()
         if node is not None:
@@ -97,7 +114,7 @@ class OrderedCandidates:
             del self._current[node]
         return node
 
-    def __contains__(self, node: Any) -> bool:
+    def __contains__(self, node: Node) -> bool:
         return node in self._current
 
     def __len__(self) -> int:
@@ -114,3 +131,130 @@ class LeastRecentlyUsed(OrderedCandidates, EvictionPolicy):
     def __init__(self, *, leaves_only: bool = False) -> None:
         super().__init__(key=attrgetter("last_use"))
         self.leaves_only = self.touches_path = leaves_only
+
+
+class Candidates:
+    """Ordered sets of nodes, kept up to date by `refresh`; what is in none of them stays.
+
+    Args:
+        policy: orders what can be evicted; least recently used when None.
+
+    Attributes:
+        evictable: cached nodes that nobody pins: those at the end of a cached path, which go whole, and those with
+            one cached child, whose checkpoint goes and whose pages join the child's.
+        expected: those of them that waiting prompts will use, apart from the others; the last to be used is first.
+        prunable: known leaves that nobody needs, the oldest first.
+    """
+
+    def __init__(self, policy: EvictionPolicy | None = None):
+        self.evictable: EvictionPolicy = LeastRecentlyUsed() if policy is None else policy
+        # Of two on one path: the one that fewer wait for; where all go through both, the upper is of no use.
+        self.expected = OrderedCandidates(
+            key=lambda node: (-node.expected_until, node.num_expected, node.end)
+        )
+        self.prunable = LeastRecentlyUsed()
+
+    def refresh(self, node: Node) -> None:
+        """Puts the node into the sets it belongs to now, and out of the others; its order may be another too."""
+        if node.parent is None:
+            self.evictable.forget(node)
+        belongs = None
+        if self._is_evictable(node):
+            belongs = self.expected if node.num_expected else self.evictable
+        for candidates in (self.evictable, self.expected):
+            if candidates is belongs:
+                candidates.add(node)
+            else:
+                candidates.discard(node)
+        if _is_prunable(node):
+            self.prunable.add(node)
+        else:
+            self.prunable.discard(node)
+
+    def pop_victim(self) -> Node | None:
+        """Takes out what is to be evicted next; None when nothing may go."""
+        node = self.evictable.pop()
+        return self.expected.pop() if node is None else node
+
+    def _is_evictable(self, node: Node) -> bool:
+        if node.pages is None or node.pins or node.parent is None:
+            return False
+        if node.num_cached_children == 0:
+            return True
+        inside = node.num_cached_children == 1 and node.slot != 0
+        return inside and not self.evictable.leaves_only
+
+    def check_invariants(self, root: Node) -> None:
+        """Asks every node below `root` anew; raises AssertionError where a set disagrees."""
+        for node in root.walk():
+            evictable, expected = self._is_evictable(node), node.num_expected > 0
+            for name, candidates, belongs in (
+                ("evictable", self.evictable, evictable and not expected),
+                ("expected", self.expected, evictable and expected),
+                ("prunable", self.prunable, _is_prunable(node)),
+            ):
+                assert (node in candidates) == belongs, (
+                    f"radix: node [{node.start}, {node.end}) listed as {name}: {node in candidates}, "
+                    f"it is: {belongs}"
+                )
+
+
+def _is_prunable(node: Node) -> bool:
+    return node.pages is None and not node.children and node.parent is not None and not node.needed
+
+
+class Expected:
+    """Tells the nodes of a tree which waiting prompts run through them.
+
+    Such a node is evicted when nothing else is left, and of several the one whose last prompt comes last: what is
+    used last is missed last (Belady 1966).
+
+    Args:
+        changed: called with every node that other prompts, or another number of them, wait for now.
+    """
+
+    def __init__(self, changed: Callable[[Node], None]):
+        self._changed = changed
+        self._prompts: dict[Node, int] = {}  # the node at their end, and how many
+
+    def __len__(self) -> int:
+        """Prompts that wait."""
+        return sum(self._prompts.values())
+
+    def add(self, end_node: Node, turn: int) -> None:
+        """A prompt waits that was announced to end at `end_node`.
+
+        Args:
+            turn: its place among the waiting ones; the larger, the later it is computed.
+        """
+        self._prompts[end_node] = self._prompts.get(end_node, 0) + 1
+        for node in end_node.path():
+            node.num_expected += 1
+            if node.num_expected == 1 or turn > node.expected_until:
+                node.expected_until = turn
+            self._changed(node)
+
+    def remove(self, end_node: Node) -> None:
+        """One of the prompts that end at `end_node` waits no longer."""
+        self._prompts[end_node] -= 1
+        if not self._prompts[end_node]:
+            del self._prompts[end_node]
+        for node in end_node.path():
+            node.num_expected -= 1
+            self._changed(node)
+
+    def clear(self) -> None:
+        """The nodes are gone."""
+        self._prompts = {}
+
+    def check_invariants(self, root: Node) -> None:
+        """Counts the prompts of every node anew; raises AssertionError with both numbers when they differ."""
+        found: dict[Node, int] = {}
+        for end_node, count in self._prompts.items():
+            for node in end_node.path():
+                found[node] = found.get(node, 0) + count
+        for node in root.walk():
+            assert node.num_expected == found.get(node, 0), (
+                f"radix: node [{node.start}, {node.end}) is expected by {node.num_expected}, "
+                f"{found.get(node, 0)} prompts wait"
+            )

@@ -1,68 +1,111 @@
-"""Reading the prefix tree: how far it knows a prompt, and how far of that a request can skip."""
+"""What a look-up finds in the prefix tree, and why a prompt did not hit further than it did."""
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import dataclass
+from enum import Enum
 
-from hybrid_jax.cache.tree.node import Match, Node, shared_len
+from hybrid_jax.cache.tree.node import Node
 
 
-def look_up(
-    root: Node, tokens: np.ndarray, *, grain: int, needs_slots: bool, owner: str = ""
-) -> Match:
-    """Follows a prompt from the root as far as it is known; changes nothing.
+@dataclass(frozen=True, eq=False)
+class Match:
+    """What the tree knows about a prompt.
 
-    A model with recurrent layers resumes where a checkpoint stands; a model without resumes at any grain multiple
-    whose pages are cached.
+    Attributes:
+        match_len: leading tokens found, cached or not.
+        cached_len: leading tokens whose pages are cached.
+        hit_len: the deepest resume point, a multiple of grain; 0 for none.
+        num_tokens: tokens looked up.
+        node: the node at or around hit_len; the root when hit_len is 0.
+        reached: the node that the match ends in.
+        pending: the deepest node above hit_len that another running request has promised to fill.
+    """
+
+    match_len: int
+    cached_len: int
+    hit_len: int
+    num_tokens: int
+    node: Node
+    reached: Node
+    pending: Node | None
+
+
+class Why(Enum):
+    """What kept a prompt from resuming further along."""
+
+    COMPLETE = "complete"  # it resumed at the last position it could
+    NEVER_SEEN = "never seen"
+    NOT_ADMITTED = "not admitted"
+    EVICTED = "evicted"
+    NO_ROOM = "no room"
+    ASKED_FOR = "asked for"  # the request itself needs all of its prompt computed
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookUp:
+    """What the tree knew about a prompt when it was seated.
+
+    Attributes:
+        match_len, cached_len, hit_len: tokens known, with their pages cached, and skipped.
+        possible: most that could have been skipped.
+        why: what kept it from more.
+        position: where it would have resumed, had that been kept; 0 where nothing was.
+        ago: prompts looked up since it was given away.
+        pages: its pages were given away as well.
+        policy: that chose it.
+    """
+
+    match_len: int
+    cached_len: int
+    hit_len: int
+    possible: int
+    why: Why
+    position: int = 0
+    ago: int = 0
+    pages: bool = False
+    policy: str = ""
+
+
+def look_up_result(
+    match: Match, hit_len: int, *, known_len: int, grain: int, look_ups: int, policy: str
+) -> LookUp:
+    """What a look-up and what came of it say.
 
     Args:
-        root: of the tree.
-        tokens: int32[n] the prompt.
-        grain: tokens between resume points.
-        needs_slots: resuming takes a checkpoint.
-        owner: whose own promises do not count as pending.
+        match: of the prompt.
+        hit_len: tokens that are skipped in the end.
+        known_len: tokens that were known before the prompt came.
+        look_ups: prompts looked up so far.
+        policy: its name.
     """
-    limit = len(tokens) - 1  # one token at least is computed, to have logits
-    text = tokens.tobytes()
-    node, position, cached_len, hit_len = root, 0, 0, 0
-    hit, reached, pending = root, root, None
-    while position < len(tokens):
-        child = node.children.get(tokens.item(position))
-        if child is None:
-            break
-        shared = shared_len(child.tokens, tokens, text, position)
-        position += shared
-        reached = child
-        whole = shared == len(child.tokens)
-        if child.cached:
-            cached_len = position
-            if not needs_slots:
-                resume = min(position, limit) // grain * grain
-                if resume > hit_len:
-                    hit_len, hit = resume, child
-            elif whole and child.slot and position <= limit:
-                hit_len, hit = position, child
-        if not whole:
-            break
-        if child.promised_by and position <= limit and child.promised_by != {owner}:
-            pending = child
-        node = child
-    if pending is not None and pending.end <= hit_len:
-        pending = None
-    return Match(position, cached_len, hit_len, len(tokens), hit, reached, pending)
-
-
-def coverage(root: Node, tokens: np.ndarray, *, needs_slots: bool) -> tuple[int, Node | None]:
-    """How many leading tokens have their pages cached, and the node at their end if it is a resume point."""
-    node, position, text = root, 0, tokens.tobytes()
-    while position < len(tokens):
-        child = node.children.get(tokens.item(position))
-        if child is None or not child.cached:
-            return position, None
-        shared = shared_len(child.tokens, tokens, text, position)
-        position += shared
-        if shared < len(child.tokens):
-            stands = position == len(tokens) and not needs_slots
-            return position, child if stands else None
-        node = child
-    return position, node if node.slot or not needs_slots else None
+    possible = (match.num_tokens - 1) // grain * grain
+    reach = min(known_len // grain * grain, possible)
+    found = {
+        "match_len": known_len,
+        "cached_len": match.cached_len,
+        "hit_len": hit_len,
+        "possible": possible,
+        "policy": policy,
+    }
+    if hit_len >= possible:
+        return LookUp(why=Why.COMPLETE, **found)
+    if hit_len < match.hit_len:
+        return LookUp(why=Why.NO_ROOM, position=match.hit_len, **found)
+    losses = [
+        loss
+        for node in match.reached.path()
+        for loss in node.losses
+        if hit_len < loss.position <= reach
+    ]
+    if losses:
+        deepest = max(losses, key=lambda loss: loss.position)
+        return LookUp(
+            why=Why.EVICTED,
+            position=deepest.position,
+            ago=look_ups - deepest.look_up,
+            pages=deepest.pages,
+            **found,
+        )
+    why = Why.NOT_ADMITTED if reach > hit_len else Why.NEVER_SEEN
+    return LookUp(why=why, position=reach if reach > hit_len else 0, **found)

@@ -1,15 +1,29 @@
-"""A node of the prefix tree, what a look-up returns, and how a tree prints itself."""
+"""A node of the prefix tree, and how a tree prints itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from hybrid_jax.cache.tree.reasons import Loss
+LOSSES_KEPT = 8  # per node, the deepest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """An entry that was given away.
+
+    Attributes:
+        position: where it stood.
+        look_up: how many prompts had been looked up by then.
+        pages: its pages went as well.
+    """
+
+    position: int
+    look_up: int
+    pages: bool
 
 
 @dataclass(eq=False, slots=True)
@@ -59,12 +73,18 @@ class Node:
 
     @property
     def cached(self) -> bool:
+        """Whether the tree has the pages of the span."""
         return self.pages is not None
 
     @property
     def needed(self) -> bool:
         """Somebody relies on a node ending exactly here."""
         return bool(self.pins or self.promised_by or self.num_announced)
+
+    def lose(self, loss: Loss) -> None:
+        """Remembers what the node gave away; of many the deepest."""
+        kept = [known for known in self.losses if known.position != loss.position]
+        self.losses = sorted([*kept, loss], key=lambda known: known.position)[-LOSSES_KEPT:]
 
     def path(self) -> list[Node]:
         """Nodes from below the root down to this one."""
@@ -81,29 +101,6 @@ class Node:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
-
-
-@dataclass(frozen=True, eq=False)
-class Match:
-    """What the tree knows about a prompt.
-
-    Attributes:
-        match_len: leading tokens found, cached or not.
-        cached_len: leading tokens whose pages are cached.
-        hit_len: the deepest resume point, a multiple of grain; 0 for none.
-        num_tokens: tokens looked up.
-        node: the node at or around hit_len; the root when hit_len is 0.
-        reached: the node that the match ends in.
-        pending: the deepest node above hit_len that another running request has promised to fill.
-    """
-
-    match_len: int
-    cached_len: int
-    hit_len: int
-    num_tokens: int
-    node: Node
-    reached: Node
-    pending: Node | None
 
 
 def branch_point(end_node: Node, known_len: int) -> Node | None:

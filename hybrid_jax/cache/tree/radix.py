@@ -1,8 +1,8 @@
 """The prefix cache: which token prefixes are known, and which of them a request can resume from.
 
-Here is what requests and memory pressure do to the tree: announcements and promises, filling, eviction. Its nodes,
-what they list and the form it keeps are in `span_tree`; reading it in `look_up`; which nodes may go in `candidates`
-and which of them goes first in `eviction`; where a checkpoint is worth making in `admission`.
+Here is what requests and memory pressure do to the tree: look-ups, announcements and promises, filling, eviction.
+Its nodes, what they list and the form it keeps are in `span_tree`; which nodes may go, and which of them first, in
+`eviction`; where a checkpoint is worth making in `policy.value`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ import numpy as np
 from hybrid_jax.cache.pools.frames import FrameAllocator
 from hybrid_jax.cache.pools.pages import PageHolds, PageStore
 from hybrid_jax.cache.pools.slots import SlotTable
-from hybrid_jax.cache.tree.candidates import Candidates
-from hybrid_jax.cache.tree.eviction import EvictionPolicy
-from hybrid_jax.cache.tree.expected import Expected
-from hybrid_jax.cache.tree.look_up import coverage, look_up
-from hybrid_jax.cache.tree.node import Match, Node, describe_tree
-from hybrid_jax.cache.tree.reasons import Loss, note_loss
-from hybrid_jax.cache.tree.span_tree import SpanTree
+from hybrid_jax.cache.tree.eviction import Candidates, EvictionPolicy, Expected
+from hybrid_jax.cache.tree.look_up import Match
+from hybrid_jax.cache.tree.node import Loss, Node, describe_tree, shared_len
+from hybrid_jax.cache.tree.span_tree import Census, SpanTree
 
 
 @dataclass(kw_only=True)
@@ -73,7 +70,7 @@ class CacheCounters:
         return values | {"token_hit_rate": self.token_hit_rate, "lost_tokens": self.lost_tokens}
 
 
-class RadixTree:
+class RadixTree(SpanTree):
     """Prefix cache over a `FrameAllocator` and a `SlotTable`; knows nothing of rows or steps.
 
     Args:
@@ -102,16 +99,16 @@ class RadixTree:
         max_known_nodes: int = 4096,
         max_known_tokens: int = 1 << 22,
     ):
-        self.grain, self.needs_slots = grain, needs_slots
+        self.grain = grain
         self.max_known_nodes, self.max_known_tokens = max_known_nodes, max_known_tokens
         self.counters = CacheCounters()
         self.version = 0  # changes whenever paths part in new places
-        self._frames, self._slots = frames, slots
+        self._frames = frames
         self._candidates = Candidates(policy)
         self.expected = Expected(self._candidates.refresh)
         self._promises: dict[str, dict[int, Node]] = {}
         self._num_announced = self._announced_tokens = 0
-        self._spans = SpanTree(
+        super().__init__(
             PageHolds(frames) if page_holds is None else page_holds,
             slots,
             page_tokens=page_tokens,
@@ -120,46 +117,67 @@ class RadixTree:
         )
 
     @property
-    def root(self) -> Node:
-        return self._spans.root
-
-    @property
     def policy(self) -> EvictionPolicy:
         """What orders the eviction candidates."""
         return self._candidates.evictable
-
-    @property
-    def page_tokens(self) -> int:
-        return self._spans.page_tokens
-
-    @property
-    def num_nodes(self) -> int:
-        return self._spans.num_nodes
-
-    @property
-    def num_known_nodes(self) -> int:
-        return self._spans.num_known_nodes
-
-    @property
-    def num_known_tokens(self) -> int:
-        return self._spans.num_known_tokens
 
     # --- look-up --------------------------------------------------------------------------------
 
     def match(self, tokens: np.ndarray, owner: str = "") -> Match:
         """Looks a prompt up without changing anything.
 
+        A model with recurrent layers resumes where a checkpoint stands; a model without resumes at any multiple of
+        grain whose pages are cached.
+
         Args:
             tokens: int32[n] the prompt.
             owner: whose own promises do not count as pending.
         """
-        return look_up(
-            self.root,
-            np.asarray(tokens, np.int32),
-            grain=self.grain,
-            needs_slots=self.needs_slots,
-            owner=owner,
-        )
+        tokens = np.asarray(tokens, np.int32)
+        limit = len(tokens) - 1  # one token at least is computed, to have logits
+        text = tokens.tobytes()
+        node, position, cached_len, hit_len = self.root, 0, 0, 0
+        hit, reached, pending = self.root, self.root, None
+        while position < len(tokens):
+            child = node.children.get(tokens.item(position))
+            if child is None:
+                break
+            shared = shared_len(child.tokens, tokens, text, position)
+            position += shared
+            reached = child
+            whole = shared == len(child.tokens)
+            if child.cached:
+                cached_len = position
+                if not self.needs_slots:
+                    resume = min(position, limit) // self.grain * self.grain
+                    if resume > hit_len:
+                        hit_len, hit = resume, child
+                elif whole and child.slot and position <= limit:
+                    hit_len, hit = position, child
+            if not whole:
+                break
+            if child.promised_by and position <= limit and child.promised_by != {owner}:
+                pending = child
+            node = child
+        if pending is not None and pending.end <= hit_len:
+            pending = None
+        return Match(position, cached_len, hit_len, len(tokens), hit, reached, pending)
+
+    def coverage(self, tokens: np.ndarray) -> tuple[int, Node | None]:
+        """How many leading tokens have their pages cached, and the node at their end if it is a resume point."""
+        tokens = np.asarray(tokens, np.int32)
+        node, position, text = self.root, 0, tokens.tobytes()
+        while position < len(tokens):
+            child = node.children.get(tokens.item(position))
+            if child is None or not child.cached:
+                return position, None
+            shared = shared_len(child.tokens, tokens, text, position)
+            position += shared
+            if shared < len(child.tokens):
+                stands = position == len(tokens) and not self.needs_slots
+                return position, child if stands else None
+            node = child
+        return position, node if node.slot or not self.needs_slots else None
 
     def acquire(self, match: Match) -> tuple[np.ndarray, int]:
         """Pages and slot of a match's resume point, retained for the caller; counts the look-up.
@@ -181,7 +199,7 @@ class RadixTree:
 
     def pages_of(self, match: Match) -> np.ndarray:
         """The pages that overlap [0, hit_len) of a hit: int32[n, frames_per_page] frame ids."""
-        return self._spans.pages_to(match.node, match.hit_len)
+        return self.pages_to(match.node, match.hit_len)
 
     def use(self, match: Match) -> None:
         """Counts a look-up, and the resume point it found as just used."""
@@ -194,20 +212,16 @@ class RadixTree:
             counters.hit_tokens += match.hit_len
             self.touch(match.node)
 
-    def coverage(self, tokens: np.ndarray) -> tuple[int, Node | None]:
-        """How many leading tokens have their pages cached, and the node at their end if it is a resume point."""
-        return coverage(self.root, np.asarray(tokens, np.int32), needs_slots=self.needs_slots)
-
     def touch(self, node: Node) -> None:
         """The node counts as just used, and where the policy says so everything above it."""
         for part in node.path() if self._candidates.evictable.touches_path else [node]:
-            self._spans.touch(part)
+            super().touch(part)
 
     # --- knowing: announcements and promises ----------------------------------------------------
 
     def announce(self, tokens: np.ndarray) -> Node:
         """Makes a prompt known that will be computed; the node at its end stays until `conclude`."""
-        node = self._spans.descend(np.asarray(tokens, np.int32))
+        node = self.descend(np.asarray(tokens, np.int32))
         node.num_announced += 1
         self._num_announced += 1
         self._announced_tokens += node.end
@@ -215,7 +229,7 @@ class RadixTree:
         if node.cached:
             self._candidates.refresh(node)
         else:
-            self._spans.touch(node)
+            super().touch(node)
         self._prune()
         return node
 
@@ -224,7 +238,7 @@ class RadixTree:
         node.num_announced -= 1
         self._num_announced -= 1
         self._announced_tokens -= node.end
-        self._spans.tidy(node)
+        self.tidy(node)
         self._prune()
 
     def branch_points(self, node: Node) -> tuple[list[int], list[int]]:
@@ -243,11 +257,7 @@ class RadixTree:
         """The node that ends at `position` > 0 on the path to `node`, made by splitting; `tidy` may undo it."""
         while node.start >= position:
             node = node.parent
-        return node if node.end == position else self._spans.split(node, position - node.start)
-
-    def tidy(self, node: Node) -> None:
-        """Takes a boundary back that nothing needs."""
-        self._spans.tidy(node)
+        return node if node.end == position else self.split(node, position - node.start)
 
     def promise(self, owner: str, node: Node, position: int) -> None:
         """Marks `position` on the path to `node` as one that `owner` is about to fill.
@@ -259,13 +269,13 @@ class RadixTree:
             node.promised_by.add(owner)
             self._promises.setdefault(owner, {})[position] = node
         self._candidates.refresh(node)
-        self._spans.tidy(node)
+        self.tidy(node)
 
     def withdraw(self, owner: str) -> None:
         """Takes back whatever `owner` has promised and not filled."""
         for node in self._promises.pop(owner, {}).values():
             node.promised_by.discard(owner)
-            self._spans.tidy(node)
+            self.tidy(node)
 
     def pin(self, node: Node) -> None:
         """Keeps a node's pages and checkpoint from eviction until `unpin`."""
@@ -275,7 +285,7 @@ class RadixTree:
     def unpin(self, node: Node) -> None:
         node.pins -= 1
         assert node.pins >= 0, f"radix: node ending at {node.end} unpinned more often than pinned"
-        self._spans.tidy(node)
+        self.tidy(node)
 
     # --- filling and forgetting -----------------------------------------------------------------
 
@@ -301,22 +311,22 @@ class RadixTree:
                 f"{'with' if self.needs_slots else 'without'} a checkpoint, got {length} tokens "
                 f"and slot {slot:#x}"
             )
-        num_pages = self._spans.num_pages(length)
+        num_pages = self.num_pages(length)
         if len(pages) < num_pages:
             raise ValueError(f"RadixTree: {length} tokens need {num_pages} pages, got {len(pages)}")
-        node = self._spans.descend(tokens)
+        node = self.descend(tokens)
         uncached, part = [], node
         while not part.cached:
             uncached.append(part)
             part = part.parent
         changed = [*uncached, part]
         for part in reversed(uncached):
-            self._spans.give_pages(part, pages)
+            self.give_pages(part, pages)
             self.counters.inserted_tokens += len(part.tokens)
         if slot:
             self._fulfil(node)
             if not node.slot:
-                self._spans.give_checkpoint(node, slot)
+                self.give_checkpoint(node, slot)
                 self.counters.inserted_checkpoints += 1
         else:
             promised = [part for part in node.path() if part.promised_by]
@@ -326,7 +336,7 @@ class RadixTree:
         self.touch(node)
         for part in reversed(changed):
             if part.parent is not None:
-                self._spans.tidy(part)
+                self.tidy(part)
         self._prune()
         return node
 
@@ -368,19 +378,19 @@ class RadixTree:
             return False
         if not len(node.pages):
             return not node.slot  # nothing in the way of its parent
-        return self._spans.page_holds.only_ours(node.pages)
+        return self.page_holds.only_ours(node.pages)
 
     def _evict(self, node: Node) -> None:
         if node.slot or not self.needs_slots:
             whole = not node.num_cached_children
-            note_loss(node, Loss(position=node.end, look_up=self.counters.lookups, pages=whole))
+            node.lose(Loss(position=node.end, look_up=self.counters.lookups, pages=whole))
         self.counters.expected_evictions += node.num_expected > 0
         if node.num_cached_children:
             self.counters.tombstone_evictions += 1
-            self._spans.drop_checkpoint(node)
+            self.drop_checkpoint(node)
         else:
             self.counters.leaf_evictions += 1
-            self._spans.drop_all(node)
+            self.drop_all(node)
 
     def disown(self, slot: int) -> bool:
         """Gives a checkpoint back so that its other holder may overwrite it; False if it is not here."""
@@ -388,12 +398,12 @@ class RadixTree:
         if node is None:
             return False
         self.counters.disowned_checkpoints += 1
-        self._spans.drop_checkpoint(node)
+        self.drop_checkpoint(node)
         return True
 
     def reset(self) -> None:
         """Forgets everything, announcements and promises too, and releases what the tree holds."""
-        self._spans.clear()
+        self.clear()
         self.expected.clear()
         self._promises = {}
         self._num_announced = self._announced_tokens = 0
@@ -411,19 +421,9 @@ class RadixTree:
             if node is None:
                 return
             self.counters.pruned_nodes += 1
-            self._spans.forget(node)
+            self.forget(node)
 
     # --- looking at it --------------------------------------------------------------------------
-
-    @property
-    def page_holds(self) -> PageStore:
-        """The tree's own holds on frames of pages; a checkpoint's frames belong to its slot."""
-        return self._spans.page_holds
-
-    @property
-    def slot_nodes(self) -> dict[int, Node]:
-        """The node of each checkpoint that the tree holds, by handle."""
-        return self._spans.slot_nodes
 
     def describe(self, *, max_nodes: int = 200) -> str:
         """An indented picture of the tree."""
@@ -435,9 +435,8 @@ class RadixTree:
             f"{self.page_holds.num_frames} page frames)"
         )
 
-    def check_invariants(self) -> None:
-        """Recomputes every count and link; raises AssertionError with both numbers when they differ."""
-        seen = self._spans.check_invariants()
+    def check_invariants(self) -> Census:
+        seen = super().check_invariants()
         promises = {owner: held for owner, held in self._promises.items() if held}
         assert promises == seen.promises, (
             f"radix: promises by {sorted(promises)}, nodes say {sorted(seen.promises)}"
@@ -446,3 +445,4 @@ class RadixTree:
             assert node.end % self.grain == 0, f"radix: checkpoint {slot:#x} at {node.end}"
         self._candidates.check_invariants(self.root)
         self.expected.check_invariants(self.root)
+        return seen

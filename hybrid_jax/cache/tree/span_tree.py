@@ -17,8 +17,7 @@ import numpy as np
 
 from hybrid_jax.cache.pools.pages import NodePages, PageStore
 from hybrid_jax.cache.pools.slots import SlotTable
-from hybrid_jax.cache.tree.node import Node, shared_len
-from hybrid_jax.cache.tree.reasons import LOSSES_KEPT
+from hybrid_jax.cache.tree.node import LOSSES_KEPT, Node, shared_len
 
 
 class SpanTree:

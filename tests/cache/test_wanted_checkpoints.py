@@ -2,7 +2,7 @@
 
 import pytest
 
-from hybrid_jax.cache.policy.admission import same_prompt_checkpoint, wanted_checkpoints
+from hybrid_jax.cache.policy.value import same_prompt_checkpoint, wanted_checkpoints
 
 
 @pytest.mark.parametrize(
