@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
-from hybrid_jax.checkpoint.files import Progress
 from hybrid_jax.checkpoint.safetensors import StoredTensor, read_tensors
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.kinds.tensors import Stored
 from hybrid_jax.models import FAMILIES, Family
+from hybrid_jax.models.files import Progress
 
 PIECE = 1 << 24  # bytes compared at a time
 REMEDY = "weights and config.json must be of the same model: fetch both again"
@@ -34,7 +32,7 @@ def load_hf(
     embed = tree["embed"].parts[0][0]
     stored_dtype = str(tensors[embed].array().dtype)
     config = replace(config, dtype=stored_dtype if dtype == "auto" else dtype)
-    parts = [name for leaf in _leaves(tree) for name, _ in leaf.parts]
+    parts = [name for leaf in jax.tree.leaves(tree) for name, _ in leaf.parts]
     total = sum(tensors[name].data.nbytes for name in parts if name in tensors)
     done = 0
     progress(done, total)
@@ -77,7 +75,7 @@ def _check(
 ) -> None:
     """Every tensor there, of the right shape, and none that the model would silently leave out."""
     expected = set()
-    for leaf in _leaves(tree):
+    for leaf in jax.tree.leaves(tree):
         for name, shape in leaf.parts:
             expected.add(name)
             if name not in tensors:
@@ -101,10 +99,6 @@ def _check(
             f"load_model: {len(unexpected)} tensors of {folder} have no place in a model of family "
             f"{config.family} with this config.json: {some}; {REMEDY}"
         )
-
-
-def _leaves(tree: Any) -> Iterator[Stored]:
-    yield from jax.tree.leaves(tree)
 
 
 def _assemble(leaf: Stored, tensors: dict[str, StoredTensor], dtype: np.dtype) -> np.ndarray:

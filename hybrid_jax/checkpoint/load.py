@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from hybrid_jax.checkpoint.files import Progress
 from hybrid_jax.checkpoint.hugging_face import load_hf
 from hybrid_jax.checkpoint.orbax import load_orbax
 from hybrid_jax.config import DTYPES, ModelConfig
@@ -14,6 +13,7 @@ from hybrid_jax.models.files import (
     CONFIG_FILE,
     STORED_CONFIG_FILE,
     CheckpointNotFound,
+    Progress,
     model_folder,
     read_config,
     read_json,

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import jax
 
-from hybrid_jax.checkpoint.files import Progress
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.models.files import STORED_CONFIG_FILE as CONFIG_FILE
-from hybrid_jax.models.files import CheckpointNotFound, model_folder
-from hybrid_jax.models.stored_config import to_json
+from hybrid_jax.models.files import CheckpointNotFound, Progress, model_folder, to_json
 
 PARAMS_FOLDER = "params"
 TOKENIZER_FILES = (

@@ -1,8 +1,8 @@
-"""Bamba: Mamba-2 or attention with partly rotated heads, and a gated MLP in every layer."""
+"""Bamba: recurrent layers or attention with partly rotated heads, and a gated MLP in every layer."""
 
 from __future__ import annotations
 
-from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig, RecurrentMixer
 from hybrid_jax.kinds import tensors
 from hybrid_jax.kinds.table import kind_of
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
@@ -41,8 +41,8 @@ def read_config(fields: HFConfig) -> ModelConfig:
     )
 
 
-def recurrent_mixer(fields: HFConfig, default_eps: float) -> Mamba2:
-    """The Mamba-2 mixer under the field names that Granite has too.
+def recurrent_mixer(fields: HFConfig, default_eps: float) -> RecurrentMixer:
+    """The recurrent mixer under the field names that Granite has too.
 
     Args:
         default_eps: epsilon of its norm where the file has none: the family's, as for its layers.
@@ -56,18 +56,15 @@ def recurrent_mixer(fields: HFConfig, default_eps: float) -> Mamba2:
     else:
         head_dim = fields.integer("mamba_d_head")
     fields.check_inner(heads * head_dim, expand * width, "mamba_n_heads * mamba_d_head")
-    groups = fields.integer("mamba_n_groups")
-    fields.divides("mamba_n_groups", groups, "mamba_n_heads", heads)
-    return Mamba2(
-        num_heads=heads,
+    return fields.mamba2(
+        heads="mamba_n_heads",
         head_dim=head_dim,
-        state_size=fields.integer("mamba_d_state"),
-        num_groups=groups,
-        conv_width=fields.integer("mamba_d_conv", minimum=2),
-        conv_bias=fields.flag("mamba_conv_bias", default=True),
-        proj_bias=fields.flag("mamba_proj_bias"),
-        dt_limits=fields.dt_limits("time_step_limit"),
-        norm_groups=groups,
+        state_size=("mamba_d_state",),
+        groups=("mamba_n_groups",),
+        conv_width=("mamba_d_conv",),
+        conv_bias=("mamba_conv_bias",),
+        proj_bias="mamba_proj_bias",
+        dt_limits=("time_step_limit",),
         norm_eps=fields.number("rms_norm_eps", default=default_eps, positive=True),
     )
 

@@ -10,7 +10,7 @@ from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig, MoE
 from hybrid_jax.kinds import tensors
 from hybrid_jax.kinds.table import kind_of
 from hybrid_jax.models.bamba import recurrent_mixer
-from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
+from hybrid_jax.models.hf_config import MAX_LAYERS, MIXER_KINDS, HFConfig
 
 RENAMES = (
     (r"\.block_sparse_moe\.experts\.gate_up_proj$", ".block_sparse_moe.input_linear.weight"),
@@ -18,12 +18,6 @@ RENAMES = (
     (r"\.block_sparse_moe\.router\.weight$", ".block_sparse_moe.router.layer.weight"),
 )
 NORM_EPS = 1e-6  # of layers and mixers, where the file says nothing
-KINDS = {
-    "mamba": "mamba",
-    "linear_attention": "mamba",
-    "attention": "attention",
-    "full_attention": "attention",
-}
 
 
 def read_config(fields: HFConfig) -> ModelConfig:
@@ -33,22 +27,23 @@ def read_config(fields: HFConfig) -> ModelConfig:
     rope = fields.only("position_embedding_type", ("nope", "rope"), "nope") == "rope"
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     kinds = fields.names("layer_types", "layers_block_type") or ["mamba"] * num_layers
-    unknown = [kind for kind in kinds if kind not in KINDS]
+    unknown = [kind for kind in kinds if kind not in MIXER_KINDS]
     if unknown or len(kinds) != num_layers:
         raise ValueError(
             f"granitemoehybrid: layer_types in config.json must name {num_layers} layers, each one of "
-            f"{', '.join(KINDS)}, got {len(kinds)}, unknown among them: {unknown}"
+            f"{', '.join(MIXER_KINDS)}, got {len(kinds)}, unknown among them: {unknown}"
         )
+    kinds = [MIXER_KINDS[kind] for kind in kinds]
     mixers = {}
-    if any(KINDS[kind] == "attention" for kind in kinds):
+    if "attention" in kinds:
         bias = fields.flag("attention_bias")
         scale = fields.number("attention_multiplier", default=1.0)
         mixers["attention"] = fields.attention(rope=rope, scale=scale, qkv_bias=bias, out_bias=bias)
-    if any(KINDS[kind] == "mamba" for kind in kinds):
+    if "mamba" in kinds:
         mixers["mamba"] = recurrent_mixer(fields, NORM_EPS)
     mlp = _feed_forward(fields)
     return ModelConfig(
-        layers=tuple(LayerSpec(mixers=(mixers[KINDS[kind]],), mlp=mlp) for kind in kinds),
+        layers=tuple(LayerSpec(mixers=(mixers[kind],), mlp=mlp) for kind in kinds),
         embedding_multiplier=fields.number("embedding_multiplier", default=1.0),
         residual_multiplier=fields.number("residual_multiplier", default=1.0),
         logits_multiplier=1.0 / fields.number("logits_scaling", default=1.0, positive=True),

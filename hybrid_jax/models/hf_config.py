@@ -11,12 +11,20 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-from hybrid_jax.config import DTYPES, Attention, Rope, RopeScaling
+from hybrid_jax.config import DTYPES, Attention, Mamba2, Rope, RopeScaling
 
 REQUIRED = object()
+Names = tuple[str, ...]  # of one field, the first that is there
 MAX_INTEGER = 2**31 - 1
 MAX_LAYERS = 4096
 ROPE_KINDS = ("default", "linear", "llama3")
+# Names of mixers in lists of layers, old and new.
+MIXER_KINDS = {
+    "mamba": "mamba",
+    "linear_attention": "mamba",
+    "attention": "attention",
+    "full_attention": "attention",
+}
 
 
 def plain(value: Any) -> Any:
@@ -259,7 +267,41 @@ class HFConfig:
                 )
         return RopeScaling(kind=kind, **values)
 
-    def dt_limits(self, *names: str) -> tuple[float, float]:
+    def mamba2(
+        self,
+        *,
+        heads: str,
+        head_dim: Names | int,
+        state_size: Names,
+        groups: Names,
+        conv_width: Names,
+        conv_bias: Names,
+        proj_bias: str,
+        dt_limits: Names,
+        norm_eps: float,
+    ) -> Mamba2:
+        """The Mamba-2 mixer, from the fields that have these names.
+
+        Args:
+            head_dim: channels of a head, if they are known already.
+            norm_eps: of its norm.
+        """
+        num_heads, num_groups = self.integer(heads), self.integer(*groups)
+        self.divides(groups[-1], num_groups, heads, num_heads)
+        return Mamba2(
+            num_heads=num_heads,
+            head_dim=head_dim if isinstance(head_dim, int) else self.integer(*head_dim),
+            state_size=self.integer(*state_size),
+            num_groups=num_groups,
+            conv_width=self.integer(*conv_width, minimum=2),
+            conv_bias=self.flag(*conv_bias, default=True),
+            proj_bias=self.flag(proj_bias),
+            dt_limits=self._dt_limits(dt_limits),
+            norm_groups=num_groups,
+            norm_eps=norm_eps,
+        )
+
+    def _dt_limits(self, names: Names) -> tuple[float, float]:
         """Bounds of the step size; absent means none.
 
         The published implementations bound the step by this field alone. `time_step_min`, `_max` and

@@ -6,7 +6,7 @@ the gated norm always multiplies by the gate first.
 
 from __future__ import annotations
 
-from hybrid_jax.config import LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.config import LayerSpec, ModelConfig
 from hybrid_jax.kinds import tensors
 from hybrid_jax.kinds.table import kind_of
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
@@ -18,18 +18,15 @@ MAX_POSITION = 262_144  # no position encoding bounds the length; files name non
 def read_config(fields: HFConfig) -> ModelConfig:
     """config.json with model_type "mamba2" to `ModelConfig`."""
     fields.silu("hidden_act")
-    heads, groups = fields.integer("num_heads"), fields.integer("n_groups")
-    fields.divides("n_groups", groups, "num_heads", heads)
-    mixer = Mamba2(
-        num_heads=heads,
-        head_dim=fields.integer("head_dim"),
-        state_size=fields.integer("state_size"),
-        num_groups=groups,
-        conv_width=fields.integer("conv_kernel", minimum=2),
-        conv_bias=fields.flag("use_conv_bias", default=True),
-        proj_bias=fields.flag("use_bias"),
-        dt_limits=fields.dt_limits("time_step_limit"),
-        norm_groups=groups,
+    mixer = fields.mamba2(
+        heads="num_heads",
+        head_dim=("head_dim",),
+        state_size=("state_size",),
+        groups=("n_groups",),
+        conv_width=("conv_kernel",),
+        conv_bias=("use_conv_bias",),
+        proj_bias="use_bias",
+        dt_limits=("time_step_limit",),
         norm_eps=fields.number("layer_norm_epsilon", default=1e-5, positive=True),
     )
     expanded = fields.integer("expand", default=2) * fields.integer("hidden_size")

@@ -1,4 +1,4 @@
-"""Nemotron-H: one block per layer, a Mamba-2 mixer, attention without positions, an MLP or experts.
+"""Nemotron-H: one block per layer, a recurrent mixer, attention without positions, an MLP or experts.
 
 The step size is bounded by `time_step_limit` alone; some implementations also raise it to
 `time_step_min`, which the published one does not.
@@ -6,28 +6,21 @@ The step size is bounded by `time_step_limit` alone; some implementations also r
 
 from __future__ import annotations
 
-from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig, MoE
+from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig, MoE, RecurrentMixer
 from hybrid_jax.kinds import tensors
 from hybrid_jax.kinds.table import kind_of
-from hybrid_jax.models.hf_config import HFConfig
+from hybrid_jax.models.hf_config import MIXER_KINDS, HFConfig
 
 RENAMES = ((r"^model\.", "backbone."),)
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-KINDS = {
-    "mamba": "mamba",
-    "linear_attention": "mamba",
-    "attention": "attention",
-    "full_attention": "attention",
-    "mlp": "mlp",
-    "moe": "moe",
-}
+KINDS = MIXER_KINDS | {"mlp": "mlp", "moe": "moe"}
 
 
 def read_config(fields: HFConfig) -> ModelConfig:
     """config.json with model_type "nemotron_h" to `ModelConfig`."""
     kinds = _layer_kinds(fields)
     fields.only("sliding_window", (None,), None)
-    makers = {"mamba": _mamba2, "attention": _attention, "mlp": _mlp, "moe": _moe}
+    makers = {"mamba": _recurrent_mixer, "attention": _attention, "mlp": _mlp, "moe": _moe}
     specs = {kind: makers[kind](fields) for kind in set(kinds)}
     return ModelConfig(
         layers=tuple(
@@ -61,20 +54,17 @@ def _layer_kinds(fields: HFConfig) -> list[str]:
     return [KINDS[name] for name in names]
 
 
-def _mamba2(fields: HFConfig) -> Mamba2:
+def _recurrent_mixer(fields: HFConfig) -> RecurrentMixer:
     fields.silu("mamba_hidden_act")
-    heads, groups = fields.integer("mamba_num_heads"), fields.integer("mamba_n_groups", "n_groups")
-    fields.divides("n_groups", groups, "mamba_num_heads", heads)
-    return Mamba2(
-        num_heads=heads,
-        head_dim=fields.integer("mamba_head_dim"),
-        state_size=fields.integer("ssm_state_size", "mamba_d_state"),
-        num_groups=groups,
-        conv_width=fields.integer("mamba_d_conv", "conv_kernel", minimum=2),
-        conv_bias=fields.flag("mamba_conv_bias", "use_conv_bias", default=True),
-        proj_bias=fields.flag("use_bias"),
-        dt_limits=fields.dt_limits("mamba_dt_limit", "time_step_limit"),
-        norm_groups=groups,
+    return fields.mamba2(
+        heads="mamba_num_heads",
+        head_dim=("mamba_head_dim",),
+        state_size=("ssm_state_size", "mamba_d_state"),
+        groups=("mamba_n_groups", "n_groups"),
+        conv_width=("mamba_d_conv", "conv_kernel"),
+        conv_bias=("mamba_conv_bias", "use_conv_bias"),
+        proj_bias="use_bias",
+        dt_limits=("mamba_dt_limit", "time_step_limit"),
         norm_eps=fields.number("layer_norm_epsilon", default=1e-5, positive=True),
     )
 
