@@ -15,7 +15,7 @@ from hybrid_jax.config import Mamba2
 from hybrid_jax.layers.linear import linear
 from hybrid_jax.layers.norm import gated_rms_norm
 from pallas_kernels import fold as ssd_fold
-from pallas_kernels import ssd_scan, ssd_window, ssd_window_frames
+from pallas_kernels import ssd_scan, ssd_window_frames
 
 
 class Records(NamedTuple):
@@ -139,29 +139,6 @@ def whole(
     return scan(params, h, state, conv, lengths, lengths, spec)[0]
 
 
-def window(
-    params: dict,
-    z: jax.Array,
-    C: jax.Array,
-    x: jax.Array,
-    state: jax.Array,
-    ring: Records,
-    starts: jax.Array,
-    num_valid: jax.Array,
-    spec: Mamba2,
-) -> jax.Array:
-    """Outputs of T new tokens whose records already lie in the ring; no state is written.
-
-    Args:
-        z: [B, T, M P] gates; C: [B, T, G R]; x: [B, T, M P], the new tokens' own.
-        state: [B, M, P, R] checkpoints. ring: records since them, [B, S, ...].
-        starts: int32[B] ring slot of the first new token; num_valid: int32[B] tokens that count.
-    """
-    records = _window_records(params, C, ring, spec)
-    y = ssd_window(state, *records, starts=starts, num_valid=num_valid)
-    return output(params, y, x.reshape(y.shape), z, spec)
-
-
 def window_frames(
     params: dict,
     z: jax.Array,
@@ -176,22 +153,27 @@ def window_frames(
     spec: Mamba2,
     implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """`window` with the checkpoints in frames int32[B, n] of an arena; zero where not `exists` bool[B].
+    """Outputs of T new tokens whose records already lie in the ring; no state is written.
+
+    Args:
+        params: of the mixer.
+        z: [B, T, M P] gates; C: [B, T, G R]; x: [B, T, M P], the new tokens' own.
+        arena: uint32[U, words] with the checkpoints.
+        frames: int32[B, n] frames of each row's checkpoint; exists: bool[B], where it is false the state is zero.
+        ring: records since the checkpoints, [B, S, ...].
+        starts: int32[B] ring slot of the first new token; num_valid: int32[B] tokens that count.
+        spec: sizes.
+        implementation: of `ssd_window_frames`.
 
     Returns:
         out [B, T, D], and the arena as it was.
     """
-    records = _window_records(params, C, ring, spec)
-    span = {"starts": starts, "num_valid": num_valid, "implementation": implementation}
-    y, arena = ssd_window_frames(arena, frames, exists, *records, **span)
-    return output(params, y, x.reshape(y.shape), z, spec), arena
-
-
-def _window_records(params: dict, C: jax.Array, ring: Records, spec: Mamba2) -> tuple:
-    """x, dt, A, B and C as the window's operation takes them."""
     ring_x, ring_B = split_records(ring.xB, spec)
     C = C.reshape(*C.shape[:2], spec.num_groups, spec.state_size)
-    return ring_x, ring.dt, decay_rates(params), ring_B, C
+    span = {"starts": starts, "num_valid": num_valid, "implementation": implementation}
+    rates = decay_rates(params)
+    y, arena = ssd_window_frames(arena, frames, exists, ring_x, ring.dt, rates, ring_B, C, **span)
+    return output(params, y, x.reshape(y.shape), z, spec), arena
 
 
 def fold(

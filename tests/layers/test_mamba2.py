@@ -185,6 +185,17 @@ def test_padding_changes_no_bit_of_a_scan(spec, garbage):
         assert np.array_equal(np.asarray(a)[real], np.asarray(b)[real])
 
 
+def window_of(params, z, C, x, state, ring, starts, num_valid, spec):
+    """`window_frames` with each row's state in a frame of its own."""
+    rows = len(state)
+    states = jax.lax.bitcast_convert_type(state, jnp.uint32).reshape(rows, -1)
+    arena = jnp.concatenate([jnp.zeros_like(states[:1]), states])
+    frames, exists = jnp.arange(1, rows + 1)[:, None], jnp.ones(rows, bool)
+    return mamba2.window_frames(
+        params, z, C, x, arena, frames, exists, ring, starts, num_valid, spec
+    )[0]
+
+
 # --- prefill, then decode from checkpoint and ring ------------------------------------------------
 
 
@@ -206,9 +217,7 @@ def decode(params, h, state, conv, ring: Records, count, num_valid, spec: Mamba2
         )
 
     ring = Records(store(ring.xB, xB, count), store(ring.dt, dt, count))
-    out = mamba2.window(
-        params, z, C, xBC[..., : spec.inner_size], state, ring, count, num_valid, spec
-    )
+    out = window_of(params, z, C, xBC[..., : spec.inner_size], state, ring, count, num_valid, spec)
     history = jax.vmap(lambda c, n: jax.lax.dynamic_slice_in_dim(c, n, spec.conv_width - 1))(
         columns, num_valid
     )
@@ -298,7 +307,7 @@ def test_a_token_of_a_window_has_the_same_bits_alone_and_together(spec):
         xBC = mamba2.convolve(params, jnp.concatenate([conv, raw], axis=1), spec)
         xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
         x, starts = xBC[..., : spec.inner_size], jnp.zeros(3, jnp.int32)
-        return mamba2.window(params, z, C, x, state, Records(xB, dt), starts, num_valid, spec)
+        return window_of(params, z, C, x, state, Records(xB, dt), starts, num_valid, spec)
 
     together = np.asarray(window(h, jnp.full(3, GRAIN)))
     for t in (0, 1, 17, 31):
@@ -333,7 +342,7 @@ def test_a_bfloat16_mixer_keeps_its_dtype(spec):
         C, x = xBC[..., spec.record_size :], xBC[..., : spec.inner_size]
         ring = Records(records.xB[:, 32:], records.dt[:, 32:])
         starts = jnp.zeros(2, jnp.int32)
-        return mamba2.window(params, z[:, 32:], C, x, state, ring, starts, starts + 18, spec)
+        return window_of(params, z[:, 32:], C, x, state, ring, starts, starts + 18, spec)
 
     windowed = window(params, h, state, columns, records)
     assert windowed.dtype == jnp.bfloat16
