@@ -3,51 +3,24 @@
 May import: nothing of the package.
 """
 
-from hybrid_jax.config.engine import (
-    CACHE_POLICIES,
-    MAX_GRAIN,
-    CacheConfig,
-    EngineConfig,
-    fixed_alpha,
-)
-from hybrid_jax.config.layers import (
-    ACTIVATIONS,
-    MLP,
-    ROUTINGS,
-    Attention,
-    FeedForward,
-    GatedDelta,
-    LayerSpec,
-    Mamba1,
-    Mamba2,
-    Mixer,
-    MoE,
-    RecurrentMixer,
-    Rope,
-    RopeScaling,
-)
-from hybrid_jax.config.model import DTYPES, ModelConfig
-
-__all__ = [
-    "ACTIVATIONS",
-    "CACHE_POLICIES",
-    "DTYPES",
-    "MAX_GRAIN",
-    "MLP",
-    "ROUTINGS",
-    "Attention",
-    "CacheConfig",
-    "EngineConfig",
-    "FeedForward",
-    "GatedDelta",
-    "LayerSpec",
-    "Mamba1",
-    "Mamba2",
-    "Mixer",
-    "MoE",
-    "ModelConfig",
-    "RecurrentMixer",
-    "Rope",
-    "RopeScaling",
-    "fixed_alpha",
-]
+from hybrid_jax.config.engine import CACHE_POLICIES as CACHE_POLICIES
+from hybrid_jax.config.engine import MAX_GRAIN as MAX_GRAIN
+from hybrid_jax.config.engine import CacheConfig as CacheConfig
+from hybrid_jax.config.engine import EngineConfig as EngineConfig
+from hybrid_jax.config.engine import fixed_alpha as fixed_alpha
+from hybrid_jax.config.layers import ACTIVATIONS as ACTIVATIONS
+from hybrid_jax.config.layers import MLP as MLP
+from hybrid_jax.config.layers import ROUTINGS as ROUTINGS
+from hybrid_jax.config.layers import Attention as Attention
+from hybrid_jax.config.layers import FeedForward as FeedForward
+from hybrid_jax.config.layers import GatedDelta as GatedDelta
+from hybrid_jax.config.layers import LayerSpec as LayerSpec
+from hybrid_jax.config.layers import Mamba1 as Mamba1
+from hybrid_jax.config.layers import Mamba2 as Mamba2
+from hybrid_jax.config.layers import Mixer as Mixer
+from hybrid_jax.config.layers import MoE as MoE
+from hybrid_jax.config.layers import RecurrentMixer as RecurrentMixer
+from hybrid_jax.config.layers import Rope as Rope
+from hybrid_jax.config.layers import RopeScaling as RopeScaling
+from hybrid_jax.config.model import DTYPES as DTYPES
+from hybrid_jax.config.model import ModelConfig as ModelConfig

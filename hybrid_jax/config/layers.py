@@ -92,6 +92,7 @@ class Attention:
 
     @property
     def softmax_scale(self) -> float:
+        """The factor on q·k."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
 

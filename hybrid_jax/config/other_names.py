@@ -1,6 +1,6 @@
-"""Names that do not exist here: what is meant instead, or that it is not built yet.
+"""Names of vLLM, SGLang, transformers, llama.cpp, MLX-LM and OpenAI that do not exist here.
 
-Both tables of a place are about names that vLLM, SGLang, transformers, llama.cpp, MLX-LM or OpenAI use.
+The error for one says what is meant instead, or that the feature is not built yet.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from functools import wraps
 from typing import Any, NoReturn, TypeVar
 
-T = TypeVar("T")
+T = TypeVar("T", bound=type)
 SIMILAR = 0.75  # of names that may be the same one misspelt, from 0 to 1
 
 
@@ -22,9 +22,9 @@ class OtherNames:
     Attributes:
         where: the place, as messages name it.
         what: what a name stands for there: "option" or "field".
-        ours: name elsewhere -> the name here, and after it what else there is to know.
-        later: name elsewhere -> the feature that does not exist yet.
-        needless: name elsewhere -> why there is no need for it here.
+        ours: by the name elsewhere, the name here, and after it what else there is to know.
+        later: by the name elsewhere, the feature that does not exist yet.
+        needless: by the name elsewhere, why there is no need for it here.
     """
 
     where: str
@@ -52,287 +52,229 @@ class OtherNames:
         raise TypeError(f"{self.where}: unknown {self.what} {name!r}; {hint}")
 
 
-def refuses(names: OtherNames) -> Callable[[type[T]], type[T]]:
+def refuses(names: OtherNames) -> Callable[[T], T]:
     """Lets a dataclass refuse unknown keywords with `OtherNames.refuse`; its signature stays what it was."""
 
-    def decorate(cls: type[T]) -> type[T]:
-        plain: Callable[..., None] = cls.__init__
+    def decorate(cls: T) -> T:
+        plain: Any = cls.__init__  # type: ignore[misc]
         known = {field.name for field in fields(cls)}
 
         @wraps(plain)
-        def __init__(self: T, *args: Any, **given: Any) -> None:
+        def __init__(self: object, *args: Any, **given: Any) -> None:
             for name in given:
                 if name not in known:
                     names.refuse(name, known)
             plain(self, *args, **given)
 
-        cls.__init__ = __init__
+        cls.__init__ = __init__  # type: ignore[misc]
         return cls
 
     return decorate
 
 
-MEMORY = "memory (bytes, or a size like '8GiB')"
-OF_REQUESTS = "SamplingParams({}=...), given to generate"
-CONFIG_CHANGES = "changing the model's config"
-CACHE = "cache (a policy, or 'off')"
-DEVICES = "running on several devices"
-LORA = "LoRA"
-NO_EAGER = "every step is compiled, and kept in a cache on disk"
-NO_HUB = "nothing is downloaded; model is a directory"
-OFFLOADING = "keeping weights on the host"
-HOST_CACHE = "a cache on host memory"
-KV_DTYPE = "a KV cache in another dtype than the model's"
-QUANTISATION = "weight quantisation"
-SPECULATION = "speculative decoding"
-STATE_DTYPE = "a recurrent state in another dtype"
+def by_name(names: Mapping[str, str]) -> dict[str, str]:
+    """Meanings by name, from a table of the names of each meaning with spaces between them."""
+    return {name: meaning for meaning, listed in names.items() for name in listed.split()}
+
 
 LLM_OPTIONS = OtherNames(
     where="LLM",
     what="option",
-    ours={
-        "attention_backend": "kernels",
-        "attn_implementation": "kernels",
-        "batch_size": "max_rows",
-        "block_size": "page_tokens",
-        "chunked_prefill_size": "prefill_tokens",
-        "context_length": "max_model_len",
-        "disable_radix_cache": CACHE,
-        "enable_deterministic_inference": "exact",
-        "enable_prefix_caching": CACHE,
-        "flash_attn": "kernels",
-        "gpu_memory_utilization": MEMORY,
-        "kv_cache_memory_bytes": MEMORY,
-        "log_level": "quiet",
-        "mamba_block_size": "grain",
-        "max_batch_size": "max_rows",
-        "max_batch_tokens": "prefill_tokens",
-        "max_length": "max_model_len",
-        "max_mamba_cache_size": MEMORY,
-        "max_memory": MEMORY,
-        "max_new_tokens": OF_REQUESTS.format("max_tokens"),
-        "max_num_batched_tokens": "prefill_tokens",
-        "max_num_seqs": "max_rows",
-        "max_running_requests": "max_rows",
-        "max_seq_len": "max_model_len",
-        "max_tokens": OF_REQUESTS.format("max_tokens"),
-        "max_total_tokens": MEMORY,
-        "mem_fraction_static": MEMORY,
-        "model_id": "model",
-        "model_name": "model",
-        "model_path": "model",
-        "n_batch": "prefill_tokens",
-        "n_ctx": "max_model_len",
-        "n_parallel": "max_rows",
-        "num_scheduler_steps": "steps_per_dispatch",
-        "page_size": "page_tokens",
-        "path_or_hf_repo": "model",
-        "prefill_step_size": "prefill_tokens",
-        "prefix_caching": CACHE,
-        "pretrained_model_name_or_path": "model",
-        "radix_eviction_policy": CACHE,
-        "random_seed": "seed",
-        "stop": OF_REQUESTS.format("stop"),
-        "temperature": OF_REQUESTS.format("temperature"),
-        "top_k": OF_REQUESTS.format("top_k"),
-        "top_p": OF_REQUESTS.format("top_p"),
-        "torch_dtype": "dtype",
-        "use_tqdm": "progress",
-        "verbose": "quiet",
-    },
-    later={
-        "adapter_path": LORA,
-        "cpu_offload_gb": OFFLOADING,
-        "data_parallel_size": DEVICES,
-        "device": "choosing a device",
-        "device_map": DEVICES,
-        "dp_size": DEVICES,
-        "draft_model": SPECULATION,
-        "enable_hierarchical_cache": HOST_CACHE,
-        "enable_lora": LORA,
-        "generation_config": "sampling defaults from another file than generation_config.json",
-        "hf_overrides": CONFIG_CHANGES,
-        "kv_bits": KV_DTYPE,
-        "kv_cache_dtype": KV_DTYPE,
-        "load_in_4bit": QUANTISATION,
-        "load_in_8bit": QUANTISATION,
-        "lora_path": LORA,
-        "lora_paths": LORA,
-        "mamba_cache_dtype": STATE_DTYPE,
-        "mamba_ssm_cache_dtype": STATE_DTYPE,
-        "mamba_ssm_dtype": STATE_DTYPE,
-        "n_gpu_layers": OFFLOADING,
-        "num_draft_tokens": SPECULATION,
-        "num_speculative_tokens": SPECULATION,
-        "pipeline_parallel_size": DEVICES,
-        "pp_size": DEVICES,
-        "quantization": QUANTISATION,
-        "quantization_config": QUANTISATION,
-        "rope_scaling": CONFIG_CHANGES,
-        "speculative_algorithm": SPECULATION,
-        "speculative_config": SPECULATION,
-        "speculative_draft_model_path": SPECULATION,
-        "speculative_model": SPECULATION,
-        "swap_space": HOST_CACHE,
-        "tensor_parallel_size": DEVICES,
-        "tensor_split": DEVICES,
-        "tokenizer": "another tokenizer than the one beside the model",
-        "tp_size": DEVICES,
-        "trust_remote_code": "running code that comes with a model",
-        "type_k": KV_DTYPE,
-        "type_v": KV_DTYPE,
-    },
-    needless={
-        "disable_cuda_graph": NO_EAGER,
-        "disable_log_stats": "nothing is logged; llm.stats() has the counters",
-        "download_dir": NO_HUB,
-        "enable_chunked_prefill": "prompts are always computed in chunks, of prefill_tokens",
-        "enforce_eager": NO_EAGER,
-        "hf_token": NO_HUB,
-        "load_format": "the files in the directory tell it",
-        "local_files_only": NO_HUB,
-        "mamba_cache_mode": "states are cached wherever a prompt may resume; cache names the policy",
-        "mamba_full_memory_ratio": "KV and states share one memory",
-        "max_logprobs": "a request may ask for 20 of them",
-        "revision": NO_HUB,
-        "token": NO_HUB,
-        "use_cache": "each sequence always has a KV cache",
-    },
+    ours=by_name(
+        {
+            "SamplingParams(max_tokens=...), given to generate": "max_new_tokens max_tokens",
+            "SamplingParams(stop=...), given to generate": "stop",
+            "SamplingParams(temperature=...), given to generate": "temperature",
+            "SamplingParams(top_k=...), given to generate": "top_k",
+            "SamplingParams(top_p=...), given to generate": "top_p",
+            "cache (a policy, or 'off')": (
+                "disable_radix_cache enable_prefix_caching prefix_caching radix_eviction_policy"
+            ),
+            "dtype": "torch_dtype",
+            "exact": "enable_deterministic_inference",
+            "grain": "mamba_block_size",
+            "kernels": "attention_backend attn_implementation flash_attn",
+            "max_model_len": "context_length max_length max_seq_len n_ctx",
+            "max_rows": "batch_size max_batch_size max_num_seqs max_running_requests n_parallel",
+            "memory (bytes, or a size like '8GiB')": (
+                "gpu_memory_utilization kv_cache_memory_bytes max_mamba_cache_size max_memory "
+                "max_total_tokens mem_fraction_static"
+            ),
+            "model": "model_id model_name model_path path_or_hf_repo pretrained_model_name_or_path",
+            "page_tokens": "block_size page_size",
+            "prefill_tokens": (
+                "chunked_prefill_size max_batch_tokens max_num_batched_tokens n_batch "
+                "prefill_step_size"
+            ),
+            "progress": "use_tqdm",
+            "quiet": "log_level verbose",
+            "seed": "random_seed",
+            "steps_per_dispatch": "num_scheduler_steps",
+        }
+    ),
+    later=by_name(
+        {
+            "LoRA": "adapter_path enable_lora lora_path lora_paths",
+            "a KV cache in another dtype than the model's": "kv_bits kv_cache_dtype type_k type_v",
+            "a cache on host memory": "enable_hierarchical_cache swap_space",
+            "a recurrent state in another dtype": (
+                "mamba_cache_dtype mamba_ssm_cache_dtype mamba_ssm_dtype"
+            ),
+            "another tokenizer than the one beside the model": "tokenizer",
+            "changing the model's config": "hf_overrides rope_scaling",
+            "choosing a device": "device",
+            "keeping weights on the host": "cpu_offload_gb n_gpu_layers",
+            "running code that comes with a model": "trust_remote_code",
+            "running on several devices": (
+                "data_parallel_size device_map dp_size pipeline_parallel_size pp_size "
+                "tensor_parallel_size tensor_split tp_size"
+            ),
+            "sampling defaults from another file than generation_config.json": "generation_config",
+            "speculative decoding": (
+                "draft_model num_draft_tokens num_speculative_tokens speculative_algorithm "
+                "speculative_config speculative_draft_model_path speculative_model"
+            ),
+            "weight quantisation": "load_in_4bit load_in_8bit quantization quantization_config",
+        }
+    ),
+    needless=by_name(
+        {
+            "KV and states share one memory": "mamba_full_memory_ratio",
+            "a request may ask for 20 of them": "max_logprobs",
+            "each sequence always has a KV cache": "use_cache",
+            "every step is compiled, and kept in a cache on disk": (
+                "disable_cuda_graph enforce_eager"
+            ),
+            "nothing is downloaded; model is a directory": (
+                "download_dir hf_token local_files_only revision token"
+            ),
+            "nothing is logged; llm.stats() has the counters": "disable_log_stats",
+            "prompts are always computed in chunks, of prefill_tokens": "enable_chunked_prefill",
+            "states are cached wherever a prompt may resume; cache names the policy": (
+                "mamba_cache_mode"
+            ),
+            "the files in the directory tell it": "load_format",
+        }
+    ),
 )
-
-FORM = "structured_outputs=StructuredOutputsParams({}=...)"
-BEAMS = "beam search"
-DRY = "the DRY penalty"
-MIROSTAT = "Mirostat sampling"
-THINKING = "a limit on thinking"
-PENALTY_WINDOW = "a penalty that looks back only so many tokens"
-PROCESSORS = "a function of the caller's over the logits"
-XTC = "XTC sampling"
 
 SAMPLING = OtherNames(
     where="SamplingParams",
     what="field",
-    ours={
-        "bad_words_ids": "bad_words (texts, not token ids)",
-        "best_of": "n (all completions are returned, none is chosen)",
-        "do_sample": "temperature (0 is greedy)",
-        "ebnf": FORM.format("grammar"),
-        "eos_token_id": "stop_token_ids",
-        "grammar": FORM.format("grammar"),
-        "guided_choice": FORM.format("choice"),
-        "guided_decoding": FORM.format("json"),
-        "guided_grammar": FORM.format("grammar"),
-        "guided_json": FORM.format("json"),
-        "guided_json_object": FORM.format("json_object"),
-        "guided_regex": FORM.format("regex"),
-        "json_schema": FORM.format("json"),
-        "max_completion_tokens": "max_tokens",
-        "max_gen_len": "max_tokens",
-        "max_length": "max_tokens (new tokens, without the prompt's)",
-        "max_new_tokens": "max_tokens",
-        "max_output_len": "max_tokens",
-        "max_output_tokens": "max_tokens",
-        "min_length": "min_tokens (new tokens, without the prompt's)",
-        "min_new_tokens": "min_tokens",
-        "n_predict": "max_tokens",
-        "n_probs": "logprobs",
-        "no_stop_trim": "include_stop_str_in_output",
-        "num_return_sequences": "n",
-        "output_scores": "logprobs",
-        "random_seed": "seed",
-        "regex": FORM.format("regex"),
-        "rep_pen": "repetition_penalty",
-        "repeat_penalty": "repetition_penalty",
-        "response_format": FORM.format("json"),
-        "return_logprob": "logprobs",
-        "sampling_seed": "seed",
-        "sequence_bias": "logit_bias (of single tokens)",
-        "stop_sequences": "stop",
-        "stop_strings": "stop",
-        "stop_token_id": "stop_token_ids",
-        "suppress_tokens": "logit_bias ({token id: -100})",
-        "temp": "temperature",
-        "top_logprobs": "logprobs",
-    },
-    later={
-        "beam_width": BEAMS,
-        "begin_suppress_tokens": "forbidding tokens at the start only",
-        "diversity_penalty": BEAMS,
-        "dry_allowed_length": DRY,
-        "dry_base": DRY,
-        "dry_multiplier": DRY,
-        "dynatemp_exponent": "a temperature that changes",
-        "dynatemp_range": "a temperature that changes",
-        "early_stopping": BEAMS,
-        "epsilon_cutoff": "epsilon sampling",
-        "eta_cutoff": "eta sampling",
-        "extra_args": "arguments of plugins",
-        "flat_logprobs": "another form of logprobs",
-        "forced_bos_token_id": "forcing the first token",
-        "guidance_scale": "classifier-free guidance",
-        "length_penalty": BEAMS,
-        "logits_processor": PROCESSORS,
-        "logits_processors": PROCESSORS,
-        "logprob_token_ids": "choosing the tokens that logprobs are about",
-        "lora_request": LORA,
-        "max_time": "a limit in seconds",
-        "min_tokens_to_keep": "keeping a least number of tokens",
-        "mirostat": MIROSTAT,
-        "mirostat_eta": MIROSTAT,
-        "mirostat_tau": MIROSTAT,
-        "no_repeat_ngram_size": "forbidding repeated n-grams",
-        "num_beam_groups": BEAMS,
-        "num_beams": BEAMS,
-        "penalty_alpha": "contrastive search",
-        "priority": "the priority of a request",
-        "prompt_lookup_num_tokens": SPECULATION,
-        "reasoning_effort": THINKING,
-        "repeat_last_n": PENALTY_WINDOW,
-        "repetition_context_size": PENALTY_WINDOW,
-        "repetition_detection": "ending texts that repeat themselves",
-        "skip_reading_prefix_cache": "passing the prefix cache by for one request",
-        "spaces_between_special_tokens": "spaces between special tokens",
-        "stop_regex": "a regular expression that ends the text",
-        "stopping_criteria": "a function of the caller's that ends the text",
-        "structural_tag": "a structural tag",
-        "thinking_budget": THINKING,
-        "thinking_token_budget": THINKING,
-        "top_n_sigma": "top-n-sigma sampling",
-        "truncate_prompt_tokens": "cutting prompts short",
-        "typ_p": "typical sampling",
-        "typical_p": "typical sampling",
-        "use_beam_search": BEAMS,
-        "xtc_probability": XTC,
-        "xtc_threshold": XTC,
-    },
+    ours=by_name(
+        {
+            "bad_words (texts, not token ids)": "bad_words_ids",
+            "include_stop_str_in_output": "no_stop_trim",
+            "logit_bias (of single tokens)": "sequence_bias",
+            "logit_bias ({token id: -100})": "suppress_tokens",
+            "logprobs": "n_probs output_scores return_logprob top_logprobs",
+            "max_tokens": (
+                "max_completion_tokens max_gen_len max_new_tokens max_output_len "
+                "max_output_tokens n_predict"
+            ),
+            "max_tokens (new tokens, without the prompt's)": "max_length",
+            "min_tokens": "min_new_tokens",
+            "min_tokens (new tokens, without the prompt's)": "min_length",
+            "n": "num_return_sequences",
+            "n (all completions are returned, none is chosen)": "best_of",
+            "repetition_penalty": "rep_pen repeat_penalty",
+            "seed": "random_seed sampling_seed",
+            "stop": "stop_sequences stop_strings",
+            "stop_token_ids": "eos_token_id stop_token_id",
+            "structured_outputs=StructuredOutputsParams(choice=...)": "guided_choice",
+            "structured_outputs=StructuredOutputsParams(grammar=...)": (
+                "ebnf grammar guided_grammar"
+            ),
+            "structured_outputs=StructuredOutputsParams(json=...)": (
+                "guided_decoding guided_json json_schema response_format"
+            ),
+            "structured_outputs=StructuredOutputsParams(json_object=...)": "guided_json_object",
+            "structured_outputs=StructuredOutputsParams(regex=...)": "guided_regex regex",
+            "temperature": "temp",
+            "temperature (0 is greedy)": "do_sample",
+        }
+    ),
+    later=by_name(
+        {
+            "LoRA": "lora_request",
+            "Mirostat sampling": "mirostat mirostat_eta mirostat_tau",
+            "XTC sampling": "xtc_probability xtc_threshold",
+            "a function of the caller's over the logits": "logits_processor logits_processors",
+            "a function of the caller's that ends the text": "stopping_criteria",
+            "a limit in seconds": "max_time",
+            "a limit on thinking": "reasoning_effort thinking_budget thinking_token_budget",
+            "a penalty that looks back only so many tokens": (
+                "repeat_last_n repetition_context_size"
+            ),
+            "a regular expression that ends the text": "stop_regex",
+            "a structural tag": "structural_tag",
+            "a temperature that changes": "dynatemp_exponent dynatemp_range",
+            "another form of logprobs": "flat_logprobs",
+            "arguments of plugins": "extra_args",
+            "beam search": (
+                "beam_width diversity_penalty early_stopping length_penalty num_beam_groups "
+                "num_beams use_beam_search"
+            ),
+            "choosing the tokens that logprobs are about": "logprob_token_ids",
+            "classifier-free guidance": "guidance_scale",
+            "contrastive search": "penalty_alpha",
+            "cutting prompts short": "truncate_prompt_tokens",
+            "ending texts that repeat themselves": "repetition_detection",
+            "epsilon sampling": "epsilon_cutoff",
+            "eta sampling": "eta_cutoff",
+            "forbidding repeated n-grams": "no_repeat_ngram_size",
+            "forbidding tokens at the start only": "begin_suppress_tokens",
+            "forcing the first token": "forced_bos_token_id",
+            "keeping a least number of tokens": "min_tokens_to_keep",
+            "passing the prefix cache by for one request": "skip_reading_prefix_cache",
+            "spaces between special tokens": "spaces_between_special_tokens",
+            "speculative decoding": "prompt_lookup_num_tokens",
+            "the DRY penalty": "dry_allowed_length dry_base dry_multiplier",
+            "the priority of a request": "priority",
+            "top-n-sigma sampling": "top_n_sigma",
+            "typical sampling": "typ_p typical_p",
+        }
+    ),
 )
 
 STRUCTURED_OUTPUTS = OtherNames(
     where="StructuredOutputsParams",
     what="field",
-    ours={
-        "choices": "choice",
-        "ebnf": "grammar",
-        "json_schema": "json",
-        "lark": "grammar",
-        "pattern": "regex",
-        "schema": "json",
-    },
-    later={
-        "disable_additional_properties": "closing every object of a schema",
-        "disable_any_whitespace": "choosing the white space of JSON",
-        "structural_tag": "a structural tag",
-        "whitespace_pattern": "choosing the white space of JSON",
-    },
+    ours=by_name(
+        {
+            "choice": "choices",
+            "grammar": "ebnf lark",
+            "json": "json_schema schema",
+            "regex": "pattern",
+        }
+    ),
+    later=by_name(
+        {
+            "a structural tag": "structural_tag",
+            "choosing the white space of JSON": "disable_any_whitespace whitespace_pattern",
+            "closing every object of a schema": "disable_additional_properties",
+        }
+    ),
 )
 
 CACHE_CONFIG = OtherNames(
     where="CacheConfig",
     what="field",
-    ours={"eviction_policy": "policy", "radix_eviction_policy": "policy"},
-    later={"cache_dir": "a cache on disk", "host_memory": HOST_CACHE},
-    needless={
-        "kv_quota": "one order of value over pages and checkpoints does as well without quotas",
-        "watermarks": "stats() counts shortages, evictions and preemptions without them",
-    },
+    ours=by_name(
+        {
+            "policy": "eviction_policy radix_eviction_policy",
+        }
+    ),
+    later=by_name(
+        {
+            "a cache on disk": "cache_dir",
+            "a cache on host memory": "host_memory",
+        }
+    ),
+    needless=by_name(
+        {
+            "one order of value over pages and checkpoints does as well without quotas": "kv_quota",
+            "stats() counts shortages, evictions and preemptions without them": "watermarks",
+        }
+    ),
 )

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from numbers import Real
+from typing import Any
 
 from hybrid_jax.config.checks import flags, is_integer, is_unicode, must
 from hybrid_jax.config.other_names import SAMPLING, refuses
@@ -146,7 +147,7 @@ class SamplingParams:
             what = f"{'an integer' if whole else 'a number'} between {low} and {high}"
             good, what = (good or value is None, f"None or {what}") if optional else (good, what)
             must(self, name, good, what)
-        heat = self.temperature
+        heat: Any = self.temperature
         good = _finite(heat) and (heat == 0 or MIN_TEMPERATURE <= heat <= MAX_TEMPERATURE)
         what = f"0 or a number between {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:.0f}"
         must(self, "temperature", heat is None or good, what)
@@ -162,22 +163,23 @@ class SamplingParams:
 
     def _check_tokens(self) -> None:
         """Token ids become sorted tuples, but for `stop_token_ids`, which keep their order."""
-        stop = tuple(_as_integer(token) for token in self.stop_token_ids)
+        ids: Any = self.stop_token_ids
+        stop = tuple(_as_integer(token) for token in ids)
         object.__setattr__(self, "stop_token_ids", stop)
         must(self, "stop_token_ids", all(_integer(token, 0) for token in stop), "token ids >= 0")
-        bias = () if self.logit_bias is None else self.logit_bias
+        bias: Any = () if self.logit_bias is None else self.logit_bias
         if not isinstance(bias, Mapping):
-            pairs = isinstance(bias, tuple) and all(
+            good = isinstance(bias, tuple) and all(
                 isinstance(pair, tuple) and len(pair) == 2 for pair in bias
             )
-            must(self, "logit_bias", pairs, "a dict from token ids to numbers")
+            must(self, "logit_bias", good, "a dict from token ids to numbers")
             bias = dict(bias)
-        pairs = [(_as_integer(token), _as_float(value)) for token, value in bias.items()]
+        pairs: Any = [(_as_integer(token), _as_float(value)) for token, value in bias.items()]
         good = all(_integer(t, 0) and _finite(v) and -100 <= v <= 100 for t, v in pairs)
         what = "a dict from token ids >= 0 to numbers between -100 and 100"
         must(self, "logit_bias", good, what)
         object.__setattr__(self, "logit_bias", tuple(sorted(pairs)))
-        allowed = self.allowed_token_ids
+        allowed: Any = self.allowed_token_ids
         if allowed is None:
             return
         must(self, "allowed_token_ids", isinstance(allowed, Iterable), "None or token ids")
@@ -217,7 +219,7 @@ class SamplingParams:
 
 def _as_integer(value: object) -> object:
     """An integer of any kind as Python's; anything else, booleans too, as it is."""
-    return operator.index(value) if is_integer(value) else value
+    return operator.index(value) if is_integer(value) else value  # type: ignore[arg-type]
 
 
 def _as_float(value: object) -> object:

@@ -15,7 +15,8 @@ class ModelClass(Protocol):
     """A class that gives its JSON schema, as pydantic's models do."""
 
     @classmethod
-    def model_json_schema(cls) -> dict[str, Any]: ...
+    def model_json_schema(cls) -> dict[str, Any]:
+        """The schema, as JSON data."""
 
 
 @refuses(STRUCTURED_OUTPUTS)
@@ -60,7 +61,17 @@ class StructuredOutputsParams:
                 f"StructuredOutputsParams: needs exactly one of {names}, got "
                 f"{' and '.join(given) or 'none'}"
             )
-        object.__setattr__(self, given[0], getattr(self, f"_read_{given[0]}")())
+        name, value = given[0], getattr(self, given[0])
+        if name == "json":
+            value = self._schema_text(value)
+        elif name == "choice":
+            value = self._texts(value)
+        elif name == "json_object":
+            if value is not True:
+                self._refuse(name, "True or False")
+        else:
+            self._check_text(name, value)
+        object.__setattr__(self, name, value)
 
     @property
     def kind(self) -> str:
@@ -72,12 +83,12 @@ class StructuredOutputsParams:
         """What is given."""
         return getattr(self, self.kind)
 
-    def _read_json(self) -> str:
-        schema: Any = self.json
+    def _schema_text(self, schema: Any) -> str:
         if isinstance(schema, type):
-            if not callable(getattr(schema, "model_json_schema", None)):
+            read = getattr(schema, "model_json_schema", None)
+            if not callable(read):
                 self._refuse("json", "a JSON schema, or a class that has model_json_schema()")
-            schema = schema.model_json_schema()
+            schema = read()
         elif hasattr(schema, "model_json_schema"):
             self._refuse("json", "a model's class or its model_json_schema(), not an instance")
         try:
@@ -90,34 +101,25 @@ class StructuredOutputsParams:
             self._refuse("json", f"a JSON schema ({error})")
         if not isinstance(schema, Mapping):
             self._refuse("json", "a JSON schema, an object")
-        return self._text("json", text)
+        self._check_text("json", text)
+        return text
 
-    def _read_regex(self) -> str:
-        return self._text("regex", self.regex)
-
-    def _read_grammar(self) -> str:
-        return self._text("grammar", self.grammar)
-
-    def _read_json_object(self) -> bool:
-        if self.json_object is not True:
-            self._refuse("json_object", "True or False")
-        return True
-
-    def _read_choice(self) -> tuple[str, ...]:
-        if not isinstance(self.choice, Iterable) or isinstance(self.choice, str | Mapping):
+    def _texts(self, choice: Any) -> tuple[str, ...]:
+        if not isinstance(choice, Iterable) or isinstance(choice, str | Mapping):
             self._refuse("choice", "a list of texts")
-        texts = tuple(self.choice)
+        texts = tuple(choice)
         object.__setattr__(self, "choice", texts)  # it may have been an iterator
         if not texts:
             self._refuse("choice", "at least one text")
-        return tuple(self._text("choice", text) for text in texts)
+        for text in texts:
+            self._check_text("choice", text)
+        return texts
 
-    def _text(self, name: str, text: object) -> str:
+    def _check_text(self, name: str, text: object) -> None:
         if not isinstance(text, str) or not text:
             self._refuse(name, "made of non-empty text")
         if not is_unicode(text):
             self._refuse(name, "valid Unicode")
-        return text
 
     def _refuse(self, name: str, what: str) -> NoReturn:
         raise refusal(self, name, what) from None
