@@ -44,18 +44,18 @@ def observe(tuner: AlphaTuner, evictions: list[int]) -> list[bool]:
     return tuned
 
 
-@pytest.mark.parametrize("window", [1, 5, 15])
+@pytest.mark.parametrize("bootstrap", [1, 5, 15])
 @pytest.mark.parametrize("first", [1, 3])
-def test_it_tunes_when_so_many_windows_have_passed_since_the_first_eviction(window, first):
-    found, replay = tuner(lambda alpha, number: alpha == 0.7, window=window)
-    tuned = observe(found, [0] * (first - 1) + [1] * first * window)
+def test_it_tunes_when_the_bootstrap_period_after_the_first_eviction_is_over(bootstrap, first):
+    found, replay = tuner(lambda alpha, number: alpha == 0.7, bootstrap=bootstrap)
+    tuned = observe(found, [0] * (first - 1) + [1] * first * bootstrap)
     assert not any(tuned) and found.policy.alpha == 0 and replay.made == []
     assert observe(found, [2]) == [True]
     assert found.policy.alpha == 0.7
 
 
 def test_it_tunes_only_once():
-    found, replay = tuner(lambda alpha, number: alpha == 0.7, window=1)
+    found, replay = tuner(lambda alpha, number: alpha == 0.7, bootstrap=1)
     observe(found, [1] * 50)
     assert len(replay.made) == len(ALPHAS)
 
@@ -66,28 +66,30 @@ def test_without_an_eviction_it_never_tunes():
 
 
 def test_of_many_requests_before_the_first_eviction_the_latest_are_kept():
-    found, replay = tuner(lambda alpha, number: alpha == 0.7, window=2, max_before=3)
+    found, replay = tuner(lambda alpha, number: alpha == 0.7, bootstrap=2, max_before=3)
     assert not any(observe(found, [0] * 100)) and len(found._log) == 3
     assert observe(found, [1] * 7) == [False] * 6 + [True]  # the first of them, and twice three
     assert found.policy.alpha == 0.7
 
 
 def test_every_alpha_of_the_paper_is_tried():
-    found, replay = tuner(lambda alpha, number: 1, window=1)
+    found, replay = tuner(lambda alpha, number: 1, bootstrap=1)
     observe(found, [1, 1])
     assert sorted(replay.made) == pytest.approx([tenth / 10 for tenth in range(21)])
 
 
 @pytest.mark.parametrize("alphas", [(0.5, 1.0, 1.5), (1.5, 0.5, 1.0)])
 def test_of_equally_good_alphas_the_smallest_is_taken(alphas):
-    found, _ = tuner(lambda alpha, number: 8 if alpha >= 0.5 else 9, window=1, alphas=alphas)
+    found, _ = tuner(lambda alpha, number: 8 if alpha >= 0.5 else 9, bootstrap=1, alphas=alphas)
     observe(found, [1, 1])
     assert found.policy.alpha == 0.5
 
 
 def test_hits_before_the_first_eviction_do_not_count():
     # 1.0 hits more in the first three requests, 2.0 behind them.
-    found, _ = tuner(lambda alpha, number: (alpha == 1.0) * 50 if number < 3 else alpha, window=1)
+    found, _ = tuner(
+        lambda alpha, number: (alpha == 1.0) * 50 if number < 3 else alpha, bootstrap=1
+    )
     observe(found, [0, 0, 1, 1, 1, 1])
     assert found.policy.alpha == 2.0
 

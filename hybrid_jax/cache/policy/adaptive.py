@@ -45,7 +45,9 @@ class Adaptive(EvictionPolicy):
         self._keys: list[tuple[int, int, int]] = []
         self._members: list[dict[Node, None]] = []
         self._free: list[int] = []
-        self._cells = np.zeros(64, np.intp)  # of class and step, in the table of indices as one row
+        self._cells: np.ndarray = np.zeros(
+            64, np.intp
+        )  # of class and step, in the table of indices as one row
         self._values = np.full(64, np.inf)  # inf: no members
 
     def add(self, node: Node) -> None:
@@ -104,7 +106,7 @@ class Adaptive(EvictionPolicy):
         if not self._place:
             return None
         used = len(self._keys)
-        index = self.points.tables.index.reshape(-1).take(self._cells[:used])
+        index: np.ndarray = self.points.tables.index.reshape(-1).take(self._cells[:used])
         row = int((self._values[:used] * index).argmin())
         node = next(iter(self._members[row]))
         self.discard(node)

@@ -98,7 +98,8 @@ class FlopAware(EvictionPolicy):
         self._outdated.add(level)
 
     def pop(self) -> Node | None:
-        if not self._level_of:
+        newest = self._newest.first()
+        if newest is None:
             return None
         for level in self._outdated:
             first = self._levels[level].first()
@@ -108,11 +109,12 @@ class FlopAware(EvictionPolicy):
         uses, values = self._uses[filled], self._values[filled]
         now = self._clock + 1
         recency = 1.0 / (now - uses)
-        scores = _scaled(recency, recency.min(), 1.0 / (now - self._newest.first().last_use))
+        scores = _scaled(recency, recency.min(), 1.0 / (now - newest.last_use))
         scores = scores + self.alpha * _scaled(values, values.min(), values.max())
         best = np.flatnonzero(scores == scores.min())
         place = int(filled[best[np.argmin(uses[best])]])
         node = self._levels[self._order[place]].first()
+        assert node is not None, "flop_aware: the chosen level is empty"
         self.discard(node)
         return node
 

@@ -57,6 +57,7 @@ class Point:
 
     @property
     def alive(self) -> bool:
+        """Whether a life is under way, which a use, a loss or a branch ends."""
         return self.life > 0
 
     @property
@@ -124,7 +125,7 @@ class Points:
             while coming and coming[0][0] <= born_by:
                 life = coming.popleft()
                 _, number, point = life
-                if point.life == number:
+                if point.life == number and point.node is not None:
                     if step % STEPS == 0:
                         self.tables.count(point.group, step // STEPS - 1, LIVED)
                     point.step = step

@@ -1,7 +1,8 @@
-"""What was asked, small enough to keep: names of blocks of tokens, for replays under other settings."""
+"""What was asked, small enough to keep: hashes of blocks of tokens, for replays under other settings."""
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ class LoggedRequest:
     """One finished request.
 
     Attributes:
-        prompt: int32[ceil(n / grain)] names of the prompt's blocks, its last one maybe shorter than a grain.
-        whole: int32[m // grain] names of the whole blocks of prompt and output.
+        prompt: int32[ceil(n / grain)] hashes of the prompt's blocks, the last of which may be shorter than a grain.
+        whole: int32[m // grain] hashes of the whole blocks of prompt and output.
         num_tokens: of the prompt. hit_len: tokens of it that were skipped.
     """
 
@@ -28,8 +29,8 @@ class LoggedRequest:
 class RequestLog:
     """The latest requests of one engine; the oldest are forgotten.
 
-    A block's name is a hash of its tokens: one number for `grain` of them. Two blocks that differ share a name once in
-    2**31; a replay would then hit where the cache could not, and nothing else comes of it.
+    A block is `grain` tokens, and its hash one number. Two blocks that differ share a hash once in 2**31. A replay
+    would then hit where the cache could not, and nothing else comes of it.
 
     Args:
         grain: tokens of a block.
@@ -77,17 +78,7 @@ class RequestLog:
 
 
 def block_hashes(tokens: np.ndarray, grain: int) -> np.ndarray:
-    """One name for every `grain` tokens, what is left over having none: int32[n // grain]."""
+    """One number for every `grain` tokens, none for what is left over: int32[n // grain], at least 0."""
     count = len(tokens) // grain
-    blocks = np.asarray(tokens[: count * grain], np.int64).reshape(count, grain).astype(np.uint64)
-    with np.errstate(over="ignore"):
-        factors = _mixed(np.arange(1, grain + 1, dtype=np.uint64)) | np.uint64(1)
-        names = _mixed(_mixed((blocks + np.uint64(1)) * factors).sum(axis=1, dtype=np.uint64))
-    return (names >> np.uint64(33)).astype(np.int32)
-
-
-def _mixed(x: np.ndarray) -> np.ndarray:
-    """Splitmix64's last steps, on wrapping uint64."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    blocks = np.asarray(tokens[: count * grain], np.int32).reshape(count, grain)
+    return np.array([zlib.crc32(block) >> 1 for block in blocks], np.int32)

@@ -14,22 +14,22 @@ ALPHAS = tuple(tenth / 10 for tenth in range(21))
 
 
 class AlphaTuner:
-    """Sets a policy's alpha once: the first eviction opens a window, at whose end it is replayed for every alpha.
+    """Sets a policy's alpha once, after a bootstrap period that begins with the first eviction.
 
-    Until then alpha stays 0. The window is `window` times as many requests as came before the first eviction. A
-    replay starts from the first request of all: up to the first eviction every alpha makes the same cache, so
-    this equals a snapshot of it. The best has the highest token hit rate in the window, the smallest alpha among
-    equals.
+    Until then alpha stays 0. The period lasts `bootstrap` times as many requests as came before the first eviction.
+    Then all requests are replayed for every alpha. A replay starts from the very first request: up to the first
+    eviction every alpha makes the same cache, so this equals a snapshot of it. The best alpha has the highest token
+    hit rate in the period; of equals it is the smallest.
 
     Args:
         policy: whose alpha is set.
         replay: makes an empty cache like the real one, with the policy it is given.
-        window: 5 to 15 in the paper.
+        bootstrap: length of the period, as above; 5 to 15 in the paper.
         alphas: the candidates, in any order.
-        pace: requests replayed for every one that is observed after the window, all alphas together; None
+        pace: requests replayed for every one that is observed after the period, all alphas together; None
             replays everything at once.
         max_before: most requests before the first eviction that are kept, the latest of them; None keeps all. A
-            replay then starts from less than the real cache held, and the window is that much shorter.
+            replay then starts from less than the real cache held, and the period is that much shorter.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class AlphaTuner:
         policy: FlopAware,
         replay: Callable[[FlopAware], SimulatedCache],
         *,
-        window: int = 5,
+        bootstrap: int = 5,
         alphas: tuple[float, ...] = ALPHAS,
         pace: int | None = None,
         max_before: int | None = None,
     ):
-        self.policy, self._replay, self._window = policy, replay, window
+        self.policy, self._replay, self._bootstrap = policy, replay, bootstrap
         self._alphas = sorted(alphas)
         self._pace, self._max_before = pace, max_before
         self._replays: Iterator[None] | None = None
@@ -51,7 +51,7 @@ class AlphaTuner:
 
     @property
     def tuned(self) -> bool:
-        """The window is over and alpha is set."""
+        """The bootstrap period is over and alpha is set."""
         return self._log is None
 
     def observe(self, prompt: np.ndarray, whole: np.ndarray, *, evictions: int) -> None:
@@ -66,20 +66,22 @@ class AlphaTuner:
                 if evictions:
                     self._first_eviction = len(self._log)
             first = self._first_eviction
-            if first is not None and len(self._log) >= first * (1 + self._window):
-                self._replays = self._tune()
+            if first is not None and len(self._log) >= first * (1 + self._bootstrap):
+                self._replays = self._tune(self._log, first)
         if self._replays is not None:
             for _ in islice(self._replays, self._pace):
                 pass
 
-    def _tune(self) -> Iterator[None]:
+    def _tune(
+        self, log: list[tuple[np.ndarray, np.ndarray]], first_eviction: int
+    ) -> Iterator[None]:
         """Replays the log for every alpha, a request a step, and sets the best."""
-        hits = np.zeros(len(self._alphas), np.int64)
+        hits: np.ndarray = np.zeros(len(self._alphas), np.int64)
         for place, alpha in enumerate(self._alphas):
             cache = self._replay(self.policy.with_alpha(alpha))
-            for number, (prompt, whole) in enumerate(self._log):
+            for number, (prompt, whole) in enumerate(log):
                 hit_len = cache.request(prompt, whole).hit_len
-                if number >= self._first_eviction:
+                if number >= first_eviction:
                     hits[place] += hit_len
                 yield
         self.policy.alpha = self._alphas[int(np.argmax(hits))]

@@ -58,7 +58,7 @@ def resume_point_above(node: Node) -> int:
     """
     if not node.slot:
         return node.start
-    node = node.parent
+    node = node.above
     while node.parent is not None and not node.slot:
         node = node.parent
     return node.end
@@ -83,8 +83,8 @@ def freed_bytes(node: Node, costs: Costs) -> int:
     if node.num_cached_children:
         return checkpoint
     top = node
-    while costs.checkpoint_bytes and _useless_without(top.parent):
-        top = top.parent
+    while costs.checkpoint_bytes and _useless_without(top.above):
+        top = top.above
     return checkpoint + (node.end - top.start) * costs.kv_bytes
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hybrid_jax.cache.pools.frames import OutOfFrames
+from hybrid_jax.cache.pools.pages import PageStore, RowPages
 
 
 class ByteBudget:
@@ -24,6 +25,7 @@ class ByteBudget:
 
     @property
     def num_free(self) -> int:
+        """Bytes that may still be counted."""
         return self.capacity - self.used
 
     def lend(self, num_bytes: int) -> None:
@@ -51,28 +53,24 @@ class ByteBudget:
             self.peak = max(self.peak, self.used)
 
     def give(self, num_bytes: int) -> None:
+        """Counts bytes as free again."""
         self.used -= num_bytes
 
-    def retain(self, pages: range, *, distinct: bool = False) -> None:
+    def retain(self, pages: RowPages, *, distinct: bool = False) -> None:
         """A row's hold on pages: nothing to count, the tree alone holds bytes."""
 
     def __repr__(self) -> str:
         return f"ByteBudget({self.used} of {self.capacity} bytes used)"
 
 
-class CountedPages:
+class CountedPages(PageStore):
     """Pages of one token, as ranges whose length counts."""
 
     none = range(0)
 
     def __init__(self, budget: ByteBudget, token_bytes: int):
         self._budget, self._token_bytes = budget, token_bytes
-        self.num_tokens = 0
-
-    @property
-    def num_frames(self) -> int:
-        """A page of one token is its own frame."""
-        return self.num_tokens
+        self.num_frames = 0  # a page of one token is its own frame
 
     def adopt(self, pages: range) -> range:
         """Takes the bytes of these tokens.
@@ -81,14 +79,14 @@ class CountedPages:
             OutOfFrames: the budget does not have them.
         """
         self._budget.take(len(pages) * self._token_bytes)
-        self.num_tokens += len(pages)
+        self.num_frames += len(pages)
         return pages
 
     share = adopt
 
     def release(self, pages: range) -> None:
         self._budget.give(len(pages) * self._token_bytes)
-        self.num_tokens -= len(pages)
+        self.num_frames -= len(pages)
 
     def join(self, upper: range, lower: range) -> range:
         return range(len(upper) + len(lower))
@@ -101,8 +99,8 @@ class CountedPages:
 
     def check_invariants(self, listed: Sequence[range]) -> None:
         tokens = sum(map(len, listed))
-        assert tokens == self.num_tokens, (
-            f"counted pages: {self.num_tokens} tokens counted, nodes list {tokens}"
+        assert tokens == self.num_frames, (
+            f"counted pages: {self.num_frames} tokens counted, nodes list {tokens}"
         )
 
 
@@ -118,6 +116,7 @@ class CountedSlots:
 
     @property
     def num_held(self) -> int:
+        """Checkpoints that somebody holds."""
         return len(self._holders)
 
     def allocate(self) -> int:
@@ -132,14 +131,21 @@ class CountedSlots:
         return self._last
 
     def resolve(self, slot: int) -> int:
+        """The number of a checkpoint that is held, as it came.
+
+        Raises:
+            KeyError: it was released.
+        """
         if slot and slot not in self._holders:
             raise KeyError(f"CountedSlots: checkpoint {slot} was released")
         return slot
 
     def holders(self, slot: int) -> int:
+        """How many hold a checkpoint."""
         return self._holders[slot]
 
     def retain(self, slot: int) -> None:
+        """Adds a holder."""
         self._holders[slot] += 1
 
     def release(self, slot: int) -> None:

@@ -39,15 +39,20 @@ class FrameAllocator:
                 f"(frame 0 is the sink), got {num_frames}; raise memory"
             )
         self.num_frames = num_frames
-        self._free = np.arange(num_frames - 1, SINK, -1, dtype=np.int32)  # a stack
+        self._free: np.ndarray = np.arange(num_frames - 1, SINK, -1, dtype=np.int32)  # a stack
         self.num_free = num_frames - 1  # its height
-        self._holders = np.zeros(num_frames + 1, np.int32)  # the last is no frame, and never held
+        self._holders: np.ndarray = np.zeros(
+            num_frames + 1, np.int32
+        )  # the last is no frame, and never held
         # Of a free frame it is the one that it will have, without the id: no name that leads here is equal to it.
-        self._handles = np.full(num_frames, handles.pack(handles.FRAME, 0, 0), np.uint32)
+        self._handles: np.ndarray = np.full(
+            num_frames, handles.pack(handles.FRAME, 0, 0), np.uint32
+        )
         self._handles[SINK] = handles.ID_BITS  # of no frame either
 
     @property
     def num_held(self) -> int:
+        """Frames that somebody holds; the sink does not count."""
         return self.num_frames - 1 - self.num_free
 
     def holders(self, frame: int) -> int:
@@ -75,7 +80,7 @@ class FrameAllocator:
         taken = self._free[self.num_free - count : self.num_free][::-1].copy()
         self.num_free -= count
         if count == 1:  # a row that grows by a page: as a number it takes a third of the time
-            frame = taken.item()
+            frame: int = taken.item()
             self._holders[frame] = 1
             self._handles[frame] = self._handles.item(frame) | frame
             return taken
@@ -138,7 +143,9 @@ class FrameAllocator:
 
     def _require_held(self, frames: np.ndarray, action: str) -> np.ndarray:
         """Holders of each frame, all at least 1."""
-        held = self._holders.take(frames, mode="clip")  # to the first or last entry: nobody's
+        held: np.ndarray = self._holders.take(
+            frames, mode="clip"
+        )  # to the first or last entry: nobody's
         if np.count_nonzero(held) == len(held):
             return held
         frame = next(f for f in frames.tolist() if not self._is_held(f))
@@ -179,7 +186,7 @@ class FrameAllocator:
         assert len(free) == self.num_free, (
             f"frames: {self.num_free} entries in the free list, {len(free)} different"
         )
-        unheld = set(np.flatnonzero(self._holders[1:-1] == 0) + 1)
+        unheld: set[int] = set(np.flatnonzero(self._holders[1:-1] == 0) + 1)
         assert free == unheld, (
             f"frames: {len(free)} in the free list, {len(unheld)} without holders"
         )

@@ -9,6 +9,7 @@ list, so an old handle raises instead of naming somebody else's memory. The gene
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +32,12 @@ def pack(kind: int, generation: int, index: int) -> int:
     return kind << 30 | generation << 24 | index
 
 
-def unpack(handle: int) -> tuple[int, int, int]:
-    """(kind, generation, id) of a handle."""
+def unpack(handle: Any) -> tuple[Any, Any, Any]:
+    """(kind, generation, id) of a handle, or of an array of them."""
     return handle >> 30, handle >> 24 & NUM_GENERATIONS - 1, handle & MAX_ID
 
 
-def whole(handle: object) -> int:
+def whole(handle: Any) -> int:
     """A handle as an integer of Python's own, of any size.
 
     Raises:

@@ -18,25 +18,31 @@ class PageStore(Protocol):
 
     none: NodePages
 
-    @property
-    def num_frames(self) -> int: ...
+    num_frames: int
 
-    def adopt(self, pages: RowPages) -> NodePages: ...
+    def adopt(self, pages: RowPages) -> NodePages:
+        """Takes a hold on every frame of a row's pages, for a node; the row keeps its own."""
 
-    def share(self, pages: NodePages) -> None: ...
+    def share(self, pages: NodePages) -> object:
+        """One more node lists these pages."""
 
-    def release(self, pages: NodePages) -> None: ...
+    def release(self, pages: NodePages) -> None:
+        """A node lists these pages no more."""
 
-    def join(self, upper: NodePages, lower: NodePages) -> NodePages: ...
+    def join(self, upper: NodePages, lower: NodePages) -> NodePages:
+        """The pages of two spans, one below the other, as those of one."""
 
-    def only_ours(self, pages: NodePages) -> bool: ...
+    def only_ours(self, pages: NodePages) -> bool:
+        """Whether some frame of these pages is held by nobody but tree nodes."""
 
-    def row(self, parts: Sequence[NodePages]) -> RowPages: ...
+    def row(self, parts: Sequence[NodePages]) -> RowPages:
+        """A row's pages from those of the nodes on its path, in order."""
 
-    def check_invariants(self, listed: Sequence[NodePages]) -> None: ...
+    def check_invariants(self, listed: Sequence[NodePages]) -> None:
+        """Recounts from what all nodes list; raises AssertionError with both numbers when they differ."""
 
 
-class PageHolds:
+class PageHolds(PageStore):
     """Pages held by tree nodes, as handles; a frame counts once for every node that lists it.
 
     A row's pages are frame ids, int32[n, frames_per_page]; a node's are their handles, uint32 of the same
@@ -45,9 +51,9 @@ class PageHolds:
 
     def __init__(self, frames: FrameAllocator):
         self._frames = frames
-        self._holds = np.zeros(frames.num_frames, np.int32)
+        self._holds: np.ndarray = np.zeros(frames.num_frames, np.int32)
         self.num_frames = 0  # held at all
-        self.none = np.zeros((0, 0), np.uint32)
+        self.none: np.ndarray = np.zeros((0, 0), np.uint32)
 
     def as_dict(self) -> dict[int, int]:
         """Holds per frame."""
@@ -58,14 +64,12 @@ class PageHolds:
         return self._holds[frames]
 
     def adopt(self, pages: np.ndarray) -> np.ndarray:
-        """Takes a hold on every frame of a row's pages, for a node; the row keeps its own."""
         pages = np.asarray(pages, np.int32)
         names = self._frames.handles(pages)
         self._hold(indices(pages))
         return names
 
     def share(self, pages: np.ndarray) -> None:
-        """One more node lists these pages."""
         self._hold(indices(self.ids(pages)))
 
     def _hold(self, frames: np.ndarray) -> None:
@@ -75,7 +79,6 @@ class PageHolds:
         self._holds[frames] = before + ONE
 
     def release(self, pages: np.ndarray) -> None:
-        """A node lists these pages no more."""
         frames = indices(self.ids(pages))
         self._frames.release(frames, distinct=True)
         left = self._holds[frames] - ONE
@@ -83,11 +86,9 @@ class PageHolds:
         self.num_frames -= len(left) - int(np.count_nonzero(left))
 
     def join(self, upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
-        """The pages of two spans, one below the other, as those of one."""
         return np.concatenate((upper, lower))
 
     def only_ours(self, pages: np.ndarray) -> bool:
-        """Some frame of these pages is held by nobody but tree nodes."""
         frames = indices(self.ids(pages))
         return bool((self._frames.holders_of(frames) == self._holds[frames]).any())
 
@@ -100,13 +101,11 @@ class PageHolds:
         return self._frames.resolve(pages)
 
     def row(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-        """A row's pages from those of the nodes on its path, in order."""
         if not parts:
             return np.zeros((0, 0), np.int32)
         return self.ids(np.concatenate(parts)).astype(np.int32)
 
     def check_invariants(self, listed: Sequence[np.ndarray]) -> None:
-        """Recounts from what all nodes list; raises AssertionError with both numbers when they differ."""
         count = np.zeros_like(self._holds)
         for pages in listed:
             np.add.at(count, self.ids(pages).reshape(-1), 1)

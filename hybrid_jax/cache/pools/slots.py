@@ -7,7 +7,7 @@ import numpy as np
 from hybrid_jax.cache.pools import handles
 from hybrid_jax.cache.pools.frames import FrameAllocator
 
-NO_FRAMES = np.zeros(0, np.int32)
+NO_FRAMES: np.ndarray = np.zeros(0, np.int32)
 
 
 class OutOfSlots(RuntimeError):
@@ -44,10 +44,12 @@ class SlotTable:
 
     @property
     def num_free(self) -> int:
+        """Slots that can be given out."""
         return len(self._free)
 
     @property
     def num_held(self) -> int:
+        """Slots that somebody holds."""
         return self.max_slots - 1 - len(self._free)
 
     def allocate(self) -> int:
@@ -90,6 +92,7 @@ class SlotTable:
         return tuple(self._frames[self.resolve(handle)].tolist())
 
     def holders(self, handle: int) -> int:
+        """How many hold a slot."""
         return self._holders[self.resolve(handle)]
 
     def retain(self, handle: int) -> None:

@@ -62,9 +62,11 @@ class EvictionPolicy(Protocol):
             known_len: tokens of it that were known before.
             declared: numbers of its leading tokens that others will share, as its caller says.
         """
+        return None
 
     def ended(self, node: Node, relation: Any) -> None:
         """A sequence ends at this node; `relation` is what `asked` made of its prompt."""
+        return None
 
 
 class OrderedCandidates:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from hybrid_jax.cache.tree.node import Node
+from hybrid_jax.cache.tree.node import Loss, Node
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,31 +81,28 @@ def look_up_result(
     """
     possible = (match.num_tokens - 1) // grain * grain
     reach = min(known_len // grain * grain, possible)
-    found = {
-        "match_len": known_len,
-        "cached_len": match.cached_len,
-        "hit_len": hit_len,
-        "possible": possible,
-        "policy": policy,
-    }
+    why, position = Why.NEVER_SEEN, 0
+    deepest: Loss | None = None
     if hit_len >= possible:
-        return LookUp(why=Why.COMPLETE, **found)
-    if hit_len < match.hit_len:
-        return LookUp(why=Why.NO_ROOM, position=match.hit_len, **found)
-    losses = [
-        loss
-        for node in match.reached.path()
-        for loss in node.losses
-        if hit_len < loss.position <= reach
-    ]
-    if losses:
-        deepest = max(losses, key=lambda loss: loss.position)
-        return LookUp(
-            why=Why.EVICTED,
-            position=deepest.position,
-            ago=look_ups - deepest.look_up,
-            pages=deepest.pages,
-            **found,
-        )
-    why = Why.NOT_ADMITTED if reach > hit_len else Why.NEVER_SEEN
-    return LookUp(why=why, position=reach if reach > hit_len else 0, **found)
+        why = Why.COMPLETE
+    elif hit_len < match.hit_len:
+        why, position = Why.NO_ROOM, match.hit_len
+    else:
+        losses = (loss for node in match.reached.path() for loss in node.losses)
+        between = [loss for loss in losses if hit_len < loss.position <= reach]
+        deepest = max(between, key=lambda loss: loss.position, default=None)
+        if deepest is not None:
+            why, position = Why.EVICTED, deepest.position
+        elif reach > hit_len:
+            why, position = Why.NOT_ADMITTED, reach
+    return LookUp(
+        match_len=known_len,
+        cached_len=match.cached_len,
+        hit_len=hit_len,
+        possible=possible,
+        why=why,
+        position=position,
+        ago=look_ups - deepest.look_up if deepest else 0,
+        pages=deepest is not None and deepest.pages,
+        policy=policy,
+    )

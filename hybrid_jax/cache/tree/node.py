@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from hybrid_jax.cache.pools.pages import NodePages
+
 LOSSES_KEPT = 8  # per node, the deepest
 
 
@@ -37,8 +39,8 @@ class Node:
         start, end: absolute positions of the first one, and behind the last.
         parent: None for the root, and for a node that left the tree.
         children: by their first token.
-        pages: uint32[n, frames_per_page] handles of the pages that overlap [start, end); None while the span is
-            known but not cached.
+        pages: those that overlap [start, end), as the tree's `PageStore` lists them; None while the span is known
+            but not cached.
         slot: handle of the checkpoint at `end`; 0 for none.
         pins: holds that keep the node from eviction.
         promised_by: owners of running requests that will leave a checkpoint at `end`.
@@ -56,7 +58,7 @@ class Node:
     end: int = field(init=False)
     parent: Node | None = None
     children: dict[int, Node] = field(default_factory=dict)
-    pages: np.ndarray | None = None
+    pages: NodePages = None
     slot: int = 0
     pins: int = 0
     promised_by: set[str] = field(default_factory=set)
@@ -81,6 +83,12 @@ class Node:
         """Somebody relies on a node ending exactly here."""
         return bool(self.pins or self.promised_by or self.num_announced)
 
+    @property
+    def above(self) -> Node:
+        """The parent of a node that has one."""
+        assert self.parent is not None, f"radix: nothing is above the node that ends at {self.end}"
+        return self.parent
+
     def lose(self, loss: Loss) -> None:
         """Remembers what the node gave away; of many the deepest."""
         kept = [known for known in self.losses if known.position != loss.position]
@@ -88,8 +96,9 @@ class Node:
 
     def path(self) -> list[Node]:
         """Nodes from below the root down to this one."""
-        nodes, node = [], self
-        while node is not None and node.parent is not None:
+        nodes: list[Node] = []
+        node = self
+        while node.parent is not None:
             nodes.append(node)
             node = node.parent
         return nodes[::-1]
@@ -112,7 +121,7 @@ def branch_point(end_node: Node, known_len: int) -> Node | None:
     """
     node = end_node
     while node.start >= known_len > 0:
-        node = node.parent
+        node = node.above
     parts = node.end == known_len and node is not end_node and len(node.children) > 1
     return node if parts else None
 
@@ -124,7 +133,7 @@ def shared_len(edge: np.ndarray, tokens: np.ndarray, text: bytes, position: int)
         edge: int32[n], contiguous.
         tokens: int32[m] the prompt. text: its bytes: whole edges are compared as such, ten times as fast.
     """
-    if text.startswith(edge, position * edge.itemsize):
+    if text.startswith(edge.data, position * edge.itemsize):
         return len(edge)
     return common_prefix_len(edge, tokens[position:])
 
@@ -139,7 +148,8 @@ def common_prefix_len(a: np.ndarray, b: np.ndarray) -> int:
 
 def describe_tree(root: Node, *, max_nodes: int = 200, max_tokens: int = 6) -> str:
     """An indented picture of a tree: span, first tokens, what is cached, who needs it."""
-    lines, stack = [], [(child, 0) for child in reversed(list(root.children.values()))]
+    lines: list[str] = []
+    stack = [(child, 0) for child in reversed(list(root.children.values()))]
     while stack:
         node, depth = stack.pop()
         if len(lines) == max_nodes:

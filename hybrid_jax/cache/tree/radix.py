@@ -7,12 +7,13 @@ Its nodes, what they list and the form it keeps are in `span_tree`; which nodes 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from hybrid_jax.cache.pools.counted import ByteBudget, CountedSlots
 from hybrid_jax.cache.pools.frames import FrameAllocator
-from hybrid_jax.cache.pools.pages import PageHolds, PageStore
+from hybrid_jax.cache.pools.pages import PageHolds, PageStore, RowPages
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.eviction import Candidates, EvictionPolicy, Expected
 from hybrid_jax.cache.tree.look_up import Match
@@ -66,8 +67,11 @@ class CacheCounters:
         return self.cached_tokens - self.hit_tokens
 
     def as_dict(self) -> dict[str, int | float]:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return values | {"token_hit_rate": self.token_hit_rate, "lost_tokens": self.lost_tokens}
+        """All counters by name, with the hit rate and the lost tokens."""
+        return asdict(self) | {
+            "token_hit_rate": self.token_hit_rate,
+            "lost_tokens": self.lost_tokens,
+        }
 
 
 class RadixTree(SpanTree):
@@ -88,8 +92,8 @@ class RadixTree(SpanTree):
 
     def __init__(
         self,
-        frames: FrameAllocator,
-        slots: SlotTable,
+        frames: FrameAllocator | ByteBudget,
+        slots: SlotTable | CountedSlots,
         *,
         grain: int,
         page_tokens: int,
@@ -108,8 +112,11 @@ class RadixTree(SpanTree):
         self.expected = Expected(self._candidates.refresh)
         self._promises: dict[str, dict[int, Node]] = {}
         self._num_announced = self._announced_tokens = 0
+        if page_holds is None:
+            assert isinstance(frames, FrameAllocator), f"radix: {frames} needs page_holds"
+            page_holds = PageHolds(frames)
         super().__init__(
-            PageHolds(frames) if page_holds is None else page_holds,
+            page_holds,
             slots,
             page_tokens=page_tokens,
             needs_slots=needs_slots,
@@ -243,20 +250,14 @@ class RadixTree(SpanTree):
 
     def branch_points(self, node: Node) -> tuple[list[int], list[int]]:
         """Where the path to an announced node parts, and where other announced prompts end on it."""
-        branches, ends = [], []
-        node = node.parent
-        while node is not None and node.parent is not None:
-            if len(node.children) > 1:
-                branches.append(node.end)
-            if node.num_announced:
-                ends.append(node.end)
-            node = node.parent
-        return branches, ends
+        above = node.path()[-2::-1]
+        branches = [part.end for part in above if len(part.children) > 1]
+        return branches, [part.end for part in above if part.num_announced]
 
     def boundary(self, node: Node, position: int) -> Node:
         """The node that ends at `position` > 0 on the path to `node`, made by splitting; `tidy` may undo it."""
         while node.start >= position:
-            node = node.parent
+            node = node.above
         return node if node.end == position else self.split(node, position - node.start)
 
     def promise(self, owner: str, node: Node, position: int) -> None:
@@ -283,13 +284,14 @@ class RadixTree(SpanTree):
         self._candidates.refresh(node)
 
     def unpin(self, node: Node) -> None:
+        """Ends one `pin`."""
         node.pins -= 1
         assert node.pins >= 0, f"radix: node ending at {node.end} unpinned more often than pinned"
         self.tidy(node)
 
     # --- filling and forgetting -----------------------------------------------------------------
 
-    def fill(self, tokens: np.ndarray, pages: np.ndarray, slot: int = 0) -> Node:
+    def fill(self, tokens: np.ndarray, pages: RowPages, slot: int = 0) -> Node:
         """Caches a prefix up to a resume point; takes its own counts on what it adopts.
 
         Spans that are cached already keep their pages, and a checkpoint that stands already stays; the caller
@@ -297,7 +299,8 @@ class RadixTree(SpanTree):
 
         Args:
             tokens: int32[n] the prefix; n is a multiple of grain.
-            pages: int32[n, frames_per_page] frame ids of the pages that overlap [0, n), or more.
+            pages: int32[n, frames_per_page] frame ids of the pages that overlap [0, n), or more; a range where
+                pages are only counted.
             slot: handle of the checkpoint at n; 0 for a model without recurrent layers.
 
         Raises:
@@ -318,7 +321,7 @@ class RadixTree(SpanTree):
         uncached, part = [], node
         while not part.cached:
             uncached.append(part)
-            part = part.parent
+            part = part.above
         changed = [*uncached, part]
         for part in reversed(uncached):
             self.give_pages(part, pages)

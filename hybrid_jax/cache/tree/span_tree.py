@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hybrid_jax.cache.pools.counted import CountedSlots
 from hybrid_jax.cache.pools.pages import NodePages, PageStore
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.node import LOSSES_KEPT, Node, shared_len
@@ -46,7 +47,7 @@ class SpanTree:
     def __init__(
         self,
         page_holds: PageStore,
-        slots: SlotTable,
+        slots: SlotTable | CountedSlots,
         *,
         page_tokens: int,
         needs_slots: bool,
@@ -108,7 +109,7 @@ class SpanTree:
             num_cached_children=int(node.cached), num_expected=node.num_expected,
             expected_until=node.expected_until,
         )  # fmt: skip
-        node.parent.children[int(upper.tokens[0])] = upper
+        node.above.children[int(upper.tokens[0])] = upper
         upper.children[int(node.tokens[offset])] = node
         node.parent, node.tokens, node.start = upper, node.tokens[offset:], upper.end
         if node.losses:
@@ -141,7 +142,7 @@ class SpanTree:
         child.start, child.parent = node.start, node.parent
         child.losses = (node.losses + child.losses)[-LOSSES_KEPT:]
         child.last_use = max(child.last_use, node.last_use)
-        node.parent.children[int(child.tokens[0])] = child
+        node.above.children[int(child.tokens[0])] = child
         self._leave(node)
         self._changed(child)
 
@@ -152,7 +153,7 @@ class SpanTree:
 
     def tidy(self, node: Node) -> None:
         """Restores the form from here upward: no useless pages, no needless boundary."""
-        while node is not None and node.parent is not None:
+        while node.parent is not None:
             parent, changed = node.parent, False
             useless = (
                 self.needs_slots and node.cached and not node.slot and not node.num_cached_children
@@ -178,7 +179,7 @@ class SpanTree:
 
     def forget(self, node: Node) -> None:
         """Takes a known leaf that nobody needs out of the tree."""
-        parent = node.parent
+        parent = node.above
         del parent.children[int(node.tokens[0])]
         self.num_known_nodes -= 1
         self.num_known_tokens -= len(node.tokens)
@@ -218,12 +219,13 @@ class SpanTree:
         """Makes a known node below a cached one cached, by those of a row's pages that overlap it."""
         own = pages[self._page_start(node) : self.num_pages(node.end)]
         node.pages = self.page_holds.adopt(own)
-        node.parent.num_cached_children += 1
-        if node.parent.num_cached_children == 2:
-            self._child_came_or_went(node.parent)
+        parent = node.above
+        parent.num_cached_children += 1
+        if parent.num_cached_children == 2:
+            self._child_came_or_went(parent)
         self.num_known_nodes -= 1
         self.num_known_tokens -= len(node.tokens)
-        self._changed(node.parent)
+        self._changed(parent)
         self._changed(node)
 
     def give_checkpoint(self, node: Node, slot: int) -> None:
@@ -240,7 +242,7 @@ class SpanTree:
 
     def drop_all(self, node: Node) -> None:
         """Makes a cached node without cached children a known one: releases its checkpoint and its pages."""
-        parent = node.parent
+        parent = node.above
         self._drop_slot(node)
         self._drop_pages(node)
         self.tidy(parent)
@@ -267,9 +269,10 @@ class SpanTree:
     def _drop_pages(self, node: Node) -> None:
         self.page_holds.release(node.pages)
         node.pages = None
-        node.parent.num_cached_children -= 1
-        if node.parent.num_cached_children == 1:
-            self._child_came_or_went(node.parent)
+        parent = node.above
+        parent.num_cached_children -= 1
+        if parent.num_cached_children == 1:
+            self._child_came_or_went(parent)
         self.num_known_nodes += 1
         self.num_known_tokens += len(node.tokens)
 
