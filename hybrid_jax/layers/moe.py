@@ -80,7 +80,7 @@ def _visit_experts(params: dict, x: jax.Array, ids: jax.Array, spec: MoE) -> jax
     last_block = jnp.cumsum(-(-visits // size))
     first_block = last_block + visits // -size
 
-    def visit(block, parts):  # parts: [S k + size, Z]
+    def visit(block: jax.Array, parts: jax.Array) -> jax.Array:  # parts: [S k + size, Z]
         expert = jnp.sum(last_block <= block)
         start = first_visit[expert] + (block - first_block[expert]) * size
         tokens = jax.lax.dynamic_slice(padded, (start,), (size,)) // top_k
@@ -111,12 +111,12 @@ def _block_size(num_tokens: int, top_k: int, num_experts: int, dtype: jnp.dtype)
 def _one_expert(params: dict, x: jax.Array, expert: jax.Array, spec: MoE) -> jax.Array:
     """x [size, Z] through one expert to [size, Z]."""
 
-    def visit():
+    def visit() -> jax.Array:
         hidden = linear(x, params["up"][expert], _at(params.get("up_bias"), expert))
         hidden = activate(hidden, spec.kind)
         return linear(hidden, params["down"][expert], _at(params.get("down_bias"), expert))
 
-    def visit_inside_a_branch():
+    def visit_inside_a_branch() -> jax.Array:
         return jax.lax.cond(expert < spec.num_experts, visit, lambda: jnp.zeros_like(x))
 
     # The branch is always taken. Without one, XLA for CPUs up to jax 0.10 turns bfloat16 weights into float32

@@ -31,8 +31,3 @@ def frequencies(rope: Rope) -> np.ndarray:
 def turns(positions: jax.Array, rope: Rope) -> tuple[jax.Array, jax.Array]:
     """Cosines and sines, float32[B, T, dim / 2], of the angles at positions int32[B, T]."""
     return heads.turns(positions, frequencies(rope))
-
-
-def rotate(x: jax.Array, positions: jax.Array, rope: Rope) -> jax.Array:
-    """Rotates x [B, T, N, H] by positions int32[B, T], in float32; returns the dtype of x."""
-    return heads.rotate(x, *turns(positions, rope))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.models import bamba, granitemoehybrid, llama, mamba2, nemotron_h
@@ -40,19 +41,18 @@ class Family:
         return name
 
     def ignores(self, name: str) -> bool:
+        """Whether a tensor of this name may be there without being used."""
         return any(re.search(pattern, name) for pattern in self.ignored)
 
 
-def _family(module) -> Family:
+def _family(module: ModuleType) -> Family:
     return Family(read_config=module.read_config, stored=module.stored, renames=module.RENAMES)
 
 
+# By the name of its file, which is its model_type.
 FAMILIES = {
-    "bamba": _family(bamba),
-    "granitemoehybrid": _family(granitemoehybrid),
-    "llama": _family(llama),
-    "mamba2": _family(mamba2),
-    "nemotron_h": _family(nemotron_h),
+    module.__name__.rpartition(".")[2]: _family(module)
+    for module in (bamba, granitemoehybrid, llama, mamba2, nemotron_h)
 }
 
 

@@ -95,6 +95,7 @@ class HFConfig:
         return float(value)
 
     def flag(self, *names: str, default: bool = False) -> bool:
+        """True or false."""
         value = self.get(*names, default=default)
         if not isinstance(value, bool):
             self._refuse(names, "true or false", value)
@@ -241,25 +242,19 @@ class HFConfig:
             )
         if kind == "default":
             return None
-        names = {"factor": "factor"}
+
+        def positive(name: str) -> float:
+            if given.get(name) is None:
+                raise ValueError(f"{self.family}: rope_type {kind!r} in config.json needs {name}")
+            return self.checked_number((f"{name} of {kind!r} rope",), given[name], "positive", True)
+
+        values = {"factor": positive("factor")}
         if kind == "llama3":
-            names |= {key: key for key in ("low_freq_factor", "high_freq_factor")}
-        missing = [name for name in names if given.get(name) is None]
-        if missing:
-            raise ValueError(f"{self.family}: rope_type {kind!r} in config.json needs {missing[0]}")
-        values = {
-            key: self.checked_number((f"{name} of {kind!r} rope",), given[name], "positive", True)
-            for key, name in names.items()
-        }
-        if kind == "llama3":
+            values |= {name: positive(name) for name in ("low_freq_factor", "high_freq_factor")}
             name = "original_max_position_embeddings"
-            original = given.get(name)
-            if original is None:
-                original = self.integer("max_position_embeddings")
-            original = self.checked_number(
-                (f"{name} of {kind!r} rope",), original, "positive", True
-            )
-            values["original_max_position"] = int(original)
+            if given.get(name) is None:
+                given = given | {name: self.integer("max_position_embeddings")}
+            values["original_max_position"] = int(positive(name))
             if values["low_freq_factor"] >= values["high_freq_factor"]:
                 raise ValueError(
                     f"{self.family}: low_freq_factor in config.json must be below high_freq_factor, got "

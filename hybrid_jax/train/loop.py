@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,11 +52,11 @@ def tiny_fields(context: int = 0) -> dict:
 def optimizer() -> optax.GradientTransformation:
     """Muon on the matrices of the layers; Adam on embeddings, convolutions, norms and vectors. Rate 1."""
 
-    def is_matrix(path, leaf) -> bool:
+    def is_matrix(path: tuple, leaf: jax.Array) -> bool:
         name = jax.tree_util.keystr(path)
         return leaf.ndim == 2 and not any(part in name for part in ("'embed'", "'conv'"))
 
-    def label(params):
+    def label(params: dict) -> dict:
         matrix = optax.contrib.MuonDimensionNumbers(0, 1)
         return jax.tree_util.tree_map_with_path(
             lambda path, leaf: matrix if is_matrix(path, leaf) else None, params
@@ -69,7 +70,7 @@ def optimizer() -> optax.GradientTransformation:
         muon_weight_dimension_numbers=label,
     )
 
-    def update(*arguments):
+    def update(*arguments: Any) -> tuple[Any, Any]:
         with jax.numpy_dtype_promotion("standard"):  # Optax relies on implicit promotion
             return muon.update(*arguments)
 
@@ -82,7 +83,7 @@ def train_step(
 ) -> tuple[dict, jax.Array]:
     """One step on tokens int32[B, T + 1]; returns the new {"params", "optimizer"} and bits per byte."""
 
-    def loss(params):
+    def loss(params: dict) -> jax.Array:
         return token_bits(params, tokens, config).mean()
 
     bits, gradients = jax.value_and_grad(loss)(arrays["params"])
@@ -138,7 +139,14 @@ def train(
             at.step += 1
             report.step(at, float(bits), step_tokens, done)
             if at.step % options.eval_every == 0:
-                _measure(arrays, at, corpus, config, options, report)
+                held_out = bits_per_byte(
+                    arrays["params"], config, corpus.held_out, options.context, limit=QUICK_ROWS
+                )["bits_per_byte"]
+                seen = at.step * step_tokens
+                at.history.append(
+                    {"step": at.step, "bytes_seen": seen, "held_out_sample": held_out}
+                )
+                report.measured(at, held_out)
             if time.monotonic() - last_save > 60 * options.save_minutes:
                 at.seconds = time.monotonic() - begun
                 saved.save(out_dir / STATE_FILE, arrays, at)
@@ -176,17 +184,6 @@ def _start(
     if resume and path.exists():
         return saved.load(path, arrays, identity)
     return arrays, saved.Progress(identity=identity)
-
-
-def _measure(arrays, at, corpus, config, options, report) -> None:
-    quick = bits_per_byte(
-        arrays["params"], config, corpus.held_out, options.context, limit=QUICK_ROWS
-    )
-    seen = at.step * options.batch * options.context
-    at.history.append(
-        {"step": at.step, "bytes_seen": seen, "held_out_sample": quick["bits_per_byte"]}
-    )
-    report.measured(at, quick["bits_per_byte"])
 
 
 def export(

@@ -38,18 +38,17 @@ class Report:
             self.bar.stop()
 
     def say(self, line: str) -> None:
+        """Prints a line, above the bar if there is one."""
         if self.enabled:
             self.console.print(line)
 
     def start(self, corpus: Corpus, params: dict, at: At) -> None:
+        """Says what is trained on what, and starts the clock."""
         size = sum(leaf.size for leaf in jax.tree.leaves(params))
-        texts = [
-            (len(part), sum(len(d.content) for d in part))
-            for part in (corpus.train, corpus.held_out)
-        ]
+        train, held_out = (sum(len(d.content) for d in p) for p in (corpus.train, corpus.held_out))
         self.say(
-            f"{size / 1e6:.2f} M parameters; training on {texts[0][0]} files, {texts[0][1] / 1e6:.1f} MB; "
-            f"held out {texts[1][0]} files, {texts[1][1] / 1e6:.2f} MB; from step {at.step}"
+            f"{size / 1e6:.2f} M parameters; training on {len(corpus.train)} files, {train / 1e6:.1f} MB; "
+            f"held out {len(corpus.held_out)} files, {held_out / 1e6:.2f} MB; from step {at.step}"
         )
         self.clock = (time.monotonic(), at.step)
 
@@ -76,5 +75,6 @@ class Report:
             self.bar.update(self.task, completed=done, description=line)
 
     def measured(self, at: At, bits: float) -> None:
+        """Shows a held-out measurement."""
         self.held_out = f"{bits:.3f}"
         self.say(f"step {at.step}  held-out sample {bits:.4f} bits/byte")

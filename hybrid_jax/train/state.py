@@ -65,7 +65,7 @@ def load(path: Path, template: dict, identity: dict) -> tuple[dict, Progress]:
                     f"this run has {value!r}; use another output directory or resume=False"
                 )
 
-        def read(key, leaf):
+        def read(key: tuple, leaf: jax.Array) -> jax.Array:
             return jax.numpy.asarray(file[jax.tree_util.keystr(key)], leaf.dtype)
 
         return jax.tree_util.tree_map_with_path(read, template), progress

@@ -7,11 +7,16 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import Rope, RopeScaling
-from hybrid_jax.layers.rope import frequencies, rotate
+from hybrid_jax.layers.rope import frequencies, turns
+from pallas_kernels.append_kv import heads
 
 LLAMA3 = RopeScaling(
     kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192
 )
+
+
+def rotate(x, positions, rope: Rope):
+    return heads.rotate(x, *turns(positions, rope))
 
 
 def draw(*shape: int) -> np.ndarray:
