@@ -203,6 +203,33 @@ def layers(*specs) -> dict:
             "CacheConfig: policy must be one of off, lru, sglang, marconi, marconi-code, adaptive, or alpha:X "
             "with a number X >= 0, got 'fifo'",
         ),
+        (
+            CacheConfig,
+            {"history_tokens": -1},
+            "CacheConfig: history_tokens must be at least 0, got -1",
+        ),
+        (
+            CacheConfig,
+            {"history_tokens": 0.5},
+            "CacheConfig: history_tokens must be an integer, got 0.5",
+        ),
+        (EngineConfig, {"exact": 1}, "EngineConfig: exact must be True or False, got 1"),
+        (EngineConfig, {"cache": "lru"}, "EngineConfig: cache must be a CacheConfig, got 'lru'"),
+        (
+            EngineConfig,
+            {"kernels": "cuda"},
+            "EngineConfig: kernels must be one of ('auto', 'xla', 'pallas'), got 'cuda'",
+        ),
+        (
+            EngineConfig,
+            {"shapes": "all"},
+            "EngineConfig: shapes must be one of ('fine', 'coarse'), got 'all'",
+        ),
+        (
+            EngineConfig,
+            {"seed": 2**63},
+            f"EngineConfig: seed must be an integer between 0 and {2**63 - 1}, got {2**63}",
+        ),
         (EngineConfig, {"max_rows": 0}, "EngineConfig: max_rows must be positive, got 0"),
         (EngineConfig, {"memory": 0}, "EngineConfig: memory must be positive, got 0"),
         (

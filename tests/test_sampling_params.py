@@ -172,3 +172,10 @@ def test_a_number_past_all_floats_is_refused_in_few_words():
 
 def test_the_largest_counts_are_allowed():
     assert SamplingParams(n=1024, top_k=2**31 - 1).top_k == 2**31 - 1
+
+
+def test_a_logit_bias_that_is_no_dict_is_named():
+    message = "SamplingParams: logit_bias must be a dict from token ids to numbers, got [(1, 2.0)]"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        SamplingParams(logit_bias=[(1, 2.0)])
+    assert SamplingParams(logit_bias=((1, 2.0),)).logit_bias == ((1, 2.0),)

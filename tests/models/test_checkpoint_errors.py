@@ -144,6 +144,11 @@ def test_what_is_no_path_is_named(path):
         load_model(path)
 
 
+def test_a_home_folder_that_is_not_there_is_named():
+    with pytest.raises(FileNotFoundError, match=r"load_model: ~no-such-user-here/x: .*home"):
+        load_model("~no-such-user-here/x")
+
+
 def test_a_name_on_the_hub_is_not_downloaded_and_how_to_get_it():
     with pytest.raises(
         FileNotFoundError,
@@ -181,6 +186,9 @@ def test_missing_files_are_named(edit, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no model\.safetensors .*pytorch_model\.bin"):
         load_model(folder)
     index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weights": {}}))
+    with pytest.raises(ValueError, match=r"model\.safetensors\.index\.json has no weight_map"):
+        load_model(folder)
     index.write_text(json.dumps({"weight_map": {"lm_head.weight": "part-1.safetensors"}}))
     with pytest.raises(FileNotFoundError, match=r"part-1\.safetensors does not exist"):
         load_model(folder)

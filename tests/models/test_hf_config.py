@@ -257,6 +257,49 @@ def test_malformed_field_is_named(name, field, value):
 
 
 @pytest.mark.parametrize(
+    "name, rope, error, message",
+    [
+        (
+            "bamba_biases_tied",
+            {"partial_rotary_factor": 1.5},
+            ValueError,
+            "a number in (0, 1], got 1.5",
+        ),
+        (
+            "bamba_biases_tied",
+            {"partial_rotary_factor": 0.01},
+            NotImplementedError,
+            "partial_rotary_factor 0.01 rotates 0 of head_dim",
+        ),
+        (
+            "llama_llama3",
+            {"rope_type": "linear"},
+            ValueError,
+            "rope_type 'linear' in config.json needs factor",
+        ),
+        (
+            "llama_llama3",
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0},
+            ValueError,
+            "rope_type 'llama3' in config.json needs high_freq_factor",
+        ),
+        ("llama_llama3", "linear", ValueError, "rope_parameters in config.json must be an object"),
+    ],
+)
+def test_a_rotation_that_cannot_be_is_named(name, rope, error, message):
+    values = golden(name) | {"rope_parameters": rope}
+    with pytest.raises(error, match=re.escape(message)):
+        config_from_hf(values)
+
+
+def test_a_llama3_rope_without_its_first_length_takes_that_of_the_model():
+    values = golden("llama_llama3")
+    rope = {k: v for k, v in values["rope_parameters"].items() if "original" not in k}
+    (attention, *_) = config_from_hf(values | {"rope_parameters": rope}).mixers(Attention)
+    assert attention.rope.scaling.original_max_position == values["max_position_embeddings"]
+
+
+@pytest.mark.parametrize(
     "rope, message",
     [
         ({"rope_theta": 0}, "rope_theta in config.json must be a positive number, got 0"),
