@@ -106,7 +106,7 @@ def test_of_equals_the_one_that_came_first_goes_first():
 
 
 def key(cache: SimulatedCache, prefix: str) -> tuple[int, int, int]:
-    """Class, step and level of the group that a prefix's node is in."""
+    """Class, step and level of the queue that a prefix's node is in."""
     order = cache.tree.policy
     order.catch_up()
     (node,) = (n for n in order._place if text(n) == prefix)

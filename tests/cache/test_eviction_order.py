@@ -3,7 +3,11 @@
 import random
 from types import SimpleNamespace
 
+import pytest
+
+from hybrid_jax.cache.policy.table import make_policy
 from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
+from hybrid_jax.costs import Costs
 
 
 class Entry(SimpleNamespace):
@@ -43,3 +47,9 @@ def test_an_empty_order_pops_none():
     order.add(node)
     order.discard(node)
     assert node not in order and order.pop() is None
+
+
+def test_a_policy_that_does_not_exist_is_named():
+    costs = Costs(flops_per_token=1, flops_per_key=0, kv_bytes=1, checkpoint_bytes=0)
+    with pytest.raises(ValueError, match="^eviction: no policy 'fifo'$"):
+        make_policy("fifo", costs)

@@ -163,7 +163,7 @@ def test_a_life_that_outlasts_all_bins_stays_in_the_last_step(points, end):
 def test_a_use_counts_for_the_class_that_the_point_was_in(points, end):
     before = points.tables.class_of(end.note.features)
     points.use(end)
-    after = end.note.group
+    after = end.note.life_class
     assert after != before == points.tables.class_of(((END, 0, False), (FRESH, 0), 7))
     assert after == points.tables.class_of(((END, 1, False), (FRESH, 0), 7))
     assert points.tables.counts()[USED, [before, after], 0].tolist() == [1, 0]
@@ -227,7 +227,7 @@ def test_an_end_where_paths_part_becomes_a_branch_and_lives_on(points, end):
     assert (end.note.kind, end.note.life, end.note.hits) == (BRANCH, life, 0)
     assert counts(points)["used"] == counts(points)["lost"] == []
     points.use(end)
-    assert points.tables.class_of(((BRANCH, 1, False), (FRESH, 0), 7)) == end.note.group
+    assert points.tables.class_of(((BRANCH, 1, False), (FRESH, 0), 7)) == end.note.life_class
 
 
 @pytest.mark.parametrize("kind", [END, BRANCH])
@@ -264,7 +264,7 @@ def test_a_point_notes_how_far_above_it_a_path_parted(points, end, position, spl
     points.part(end, position)
     assert end.note.split == split
     assert counts(points)["lost"] == [1]
-    assert end.note.group == points.tables.class_of(((END, 0, True), (FRESH, split), 7))
+    assert end.note.life_class == points.tables.class_of(((END, 0, True), (FRESH, split), 7))
 
 
 def test_only_the_first_parting_is_noted(points, end):
@@ -285,7 +285,7 @@ def test_what_was_gone_beyond_is_dead_until_proven_alive(points, end):
     points.part(end, 50)
     assert [n.note.prior for n in (end, branch, used)] == [0.001, 1, 0.001]
     index = points.tables.index
-    assert index[end.note.group, 0] < index[branch.note.group, 0] / 100
+    assert index[end.note.life_class, 0] < index[branch.note.life_class, 0] / 100
 
 
 # --- features -------------------------------------------------------------------------------------

@@ -41,12 +41,12 @@ class CheckedAdaptive(Adaptive):
             return 0, 0, level
         points = self.points
         since, steps = node.note.since, points.tables.steps
-        return node.note.group, bisect_right(steps, 1 + (points._clock - since)) - 1, level
+        return node.note.life_class, bisect_right(steps, 1 + (points._clock - since)) - 1, level
 
     def score(self, node: Node) -> float:
-        group, step, level = self.key(node)
+        life_class, step, level = self.key(node)
         ratio = 2 ** (level / STEPS_PER_OCTAVE)
-        return ratio**SAVINGS_EXPONENT * self.points.tables.index[group, step]
+        return ratio**SAVINGS_EXPONENT * self.points.tables.index[life_class, step]
 
     def pop(self) -> Node | None:
         candidates = [n for n in self.tree.root.walk() if self.tree._candidates._is_evictable(n)]
@@ -60,7 +60,7 @@ class CheckedAdaptive(Adaptive):
         return victim
 
     def check(self) -> None:
-        """Every candidate is in its group, and nothing is kept of nodes that left the tree."""
+        """Every candidate is in its queue, and nothing is kept of nodes that left the tree."""
         self.catch_up()
         nodes = set(self.tree.root.walk())
         assert set(self._place) <= nodes

@@ -25,8 +25,8 @@ class Adaptive(EvictionPolicy):
     """Orders nodes by (tokens spared / bytes freed) ** SAVINGS_EXPONENT * index of their point.
 
     The index is the most uses per unit of time to be had from a point of that class and age (`reuse.LifeTables`).
-    Nodes of one class, age step and (rounded) ratio form a group, in which the one that came first goes first: a
-    victim is found among the groups, however many nodes there are.
+    Nodes of one class, age step and (rounded) ratio share a queue, in which the one that came first goes first: a
+    victim is found among the queues, however many nodes there are.
 
     Args:
         costs: of the model.
@@ -40,7 +40,7 @@ class Adaptive(EvictionPolicy):
     def __init__(self, costs: Costs):
         self.costs = costs
         self.points = Points()
-        self._place: dict[Node, int] = {}  # the row of its group
+        self._place: dict[Node, int] = {}  # the row of its queue
         self._rows: dict[tuple[int, int, int], int] = {}
         self._keys: list[tuple[int, int, int]] = []
         self._members: list[dict[Node, None]] = []
@@ -59,9 +59,9 @@ class Adaptive(EvictionPolicy):
         self._put(node, self._place.get(node), level)
 
     def _put(self, node: Node, old: int | None, level: int) -> None:
-        """Into the group of its point and level, and out of the one it was in."""
+        """Into the queue of its class, step and level, and out of the one it was in."""
         point = node.note  # None: pages whose checkpoint is about to come
-        key = (0, 0, level) if point is None else (point.group, point.step, level)
+        key = (0, 0, level) if point is None else (point.life_class, point.step, level)
         row = self._rows.get(key)
         if row is None:
             row = self._new_row(key)
@@ -84,8 +84,8 @@ class Adaptive(EvictionPolicy):
                 self._cells = np.concatenate((self._cells, np.zeros(row, np.intp)))
                 self._values = np.concatenate((self._values, np.full(row, np.inf)))
         self._rows[key] = row
-        group, step, level = key
-        self._cells[row] = group * len(self.points.tables.steps) + step
+        life_class, step, level = key
+        self._cells[row] = life_class * len(self.points.tables.steps) + step
         self._values[row] = 2.0 ** (SAVINGS_EXPONENT * level / STEPS_PER_OCTAVE)
         return row
 

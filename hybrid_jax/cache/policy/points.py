@@ -38,7 +38,7 @@ class Point:
         depth: octaves of its position.
         since: when it was last used or made, on the clock; request: the same in requests.
         life: number of the present life, 0 for none; outdated events name an older one.
-        group: its class in the present life.
+        life_class: its class in the present life.
         step: part of an age bin that its age is in.
     """
 
@@ -52,7 +52,7 @@ class Point:
     since: float = 0.0
     request: int = 0
     life: int = 0
-    group: int = 0
+    life_class: int = 0
     step: int = 0
 
     @property
@@ -127,7 +127,7 @@ class Points:
                 _, number, point = life
                 if point.life == number and point.node is not None:
                     if step % STEPS == 0:
-                        self.tables.count(point.group, step // STEPS - 1, LIVED)
+                        self.tables.count(point.life_class, step // STEPS - 1, LIVED)
                     point.step = step
                     queues[step + 1].append(life)
                     moved[point.node] = None
@@ -212,7 +212,7 @@ class Points:
         point = node.note
         self._serial += 1
         point.life, point.since, point.request = self._serial, self._clock, self._request
-        point.group, point.step = self.tables.class_of(point.features, point.prior), 0
+        point.life_class, point.step = self.tables.class_of(point.features, point.prior), 0
         self._coming[1].append((point.since, point.life, point))
         self.moved[node] = None
 
@@ -220,4 +220,4 @@ class Points:
         if point.life:
             point.life = 0
             age_bin = self.tables.bin_of(1.0 + (self._clock - point.since))
-            self.tables.count(point.group, age_bin, how)
+            self.tables.count(point.life_class, age_bin, how)

@@ -15,12 +15,12 @@ from hybrid_jax.cache.tree.node import common_prefix_len
 
 
 @dataclass(eq=False)
-class _Group:
+class _Branch:
     """Neighbours in sorted order that share `length` tokens; `first` is the earliest of them."""
 
     length: int
     first: int
-    members: list[_Group] = field(default_factory=list)
+    members: list[_Branch] = field(default_factory=list)
 
 
 def prefix_order(prompts: Sequence[np.ndarray], grain: int) -> list[int]:
@@ -41,36 +41,35 @@ def prefix_order(prompts: Sequence[np.ndarray], grain: int) -> list[int]:
     # Big-endian bytes sort as the ids do.
     keys = [np.asarray(prompt, ">i4").tobytes() for prompt in prompts]
     ranked = sorted(range(len(prompts)), key=lambda place: (keys[place], place))
-    root = _Group(-1, 0)
-    path = [root]  # groups that the last prompt is in, the widest first
+    root = _Branch(-1, 0)
+    path = [root]  # branches that the last prompt is in, the widest first
     for rank, place in enumerate(ranked):
         shared = 0
         if rank:
             shared = common_prefix_len(prompts[ranked[rank - 1]], prompts[place])
         _close(path, shared - shared % grain)
-        path.append(
-            _Group(len(prompts[place]) + grain, place)
-        )  # alone: longer than what it shares with any other
+        # On its own branch a prompt is longer than what it shares with any other.
+        path.append(_Branch(len(prompts[place]) + grain, place))
     _close(path, -1)
     return _walk(root)
 
 
-def _close(path: list[_Group], shared: int) -> None:
-    """Ends the groups that share more than `shared` tokens, inside one that shares just that."""
+def _close(path: list[_Branch], shared: int) -> None:
+    """Ends the branches that share more than `shared` tokens, inside one that shares just that."""
     while path[-1].length > shared:
-        group = path.pop()
+        branch = path.pop()
         if path[-1].length < shared:
-            path.append(_Group(shared, group.first))
-        path[-1].members.append(group)
-        path[-1].first = min(path[-1].first, group.first)
+            path.append(_Branch(shared, branch.first))
+        path[-1].members.append(branch)
+        path[-1].first = min(path[-1].first, branch.first)
 
 
-def _walk(root: _Group) -> list[int]:
+def _walk(root: _Branch) -> list[int]:
     order, stack = [], [root]
     while stack:
-        group = stack.pop()
-        if group.members:
-            stack.extend(sorted(group.members, key=lambda member: -member.first))
-        elif group is not root:
-            order.append(group.first)
+        branch = stack.pop()
+        if branch.members:
+            stack.extend(sorted(branch.members, key=lambda member: -member.first))
+        elif branch is not root:
+            order.append(branch.first)
     return order
