@@ -42,7 +42,7 @@ class Costs:
     windows: tuple[tuple[int, float], ...] = ()
 
     def flops(self, end: int, start: int = 0) -> float:
-        """FLOPs to process tokens `start .. end` of a sequence, what stands before them being cached."""
+        """FLOPs to process tokens `start .. end` of a sequence whose earlier tokens are cached."""
         total = self.flops_per_token * (end - start)
         total += self.flops_per_key * (end * (end + 1) - start * (start + 1)) / 2
         for window, flops in self.windows:
@@ -67,7 +67,7 @@ class Costs:
 
 
 def frame_costs(geometry: Geometry) -> Costs:
-    """Costs as far as a geometry tells: the bytes, and one FLOP a token."""
+    """Costs that a geometry alone gives: the bytes of frames, and one FLOP a token."""
     page = geometry.frames_per_page * geometry.frame_bytes
     return Costs(
         flops_per_token=1.0,
@@ -148,7 +148,7 @@ def _windowed(position: int, window: int) -> int:
 
 
 def token_flops(block: Block, width: int) -> int:
-    """FLOPs of one block for one token, but for what attention does with keys."""
+    """FLOPs of one block for one token, without what attention does with keys."""
     kind = kind_of(block)
     return 2 * kind.active_weights(block, width) + kind.recurrence_flops(block)
 

@@ -23,7 +23,8 @@ BAND = 32  # rows transposed at a time: their cache lines stay in the cache unti
 def load_hf(
     folder: Path, config: ModelConfig, dtype: str, progress: Progress
 ) -> tuple[ModelConfig, dict]:
-    """Parameters from safetensors, and the config with what only they tell: the dtype, whether heads are tied."""
+    """Parameters from safetensors, and the config with what only the tensors tell: the dtype and whether heads are
+    tied."""
     family = FAMILIES[config.family]
     tensors = {family.canonical(name): tensor for name, tensor in read_tensors(folder)}
     config = _settle_head(config, family, tensors)
@@ -73,7 +74,7 @@ def _settle_head(
 def _check(
     tree: dict, family: Family, tensors: dict[str, StoredTensor], config: ModelConfig, folder: Path
 ) -> None:
-    """Every tensor there, of the right shape, and none that the model would silently leave out."""
+    """Checks that every tensor is there, in the right shape, and that no tensor would be ignored silently."""
     expected = set()
     for leaf in jax.tree.leaves(tree):
         for name, shape in leaf.parts:

@@ -80,7 +80,7 @@ def load_orbax(
             params = checkpointer.restore(saved, target)
         except Exception as error:  # whatever the storage below raises, bare Exceptions too
             raise ValueError(
-                f"load_model: {saved} is damaged or no orbax checkpoint; save it again"
+                f"load_model: {saved} is damaged or not an orbax checkpoint; save it again"
             ) from error
     progress(total, total)
     if dtype in ("auto", config.dtype):

@@ -98,7 +98,7 @@ def _read_safetensors(file: Path) -> dict[str, StoredTensor]:
     length = int(raw[:8].view("<u8")[0])
     if 8 + length > size:
         raise ValueError(
-            f"load_model: {file} is truncated or no safetensors file, its header should end at byte "
+            f"load_model: {file} is truncated or not a safetensors file, its header should end at byte "
             f"{8 + length}, it has {size} bytes; fetch it again"
         )
     try:

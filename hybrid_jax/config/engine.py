@@ -22,13 +22,13 @@ class CacheConfig:
     """How the prefix cache admits and evicts.
 
     Attributes:
-        policy: "off" keeps nothing. The others differ in what goes first when memory runs out: "lru" the entry used
-            longest ago; "sglang" the same, but only from the ends of paths; "marconi" the entry with the least
-            recency + alpha * FLOPs spared per byte, alpha being tuned on what was asked (arXiv 2411.19379);
-            "marconi-code" the same with the published code's bytes; "alpha:X" with a fixed alpha; "adaptive"
-            the entry with the least to gain, by reuse as learned from what was asked.
+        policy: "off" keeps nothing. The others differ in what is evicted first when memory runs out.
+            "lru": the entry used longest ago. "sglang": the same, but only at the ends of paths. "marconi": the entry
+            with the least recency + alpha * FLOPs spared per byte, with an alpha tuned on past requests
+            (arXiv 2411.19379). "marconi-code": the same with the bytes of the published code. "alpha:X": the same
+            with a fixed alpha. "adaptive": the entry with the least expected gain, as learned from past requests.
         history_tokens: tokens that stay known after their memory was given away, 4 bytes each, so that a prompt
-            that parts from them is seen.
+            that shares a part of them is noticed.
 
     Example:
         >>> CacheConfig().policy
@@ -47,7 +47,7 @@ class CacheConfig:
 
 
 def fixed_alpha(policy: object) -> float | None:
-    """The X of "alpha:X"; None for anything else, and for what is no number of at least 0."""
+    """The X of "alpha:X", a number of at least 0; None for anything else."""
     kind, _, value = policy.partition(":") if isinstance(policy, str) else ("", "", "")
     try:
         alpha = float(value) if kind == "alpha" else -1.0

@@ -1,4 +1,4 @@
-"""What a model is, but for its weights."""
+"""Everything about a model except its weights."""
 
 from __future__ import annotations
 

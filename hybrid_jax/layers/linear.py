@@ -24,7 +24,7 @@ def linear(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> ja
 
 
 def linear_on_kernels(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """`linear`, a lone row by a kernel that reads every weight once."""
+    """`linear`, but a single row goes through a kernel that reads every weight once."""
     if not _is_lone(x):
         return linear(x, weight, bias)
     y = _parts_of_a_row(x, weight).sum(0).astype(x.dtype)
@@ -32,8 +32,7 @@ def linear_on_kernels(x: jax.Array, weight: jax.Array, bias: jax.Array | None = 
 
 
 def linear_in_parts(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """`linear_on_kernels`, or parts float32[S, ..., O] that sum to it where x [..., I] has too few rows to fill a
-    GPU."""
+    """`linear_on_kernels`, or parts float32[S, ..., O] that sum to it if x [..., I] has too few rows to fill a GPU."""
     inner, columns = weight.shape
     if bias is not None:
         return linear_on_kernels(x, weight, bias)
@@ -78,8 +77,8 @@ def _product(x: jax.Array, weight: jax.Array, subscripts: str) -> jax.Array:
 
     if x.dtype != jnp.bfloat16 or not _is_lone(x):
         return product(x, weight)
-    # For a lone bfloat16 row XLA's CPU backend widens the whole weight on every call, for two it does not. On a GPU
-    # it multiplies and sums such a row itself, in the dtype it is asked for: the products would be rounded to bfloat16.
+    # For a single bfloat16 row XLA's CPU backend widens the whole weight on every call; for two rows it does not. On a
+    # GPU XLA multiplies and sums a single row in the dtype of the result, which would round every product to bfloat16.
     return jax.lax.platform_dependent(x, weight, cpu=one_row_as_two, default=one_row)
 
 

@@ -19,7 +19,8 @@ def num_parts(rows: int, inner: int, columns: int) -> int:
     """Parts of a product [rows, inner] @ [inner, columns] that make 1.5 programs a multiprocessor, or as many as the
     inner dimension allows.
 
-    Not fewer than XLA's own, or it would split the parts again. A lone row is no product to XLA: `row_parts` are its.
+    Not fewer than XLA's own, or it would split the parts again. XLA does not compile a single row as a matrix product;
+    `row_parts` counts the parts there.
     """
     tiles, parts = -(-rows // TILE_ROWS) * -(-columns // TILE_COLUMNS), 1
     while rows > 1 and 2 * tiles * parts < 3 * NUM_SMS:

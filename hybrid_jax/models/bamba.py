@@ -56,7 +56,7 @@ def recurrent_mixer(fields: HFConfig, default_eps: float) -> RecurrentMixer:
     else:
         head_dim = fields.integer("mamba_d_head")
     fields.check_inner(heads * head_dim, expand * width, "mamba_n_heads * mamba_d_head")
-    return fields.mamba2(
+    return fields.ssd_mixer(
         heads="mamba_n_heads",
         head_dim=head_dim,
         state_size=("mamba_d_state",),

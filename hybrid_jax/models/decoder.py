@@ -64,7 +64,7 @@ def enter_block(
 def mix_all(
     params: list[dict], normed: jax.Array, mixers: tuple[Mixer, ...], mix: Mix
 ) -> jax.Array:
-    """The sum of what parallel mixers make of the same input; what a lone one makes, parts or not."""
+    """The sum of the outputs of parallel mixers; the output of a single mixer as it is, in parts or not."""
     updates = []
     for part, mixer in zip(params, mixers, strict=True):
         with jax.named_scope(type(mixer).__name__.lower()):
@@ -92,7 +92,7 @@ def walk(
     mix: Mix,
     kernels: str = "xla",
 ) -> jax.Array:
-    """From token ids to the last hidden state; what a mixer remembers is the caller's business.
+    """From token ids to the last hidden state; the caller keeps what a mixer remembers.
 
     Args:
         tokens: int32[B, T]. valid: bool[B, T] tokens that are real; hidden states of the others are 0.

@@ -27,7 +27,7 @@ class CheckpointNotFound(FileNotFoundError, ValueError):
 
 
 def model_path(path: str | Path, where: str = "load_model") -> Path:
-    """A path as a caller gives it; ValueError when it is none."""
+    """A path as a caller gives it; raises ValueError when it is not one."""
     if not isinstance(path, str | PathLike) or not str(path) or "\0" in str(path):
         raise ValueError(f"{where}: a model is the path of a directory, got {reprlib.repr(path)}")
     try:
@@ -37,7 +37,7 @@ def model_path(path: str | Path, where: str = "load_model") -> Path:
 
 
 def model_folder(path: str | Path, where: str = "load_model") -> Path:
-    """The directory that `path` names; CheckpointNotFound when it is none."""
+    """The directory that `path` names; raises CheckpointNotFound when there is none."""
     folder = model_path(path, where)
     if not folder.is_dir():
         what = "is a file, not a directory" if folder.exists() else "does not exist"
@@ -58,7 +58,7 @@ def how_to_get(path: str | Path) -> str:
 
 
 def read_json(file: Path, where: str = "load_model") -> dict:
-    """The object a JSON file holds; ValueError names the file that holds none."""
+    """The object in a JSON file; raises a ValueError that names the file when there is none."""
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

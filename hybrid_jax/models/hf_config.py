@@ -89,7 +89,7 @@ class HFConfig:
     ) -> float:
         """`value`, found under one of `names`, as a float."""
         good = isinstance(value, int | float) and not isinstance(value, bool)
-        # an integer past all floats is none of ours either
+        # an integer may be too large for a float
         if not good or not abs(value) <= sys.float_info.max or (positive and value <= 0):
             self._refuse(names, what, value)
         return float(value)
@@ -111,7 +111,7 @@ class HFConfig:
         return value
 
     def only(self, name: str, supported: Collection, default: Any) -> Any:
-        """The field, where just some values are supported; `default` stands for an absent one."""
+        """The field, if it has one of the supported values; `default` stands for an absent one."""
         value = self.get(name, default=default)
         if value not in supported:
             known = " or ".join(repr(item) for item in supported)
@@ -130,7 +130,7 @@ class HFConfig:
         raise ValueError(f"{self.family}: {name} in config.json must be {what}, got {shown}")
 
     def divides(self, group: str, num_groups: int, whole: str, size: int) -> None:
-        """`size` things fall into `num_groups` equal groups; `whole` and `group` are the fields that say so."""
+        """Checks that `size` is a multiple of `num_groups`; `whole` and `group` are the names of their fields."""
         if size % num_groups:
             raise ValueError(
                 f"{self.family}: {whole} in config.json must be a multiple of {group}, "
@@ -262,7 +262,7 @@ class HFConfig:
                 )
         return RopeScaling(kind=kind, **values)
 
-    def mamba2(
+    def ssd_mixer(
         self,
         *,
         heads: str,
@@ -275,7 +275,7 @@ class HFConfig:
         dt_limits: Names,
         norm_eps: float,
     ) -> Mamba2:
-        """The Mamba-2 mixer, from the fields that have these names.
+        """The `config.Mamba2` mixer, from the fields that have these names.
 
         Args:
             head_dim: channels of a head, if they are known already.
@@ -314,7 +314,7 @@ class HFConfig:
         return (float(low), float(high))
 
     def check_inner(self, inner: int, expanded: int, what: str) -> None:
-        """The inner width of a recurrent mixer, said twice in the file, must agree with itself."""
+        """Checks the inner width of a recurrent mixer, which the file gives in two ways."""
         if inner != expanded:
             raise ValueError(
                 f"{self.family}: {what} must equal the expanded hidden_size, "

@@ -18,7 +18,7 @@ MAX_POSITION = 262_144  # no position encoding bounds the length; files name non
 def read_config(fields: HFConfig) -> ModelConfig:
     """config.json with model_type "mamba2" to `ModelConfig`."""
     fields.silu("hidden_act")
-    mixer = fields.mamba2(
+    mixer = fields.ssd_mixer(
         heads="num_heads",
         head_dim=("head_dim",),
         state_size=("state_size",),

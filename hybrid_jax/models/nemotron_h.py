@@ -56,7 +56,7 @@ def _layer_kinds(fields: HFConfig) -> list[str]:
 
 def _recurrent_mixer(fields: HFConfig) -> RecurrentMixer:
     fields.silu("mamba_hidden_act")
-    return fields.mamba2(
+    return fields.ssd_mixer(
         heads="mamba_num_heads",
         head_dim=("mamba_head_dim",),
         state_size=("ssm_state_size", "mamba_d_state"),

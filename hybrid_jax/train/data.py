@@ -73,7 +73,7 @@ def read_corpus(sources: Sequence[str | Path], share: float = HELD_OUT_SHARE) ->
     """Reads all .py files below `sources` that are UTF-8 and not empty.
 
     Raises:
-        ValueError: a source is no directory, or nothing is left for training or for the held-out set.
+        ValueError: a source is not a directory, or nothing is left for training or for the held-out set.
     """
     found: dict[str, Document] = {}
     duplicates = 0

@@ -30,10 +30,8 @@ DEFAULT_STEPS = 4000
 ADAM_SHARE = 0.2  # Adam's learning rate relative to Muon's
 QUICK_ROWS = 24  # rows of the measurements between steps
 STATE_FILE = Path("training_state") / "state.npz"
-WARMUP, DECAY_FROM = (
-    0.02,
-    0.2,
-)  # of the training: where the learning rate is highest, and where it begins to fall
+# Shares of the training after which the learning rate is highest, and begins to fall.
+WARMUP, DECAY_FROM = 0.02, 0.2
 # From this share of the training on, rows are context / divisor tokens long.
 ROW_SHARES = ((0.0, 4), (0.8, 2), (0.92, 1))
 BUNDLED_CONFIG = Path(__file__).parents[1] / "bundled" / "config.json"
@@ -157,7 +155,7 @@ def train(
 
 
 def _check_writable(out_dir: Path) -> None:
-    """Makes the directory and tries it, before an hour of training ends at it."""
+    """Makes the directory and writes to it, so that an hour of training cannot fail at its end."""
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out_dir):

@@ -1,4 +1,4 @@
-"""What one training is told, and what it takes for granted: the defaults of `train_tiny` and the command line."""
+"""The options of a training, with the defaults of `train_tiny` and the command line."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from dataclasses import asdict, dataclass
 
 OPTIONAL = ("steps", "minutes")
 INTEGERS = ("steps", "seed", "batch", "context", "eval_every")
-MIN_CONTEXT, MAX_CONTEXT = (
-    16,
-    32768,
-)  # tokens of a row; longer ones need more memory than a trial is worth
+# Tokens of a row; longer rows need more memory than a trial is worth.
+MIN_CONTEXT, MAX_CONTEXT = 16, 32768
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a training needs to go on: parameters, optimizer, step and clock, in one file."""
+"""What a training needs to continue: parameters, optimizer, step and clock, in one file."""
 
 from __future__ import annotations
 

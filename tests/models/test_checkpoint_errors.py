@@ -90,7 +90,7 @@ def test_truncated_file_is_named_with_both_sizes(edit, keep):
 def test_file_that_is_no_safetensors_is_refused(edit):
     file = edit("llama_llama3") / "model.safetensors"
     file.write_bytes(b"a page that says the file is gone\n" * 3)
-    with pytest.raises(ValueError, match=r"model\.safetensors is truncated or no safetensors"):
+    with pytest.raises(ValueError, match=r"model\.safetensors is truncated or not a safetensors"):
         load_model(file.parent)
     file.write_bytes((4).to_bytes(8, "little") + b"{]{]")
     with pytest.raises(ValueError, match=r"model\.safetensors has a malformed header"):

@@ -80,9 +80,9 @@ def test_damaged_orbax_directory_is_refused(tmp_path):
         key=lambda file: file.stat().st_size,
     )
     blobs.write_bytes(blobs.read_bytes()[:1000])
-    with pytest.raises(ValueError, match=r"model/params is damaged or no orbax checkpoint"):
+    with pytest.raises(ValueError, match=r"model/params is damaged or not an orbax checkpoint"):
         load_model(tmp_path / "model")
     shutil.rmtree(tmp_path / "model" / "params")
     (tmp_path / "model" / "params").mkdir()
-    with pytest.raises(ValueError, match=r"model/params is damaged or no orbax checkpoint"):
+    with pytest.raises(ValueError, match=r"model/params is damaged or not an orbax checkpoint"):
         load_model(tmp_path / "model")

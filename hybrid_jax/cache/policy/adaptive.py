@@ -45,9 +45,8 @@ class Adaptive(EvictionPolicy):
         self._keys: list[tuple[int, int, int]] = []
         self._members: list[dict[Node, None]] = []
         self._free: list[int] = []
-        self._cells: np.ndarray = np.zeros(
-            64, np.intp
-        )  # of class and step, in the table of indices as one row
+        # Of each queue's class and step, in the table of indices as one row.
+        self._cells: np.ndarray = np.zeros(64, np.intp)
         self._values = np.full(64, np.inf)  # inf: no members
 
     def add(self, node: Node) -> None:
@@ -121,7 +120,7 @@ class Adaptive(EvictionPolicy):
                 self._put(node, row, self._keys[row][2])  # its level is what it was
 
     def forget(self, node: Node) -> None:
-        """The node's tokens are known no more."""
+        """The node's tokens are forgotten."""
         self.points.forget(node)
 
     def asked(
@@ -157,11 +156,11 @@ class Adaptive(EvictionPolicy):
         return relation
 
     def ended(self, node: Node, relation: Relation) -> None:
-        """A sequence ends at this node, whose prompt related to what was known like that."""
+        """A sequence ends at this node; `relation` is what `asked` made of its prompt."""
         self.points.add(node, relation, END)
 
     def _part(self, node: Node, path: list[Node]) -> None:
-        """What lies below `node` on the one path that there was: a later one parted from it here."""
+        """Tells the points on the older path below `node` that a later path has left it here."""
         new = path[path.index(node) + 1]
         below = next(child for child in node.children.values() if child is not new)
         while True:

@@ -19,7 +19,9 @@ GAP_MEMORY = 50  # reuses over which the typical gap is taken
 END, BRANCH, OTHER, DECLARED = range(4)
 FRESH, CONTINUED, PARTED = range(3)
 SAME_PATH = 0.5  # share of a prompt that must be known before it counts as related to what is known
-SAME_PLACE = 0.02  # share of a prompt between the last point and where it parts, to count as going on from there
+SAME_PLACE = (
+    0.02  # share of a prompt that may lie between a point and the branch that still goes on from it
+)
 DEAD = 0.001  # of the parents' hazard
 MAX_RUN, MAX_PARTED_RUN = 8, 2
 
@@ -29,12 +31,12 @@ class Point:
     """One resume point.
 
     Attributes:
-        node: whose end it is; None once its tokens are known no more.
+        node: it stands at the node's end; None once its tokens are forgotten.
         kind: END of a sequence, BRANCH where paths part, DECLARED by a caller as a shared prefix, or OTHER.
         relation: how the request that made it related to what was known: FRESH, CONTINUED or PARTED.
         detail: an end's run of such requests one after the other, a branch's share of the prompt in fifths.
         hits: how often it was used.
-        split: 0, or 1 + in fifths how far above it a later path parted from its own.
+        split: 0, or 1 + the position, in fifths, at which a later path left its own.
         depth: octaves of its position.
         since: when it was last used or made, on the clock; request: the same in requests.
         life: number of the present life, 0 for none; outdated events name an older one.
@@ -73,7 +75,10 @@ class Point:
 
     @property
     def prior(self) -> float:
-        """How likely a use is before its class is known: what was gone beyond is dead until proven alive."""
+        """Factor on how likely a use is before anything was seen.
+
+        A point that a later path left above it, or an end that was used already, is expected to be dead.
+        """
         return DEAD if self.split or (self.kind == END and self.hits) else 1.0
 
 
@@ -90,8 +95,8 @@ class Points:
 
     Attributes:
         tables: what was learned.
-        moved: nodes whose point is in another class or age bin since this was last emptied; each once, and none
-            that was forgotten, so it stays small where nothing is ever evicted.
+        moved: nodes whose point changed its class or age bin since this was last emptied. Each is there once, and
+            forgotten ones are not, so it stays small even if nothing is ever evicted.
     """
 
     def __init__(self) -> None:
@@ -101,13 +106,13 @@ class Points:
         self._request = 0
         self._mean_log_gap, self._num_gaps = 0.0, 0
         self._serial = 0
-        # Per step the lives that have not come to it: (since, life, point), in the order in which they began. Behind
-        # the last step is nothing to come to, and that queue keeps none.
+        # For each step the lives that have not come to it: (since, life, point), in the order in which they began.
+        # Nothing comes after the last step, so the queue behind it keeps none.
         self._coming: list[deque[tuple[float, int, Point]]] = [deque() for _ in self.tables.steps]
         self._coming.append(deque(maxlen=0))
 
     def next_request(self) -> bool:
-        """Time passes; true when the tables were updated, so that every index is another."""
+        """Lets time pass; True when the tables were updated, so that every index may have changed."""
         self._request += 1
         gap = math.exp(self._mean_log_gap) if self._num_gaps else TYPICAL_AGE
         self._clock += TYPICAL_AGE / gap
@@ -166,7 +171,7 @@ class Points:
     def add(self, node: Node, relation: Relation, kind: int, *, share: float = 0.0) -> None:
         """A checkpoint is, or would be, wanted at this node.
 
-        One that is a point already becomes a branch where paths part, and counts as used where a sequence ends.
+        A point that stands there already becomes a branch where paths part, and counts as used if a sequence ends.
 
         Args:
             relation: of the request that wants it.

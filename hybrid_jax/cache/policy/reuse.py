@@ -2,9 +2,9 @@
 
 Points are put into classes (see `points`). Per class a life table is kept over age: how many points of that age were
 used again, lived on, or could no longer be. Ages are on a clock that runs with the workload, in bins that widen
-geometrically. What it gives is an index per class and age: the most uses per unit of time that keeping the point can
-bring from now on, over the best moment to give up (the Gittins index of a stopping problem; Gittins 1979). Sorting by
-it protects what is about to be used again, however long it was not, and lets go of what would have been used by now.
+geometrically. The result is an index per class and age: the most uses per unit of time that keeping the point can
+bring from now on, if one gives up at the best moment (the Gittins index of a stopping problem; Gittins 1979). Sorting
+by it protects a point that is about to be used again, and lets go of one that would have been used by now.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class LifeTables:
         return len(self._parents)
 
     def class_of(self, features: tuple, prior: float = 1.0) -> int:
-        """The class of a point: of all its features, every prefix of them being a parent.
+        """The class of all points with these features; each prefix of the features is a parent.
 
         Args:
             features: the most telling first.
-            prior: how much less likely than its parent's the first feature makes a use, before anything was seen.
+            prior: factor on its parent's probability of a use, before anything was seen; for the first feature.
         """
         known = self._ids.get(features)
         if known is None:
@@ -131,7 +131,7 @@ class LifeTables:
     def _indices(self, hazards: np.ndarray) -> np.ndarray:
         """Best ratio of expected uses to expected time, over all bins at whose end to give up: float64[classes, steps].
 
-        Behind its peak an index never rises again: there are few observations, and none that mean it.
+        After its peak an index never rises again: so late there are too few observations to trust a rise.
         """
         hazard = np.ascontiguousarray(hazards.T)  # [num_bins, classes], as everything here
         survival = 1 - hazard

@@ -1,7 +1,7 @@
 """A prefix cache without memory behind it: one request after the other, bytes counted.
 
-The tree, the admission and the eviction are those of an engine; only what a token and a checkpoint take is a number
-here. A simulator runs one over a trace, a tuner replays a log through several, to see what each policy is worth.
+The tree and the eviction are those of an engine, but tokens and checkpoints are only counted. A simulator runs a trace
+through one; a tuner replays a log through several, to see what each policy is worth.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SimulatedCache:
         policy: orders what may be evicted.
         grain: tokens between resume points; 1 makes every position one.
         history_tokens: tokens known beyond those that are cached.
-        least_branch: tokens that a checkpoint where paths part must spare, where new entries are weighed.
+        least_branch: fewest tokens that a checkpoint at a branch point must spare, for policies that learn.
     """
 
     def __init__(

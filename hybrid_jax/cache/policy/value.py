@@ -77,7 +77,7 @@ def saved_tokens(node: Node) -> int:
 def freed_bytes(node: Node, costs: Costs) -> int:
     """Bytes that evicting this node gives back: the checkpoint alone inside a path, at its end pages as well.
 
-    With an end go the pages above it that no other checkpoint makes use of.
+    Together with an end go the pages above it that no other checkpoint needs.
     """
     checkpoint = costs.checkpoint_bytes if node.slot else 0
     if node.num_cached_children:

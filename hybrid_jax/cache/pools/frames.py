@@ -43,12 +43,12 @@ class FrameAllocator:
         self.num_free = num_frames - 1  # its height
         self._holders: np.ndarray = np.zeros(
             num_frames + 1, np.int32
-        )  # the last is no frame, and never held
-        # Of a free frame it is the one that it will have, without the id: no name that leads here is equal to it.
+        )  # the last stands for no frame
+        # A free frame has the handle it will have next, without its id. So no handle that was given out equals it.
         self._handles: np.ndarray = np.full(
             num_frames, handles.pack(handles.FRAME, 0, 0), np.uint32
         )
-        self._handles[SINK] = handles.ID_BITS  # of no frame either
+        self._handles[SINK] = handles.ID_BITS  # equals no frame's handle
 
     @property
     def num_held(self) -> int:
@@ -94,7 +94,7 @@ class FrameAllocator:
 
         Args:
             frames: ids.
-            distinct: none is listed twice, which is then not looked for.
+            distinct: no frame is listed twice, so that need not be checked.
         """
         frames = indices(frames)
         held = self._require_held(frames, "retain")
@@ -107,8 +107,8 @@ class FrameAllocator:
         """Drops one holder of each frame; takes the caller's hold away. Raises before changing anything.
 
         Args:
-            frames: ids; one that is listed more than once loses as many holders.
-            distinct: none is, which is then not looked for.
+            frames: ids; a frame that is listed twice loses two holders.
+            distinct: no frame is listed twice, so that need not be checked.
         """
         frames = indices(frames)
         left = self._require_held(frames, "release") - ONE
@@ -136,7 +136,7 @@ class FrameAllocator:
             )
 
     def _put_back(self, frames: np.ndarray) -> None:
-        """Onto the free list; their handles are those of their next lives, without the id."""
+        """Puts frames on the free list, with the handles of their next lives but without the ids."""
         self._handles[frames] = handles.next_lives(self._handles[frames])
         self._free[self.num_free : self.num_free + frames.size] = frames
         self.num_free += frames.size
@@ -168,7 +168,7 @@ class FrameAllocator:
 
         Raises:
             StaleHandle: a frame was released since its handle was made, or never had it.
-            ValueError: what came is no handle.
+            ValueError: a name is not a handle.
         """
         names = handles.whole_array(names, handles.FRAME)
         frames = (names & handles.ID_BITS).astype(np.intp)

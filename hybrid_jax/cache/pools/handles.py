@@ -41,7 +41,7 @@ def whole(handle: Any) -> int:
     """A handle as an integer of Python's own, of any size.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not an integer.
     """
     try:
         return operator.index(handle)
@@ -53,7 +53,7 @@ def whole_array(names: npt.ArrayLike, kind: int) -> np.ndarray:
     """Handles as uint32, in the shape that came; numpy itself would cut them to 32 bits.
 
     Raises:
-        ValueError: one is no integer.
+        ValueError: one is not an integer.
         StaleHandle: one has more bits, or a sign.
     """
     if isinstance(names, np.ndarray) and names.dtype == np.uint32:
@@ -66,7 +66,7 @@ def whole_array(names: npt.ArrayLike, kind: int) -> np.ndarray:
 
 
 def next_lives(names: np.ndarray) -> np.ndarray:
-    """The handles that follow these when what they name is given away, but with no id: uint32[n], as came."""
+    """The next handles of ids that are given away, but without the ids: uint32, in the shape that came."""
     return names & KIND_BITS | names + NEXT_GENERATION & GENERATION_BITS
 
 

@@ -74,7 +74,7 @@ class SlotTable:
 
         Raises:
             StaleHandle: the slot was released since.
-            ValueError: what came is no handle.
+            ValueError: it is not a handle.
         """
         handle = handles.whole(handle)
         if handle == 0:

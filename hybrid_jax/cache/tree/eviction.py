@@ -20,15 +20,14 @@ if TYPE_CHECKING:
 class EvictionPolicy(Protocol):
     """Keeps the tree's candidates in order; every operation is O(log n).
 
-    The tree calls `add` when a node becomes a candidate or its standing changed (it was used, its content
-    grew), `discard` of any node that is none, `pop` to take the least valuable one out, and `forget` when a node
-    left the tree, candidate or not.
+    The tree calls `add` when a node becomes a candidate or changes (it was used, its content grew), `discard` for any
+    node that is not a candidate, `pop` to take the least valuable one out, and `forget` when a node left the tree.
 
     Attributes:
-        leaves_only: nodes with cached children are no candidates; their checkpoints stay until the children went.
+        leaves_only: nodes with cached children are not candidates; their checkpoints stay until the children went.
         touches_path: a use refreshes all nodes from the root, not the resume point alone.
-        learns: it wants to hear of every prompt and every end, and weighs new entries against old ones. What it knows
-            of a node it may keep in `Node.note`.
+        learns: it is told of every prompt and every end, and compares new entries with old ones. It may keep what it
+            knows of a node in `Node.note`.
     """
 
     leaves_only: bool = False
@@ -39,7 +38,7 @@ class EvictionPolicy(Protocol):
         """Makes the node a candidate, or moves it to where it belongs now."""
 
     def discard(self, node: Node) -> None:
-        """The node is no candidate, whether it was one or not."""
+        """The node is not a candidate now; it may have been one."""
 
     def pop(self) -> Node | None:
         """Takes out the least valuable candidate; None when there is none."""
@@ -127,7 +126,7 @@ class LeastRecentlyUsed(OrderedCandidates, EvictionPolicy):
     """The node whose resume point was used longest ago goes first.
 
     Args:
-        leaves_only: of whole paths the ends alone, and a use refreshes the path: as SGLang's tree does it.
+        leaves_only: only the ends of paths are candidates, and a use refreshes the whole path, as in SGLang's tree.
     """
 
     def __init__(self, *, leaves_only: bool = False) -> None:
@@ -136,7 +135,7 @@ class LeastRecentlyUsed(OrderedCandidates, EvictionPolicy):
 
 
 class Candidates:
-    """Ordered sets of nodes, kept up to date by `refresh`; what is in none of them stays.
+    """Ordered sets of nodes, kept up to date by `refresh`; a node in none of them stays.
 
     Args:
         policy: orders what can be evicted; least recently used when None.
@@ -150,7 +149,7 @@ class Candidates:
 
     def __init__(self, policy: EvictionPolicy | None = None):
         self.evictable: EvictionPolicy = LeastRecentlyUsed() if policy is None else policy
-        # Of two on one path: the one that fewer wait for; where all go through both, the upper is of no use.
+        # Of two nodes on a path, the one that fewer prompts wait for. If all go through both, the upper is useless.
         self.expected = OrderedCandidates(
             key=lambda node: (-node.expected_until, node.num_expected, node.end)
         )

@@ -71,7 +71,7 @@ class Node:
     losses: list[Loss] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.end = self.start + len(self.tokens)  # for good
+        self.end = self.start + len(self.tokens)  # never changes
 
     @property
     def cached(self) -> bool:

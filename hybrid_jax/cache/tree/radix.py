@@ -131,7 +131,7 @@ class RadixTree(SpanTree):
     # --- look-up --------------------------------------------------------------------------------
 
     def match(self, tokens: np.ndarray, owner: str = "") -> Match:
-        """Looks a prompt up without changing anything.
+        """Looks a prompt up; changes nothing.
 
         A model with recurrent layers resumes where a checkpoint stands; a model without resumes at any multiple of
         grain whose pages are cached.
@@ -220,7 +220,7 @@ class RadixTree(SpanTree):
             self.touch(match.node)
 
     def touch(self, node: Node) -> None:
-        """The node counts as just used, and where the policy says so everything above it."""
+        """The node counts as just used, and everything above it too if the policy says so."""
         for part in node.path() if self._candidates.evictable.touches_path else [node]:
             super().touch(part)
 
@@ -415,7 +415,7 @@ class RadixTree(SpanTree):
     def _prune(self) -> None:
         """Forgets known spans that nobody needs, oldest first, down to the bounds.
 
-        An announced prompt is known by two nodes at most and its own tokens, and is no history yet.
+        An announced prompt takes at most two nodes and its own tokens, which do not count as history.
         """
         max_nodes = self.max_known_nodes + 2 * self._num_announced
         max_tokens = self.max_known_tokens + self._announced_tokens

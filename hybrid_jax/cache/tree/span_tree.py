@@ -22,19 +22,19 @@ from hybrid_jax.cache.tree.node import LOSSES_KEPT, Node, shared_len
 
 
 class SpanTree:
-    """What `RadixTree` is made of: it decides who comes and who goes, this keeps the tree in form.
+    """The base of `RadixTree`, which decides what comes and goes; this keeps the tree in form.
 
-    The form: no boundary between two spans that nothing tells apart (a checkpoint, a branch, known against cached,
-    somebody who needs it), and no pages that no checkpoint below them makes use of, where there are checkpoints at
-    all. Everything that takes from a node restores it. What adds to one (`descend`, `split`, `give_pages`,
-    `give_checkpoint`, and the caller who no longer needs a node) leaves that to `tidy`, once all of it is done.
+    The form has two rules. A boundary between two spans has a reason: a checkpoint, a branch, a change from cached to
+    known, or somebody who needs it. And in a model with recurrent layers there are no pages without a checkpoint below
+    them. What takes from a node restores the form. What adds to one (`descend`, `split`, `give_pages`,
+    `give_checkpoint`, and a caller who no longer needs a node) leaves that to `tidy`, once all of it is done.
 
     Args:
         page_holds: what the nodes' pages are, and the tree's own counts on them.
         slots: the checkpoints; the tree is one holder among others.
         page_tokens: tokens of a page; 0 for a model without attention, whose nodes list no pages.
         needs_slots: the model has recurrent layers, so pages are of use below a checkpoint only.
-        changed: called with every node whose standing may be another now: what it lists, its children, its use.
+        changed: called with every node that may have changed: what it lists, its children, its use.
             A node that left the tree has no parent any more.
 
     Attributes:
@@ -256,7 +256,7 @@ class SpanTree:
             self._rebase(node)
 
     def _rebase(self, node: Node) -> None:
-        """The nearest checkpoint above whatever hangs below this node is another one now."""
+        """Tells of the nodes below that this node's checkpoint came or went above them."""
         for end in _first_slots(node, lambda child: child.cached):
             self._changed(end)
 
