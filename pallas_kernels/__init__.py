@@ -6,7 +6,6 @@ from pallas_kernels.gated_rmsnorm import gated_rmsnorm as gated_rmsnorm
 from pallas_kernels.residual_rmsnorm import residual_rmsnorm as residual_rmsnorm
 from pallas_kernels.ssd_scan import ssd_scan as ssd_scan
 from pallas_kernels.ssd_window import fold as fold
-from pallas_kernels.ssd_window import ssd_window as ssd_window
 from pallas_kernels.ssd_window import ssd_window_frames as ssd_window_frames
 
 __all__ = [
@@ -16,6 +15,5 @@ __all__ = [
     "gated_rmsnorm",
     "residual_rmsnorm",
     "ssd_scan",
-    "ssd_window",
     "ssd_window_frames",
 ]

@@ -31,11 +31,13 @@ def run(
 
     Args:
         where: public function, for messages.
-        available: implementations by name, all of one signature.
+        available: implementations by name, all of one signature. "reference" is the definition; "xla" is there where
+            XLA makes more of another form.
         arrays, static: their arguments.
         unsupported: why "pallas" cannot take these arguments, or None if it can.
         no_triton: the same of "triton".
-        differentiable: "pallas" brings a derivative of its own; otherwise it has none, and None takes that of "xla".
+        differentiable: "pallas" brings a derivative of its own; otherwise it has none, and None takes that of the
+            form for other platforms.
 
     Raises:
         ValueError: no implementation has that name.
@@ -43,12 +45,12 @@ def run(
     """
     arrays = [None if array is None else jnp.asarray(array) for array in arrays]  # numpy's, too
     if implementation is None:
-        xla = functools.partial(available["xla"], **static)
+        plain = functools.partial(available.get("xla", available["reference"]), **static)
         if unsupported is not None or "pallas" not in available:
-            return xla(*arrays)
+            return plain(*arrays)
         pallas = functools.partial(available["pallas"], **static)
-        either = functools.partial(jax.lax.platform_dependent, cuda=pallas, default=xla)
-        return (either if differentiable else _differentiated_as(either, xla))(*arrays)
+        either = functools.partial(jax.lax.platform_dependent, cuda=pallas, default=plain)
+        return (either if differentiable else _differentiated_as(either, plain))(*arrays)
     if not isinstance(implementation, str) or implementation not in available:
         raise ValueError(
             f"{where}: implementation must be one of {sorted(available)}, got {implementation!r}"
@@ -77,7 +79,7 @@ def _differentiated_as(function: Callable, other: Callable) -> Callable:
 
 def _no_derivative(where: str, implementation: str, *arrays):
     raise NotImplementedError(
-        f"{where}: {implementation!r} has no derivative; differentiate 'xla', which None takes for it"
+        f"{where}: {implementation!r} has no derivative; leave the choice to None, which has one"
     )
 
 

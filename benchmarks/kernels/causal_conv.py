@@ -33,6 +33,7 @@ GRANITE_4_H_SMALL = Sizes(num_heads=128, head_dim=64, num_groups=1, state_size=1
 MODELS = {"granite_4_h_small_G1": GRANITE_4_H_SMALL, "nemotron_h_8b_G8": shapes.NEMOTRON_H_8B}
 PROMPTS = ((1, 8192), (4, 2048))
 ROWS, GRAIN, WINDOWS = 64, 32, (1, 5)
+WAYS = {"pallas": "pallas", "xla": "reference"}  # the definition, as XLA compiles it
 SMOKE, SMOKE_WINDOW = "lengths_around_the_taps", "verify"
 PROMPT_SWEEP = [
     Config(tokens, channels, warps)
@@ -100,15 +101,15 @@ def causal_conv1d(sizes: Sizes, carry, inputs):
 def prompt_case(shape: shapes.Case) -> Case:
     sizes, tokens = shape.sizes, sum(shape.lengths)
     calls = {
-        name: functools.partial(prompt, sizes, functools.partial(causal_conv, implementation=name))
-        for name in ("pallas", "xla", "reference")
+        name: functools.partial(prompt, sizes, functools.partial(causal_conv, implementation=way))
+        for name, way in WAYS.items()
     }
     columns = 2 * sizes.conv_size + sizes.num_heads  # read and written, and step sizes read
     return Case(
         operation="causal_conv",
         name=shape.name,
         draw=functools.partial(draw_prompt, shape),
-        truth=calls["reference"],
+        truth=calls["xla"],
         sides=tuple(Side(name=name, call=call) for name, call in calls.items()),
         peers=(Peer(name="causal_conv1d", build=functools.partial(causal_conv1d, sizes)),),
         configs={
@@ -152,9 +153,9 @@ def window_case(shape: shapes.WindowCase) -> Case:
     sizes, tokens = shape.sizes, sum(shape.num_valid)
     calls = {
         name: functools.partial(
-            window, sizes, functools.partial(causal_conv_window, implementation=name)
+            window, sizes, functools.partial(causal_conv_window, implementation=way)
         )
-        for name in ("pallas", "xla", "reference")
+        for name, way in WAYS.items()
     }
     of_config = functools.partial(causal_conv_window_pallas, ancestors=None)
     shared = 2 * sizes.shared_size  # bytes of one token's B, or of its C
@@ -167,7 +168,7 @@ def window_case(shape: shapes.WindowCase) -> Case:
         operation="causal_conv",
         name=shape.name,
         draw=functools.partial(draw_window, shape),
-        truth=calls["reference"],
+        truth=calls["xla"],
         result=window_result,
         sides=tuple(Side(name=name, call=call) for name, call in calls.items()),
         configs={

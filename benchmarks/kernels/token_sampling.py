@@ -118,8 +118,10 @@ def torch_sample(shape: Shape, carry, inputs):
 
 
 def case_of(shape: Shape) -> Case:
-    names = ("pallas", "xla")
-    calls = {name: functools.partial(call, name) for name in names} | {"engine xla": engine}
+    names = {"pallas": "pallas", "xla": "reference"}
+    calls = {name: functools.partial(call, way) for name, way in names.items()} | {
+        "engine xla": engine
+    }
     random = shape.kind != "greedy"
     peer = Peer(
         name="torch multinomial" if random else "torch argmax",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from pallas_kernels.causal_conv import kernel, reference, xla
+from pallas_kernels.causal_conv import kernel, reference
 from pallas_kernels.causal_conv.sizes import Sizes
 from pallas_kernels.dispatch import (
     BITS,
@@ -22,12 +22,10 @@ from pallas_kernels.parts import check_parts
 
 CHUNKS = {
     "reference": reference.causal_conv_reference,
-    "xla": xla.causal_conv_xla,
     "pallas": kernel.causal_conv_pallas,
 }
 WINDOWS = {
     "reference": reference.causal_conv_window_reference,
-    "xla": xla.causal_conv_window_xla,
     "pallas": kernel.causal_conv_window_pallas,
 }
 
@@ -54,7 +52,7 @@ def causal_conv(
         weight: [W, E] taps, the token's own last. bias: [E] or None. dt_bias: [M].
         lengths: int32[B] tokens that exist; what lies past them is never read.
         sizes: how a token's projection is laid out.
-        implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
+        implementation: "reference", "pallas", or None to choose. A named one never falls back.
 
     Returns:
         xBC [B, T, E] in the dtype of `projected`, and dt float32[B, T, M]; both zero past the lengths.
@@ -114,8 +112,8 @@ def causal_conv_window(
         starts: int32[B] slot of each row's token 0; starts + num_valid is at most S.
         first: int32[B] leading tokens that the rings hold already.
         num_valid: int32[B] tokens that exist; at most T.
-        ancestors: int32[B, T] of a tree of tokens, as in `ssd_window`: bit j of ancestors[b, t] is set where token
-            j is an ancestor of token t, or t itself, and ancestors come first. None for a chain.
+        ancestors: int32[B, T] of a tree of tokens, as in `ssd_window_frames`: bit j of ancestors[b, t] is set where
+            token j is an ancestor of token t, or t itself, and ancestors come first. None for a chain.
         moves: the next window begins behind the last of T tokens, if all exist. Never true of a tree, nor where it is
             decided later how many of the tokens stay.
         implementation: as in `causal_conv`.

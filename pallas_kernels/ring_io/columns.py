@@ -48,7 +48,7 @@ def store_columns(
         arena: uint32[U, W]. frames: int32[B, n] frames that hold the columns of one checkpoint.
         folds: int32[B], below 0 for rows that are left alone.
         conv: uint16 or uint32[L, B', C, E] rings, B' >= B: bits of bfloat16 or float32.
-        columns: W - 1. implementation: "reference", "xla", "pallas", or None to choose.
+        columns: W - 1. implementation: "reference", "pallas", or None to choose.
     """
     where = "store_columns"
     check_rank(where, "conv", conv, 4)
@@ -106,14 +106,6 @@ def store_columns_reference(arena, frames, folds, conv, *, columns):
     return arena
 
 
-def store_columns_xla(arena, frames, folds, conv, *, columns):
-    """One scatter; rows that are left alone aim past the end and are dropped."""
-    words = _words(conv, frames.shape[0], columns)
-    place = jnp.arange(words.shape[1])
-    frame = jnp.where(folds[:, None] >= 0, frames[:, place // arena.shape[1]], arena.shape[0])
-    return arena.at[frame, place % arena.shape[1]].set(words, mode="drop")
-
-
 def word_of(element: Callable, place: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Words of a layer's columns in a kernel; `element` gives the bits of elements by their places."""
     if jnp.dtype(dtype).itemsize == 4:
@@ -162,6 +154,5 @@ def store_columns_pallas(arena, frames, folds, conv, *, columns):
 
 STORES = {
     "reference": store_columns_reference,
-    "xla": store_columns_xla,
     "pallas": store_columns_pallas,
 }

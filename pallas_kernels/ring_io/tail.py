@@ -61,7 +61,7 @@ def store_tail(
         frames: int32[B, n] frames of the columns of each row's next checkpoint.
         rows: int32[B] ring rows. lengths, state_lengths: int32[B] tokens of the chunk, and before the checkpoint.
         layer: of the rings and of the frames. sizes: how a token's projection is laid out.
-        implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
+        implementation: "reference", "pallas", or None to choose. A named one never falls back.
 
     Returns:
         arena, conv, xB, dt. Slots behind the chunk's last token hold nothing that means anything.
@@ -271,6 +271,5 @@ def store_tail_pallas(
 
 TAILS = {
     "reference": store_tail_reference,
-    "xla": store_tail_reference,
     "pallas": store_tail_pallas,
 }

@@ -16,7 +16,6 @@ from pallas_kernels.row_product import kernel, reference
 
 PRODUCTS = {
     "reference": reference.row_product_reference,
-    "xla": reference.row_product_reference,
     "pallas": kernel.row_product_pallas,
 }
 
@@ -31,7 +30,7 @@ def row_product(
 
     Args:
         x: [I]. weight: [I, O], of the same dtype.
-        implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
+        implementation: "reference", "pallas", or None to choose. A named one never falls back.
 
     Returns:
         float32[S, O], whose sum over S is the product.

@@ -16,13 +16,12 @@ from pallas_kernels.dispatch import (
     run,
 )
 from pallas_kernels.records import Records, check_frames, check_groups
-from pallas_kernels.ssd_scan import dense, kernel, reference, triton_scan, xla
+from pallas_kernels.ssd_scan import kernel, reference, triton_scan, xla
 
 IMPLEMENTATIONS = {
     "reference": reference.ssd_scan_reference,
     "xla": xla.ssd_scan_xla,
-    "pallas": dense.ssd_scan_pallas,
-    "triton": triton_scan.ssd_scan_triton,
+    "pallas": kernel.ssd_scan_pallas,
 }
 FRAMES = {
     "reference": reference.ssd_scan_frames_reference,
@@ -58,15 +57,14 @@ def ssd_scan(
         lengths: int32[B] valid tokens per row, or None for T. Padding changes nothing.
         state_lengths: int32[B] tokens after which the returned state stands, at most `lengths`;
             None for `lengths`. The tokens between the two must lie in one tile of 64 tokens.
-        implementation: "reference", "xla", "pallas", "triton" (bfloat16 on an NVIDIA GPU, with the packages jax-triton
-            and triton), or None to choose among "xla" and "pallas". A named one never falls back.
+        implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
 
     Returns:
         y [B, T, M, P] in the dtype of x, zero on padding; state [B, M, P, R] float32.
 
     Raises:
         ValueError: a shape or dtype does not fit, or the implementation is unknown.
-        NotImplementedError: "pallas" or "triton" was asked for and cannot take this.
+        NotImplementedError: "pallas" was asked for and cannot take this.
 
     Example:
         >>> import jax.numpy as jnp
@@ -98,8 +96,10 @@ def ssd_scan(
     check_shape(where, "state_lengths", state_lengths, (rows,))
     initial_state = initial_state.astype(jnp.float32)
     arrays = (x, dt, A, B, C, initial_state, lengths, state_lengths)
-    reasons = _why_unsupported(implementation, Records.of(x, B), x)
-    return run(where, implementation, IMPLEMENTATIONS, *arrays, **reasons, differentiable=True)
+    reason = kernel.why_unsupported(Records.of(x, B), x.dtype)
+    return run(
+        *(where, implementation, IMPLEMENTATIONS, *arrays), unsupported=reason, differentiable=True
+    )
 
 
 def ssd_scan_frames(
@@ -162,13 +162,7 @@ def ssd_scan_frames(
         check_frames(where, arena, name, frames, rows, records, first=first_frame)
     arrays = (arena, read, write, exists, xBC, dt, A, D, lengths, state_lengths)
     static = {"records": records, "first_frame": first_frame}
-    static |= _why_unsupported(implementation, records, xBC)
-    return run(where, implementation, FRAMES, *arrays, **static)
-
-
-def _why_unsupported(implementation: str | None, records: Records, x: jax.Array) -> dict:
-    """What `run` is told of the kernels and x [B, T, ...]."""
-    reasons = {"unsupported": kernel.why_unsupported(records, x.dtype)}
+    static |= {"unsupported": kernel.why_unsupported(records, xBC.dtype)}
     if implementation == "triton":
-        reasons["no_triton"] = triton_scan.why_unsupported(records, x.dtype, x.shape[1])
-    return reasons
+        static["no_triton"] = triton_scan.why_unsupported(records, xBC.dtype, tokens)
+    return run(where, implementation, FRAMES, *arrays, **static)

@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.bits import stored, widen
 from pallas_kernels.decay import LOWEST
 from pallas_kernels.records import Records, state_words
+from pallas_kernels.ssd_scan.xla import ssd_scan_xla
 from pallas_kernels.triton import (
     NUM_SMS,
     call,
@@ -391,3 +392,36 @@ def ssd_scan_frames_pallas(
     columns = Columns(x=0, B=inner, C=inner + size)
     arrays = (arena, read, write, exists, xBC, dt, A, xBC, xBC, D, lengths, state_lengths)
     return scan_frames(*arrays, columns=columns, records=records, first_frame=first_frame)
+
+
+def scan_dense(x, dt, A, B, C, initial_state, lengths, state_lengths, *, config=None):
+    """The scan over states that are arrays of their own: every head's is a frame."""
+    rows, tokens, heads, _ = x.shape
+    records = Records.of(x, B)
+    arena = jax.lax.bitcast_convert_type(initial_state, jnp.uint32).reshape(rows * heads, -1)
+    frames = jnp.arange(rows * heads, dtype=jnp.int32).reshape(rows, heads)
+    flat = [a.reshape(rows, tokens, -1) for a in (x, B.astype(x.dtype), C.astype(x.dtype))]
+    y, arena = scan_frames(
+        *(arena, frames, frames, jnp.ones(rows, jnp.int32), flat[0], dt, A, *flat[1:], None),
+        *(lengths, state_lengths),
+        columns=Columns(x=0, B=0, C=0),
+        records=records,
+        config=config,
+    )
+    state = jax.lax.bitcast_convert_type(arena, jnp.float32)
+    return y.reshape(x.shape), state.reshape(initial_state.shape)
+
+
+def _forward(*arrays):
+    return scan_dense(*arrays), arrays
+
+
+def _backward(arrays, cotangents):
+    *floats, lengths, state_lengths = arrays
+    _, pull = jax.vjp(lambda *floats: ssd_scan_xla(*floats, lengths, state_lengths), *floats)
+    return (*pull(cotangents), None, None)
+
+
+# See `api.ssd_scan`, with the gradients of "xla".
+ssd_scan_pallas = jax.custom_vjp(scan_dense)
+ssd_scan_pallas.defvjp(_forward, _backward)

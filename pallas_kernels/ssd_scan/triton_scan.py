@@ -16,7 +16,6 @@ import jax.numpy as jnp
 
 from pallas_kernels import jax_triton
 from pallas_kernels.records import Records
-from pallas_kernels.ssd_scan.dense import with_gradients
 from pallas_kernels.triton import cdiv, power_of_two
 
 CHUNK = 64  # tokens a program takes at once
@@ -138,22 +137,3 @@ def ssd_scan_frames_triton(
 
 def _float32(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
-def _scan_dense(x, dt, A, B, C, initial_state, lengths, state_lengths):
-    """The scan with every head's state a frame of its own, and x, B and C copied into one array."""
-    rows, tokens, heads, _ = x.shape
-    arena = jax.lax.bitcast_convert_type(initial_state, jnp.uint32).reshape(rows * heads, -1)
-    frames = jnp.arange(rows * heads, dtype=jnp.int32).reshape(rows, heads)
-    flat = [a.astype(x.dtype).reshape(rows, tokens, -1) for a in (x, B, C)]
-    y, arena = ssd_scan_frames_triton(
-        *(arena, frames, frames, jnp.ones(rows, jnp.int32), jnp.concatenate(flat, axis=-1), dt, A),
-        *(None, lengths, state_lengths),
-        records=Records.of(x, B),
-        first_frame=0,
-    )
-    state = jax.lax.bitcast_convert_type(arena, jnp.float32)
-    return y.reshape(x.shape), state.reshape(initial_state.shape)
-
-
-ssd_scan_triton = with_gradients(_scan_dense)

@@ -3,6 +3,5 @@
 from pallas_kernels.records import Records as Records
 from pallas_kernels.ssd_window.api import fold as fold
 from pallas_kernels.ssd_window.api import fold_frames as fold_frames
-from pallas_kernels.ssd_window.api import ssd_window as ssd_window
 from pallas_kernels.ssd_window.api import ssd_window_frames as ssd_window_frames
 from pallas_kernels.ssd_window.api import ssd_window_rings as ssd_window_rings

@@ -21,81 +21,19 @@ from pallas_kernels.dispatch import (
 from pallas_kernels.records import Records, check_frames, check_groups
 from pallas_kernels.ssd_window import kernel, reference, xla
 
-WINDOWS = {
-    "reference": reference.ssd_window_reference,
-    "xla": xla.ssd_window_xla,
-    "pallas": kernel.ssd_window_pallas,
-}
 FRAMES = {
     "reference": reference.ssd_window_frames_reference,
     "xla": xla.ssd_window_frames_xla,
-    "pallas": kernel.ssd_window_frames_pallas,
 }
 RINGS = {
     "reference": reference.ssd_window_rings_reference,
-    "xla": xla.ssd_window_rings_xla,
     "pallas": kernel.ssd_window_rings_pallas,
 }
-FOLDS = {
-    "reference": reference.fold_reference,
-    "xla": xla.fold_xla,
-    "pallas": kernel.fold_pallas,
-}
+FOLDS = {"reference": reference.fold_reference, "xla": xla.fold_xla}
 FRAME_FOLDS = {
     "reference": reference.fold_frames_reference,
-    "xla": xla.fold_frames_xla,
     "pallas": kernel.fold_frames_pallas,
 }
-
-
-def ssd_window(
-    state: jax.Array,
-    x: jax.Array,
-    dt: jax.Array,
-    A: jax.Array,
-    B: jax.Array,
-    C: jax.Array,
-    *,
-    starts: jax.Array,
-    num_valid: jax.Array | None = None,
-    ancestors: jax.Array | None = None,
-    implementation: Implementation | None = None,
-) -> jax.Array:
-    """Outputs of T new tokens per row from a checkpoint and a ring; no state is written.
-
-    Query t of row b stands at ring slot starts[b] + t, where its record already lies.
-
-    Args:
-        state: [B, M, P, R] float32 checkpoints.
-        x: [B, S, M, P] ring records; slots past the last valid query are never read.
-        dt: [B, S, M] float32 ring step sizes.
-        A: [M] decay rates, negative.
-        B: [B, S, G, R] ring records.
-        C: [B, T, G, R] of the new tokens.
-        starts: int32[B] slot of the first new token; starts + num_valid is at most S.
-        num_valid: int32[B] new tokens that count, or None for T.
-        ancestors: int32[B, T] of a tree of new tokens: bit j of ancestors[b, t] is set where token j is an
-            ancestor of token t, or t itself. None for a chain.
-        implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
-
-    Returns:
-        y [B, T, M, P] float32, zero where a token does not count.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> x, dt, B = jnp.ones((1, 32, 2, 4)), jnp.ones((1, 32, 2)), jnp.ones((1, 32, 1, 16))
-        >>> state, C = jnp.zeros((1, 2, 4, 16)), jnp.ones((1, 1, 1, 16))
-        >>> ssd_window(state, x, dt, -jnp.ones(2), B, C, starts=jnp.array([3])).shape
-        (1, 1, 2, 4)
-    """
-    where = "ssd_window"
-    num_valid = _checked(where, x, dt, A, B, C, starts, num_valid, ancestors)
-    rows, slots, heads, width = x.shape
-    check_shape(where, "state", state, (rows, heads, width, C.shape[3]))
-    check_dtypes(where, FLOAT32, state=state)
-    arrays = (state, x, dt, A, B, C, starts, num_valid, ancestors)
-    reason = kernel.why_unsupported(Records.of(x, B), slots)
-    return run(where, implementation, WINDOWS, *arrays, unsupported=reason)
 
 
 def ssd_window_frames(
@@ -113,27 +51,56 @@ def ssd_window_frames(
     ancestors: jax.Array | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """`ssd_window` with the checkpoints still in their frames, each of which is read once.
+    """Outputs of T new tokens per row from a checkpoint in frames and a ring; no state is written.
+
+    Query t of row b stands at ring slot starts[b] + t, where its record already lies. Every frame is read once.
 
     Args:
         arena: uint32[U, W] frames; a frame holds W // (P R) whole heads of float32 bits, [h, P, R].
         frames: int32[B, n] frames of each row's state, in the order of its heads; the last one may be
             partly empty.
         exists: bool[B]; where false the state is zero, and what its frames hold does not matter.
-        x, dt, A, B, C, starts, num_valid, ancestors, implementation: as in `ssd_window`.
+        x: [B, S, M, P] ring records; slots past the last valid query are never read.
+        dt: [B, S, M] float32 ring step sizes.
+        A: [M] decay rates, negative.
+        B: [B, S, G, R] ring records.
+        C: [B, T, G, R] of the new tokens.
+        starts: int32[B] slot of the first new token; starts + num_valid is at most S.
+        num_valid: int32[B] new tokens that count, or None for T.
+        ancestors: int32[B, T] of a tree of new tokens: bit j of ancestors[b, t] is set where token j is an
+            ancestor of token t, or t itself. None for a chain.
+        implementation: "reference", "xla", or None for "xla".
 
     Returns:
-        y as in `ssd_window`; the arena, as it was.
+        y [B, T, M, P] float32, zero where a token does not count; the arena, as it was.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x, dt, B = jnp.ones((1, 32, 2, 4)), jnp.ones((1, 32, 2)), jnp.ones((1, 32, 1, 16))
+        >>> arena, frames, C = jnp.zeros((2, 128), jnp.uint32), jnp.array([[1]]), jnp.ones((1, 1, 1, 16))
+        >>> records = x, dt, -jnp.ones(2), B, C
+        >>> y, _ = ssd_window_frames(arena, frames, jnp.array([True]), *records, starts=jnp.array([3]))
+        >>> y.shape
+        (1, 1, 2, 4)
     """
     where = "ssd_window_frames"
-    num_valid = _checked(where, x, dt, A, B, C, starts, num_valid, ancestors)
-    records = Records.of(x, B)
-    check_shape(where, "exists", exists, (x.shape[0],))
+    check_rank(where, "x", x, 4)
+    check_rank(where, "C", C, 4)
+    rows, slots, heads, _ = x.shape
+    check_shape(where, "dt", dt, (rows, slots, heads))
+    check_shape(where, "A", A, (heads,))
+    check_shape(where, "B", B, (rows, slots, *C.shape[2:]))
+    check_shape(where, "C", C, (rows, *C.shape[1:]))
+    check_groups(where, C.shape[2], heads)
+    check_dtypes(where, FLOATS, x=x, dt=dt, A=A, B=B, C=C)
+    if num_valid is None:
+        num_valid = jnp.full(rows, C.shape[1], jnp.int32)
+    _check_rows(where, rows, C.shape[1], starts, num_valid, ancestors)
+    check_shape(where, "exists", exists, (rows,))
     check_dtypes(where, FLAGS, exists=exists)
-    check_frames(where, arena, "frames", frames, x.shape[0], records)
+    check_frames(where, arena, "frames", frames, rows, Records.of(x, B))
     arrays = (arena, frames, exists, x, dt, A, B, C, starts, num_valid, ancestors)
-    reason = kernel.why_unsupported(records, x.shape[1])
-    return run(where, implementation, FRAMES, *arrays, unsupported=reason)
+    return run(where, implementation, FRAMES, *arrays)
 
 
 def ssd_window_rings(
@@ -150,16 +117,16 @@ def ssd_window_rings(
     records: Records,
     starts: jax.Array,
     num_valid: jax.Array,
-    D: jax.Array | None = None,
+    D: jax.Array,
+    scores: jax.Array,
     ancestors: jax.Array | None = None,
-    scores: jax.Array | None = None,
     dtype: jnp.dtype = jnp.float32,
     implementation: Implementation | None = None,
 ) -> jax.Array:
     """`ssd_window_frames` with one layer's records where an engine keeps them, and the skip D x added.
 
     Args:
-        arena, exists, starts, num_valid, ancestors, implementation: as there.
+        arena, exists, starts, num_valid, ancestors: as there.
         frames: int32[B, F] frames of whole checkpoints, of which the layer's begin at `first_frame`.
         xB: [L, B', S, M P + G R] rings of all layers, B' >= B; floats, or their bits as unsigned integers.
         dt: float32[L, B', S, M] rings of the step sizes.
@@ -167,10 +134,11 @@ def ssd_window_rings(
         C: [B, T, G R] of the new tokens.
         layer: which of the rings, and of the rates.
         records: how x and B lie in a record.
-        D: float32[M] factor of a new token's own x in its output, or None.
-        scores: float32[B, T, G, S] C . B of every query and slot where the caller has them already; those of
+        D: float32[M] factor of a new token's own x in its output.
+        scores: float32[B, T, G, S] C . B of every query and slot, as `causal_conv_window` leaves them; those of
             slots a query does not see do not matter.
         dtype: of the outputs.
+        implementation: "reference", "pallas", or None to choose. A named one never falls back.
 
     Returns:
         y [B, T, M, P], zero where a token does not count.
@@ -188,37 +156,18 @@ def ssd_window_rings(
         raise ValueError(
             f"{where}: layer {layer} and {rows} rows must lie within the rings {xB.shape[:2]}"
         )
-    if D is not None:
-        check_shape(where, "D", D, (heads,))
+    check_shape(where, "D", D, (heads,))
     _check_rows(where, rows, tokens, starts, num_valid, ancestors)
     check_shape(where, "exists", exists, (rows,))
     check_dtypes(where, FLAGS, exists=exists)
     check_dtypes(where, FLOATS + BITS, xB=xB)
     check_dtypes(where, FLOATS, dt=dt, A=A, C=C, D=D, scores=scores)
     check_frames(where, arena, "frames", frames, rows, records, first=first_frame)
-    if scores is not None:
-        check_shape(where, "scores", scores, (rows, tokens, records.num_groups, xB.shape[2]))
+    check_shape(where, "scores", scores, (rows, tokens, records.num_groups, xB.shape[2]))
     arrays = (arena, frames, exists, xB, dt, A, C, D, starts, num_valid, ancestors, scores)
     reason = kernel.why_unsupported(records, xB.shape[2])
     static = {"layer": layer, "first_frame": first_frame, "records": records, "dtype": dtype}
     return run(where, implementation, RINGS, *arrays, unsupported=reason, **static)
-
-
-def _checked(where: str, x, dt, A, B, C, starts, num_valid, ancestors) -> jax.Array:
-    """Checks what windows over records take; returns num_valid, all queries for None."""
-    check_rank(where, "x", x, 4)
-    check_rank(where, "C", C, 4)
-    rows, slots, heads, _ = x.shape
-    check_shape(where, "dt", dt, (rows, slots, heads))
-    check_shape(where, "A", A, (heads,))
-    check_shape(where, "B", B, (rows, slots, *C.shape[2:]))
-    check_shape(where, "C", C, (rows, *C.shape[1:]))
-    check_groups(where, C.shape[2], heads)
-    check_dtypes(where, FLOATS, x=x, dt=dt, A=A, B=B, C=C)
-    if num_valid is None:
-        num_valid = jnp.full(rows, C.shape[1], jnp.int32)
-    _check_rows(where, rows, C.shape[1], starts, num_valid, ancestors)
-    return num_valid
 
 
 def _check_rows(where: str, rows: int, tokens: int, starts, num_valid, ancestors) -> None:
@@ -242,10 +191,10 @@ def fold(
 
     Args:
         state: [B, M, P, R] float32 checkpoints.
-        x, dt, B: ring records, as in `ssd_window`.
+        x, dt, B: ring records, as in `ssd_window_frames`.
         A: [M] decay rates, negative.
         lengths: int32[B] records that count, or None for all.
-        implementation: "reference", "xla", "pallas", or None to choose.
+        implementation: "reference", "xla", or None for "xla".
 
     Returns:
         [B, M, P, R] float32, the state after the last record that counts.
@@ -271,8 +220,7 @@ def fold(
     if lengths is None:
         lengths = jnp.full(rows, slots, jnp.int32)
     check_shape(where, "lengths", lengths, (rows,))
-    reason = kernel.why_unsupported(Records.of(x, B), slots)
-    return run(where, implementation, FOLDS, state, x, dt, A, B, lengths, unsupported=reason)
+    return run(where, implementation, FOLDS, state, x, dt, A, B, lengths)
 
 
 def fold_frames(
@@ -300,7 +248,7 @@ def fold_frames(
         xB, dt: rings, as in `ssd_window_rings`; row b's are at place b.
         A: float32[L, M] decay rates.
         records: how x and B lie in a record. per_layer: frames of one layer.
-        implementation: "reference", "xla", "pallas", or None to choose.
+        implementation: "reference", "pallas", or None to choose.
     """
     where = "fold_frames"
     check_rank(where, "xB", xB, 4)

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.bits import floats, stored, widen
-from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.records import Records, split_records, state_words
+from pallas_kernels.records import Records, state_words
 from pallas_kernels.triton import (
     call,
     cdiv,
@@ -88,7 +87,6 @@ def _window_kernel(
     per_frame: int,
     channels: int,
     tree: bool,
-    skips: bool,
 ):
     """`channels` of one head's outputs."""
     row, head = pl.program_id(0), pl.program_id(1)
@@ -133,9 +131,8 @@ def _window_kernel(
         y = jnp.sum(weights * x, axis=0)
         of_state = jnp.sum(functools.reduce(jnp.add, products), axis=1)
         y = y + jnp.exp(totals[0] + totals[1]) * of_state
-        if skips:
-            skip = load(xB_ref, layer, row, start + t, column, mask=inside)
-            y = y + D_ref[head] * widen(skip)
+        skip = load(xB_ref, layer, row, start + t, column, mask=inside)
+        y = y + D_ref[head] * widen(skip)
         store(y_ref, row, t, column, value=y, mask=inside)
 
     def blank(t, _):
@@ -168,7 +165,7 @@ def ssd_window_rings_pallas(
     """See `api.ssd_window_rings`."""
     rows, tokens, _ = C.shape
     config = config or Config.of_window(records)
-    tree, skips = ancestors is not None, D is not None
+    tree = ancestors is not None
     kernel = functools.partial(
         _window_kernel,
         layer=layer,
@@ -177,12 +174,8 @@ def ssd_window_rings_pallas(
         per_frame=records.per_frame(arena),
         channels=config.channels,
         tree=tree,
-        skips=skips,
     )
     ancestors = ancestors if tree else jnp.zeros((1, 1), jnp.int32)
-    D = D if skips else A[layer]
-    if scores is None:
-        scores = _scores(C, xB[layer, :rows], records)
     y = call(
         kernel,
         *(arena, frames, exists.astype(jnp.int32), xB, dt, A, C, scores, D),
@@ -194,14 +187,6 @@ def ssd_window_rings_pallas(
         num_stages=config.num_stages,
     )
     return y.reshape(rows, tokens, records.num_heads, records.head_dim)
-
-
-def _scores(C, xB, records: Records):
-    """C . B of every query and slot, float32[B, T, G, S]."""
-    _, B = split_records(xB, records)
-    C = C.reshape(*C.shape[:2], *B.shape[2:])
-    product = functools.partial(jnp.einsum, precision=HIGHEST)
-    return product("btgr,bsgr->btgs", C.astype(jnp.float32), B.astype(jnp.float32))
 
 
 def _fold_kernel(
@@ -312,53 +297,3 @@ def fold_frames_pallas(
         num_stages=config.num_stages,
         aliases={0: 0},
     )
-
-
-def _joined(x, B):
-    """x [B, S, M, P] and B [B, S, G, R] as a ring of one layer."""
-    lead = x.shape[:2]
-    parts = (x.reshape(*lead, -1), B.astype(x.dtype).reshape(*lead, -1))
-    return jnp.concatenate(parts, axis=-1)[None]
-
-
-def _in_frames(state):
-    """state [B, M, P, R] as an arena with a frame per head, and the frames int32[B, M]."""
-    rows, heads = state.shape[:2]
-    arena = jax.lax.bitcast_convert_type(state, jnp.uint32).reshape(rows * heads, -1)
-    return arena, jnp.arange(rows * heads, dtype=jnp.int32).reshape(rows, heads)
-
-
-def ssd_window_frames_pallas(arena, frames, exists, x, dt, A, B, C, starts, num_valid, ancestors):
-    """See `api.ssd_window_frames`: records that do not lie in rings are joined first."""
-    records = Records.of(x, B)
-    y = ssd_window_rings_pallas(
-        *(arena, frames, exists, _joined(x, B), dt[None], A[None]),
-        C.reshape(*C.shape[:2], -1),
-        *(None, starts, num_valid, ancestors, None),
-        layer=0,
-        first_frame=0,
-        records=records,
-        dtype=jnp.float32,
-    )
-    return y, arena
-
-
-def ssd_window_pallas(state, x, dt, A, B, C, starts, num_valid, ancestors):
-    """See `api.ssd_window`."""
-    arena, frames = _in_frames(state)
-    exists = jnp.ones(state.shape[0], jnp.int32)
-    return ssd_window_frames_pallas(
-        arena, frames, exists, x, dt, A, B, C, starts, num_valid, ancestors
-    )[0]
-
-
-def fold_pallas(state, x, dt, A, B, lengths):
-    """See `api.fold`."""
-    arena, frames = _in_frames(state)
-    exists = jnp.ones(state.shape[0], jnp.int32)
-    arena = fold_frames_pallas(
-        *(arena, frames, frames, exists, lengths, _joined(x, B), dt[None], A[None]),
-        records=Records.of(x, B),
-        per_layer=state.shape[1],
-    )
-    return jax.lax.bitcast_convert_type(arena, jnp.float32).reshape(state.shape)

@@ -66,7 +66,6 @@ def ssd_window_rings_reference(
     first_frame,
     records,
     dtype,
-    window=ssd_window_frames_reference,
 ):
     """Cuts the layer's records out of the rings and asks the window over frames; makes its own scores."""
     rows, tokens = C.shape[:2]
@@ -75,22 +74,18 @@ def ssd_window_rings_reference(
     own = (x, dt[layer, :rows], A[layer], B, C)
     per_layer = -(-records.num_heads // records.per_frame(arena))
     frames = frames[:, first_frame : first_frame + per_layer]
-    y, _ = window(arena, frames, exists, *own, starts, num_valid, ancestors)
-    if D is not None:
-        place = jnp.minimum(starts[:, None] + jnp.arange(tokens), x.shape[1] - 1)
-        new = jnp.take_along_axis(x, place[:, :, None, None], axis=1).astype(jnp.float32)
-        counts = (jnp.arange(tokens) < num_valid[:, None])[..., None, None]
-        y = y + jnp.where(counts, D[:, None] * new, 0)
-    return y.astype(dtype)
+    y, _ = ssd_window_frames_reference(arena, frames, exists, *own, starts, num_valid, ancestors)
+    place = jnp.minimum(starts[:, None] + jnp.arange(tokens), x.shape[1] - 1)
+    new = jnp.take_along_axis(x, place[:, :, None, None], axis=1).astype(jnp.float32)
+    counts = (jnp.arange(tokens) < num_valid[:, None])[..., None, None]
+    return (y + jnp.where(counts, D[:, None] * new, 0)).astype(dtype)
 
 
 def fold_reference(state, x, dt, A, B, lengths):
     return ssd_scan_reference(x, dt, A, B, B, state, lengths, lengths)[1]
 
 
-def fold_frames_reference(
-    arena, read, write, exists, lengths, xB, dt, A, *, records, per_layer, fold=fold_reference
-):
+def fold_frames_reference(arena, read, write, exists, lengths, xB, dt, A, *, records, per_layer):
     """Folds one row and one layer after another."""
     for row in range(read.shape[0]):
         for layer in range(A.shape[0]):
@@ -99,7 +94,7 @@ def fold_frames_reference(
             old = read_states(arena, read[one, own], exists[one], records)
             x, B = split_records(xB[layer, one], records)
             length = jnp.maximum(lengths[one], 0)
-            new = fold(old, x, dt[layer, one], A[layer], B, length)
+            new = fold_reference(old, x, dt[layer, one], A[layer], B, length)
             folded = write_states(arena, write[one, own], new, records)
             arena = jnp.where(lengths[row] >= 0, folded, arena)
     return arena

@@ -7,34 +7,21 @@ import jax.numpy as jnp
 
 from pallas_kernels.decay import lag, running_decay
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.ssd_window.reference import (
-    fold_frames_reference,
-    ssd_window_rings_reference,
-    visible,
-)
+from pallas_kernels.ssd_window.reference import visible
 
 
-def ssd_window_xla(state, x, dt, A, B, C, starts, num_valid, ancestors):
-    """See `api.ssd_window`.
+def ssd_window_frames_xla(arena, frames, exists, x, dt, A, B, C, starts, num_valid, ancestors):
+    """See `api.ssd_window_frames`. A loop over frames: what a step reads of the arena stays in the cache.
 
     With c the running sum of dt A over the ring: for the query at slot i,
     y_i = exp(c_i) S C_i + sum over slots j <= i of exp(c_i - c_j) dt_j (C_i . B_j) x_j.
     """
-    rows, _, groups, size = C.shape
-    heads, width = x.shape[2:]
-    grouped = state.reshape(rows, groups, heads // groups, width, size)
-    C = _counting(C, num_valid)
-    carried = jnp.einsum("btgr,bghpr->btghp", C, grouped, precision=HIGHEST)
-    return _outputs(carried, x, dt, A, B, C, starts, num_valid, ancestors)
-
-
-def ssd_window_frames_xla(arena, frames, exists, x, dt, A, B, C, starts, num_valid, ancestors):
-    """See `api.ssd_window_frames`. A loop over frames: what a step reads of the arena stays in the cache."""
     rows, tokens, groups, size = C.shape
     heads, width = x.shape[2:]
     per_frame = min(arena.shape[1] // (width * size), heads)  # whole heads, then padding
     per_row = frames.shape[1]
-    C = _counting(C, num_valid)
+    counts = jnp.arange(tokens)[None] < num_valid[:, None]
+    C = jnp.where(counts[:, :, None, None], C, 0).astype(jnp.float32)
     by_head = jnp.repeat(C, heads // groups, axis=2)  # [B, T, M, R]
     by_head = jnp.pad(by_head, ((0, 0), (0, 0), (0, per_row * per_frame - heads), (0, 0)))
     by_frame = by_head.reshape(rows, tokens, per_row, per_frame, size).swapaxes(1, 2)
@@ -57,21 +44,10 @@ def ssd_window_frames_xla(arena, frames, exists, x, dt, A, B, C, starts, num_val
     carried = carried.reshape(rows, tokens, per_row * per_frame, width)[:, :, :heads]
     carried = jnp.where(exists[:, None, None, None], carried, 0.0)
     carried = carried.reshape(rows, tokens, groups, heads // groups, width)
-    return _outputs(carried, x, dt, A, B, C, starts, num_valid, ancestors), arena
+    return outputs(carried, x, dt, A, B, C, starts, num_valid, ancestors), arena
 
 
-def ssd_window_rings_xla(*arrays, **static):
-    """See `api.ssd_window_rings`."""
-    return ssd_window_rings_reference(*arrays, **static, window=ssd_window_frames_xla)
-
-
-def _counting(C, num_valid):
-    """C in float32, zero where a query does not count."""
-    counts = jnp.arange(C.shape[1])[None] < num_valid[:, None]
-    return jnp.where(counts[:, :, None, None], C, 0).astype(jnp.float32)
-
-
-def _outputs(carried, x, dt, A, B, C, starts, num_valid, ancestors):
+def outputs(carried, x, dt, A, B, C, starts, num_valid, ancestors):
     """The window's outputs from what the checkpoint carries, S C of [B, T, G, h, P], and the ring.
 
     Records past the live slots are zeroed, not only masked, so garbage there (NaN too) is inert.
@@ -128,8 +104,3 @@ def fold_xla(state, x, dt, A, B, lengths):
     left = left.reshape(rows, slots, groups, per_group, width)
     added = jnp.einsum("bsghp,bsgr->bghpr", left, B, precision=HIGHEST)
     return state * jnp.exp(sum(last))[:, 0, :, None, None] + added.reshape(rows, heads, width, size)
-
-
-def fold_frames_xla(*arrays, **static):
-    """See `api.fold_frames`."""
-    return fold_frames_reference(*arrays, **static, fold=fold_xla)

@@ -29,7 +29,6 @@ def _sample_tokens_triton(*arrays: jax.Array) -> jax.Array:
 
 IMPLEMENTATIONS = {
     "reference": sample_tokens_reference,
-    "xla": sample_tokens_reference,  # by sorting; an engine on a CPU has its own, which does not sort
     "pallas": sample_tokens_pallas,
     "triton": _sample_tokens_triton,
 }
@@ -57,7 +56,8 @@ def sample_tokens(
         temperature: float32[B], 0 takes the largest logit, the first of equal ones.
         top_k: int32[B], 0 for no limit. top_p: float32[B], 1 for no limit. min_p: float32[B], 0 for no limit.
         banned: int32[B, n] tokens that are not drawn, -1 where unused; n may be 0. A NaN is not drawn either.
-        implementation: "reference", "xla", "pallas", "triton", or None to choose. A named one never falls back.
+        implementation: "reference", "pallas", "triton", or None to choose among the first two. A named one never
+            falls back.
 
     Returns:
         int32[B].

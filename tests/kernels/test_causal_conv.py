@@ -140,12 +140,12 @@ def test_none_chooses_by_platform_and_a_name_is_obeyed():
 
     for name in (None, "pallas"):
         assert kernels_in(with_name(name), inputs) == ["causal_conv"]
-    assert kernels_in(with_name("xla"), inputs) == []
+    assert kernels_in(with_name("reference"), inputs) == []
     loops = {
         name: "stablehlo.while" in jax.jit(with_name(name)).lower(inputs).as_text()
-        for name in (None, "xla", "pallas")
+        for name in (None, "reference", "pallas")
     }  # the grid that interpret mode walks
-    assert loops == {None: False, "xla": False, "pallas": True}
+    assert loops == {None: False, "reference": False, "pallas": True}
 
 
 @pytest.mark.parametrize(

@@ -297,7 +297,7 @@ def test_none_chooses_by_platform_and_a_name_is_obeyed():
 
     for name in (None, "pallas"):
         assert kernels_in(with_name(name), inputs) == ["causal_conv_window"]
-    assert kernels_in(with_name("xla"), inputs) == []
+    assert kernels_in(with_name("reference"), inputs) == []
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pallas_kernels.ssd_scan.api import IMPLEMENTATIONS
 from pallas_kernels.ssd_scan.cases import SMALL_CASES, make_inputs
 from tests.kernels.lowered import kernels_in
 
-FAST = sorted(set(IMPLEMENTATIONS) - {"reference", "triton"})  # "triton": tests/interpreted
+FAST = sorted(set(IMPLEMENTATIONS) - {"reference"})
 TOLERANCE = {"float32": 1e-6, "bfloat16": 1e-3}  # of the norm, by the dtype of the compared array
 ROUNDED = 6e-3  # where bfloat16 inputs are multiplied on tensor cores: weights and states are rounded to it
 RAGGED = next(case for case in SMALL_CASES if case.name == "ragged_rows_and_an_empty_one")

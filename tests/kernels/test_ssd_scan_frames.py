@@ -10,7 +10,7 @@ import pytest
 
 from pallas_kernels import fold, jax_triton, ssd_scan
 from pallas_kernels.records import NOWHERE, Records, read_states, state_words, write_states
-from pallas_kernels.ssd_scan import dense, kernel, ssd_scan_frames, triton_scan
+from pallas_kernels.ssd_scan import kernel, ssd_scan_frames, triton_scan
 from pallas_kernels.ssd_scan.api import FRAMES
 from pallas_kernels.ssd_scan.cases import Case, make_inputs
 from tests.kernels.lowered import kernels_in
@@ -122,7 +122,7 @@ def test_states_go_from_frames_to_frames(case, per_frame, dtype, implementation)
 def test_segments_give_what_one_program_gives(segments, dtype):
     inputs = make_inputs(LONG, dtype=dtype)
     config = replace(kernel.CONFIGS[dtype], chunk=32, segments=segments)
-    y, state = jax.jit(functools.partial(dense.scan_dense, config=config))(**inputs)
+    y, state = jax.jit(functools.partial(kernel.scan_dense, config=config))(**inputs)
     want_y, want_state = scan(**inputs, implementation="reference")
     tolerance = ROUNDED if dtype == "bfloat16" else None
     assert_close(y, want_y, tolerance)
@@ -132,7 +132,7 @@ def test_segments_give_what_one_program_gives(segments, dtype):
 def test_segments_read_no_padding_and_no_state_of_an_empty_row():
     inputs = make_inputs(LONG)
     config = replace(kernel.CONFIGS["float32"], chunk=32, segments=3)
-    run = jax.jit(functools.partial(dense.scan_dense, config=config))
+    run = jax.jit(functools.partial(kernel.scan_dense, config=config))
     real = np.arange(LONG.tokens) < np.asarray(LONG.lengths)[:, None]
     dirty = dict(inputs)
     for name in ("x", "dt", "B", "C"):
@@ -155,7 +155,7 @@ def test_segments_fill_the_chip_and_no_more():
     for segments, kernels in names.items():
         config = kernel.Config(segments=segments)
         inputs = make_inputs(LONG, dtype="bfloat16")
-        run = functools.partial(dense.scan_dense, config=config)
+        run = functools.partial(kernel.scan_dense, config=config)
         assert kernels_in(lambda inputs, run=run: run(**inputs), inputs) == kernels
 
 

@@ -8,19 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import fold, ssd_scan, ssd_window
-from pallas_kernels.ssd_window.api import FOLDS, WINDOWS
+from pallas_kernels import fold, ssd_scan, ssd_window_frames
+from pallas_kernels.ssd_window import Records, fold_frames, ssd_window_rings
 from pallas_kernels.ssd_window.cases import SMALL_CASES, Case, make_inputs
 from tests.kernels.lowered import kernels_in
 
-FAST = sorted(set(WINDOWS) - {"reference"})
+FAST = ("pallas", "xla")
 TOLERANCE = {"float32": 1e-6}  # of the norm; outputs are float32 whatever the records' dtype
 RING = Case(name="ring", tokens=32, heads=6, groups=3, width=12, size=24, starts=(0, 0, 0, 0))
 WIDE = Case(name="wide", tokens=32, heads=16, groups=2, width=32, size=64, starts=(0,) * 8)
 RECORDS = ("x", "dt", "B")
 
-window = functools.partial(jax.jit, static_argnames="implementation")(ssd_window)
-folded = functools.partial(jax.jit, static_argnames="implementation")(fold)
 scan = jax.jit(functools.partial(ssd_scan, implementation="reference"))
 
 
@@ -37,6 +35,62 @@ def assert_close(got, want) -> None:
 def assert_same_bits(got, want) -> None:
     got, want = np.ascontiguousarray(got), np.ascontiguousarray(want)
     assert got.dtype == want.dtype and np.array_equal(got.view(np.uint8), want.view(np.uint8))
+
+
+def framed(state: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """States [B, M, P, R] in an arena with a frame for each head: the arena, its table, and that all rows have one."""
+    rows, heads = state.shape[:2]
+    arena = jax.lax.bitcast_convert_type(state, jnp.uint32).reshape(rows * heads, -1)
+    return arena, jnp.arange(rows * heads).reshape(rows, heads), jnp.ones(rows, bool)
+
+
+def ringed(x: jax.Array, B: jax.Array) -> jax.Array:
+    """Records as the ring of one layer."""
+    lead = x.shape[:2]
+    return jnp.concatenate([x.reshape(*lead, -1), B.reshape(*lead, -1)], axis=-1)[None]
+
+
+def all_scores(C: jax.Array, B: jax.Array) -> jax.Array:
+    """C . B of every query and slot, float32[B, T, G, S]."""
+    wide = (a.astype(jnp.float32) for a in (C, B))
+    return jnp.einsum("btgr,bsgr->btgs", *wide, precision="highest")
+
+
+@functools.partial(jax.jit, static_argnames="implementation")
+def window(state, x, dt, A, B, C, *, starts, num_valid=None, ancestors=None, implementation):
+    """The window by the function that has the implementation: over rings for "pallas", which gets no skip here."""
+    arena, table, exists = framed(state)
+    at = {"starts": starts, "ancestors": ancestors, "implementation": implementation}
+    if num_valid is None:
+        num_valid = jnp.full(len(starts), C.shape[1])
+    if implementation != "pallas":
+        return ssd_window_frames(arena, table, exists, x, dt, A, B, C, **at, num_valid=num_valid)[0]
+    return ssd_window_rings(
+        *(arena, table, exists, ringed(x, B), dt[None], A[None]),
+        C.reshape(*C.shape[:2], -1),
+        layer=0,
+        records=Records.of(x, B),
+        num_valid=num_valid,
+        D=jnp.zeros_like(A),
+        scores=all_scores(C, B),
+        **at,
+    )
+
+
+@functools.partial(jax.jit, static_argnames="implementation")
+def folded(state, x, dt, A, B, *, lengths=None, implementation):
+    """The fold by the function that has the implementation: from frames to frames for "pallas"."""
+    if implementation != "pallas":
+        return fold(state, x, dt, A, B, lengths=lengths, implementation=implementation)
+    arena, table, exists = framed(state)
+    lengths = jnp.full(x.shape[0], x.shape[1]) if lengths is None else lengths
+    arena = fold_frames(
+        *(arena, table, table, exists, lengths, ringed(x, B), dt[None], A[None]),
+        records=Records.of(x, B),
+        per_layer=x.shape[2],
+        implementation=implementation,
+    )
+    return jax.lax.bitcast_convert_type(arena, jnp.float32).reshape(state.shape)
 
 
 def fold_inputs(inputs: dict) -> dict:
@@ -209,45 +263,50 @@ class TestImplementation:
             assert_same_bits(got[row], want_state)
 
 
-@pytest.mark.parametrize(
-    ("function", "kernel"), [(ssd_window, "ssd_window"), (fold, "ssd_fold")], ids=["window", "fold"]
-)
-def test_none_chooses_by_platform_and_a_name_is_obeyed(function, kernel):
-    inputs = make_inputs(SMALL_CASES[0])
-    inputs = inputs if function is ssd_window else fold_inputs(inputs)
+def test_none_is_xla_for_arrays_and_a_name_is_obeyed():
+    inputs = fold_inputs(make_inputs(SMALL_CASES[0]))
 
     def with_name(name):
-        return lambda inputs: function(**inputs, implementation=name)
+        return lambda inputs: fold(**inputs, implementation=name)
 
-    assert (
-        kernels_in(with_name(None), inputs) == kernels_in(with_name("pallas"), inputs) == [kernel]
-    )
-    assert kernels_in(with_name("xla"), inputs) == []
     loops = {
         name: "stablehlo.while" in jax.jit(with_name(name)).lower(inputs).as_text()
-        for name in (None, "xla", "reference", "pallas")
-    }  # the scan of the reference, and the grid that interpret mode walks
-    assert loops == {None: False, "xla": False, "reference": True, "pallas": True}
-    assert sorted(WINDOWS) == sorted(FOLDS)
+        for name in (None, "xla", "reference")
+    }  # the scan of the reference
+    assert loops == {None: False, "xla": False, "reference": True}
+    assert kernels_in(with_name(None), inputs) == []
 
 
 @pytest.mark.parametrize(
-    ("function", "change", "message"),
+    ("change", "message"),
     [
-        (ssd_window, {"implementation": "tpu"}, "ssd_window: implementation .* got 'tpu'"),
-        (ssd_window, {"C": jnp.ones((3, 1))}, r"C must have 4 dimensions, got shape \(3, 1\)"),
-        (ssd_window, {"state": jnp.ones((3, 6, 8, 4))}, r"state .* got \(3, 6, 8, 4\)"),
-        (ssd_window, {"starts": jnp.ones(2, jnp.int32)}, r"starts .* \(3,\), got \(2,\)"),
-        (ssd_window, {"num_valid": jnp.ones(4, jnp.int32)}, r"num_valid .* \(3,\), got \(4,\)"),
-        (ssd_window, {"B": jnp.ones((3, 31, 2, 16))}, r"B must .* got \(3, 31, 2, 16\)"),
-        (fold, {"B": jnp.ones((3, 31, 2, 16))}, r"fold: B must .* got \(3, 31, 2, 16\)"),
-        (fold, {"lengths": jnp.ones(2, jnp.int32)}, r"fold: lengths .* \(3,\), got \(2,\)"),
-        (fold, {"dt": jnp.ones((3, 32, 1))}, r"fold: dt .* \(3, 32, 6\), got \(3, 32, 1\)"),
-        (ssd_window, {"ancestors": jnp.ones((3, 2), jnp.int32)}, r"ancestors .* got \(3, 2\)"),
+        ({"implementation": "tpu"}, "ssd_window_frames: implementation .* got 'tpu'"),
+        ({"C": jnp.ones((3, 1))}, r"C must have 4 dimensions, got shape \(3, 1\)"),
+        ({"frames": jnp.ones((2, 6), jnp.int32)}, r"frames must hold .* of \(2, 6\)"),
+        ({"starts": jnp.ones(2, jnp.int32)}, r"starts .* \(3,\), got \(2,\)"),
+        ({"num_valid": jnp.ones(4, jnp.int32)}, r"num_valid .* \(3,\), got \(4,\)"),
+        ({"B": jnp.ones((3, 31, 2, 16))}, r"B must .* got \(3, 31, 2, 16\)"),
+        ({"ancestors": jnp.ones((3, 2), jnp.int32)}, r"ancestors .* got \(3, 2\)"),
     ],
 )
-def test_a_wrong_argument_is_named(function, change, message):
+def test_a_wrong_argument_of_a_window_is_named(change, message):
     inputs = make_inputs(SMALL_CASES[0])
-    inputs = inputs if function is ssd_window else fold_inputs(inputs)
+    given = zip(("arena", "frames", "exists"), framed(inputs.pop("state")), strict=True)
     with pytest.raises(ValueError, match=message):
-        function(**inputs | change)
+        ssd_window_frames(**dict(given) | inputs | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"state": jnp.ones((3, 6, 8, 4))}, r"state .* got \(3, 6, 8, 4\)"),
+        ({"B": jnp.ones((3, 31, 2, 16))}, r"fold: B must .* got \(3, 31, 2, 16\)"),
+        ({"lengths": jnp.ones(2, jnp.int32)}, r"fold: lengths .* \(3,\), got \(2,\)"),
+        ({"dt": jnp.ones((3, 32, 1))}, r"fold: dt .* \(3, 32, 6\), got \(3, 32, 1\)"),
+        ({"implementation": "pallas"}, r"must be one of \['reference', 'xla'\], got 'pallas'"),
+    ],
+)
+def test_a_wrong_argument_of_a_fold_is_named(change, message):
+    inputs = fold_inputs(make_inputs(SMALL_CASES[0]))
+    with pytest.raises(ValueError, match=message):
+        fold(**inputs | change)

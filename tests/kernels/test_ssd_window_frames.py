@@ -8,21 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import fold, ssd_window, ssd_window_frames
+from pallas_kernels import fold, ssd_window_frames
 from pallas_kernels.records import read_states
 from pallas_kernels.ssd_window import Records, fold_frames, ssd_window_rings
-from pallas_kernels.ssd_window.api import FRAME_FOLDS, FRAMES, RINGS, WINDOWS
+from pallas_kernels.ssd_window.api import FRAME_FOLDS, FRAMES, RINGS
 from pallas_kernels.ssd_window.cases import SMALL_CASES, make_inputs
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_window import (
+    FAST,
     RING,
+    all_scores,
     assert_close,
     assert_same_bits,
     relative_error,
     window,
 )
 
-FAST = sorted(set(WINDOWS) - {"reference"})
 # A root with two children, one of which has a child; the last token stands alone.
 TREE = jnp.asarray([0b00001, 0b00011, 0b00101, 0b01011, 0b10000], jnp.int32)
 PATHS = ((0,), (0, 1), (0, 2), (0, 1, 3), (4,))
@@ -88,9 +89,7 @@ def test_records_in_rings_give_the_windows_outputs(case, dtype, implementation):
     xB, dt, records = in_rings(inputs, layers=3, layer=1)
     C = inputs["C"].reshape(*inputs["C"].shape[:2], -1)
     exists, D = jnp.ones(case.rows, bool), jnp.linspace(-1, 2, case.heads)
-    scores = jnp.einsum(
-        "btgr,bsgr->btgs", *(inputs[n].astype(jnp.float32) for n in "CB"), precision="highest"
-    )
+    scores = all_scores(inputs["C"], inputs["B"])
     dead = jnp.arange(case.slots) >= (inputs["starts"] + inputs["num_valid"])[:, None]
     scores = jnp.where(dead[:, None, None], jnp.nan, scores)
     rows = {name: inputs[name] for name in ("starts", "num_valid")}
@@ -99,7 +98,6 @@ def test_records_in_rings_give_the_windows_outputs(case, dtype, implementation):
     run = functools.partial(ssd_window_rings, layer=1, first_frame=2, records=records, **rows)
     run = jax.jit(functools.partial(run, implementation=implementation))
     want = window(**inputs, implementation="reference")
-    assert_close(run(arena, table, exists, xB, dt, A, C), want)
     own = inputs["starts"][:, None] + jnp.arange(case.tokens)
     own = jnp.minimum(own, case.slots - 1)[..., None, None]
     x = jnp.take_along_axis(inputs["x"], own, axis=1).astype(jnp.float32)
@@ -172,17 +170,21 @@ def test_rings_and_frames_name_their_kernels():
     xB, dt, records = in_rings(inputs, layers=1, layer=0)
     exists, C = jnp.ones(RING.rows, bool), inputs["C"].reshape(RING.rows, RING.tokens, -1)
     rows = {name: inputs[name] for name in ("starts", "num_valid")}
+    rows |= {"D": inputs["A"], "scores": all_scores(inputs["C"], inputs["B"])}
 
-    def windows(arena, table, xB, dt, A, C):
+    def windows(name, arena, table, xB, dt, A, C):
         run = functools.partial(ssd_window_rings, layer=0, records=records, **rows)
-        return run(arena, table, exists, xB, dt, A[None], C)
+        return run(arena, table, exists, xB, dt, A[None], C, implementation=name)
 
-    def folds(arena, table, xB, dt, A):
-        run = functools.partial(fold_frames, records=records, per_layer=table.shape[1])
-        return run(arena, table, table, exists, rows["num_valid"], xB, dt, A[None])
+    def folds(name, arena, table, xB, dt, A):
+        given = (arena, table, table, exists, inputs["num_valid"], xB, dt, A[None])
+        static = {"records": records, "per_layer": table.shape[1]}
+        return fold_frames(*given, **static, implementation=name)
 
-    assert kernels_in(windows, arena, table, xB, dt, inputs["A"], C) == ["ssd_window"]
-    assert kernels_in(folds, arena, table, xB, dt, inputs["A"]) == ["ssd_fold"]
+    for function, more, kernel in ((windows, [C], "ssd_window"), (folds, [], "ssd_fold")):
+        given = (arena, table, xB, dt, inputs["A"], *more)
+        for name, kernels in ((None, [kernel]), ("pallas", [kernel]), ("reference", [])):
+            assert kernels_in(functools.partial(function, name), *given) == kernels
 
 
 @pytest.mark.parametrize("implementation", FAST)
@@ -229,11 +231,26 @@ def test_shapes_a_kernel_cannot_take_are_refused_by_name_and_run_by_default():
     case = replace(RING, slots=160, tokens=1, starts=(130,) * 4)
     inputs = make_inputs(case)
     with pytest.raises(NotImplementedError, match="at most 128 slots for 'pallas', got 160"):
-        ssd_window(**inputs, implementation="pallas")
-    assert kernels_in(lambda inputs: ssd_window(**inputs), inputs) == []
+        window(**inputs, implementation="pallas")
+    arena, table = in_frames(inputs["state"], 2)
+    xB, dt, records = in_rings(inputs, layers=1, layer=0)
+
+    def by_default(xB):
+        return ssd_window_rings(
+            *(arena, table, jnp.ones(4, bool), xB, dt, inputs["A"][None]),
+            inputs["C"].reshape(4, 1, -1),
+            layer=0,
+            records=records,
+            starts=inputs["starts"],
+            num_valid=inputs["num_valid"],
+            D=inputs["A"],
+            scores=all_scores(inputs["C"], inputs["B"]),
+        )
+
+    assert kernels_in(by_default, xB) == []
 
 
 def test_trees_have_no_more_nodes_than_bits():
     inputs = make_inputs(RING)
     with pytest.raises(ValueError, match="a tree must have at most 31 new tokens, got 32"):
-        ssd_window(**inputs, ancestors=jnp.ones((4, 32), jnp.int32))
+        window(**inputs, ancestors=jnp.ones((4, 32), jnp.int32), implementation="xla")

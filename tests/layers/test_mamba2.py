@@ -52,6 +52,15 @@ def make_params(spec: Mamba2, seed: int = 0) -> dict:
     return {name: jnp.asarray(value, jnp.float32) for name, value in params.items()}
 
 
+def window_of(params, z, C, x, state, ring, starts, num_valid, spec: Mamba2):
+    """`mamba2.window_frames` with every head's state in a frame of its own."""
+    rows, heads = state.shape[:2]
+    arena = jax.lax.bitcast_convert_type(state, jnp.uint32).reshape(rows * heads, -1)
+    frames = jnp.arange(rows * heads).reshape(rows, heads)
+    places = (arena, frames, jnp.ones(rows, bool), ring, starts, num_valid)
+    return mamba2.window_frames(params, z, C, x, *places, spec)[0]
+
+
 def draw(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
