@@ -24,6 +24,7 @@ class Case:
         heads, kv_heads, head_dim: N, K, H. rotated: channels that are rotated. normed: with norms of heads.
         parts: parts of the projection, 0 for a whole one.
         page_tokens: tokens of a page. pages: of a row. groups, group: lines of the page table, and the layer's.
+        unused: entries at the end of a page table that name the sink. shared: page 0 is one frame for all rows.
         offset: word of the frame where the layer's part lies. tail: words behind it.
         large: from a real model, for benchmarks; unit tests leave it out.
     """
@@ -43,6 +44,8 @@ class Case:
     pages: int = 4
     groups: int = 1
     group: int = 0
+    unused: int = 0
+    shared: bool = False
     offset: int = 0
     tail: int = 0
     large: bool = False
@@ -90,6 +93,33 @@ CASES = (
         rotated=10,
     ),
     Case(name="far_positions", tokens=2, base=(131_000, 99), page_tokens=4096, pages=32),
+    Case(name="decode_inside_a_frame", tokens=1, base=(5, 31), offset=24, tail=10),
+    Case(name="decode_many_rows", tokens=1, base=tuple(range(66)), pages=5, head_dim=2, rotated=0),
+    Case(name="one_page", tokens=5, base=(0, 11, 37), pages=3, rotated=0),
+    Case(name="two_pages", tokens=5, base=(12, 15, 28), offset=32, tail=4, rotated=0),
+    Case(name="three_pages", tokens=32, base=(8, 31), rotated=0),
+    Case(name="whole_pages", tokens=32, base=(0, 32), head_dim=6, rotated=0, offset=7),
+    Case(
+        name="part_of_a_window",
+        tokens=32,
+        base=(0, 32, 16, 0, 32),
+        begin=(7, 32, 47, 0, 0),
+        end=(8, 49, 48, 0, 0),
+        rotated=0,
+        tail=5,
+    ),
+    Case(
+        name="behind_a_shared_page",
+        tokens=32,
+        base=(0, 0),
+        begin=(16, 20),
+        end=(32, 21),
+        rotated=0,
+        shared=True,
+    ),
+    Case(name="page_longer_than_the_window", tokens=5, page_tokens=64, base=(60, 3), pages=2),
+    Case(name="last_page_of_the_table", tokens=32, base=(40, 56), end=(64, 64), rotated=0),
+    Case(name="short_table", tokens=32, base=(0, 16), end=(9, 32), pages=3, rotated=0, unused=1),
     Case(
         name="nemotron_h_8b_decode",
         tokens=1,
@@ -151,10 +181,14 @@ def make_places(case: Case, seed: int = 0) -> dict[str, jax.Array]:
     """Where tokens stand and lie; frames lie in shuffled order, with spare ones between."""
     count = case.rows * case.groups * case.pages
     ids = np.random.default_rng(seed).permutation(np.arange(1, count + 4))[:count]
+    table = ids.reshape(case.rows, case.groups, case.pages)
+    table[..., case.pages - case.unused :] = 0
+    if case.shared:
+        table[..., 0] = table[0, :, 0]
     base = np.array(case.base, np.int32)
     end = base + case.tokens if case.end is None else case.end
     places = {
-        "table": jnp.asarray(ids.reshape(case.rows, case.groups, case.pages), jnp.int32),
+        "table": jnp.asarray(table, jnp.int32),
         "base": jnp.asarray(base),
         "begin": jnp.asarray(base if case.begin is None else case.begin, jnp.int32),
         "end": jnp.asarray(end, jnp.int32),

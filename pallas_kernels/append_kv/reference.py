@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.frame_io.api import pack_records
-from pallas_kernels.frame_io.reference import update_tokens_reference
 from pallas_kernels.parts import as_parts
 
 
@@ -37,7 +36,7 @@ def append_kv_reference(
     q, k = _normed(q, q_norm, eps), _normed(k, k_norm, eps)
     q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
     records = pack_records(jnp.stack([k, v], axis=2).astype(layout.dtype))
-    arena = update_tokens_reference(
+    arena = _updated(
         *(arena, records.reshape(rows, tokens, -1), table[:, group], base, begin, end),
         offset=layout.offset,
         page_tokens=layout.page_tokens,
@@ -62,3 +61,19 @@ def _rotated(x, cos, sin):
     turned = jax.lax.complex(wide[..., :half], wide[..., half : 2 * half]) * turn
     turned = jnp.concatenate([turned.real, turned.imag], axis=-1).astype(x.dtype)
     return jnp.concatenate([turned, x[..., 2 * half :]], axis=-1)
+
+
+def _updated(arena, values, table, base, begin, end, offset, page_tokens):
+    """The arena with records [B, T, w] at their positions, if in [begin, end), one token after another."""
+    rows, tokens, width = values.shape
+
+    def put(i, arena):
+        row, index = i // tokens, i % tokens
+        position = base[row] + index
+        frame = table[row, position // page_tokens]
+        start = offset + position % page_tokens * width
+        new = jax.lax.dynamic_update_slice(arena[frame], values[row, index], (start,))
+        live = (position >= begin[row]) & (position < end[row])
+        return arena.at[frame].set(jnp.where(live, new, arena[frame]))
+
+    return jax.lax.fori_loop(0, rows * tokens, put, arena)

@@ -7,5 +7,4 @@ from pallas_kernels.frame_io.api import pack_records as pack_records
 from pallas_kernels.frame_io.api import quantize_records as quantize_records
 from pallas_kernels.frame_io.api import read_frames as read_frames
 from pallas_kernels.frame_io.api import unpack_records as unpack_records
-from pallas_kernels.frame_io.api import update_tokens as update_tokens
 from pallas_kernels.frame_io.api import write_frames as write_frames

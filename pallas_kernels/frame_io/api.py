@@ -36,17 +36,11 @@ READ = {
 WRITE = {
     "reference": reference.write_frames_reference,
     "xla": xla.write_frames_xla,
-    "pallas": kernel.write_frames_pallas,
 }
 COPY = {
     "reference": reference.copy_frames_reference,
     "xla": xla.copy_frames_xla,
     "pallas": kernel.copy_frames_pallas,
-}
-UPDATE = {
-    "reference": reference.update_tokens_reference,
-    "xla": xla.update_tokens_xla,
-    "pallas": kernel.update_tokens_pallas,
 }
 _CHECKING = contextvars.ContextVar("_CHECKING", default=False)
 
@@ -147,46 +141,6 @@ def copy_frames(
     check_on_device("copy_frames", "sources", sources, arena)
     check_on_device("copy_frames", "targets", targets, arena)
     return run("copy_frames", implementation, COPY, arena, sources, targets)
-
-
-def update_tokens(
-    arena: jax.Array,
-    values: jax.Array,
-    table: jax.Array,
-    *,
-    base: jax.Array,
-    begin: jax.Array,
-    end: jax.Array,
-    offset: int,
-    page_tokens: int,
-    implementation: Implementation | None = None,
-) -> jax.Array:
-    """Writes token records into the pages that hold their positions; returns the arena.
-
-    Args:
-        values: uint32[B, T, w] records; values[b, t] is for position base[b] + t.
-        table: int32[B, pages] frame of each page.
-        base, begin, end: int32[B]; only positions in [begin, end) are written, all of them within
-            [base, base + T) and within the table.
-        offset: word of a frame where token 0 of the page begins.
-        page_tokens: tokens of one page.
-    """
-    where = "update_tokens"
-    check_rank(where, "values", values, 3)
-    check_rank(where, "table", table, 2)
-    rows = values.shape[0]
-    check_shape(where, "table", table, (rows, table.shape[1]))
-    for name, array in (("base", base), ("begin", begin), ("end", end)):
-        check_shape(where, name, array, (rows,))
-    check_dtypes(where, INTS, table=table, base=base, begin=begin, end=end)
-    check_dtypes(where, WORDS, values=values)
-    if page_tokens < 1:
-        raise ValueError(f"{where}: page_tokens must be at least 1, got {page_tokens}")
-    check_arena(where, arena, offset, page_tokens * values.shape[2])
-    check_on_device("update_tokens", "table", table, arena)
-    arrays = (arena, values, table, base, begin, end)
-    static = {"offset": offset, "page_tokens": page_tokens}
-    return run("update_tokens", implementation, UPDATE, *arrays, **static)
 
 
 def pack_records(x: jax.Array) -> jax.Array:

@@ -36,7 +36,7 @@ def write_frames_xla(arena, ids, values, offset):
         line = jax.lax.dynamic_slice(lines, (i, 0), (1, lines.shape[1]))
         return jax.lax.dynamic_update_slice(arena, line, (flat[i], offset))
 
-    return _repeat(flat.shape[0], put, arena)
+    return repeat(flat.shape[0], put, arena)
 
 
 def copy_frames_xla(arena, sources, targets):
@@ -46,45 +46,11 @@ def copy_frames_xla(arena, sources, targets):
         line = jax.lax.dynamic_slice(arena, (sources[i], 0), (1, arena.shape[1]))
         return jax.lax.dynamic_update_slice(arena, line, (targets[i], 0))
 
-    return _repeat(sources.shape[0], copy, arena)
+    return repeat(sources.shape[0], copy, arena)
 
 
-def update_tokens_xla(arena, values, table, base, begin, end, offset, page_tokens):
-    """See `api.update_tokens`: one token by its own slice, more by rewriting the pages they touch."""
-    rows, tokens, width = values.shape
-    if tokens == 1:
-        live = (base >= begin) & (base < end)
-
-        def put(row, arena):
-            page, slot = base[row] // page_tokens, base[row] % page_tokens
-            frame = jnp.where(live[row], table[row, jnp.minimum(page, table.shape[1] - 1)], 0)
-            if isinstance(row, int):  # "slice": no name of XLA's own is like it (docs/design.md)
-                line = jax.lax.slice_in_dim(values, row, row + 1)
-            else:
-                line = jax.lax.dynamic_slice(values, (row, 0, 0), (1, 1, width))
-            return jax.lax.dynamic_update_slice(arena, line[0], (frame, offset + slot * width))
-
-        return _repeat(rows, put, arena)
-
-    segments = -(-tokens // page_tokens) + 1
-    padded = jnp.pad(values, ((0, 0), (page_tokens, page_tokens), (0, 0)))
-
-    def merge(i, arena):
-        row, segment = i // segments, i % segments
-        page = base[row] // page_tokens + segment
-        position = page * page_tokens + jnp.arange(page_tokens)
-        live = (position >= begin[row]) & (position < end[row])
-        frame = jnp.where(live.any(), table[row, jnp.minimum(page, table.shape[1] - 1)], 0)
-        shift = page * page_tokens - base[row] + page_tokens
-        new = jax.lax.dynamic_slice(padded, (row, shift, 0), (1, page_tokens, width))[0]
-        old = jax.lax.dynamic_slice(arena, (frame, offset), (1, page_tokens * width))
-        merged = jnp.where(live[:, None], new, old.reshape(page_tokens, width))
-        return jax.lax.dynamic_update_slice(arena, merged.reshape(1, -1), (frame, offset))
-
-    return jax.lax.fori_loop(0, rows * segments, merge, arena)
-
-
-def _repeat(count, body, arena):
+def repeat(count, body, arena):
+    """body(i, arena) for i below `count`, one after another: written out where they are few, else in a loop."""
     if count <= UNROLL_LIMIT:
         for i in range(count):
             arena = body(i, arena)

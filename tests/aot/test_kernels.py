@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels.frame_io import copy_frames, read_frames, update_tokens, write_frames
+from pallas_kernels.frame_io import copy_frames, read_frames
 from pallas_kernels.records import Records
 from pallas_kernels.ssd_scan import ssd_scan_frames
 from pallas_kernels.ssd_window import fold_frames, ssd_window_rings
@@ -171,20 +171,7 @@ def test_scan_in_place(records, rows, kernels, dtype):
 ARENA, SPAN = spec(FRAMES, 65536, dtype="uint32"), spec(ROWS, dtype="int32")
 FRAME_IO = {
     "read_frames": (read_frames, (ARENA, spec(8, 2, dtype="int32"))),
-    "write_frames": (
-        write_frames,
-        (ARENA, spec(8, 2, dtype="int32"), spec(8, 2, 65536, dtype="uint32")),
-    ),
     "copy_frames": (copy_frames, (ARENA, SPAN, SPAN)),
-    "update_tokens": (
-        lambda arena, values, table, base, begin, end: update_tokens(
-            *(arena, values, table), base=base, begin=begin, end=end, offset=0, page_tokens=64
-        ),
-        (
-            *(ARENA, spec(ROWS, 5, 1024, dtype="uint32"), spec(ROWS, 128, dtype="int32")),
-            *(SPAN, SPAN, SPAN),
-        ),
-    ),
 }
 
 

@@ -19,7 +19,7 @@ from pallas_kernels import (
 )
 from pallas_kernels.append_kv import append_kv
 from pallas_kernels.causal_conv import Sizes
-from pallas_kernels.frame_io import copy_frames, read_frames, update_tokens, write_frames
+from pallas_kernels.frame_io import copy_frames, read_frames, write_frames
 from pallas_kernels.paged_attention import PageLayout, paged_attention
 from pallas_kernels.ring_io import store_columns, store_tail
 from pallas_kernels.ssd_scan import ssd_scan_frames
@@ -75,10 +75,6 @@ GOOD = {
     read_frames: {"arena": words(5, 8), "ids": ints(2)},
     write_frames: {"arena": words(5, 8), "ids": ints(2), "values": words(2, 8)},
     copy_frames: {"arena": words(5, 8), "sources": ints(2), "targets": ints(2)},
-    update_tokens: {
-        **{"arena": words(5, 32), "values": words(1, 2, 2), "table": ints(1, 2)},
-        **{"base": ints(1), "begin": ints(1), "end": ints(1), "offset": 0, "page_tokens": 16},
-    },
     append_kv: {
         **{"qkv": ones(1, 2, 32), "arena": words(3, LAYOUT.page_words), "table": ints(1, 1, 2)},
         **{"base": ints(1), "begin": ints(1), "end": 3 * ints(1), "layout": LAYOUT},
@@ -107,18 +103,9 @@ ARRAYS = [
     for name, value in given.items()
     if isinstance(value, jax.Array)
 ]
-XLA = {
-    ssd_scan,
-    ssd_scan_frames,
-    ssd_window_frames,
-    fold,
-    paged_attention,
-    append_kv,
-    read_frames,
-    write_frames,
-}
-XLA |= {copy_frames, update_tokens}
-NO_KERNEL = {ssd_window_frames, fold}
+XLA = {ssd_scan, ssd_scan_frames, ssd_window_frames, fold, paged_attention, append_kv}
+XLA |= {read_frames, write_frames, copy_frames}
+NO_KERNEL = {ssd_window_frames, fold, write_frames}
 every_function = pytest.mark.parametrize("function", GOOD, ids=lambda function: function.__name__)
 
 
@@ -194,9 +181,9 @@ def test_queries_of_other_rows_than_the_rings_are_refused():
 def test_tokens_of_other_rows_than_their_pages_are_refused():
     for name in ("base", "begin", "end"):
         message = rf"{name} must have shape \(1,\), got \(2,\)"
-        refused(update_tokens, ValueError, message, **{name: ints(2)})
-    message = r"table must have shape \(1, 2\), got \(3, 2\)"
-    refused(update_tokens, ValueError, message, table=ints(3, 2))
+        refused(append_kv, ValueError, message, **{name: ints(2)})
+    message = r"table must have shape \(1, 1, 2\), got \(3, 1, 2\)"
+    refused(append_kv, ValueError, message, table=ints(3, 1, 2))
 
 
 def test_no_groups_are_refused():

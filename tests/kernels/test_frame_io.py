@@ -14,21 +14,18 @@ from pallas_kernels.frame_io import (
     pack_records,
     read_frames,
     unpack_records,
-    update_tokens,
     write_frames,
 )
-from pallas_kernels.frame_io.api import COPY, READ, UPDATE, WRITE
-from pallas_kernels.frame_io.cases import SMALL_CASES, make_inputs
+from pallas_kernels.frame_io.api import COPY, READ, WRITE
 from pallas_kernels.frame_io.xla import UNROLL_LIMIT
 from tests.kernels.lowered import kernels_in
 
-FAST = sorted(set(UPDATE) - {"reference"})
+FAST = ("pallas", "xla")
 ID_SHAPES = [(1,), (3, 4), (UNROLL_LIMIT + 1,)]
 
 read = jax.jit(read_frames, static_argnames=("offset", "words", "implementation"))
 write = jax.jit(write_frames, static_argnames=("offset", "implementation"))
 copy = jax.jit(copy_frames, static_argnames="implementation")
-update = jax.jit(update_tokens, static_argnames=("offset", "page_tokens", "implementation"))
 
 
 def random_words(*shape: int, seed: int = 0) -> jax.Array:
@@ -38,30 +35,6 @@ def random_words(*shape: int, seed: int = 0) -> jax.Array:
 def shuffled_ids(shape: tuple[int, ...], num_frames: int, seed: int = 0) -> jax.Array:
     ids = np.random.default_rng(seed).permutation(np.arange(1, num_frames))[: np.prod(shape)]
     return jnp.asarray(ids.reshape(shape), jnp.int32)
-
-
-def expected_update(inputs: dict) -> np.ndarray:
-    """`update_tokens` as three loops over integers."""
-    given = {name: np.array(value) for name, value in inputs.items()}
-    arena, page_tokens = given["arena"], given["page_tokens"]
-    rows, tokens, width = given["values"].shape
-    for row in range(rows):
-        for index in range(tokens):
-            position = given["base"][row] + index
-            if given["begin"][row] <= position < given["end"][row]:
-                frame = given["table"][row, position // page_tokens]
-                start = given["offset"] + position % page_tokens * width
-                arena[frame, start : start + width] = given["values"][row, index]
-    return arena
-
-
-@pytest.mark.parametrize(
-    "case", [c for c in SMALL_CASES if c.rows * c.tokens <= 64], ids=lambda case: case.name
-)
-def test_the_reference_of_update_is_the_loop(case):
-    inputs = make_inputs(case)
-    got = update_tokens(**inputs, implementation="reference")
-    np.testing.assert_array_equal(got, expected_update(inputs))
 
 
 @pytest.mark.parametrize("implementation", FAST)
@@ -74,19 +47,6 @@ class TestImplementation:
         want = read(arena, ids, offset=offset, words=words, implementation="reference")
         assert got.shape == (*shape, 11 if words is None else words)
         np.testing.assert_array_equal(got, want)
-
-    @pytest.mark.parametrize("shape", ID_SHAPES, ids=str)
-    @pytest.mark.parametrize(("offset", "words"), [(0, 11), (5, 6)])
-    def test_write_changes_its_words_and_no_other(self, implementation, shape, offset, words):
-        arena, ids = random_words(80, 11), shuffled_ids(shape, 80)
-        values = random_words(*shape, words, seed=1)
-        want = np.array(arena)
-        want[np.ravel(ids), offset : offset + words] = np.reshape(values, (-1, words))
-        got = write(arena, ids, values, offset=offset, implementation=implementation)
-        np.testing.assert_array_equal(got, want)
-        if ids.size < UNROLL_LIMIT:
-            slow = write_frames(arena, ids, values, offset=offset, implementation="reference")
-            np.testing.assert_array_equal(slow, want)
 
     @pytest.mark.parametrize("count", [1, 4, UNROLL_LIMIT + 1])
     def test_copies_change_their_targets_and_no_other_frame(self, implementation, count):
@@ -103,37 +63,6 @@ class TestImplementation:
             slow = copy_frames(arena, sources, targets, implementation="reference")
             np.testing.assert_array_equal(slow, want)
 
-    @pytest.mark.parametrize("count", [2, UNROLL_LIMIT + 1])
-    def test_what_is_written_to_the_sink_touches_nothing_else(self, implementation, count):
-        arena, ids = random_words(4, 6), jnp.zeros(count, jnp.int32).at[1].set(2)
-        values = random_words(count, 6, seed=1)
-        got = write(arena, ids, values, implementation=implementation)
-        np.testing.assert_array_equal(got[1:], arena.at[2].set(values[1])[1:])
-
-    @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
-    def test_update_writes_live_tokens_and_no_other_word(self, implementation, case):
-        """Beside the sink, the arena is as the loop leaves it: nothing outside [begin, end) is touched."""
-        inputs = make_inputs(case)
-        got = update(**inputs, implementation=implementation)
-        want = expected_update(inputs)
-        np.testing.assert_array_equal(got[1:], want[1:])
-        changed = (want != np.asarray(inputs["arena"])).any(1).sum()
-        assert changed > 0
-
-    def test_the_wrong_place_shows(self, implementation):
-        """A swapped operand, a shifted range or another page order is seen by the comparison above."""
-        case = next(case for case in SMALL_CASES if case.name == "two_pages")
-        inputs = make_inputs(case)
-        want = expected_update(inputs)[1:]
-        for change in (
-            {"base": inputs["begin"], "begin": inputs["base"] + 1},
-            {"end": inputs["end"] - 1},
-            {"table": inputs["table"][:, ::-1]},
-            {"values": inputs["values"][::-1]},
-        ):
-            got = update(**inputs | change, implementation=implementation)
-            assert (got[1:] != want).any()
-
     def test_bits_that_mean_nan_pass_unchanged(self, implementation):
         """Quiet and signalling NaN, infinities, subnormals: words are words."""
         special = [0x7FC00000, 0x7F800001, 0xFFFFFFFF, 0x7F800000, 0x00000001, 0x80000000]
@@ -142,11 +71,33 @@ class TestImplementation:
         found = read(arena, ids, implementation=implementation)
         np.testing.assert_array_equal(found, arena[ids])
         fresh = jnp.zeros_like(arena)
-        put = write(fresh, ids, found, implementation=implementation)
+        put = write(fresh, ids, found, implementation="xla")
         np.testing.assert_array_equal(put[ids], arena[ids])
         np.testing.assert_array_equal(
             copy(arena, ids, ids - 1, implementation=implementation), arena
         )
+
+
+@pytest.mark.parametrize("shape", ID_SHAPES, ids=str)
+@pytest.mark.parametrize(("offset", "words"), [(0, 11), (5, 6)])
+def test_write_changes_its_words_and_no_other(shape, offset, words):
+    arena, ids = random_words(80, 11), shuffled_ids(shape, 80)
+    values = random_words(*shape, words, seed=1)
+    want = np.array(arena)
+    want[np.ravel(ids), offset : offset + words] = np.reshape(values, (-1, words))
+    got = write(arena, ids, values, offset=offset, implementation="xla")
+    np.testing.assert_array_equal(got, want)
+    if ids.size < UNROLL_LIMIT:
+        slow = write_frames(arena, ids, values, offset=offset, implementation="reference")
+        np.testing.assert_array_equal(slow, want)
+
+
+@pytest.mark.parametrize("count", [2, UNROLL_LIMIT + 1])
+def test_what_is_written_to_the_sink_touches_nothing_else(count):
+    arena, ids = random_words(4, 6), jnp.zeros(count, jnp.int32).at[1].set(2)
+    values = random_words(count, 6, seed=1)
+    got = write(arena, ids, values, implementation="xla")
+    np.testing.assert_array_equal(got[1:], arena.at[2].set(values[1])[1:])
 
 
 @pytest.mark.parametrize("shape", [(8,), (2, 3, 2, 4, 16), (0, 4)])
@@ -174,20 +125,19 @@ def test_a_packed_word_holds_element_j_low_and_j_plus_half_high():
 
 def test_none_chooses_by_platform_and_a_name_is_obeyed():
     arena, ids = random_words(9, 8), jnp.array([1, 2], jnp.int32)
-    inputs = make_inputs(SMALL_CASES[0])
     calls = {
         "read_frames": lambda name: read_frames(arena, ids, implementation=name),
-        "write_frames": lambda name: write_frames(arena, ids, arena[:2], implementation=name),
         "copy_frames": lambda name: copy_frames(arena, ids, ids, implementation=name),
-        "update_tokens": lambda name: update_tokens(**inputs, implementation=name),
+        "write_frames": lambda name: write_frames(arena, ids, arena[:2], implementation=name),
     }
     for kernel, call in calls.items():
-        for name in (None, "pallas"):
+        for name in (None, "pallas") if kernel != "write_frames" else ():
             assert kernels_in(functools.partial(call, name)) == [kernel]
         assert kernels_in(functools.partial(call, "xla")) == []
         programs = {str(jax.make_jaxpr(functools.partial(call, n))()) for n in ("xla", "reference")}
         assert len(programs) == 2
-    assert sorted(READ) == sorted(WRITE) == sorted(COPY) == sorted(UPDATE)
+    assert kernels_in(functools.partial(calls["write_frames"], None)) == []
+    assert sorted(READ) == sorted(COPY) == sorted([*WRITE, "pallas"])
 
 
 def test_ids_outside_the_arena_are_named_on_the_host():
@@ -232,12 +182,6 @@ def test_programs_traced_under_bounds_checked_raise_for_such_ids(function):
         (lambda a, i: write_frames(a, i, a[:1]), r"values must have shape \(2, 8\), got \(1, 8\)"),
         (lambda a, i: copy_frames(a, i, i[:1]), r"targets must have shape \(2,\), got \(1,\)"),
         (lambda a, i: copy_frames(a, i[None], i), r"sources must have 1 dimensions, .* \(1, 2\)"),
-        (
-            lambda a, i: update_tokens(
-                a, a[:2, None], i[:, None], base=i, begin=i, end=i, offset=4, page_tokens=1
-            ),
-            r"update_tokens: words \[4, 12\) must lie within a frame of 8",
-        ),
     ],
 )
 def test_a_wrong_argument_is_named(call, message):
