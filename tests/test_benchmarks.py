@@ -281,7 +281,7 @@ def test_a_sweep_lists_configs_by_time(tmp_path, settings_restored):
 def large_cases() -> list[Case]:
     """The first of each script, and forms of the kernels that those do not reach."""
     firsts = [script.cases(smoke=False)[0] for script in every.SCRIPTS]
-    names = ("prefill_32k_bf16", "decode_64x8k_fp8")
+    names = ("prefill_32k_bf16", "verify_T5_64x8k_bf16")
     others = [case for case in paged_attention.cases(smoke=False) if case.name in names]
     return [*firsts, *others, every.ssd_window.cases(smoke=False)[2]]
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.kernels.paged_attention [--smoke] [--cases decode_64x8k] [--sweep] [--out FILE]
 
-Sides read pages of 64 tokens in shuffled frames, bfloat16 or float8_e4m3fn. Peers, for bfloat16 alone, read
-contiguous K and V, which the table says: torch's SDPA with its flash and cuDNN backends, flash_attn and its version
-for Hopper, jax's cuDNN attention; flashinfer reads pages too, in order.
+Sides read pages of 64 tokens in shuffled frames. Peers read contiguous K and V, which the table says: torch's SDPA
+with its flash and cuDNN backends, flash_attn and its version for Hopper, jax's cuDNN attention; flashinfer reads pages
+too, in order.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a fi
 from benchmarks.kernels import report
 from benchmarks.kernels.harness import Case, Peer, Side, Work
 from benchmarks.kernels.peers import need, to_torch
-from pallas_kernels.frame_io import pack_records, quantize_records
 from pallas_kernels.paged_attention import cases as shapes
 from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.paged_attention.kernel import Config, paged_attention_pallas
+from pallas_kernels.paged_attention.layout import pack_heads
 
 PAGE_TOKENS, SCALE = 64, 128**-0.5
 CONTIGUOUS = "contiguous K and V"
@@ -65,21 +65,17 @@ def shape_of(name: str, rows: int, tokens: int, context: int) -> shapes.Case:
 
 K = 1024
 CASES = (
-    (shape_of("decode_64x8k", 64, 1, 8 * K), "bfloat16"),
-    (shape_of("prefill_8k", 1, 8 * K, 8 * K), "bfloat16"),
-    (shape_of("decode_64x8k", 64, 1, 8 * K), "float8_e4m3fn"),
-    (shape_of("verify_T5_64x8k", 64, 5, 8 * K), "bfloat16"),
-    (shape_of("decode_8x8k", 8, 1, 8 * K), "bfloat16"),
-    (shape_of("decode_1x8k", 1, 1, 8 * K), "bfloat16"),
-    (shape_of("prefill_2k", 1, 2 * K, 2 * K), "bfloat16"),
-    (shape_of("prefill_32k", 1, 32 * K, 32 * K), "bfloat16"),
-    (shape_of("decode_256x8k", 256, 1, 8 * K), "bfloat16"),
-    (shape_of("decode_64x2k", 64, 1, 2 * K), "bfloat16"),
-    (shape_of("decode_64x32k", 64, 1, 32 * K), "bfloat16"),
-    (shape_of("decode_1x32k", 1, 1, 32 * K), "bfloat16"),
-    (shape_of("verify_T5_64x8k", 64, 5, 8 * K), "float8_e4m3fn"),
-    (shape_of("prefill_8k", 1, 8 * K, 8 * K), "float8_e4m3fn"),
-    (shape_of("decode_256x8k", 256, 1, 8 * K), "float8_e4m3fn"),
+    shape_of("decode_64x8k", 64, 1, 8 * K),
+    shape_of("prefill_8k", 1, 8 * K, 8 * K),
+    shape_of("verify_T5_64x8k", 64, 5, 8 * K),
+    shape_of("decode_8x8k", 8, 1, 8 * K),
+    shape_of("decode_1x8k", 1, 1, 8 * K),
+    shape_of("prefill_2k", 1, 2 * K, 2 * K),
+    shape_of("prefill_32k", 1, 32 * K, 32 * K),
+    shape_of("decode_256x8k", 256, 1, 8 * K),
+    shape_of("decode_64x2k", 64, 1, 2 * K),
+    shape_of("decode_64x32k", 64, 1, 32 * K),
+    shape_of("decode_1x32k", 1, 1, 32 * K),
 )
 
 
@@ -98,39 +94,32 @@ def draw_contiguous(shape: shapes.Case, key: jax.Array):
     return (), {"q": q, "k": k, "v": v}
 
 
-def draw_pages(shape: shapes.Case, dtype: str, key: jax.Array):
+def draw_pages(shape: shapes.Case, key: jax.Array):
     """Arguments of `paged_attention`; nothing is carried, since attention only reads."""
     _, given = draw_contiguous(shape, key)
     kv = jnp.stack([given["k"], given["v"]], axis=2)
-    layout, count = shape.layout(dtype), shape.rows * shape.pages
+    layout, count = shape.layout("bfloat16"), shape.rows * shape.pages
     ids = 1 + jax.random.permutation(jax.random.fold_in(key, 3), count)
-    if layout.quantized:
-        words, factors = quantize_records(kv)
-        scales = jnp.zeros((count + 1, layout.page_scales), jnp.float32)
-        extra = {"scales": scales.at[ids].set(factors.reshape(count, -1))}
-    else:
-        words, extra = pack_records(kv), {}
     arena = jnp.zeros((count + 1, layout.page_words), jnp.uint32)
     return (), {
         "q": given["q"],
-        "arena": arena.at[ids].set(words.reshape(count, -1)),
+        "arena": arena.at[ids].set(pack_heads(kv).reshape(count, -1)),
         "table": ids.reshape(shape.rows, shape.pages),
         "base": jnp.asarray(shape.base, jnp.int32),
         "end": jnp.asarray(shape.lengths, jnp.int32),
-        **extra,
     }
 
 
-def run(shape: shapes.Case, dtype: str, implementation: str, carry, inputs):
-    static = {"layout": shape.layout(dtype), "scale": SCALE, "dtype": jnp.bfloat16}
+def run(shape: shapes.Case, implementation: str, carry, inputs):
+    static = {"layout": shape.layout("bfloat16"), "scale": SCALE, "dtype": jnp.bfloat16}
     return paged_attention(**inputs, **static, implementation=implementation), carry
 
 
-def run_config(shape: shapes.Case, dtype: str, config: Config, carry, inputs):
+def run_config(shape: shapes.Case, config: Config, carry, inputs):
     y = paged_attention_pallas(
-        **({"scales": None} | inputs),
+        **inputs,
         ancestors=None,
-        layout=shape.layout(dtype),
+        layout=shape.layout("bfloat16"),
         scale=SCALE,
         window=None,
         soft_cap=None,
@@ -223,42 +212,37 @@ def peers_of(shape: shapes.Case, draw) -> tuple[Peer, ...]:
     return tuple(found)
 
 
-def work(shape: shapes.Case, dtype: str) -> Work:
-    layout = shape.layout(dtype)
+def work(shape: shapes.Case) -> Work:
+    layout = shape.layout("bfloat16")
     queries = shape.rows * shape.tokens * shape.heads * shape.head_dim
-    per_key = 4 * (
-        layout.token_words + (layout.page_scales // PAGE_TOKENS if layout.quantized else 0)
-    )
     seen = sum(sum(base + 1 + t for t in range(shape.tokens)) for base in shape.base)
     return Work(
-        bytes=sum(shape.lengths) * per_key + 2 * 2 * queries,
+        bytes=sum(shape.lengths) * 4 * layout.token_words + 2 * 2 * queries,
         flops=4.0 * seen * shape.heads * shape.head_dim,
         tokens=shape.rows * shape.tokens,
     )
 
 
-def case_of(shape: shapes.Case, dtype: str) -> Case:
-    given = work(shape, dtype)
+def case_of(shape: shapes.Case) -> Case:
+    given = work(shape)
     names = ["pallas", "xla"]
     scores = 4 * shape.rows * shape.tokens * shape.heads * context_of(shape)
     if given.bytes <= MOST_GATHERED and scores <= MOST_SCORES:
         names.append("reference")
-    calls = {name: functools.partial(run, shape, dtype, name) for name in names}
+    calls = {name: functools.partial(run, shape, name) for name in names}
     sides = [Side(name=name, call=call) for name, call in calls.items()]
-    peers = ()
-    if dtype == "bfloat16":
-        draw = functools.partial(draw_contiguous, shape)
-        peers, call = peers_of(shape, draw), functools.partial(jax_cudnn, shape)
-        sides.append(Side(name="jax cudnn", call=call, draw=draw, note=CONTIGUOUS, gpu_only=True))
+    draw = functools.partial(draw_contiguous, shape)
+    cudnn = functools.partial(jax_cudnn, shape)
+    sides.append(Side(name="jax cudnn", call=cudnn, draw=draw, note=CONTIGUOUS, gpu_only=True))
     sweep = DECODE_SWEEP if shape.tokens <= 16 else PREFILL_SWEEP
     return Case(
         operation="paged_attention",
-        name=f"{shape.name}_{'fp8' if dtype == 'float8_e4m3fn' else 'bf16'}",
-        draw=functools.partial(draw_pages, shape, dtype),
+        name=f"{shape.name}_bf16",
+        draw=functools.partial(draw_pages, shape),
         truth=calls["xla" if shape.large else "reference"],
         sides=tuple(sides),
-        peers=peers,
-        configs={label(c): functools.partial(run_config, shape, dtype, c) for c in sweep},
+        peers=peers_of(shape, draw),
+        configs={label(c): functools.partial(run_config, shape, c) for c in sweep},
         work=given,
     )
 
@@ -278,15 +262,8 @@ def cases(*, smoke: bool) -> list[Case]:
         decode = replace(small, base=(last - 1,) * 2)
         prefill = replace(small, name="prefill", pages=1, tokens=64, base=(0,))
         verify = replace(small, name="verify", tokens=5, base=(last - 5,) * 2)
-        return [
-            case_of(shape, dtype)
-            for shape, dtype in (
-                (decode, "bfloat16"),
-                (verify, "float8_e4m3fn"),
-                (prefill, "bfloat16"),
-            )
-        ]
-    return [case_of(shape, dtype) for shape, dtype in CASES]
+        return [case_of(shape) for shape in (decode, verify, prefill)]
+    return [case_of(shape) for shape in CASES]
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def append_kv(
         base: int32[B]; token t of row b stands at position base[b] + t.
         begin, end: int32[B]; only positions in [begin, end) are written, all of them within [base, base + T) and
             within the table.
-        layout: where the layer's keys and values lie, of float32 or bfloat16. group: which of the table's lines.
+        layout: where the layer's keys and values lie. group: which of the table's lines.
         cos, sin: float32[B, T, F] of the angles by which channels j and j + F of queries and keys are rotated
             (arXiv 2104.09864; `heads.turns` makes them), both or none.
         q_norm, k_norm: [H] weights of a norm of each head before that, both or none. eps: of that norm.
@@ -96,11 +96,6 @@ def append_kv(
     if jnp.dtype(dtype).name not in FLOATS:
         raise ValueError(
             f"{where}: dtype must be {' or '.join(FLOATS)}, got {jnp.dtype(dtype).name}"
-        )
-    if layout.quantized:
-        raise ValueError(
-            f"{where}: pages must be float32 or bfloat16, got {layout.dtype}; write those with "
-            "frame_io.quantize_records and update_tokens"
         )
     size = layout.head_dim
     num_heads = columns // size - 2 * layout.num_kv_heads

@@ -114,7 +114,7 @@ def _kernel(
 
 
 def _words(parts: list[jax.Array], layout: PageLayout) -> jax.Array:
-    """`frame_io.pack_records` of the parts of heads."""
+    """`layout.pack_heads` of the parts of heads."""
     if layout.dtype == "float32":
         return stored(parts[0], jnp.uint32)
     low, high = (stored(part, jnp.uint16).astype(jnp.uint32) for part in parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.frame_io.api import pack_records
+from pallas_kernels.paged_attention.layout import pack_heads
 from pallas_kernels.parts import as_parts
 
 
@@ -35,7 +35,7 @@ def append_kv_reference(
     v = heads[:, :, num_heads + layout.num_kv_heads :]
     q, k = _normed(q, q_norm, eps), _normed(k, k_norm, eps)
     q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
-    records = pack_records(jnp.stack([k, v], axis=2).astype(layout.dtype))
+    records = pack_heads(jnp.stack([k, v], axis=2).astype(layout.dtype))
     arena = _updated(
         *(arena, records.reshape(rows, tokens, -1), table[:, group], base, begin, end),
         offset=layout.offset,

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.append_kv.heads import split_heads
-from pallas_kernels.frame_io.api import pack_records
 from pallas_kernels.frame_io.xla import repeat
+from pallas_kernels.paged_attention.layout import pack_heads
 from pallas_kernels.parts import whole
 
 
@@ -36,7 +36,7 @@ def append_kv_xla(
         num_heads=num_heads,
         head_dim=layout.head_dim,
     )
-    records = pack_records(jnp.stack([k, v], axis=2).astype(layout.dtype))
+    records = pack_heads(jnp.stack([k, v], axis=2).astype(layout.dtype))
     records = records.reshape(*qkv.shape[:2], layout.token_words)
     places = {"offset": layout.offset, "page_tokens": layout.page_tokens}
     return q.astype(dtype), _updated(arena, records, table[:, group], base, begin, end, **places)

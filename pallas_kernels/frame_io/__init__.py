@@ -3,8 +3,5 @@
 from pallas_kernels.frame_io.api import bounds_checked as bounds_checked
 from pallas_kernels.frame_io.api import check_ids as check_ids
 from pallas_kernels.frame_io.api import copy_frames as copy_frames
-from pallas_kernels.frame_io.api import pack_records as pack_records
-from pallas_kernels.frame_io.api import quantize_records as quantize_records
 from pallas_kernels.frame_io.api import read_frames as read_frames
-from pallas_kernels.frame_io.api import unpack_records as unpack_records
 from pallas_kernels.frame_io.api import write_frames as write_frames

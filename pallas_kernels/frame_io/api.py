@@ -12,7 +12,6 @@ import contextvars
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.dispatch import (
@@ -27,7 +26,6 @@ from pallas_kernels.dispatch import (
 )
 from pallas_kernels.frame_io import kernel, reference, xla
 
-E4M3_MAX = 448.0
 READ = {
     "reference": reference.read_frames_reference,
     "xla": xla.read_frames_xla,
@@ -141,44 +139,6 @@ def copy_frames(
     check_on_device("copy_frames", "sources", sources, arena)
     check_on_device("copy_frames", "targets", targets, arena)
     return run("copy_frames", implementation, COPY, arena, sources, targets)
-
-
-def pack_records(x: jax.Array) -> jax.Array:
-    """x [..., H] to words: float32 as it is; bfloat16 as element j low and j + H / 2 high, uint32[..., H / 2];
-    float8_e4m3fn as elements j, j + H / 4, j + H / 2, j + 3 H / 4 from the low byte on, uint32[..., H / 4]."""
-    if x.dtype == jnp.float32:
-        return jax.lax.bitcast_convert_type(x, jnp.uint32)
-    if x.dtype.itemsize == 1:
-        bits = jax.lax.bitcast_convert_type(x, jnp.uint8).astype(jnp.uint32)
-        first, second, third, fourth = jnp.split(bits, 4, axis=-1)
-        return first | (second << 8) | (third << 16) | (fourth << 24)
-    half = x.shape[-1] // 2
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32)
-    return bits[..., :half] | (bits[..., half:] << 16)
-
-
-def unpack_records(words: jax.Array, dtype: str) -> jax.Array:
-    """The inverse of `pack_records`, widened to float32: float32[..., H]."""
-    if dtype == "float32":
-        return jax.lax.bitcast_convert_type(words, jnp.float32)
-    if dtype == "float8_e4m3fn":
-        parts = [(words >> shift).astype(jnp.uint8) for shift in (0, 8, 16, 24)]
-        bits = jnp.concatenate(parts, axis=-1)
-        return jax.lax.bitcast_convert_type(bits, jnp.float8_e4m3fn).astype(jnp.float32)
-    low = jax.lax.bitcast_convert_type(words << 16, jnp.float32)
-    high = jax.lax.bitcast_convert_type(words & jnp.uint32(0xFFFF0000), jnp.float32)
-    return jnp.concatenate([low, high], axis=-1)
-
-
-def quantize_records(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """x [..., H] to words of float8_e4m3fn, uint32[..., H / 4], and the factors float32[...] of what they hold.
-
-    The greatest element of a head becomes 448, the greatest number of float8_e4m3fn; zeros stay zeros.
-    """
-    x = x.astype(jnp.float32)
-    peak = jnp.max(jnp.abs(x), axis=-1)
-    scales = jnp.maximum(peak / E4M3_MAX, jnp.finfo(jnp.float32).tiny)
-    return pack_records((x / scales[..., None]).astype(jnp.float8_e4m3fn)), scales
 
 
 def check_arena(where: str, arena: jax.Array, offset: int, words: int) -> None:

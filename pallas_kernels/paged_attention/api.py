@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dispatch import (
-    FLOAT32,
     FLOATS,
     INTS,
     WORDS,
@@ -53,7 +52,6 @@ def paged_attention(
     group: int = 0,
     window: int | None = None,
     soft_cap: float | None = None,
-    scales: jax.Array | None = None,
     ancestors: jax.Array | None = None,
     dtype: jnp.dtype = jnp.float32,
     implementation: Implementation | None = None,
@@ -72,7 +70,6 @@ def paged_attention(
         layout: where the layer's keys and values lie.
         scale: factor on q . k. group: which of the table's lines. window: a query sees this many keys, itself included.
         soft_cap: scores become cap * tanh(scores / cap).
-        scales: float32[U, S] factors of the keys and values of float8_e4m3fn pages; None for others.
         ancestors: int32[B, T] of a tree of new tokens: bit j of ancestors[b, t] is set where token j is an
             ancestor of token t, or t itself. None for a chain. Token j's K and V lie at base[b] + j; for
             the window it stands at base[b] + the number of its proper ancestors.
@@ -106,7 +103,6 @@ def paged_attention(
     check_dtypes(where, FLOATS, q=q)
     check_dtypes(where, WORDS, arena=arena)
     check_dtypes(where, INTS, table=table, base=base, end=end)
-    check_dtypes(where, FLOAT32, scales=scales)
     if jnp.dtype(dtype).name not in FLOATS:
         raise ValueError(
             f"{where}: dtype must be {' or '.join(FLOATS)}, got {jnp.dtype(dtype).name}"
@@ -116,31 +112,19 @@ def paged_attention(
             f"{where}: q heads {heads} x {width} do not fit {layout.num_kv_heads} KV heads "
             f"x {layout.head_dim}"
         )
-    _check_part(where, "layout", arena, layout.offset, layout.page_words)
-    if layout.quantized != (scales is not None):
+    offset, words = layout.offset, layout.page_words
+    if offset < 0 or offset + words > arena.shape[1]:
         raise ValueError(
-            f"{where}: scales must be given for float8_e4m3fn pages and for no others, got "
-            f"{'none' if scales is None else scales.shape} for {layout.dtype}"
+            f"{where}: layout [{offset}, {offset + words}) must lie within a frame's "
+            f"{arena.shape[1]}; correct the offset, or take larger frames"
         )
-    if scales is not None:
-        check_rank(where, "scales", scales, 2)
-        check_shape(where, "scales", scales, (arena.shape[0], scales.shape[1]))
-        _check_part(where, "layout's scales", scales, layout.scale_offset, layout.page_scales)
     if window is not None and window < 1:
         raise ValueError(f"{where}: window must be at least 1, or None for all keys, got {window}")
     if soft_cap is not None and soft_cap <= 0:
         raise ValueError(f"{where}: soft_cap must be positive, or None for none, got {soft_cap}")
     check_ancestors(where, ancestors, rows, tokens)
-    arrays = (q, arena, table, base, end, scales, ancestors)
+    arrays = (q, arena, table, base, end, ancestors)
     static = {"layout": layout, "scale": scale, "window": window, "soft_cap": soft_cap}
     static |= {"dtype": jnp.dtype(dtype), "group": group}
     reason = why_unsupported(layout)
     return run(where, implementation, IMPLEMENTATIONS, *arrays, unsupported=reason, **static)
-
-
-def _check_part(where: str, name: str, array: jax.Array, offset: int, size: int) -> None:
-    if offset < 0 or offset + size > array.shape[1]:
-        raise ValueError(
-            f"{where}: {name} [{offset}, {offset + size}) must lie within a frame's "
-            f"{array.shape[1]}; correct the offset, or take larger frames"
-        )

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.frame_io import pack_records, quantize_records
-from pallas_kernels.paged_attention.api import PageLayout
+from pallas_kernels.paged_attention.layout import PageLayout, pack_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +23,7 @@ class Case:
         page_tokens: tokens of a page. pages: width of the page table.
         window, soft_cap: as in `paged_attention`.
         tree: ancestor bits of each new token, the same in every row; None for a chain.
-        before, behind: words of a frame on either side of the layer's part, and of its factors' line.
+        before, behind: words of a frame on either side of the layer's part.
         large: from a real model, for benchmarks; unit tests leave it out.
     """
 
@@ -60,7 +59,6 @@ class Case:
             num_kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             dtype=dtype,
-            scale_offset=self.before if dtype == "float8_e4m3fn" else 0,
         )
 
 
@@ -135,7 +133,7 @@ def make_inputs(case: Case, *, seed: int = 0, dtype: str = "float32") -> dict:
     """Random arguments of `paged_attention`, without the layout; every word that must not be read is NaN.
 
     That is: the sink, frames of no row, the rest of a frame beside the layer's part, and the tokens of a
-    row's pages at or past its end; and so for the factors. Frames lie in shuffled order.
+    row's pages at or past its end. Frames lie in shuffled order.
     """
     rng = np.random.default_rng(seed)
     layout, size = case.layout(dtype), case.page_tokens
@@ -143,37 +141,24 @@ def make_inputs(case: Case, *, seed: int = 0, dtype: str = "float32") -> dict:
     ids = rng.permutation(np.arange(1, count + 4))[:count].reshape(case.rows, case.pages)
     beside = case.before + case.behind
     arena = np.full((count + 4, beside + layout.page_words), np.uint32(0xFFFFFFFF))
-    scales = np.full((count + 4, beside + layout.page_scales), np.float32(np.nan))
     for row, length in enumerate(case.lengths):
         ids[row, -(-length // size) :] = 0
         shape = (case.pages * size, 2, case.kv_heads, case.head_dim)
-        words, factors = _packed(rng.standard_normal(shape, np.float32), dtype)
-        words, factors = (x.reshape(case.pages * size, -1) for x in (words, factors))
-        words[length:], factors[length:] = 0xFFFFFFFF, np.nan
+        kv = jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype)
+        words = np.array(pack_heads(kv)).reshape(case.pages * size, -1)
+        words[length:] = 0xFFFFFFFF
         for page in range(-(-length // size)):
-            for frames, lines in ((arena, words), (scales, factors)):
-                part = lines[page * size : (page + 1) * size].ravel()
-                frames[ids[row, page], case.before : case.before + part.size] = part
+            part = words[page * size : (page + 1) * size].ravel()
+            arena[ids[row, page], case.before : case.before + part.size] = part
     q = rng.standard_normal((case.rows, case.tokens, case.heads, case.head_dim), np.float32)
     inputs = {
-        "q": jnp.asarray(q).astype("bfloat16" if layout.quantized else dtype),
+        "q": jnp.asarray(q).astype(dtype),
         "arena": jnp.asarray(arena),
         "table": jnp.asarray(ids, jnp.int32),
         "base": jnp.asarray(case.base, jnp.int32),
         "end": jnp.asarray(case.lengths, jnp.int32),
     }
-    if layout.quantized:
-        inputs["scales"] = jnp.asarray(scales)
     if case.tree is not None:
         tree = np.broadcast_to(np.asarray(case.tree, np.int32), (case.rows, case.tokens))
         inputs["ancestors"] = jnp.asarray(tree)
     return inputs
-
-
-def _packed(kv: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """Words of kv [S, 2, K, H] and its factors [S, 2, K], which only float8_e4m3fn has."""
-    if dtype == "float8_e4m3fn":
-        words, factors = quantize_records(jnp.asarray(kv))
-    else:
-        words, factors = pack_records(jnp.asarray(kv).astype(dtype)), jnp.ones(kv.shape[:3])
-    return np.array(words), np.array(factors)

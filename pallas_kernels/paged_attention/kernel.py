@@ -5,7 +5,7 @@ share the KV head, token by token. It walks over the keys in tiles with an onlin
 once per block, for all heads of its group. Where the blocks alone would leave the chip idle (decode), the context is
 split as well; the second kernel then joins the splits.
 
-A word of a page holds elements j and j + H / 2 (bfloat16; quarters for float8_e4m3fn), so a tile of words is taken
+A word of a page holds elements j and j + H / 2 (bfloat16), so a tile of words is taken
 apart into halves of the head, never shuffled: q . k is a sum of one product per half, and p . v one product each.
 """
 
@@ -35,7 +35,7 @@ class Config:
     """Launch parameters.
 
     Attributes:
-        block_q: most queries (tokens times heads of a group) of a program. least_q: fewest; the rest is padding.
+        block_q: most queries (tokens times heads of a group) of a program.
         block_k: keys of a tile.
         num_warps, num_stages: of a program; stages of the loop's loads.
         programs_per_sm: programs that a multiprocessor may get; up to that, the context is split.
@@ -48,7 +48,6 @@ class Config:
     num_stages: int = 2
     programs_per_sm: int = 8
     min_split: int = 256
-    least_q: int = SMALLEST
 
 
 def choose_config(layout: PageLayout, queries: int) -> Config:
@@ -62,11 +61,7 @@ def choose_config(layout: PageLayout, queries: int) -> Config:
     if queries <= 64:
         # Bound by reading. Table and pages are loaded one after the other, so 5 stages are two tiles ahead: 4 to 5
         # programs on an SM (96 to 122 registers) keep 128 to 160 KB on the way, several times what hides latency.
-        # Quarters of a head of 128 in blocks of 32 queries take 249 registers; in blocks of 64, for which there
-        # are wider products, 127.
-        wide = layout.quantized and queries > SMALLEST and layout.head_dim <= 128
-        least_q = 64 if wide else SMALLEST
-        return Config(block_q=64, block_k=32, num_warps=4, num_stages=5, least_q=least_q)
+        return Config(block_q=64, block_k=32, num_warps=4, num_stages=5)
     if layout.head_dim > 128:
         return Config(block_q=64, block_k=32, num_warps=8, num_stages=3, programs_per_sm=1)
     # Bound by tensor cores and by shared memory, through which each tile goes twice, packed and apart: 128 queries
@@ -100,7 +95,7 @@ def make_plan(
     window a block counts them from the first that it sees, and only as many as a window can touch exist.
     """
     queries = tokens * (heads // kv_heads)
-    block_q = min(config.block_q, max(power_of_two(queries), config.least_q))
+    block_q = min(config.block_q, max(power_of_two(queries), SMALLEST))
     blocks = cdiv(queries, block_q)
     wanted = max(NUM_SMS * config.programs_per_sm // (rows * kv_heads * blocks), 1)
     seen = keys if window is None else min(keys, window + tokens)
@@ -124,15 +119,11 @@ def why_unsupported(layout: PageLayout) -> str | None:
 
 
 def elements(words: jax.Array, dtype: str) -> tuple[jax.Array, ...]:
-    """The parts of a head that a tile of words holds, as float32 or bfloat16: see `pack_records`."""
+    """The parts of a head that a tile of words holds, as float32 or bfloat16: see `layout.pack_heads`."""
     if dtype == "float32":
         return (jax.lax.bitcast_convert_type(words, jnp.float32),)
-    if dtype == "bfloat16":
-        bits = ((words >> shift).astype(jnp.uint16) for shift in (0, 16))
-        return tuple(jax.lax.bitcast_convert_type(x, jnp.bfloat16) for x in bits)
-    bits = ((words >> shift).astype(jnp.uint8) for shift in (0, 8, 16, 24))
-    small = (jax.lax.bitcast_convert_type(x, jnp.float8_e4m3fn) for x in bits)
-    return tuple(x.astype(jnp.bfloat16) for x in small)  # exact
+    bits = ((words >> shift).astype(jnp.uint16) for shift in (0, 16))
+    return tuple(jax.lax.bitcast_convert_type(x, jnp.bfloat16) for x in bits)
 
 
 def _attention_kernel(
@@ -141,7 +132,6 @@ def _attention_kernel(
     table_ref,  # [B, groups x pages]
     base_ref,  # [B]
     end_ref,  # [B]
-    scales_ref,  # [U, S]
     ancestors_ref,  # [B, T]
     *out_refs,  # y [B, T, N, H]; or parts [splits, B, T, N, H], peaks and totals [splits, B, T, N]
     plan: Plan,
@@ -237,11 +227,6 @@ def _attention_kernel(
         k, v = elements(k, layout.dtype), elements(v, layout.dtype)
 
         scores = sum(dot(a, b.T) for a, b in zip(q, k, strict=True))
-        if layout.quantized:
-            factor = layout.scale_offset + slot * 2 * layout.num_kv_heads + kv_head
-            k_scale = load(scales_ref, frame, factor, mask=live)
-            v_scale = load(scales_ref, frame, factor + layout.num_kv_heads, mask=live)
-            scores = scores * k_scale[None, :]
         if soft_cap is None:
             scores = scores * (scale * LOG2_E)
         else:
@@ -255,8 +240,6 @@ def _attention_kernel(
         keep = jnp.exp2(peak - new_peak)
         weights = jnp.exp2(scores - new_peak[:, None])
         total = total * keep + jnp.sum(weights, axis=1)
-        if layout.quantized:
-            weights = weights * v_scale[None, :]
         weights = weights.astype(compute)
         mixed = tuple(
             old * keep[:, None] + dot(weights, part) for old, part in zip(mixed, v, strict=True)
@@ -321,7 +304,6 @@ def paged_attention_pallas(
     table,
     base,
     end,
-    scales,
     ancestors,
     *,
     layout: PageLayout,
@@ -364,12 +346,10 @@ def paged_attention_pallas(
         soft_cap=soft_cap,
         tree=ancestors is not None,
     )
-    unused = base  # in place of an array that the kernel does not read
     found = call(
         kernel,
         *(q, arena, table.reshape(rows, -1), base, end),
-        unused if scales is None else scales,
-        unused if ancestors is None else ancestors,
+        base if ancestors is None else ancestors,  # not read where there is no tree
         grid=(plan.blocks * plan.splits, rows, layout.num_kv_heads),
         out_shape=out if plan.splits == 1 else parts,
         name="paged_attention",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PER_WORD = {"float32": 1, "bfloat16": 2, "float8_e4m3fn": 4}
+import jax
+import jax.numpy as jnp
+
+PER_WORD = {"float32": 1, "bfloat16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,10 +18,7 @@ class PageLayout:
         offset: word of the frame where the layer's part begins.
         page_tokens: tokens of a page; the layer's part is [page_tokens, 2 (K, V), K, words of a head].
         num_kv_heads: K. head_dim: H.
-        dtype: "float32"; "bfloat16", packed two to a word (`frame_io.pack_records`); or "float8_e4m3fn",
-            packed four to a word, with a factor for each head of a token (`frame_io.quantize_records`).
-        scale_offset: column of the factors' line of a frame where the layer's begin,
-            [page_tokens, 2 (K, V), K]; of float8_e4m3fn alone.
+        dtype: "float32", or "bfloat16", packed two to a word (`pack_heads`).
     """
 
     offset: int
@@ -26,7 +26,6 @@ class PageLayout:
     num_kv_heads: int
     head_dim: int
     dtype: str
-    scale_offset: int = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in PER_WORD:
@@ -45,11 +44,6 @@ class PageLayout:
         return PER_WORD[self.dtype]
 
     @property
-    def quantized(self) -> bool:
-        """Whether the pages' numbers have factors."""
-        return self.dtype == "float8_e4m3fn"
-
-    @property
     def head_words(self) -> int:
         return self.head_dim // self.per_word
 
@@ -61,6 +55,20 @@ class PageLayout:
     def page_words(self) -> int:
         return self.page_tokens * self.token_words
 
-    @property
-    def page_scales(self) -> int:
-        return self.page_tokens * 2 * self.num_kv_heads
+
+def pack_heads(x: jax.Array) -> jax.Array:
+    """x [..., H] to words: float32 as it is; bfloat16 as element j low and j + H / 2 high, uint32[..., H / 2]."""
+    if x.dtype == jnp.float32:
+        return jax.lax.bitcast_convert_type(x, jnp.uint32)
+    half = x.shape[-1] // 2
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32)
+    return bits[..., :half] | (bits[..., half:] << 16)
+
+
+def unpack_heads(words: jax.Array, dtype: str) -> jax.Array:
+    """The inverse of `pack_heads`, widened to float32: float32[..., H]."""
+    if dtype == "float32":
+        return jax.lax.bitcast_convert_type(words, jnp.float32)
+    low = jax.lax.bitcast_convert_type(words << 16, jnp.float32)
+    high = jax.lax.bitcast_convert_type(words & jnp.uint32(0xFFFF0000), jnp.float32)
+    return jnp.concatenate([low, high], axis=-1)

@@ -6,21 +6,18 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.frame_io import unpack_records
+from pallas_kernels.paged_attention.layout import unpack_heads
 
 
 def paged_attention_reference(
-    q, arena, table, base, end, scales, ancestors, *, layout, scale, window, soft_cap, dtype
+    q, arena, table, base, end, ancestors, *, layout, scale, window, soft_cap, dtype
 ):
     rows, tokens, heads, width = q.shape
     pages = arena[table, layout.offset : layout.offset + layout.page_words]  # [B, pages, words]
     keys = table.shape[1] * layout.page_tokens
-    kv = unpack_records(
+    kv = unpack_heads(
         pages.reshape(rows, keys, 2, layout.num_kv_heads, layout.head_words), layout.dtype
     )
-    if layout.quantized:
-        factors = scales[table, layout.scale_offset : layout.scale_offset + layout.page_scales]
-        kv = kv * factors.reshape(rows, keys, 2, layout.num_kv_heads, 1)
     key_position = jnp.arange(keys)
     seen = visible(base, tokens, key_position, end, window, ancestors)
     k = kv[:, :, 0]

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.frame_io import read_frames, unpack_records
+from pallas_kernels.frame_io import read_frames
+from pallas_kernels.paged_attention.layout import unpack_heads
 from pallas_kernels.paged_attention.reference import visible
 
 TILE_TOKENS = 128
@@ -14,7 +15,7 @@ MASKED = -1e30
 
 
 def paged_attention_xla(
-    q, arena, table, base, end, scales, ancestors, *, layout, scale, window, soft_cap, dtype
+    q, arena, table, base, end, ancestors, *, layout, scale, window, soft_cap, dtype
 ):
     """See `api.paged_attention`.
 
@@ -39,11 +40,7 @@ def paged_attention_xla(
         part = {"offset": layout.offset, "words": layout.page_words}
         words = read_frames(arena, ids, **part, implementation="xla")
         words = words.reshape(rows, tile, 2, kv_heads, layout.head_words)
-        kv = unpack_records(words, layout.dtype)
-        if layout.quantized:
-            begin = layout.scale_offset
-            factors = scales[ids, begin : begin + layout.page_scales]
-            kv = kv * factors.reshape(rows, tile, 2, kv_heads, 1)
+        kv = unpack_heads(words, layout.dtype)
         key_position = index * tile + jnp.arange(tile)
         live = key_position < end[:, None]  # [B, S]
         seen = visible(base, tokens, key_position, end, window, ancestors)

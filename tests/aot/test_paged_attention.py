@@ -44,9 +44,9 @@ def compiled_for(
     )
     float_type = "float32" if dtype == "float32" else "bfloat16"
 
-    def attend(q, arena, table, base, end, scales, ancestors):
+    def attend(q, arena, table, base, end, ancestors):
         run = functools.partial(paged_attention, layout=layout, scale=0.1, dtype=q.dtype, **options)
-        return run(q, arena, table, base=base, end=end, scales=scales, ancestors=ancestors)
+        return run(q, arena, table, base=base, end=end, ancestors=ancestors)
 
     return compile_for_h200(
         attend,
@@ -55,7 +55,6 @@ def compiled_for(
         spec(rows, keys // page_tokens, dtype="int32"),
         spec(rows, dtype="int32"),
         spec(rows, dtype="int32"),
-        spec(frames, layout.page_scales) if layout.quantized else None,
         spec(rows, tokens, dtype="int32") if tree else None,
     )
 
@@ -73,7 +72,7 @@ def part_bytes(compiled: Compiled, rows: int, tokens: int, heads: int, head_dim:
     return 4 * splits * rows * tokens * heads * (head_dim + 2)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tokens", [1, 5, 16])
 def test_decode_and_verify(dtype, tokens):
     compiled = compiled_for(rows=64, tokens=tokens, keys=8192, dtype=dtype)
@@ -96,7 +95,6 @@ def test_decode_and_verify(dtype, tokens):
         {"head_dim": 80, "heads": 8, "kv_heads": 8},
         {"head_dim": 256, "heads": 16, "kv_heads": 8},
         {"head_dim": 256, "dtype": "float32"},
-        {"head_dim": 256, "dtype": "float8_e4m3fn", "page_tokens": 16},
     ],
     ids=lambda shape: "-".join(f"{name}_{value}" for name, value in shape.items()),
 )
@@ -122,11 +120,9 @@ def test_rows_that_fill_the_chip_are_not_split():
     [
         {},
         {"page_tokens": 16},
-        {"dtype": "float8_e4m3fn"},
         {"dtype": "float32"},
         {"window": 4096, "soft_cap": 30.0},
         {"head_dim": 256},
-        {"head_dim": 256, "dtype": "float8_e4m3fn"},
         {"head_dim": 64, "heads": 28, "kv_heads": 4},
     ],
     ids=lambda shape: "-".join(f"{name}_{value}" for name, value in shape.items()) or "plain",

@@ -11,9 +11,7 @@ from pallas_kernels.frame_io import (
     bounds_checked,
     check_ids,
     copy_frames,
-    pack_records,
     read_frames,
-    unpack_records,
     write_frames,
 )
 from pallas_kernels.frame_io.api import COPY, READ, WRITE
@@ -98,29 +96,6 @@ def test_what_is_written_to_the_sink_touches_nothing_else(count):
     values = random_words(count, 6, seed=1)
     got = write(arena, ids, values, implementation="xla")
     np.testing.assert_array_equal(got[1:], arena.at[2].set(values[1])[1:])
-
-
-@pytest.mark.parametrize("shape", [(8,), (2, 3, 2, 4, 16), (0, 4)])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_pack_then_unpack_gives_every_bit_back(dtype, shape):
-    bits = {"float32": np.uint32, "bfloat16": np.uint16}[dtype]
-    rng = np.random.default_rng(0)
-    raw = rng.integers(0, np.iinfo(bits).max, shape, bits, endpoint=True)
-    x = jax.lax.bitcast_convert_type(jnp.asarray(raw), jnp.dtype(dtype))
-    words = jax.jit(pack_records)(x)
-    assert words.dtype == jnp.uint32
-    assert words.shape == (*shape[:-1], shape[-1] // (1 if dtype == "float32" else 2))
-    back = jax.jit(functools.partial(unpack_records, dtype=dtype))(words)
-    assert back.dtype == jnp.float32 and back.shape == shape
-    wide = np.asarray(back).view(np.uint32)
-    want = raw if dtype == "float32" else raw.astype(np.uint32) << 16
-    np.testing.assert_array_equal(wide, want)
-
-
-def test_a_packed_word_holds_element_j_low_and_j_plus_half_high():
-    x = jnp.arange(8, dtype=jnp.float32).astype(jnp.bfloat16)
-    bits = np.asarray(jax.lax.bitcast_convert_type(x, jnp.uint16), np.uint32)
-    np.testing.assert_array_equal(pack_records(x), bits[:4] | bits[4:] << 16)
 
 
 def test_none_chooses_by_platform_and_a_name_is_obeyed():

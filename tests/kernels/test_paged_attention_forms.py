@@ -1,4 +1,4 @@
-"""Splits of the context, trees of new tokens, pages of float8_e4m3fn, and what is refused."""
+"""Splits of the context, trees of new tokens, and what is refused."""
 
 import functools
 from dataclasses import replace
@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.frame_io import quantize_records, unpack_records
 from pallas_kernels.paged_attention import PageLayout, paged_attention
 from pallas_kernels.paged_attention.cases import SMALL_CASES, TREE, Case, make_inputs
 from pallas_kernels.paged_attention.kernel import (
@@ -17,6 +16,7 @@ from pallas_kernels.paged_attention.kernel import (
     make_plan,
     paged_attention_pallas,
 )
+from pallas_kernels.paged_attention.layout import pack_heads, unpack_heads
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_paged_attention import (
     BITS,
@@ -29,26 +29,13 @@ from tests.kernels.test_paged_attention import (
     run,
 )
 
-FP8 = "float8_e4m3fn"
-FP8_CASES = [
-    CASES[name]
-    for name in (
-        "decode_inert_rows",
-        "verify_odd_kv_heads",
-        "chunk_partly_there",
-        "window_and_soft_cap",
-        "tree_and_window",
-        "groups_of_8",
-        "pages_of_24",
-    )
-]
 # Blocks of 16 queries, tiles of 16 keys, splits of 32 keys wherever the context is longer.
 SPLIT = Config(block_q=16, block_k=16, programs_per_sm=10**6, min_split=32)
 
 
 @functools.partial(jax.jit, static_argnames=("case", "dtype", "config"))
 def split_attend(inputs: dict, case: Case, dtype: str, config: Config = SPLIT) -> jax.Array:
-    inputs = {"scales": None, "ancestors": None} | inputs
+    inputs = {"ancestors": None} | inputs
     return paged_attention_pallas(
         **inputs,
         layout=case.layout(dtype),
@@ -92,7 +79,7 @@ class TestSplits:
     )
     def test_splits_and_blocks_change_nothing(self, name, splits, blocks):
         case = CASES[name]
-        dtype = FP8 if name in ("decode_groups_of_3", "tree_and_window") else "float32"
+        dtype = "bfloat16" if name in ("decode_groups_of_3", "tree_and_window") else "float32"
         plan = plan_of(case, SPLIT)
         assert (plan.splits, plan.blocks) == (splits, blocks)
         inputs = make_inputs(case, dtype=dtype)
@@ -170,8 +157,6 @@ class TestSplits:
         layout = CASES["decode"].layout("bfloat16")
         assert choose_config(layout, 64) == choose_config(layout, 1)
         assert choose_config(layout, 65).block_q == 128
-        layout = CASES["decode"].layout(FP8)
-        assert [choose_config(layout, n).least_q for n in (16, 17)] == [16, 64]
 
 
 @pytest.mark.parametrize("implementation", FAST)
@@ -218,48 +203,6 @@ class TestTree:
 
 
 @pytest.mark.parametrize("implementation", ["reference", *FAST])
-@pytest.mark.parametrize("case", FP8_CASES, ids=lambda case: case.name)
-def test_quantized_pages_are_what_they_stand_for(implementation, case):
-    inputs = make_inputs(case, dtype=FP8)
-    got = run(case, inputs, implementation, FP8)
-    assert np.isfinite(got).all()
-    want = expected(case, inputs, FP8)
-    assert relative_error(got, want) <= TOLERANCE[implementation][FP8]
-
-
-@pytest.mark.parametrize("implementation", FAST)
-def test_factors_of_keys_values_and_heads_are_told_apart(implementation):
-    case = CASES["verify_odd_kv_heads"]
-    inputs = make_inputs(case, dtype=FP8)
-    vary = np.random.default_rng(0).uniform(0.2, 3, inputs["scales"].shape).astype(np.float32)
-    inputs["scales"] = inputs["scales"] * vary
-    want = run(case, inputs, "reference", FP8)
-    assert (
-        relative_error(run(case, inputs, implementation, FP8), want)
-        <= TOLERANCE[implementation][FP8]
-    )
-    per_token = inputs["scales"].reshape(-1, case.page_tokens, 2, case.kv_heads)
-    for swapped in (per_token[:, :, ::-1], per_token[..., ::-1], per_token[:, ::-1]):
-        wrong = inputs | {"scales": swapped.reshape(inputs["scales"].shape)}
-        assert not relative_error(run(case, wrong, implementation, FP8), want) < 0.1
-
-
-def test_quantizing_keeps_the_greatest_and_zeros():
-    x = np.random.default_rng(0).standard_normal((3, 5, 16)).astype(np.float32)
-    x *= np.asarray([1e-30, 1.0, 1e30], np.float32)[:, None, None]
-    x[1, 2] = 0
-    words, scales = jax.jit(quantize_records)(jnp.asarray(x))
-    assert words.shape == (3, 5, 4) and words.dtype == jnp.uint32 and scales.shape == (3, 5)
-    back = np.asarray(unpack_records(words, FP8)) * np.asarray(scales)[..., None]
-    assert not back[1, 2].any() and np.isfinite(back).all() and (np.asarray(scales) > 0).all()
-    peak = np.abs(x).max(-1)
-    np.testing.assert_allclose(np.abs(back).max(-1), peak, rtol=1e-6)
-    assert (np.abs(back - x) <= np.maximum(np.abs(x) / 16, peak[..., None] / 2**18)).all()
-    unequal = quantize_records(jnp.asarray(x[..., ::-1]))[0]
-    assert (unequal != words).any()
-
-
-@pytest.mark.parametrize("implementation", ["reference", *FAST])
 def test_the_result_has_the_dtype_asked_for(implementation):
     inputs = make_inputs(BITS, dtype="bfloat16")
     given = {"layout": BITS.layout("bfloat16"), "scale": 0.25, "implementation": implementation}
@@ -285,7 +228,6 @@ def test_shapes_a_kernel_cannot_take_are_refused_by_name_and_run_by_default():
         ({"table": jnp.ones((3, 3), jnp.int32)}, r"table must have shape \(4, 3\), got \(3, 3\)"),
         ({"arena": jnp.ones((9, 1024))}, "arena must be uint32, got float32"),
         ({"arena": jnp.ones((9, 1023), jnp.uint32)}, r"layout \[0, 1024\) .* 1023; correct"),
-        ({"scales": jnp.ones((9, 64))}, r"scales must .* got \(9, 64\) for float32"),
         ({"ancestors": jnp.ones((4, 3), jnp.int32)}, r"ancestors must have shape \(4, 4\), got"),
         (
             {"q": jnp.ones((4, 32, 6, 16)), "ancestors": jnp.ones((4, 32), jnp.int32)},
@@ -299,27 +241,40 @@ def test_a_wrong_argument_is_named(change, message):
         paged_attention(**given | change)
 
 
-def test_missing_or_misplaced_factors_are_named():
-    given = {"layout": BITS.layout(FP8), "scale": 1.0} | make_inputs(BITS, dtype=FP8)
-    with pytest.raises(ValueError, match="scales must be given .* got none for float8_e4m3fn"):
-        paged_attention(**given | {"scales": None})
-    with pytest.raises(ValueError, match=r"scales must have shape \(52, 64\), got \(51, 64\)"):
-        paged_attention(**given | {"scales": given["scales"][1:]})
-    with pytest.raises(ValueError, match=r"layout's scales \[1, 65\) must lie within .* 64"):
-        paged_attention(**given | {"layout": replace(given["layout"], scale_offset=1)})
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"dtype": "int8"}, "PageLayout: dtype must be one of .* got 'int8'"),
-        ({"head_dim": 10, "dtype": FP8}, "head_dim must be a multiple of 4 for float8.*, got 10"),
+        ({"head_dim": 9, "dtype": "bfloat16"}, "head_dim must be a multiple of 2 for bf.*, got 9"),
     ],
 )
 def test_a_wrong_layout_is_named(change, message):
     sizes = {"offset": 0, "page_tokens": 16, "num_kv_heads": 1, "head_dim": 8, "dtype": "float32"}
     with pytest.raises(ValueError, match=message):
         PageLayout(**sizes | change)
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 3, 2, 4, 16), (0, 4)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_pack_then_unpack_gives_every_bit_back(dtype, shape):
+    bits = {"float32": np.uint32, "bfloat16": np.uint16}[dtype]
+    rng = np.random.default_rng(0)
+    raw = rng.integers(0, np.iinfo(bits).max, shape, bits, endpoint=True)
+    x = jax.lax.bitcast_convert_type(jnp.asarray(raw), jnp.dtype(dtype))
+    words = jax.jit(pack_heads)(x)
+    assert words.dtype == jnp.uint32
+    assert words.shape == (*shape[:-1], shape[-1] // (1 if dtype == "float32" else 2))
+    back = jax.jit(functools.partial(unpack_heads, dtype=dtype))(words)
+    assert back.dtype == jnp.float32 and back.shape == shape
+    wide = np.asarray(back).view(np.uint32)
+    want = raw if dtype == "float32" else raw.astype(np.uint32) << 16
+    np.testing.assert_array_equal(wide, want)
+
+
+def test_a_packed_word_holds_element_j_low_and_j_plus_half_high():
+    x = jnp.arange(8, dtype=jnp.float32).astype(jnp.bfloat16)
+    bits = np.asarray(jax.lax.bitcast_convert_type(x, jnp.uint16), np.uint32)
+    np.testing.assert_array_equal(pack_heads(x), bits[:4] | bits[4:] << 16)
 
 
 def test_cases_cover_what_the_kernels_tell_apart():
