@@ -40,7 +40,7 @@ SWEEP = [Config(num_warps=warps) for warps in (1, 2, 4, 8, 16, 32)]
 
 def draw(shape: shapes.Case, key: jax.Array):
     keys = jax.random.split(key, 3)
-    gate = (*shape.lead, shape.offset + shape.size + shape.behind)
+    gate = (*shape.lead, shape.size + shape.behind)
     sizes = {"y": (*shape.lead, shape.size), "gate": gate, "weight": (shape.size,)}
     return (), {
         name: jax.random.normal(key, size, jnp.bfloat16)
@@ -49,13 +49,13 @@ def draw(shape: shapes.Case, key: jax.Array):
 
 
 def call(shape: shapes.Case, run, carry, inputs):
-    return run(**inputs, eps=EPS, groups=shape.groups, offset=shape.offset), carry
+    return run(**inputs, eps=EPS, groups=shape.groups), carry
 
 
 def mamba_ssm(shape: shapes.Case, carry, inputs):
     norm = need("mamba_ssm.ops.triton.layernorm_gated").rmsnorm_fn
     y, gate, weight = to_torch(*(inputs[name] for name in ("y", "gate", "weight")))
-    z = gate[..., shape.offset : shape.offset + shape.size]
+    z = gate[..., : shape.size]
     size = shape.size // shape.groups
     return lambda: norm(y, weight, None, z=z, eps=EPS, group_size=size, norm_before_gate=False)
 

@@ -28,20 +28,18 @@ def gated_rmsnorm(
     *,
     eps: float,
     groups: int = 1,
-    offset: int = 0,
     implementation: Implementation | None = None,
 ) -> jax.Array:
-    """weight * norm(y * silu(z)), where z stands anywhere in `gate`.
+    """weight * norm(y * silu(z)), where z stands in front of what else is in `gate`.
 
     In float32 until the norm, which is rounded to the dtype of `gate` before the weight.
 
     Args:
         y: [..., M P] outputs of the recurrence, of any float dtype.
-        gate: [..., >= offset + M P]; z is at offset .. offset + M P - 1 of the last axis, so that what in_proj
-            gave can be passed whole; or parts float32[S, ...] of a product, whose sum counts in the dtype of `weight`.
+        gate: [..., >= M P]; z is at 0 .. M P - 1 of the last axis, so that what in_proj gave can be passed whole;
+            or parts float32[S, ...] of a product, whose sum counts in the dtype of `weight`.
         weight: [M P].
         eps: added to the mean square. groups: equal blocks, each with a mean square of its own.
-        offset: where z begins.
         implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
 
     Returns:
@@ -64,11 +62,9 @@ def gated_rmsnorm(
     check_dtypes(where, FLOATS, gate=gate)
     if list(shape[:-1]) != lead:
         raise ValueError(f"{where}: gate must have the leading axes of y {y.shape}, got {shape}")
-    if not 0 <= offset <= shape[-1] - size:
-        raise ValueError(
-            f"{where}: offset must leave {size} of the gate's {shape[-1]} columns, got {offset}"
-        )
+    if shape[-1] < size:
+        raise ValueError(f"{where}: gate must have {size} columns or more, got {shape[-1]}")
     check_shape(where, "weight", weight, (size,))
     reason = kernel.why_unsupported(size // groups)
-    static = {"eps": eps, "groups": groups, "offset": offset}
+    static = {"eps": eps, "groups": groups}
     return run(where, implementation, NORMS, y, gate, weight, unsupported=reason, **static)

@@ -38,20 +38,19 @@ def why_unsupported(size: int) -> str | None:
 
 def _kernel(
     y_ref,  # [N, M P]
-    gate_ref,  # [S, N, offset + M P + more]
+    gate_ref,  # [S, N, M P + more]
     weight_ref,  # [M P]
     out_ref,  # [N, M P]
     *,
     size: int,
     eps: float,
-    offset: int,
     dtype: jnp.dtype,
 ):
     token, group = pl.program_id(0), pl.program_id(1)
     place = line(size)
     column, inside = group * size + place, place < size
     y = widen(load(y_ref, token, column, mask=inside))
-    z = widen(load_sum(gate_ref, token, offset + column, mask=inside, dtype=dtype))
+    z = widen(load_sum(gate_ref, token, column, mask=inside, dtype=dtype))
     weight = load(weight_ref, column, mask=inside)
     gated = y * jax.nn.silu(z)
     scale = jax.lax.rsqrt(jnp.sum(gated * gated) / size + eps)
@@ -59,9 +58,7 @@ def _kernel(
     store(out_ref, token, column, value=widen(normed) * widen(weight), mask=inside)
 
 
-def gated_rmsnorm_pallas(
-    y, gate, weight, *, eps: float, groups: int, offset: int, config: Config | None = None
-):
+def gated_rmsnorm_pallas(y, gate, weight, *, eps: float, groups: int, config: Config | None = None):
     """See `api.gated_rmsnorm`."""
     size = y.shape[-1] // groups
     config = config or Config.of(size)
@@ -69,7 +66,7 @@ def gated_rmsnorm_pallas(
     dtype = weight.dtype if gate.ndim > y.ndim else gate.dtype
     gate = as_parts(gate, y.ndim)
     out = call(
-        functools.partial(_kernel, size=size, eps=eps, offset=offset, dtype=dtype),
+        functools.partial(_kernel, size=size, eps=eps, dtype=dtype),
         *(y.reshape(tokens, -1), gate.reshape(gate.shape[0], tokens, -1), weight),
         grid=(tokens, groups),
         out_shape=jax.ShapeDtypeStruct((tokens, y.shape[-1]), widest(dtype, weight.dtype)),

@@ -9,10 +9,10 @@ from pallas_kernels.gated_rmsnorm.reference import widest
 from pallas_kernels.parts import whole
 
 
-def gated_rmsnorm_xla(y, gate, weight, *, eps: float, groups: int, offset: int):
+def gated_rmsnorm_xla(y, gate, weight, *, eps: float, groups: int):
     """See `api.gated_rmsnorm`."""
     gate = whole(gate, y.ndim, weight.dtype)
-    gate = jax.lax.slice_in_dim(gate, offset, offset + y.shape[-1], axis=-1)
+    gate = jax.lax.slice_in_dim(gate, 0, y.shape[-1], axis=-1)
     wide = y.astype(jnp.float32) * jax.nn.silu(gate.astype(jnp.float32))
     blocks = wide.reshape(*wide.shape[:-1], groups, -1)
     scale = jax.lax.rsqrt(jnp.mean(blocks * blocks, axis=-1, keepdims=True) + eps)

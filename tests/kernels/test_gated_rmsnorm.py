@@ -16,16 +16,15 @@ from tests.kernels.test_ssd_window import relative_error
 
 FAST = sorted(set(NORMS) - {"reference"})
 TOLERANCE = {"float32": 1e-6, "bfloat16": 2e-3}  # of the norm
-BLOCKS = Case(name="blocks", size=96, groups=4, offset=5, behind=50)
+BLOCKS = Case(name="blocks", size=96, groups=4, behind=55)
 EPS = 1e-3
 
-STATIC = ("eps", "groups", "offset", "implementation")
+STATIC = ("eps", "groups", "implementation")
 norm = functools.partial(jax.jit, static_argnames=STATIC)(gated_rmsnorm)
 
 
 def run(case: Case, inputs: dict, implementation):
-    layout = {"groups": case.groups, "offset": case.offset}
-    return norm(**inputs, eps=EPS, **layout, implementation=implementation)
+    return norm(**inputs, eps=EPS, groups=case.groups, implementation=implementation)
 
 
 def assert_close(got, want) -> None:
@@ -37,7 +36,7 @@ def test_the_reference_is_the_definition():
     inputs = make_inputs(BLOCKS)
     got = run(BLOCKS, inputs, "reference")
     y, gate, weight = (np.asarray(inputs[name], np.float64) for name in ("y", "gate", "weight"))
-    z = gate[..., 5:101]
+    z = gate[..., :96]
     blocks = (y * z / (1 + np.exp(-z))).reshape(2, 3, 4, 24)
     normed = blocks / np.sqrt((blocks**2).mean(-1, keepdims=True) + EPS)
     assert relative_error(got, normed.reshape(y.shape) * weight) < 1e-6
@@ -55,8 +54,7 @@ class TestImplementation:
     ):
         inputs = make_inputs(case, dtype=dtype, y_dtype=y_dtype)
         want = run(case, inputs, "reference")
-        beside = np.arange(inputs["gate"].shape[-1]) - case.offset
-        beside = (beside < 0) | (beside >= case.size)
+        beside = np.arange(inputs["gate"].shape[-1]) >= case.size
         inputs["gate"] = jnp.where(beside, jnp.nan, inputs["gate"])
         assert_close(run(case, inputs, implementation), want)
 
@@ -67,7 +65,7 @@ class TestImplementation:
     ):
         inputs = make_inputs(BLOCKS, dtype=gate, y_dtype="bfloat16")
         inputs["weight"] = inputs["weight"].astype(weight)
-        z = inputs["gate"][..., 5:101]
+        z = inputs["gate"][..., :96]
         want = jax.jit(gated_rms_norm, static_argnums=(3, 4))(
             inputs["y"], z, inputs["weight"], EPS, BLOCKS.groups
         )
@@ -91,12 +89,12 @@ class TestImplementation:
     def test_swapped_operands_exceed_the_tolerance(self, implementation):
         inputs = make_inputs(BLOCKS)
         want = run(BLOCKS, inputs, "reference")
-        z, limit = inputs["gate"][..., 5:101], 100 * TOLERANCE["float32"]
-        swapped = inputs | {"y": z, "gate": inputs["gate"].at[..., 5:101].set(inputs["y"])}
+        z, limit = inputs["gate"][..., :96], 100 * TOLERANCE["float32"]
+        swapped = inputs | {"y": z, "gate": inputs["gate"].at[..., :96].set(inputs["y"])}
         assert relative_error(run(BLOCKS, swapped, implementation), want) > limit
-        got = norm(**inputs, eps=EPS, groups=4, offset=6, implementation=implementation)
-        assert relative_error(got, want) > limit
-        got = norm(**inputs, eps=EPS, groups=2, offset=5, implementation=implementation)
+        shifted = inputs | {"gate": jnp.roll(inputs["gate"], 1, axis=-1)}
+        assert relative_error(run(BLOCKS, shifted, implementation), want) > limit
+        got = norm(**inputs, eps=EPS, groups=2, implementation=implementation)
         assert relative_error(got, want) > limit
 
 
@@ -104,7 +102,7 @@ def test_none_chooses_by_platform_and_a_name_is_obeyed():
     inputs = make_inputs(BLOCKS, dtype="bfloat16")
 
     def with_name(name):
-        return lambda x: gated_rmsnorm(**x, eps=EPS, groups=4, offset=5, implementation=name)
+        return lambda x: gated_rmsnorm(**x, eps=EPS, groups=4, implementation=name)
 
     for name in (None, "pallas"):
         assert kernels_in(with_name(name), inputs) == ["gated_rmsnorm"]
@@ -131,11 +129,10 @@ def test_blocks_too_large_for_the_kernel_are_refused_by_name_and_run_by_default(
             r"parts float32.* bfloat16\[2, 2, 3, 151\]",
         ),
         ({"gate": jnp.ones(151)}, r"gate must have 3 dim.* got shape \(151,\)"),
-        ({"offset": 56}, "offset must leave 96 of the gate's 151 columns, got 56"),
-        ({"offset": -1}, "offset must leave 96 of the gate's 151 columns, got -1"),
+        ({"gate": jnp.ones((2, 3, 95))}, "gate must have 96 columns or more, got 95"),
         ({"weight": jnp.ones(95)}, r"weight .* \(96,\), got \(95,\)"),
     ],
 )
 def test_a_wrong_argument_is_named(change, message):
     with pytest.raises(ValueError, match=message):
-        gated_rmsnorm(**{"eps": EPS, "groups": 4, "offset": 5} | make_inputs(BLOCKS) | change)
+        gated_rmsnorm(**{"eps": EPS, "groups": 4} | make_inputs(BLOCKS) | change)
