@@ -21,7 +21,7 @@ from pallas_kernels.dispatch import (
     check_shape,
     run,
 )
-from pallas_kernels.frame_io.api import check_arena, check_on_device
+from pallas_kernels.frame_io.api import check_arena
 from pallas_kernels.paged_attention.layout import PageLayout
 from pallas_kernels.parts import check_parts
 
@@ -56,7 +56,7 @@ def append_kv(
     Args:
         qkv: [B, T, (N + 2 K) H], heads of queries, keys, values; or parts float32[S, B, T, ...], whose sum is rounded
             to `dtype` (`parts.whole`).
-        arena: uint32[U, W]. table: int32[B, groups, pages] frame of each page, trusted (`frame_io.check_ids`).
+        arena: uint32[U, W]. table: int32[B, groups, pages] frame of each page, trusted.
         base: int32[B]; token t of row b stands at position base[b] + t.
         begin, end: int32[B]; only positions in [begin, end) are written, all of them within [base, base + T) and
             within the table.
@@ -121,7 +121,6 @@ def append_kv(
                 f"{where}: cos must have at most {size // 2} columns for heads of {size} channels, got {cos.shape[2]}"
             )
     check_arena(where, arena, layout.offset, layout.page_words)
-    check_on_device(where, "table", table, arena)
     arrays = (arena, qkv, table, base, begin, end, cos, sin, q_norm, k_norm)
     static = {"group": group, "layout": layout, "num_heads": num_heads, "eps": eps}
     static |= {"dtype": jnp.dtype(dtype)}

@@ -1,18 +1,12 @@
 """Public entries of frame_io.
 
 The arena is uint32[U, W]: frame u is row u, and frame 0 is the sink, where padding writes and nothing
-reads. Ids are trusted on the device, where an out-of-range one would be clipped silently: whoever makes them
-checks them on the host with `check_ids`, or traces a program under `bounds_checked` to find who did not.
+reads. Ids are trusted: a device would clip one that lies outside silently.
 """
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-from collections.abc import Iterator
-
 import jax
-import numpy as np
 
 from pallas_kernels.dispatch import (
     INTS,
@@ -40,41 +34,6 @@ COPY = {
     "xla": xla.copy_frames_xla,
     "pallas": kernel.copy_frames_pallas,
 }
-_CHECKING = contextvars.ContextVar("_CHECKING", default=False)
-
-
-def check_ids(where: str, name: str, ids: np.ndarray, num_frames: int) -> None:
-    """Raises ValueError with the first of the host's frame ids that lies outside an arena."""
-    ids = np.asarray(ids)
-    outside = np.argwhere((ids < 0) | (ids >= num_frames))
-    if len(outside):
-        place = tuple(int(i) for i in outside[0])
-        raise ValueError(
-            f"{where}: {name} must be frames in [0, {num_frames}), got {int(ids[place])} at "
-            f"{list(place)}; a device would clip it silently"
-        )
-
-
-@contextlib.contextmanager
-def bounds_checked() -> Iterator[None]:
-    """Programs traced inside check every frame id when they run, at the price of a call to the host each.
-
-    A function that jax has traced before keeps its old program: make a new one inside.
-
-    An id outside the arena raises from the program's dispatch or, where that runs ahead, from
-    `jax.effects_barrier`.
-    """
-    token = _CHECKING.set(True)
-    try:
-        yield
-    finally:
-        _CHECKING.reset(token)
-
-
-def check_on_device(where: str, name: str, ids: jax.Array, arena: jax.Array) -> None:
-    if _CHECKING.get():
-        frames = arena.shape[0]
-        jax.debug.callback(lambda ids: check_ids(where, name, ids, frames), ids)
 
 
 def read_frames(
@@ -92,7 +51,6 @@ def read_frames(
     check_arena(where, arena, offset, words)
     check_array(where, "ids", ids)
     check_dtypes(where, INTS, ids=ids)
-    check_on_device("read_frames", "ids", ids, arena)
     return run("read_frames", implementation, READ, arena, ids, offset=offset, words=words)
 
 
@@ -115,7 +73,6 @@ def write_frames(
     check_rank(where, "values", values, ids.ndim + 1)
     check_arena(where, arena, offset, values.shape[-1])
     check_shape(where, "values", values, (*ids.shape, values.shape[-1]))
-    check_on_device("write_frames", "ids", ids, arena)
     return run("write_frames", implementation, WRITE, arena, ids, values, offset=offset)
 
 
@@ -136,8 +93,6 @@ def copy_frames(
     check_rank(where, "sources", sources, 1)
     check_shape(where, "targets", targets, sources.shape)
     check_dtypes(where, INTS, sources=sources, targets=targets)
-    check_on_device("copy_frames", "sources", sources, arena)
-    check_on_device("copy_frames", "targets", targets, arena)
     return run("copy_frames", implementation, COPY, arena, sources, targets)
 
 

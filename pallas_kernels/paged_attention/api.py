@@ -63,8 +63,8 @@ def paged_attention(
     Args:
         q: [B, T, N, H]; query t of row b stands at position base[b] + t. "pallas" rounds it to bfloat16
             unless the pages are float32.
-        arena: uint32[U, W]. table: int32[B, pages] or int32[B, groups, pages] frame of each page, trusted
-            (`frame_io.check_ids`); unused entries are 0.
+        arena: uint32[U, W]. table: int32[B, pages] or int32[B, groups, pages] frame of each page, trusted;
+            unused entries are 0.
         base: int32[B]. end: int32[B] positions below it exist; 0 makes the row inert. What lies in
             frames at or past it is never read into a result, NaN included.
         layout: where the layer's keys and values lie.

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from pallas_kernels.frame_io import (
-    bounds_checked,
-    check_ids,
     copy_frames,
     read_frames,
     write_frames,
@@ -113,37 +111,6 @@ def test_none_chooses_by_platform_and_a_name_is_obeyed():
         assert len(programs) == 2
     assert kernels_in(functools.partial(calls["write_frames"], None)) == []
     assert sorted(READ) == sorted(COPY) == sorted([*WRITE, "pallas"])
-
-
-def test_ids_outside_the_arena_are_named_on_the_host():
-    ids = np.array([[1, 8], [9, -1]])
-    check_ids("step", "table", ids[:1], 9)
-    with pytest.raises(
-        ValueError, match=r"step: table must be frames in \[0, 9\), got 9 at \[1, 0\]"
-    ):
-        check_ids("step", "table", ids, 9)
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda arena, ids: read_frames(arena, ids),
-        lambda arena, ids: write_frames(arena, ids, arena[:2]),
-        lambda arena, ids: copy_frames(arena, ids, ids),
-        lambda arena, ids: copy_frames(arena, ids * 0, ids),
-    ],
-)
-def test_programs_traced_under_bounds_checked_raise_for_such_ids(function):
-    arena = random_words(9, 8)
-    with bounds_checked():
-        checked = jax.jit(function)
-        checked(arena, jnp.array([1, 8])).block_until_ready()
-        jax.effects_barrier()
-        with pytest.raises(Exception, match=r"must be frames in \[0, 9\), got 9 at \[1\]"):
-            checked(arena, jnp.array([1, 9])).block_until_ready()
-            jax.effects_barrier()
-    unchecked = jax.make_jaxpr(lambda *given: function(*given))(arena, jnp.array([1, 9]))
-    assert "callback" not in str(unchecked)
 
 
 @pytest.mark.parametrize(
