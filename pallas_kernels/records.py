@@ -16,7 +16,7 @@ MAX_STATE = 32 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class Records:
+class RecordSizes:
     """Sizes of a token's record, x [M, P] and then B [G, R], and of the states it adds to.
 
     Attributes:
@@ -79,9 +79,9 @@ class Records:
         return min(arena.shape[1] // self.head_words, self.num_heads)
 
     @staticmethod
-    def of(x: jax.Array, B: jax.Array) -> Records:
+    def of(x: jax.Array, B: jax.Array) -> RecordSizes:
         """Sizes of x [..., M, P] and B [..., G, R]."""
-        return Records(
+        return RecordSizes(
             num_heads=x.shape[-2],
             head_dim=x.shape[-1],
             num_groups=B.shape[-2],
@@ -89,7 +89,7 @@ class Records:
         )
 
 
-def split_records(xB: jax.Array, records: Records) -> tuple[jax.Array, jax.Array]:
+def split_records(xB: jax.Array, records: RecordSizes) -> tuple[jax.Array, jax.Array]:
     """Ring records or their bits [..., M P + G R] to x [..., M, P] and B [..., G, R]."""
     xB = floats(xB)
     x, B = jnp.split(xB, [records.inner_size], axis=-1)
@@ -101,7 +101,7 @@ def split_records(xB: jax.Array, records: Records) -> tuple[jax.Array, jax.Array
 
 
 def read_states(
-    arena: jax.Array, frames: jax.Array, exists: jax.Array, records: Records
+    arena: jax.Array, frames: jax.Array, exists: jax.Array, records: RecordSizes
 ) -> jax.Array:
     """float32[B, M, P, R] from frames int32[B, n] of an arena; zeros where `exists` bool[B] is false."""
     rows, words = frames.shape[0], records.per_frame(arena) * records.head_words
@@ -111,7 +111,7 @@ def read_states(
 
 
 def write_states(
-    arena: jax.Array, frames: jax.Array, state: jax.Array, records: Records
+    arena: jax.Array, frames: jax.Array, state: jax.Array, records: RecordSizes
 ) -> jax.Array:
     """The arena with float32[B, M, P, R] in frames int32[B, n]; the words behind a frame's heads stay."""
     per_frame = records.per_frame(arena)
@@ -122,7 +122,7 @@ def write_states(
 
 
 def state_words(
-    records: Records, place: jax.Array | int, p: jax.Array, r: jax.Array
+    records: RecordSizes, place: jax.Array | int, p: jax.Array, r: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Words of the elements p, r of a head's state in its frame, and which of them exist; for kernels.
 
@@ -151,7 +151,7 @@ def check_frames(
     name: str,
     frames: jax.Array,
     rows: int,
-    records: Records,
+    records: RecordSizes,
     *,
     first: int = 0,
     last: int | None = None,

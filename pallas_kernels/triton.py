@@ -96,7 +96,7 @@ def power_of_two(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
-def line(size: int, axis: int = 0, rank: int = 1) -> jax.Array:
+def iota(size: int, axis: int = 0, rank: int = 1) -> jax.Array:
     """0 .. power_of_two(size) - 1 along one axis of `rank`."""
     shape = tuple(power_of_two(size) if i == axis else 1 for i in range(rank))
     return jax.lax.broadcasted_iota(jnp.int32, shape, axis)

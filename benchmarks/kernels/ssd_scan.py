@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a fi
 from benchmarks.kernels import report
 from benchmarks.kernels.harness import Case, Peer, Side, Work
 from benchmarks.kernels.peers import NotInstalled, need, to_torch
-from pallas_kernels.records import Records, read_states
+from pallas_kernels.records import RecordSizes, read_states
 from pallas_kernels.ssd_scan import cases as shapes
 from pallas_kernels.ssd_scan import ssd_scan_frames
 from pallas_kernels.ssd_scan.kernel import (
@@ -53,8 +53,8 @@ SWEEP = [
 TILE = 64  # tokens within which products are counted
 
 
-def records_of(shape: shapes.Case) -> Records:
-    return Records(
+def records_of(shape: shapes.Case) -> RecordSizes:
+    return RecordSizes(
         num_heads=shape.heads,
         head_dim=shape.width,
         num_groups=shape.groups,
@@ -86,18 +86,18 @@ def draw(shape: shapes.Case, dtype: str, key: jax.Array):
     }
 
 
-def run(records: Records, implementation: str, arena, inputs):
+def run(records: RecordSizes, implementation: str, arena, inputs):
     return ssd_scan_frames(arena, **inputs, records=records, implementation=implementation)
 
 
-def triton(records: Records, arena, inputs):
+def triton(records: RecordSizes, arena, inputs):
     reason = why_not_triton(records, inputs["xBC"].dtype)
     if reason is not None:
         raise NotInstalled(f"not there: {reason}")
     return run(records, "triton", arena, inputs)
 
 
-def run_config(records: Records, config: Config, arena, inputs):
+def run_config(records: RecordSizes, config: Config, arena, inputs):
     """The kernel with launch parameters of its own."""
     first = records.record_size
     xBC = inputs["xBC"]
@@ -111,12 +111,12 @@ def run_config(records: Records, config: Config, arena, inputs):
     )
 
 
-def result(records: Records, y, arena, inputs):
+def result(records: RecordSizes, y, arena, inputs):
     """Outputs, and the last states."""
     return y, read_states(arena, inputs["write"], inputs["exists"], records)
 
 
-def parts(records: Records, arena, inputs) -> dict[str, jax.Array]:
+def parts(records: RecordSizes, arena, inputs) -> dict[str, jax.Array]:
     """Contiguous x, B and C, and the first states: what public kernels take."""
     xBC, inner, size = inputs["xBC"], records.inner_size, records.record_size
     lead, grouped = xBC.shape[:2], (records.num_groups, records.state_size)
@@ -128,7 +128,7 @@ def parts(records: Records, arena, inputs) -> dict[str, jax.Array]:
     }
 
 
-def mamba_ssm(records: Records, chunk: int, arena, inputs):
+def mamba_ssm(records: RecordSizes, chunk: int, arena, inputs):
     scan = need("mamba_ssm.ops.triton.ssd_combined").mamba_chunk_scan_combined
     given = parts(records, arena, inputs) | {name: inputs[name] for name in ("dt", "A", "D")}
     order = ("x", "dt", "A", "B", "C", "D", "state")
@@ -143,7 +143,7 @@ def mamba_ssm(records: Records, chunk: int, arena, inputs):
     return call
 
 
-def fla(records: Records, arena, inputs):
+def fla(records: RecordSizes, arena, inputs):
     scan = need("fla.ops.simple_gla").chunk_simple_gla
     given = parts(records, arena, inputs)
     repeats = records.num_heads // records.num_groups

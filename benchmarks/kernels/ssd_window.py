@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a fi
 from benchmarks.kernels import report
 from benchmarks.kernels.harness import Case, Peer, Side, Work
 from benchmarks.kernels.peers import need, to_torch
-from pallas_kernels.records import Records, read_states, split_records, write_states
+from pallas_kernels.records import RecordSizes, read_states, split_records, write_states
 from pallas_kernels.ssd_window import cases as shapes
 from pallas_kernels.ssd_window import fold, fold_frames, ssd_window_rings, xla
 from pallas_kernels.ssd_window.kernel import Config, fold_frames_pallas, ssd_window_rings_pallas
@@ -53,8 +53,8 @@ WINDOW_SWEEP = [
 FOLD_SWEEP = [Config(num_warps=warps, num_stages=stages) for warps in (4, 8) for stages in (1, 2)]
 
 
-def records_of(shape: shapes.Case) -> Records:
-    return Records(
+def records_of(shape: shapes.Case) -> RecordSizes:
+    return RecordSizes(
         num_heads=shape.heads,
         head_dim=shape.width,
         num_groups=shape.groups,
@@ -105,14 +105,14 @@ def draw_window(shape: shapes.Case, key: jax.Array):
     }
 
 
-def window(records: Records, implementation: str, carry, inputs):
+def window(records: RecordSizes, implementation: str, carry, inputs):
     y = ssd_window_rings(
         **inputs, layer=0, records=records, dtype=jnp.bfloat16, implementation=implementation
     )
     return y, carry
 
 
-def window_gather(records: Records, carry, inputs):
+def window_gather(records: RecordSizes, carry, inputs):
     """The window over states that are gathered first, in plain jnp."""
     starts, num_valid, C = (inputs[name] for name in ("starts", "num_valid", "C"))
     rows, tokens, _ = C.shape
@@ -130,7 +130,7 @@ def window_gather(records: Records, carry, inputs):
     return (y + jnp.where(counts, inputs["D"][:, None] * new, 0)).astype(jnp.bfloat16), carry
 
 
-def window_config(records: Records, config: Config, carry, inputs):
+def window_config(records: RecordSizes, config: Config, carry, inputs):
     y = ssd_window_rings_pallas(
         **inputs,
         ancestors=None,
@@ -143,7 +143,7 @@ def window_config(records: Records, config: Config, carry, inputs):
     return y, carry
 
 
-def state_update(records: Records, carry, inputs):
+def state_update(records: RecordSizes, carry, inputs):
     """One token from a running state: the checkpoint with the row's records folded into it, outside the clock."""
     update = need("mamba_ssm.ops.triton.selective_state_update").selective_state_update
     starts, rows = inputs["starts"], inputs["starts"].shape[0]

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.bits import stored, widen
 from pallas_kernels.paged_attention.layout import PageLayout
 from pallas_kernels.parts import as_parts, load_sum
-from pallas_kernels.triton import NOWHERE, call, cdiv, line, load, power_of_two, store
+from pallas_kernels.triton import NOWHERE, call, cdiv, iota, load, power_of_two, store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +57,11 @@ def _kernel(
     _, tokens, num_heads, size = q_ref.shape
     heads = num_heads + 2 * layout.num_kv_heads
     row = pl.program_id(0)
-    place = pl.program_id(1) * lines + line(lines, 0, 2)  # [lines, 1], likewise below
+    place = pl.program_id(1) * lines + iota(lines, 0, 2)  # [lines, 1], likewise below
     token, head = place // heads, place % heads
     exists = token < tokens
     is_q, is_v = head < num_heads, head >= num_heads + layout.num_kv_heads
-    word = line(layout.head_words, 1, 2)  # [1, words]
+    word = iota(layout.head_words, 1, 2)  # [1, words]
     real = word < layout.head_words
     inside = exists & real
     position = base_ref[row] + token

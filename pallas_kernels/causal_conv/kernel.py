@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.bits import stored, widen
 from pallas_kernels.causal_conv.sizes import Sizes
 from pallas_kernels.parts import as_parts, load_sum
-from pallas_kernels.triton import call, cdiv, line, load, power_of_two, store
+from pallas_kernels.triton import call, cdiv, iota, load, power_of_two, store
 
 MAX_STATE_SIZE = 256  # a group's B or C of 16 tokens: 16 registers in each of 256 threads
 MAX_HEADS = 1024
@@ -110,7 +110,7 @@ def _chunk_kernel(
 
     @pl.when(part < blocks)
     def _():
-        channel = part * config.block_channels + line(config.block_channels)
+        channel = part * config.block_channels + iota(config.block_channels)
         inside = channel < sizes.conv_size
 
         def column(token):
@@ -136,8 +136,8 @@ def _chunk_kernel(
 
     @pl.when(part >= blocks)
     def _():
-        token = begin + line(config.block_tokens, 0, 2)
-        head = (part - blocks) * BLOCK_HEADS + line(min(BLOCK_HEADS, sizes.num_heads), 1, 2)
+        token = begin + iota(config.block_tokens, 0, 2)
+        head = (part - blocks) * BLOCK_HEADS + iota(min(BLOCK_HEADS, sizes.num_heads), 1, 2)
         exists, inside = token < length, head < sizes.num_heads
         read = functools.partial(load, projected_ref, row)
         dt = _step_sizes(read, dt_bias_ref, token, head, exists, sizes)
@@ -176,10 +176,10 @@ def causal_conv_pallas(
 
 def _places(ancestors, tokens: int, sizes: Sizes) -> list[jax.Array]:
     """int32[t, 1] column of each tap of each token; `ancestors` int32[t, 1], or None for a chain."""
-    token = line(tokens, 0, 2)
+    token = iota(tokens, 0, 2)
     if ancestors is None:
         return [token + w for w in range(sizes.conv_width)]
-    other = line(tokens, 1, 2)
+    other = iota(tokens, 1, 2)
     above = ((ancestors >> other) & 1 > 0) & (other < token)  # [t, t]
     depth = jnp.sum(above.astype(jnp.int32), axis=1)[:, None]
     nearest, places = token, [token + sizes.history]
@@ -223,7 +223,7 @@ def _window_kernel(
     start, first = starts_ref[row], jnp.maximum(first_ref[row], 0)
     count = jnp.minimum(valid_ref[row], tokens)
     live = first < count
-    token = line(tokens, 0, 2)
+    token = iota(tokens, 0, 2)
     fits = token < tokens
     new = (token >= first) & (token < count)  # [t, 1]
     blocks = cdiv(sizes.inner_size, config.block_channels)
@@ -241,7 +241,7 @@ def _window_kernel(
         old = load(conv_ref, layer, row, place, channel, mask=kept)
         return jnp.where(kept, widen(old).astype(dtype), raw)
 
-    before = line(sizes.history, 0, 2)
+    before = iota(sizes.history, 0, 2)
     moved_on = live & (count == tokens) & (before < sizes.history)
 
     def compute(channel, inside):
@@ -265,7 +265,7 @@ def _window_kernel(
 
     @pl.when(live & (part < blocks))
     def _():
-        channel = part * config.block_channels + line(config.block_channels, 1, 2)
+        channel = part * config.block_channels + iota(config.block_channels, 1, 2)
         inside = channel < sizes.inner_size
         x, kept = compute(channel, inside)
         x = stored(x, xB_ref.dtype)
@@ -275,14 +275,14 @@ def _window_kernel(
 
     @pl.when((part >= blocks) & (part < blocks + sizes.num_groups))
     def _():
-        group, r = part - blocks, line(sizes.state_size, 1, 2)
+        group, r = part - blocks, iota(sizes.state_size, 1, 2)
         inside, own = r < sizes.state_size, group * sizes.state_size + r
         column, block_slots = sizes.inner_size + own, min(config.block_slots, power_of_two(slots))
         begin, end = start + first, start + count
 
         def records(at, low, high):
             """Bits of B at some slots from `at` on, of which those in low .. high - 1 are read."""
-            slot = at + line(block_slots, 0, 2)
+            slot = at + iota(block_slots, 0, 2)
             read = (slot >= low) & (slot < high)
             return load(xB_ref, layer, row, slot, column, mask=live & read & inside), read
 
@@ -304,7 +304,7 @@ def _window_kernel(
 
             def query(t, _, at=at, B=B):
                 C = widen(load(C_ref, row, t, own, mask=inside))
-                slot = at + line(block_slots)
+                slot = at + iota(block_slots)
                 asks = (t >= first) & (t < count) & (slot <= start + t)
                 scores = jnp.where(asks, jnp.sum(C * B, axis=1), 0.0)
                 store(scores_ref, row, t, group, slot, value=scores, mask=slot < slots)
@@ -313,7 +313,7 @@ def _window_kernel(
 
     @pl.when(live & (part == blocks + sizes.num_groups))
     def _():
-        head = line(sizes.num_heads, 1, 2)
+        head = iota(sizes.num_heads, 1, 2)
         dt = _step_sizes(read, dt_bias_ref, token, head, new, sizes)
         mask = new & (head < sizes.num_heads)
         store(dt_ref, layer, row, start + token, head, value=dt, mask=mask)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.records import Records
+from pallas_kernels.records import RecordSizes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes(Records):
+class Sizes(RecordSizes):
     """Sizes of a token's projection z [M P] | x [M P] | B [G R] | C [G R] | dt [M]; x | B | C is convolved.
 
     Attributes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.triton import call, cdiv, line, load, store
+from pallas_kernels.triton import call, cdiv, iota, load, store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ CONFIG = Config()
 
 def _block(number, size: int, config: Config):
     """Words of a block of `size` words, and which of them exist."""
-    words = number * config.words + line(config.words)
+    words = number * config.words + iota(config.words)
     return words, words < size
 
 

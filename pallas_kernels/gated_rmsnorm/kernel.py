@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.bits import widen
 from pallas_kernels.gated_rmsnorm.reference import widest
 from pallas_kernels.parts import as_parts, load_sum
-from pallas_kernels.triton import call, line, load, power_of_two, store
+from pallas_kernels.triton import call, iota, load, power_of_two, store
 
 MAX_BLOCK = 32 * 1024  # 32 elements in each of 1024 threads, of 64 registers
 
@@ -47,7 +47,7 @@ def _kernel(
     dtype: jnp.dtype,
 ):
     token, group = pl.program_id(0), pl.program_id(1)
-    place = line(size)
+    place = iota(size)
     column, inside = group * size + place, place < size
     y = widen(load(y_ref, token, column, mask=inside))
     z = widen(load_sum(gate_ref, token, column, mask=inside, dtype=dtype))

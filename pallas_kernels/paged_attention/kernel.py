@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.paged_attention.layout import PageLayout
 from pallas_kernels.paged_attention.reference import depths
-from pallas_kernels.triton import NUM_SMS, call, cdiv, dot, line, load, power_of_two, store
+from pallas_kernels.triton import NUM_SMS, call, cdiv, dot, iota, load, power_of_two, store
 
 MAX_HEAD_DIM = 256
 SMALLEST = 16  # sides of a product on tensor cores
@@ -151,7 +151,7 @@ def _attention_kernel(
     split = pl.program_id(0) % plan.splits
     block = plan.blocks - 1 - pl.program_id(0) // plan.splits  # the longest context first
 
-    query = block * plan.block_q + line(plan.block_q)  # [block_q], likewise below
+    query = block * plan.block_q + iota(plan.block_q)  # [block_q], likewise below
     real = query < tokens * group
     t, head = query // group, kv_head * group + query % group
     first_t = block * plan.block_q // group
@@ -170,7 +170,7 @@ def _attention_kernel(
     middle = jnp.clip(plain // plan.block_k, first, jnp.maximum(first, last))
 
     words = max(SMALLEST, power_of_two(layout.head_words))
-    lane = line(words)
+    lane = iota(words)
     whole = words == layout.head_words
     inside = lane < layout.head_words
     column = lane[None, :]
@@ -207,7 +207,7 @@ def _attention_kernel(
     def visit(tile, carry, *, edge: bool):
         """One tile; only one at the edge has keys that some query must not see, but for the window."""
         peak, total, mixed = carry
-        place = tile * plan.block_k + line(plan.block_k)
+        place = tile * plan.block_k + iota(plan.block_k)
         page = jax.lax.div(place, layout.page_tokens)
         slot = jax.lax.rem(place, layout.page_tokens)
         live = None
@@ -277,13 +277,13 @@ def _join_kernel(
 ):
     head, t, row = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     splits, *_, width = parts_ref.shape
-    lane = line(width)
-    every = line(splits)
+    lane = iota(width)
+    every = iota(splits)
     peak = jnp.max(load(peaks_ref, every, row, t, head, mask=every < splits, other=MASKED))
 
     def add(step, carry):
         total, mixed = carry
-        split = step * JOINED + line(JOINED)
+        split = step * JOINED + iota(JOINED)
         exists = split < splits
         totals = load(totals_ref, split, row, t, head, mask=exists)
         peaks = load(peaks_ref, split, row, t, head, mask=exists, other=MASKED)

@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.bits import widen
 from pallas_kernels.parts import as_parts, load_sum
-from pallas_kernels.triton import call, line, load, power_of_two, store
+from pallas_kernels.triton import call, iota, load, power_of_two, store
 
 MAX_SIZE = 16 * 1024  # 16 elements in each of 1024 threads, of 64 registers
 
@@ -52,7 +52,7 @@ def _kernel(
     multiplier: float,
 ):
     token, size = pl.program_id(0), h_ref.shape[1]
-    channel = line(size)
+    channel = iota(size)
     inside = channel < size
     real = inside & (valid_ref[token] > 0) if masked else inside  # what is not is never read
     update = load_sum(update_ref, token, channel, mask=real, dtype=rounded)

@@ -23,7 +23,7 @@ from pallas_kernels.dispatch import (
     check_shape,
     run,
 )
-from pallas_kernels.triton import call, cdiv, line, load, store
+from pallas_kernels.triton import call, cdiv, iota, load, store
 
 BLOCK_WORDS = 1024
 
@@ -116,7 +116,7 @@ def word_of(element: Callable, place: jax.Array, dtype: jnp.dtype) -> jax.Array:
 def _store_kernel(arena_in_ref, frames_ref, folds_ref, conv_ref, arena_ref, *, columns: int):
     layers, _, _, channels = conv_ref.shape
     words = layer_words(columns, channels, conv_ref.dtype)
-    word = pl.program_id(0) * BLOCK_WORDS + line(BLOCK_WORDS)
+    word = pl.program_id(0) * BLOCK_WORDS + iota(BLOCK_WORDS)
     inside = word < layers * words
     layer, place = word // words, word % words
     frame_words = arena_ref.shape[1]

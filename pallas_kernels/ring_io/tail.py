@@ -24,7 +24,7 @@ from pallas_kernels.dispatch import (
     run,
 )
 from pallas_kernels.ring_io.columns import layer_words, pack_columns, word_of
-from pallas_kernels.triton import call, cdiv, line, load, store
+from pallas_kernels.triton import call, cdiv, iota, load, store
 
 BLOCK = 1024  # elements that a program copies
 BLOCK_WORDS = 256  # words of a checkpoint, each put together from two elements of one of two arrays
@@ -190,7 +190,7 @@ def _tail_kernel(
 
         @pl.when(part_of_slot < parts - 1)
         def _():
-            channel = part_of_slot * BLOCK + line(BLOCK)
+            channel = part_of_slot * BLOCK + iota(BLOCK)
             inside = channel < sizes.record_size
             x = load(xBC_ref, b, kept + slot, channel, mask=inside & exists)
             value = stored(x, xB_ref.dtype)
@@ -198,7 +198,7 @@ def _tail_kernel(
 
         @pl.when(part_of_slot == parts - 1)
         def _():
-            head = line(sizes.num_heads)
+            head = iota(sizes.num_heads)
             inside = head < sizes.num_heads
             value = load(steps_ref, b, kept + slot, head, mask=inside & exists)
             store(dt_ref, layer, ring_row, slot, head, value=value, mask=inside)
@@ -207,7 +207,7 @@ def _tail_kernel(
     def _():
         parts = cdiv(sizes.conv_size, BLOCK)
         w, part_of_column = (part - slots_end) // parts, (part - slots_end) % parts
-        channel = part_of_column * BLOCK + line(BLOCK)
+        channel = part_of_column * BLOCK + iota(BLOCK)
         inside = channel < sizes.conv_size
         value = column(lengths_ref[b] + w, channel, inside)
         store(conv_ref, layer, ring_row, w, channel, value=value, mask=inside)
@@ -215,7 +215,7 @@ def _tail_kernel(
     @pl.when((part >= columns_end) & (part < words_end))
     def _():
         words = layer_words(sizes.history, sizes.conv_size, conv_ref.dtype)
-        word = (part - columns_end) * BLOCK_WORDS + line(BLOCK_WORDS)
+        word = (part - columns_end) * BLOCK_WORDS + iota(BLOCK_WORDS)
         inside = word < words
 
         def element(index):

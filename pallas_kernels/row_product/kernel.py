@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.bits import widen
-from pallas_kernels.triton import NUM_SMS, call, cdiv, line, load, store
+from pallas_kernels.triton import NUM_SMS, call, cdiv, iota, load, store
 
 BLOCK_INNER, BLOCK_COLUMNS, NUM_WARPS = 64, 64, 4
 PROGRAMS_PER_SM = 4  # each keeps a tile of 8 KB (bfloat16) on the way
@@ -48,18 +48,18 @@ def _kernel(
 ):
     block, part = pl.program_id(0), pl.program_id(1)
     inner, columns = weight_ref.shape
-    column = block * BLOCK_COLUMNS + line(BLOCK_COLUMNS, 1, 2)
+    column = block * BLOCK_COLUMNS + iota(BLOCK_COLUMNS, 1, 2)
     inside = column < columns
 
     def step(i, total):
-        place = part * length + i * BLOCK_INNER + line(BLOCK_INNER, 0, 2)
+        place = part * length + i * BLOCK_INNER + iota(BLOCK_INNER, 0, 2)
         exists = place < inner
         x = widen(load(x_ref, place, mask=exists))
         return total + x * widen(load(weight_ref, place, column, mask=exists & inside))
 
     total = jnp.zeros((BLOCK_INNER, BLOCK_COLUMNS), jnp.float32)
     total = jax.lax.fori_loop(0, length // BLOCK_INNER, step, total)
-    column = block * BLOCK_COLUMNS + line(BLOCK_COLUMNS)
+    column = block * BLOCK_COLUMNS + iota(BLOCK_COLUMNS)
     store(parts_ref, part, column, value=total.sum(0), mask=column < columns)
 
 

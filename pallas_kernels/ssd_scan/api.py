@@ -15,7 +15,7 @@ from pallas_kernels.dispatch import (
     check_shape,
     run,
 )
-from pallas_kernels.records import Records, check_frames, check_groups
+from pallas_kernels.records import RecordSizes, check_frames, check_groups
 from pallas_kernels.ssd_scan import kernel, reference, triton_scan, xla
 
 IMPLEMENTATIONS = {
@@ -96,7 +96,7 @@ def ssd_scan(
     check_shape(where, "state_lengths", state_lengths, (rows,))
     initial_state = initial_state.astype(jnp.float32)
     arrays = (x, dt, A, B, C, initial_state, lengths, state_lengths)
-    reason = kernel.why_unsupported(Records.of(x, B), x.dtype)
+    reason = kernel.why_unsupported(RecordSizes.of(x, B), x.dtype)
     return run(
         *(where, implementation, IMPLEMENTATIONS, *arrays), unsupported=reason, differentiable=True
     )
@@ -111,7 +111,7 @@ def ssd_scan_frames(
     dt: jax.Array,
     A: jax.Array,
     *,
-    records: Records,
+    records: RecordSizes,
     first_frame: int = 0,
     lengths: jax.Array,
     state_lengths: jax.Array,

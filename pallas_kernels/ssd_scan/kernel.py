@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.bits import stored, widen
 from pallas_kernels.decay import LOWEST
-from pallas_kernels.records import Records, state_words
+from pallas_kernels.records import RecordSizes, state_words
 from pallas_kernels.ssd_scan.xla import ssd_scan_xla
 from pallas_kernels.triton import (
     NUM_SMS,
@@ -25,7 +25,7 @@ from pallas_kernels.triton import (
     cdiv,
     coarse_and_fine,
     dot,
-    line,
+    iota,
     load,
     power_of_two,
     store,
@@ -68,7 +68,7 @@ def num_segments(rows: int, heads: int, tokens: int) -> int:
     return max(1, min(NUM_SMS // (rows * heads), tokens // LEAST_SEGMENT))
 
 
-def why_unsupported(records: Records, dtype: jnp.dtype) -> str | None:
+def why_unsupported(records: RecordSizes, dtype: jnp.dtype) -> str | None:
     """Why the kernels cannot take these shapes, or None."""
     if jnp.dtype(dtype).name not in CONFIGS:
         return f"inputs must be one of {sorted(CONFIGS)} for 'pallas', got {dtype}; convert them, or use 'xla'"
@@ -100,7 +100,7 @@ class Tile:
     """
 
     columns: Columns
-    records: Records
+    records: RecordSizes
     per_frame: int
     first_frame: int
     chunk: int
@@ -122,12 +122,12 @@ class Tile:
 
     def channel(self):
         """Channels [1, width] of the head, and which of them exist."""
-        p = self.unit % self.parts * self.width + line(self.width, 1, 2)
+        p = self.unit % self.parts * self.width + iota(self.width, 1, 2)
         return p, p < self.records.head_dim
 
     def state_words(self, place):
         """Word of each element [R, width] of the state, `place` heads into a frame, and which exist."""
-        (p, _), r = self.channel(), line(self.records.state_size, 0, 2)
+        (p, _), r = self.channel(), iota(self.records.state_size, 0, 2)
         return state_words(self.records, place, p, r)
 
     def read_state(self, arena_ref, frames_ref, exists_ref, row):
@@ -153,12 +153,12 @@ class Tile:
         x_ref, dt_ref, A_ref, B_ref, C_ref = refs
         records, head = self.records, self.head
         group = head // (records.num_heads // records.num_groups)
-        token = first + line(self.chunk, 0, 2)  # [Q, 1]
+        token = first + iota(self.chunk, 0, 2)  # [Q, 1]
         valid = token < end
         p, inside = self.channel()
         column = self.columns.x + head * records.head_dim + p
         x = load(x_ref, row, token, column, mask=valid & inside)
-        r = line(records.state_size, 1, 2)
+        r = iota(records.state_size, 1, 2)
         in_group, held = group * records.state_size + r, valid & (r < records.state_size)
         B = load(B_ref, row, token, self.columns.B + in_group, mask=held)
         dt = load(dt_ref, row, token, head, mask=valid)  # [Q, 1]
@@ -172,11 +172,11 @@ class Tile:
             C = load(C_ref, row, token, self.columns.C + in_group, mask=held)
             y = jnp.exp(sum(sums)) * dot(C, state.astype(C.dtype))
             lag = sum(part - part.T for part in sums)  # [Q, Q] from a column's token to a row's
-            causal = line(self.chunk, 0, 2) >= line(self.chunk, 1, 2)
+            causal = iota(self.chunk, 0, 2) >= iota(self.chunk, 1, 2)
             weights = dot(C, B.T) * (jnp.where(causal, jnp.exp(lag), 0.0) * dt.T)
             if skip is not None:
                 weights = weights + jnp.where(
-                    line(self.chunk, 0, 2) == line(self.chunk, 1, 2), skip, 0.0
+                    iota(self.chunk, 0, 2) == iota(self.chunk, 1, 2), skip, 0.0
                 )
             y = y + dot(weights.astype(x.dtype), x)
         left = dt * jnp.exp(sum(t - part for t, part in zip(totals, sums, strict=True)))
@@ -242,7 +242,7 @@ def _scan_kernel(
     jax.lax.fori_loop(0, cdiv(jnp.maximum(end - first, 0), chunk), scan, state)
 
     def blank(i, _):
-        token = jnp.maximum(end, first) + i * chunk + line(chunk, 0, 2)
+        token = jnp.maximum(end, first) + i * chunk + iota(chunk, 0, 2)
         zeros = jnp.zeros((chunk, column.shape[1]), jnp.float32)
         store(y_ref, row, token, column, value=zeros, mask=inside & (token < limit))
 
@@ -319,7 +319,7 @@ def scan_frames(
     state_lengths,
     *,
     columns: Columns,
-    records: Records,
+    records: RecordSizes,
     first_frame: int = 0,
     config: Config | None = None,
 ):
@@ -397,7 +397,7 @@ def ssd_scan_frames_pallas(
 def scan_dense(x, dt, A, B, C, initial_state, lengths, state_lengths, *, config=None):
     """The scan over states that are arrays of their own: every head's is a frame."""
     rows, tokens, heads, _ = x.shape
-    records = Records.of(x, B)
+    records = RecordSizes.of(x, B)
     arena = jax.lax.bitcast_convert_type(initial_state, jnp.uint32).reshape(rows * heads, -1)
     frames = jnp.arange(rows * heads, dtype=jnp.int32).reshape(rows, heads)
     flat = [a.reshape(rows, tokens, -1) for a in (x, B.astype(x.dtype), C.astype(x.dtype))]

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import jax_triton
-from pallas_kernels.records import Records
+from pallas_kernels.records import RecordSizes
 from pallas_kernels.triton import cdiv, power_of_two
 
 CHUNK = 64  # tokens a program takes at once
@@ -32,7 +32,7 @@ def segment_tokens(heads: int) -> int:
     return min(max(power_of_two(8 * heads), SHORTEST), LONGEST)
 
 
-def why_unsupported(records: Records, dtype: jnp.dtype, tokens: int = 1) -> str | None:
+def why_unsupported(records: RecordSizes, dtype: jnp.dtype, tokens: int = 1) -> str | None:
     """Why the kernels cannot take these shapes, or cannot be called here, or None."""
     if jnp.dtype(dtype) != jnp.bfloat16:
         return f"inputs must be bfloat16 for 'triton', got {jnp.dtype(dtype).name}; use 'pallas'"
@@ -50,7 +50,7 @@ def why_unsupported(records: Records, dtype: jnp.dtype, tokens: int = 1) -> str 
     return jax_triton.why_unavailable()
 
 
-def _sides(records: Records) -> tuple[int, int]:
+def _sides(records: RecordSizes) -> tuple[int, int]:
     """Of a head's state as the kernels hold it."""
     sides = records.head_dim, records.state_size
     P, R = (max(power_of_two(side), LEAST_SIDE) for side in sides)

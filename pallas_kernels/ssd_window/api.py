@@ -18,7 +18,7 @@ from pallas_kernels.dispatch import (
     check_shape,
     run,
 )
-from pallas_kernels.records import Records, check_frames, check_groups
+from pallas_kernels.records import RecordSizes, check_frames, check_groups
 from pallas_kernels.ssd_window import kernel, reference, xla
 
 FRAMES = {
@@ -98,7 +98,7 @@ def ssd_window_frames(
     _check_rows(where, rows, C.shape[1], starts, num_valid, ancestors)
     check_shape(where, "exists", exists, (rows,))
     check_dtypes(where, FLAGS, exists=exists)
-    check_frames(where, arena, "frames", frames, rows, Records.of(x, B))
+    check_frames(where, arena, "frames", frames, rows, RecordSizes.of(x, B))
     arrays = (arena, frames, exists, x, dt, A, B, C, starts, num_valid, ancestors)
     return run(where, implementation, FRAMES, *arrays)
 
@@ -114,7 +114,7 @@ def ssd_window_rings(
     *,
     layer: int,
     first_frame: int = 0,
-    records: Records,
+    records: RecordSizes,
     starts: jax.Array,
     num_valid: jax.Array,
     D: jax.Array,
@@ -233,7 +233,7 @@ def fold_frames(
     dt: jax.Array,
     A: jax.Array,
     *,
-    records: Records,
+    records: RecordSizes,
     per_layer: int,
     implementation: Implementation | None = None,
 ) -> jax.Array:

@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.bits import floats, stored, widen
-from pallas_kernels.records import Records, state_words
+from pallas_kernels.records import RecordSizes, state_words
 from pallas_kernels.triton import (
     call,
     cdiv,
     coarse_and_fine,
     dot,
-    line,
+    iota,
     load,
     power_of_two,
     store,
@@ -48,18 +48,18 @@ class Config:
     channels: int = 0
 
     @classmethod
-    def of_window(cls, records: Records) -> Config:
+    def of_window(cls, records: RecordSizes) -> Config:
         """64 elements of a state in each thread of one warp, which waits for no other: 16 programs fit on an SM."""
         channels = max(1, PER_WARP // power_of_two(records.state_size))
         return cls(num_warps=1, channels=min(channels, power_of_two(records.head_dim)))
 
     @classmethod
-    def of_fold(cls, records: Records) -> Config:
+    def of_fold(cls, records: RecordSizes) -> Config:
         """As many for each thread of 4 warps or more: 3 programs of 64 x 128 fit on an SM."""
         return cls(num_warps=max(4, records.state_elements // PER_WARP))
 
 
-def why_unsupported(records: Records, slots: int) -> str | None:
+def why_unsupported(records: RecordSizes, slots: int) -> str | None:
     """Why the kernels cannot take these shapes, or None."""
     if slots > MAX_SLOTS:
         return f"a ring must have at most {MAX_SLOTS} slots for 'pallas', got {slots}; use 'xla'"
@@ -83,7 +83,7 @@ def _window_kernel(
     *,
     layer: int,
     first_frame: int,
-    records: Records,
+    records: RecordSizes,
     per_frame: int,
     channels: int,
     tree: bool,
@@ -92,9 +92,9 @@ def _window_kernel(
     row, head = pl.program_id(0), pl.program_id(1)
     group = head // (records.num_heads // records.num_groups)
     start, count = starts_ref[row], valid_ref[row]
-    slot = line(xB_ref.shape[2], 0, 2)  # [S, 1]
-    p = pl.program_id(2) * channels + line(channels)
-    lane = line(min(records.state_size, LANES))
+    slot = iota(xB_ref.shape[2], 0, 2)  # [S, 1]
+    p = pl.program_id(2) * channels + iota(channels)
+    lane = iota(min(records.state_size, LANES))
     inside = p < records.head_dim
     column = head * records.head_dim + p
     frame = frames_ref[row, first_frame + head // per_frame]
@@ -158,7 +158,7 @@ def ssd_window_rings_pallas(
     *,
     layer,
     first_frame,
-    records: Records,
+    records: RecordSizes,
     dtype,
     config: Config | None = None,
 ):
@@ -200,7 +200,7 @@ def _fold_kernel(
     A_ref,  # [L, M]
     arena_ref,
     *,
-    records: Records,
+    records: RecordSizes,
     per_frame: int,
     per_layer: int,
 ):
@@ -208,11 +208,11 @@ def _fold_kernel(
     layer, head, part = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     group = head // (records.num_heads // records.num_groups)
     frame = layer * per_layer + head // per_frame
-    p, r = (line(max(n, LEAST_SIDE)) for n in (records.head_dim, records.state_size))
-    slot = line(max(xB_ref.shape[2], LEAST_SIDE), 0, 2)  # [S, 1]
+    p, r = (iota(max(n, LEAST_SIDE)) for n in (records.head_dim, records.state_size))
+    slot = iota(max(xB_ref.shape[2], LEAST_SIDE), 0, 2)  # [S, 1]
     words, held = state_words(records, head % per_frame, p[:, None], r[None, :])
     A = A_ref[layer, head]
-    row_of_all = line(lengths_ref.shape[0])
+    row_of_all = iota(lengths_ref.shape[0])
     in_batch = row_of_all < lengths_ref.shape[0]
     folds = load(lengths_ref, row_of_all, mask=in_batch, other=-1) >= 0
     ended = jnp.cumsum(folds.astype(jnp.int32), axis=0)
@@ -274,7 +274,7 @@ def fold_frames_pallas(
     dt,
     A,
     *,
-    records: Records,
+    records: RecordSizes,
     per_layer,
     config: Config | None = None,
 ):

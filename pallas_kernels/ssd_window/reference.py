@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.records import Records, read_states, split_records, write_states
+from pallas_kernels.records import RecordSizes, read_states, split_records, write_states
 from pallas_kernels.ssd_scan.reference import ssd_scan_reference
 
 
@@ -44,7 +44,7 @@ def ssd_window_frames_reference(
     arena, frames, exists, x, dt, A, B, C, starts, num_valid, ancestors
 ):
     """Gathers the states, zeros where there is none, and asks `ssd_window_reference`."""
-    state = read_states(arena, frames, exists, Records.of(x, B))
+    state = read_states(arena, frames, exists, RecordSizes.of(x, B))
     return ssd_window_reference(state, x, dt, A, B, C, starts, num_valid, ancestors), arena
 
 

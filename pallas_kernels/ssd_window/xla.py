@@ -50,7 +50,7 @@ def ssd_window_frames_xla(arena, frames, exists, x, dt, A, B, C, starts, num_val
 def outputs(carried, x, dt, A, B, C, starts, num_valid, ancestors):
     """The window's outputs from what the checkpoint carries, S C of [B, T, G, h, P], and the ring.
 
-    Records past the live slots are zeroed, not only masked, so garbage there (NaN too) is inert.
+    RecordSizes past the live slots are zeroed, not only masked, so garbage there (NaN too) is inert.
     """
     rows, tokens, groups, size = C.shape
     slots, heads, width = x.shape[1:]

@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.token_sampling.noise import gumbel, token_hash
 from pallas_kernels.token_sampling.order import middle, sortable
-from pallas_kernels.triton import call, cdiv, line, load
+from pallas_kernels.triton import call, cdiv, iota, load
 
 BLOCK = 2048  # 4 values in each of 512 threads
 NUM_WARPS = 16
@@ -37,13 +37,13 @@ def _sample_kernel(
     none = jnp.full((BLOCK,), -jnp.inf, jnp.float32)
     nothing = jnp.zeros((BLOCK,), jnp.float32)
 
-    ban_place = line(banned_ref.shape[1])
+    ban_place = iota(banned_ref.shape[1])
     bans = load(banned_ref, row, ban_place, mask=ban_place < banned_ref.shape[1], other=-1)
     num_banned = jnp.max(jnp.where(bans >= 0, ban_place + 1, 0))  # hardly ever more than none
 
     def block(i):
         """Token ids and their logits, -inf where there is none or it is banned."""
-        ids = i * BLOCK + line(BLOCK)
+        ids = i * BLOCK + iota(BLOCK)
         x = load(logits_ref, row, ids, mask=ids < vocab, other=-jnp.inf)
         ban = lambda j, x: jnp.where(ids == banned_ref[row, j], -jnp.inf, x)
         return ids, jax.lax.fori_loop(0, num_banned, ban, x)

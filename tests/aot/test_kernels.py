@@ -7,22 +7,22 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels.frame_io import copy_frames, read_frames
-from pallas_kernels.records import Records
+from pallas_kernels.records import RecordSizes
 from pallas_kernels.ssd_scan import ssd_scan_frames
 from pallas_kernels.ssd_window import fold_frames, ssd_window_rings
 from tests.aot import sass
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
 
-NEMOTRON_H_8B = Records(num_heads=128, head_dim=64, num_groups=8, state_size=128)
-GRANITE_4_H_SMALL = Records(num_heads=128, head_dim=64, num_groups=1, state_size=128)
-GRANITE_4_H_TINY = Records(num_heads=48, head_dim=64, num_groups=1, state_size=128)
+NEMOTRON_H_8B = RecordSizes(num_heads=128, head_dim=64, num_groups=8, state_size=128)
+GRANITE_4_H_SMALL = RecordSizes(num_heads=128, head_dim=64, num_groups=1, state_size=128)
+GRANITE_4_H_TINY = RecordSizes(num_heads=48, head_dim=64, num_groups=1, state_size=128)
 ROWS, LAYERS, FRAMES, PER_LAYER, SLOTS = 64, 3, 256, 16, 32
 REGISTERS = 65_536  # of a multiprocessor
 needs_disassembler = pytest.mark.skipif(sass.NO_TOOLS is not None, reason=str(sass.NO_TOOLS))
 OTHER_STATES = [
-    Records(num_heads=32, head_dim=64, num_groups=1, state_size=256),
-    Records(num_heads=32, head_dim=128, num_groups=1, state_size=128),
-    Records(num_heads=32, head_dim=64, num_groups=1, state_size=64),
+    RecordSizes(num_heads=32, head_dim=64, num_groups=1, state_size=256),
+    RecordSizes(num_heads=32, head_dim=128, num_groups=1, state_size=128),
+    RecordSizes(num_heads=32, head_dim=64, num_groups=1, state_size=64),
 ]
 
 
@@ -30,7 +30,7 @@ def spec(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
 
 
-def arena_of(records: Records, frames: int = FRAMES) -> jax.ShapeDtypeStruct:
+def arena_of(records: RecordSizes, frames: int = FRAMES) -> jax.ShapeDtypeStruct:
     words = records.num_heads // PER_LAYER * records.head_words
     return spec(frames, words, dtype="uint32")
 
@@ -43,7 +43,7 @@ def assert_only(compiled: Compiled, kernel: str, *, others: int = 0) -> None:
     assert len(compiled.launches) <= 1 + others
 
 
-def window_of(records: Records, tokens: int) -> tuple:
+def window_of(records: RecordSizes, tokens: int) -> tuple:
     """A call of `ssd_window_rings` and the shapes of its arguments."""
     slots = 32 + tokens - 1
 
@@ -76,7 +76,7 @@ def window_of(records: Records, tokens: int) -> tuple:
     )
 
 
-def fold_of(records: Records, bits: str = "uint16") -> tuple:
+def fold_of(records: RecordSizes, bits: str = "uint16") -> tuple:
     """A call of `fold_frames`, whose first argument is donated, and the shapes of its arguments."""
 
     def fold(arena, read, write, exists, lengths, xB, dt, A):

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from pallas_kernels.records import Records
+from pallas_kernels.records import RecordSizes
 from pallas_kernels.ssd_scan import ssd_scan_frames, triton_scan
 from tests.aot.h200 import compile_for_h200
 from tests.aot.sass import NO_TOOLS, recorded
@@ -31,7 +31,7 @@ SHARED_OF_TWO = 233_472 // 2 - 1024  # bytes, where two programs are to run on a
 REGISTERS_OF_TWO = REGISTERS // 2
 THREADS = 128
 TOKENS = 4096
-SMALLER = Records(num_heads=32, head_dim=64, num_groups=1, state_size=64)
+SMALLER = RecordSizes(num_heads=32, head_dim=64, num_groups=1, state_size=64)
 
 
 @pytest.mark.parametrize(

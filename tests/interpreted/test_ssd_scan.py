@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.records import Records, read_states
+from pallas_kernels.records import RecordSizes, read_states
 from pallas_kernels.ssd_scan import ssd_scan_frames, triton_scan
 from pallas_kernels.ssd_scan.cases import SMALL_CASES, Case, make_inputs
 from tests.kernels.test_ssd_scan import (
@@ -61,7 +61,7 @@ def in_triton(x, dt, A, B, C, *, initial_state=None, lengths=None, state_lengths
     lengths = jnp.full(rows, tokens) if lengths is None else lengths
     arena, table, exists = framed(initial_state)
     y, arena = jax.jit(
-        functools.partial(ssd_scan_frames, records=Records.of(x, B), implementation="triton")
+        functools.partial(ssd_scan_frames, records=RecordSizes.of(x, B), implementation="triton")
     )(
         *(arena, table, table, exists),
         jnp.concatenate([a.reshape(rows, tokens, -1) for a in (x, B, C)], axis=-1),
@@ -168,7 +168,7 @@ def test_what_cannot_be_taken_is_refused_with_the_reason():
         NotImplementedError, match="ssd_scan_frames: inputs must be bfloat16 .* got float32"
     ):
         in_triton(**make_inputs(RAGGED))
-    wide = Records(num_heads=2, head_dim=64, num_groups=1, state_size=256)
+    wide = RecordSizes(num_heads=2, head_dim=64, num_groups=1, state_size=256)
     reason = triton_scan.why_unsupported(wide, jnp.bfloat16)
     assert "at most 8192 elements for 'triton', got 64 x 256" in reason
     long = triton_scan.why_unsupported(records_of(RAGGED), jnp.bfloat16, 1 << 30)

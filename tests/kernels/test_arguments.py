@@ -23,10 +23,10 @@ from pallas_kernels.frame_io import copy_frames, read_frames, write_frames
 from pallas_kernels.paged_attention import PageLayout, paged_attention
 from pallas_kernels.ring_io import store_columns, store_tail
 from pallas_kernels.ssd_scan import ssd_scan_frames
-from pallas_kernels.ssd_window import Records, fold_frames, ssd_window_frames, ssd_window_rings
+from pallas_kernels.ssd_window import RecordSizes, fold_frames, ssd_window_frames, ssd_window_rings
 from pallas_kernels.token_sampling import sample_tokens
 
-RECORDS = Records(num_heads=2, head_dim=4, num_groups=1, state_size=16)
+RECORDS = RecordSizes(num_heads=2, head_dim=4, num_groups=1, state_size=16)
 SIZES = Sizes(num_heads=2, head_dim=4, num_groups=1, state_size=3)
 LAYOUT = PageLayout(offset=0, page_tokens=16, num_kv_heads=1, head_dim=8, dtype="float32")
 

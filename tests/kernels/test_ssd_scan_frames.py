@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import fold, jax_triton, ssd_scan
-from pallas_kernels.records import NOWHERE, Records, read_states, state_words, write_states
+from pallas_kernels.records import NOWHERE, RecordSizes, read_states, state_words, write_states
 from pallas_kernels.ssd_scan import kernel, ssd_scan_frames, triton_scan
 from pallas_kernels.ssd_scan.api import FRAMES
 from pallas_kernels.ssd_scan.cases import Case, make_inputs
@@ -82,8 +82,8 @@ def expected(case: Case, dtype: str) -> tuple:
     return y.reshape(case.rows, case.tokens, -1).astype(dtype), state
 
 
-def records_of(case: Case) -> Records:
-    return Records(
+def records_of(case: Case) -> RecordSizes:
+    return RecordSizes(
         num_heads=case.heads,
         head_dim=case.width,
         num_groups=case.groups,
@@ -167,7 +167,7 @@ def test_frames_name_their_kernel_and_refuse_what_does_not_fit():
         run(**given | {"write": given["write"][:, :1]})
     with pytest.raises(ValueError, match=r"xBC must have shape \(3, 70, 168\), got \(3, 70, 167\)"):
         run(**given | {"xBC": given["xBC"][..., :-1]})
-    huge = Records(num_heads=1, head_dim=256, num_groups=1, state_size=256)
+    huge = RecordSizes(num_heads=1, head_dim=256, num_groups=1, state_size=256)
     reason = kernel.why_unsupported(huge, jnp.bfloat16)
     assert "at most 32768 elements for 'pallas', got 256 x 256" in reason
 
@@ -177,7 +177,7 @@ def test_other_dtypes_and_wide_states_are_refused_by_name_and_run_by_default():
     with pytest.raises(NotImplementedError, match="for 'pallas', got float16"):
         ssd_scan(**inputs, implementation="pallas")
     assert kernels_in(lambda inputs: ssd_scan(**inputs), inputs) == []
-    records = Records(num_heads=1, head_dim=4, num_groups=1, state_size=512)
+    records = RecordSizes(num_heads=1, head_dim=4, num_groups=1, state_size=512)
     assert "at most 256 columns" in kernel.why_unsupported(records, jnp.bfloat16)
 
 
@@ -216,7 +216,7 @@ def test_heads_that_groups_do_not_divide_are_refused():
     with pytest.raises(
         ValueError, match="num_heads must be a multiple of num_groups, .* got 3 and 2"
     ):
-        Records(num_heads=3, head_dim=4, num_groups=2, state_size=4)
+        RecordSizes(num_heads=3, head_dim=4, num_groups=2, state_size=4)
     x, B = jnp.ones((1, 4, 3, 4)), jnp.ones((1, 4, 2, 8))
     with pytest.raises(ValueError, match="groups of B must divide .* got 2 and 3"):
         fold(jnp.ones((1, 3, 4, 8)), x, jnp.ones((1, 4, 3)), -jnp.ones(3), B)
@@ -233,14 +233,14 @@ def test_another_rows_frames_exceed_the_tolerance():
 
 
 def test_words_of_padding_are_no_other_channels_words():
-    records = Records(num_heads=2, head_dim=3, num_groups=1, state_size=6)
+    records = RecordSizes(num_heads=2, head_dim=3, num_groups=1, state_size=6)
     words, exists = state_words(records, 1, jnp.arange(4)[:, None], jnp.arange(8)[None, :])
     assert np.array_equal(np.asarray(words)[np.asarray(exists)], 18 + np.arange(18))
     assert (np.asarray(words)[~np.asarray(exists)] == NOWHERE).all()
 
 
 def test_states_written_to_frames_are_read_back():
-    records = Records(num_heads=5, head_dim=3, num_groups=1, state_size=6)
+    records = RecordSizes(num_heads=5, head_dim=3, num_groups=1, state_size=6)
     state = jnp.asarray(np.random.default_rng(0).standard_normal((2, 5, 3, 6), np.float32))
     frames = jnp.asarray([[4, 1, 7], [2, 6, 3]], jnp.int32)
     arena = write_states(jnp.zeros((9, 40), jnp.uint32), frames, state, records)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import fold, ssd_scan, ssd_window_frames
-from pallas_kernels.ssd_window import Records, fold_frames, ssd_window_rings
+from pallas_kernels.ssd_window import RecordSizes, fold_frames, ssd_window_rings
 from pallas_kernels.ssd_window.cases import SMALL_CASES, Case, make_inputs
 from tests.kernels.lowered import kernels_in
 
@@ -45,7 +45,7 @@ def framed(state: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def ringed(x: jax.Array, B: jax.Array) -> jax.Array:
-    """Records as the ring of one layer."""
+    """RecordSizes as the ring of one layer."""
     lead = x.shape[:2]
     return jnp.concatenate([x.reshape(*lead, -1), B.reshape(*lead, -1)], axis=-1)[None]
 
@@ -69,7 +69,7 @@ def window(state, x, dt, A, B, C, *, starts, num_valid=None, ancestors=None, imp
         *(arena, table, exists, ringed(x, B), dt[None], A[None]),
         C.reshape(*C.shape[:2], -1),
         layer=0,
-        records=Records.of(x, B),
+        records=RecordSizes.of(x, B),
         num_valid=num_valid,
         D=jnp.zeros_like(A),
         scores=all_scores(C, B),
@@ -86,7 +86,7 @@ def folded(state, x, dt, A, B, *, lengths=None, implementation):
     lengths = jnp.full(x.shape[0], x.shape[1]) if lengths is None else lengths
     arena = fold_frames(
         *(arena, table, table, exists, lengths, ringed(x, B), dt[None], A[None]),
-        records=Records.of(x, B),
+        records=RecordSizes.of(x, B),
         per_layer=x.shape[2],
         implementation=implementation,
     )

@@ -10,7 +10,7 @@ import pytest
 
 from pallas_kernels import fold, ssd_window_frames
 from pallas_kernels.records import read_states
-from pallas_kernels.ssd_window import Records, fold_frames, ssd_window_rings
+from pallas_kernels.ssd_window import RecordSizes, fold_frames, ssd_window_rings
 from pallas_kernels.ssd_window.api import FRAME_FOLDS, FRAMES, RINGS
 from pallas_kernels.ssd_window.cases import SMALL_CASES, make_inputs
 from tests.kernels.lowered import kernels_in
@@ -77,7 +77,7 @@ def in_rings(inputs: dict, layers: int, layer: int, spare_rows: int = 1) -> tupl
     pad = ((layer, layers - layer - 1), (0, spare_rows), (0, 0), (0, 0))
     xB = jnp.pad(joined[None], pad, constant_values=np.nan)
     dt = jnp.pad(dt[None], pad, constant_values=np.nan)
-    return jax.lax.bitcast_convert_type(xB, bits), dt, Records.of(x, B)
+    return jax.lax.bitcast_convert_type(xB, bits), dt, RecordSizes.of(x, B)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
