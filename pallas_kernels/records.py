@@ -1,7 +1,8 @@
-"""How the records of a recurrence lie in memory."""
+"""How a token's projection and its record lie in memory, and how large a state is."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.bits import floats
 from pallas_kernels.dispatch import INTS, WORDS, check_dtypes, check_rank
-from pallas_kernels.triton import NOWHERE, power_of_two
+from pallas_kernels.triton import power_of_two
 
 # Elements of a head's state that a kernel takes: 128 float32 registers in each of 256 threads.
 MAX_STATE = 32 * 1024
@@ -17,7 +18,7 @@ MAX_STATE = 32 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class RecordSizes:
-    """Sizes of a token's record, x [M, P] and then B [G, R], and of the states it adds to.
+    """ProjectionLayout of a token's record, x [M, P] and then B [G, R], and of the states it adds to.
 
     Attributes:
         num_heads, head_dim, num_groups, state_size: M, P, G, R.
@@ -80,13 +81,41 @@ class RecordSizes:
 
     @staticmethod
     def of(x: jax.Array, B: jax.Array) -> RecordSizes:
-        """Sizes of x [..., M, P] and B [..., G, R]."""
+        """ProjectionLayout of x [..., M, P] and B [..., G, R]."""
         return RecordSizes(
             num_heads=x.shape[-2],
             head_dim=x.shape[-1],
             num_groups=B.shape[-2],
             state_size=B.shape[-1],
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectionLayout(RecordSizes):
+    """How a token's projection lies in memory: z [M P] | x [M P] | B [G R] | C [G R] | dt [M]; x | B | C is convolved.
+
+    Attributes:
+        conv_width: W, taps of the convolution.
+        dt_limits: (low, high) bounds of a step size after softplus.
+    """
+
+    conv_width: int = 4
+    dt_limits: tuple[float, float] = (0.0, math.inf)
+
+    @property
+    def projected_size(self) -> int:
+        return self.inner_size + self.conv_size + self.num_heads
+
+    @property
+    def history(self) -> int:
+        """Columns before a token that its output depends on."""
+        return self.conv_width - 1
+
+    def split(self, projected: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The convolution's inputs [..., E] and those of the step sizes [..., M]."""
+        cuts = [self.inner_size, self.inner_size + self.conv_size]
+        _, xBC, dt = jnp.split(projected, cuts, axis=-1)
+        return xBC, dt
 
 
 def split_records(xB: jax.Array, records: RecordSizes) -> tuple[jax.Array, jax.Array]:
@@ -98,43 +127,6 @@ def split_records(xB: jax.Array, records: RecordSizes) -> tuple[jax.Array, jax.A
         x.reshape(*lead, records.num_heads, records.head_dim),
         B.reshape(*lead, records.num_groups, records.state_size),
     )
-
-
-def read_states(
-    arena: jax.Array, frames: jax.Array, exists: jax.Array, records: RecordSizes
-) -> jax.Array:
-    """float32[B, M, P, R] from frames int32[B, n] of an arena; zeros where `exists` bool[B] is false."""
-    rows, words = frames.shape[0], records.per_frame(arena) * records.head_words
-    state = jax.lax.bitcast_convert_type(arena[frames, :words], jnp.float32)
-    state = state.reshape(rows, -1, records.head_dim, records.state_size)[:, : records.num_heads]
-    return jnp.where(exists.astype(bool)[:, None, None, None], state, 0.0)
-
-
-def write_states(
-    arena: jax.Array, frames: jax.Array, state: jax.Array, records: RecordSizes
-) -> jax.Array:
-    """The arena with float32[B, M, P, R] in frames int32[B, n]; the words behind a frame's heads stay."""
-    per_frame = records.per_frame(arena)
-    padding = frames.shape[1] * per_frame - records.num_heads
-    state = jnp.pad(state, ((0, 0), (0, padding), (0, 0), (0, 0)))
-    words = jax.lax.bitcast_convert_type(state, jnp.uint32).reshape(*frames.shape, -1)
-    return arena.at[frames, : words.shape[-1]].set(words)
-
-
-def state_words(
-    records: RecordSizes, place: jax.Array | int, p: jax.Array, r: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Words of the elements p, r of a head's state in its frame, and which of them exist; for kernels.
-
-    Args:
-        place: number of the head in its frame.
-    """
-    exists = (p < records.head_dim) & (r < records.state_size)
-    words = place * records.head_words + p * records.state_size + r
-    if r.size > records.state_size:
-        # A word of padding is also one of the next channel's.
-        words = jnp.where(exists, words, NOWHERE)
-    return words, exists
 
 
 def check_groups(where: str, groups: int, heads: int) -> None:

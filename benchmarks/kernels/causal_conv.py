@@ -21,7 +21,7 @@ from benchmarks.kernels.harness import Case, Peer, Side, Work
 from benchmarks.kernels.peers import need, to_torch
 from pallas_kernels import causal_conv, causal_conv_window
 from pallas_kernels.bits import floats, stored
-from pallas_kernels.causal_conv import Sizes
+from pallas_kernels.causal_conv import ProjectionLayout
 from pallas_kernels.causal_conv import cases as shapes
 from pallas_kernels.causal_conv.kernel import (
     Config,
@@ -29,7 +29,7 @@ from pallas_kernels.causal_conv.kernel import (
     causal_conv_window_pallas,
 )
 
-GRANITE_4_H_SMALL = Sizes(num_heads=128, head_dim=64, num_groups=1, state_size=128)
+GRANITE_4_H_SMALL = ProjectionLayout(num_heads=128, head_dim=64, num_groups=1, state_size=128)
 MODELS = {"granite_4_h_small_G1": GRANITE_4_H_SMALL, "nemotron_h_8b_G8": shapes.NEMOTRON_H_8B}
 PROMPTS = ((1, 8192), (4, 2048))
 ROWS, GRAIN, WINDOWS = 64, 32, (1, 5)
@@ -58,36 +58,36 @@ def normal(key: jax.Array, *shape: int) -> jax.Array:
     return jax.random.normal(key, shape, jnp.bfloat16)
 
 
-def draw_layer(sizes: Sizes, key: jax.Array, rows: int, tokens: int) -> dict:
+def draw_layer(layout: ProjectionLayout, key: jax.Array, rows: int, tokens: int) -> dict:
     """What in_proj gave, and the layer's weights."""
     keys = jax.random.split(key, 4)
     return {
-        "projected": normal(keys[0], rows, tokens, sizes.projected_size),
-        "weight": normal(keys[1], sizes.conv_width, sizes.conv_size),
-        "bias": normal(keys[2], sizes.conv_size),
-        "dt_bias": jax.random.uniform(keys[3], (sizes.num_heads,), minval=-4, maxval=1),
+        "projected": normal(keys[0], rows, tokens, layout.projected_size),
+        "weight": normal(keys[1], layout.conv_width, layout.conv_size),
+        "bias": normal(keys[2], layout.conv_size),
+        "dt_bias": jax.random.uniform(keys[3], (layout.num_heads,), minval=-4, maxval=1),
     }
 
 
 def draw_prompt(shape: shapes.Case, key: jax.Array):
-    keys, sizes = jax.random.split(key), shape.sizes
+    keys, layout = jax.random.split(key), shape.layout
     return (), {
-        **draw_layer(sizes, keys[0], shape.rows, shape.tokens),
-        "history": normal(keys[1], shape.rows, sizes.history, sizes.conv_size),
+        **draw_layer(layout, keys[0], shape.rows, shape.tokens),
+        "history": normal(keys[1], shape.rows, layout.history, layout.conv_size),
         "lengths": jnp.asarray(shape.lengths, jnp.int32),
     }
 
 
-def prompt(sizes: Sizes, run, carry, inputs):
-    return run(**inputs, sizes=sizes), carry
+def prompt(layout: ProjectionLayout, run, carry, inputs):
+    return run(**inputs, layout=layout), carry
 
 
-def causal_conv1d(sizes: Sizes, carry, inputs):
+def causal_conv1d(layout: ProjectionLayout, carry, inputs):
     conv = need("causal_conv1d").causal_conv1d_fn
     softplus = need("torch").nn.functional.softplus
     names = ("projected", "weight", "bias", "dt_bias", "history")
     projected, weight, bias, dt_bias, history = to_torch(*(inputs[name] for name in names))
-    first, last = sizes.inner_size, sizes.inner_size + sizes.conv_size
+    first, last = layout.inner_size, layout.inner_size + layout.conv_size
     x, dt = projected[..., first:last].transpose(1, 2), projected[..., last:]
     weight, history = weight.t().contiguous(), history.transpose(1, 2)
 
@@ -99,48 +99,48 @@ def causal_conv1d(sizes: Sizes, carry, inputs):
 
 
 def prompt_case(shape: shapes.Case) -> Case:
-    sizes, tokens = shape.sizes, sum(shape.lengths)
+    layout, tokens = shape.layout, sum(shape.lengths)
     calls = {
-        name: functools.partial(prompt, sizes, functools.partial(causal_conv, implementation=way))
+        name: functools.partial(prompt, layout, functools.partial(causal_conv, implementation=way))
         for name, way in WAYS.items()
     }
-    columns = 2 * sizes.conv_size + sizes.num_heads  # read and written, and step sizes read
+    columns = 2 * layout.conv_size + layout.num_heads  # read and written, and step sizes read
     return Case(
         operation="causal_conv",
         name=shape.name,
         draw=functools.partial(draw_prompt, shape),
         truth=calls["xla"],
         sides=tuple(Side(name=name, call=call) for name, call in calls.items()),
-        peers=(Peer(name="causal_conv1d", build=functools.partial(causal_conv1d, sizes)),),
+        peers=(Peer(name="causal_conv1d", build=functools.partial(causal_conv1d, layout)),),
         configs={
             label(c): functools.partial(
-                prompt, sizes, functools.partial(causal_conv_pallas, config=c)
+                prompt, layout, functools.partial(causal_conv_pallas, config=c)
             )
             for c in PROMPT_SWEEP
         },
-        work=Work(bytes=tokens * (2 * columns + 4 * sizes.num_heads), tokens=tokens),
+        work=Work(bytes=tokens * (2 * columns + 4 * layout.num_heads), tokens=tokens),
     )
 
 
 def draw_window(shape: shapes.WindowCase, key: jax.Array):
     """The rings are carried, of one layer, as bits of bfloat16."""
-    keys, sizes = jax.random.split(key, 4), shape.sizes
+    keys, layout = jax.random.split(key, 4), shape.layout
     lead = (1, shape.rows + 1)
     rings = (
-        stored(normal(keys[0], *lead, sizes.history + shape.tokens, sizes.conv_size), jnp.uint16),
-        stored(normal(keys[1], *lead, shape.slots, sizes.record_size), jnp.uint16),
-        jax.random.uniform(keys[2], (*lead, shape.slots, sizes.num_heads)),
+        stored(normal(keys[0], *lead, layout.history + shape.tokens, layout.conv_size), jnp.uint16),
+        stored(normal(keys[1], *lead, shape.slots, layout.record_size), jnp.uint16),
+        jax.random.uniform(keys[2], (*lead, shape.slots, layout.num_heads)),
     )
     ints = {name: getattr(shape, name) for name in ("starts", "first", "num_valid")}
     return rings, {
-        **draw_layer(sizes, keys[3], shape.rows, shape.tokens),
+        **draw_layer(layout, keys[3], shape.rows, shape.tokens),
         **{name: jnp.asarray(value, jnp.int32) for name, value in ints.items()},
     }
 
 
-def window(sizes: Sizes, run, rings, inputs):
+def window(layout: ProjectionLayout, run, rings, inputs):
     conv, xB, dt = rings
-    *rings, C, scores = run(**inputs, conv=conv, xB=xB, dt=dt, layer=0, sizes=sizes)
+    *rings, C, scores = run(**inputs, conv=conv, xB=xB, dt=dt, layer=0, layout=layout)
     return (C, scores), tuple(rings)
 
 
@@ -150,19 +150,19 @@ def window_result(outputs, rings, inputs):
 
 
 def window_case(shape: shapes.WindowCase) -> Case:
-    sizes, tokens = shape.sizes, sum(shape.num_valid)
+    layout, tokens = shape.layout, sum(shape.num_valid)
     calls = {
         name: functools.partial(
-            window, sizes, functools.partial(causal_conv_window, implementation=way)
+            window, layout, functools.partial(causal_conv_window, implementation=way)
         )
         for name, way in WAYS.items()
     }
     of_config = functools.partial(causal_conv_window_pallas, ancestors=None)
-    shared = 2 * sizes.shared_size  # bytes of one token's B, or of its C
-    read = 2 * (sizes.conv_size + sizes.num_heads)
-    written = 2 * (sizes.conv_size + sizes.record_size) + shared
-    written += 4 * (sizes.num_heads + sizes.num_groups * shape.slots)
-    history = 2 * 2 * sizes.history * sizes.conv_size  # read and moved
+    shared = 2 * layout.shared_size  # bytes of one token's B, or of its C
+    read = 2 * (layout.conv_size + layout.num_heads)
+    written = 2 * (layout.conv_size + layout.record_size) + shared
+    written += 4 * (layout.num_heads + layout.num_groups * shape.slots)
+    history = 2 * 2 * layout.history * layout.conv_size  # read and moved
     seen = sum(start * shared for start in shape.starts)  # B of the records before the window
     return Case(
         operation="causal_conv",
@@ -172,7 +172,7 @@ def window_case(shape: shapes.WindowCase) -> Case:
         result=window_result,
         sides=tuple(Side(name=name, call=call) for name, call in calls.items()),
         configs={
-            label(c): functools.partial(window, sizes, functools.partial(of_config, config=c))
+            label(c): functools.partial(window, layout, functools.partial(of_config, config=c))
             for c in window_sweep(shape.tokens)
         },
         work=Work(bytes=tokens * (read + written) + shape.rows * history + seen, tokens=tokens),
@@ -197,7 +197,7 @@ def cases(*, smoke: bool) -> list[Case]:
         window_case(
             shapes.WindowCase(
                 name=f"window_{model}_T{tokens}",
-                sizes=sizes,
+                layout=layout,
                 tokens=tokens,
                 slots=GRAIN + tokens - 1,
                 starts=tuple(i % GRAIN for i in range(ROWS)),
@@ -207,20 +207,20 @@ def cases(*, smoke: bool) -> list[Case]:
             )
         )
         for tokens in WINDOWS
-        for model, sizes in MODELS.items()
+        for model, layout in MODELS.items()
     ]
     prompts = [
         prompt_case(
             shapes.Case(
                 name=f"prompt_{model}_{rows}x{tokens}",
-                sizes=sizes,
+                layout=layout,
                 tokens=tokens,
                 lengths=(tokens,) * rows,
                 large=True,
             )
         )
         for rows, tokens in PROMPTS
-        for model, sizes in MODELS.items()
+        for model, layout in MODELS.items()
     ]
     return [case for pair in zip(windows, prompts, strict=True) for case in pair]
 

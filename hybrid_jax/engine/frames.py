@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from hybrid_jax.engine.model import Model
 from hybrid_jax.geometry import StateGroup
 from hybrid_jax.state import State, to_bits
+from pallas_kernels.checkpoint import pack_columns, pack_states, unpack_columns, unpack_states
 from pallas_kernels.frame_io import copy_frames, read_frames, write_frames
-from pallas_kernels.ring_io.columns import pack_columns, unpack_columns
 
 
 def slot_frames(state: State, slots: jax.Array) -> jax.Array:
@@ -35,19 +35,16 @@ def read_state(
     """One layer's float32[B, units, unit_words] from its frames; zeros where `exists` bool[B] is false."""
     layout = group.layout
     words = _read(arena, frames, exists, group.units_per_frame * layout.unit_words, model)
-    state = jax.lax.bitcast_convert_type(words, jnp.float32)
-    state = state.reshape(frames.shape[0], -1, layout.unit_words)
-    return jnp.where(exists[:, None, None], state[:, : layout.units], 0.0)
+    state = unpack_states(words, layout.units, layout.unit_words)
+    return jnp.where(exists[:, None, None], state, 0.0)
 
 
 def write_state(
     arena: jax.Array, frames: jax.Array, state: jax.Array, group: StateGroup
 ) -> jax.Array:
     """Writes float32[B, units, unit_words] to its frames; returns the arena."""
-    padding = group.frames_per_layer * group.units_per_frame - group.layout.units
-    state = jnp.pad(state, ((0, 0), (0, padding), (0, 0)))
-    words = jax.lax.bitcast_convert_type(state, jnp.uint32)
-    return write_frames(arena, frames, words.reshape(*frames.shape, -1), implementation="xla")
+    words = pack_states(state, group.frames_per_layer, group.units_per_frame)
+    return write_frames(arena, frames, words, implementation="xla")
 
 
 def read_columns(

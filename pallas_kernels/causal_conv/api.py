@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 
 from pallas_kernels.causal_conv import kernel, reference
-from pallas_kernels.causal_conv.sizes import Sizes
 from pallas_kernels.dispatch import (
     BITS,
     FLOAT32,
@@ -19,6 +18,7 @@ from pallas_kernels.dispatch import (
     run,
 )
 from pallas_kernels.parts import check_parts
+from pallas_kernels.records import ProjectionLayout
 
 CHUNKS = {
     "reference": reference.causal_conv_reference,
@@ -38,7 +38,7 @@ def causal_conv(
     dt_bias: jax.Array,
     lengths: jax.Array,
     *,
-    sizes: Sizes,
+    layout: ProjectionLayout,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Convolution inputs and step sizes of a prompt chunk, straight from what in_proj gave.
@@ -51,7 +51,7 @@ def causal_conv(
         history: [B, W - 1, E] raw columns before the chunk; floats, or their bits as unsigned integers.
         weight: [W, E] taps, the token's own last. bias: [E] or None. dt_bias: [M].
         lengths: int32[B] tokens that exist; what lies past them is never read.
-        sizes: how a token's projection is laid out.
+        layout: how a token's projection is laid out.
         implementation: "reference", "pallas", or None to choose. A named one never falls back.
 
     Returns:
@@ -59,23 +59,23 @@ def causal_conv(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> sizes = Sizes(num_heads=2, head_dim=4, num_groups=1, state_size=3)
-        >>> projected, history = jnp.ones((1, 5, sizes.projected_size)), jnp.zeros((1, 3, 14))
+        >>> layout = ProjectionLayout(num_heads=2, head_dim=4, num_groups=1, state_size=3)
+        >>> projected, history = jnp.ones((1, 5, layout.projected_size)), jnp.zeros((1, 3, 14))
         >>> weight, lengths = jnp.ones((4, 14)), jnp.array([5])
-        >>> xBC, dt = causal_conv(projected, history, weight, None, jnp.ones(2), lengths, sizes=sizes)
+        >>> xBC, dt = causal_conv(projected, history, weight, None, jnp.ones(2), lengths, layout=layout)
         >>> xBC.shape, dt.shape
         ((1, 5, 14), (1, 5, 2))
     """
     where = "causal_conv"
     check_rank(where, "projected", projected, 3)
     check_dtypes(where, FLOATS, projected=projected)
-    rows, _ = _check_layer(where, projected.shape, weight, bias, dt_bias, sizes)
-    check_shape(where, "history", history, (rows, sizes.history, sizes.conv_size))
+    rows, _ = _check_layer(where, projected.shape, weight, bias, dt_bias, layout)
+    check_shape(where, "history", history, (rows, layout.history, layout.conv_size))
     check_shape(where, "lengths", lengths, (rows,))
     check_dtypes(where, FLOATS + BITS, history=history)
     check_dtypes(where, INTS, lengths=lengths)
     arrays = (projected, history, weight, bias, dt_bias, lengths)
-    return run(where, implementation, CHUNKS, *arrays, sizes=sizes)
+    return run(where, implementation, CHUNKS, *arrays, layout=layout)
 
 
 def causal_conv_window(
@@ -88,7 +88,7 @@ def causal_conv_window(
     dt: jax.Array,
     *,
     layer: int,
-    sizes: Sizes,
+    layout: ProjectionLayout,
     starts: jax.Array,
     first: jax.Array,
     num_valid: jax.Array,
@@ -104,7 +104,7 @@ def causal_conv_window(
     Args:
         projected: as in `causal_conv`, or parts float32[S, B, T, ...] of that product, whose sum counts in the
             dtype of `weight`.
-        weight, bias, dt_bias, sizes: as in `causal_conv`.
+        weight, bias, dt_bias, layout: as in `causal_conv`.
         conv: [L, B', W - 1 + T', E] raw columns, B' >= B and T' >= T: the W - 1 before the window, then those of
             its tokens; floats, or their bits as unsigned integers.
         xB: [L, B', S, M P + G R] records, as floats or bits. dt: float32[L, B', S, M] step sizes.
@@ -127,12 +127,12 @@ def causal_conv_window(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> sizes = Sizes(num_heads=2, head_dim=4, num_groups=1, state_size=3)
+        >>> layout = ProjectionLayout(num_heads=2, head_dim=4, num_groups=1, state_size=3)
         >>> rings = jnp.zeros((1, 1, 4, 14)), jnp.zeros((1, 1, 32, 11)), jnp.zeros((1, 1, 32, 2))
         >>> here = {"starts": jnp.array([7]), "first": jnp.array([0]), "num_valid": jnp.array([1])}
-        >>> projected, weight = jnp.ones((1, 1, sizes.projected_size)), jnp.ones((4, 14))
+        >>> projected, weight = jnp.ones((1, 1, layout.projected_size)), jnp.ones((4, 14))
         >>> conv, xB, dt, C, scores = causal_conv_window(
-        ...     projected, weight, None, jnp.ones(2), *rings, layer=0, sizes=sizes, **here
+        ...     projected, weight, None, jnp.ones(2), *rings, layer=0, layout=layout, **here
         ... )
         >>> C.shape, scores.shape
         ((1, 1, 3), (1, 1, 1, 32))
@@ -140,16 +140,16 @@ def causal_conv_window(
     where = "causal_conv_window"
     check_dtypes(where, FLOATS, projected=projected)
     shape = check_parts(where, "projected", projected, 3)
-    rows, tokens = _check_layer(where, shape, weight, bias, dt_bias, sizes)
+    rows, tokens = _check_layer(where, shape, weight, bias, dt_bias, layout)
     for name, ring in (("conv", conv), ("xB", xB), ("dt", dt)):
         check_rank(where, name, ring, 4)
     layers, ring_rows, slots, _ = xB.shape
-    check_shape(where, "xB", xB, (layers, ring_rows, slots, sizes.record_size))
-    check_shape(where, "dt", dt, (layers, ring_rows, slots, sizes.num_heads))
-    check_shape(where, "conv", conv, (layers, ring_rows, conv.shape[2], sizes.conv_size))
-    if conv.shape[2] < sizes.history + tokens:
+    check_shape(where, "xB", xB, (layers, ring_rows, slots, layout.record_size))
+    check_shape(where, "dt", dt, (layers, ring_rows, slots, layout.num_heads))
+    check_shape(where, "conv", conv, (layers, ring_rows, conv.shape[2], layout.conv_size))
+    if conv.shape[2] < layout.history + tokens:
         raise ValueError(
-            f"{where}: conv must have room for {sizes.history} + {tokens} columns, got {conv.shape[2]}; "
+            f"{where}: conv must have room for {layout.history} + {tokens} columns, got {conv.shape[2]}; "
             "make the ring for wider windows"
         )
     if not 0 <= layer < layers or rows > ring_rows:
@@ -163,22 +163,22 @@ def causal_conv_window(
     check_dtypes(where, FLOAT32, dt=dt)
     check_ancestors(where, ancestors, rows, tokens)
     arrays = (projected, weight, bias, dt_bias, conv, xB, dt, starts, first, num_valid, ancestors)
-    reason = kernel.why_unsupported(sizes, tokens)
-    static = {"layer": layer, "sizes": sizes, "moves": moves and ancestors is None}
+    reason = kernel.why_unsupported(layout, tokens)
+    static = {"layer": layer, "layout": layout, "moves": moves and ancestors is None}
     return run(where, implementation, WINDOWS, *arrays, unsupported=reason, **static)
 
 
 def _check_layer(
-    where: str, shape: tuple[int, ...], weight, bias, dt_bias, sizes: Sizes
+    where: str, shape: tuple[int, ...], weight, bias, dt_bias, layout: ProjectionLayout
 ) -> tuple[int, int]:
     """Checks the shape of what in_proj gave, and the layer's weights; returns the numbers of rows and tokens."""
-    if shape[2] != sizes.projected_size:
+    if shape[2] != layout.projected_size:
         raise ValueError(
-            f"{where}: projected must have shape {(*shape[:2], sizes.projected_size)}, got {shape}"
+            f"{where}: projected must have shape {(*shape[:2], layout.projected_size)}, got {shape}"
         )
-    check_shape(where, "weight", weight, (sizes.conv_width, sizes.conv_size))
+    check_shape(where, "weight", weight, (layout.conv_width, layout.conv_size))
     if bias is not None:
-        check_shape(where, "bias", bias, (sizes.conv_size,))
-    check_shape(where, "dt_bias", dt_bias, (sizes.num_heads,))
+        check_shape(where, "bias", bias, (layout.conv_size,))
+    check_shape(where, "dt_bias", dt_bias, (layout.num_heads,))
     check_dtypes(where, FLOATS, weight=weight, bias=bias, dt_bias=dt_bias)
     return shape[:2]

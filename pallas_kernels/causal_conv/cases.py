@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.bits import stored
-from pallas_kernels.causal_conv.sizes import Sizes
+from pallas_kernels.records import ProjectionLayout
 
-NEMOTRON_H_8B = Sizes(num_heads=128, head_dim=64, num_groups=8, state_size=128)
-GRANITE_4_H_TINY = Sizes(num_heads=48, head_dim=64, num_groups=1, state_size=128)
-SMALL = Sizes(num_heads=4, head_dim=8, num_groups=2, state_size=16)
-UNEVEN = Sizes(
+NEMOTRON_H_8B = ProjectionLayout(num_heads=128, head_dim=64, num_groups=8, state_size=128)
+GRANITE_4_H_TINY = ProjectionLayout(num_heads=48, head_dim=64, num_groups=1, state_size=128)
+SMALL = ProjectionLayout(num_heads=4, head_dim=8, num_groups=2, state_size=16)
+UNEVEN = ProjectionLayout(
     num_heads=6, head_dim=5, num_groups=3, state_size=7, conv_width=3, dt_limits=(0.1, 1.0)
 )
 
@@ -24,13 +24,13 @@ class Case:
 
     Attributes:
         name: says what the shape is for.
-        sizes: of the layer. biased: the convolution has a bias.
+        layout: of the layer. biased: the convolution has a bias.
         tokens: T. lengths: tokens of each row that exist.
         large: from a real model, for benchmarks; unit tests leave it out.
     """
 
     name: str
-    sizes: Sizes = SMALL
+    layout: ProjectionLayout = SMALL
     biased: bool = True
     tokens: int
     lengths: tuple[int, ...]
@@ -46,7 +46,7 @@ class WindowCase:
     """One call of `causal_conv_window`.
 
     Attributes:
-        name, sizes, biased, large: as in `Case`.
+        name, layout, biased, large: as in `Case`.
         tokens: T. slots: S, records a ring has room for.
         starts, first, num_valid: of each row.
         spare_rows, spare_columns: B' - B and T' - T of the rings. layers, layer: L, and the one that is used.
@@ -54,7 +54,7 @@ class WindowCase:
     """
 
     name: str
-    sizes: Sizes = SMALL
+    layout: ProjectionLayout = SMALL
     biased: bool = True
     tokens: int
     slots: int = 32
@@ -76,20 +76,20 @@ class WindowCase:
 CASES = (
     Case(name="lengths_around_the_taps", tokens=20, lengths=(20, 0, 1, 2, 3)),
     Case(name="edges_of_a_tile", tokens=33, lengths=(15, 16, 17, 33), biased=False),
-    Case(name="nothing_even", tokens=7, lengths=(7, 4), sizes=UNEVEN),
+    Case(name="nothing_even", tokens=7, lengths=(7, 4), layout=UNEVEN),
     Case(name="one_token", tokens=1, lengths=(1, 0)),
     Case(
         name="nemotron_h_8b",
         tokens=1024,
         lengths=(1024, 700),
-        sizes=NEMOTRON_H_8B,
+        layout=NEMOTRON_H_8B,
         large=True,
     ),
     Case(
         name="granite_4_h_tiny",
         tokens=512,
         lengths=(512,) * 4,
-        sizes=GRANITE_4_H_TINY,
+        layout=GRANITE_4_H_TINY,
         large=True,
     ),
 )
@@ -105,7 +105,7 @@ WINDOW_CASES = (
         starts=(7, 40, -5),
         first=(0, 0, 0),
         num_valid=(1, 0, -3),
-        sizes=UNEVEN,
+        layout=UNEVEN,
         spare_columns=2,
         layers=3,
     ),
@@ -135,7 +135,7 @@ WINDOW_CASES = (
         starts=(2, 31),
         first=(1, 0),
         num_valid=(6, 5),
-        sizes=UNEVEN,
+        layout=UNEVEN,
     ),
     WindowCase(
         name="whole_ring",
@@ -160,7 +160,7 @@ WINDOW_CASES = (
         starts=tuple(range(32)),
         first=(0,) * 32,
         num_valid=(1,) * 32,
-        sizes=NEMOTRON_H_8B,
+        layout=NEMOTRON_H_8B,
         large=True,
     ),
     WindowCase(
@@ -170,62 +170,62 @@ WINDOW_CASES = (
         starts=tuple(range(32)),
         first=(0,) * 32,
         num_valid=(5,) * 32,
-        sizes=GRANITE_4_H_TINY,
+        layout=GRANITE_4_H_TINY,
         large=True,
     ),
 )
 SMALL_WINDOW_CASES = tuple(case for case in WINDOW_CASES if not case.large)
 
 
-def _weights(rng, sizes: Sizes, biased: bool, dtype: str) -> dict:
+def _weights(rng, layout: ProjectionLayout, biased: bool, dtype: str) -> dict:
     def normal(*shape: int) -> jnp.ndarray:
         return jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype)
 
     return {
-        "weight": normal(sizes.conv_width, sizes.conv_size),
-        "bias": normal(sizes.conv_size) if biased else None,
-        "dt_bias": jnp.asarray(rng.uniform(-4, 1, sizes.num_heads), jnp.float32),
+        "weight": normal(layout.conv_width, layout.conv_size),
+        "bias": normal(layout.conv_size) if biased else None,
+        "dt_bias": jnp.asarray(rng.uniform(-4, 1, layout.num_heads), jnp.float32),
     }
 
 
 def make_inputs(case: Case, *, seed: int = 0, dtype: str = "float32") -> dict:
     """Random arguments of `causal_conv` for a case; tokens past the lengths hold plausible values too."""
     rng = np.random.default_rng(seed)
-    sizes = case.sizes
+    layout = case.layout
 
     def normal(*shape: int) -> jnp.ndarray:
         return jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype)
 
     return {
-        "projected": normal(case.rows, case.tokens, sizes.projected_size),
-        "history": normal(case.rows, sizes.history, sizes.conv_size),
+        "projected": normal(case.rows, case.tokens, layout.projected_size),
+        "history": normal(case.rows, layout.history, layout.conv_size),
         "lengths": jnp.asarray(case.lengths, jnp.int32),
-        **_weights(rng, sizes, case.biased, dtype),
+        **_weights(rng, layout, case.biased, dtype),
     }
 
 
 def make_window_inputs(case: WindowCase, *, seed: int = 0, dtype: str = "float32") -> dict:
     """Random arguments of `causal_conv_window` for a case; rings as bits, plausible values everywhere."""
     rng = np.random.default_rng(seed)
-    sizes = case.sizes
+    layout = case.layout
     bits = jnp.uint16 if dtype == "bfloat16" else jnp.uint32
 
     def normal(*shape: int) -> jnp.ndarray:
         return jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype)
 
     lead = (case.layers, case.rows + case.spare_rows)
-    columns = sizes.history + case.tokens + case.spare_columns
+    columns = layout.history + case.tokens + case.spare_columns
     ancestors = None
     if case.tree is not None:
         ancestors = jnp.broadcast_to(jnp.asarray(case.tree, jnp.int32), (case.rows, case.tokens))
     return {
-        "projected": normal(case.rows, case.tokens, sizes.projected_size),
-        "conv": stored(normal(*lead, columns, sizes.conv_size), bits),
-        "xB": stored(normal(*lead, case.slots, sizes.record_size), bits),
-        "dt": jnp.asarray(rng.uniform(0, 1, (*lead, case.slots, sizes.num_heads)), jnp.float32),
+        "projected": normal(case.rows, case.tokens, layout.projected_size),
+        "conv": stored(normal(*lead, columns, layout.conv_size), bits),
+        "xB": stored(normal(*lead, case.slots, layout.record_size), bits),
+        "dt": jnp.asarray(rng.uniform(0, 1, (*lead, case.slots, layout.num_heads)), jnp.float32),
         "starts": jnp.asarray(case.starts, jnp.int32),
         "first": jnp.asarray(case.first, jnp.int32),
         "num_valid": jnp.asarray(case.num_valid, jnp.int32),
         "ancestors": ancestors,
-        **_weights(rng, sizes, case.biased, dtype),
+        **_weights(rng, layout, case.biased, dtype),
     }

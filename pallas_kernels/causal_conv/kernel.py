@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.bits import stored, widen
-from pallas_kernels.causal_conv.sizes import Sizes
 from pallas_kernels.parts import as_parts, load_sum
+from pallas_kernels.records import ProjectionLayout
 from pallas_kernels.triton import call, cdiv, iota, load, power_of_two, store
 
 MAX_STATE_SIZE = 256  # a group's B or C of 16 tokens: 16 registers in each of 256 threads
@@ -53,16 +53,16 @@ class Config:
         return known.get(tokens) or cls(tokens, 256, tokens // 2)
 
 
-def why_unsupported(sizes: Sizes, tokens: int) -> str | None:
+def why_unsupported(layout: ProjectionLayout, tokens: int) -> str | None:
     """Why the kernel of windows cannot take these shapes, or None."""
-    if sizes.state_size > MAX_STATE_SIZE:
+    if layout.state_size > MAX_STATE_SIZE:
         return (
-            f"a state must have at most {MAX_STATE_SIZE} columns for 'pallas', got {sizes.state_size}; "
+            f"a state must have at most {MAX_STATE_SIZE} columns for 'pallas', got {layout.state_size}; "
             "use 'xla'"
         )
-    if sizes.num_heads > MAX_HEADS:
+    if layout.num_heads > MAX_HEADS:
         return (
-            f"a layer must have at most {MAX_HEADS} heads for 'pallas', got {sizes.num_heads}; "
+            f"a layer must have at most {MAX_HEADS} heads for 'pallas', got {layout.num_heads}; "
             "use 'xla'"
         )
     if tokens > MAX_TOKENS:
@@ -80,13 +80,15 @@ def _activated(taps, weights, bias, dtype) -> jax.Array:
     return jax.nn.silu(y).astype(dtype)
 
 
-def _step_sizes(read: Callable, dt_bias_ref, token, head, exists, sizes: Sizes) -> jax.Array:
+def _step_sizes(
+    read: Callable, dt_bias_ref, token, head, exists, layout: ProjectionLayout
+) -> jax.Array:
     """Step sizes [t, m] of tokens int32[t, 1] and heads int32[1, m], zero where not `exists`; `read` loads what
     in_proj gave at tokens and columns."""
-    inside = head < sizes.num_heads
-    raw = read(token, sizes.inner_size + sizes.conv_size + head, mask=exists & inside)
+    inside = head < layout.num_heads
+    raw = read(token, layout.inner_size + layout.conv_size + head, mask=exists & inside)
     dt = jax.nn.softplus(widen(raw) + widen(load(dt_bias_ref, head, mask=inside)))
-    return jnp.where(exists, jnp.clip(dt, *sizes.dt_limits), 0.0)
+    return jnp.where(exists, jnp.clip(dt, *layout.dt_limits), 0.0)
 
 
 def _chunk_kernel(
@@ -99,48 +101,48 @@ def _chunk_kernel(
     xBC_ref,  # [B, T, E]
     dt_ref,  # [B, T, M]
     *,
-    sizes: Sizes,
+    layout: ProjectionLayout,
     biased: bool,
     config: Config,
 ):
     row, part = pl.program_id(0), pl.program_id(2)
     begin, length = pl.program_id(1) * config.block_tokens, lengths_ref[row]
     tokens, dtype = xBC_ref.shape[1], xBC_ref.dtype
-    blocks = cdiv(sizes.conv_size, config.block_channels)
+    blocks = cdiv(layout.conv_size, config.block_channels)
 
     @pl.when(part < blocks)
     def _():
         channel = part * config.block_channels + iota(config.block_channels)
-        inside = channel < sizes.conv_size
+        inside = channel < layout.conv_size
 
         def column(token):
             own = inside & (token >= 0) & (token < length)
-            return load(projected_ref, row, token, sizes.inner_size + channel, mask=own)
+            return load(projected_ref, row, token, layout.inner_size + channel, mask=own)
 
         def early(token):
             before = inside & (token < 0)
-            old = load(history_ref, row, token + sizes.history, channel, mask=before)
+            old = load(history_ref, row, token + layout.history, channel, mask=before)
             return jnp.where(before, widen(old).astype(dtype), column(token))
 
         # All loads come before the first store: none is moved across it, since the two might overlap.
-        columns = [early(begin - sizes.history + w) for w in range(sizes.history)]
+        columns = [early(begin - layout.history + w) for w in range(layout.history)]
         columns += [column(begin + t) for t in range(config.block_tokens)]
         weights = [
-            widen(load(weight_ref, w, channel, mask=inside)) for w in range(sizes.conv_width)
+            widen(load(weight_ref, w, channel, mask=inside)) for w in range(layout.conv_width)
         ]
         bias = widen(load(bias_ref, channel, mask=inside)) if biased else None
         for t in range(config.block_tokens):
-            y = _activated(columns[t : t + sizes.conv_width], weights, bias, dtype)
+            y = _activated(columns[t : t + layout.conv_width], weights, bias, dtype)
             y = jnp.where(begin + t < length, y, 0)
             store(xBC_ref, row, begin + t, channel, value=y, mask=inside & (begin + t < tokens))
 
     @pl.when(part >= blocks)
     def _():
         token = begin + iota(config.block_tokens, 0, 2)
-        head = (part - blocks) * BLOCK_HEADS + iota(min(BLOCK_HEADS, sizes.num_heads), 1, 2)
-        exists, inside = token < length, head < sizes.num_heads
+        head = (part - blocks) * BLOCK_HEADS + iota(min(BLOCK_HEADS, layout.num_heads), 1, 2)
+        exists, inside = token < length, head < layout.num_heads
         read = functools.partial(load, projected_ref, row)
-        dt = _step_sizes(read, dt_bias_ref, token, head, exists, sizes)
+        dt = _step_sizes(read, dt_bias_ref, token, head, exists, layout)
         store(dt_ref, row, token, head, value=dt, mask=(token < tokens) & inside)
 
 
@@ -152,42 +154,42 @@ def causal_conv_pallas(
     dt_bias,
     lengths,
     *,
-    sizes: Sizes,
+    layout: ProjectionLayout,
     config: Config | None = None,
 ):
     """See `api.causal_conv`. The grid walks over rows, blocks of tokens, and blocks of channels, after which come
     those of heads for the step sizes. A thread has the same channels of all tokens: no value changes hands."""
     rows, tokens, _ = projected.shape
     config = config or Config.of_chunk(tokens, projected.dtype)
-    kernel = functools.partial(_chunk_kernel, sizes=sizes, biased=bias is not None, config=config)
-    parts = cdiv(sizes.conv_size, config.block_channels) + cdiv(sizes.num_heads, BLOCK_HEADS)
+    kernel = functools.partial(_chunk_kernel, layout=layout, biased=bias is not None, config=config)
+    parts = cdiv(layout.conv_size, config.block_channels) + cdiv(layout.num_heads, BLOCK_HEADS)
     return call(
         kernel,
         *(projected, history, weight, dt_bias if bias is None else bias, dt_bias, lengths),
         grid=(rows, cdiv(tokens, config.block_tokens), parts),
         out_shape=(
-            jax.ShapeDtypeStruct((rows, tokens, sizes.conv_size), projected.dtype),
-            jax.ShapeDtypeStruct((rows, tokens, sizes.num_heads), jnp.float32),
+            jax.ShapeDtypeStruct((rows, tokens, layout.conv_size), projected.dtype),
+            jax.ShapeDtypeStruct((rows, tokens, layout.num_heads), jnp.float32),
         ),
         name="causal_conv",
         num_warps=config.num_warps,
     )
 
 
-def _places(ancestors, tokens: int, sizes: Sizes) -> list[jax.Array]:
+def _places(ancestors, tokens: int, layout: ProjectionLayout) -> list[jax.Array]:
     """int32[t, 1] column of each tap of each token; `ancestors` int32[t, 1], or None for a chain."""
     token = iota(tokens, 0, 2)
     if ancestors is None:
-        return [token + w for w in range(sizes.conv_width)]
+        return [token + w for w in range(layout.conv_width)]
     other = iota(tokens, 1, 2)
     above = ((ancestors >> other) & 1 > 0) & (other < token)  # [t, t]
     depth = jnp.sum(above.astype(jnp.int32), axis=1)[:, None]
-    nearest, places = token, [token + sizes.history]
-    for back in range(1, sizes.conv_width):
+    nearest, places = token, [token + layout.history]
+    for back in range(1, layout.conv_width):
         earlier = jnp.where(above & (other < nearest), other, -1)
         nearest = jnp.max(earlier, axis=1)[:, None]
         before = depth - back  # of the columns before the window when negative
-        places.append(sizes.history + jnp.where(before < 0, before, nearest))
+        places.append(layout.history + jnp.where(before < 0, before, nearest))
     return places[::-1]
 
 
@@ -210,7 +212,7 @@ def _window_kernel(
     scores_ref,  # [B, T, G, S]
     *,
     layer: int,
-    sizes: Sizes,
+    layout: ProjectionLayout,
     biased: bool,
     tree: bool,
     moves: bool,
@@ -226,29 +228,29 @@ def _window_kernel(
     token = iota(tokens, 0, 2)
     fits = token < tokens
     new = (token >= first) & (token < count)  # [t, 1]
-    blocks = cdiv(sizes.inner_size, config.block_channels)
+    blocks = cdiv(layout.inner_size, config.block_channels)
     ancestors = None
     if tree:
         ancestors = load(ancestors_ref, row, token, mask=fits)
-    places = _places(ancestors, tokens, sizes)
+    places = _places(ancestors, tokens, layout)
 
     def columns(place, channel, inside):
         """Raw inputs [n, c] at columns int32[n, 1] of the window, the history first."""
-        own = place - sizes.history
+        own = place - layout.history
         kept = inside & live & (own < first)
         fresh = inside & (own >= first) & (own < count)
-        raw = read(own, sizes.inner_size + channel, mask=fresh)
+        raw = read(own, layout.inner_size + channel, mask=fresh)
         old = load(conv_ref, layer, row, place, channel, mask=kept)
         return jnp.where(kept, widen(old).astype(dtype), raw)
 
-    before = iota(sizes.history, 0, 2)
-    moved_on = live & (count == tokens) & (before < sizes.history)
+    before = iota(layout.history, 0, 2)
+    moved_on = live & (count == tokens) & (before < layout.history)
 
     def compute(channel, inside):
         """Outputs [t, c] of some channels, and their columns in the ring from now on."""
         taps = [columns(place, channel, inside) for place in places]
         weights = [
-            widen(load(weight_ref, w, channel, mask=inside)) for w in range(sizes.conv_width)
+            widen(load(weight_ref, w, channel, mask=inside)) for w in range(layout.conv_width)
         ]
         bias = widen(load(bias_ref, channel, mask=inside)) if biased else None
         moved = columns(tokens + before, channel, inside & moved_on) if moves else None
@@ -258,7 +260,7 @@ def _window_kernel(
         """Writes the columns, after a barrier: other threads than those that write may read the history."""
         own, moved = kept
         value, mask = stored(own, conv_ref.dtype), live & fits & (token >= first) & inside
-        store(conv_ref, layer, row, sizes.history + token, channel, value=value, mask=mask)
+        store(conv_ref, layer, row, layout.history + token, channel, value=value, mask=mask)
         if moves:
             value = stored(moved, conv_ref.dtype)
             store(conv_ref, layer, row, before, channel, value=value, mask=moved_on & inside)
@@ -266,18 +268,18 @@ def _window_kernel(
     @pl.when(live & (part < blocks))
     def _():
         channel = part * config.block_channels + iota(config.block_channels, 1, 2)
-        inside = channel < sizes.inner_size
+        inside = channel < layout.inner_size
         x, kept = compute(channel, inside)
         x = stored(x, xB_ref.dtype)
         barrier()
         keep(kept, channel, inside)
         store(xB_ref, layer, row, start + token, channel, value=x, mask=new & inside)
 
-    @pl.when((part >= blocks) & (part < blocks + sizes.num_groups))
+    @pl.when((part >= blocks) & (part < blocks + layout.num_groups))
     def _():
-        group, r = part - blocks, iota(sizes.state_size, 1, 2)
-        inside, own = r < sizes.state_size, group * sizes.state_size + r
-        column, block_slots = sizes.inner_size + own, min(config.block_slots, power_of_two(slots))
+        group, r = part - blocks, iota(layout.state_size, 1, 2)
+        inside, own = r < layout.state_size, group * layout.state_size + r
+        column, block_slots = layout.inner_size + own, min(config.block_slots, power_of_two(slots))
         begin, end = start + first, start + count
 
         def records(at, low, high):
@@ -288,11 +290,11 @@ def _window_kernel(
 
         old, _ = records(0, 0, begin)  # now, so that it does not wait for the barrier
         B, B_kept = compute(column, inside)
-        C, C_kept = compute(sizes.record_size + own, inside)
+        C, C_kept = compute(layout.record_size + own, inside)
         B, C = stored(B, xB_ref.dtype), jnp.where(new, C, 0)
         barrier()
         keep(B_kept, column, inside)
-        keep(C_kept, sizes.record_size + own, inside)
+        keep(C_kept, layout.record_size + own, inside)
         store(xB_ref, layer, row, start + token, column, value=B, mask=new & inside)
         store(C_ref, row, token, own, value=C, mask=fits & inside)
         barrier()  # what follows reads back one token's C, and B at the slots it went to
@@ -311,11 +313,11 @@ def _window_kernel(
 
             jax.lax.fori_loop(0, tokens, query, None)
 
-    @pl.when(live & (part == blocks + sizes.num_groups))
+    @pl.when(live & (part == blocks + layout.num_groups))
     def _():
-        head = iota(sizes.num_heads, 1, 2)
-        dt = _step_sizes(read, dt_bias_ref, token, head, new, sizes)
-        mask = new & (head < sizes.num_heads)
+        head = iota(layout.num_heads, 1, 2)
+        dt = _step_sizes(read, dt_bias_ref, token, head, new, layout)
+        mask = new & (head < layout.num_heads)
         store(dt_ref, layer, row, start + token, head, value=dt, mask=mask)
 
 
@@ -333,7 +335,7 @@ def causal_conv_window_pallas(
     ancestors,
     *,
     layer,
-    sizes: Sizes,
+    layout: ProjectionLayout,
     moves: bool = True,
     config: Config | None = None,
 ):
@@ -346,7 +348,7 @@ def causal_conv_window_pallas(
     kernel = functools.partial(
         _window_kernel,
         layer=layer,
-        sizes=sizes,
+        layout=layout,
         biased=bias is not None,
         tree=ancestors is not None,
         moves=moves,
@@ -358,11 +360,11 @@ def causal_conv_window_pallas(
     return call(
         kernel,
         *(projected, weight, bias, dt_bias, starts, first, num_valid, ancestors, *rings),
-        grid=(rows, cdiv(sizes.inner_size, config.block_channels) + sizes.num_groups + 1),
+        grid=(rows, cdiv(layout.inner_size, config.block_channels) + layout.num_groups + 1),
         out_shape=(
             *(jax.ShapeDtypeStruct(ring.shape, ring.dtype) for ring in rings),
-            jax.ShapeDtypeStruct((rows, tokens, sizes.shared_size), dtype),
-            jax.ShapeDtypeStruct((rows, tokens, sizes.num_groups, xB.shape[2]), jnp.float32),
+            jax.ShapeDtypeStruct((rows, tokens, layout.shared_size), dtype),
+            jax.ShapeDtypeStruct((rows, tokens, layout.num_groups, xB.shape[2]), jnp.float32),
         ),
         name="causal_conv_window",
         num_warps=config.num_warps,

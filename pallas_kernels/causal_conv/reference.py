@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.bits import floats, stored
-from pallas_kernels.causal_conv.sizes import Sizes
 from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.parts import whole
+from pallas_kernels.records import ProjectionLayout
 
 
 def convolved(taps: jax.Array, weight, bias) -> jax.Array:
@@ -23,20 +23,22 @@ def convolved(taps: jax.Array, weight, bias) -> jax.Array:
     return (y * jax.nn.sigmoid(y)).astype(taps.dtype)
 
 
-def step_sizes(dt, dt_bias, sizes: Sizes) -> jax.Array:
+def step_sizes(dt, dt_bias, layout: ProjectionLayout) -> jax.Array:
     """What in_proj gave [..., M] to step sizes float32[..., M]."""
     dt = dt.astype(jnp.float32) + dt_bias.astype(jnp.float32)
-    return jnp.clip(jnp.logaddexp(dt, 0.0), *sizes.dt_limits)
+    return jnp.clip(jnp.logaddexp(dt, 0.0), *layout.dt_limits)
 
 
-def causal_conv_reference(projected, history, weight, bias, dt_bias, lengths, *, sizes: Sizes):
+def causal_conv_reference(
+    projected, history, weight, bias, dt_bias, lengths, *, layout: ProjectionLayout
+):
     """See `api.causal_conv`."""
     valid = (jnp.arange(projected.shape[1]) < lengths[:, None])[..., None]
-    raw, dt = sizes.split(jnp.where(valid, projected, 0))
+    raw, dt = layout.split(jnp.where(valid, projected, 0))
     columns = jnp.concatenate([floats(history).astype(raw.dtype), raw], axis=1)
-    places = jnp.arange(projected.shape[1])[:, None] + jnp.arange(sizes.conv_width)
+    places = jnp.arange(projected.shape[1])[:, None] + jnp.arange(layout.conv_width)
     y = convolved(columns[:, places], weight, bias)
-    return jnp.where(valid, y, 0), jnp.where(valid, step_sizes(dt, dt_bias, sizes), 0)
+    return jnp.where(valid, y, 0), jnp.where(valid, step_sizes(dt, dt_bias, layout), 0)
 
 
 def causal_conv_window_reference(
@@ -53,7 +55,7 @@ def causal_conv_window_reference(
     ancestors,
     *,
     layer,
-    sizes: Sizes,
+    layout: ProjectionLayout,
     moves: bool = True,
 ):
     """See `api.causal_conv_window`: each row by itself."""
@@ -64,7 +66,7 @@ def causal_conv_window_reference(
         paths = jnp.broadcast_to(token <= token[:, None], (rows, tokens, tokens))
     else:
         paths = (ancestors[:, :, None] >> token) & 1 > 0
-    one = functools.partial(_row, weight, bias, dt_bias, moves, sizes)
+    one = functools.partial(_row, weight, bias, dt_bias, moves, layout)
     old = (conv[layer, :rows], xB[layer, :rows], dt[layer, :rows])
     new, C, scores = jax.vmap(one)(projected, *old, starts, first, num_valid, paths)
     conv, xB, dt = (
@@ -74,28 +76,40 @@ def causal_conv_window_reference(
 
 
 def _row(
-    weight, bias, dt_bias, moves, sizes: Sizes, projected, conv, xB, dt, start, first, count, paths
+    weight,
+    bias,
+    dt_bias,
+    moves,
+    layout: ProjectionLayout,
+    projected,
+    conv,
+    xB,
+    dt,
+    start,
+    first,
+    count,
+    paths,
 ):
     """One row: projected [T, .], conv [W - 1 + T', E], xB [S, .], dt [S, M], paths bool[T, T]."""
-    tokens, slots, history = projected.shape[0], xB.shape[0], sizes.history
+    tokens, slots, history = projected.shape[0], xB.shape[0], layout.history
     token, slot = jnp.arange(tokens), jnp.arange(slots)
     new = (token >= first) & (token < count)
     live = new.any()
-    raw, own_dt = sizes.split(jnp.where(new[:, None], projected, 0))
+    raw, own_dt = layout.split(jnp.where(new[:, None], projected, 0))
     old = floats(conv[: history + tokens]).astype(raw.dtype)
     raw = jnp.where((token < first)[:, None], old[history:], raw)
     columns = jnp.concatenate([old[:history], raw])
 
     on_path = jnp.concatenate([jnp.ones((tokens, history), bool), paths], axis=1)
     places = jnp.where(on_path, jnp.arange(history + tokens), -1)
-    places = jnp.sort(places, axis=1)[:, -sizes.conv_width :]  # the last W columns of each path
+    places = jnp.sort(places, axis=1)[:, -layout.conv_width :]  # the last W columns of each path
     xBC = convolved(columns[places], weight, bias)
-    records, C = jnp.split(xBC, [sizes.record_size], axis=-1)
+    records, C = jnp.split(xBC, [layout.record_size], axis=-1)
 
     own = new & (slot[:, None] == start + token)  # [S, T]
     written, source = own.any(1)[:, None], own.argmax(1)
     xB = jnp.where(written, stored(records, xB.dtype)[source], xB)
-    dt = jnp.where(written, step_sizes(own_dt, dt_bias, sizes)[source], dt)
+    dt = jnp.where(written, step_sizes(own_dt, dt_bias, layout)[source], dt)
 
     behind = jnp.where(
         (live & (token >= first))[:, None], stored(raw, conv.dtype), conv[history:][:tokens]
@@ -106,8 +120,8 @@ def _row(
 
     C = jnp.where(new[:, None], C, 0)
     seen = new[:, None] & (slot <= start + token[:, None])  # [T, S]
-    B = jnp.where(seen.any(0)[:, None], floats(xB[:, sizes.inner_size :]), 0)
-    grouped = (x.reshape(-1, sizes.num_groups, sizes.state_size) for x in (C, B))
+    B = jnp.where(seen.any(0)[:, None], floats(xB[:, layout.inner_size :]), 0)
+    grouped = (x.reshape(-1, layout.num_groups, layout.state_size) for x in (C, B))
     scores = jnp.einsum(
         "tgr,sgr->tgs", *(x.astype(jnp.float32) for x in grouped), precision=HIGHEST
     )

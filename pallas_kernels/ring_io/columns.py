@@ -1,18 +1,14 @@
-"""The convolution's history of rows that fold: from the first columns of their rings into a checkpoint's frames.
-
-In a checkpoint the columns of all layers lie one layer after another, `words` words each: float32 as it is, bfloat16
-two neighbours to a word, the earlier one low.
-"""
+"""The convolution's history of rows that fold: from the first columns of their rings into a checkpoint's frames."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.checkpoint import layer_words, pack_columns, word_of
 from pallas_kernels.dispatch import (
     BITS,
     INTS,
@@ -26,11 +22,6 @@ from pallas_kernels.dispatch import (
 from pallas_kernels.triton import call, cdiv, iota, load, store
 
 BLOCK_WORDS = 1024
-
-
-def layer_words(columns: int, channels: int, dtype: jnp.dtype) -> int:
-    """Words of one layer's columns, the last one half empty where bfloat16 elements are odd in number."""
-    return cdiv(columns * channels * jnp.dtype(dtype).itemsize, 4)
 
 
 def store_columns(
@@ -72,23 +63,6 @@ def store_columns(
     return run(where, implementation, STORES, arena, frames, folds, conv, columns=columns)
 
 
-def pack_columns(columns: jax.Array) -> jax.Array:
-    """Bits [..., C, E] as uint32[..., words], the words of `layer_words`."""
-    flat = columns.reshape(*columns.shape[:-2], -1)
-    if flat.dtype.itemsize == 4:
-        return flat
-    padding = [(0, 0)] * (flat.ndim - 1) + [(0, flat.shape[-1] % 2)]
-    pairs = jnp.pad(flat, padding).reshape(*flat.shape[:-1], -1, 2)
-    return jax.lax.bitcast_convert_type(pairs, jnp.uint32)
-
-
-def unpack_columns(words: jax.Array, columns: int, channels: int, dtype: str) -> jax.Array:
-    """The inverse of `pack_columns`: uint32[B, words] to bits [B, C, E] of `dtype`."""
-    if dtype != "float32":
-        words = jax.lax.bitcast_convert_type(words, jnp.uint16).reshape(words.shape[0], -1)
-    return words[:, : columns * channels].reshape(-1, columns, channels)
-
-
 def _words(conv: jax.Array, rows: int, columns: int) -> jax.Array:
     """uint32[B, L * words] of the first columns of the rings of some rows."""
     packed = pack_columns(conv[:, :rows, :columns])
@@ -104,13 +78,6 @@ def store_columns_reference(arena, frames, folds, conv, *, columns):
         stored = arena.at[frame, offset].set(words[row])
         arena = jnp.where(folds[row] >= 0, stored, arena)
     return arena
-
-
-def word_of(element: Callable, place: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Words of a layer's columns in a kernel; `element` gives the bits of elements by their places."""
-    if jnp.dtype(dtype).itemsize == 4:
-        return element(place)
-    return element(2 * place) | (element(2 * place + 1) << 16)
 
 
 def _store_kernel(arena_in_ref, frames_ref, folds_ref, conv_ref, arena_ref, *, columns: int):

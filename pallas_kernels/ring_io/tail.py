@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.bits import stored
-from pallas_kernels.causal_conv.sizes import Sizes
+from pallas_kernels.checkpoint import layer_words, pack_columns, word_of
 from pallas_kernels.dispatch import (
     BITS,
     FLOAT32,
@@ -23,7 +23,7 @@ from pallas_kernels.dispatch import (
     check_shape,
     run,
 )
-from pallas_kernels.ring_io.columns import layer_words, pack_columns, word_of
+from pallas_kernels.records import ProjectionLayout
 from pallas_kernels.triton import call, cdiv, iota, load, store
 
 BLOCK = 1024  # elements that a program copies
@@ -45,7 +45,7 @@ def store_tail(
     state_lengths: jax.Array,
     *,
     layer: int,
-    sizes: Sizes,
+    layout: ProjectionLayout,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Writes a layer's share of rings and checkpoints after chunks of B rows.
@@ -60,7 +60,7 @@ def store_tail(
         xBC: [B, T, E] after the convolution. steps: float32[B, T, M].
         frames: int32[B, n] frames of the columns of each row's next checkpoint.
         rows: int32[B] ring rows. lengths, state_lengths: int32[B] tokens of the chunk, and before the checkpoint.
-        layer: of the rings and of the frames. sizes: how a token's projection is laid out.
+        layer: of the rings and of the frames. layout: how a token's projection is laid out.
         implementation: "reference", "pallas", or None to choose. A named one never falls back.
 
     Returns:
@@ -85,26 +85,26 @@ def store_tail(
         check_rank(where, name, array, rank)
     if not 0 <= layer < conv.shape[0]:
         raise ValueError(f"{where}: layer must lie in [0, {conv.shape[0]}), got {layer}")
-    needed = (layer + 1) * layer_words(sizes.history, sizes.conv_size, conv.dtype)
+    needed = (layer + 1) * layer_words(layout.history, layout.conv_size, conv.dtype)
     if needed > frames.shape[1] * arena.shape[1]:
         raise ValueError(
             f"{where}: frames must hold {needed} words a row, got {frames.shape[1]} of "
             f"{arena.shape[1]}; pass those of the whole checkpoint"
         )
     batch, tokens, _ = projected.shape
-    check_shape(where, "projected", projected, (batch, tokens, sizes.projected_size))
-    check_shape(where, "history", history, (batch, sizes.history, sizes.conv_size))
-    check_shape(where, "xBC", xBC, (batch, tokens, sizes.conv_size))
-    check_shape(where, "steps", steps, (batch, tokens, sizes.num_heads))
+    check_shape(where, "projected", projected, (batch, tokens, layout.projected_size))
+    check_shape(where, "history", history, (batch, layout.history, layout.conv_size))
+    check_shape(where, "xBC", xBC, (batch, tokens, layout.conv_size))
+    check_shape(where, "steps", steps, (batch, tokens, layout.num_heads))
     check_shape(where, "frames", frames, (batch, frames.shape[1]))
-    check_shape(where, "conv", conv, (*xB.shape[:2], conv.shape[2], sizes.conv_size))
-    check_shape(where, "xB", xB, (*xB.shape[:3], sizes.record_size))
-    check_shape(where, "dt", dt, (*xB.shape[:3], sizes.num_heads))
+    check_shape(where, "conv", conv, (*xB.shape[:2], conv.shape[2], layout.conv_size))
+    check_shape(where, "xB", xB, (*xB.shape[:3], layout.record_size))
+    check_shape(where, "dt", dt, (*xB.shape[:3], layout.num_heads))
     for name, array in (("rows", rows), ("lengths", lengths), ("state_lengths", state_lengths)):
         check_shape(where, name, array, (batch,))
     arrays = (arena, conv, xB, dt, projected, history, xBC, steps, frames)
     arrays = (*arrays, rows, lengths, state_lengths)
-    return run(where, implementation, TAILS, *arrays, layer=layer, sizes=sizes)
+    return run(where, implementation, TAILS, *arrays, layer=layer, layout=layout)
 
 
 def store_tail_reference(
@@ -122,21 +122,21 @@ def store_tail_reference(
     state_lengths,
     *,
     layer,
-    sizes: Sizes,
+    layout: ProjectionLayout,
 ):
     """One row after another."""
-    words = layer_words(sizes.history, sizes.conv_size, conv.dtype)
+    words = layer_words(layout.history, layout.conv_size, conv.dtype)
     place = layer * words + jnp.arange(words)
     frame_words = arena.shape[1]
     for b in range(rows.shape[0]):
-        raw = stored(sizes.split(projected[b])[0], conv.dtype)
+        raw = stored(layout.split(projected[b])[0], conv.dtype)
         columns = jnp.concatenate([history[b], raw])
-        ring_columns = _cut(columns, lengths[b], sizes.history)
-        conv = conv.at[layer, rows[b], : sizes.history].set(ring_columns)
-        records = stored(xBC[b, :, : sizes.record_size], xB.dtype)
+        ring_columns = _cut(columns, lengths[b], layout.history)
+        conv = conv.at[layer, rows[b], : layout.history].set(ring_columns)
+        records = stored(xBC[b, :, : layout.record_size], xB.dtype)
         xB = xB.at[layer, rows[b]].set(_cut(records, state_lengths[b], xB.shape[2]))
         dt = dt.at[layer, rows[b]].set(_cut(steps[b], state_lengths[b], dt.shape[2]))
-        packed = pack_columns(_cut(columns, state_lengths[b], sizes.history)[None])[0]
+        packed = pack_columns(_cut(columns, state_lengths[b], layout.history)[None])[0]
         arena = arena.at[frames[b, place // frame_words], place % frame_words].set(packed)
     return arena, conv, xB, dt
 
@@ -166,62 +166,62 @@ def _tail_kernel(
     dt_ref,  # [L, B', S, M]
     *,
     layer: int,
-    sizes: Sizes,
+    layout: ProjectionLayout,
 ):
     b, part, tokens = pl.program_id(0), pl.program_id(1), xBC_ref.shape[1]
     ring_row, kept = rows_ref[b], state_lengths_ref[b]
-    counts = _programs(sizes, xB_ref.shape[2], conv_ref.dtype)
+    counts = _programs(layout, xB_ref.shape[2], conv_ref.dtype)
     slots_end, columns_end, words_end = itertools.accumulate(counts)
 
     def column(place, channel, mask):
         """Bits of raw columns, the history first."""
-        early = place < sizes.history
+        early = place < layout.history
         old = load(history_ref, b, place, channel, mask=mask & early)
-        own = place - sizes.history
+        own = place - layout.history
         mask = mask & ~early & (own < tokens)
-        raw = load(projected_ref, b, own, sizes.inner_size + channel, mask=mask)
+        raw = load(projected_ref, b, own, layout.inner_size + channel, mask=mask)
         return jnp.where(early, old, stored(raw, conv_ref.dtype))
 
     @pl.when(part < slots_end)
     def _():
-        parts = cdiv(sizes.record_size, BLOCK) + 1  # of a slot: its record, then its step sizes
+        parts = cdiv(layout.record_size, BLOCK) + 1  # of a slot: its record, then its step sizes
         slot, part_of_slot = part // parts, part % parts
         exists = kept + slot < tokens
 
         @pl.when(part_of_slot < parts - 1)
         def _():
             channel = part_of_slot * BLOCK + iota(BLOCK)
-            inside = channel < sizes.record_size
+            inside = channel < layout.record_size
             x = load(xBC_ref, b, kept + slot, channel, mask=inside & exists)
             value = stored(x, xB_ref.dtype)
             store(xB_ref, layer, ring_row, slot, channel, value=value, mask=inside)
 
         @pl.when(part_of_slot == parts - 1)
         def _():
-            head = iota(sizes.num_heads)
-            inside = head < sizes.num_heads
+            head = iota(layout.num_heads)
+            inside = head < layout.num_heads
             value = load(steps_ref, b, kept + slot, head, mask=inside & exists)
             store(dt_ref, layer, ring_row, slot, head, value=value, mask=inside)
 
     @pl.when((part >= slots_end) & (part < columns_end))
     def _():
-        parts = cdiv(sizes.conv_size, BLOCK)
+        parts = cdiv(layout.conv_size, BLOCK)
         w, part_of_column = (part - slots_end) // parts, (part - slots_end) % parts
         channel = part_of_column * BLOCK + iota(BLOCK)
-        inside = channel < sizes.conv_size
+        inside = channel < layout.conv_size
         value = column(lengths_ref[b] + w, channel, inside)
         store(conv_ref, layer, ring_row, w, channel, value=value, mask=inside)
 
     @pl.when((part >= columns_end) & (part < words_end))
     def _():
-        words = layer_words(sizes.history, sizes.conv_size, conv_ref.dtype)
+        words = layer_words(layout.history, layout.conv_size, conv_ref.dtype)
         word = (part - columns_end) * BLOCK_WORDS + iota(BLOCK_WORDS)
         inside = word < words
 
         def element(index):
-            mask = inside & (index < sizes.history * sizes.conv_size)
-            place = kept + index // sizes.conv_size
-            return column(place, index % sizes.conv_size, mask).astype(jnp.uint32)
+            mask = inside & (index < layout.history * layout.conv_size)
+            place = kept + index // layout.conv_size
+            return column(place, index % layout.conv_size, mask).astype(jnp.uint32)
 
         value = word_of(element, word, conv_ref.dtype)
         place, frame_words = layer * words + word, arena_ref.shape[1]
@@ -229,12 +229,12 @@ def _tail_kernel(
         store(arena_ref, frame, place % frame_words, value=value, mask=inside)
 
 
-def _programs(sizes: Sizes, slots: int, dtype: jnp.dtype) -> tuple[int, int, int]:
+def _programs(layout: ProjectionLayout, slots: int, dtype: jnp.dtype) -> tuple[int, int, int]:
     """Programs of a row: for the ring's slots, for its columns, and for the checkpoint's words."""
     return (
-        slots * (cdiv(sizes.record_size, BLOCK) + 1),
-        sizes.history * cdiv(sizes.conv_size, BLOCK),
-        cdiv(layer_words(sizes.history, sizes.conv_size, dtype), BLOCK_WORDS),
+        slots * (cdiv(layout.record_size, BLOCK) + 1),
+        layout.history * cdiv(layout.conv_size, BLOCK),
+        cdiv(layer_words(layout.history, layout.conv_size, dtype), BLOCK_WORDS),
     )
 
 
@@ -253,15 +253,15 @@ def store_tail_pallas(
     state_lengths,
     *,
     layer,
-    sizes: Sizes,
+    layout: ProjectionLayout,
 ):
     """The grid walks over rows and parts: blocks of each slot's record and step sizes, of each of the ring's columns,
     and of the checkpoint's words. No program waits for what another loads."""
     written = (arena, conv, xB, dt)
     return call(
-        functools.partial(_tail_kernel, layer=layer, sizes=sizes),
+        functools.partial(_tail_kernel, layer=layer, layout=layout),
         *(*written, projected, history, xBC, steps, frames, rows, lengths, state_lengths),
-        grid=(rows.shape[0], sum(_programs(sizes, xB.shape[2], conv.dtype))),
+        grid=(rows.shape[0], sum(_programs(layout, xB.shape[2], conv.dtype))),
         out_shape=tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in written),
         name="store_tail",
         num_warps=4,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.checkpoint import read_states, write_states
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.records import read_states, write_states
 
 
 def ssd_scan_reference(x, dt, A, B, C, initial_state, lengths, state_lengths):

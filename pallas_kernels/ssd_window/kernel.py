@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.bits import floats, stored, widen
-from pallas_kernels.records import RecordSizes, state_words
+from pallas_kernels.checkpoint import state_words
+from pallas_kernels.records import RecordSizes
 from pallas_kernels.triton import (
     call,
     cdiv,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.records import RecordSizes, read_states, split_records, write_states
+from pallas_kernels.checkpoint import read_states, write_states
+from pallas_kernels.records import RecordSizes, split_records
 from pallas_kernels.ssd_scan.reference import ssd_scan_reference
 
 

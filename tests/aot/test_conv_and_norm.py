@@ -11,11 +11,11 @@ import pytest
 
 from hybrid_jax.layers.linear import linear, linear_in_parts
 from pallas_kernels import causal_conv, causal_conv_window, gated_rmsnorm, residual_rmsnorm
-from pallas_kernels.causal_conv import Sizes
+from pallas_kernels.causal_conv import ProjectionLayout
 from pallas_kernels.causal_conv.cases import GRANITE_4_H_TINY, NEMOTRON_H_8B
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
 
-MODELS = pytest.mark.parametrize("sizes", [NEMOTRON_H_8B, GRANITE_4_H_TINY], ids=["G8", "G1"])
+MODELS = pytest.mark.parametrize("layout", [NEMOTRON_H_8B, GRANITE_4_H_TINY], ids=["G8", "G1"])
 ROWS, LAYERS, GRAIN = 64, 3, 32
 spec = jax.ShapeDtypeStruct
 bf16, f32, int32, uint16 = map(jnp.dtype, ("bfloat16", "float32", "int32", "uint16"))
@@ -27,29 +27,29 @@ def assert_one_launch(compiled: Compiled, kernel: str) -> None:
     assert launch.shared_bytes <= SHARED_MEMORY and compiled.temp_bytes < 1024
 
 
-def weights(sizes: Sizes) -> tuple:
-    channels = sizes.conv_size
+def weights(layout: ProjectionLayout) -> tuple:
+    channels = layout.conv_size
     return (
-        spec((sizes.conv_width, channels), bf16),
+        spec((layout.conv_width, channels), bf16),
         spec((channels,), bf16),
-        spec((sizes.num_heads,), f32),
+        spec((layout.num_heads,), f32),
     )
 
 
-def projection(parts: int, tokens: int, sizes: Sizes) -> jax.ShapeDtypeStruct:
+def projection(parts: int, tokens: int, layout: ProjectionLayout) -> jax.ShapeDtypeStruct:
     """What in_proj gives, whole or in parts."""
-    shape = (ROWS, tokens, sizes.projected_size)
+    shape = (ROWS, tokens, layout.projected_size)
     return spec((parts, *shape), f32) if parts else spec(shape, bf16)
 
 
 @MODELS
 @pytest.mark.parametrize(("rows", "tokens"), [(1, 512), (4, 1000)])
-def test_convolution_of_a_chunk(sizes, rows, tokens):
+def test_convolution_of_a_chunk(layout, rows, tokens):
     compiled = compile_for_h200(
-        functools.partial(causal_conv, sizes=sizes),
-        spec((rows, tokens, sizes.projected_size), bf16),
-        spec((rows, sizes.history, sizes.conv_size), bf16),
-        *weights(sizes),
+        functools.partial(causal_conv, layout=layout),
+        spec((rows, tokens, layout.projected_size), bf16),
+        spec((rows, layout.history, layout.conv_size), bf16),
+        *weights(layout),
         spec((rows,), int32),
     )
     assert_one_launch(compiled, "causal_conv")
@@ -64,20 +64,20 @@ def test_convolution_of_a_chunk(sizes, rows, tokens):
         (32, False, 2),
     ],
 )
-def test_convolution_of_a_window_in_place(sizes, tokens, tree, parts):
+def test_convolution_of_a_window_in_place(layout, tokens, tree, parts):
     aligned = tokens == GRAIN  # such windows stand on the grain
     slots = GRAIN if aligned else GRAIN + tokens - 1
     rings = (
-        spec((LAYERS, ROWS + 1, sizes.history + tokens, sizes.conv_size), uint16),
-        spec((LAYERS, ROWS + 1, slots, sizes.record_size), uint16),
-        spec((LAYERS, ROWS + 1, slots, sizes.num_heads), f32),
+        spec((LAYERS, ROWS + 1, layout.history + tokens, layout.conv_size), uint16),
+        spec((LAYERS, ROWS + 1, slots, layout.record_size), uint16),
+        spec((LAYERS, ROWS + 1, slots, layout.num_heads), f32),
     )
 
     def window(projected, weight, bias, dt_bias, conv, xB, dt, starts, first, num_valid, ancestors):
         return causal_conv_window(
             *(projected, weight, bias, dt_bias, conv, xB, dt),
             layer=1,
-            sizes=sizes,
+            layout=layout,
             starts=starts,
             first=first,
             num_valid=num_valid,
@@ -86,8 +86,8 @@ def test_convolution_of_a_window_in_place(sizes, tokens, tree, parts):
 
     compiled = compile_for_h200(
         window,
-        projection(parts, tokens, sizes),
-        *weights(sizes),
+        projection(parts, tokens, layout),
+        *weights(layout),
         *rings,
         *[spec((ROWS,), int32)] * 3,
         spec((ROWS, tokens), int32),
@@ -100,14 +100,14 @@ def test_convolution_of_a_window_in_place(sizes, tokens, tree, parts):
 @pytest.mark.parametrize("dtype", [bf16, f32], ids=str)
 @pytest.mark.parametrize("parts", [0, 2])
 @pytest.mark.parametrize(
-    ("sizes", "groups"), [(NEMOTRON_H_8B, 8), (NEMOTRON_H_8B, 1), (GRANITE_4_H_TINY, 1)]
+    ("layout", "groups"), [(NEMOTRON_H_8B, 8), (NEMOTRON_H_8B, 1), (GRANITE_4_H_TINY, 1)]
 )
-def test_gated_norm_reads_its_gate_where_it_lies(sizes, groups, parts, dtype):
+def test_gated_norm_reads_its_gate_where_it_lies(layout, groups, parts, dtype):
     compiled = compile_for_h200(
         functools.partial(gated_rmsnorm, eps=1e-5, groups=groups),
-        spec((ROWS, 1, sizes.inner_size), dtype),
-        projection(parts, 1, sizes),
-        spec((sizes.inner_size,), bf16),
+        spec((ROWS, 1, layout.inner_size), dtype),
+        projection(parts, 1, layout),
+        spec((layout.inner_size,), bf16),
     )
     assert_one_launch(compiled, "gated_rmsnorm")
 

@@ -18,7 +18,7 @@ from pallas_kernels import (
     ssd_scan,
 )
 from pallas_kernels.append_kv import append_kv
-from pallas_kernels.causal_conv import Sizes
+from pallas_kernels.causal_conv import ProjectionLayout
 from pallas_kernels.frame_io import copy_frames, read_frames, write_frames
 from pallas_kernels.paged_attention import PageLayout, paged_attention
 from pallas_kernels.ring_io import store_columns, store_tail
@@ -27,7 +27,7 @@ from pallas_kernels.ssd_window import RecordSizes, fold_frames, ssd_window_frame
 from pallas_kernels.token_sampling import sample_tokens
 
 RECORDS = RecordSizes(num_heads=2, head_dim=4, num_groups=1, state_size=16)
-SIZES = Sizes(num_heads=2, head_dim=4, num_groups=1, state_size=3)
+PROJECTION = ProjectionLayout(num_heads=2, head_dim=4, num_groups=1, state_size=3)
 LAYOUT = PageLayout(offset=0, page_tokens=16, num_kv_heads=1, head_dim=8, dtype="float32")
 
 
@@ -63,9 +63,9 @@ GOOD = {
         **{"arena": words(5, 128), "read": ints(1, 1), "write": ints(1, 1), "exists": flags(1)},
         **{**rings, "lengths": ints(1), "per_layer": 1},
     },
-    causal_conv: layer | {"history": ones(1, 3, 14), "lengths": ints(1), "sizes": SIZES},
+    causal_conv: layer | {"history": ones(1, 3, 14), "lengths": ints(1), "layout": PROJECTION},
     causal_conv_window: {
-        **{**layer, **window, "first": ints(1) - 1, "layer": 0, "sizes": SIZES},
+        **{**layer, **window, "first": ints(1) - 1, "layer": 0, "layout": PROJECTION},
         **{"conv": ones(1, 1, 4, 14), "xB": ones(1, 1, 32, 11), "dt": ones(1, 1, 32, 2)},
     },
     paged_attention: {
@@ -89,7 +89,7 @@ GOOD = {
         **{"arena": words(5, 64), "conv": halves(1, 1, 8, 14), "xB": halves(1, 1, 32, 11)},
         **{"dt": ones(1, 1, 32, 2), "projected": ones(1, 5, 24, dtype=jnp.bfloat16)},
         **{"history": halves(1, 3, 14), "xBC": ones(1, 5, 14, dtype=jnp.bfloat16)},
-        **{"steps": ones(1, 5, 2), "frames": ints(1, 1), "rows": ints(1) - 1, "sizes": SIZES},
+        **{"steps": ones(1, 5, 2), "frames": ints(1, 1), "rows": ints(1) - 1, "layout": PROJECTION},
         **{"lengths": ints(1), "state_lengths": ints(1), "layer": 0},
     },
     sample_tokens: {

@@ -29,12 +29,12 @@ OUTPUTS = ("conv", "xB", "dt", "C", "scores")
 CASE = {case.name: case for case in SMALL_WINDOW_CASES}
 VERIFY = CASE["verify"]
 
-STATIC = ("layer", "sizes", "moves", "implementation")
+STATIC = ("layer", "layout", "moves", "implementation")
 window = functools.partial(jax.jit, static_argnames=STATIC)(causal_conv_window)
 
 
 def run(case: WindowCase, inputs: dict, implementation) -> dict:
-    static = {"sizes": case.sizes, "layer": case.layer}
+    static = {"layout": case.layout, "layer": case.layer}
     return dict(
         zip(OUTPUTS, window(**inputs, **static, implementation=implementation), strict=True)
     )
@@ -55,7 +55,7 @@ def new_tokens(case: WindowCase) -> np.ndarray:
 
 def written(case: WindowCase, inputs: dict) -> dict:
     """Which entries [L, B', entry] of each ring a call may change."""
-    new, history = new_tokens(case), case.sizes.history
+    new, history = new_tokens(case), case.layout.history
     live = new.any(1)
     out = {name: np.zeros(inputs[name].shape[:3], bool) for name in ("conv", "xB", "dt")}
     for b in range(case.rows):
@@ -72,10 +72,10 @@ def written(case: WindowCase, inputs: dict) -> dict:
 
 def poisoned(case: WindowCase, inputs: dict) -> dict:
     """The same call with NaN in everything that it must not read."""
-    new, history, sizes = new_tokens(case), case.sizes.history, case.sizes
+    new, history, layout = new_tokens(case), case.layout.history, case.layout
     projected = np.array(inputs["projected"].astype(jnp.float32))
     projected[~new] = np.nan
-    projected[..., : sizes.inner_size] = np.nan
+    projected[..., : layout.inner_size] = np.nan
     inputs = inputs | {"projected": jnp.asarray(projected, inputs["projected"].dtype)}
     keep = {name: np.zeros(inputs[name].shape[:3], bool) for name in ("conv", "xB", "dt")}
     for b in np.flatnonzero(new.any(1)):
@@ -85,7 +85,7 @@ def poisoned(case: WindowCase, inputs: dict) -> dict:
     for name, mask in keep.items():
         ring = floats(inputs[name])
         if name == "xB":
-            mask = mask[..., None] & (np.arange(sizes.record_size) >= sizes.inner_size)
+            mask = mask[..., None] & (np.arange(layout.record_size) >= layout.inner_size)
         else:
             mask = mask[..., None]
         inputs[name] = stored(jnp.where(mask, ring, jnp.nan), inputs[name].dtype)
@@ -94,7 +94,7 @@ def poisoned(case: WindowCase, inputs: dict) -> dict:
 
 def test_the_reference_is_the_definition():
     """Row by row and token by token, in float64."""
-    case, sizes = replace(VERIFY, spare_columns=0), VERIFY.sizes
+    case, layout = replace(VERIFY, spare_columns=0), VERIFY.layout
     inputs = make_window_inputs(case)
     got = run(case, inputs, "reference")
     wide = {name: np.asarray(floats(inputs[name]), np.float64) for name in ("conv", "xB", "dt")}
@@ -102,7 +102,7 @@ def test_the_reference_is_the_definition():
     weight, bias, dt_bias = (
         np.asarray(inputs[n], np.float64) for n in ("weight", "bias", "dt_bias")
     )
-    raw, own_dt = sizes.split(np.asarray(inputs["projected"], np.float64))
+    raw, own_dt = layout.split(np.asarray(inputs["projected"], np.float64))
     for b in range(case.rows):
         columns = list(conv[b, :3])
         for t in range(case.num_valid[b]):
@@ -113,10 +113,10 @@ def test_the_reference_is_the_definition():
             columns.append(np.asarray(raw[b, t]))
             y = (np.stack(columns[-4:]) * weight).sum(0) + bias
             y = y / (1 + np.exp(-y))
-            xB[b, slot], C = y[: sizes.record_size], y[sizes.record_size :]
+            xB[b, slot], C = y[: layout.record_size], y[layout.record_size :]
             dt[b, slot] = np.log1p(np.exp(own_dt[b, t] + dt_bias))
             assert relative_error(got["C"][b, t], C) < 1e-6
-            B = xB[b, : slot + 1, sizes.inner_size :].reshape(-1, 2, 16)
+            B = xB[b, : slot + 1, layout.inner_size :].reshape(-1, 2, 16)
             scores = np.einsum("gr,sgr->gs", C.reshape(2, 16), B)
             assert relative_error(got["scores"][b, t, :, : slot + 1], scores) < 1e-6
             assert not np.asarray(got["scores"])[b, t, :, slot + 1 :].any()
@@ -279,7 +279,7 @@ class TestImplementation:
 def test_blocks_of_any_size_give_the_same_rings(config):
     inputs = make_window_inputs(VERIFY)
     want = run(VERIFY, inputs, "pallas")
-    call = functools.partial(causal_conv_window_pallas, sizes=SMALL, layer=1, config=config)
+    call = functools.partial(causal_conv_window_pallas, layout=SMALL, layer=1, config=config)
     for name, got in zip(OUTPUTS, jax.jit(call)(**inputs), strict=True):
         if name == "scores":
             assert_close(got, want[name])
@@ -292,7 +292,7 @@ def test_none_chooses_by_platform_and_a_name_is_obeyed():
     inputs = make_window_inputs(case, dtype="bfloat16")
 
     def with_name(name):
-        static = {"sizes": case.sizes, "layer": case.layer}
+        static = {"layout": case.layout, "layer": case.layer}
         return lambda inputs: causal_conv_window(**inputs, **static, implementation=name)
 
     for name in (None, "pallas"):
@@ -304,9 +304,9 @@ def test_none_chooses_by_platform_and_a_name_is_obeyed():
     ("change", "message"),
     [
         ({"tokens": 33, "slots": 64}, "at most 32 tokens for 'pallas', got 33"),
-        ({"sizes": replace(SMALL, state_size=257)}, "at most 256 columns for 'pallas', got 257"),
+        ({"layout": replace(SMALL, state_size=257)}, "at most 256 columns for 'pallas', got 257"),
         (
-            {"sizes": replace(SMALL, num_heads=1026, head_dim=1)},
+            {"layout": replace(SMALL, num_heads=1026, head_dim=1)},
             "at most 1024 heads for 'pallas', got 1026",
         ),
     ],
@@ -314,7 +314,7 @@ def test_none_chooses_by_platform_and_a_name_is_obeyed():
 def test_shapes_a_kernel_cannot_take_are_refused_by_name_and_run_by_default(change, message):
     case = replace(CASE["decode"], **change)
     inputs = make_window_inputs(case)
-    call = functools.partial(causal_conv_window, sizes=case.sizes, layer=case.layer)
+    call = functools.partial(causal_conv_window, layout=case.layout, layer=case.layer)
     with pytest.raises(NotImplementedError, match=message):
         call(**inputs, implementation="pallas")
     assert kernels_in(lambda inputs: call(**inputs), inputs) == []
@@ -342,12 +342,12 @@ def test_shapes_a_kernel_cannot_take_are_refused_by_name_and_run_by_default(chan
 )
 def test_a_wrong_argument_is_named(change, message):
     with pytest.raises(ValueError, match=message):
-        causal_conv_window(**{"sizes": SMALL, "layer": 1} | make_window_inputs(VERIFY) | change)
+        causal_conv_window(**{"layout": SMALL, "layer": 1} | make_window_inputs(VERIFY) | change)
 
 
 def test_trees_have_no_more_nodes_than_bits():
     inputs = make_window_inputs(CASE["whole_ring"])
     with pytest.raises(ValueError, match="a tree must have at most 31 new tokens, got 32"):
         causal_conv_window(
-            **inputs | {"ancestors": jnp.ones((4, 32), jnp.int32)}, sizes=SMALL, layer=1
+            **inputs | {"ancestors": jnp.ones((4, 32), jnp.int32)}, layout=SMALL, layer=1
         )

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.causal_conv import Sizes
+from pallas_kernels.causal_conv import ProjectionLayout
 from pallas_kernels.ring_io import store_tail
 from pallas_kernels.ring_io.tail import TAILS
 from tests.kernels.lowered import kernels_in
 
-SIZES = Sizes(num_heads=3, head_dim=5, num_groups=1, state_size=7)
+SIZES = ProjectionLayout(num_heads=3, head_dim=5, num_groups=1, state_size=7)
 LAYERS, SLOTS, FRAME_WORDS = 3, 8, 48
 ROWS = jnp.asarray([2, 0, 3, 4], jnp.int32)  # ring rows; the last one is the sink's
 LENGTHS = jnp.asarray([20, 1, 16, 0], jnp.int32)
@@ -51,7 +51,7 @@ def arguments(dtype: str) -> dict:
 
 
 def stored(implementation: str | None, dtype: str, layer: int = 1, **changes):
-    run = functools.partial(store_tail, layer=layer, sizes=SIZES, implementation=implementation)
+    run = functools.partial(store_tail, layer=layer, layout=SIZES, implementation=implementation)
     return [np.asarray(a) for a in jax.jit(run)(**arguments(dtype) | changes)]
 
 
@@ -102,7 +102,7 @@ def test_another_length_shows():
 
 
 def test_none_chooses_by_platform():
-    run = functools.partial(store_tail, layer=0, sizes=SIZES)
+    run = functools.partial(store_tail, layer=0, layout=SIZES)
     given = arguments("bfloat16")
     assert kernels_in(lambda given: run(**given), given) == ["store_tail"]
     assert kernels_in(lambda given: run(**given, implementation="reference"), given) == []
@@ -128,4 +128,4 @@ def test_none_chooses_by_platform():
 )
 def test_a_wrong_argument_is_named(change, message):
     with pytest.raises(ValueError, match=message):
-        store_tail(**{**arguments("bfloat16"), "layer": 0, **change}, sizes=SIZES)
+        store_tail(**{**arguments("bfloat16"), "layer": 0, **change}, layout=SIZES)

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from pallas_kernels import fold, jax_triton, ssd_scan
-from pallas_kernels.records import NOWHERE, RecordSizes, read_states, state_words, write_states
+from pallas_kernels.checkpoint import read_states, state_words, write_states
+from pallas_kernels.records import RecordSizes
 from pallas_kernels.ssd_scan import kernel, ssd_scan_frames, triton_scan
 from pallas_kernels.ssd_scan.api import FRAMES
 from pallas_kernels.ssd_scan.cases import Case, make_inputs
+from pallas_kernels.triton import NOWHERE
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_scan import (
     RAGGED,

@@ -20,7 +20,7 @@ from hybrid_jax.geometry import Geometry
 from hybrid_jax.layers import mamba2
 from hybrid_jax.layers.linear import linear, linear_in_parts
 from hybrid_jax.state import State
-from pallas_kernels.causal_conv import Sizes, causal_conv, causal_conv_window
+from pallas_kernels.causal_conv import ProjectionLayout, causal_conv, causal_conv_window
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
 from pallas_kernels.gated_rmsnorm import gated_rmsnorm
 from pallas_kernels.gated_rmsnorm.kernel import why_unsupported as norm_unsupported
@@ -37,9 +37,9 @@ PALLAS = {"implementation": "pallas"}
 LARGEST_ERROR = 0.02
 
 
-def sizes_of(spec: Mamba2) -> Sizes:
+def sizes_of(spec: Mamba2) -> ProjectionLayout:
     """How the mixer's projections, records and states lie in memory."""
-    return Sizes(
+    return ProjectionLayout(
         num_heads=spec.num_heads,
         head_dim=spec.head_dim,
         num_groups=spec.num_groups,
@@ -69,7 +69,7 @@ class Mamba2Pallas(LayerSteps):
             *(projected, params["conv"], params.get("conv_bias"), params["dt_bias"]),
             *(ring["conv"], ring["xB"], ring["dt"]),
             layer=at.layer,
-            sizes=sizes,
+            layout=sizes,
             moves=plan.commits,
             first=jnp.maximum(rows.begin - rows.base, 0),
             **here,
@@ -107,7 +107,7 @@ class Mamba2Pallas(LayerSteps):
         xBC, dt = causal_conv(
             *(projected, history, params["conv"], params.get("conv_bias"), params["dt_bias"]),
             rows.length,
-            sizes=sizes,
+            layout=sizes,
             **PALLAS,
         )
         y, arena = ssd_scan_frames(
@@ -124,7 +124,7 @@ class Mamba2Pallas(LayerSteps):
             *(arena, ring["conv"], ring["xB"], ring["dt"], projected, history, xBC, dt),
             *(rows.write[:, group.columns], rows.row, rows.length, rows.state_len),
             layer=at.layer,
-            sizes=sizes,
+            layout=sizes,
             **PALLAS,
         )
         state = state.replace(arena=arena).with_ring(at.group, conv=conv, xB=xB, dt=dt)
