@@ -6,9 +6,7 @@ import jax
 import jax.numpy as jnp
 
 LOWEST = -128.0  # exp of it is zero in float32
-STEPS_PER_UNIT = (
-    1024.0  # 128 summands of LOWEST, in these steps, are still exact integers in float32
-)
+STEPS_PER_UNIT = 1024.0  # 128 summands of LOWEST, in these steps, are still exact in float32
 
 
 def running_decay(exponents: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
@@ -26,3 +24,10 @@ def running_decay(exponents: jax.Array, axis: int) -> tuple[jax.Array, jax.Array
 def lag(late: tuple[jax.Array, jax.Array], early: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Sum of the exponents after `early` up to `late`, two places in `running_decay`'s result."""
     return (late[0] - early[0]) + (late[1] - early[1])
+
+
+def coarse_and_fine(exponents: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Exponents as two parts whose running sums keep full precision: `running_decay` for kernels, without rounding."""
+    exponents = jnp.maximum(exponents, LOWEST)
+    coarse = jnp.floor(exponents * STEPS_PER_UNIT + 0.5) / STEPS_PER_UNIT
+    return coarse, exponents - coarse

@@ -99,12 +99,48 @@ def call(
 
 
 def _interpret(kernel: Callable, shapes, in_place, grid, constants: dict, *inputs):
-    from pallas_kernels.triton_interpreter import Tensor
-
     arrays = [np.array(array) for array in inputs]  # copies: the kernel may write some of them
     made = [np.empty(shape.shape, shape.dtype) for shape in shapes[len(in_place) :]]
     for array in made:  # 3.4e38 and the like: what a kernel leaves out is seen
         array.reshape(-1).view(np.uint8)[...] = 0x7F
     with np.errstate(all="ignore"):  # a GPU does not warn either
-        kernel[grid](*(Tensor(array) for array in (*arrays, *made)), **constants)
+        kernel[grid](*(_Tensor(array) for array in (*arrays, *made)), **constants)
     return (*(arrays[i] for i in in_place), *made)
+
+
+class _Tensor:
+    """An array of numpy for Triton's interpreter: as much of a tensor of torch on a CPU as the interpreter asks for.
+
+    It reads and writes the array itself.
+    """
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self.dtype = array.dtype.name  # Triton goes by the name
+
+    def data_ptr(self) -> int:
+        return self.array.ctypes.data
+
+    def untyped_storage(self) -> _Tensor:
+        return self
+
+    def cpu(self) -> _Tensor:
+        return self
+
+    def copy_(self, other: _Tensor) -> None:
+        """The interpreter copies back what it worked on, here the array itself."""
+
+    def new_empty(self, size: int, device: str) -> _Tensor:
+        return _Tensor(self.array)
+
+    def set_(self, storage: _Tensor, offset: int, size, stride) -> None:
+        self.array = storage.array
+
+    def storage_offset(self) -> int:
+        return 0
+
+    def size(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    def stride(self) -> tuple[int, ...]:
+        return tuple(step // self.array.itemsize for step in self.array.strides)

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from pallas_kernels.decay import LOWEST, STEPS_PER_UNIT
 from pallas_kernels.dispatch import HIGHEST
 
 NUM_SMS = 132  # of an H100 or H200, for rules that fill the chip
@@ -106,13 +105,6 @@ def dot(a: jax.Array, b: jax.Array) -> jax.Array:
     """a @ b in float32: exact products of bfloat16, and never TF32 for float32."""
     precision = HIGHEST if a.dtype == jnp.float32 else None
     return jnp.dot(a, b, preferred_element_type=jnp.float32, precision=precision)
-
-
-def coarse_and_fine(exponents: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Exponents as two parts whose running sums keep full precision: see `decay.running_decay`."""
-    exponents = jnp.maximum(exponents, LOWEST)
-    coarse = jnp.floor(exponents * STEPS_PER_UNIT + 0.5) / STEPS_PER_UNIT
-    return coarse, exponents - coarse
 
 
 def cdiv(a: jax.Array | int, b: int) -> jax.Array | int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.token_sampling.order import middle, sortable
+from pallas_kernels.token_sampling.numbers import middle, sortable
 
 GROUP = 16  # neighbours in a group
 WIDE = 8  # groups that are looked at together first

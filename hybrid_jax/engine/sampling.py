@@ -11,8 +11,7 @@ from hybrid_jax.engine import groups
 from hybrid_jax.engine.groups import GROUP, largest
 from hybrid_jax.engine.pack import Layout
 from pallas_kernels.token_sampling import sample_tokens
-from pallas_kernels.token_sampling.noise import gumbel, token_hash
-from pallas_kernels.token_sampling.order import sortable
+from pallas_kernels.token_sampling.numbers import gumbel, sortable, token_hash
 
 # Groups of tokens that are tried before the whole vocabulary: for top-k and top-p those of the most likely tokens, few
 # and then more; for draws without them those with the largest bounds.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.append_kv.heads import append_kv_xla
 from pallas_kernels.append_kv.kernel import append_kv_pallas
 from pallas_kernels.append_kv.reference import append_kv_reference
-from pallas_kernels.append_kv.xla import append_kv_xla
 from pallas_kernels.dispatch import (
     FLOAT32,
     FLOATS,

@@ -23,19 +23,9 @@ from pallas_kernels.paged_attention.layout import PageLayout as PageLayout
 from pallas_kernels.paged_attention.reference import paged_attention_reference
 from pallas_kernels.paged_attention.xla import paged_attention_xla
 
-
-def _of_a_line(function):
-    """The function for one of the table's lines, which a kernel finds by itself."""
-
-    def attend(q, arena, table, *arrays, group: int, **static):
-        return function(q, arena, table[:, group], *arrays, **static)
-
-    return attend
-
-
 IMPLEMENTATIONS = {
-    "reference": _of_a_line(paged_attention_reference),
-    "xla": _of_a_line(paged_attention_xla),
+    "reference": paged_attention_reference,
+    "xla": paged_attention_xla,
     "pallas": paged_attention_pallas,
 }
 

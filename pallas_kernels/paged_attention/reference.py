@@ -10,9 +10,10 @@ from pallas_kernels.paged_attention.layout import unpack_heads
 
 
 def paged_attention_reference(
-    q, arena, table, base, end, ancestors, *, layout, scale, window, soft_cap, dtype
+    q, arena, table, base, end, ancestors, *, layout, group, scale, window, soft_cap, dtype
 ):
     rows, tokens, heads, width = q.shape
+    table = table[:, group]
     pages = arena[table, layout.offset : layout.offset + layout.page_words]  # [B, pages, words]
     keys = table.shape[1] * layout.page_tokens
     kv = unpack_heads(

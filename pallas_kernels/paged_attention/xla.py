@@ -15,7 +15,7 @@ MASKED = -1e30
 
 
 def paged_attention_xla(
-    q, arena, table, base, end, ancestors, *, layout, scale, window, soft_cap, dtype
+    q, arena, table, base, end, ancestors, *, layout, group, scale, window, soft_cap, dtype
 ):
     """See `api.paged_attention`.
 
@@ -23,6 +23,7 @@ def paged_attention_xla(
     bit for bit, so a row's result does not depend on how far the other rows make the loop run.
     """
     rows, tokens, heads, width = q.shape
+    table = table[:, group]
     kv_heads, page_tokens = layout.num_kv_heads, layout.page_tokens
     pages_per_tile = max(1, TILE_TOKENS // page_tokens)
     tile = pages_per_tile * page_tokens

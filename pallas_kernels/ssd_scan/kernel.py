@@ -17,14 +17,13 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.bits import stored, widen
 from pallas_kernels.checkpoint import state_words
-from pallas_kernels.decay import LOWEST
+from pallas_kernels.decay import LOWEST, coarse_and_fine
 from pallas_kernels.records import RecordSizes
 from pallas_kernels.ssd_scan.xla import ssd_scan_xla
 from pallas_kernels.triton import (
     NUM_SMS,
     call,
     cdiv,
-    coarse_and_fine,
     dot,
     iota,
     load,

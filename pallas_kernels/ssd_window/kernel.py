@@ -16,11 +16,11 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.bits import floats, stored, widen
 from pallas_kernels.checkpoint import state_words
+from pallas_kernels.decay import coarse_and_fine
 from pallas_kernels.records import RecordSizes
 from pallas_kernels.triton import (
     call,
     cdiv,
-    coarse_and_fine,
     dot,
     iota,
     load,

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.token_sampling.noise import gumbel, token_hash
-from pallas_kernels.token_sampling.order import middle, sortable
+from pallas_kernels.token_sampling.numbers import gumbel, middle, sortable, token_hash
 from pallas_kernels.triton import call, cdiv, iota, load
 
 BLOCK = 2048  # 4 values in each of 512 threads

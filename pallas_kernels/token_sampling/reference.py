@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from pallas_kernels.token_sampling.noise import gumbel, token_hash
+from pallas_kernels.token_sampling.numbers import gumbel, token_hash
 
 
 def sample_tokens_reference(logits, keys, temperature, top_k, top_p, min_p, banned):

@@ -124,7 +124,7 @@ def _scaled(x, top, temperature, min_p):
 
 @triton.jit
 def _sortable(x):
-    """See `order.sortable`."""
+    """See `numbers.sortable`."""
     bits = tl.where(x == 0, 0, x.to(tl.int32, bitcast=True))
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
@@ -143,7 +143,7 @@ def _mix(x):
 
 @triton.jit
 def _uniform(keys, row, ids):
-    """See `noise.token_hash`, and the first half of `noise.gumbel`."""
+    """See `numbers.token_hash`, and the first half of `numbers.gumbel`."""
     low, high = tl.load(keys + 2 * row), tl.load(keys + 2 * row + 1)
     bits = _mix(_mix(ids.to(tl.uint32) + low) ^ high)
     return tl.minimum((bits.to(tl.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
@@ -151,7 +151,7 @@ def _uniform(keys, row, ids):
 
 @triton.jit
 def _gumbel(uniform):
-    """See `noise.gumbel`. It is at most -log(uniform), and little less where it is large."""
+    """See `numbers.gumbel`. It is at most -log(uniform), and little less where it is large."""
     # log1p(-uniform), by what rounding 1 - uniform has changed.
     rest = 1 - uniform
     exact = tl.where(rest == 1, 1.0, tl.log(rest) / (rest - 1))

@@ -67,9 +67,7 @@ PROMPTS = [
 ERRORS = [
     thing
     for module in SOURCES
-    if not module.endswith(
-        ("__main__", "triton_kernel", "triton_interpreter")
-    )  # triton may be missing
+    if not module.endswith(("__main__", "triton_kernel"))  # triton may be missing
     for thing in vars(importlib.import_module(module)).values()
     if inspect.isclass(thing) and issubclass(thing, BaseException) and thing.__module__ == module
 ]

@@ -1,4 +1,5 @@
-"""Gumbel noise as a hash of a row's key and a token's id."""
+"""What all ways to sample share: noise as a hash of a row's key and a token's id, and float32 values as integers of the
+same order, for bisections that need no sort."""
 
 from __future__ import annotations
 
@@ -24,3 +25,15 @@ def _mix(x: jax.Array) -> jax.Array:
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)
+
+
+def sortable(x: jax.Array) -> jax.Array:
+    """float32 to int32 of the same order; both zeros are one."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32)
+    bits = jnp.where(x == 0, 0, bits)
+    return jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
+
+
+def middle(low: jax.Array, high: jax.Array) -> jax.Array:
+    """Half way between two int32, rounded down; their sum need not be one."""
+    return (low >> 1) + (high >> 1) + (low & high & 1)
