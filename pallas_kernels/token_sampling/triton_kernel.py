@@ -482,18 +482,8 @@ def _search(
     low,
     high,
     needed,
-    logits,
-    found,
-    found_ids,
-    banned,
-    row,
-    stored,
     size,
-    num_banned,
-    top,
-    t,
-    m,
-    below,
+    place,  # the arguments of `_candidates` that are the same for all blocks
     BY_MASS: tl.constexpr,
     VOCAB: tl.constexpr,
     BANNED: tl.constexpr,
@@ -506,25 +496,7 @@ def _search(
         edges = tl.minimum(low + step * (1 + tl.arange(0, BRANCHES)), high)
         sums = tl.zeros([BRANCHES], tl.int64)
         for i in range(tl.cdiv(size, BLOCK)):
-            ids, s = _candidates(
-                i,
-                logits,
-                found,
-                found_ids,
-                banned,
-                row,
-                stored,
-                size,
-                num_banned,
-                top,
-                t,
-                m,
-                below,
-                VOCAB,
-                BANNED,
-                ROOM,
-                BLOCK,
-            )
+            ids, s = _candidates(i, *place, VOCAB, BANNED, ROOM, BLOCK)
             if BY_MASS:
                 weights = _mass(s)
             else:
@@ -586,102 +558,28 @@ def _choose(
             below = tl.load(bounds + 2 * row + 1)
             edge = _sortable(tl.load(bounds + 2 * row))
             high = tl.minimum(_sortable(below), 1)  # above the bits of 0, the largest there is
+            place = (logits, found, found_ids, banned, row, stored)
+            place += (size, num_banned, top, t, m, below)
             by_count = (k > 0) & (k < VOCAB)
             if by_count:
                 edge = _search(
-                    edge,
-                    high,
-                    k.to(tl.int64),
-                    logits,
-                    found,
-                    found_ids,
-                    banned,
-                    row,
-                    stored,
-                    size,
-                    num_banned,
-                    top,
-                    t,
-                    m,
-                    below,
-                    False,
-                    VOCAB,
-                    BANNED,
-                    ROOM,
-                    BLOCK,
+                    edge, high, k.to(tl.int64), size, place, False, VOCAB, BANNED, ROOM, BLOCK
                 )
             if p < 1:
                 total, kept = tl.full([], 0, tl.int64), tl.full([], 0, tl.int64)
                 if by_count:
                     for i in range(tl.cdiv(size, BLOCK)):
-                        ids, s = _candidates(
-                            i,
-                            logits,
-                            found,
-                            found_ids,
-                            banned,
-                            row,
-                            stored,
-                            size,
-                            num_banned,
-                            top,
-                            t,
-                            m,
-                            below,
-                            VOCAB,
-                            BANNED,
-                            ROOM,
-                            BLOCK,
-                        )
+                        ids, s = _candidates(i, *place, VOCAB, BANNED, ROOM, BLOCK)
                         total += tl.sum(tl.where(_sortable(s) >= edge, _mass(s), 0))
                 else:
                     total = _load_mass(sums + 4 * own, here)
                     kept = _load_mass(sums + 4 * own + 2, here)
                 needed = tl.ceil(p.to(tl.float64) * total.to(tl.float64)).to(tl.int64) - kept
-                edge = _search(
-                    edge,
-                    high,
-                    needed,
-                    logits,
-                    found,
-                    found_ids,
-                    banned,
-                    row,
-                    stored,
-                    size,
-                    num_banned,
-                    top,
-                    t,
-                    m,
-                    below,
-                    True,
-                    VOCAB,
-                    BANNED,
-                    ROOM,
-                    BLOCK,
-                )
+                edge = _search(edge, high, needed, size, place, True, VOCAB, BANNED, ROOM, BLOCK)
             lane_best = tl.full([BLOCK], float("-inf"), tl.float32)
             lane_token = tl.full([BLOCK], VOCAB, tl.int32)
             for i in range(tl.cdiv(size, BLOCK)):
-                ids, s = _candidates(
-                    i,
-                    logits,
-                    found,
-                    found_ids,
-                    banned,
-                    row,
-                    stored,
-                    size,
-                    num_banned,
-                    top,
-                    t,
-                    m,
-                    below,
-                    VOCAB,
-                    BANNED,
-                    ROOM,
-                    BLOCK,
-                )
+                ids, s = _candidates(i, *place, VOCAB, BANNED, ROOM, BLOCK)
                 noisy = tl.where(
                     _sortable(s) >= edge, s + _gumbel(_uniform(keys, row, ids)), float("-inf")
                 )
