@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def run(
     unsupported: str | None = None,
     no_triton: str | None = None,
     differentiable: bool = False,
-    **static,
+    **static: Any,
 ):
     """Calls the named implementation, or for None the one for the platform the program is lowered for.
 
@@ -77,7 +77,7 @@ def _differentiated_as(function: Callable, other: Callable) -> Callable:
     return called
 
 
-def _no_derivative(where: str, implementation: str, *arrays):
+def _no_derivative(where: str, implementation: str, *arrays: jax.Array):
     raise NotImplementedError(
         f"{where}: {implementation!r} has no derivative; leave the choice to None, which has one"
     )

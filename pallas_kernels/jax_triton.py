@@ -63,7 +63,7 @@ def call(
     grid: tuple[int, ...],
     num_warps: int,
     num_stages: int = 1,
-    **constants,
+    **constants: object,
 ) -> tuple[jax.Array, ...]:
     """Calls a `triton.jit` function whose parameters are the inputs, then the outputs, then constants by name.
 
@@ -98,7 +98,14 @@ def call(
     return tuple(made)
 
 
-def _interpret(kernel: Callable, shapes, in_place, grid, constants: dict, *inputs):
+def _interpret(
+    kernel: Callable,
+    shapes: Sequence[jax.ShapeDtypeStruct],
+    in_place: Sequence[int],
+    grid: tuple[int, ...],
+    constants: dict,
+    *inputs: np.ndarray,
+):
     arrays = [np.array(array) for array in inputs]  # copies: the kernel may write some of them
     made = [np.empty(shape.shape, shape.dtype) for shape in shapes[len(in_place) :]]
     for array in made:  # 3.4e38 and the like: what a kernel leaves out is seen
@@ -133,7 +140,9 @@ class _Tensor:
     def new_empty(self, size: int, device: str) -> _Tensor:
         return _Tensor(self.array)
 
-    def set_(self, storage: _Tensor, offset: int, size, stride) -> None:
+    def set_(
+        self, storage: _Tensor, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
+    ) -> None:
         self.array = storage.array
 
     def storage_offset(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.triton import load
+from pallas_kernels.triton import Ref, load
 
 
 def check_parts(where: str, name: str, array: jax.Array, rank: int) -> tuple[int, ...]:
@@ -39,7 +39,7 @@ def as_parts(array: jax.Array, rank: int) -> jax.Array:
     return array[None] if array.ndim == rank else array
 
 
-def load_sum(ref, *index, mask, dtype: jnp.dtype) -> jax.Array:
+def load_sum(ref: Ref, *index: jax.Array | int, mask: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """`whole` at the broadcast indices of `as_parts`, inside a kernel; zero where the mask is false."""
     first, *more = (load(ref, part, *index, mask=mask) for part in range(ref.shape[0]))
     return sum(more, first).astype(dtype)

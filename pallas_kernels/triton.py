@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from jax.experimental.pallas import triton as pltriton
 
 from pallas_kernels.dispatch import HIGHEST
 
+Ref: TypeAlias = Any  # what a kernel gets in place of an array: a pointer with a shape and a dtype
 NUM_SMS = 132  # of an H100 or H200, for rules that fill the chip
 # Index past the end of any frame, for what a masked store must not write: interpret mode writes the old value there,
 # which would undo a live write to the same place.
@@ -74,7 +76,9 @@ def call(
     return jax.lax.platform_dependent(*operands, cpu=run(True), cuda=run(False))
 
 
-def load(ref, *index, mask=None, other=0) -> jax.Array:
+def load(
+    ref: Ref, *index: jax.Array | int, mask: jax.Array | None = None, other: float = 0
+) -> jax.Array:
     """Values at the broadcast indices; `other` where the mask is false."""
     if mask is None:
         return pltriton.load(ref.at[index])
@@ -83,7 +87,9 @@ def load(ref, *index, mask=None, other=0) -> jax.Array:
     return pltriton.load(ref.at[index], mask=mask, other=jnp.asarray(other, ref.dtype))
 
 
-def store(ref, *index, value: jax.Array, mask=None) -> None:
+def store(
+    ref: Ref, *index: jax.Array | int, value: jax.Array, mask: jax.Array | None = None
+) -> None:
     """Writes values, in the ref's dtype, at the broadcast indices where the mask is true."""
     if mask is not None:
         mask = jnp.broadcast_to(mask, value.shape)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.frame_io.xla import repeat
-from pallas_kernels.paged_attention.layout import pack_heads
+from pallas_kernels.paged_attention.layout import PageLayout, pack_heads
 from pallas_kernels.parts import whole
 from pallas_kernels.residual_rmsnorm.xla import rms_norm
 
@@ -52,22 +52,22 @@ def split_heads(
 
 
 def append_kv_xla(
-    arena,
-    qkv,
-    table,
-    base,
-    begin,
-    end,
-    cos,
-    sin,
-    q_norm,
-    k_norm,
+    arena: jax.Array,
+    qkv: jax.Array,
+    table: jax.Array,
+    base: jax.Array,
+    begin: jax.Array,
+    end: jax.Array,
+    cos: jax.Array | None,
+    sin: jax.Array | None,
+    q_norm: jax.Array | None,
+    k_norm: jax.Array | None,
     *,
-    group,
-    layout,
-    num_heads,
-    eps,
-    dtype,
+    group: int,
+    layout: PageLayout,
+    num_heads: int,
+    eps: float,
+    dtype: jnp.dtype,
 ):
     """See `api.append_kv`."""
     qkv = whole(qkv, 3, dtype)
@@ -82,7 +82,16 @@ def append_kv_xla(
     return q.astype(dtype), _updated(arena, records, table[:, group], base, begin, end, **places)
 
 
-def _updated(arena, values, table, base, begin, end, offset, page_tokens):
+def _updated(
+    arena: jax.Array,
+    values: jax.Array,
+    table: jax.Array,
+    base: jax.Array,
+    begin: jax.Array,
+    end: jax.Array,
+    offset: int,
+    page_tokens: int,
+):
     """The arena with records uint32[B, T, w] at positions base + t, if in [begin, end), of pages table int32[B, pages].
 
     One token goes by its own slice, more by rewriting the pages they touch: dynamic slices, as in `frame_io.xla`.
@@ -91,7 +100,7 @@ def _updated(arena, values, table, base, begin, end, offset, page_tokens):
     if tokens == 1:
         live = (base >= begin) & (base < end)
 
-        def put(row, arena):
+        def put(row: jax.Array, arena: jax.Array):
             page, slot = base[row] // page_tokens, base[row] % page_tokens
             frame = jnp.where(live[row], table[row, jnp.minimum(page, table.shape[1] - 1)], 0)
             if isinstance(row, int):  # "slice": no name of XLA's own is like it (docs/design.md)
@@ -105,7 +114,7 @@ def _updated(arena, values, table, base, begin, end, offset, page_tokens):
     segments = -(-tokens // page_tokens) + 1
     padded = jnp.pad(values, ((0, 0), (page_tokens, page_tokens), (0, 0)))
 
-    def merge(i, arena):
+    def merge(i: jax.Array, arena: jax.Array):
         row, segment = i // segments, i % segments
         page = base[row] // page_tokens + segment
         position = page * page_tokens + jnp.arange(page_tokens)

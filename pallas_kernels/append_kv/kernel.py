@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.bits import stored, widen
 from pallas_kernels.paged_attention.layout import PageLayout
 from pallas_kernels.parts import as_parts, load_sum
-from pallas_kernels.triton import NOWHERE, call, cdiv, iota, load, power_of_two, store
+from pallas_kernels.triton import NOWHERE, Ref, call, cdiv, iota, load, power_of_two, store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,18 +32,18 @@ CONFIG = Config()
 
 
 def _kernel(
-    arena_in_ref,  # [U, W], the same memory as arena_ref
-    qkv_ref,  # [S, B, T, (N + 2 K) H]
-    table_ref,  # [B, groups x pages]
-    base_ref,  # [B]
-    begin_ref,  # [B]
-    end_ref,  # [B]
-    cos_ref,  # [B, T, F]
-    sin_ref,  # [B, T, F]
-    q_norm_ref,  # [H]
-    k_norm_ref,  # [H]
-    q_ref,  # [B, T, N, H]
-    arena_ref,
+    arena_in_ref: Ref,  # [U, W], the same memory as arena_ref
+    qkv_ref: Ref,  # [S, B, T, (N + 2 K) H]
+    table_ref: Ref,  # [B, groups x pages]
+    base_ref: Ref,  # [B]
+    begin_ref: Ref,  # [B]
+    end_ref: Ref,  # [B]
+    cos_ref: Ref,  # [B, T, F]
+    sin_ref: Ref,  # [B, T, F]
+    q_norm_ref: Ref,  # [H]
+    k_norm_ref: Ref,  # [H]
+    q_ref: Ref,  # [B, T, N, H]
+    arena_ref: Ref,
     *,
     first_page: int,
     pages: int,
@@ -66,7 +66,7 @@ def _kernel(
     inside = exists & real
     position = base_ref[row] + token
 
-    def heads_of(channel, mask):
+    def heads_of(channel: jax.Array, mask: jax.Array):
         """Rounded elements of the heads, as float32."""
         index = row, token, head * size + channel
         return widen(load_sum(qkv_ref, *index, mask=mask, dtype=dtype))
@@ -77,7 +77,7 @@ def _kernel(
         square = sum(jnp.sum(x * x, axis=1) for x in values)[:, None] / size
         scale = jax.lax.rsqrt(square + eps)
 
-        def norm(x, channel, mask):
+        def norm(x: jax.Array, channel: jax.Array, mask: jax.Array):
             weights = (load(ref, channel, mask=mask) for ref in (q_norm_ref, k_norm_ref))
             of_q, of_k = map(widen, weights)
             weighted = widen((x * scale).astype(dtype)) * jnp.where(is_q, of_q, of_k)
@@ -122,22 +122,22 @@ def _words(parts: list[jax.Array], layout: PageLayout) -> jax.Array:
 
 
 def append_kv_pallas(
-    arena,
-    qkv,
-    table,
-    base,
-    begin,
-    end,
-    cos,
-    sin,
-    q_norm,
-    k_norm,
+    arena: jax.Array,
+    qkv: jax.Array,
+    table: jax.Array,
+    base: jax.Array,
+    begin: jax.Array,
+    end: jax.Array,
+    cos: jax.Array | None,
+    sin: jax.Array | None,
+    q_norm: jax.Array | None,
+    k_norm: jax.Array | None,
     *,
     group: int,
     layout: PageLayout,
     num_heads: int,
     eps: float,
-    dtype,
+    dtype: jnp.dtype,
     config: Config = CONFIG,
 ):
     """See `api.append_kv`."""

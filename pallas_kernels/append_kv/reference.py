@@ -5,27 +5,27 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.paged_attention.layout import pack_heads
+from pallas_kernels.paged_attention.layout import PageLayout, pack_heads
 from pallas_kernels.parts import as_parts
 
 
 def append_kv_reference(
-    arena,
-    qkv,
-    table,
-    base,
-    begin,
-    end,
-    cos,
-    sin,
-    q_norm,
-    k_norm,
+    arena: jax.Array,
+    qkv: jax.Array,
+    table: jax.Array,
+    base: jax.Array,
+    begin: jax.Array,
+    end: jax.Array,
+    cos: jax.Array | None,
+    sin: jax.Array | None,
+    q_norm: jax.Array | None,
+    k_norm: jax.Array | None,
     *,
-    group,
-    layout,
-    num_heads,
-    eps,
-    dtype,
+    group: int,
+    layout: PageLayout,
+    num_heads: int,
+    eps: float,
+    dtype: jnp.dtype,
 ):
     """See `api.append_kv`."""
     parts = as_parts(qkv, 3).astype(jnp.float32)
@@ -44,7 +44,7 @@ def append_kv_reference(
     return q.astype(dtype), arena
 
 
-def _normed(x, weight, eps):
+def _normed(x: jax.Array, weight: jax.Array | None, eps: float):
     if weight is None:
         return x
     wide = x.astype(jnp.float32)
@@ -52,7 +52,7 @@ def _normed(x, weight, eps):
     return (wide / jnp.sqrt(square + eps)).astype(x.dtype) * weight
 
 
-def _rotated(x, cos, sin):
+def _rotated(x: jax.Array, cos: jax.Array | None, sin: jax.Array | None):
     if cos is None:
         return x
     half = cos.shape[-1]
@@ -63,11 +63,20 @@ def _rotated(x, cos, sin):
     return jnp.concatenate([turned, x[..., 2 * half :]], axis=-1)
 
 
-def _updated(arena, values, table, base, begin, end, offset, page_tokens):
+def _updated(
+    arena: jax.Array,
+    values: jax.Array,
+    table: jax.Array,
+    base: jax.Array,
+    begin: jax.Array,
+    end: jax.Array,
+    offset: int,
+    page_tokens: int,
+):
     """The arena with records [B, T, w] at their positions, if in [begin, end), one token after another."""
     rows, tokens, width = values.shape
 
-    def put(i, arena):
+    def put(i: jax.Array, arena: jax.Array):
         row, index = i // tokens, i % tokens
         position = base[row] + index
         frame = table[row, position // page_tokens]

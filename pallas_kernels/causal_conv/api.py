@@ -169,7 +169,12 @@ def causal_conv_window(
 
 
 def _check_layer(
-    where: str, shape: tuple[int, ...], weight, bias, dt_bias, layout: ProjectionLayout
+    where: str,
+    shape: tuple[int, ...],
+    weight: jax.Array,
+    bias: jax.Array | None,
+    dt_bias: jax.Array,
+    layout: ProjectionLayout,
 ) -> tuple[int, int]:
     """Checks the shape of what in_proj gave, and the layer's weights; returns the numbers of rows and tokens."""
     if shape[2] != layout.projected_size:

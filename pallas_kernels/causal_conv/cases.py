@@ -177,7 +177,7 @@ WINDOW_CASES = (
 SMALL_WINDOW_CASES = tuple(case for case in WINDOW_CASES if not case.large)
 
 
-def _weights(rng, layout: ProjectionLayout, biased: bool, dtype: str) -> dict:
+def _weights(rng: np.random.Generator, layout: ProjectionLayout, biased: bool, dtype: str) -> dict:
     def normal(*shape: int) -> jnp.ndarray:
         return jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype)
 

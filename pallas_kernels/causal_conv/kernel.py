@@ -7,7 +7,7 @@ of a tile of tokens and channels, shifted, or gathered along the paths of a tree
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.bits import stored, widen
 from pallas_kernels.parts import as_parts, load_sum
 from pallas_kernels.records import ProjectionLayout
-from pallas_kernels.triton import call, cdiv, iota, load, power_of_two, store
+from pallas_kernels.triton import Ref, call, cdiv, iota, load, power_of_two, store
 
 MAX_STATE_SIZE = 256  # a group's B or C of 16 tokens: 16 registers in each of 256 threads
 MAX_HEADS = 1024
@@ -72,7 +72,12 @@ def why_unsupported(layout: ProjectionLayout, tokens: int) -> str | None:
     return None
 
 
-def _activated(taps, weights, bias, dtype) -> jax.Array:
+def _activated(
+    taps: Sequence[jax.Array],
+    weights: Sequence[jax.Array],
+    bias: jax.Array | None,
+    dtype: jnp.dtype,
+) -> jax.Array:
     """Convolution and SiLU of raw columns, W values that broadcast with the float32 weights of their taps."""
     y = sum(widen(tap) * weight for tap, weight in zip(taps, weights, strict=True))
     if bias is not None:
@@ -81,7 +86,12 @@ def _activated(taps, weights, bias, dtype) -> jax.Array:
 
 
 def _step_sizes(
-    read: Callable, dt_bias_ref, token, head, exists, layout: ProjectionLayout
+    read: Callable,
+    dt_bias_ref: Ref,
+    token: jax.Array,
+    head: jax.Array,
+    exists: jax.Array,
+    layout: ProjectionLayout,
 ) -> jax.Array:
     """Step sizes [t, m] of tokens int32[t, 1] and heads int32[1, m], zero where not `exists`; `read` loads what
     in_proj gave at tokens and columns."""
@@ -92,14 +102,14 @@ def _step_sizes(
 
 
 def _chunk_kernel(
-    projected_ref,  # [B, T, z | x | B | C | dt]
-    history_ref,  # [B, W - 1, E]
-    weight_ref,  # [W, E]
-    bias_ref,  # [E]
-    dt_bias_ref,  # [M]
-    lengths_ref,  # [B]
-    xBC_ref,  # [B, T, E]
-    dt_ref,  # [B, T, M]
+    projected_ref: Ref,  # [B, T, z | x | B | C | dt]
+    history_ref: Ref,  # [B, W - 1, E]
+    weight_ref: Ref,  # [W, E]
+    bias_ref: Ref,  # [E]
+    dt_bias_ref: Ref,  # [M]
+    lengths_ref: Ref,  # [B]
+    xBC_ref: Ref,  # [B, T, E]
+    dt_ref: Ref,  # [B, T, M]
     *,
     layout: ProjectionLayout,
     biased: bool,
@@ -115,11 +125,11 @@ def _chunk_kernel(
         channel = part * config.block_channels + iota(config.block_channels)
         inside = channel < layout.conv_size
 
-        def column(token):
+        def column(token: jax.Array):
             own = inside & (token >= 0) & (token < length)
             return load(projected_ref, row, token, layout.inner_size + channel, mask=own)
 
-        def early(token):
+        def early(token: jax.Array):
             before = inside & (token < 0)
             old = load(history_ref, row, token + layout.history, channel, mask=before)
             return jnp.where(before, widen(old).astype(dtype), column(token))
@@ -147,12 +157,12 @@ def _chunk_kernel(
 
 
 def causal_conv_pallas(
-    projected,
-    history,
-    weight,
-    bias,
-    dt_bias,
-    lengths,
+    projected: jax.Array,
+    history: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    dt_bias: jax.Array,
+    lengths: jax.Array,
     *,
     layout: ProjectionLayout,
     config: Config | None = None,
@@ -176,7 +186,7 @@ def causal_conv_pallas(
     )
 
 
-def _places(ancestors, tokens: int, layout: ProjectionLayout) -> list[jax.Array]:
+def _places(ancestors: jax.Array | None, tokens: int, layout: ProjectionLayout) -> list[jax.Array]:
     """int32[t, 1] column of each tap of each token; `ancestors` int32[t, 1], or None for a chain."""
     token = iota(tokens, 0, 2)
     if ancestors is None:
@@ -194,22 +204,22 @@ def _places(ancestors, tokens: int, layout: ProjectionLayout) -> list[jax.Array]
 
 
 def _window_kernel(
-    projected_ref,  # [S', B, T, z | x | B | C | dt]
-    weight_ref,  # [W, E]
-    bias_ref,  # [E]
-    dt_bias_ref,  # [M]
-    starts_ref,  # [B]
-    first_ref,  # [B]
-    valid_ref,  # [B]
-    ancestors_ref,  # [B, T]
-    _conv_ref,  # the same memory as conv_ref, and so on
-    _xB_ref,
-    _dt_ref,
-    conv_ref,  # [L, B', W - 1 + T', E]
-    xB_ref,  # [L, B', S, M P + G R]
-    dt_ref,  # [L, B', S, M]
-    C_ref,  # [B, T, G R]
-    scores_ref,  # [B, T, G, S]
+    projected_ref: Ref,  # [S', B, T, z | x | B | C | dt]
+    weight_ref: Ref,  # [W, E]
+    bias_ref: Ref,  # [E]
+    dt_bias_ref: Ref,  # [M]
+    starts_ref: Ref,  # [B]
+    first_ref: Ref,  # [B]
+    valid_ref: Ref,  # [B]
+    ancestors_ref: Ref,  # [B, T]
+    _conv_ref: Ref,  # the same memory as conv_ref, and so on
+    _xB_ref: Ref,
+    _dt_ref: Ref,
+    conv_ref: Ref,  # [L, B', W - 1 + T', E]
+    xB_ref: Ref,  # [L, B', S, M P + G R]
+    dt_ref: Ref,  # [L, B', S, M]
+    C_ref: Ref,  # [B, T, G R]
+    scores_ref: Ref,  # [B, T, G, S]
     *,
     layer: int,
     layout: ProjectionLayout,
@@ -234,7 +244,7 @@ def _window_kernel(
         ancestors = load(ancestors_ref, row, token, mask=fits)
     places = _places(ancestors, tokens, layout)
 
-    def columns(place, channel, inside):
+    def columns(place: jax.Array, channel: jax.Array, inside: jax.Array):
         """Raw inputs [n, c] at columns int32[n, 1] of the window, the history first."""
         own = place - layout.history
         kept = inside & live & (own < first)
@@ -246,7 +256,7 @@ def _window_kernel(
     before = iota(layout.history, 0, 2)
     moved_on = live & (count == tokens) & (before < layout.history)
 
-    def compute(channel, inside):
+    def compute(channel: jax.Array, inside: jax.Array):
         """Outputs [t, c] of some channels, and their columns in the ring from now on."""
         taps = [columns(place, channel, inside) for place in places]
         weights = [
@@ -256,7 +266,7 @@ def _window_kernel(
         moved = columns(tokens + before, channel, inside & moved_on) if moves else None
         return _activated(taps, weights, bias, dtype), (taps[-1], moved)
 
-    def keep(kept, channel, inside):
+    def keep(kept: tuple, channel: jax.Array, inside: jax.Array):
         """Writes the columns, after a barrier: other threads than those that write may read the history."""
         own, moved = kept
         value, mask = stored(own, conv_ref.dtype), live & fits & (token >= first) & inside
@@ -282,7 +292,7 @@ def _window_kernel(
         column, block_slots = layout.inner_size + own, min(config.block_slots, power_of_two(slots))
         begin, end = start + first, start + count
 
-        def records(at, low, high):
+        def records(at: int, low: jax.Array, high: jax.Array):
             """Bits of B at some slots from `at` on, of which those in low .. high - 1 are read."""
             slot = at + iota(block_slots, 0, 2)
             read = (slot >= low) & (slot < high)
@@ -304,7 +314,7 @@ def _window_kernel(
             B, behind = records(at, begin, end)
             B = widen(jnp.where(behind, B, old))
 
-            def query(t, _, at=at, B=B):
+            def query(t: jax.Array, _: None, at: int = at, B: jax.Array = B):
                 C = widen(load(C_ref, row, t, own, mask=inside))
                 slot = at + iota(block_slots)
                 asks = (t >= first) & (t < count) & (slot <= start + t)
@@ -322,19 +332,19 @@ def _window_kernel(
 
 
 def causal_conv_window_pallas(
-    projected,
-    weight,
-    bias,
-    dt_bias,
-    conv,
-    xB,
-    dt,
-    starts,
-    first,
-    num_valid,
-    ancestors,
+    projected: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    dt_bias: jax.Array,
+    conv: jax.Array,
+    xB: jax.Array,
+    dt: jax.Array,
+    starts: jax.Array,
+    first: jax.Array,
+    num_valid: jax.Array,
+    ancestors: jax.Array | None,
     *,
-    layer,
+    layer: int,
     layout: ProjectionLayout,
     moves: bool = True,
     config: Config | None = None,

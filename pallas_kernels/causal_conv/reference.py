@@ -13,7 +13,7 @@ from pallas_kernels.parts import whole
 from pallas_kernels.records import ProjectionLayout
 
 
-def convolved(taps: jax.Array, weight, bias) -> jax.Array:
+def convolved(taps: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
     """Raw columns [..., W, E], the token's own last, to outputs [..., E]."""
     y = jnp.einsum(
         "...we,we->...e", taps.astype(jnp.float32), weight.astype(jnp.float32), precision=HIGHEST
@@ -23,14 +23,21 @@ def convolved(taps: jax.Array, weight, bias) -> jax.Array:
     return (y * jax.nn.sigmoid(y)).astype(taps.dtype)
 
 
-def step_sizes(dt, dt_bias, layout: ProjectionLayout) -> jax.Array:
+def step_sizes(dt: jax.Array, dt_bias: jax.Array, layout: ProjectionLayout) -> jax.Array:
     """What in_proj gave [..., M] to step sizes float32[..., M]."""
     dt = dt.astype(jnp.float32) + dt_bias.astype(jnp.float32)
     return jnp.clip(jnp.logaddexp(dt, 0.0), *layout.dt_limits)
 
 
 def causal_conv_reference(
-    projected, history, weight, bias, dt_bias, lengths, *, layout: ProjectionLayout
+    projected: jax.Array,
+    history: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    dt_bias: jax.Array,
+    lengths: jax.Array,
+    *,
+    layout: ProjectionLayout,
 ):
     """See `api.causal_conv`."""
     valid = (jnp.arange(projected.shape[1]) < lengths[:, None])[..., None]
@@ -42,19 +49,19 @@ def causal_conv_reference(
 
 
 def causal_conv_window_reference(
-    projected,
-    weight,
-    bias,
-    dt_bias,
-    conv,
-    xB,
-    dt,
-    starts,
-    first,
-    num_valid,
-    ancestors,
+    projected: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    dt_bias: jax.Array,
+    conv: jax.Array,
+    xB: jax.Array,
+    dt: jax.Array,
+    starts: jax.Array,
+    first: jax.Array,
+    num_valid: jax.Array,
+    ancestors: jax.Array | None,
     *,
-    layer,
+    layer: int,
     layout: ProjectionLayout,
     moves: bool = True,
 ):
@@ -76,19 +83,19 @@ def causal_conv_window_reference(
 
 
 def _row(
-    weight,
-    bias,
-    dt_bias,
-    moves,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    dt_bias: jax.Array,
+    moves: bool,
     layout: ProjectionLayout,
-    projected,
-    conv,
-    xB,
-    dt,
-    start,
-    first,
-    count,
-    paths,
+    projected: jax.Array,
+    conv: jax.Array,
+    xB: jax.Array,
+    dt: jax.Array,
+    start: jax.Array,
+    first: jax.Array,
+    count: jax.Array,
+    paths: jax.Array,
 ):
     """One row: projected [T, .], conv [W - 1 + T', E], xB [S, .], dt [S, M], paths bool[T, T]."""
     tokens, slots, history = projected.shape[0], xB.shape[0], layout.history

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.triton import call, cdiv, iota, load, store
+from pallas_kernels.triton import Ref, call, cdiv, iota, load, store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,20 +22,22 @@ class Config:
 CONFIG = Config()
 
 
-def _block(number, size: int, config: Config):
+def _block(number: jax.Array, size: int, config: Config):
     """Words of a block of `size` words, and which of them exist."""
     words = number * config.words + iota(config.words)
     return words, words < size
 
 
-def _read_kernel(arena_ref, ids_ref, out_ref, *, offset: int, config: Config):
+def _read_kernel(arena_ref: Ref, ids_ref: Ref, out_ref: Ref, *, offset: int, config: Config):
     place = pl.program_id(0)
     words, inside = _block(pl.program_id(1), out_ref.shape[1], config)
     value = load(arena_ref, ids_ref[place], offset + words, mask=inside)
     store(out_ref, place, words, value=value, mask=inside)
 
 
-def read_frames_pallas(arena, ids, *, offset, words, config: Config = CONFIG):
+def read_frames_pallas(
+    arena: jax.Array, ids: jax.Array, *, offset: int, words: int, config: Config = CONFIG
+):
     """See `api.read_frames`."""
     flat = ids.reshape(-1)
     out = call(
@@ -49,7 +51,9 @@ def read_frames_pallas(arena, ids, *, offset, words, config: Config = CONFIG):
     return out.reshape(*ids.shape, words)
 
 
-def _copy_kernel(arena_in_ref, sources_ref, targets_ref, arena_ref, *, config: Config):
+def _copy_kernel(
+    arena_in_ref: Ref, sources_ref: Ref, targets_ref: Ref, arena_ref: Ref, *, config: Config
+):
     place = pl.program_id(0)
     words, inside = _block(pl.program_id(1), arena_ref.shape[1], config)
     source, target = sources_ref[place], targets_ref[place]
@@ -60,7 +64,9 @@ def _copy_kernel(arena_in_ref, sources_ref, targets_ref, arena_ref, *, config: C
         store(arena_ref, target, words, value=value, mask=inside)
 
 
-def copy_frames_pallas(arena, sources, targets, *, config: Config = CONFIG):
+def copy_frames_pallas(
+    arena: jax.Array, sources: jax.Array, targets: jax.Array, *, config: Config = CONFIG
+):
     """See `api.copy_frames`."""
     return call(
         functools.partial(_copy_kernel, config=config),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import jax
 
-def read_frames_reference(arena, ids, offset, words):
+
+def read_frames_reference(arena: jax.Array, ids: jax.Array, offset: int, words: int):
     return arena[ids, offset : offset + words]
 
 
-def write_frames_reference(arena, ids, values, offset):
+def write_frames_reference(arena: jax.Array, ids: jax.Array, values: jax.Array, offset: int):
     """Row by row."""
     flat = values.reshape(-1, values.shape[-1])
     for index, frame in enumerate(ids.reshape(-1)):
@@ -15,7 +17,7 @@ def write_frames_reference(arena, ids, values, offset):
     return arena
 
 
-def copy_frames_reference(arena, sources, targets):
+def copy_frames_reference(arena: jax.Array, sources: jax.Array, targets: jax.Array):
     for source, target in zip(sources, targets, strict=True):
         arena = arena.at[target].set(arena[source])
     return arena

@@ -3,6 +3,8 @@ is one XLA can do in place. Indices stay two-dimensional, since a flat one passe
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -11,7 +13,7 @@ UNROLL_LIMIT = (
 )
 
 
-def read_frames_xla(arena, ids, offset, words):
+def read_frames_xla(arena: jax.Array, ids: jax.Array, offset: int, words: int):
     """See `api.read_frames`."""
     flat = ids.reshape(-1)
     count = flat.shape[0]
@@ -19,7 +21,7 @@ def read_frames_xla(arena, ids, offset, words):
         parts = [jax.lax.dynamic_slice(arena, (flat[i], offset), (1, words)) for i in range(count)]
         return jnp.concatenate(parts).reshape(*ids.shape, words)
 
-    def copy(i, out):
+    def copy(i: jax.Array, out: jax.Array):
         part = jax.lax.dynamic_slice(arena, (flat[i], offset), (1, words))
         return jax.lax.dynamic_update_slice(out, part, (i, 0))
 
@@ -27,29 +29,29 @@ def read_frames_xla(arena, ids, offset, words):
     return out.reshape(*ids.shape, words)
 
 
-def write_frames_xla(arena, ids, values, offset):
+def write_frames_xla(arena: jax.Array, ids: jax.Array, values: jax.Array, offset: int):
     """See `api.write_frames`."""
     flat = ids.reshape(-1)
     lines = values.reshape(flat.shape[0], values.shape[-1])
 
-    def put(i, arena):
+    def put(i: jax.Array, arena: jax.Array):
         line = jax.lax.dynamic_slice(lines, (i, 0), (1, lines.shape[1]))
         return jax.lax.dynamic_update_slice(arena, line, (flat[i], offset))
 
     return repeat(flat.shape[0], put, arena)
 
 
-def copy_frames_xla(arena, sources, targets):
+def copy_frames_xla(arena: jax.Array, sources: jax.Array, targets: jax.Array):
     """See `api.copy_frames`."""
 
-    def copy(i, arena):
+    def copy(i: jax.Array, arena: jax.Array):
         line = jax.lax.dynamic_slice(arena, (sources[i], 0), (1, arena.shape[1]))
         return jax.lax.dynamic_update_slice(arena, line, (targets[i], 0))
 
     return repeat(sources.shape[0], copy, arena)
 
 
-def repeat(count, body, arena):
+def repeat(count: int, body: Callable, arena: jax.Array):
     """body(i, arena) for i below `count`, one after another: written out where they are few, else in a loop."""
     if count <= UNROLL_LIMIT:
         for i in range(count):

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.bits import widen
 from pallas_kernels.gated_rmsnorm.reference import widest
 from pallas_kernels.parts import as_parts, load_sum
-from pallas_kernels.triton import call, iota, load, power_of_two, store
+from pallas_kernels.triton import Ref, call, iota, load, power_of_two, store
 
 MAX_BLOCK = 32 * 1024  # 32 elements in each of 1024 threads, of 64 registers
 
@@ -37,10 +37,10 @@ def why_unsupported(size: int) -> str | None:
 
 
 def _kernel(
-    y_ref,  # [N, M P]
-    gate_ref,  # [S, N, M P + more]
-    weight_ref,  # [M P]
-    out_ref,  # [N, M P]
+    y_ref: Ref,  # [N, M P]
+    gate_ref: Ref,  # [S, N, M P + more]
+    weight_ref: Ref,  # [M P]
+    out_ref: Ref,  # [N, M P]
     *,
     size: int,
     eps: float,
@@ -58,7 +58,15 @@ def _kernel(
     store(out_ref, token, column, value=widen(normed) * widen(weight), mask=inside)
 
 
-def gated_rmsnorm_pallas(y, gate, weight, *, eps: float, groups: int, config: Config | None = None):
+def gated_rmsnorm_pallas(
+    y: jax.Array,
+    gate: jax.Array,
+    weight: jax.Array,
+    *,
+    eps: float,
+    groups: int,
+    config: Config | None = None,
+):
     """See `api.gated_rmsnorm`."""
     size = y.shape[-1] // groups
     config = config or Config.of(size)

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 from pallas_kernels.parts import whole
 
 
-def gated_rmsnorm_reference(y, gate, weight, *, eps: float, groups: int):
+def gated_rmsnorm_reference(
+    y: jax.Array, gate: jax.Array, weight: jax.Array, *, eps: float, groups: int
+):
     """See `api.gated_rmsnorm`."""
     size, gate = y.shape[-1] // groups, whole(gate, y.ndim, weight.dtype)
     dtype = widest(gate.dtype, weight.dtype)

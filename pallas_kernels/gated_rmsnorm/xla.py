@@ -9,7 +9,7 @@ from pallas_kernels.gated_rmsnorm.reference import widest
 from pallas_kernels.parts import whole
 
 
-def gated_rmsnorm_xla(y, gate, weight, *, eps: float, groups: int):
+def gated_rmsnorm_xla(y: jax.Array, gate: jax.Array, weight: jax.Array, *, eps: float, groups: int):
     """See `api.gated_rmsnorm`."""
     gate = whole(gate, y.ndim, weight.dtype)
     gate = jax.lax.slice_in_dim(gate, 0, y.shape[-1], axis=-1)

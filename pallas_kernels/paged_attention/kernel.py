@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.paged_attention.layout import PageLayout
 from pallas_kernels.paged_attention.reference import depths
-from pallas_kernels.triton import NUM_SMS, call, cdiv, dot, iota, load, power_of_two, store
+from pallas_kernels.triton import NUM_SMS, Ref, call, cdiv, dot, iota, load, power_of_two, store
 
 MAX_HEAD_DIM = 256
 SMALLEST = 16  # sides of a product on tensor cores
@@ -87,7 +87,14 @@ class Plan:
 
 
 def make_plan(
-    config: Config, *, rows: int, tokens: int, heads: int, kv_heads: int, keys: int, window
+    config: Config,
+    *,
+    rows: int,
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    keys: int,
+    window: int | None,
 ) -> Plan:
     """Splits the context into as many parts as multiprocessors have room for, none shorter than `min_split`.
 
@@ -127,13 +134,13 @@ def elements(words: jax.Array, dtype: str) -> tuple[jax.Array, ...]:
 
 
 def _attention_kernel(
-    q_ref,  # [B, T, N, H]
-    arena_ref,  # [U, W] uint32
-    table_ref,  # [B, groups x pages]
-    base_ref,  # [B]
-    end_ref,  # [B]
-    ancestors_ref,  # [B, T]
-    *out_refs,  # y [B, T, N, H]; or parts [splits, B, T, N, H], peaks and totals [splits, B, T, N]
+    q_ref: Ref,  # [B, T, N, H]
+    arena_ref: Ref,  # [U, W] uint32
+    table_ref: Ref,  # [B, groups x pages]
+    base_ref: Ref,  # [B]
+    end_ref: Ref,  # [B]
+    ancestors_ref: Ref,  # [B, T]
+    *out_refs: Ref,  # y [B, T, N, H]; or parts [splits, B, T, N, H], peaks and totals [splits, B, T, N]
     plan: Plan,
     layout: PageLayout,
     first_page: int,
@@ -185,7 +192,7 @@ def _attention_kernel(
         bits = load(ancestors_ref, row, t, mask=real)
         own = base + depths(bits, t)
 
-    def visible(place, live):
+    def visible(place: jax.Array, live: jax.Array):
         """Which queries see the keys at these places, [block_q, block_k]."""
         if not tree:
             seen = place[None, :] <= own[:, None]
@@ -201,10 +208,10 @@ def _attention_kernel(
         seen &= live[None, :]
         return seen & in_window(position) if window is not None else seen
 
-    def in_window(position):
+    def in_window(position: jax.Array):
         return position[None, :] > own[:, None] - window
 
-    def visit(tile, carry, *, edge: bool):
+    def visit(tile: jax.Array, carry: tuple, *, edge: bool):
         """One tile; only one at the edge has keys that some query must not see, but for the window."""
         peak, total, mixed = carry
         place = tile * plan.block_k + iota(plan.block_k)
@@ -270,10 +277,10 @@ def _attention_kernel(
 
 
 def _join_kernel(
-    parts_ref,  # [splits, B, T, N, H]
-    peaks_ref,  # [splits, B, T, N]
-    totals_ref,  # [splits, B, T, N]
-    y_ref,  # [B, T, N, H]
+    parts_ref: Ref,  # [splits, B, T, N, H]
+    peaks_ref: Ref,  # [splits, B, T, N]
+    totals_ref: Ref,  # [splits, B, T, N]
+    y_ref: Ref,  # [B, T, N, H]
 ):
     head, t, row = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     splits, *_, width = parts_ref.shape
@@ -281,7 +288,7 @@ def _join_kernel(
     every = iota(splits)
     peak = jnp.max(load(peaks_ref, every, row, t, head, mask=every < splits, other=MASKED))
 
-    def add(step, carry):
+    def add(step: jax.Array, carry: tuple):
         total, mixed = carry
         split = step * JOINED + iota(JOINED)
         exists = split < splits
@@ -299,18 +306,18 @@ def _join_kernel(
 
 
 def paged_attention_pallas(
-    q,
-    arena,
-    table,
-    base,
-    end,
-    ancestors,
+    q: jax.Array,
+    arena: jax.Array,
+    table: jax.Array,
+    base: jax.Array,
+    end: jax.Array,
+    ancestors: jax.Array | None,
     *,
     layout: PageLayout,
-    scale,
-    window,
-    soft_cap,
-    dtype,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    dtype: jnp.dtype,
     group: int = 0,
     config: Config | None = None,
 ):

@@ -6,11 +6,23 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.paged_attention.layout import unpack_heads
+from pallas_kernels.paged_attention.layout import PageLayout, unpack_heads
 
 
 def paged_attention_reference(
-    q, arena, table, base, end, ancestors, *, layout, group, scale, window, soft_cap, dtype
+    q: jax.Array,
+    arena: jax.Array,
+    table: jax.Array,
+    base: jax.Array,
+    end: jax.Array,
+    ancestors: jax.Array | None,
+    *,
+    layout: PageLayout,
+    group: int,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    dtype: jnp.dtype,
 ):
     rows, tokens, heads, width = q.shape
     table = table[:, group]
@@ -34,7 +46,14 @@ def paged_attention_reference(
     return y.reshape(q.shape).astype(dtype)
 
 
-def visible(base, tokens: int, key_position, end, window, ancestors) -> jax.Array:
+def visible(
+    base: jax.Array,
+    tokens: int,
+    key_position: jax.Array,
+    end: jax.Array,
+    window: int | None,
+    ancestors: jax.Array | None,
+) -> jax.Array:
     """bool[B, T, S]: whether a query sees the key in the place int32[S] of its sequence's pages."""
     position = base[:, None] + jnp.arange(tokens)
     if ancestors is not None:
@@ -46,7 +65,13 @@ def visible(base, tokens: int, key_position, end, window, ancestors) -> jax.Arra
     return seen
 
 
-def _visible_in_tree(base, key_position, end, window, ancestors):
+def _visible_in_tree(
+    base: jax.Array,
+    key_position: jax.Array,
+    end: jax.Array,
+    window: int | None,
+    ancestors: jax.Array | None,
+):
     """`visible` where new token j lies at base + j but stands at base + the number of its ancestors."""
     tokens = ancestors.shape[1]
     new = key_position - base[:, None]  # [B, S] number of the new token at a place

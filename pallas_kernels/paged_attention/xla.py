@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.frame_io import read_frames
-from pallas_kernels.paged_attention.layout import unpack_heads
+from pallas_kernels.paged_attention.layout import PageLayout, unpack_heads
 from pallas_kernels.paged_attention.reference import visible
 
 TILE_TOKENS = 128
@@ -15,7 +15,19 @@ MASKED = -1e30
 
 
 def paged_attention_xla(
-    q, arena, table, base, end, ancestors, *, layout, group, scale, window, soft_cap, dtype
+    q: jax.Array,
+    arena: jax.Array,
+    table: jax.Array,
+    base: jax.Array,
+    end: jax.Array,
+    ancestors: jax.Array | None,
+    *,
+    layout: PageLayout,
+    group: int,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    dtype: jnp.dtype,
 ):
     """See `api.paged_attention`.
 
@@ -35,7 +47,7 @@ def paged_attention_xla(
     queries = q.astype(jnp.float32).reshape(rows, tokens, kv_heads, per_kv, width)
     queries = jnp.moveaxis(queries, 1, 3).reshape(rows, kv_heads, per_kv * tokens, width)
 
-    def visit(index, carry):
+    def visit(index: jax.Array, carry: tuple):
         peak, total, mixed = carry  # [B, K, g T], [B, K, g T], [B, K, g T, H]
         ids = jax.lax.dynamic_slice(table, (0, index * pages_per_tile), (rows, pages_per_tile))
         part = {"offset": layout.offset, "words": layout.page_words}

@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.bits import widen
 from pallas_kernels.parts import as_parts, load_sum
-from pallas_kernels.triton import call, iota, load, power_of_two, store
+from pallas_kernels.triton import Ref, call, iota, load, power_of_two, store
 
 MAX_SIZE = 16 * 1024  # 16 elements in each of 1024 threads, of 64 registers
 
@@ -39,12 +39,12 @@ def why_unsupported(size: int) -> str | None:
 
 
 def _kernel(
-    h_ref,  # [N, D]
-    update_ref,  # [S, N, D]
-    weight_ref,  # [D]
-    valid_ref,  # [N]
-    out_ref,  # [N, D]
-    normed_ref,  # [N, D]
+    h_ref: Ref,  # [N, D]
+    update_ref: Ref,  # [S, N, D]
+    weight_ref: Ref,  # [D]
+    valid_ref: Ref,  # [N]
+    out_ref: Ref,  # [N, D]
+    normed_ref: Ref,  # [N, D]
     *,
     rounded: jnp.dtype,
     masked: bool,
@@ -70,7 +70,14 @@ def _kernel(
 
 
 def residual_rmsnorm_pallas(
-    h, update, weight, valid, *, eps: float, multiplier: float, config: Config | None = None
+    h: jax.Array,
+    update: jax.Array,
+    weight: jax.Array,
+    valid: jax.Array | None,
+    *,
+    eps: float,
+    multiplier: float,
+    config: Config | None = None,
 ):
     """See `api.residual_rmsnorm`."""
     size = h.shape[-1]

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 
 from pallas_kernels.gated_rmsnorm.reference import widest
 from pallas_kernels.parts import as_parts
 
 
-def residual_rmsnorm_reference(h, update, weight, valid, *, eps: float, multiplier: float):
+def residual_rmsnorm_reference(
+    h: jax.Array,
+    update: jax.Array,
+    weight: jax.Array,
+    valid: jax.Array | None,
+    *,
+    eps: float,
+    multiplier: float,
+):
     """See `api.residual_rmsnorm`."""
     rounded = weight.dtype if update.ndim > h.ndim else update.dtype
     wide = jnp.zeros(h.shape, jnp.float32)

@@ -25,7 +25,15 @@ def residual_sum(h: jax.Array, update: jax.Array, dtype: jnp.dtype, multiplier: 
     return h + update.astype(h.dtype)
 
 
-def residual_rmsnorm_xla(h, update, weight, valid, *, eps: float, multiplier: float):
+def residual_rmsnorm_xla(
+    h: jax.Array,
+    update: jax.Array,
+    weight: jax.Array,
+    valid: jax.Array | None,
+    *,
+    eps: float,
+    multiplier: float,
+):
     """See `api.residual_rmsnorm`."""
     h = residual_sum(h, update, weight.dtype, multiplier)
     if valid is not None:

@@ -19,7 +19,7 @@ from pallas_kernels.dispatch import (
     check_shape,
     run,
 )
-from pallas_kernels.triton import call, cdiv, iota, load, store
+from pallas_kernels.triton import Ref, call, cdiv, iota, load, store
 
 BLOCK_WORDS = 1024
 
@@ -69,7 +69,9 @@ def _words(conv: jax.Array, rows: int, columns: int) -> jax.Array:
     return jnp.moveaxis(packed, 0, 1).reshape(rows, -1)
 
 
-def store_columns_reference(arena, frames, folds, conv, *, columns):
+def store_columns_reference(
+    arena: jax.Array, frames: jax.Array, folds: jax.Array, conv: jax.Array, *, columns: int
+):
     """Row by row and word by word."""
     words = _words(conv, frames.shape[0], columns)
     place = jnp.arange(words.shape[1])
@@ -80,7 +82,15 @@ def store_columns_reference(arena, frames, folds, conv, *, columns):
     return arena
 
 
-def _store_kernel(arena_in_ref, frames_ref, folds_ref, conv_ref, arena_ref, *, columns: int):
+def _store_kernel(
+    arena_in_ref: Ref,
+    frames_ref: Ref,
+    folds_ref: Ref,
+    conv_ref: Ref,
+    arena_ref: Ref,
+    *,
+    columns: int,
+):
     layers, _, _, channels = conv_ref.shape
     words = layer_words(columns, channels, conv_ref.dtype)
     word = pl.program_id(0) * BLOCK_WORDS + iota(BLOCK_WORDS)
@@ -88,13 +98,13 @@ def _store_kernel(arena_in_ref, frames_ref, folds_ref, conv_ref, arena_ref, *, c
     layer, place = word // words, word % words
     frame_words = arena_ref.shape[1]
 
-    def element(row, index):
+    def element(row: jax.Array, index: jax.Array):
         """Bits of one element of the layer's columns."""
         exists = inside & (index < columns * channels)
         x = load(conv_ref, layer, row, index // channels, index % channels, mask=exists)
         return x.astype(jnp.uint32)
 
-    def store_row(row, _):
+    def store_row(row: jax.Array, _: None):
         @pl.when(folds_ref[row] >= 0)
         def _():
             value = word_of(functools.partial(element, row), place, conv_ref.dtype)
@@ -104,7 +114,9 @@ def _store_kernel(arena_in_ref, frames_ref, folds_ref, conv_ref, arena_ref, *, c
     jax.lax.fori_loop(0, folds_ref.shape[0], store_row, None)
 
 
-def store_columns_pallas(arena, frames, folds, conv, *, columns):
+def store_columns_pallas(
+    arena: jax.Array, frames: jax.Array, folds: jax.Array, conv: jax.Array, *, columns: int
+):
     """A program takes a block of words of every row that folds."""
     layers, _, _, channels = conv.shape
     words = layers * layer_words(columns, channels, conv.dtype)

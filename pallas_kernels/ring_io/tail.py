@@ -24,7 +24,7 @@ from pallas_kernels.dispatch import (
     run,
 )
 from pallas_kernels.records import ProjectionLayout
-from pallas_kernels.triton import call, cdiv, iota, load, store
+from pallas_kernels.triton import Ref, call, cdiv, iota, load, store
 
 BLOCK = 1024  # elements that a program copies
 BLOCK_WORDS = 256  # words of a checkpoint, each put together from two elements of one of two arrays
@@ -108,20 +108,20 @@ def store_tail(
 
 
 def store_tail_reference(
-    arena,
-    conv,
-    xB,
-    dt,
-    projected,
-    history,
-    xBC,
-    steps,
-    frames,
-    rows,
-    lengths,
-    state_lengths,
+    arena: jax.Array,
+    conv: jax.Array,
+    xB: jax.Array,
+    dt: jax.Array,
+    projected: jax.Array,
+    history: jax.Array,
+    xBC: jax.Array,
+    steps: jax.Array,
+    frames: jax.Array,
+    rows: jax.Array,
+    lengths: jax.Array,
+    state_lengths: jax.Array,
     *,
-    layer,
+    layer: int,
     layout: ProjectionLayout,
 ):
     """One row after another."""
@@ -141,29 +141,29 @@ def store_tail_reference(
     return arena, conv, xB, dt
 
 
-def _cut(x: jax.Array, start, count: int) -> jax.Array:
+def _cut(x: jax.Array, start: jax.Array, count: int) -> jax.Array:
     """Lines start .. start + count - 1 of x, zeros behind its end."""
     x = jnp.pad(x, ((0, count), *((0, 0) for _ in x.shape[1:])))
     return jax.lax.dynamic_slice_in_dim(x, start, count)
 
 
 def _tail_kernel(
-    _arena_ref,  # the same memory as arena_ref, and so on
-    _conv_ref,
-    _xB_ref,
-    _dt_ref,
-    projected_ref,  # [B, T, z | x | B | C | dt]
-    history_ref,  # [B, W - 1, E]
-    xBC_ref,  # [B, T, E]
-    steps_ref,  # [B, T, M]
-    frames_ref,  # [B, n]
-    rows_ref,  # [B]
-    lengths_ref,  # [B]
-    state_lengths_ref,  # [B]
-    arena_ref,  # [U, W]
-    conv_ref,  # [L, B', C, E]
-    xB_ref,  # [L, B', S, M P + G R]
-    dt_ref,  # [L, B', S, M]
+    _arena_ref: Ref,  # the same memory as arena_ref, and so on
+    _conv_ref: Ref,
+    _xB_ref: Ref,
+    _dt_ref: Ref,
+    projected_ref: Ref,  # [B, T, z | x | B | C | dt]
+    history_ref: Ref,  # [B, W - 1, E]
+    xBC_ref: Ref,  # [B, T, E]
+    steps_ref: Ref,  # [B, T, M]
+    frames_ref: Ref,  # [B, n]
+    rows_ref: Ref,  # [B]
+    lengths_ref: Ref,  # [B]
+    state_lengths_ref: Ref,  # [B]
+    arena_ref: Ref,  # [U, W]
+    conv_ref: Ref,  # [L, B', C, E]
+    xB_ref: Ref,  # [L, B', S, M P + G R]
+    dt_ref: Ref,  # [L, B', S, M]
     *,
     layer: int,
     layout: ProjectionLayout,
@@ -173,7 +173,7 @@ def _tail_kernel(
     counts = _programs(layout, xB_ref.shape[2], conv_ref.dtype)
     slots_end, columns_end, words_end = itertools.accumulate(counts)
 
-    def column(place, channel, mask):
+    def column(place: jax.Array, channel: jax.Array, mask: jax.Array):
         """Bits of raw columns, the history first."""
         early = place < layout.history
         old = load(history_ref, b, place, channel, mask=mask & early)
@@ -218,7 +218,7 @@ def _tail_kernel(
         word = (part - columns_end) * BLOCK_WORDS + iota(BLOCK_WORDS)
         inside = word < words
 
-        def element(index):
+        def element(index: jax.Array):
             mask = inside & (index < layout.history * layout.conv_size)
             place = kept + index // layout.conv_size
             return column(place, index % layout.conv_size, mask).astype(jnp.uint32)
@@ -239,20 +239,20 @@ def _programs(layout: ProjectionLayout, slots: int, dtype: jnp.dtype) -> tuple[i
 
 
 def store_tail_pallas(
-    arena,
-    conv,
-    xB,
-    dt,
-    projected,
-    history,
-    xBC,
-    steps,
-    frames,
-    rows,
-    lengths,
-    state_lengths,
+    arena: jax.Array,
+    conv: jax.Array,
+    xB: jax.Array,
+    dt: jax.Array,
+    projected: jax.Array,
+    history: jax.Array,
+    xBC: jax.Array,
+    steps: jax.Array,
+    frames: jax.Array,
+    rows: jax.Array,
+    lengths: jax.Array,
+    state_lengths: jax.Array,
     *,
-    layer,
+    layer: int,
     layout: ProjectionLayout,
 ):
     """The grid walks over rows and parts: blocks of each slot's record and step sizes, of each of the ring's columns,

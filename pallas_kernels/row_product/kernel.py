@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.bits import widen
-from pallas_kernels.triton import NUM_SMS, call, cdiv, iota, load, store
+from pallas_kernels.triton import NUM_SMS, Ref, call, cdiv, iota, load, store
 
 BLOCK_INNER, BLOCK_COLUMNS, NUM_WARPS = 64, 64, 4
 PROGRAMS_PER_SM = 4  # each keeps a tile of 8 KB (bfloat16) on the way
@@ -40,9 +40,9 @@ def num_parts(inner: int, columns: int) -> int:
 
 
 def _kernel(
-    x_ref,  # [I]
-    weight_ref,  # [I, O]
-    parts_ref,  # [S, O]
+    x_ref: Ref,  # [I]
+    weight_ref: Ref,  # [I, O]
+    parts_ref: Ref,  # [S, O]
     *,
     length: int,
 ):
@@ -51,7 +51,7 @@ def _kernel(
     column = block * BLOCK_COLUMNS + iota(BLOCK_COLUMNS, 1, 2)
     inside = column < columns
 
-    def step(i, total):
+    def step(i: jax.Array, total: jax.Array):
         place = part * length + i * BLOCK_INNER + iota(BLOCK_INNER, 0, 2)
         exists = place < inner
         x = widen(load(x_ref, place, mask=exists))

@@ -22,6 +22,7 @@ from pallas_kernels.records import RecordSizes
 from pallas_kernels.ssd_scan.xla import ssd_scan_xla
 from pallas_kernels.triton import (
     NUM_SMS,
+    Ref,
     call,
     cdiv,
     dot,
@@ -125,22 +126,30 @@ class Tile:
         p = self.unit % self.parts * self.width + iota(self.width, 1, 2)
         return p, p < self.records.head_dim
 
-    def state_words(self, place):
+    def state_words(self, place: jax.Array | int):
         """Word of each element [R, width] of the state, `place` heads into a frame, and which exist."""
         (p, _), r = self.channel(), iota(self.records.state_size, 0, 2)
         return state_words(self.records, place, p, r)
 
-    def read_state(self, arena_ref, frames_ref, exists_ref, row):
+    def read_state(self, arena_ref: Ref, frames_ref: Ref, exists_ref: Ref, row: jax.Array):
         words, held = self.state_words(self.head % self.per_frame)
         frame = frames_ref[row, self.first_frame + self.head // self.per_frame]
         return widen(load(arena_ref, frame, words, mask=held & (exists_ref[row] > 0)))
 
-    def write_state(self, arena_ref, frames_ref, row, state):
+    def write_state(self, arena_ref: Ref, frames_ref: Ref, row: jax.Array, state: jax.Array):
         words, held = self.state_words(self.head % self.per_frame)
         frame = frames_ref[row, self.first_frame + self.head // self.per_frame]
         store(arena_ref, frame, words, value=stored(state, jnp.uint32), mask=held)
 
-    def step(self, refs, row, first, end, state, skip=None):
+    def step(
+        self,
+        refs: tuple[Ref | None, ...],
+        row: jax.Array,
+        first: jax.Array,
+        end: jax.Array,
+        state: jax.Array,
+        skip: jax.Array | None = None,
+    ):
         """One chunk of the tokens from `first` on that are before `end`.
 
         Args:
@@ -186,21 +195,21 @@ class Tile:
 
 
 def _scan_kernel(
-    arena_in_ref,  # [U, W], the same memory as arena_ref
-    starts_ref,  # [B, M, N, P R] states at the segments' starts; not read where there is one segment
-    read_ref,  # [B, n]
-    write_ref,  # [B, n]
-    exists_ref,  # [B]
-    x_ref,  # [B, T, ...]
-    dt_ref,  # [B, T, M]
-    A_ref,  # [M]
-    B_ref,  # [B, T, ...]
-    C_ref,  # [B, T, ...]
-    D_ref,  # [M]
-    lengths_ref,  # [B]
-    state_lengths_ref,  # [B]
-    arena_ref,  # [U, W]
-    y_ref,  # [B, T, M P]
+    arena_in_ref: Ref,  # [U, W], the same memory as arena_ref
+    starts_ref: Ref,  # [B, M, N, P R] states at the segments' starts; not read where there is one segment
+    read_ref: Ref,  # [B, n]
+    write_ref: Ref,  # [B, n]
+    exists_ref: Ref,  # [B]
+    x_ref: Ref,  # [B, T, ...]
+    dt_ref: Ref,  # [B, T, M]
+    A_ref: Ref,  # [M]
+    B_ref: Ref,  # [B, T, ...]
+    C_ref: Ref,  # [B, T, ...]
+    D_ref: Ref,  # [M]
+    lengths_ref: Ref,  # [B]
+    state_lengths_ref: Ref,  # [B]
+    arena_ref: Ref,  # [U, W]
+    y_ref: Ref,  # [B, T, M P]
     *,
     tile: Tile,
     segment: int | None,
@@ -227,7 +236,7 @@ def _scan_kernel(
     def _():
         tile.write_state(arena_ref, write_ref, row, state)
 
-    def scan(i, state):
+    def scan(i: jax.Array, state: jax.Array):
         start = first + i * chunk
 
         @pl.when((start < kept) & (kept <= start + chunk))
@@ -241,7 +250,7 @@ def _scan_kernel(
 
     jax.lax.fori_loop(0, cdiv(jnp.maximum(end - first, 0), chunk), scan, state)
 
-    def blank(i, _):
+    def blank(i: jax.Array, _: None):
         token = jnp.maximum(end, first) + i * chunk + iota(chunk, 0, 2)
         zeros = jnp.zeros((chunk, column.shape[1]), jnp.float32)
         store(y_ref, row, token, column, value=zeros, mask=inside & (token < limit))
@@ -251,13 +260,13 @@ def _scan_kernel(
 
 
 def _segment_kernel(
-    x_ref,  # [B, T, ...]
-    dt_ref,  # [B, T, M]
-    A_ref,  # [M]
-    B_ref,  # [B, T, ...]
-    lengths_ref,  # [B]
-    added_ref,  # [B, M, N, P R]
-    decay_ref,  # [B, M, N]
+    x_ref: Ref,  # [B, T, ...]
+    dt_ref: Ref,  # [B, T, M]
+    A_ref: Ref,  # [M]
+    B_ref: Ref,  # [B, T, ...]
+    lengths_ref: Ref,  # [B]
+    added_ref: Ref,  # [B, M, N, P R]
+    decay_ref: Ref,  # [B, M, N]
     *,
     tile: Tile,
     segment: int,
@@ -268,7 +277,7 @@ def _segment_kernel(
     words, held = tile.state_words(0)
     refs = (x_ref, dt_ref, A_ref, B_ref, None)
 
-    def scan(i, carry):
+    def scan(i: jax.Array, carry: tuple):
         state, decay = carry
         _, _, state, total = tile.step(refs, row, first + i * tile.chunk, end, state)
         return state, decay + total
@@ -282,12 +291,12 @@ def _segment_kernel(
 
 
 def _starts_kernel(
-    added_in_ref,  # [B, M, N, P R], the same memory as starts_ref
-    arena_ref,  # [U, W]
-    read_ref,  # [B, n]
-    exists_ref,  # [B]
-    decay_ref,  # [B, M, N]
-    starts_ref,  # [B, M, N, P R]
+    added_in_ref: Ref,  # [B, M, N, P R], the same memory as starts_ref
+    arena_ref: Ref,  # [U, W]
+    read_ref: Ref,  # [B, n]
+    exists_ref: Ref,  # [B]
+    decay_ref: Ref,  # [B, M, N]
+    starts_ref: Ref,  # [B, M, N, P R]
     *,
     tile: Tile,
 ):
@@ -295,7 +304,7 @@ def _starts_kernel(
     tile, row = tile.here(), pl.program_id(0)
     words, held = tile.state_words(0)
 
-    def step(number, state):
+    def step(number: jax.Array, state: jax.Array):
         added = load(starts_ref, row, tile.head, number, words, mask=held)
         store(starts_ref, row, tile.head, number, words, value=state, mask=held)
         return state * jnp.exp(decay_ref[row, tile.head, number]) + added
@@ -305,18 +314,18 @@ def _starts_kernel(
 
 
 def scan_frames(
-    arena,
-    read,
-    write,
-    exists,
-    x,
-    dt,
-    A,
-    B,
-    C,
-    D,
-    lengths,
-    state_lengths,
+    arena: jax.Array,
+    read: jax.Array,
+    write: jax.Array,
+    exists: jax.Array,
+    x: jax.Array,
+    dt: jax.Array,
+    A: jax.Array,
+    B: jax.Array,
+    C: jax.Array,
+    D: jax.Array | None,
+    lengths: jax.Array,
+    state_lengths: jax.Array,
     *,
     columns: Columns,
     records: RecordSizes,
@@ -385,7 +394,19 @@ def scan_frames(
 
 
 def ssd_scan_frames_pallas(
-    arena, read, write, exists, xBC, dt, A, D, lengths, state_lengths, *, records, first_frame
+    arena: jax.Array,
+    read: jax.Array,
+    write: jax.Array,
+    exists: jax.Array,
+    xBC: jax.Array,
+    dt: jax.Array,
+    A: jax.Array,
+    D: jax.Array | None,
+    lengths: jax.Array,
+    state_lengths: jax.Array,
+    *,
+    records: RecordSizes,
+    first_frame: int,
 ):
     """See `api.ssd_scan_frames`."""
     inner, size = records.inner_size, records.shared_size
@@ -394,7 +415,18 @@ def ssd_scan_frames_pallas(
     return scan_frames(*arrays, columns=columns, records=records, first_frame=first_frame)
 
 
-def scan_dense(x, dt, A, B, C, initial_state, lengths, state_lengths, *, config=None):
+def scan_dense(
+    x: jax.Array,
+    dt: jax.Array,
+    A: jax.Array,
+    B: jax.Array,
+    C: jax.Array,
+    initial_state: jax.Array,
+    lengths: jax.Array,
+    state_lengths: jax.Array,
+    *,
+    config: Config | None = None,
+):
     """The scan over states that are arrays of their own: every head's is a frame."""
     rows, tokens, heads, _ = x.shape
     records = RecordSizes.of(x, B)
@@ -412,11 +444,11 @@ def scan_dense(x, dt, A, B, C, initial_state, lengths, state_lengths, *, config=
     return y.reshape(x.shape), state.reshape(initial_state.shape)
 
 
-def _forward(*arrays):
+def _forward(*arrays: jax.Array):
     return scan_dense(*arrays), arrays
 
 
-def _backward(arrays, cotangents):
+def _backward(arrays: tuple, cotangents: tuple):
     *floats, lengths, state_lengths = arrays
     _, pull = jax.vjp(lambda *floats: ssd_scan_xla(*floats, lengths, state_lengths), *floats)
     return (*pull(cotangents), None, None)

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.checkpoint import read_states, write_states
 from pallas_kernels.dispatch import HIGHEST
+from pallas_kernels.records import RecordSizes
 
 
-def ssd_scan_reference(x, dt, A, B, C, initial_state, lengths, state_lengths):
+def ssd_scan_reference(
+    x: jax.Array,
+    dt: jax.Array,
+    A: jax.Array,
+    B: jax.Array,
+    C: jax.Array,
+    initial_state: jax.Array,
+    lengths: jax.Array,
+    state_lengths: jax.Array,
+):
     """See `api.ssd_scan`; arguments are complete here."""
     heads_per_group = x.shape[2] // B.shape[2]
     positions = jnp.arange(x.shape[1])
 
-    def step(carry, token):
+    def step(carry: tuple, token: tuple):
         state, kept = carry  # [B, M, P, R] after all tokens, and after those of state_lengths
         position, x_t, dt_t, B_t, C_t = token
         valid = (position < lengths)[:, None]
@@ -36,20 +48,20 @@ def ssd_scan_reference(x, dt, A, B, C, initial_state, lengths, state_lengths):
 
 
 def ssd_scan_frames_reference(
-    arena,
-    read,
-    write,
-    exists,
-    xBC,
-    dt,
-    A,
-    D,
-    lengths,
-    state_lengths,
+    arena: jax.Array,
+    read: jax.Array,
+    write: jax.Array,
+    exists: jax.Array,
+    xBC: jax.Array,
+    dt: jax.Array,
+    A: jax.Array,
+    D: jax.Array | None,
+    lengths: jax.Array,
+    state_lengths: jax.Array,
     *,
-    records,
-    first_frame,
-    scan=ssd_scan_reference,
+    records: RecordSizes,
+    first_frame: int,
+    scan: Callable = ssd_scan_reference,
 ):
     """Reads all states, scans, and writes all states."""
     inner, size = records.inner_size, records.shared_size

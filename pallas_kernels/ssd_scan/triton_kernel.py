@@ -13,7 +13,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _rounded(a, INTERPRETED: tl.constexpr):
+def _rounded(a: tl.tensor, INTERPRETED: tl.constexpr):
     """The nearest bfloat16, which the interpreter would not round to but cut off; NaN and infinities stay."""
     if INTERPRETED:
         bits = a.to(tl.float32).to(tl.uint32, bitcast=True)
@@ -26,7 +26,7 @@ def _rounded(a, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def _operand(a, INTERPRETED: tl.constexpr):
+def _operand(a: tl.tensor, INTERPRETED: tl.constexpr):
     """Rounded to bfloat16 for a product; the interpreter multiplies float32 alone."""
     if INTERPRETED:
         return _rounded(a, INTERPRETED).to(tl.float32)
@@ -35,28 +35,35 @@ def _operand(a, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def _scaled(xs, left, INTERPRETED: tl.constexpr):
+def _scaled(xs: tl.tensor, left: tl.tensor, INTERPRETED: tl.constexpr):
     """x^T with a factor for every token, [P, CHUNK]."""
     return _operand(tl.trans(xs).to(tl.float32) * left[None, :], INTERPRETED)
 
 
 @triton.jit
-def _line(decays, tokens, row, head, HEADS: tl.constexpr, CHUNK: tl.constexpr):
+def _line(
+    decays: tl.tensor,
+    tokens: tl.tensor,
+    row: tl.tensor,
+    head: tl.tensor,
+    HEADS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
     """Where a head's decays begin."""
     return decays + (row.to(tl.int64) * HEADS + head) * (2 * tl.cdiv(tokens, CHUNK) * CHUNK)
 
 
 @triton.jit
 def _outputs(
-    xs,  # [CHUNK, P]
-    Bs,  # [CHUNK, R]
-    Cs,  # [CHUNK, R]
-    state,  # [P, R]
-    late,  # [CHUNK]
-    early,  # [CHUNK]
-    skip,
-    q,
-    k,
+    xs: tl.tensor,  # [CHUNK, P]
+    Bs: tl.tensor,  # [CHUNK, R]
+    Cs: tl.tensor,  # [CHUNK, R]
+    state: tl.tensor,  # [P, R]
+    late: tl.tensor,  # [CHUNK]
+    early: tl.tensor,  # [CHUNK]
+    skip: tl.tensor,
+    q: tl.tensor,
+    k: tl.tensor,
     SKIPS: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):
@@ -71,11 +78,11 @@ def _outputs(
 
 @triton.jit
 def decay_kernel(
-    dt,  # [B, T, M]
-    A,  # [M]
-    lengths,  # [B]
-    sizes,  # first_frame, T, 0
-    decays,  # [B, M, T' / CHUNK, 2, CHUNK]
+    dt: tl.tensor,  # [B, T, M]
+    A: tl.tensor,  # [M]
+    lengths: tl.tensor,  # [B]
+    sizes: tl.tensor,  # first_frame, T, 0
+    decays: tl.tensor,  # [B, M, T' / CHUNK, 2, CHUNK]
     HEADS: tl.constexpr,
     TILE: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -102,12 +109,12 @@ def decay_kernel(
 
 @triton.jit
 def added_kernel(
-    xBC,  # [B, T, E]
-    decays,  # [B, M, T' / CHUNK, 2, CHUNK]
-    lengths,  # [B]
-    sizes,  # first_frame, T, 0
-    added,  # [B, M, S, P R]
-    totals,  # [B, M, S]
+    xBC: tl.tensor,  # [B, T, E]
+    decays: tl.tensor,  # [B, M, T' / CHUNK, 2, CHUNK]
+    lengths: tl.tensor,  # [B]
+    sizes: tl.tensor,  # first_frame, T, 0
+    added: tl.tensor,  # [B, M, S, P R]
+    totals: tl.tensor,  # [B, M, S]
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -150,13 +157,13 @@ def added_kernel(
 
 @triton.jit
 def starts_kernel(
-    starts,  # [B, M, S, P R] in: what segments add; out: the states they start from
-    arena,  # [U, W]
-    read,  # [B, F]
-    exists,  # [B]
-    totals,  # [B, M, S]
-    lengths,  # [B]
-    sizes,  # first_frame, T, 0
+    starts: tl.tensor,  # [B, M, S, P R] in: what segments add; out: the states they start from
+    arena: tl.tensor,  # [U, W]
+    read: tl.tensor,  # [B, F]
+    exists: tl.tensor,  # [B]
+    totals: tl.tensor,  # [B, M, S]
+    lengths: tl.tensor,  # [B]
+    sizes: tl.tensor,  # first_frame, T, 0
     HEADS: tl.constexpr,
     WORDS: tl.constexpr,
     FRAMES: tl.constexpr,
@@ -186,18 +193,18 @@ def starts_kernel(
 
 @triton.jit
 def scan_kernel(
-    arena,  # [U, W]
-    read,  # [B, F]
-    write,  # [B, F]
-    exists,  # [B]
-    xBC,  # [B, T, E]
-    D,  # [M]
-    decays,  # [B, M, T' / CHUNK, 2, CHUNK]
-    starts,  # [B, M, S, P R]; not read where rows are not CUT into segments
-    lengths,  # [B]
-    state_lengths,  # [B]
-    sizes,  # first_frame, T, 0
-    y,  # [B, T, M P]
+    arena: tl.tensor,  # [U, W]
+    read: tl.tensor,  # [B, F]
+    write: tl.tensor,  # [B, F]
+    exists: tl.tensor,  # [B]
+    xBC: tl.tensor,  # [B, T, E]
+    D: tl.tensor,  # [M]
+    decays: tl.tensor,  # [B, M, T' / CHUNK, 2, CHUNK]
+    starts: tl.tensor,  # [B, M, S, P R]; not read where rows are not CUT into segments
+    lengths: tl.tensor,  # [B]
+    state_lengths: tl.tensor,  # [B]
+    sizes: tl.tensor,  # first_frame, T, 0
+    y: tl.tensor,  # [B, T, M P]
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     GROUPS: tl.constexpr,

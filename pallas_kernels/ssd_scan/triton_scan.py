@@ -58,7 +58,19 @@ def _sides(records: RecordSizes) -> tuple[int, int]:
 
 
 def ssd_scan_frames_triton(
-    arena, read, write, exists, xBC, dt, A, D, lengths, state_lengths, *, records, first_frame
+    arena: jax.Array,
+    read: jax.Array,
+    write: jax.Array,
+    exists: jax.Array,
+    xBC: jax.Array,
+    dt: jax.Array,
+    A: jax.Array,
+    D: jax.Array | None,
+    lengths: jax.Array,
+    state_lengths: jax.Array,
+    *,
+    records: RecordSizes,
+    first_frame: int,
 ):
     """See `api.ssd_scan_frames`."""
     from pallas_kernels.ssd_scan import triton_kernel as kernels

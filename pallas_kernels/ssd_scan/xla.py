@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -10,7 +12,18 @@ from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.ssd_scan.reference import ssd_scan_frames_reference
 
 
-def ssd_scan_xla(x, dt, A, B, C, initial_state, lengths, state_lengths, *, tile: int = 64):
+def ssd_scan_xla(
+    x: jax.Array,
+    dt: jax.Array,
+    A: jax.Array,
+    B: jax.Array,
+    C: jax.Array,
+    initial_state: jax.Array,
+    lengths: jax.Array,
+    state_lengths: jax.Array,
+    *,
+    tile: int = 64,
+):
     """See `api.ssd_scan`; the token count is padded up to whole tiles here.
 
     Within a tile, with a_t = dt_t A and c its running sum (arXiv 2405.21060, section 6):
@@ -27,17 +40,17 @@ def ssd_scan_xla(x, dt, A, B, C, initial_state, lengths, state_lengths, *, tile:
     valid = position < lengths[:, None]  # [B, T]
     in_state = position < state_lengths[:, None]
 
-    def split(a, mask):
+    def split(a: jax.Array, mask: jax.Array):
         a = jnp.pad(a, ((0, 0), (0, pad)) + ((0, 0),) * (a.ndim - 2))
         a = jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - 2)), a, 0)
         return jnp.moveaxis(a.reshape(rows, tiles, tile, *a.shape[2:]), 1, 0)  # [c, B, Q, ...]
 
-    def by_group(a):
+    def by_group(a: jax.Array):
         return a.reshape(*a.shape[:3], groups, per_group, *a.shape[4:])
 
     causal = jnp.tril(jnp.ones((tile, tile), bool))
 
-    def body(state, tokens_of_tile):  # state: [B, G, h, P, R]
+    def body(state: jax.Array, tokens_of_tile: tuple):  # state: [B, G, h, P, R]
         x, dt, dt_state, B, C = tokens_of_tile
         decay = running_decay(dt * A.reshape(groups, per_group), axis=1)  # [B, Q, G, h] twice
         decay_state = running_decay(dt_state * A.reshape(groups, per_group), axis=1)
@@ -71,6 +84,6 @@ def ssd_scan_xla(x, dt, A, B, C, initial_state, lengths, state_lengths, *, tile:
     return y.astype(x.dtype), state.reshape(rows, heads, width, size)
 
 
-def ssd_scan_frames_xla(*arrays, **static):
+def ssd_scan_frames_xla(*arrays: jax.Array, **static: Any):
     """See `api.ssd_scan_frames`."""
     return ssd_scan_frames_reference(*arrays, **static, scan=ssd_scan_xla)

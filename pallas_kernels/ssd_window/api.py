@@ -170,7 +170,14 @@ def ssd_window_rings(
     return run(where, implementation, RINGS, *arrays, unsupported=reason, **static)
 
 
-def _check_rows(where: str, rows: int, tokens: int, starts, num_valid, ancestors) -> None:
+def _check_rows(
+    where: str,
+    rows: int,
+    tokens: int,
+    starts: jax.Array,
+    num_valid: jax.Array,
+    ancestors: jax.Array | None,
+) -> None:
     check_shape(where, "starts", starts, (rows,))
     check_shape(where, "num_valid", num_valid, (rows,))
     check_dtypes(where, INTS, starts=starts, num_valid=num_valid)

@@ -19,6 +19,7 @@ from pallas_kernels.checkpoint import state_words
 from pallas_kernels.decay import coarse_and_fine
 from pallas_kernels.records import RecordSizes
 from pallas_kernels.triton import (
+    Ref,
     call,
     cdiv,
     dot,
@@ -68,19 +69,19 @@ def why_unsupported(records: RecordSizes, slots: int) -> str | None:
 
 
 def _window_kernel(
-    arena_ref,  # [U, W] uint32
-    frames_ref,  # [B, n]
-    exists_ref,  # [B]
-    xB_ref,  # [L, B', S, M P + G R]
-    dt_ref,  # [L, B', S, M]
-    A_ref,  # [L, M]
-    C_ref,  # [B, T, G R]
-    scores_ref,  # [B, T, G, S]
-    D_ref,  # [M]
-    starts_ref,  # [B]
-    valid_ref,  # [B]
-    ancestors_ref,  # [B, T]
-    y_ref,  # [B, T, M P]
+    arena_ref: Ref,  # [U, W] uint32
+    frames_ref: Ref,  # [B, n]
+    exists_ref: Ref,  # [B]
+    xB_ref: Ref,  # [L, B', S, M P + G R]
+    dt_ref: Ref,  # [L, B', S, M]
+    A_ref: Ref,  # [L, M]
+    C_ref: Ref,  # [B, T, G R]
+    scores_ref: Ref,  # [B, T, G, S]
+    D_ref: Ref,  # [M]
+    starts_ref: Ref,  # [B]
+    valid_ref: Ref,  # [B]
+    ancestors_ref: Ref,  # [B, T]
+    y_ref: Ref,  # [B, T, M P]
     *,
     layer: int,
     first_frame: int,
@@ -101,7 +102,7 @@ def _window_kernel(
     frame = frames_ref[row, first_frame + head // per_frame]
     there = (exists_ref[row] > 0) & (count > 0)
 
-    def columns_of_state(first):
+    def columns_of_state(first: int):
         words, held = state_words(records, head % per_frame, p[:, None], first + lane[None, :])
         return widen(load(arena_ref, frame, words, mask=held & there))
 
@@ -111,7 +112,7 @@ def _window_kernel(
     x, dt = widen(x), load(dt_ref, layer, row, slot, head, mask=live)  # [S, P], [S, 1]
     coarse, fine = coarse_and_fine(dt * A_ref[layer, head])
 
-    def query(t, _):
+    def query(t: jax.Array, _: None):
         products = []
         for i, columns in enumerate(state):
             r = i * LANES + lane
@@ -136,7 +137,7 @@ def _window_kernel(
         y = y + D_ref[head] * widen(skip)
         store(y_ref, row, t, column, value=y, mask=inside)
 
-    def blank(t, _):
+    def blank(t: jax.Array, _: None):
         store(y_ref, row, t, column, value=jnp.zeros(p.shape, jnp.float32), mask=inside)
 
     jax.lax.fori_loop(0, count, query, None)
@@ -144,23 +145,23 @@ def _window_kernel(
 
 
 def ssd_window_rings_pallas(
-    arena,
-    frames,
-    exists,
-    xB,
-    dt,
-    A,
-    C,
-    D,
-    starts,
-    num_valid,
-    ancestors,
-    scores,
+    arena: jax.Array,
+    frames: jax.Array,
+    exists: jax.Array,
+    xB: jax.Array,
+    dt: jax.Array,
+    A: jax.Array,
+    C: jax.Array,
+    D: jax.Array,
+    starts: jax.Array,
+    num_valid: jax.Array,
+    ancestors: jax.Array | None,
+    scores: jax.Array,
     *,
-    layer,
-    first_frame,
+    layer: int,
+    first_frame: int,
     records: RecordSizes,
-    dtype,
+    dtype: jnp.dtype,
     config: Config | None = None,
 ):
     """See `api.ssd_window_rings`."""
@@ -191,15 +192,15 @@ def ssd_window_rings_pallas(
 
 
 def _fold_kernel(
-    arena_in_ref,  # [U, W], the same memory as arena_ref
-    read_ref,  # [B, F]
-    write_ref,  # [B, F]
-    exists_ref,  # [B]
-    lengths_ref,  # [B]
-    xB_ref,  # [L, B', S, M P + G R]
-    dt_ref,  # [L, B', S, M]
-    A_ref,  # [L, M]
-    arena_ref,
+    arena_in_ref: Ref,  # [U, W], the same memory as arena_ref
+    read_ref: Ref,  # [B, F]
+    write_ref: Ref,  # [B, F]
+    exists_ref: Ref,  # [B]
+    lengths_ref: Ref,  # [B]
+    xB_ref: Ref,  # [L, B', S, M P + G R]
+    dt_ref: Ref,  # [L, B', S, M]
+    A_ref: Ref,  # [L, M]
+    arena_ref: Ref,
     *,
     records: RecordSizes,
     per_frame: int,
@@ -218,7 +219,7 @@ def _fold_kernel(
     folds = load(lengths_ref, row_of_all, mask=in_batch, other=-1) >= 0
     ended = jnp.cumsum(folds.astype(jnp.int32), axis=0)
 
-    def fold_row(i, _):
+    def fold_row(i: jax.Array, _: None):
         row = jnp.sum((ended <= part + i * pl.num_programs(2)) & in_batch, dtype=jnp.int32)
         live = slot < jnp.minimum(lengths_ref[row], xB_ref.shape[2])  # never past the row's ring
         columns = head * records.head_dim + p[None, :]
@@ -243,7 +244,7 @@ def _fold_kernel(
     jax.lax.fori_loop(0, cdiv(count - part, pl.num_programs(2)), fold_row, None)
 
 
-def _product(x, B):
+def _product(x: jax.Array, B: jax.Array):
     """x^T B in float32 on tensor cores, which take bfloat16: a float32 is the sum of three."""
     pieces = [
         (i, a, j, b) for i, a in enumerate(_bfloat16s(x)) for j, b in enumerate(_bfloat16s(B))
@@ -252,7 +253,7 @@ def _product(x, B):
     return sum(products[1:], products[0])  # the least first
 
 
-def _bfloat16s(x) -> list[jax.Array]:
+def _bfloat16s(x: jax.Array) -> list[jax.Array]:
     """What adds up to x, the largest first."""
     if x.dtype == jnp.bfloat16:
         return [x]
@@ -266,17 +267,17 @@ def _bfloat16s(x) -> list[jax.Array]:
 
 
 def fold_frames_pallas(
-    arena,
-    read,
-    write,
-    exists,
-    lengths,
-    xB,
-    dt,
-    A,
+    arena: jax.Array,
+    read: jax.Array,
+    write: jax.Array,
+    exists: jax.Array,
+    lengths: jax.Array,
+    xB: jax.Array,
+    dt: jax.Array,
+    A: jax.Array,
     *,
     records: RecordSizes,
-    per_layer,
+    per_layer: int,
     config: Config | None = None,
 ):
     """See `api.fold_frames`. A few programs share a head of one layer, each with some of the rows that fold: a step in

@@ -10,7 +10,17 @@ from pallas_kernels.records import RecordSizes, split_records
 from pallas_kernels.ssd_scan.reference import ssd_scan_reference
 
 
-def ssd_window_reference(state, x, dt, A, B, C, starts, num_valid, ancestors):
+def ssd_window_reference(
+    state: jax.Array,
+    x: jax.Array,
+    dt: jax.Array,
+    A: jax.Array,
+    B: jax.Array,
+    C: jax.Array,
+    starts: jax.Array,
+    num_valid: jax.Array,
+    ancestors: jax.Array | None,
+):
     """Runs the recurrence over the ring for each query, C standing only at the query's slot.
 
     The steps of records that a query does not see change nothing: their dt is 0.
@@ -19,7 +29,7 @@ def ssd_window_reference(state, x, dt, A, B, C, starts, num_valid, ancestors):
     x = x.astype(jnp.float32)  # the scan returns the dtype of x
     seen = visible(starts, C.shape[1], x.shape[1], ancestors)
 
-    def query(inputs):
+    def query(inputs: tuple):
         t, C_t, seen_t = inputs  # C_t: [B, G, R], seen_t: [B, S]
         at_slot = (slots == (starts + t)[:, None])[:, :, None, None]  # [B, S, 1, 1]
         last = jnp.where(t < num_valid, starts + t + 1, 0)
@@ -31,7 +41,7 @@ def ssd_window_reference(state, x, dt, A, B, C, starts, num_valid, ancestors):
     return jnp.moveaxis(jax.lax.map(query, queries), 0, 1)
 
 
-def visible(starts, tokens: int, slots: int, ancestors) -> jax.Array:
+def visible(starts: jax.Array, tokens: int, slots: int, ancestors: jax.Array | None) -> jax.Array:
     """bool[B, T, S]: the records a query sees: those before the window, and its own and its ancestors'."""
     slot = jnp.arange(slots)
     new = slot - starts[:, None]  # [B, S] number of the new token at a slot
@@ -42,7 +52,17 @@ def visible(starts, tokens: int, slots: int, ancestors) -> jax.Array:
 
 
 def ssd_window_frames_reference(
-    arena, frames, exists, x, dt, A, B, C, starts, num_valid, ancestors
+    arena: jax.Array,
+    frames: jax.Array,
+    exists: jax.Array,
+    x: jax.Array,
+    dt: jax.Array,
+    A: jax.Array,
+    B: jax.Array,
+    C: jax.Array,
+    starts: jax.Array,
+    num_valid: jax.Array,
+    ancestors: jax.Array | None,
 ):
     """Gathers the states, zeros where there is none, and asks `ssd_window_reference`."""
     state = read_states(arena, frames, exists, RecordSizes.of(x, B))
@@ -50,23 +70,23 @@ def ssd_window_frames_reference(
 
 
 def ssd_window_rings_reference(
-    arena,
-    frames,
-    exists,
-    xB,
-    dt,
-    A,
-    C,
-    D,
-    starts,
-    num_valid,
-    ancestors,
-    scores,
+    arena: jax.Array,
+    frames: jax.Array,
+    exists: jax.Array,
+    xB: jax.Array,
+    dt: jax.Array,
+    A: jax.Array,
+    C: jax.Array,
+    D: jax.Array,
+    starts: jax.Array,
+    num_valid: jax.Array,
+    ancestors: jax.Array | None,
+    scores: jax.Array,
     *,
-    layer,
-    first_frame,
-    records,
-    dtype,
+    layer: int,
+    first_frame: int,
+    records: RecordSizes,
+    dtype: jnp.dtype,
 ):
     """Cuts the layer's records out of the rings and asks the window over frames; makes its own scores."""
     rows, tokens = C.shape[:2]
@@ -82,11 +102,25 @@ def ssd_window_rings_reference(
     return (y + jnp.where(counts, D[:, None] * new, 0)).astype(dtype)
 
 
-def fold_reference(state, x, dt, A, B, lengths):
+def fold_reference(
+    state: jax.Array, x: jax.Array, dt: jax.Array, A: jax.Array, B: jax.Array, lengths: jax.Array
+):
     return ssd_scan_reference(x, dt, A, B, B, state, lengths, lengths)[1]
 
 
-def fold_frames_reference(arena, read, write, exists, lengths, xB, dt, A, *, records, per_layer):
+def fold_frames_reference(
+    arena: jax.Array,
+    read: jax.Array,
+    write: jax.Array,
+    exists: jax.Array,
+    lengths: jax.Array,
+    xB: jax.Array,
+    dt: jax.Array,
+    A: jax.Array,
+    *,
+    records: RecordSizes,
+    per_layer: int,
+):
     """Folds one row and one layer after another."""
     for row in range(read.shape[0]):
         for layer in range(A.shape[0]):

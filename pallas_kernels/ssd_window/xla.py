@@ -10,7 +10,19 @@ from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.ssd_window.reference import visible
 
 
-def ssd_window_frames_xla(arena, frames, exists, x, dt, A, B, C, starts, num_valid, ancestors):
+def ssd_window_frames_xla(
+    arena: jax.Array,
+    frames: jax.Array,
+    exists: jax.Array,
+    x: jax.Array,
+    dt: jax.Array,
+    A: jax.Array,
+    B: jax.Array,
+    C: jax.Array,
+    starts: jax.Array,
+    num_valid: jax.Array,
+    ancestors: jax.Array | None,
+):
     """See `api.ssd_window_frames`. A loop over frames: what a step reads of the arena stays in the cache.
 
     With c the running sum of dt A over the ring: for the query at slot i,
@@ -28,7 +40,7 @@ def ssd_window_frames_xla(arena, frames, exists, x, dt, A, B, C, starts, num_val
     by_frame = by_frame.reshape(rows * per_row, tokens, per_frame, size)
     ids = frames.reshape(-1)
 
-    def read(i, carry):
+    def read(i: jax.Array, carry: tuple):
         arena, out = carry
         line = jax.lax.dynamic_slice(arena, (ids[i], 0), (1, per_frame * width * size))
         state = jax.lax.bitcast_convert_type(line, jnp.float32)
@@ -47,7 +59,17 @@ def ssd_window_frames_xla(arena, frames, exists, x, dt, A, B, C, starts, num_val
     return outputs(carried, x, dt, A, B, C, starts, num_valid, ancestors), arena
 
 
-def outputs(carried, x, dt, A, B, C, starts, num_valid, ancestors):
+def outputs(
+    carried: jax.Array,
+    x: jax.Array,
+    dt: jax.Array,
+    A: jax.Array,
+    B: jax.Array,
+    C: jax.Array,
+    starts: jax.Array,
+    num_valid: jax.Array,
+    ancestors: jax.Array | None,
+):
     """The window's outputs from what the checkpoint carries, S C of [B, T, G, h, P], and the ring.
 
     RecordSizes past the live slots are zeroed, not only masked, so garbage there (NaN too) is inert.
@@ -88,7 +110,9 @@ def outputs(carried, x, dt, A, B, C, starts, num_valid, ancestors):
     return jnp.where(counts[:, :, None, None], y, 0)  # even where the state is not finite
 
 
-def fold_xla(state, x, dt, A, B, lengths):
+def fold_xla(
+    state: jax.Array, x: jax.Array, dt: jax.Array, A: jax.Array, B: jax.Array, lengths: jax.Array
+):
     """See `api.fold`: S' = exp(c_last) S + sum over j of exp(c_last - c_j) dt_j x_j B_j^T."""
     rows, slots, heads, width = x.shape
     groups, size = B.shape[2:]

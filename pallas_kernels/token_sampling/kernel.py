@@ -7,12 +7,14 @@ less walk less.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.token_sampling.numbers import gumbel, middle, sortable, token_hash
-from pallas_kernels.triton import call, cdiv, iota, load
+from pallas_kernels.triton import Ref, call, cdiv, iota, load
 
 BLOCK = 2048  # 4 values in each of 512 threads
 NUM_WARPS = 16
@@ -20,14 +22,14 @@ LOWEST = -(2**31)
 
 
 def _sample_kernel(
-    logits_ref,  # [B, V]
-    keys_ref,  # [B, 2]
-    temperature_ref,  # [B]
-    top_k_ref,  # [B]
-    top_p_ref,  # [B]
-    min_p_ref,  # [B]
-    banned_ref,  # [B, n]
-    tokens_ref,  # [B]
+    logits_ref: Ref,  # [B, V]
+    keys_ref: Ref,  # [B, 2]
+    temperature_ref: Ref,  # [B]
+    top_k_ref: Ref,  # [B]
+    top_p_ref: Ref,  # [B]
+    min_p_ref: Ref,  # [B]
+    banned_ref: Ref,  # [B, n]
+    tokens_ref: Ref,  # [B]
 ):
     row = pl.program_id(0)
     vocab, blocks = logits_ref.shape[1], cdiv(logits_ref.shape[1], BLOCK)
@@ -40,17 +42,17 @@ def _sample_kernel(
     bans = load(banned_ref, row, ban_place, mask=ban_place < banned_ref.shape[1], other=-1)
     num_banned = jnp.max(jnp.where(bans >= 0, ban_place + 1, 0))  # hardly ever more than none
 
-    def block(i):
+    def block(i: jax.Array):
         """Token ids and their logits, -inf where there is none or it is banned."""
         ids = i * BLOCK + iota(BLOCK)
         x = load(logits_ref, row, ids, mask=ids < vocab, other=-jnp.inf)
         ban = lambda j, x: jnp.where(ids == banned_ref[row, j], -jnp.inf, x)
         return ids, jax.lax.fori_loop(0, num_banned, ban, x)
 
-    def best(score):
+    def best(score: Callable):
         """First token of the largest score, and that score."""
 
-        def look(i, carry):
+        def look(i: jax.Array, carry: tuple):
             value, place = carry
             ids, x = block(i)
             x = score(ids, x)
@@ -70,22 +72,22 @@ def _sample_kernel(
         min_p, top_p = min_p_ref[row], top_p_ref[row]
         floor = jnp.where(min_p > 0, jnp.log(min_p), -jnp.inf)
 
-        def scaled(x):
+        def scaled(x: jax.Array):
             x = (x - top) / temperature
             return jnp.where(x >= floor, x, -jnp.inf)
 
-        def largest_edge(asked, weight, needed):
+        def largest_edge(asked: jax.Array, weight: Callable, needed: jax.Array):
             """Largest edge such that what weighs at or above it reaches `needed`, as bits; the lowest if not asked.
 
             Two steps of the bisection a walk.
             """
 
-            def walk(_, bounds):
+            def walk(_: jax.Array, bounds: tuple):
                 low, high = bounds
                 half = middle(low, high)
                 edges = (middle(low, half), half, middle(half, high))
 
-                def add(i, sums):
+                def add(i: jax.Array, sums: tuple):
                     _, x = block(i)
                     x = scaled(x)
                     order, weights = sortable(x), weight(x)
@@ -110,10 +112,10 @@ def _sample_kernel(
         by_count = largest_edge(top_k > 0, jnp.ones_like, top_k.astype(jnp.float32))
         by_mass = top_p < 1.0
 
-        def mass(x):
+        def mass(x: jax.Array):
             return jnp.where(sortable(x) >= by_count, jnp.exp(x), 0.0)
 
-        def add_mass(i, total):
+        def add_mass(i: jax.Array, total: jax.Array):
             return total + mass(scaled(block(i)[1]))
 
         total = jnp.sum(
@@ -122,7 +124,7 @@ def _sample_kernel(
         edge = jnp.maximum(by_count, largest_edge(by_mass, mass, top_p * total))
         low, high = keys_ref[row, 0], keys_ref[row, 1]
 
-        def drawn(ids, x):
+        def drawn(ids: jax.Array, x: jax.Array):
             x = scaled(x)
             x = jnp.where(sortable(x) >= edge, x, -jnp.inf)
             return x + gumbel(token_hash(low, high, ids))
@@ -131,7 +133,15 @@ def _sample_kernel(
         tokens_ref[row] = token
 
 
-def sample_tokens_pallas(logits, keys, temperature, top_k, top_p, min_p, banned):
+def sample_tokens_pallas(
+    logits: jax.Array,
+    keys: jax.Array,
+    temperature: jax.Array,
+    top_k: jax.Array,
+    top_p: jax.Array,
+    min_p: jax.Array,
+    banned: jax.Array,
+):
     """See `api.sample_tokens`."""
     return call(
         _sample_kernel,

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 
 from pallas_kernels.token_sampling.numbers import gumbel, token_hash
 
 
-def sample_tokens_reference(logits, keys, temperature, top_k, top_p, min_p, banned):
+def sample_tokens_reference(
+    logits: jax.Array,
+    keys: jax.Array,
+    temperature: jax.Array,
+    top_k: jax.Array,
+    top_p: jax.Array,
+    min_p: jax.Array,
+    banned: jax.Array,
+):
     """See `api.sample_tokens`."""
     tokens = jnp.arange(logits.shape[1])
     gone = (tokens == banned[:, :, None]).any(1) | jnp.isnan(logits)

@@ -69,12 +69,12 @@ class Config:
 
 
 @triton.jit
-def _row_of(logits, row, VOCAB: tl.constexpr):
+def _row_of(logits: tl.tensor, row: tl.tensor, VOCAB: tl.constexpr):
     return logits + row.to(tl.int64) * VOCAB
 
 
 @triton.jit
-def _num_banned(banned, row, BANNED: tl.constexpr, BANNED_LINE: tl.constexpr):
+def _num_banned(banned: tl.tensor, row: tl.tensor, BANNED: tl.constexpr, BANNED_LINE: tl.constexpr):
     """Places up to the last that is used; hardly ever more than none."""
     place = tl.arange(0, BANNED_LINE)
     bans = tl.load(banned + row * BANNED + place, mask=place < BANNED, other=-1)
@@ -82,7 +82,14 @@ def _num_banned(banned, row, BANNED: tl.constexpr, BANNED_LINE: tl.constexpr):
 
 
 @triton.jit
-def _allowed(x, ids, banned, row, num_banned, BANNED: tl.constexpr):
+def _allowed(
+    x: tl.tensor,
+    ids: tl.tensor,
+    banned: tl.tensor,
+    row: tl.tensor,
+    num_banned: tl.tensor,
+    BANNED: tl.constexpr,
+):
     """The logits, -inf where they are NaN or their tokens banned."""
     x = tl.where(x > float("-inf"), x, float("-inf"))
     for i in range(num_banned):
@@ -92,8 +99,8 @@ def _allowed(x, ids, banned, row, num_banned, BANNED: tl.constexpr):
 
 @triton.jit
 def _part(
-    logits,
-    banned,
+    logits: tl.tensor,
+    banned: tl.tensor,
     VOCAB: tl.constexpr,
     BANNED: tl.constexpr,
     BANNED_LINE: tl.constexpr,
@@ -108,14 +115,14 @@ def _part(
 
 
 @triton.jit
-def _top(values, row, PARTS: tl.constexpr, PARTS_LINE: tl.constexpr):
+def _top(values: tl.tensor, row: tl.tensor, PARTS: tl.constexpr, PARTS_LINE: tl.constexpr):
     """The row's largest logit."""
     part = tl.arange(0, PARTS_LINE)
     return tl.max(tl.load(values + row * PARTS + part, mask=part < PARTS, other=float("-inf")))
 
 
 @triton.jit
-def _scaled(x, top, temperature, min_p):
+def _scaled(x: tl.tensor, top: tl.tensor, temperature: tl.tensor, min_p: tl.tensor):
     """(x - top) / temperature, -inf below what min_p keeps."""
     floor = tl.where(min_p > 0, tl.log(min_p), float("-inf"))
     x = tl.div_rn(x - top, temperature)
@@ -123,26 +130,26 @@ def _scaled(x, top, temperature, min_p):
 
 
 @triton.jit
-def _sortable(x):
+def _sortable(x: tl.tensor):
     """See `numbers.sortable`."""
     bits = tl.where(x == 0, 0, x.to(tl.int32, bitcast=True))
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @triton.jit
-def _mass(x):
+def _mass(x: tl.tensor):
     return (tl.exp(x) * ONE).to(tl.int64)
 
 
 @triton.jit
-def _mix(x):
+def _mix(x: tl.tensor):
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
 
 
 @triton.jit
-def _uniform(keys, row, ids):
+def _uniform(keys: tl.tensor, row: tl.tensor, ids: tl.tensor):
     """See `numbers.token_hash`, and the first half of `numbers.gumbel`."""
     low, high = tl.load(keys + 2 * row), tl.load(keys + 2 * row + 1)
     bits = _mix(_mix(ids.to(tl.uint32) + low) ^ high)
@@ -150,7 +157,7 @@ def _uniform(keys, row, ids):
 
 
 @triton.jit
-def _gumbel(uniform):
+def _gumbel(uniform: tl.tensor):
     """See `numbers.gumbel`. It is at most -log(uniform), and little less where it is large."""
     # log1p(-uniform), by what rounding 1 - uniform has changed.
     rest = 1 - uniform
@@ -159,7 +166,7 @@ def _gumbel(uniform):
 
 
 @triton.jit
-def _first_best(values, ids, VOCAB: tl.constexpr):
+def _first_best(values: tl.tensor, ids: tl.tensor, VOCAB: tl.constexpr):
     """The largest value and the first token that has it; VOCAB where all are -inf."""
     best = tl.max(values)
     none = best == float("-inf")
@@ -168,12 +175,12 @@ def _first_best(values, ids, VOCAB: tl.constexpr):
 
 @triton.jit
 def _maxima(
-    logits,  # [B, V]
-    banned,  # [B, n]
-    values,  # [B, parts] the largest logit
-    tokens,  # [B, parts] its first token
-    groups,  # [B, parts * PART_GROUPS] largest logits
-    counts,  # [B] candidates
+    logits: tl.tensor,  # [B, V]
+    banned: tl.tensor,  # [B, n]
+    values: tl.tensor,  # [B, parts] the largest logit
+    tokens: tl.tensor,  # [B, parts] its first token
+    groups: tl.tensor,  # [B, parts * PART_GROUPS] largest logits
+    counts: tl.tensor,  # [B] candidates
     VOCAB: tl.constexpr,
     BANNED: tl.constexpr,
     BANNED_LINE: tl.constexpr,
@@ -197,7 +204,7 @@ def _maxima(
 
 
 @triton.jit
-def _kth_largest(x, k):
+def _kth_largest(x: tl.tensor, k: tl.tensor):
     """Of k values or more: the largest that k of them reach. It is found bit by bit."""
     order = _sortable(x).to(tl.uint32, bitcast=True) ^ 0x80000000
     edge = tl.full([], 0, tl.uint32)
@@ -210,7 +217,13 @@ def _kth_largest(x, k):
 
 @triton.jit
 def _bracket(
-    levels, masses, row, p, ROOM: tl.constexpr, PARTS: tl.constexpr, PARTS_LINE: tl.constexpr
+    levels: tl.tensor,
+    masses: tl.tensor,
+    row: tl.tensor,
+    p: tl.tensor,
+    ROOM: tl.constexpr,
+    PARTS: tl.constexpr,
+    PARTS_LINE: tl.constexpr,
 ):
     """Levels that the edge of top-p is between, and whether there are few enough tokens there.
 
@@ -232,7 +245,14 @@ def _bracket(
 
 
 @triton.jit
-def _weigh(x, edges, levels, masses, row, PARTS: tl.constexpr):
+def _weigh(
+    x: tl.tensor,
+    edges: tl.tensor,
+    levels: tl.tensor,
+    masses: tl.tensor,
+    row: tl.tensor,
+    PARTS: tl.constexpr,
+):
     """Stores the levels of a row, and the masses of a part that are at or above them."""
     part, level = tl.program_id(0), tl.arange(0, LEVELS)
     if part == 0:
@@ -246,17 +266,17 @@ def _weigh(x, edges, levels, masses, row, PARTS: tl.constexpr):
 
 @triton.jit
 def _narrow(
-    logits,  # [B, V]
-    temperature,  # [B]
-    top_k,  # [B]
-    top_p,  # [B]
-    min_p,  # [B]
-    banned,  # [B, n]
-    values,  # [B, parts]
-    groups,  # [B, GROUPS]
-    bound,  # [B] with top-k, a logit that its edge is not below
-    levels,  # [B, LEVELS] with top-p alone
-    masses,  # [B, parts, LEVELS] float32
+    logits: tl.tensor,  # [B, V]
+    temperature: tl.tensor,  # [B]
+    top_k: tl.tensor,  # [B]
+    top_p: tl.tensor,  # [B]
+    min_p: tl.tensor,  # [B]
+    banned: tl.tensor,  # [B, n]
+    values: tl.tensor,  # [B, parts]
+    groups: tl.tensor,  # [B, GROUPS]
+    bound: tl.tensor,  # [B] with top-k, a logit that its edge is not below
+    levels: tl.tensor,  # [B, LEVELS] with top-p alone
+    masses: tl.tensor,  # [B, parts, LEVELS] float32
     VOCAB: tl.constexpr,
     BANNED: tl.constexpr,
     BANNED_LINE: tl.constexpr,
@@ -285,18 +305,18 @@ def _narrow(
 
 @triton.jit
 def _narrow_more(
-    logits,  # [B, V]
-    temperature,  # [B]
-    top_k,  # [B]
-    top_p,  # [B]
-    min_p,  # [B]
-    banned,  # [B, n]
-    values,  # [B, parts]
-    levels,  # [B, LEVELS]
-    masses,  # [B, parts, LEVELS]
-    is_finer,  # [B] whether the next two hold something
-    finer,  # [B, LEVELS]
-    finer_masses,  # [B, parts, LEVELS]
+    logits: tl.tensor,  # [B, V]
+    temperature: tl.tensor,  # [B]
+    top_k: tl.tensor,  # [B]
+    top_p: tl.tensor,  # [B]
+    min_p: tl.tensor,  # [B]
+    banned: tl.tensor,  # [B, n]
+    values: tl.tensor,  # [B, parts]
+    levels: tl.tensor,  # [B, LEVELS]
+    masses: tl.tensor,  # [B, parts, LEVELS]
+    is_finer: tl.tensor,  # [B] whether the next two hold something
+    finer: tl.tensor,  # [B, LEVELS]
+    finer_masses: tl.tensor,  # [B, parts, LEVELS]
     VOCAB: tl.constexpr,
     BANNED: tl.constexpr,
     BANNED_LINE: tl.constexpr,
@@ -325,13 +345,13 @@ def _narrow_more(
 
 
 @triton.jit
-def _store_mass(words, mass):
+def _store_mass(words: tl.tensor, mass: tl.tensor):
     tl.store(words, (mass >> LOW_BITS).to(tl.int32))
     tl.store(words + 1, (mass & LOW_MASK).to(tl.int32))
 
 
 @triton.jit
-def _load_mass(words, mask):
+def _load_mass(words: tl.tensor, mask: tl.tensor):
     """The sum of what `_store_mass` has stored."""
     upper = tl.sum(tl.load(words, mask=mask, other=0).to(tl.int64))
     return (upper << LOW_BITS) + tl.sum(tl.load(words + 1, mask=mask, other=0).to(tl.int64))
@@ -339,7 +359,16 @@ def _load_mass(words, mask):
 
 @triton.jit
 def _reached(
-    values, largest, keys, row, top, t, m, high, PARTS: tl.constexpr, PARTS_LINE: tl.constexpr
+    values: tl.tensor,
+    largest: tl.tensor,
+    keys: tl.tensor,
+    row: tl.tensor,
+    top: tl.tensor,
+    t: tl.tensor,
+    m: tl.tensor,
+    high: tl.tensor,
+    PARTS: tl.constexpr,
+    PARTS_LINE: tl.constexpr,
 ):
     """The best score among the largest of each part: few tokens need noise to see that they are below it."""
     part = tl.arange(0, PARTS_LINE)
@@ -351,28 +380,28 @@ def _reached(
 
 @triton.jit
 def _gather(
-    logits,  # [B, V]
-    keys,  # [B, 2]
-    temperature,  # [B]
-    top_k,  # [B]
-    top_p,  # [B]
-    min_p,  # [B]
-    banned,  # [B, n]
-    values,  # [B, parts]
-    largest,  # [B, parts]
-    bound,  # [B]
-    levels,  # [B, LEVELS]
-    masses,  # [B, parts, LEVELS]
-    is_finer,  # [B]
-    finer,  # [B, LEVELS]
-    finer_masses,  # [B, parts, LEVELS]
-    counts,  # [B] candidates, in place
-    scores,  # [B, parts] best of what is surely kept
-    tokens,  # [B, parts] its token
-    sums,  # [B, parts, 4] masses of all tokens and of those surely kept, in two words each
-    bounds,  # [B, 2] scaled logits: candidates are at or above the first and below the second
-    found,  # [B, ROOM] their logits
-    found_ids,  # [B, ROOM] their tokens
+    logits: tl.tensor,  # [B, V]
+    keys: tl.tensor,  # [B, 2]
+    temperature: tl.tensor,  # [B]
+    top_k: tl.tensor,  # [B]
+    top_p: tl.tensor,  # [B]
+    min_p: tl.tensor,  # [B]
+    banned: tl.tensor,  # [B, n]
+    values: tl.tensor,  # [B, parts]
+    largest: tl.tensor,  # [B, parts]
+    bound: tl.tensor,  # [B]
+    levels: tl.tensor,  # [B, LEVELS]
+    masses: tl.tensor,  # [B, parts, LEVELS]
+    is_finer: tl.tensor,  # [B]
+    finer: tl.tensor,  # [B, LEVELS]
+    finer_masses: tl.tensor,  # [B, parts, LEVELS]
+    counts: tl.tensor,  # [B] candidates, in place
+    scores: tl.tensor,  # [B, parts] best of what is surely kept
+    tokens: tl.tensor,  # [B, parts] its token
+    sums: tl.tensor,  # [B, parts, 4] masses of all tokens and of those surely kept, in two words each
+    bounds: tl.tensor,  # [B, 2] scaled logits: candidates are at or above the first and below the second
+    found: tl.tensor,  # [B, ROOM] their logits
+    found_ids: tl.tensor,  # [B, ROOM] their tokens
     VOCAB: tl.constexpr,
     BANNED: tl.constexpr,
     BANNED_LINE: tl.constexpr,
@@ -444,19 +473,19 @@ def _gather(
 
 @triton.jit
 def _candidates(
-    i,
-    logits,
-    found,
-    found_ids,
-    banned,
-    row,
-    stored,
-    size,
-    num_banned,
-    top,
-    t,
-    m,
-    high,
+    i: tl.tensor,
+    logits: tl.tensor,
+    found: tl.tensor,
+    found_ids: tl.tensor,
+    banned: tl.tensor,
+    row: tl.tensor,
+    stored: tl.tensor,
+    size: tl.tensor,
+    num_banned: tl.tensor,
+    top: tl.tensor,
+    t: tl.tensor,
+    m: tl.tensor,
+    high: tl.tensor,
     VOCAB: tl.constexpr,
     BANNED: tl.constexpr,
     ROOM: tl.constexpr,
@@ -479,11 +508,11 @@ def _candidates(
 
 @triton.jit
 def _search(
-    low,
-    high,
-    needed,
-    size,
-    place,  # the arguments of `_candidates` that are the same for all blocks
+    low: tl.tensor,
+    high: tl.tensor,
+    needed: tl.tensor,
+    size: tl.tensor,
+    place: tl.tuple,  # the arguments of `_candidates` that are the same for all blocks
     BY_MASS: tl.constexpr,
     VOCAB: tl.constexpr,
     BANNED: tl.constexpr,
@@ -511,23 +540,23 @@ def _search(
 
 @triton.jit
 def _choose(
-    logits,  # [B, V]
-    keys,  # [B, 2]
-    temperature,  # [B]
-    top_k,  # [B]
-    top_p,  # [B]
-    min_p,  # [B]
-    banned,  # [B, n]
-    values,  # [B, parts]
-    largest,  # [B, parts]
-    counts,  # [B]
-    scores,  # [B, parts]
-    drawn,  # [B, parts]
-    sums,  # [B, parts, 4]
-    bounds,  # [B, 2]
-    found,  # [B, ROOM]
-    found_ids,  # [B, ROOM]
-    chosen,  # [B] the tokens
+    logits: tl.tensor,  # [B, V]
+    keys: tl.tensor,  # [B, 2]
+    temperature: tl.tensor,  # [B]
+    top_k: tl.tensor,  # [B]
+    top_p: tl.tensor,  # [B]
+    min_p: tl.tensor,  # [B]
+    banned: tl.tensor,  # [B, n]
+    values: tl.tensor,  # [B, parts]
+    largest: tl.tensor,  # [B, parts]
+    counts: tl.tensor,  # [B]
+    scores: tl.tensor,  # [B, parts]
+    drawn: tl.tensor,  # [B, parts]
+    sums: tl.tensor,  # [B, parts, 4]
+    bounds: tl.tensor,  # [B, 2]
+    found: tl.tensor,  # [B, ROOM]
+    found_ids: tl.tensor,  # [B, ROOM]
+    chosen: tl.tensor,  # [B] the tokens
     VOCAB: tl.constexpr,
     BANNED: tl.constexpr,
     BANNED_LINE: tl.constexpr,
@@ -594,7 +623,15 @@ def _choose(
 
 
 def sample_tokens_triton(
-    logits, keys, temperature, top_k, top_p, min_p, banned, *, config: Config | None = None
+    logits: jax.Array,
+    keys: jax.Array,
+    temperature: jax.Array,
+    top_k: jax.Array,
+    top_p: jax.Array,
+    min_p: jax.Array,
+    banned: jax.Array,
+    *,
+    config: Config | None = None,
 ):
     """See `api.sample_tokens`."""
     config = config or Config()
