@@ -84,12 +84,14 @@ def _no_derivative(where: str, implementation: str, *arrays: jax.Array):
 
 
 def check_rank(where: str, name: str, array: jax.Array, rank: int) -> None:
+    """Checks that this is an array of so many dimensions."""
     check_array(where, name, array)
     if array.ndim != rank:
         raise ValueError(f"{where}: {name} must have {rank} dimensions, got shape {array.shape}")
 
 
 def check_array(where: str, name: str, array: jax.Array) -> None:
+    """Checks that this has a shape and a dtype, as arrays of JAX and numpy have."""
     if not hasattr(array, "shape") or not hasattr(array, "dtype"):
         raise TypeError(
             f"{where}: {name} must be an array, got {type(array).__name__}; make one with jnp.asarray"
@@ -116,6 +118,7 @@ def check_dtypes(where: str, dtypes: tuple[str, ...], **arrays: jax.Array | None
 
 
 def check_shape(where: str, name: str, array: jax.Array, shape: tuple[int, ...]) -> None:
+    """Checks that this is an array of exactly this shape."""
     check_array(where, name, array)
     if array.shape != shape:
         raise ValueError(f"{where}: {name} must have shape {shape}, got {array.shape}")

@@ -23,6 +23,7 @@ HOPPER = 90  # compute capability that programs are compiled for where there is 
 
 
 def interpreted() -> bool:
+    """Whether Triton kernels run in its interpreter, on the host."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 

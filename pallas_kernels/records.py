@@ -49,6 +49,7 @@ class RecordSizes:
 
     @property
     def record_size(self) -> int:
+        """M P + G R: x and B."""
         return self.inner_size + self.shared_size
 
     @property
@@ -104,6 +105,7 @@ class ProjectionLayout(RecordSizes):
 
     @property
     def projected_size(self) -> int:
+        """Columns of what in_proj gives for a token."""
         return self.inner_size + self.conv_size + self.num_heads
 
     @property

@@ -52,9 +52,11 @@ class Case:
 
     @property
     def rows(self) -> int:
+        """B, rows of the batch."""
         return len(self.base)
 
     def layout(self, dtype: str) -> PageLayout:
+        """Where the keys and values lie in pages of this dtype."""
         return PageLayout(
             offset=self.offset,
             page_tokens=self.page_tokens,

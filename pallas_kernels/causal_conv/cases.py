@@ -38,6 +38,7 @@ class Case:
 
     @property
     def rows(self) -> int:
+        """B, rows of the batch."""
         return len(self.lengths)
 
 
@@ -70,6 +71,7 @@ class WindowCase:
 
     @property
     def rows(self) -> int:
+        """B, rows of the batch."""
         return len(self.starts)
 
 

@@ -97,6 +97,7 @@ def copy_frames(
 
 
 def check_arena(where: str, arena: jax.Array, offset: int, words: int) -> None:
+    """Checks that this is an arena whose frames hold words [offset, offset + words)."""
     check_rank(where, "arena", arena, 2)
     check_dtypes(where, WORDS, arena=arena)
     if offset < 0 or words < 0 or offset + words > arena.shape[1]:

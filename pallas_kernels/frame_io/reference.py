@@ -6,6 +6,7 @@ import jax
 
 
 def read_frames_reference(arena: jax.Array, ids: jax.Array, offset: int, words: int):
+    """See `api.read_frames`."""
     return arena[ids, offset : offset + words]
 
 
@@ -18,6 +19,7 @@ def write_frames_reference(arena: jax.Array, ids: jax.Array, values: jax.Array, 
 
 
 def copy_frames_reference(arena: jax.Array, sources: jax.Array, targets: jax.Array):
+    """See `api.copy_frames`: one after another."""
     for source, target in zip(sources, targets, strict=True):
         arena = arena.at[target].set(arena[source])
     return arena

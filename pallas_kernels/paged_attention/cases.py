@@ -45,6 +45,7 @@ class Case:
 
     @property
     def rows(self) -> int:
+        """B, rows of the batch."""
         return len(self.base)
 
     @property
@@ -53,6 +54,7 @@ class Case:
         return self.end if self.end is not None else tuple(b + self.tokens for b in self.base)
 
     def layout(self, dtype: str) -> PageLayout:
+        """Where the keys and values lie in pages of this dtype."""
         return PageLayout(
             offset=self.before,
             page_tokens=self.page_tokens,

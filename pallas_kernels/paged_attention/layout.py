@@ -45,14 +45,17 @@ class PageLayout:
 
     @property
     def head_words(self) -> int:
+        """Words of one head of a key or value."""
         return self.head_dim // self.per_word
 
     @property
     def token_words(self) -> int:
+        """Words of one token: keys of all heads, then values."""
         return 2 * self.num_kv_heads * self.head_words
 
     @property
     def page_words(self) -> int:
+        """Words of the layer's part of a page."""
         return self.page_tokens * self.token_words
 
 

@@ -24,6 +24,7 @@ def paged_attention_reference(
     soft_cap: float | None,
     dtype: jnp.dtype,
 ):
+    """See `api.paged_attention`."""
     rows, tokens, heads, width = q.shape
     table = table[:, group]
     pages = arena[table, layout.offset : layout.offset + layout.page_words]  # [B, pages, words]

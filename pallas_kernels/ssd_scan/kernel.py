@@ -119,6 +119,7 @@ class Tile:
 
     @property
     def head(self):
+        """Number of the head that this program works on."""
         return self.unit // self.parts
 
     def channel(self):
@@ -132,11 +133,13 @@ class Tile:
         return state_words(self.records, place, p, r)
 
     def read_state(self, arena_ref: Ref, frames_ref: Ref, exists_ref: Ref, row: jax.Array):
+        """float32[R, width] of a row, from the frame it lies in; zeros where the row has none."""
         words, held = self.state_words(self.head % self.per_frame)
         frame = frames_ref[row, self.first_frame + self.head // self.per_frame]
         return widen(load(arena_ref, frame, words, mask=held & (exists_ref[row] > 0)))
 
     def write_state(self, arena_ref: Ref, frames_ref: Ref, row: jax.Array, state: jax.Array):
+        """Writes float32[R, width] of a row to its frame."""
         words, held = self.state_words(self.head % self.per_frame)
         frame = frames_ref[row, self.first_frame + self.head // self.per_frame]
         store(arena_ref, frame, words, value=stored(state, jnp.uint32), mask=held)

@@ -172,6 +172,7 @@ def starts_kernel(
     SEGMENT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """States at the starts of a row's segments, from its first state and what each segment adds, one after another."""
     part, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     word = part * BLOCK + tl.arange(0, BLOCK)
     frame = tl.load(read + row * FRAMES + tl.load(sizes) + head // PER_FRAME).to(tl.int64)

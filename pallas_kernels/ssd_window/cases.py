@@ -35,10 +35,12 @@ class Case:
 
     @property
     def rows(self) -> int:
+        """B, rows of the batch."""
         return len(self.starts)
 
     @property
     def valid(self) -> tuple[int, ...]:
+        """New tokens that count, per row."""
         return (self.tokens,) * self.rows if self.num_valid is None else self.num_valid
 
 

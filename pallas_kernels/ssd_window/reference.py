@@ -105,6 +105,7 @@ def ssd_window_rings_reference(
 def fold_reference(
     state: jax.Array, x: jax.Array, dt: jax.Array, A: jax.Array, B: jax.Array, lengths: jax.Array
 ):
+    """See `api.fold`: the last state of the scan."""
     return ssd_scan_reference(x, dt, A, B, B, state, lengths, lengths)[1]
 
 
