@@ -57,6 +57,8 @@ def _kernel(
     _, tokens, num_heads, size = q_ref.shape
     heads = num_heads + 2 * layout.num_kv_heads
     row = pl.program_id(0)
+    # Heads of all tokens are one sequence, so a program is full for one token of many heads and for many tokens
+    # alike. Which of q, k and v a head is, a mask says: no branch, and no thread waits.
     place = pl.program_id(1) * lines + iota(lines, 0, 2)  # [lines, 1], likewise below
     token, head = place // heads, place % heads
     exists = token < tokens
@@ -71,9 +73,11 @@ def _kernel(
         index = row, token, head * size + channel
         return widen(load_sum(qkv_ref, *index, mask=mask, dtype=dtype))
 
+    # The halves of a head are made apart: packed into a word, no element changes its thread.
     parts = [word + part * layout.head_words for part in range(layout.per_word)]
     values = [heads_of(channel, inside) for channel in parts]
     if normed:
+        # In float32, over both halves of a head: the norm of a head of bfloat16 would be off by more than rounding.
         square = sum(jnp.sum(x * x, axis=1) for x in values)[:, None] / size
         scale = jax.lax.rsqrt(square + eps)
 
@@ -88,6 +92,8 @@ def _kernel(
         if normed:
             value = norm(value, channel, real)
         if rotated:
+            # The partner of a channel is loaded again, from the cache: to get it from another thread would take
+            # shared memory and a barrier.
             first, turns = channel < rotated, real & (channel < 2 * rotated)
             other_channel = jnp.where(first, channel + rotated, channel - rotated)
             other = heads_of(other_channel, exists & turns)
@@ -100,9 +106,11 @@ def _kernel(
             turned = value * cos + jnp.where(first, -sin, sin) * other
             value = jnp.where(turns & ~is_v, turned, value)
         value = value.astype(dtype)
+        # Queries stay in an array; keys and values wait for both halves, for a word holds one of each.
         store(q_ref, row, token, head, channel, value=value, mask=inside & is_q)
         made.append(value)
 
+    # Only new positions are written: others hold what a shared page has for other rows, too.
     new = (position >= begin_ref[row]) & (position < end_ref[row]) & exists & ~is_q
     page = jnp.clip(position // layout.page_tokens, 0, pages - 1)
     frame = load(table_ref, row, first_page + page, mask=new)  # the sink where nothing is written

@@ -118,6 +118,8 @@ def _chunk_kernel(
     row, part = pl.program_id(0), pl.program_id(2)
     begin, length = pl.program_id(1) * config.block_tokens, lengths_ref[row]
     tokens, dtype = xBC_ref.shape[1], xBC_ref.dtype
+    # Programs behind the last block of channels make the step sizes: one launch for both, and both read the
+    # projection in place.
     blocks = cdiv(layout.conv_size, config.block_channels)
 
     @pl.when(part < blocks)
@@ -125,6 +127,7 @@ def _chunk_kernel(
         channel = part * config.block_channels + iota(config.block_channels)
         inside = channel < layout.conv_size
 
+        # Padding counts as zero and is never read: a chunk's end may hold anything, NaN too.
         def column(token: jax.Array):
             own = inside & (token >= 0) & (token < length)
             return load(projected_ref, row, token, layout.inner_size + channel, mask=own)
@@ -141,6 +144,7 @@ def _chunk_kernel(
             widen(load(weight_ref, w, channel, mask=inside)) for w in range(layout.conv_width)
         ]
         bias = widen(load(bias_ref, channel, mask=inside)) if biased else None
+        # A column is in registers for all of its W outputs, in place of W loads.
         for t in range(config.block_tokens):
             y = _activated(columns[t : t + layout.conv_width], weights, bias, dtype)
             y = jnp.where(begin + t < length, y, 0)
@@ -231,6 +235,7 @@ def _window_kernel(
 ):
     row, part = pl.program_id(0), pl.program_id(1)
     tokens, slots, dtype = projected_ref.shape[2], xB_ref.shape[2], C_ref.dtype
+    # The projection may come in parts, which are summed where they are read.
     read = functools.partial(load_sum, projected_ref, row, dtype=dtype)
     start, first = starts_ref[row], jnp.maximum(first_ref[row], 0)
     count = jnp.minimum(valid_ref[row], tokens)
@@ -253,6 +258,8 @@ def _window_kernel(
         old = load(conv_ref, layer, row, place, channel, mask=kept)
         return jnp.where(kept, widen(old).astype(dtype), raw)
 
+    # Where all tokens exist, the window's last columns become the history of the next one. They are computed before
+    # anything is stored, since they may be the ring's own.
     before = iota(layout.history, 0, 2)
     moved_on = live & (count == tokens) & (before < layout.history)
 
@@ -275,6 +282,7 @@ def _window_kernel(
             value = stored(moved, conv_ref.dtype)
             store(conv_ref, layer, row, before, channel, value=value, mask=moved_on & inside)
 
+    # Channels of x: nothing but the record leaves the program.
     @pl.when(live & (part < blocks))
     def _():
         channel = part * config.block_channels + iota(config.block_channels, 1, 2)
@@ -285,6 +293,7 @@ def _window_kernel(
         keep(kept, channel, inside)
         store(xB_ref, layer, row, start + token, channel, value=x, mask=new & inside)
 
+    # A group's B and C, and the scores C . B that every head of the group needs: made once here, not once a head.
     @pl.when((part >= blocks) & (part < blocks + layout.num_groups))
     def _():
         group, r = part - blocks, iota(layout.state_size, 1, 2)
@@ -308,6 +317,7 @@ def _window_kernel(
         store(xB_ref, layer, row, start + token, column, value=B, mask=new & inside)
         store(C_ref, row, token, own, value=C, mask=fits & inside)
         barrier()  # what follows reads back one token's C, and B at the slots it went to
+        # Slots in blocks, and tokens in a loop: B of all slots would not fit in registers.
         for at in range(0, slots, block_slots):
             if at > 0:
                 old, _ = records(at, 0, begin)
@@ -323,6 +333,7 @@ def _window_kernel(
 
             jax.lax.fori_loop(0, tokens, query, None)
 
+    # The step sizes: few numbers, one program.
     @pl.when(live & (part == blocks + layout.num_groups))
     def _():
         head = iota(layout.num_heads, 1, 2)

@@ -31,6 +31,7 @@ def _block(number: jax.Array, size: int, config: Config):
 def _read_kernel(arena_ref: Ref, ids_ref: Ref, out_ref: Ref, *, offset: int, config: Config):
     place = pl.program_id(0)
     words, inside = _block(pl.program_id(1), out_ref.shape[1], config)
+    # Words, not floats: whatever the bits mean, NaN too, they pass unchanged.
     value = load(arena_ref, ids_ref[place], offset + words, mask=inside)
     store(out_ref, place, words, value=value, mask=inside)
 
@@ -56,6 +57,7 @@ def _copy_kernel(
 ):
     place = pl.program_id(0)
     words, inside = _block(pl.program_id(1), arena_ref.shape[1], config)
+    # A frame is shared among programs, so that one copy of few frames still uses many multiprocessors.
     source, target = sources_ref[place], targets_ref[place]
 
     @pl.when(source != target)  # padding

@@ -49,11 +49,15 @@ def _kernel(
     token, group = pl.program_id(0), pl.program_id(1)
     place = iota(size)
     column, inside = group * size + place, place < size
+    # float32 from here on: a sum of squares in bfloat16 would lose most of its digits. What lies past the block is
+    # loaded as zero, so it adds nothing to the sum.
     y = widen(load(y_ref, token, column, mask=inside))
     z = widen(load_sum(gate_ref, token, column, mask=inside, dtype=dtype))
     weight = load(weight_ref, column, mask=inside)
     gated = y * jax.nn.silu(z)
+    # The block is still in registers, so the second pass reads nothing.
     scale = jax.lax.rsqrt(jnp.sum(gated * gated) / size + eps)
+    # Rounded before the weight, as the layer's definition does, so that all forms agree.
     normed = (gated * scale).astype(dtype)
     store(out_ref, token, column, value=widen(normed) * widen(weight), mask=inside)
 

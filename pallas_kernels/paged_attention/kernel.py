@@ -158,6 +158,8 @@ def _attention_kernel(
     split = pl.program_id(0) % plan.splits
     block = plan.blocks - 1 - pl.program_id(0) // plan.splits  # the longest context first
 
+    # Queries of all heads that share the KV head stand side by side: a page is read once for all of them, and a
+    # product on tensor cores has rows enough.
     query = block * plan.block_q + iota(plan.block_q)  # [block_q], likewise below
     real = query < tokens * group
     t, head = query // group, kv_head * group + query % group
@@ -171,9 +173,12 @@ def _attention_kernel(
         lower = jnp.maximum(base + (0 if tree else first_t) - window + 1, 0)
     upper = jnp.minimum(jnp.minimum(end_ref[row], keys), base + (tokens if tree else last_t + 1))
     plain = jnp.minimum(upper, base if tree else base + first_t + 1)
+    # Splits and tiles stand at absolute positions. So a row adds up the same keys in the same order whatever the
+    # rest of the batch is, and gets the same bits.
     begin = (lower // plan.split_tokens + split) * plan.split_tokens
     first = jnp.maximum(begin, lower) // plan.block_k
     last = cdiv(jnp.minimum(begin + plan.split_tokens, upper), plan.block_k)
+    # Tiles up to here need no mask of who sees what: most of a long context is worked on without.
     middle = jnp.clip(plain // plan.block_k, first, jnp.maximum(first, last))
 
     words = max(SMALLEST, power_of_two(layout.head_words))
@@ -182,11 +187,13 @@ def _attention_kernel(
     inside = lane < layout.head_words
     column = lane[None, :]
     out_mask = real[:, None] & inside[None, :]
+    # An empty split loads nothing. Products are in the dtype of the pages, since tensor cores take bfloat16.
     q = []
     for part in range(layout.per_word):
         index = (row, t[:, None], head[:, None], column + part * layout.head_words)
         q.append(load(q_ref, *index, mask=out_mask & (first < last)).astype(compute))
 
+    # In a tree a token stands as deep as it has ancestors, wherever it lies.
     own = base + t  # position of each query
     if tree:
         bits = load(ancestors_ref, row, t, mask=real)
@@ -217,6 +224,7 @@ def _attention_kernel(
         place = tile * plan.block_k + iota(plan.block_k)
         page = jax.lax.div(place, layout.page_tokens)
         slot = jax.lax.rem(place, layout.page_tokens)
+        # No mask where every key of the tile exists: it would cost instructions at every load.
         live = None
         if window is not None:
             live = place >= lower
@@ -225,6 +233,7 @@ def _attention_kernel(
         mask = None if live is None else live[:, None]
         if not whole:
             mask = inside[None, :] if mask is None else mask & inside[None, :]
+        # A page may be smaller or larger than a tile, so each key looks up its own frame. Neighbours hit the cache.
         frame = load(table_ref, row, first_page + page, mask=live)
         word = layout.offset + slot * layout.token_words + kv_head * layout.head_words
         word = word[:, None] + lane[None, :]
@@ -233,16 +242,21 @@ def _attention_kernel(
         v = load(arena_ref, frame[:, None], v_word, mask=mask)
         k, v = elements(k, layout.dtype), elements(v, layout.dtype)
 
+        # One product a part of the head, since a word's elements are half a head apart.
         scores = sum(dot(a, b.T) for a, b in zip(q, k, strict=True))
         if soft_cap is None:
+            # Powers of 2 in place of e: that is what the hardware has, and the factor goes into the scale.
             scores = scores * (scale * LOG2_E)
         else:
             scores = jnp.tanh(scores * (scale / soft_cap)) * (soft_cap * LOG2_E)
+        # -inf and not a large number, so that what is masked has weight 0 exactly.
         if edge:
             scores = jnp.where(visible(place, live), scores, -jnp.inf)
         elif window is not None:
             scores = jnp.where(in_window(place) & live[None, :], scores, -jnp.inf)
 
+        # Online softmax: sums so far are scaled to the new peak. The peak starts finite, so that a query that has
+        # seen nothing yet subtracts no infinities.
         new_peak = jnp.maximum(peak, jnp.max(scores, axis=1))
         keep = jnp.exp2(peak - new_peak)
         weights = jnp.exp2(scores - new_peak[:, None])
@@ -259,10 +273,12 @@ def _attention_kernel(
         jnp.zeros((plan.block_q,), jnp.float32),
         (zeros,) * layout.per_word,
     )
+    # Two loops over the same code, so that the masks of the edge cost nothing in the first.
     carry = jax.lax.fori_loop(first, middle, functools.partial(visit, edge=False), carry)
     carry = jax.lax.fori_loop(middle, last, functools.partial(visit, edge=True), carry)
     peak, total, mixed = carry
 
+    # A query that sees nothing has a total of 0 and gets zeros, not NaN.
     if plan.splits == 1:
         mixed = tuple(part / jnp.where(total > 0, total, 1.0)[:, None] for part in mixed)
         lead = ()
@@ -282,10 +298,12 @@ def _join_kernel(
     totals_ref: Ref,  # [splits, B, T, N]
     y_ref: Ref,  # [B, T, N, H]
 ):
+    # One query of one head: few bytes, so a single warp, and no barrier.
     head, t, row = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     splits, *_, width = parts_ref.shape
     lane = iota(width)
     every = iota(splits)
+    # The peak over all splits first: then every part is scaled once, and none can overflow.
     peak = jnp.max(load(peaks_ref, every, row, t, head, mask=every < splits, other=MASKED))
 
     def add(step: jax.Array, carry: tuple):
@@ -295,6 +313,7 @@ def _join_kernel(
         totals = load(totals_ref, split, row, t, head, mask=exists)
         peaks = load(peaks_ref, split, row, t, head, mask=exists, other=MASKED)
         share = jnp.exp2(peaks - peak)
+        # What an empty split would have written was never stored: it must not be read.
         mask = (totals > 0)[:, None] & (lane < width)[None, :]
         part = load(parts_ref, split[:, None], row, t, head, lane[None, :], mask=mask)
         return total + jnp.sum(totals * share), mixed + jnp.sum(part * share[:, None], axis=0)

@@ -55,14 +55,18 @@ def _kernel(
     channel = iota(size)
     inside = channel < size
     real = inside & (valid_ref[token] > 0) if masked else inside  # what is not is never read
+    # Parts are summed here, where they are read anyway: a sum of its own would be a launch more.
     update = load_sum(update_ref, token, channel, mask=real, dtype=rounded)
     if multiplier != 1.0:
+        # The factor is rounded first: XLA multiplies by it in the dtype of the update, too.
         factor = float(jnp.dtype(rounded).type(multiplier))
         update = (widen(update) * factor).astype(rounded)
     h = widen(load(h_ref, token, channel, mask=real)) + widen(update)
+    # The norm is of what is stored, not of the wider sum: the next block reads the same numbers.
     h = h.astype(out_ref.dtype)
     store(out_ref, token, channel, value=h, mask=inside)
     wide = widen(h)
+    # Masked channels are zero, so the sum over all of them is the sum over the token.
     scale = jax.lax.rsqrt(jnp.sum(wide * wide) / size + eps)
     normed = (wide * scale).astype(out_ref.dtype)
     weight = load(weight_ref, channel, mask=inside)

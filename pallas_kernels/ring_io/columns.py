@@ -95,15 +95,18 @@ def _store_kernel(
     words = layer_words(columns, channels, conv_ref.dtype)
     word = pl.program_id(0) * BLOCK_WORDS + iota(BLOCK_WORDS)
     inside = word < layers * words
+    # Each layer starts at a word of its own, so that no word holds elements of two layers.
     layer, place = word // words, word % words
     frame_words = arena_ref.shape[1]
 
     def element(row: jax.Array, index: jax.Array):
         """Bits of one element of the layer's columns."""
+        # The last word of a layer may be half empty; its upper half becomes zero.
         exists = inside & (index < columns * channels)
         x = load(conv_ref, layer, row, index // channels, index % channels, mask=exists)
         return x.astype(jnp.uint32)
 
+    # Rows are a loop, not programs: mostly none folds, and then a program only looks at their lengths.
     def store_row(row: jax.Array, _: None):
         @pl.when(folds_ref[row] >= 0)
         def _():

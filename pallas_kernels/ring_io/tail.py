@@ -173,6 +173,8 @@ def _tail_kernel(
     counts = _programs(layout, xB_ref.shape[2], conv_ref.dtype)
     slots_end, columns_end, words_end = itertools.accumulate(counts)
 
+    # Columns of the history and of the chunk are one sequence here, so the three stages below need not tell them
+    # apart.
     def column(place: jax.Array, channel: jax.Array, mask: jax.Array):
         """Bits of raw columns, the history first."""
         early = place < layout.history
@@ -182,6 +184,8 @@ def _tail_kernel(
         raw = load(projected_ref, b, own, layout.inner_size + channel, mask=mask)
         return jnp.where(early, old, stored(raw, conv_ref.dtype))
 
+    # First the ring's slots: records and step sizes of the tokens behind the checkpoint. Slots without a token are
+    # written too, with zeros: they need no branch.
     @pl.when(part < slots_end)
     def _():
         parts = cdiv(layout.record_size, BLOCK) + 1  # of a slot: its record, then its step sizes
@@ -203,6 +207,7 @@ def _tail_kernel(
             value = load(steps_ref, b, kept + slot, head, mask=inside & exists)
             store(dt_ref, layer, ring_row, slot, head, value=value, mask=inside)
 
+    # Then the ring's raw columns: those before the end of the chunk, where the next window goes on.
     @pl.when((part >= slots_end) & (part < columns_end))
     def _():
         parts = cdiv(layout.conv_size, BLOCK)
@@ -212,6 +217,8 @@ def _tail_kernel(
         value = column(lengths_ref[b] + w, channel, inside)
         store(conv_ref, layer, ring_row, w, channel, value=value, mask=inside)
 
+    # Last the checkpoint's columns: those before the token where its state stands. A word needs two elements, from
+    # one of two arrays each; hence the smaller blocks.
     @pl.when((part >= columns_end) & (part < words_end))
     def _():
         words = layer_words(layout.history, layout.conv_size, conv_ref.dtype)

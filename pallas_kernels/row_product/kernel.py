@@ -48,18 +48,23 @@ def _kernel(
 ):
     block, part = pl.program_id(0), pl.program_id(1)
     inner, columns = weight_ref.shape
+    # A block of columns and a part of the rows: one row alone has too few columns to keep every multiprocessor
+    # loading.
     column = block * BLOCK_COLUMNS + iota(BLOCK_COLUMNS, 1, 2)
     inside = column < columns
 
     def step(i: jax.Array, total: jax.Array):
         place = part * length + i * BLOCK_INNER + iota(BLOCK_INNER, 0, 2)
         exists = place < inner
+        # Sums stay apart for every place of the tile until the end: adding up within the loop would make threads
+        # wait for each other at each step.
         x = widen(load(x_ref, place, mask=exists))
         return total + x * widen(load(weight_ref, place, column, mask=exists & inside))
 
     total = jnp.zeros((BLOCK_INNER, BLOCK_COLUMNS), jnp.float32)
     total = jax.lax.fori_loop(0, length // BLOCK_INNER, step, total)
     column = block * BLOCK_COLUMNS + iota(BLOCK_COLUMNS)
+    # The only exchange between threads, once a program.
     store(parts_ref, part, column, value=total.sum(0), mask=column < columns)
 
 

@@ -165,6 +165,7 @@ class Tile:
         x_ref, dt_ref, A_ref, B_ref, C_ref = refs
         records, head = self.records, self.head
         group = head // (records.num_heads // records.num_groups)
+        # Tokens past the end are loaded as zero with a step of zero, which leaves the state as it is.
         token = first + iota(self.chunk, 0, 2)  # [Q, 1]
         valid = token < end
         p, inside = self.channel()
@@ -181,16 +182,21 @@ class Tile:
         totals = [jnp.sum(part) for part in parts]
         y = None
         if C_ref is not None:
+            # What the state at the chunk's start gives, decayed up to each token; then what the tokens of the chunk
+            # give each other, as one product of [Q, Q] weights. Both run on tensor cores.
             C = load(C_ref, row, token, self.columns.C + in_group, mask=held)
             y = jnp.exp(sum(sums)) * dot(C, state.astype(C.dtype))
             lag = sum(part - part.T for part in sums)  # [Q, Q] from a column's token to a row's
+            # Masked after the exponential, which overflows above the diagonal, where lags are positive.
             causal = iota(self.chunk, 0, 2) >= iota(self.chunk, 1, 2)
             weights = dot(C, B.T) * (jnp.where(causal, jnp.exp(lag), 0.0) * dt.T)
+            # D x, for the price of an addition: x is an operand of this product anyway.
             if skip is not None:
                 weights = weights + jnp.where(
                     iota(self.chunk, 0, 2) == iota(self.chunk, 1, 2), skip, 0.0
                 )
             y = y + dot(weights.astype(x.dtype), x)
+        # What each token leaves in the state at the chunk's end. Weights are float32 up to the product.
         left = dt * jnp.exp(sum(t - part for t, part in zip(totals, sums, strict=True)))
         total = sum(totals)
         added = dot(B.T, (widen(x) * left).astype(x.dtype))
@@ -219,6 +225,7 @@ def _scan_kernel(
     skips: bool,
 ):
     tile, row, chunk = tile.here(), pl.program_id(0), tile.chunk
+    # Of a row that is cut, a program has one segment, whose first state was made by the launches before.
     first, limit = jnp.int32(0), jnp.int32(y_ref.shape[1])
     end, kept = lengths_ref[row], state_lengths_ref[row]
     if segment is None:
@@ -235,6 +242,7 @@ def _scan_kernel(
 
     skip = D_ref[tile.head] if skips else None
 
+    # A checkpoint before the first token is the state that the row came with: a row without tokens keeps its own.
     @pl.when((kept <= 0) & (first == 0))
     def _():
         tile.write_state(arena_ref, write_ref, row, state)
@@ -242,6 +250,8 @@ def _scan_kernel(
     def scan(i: jax.Array, state: jax.Array):
         start = first + i * chunk
 
+        # The checkpoint may stand within a chunk. That chunk is worked on twice, the first time only up to there: so
+        # the loop itself needs no second state in registers.
         @pl.when((start < kept) & (kept <= start + chunk))
         def _():
             kept_state = tile.step((*refs[:4], None), row, start, kept, state)[2]
@@ -253,6 +263,7 @@ def _scan_kernel(
 
     jax.lax.fori_loop(0, cdiv(jnp.maximum(end - first, 0), chunk), scan, state)
 
+    # Padding becomes zero, whatever its inputs are.
     def blank(i: jax.Array, _: None):
         token = jnp.maximum(end, first) + i * chunk + iota(chunk, 0, 2)
         zeros = jnp.zeros((chunk, column.shape[1]), jnp.float32)
@@ -308,6 +319,7 @@ def _starts_kernel(
     words, held = tile.state_words(0)
 
     def step(number: jax.Array, state: jax.Array):
+        # In place: what a segment adds is read before its place takes the state at its start.
         added = load(starts_ref, row, tile.head, number, words, mask=held)
         store(starts_ref, row, tile.head, number, words, value=state, mask=held)
         return state * jnp.exp(decay_ref[row, tile.head, number]) + added

@@ -99,9 +99,13 @@ def decay_kernel(
     steps = tl.load(dt + places, mask=(token < end)[:, None] & held[None, :], other=0.0)
     steps = steps.to(tl.float32)
     rate = tl.load(A + head, mask=held, other=0.0).to(tl.float32)
+    # One float32 sum is enough here: what it is off by is nothing beside the rounding of bfloat16. In base 2, since
+    # that is what the hardware raises.
     late = tl.cumsum(tl.maximum(steps * rate[None, :], LOWEST) * LOG2E, axis=0)
     line = _line(decays, tokens, row, head, HEADS, CHUNK)[None, :] + 2 * chunk * CHUNK
     tl.store(line + q[:, None], late, mask=held[None, :])
+    # dt goes into the exponent as its logarithm: one exponential in place of one and a product, for each pair of
+    # tokens.
     traced = steps > 0
     early = tl.where(traced, late - tl.log2(tl.where(traced, steps, 1.0)), float("inf"))
     tl.store(line + CHUNK + q[:, None], early, mask=held[None, :])
@@ -139,6 +143,7 @@ def added_kernel(
         line = _line(decays, tokens, row, head, HEADS, CHUNK)
         xBC += row.to(tl.int64) * tokens * E
         state, later = tl.zeros((P, R), tl.float32), 0.0
+        # Only segments that another one follows, and those are full: no masks for tokens in this loop.
         for i in range(SEGMENT // CHUNK):
             start = (segment + 1) * SEGMENT - (i + 1) * CHUNK
             at = (start + q)[:, None] * E
@@ -174,6 +179,7 @@ def starts_kernel(
 ):
     """States at the starts of a row's segments, from its first state and what each segment adds, one after another."""
     part, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    # Words of a state are independent here, so a state is shared among programs; segments follow one another.
     word = part * BLOCK + tl.arange(0, BLOCK)
     frame = tl.load(read + row * FRAMES + tl.load(sizes) + head // PER_FRAME).to(tl.int64)
     there = (word < WORDS) & (tl.load(exists + row) != 0)
@@ -236,6 +242,7 @@ def scan_kernel(
     # Where the row's last chunk starts.
     final = tl.maximum(tl.cdiv(tl.load(lengths + row), CHUNK) - 1, 0) * CHUNK
 
+    # Segments behind the row's last token have nothing but padding to write.
     if first <= final:
         tokens = tl.load(sizes + 1)
         if CUT:
@@ -255,6 +262,8 @@ def scan_kernel(
         C = B + GROUPS * SIZE
         line = _line(decays, tokens, row, head, HEADS, CHUNK)
         outputs = y + row.to(tl.int64) * tokens * INNER + x
+        # All chunks but the last are full and hold no checkpoint: the loop has no masks for tokens, and its loads
+        # run ahead.
         for start in range(first, tl.minimum(final, first + SEGMENT), CHUNK):
             at = (start + q)[:, None]
             xs = tl.load(inputs + (at * E + (x + p)[None, :]), mask=in_p, other=0.0)
@@ -266,6 +275,7 @@ def scan_kernel(
             total = tl.load(line + 2 * start + CHUNK - 1)
             scaled = _scaled(xs, tl.exp2(total - early), INTERPRETED)
             out = _outputs(xs, Bs, Cs, state, late, early, skip, q, k, SKIPS, INTERPRETED)
+            # The old state is the accumulator of the product, so adding it takes no instruction of its own.
             state = tl.dot(scaled, Bs, state * tl.exp2(total))
             tl.store(outputs + at * INNER + p[None, :], _rounded(out, INTERPRETED), mask=in_p)
 
@@ -284,6 +294,7 @@ def scan_kernel(
             line = _line(decays, tokens, row, head, HEADS, CHUNK)
             outputs = y + row.to(tl.int64) * tokens * INNER + x
             at = (start + q)[:, None]
+            # The last chunk may end anywhere, and the checkpoint stands in it: here are the masks.
             real = at < end
             xs = tl.load(inputs + (at * E + (x + p)[None, :]), mask=in_p & real, other=0.0)
             Bs = tl.load(inputs + (at * E + (B + r)[None, :]), mask=in_r & real, other=0.0)
@@ -310,6 +321,7 @@ def scan_kernel(
     first += zero
     tokens, end = tl.load(sizes + 1), tl.load(lengths + row)
     outputs = y + row.to(tl.int64) * tokens * INNER + head * WIDTH
+    # Padding from the row's end on, in this segment: zero, whatever its inputs are.
     zeros = tl.zeros((CHUNK, P), tl.bfloat16)
     padding = tl.maximum(first, end // CHUNK * CHUNK)
     for start in range(padding, tl.minimum(first + SEGMENT, tokens), CHUNK):

@@ -106,19 +106,28 @@ def _window_kernel(
         words, held = state_words(records, head % per_frame, p[:, None], first + lane[None, :])
         return widen(load(arena_ref, frame, words, mask=held & there))
 
+    # The state is loaded once, before the loop over queries, and stays in registers: reading it is nearly all that a
+    # window costs. A row without a checkpoint, or without new tokens, reads none.
     state = [columns_of_state(first) for first in range(0, records.state_size, LANES)]
+    # Slots past the last new token may hold anything, NaN too: what is loaded there is zero.
     live = slot < start + count
     x = load(xB_ref, layer, row, slot, column[None, :], mask=live & inside[None, :])
     x, dt = widen(x), load(dt_ref, layer, row, slot, head, mask=live)  # [S, P], [S, 1]
+    # Decays are sums in two parts: a difference of two plain running sums would lose digits where a head forgets
+    # fast.
     coarse, fine = coarse_and_fine(dt * A_ref[layer, head])
 
     def query(t: jax.Array, _: None):
+        # C times the state by columns of a cache line: the products add up within a thread, and across threads only
+        # once.
         products = []
         for i, columns in enumerate(state):
             r = i * LANES + lane
             in_group = r < records.state_size
             C = load(C_ref, row, t, group * records.state_size + r, mask=in_group)
             products.append(columns * widen(C)[None, :])
+        # Decay counts what a query sees and nothing else: in a tree the siblings between it and a record do not
+        # exist for it.
         seen = slot <= start + t
         if tree:
             bits = ancestors_ref[row, t] >> jnp.clip(slot - start, 0, 31)
@@ -129,6 +138,7 @@ def _window_kernel(
             total - jnp.cumsum(part, axis=0) for total, part in zip(totals, parts, strict=True)
         )
         scores = load(scores_ref, row, t, group, slot, mask=seen)
+        # A slot that the query does not see must weigh nothing, whatever its step size is.
         weights = jnp.where(seen, jnp.exp(lag) * dt * scores, 0.0)
         y = jnp.sum(weights * x, axis=0)
         of_state = jnp.sum(functools.reduce(jnp.add, products), axis=1)
@@ -140,6 +150,7 @@ def _window_kernel(
     def blank(t: jax.Array, _: None):
         store(y_ref, row, t, column, value=jnp.zeros(p.shape, jnp.float32), mask=inside)
 
+    # Queries that do not count become zero, so that no padding reaches the next layer as NaN.
     jax.lax.fori_loop(0, count, query, None)
     jax.lax.fori_loop(count, y_ref.shape[1], blank, None)
 
@@ -210,16 +221,20 @@ def _fold_kernel(
     layer, head, part = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     group = head // (records.num_heads // records.num_groups)
     frame = layer * per_layer + head // per_frame
+    # At least 16 a side, for tensor cores; what is padding is loaded as zero.
     p, r = (iota(max(n, LEAST_SIDE)) for n in (records.head_dim, records.state_size))
     slot = iota(max(xB_ref.shape[2], LEAST_SIDE), 0, 2)  # [S, 1]
     words, held = state_words(records, head % per_frame, p[:, None], r[None, :])
     A = A_ref[layer, head]
+    # Which rows fold is known on the device alone. A running count numbers them, and the programs of a head share
+    # them: mostly none folds, and a program is done after this.
     row_of_all = iota(lengths_ref.shape[0])
     in_batch = row_of_all < lengths_ref.shape[0]
     folds = load(lengths_ref, row_of_all, mask=in_batch, other=-1) >= 0
     ended = jnp.cumsum(folds.astype(jnp.int32), axis=0)
 
     def fold_row(i: jax.Array, _: None):
+        # The row of this number: as many rows lie before it as have a smaller count.
         row = jnp.sum((ended <= part + i * pl.num_programs(2)) & in_batch, dtype=jnp.int32)
         live = slot < jnp.minimum(lengths_ref[row], xB_ref.shape[2])  # never past the row's ring
         columns = head * records.head_dim + p[None, :]
@@ -227,11 +242,13 @@ def _fold_kernel(
         columns = records.inner_size + group * records.state_size + r[None, :]
         B = load(xB_ref, layer, row, slot, columns, mask=live & (r < records.state_size)[None, :])
         dt = load(dt_ref, layer, row, slot, head, mask=live)  # [S, 1]
+        # The decay from each record to the end of the ring, by sums in two parts, as in a window.
         decays = coarse_and_fine(dt * A)
         totals = [jnp.sum(decay) for decay in decays]
         lag = sum(
             total - jnp.cumsum(decay, axis=0) for total, decay in zip(totals, decays, strict=True)
         )
+        # Scaled in float32 and split afterwards: rounded to bfloat16, a state would lose digits with every fold.
         x = widen(x) * (dt * jnp.exp(lag))
         there = held & (exists_ref[row] > 0)
         added = _product(x, floats(B))

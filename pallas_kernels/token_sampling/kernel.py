@@ -40,6 +40,7 @@ def _sample_kernel(
 
     ban_place = iota(banned_ref.shape[1])
     bans = load(banned_ref, row, ban_place, mask=ban_place < banned_ref.shape[1], other=-1)
+    # The list of banned tokens is as wide as the longest of the batch; most rows have none, and their loop is empty.
     num_banned = jnp.max(jnp.where(bans >= 0, ban_place + 1, 0))  # hardly ever more than none
 
     def block(i: jax.Array):
@@ -49,6 +50,8 @@ def _sample_kernel(
         ban = lambda j, x: jnp.where(ids == banned_ref[row, j], -jnp.inf, x)
         return ids, jax.lax.fori_loop(0, num_banned, ban, x)
 
+    # Maxima of each lane first, across lanes once at the end. Of equal scores the first token wins, in any order of
+    # blocks.
     def best(score: Callable):
         """First token of the largest score, and that score."""
 
@@ -64,9 +67,12 @@ def _sample_kernel(
         first = jnp.min(jnp.where(value == top, place, vocab))
         return jnp.where(first == vocab, 0, first), top
 
+    # The largest logit is needed by all: it is the token of a greedy row, and what others are scaled by, so that no
+    # exponential overflows.
     token, top = best(lambda ids, x: x)
     tokens_ref[row] = token
 
+    # A greedy row is done after one walk; a branch skips all the rest.
     @pl.when(random)
     def _():
         min_p, top_p = min_p_ref[row], top_p_ref[row]
@@ -82,6 +88,8 @@ def _sample_kernel(
             Two steps of the bisection a walk.
             """
 
+            # A bisection over the bits of the values: no sort, and exact. Three edges a walk halve the number of
+            # walks, whose cost is reading.
             def walk(_: jax.Array, bounds: tuple):
                 low, high = bounds
                 half = middle(low, high)
@@ -112,6 +120,7 @@ def _sample_kernel(
         by_count = largest_edge(top_k > 0, jnp.ones_like, top_k.astype(jnp.float32))
         by_mass = top_p < 1.0
 
+        # Top-p counts what top-k has kept, so the sum over that is made first.
         def mass(x: jax.Array):
             return jnp.where(sortable(x) >= by_count, jnp.exp(x), 0.0)
 
@@ -124,6 +133,8 @@ def _sample_kernel(
         edge = jnp.maximum(by_count, largest_edge(by_mass, mass, top_p * total))
         low, high = keys_ref[row, 0], keys_ref[row, 1]
 
+        # The largest of score plus Gumbel noise is a draw by softmax: no sum over the row, and no dependence on the
+        # batch.
         def drawn(ids: jax.Array, x: jax.Array):
             x = scaled(x)
             x = jnp.where(sortable(x) >= edge, x, -jnp.inf)

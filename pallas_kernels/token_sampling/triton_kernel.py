@@ -195,10 +195,12 @@ def _maxima(
     tl.store(values + row * PARTS + part, value)
     tl.store(tokens + row * PARTS + part, token)
     PART_GROUPS: tl.constexpr = LINE // GROUP
+    # Groups are of neighbours in each of several lines: the maxima over lines are taken within a thread.
     lines = tl.max(tl.reshape(x, [PART // LINE, LINE]), 0)
     maxima = tl.max(tl.reshape(lines, [PART_GROUPS, GROUP]), 1)
     place = (row * PARTS + part) * PART_GROUPS + tl.arange(0, PART_GROUPS)
     tl.store(groups + place, maxima)
+    # Candidates are counted from zero; this launch is over before any is stored.
     if part == 0:
         tl.store(counts + row, 0)
 
@@ -289,6 +291,8 @@ def _narrow(
     part, row = tl.program_id(0), tl.program_id(1)
     t, k, p = tl.load(temperature + row), tl.load(top_k + row), tl.load(top_p + row)
     by_count = (k > 0) & (k < VOCAB)
+    # At least k tokens are as large as the k-th largest of the group maxima, so the edge of top-k is not below it.
+    # One program a row finds it, without a walk.
     if (t > 0) & by_count & (part == 0):
         place = tl.arange(0, GROUPS_LINE)
         maxima = tl.load(groups + row * GROUPS + place, mask=place < GROUPS, other=float("-inf"))
@@ -328,6 +332,8 @@ def _narrow_more(
     part, row = tl.program_id(0), tl.program_id(1)
     t, k, p = tl.load(temperature + row), tl.load(top_k + row), tl.load(top_p + row)
     if (t > 0) & ((k <= 0) | (k >= VOCAB)) & (p < 1):
+        # Finer levels only where too many tokens lie between two coarse ones: then another walk is cheaper than
+        # candidates that do not fit.
         low, high, few = _bracket(levels, masses, row, p, ROOM, PARTS, PARTS_LINE)
         many = (few == 0) & (low > float("-inf"))
         if part == 0:
@@ -429,6 +435,7 @@ def _gather(
         if part == 0:
             tl.store(bounds + 2 * row, low)
             tl.store(bounds + 2 * row + 1, high)
+        # A score that some token surely reaches: tokens whose noise cannot lift them above it need no logarithms.
         reached = _reached(values, largest, keys, row, top, t, m, high, PARTS, PARTS_LINE)
         num_banned = _num_banned(banned, row, BANNED, BANNED_LINE)
         lane = tl.arange(0, PIECE)
@@ -444,11 +451,14 @@ def _gather(
             s = _scaled(x, top, t, m)
             best = tl.max(s)
             if by_mass:
+                # Integers: their sum does not depend on the order in which programs add up.
                 mass = _mass(s)
                 total += mass
                 kept += tl.where(s >= high, mass, 0)
             if (by_count | by_mass) & (best >= low):
                 near = (s >= low) & (s < high) & (s > float("-inf"))
+                # Places are taken by one atomic addition a piece. In which order candidates lie depends on timing,
+                # the token chosen from them does not.
                 amount = tl.sum(near.to(tl.int32))
                 if amount > 0:
                     start = tl.atomic_add(counts + row, amount, sem="relaxed")
@@ -458,6 +468,8 @@ def _gather(
                     tl.store(found_ids + row * ROOM + place, ids, mask=near)
             if best >= high:
                 uniform = _uniform(keys, row, ids)
+                # -log2(u) bounds the noise from above and costs one fast logarithm; two precise ones follow only
+                # where the bound says that it matters.
                 reach = tl.where(s >= high, s - tl.log2(uniform) * LN2, float("-inf"))
                 if tl.max(reach) + BOUND_SLACK >= reached:
                     noisy = tl.where(s >= high, s + _gumbel(uniform), float("-inf"))
@@ -580,6 +592,8 @@ def _choose(
         score = tl.load(scores + own, mask=here, other=float("-inf"))
         best, token = _first_best(score, tl.load(drawn + own, mask=here, other=VOCAB), VOCAB)
         count = tl.load(counts + row)
+        # Rows whose kept tokens were all drawn from already are done. If candidates did not fit, the row itself is
+        # searched: slow, and the same token.
         if count > 0:
             stored = count <= ROOM
             size = tl.where(stored, count, VOCAB)
@@ -605,6 +619,8 @@ def _choose(
                     kept = _load_mass(sums + 4 * own + 2, here)
                 needed = tl.ceil(p.to(tl.float64) * total.to(tl.float64)).to(tl.int64) - kept
                 edge = _search(edge, high, needed, size, place, True, VOCAB, BANNED, ROOM, BLOCK)
+            # The draw among candidates with the same noise as everywhere, so it does not matter which launch looks
+            # at a token.
             lane_best = tl.full([BLOCK], float("-inf"), tl.float32)
             lane_token = tl.full([BLOCK], VOCAB, tl.int32)
             for i in range(tl.cdiv(size, BLOCK)):
@@ -616,6 +632,7 @@ def _choose(
                 better = (noisy > lane_best) | ((noisy == lane_best) & (ids < lane_token))
                 lane_best = tl.where(better, noisy, lane_best)
                 lane_token = tl.where(better, ids, lane_token)
+            # The best of the candidates against the best of what was surely kept; of equal scores the first token.
             found_best, first = _first_best(lane_best, lane_token, VOCAB)
             ahead = (found_best > best) | ((found_best == best) & (first < token))
             token = tl.where(ahead, first, token)
