@@ -246,29 +246,19 @@ def _programs(layout: ProjectionLayout, slots: int, dtype: jnp.dtype) -> tuple[i
 
 
 def store_tail_pallas(
-    arena: jax.Array,
-    conv: jax.Array,
-    xB: jax.Array,
-    dt: jax.Array,
-    projected: jax.Array,
-    history: jax.Array,
-    xBC: jax.Array,
-    steps: jax.Array,
-    frames: jax.Array,
-    rows: jax.Array,
-    lengths: jax.Array,
-    state_lengths: jax.Array,
-    *,
-    layer: int,
-    layout: ProjectionLayout,
-):
-    """The grid walks over rows and parts: blocks of each slot's record and step sizes, of each of the ring's columns,
-    and of the checkpoint's words. No program waits for what another loads."""
-    written = (arena, conv, xB, dt)
+    *arrays: jax.Array, layer: int, layout: ProjectionLayout
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """See `store_tail`, whose arrays the kernel takes as they are.
+
+    The grid walks over rows and parts: blocks of each slot's record and step sizes, of each of the ring's columns, and
+    of the checkpoint's words. No program waits for what another loads.
+    """
+    _, conv, xB, _ = written = arrays[:4]
+    (rows,) = arrays[-1].shape
     return call(
         functools.partial(_tail_kernel, layer=layer, layout=layout),
-        *(*written, projected, history, xBC, steps, frames, rows, lengths, state_lengths),
-        grid=(rows.shape[0], sum(_programs(layout, xB.shape[2], conv.dtype))),
+        *arrays,
+        grid=(rows, sum(_programs(layout, xB.shape[2], conv.dtype))),
         out_shape=tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in written),
         name="store_tail",
         num_warps=4,

@@ -144,21 +144,14 @@ def _sample_kernel(
         tokens_ref[row] = token
 
 
-def sample_tokens_pallas(
-    logits: jax.Array,
-    keys: jax.Array,
-    temperature: jax.Array,
-    top_k: jax.Array,
-    top_p: jax.Array,
-    min_p: jax.Array,
-    banned: jax.Array,
-):
-    """See `api.sample_tokens`."""
+def sample_tokens_pallas(*arrays: jax.Array) -> jax.Array:
+    """See `api.sample_tokens`, whose arrays the kernel takes as they are."""
+    rows = arrays[0].shape[0]
     return call(
         _sample_kernel,
-        *(logits, keys, temperature, top_k, top_p, min_p, banned),
-        grid=(logits.shape[0],),
-        out_shape=jax.ShapeDtypeStruct((logits.shape[0],), jnp.int32),
+        *arrays,
+        grid=(rows,),
+        out_shape=jax.ShapeDtypeStruct((rows,), jnp.int32),
         name="sample_tokens",
         num_warps=NUM_WARPS,
     )
