@@ -10,47 +10,6 @@ from pallas_kernels.records import RecordSizes, split_records
 from pallas_kernels.ssd_scan.reference import ssd_scan_reference
 
 
-def ssd_window_reference(
-    state: jax.Array,
-    x: jax.Array,
-    dt: jax.Array,
-    A: jax.Array,
-    B: jax.Array,
-    C: jax.Array,
-    starts: jax.Array,
-    num_valid: jax.Array,
-    ancestors: jax.Array | None,
-):
-    """Runs the recurrence over the ring for each query, C standing only at the query's slot.
-
-    The steps of records that a query does not see change nothing: their dt is 0.
-    """
-    slots = jnp.arange(x.shape[1])
-    x = x.astype(jnp.float32)  # the scan returns the dtype of x
-    seen = visible(starts, C.shape[1], x.shape[1], ancestors)
-
-    def query(inputs: tuple):
-        t, C_t, seen_t = inputs  # C_t: [B, G, R], seen_t: [B, S]
-        at_slot = (slots == (starts + t)[:, None])[:, :, None, None]  # [B, S, 1, 1]
-        last = jnp.where(t < num_valid, starts + t + 1, 0)
-        own_dt, own_C = jnp.where(seen_t[..., None], dt, 0.0), jnp.where(at_slot, C_t[:, None], 0)
-        y, _ = ssd_scan_reference(x, own_dt, A, B, own_C, state, last, last)
-        return jnp.sum(jnp.where(at_slot, y, 0), axis=1)
-
-    queries = (jnp.arange(C.shape[1]), jnp.moveaxis(C, 1, 0), jnp.moveaxis(seen, 1, 0))
-    return jnp.moveaxis(jax.lax.map(query, queries), 0, 1)
-
-
-def visible(starts: jax.Array, tokens: int, slots: int, ancestors: jax.Array | None) -> jax.Array:
-    """bool[B, T, S]: the records a query sees: those before the window, and its own and its ancestors'."""
-    slot = jnp.arange(slots)
-    new = slot - starts[:, None]  # [B, S] number of the new token at a slot
-    if ancestors is None:
-        return new[:, None] <= jnp.arange(tokens)[:, None]
-    bits = ancestors[:, :, None] >> jnp.clip(new, 0, 31)[:, None]
-    return (new[:, None] < 0) | ((bits & 1 > 0) & (new < tokens)[:, None])
-
-
 def ssd_window_frames_reference(
     arena: jax.Array,
     frames: jax.Array,
@@ -64,9 +23,35 @@ def ssd_window_frames_reference(
     num_valid: jax.Array,
     ancestors: jax.Array | None,
 ):
-    """Gathers the states, zeros where there is none, and asks `ssd_window_reference`."""
+    """Gathers the states, and runs the recurrence over the ring for each query, C standing only at the query's slot.
+
+    The steps of records that a query does not see change nothing: their dt is 0.
+    """
     state = read_states(arena, frames, exists, RecordSizes.of(x, B))
-    return ssd_window_reference(state, x, dt, A, B, C, starts, num_valid, ancestors), arena
+    slots = jnp.arange(x.shape[1])
+    x = x.astype(jnp.float32)  # the scan returns the dtype of x
+    seen = visible(starts, C.shape[1], x.shape[1], ancestors)
+
+    def query(inputs: tuple):
+        t, C_t, seen_t = inputs  # C_t: [B, G, R], seen_t: [B, S]
+        at_slot = (slots == (starts + t)[:, None])[:, :, None, None]  # [B, S, 1, 1]
+        last = jnp.where(t < num_valid, starts + t + 1, 0)
+        own_dt, own_C = jnp.where(seen_t[..., None], dt, 0.0), jnp.where(at_slot, C_t[:, None], 0)
+        y, _ = ssd_scan_reference(x, own_dt, A, B, own_C, state, last, last)
+        return jnp.sum(jnp.where(at_slot, y, 0), axis=1)
+
+    queries = (jnp.arange(C.shape[1]), jnp.moveaxis(C, 1, 0), jnp.moveaxis(seen, 1, 0))
+    return jnp.moveaxis(jax.lax.map(query, queries), 0, 1), arena
+
+
+def visible(starts: jax.Array, tokens: int, slots: int, ancestors: jax.Array | None) -> jax.Array:
+    """bool[B, T, S]: the records a query sees: those before the window, and its own and its ancestors'."""
+    slot = jnp.arange(slots)
+    new = slot - starts[:, None]  # [B, S] number of the new token at a slot
+    if ancestors is None:
+        return new[:, None] <= jnp.arange(tokens)[:, None]
+    bits = ancestors[:, :, None] >> jnp.clip(new, 0, 31)[:, None]
+    return (new[:, None] < 0) | ((bits & 1 > 0) & (new < tokens)[:, None])
 
 
 def ssd_window_rings_reference(
