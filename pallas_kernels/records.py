@@ -18,7 +18,7 @@ MAX_STATE = 32 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class RecordSizes:
-    """ProjectionLayout of a token's record, x [M, P] and then B [G, R], and of the states it adds to.
+    """Sizes of a token's record, x [M, P] and then B [G, R], and of the states it adds to.
 
     Attributes:
         num_heads, head_dim, num_groups, state_size: M, P, G, R.
@@ -82,7 +82,7 @@ class RecordSizes:
 
     @staticmethod
     def of(x: jax.Array, B: jax.Array) -> RecordSizes:
-        """ProjectionLayout of x [..., M, P] and B [..., G, R]."""
+        """Sizes of x [..., M, P] and B [..., G, R]."""
         return RecordSizes(
             num_heads=x.shape[-2],
             head_dim=x.shape[-1],

@@ -40,7 +40,7 @@ BRANCHES = tl.constexpr(16)  # a search divides its range by
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """ProjectionLayout, in tokens, and warps of a program; all powers of two.
+    """Sizes, in tokens, and warps of a program; all powers of two.
 
     Attributes:
         part: tokens of one program of all launches but the last.

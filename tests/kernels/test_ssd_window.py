@@ -45,7 +45,7 @@ def framed(state: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def ringed(x: jax.Array, B: jax.Array) -> jax.Array:
-    """RecordSizes as the ring of one layer."""
+    """Records as the ring of one layer."""
     lead = x.shape[:2]
     return jnp.concatenate([x.reshape(*lead, -1), B.reshape(*lead, -1)], axis=-1)[None]
 
