@@ -40,7 +40,7 @@ class Room:
 
 # The files beside the rooms, and kernels written in Triton.
 FILES = (
-    Room("pallas_kernels.jax_triton", ("pallas_kernels",), ("jax", "numpy", "jax_triton")),
+    Room("pallas_kernels.jax_triton", (), ("jax", "numpy", "jax_triton")),
     Room("pallas_kernels.ssd_scan.triton_kernel", (), ("triton",)),
     Room("pallas_kernels.token_sampling.triton_kernel", ("pallas_kernels",), ("jax", "triton")),
     Room("pallas_kernels", ("pallas_kernels",), ("jax", "numpy")),

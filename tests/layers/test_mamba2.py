@@ -194,17 +194,6 @@ def test_padding_changes_no_bit_of_a_scan(spec, garbage):
         assert np.array_equal(np.asarray(a)[real], np.asarray(b)[real])
 
 
-def window_of(params, z, C, x, state, ring, starts, num_valid, spec):
-    """`window_frames` with each row's state in a frame of its own."""
-    rows = len(state)
-    states = jax.lax.bitcast_convert_type(state, jnp.uint32).reshape(rows, -1)
-    arena = jnp.concatenate([jnp.zeros_like(states[:1]), states])
-    frames, exists = jnp.arange(1, rows + 1)[:, None], jnp.ones(rows, bool)
-    return mamba2.window_frames(
-        params, z, C, x, arena, frames, exists, ring, starts, num_valid, spec
-    )[0]
-
-
 # --- prefill, then decode from checkpoint and ring ------------------------------------------------
 
 
