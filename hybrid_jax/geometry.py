@@ -206,6 +206,19 @@ def make_geometry(
     """
     tokens = [token_words(mixer, engine.dtype) for mixer in model.mixers(Attention)]
     layouts = [recurrent_kind(mixer).layout(mixer) for mixer in model.recurrent]
+    return fit_geometry(tokens, layouts, engine, min_page_tokens=min_page_tokens)
+
+
+def fit_geometry(
+    tokens: list[int], layouts: list[StateLayout], engine: EngineConfig, *, min_page_tokens: int
+) -> Geometry:
+    """`make_geometry` for a model of which only what its layers cache is known.
+
+    Args:
+        tokens: words of one token's K and V, of each attention layer.
+        layouts: what each recurrent layer caches.
+        engine, min_page_tokens: as there.
+    """
     for layout in layouts:
         if engine.grain < layout.columns:
             raise ValueError(

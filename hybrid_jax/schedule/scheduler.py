@@ -199,9 +199,13 @@ class Scheduler:
         self.counters.plans += 1
         return turn.plan
 
+    def _begin_turn(self) -> Turn:
+        """An empty turn. A simulator overrides it to set its own pace."""
+        return Turn(self.memory, self.engine, self.counters, self.seats.running)
+
     def _turn(self) -> Turn:
         """One turn's work, in the order of the module's docstring."""
-        turn = Turn(self.memory, self.engine, self.counters, self.seats.running)
+        turn = self._begin_turn()
         turn.close_holes(self.seats.rows)
         for sequence in self.seats.running:
             self.memory.promise(sequence)
