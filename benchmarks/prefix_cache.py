@@ -28,7 +28,7 @@ from benchmarks.prefix_cache_figures import command
 from benchmarks.prefix_cache_figures.loads import COMMITTED, FOLDER, Traces
 from benchmarks.prefix_cache_figures.runs import grain_of
 from hybrid_jax.sim.model_specs import load_spec
-from hybrid_jax.sim.prefix_cache.policies import make_cache
+from hybrid_jax.sim.prefix_cache.caches import make_cache
 from hybrid_jax.sim.prefix_cache.request_order import simulate
 from hybrid_jax.sim.prefix_cache.traces import TraceRequest, read_trace
 

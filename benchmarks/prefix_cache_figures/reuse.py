@@ -6,7 +6,7 @@ from benchmarks.prefix_cache_figures.figure import Figure, Panel, Table, ratio, 
 from benchmarks.prefix_cache_figures.models import PAPER_7B
 from benchmarks.prefix_cache_figures.published import REUSE
 from benchmarks.prefix_cache_figures.runs import Place, Runs, Setup
-from hybrid_jax.sim.prefix_cache.blocks import BlockCache
+from hybrid_jax.sim.prefix_cache.caches import BlockCache
 
 ENDLESS = 1 << 60
 

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from hybrid_jax.costs import Costs
+from hybrid_jax.sim.prefix_cache.caches import make_cache
 from hybrid_jax.sim.prefix_cache.clairvoyant import Clairvoyant, Future
-from hybrid_jax.sim.prefix_cache.policies import make_cache
 from tests.sim.tiny import COSTS, hits, request
 
 KINDS = {

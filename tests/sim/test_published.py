@@ -16,7 +16,7 @@ import pytest
 from hybrid_jax.cache.policy.flop_aware import FlopAware, whole_prefix_efficiency
 from hybrid_jax.cache.policy.value import saved_flops
 from hybrid_jax.sim.model_specs import load_spec
-from hybrid_jax.sim.prefix_cache.policies import Counted
+from hybrid_jax.sim.prefix_cache.caches import Simulated
 from hybrid_jax.sim.prefix_cache.request_order import Result, simulate
 from hybrid_jax.sim.prefix_cache.traces import TraceRequest, read_trace
 
@@ -116,7 +116,7 @@ def test_alpha_1_hits_what_the_published_formulas_hit_with_bytes_counted_exactly
     trace, efficiency, gigabytes, exact
 ):
     costs, requests = load_spec("paper_7b").costs, trace("agents")
-    caching = Counted(costs, gigabytes * GB, FlopAware(1.0, costs, efficiency=efficiency))
+    caching = Simulated(costs, gigabytes * GB, FlopAware(1.0, costs, efficiency=efficiency))
     hits = sum(caching.request(r.prompt, r.whole).hit_len for r in requests)
     total = sum(len(r.prompt) for r in requests)
     assert 100 * hits / total == pytest.approx(exact, abs=0.6)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.costs import Costs
-from hybrid_jax.sim.prefix_cache.policies import NAMES
+from hybrid_jax.sim.prefix_cache.caches import NAMES
 from hybrid_jax.sim.prefix_cache.request_order import LENGTH_BINS, Result, simulate
 from hybrid_jax.sim.prefix_cache.timing import CostModel
 from hybrid_jax.sim.prefix_cache.traces import TraceRequest

@@ -9,7 +9,7 @@ from hybrid_jax.geometry import sized_geometry
 from hybrid_jax.sim.allocators.honest_models import HonestModel
 from hybrid_jax.sim.allocators.pool_geometry import PoolGeometry
 from hybrid_jax.sim.allocators.pool_loads import PoolLoad
-from hybrid_jax.sim.prefix_cache.policies import make_cache
+from hybrid_jax.sim.prefix_cache.caches import make_cache
 from hybrid_jax.sim.prefix_cache.traces import TraceRequest
 
 # One byte a token, ten a checkpoint, one FLOP a token.

@@ -12,8 +12,8 @@ import pytest
 
 from hybrid_jax.cli import main as cli
 from hybrid_jax.sim.model_specs import names
+from hybrid_jax.sim.prefix_cache.caches import NAMES
 from hybrid_jax.sim.prefix_cache.in_flight import InFlightResult
-from hybrid_jax.sim.prefix_cache.policies import NAMES
 from hybrid_jax.sim.prefix_cache.request_order import Result
 from tests.surface.said import check_mistake, run_without_jax, table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from hybrid_jax.schedule import bucket
 from hybrid_jax.schedule.plan import Plan, Tokens
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.scheduler import Scheduler
-from hybrid_jax.sim.prefix_cache.request_order import LengthBin, distances_to_bounds, length_bins
+from hybrid_jax.sim.prefix_cache.request_order import CacheResult, asked_and_hit
 from hybrid_jax.sim.prefix_cache.timing import DeviceModel, summary
 from hybrid_jax.sim.prefix_cache.traces import TraceRequest
 
@@ -26,59 +26,32 @@ FRAME_BYTES = 256 * 1024  # at least; a frame is a page
 
 
 @dataclass(frozen=True, kw_only=True)
-class InFlightResult:
+class InFlightResult(CacheResult):
     """What one policy did on one trace, with requests in flight.
 
+    What `CacheResult` has is of the requests that ran; `capacity` and `used_max` cover running requests too.
+
     Attributes:
-        policy, model_spec, capacity: as asked; capacity in bytes holds running requests too.
-        requests, infeasible: how many ran, and how many can never fit.
-        input_tokens, hit_tokens, token_hit_rate: of those that ran.
-        flops_saved, flops_saved_rate, length_bins: as in `request_order.Result`.
-        used_max, used_max_over_capacity: most bytes ever held, by running requests too, and their share.
-        distance_to_optimal, distance_to_infinite: to the same bounds, which are run in request order; None where
-            not asked.
+        infeasible: how many requests can never fit.
         prefill_tokens, padded_tokens: prompt tokens that were computed, and padding that was computed with them for the
             shapes of the engine.
         padded_s: seconds that the padding took, in all.
-        ttft_s, latency_s: {"p5", "p50", "p95", "mean"} from arrival to the first and the last token.
+        latency_s: {"p5", "p50", "p95", "mean"} from arrival to the last token, as `ttft_s` is to the first.
         span_s: virtual seconds from the first arrival to the last token.
-        preemptions, evictions, waits: requests sent back for want of memory, entries evicted, requests that
-            waited for a checkpoint that another computed.
-        memory: counts of `Pressure`, in frames.
-        timing: the model of the device.
-        seconds: of processor time the run took.
+        preemptions, waits: requests sent back for want of memory, and requests that waited for a checkpoint that
+            another one computed.
+        memory: `MemoryCounters`, in frames.
     """
 
-    policy: str
-    model_spec: str
-    capacity: int
-    requests: int
     infeasible: int
-    input_tokens: int
-    hit_tokens: int
-    token_hit_rate: float
-    flops_saved: float
-    flops_saved_rate: float
-    length_bins: tuple[LengthBin, ...]
-    used_max: int
-    used_max_over_capacity: float
-    distance_to_optimal: float | None
-    distance_to_infinite: float | None
     prefill_tokens: int
     padded_tokens: int
     padded_s: float
-    ttft_s: dict[str, float]
     latency_s: dict[str, float]
     span_s: float
     preemptions: int
-    evictions: int
     waits: int
     memory: dict[str, int]
-    timing: str
-    seconds: float
-
-    def as_dict(self) -> dict:
-        return asdict(self)
 
 
 def virtual_geometry(costs: Costs, grain: int) -> Geometry:
@@ -146,26 +119,14 @@ def simulate_in_flight(
     seconds = time.process_time() - started
     lengths = np.array([len(trace[i].prompt) for i in run.hits], np.int64)
     skipped = np.array(list(run.hits.values()), np.int64)
-    inputs, hits = int(lengths.sum()), int(skipped.sum())
-    saved = sum(costs.flops(int(n)) for n in skipped)
-    rate = hits / max(1, inputs)
-    far = distances_to_bounds(trace, costs, policy, rate, capacity, grain) if bounds else {}
     return InFlightResult(
-        policy=policy,
+        **asked_and_hit(
+            trace, costs, policy, capacity, lengths, skipped, grain=grain, bounds=bounds
+        ),
         model_spec=model_spec,
-        capacity=capacity,
-        requests=len(run.first_token),
         infeasible=run.infeasible,
-        input_tokens=inputs,
-        hit_tokens=hits,
-        token_hit_rate=rate,
-        flops_saved=saved,
-        flops_saved_rate=saved / max(1.0, sum(costs.flops(int(n)) for n in lengths)),
-        length_bins=length_bins(lengths, skipped),
         used_max=run.used_max,
         used_max_over_capacity=run.used_max / capacity,
-        distance_to_optimal=far.get("optimal"),
-        distance_to_infinite=far.get("infinite"),
         prefill_tokens=counters.prefill_tokens,
         padded_tokens=run.padded_tokens,
         padded_s=run.padded_tokens * costs.flops_per_token / run.device.flops_per_second,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
 from hybrid_jax.costs import Costs
-from hybrid_jax.sim.prefix_cache.policies import least_capacity, make_cache
+from hybrid_jax.sim.prefix_cache.caches import least_capacity, make_cache
 from hybrid_jax.sim.prefix_cache.timing import CostModel, Timing, summary
 from hybrid_jax.sim.prefix_cache.traces import TraceRequest
 
@@ -34,8 +35,8 @@ class LengthBin:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
-    """What one policy did on one trace.
+class CacheResult:
+    """What one policy did on one trace, by either clock.
 
     Attributes:
         policy, model_spec, capacity: as asked; capacity in bytes.
@@ -43,13 +44,12 @@ class Result:
         token_hit_rate: hit_tokens / input_tokens.
         flops_saved: FLOPs of the tokens skipped; flops_saved_rate: share of all prefill FLOPs.
         length_bins: by prompt length.
-        ttft_s: {"p5", "p50", "p95", "mean"} seconds by `timing`.
-        timing: the model or table behind them.
+        ttft_s: {"p5", "p50", "p95", "mean"} seconds to the first token.
+        timing: the model or table behind times.
         evictions: entries evicted.
         used_max, used_max_over_capacity: most bytes ever used, and their share.
         distance_to_optimal, distance_to_infinite: by how much more of the input tokens a clairvoyant policy,
-            and a cache without bounds, would have hit; None where not asked.
-        alpha: what the policy tuned to, if it has one.
+            and a cache without bounds, would have hit in request order; None where not asked.
         seconds: of processor time the run took.
     """
 
@@ -70,11 +70,22 @@ class Result:
     used_max_over_capacity: float
     distance_to_optimal: float | None
     distance_to_infinite: float | None
-    alpha: float | None
     seconds: float
 
-    def as_dict(self) -> dict:
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
         return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(CacheResult):
+    """What one policy did on one trace in request order.
+
+    Attributes:
+        alpha: what the policy tuned to, if it has one.
+    """
+
+    alpha: float | None
 
 
 def simulate(
@@ -93,7 +104,7 @@ def simulate(
     Args:
         trace: requests in order.
         costs: of the model.
-        policy: a name of `policies.NAMES`, "alpha:X" or "alpha-code:X".
+        policy: a name of `caches.NAMES`, "alpha:X" or "alpha-code:X".
         capacity: bytes.
         model_spec: its name, for the result.
         grain: tokens between resume points.
@@ -111,35 +122,52 @@ def simulate(
     hits = np.array([cache.request(r.prompt, r.whole).hit_len for r in trace])
     seconds = time.process_time() - started
     lengths = np.array([len(r.prompt) for r in trace])
-    rate = float(hits.sum() / lengths.sum())
-    distances = distances_to_bounds(trace, costs, policy, rate, capacity, grain) if bounds else {}
     times = [timing.seconds(costs, int(n), int(h)) for n, h in zip(lengths, hits, strict=True)]
-    saved = sum(costs.flops(int(h)) for h in hits)
-    used = cache.peak
     return Result(
-        policy=policy,
+        **asked_and_hit(trace, costs, policy, capacity, lengths, hits, grain=grain, bounds=bounds),
         model_spec=model_spec,
-        capacity=capacity,
-        requests=len(trace),
-        input_tokens=int(lengths.sum()),
-        hit_tokens=int(hits.sum()),
-        token_hit_rate=float(hits.sum() / lengths.sum()),
-        flops_saved=saved,
-        flops_saved_rate=saved / sum(costs.flops(int(n)) for n in lengths),
-        length_bins=length_bins(lengths, hits),
         ttft_s=summary(times),
         timing=timing.describe(),
         evictions=cache.evictions,
-        used_max=used,
-        used_max_over_capacity=used / capacity,
-        distance_to_optimal=distances.get("optimal"),
-        distance_to_infinite=distances.get("infinite"),
+        used_max=cache.peak,
+        used_max_over_capacity=cache.peak / capacity,
         alpha=cache.alpha,
         seconds=seconds,
     )
 
 
-def distances_to_bounds(
+def asked_and_hit(
+    trace: Sequence[TraceRequest],
+    costs: Costs,
+    policy: str,
+    capacity: int,
+    lengths: np.ndarray,
+    hits: np.ndarray,
+    *,
+    grain: int,
+    bounds: bool,
+) -> dict[str, Any]:
+    """The fields of a result about the tokens that were asked for and hit, and the distances to bounds if wanted."""
+    inputs, hit_tokens = int(lengths.sum()), int(hits.sum())
+    rate = hit_tokens / max(1, inputs)
+    saved = sum(costs.flops(int(n)) for n in hits)
+    far = _distances_to_bounds(trace, costs, policy, rate, capacity, grain) if bounds else {}
+    return {
+        "policy": policy,
+        "capacity": capacity,
+        "requests": len(lengths),
+        "input_tokens": inputs,
+        "hit_tokens": hit_tokens,
+        "token_hit_rate": rate,
+        "flops_saved": saved,
+        "flops_saved_rate": saved / max(1.0, sum(costs.flops(int(n)) for n in lengths)),
+        "length_bins": length_bins(lengths, hits),
+        "distance_to_optimal": far.get("optimal"),
+        "distance_to_infinite": far.get("infinite"),
+    }
+
+
+def _distances_to_bounds(
     trace: Sequence[TraceRequest],
     costs: Costs,
     policy: str,

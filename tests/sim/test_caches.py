@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from hybrid_jax.sim.prefix_cache.policies import NAMES, make_cache
+from hybrid_jax.sim.prefix_cache.caches import NAMES, make_cache
 from tests.sim.tiny import COSTS, hits, request
 
 PLENTY = 10_000

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hybrid_jax.sim.prefix_cache.blocks import BlockCache
+from hybrid_jax.sim.prefix_cache.caches import BlockCache
 from tests.sim.tiny import COSTS, hits, tokens
 
 A, B, C, D = (letter * 32 for letter in "ABCD")

@@ -1,0 +1,265 @@
+"""Caches by the names that `simulate --policy` knows."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from hybrid_jax.cache.policy.flop_aware import (
+    FlopAware,
+    own_edge_efficiency,
+    whole_prefix_efficiency,
+)
+from hybrid_jax.cache.policy.simulated import Outcome, SimulatedCache
+from hybrid_jax.cache.policy.table import TUNED, make_policy
+from hybrid_jax.cache.policy.tuner import AlphaTuner
+from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
+from hybrid_jax.costs import Costs
+from hybrid_jax.sim.prefix_cache.clairvoyant import Clairvoyant
+from hybrid_jax.sim.prefix_cache.traces import TraceRequest
+
+BLOCK_TOKENS = 32
+HISTORY_TOKENS = 1 << 22
+HISTORY_SHARE = 0.001  # of the cache's bytes
+
+NAMES = {
+    "none": "no cache",
+    "vllm": "blocks of 32 tokens, a state for each, least recently used goes first",
+    "sglang": "checkpoints at branch points and ends; of whole paths the ends go, least recently used first",
+    "lru": "the same checkpoints; any with at most one child goes, least recently used first",
+    "marconi": "FLOP-aware eviction as the paper reads, alpha tuned by replaying a window",
+    "marconi-code": "FLOP-aware eviction as the published code computes it, alpha tuned the same way",
+    "adaptive": "what has the least to gain goes first, by reuse as learned from what was asked",
+    "optimal": "knows what will be asked: a lower bound of what can be reached",
+    "infinite": "the longest prefix that any earlier request shares: no cache can hit more",
+}
+
+FIXED = {"alpha": own_edge_efficiency, "alpha-code": whole_prefix_efficiency}
+
+
+class Cache(Protocol):
+    """What a simulation runs a trace through."""
+
+    @property
+    def peak(self) -> int:
+        """Most bytes that were ever used."""
+        ...
+
+    @property
+    def evictions(self) -> int:
+        """Entries evicted so far."""
+        ...
+
+    @property
+    def alpha(self) -> float | None:
+        """What the policy tuned to, if it tunes."""
+        ...
+
+    def request(self, prompt: np.ndarray, whole: np.ndarray) -> Outcome:
+        """Looks a prompt up, and caches it with its output: int32 token ids of both, and of the whole."""
+        ...
+
+
+def make_cache(
+    policy: str, costs: Costs, capacity: int, trace: Sequence[TraceRequest], *, grain: int = 1
+) -> Cache:
+    """The cache of one policy, empty.
+
+    Args:
+        policy: one of NAMES, or "alpha:X" for FLOP-aware eviction with a fixed weight, "alpha-code:X" as the
+            published code computes it.
+        costs: of the model.
+        capacity: bytes.
+        trace: what it will be asked; a policy that knows the future reads it.
+        grain: tokens between resume points.
+
+    Raises:
+        ValueError: no such policy, a bad alpha, or a capacity below one checkpoint.
+    """
+    least = least_capacity(costs)
+    if policy not in ("none", "infinite") and capacity < least:
+        raise ValueError(
+            f"simulate: capacity must hold one checkpoint, {least} bytes at least, got {capacity}"
+        )
+    name, _, value = policy.partition(":")
+    if policy == "none":
+        return NoCache()
+    if policy == "infinite":
+        return LongestPrefix()
+    if policy == "vllm":
+        return BlockCache(costs, capacity)
+
+    if policy == "optimal":
+        return Simulated(
+            costs, capacity, Clairvoyant(trace, costs), grain=grain, history_tokens=1 << 40
+        )
+    if policy == "adaptive":
+        known = history_tokens(capacity)
+        return Simulated(
+            costs, capacity, make_policy(policy, costs), grain=grain, history_tokens=known
+        )
+    if policy in TUNED:
+        return Tuned(costs, capacity, make_policy(policy, costs), grain=grain)
+    if policy in ("sglang", "lru"):
+        return Simulated(costs, capacity, make_policy(policy, costs), grain=grain)
+    if name in FIXED and value:
+        order = FlopAware(_number(value), costs, efficiency=FIXED[name])
+        return Simulated(costs, capacity, order, grain=grain)
+    raise ValueError(
+        f"simulate: no policy {policy!r}; known are {', '.join(NAMES)}, and alpha:X or "
+        "alpha-code:X with a number X"
+    )
+
+
+def least_capacity(costs: Costs) -> int:
+    """Bytes that a cache needs to hold anything."""
+    return max(costs.checkpoint_bytes, costs.kv_bytes)
+
+
+def history_tokens(capacity: int) -> int:
+    """Tokens to know beyond those that are cached: a flat number would be fewer than a large cache holds itself."""
+    return max(HISTORY_TOKENS, int(HISTORY_SHARE * capacity) // 4)
+
+
+def _number(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(f"simulate: alpha must be a number of at least 0, got {value!r}") from None
+
+
+class Simulated(SimulatedCache):
+    """A simulated cache that tells what a simulation reports."""
+
+    alpha: float | None = None
+
+    @property
+    def peak(self) -> int:
+        """Most bytes that were ever used."""
+        return self.budget.peak
+
+
+class Tuned(Simulated):
+    """A cache whose alpha is tuned on the way."""
+
+    def __init__(self, costs: Costs, capacity: int, policy: FlopAware, *, grain: int):
+        super().__init__(costs, capacity, policy, grain=grain)
+        replay = lambda policy: SimulatedCache(costs, capacity, policy, grain=grain)
+        self._tuner = AlphaTuner(policy, replay)
+
+    @property
+    def alpha(self) -> float:
+        """The weight of FLOPs over recency; 0 until it is tuned."""
+        return self._tuner.policy.alpha
+
+    def request(self, prompt: np.ndarray, whole: np.ndarray) -> Outcome:
+        outcome = super().request(prompt, whole)
+        self._tuner.observe(prompt, whole, evictions=self.evictions)
+        return outcome
+
+
+class NoCache:
+    """Computes everything."""
+
+    peak = evictions = 0
+    alpha: float | None = None
+
+    def request(self, prompt: np.ndarray, whole: np.ndarray) -> Outcome:
+        """Nothing is ever hit."""
+        return Outcome(num_tokens=len(prompt), hit_len=0, match_len=0, cached_len=0, stored=False)
+
+
+class LongestPrefix(Simulated):
+    """Resumes wherever any earlier prompt or output went, however far: the bound on what can be hit."""
+
+    peak = 0
+
+    def __init__(self) -> None:
+        free = Costs(flops_per_token=1, flops_per_key=0, kv_bytes=1, checkpoint_bytes=0)
+        super().__init__(free, 1 << 62, LeastRecentlyUsed())
+
+
+class BlockCache:
+    """Blocks of some tokens, each with its KV and the recurrent state at its end; LRU goes first.
+
+    This is how vLLM caches hybrids when told to keep every block. A block is known by its own tokens and all before
+    it. Of a sequence the last blocks are used first, so they go first; a request that does not fit stores its
+    beginning.
+
+    Args:
+        costs: bytes of a token and of a checkpoint.
+        capacity: bytes, never exceeded.
+        block_tokens: of one block.
+
+    Attributes:
+        reused, resumed: names of the blocks whose KV some later request hit, and whose state one resumed from.
+    """
+
+    alpha: float | None = None
+
+    def __init__(self, costs: Costs, capacity: int, *, block_tokens: int = BLOCK_TOKENS):
+        self.capacity, self.block_tokens = capacity, block_tokens
+        self._block_bytes = costs.checkpoint_bytes + block_tokens * costs.kv_bytes
+        self._most = capacity // self._block_bytes
+        self._blocks: OrderedDict[int, bool] = OrderedDict()  # by name; whether it was ever hit
+        self._names: dict[tuple[int, bytes], int] = {}  # (name of the block before, tokens) -> name
+        self.evictions = self.num_stored = self.num_reused = 0
+        self.reused: set[int] = set()
+        self.resumed: set[int] = set()
+        self.peak = 0
+
+    @property
+    def num_known(self) -> int:
+        """Different blocks seen so far, cached now or not."""
+        return len(self._names)
+
+    def request(self, prompt: np.ndarray, whole: np.ndarray) -> Outcome:
+        """Hits leading blocks of the prompt, and stores those of the whole."""
+        names = self._path(whole)
+        limit = (len(prompt) - 1) // self.block_tokens
+        hits = 0
+        while hits < min(limit, len(names)) and names[hits] in self._blocks:
+            self.num_reused += not self._blocks[names[hits]]
+            self._blocks[names[hits]] = True
+            hits += 1
+        self.reused.update(names[:hits])
+        self.resumed.update(names[hits - 1 : hits])
+        for name in reversed(names[: self._most]):
+            if name in self._blocks:
+                self._blocks.move_to_end(name)
+        keep = set(names[: self._most])
+        for name in reversed(names[: self._most]):
+            if name not in self._blocks:
+                self._make_room(keep)
+                self._blocks[name] = False
+                self.num_stored += 1
+        for name in reversed(names[: self._most]):  # old and new ones in one order, the last first
+            self._blocks.move_to_end(name)
+        self.peak = max(self.peak, len(self._blocks) * self._block_bytes)
+        hit_len = hits * self.block_tokens
+        return Outcome(
+            num_tokens=len(prompt),
+            hit_len=hit_len,
+            match_len=hit_len,
+            cached_len=hit_len,
+            stored=len(names) <= self._most,
+        )
+
+    def _path(self, tokens: np.ndarray) -> list[int]:
+        names, name, size = [], 0, self.block_tokens
+        for start in range(0, len(tokens) - size + 1, size):
+            key = (name, tokens[start : start + size].tobytes())
+            name = self._names.setdefault(key, len(self._names) + 1)
+            names.append(name)
+        return names
+
+    def _make_room(self, keep: set[int]) -> None:
+        if len(self._blocks) < self._most:
+            return
+        name = next(iter(self._blocks))
+        assert name not in keep, "block cache: a block of the request at hand would go"
+        del self._blocks[name]
+        self.evictions += 1
