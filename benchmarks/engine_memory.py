@@ -27,7 +27,7 @@ from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.sequence import DecodeFlight, Phase, Sequence
-from hybrid_jax.sim.allocators.honest_models import honest_model
+from hybrid_jax.sim.allocators.model_sizes import model_sizes
 
 PROMPT, OUTPUT, SHARED = 1056, 320, 1024
 FULL = 400  # sequences whose cached prefixes fill the arena
@@ -37,7 +37,7 @@ class Load:
     """Rows over the memory of one engine, fed by hand: nothing else of the engine runs."""
 
     def __init__(self, spec: str, policy: str, *, rows: int, kind: str):
-        self.geometry = geometry = honest_model(spec).frames
+        self.geometry = geometry = model_sizes(spec).frames
         self.rows, self.kind = rows, kind
         each = geometry.num_pages(PROMPT + OUTPUT) * geometry.frames_per_page
         each += 2 * geometry.state_frames

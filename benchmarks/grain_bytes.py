@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hybrid_jax.config import MoE
-from hybrid_jax.sim.allocators.honest_models import HonestModel, honest_model
+from hybrid_jax.sim.allocators.model_sizes import ModelSizes, model_sizes
 from hybrid_jax.sim.model_specs import load_spec
 
 MODELS = (
@@ -20,14 +20,14 @@ MIB = 1 << 20
 KINDS = ("engine", "fold in window", "raw, fold in window")
 
 
-def split_state(model: HonestModel) -> tuple[int, int]:
+def split_state(model: ModelSizes) -> tuple[int, int]:
     """Bytes of a row's float32 states, and of the convolution's columns in its checkpoint."""
     (group,) = model.frames.groups
     columns = 4 * group.num_layers * group.column_words
     return model.state_bytes - columns, columns
 
 
-def ring_traffic(model: HonestModel, length: int, *, folds_in_window: bool, raw: bool) -> float:
+def ring_traffic(model: ModelSizes, length: int, *, folds_in_window: bool, raw: bool) -> float:
     """Bytes read and written for the recurrent layers of one row, per decoded token, weights left out.
 
     Every step reads the state and the records so far, its own too, and writes one. A fold, every `length` tokens,
@@ -49,12 +49,12 @@ def ring_traffic(model: HonestModel, length: int, *, folds_in_window: bool, raw:
     return state + records + window + fold / length
 
 
-def overwriting_traffic(model: HonestModel) -> int:
+def overwriting_traffic(model: ModelSizes) -> int:
     """The same without rings: every token reads and writes the state."""
     return 2 * sum(split_state(model))
 
 
-def other_bytes(name: str, model: HonestModel) -> float | None:
+def other_bytes(name: str, model: ModelSizes) -> float | None:
     """A row's share of the weights, in bfloat16, and its KV; None where experts make that a matter of routing."""
     spec = load_spec(name)
     if any(isinstance(block, MoE) for _, block in spec.blocks):
@@ -71,7 +71,7 @@ def rows() -> list[dict]:
     over rings of 32 as the engine has them; `step_over_32`: the same with weights and KV."""
     found = []
     for name in MODELS:
-        model, other = honest_model(name), other_bytes(name, honest_model(name))
+        model, other = model_sizes(name), other_bytes(name, model_sizes(name))
         base = ring_traffic(model, STANDARD, folds_in_window=False, raw=False)
         for length in LENGTHS:
             kinds = {

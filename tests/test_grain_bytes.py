@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import grain_bytes
 from benchmarks.grain_bytes import overwriting_traffic, ring_traffic, split_state
-from hybrid_jax.sim.allocators.honest_models import honest_model
+from hybrid_jax.sim.allocators.model_sizes import model_sizes
 from tests.sim.tiny import MODEL
 
 # Two layers with a word of columns each: of a state of 60 bytes 8 are columns. A record has 2, raw 4; a window 6.
@@ -33,17 +33,17 @@ def test_overwriting_reads_and_writes_the_state():
 
 
 def test_states_and_columns_of_a_real_model():
-    state, columns = split_state(honest_model("nemotron_h_8b"))
+    state, columns = split_state(model_sizes("nemotron_h_8b"))
     assert state == 24 * 128 * 64 * 128 * 4 and columns == 24 * 3 * 10240 * 2
 
 
 def test_the_whole_step_counts_the_weights_of_dense_models():
-    model = honest_model("nemotron_h_8b")
+    model = model_sizes("nemotron_h_8b")
     weights = 24 * (4096 * (8192 + 10240 + 128) + 8192 * 4096 + 10240 * 5 + 3 * 128 + 8192)
     weights += 24 * 2 * 4096 * 21504 + 4 * (4096 * (32 + 8 + 8) * 128 + 32 * 128 * 4096)
     expected = 2 * weights / grain_bytes.ROWS + grain_bytes.CONTEXT * model.token_bytes
     assert grain_bytes.other_bytes("nemotron_h_8b", model) == pytest.approx(expected, rel=1e-9)
-    assert grain_bytes.other_bytes("qwen3_next_80b", honest_model("qwen3_next_80b")) is None
+    assert grain_bytes.other_bytes("qwen3_next_80b", model_sizes("qwen3_next_80b")) is None
 
 
 def test_every_geometry_has_every_length():

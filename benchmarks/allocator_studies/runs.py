@@ -12,14 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hybrid_jax.sim.allocators.avmp import HIGH, LOW, MIN_INTERVAL, Avmp
-from hybrid_jax.sim.allocators.baselines import HALF, make_allocator
-from hybrid_jax.sim.allocators.honest_allocators import make_honest
-from hybrid_jax.sim.allocators.honest_models import honest_model
-from hybrid_jax.sim.allocators.pool_geometry import PUBLISHED
-from hybrid_jax.sim.allocators.pool_honest import run_honest
-from hybrid_jax.sim.allocators.pool_loads import WORKLOADS, make_load
-from hybrid_jax.sim.allocators.pool_paper import run_paper
+from hybrid_jax.sim.allocators.loads import WORKLOADS, make_load
+from hybrid_jax.sim.allocators.model_sizes import PUBLISHED, model_sizes
+from hybrid_jax.sim.allocators.names import HALF, make_memory, make_published, make_run
+from hybrid_jax.sim.allocators.paper_mode import run_paper
+from hybrid_jax.sim.allocators.published import HIGH, LOW, MIN_INTERVAL, Avmp
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 1 << 30
@@ -112,7 +109,7 @@ def cells(*, smoke: bool) -> Iterator[Cell]:
                 yield Cell(mode="honest", allocator=name, **where)
 
 
-load, model_of = cache(make_load), cache(honest_model)
+load, model_of = cache(make_load), cache(model_sizes)
 
 
 def run_cell(cell: Cell) -> dict | None:
@@ -122,7 +119,7 @@ def run_cell(cell: Cell) -> dict | None:
 
 def _paper(cell: Cell) -> dict:
     geometry, size = PUBLISHED[cell.model], cell.gib * GIB
-    memory = make_allocator(cell.allocator, geometry, size)
+    memory = make_published(cell.allocator, geometry, size)
     return _run_paper(cell, memory)
 
 
@@ -149,22 +146,22 @@ def _run_paper(cell: Cell, memory) -> dict:
 def _honest(cell: Cell) -> dict | None:
     model, size = model_of(cell.model), cell.gib * GIB
     try:
-        memory = make_honest(cell.allocator, model, size)
+        memory = make_memory(cell.allocator, model, size)
     except ValueError:  # the rings of so many rows leave no room
         return None
-    requests = load(cell.workload, cell.seed)
-    return run_honest(requests, memory, model, name=cell.allocator, pool_bytes=size).as_dict()
+    run = make_run(load(cell.workload, cell.seed), memory, model)
+    return run.run(name=cell.allocator, pool_bytes=size).as_dict()
 
 
 def _spare(cell: Cell) -> dict | None:
     """A pool of more than the budget, which everything is still measured by."""
     model, size = model_of(cell.model), cell.gib * GIB
-    memory = make_honest(cell.allocator, model, int(cell.options[0] * size))
+    memory = make_memory(cell.allocator, model, int(cell.options[0] * size))
     # Who is refused at the budget stays refused, or another load would be compared.
-    own, ideal = memory.fits_alone, make_honest("ideal", model, size).fits_alone
+    own, ideal = memory.fits_alone, make_memory("ideal", model, size).fits_alone
     memory.fits_alone = lambda num_tokens: ideal(num_tokens) and own(num_tokens)
-    requests = load(cell.workload, cell.seed)
-    return run_honest(requests, memory, model, name=cell.allocator, pool_bytes=size).as_dict()
+    run = make_run(load(cell.workload, cell.seed), memory, model)
+    return run.run(name=cell.allocator, pool_bytes=size).as_dict()
 
 
 RUN: dict[str, Callable[[Cell], dict | None]] = {

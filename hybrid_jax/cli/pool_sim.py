@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.cli.exits import write, write_json
+
+if TYPE_CHECKING:
+    from hybrid_jax.sim.allocators.loads import PoolLoad
+    from hybrid_jax.sim.allocators.paper_mode import PaperResult
+    from hybrid_jax.sim.allocators.ticks import TickResult
 
 
 def pool_sim(
@@ -59,7 +65,7 @@ def pool_sim(
     ] = False,
 ) -> None:
     """Runs requests through an allocator of KV pages and recurrent states, without a model."""
-    from hybrid_jax.sim.allocators.pool_loads import make_load, pick_load, read_loads
+    from hybrid_jax.sim.allocators.loads import make_load, pick_load, read_loads
 
     if mode not in ("paper", "honest"):
         raise ValueError(f"--mode must be paper or honest, got {mode!r}")
@@ -80,33 +86,25 @@ def pool_sim(
         show(result)
 
 
-def _paper(load, allocator: str, model_spec: str, pool: str):
-    from hybrid_jax.sim.allocators.baselines import make_allocator
-    from hybrid_jax.sim.allocators.pool_geometry import parse_pool, published_geometry
-    from hybrid_jax.sim.allocators.pool_paper import run_paper
+def _paper(load: Callable[[], PoolLoad], allocator: str, model_spec: str, pool: str) -> PaperResult:
+    from hybrid_jax.sim.allocators.model_sizes import parse_pool, published_sizes
+    from hybrid_jax.sim.allocators.names import make_published
+    from hybrid_jax.sim.allocators.paper_mode import run_paper
 
-    geometry = published_geometry(model_spec)
-    pool_bytes = parse_pool(pool, geometry)
-    memory = make_allocator(allocator, geometry, pool_bytes)
-    return run_paper(load(), memory, geometry, name=allocator, pool_bytes=pool_bytes)
+    layers = published_sizes(model_spec)
+    pool_bytes = parse_pool(pool, layers)
+    memory = make_published(allocator, layers, pool_bytes)
+    return run_paper(load(), memory, layers, name=allocator, pool_bytes=pool_bytes)
 
 
-def _honest(load, allocator: str, model_spec: str, pool: str):
-    from hybrid_jax.sim.allocators.honest_allocators import make_honest
-    from hybrid_jax.sim.allocators.honest_models import honest_model
-    from hybrid_jax.sim.allocators.pool_geometry import parse_pool
-    from hybrid_jax.sim.allocators.pool_honest import run_beside_ideal
+def _honest(load: Callable[[], PoolLoad], allocator: str, model_spec: str, pool: str) -> TickResult:
+    from hybrid_jax.sim.allocators.model_sizes import model_sizes, parse_pool
+    from hybrid_jax.sim.allocators.names import make_memory, run_beside_ideal
 
-    model = honest_model(model_spec)
+    model = model_sizes(model_spec)
     pool_bytes = parse_pool(pool, model.layers)
-    make_honest(allocator, model, pool_bytes)  # a mistake in the name shows before the ideal runs
-    return run_beside_ideal(
-        load(),
-        lambda name: make_honest(name, model, pool_bytes),
-        model,
-        name=allocator,
-        pool_bytes=pool_bytes,
-    )
+    make_memory(allocator, model, pool_bytes)  # a mistake in the name shows before the ideal runs
+    return run_beside_ideal(load(), model, name=allocator, pool_bytes=pool_bytes)
 
 
 def _print(result) -> None:

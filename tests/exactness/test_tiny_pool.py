@@ -20,7 +20,7 @@ from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.runner import Runner
 from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.sequence import DecodeFlight, Sequence
-from hybrid_jax.sim.allocators.pool_loads import make_load
+from hybrid_jax.sim.allocators.loads import make_load
 from tests.exactness.conftest import load
 from tests.exactness.engines import make_engine, one_shape, start_over
 from tests.exactness.jobs import Job, Run, drive, random_prompt

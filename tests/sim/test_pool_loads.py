@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hybrid_jax.sim.allocators.pool_loads import (
+from hybrid_jax.sim.allocators.loads import (
     COLUMNS,
     COUNTS,
     WORKLOADS,

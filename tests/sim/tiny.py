@@ -6,23 +6,22 @@ import numpy as np
 
 from hybrid_jax.costs import Costs
 from hybrid_jax.geometry import sized_geometry
-from hybrid_jax.sim.allocators.honest_models import HonestModel
-from hybrid_jax.sim.allocators.pool_geometry import PoolGeometry
-from hybrid_jax.sim.allocators.pool_loads import PoolLoad
+from hybrid_jax.sim.allocators.loads import PoolLoad
+from hybrid_jax.sim.allocators.model_sizes import LayerSizes, ModelSizes
 from hybrid_jax.sim.prefix_cache.caches import make_cache
 from hybrid_jax.sim.prefix_cache.traces import TraceRequest
 
 # One byte a token, ten a checkpoint, one FLOP a token.
 COSTS = Costs(flops_per_token=1, flops_per_key=0, kv_bytes=1, checkpoint_bytes=10)
 # Two layers of each kind; a page of ten bytes, a state of thirty.
-POOL = PoolGeometry(
+POOL = LayerSizes(
     name="tiny", page_tokens=4, page_bytes=10, num_pages_each=2, state_bytes=30, num_states=2
 )
 # The same in frames of 20 bytes: a page of four tokens takes one, a state three.
 FRAMES = sized_geometry(
     frame_words=5, page_tokens=4, frames_per_page=1, token_words=2, state_frames=3, grain=8
 )
-MODEL = HonestModel(layers=POOL, frames=FRAMES, window_bytes=6, record_bytes=2, raw_bytes=4)
+MODEL = ModelSizes(layers=POOL, frames=FRAMES, window_bytes=6, record_bytes=2, raw_bytes=4)
 # A line of a trace in each of its forms.
 SEGMENTS = {"session_id": 7, "turn_id": 2, "ts": 1.5, "in": [[5, 3], [9, 2, 4]], "out": [[6, 1]]}
 TOKENS = {"session_id": "a", "turn_id": 0, "ts": 2, "input_tokens": [3, 1, 2], "output_tokens": [9]}

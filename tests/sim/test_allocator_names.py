@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hybrid_jax.sim.allocators.baselines import make_allocator
+from hybrid_jax.sim.allocators.names import make_published
 from tests.sim.tiny import POOL as TINY
 
 
@@ -24,7 +24,7 @@ from tests.sim.tiny import POOL as TINY
     ],
 )
 def test_a_name_gives_the_sizes_of_its_pools(name, pages, states):
-    memory = make_allocator(name, TINY, 600)
+    memory = make_published(name, TINY, 600)
     assert [pool.num_units for pool in memory.pools] == [pages, states]
     assert getattr(memory, "batch", None) == (7 if name.endswith("b7") else None)
 
@@ -35,17 +35,17 @@ def test_a_name_gives_the_sizes_of_its_pools(name, pages, states):
 def test_an_unknown_name_is_an_error_that_lists_the_known(name):
     message = f"pool-sim: no allocator {name!r}; known are padded_unified, fixed_dual_mrXX, fixed_dual:X, "
     with pytest.raises(ValueError, match=f"^{re.escape(message)}.*as in fixed_dual_mr05, "):
-        make_allocator(name, TINY, 600)
+        make_published(name, TINY, 600)
 
 
 @pytest.mark.parametrize(("name", "share"), [("fixed_dual:1.5", "1.5"), ("avmp_static_mr00", "0")])
 def test_a_share_must_leave_something(name, share):
     message = f"pool-sim: {name}: the share of states must lie between 0 and 1, got {share}"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        make_allocator(name, TINY, 600)
+        make_published(name, TINY, 600)
 
 
 def test_a_share_too_small_for_one_state_is_refused():
     message = "pool-sim: fixed_dual:0.04 must leave room for one state of 30 bytes, got a share of 0.04 of 600 bytes"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        make_allocator("fixed_dual:0.04", TINY, 600)
+        make_published("fixed_dual:0.04", TINY, 600)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hybrid_jax.sim.allocators.pool_geometry import PoolGeometry
-from hybrid_jax.sim.allocators.pool_loads import PoolLoad
-from hybrid_jax.sim.allocators.pools import KV, STATE, Allocator, PoolResult
+from hybrid_jax.sim.allocators.loads import PoolLoad, PoolResult
+from hybrid_jax.sim.allocators.model_sizes import LayerSizes
+from hybrid_jax.sim.allocators.published import KV, STATE, FixedDual
 
 DEPARTURE, GROWTH, ARRIVAL = 0, 1, 2  # in this order within a tick
 
@@ -43,7 +43,7 @@ class PaperResult(PoolResult):
 
 
 def run_paper(
-    load: PoolLoad, allocator: Allocator, geometry: PoolGeometry, *, name: str, pool_bytes: int
+    load: PoolLoad, allocator: FixedDual, layers: LayerSizes, *, name: str, pool_bytes: int
 ) -> PaperResult:
     """Runs a load through an allocator by the published rules.
 
@@ -54,20 +54,20 @@ def run_paper(
     Args:
         load: the requests.
         allocator: empty.
-        geometry: sizes of the model's pages and states.
+        layers: sizes of the model's pages and states.
         name, pool_bytes: of the allocator, for the result.
     """
-    kinds, requests = events(load, geometry)
-    prompt_pages = [geometry.num_pages(length) for length in load.prompt_lens.tolist()]
-    layers, states = geometry.num_pages_each, geometry.num_states
+    kinds, requests = events(load, layers)
+    prompt_pages = [layers.num_pages(length) for length in load.prompt_lens.tolist()]
+    each, states = layers.num_pages_each, layers.num_states
     failures = [0] * len(load)
     allocate, release = allocator.allocate, allocator.release
     start = time.process_time()
     for kind, request in zip(kinds, requests, strict=True):
         if kind == GROWTH:
-            failed = allocate(request, KV, 1, layers)
+            failed = allocate(request, KV, 1, each)
         elif kind == ARRIVAL:
-            failed = allocate(request, KV, prompt_pages[request], layers)
+            failed = allocate(request, KV, prompt_pages[request], each)
             failed += allocate(request, STATE, 1, states)
         else:
             release(request)
@@ -79,12 +79,7 @@ def run_paper(
     counters = allocator.counters
     hollow = len(completed & counters.victims)
     return PaperResult(
-        workload=load.workload,
-        allocator=name,
-        model_spec=geometry.name,
-        pool_bytes=pool_bytes,
-        seed=load.seed,
-        requests=len(load),
+        **load.asked(name, layers.name, pool_bytes),
         oom_count=sum(failures),
         oom_requests=len(load) - len(completed),
         completed=len(completed),
@@ -98,24 +93,24 @@ def run_paper(
         victim_requests=len(counters.victims),
         self_evictions=counters.self_evictions,
         pages_evicted=counters.pages_evicted,
-        allocate_calls=layers * kinds.count(GROWTH) + (layers + states) * len(load),
+        allocate_calls=each * kinds.count(GROWTH) + (each + states) * len(load),
         peak_bytes=counters.peak_bytes,
         reserved_bytes=allocator.reserved_bytes,
         cpu_seconds=seconds,
     )
 
 
-def events(load: PoolLoad, geometry: PoolGeometry) -> tuple[list[int], list[int]]:
+def events(load: PoolLoad, layers: LayerSizes) -> tuple[list[int], list[int]]:
     """Kinds and requests of all events, in their order: by tick, kind and request."""
     numbers = np.arange(len(load))
     ends = load.prompt_lens + load.gen_lens
     # A page begins with the token behind a multiple of page_tokens. The last token's does not count: its tick is the
     # departure's, which comes first.
-    first = -(-load.prompt_lens // geometry.page_tokens) * geometry.page_tokens + 1
-    growths = np.maximum(-(-(ends - first) // geometry.page_tokens), 0)
+    first = -(-load.prompt_lens // layers.page_tokens) * layers.page_tokens + 1
+    growths = np.maximum(-(-(ends - first) // layers.page_tokens), 0)
     owners = np.repeat(numbers, growths)
     nth = np.arange(len(owners)) - np.repeat(np.cumsum(growths) - growths, growths)
-    grown = load.arrivals[owners] + first[owners] + nth * geometry.page_tokens
+    grown = load.arrivals[owners] + first[owners] + nth * layers.page_tokens
     ticks = np.concatenate((load.arrivals + ends, grown, load.arrivals))
     kinds = np.repeat((DEPARTURE, GROWTH, ARRIVAL), (len(load), len(owners), len(load)))
     requests = np.concatenate((numbers, owners, numbers))

@@ -1,4 +1,6 @@
-"""Requests for studies of allocators: lengths and arrival ticks, no tokens. Four seeded loads, or a CSV file."""
+"""Requests for studies of allocators: lengths and arrival ticks, no tokens. Four seeded loads, or a CSV file.
+
+And what the result of every study says."""
 
 from __future__ import annotations
 
@@ -7,8 +9,9 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,33 +40,81 @@ class PoolLoad:
     def __len__(self) -> int:
         return len(self.prompt_lens)
 
+    def asked(self, allocator: str, model_spec: str, pool_bytes: int) -> dict[str, Any]:
+        """What a result says of what was run, but for the mode."""
+        return {
+            "workload": self.workload,
+            "allocator": allocator,
+            "model_spec": model_spec,
+            "pool_bytes": pool_bytes,
+            "seed": self.seed,
+            "requests": len(self),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolResult:
+    """What a result says in every mode, each in its own sense.
+
+    Attributes:
+        mode, workload, allocator, model_spec, pool_bytes, seed: what was run.
+        requests: requests that came. completed: requests that ran to their end.
+        oom_count: times that there was no memory.
+        hollow: completed requests whose memory was gone.
+        evictions: times that a running request lost its memory and went on.
+        rebalance_count, migrated_bytes: moves of capacity between the kinds.
+        allocate_calls: calls for memory. peak_bytes: most bytes at once. cpu_seconds: of the run.
+    """
+
+    mode: str
+    workload: str
+    allocator: str
+    model_spec: str
+    pool_bytes: int
+    seed: int
+    requests: int
+    oom_count: int
+    completed: int
+    hollow: int
+    evictions: int
+    rebalance_count: int
+    migrated_bytes: int
+    allocate_calls: int
+    peak_bytes: int
+    cpu_seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return asdict(self)
+
 
 class BadLoad(ValueError):
     """A line of a file is not what its form asks for; the message names the line."""
 
 
-Draw = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray, np.ndarray]]
+Drawn = tuple[np.ndarray, np.ndarray, np.ndarray]  # prompt lengths, lengths to generate, arrivals
+Draw = Callable[[np.random.Generator, int], Drawn]
 
 
-def _uniform_short(rng: np.random.Generator, num: int):
+def _uniform_short(rng: np.random.Generator, num: int) -> Drawn:
     prompt = rng.integers(128, 1025, num)
     return prompt, rng.integers(64, 257, num), np.arange(num)
 
 
-def _mixed_long(rng: np.random.Generator, num: int):
+def _mixed_long(rng: np.random.Generator, num: int) -> Drawn:
     is_long = rng.random(num) < 0.2
     short = rng.integers(512, 4097, num)
     prompt = np.where(is_long, rng.integers(16384, 65537, num), short)
     return prompt, rng.integers(128, 513, num), np.arange(num)
 
 
-def _agentic_burst(rng: np.random.Generator, num: int):
+def _agentic_burst(rng: np.random.Generator, num: int) -> Drawn:
     arrivals = np.ceil(np.cumsum(rng.exponential(0.1, num))).astype(np.int64)  # ten a tick
     prompt = np.clip(rng.lognormal(8.5, 1.0, num).astype(np.int64), 64, 65536)
     return prompt, rng.integers(64, 257, num), arrivals
 
 
-def _sharegpt_replay(rng: np.random.Generator, num: int):
+def _sharegpt_replay(rng: np.random.Generator, num: int) -> Drawn:
     counts = np.array(json.loads(COUNTS.read_text(encoding="utf-8")))
     prompt = np.clip(rng.choice(counts, num), 16, 4096)
     gen = np.clip(rng.lognormal(4.5, 1.0, num).astype(np.int64), 32, 2048)

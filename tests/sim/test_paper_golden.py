@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hybrid_jax.sim.allocators.avmp import Avmp
-from hybrid_jax.sim.allocators.baselines import make_allocator
-from hybrid_jax.sim.allocators.pool_geometry import PUBLISHED
-from hybrid_jax.sim.allocators.pool_loads import WORKLOADS, make_load
-from hybrid_jax.sim.allocators.pool_paper import PaperResult, run_paper
-from hybrid_jax.sim.allocators.pools import KV, STATE
+from hybrid_jax.sim.allocators.loads import WORKLOADS, make_load
+from hybrid_jax.sim.allocators.model_sizes import PUBLISHED
+from hybrid_jax.sim.allocators.names import make_published
+from hybrid_jax.sim.allocators.paper_mode import PaperResult, run_paper
+from hybrid_jax.sim.allocators.published import KV, STATE, Avmp
 
 DATA = Path(__file__).parent / "data"
 GIB = 1 << 30
@@ -45,7 +44,7 @@ def run(allocator, workload: str, model: str, gib: int, seed: int) -> PaperResul
     """One run; an allocator by its name, or one that is made."""
     geometry, name = PUBLISHED[model], "own"
     if isinstance(allocator, str):
-        name, allocator = allocator, make_allocator(allocator, geometry, gib * GIB)
+        name, allocator = allocator, make_published(allocator, geometry, gib * GIB)
     return run_paper(load(workload, seed), allocator, geometry, name=name, pool_bytes=gib * GIB)
 
 
@@ -75,7 +74,7 @@ def test_the_published_sweep_of_batch_sizes(allocator):
     for row in (row for row in SWEEP if row["allocator"] == allocator):
         geometry, ooms, others = PUBLISHED[row["model_spec"]], [], []
         for seed in SEEDS[row["workload"]]:
-            memory = make_allocator(allocator, geometry, int(row["gib"]) * GIB)
+            memory = make_published(allocator, geometry, int(row["gib"]) * GIB)
             found = run(memory, row["workload"], row["model_spec"], int(row["gib"]), seed)
             ooms.append(found.oom_count)
             sizes = memory.pools[KV].num_units, memory.pools[STATE].num_units

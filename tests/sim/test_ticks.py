@@ -1,4 +1,4 @@
-"""The honest harness: its rules by hand, beside a model that walks every tick, and what it counts as hollow."""
+"""Runs in ticks: their rules by hand, beside a model that walks every tick, and what it counts as hollow."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybrid_jax.sim.allocators.honest_allocators import make_honest
-from hybrid_jax.sim.allocators.honest_memory import Ideal
-from hybrid_jax.sim.allocators.honest_units import fixed_dual
-from hybrid_jax.sim.allocators.pool_honest import run_beside_ideal, run_honest
+from hybrid_jax.sim.allocators.names import make_memory, make_run, run_beside_ideal
+from hybrid_jax.sim.allocators.rivals import Amounts, fixed_dual, ideal
 from tests.sim.tiny import MODEL, pool_load
 
 # Tokens take 5 bytes each, by 4 at once; a state 60.
 
 
 def run(pool_bytes, *requests, memory=None):
-    memory = memory or Ideal(MODEL, pool_bytes, step_tokens=4)
-    return run_honest(pool_load(*requests), memory, MODEL, name="own", pool_bytes=pool_bytes)
+    memory = memory or ideal(MODEL, pool_bytes, step_tokens=4)
+    return make_run(pool_load(*requests), memory, MODEL).run(name="own", pool_bytes=pool_bytes)
 
 
 def test_a_request_alone_takes_a_tick_per_token():
@@ -76,55 +74,60 @@ def test_utilisation_is_content_over_budget_while_others_wait():
 
 def test_the_ideal_runs_beside():
     load = pool_load((8, 4, 0), (8, 4, 0))
-    make = lambda name: make_honest(name, MODEL, 240)
-    found = run_beside_ideal(load, make, MODEL, name="fixed_dual_mr05", pool_bytes=240)
+    found = run_beside_ideal(load, MODEL, name="fixed_dual_mr05", pool_bytes=240)
     # The ideal holds both for 24 tokens in 12 ticks; half of 240 is room for two states but not for 4 x 2 pages.
     assert (found.makespan, found.ideal_infeasible, found.of_ideal) == (12, 0, 1.0)
-    found = run_beside_ideal(load, make, MODEL, name="fixed_dual:0.7", pool_bytes=240)
+    found = run_beside_ideal(load, MODEL, name="fixed_dual:0.7", pool_bytes=240)
     assert (found.makespan, found.of_ideal) == (24, 0.5)
 
 
-class Forgetful(Ideal):
+class Bytes(Amounts):
+    """The ideal of 100 bytes, to be changed."""
+
+    def __init__(self):
+        parts = lambda tokens: (-(-tokens // 4) * 20, 60)
+        sizes = {"step_tokens": 4, "slot_bytes": 60, "reserved_bytes": 100}
+        super().__init__((100,), (1,), parts, pools=(0, 0), calls=(2, 2, (1, 0)), **sizes)
+
+
+class Forgetful(Bytes):
     """Takes the memory of whoever was admitted first, as the published allocators do, and says so when asked."""
+
+    def __init__(self):
+        super().__init__()
+        self.victims = set()
 
     def admit(self, request, num_tokens):
         if super().admit(request, num_tokens):
             return True
-        victim = next(iter(self._steps))
-        self._free_bytes += self._bytes(self._steps[victim])
-        self._steps[victim] = -1
+        victim = next(iter(self._tokens))
+        super().release(victim)
+        self.victims.add(victim)
         return super().admit(request, num_tokens)
 
     def grow(self, request, num_tokens):
-        return self._steps[request] < 0 or super().grow(request, num_tokens)
+        return request in self.victims or super().grow(request, num_tokens)
 
     def release(self, request):
-        if self._steps[request] < 0:
-            del self._steps[request]
-        else:
+        if request not in self.victims:
             super().release(request)
-
-    def holds(self, request):
-        return (0, False) if self._steps[request] < 0 else super().holds(request)
 
 
 def test_a_request_that_lost_its_memory_unawares_is_hollow():
-    memory = Forgetful(MODEL, 100, step_tokens=4)
-    found = run(100, (4, 4, 0), (4, 4, 2), memory=memory)
+    found = run(100, (4, 4, 0), (4, 4, 2), memory=Forgetful())
     assert (found.completed, found.hollow, found.makespan) == (2, 1, 10)
 
 
-class Lossy(Ideal):
+class Lossy(Bytes):
     """Loses capacity whenever a request goes."""
 
     def release(self, request):
         super().release(request)
-        self._free_bytes -= 30
+        self.free[0] -= 30
 
 
 def test_who_waits_for_memory_that_never_comes_back_is_given_up():
-    memory = Lossy(MODEL, 100, step_tokens=4)
-    found = run(100, (4, 2, 0), (4, 2, 0), memory=memory)
+    found = run(100, (4, 2, 0), (4, 2, 0), memory=Lossy())
     assert (found.completed, found.infeasible, found.leaked_bytes) == (1, 1, 30)
 
 
@@ -198,12 +201,11 @@ NAMES = (
 @given(requests=st.lists(REQUEST, min_size=1, max_size=12))
 @settings(max_examples=40, deadline=None)
 def test_everyone_completes_or_is_refused_and_nothing_leaks(name, requests):
-    memory = make_honest(name, MODEL, 600)
+    memory = make_memory(name, MODEL, 600)
     found = run(600, *requests, memory=memory)
     assert found.completed + found.infeasible == len(requests)
     assert (found.hollow, found.leaked_bytes) == (0, 0)
-    if hasattr(memory, "check_invariants"):
-        memory.check_invariants()
+    memory.check_invariants()
 
 
 def test_a_share_of_the_pool_that_is_too_small_refuses():

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hybrid_jax.geometry import ring_specs
-from hybrid_jax.sim.allocators.honest_allocators import make_honest
-from hybrid_jax.sim.allocators.honest_models import honest_model
-from hybrid_jax.sim.allocators.honest_rings import KINDS, RingsInFrames
-from hybrid_jax.sim.allocators.pool_honest import run_honest
+from hybrid_jax.sim.allocators.model_sizes import model_sizes
+from hybrid_jax.sim.allocators.names import make_memory, make_run
+from hybrid_jax.sim.allocators.rivals import RING_KINDS, Amounts, rings_in_frames
 from tests.sim.tiny import MODEL, pool_load
 
 A, B = range(2)
@@ -16,10 +15,10 @@ A, B = range(2)
 # 2 for each of at most 8 records: one frame, with 8 records two. Raw records of 4 bytes: from the sixth on two.
 
 
-def with_frames(count: int, kind: str) -> RingsInFrames:
+def with_frames(count: int, kind: str) -> Amounts:
     """A pool of so many frames beside the sink, a line of five entries, and not a byte more."""
-    memory = RingsInFrames(MODEL, (count + 1) * 28 + 20, kind=kind)
-    assert memory.num_frames == count
+    memory = rings_in_frames(MODEL, (count + 1) * 28 + 20, kind=kind)
+    assert memory.units == (count,)
     return memory
 
 
@@ -56,14 +55,14 @@ def test_raw_records_have_no_columns_beside_them():
 def test_a_record_without_a_frame_is_refused_and_changes_nothing():
     memory = with_frames(6, "records")
     assert memory.admit(A, 7) and not memory.grow(A, 8)
-    assert memory.used_bytes == 6 * 20 and memory.holds(A) == (8, True)
+    assert memory.used_bytes == 6 * 20 and memory.holds(A) == (7, True)
     memory.check_invariants()
 
 
 def test_page_and_record_of_one_token_come_together_or_not_at_all():
     model = MODEL.at_grain(4)  # raw records of 4 bytes, by fives: no frame but the first
-    memory = RingsInFrames(model, 8 * 28 + 16, kind="raw")
-    assert memory.num_frames == 7 and memory.admit(A, 8)
+    memory = rings_in_frames(model, 8 * 28 + 16, kind="raw")
+    assert memory.units == (7,) and memory.admit(A, 8)
     assert memory.used_bytes == 6 * 20
     assert memory.grow(A, 9) and not memory.grow(A, 13)
     assert memory.used_bytes == 7 * 20
@@ -76,11 +75,11 @@ def test_who_fits_alone_has_room_for_the_longest_ring_it_will_have():
     assert not with_frames(6, "rings").fits_alone(5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", RING_KINDS)
 @pytest.mark.parametrize("grain", [1, 8, 32])
 def test_everything_lies_within_the_budget(kind, grain):
-    model = honest_model("nemotron_h_8b").at_grain(grain)
-    memory = RingsInFrames(model, 1 << 30, kind=kind)
+    model = model_sizes("nemotron_h_8b").at_grain(grain)
+    memory = rings_in_frames(model, 1 << 30, kind=kind)
     taken = memory.reserved_bytes + memory.row_bytes(100)
     assert (1 << 30) - 2 * model.frames.frame_bytes < taken <= 1 << 30
 
@@ -91,7 +90,7 @@ def test_a_run_by_hand():
     # before the records go: B goes again, after 1, and is back. A departs at 10, B at 9 + 12.
     memory = with_frames(12, "records")
     load = pool_load((6, 4, 0), (4, 8, 0))
-    found = run_honest(load, memory, MODEL, name="own", pool_bytes=13 * 28 + 20)
+    found = make_run(load, memory, MODEL).run(name="own", pool_bytes=13 * 28 + 20)
     assert (found.completed, found.preempted, found.recomputed_tokens) == (2, 2, 8 + 1)
     assert (found.makespan, found.most_running) == (21, 2)
     assert (found.hollow, found.leaked_bytes, found.infeasible) == (0, 0, 0)
@@ -101,7 +100,7 @@ def test_a_run_by_hand():
 def test_a_shorter_ring_beside_the_pool_changes_the_footprint_alone():
     load, size = pool_load((6, 20, 0), (4, 30, 0)), 2000
     long, short = (
-        run_honest(load, make_honest(name, MODEL, size), MODEL, name=name, pool_bytes=size)
+        make_run(load, make_memory(name, MODEL, size), MODEL).run(name=name, pool_bytes=size)
         for name in ("frames@8", "frames@2")
     )
     assert long.tokens_per_tick == short.tokens_per_tick
@@ -110,7 +109,7 @@ def test_a_shorter_ring_beside_the_pool_changes_the_footprint_alone():
 
 
 def test_rings_are_those_of_the_engines_layout():
-    model = honest_model("nemotron_h_8b")
+    model = model_sizes("nemotron_h_8b")
     for grain in (1, 8, 32):
         (specs,) = ring_specs(model.at_grain(grain).frames, num_rows=1, window=1)
         assert model.at_grain(grain).ring_bytes == sum(each.num_bytes for each in specs.values())
@@ -123,15 +122,15 @@ def test_rings_are_those_of_the_engines_layout():
 def test_lengths_that_are_no_power_of_two_up_to_64_are_refused(name):
     length = name.rpartition("@")[2]
     with pytest.raises(ValueError, match=f"{name}: a ring's length .* from 1 to 64, got {length}$"):
-        make_honest(name, MODEL, 2000)
+        make_memory(name, MODEL, 2000)
 
 
 @pytest.mark.parametrize("name", ["frames_rings:4", "frames_some", "frames@", "ideal:4@8"])
 def test_other_names_are_unknown(name):
     with pytest.raises(ValueError, match="^pool-sim: no allocator"):
-        make_honest(name, MODEL, 2000)
+        make_memory(name, MODEL, 2000)
 
 
 def test_a_pool_without_room_for_a_request_and_its_ring_is_refused():
     with pytest.raises(ValueError, match="must hold 6 frames of 20 bytes"):
-        RingsInFrames(MODEL, 6 * 28, kind="rings")
+        rings_in_frames(MODEL, 6 * 28, kind="rings")

@@ -6,11 +6,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hybrid_jax.sim.allocators.avmp import BALANCED, KV_PRESSURED, LOG_LEN, STATE_PRESSURED, Avmp
-from hybrid_jax.sim.allocators.fixed_dual import FixedDual
-from hybrid_jax.sim.allocators.padded import PaddedUnified
-from hybrid_jax.sim.allocators.pool_geometry import PUBLISHED
-from hybrid_jax.sim.allocators.pools import KV, STATE, UnitPool
+from hybrid_jax.sim.allocators.model_sizes import PUBLISHED
+from hybrid_jax.sim.allocators.published import (
+    BALANCED,
+    KV,
+    KV_PRESSURED,
+    LOG_LEN,
+    STATE,
+    STATE_PRESSURED,
+    Avmp,
+    FixedDual,
+    PaddedUnified,
+    UnitPool,
+)
 from tests.sim.tiny import POOL as TINY
 
 A, B, C, D = range(4)
@@ -146,20 +154,20 @@ def test_every_page_takes_the_larger_size():
     memory = PaddedUnified(TINY, 200)
     memory.allocate(A, KV, 2)
     memory.allocate(A, STATE, 1)
-    assert memory.num_pages == 6 and memory.used_bytes == 90
+    assert memory.pools[KV].num_units == 6 and memory.used_bytes == 90
 
 
 def test_an_evicted_request_gives_back_pages_of_others_when_it_departs():
     memory = PaddedUnified(TINY, 180)
     memory.allocate(A, KV, 4)  # 0 1 2 3
     memory.allocate(B, KV, 3)  # evicts A, takes 3 2 1
-    assert memory.owners == {3: B, 2: B, 1: B}
+    assert memory.pools[KV].owners == {3: B, 2: B, 1: B}
     memory.release(A)
-    assert memory.owners == {} and memory.held == {}
-    assert memory.free == [5, 4, 0, 1, 2, 3]
+    assert memory.pools[KV].owners == {} and memory.pools[KV].held == {}
+    assert memory.pools[KV].free == [5, 4, 0, 1, 2, 3]
     memory.check_invariants()
     memory.release(B)
-    assert memory.free == [5, 4, 0, 1, 2, 3]
+    assert memory.pools[KV].free == [5, 4, 0, 1, 2, 3]
 
 
 def test_who_loses_some_pages_to_a_departure_keeps_its_place():
@@ -168,7 +176,7 @@ def test_who_loses_some_pages_to_a_departure_keeps_its_place():
     memory.allocate(B, KV, 2)  # 3 4
     memory.allocate(C, KV, 2)  # evicts A; free were 5, then 0 1 2: takes 2 1
     memory.release(A)
-    assert list(memory.held) == [B] and list(memory.free) == [5, 0, 1, 2]
+    assert list(memory.pools[KV].held) == [B] and list(memory.pools[KV].free) == [5, 0, 1, 2]
     memory.allocate(D, KV, 5)
     assert memory.counters.victims == {A, B}
 
@@ -176,8 +184,8 @@ def test_who_loses_some_pages_to_a_departure_keeps_its_place():
 def test_a_page_in_use_that_nobody_holds_is_found():
     memory = PaddedUnified(TINY, 180)
     memory.allocate(A, KV, 2)
-    del memory.held[A][0]
-    with pytest.raises(AssertionError, match="4 pages free, 2 in use, 1 held, of 6 pages"):
+    del memory.pools[KV].held[A][0]
+    with pytest.raises(AssertionError, match="5 units free or held, of 6 units"):
         memory.check_invariants()
 
 

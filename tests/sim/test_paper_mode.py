@@ -7,14 +7,14 @@ import re
 import numpy as np
 import pytest
 
-from hybrid_jax.sim.allocators.fixed_dual import FixedDual
-from hybrid_jax.sim.allocators.pool_geometry import (
+from hybrid_jax.sim.allocators.loads import PoolLoad
+from hybrid_jax.sim.allocators.model_sizes import (
     PUBLISHED,
     parse_pool,
-    published_geometry,
+    published_sizes,
 )
-from hybrid_jax.sim.allocators.pool_loads import PoolLoad
-from hybrid_jax.sim.allocators.pool_paper import ARRIVAL, DEPARTURE, GROWTH, events, run_paper
+from hybrid_jax.sim.allocators.paper_mode import ARRIVAL, DEPARTURE, GROWTH, events, run_paper
+from hybrid_jax.sim.allocators.published import FixedDual
 from tests.sim.tiny import POOL as TINY
 
 JAMBA = PUBLISHED["jamba_1_5_mini"]
@@ -111,7 +111,7 @@ def test_sizes_of_the_published_models():
 def test_an_unknown_model_is_an_error_that_lists_the_known():
     message = "pool-sim: no model 'gpt_9' in paper mode; known are jamba_1_5_mini, mamba2_1b3"
     with pytest.raises(ValueError, match=f"^{message}$"):
-        published_geometry("gpt_9")
+        published_sizes("gpt_9")
 
 
 @pytest.mark.parametrize(
