@@ -48,6 +48,13 @@ def write_json(value: dict[str, Any]) -> None:
     write(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def write_rows(rows: list[tuple[str, str]]) -> None:
+    """Writes names and values, the values below each other."""
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        write(f"{name:<{width}}  {value}")
+
+
 def note(text: str) -> None:
     """One line on stderr."""
     print(f"hybrid-jax: {' '.join(text.split())}", file=sys.stderr)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hybrid_jax.byte_sizes import format_size
-from hybrid_jax.cli.exits import write, write_json
+from hybrid_jax.cli.exits import write_json, write_rows
 
 if TYPE_CHECKING:
     from hybrid_jax.sim.allocators.loads import PoolLoad
@@ -128,7 +128,7 @@ def _print(result) -> None:
         ),
         ("processor time", f"{result.cpu_seconds:.2f} s"),
     ]
-    _write_rows(rows)
+    write_rows(rows)
 
 
 def _print_honest(result) -> None:
@@ -168,10 +168,4 @@ def _print_honest(result) -> None:
         ("prefixes", f"may end at multiples of {result.prefix_tokens:,} tokens"),
         ("processor time", f"{result.cpu_seconds:.2f} s, {result.allocate_calls:,} allocate calls"),
     ]
-    _write_rows(rows)
-
-
-def _write_rows(rows: list[tuple[str, str]]) -> None:
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        write(f"{name:<{width}}  {value}")
+    write_rows(rows)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hybrid_jax.byte_sizes import format_size, parse_size
-from hybrid_jax.cli.exits import write_json
+from hybrid_jax.cli.exits import write_json, write_rows
 
 
 def simulate(
@@ -110,12 +110,6 @@ def share(value: float) -> str:
     return f"{100 * value:.2f} %"
 
 
-def _print_rows(console: Console, rows: list[tuple[str, str]]) -> None:
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        console.print(f"{name:<{width}}  {value}")
-
-
 def _hit_rows(result) -> list[tuple[str, str]]:
     """What both clocks tell of hits and memory."""
     distances = (
@@ -150,7 +144,7 @@ def _print_in_flight(result) -> None:
         ("waited for another's", f"{result.waits:,}"),
         ("processor time", f"{result.seconds:.2f} s"),
     ]
-    _print_rows(Console(highlight=False, soft_wrap=True), rows)
+    write_rows(rows)
 
 
 def _padding(result) -> str:
@@ -162,7 +156,6 @@ def _padding(result) -> str:
 
 
 def _print(result) -> None:
-    console = Console(highlight=False, soft_wrap=True)
     rows = [
         ("policy", result.policy + ("" if result.alpha is None else f", alpha {result.alpha:g}")),
         ("model", result.model_spec),
@@ -172,11 +165,11 @@ def _print(result) -> None:
         ("time to first token", f"{_times(result.ttft_s)} ({result.timing})"),
         ("processor time", f"{result.seconds:.2f} s"),
     ]
-    _print_rows(console, rows)
+    write_rows(rows)
     table = Table("prompt tokens from", "requests", "token hit rate", box=None)
     for part in result.length_bins:
         table.add_row(f"{part.tokens:,}", f"{part.requests:,}", share(part.token_hit_rate))
-    console.print(table)
+    Console(highlight=False, soft_wrap=True).print(table)
 
 
 def _times(seconds: dict[str, float]) -> str:

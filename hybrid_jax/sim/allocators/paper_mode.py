@@ -12,6 +12,10 @@ from hybrid_jax.sim.allocators.model_sizes import LayerSizes
 from hybrid_jax.sim.allocators.published import KV, STATE, FixedDual
 
 DEPARTURE, GROWTH, ARRIVAL = 0, 1, 2  # in this order within a tick
+OF_ALLOCATOR = (  # fields of a result that an allocator counts by the same names
+    *("rebalances_refused", "migrated_bytes", "wasted_bytes", "peak_bytes"),
+    *("evictions", "self_evictions", "pages_evicted"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,21 +84,15 @@ def run_paper(
     hollow = len(completed & counters.victims)
     return PaperResult(
         **load.asked(name, layers.name, pool_bytes),
+        **{name: getattr(counters, name) for name in OF_ALLOCATOR},
         oom_count=sum(failures),
         oom_requests=len(load) - len(completed),
         completed=len(completed),
         hollow=hollow,
         intact=len(completed) - hollow,
         rebalance_count=counters.rebalances,
-        rebalances_refused=counters.rebalances_refused,
-        migrated_bytes=counters.migrated_bytes,
-        wasted_bytes=counters.wasted_bytes,
-        evictions=counters.evictions,
         victim_requests=len(counters.victims),
-        self_evictions=counters.self_evictions,
-        pages_evicted=counters.pages_evicted,
         allocate_calls=each * kinds.count(GROWTH) + (each + states) * len(load),
-        peak_bytes=counters.peak_bytes,
         reserved_bytes=allocator.reserved_bytes,
         cpu_seconds=seconds,
     )

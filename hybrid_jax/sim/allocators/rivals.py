@@ -329,14 +329,12 @@ class Superblocks(Amounts):
             self.slot_bytes = model.state_bytes * block_bytes // in_block
         self.block_bytes, self.num_blocks = block_bytes, pool_bytes // block_bytes
         self.empty = list(range(self.num_blocks - 1, -1, -1))
-        self.room: tuple[list[int], list[int]] = ([], [])  # heaps of blocks that may have room
-        self.used: dict[int, int] = {}  # objects in each block in use
-        self.held: tuple[dict[int, dict[int, int]], ...] = ({}, {})  # request -> block -> objects
-        self.spare = [0, 0]  # objects that fit in blocks in use
+        self.used: tuple[Counter[int], ...] = (Counter(), Counter())  # objects in each block in use
+        self.held: tuple[dict[int, Counter[int]], ...] = ({}, {})  # of each request
 
     @property
     def used_bytes(self) -> int:
-        return len(self.used) * self.block_bytes
+        return sum(map(len, self.used)) * self.block_bytes
 
     def fits_alone(self, num_tokens: int) -> bool:
         if not all(self.per_block):
@@ -345,56 +343,41 @@ class Superblocks(Amounts):
         return sum(-(-need // each) for need, each in needs) <= self.num_blocks
 
     def check_invariants(self) -> None:
-        counted = Counter()
-        for blocks in (blocks for held in self.held for blocks in held.values()):
-            counted.update(blocks)
-        if counted != self.used or sorted([*self.empty, *counted]) != list(range(self.num_blocks)):
+        counted = tuple(sum(held.values(), Counter()) for held in self.held)
+        blocks = sorted([*self.empty, *self.used[KV], *self.used[STATE]])
+        if counted != self.used or blocks != list(range(self.num_blocks)):
             raise AssertionError(
-                f"superblocks: {len(self.empty)} free, {len(self.used)} in use, {len(counted)} held, "
-                f"of {self.num_blocks}"
+                f"superblocks: {len(self.empty)} free, {list(map(len, self.used))} in use, "
+                f"{list(map(len, counted))} held, of {self.num_blocks}"
             )
 
     def _held(self, request: int) -> Parts:
         return tuple(sum(held.get(request, {}).values()) for held in self.held)
 
     def _has_room(self, needs: Sequence[int]) -> bool:
-        new = [
-            -(-max(0, need - spare) // each)
-            for need, spare, each in zip(needs, self.spare, self.per_block, strict=True)
-        ]
+        kinds = zip(needs, self.used, self.per_block, strict=True)
+        spare = lambda used, each: len(used) * each - used.total()
+        new = [-(-max(0, need - spare(used, each)) // each) for need, used, each in kinds]
         return sum(new) <= len(self.empty)
 
     def _take(self, request: int, kind: int, count: int) -> None:
-        held = self.held[kind].setdefault(request, {})
-        room, each = self.room[kind], self.per_block[kind]
+        held = self.held[kind].setdefault(request, Counter())
+        used, each = self.used[kind], self.per_block[kind]
         while count:
-            if not room:
+            block = min((block for block, objects in used.items() if objects < each), default=None)
+            if block is None:
                 block = self.empty.pop()
-                self.used[block] = 0
-                self.spare[kind] += each
-                heapq.heappush(room, block)
-            block = room[0]
-            taken = min(count, each - self.used[block])
-            self.used[block] += taken
-            self.spare[kind] -= taken
-            held[block] = held.get(block, 0) + taken
+            taken = min(count, each - used[block])
+            used[block] += taken
+            held[block] += taken
             count -= taken
-            if self.used[block] == each:
-                heapq.heappop(room)
 
     def _give_back(self, request: int) -> None:
-        for kind in (KV, STATE):
-            room, each = self.room[kind], self.per_block[kind]
-            for block, count in self.held[kind].pop(request).items():
-                if self.used[block] == each:
-                    heapq.heappush(room, block)
-                self.used[block] -= count
-                self.spare[kind] += count
-                if not self.used[block]:
-                    del self.used[block]
-                    room.remove(block)
-                    heapq.heapify(room)
-                    self.spare[kind] -= each
+        for used, held in zip(self.used, self.held, strict=True):
+            for block, count in held.pop(request).items():
+                used[block] -= count
+                if not used[block]:
+                    del used[block]
                     self.empty.append(block)
 
 

@@ -15,6 +15,12 @@ from hybrid_jax.sim.allocators.model_sizes import ModelSizes
 from hybrid_jax.sim.allocators.published import Counters
 
 DEPARTURE, DECODE, GROWTH, ARRIVAL = 0, 1, 2, 3  # in this order within a tick
+# Fields of a result that a run and an allocator count by the same names.
+OF_RUN = ("completed", "infeasible", "hollow", "preempted", "most_running", "makespan")
+OF_ALLOCATOR = (
+    *("allocate_calls", "folds_in_place", "folds_to_new", "migrated_bytes", "copied_bytes"),
+    *("wasted_bytes", "rebalances_refused"),
+)
 
 
 class PoolSizes(Protocol):
@@ -37,7 +43,6 @@ class PoolSizes(Protocol):
     @property
     def used_bytes(self) -> int:
         """Bytes that are not free."""
-        ...
 
     def row_bytes(self, num_rows: int) -> int:
         """Memory beside the pool while so many requests run."""
@@ -55,23 +60,18 @@ class RequestMemory(PoolSizes, Protocol):
 
     def fits_alone(self, num_tokens: int) -> bool:
         """Whether a request of so many tokens could have the empty pool."""
-        ...
 
     def admit(self, request: int, num_tokens: int) -> bool:
         """Gives KV for so many tokens and a state, both or nothing."""
-        ...
 
     def grow(self, request: int, num_tokens: int) -> bool:
         """Gives KV for so many tokens in all, and does what else is due up to there."""
-        ...
 
     def release(self, request: int) -> None:
         """Takes back all that a request holds."""
-        ...
 
     def holds(self, request: int) -> tuple[int, bool]:
         """Tokens whose KV a request still has, and whether it has its state."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,33 +251,22 @@ class TickRun:
         return TickResult(
             **self.load.asked(name, self.model.name, pool_bytes),
             oom_count=self.infeasible + self.preempted,
-            completed=self.completed,
-            infeasible=self.infeasible,
-            hollow=self.hollow,
-            preempted=self.preempted,
+            **{name: getattr(self, name) for name in OF_RUN},
+            **{name: getattr(counters, name) for name in OF_ALLOCATOR},
             recomputed_tokens=self.recomputed,
             tokens_per_tick=speed,
             of_ideal=of_ideal,
             ideal_infeasible=None if ideal is None else ideal.infeasible,
             utilisation=share,
             mean_running=self.running_ticks / makespan if makespan else 0.0,
-            most_running=self.most_running,
             mean_latency=float(np.mean(self.latencies or 0)),
             p95_latency=float(np.percentile(self.latencies or 0, 95)),
-            makespan=makespan,
             peak_bytes=peak,
             peak_footprint=peak / pool_bytes,
             slot_padding=1 - self.model.state_bytes / pool.slot_bytes,
-            migrated_bytes=counters.migrated_bytes,
-            copied_bytes=counters.copied_bytes,
-            wasted_bytes=counters.wasted_bytes,
             leaked_bytes=pool.used_bytes,
             rebalance_count=counters.rebalances,
-            rebalances_refused=counters.rebalances_refused,
-            folds_in_place=counters.folds_in_place,
-            folds_to_new=counters.folds_to_new,
             prefix_tokens=pool.prefix_tokens,
-            allocate_calls=counters.allocate_calls,
             cpu_seconds=seconds,
         )
 

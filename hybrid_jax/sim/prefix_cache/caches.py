@@ -46,21 +46,17 @@ class Cache(Protocol):
     @property
     def peak(self) -> int:
         """Most bytes that were ever used."""
-        ...
 
     @property
     def evictions(self) -> int:
         """Entries evicted so far."""
-        ...
 
     @property
     def alpha(self) -> float | None:
         """What the policy tuned to, if it tunes."""
-        ...
 
     def request(self, prompt: np.ndarray, whole: np.ndarray) -> Outcome:
         """Looks a prompt up, and caches it with its output: int32 token ids of both, and of the whole."""
-        ...
 
 
 def make_cache(

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.policy.value import freed_bytes, saved_tokens
-from hybrid_jax.cache.pools.counted import ByteBudget, CountedPages, CountedSlots
-from hybrid_jax.cache.tree.eviction import EvictionPolicy
+from hybrid_jax.cache.tree.eviction import EvictionPolicy, LeastRecentlyUsed
 from hybrid_jax.cache.tree.node import Node
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.costs import Costs
@@ -26,15 +26,8 @@ class Future:
     """
 
     def __init__(self, trace: Sequence[TraceRequest]):
-        budget = ByteBudget(0)
-        tree = RadixTree(
-            budget,
-            CountedSlots(budget, 0),
-            grain=1,
-            page_tokens=0,
-            needs_slots=True,
-            page_holds=CountedPages(budget, 0),
-        )
+        states = Costs(flops_per_token=1, flops_per_key=0, kv_bytes=0, checkpoint_bytes=1)
+        tree = SimulatedCache(states, 0, LeastRecentlyUsed(), history_tokens=1 << 62).tree
         prompts = [tree.announce(request.prompt) for request in trace]
         wholes = [tree.announce(request.whole) for request in trace]
         self._root = tree.root
