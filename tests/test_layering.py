@@ -163,6 +163,29 @@ def test_a_rule_allows_nothing_that_no_module_needs():
     assert unused == {}
 
 
+@pytest.mark.parametrize(
+    ("part", "user"), [("sim.allocators", "cli.pool_sim"), ("sim.prefix_cache", "cli.simulate")]
+)
+def test_only_its_command_imports_a_study(part, user):
+    users = {
+        module
+        for module, path in SOURCES.items()
+        if any(inside(short(name), (part,)) for name, _ in imported_modules(path))
+        and not inside(short(module), (part,))
+    }
+    assert users == {f"hybrid_jax.{user}"}
+
+
+def test_simulators_and_commands_name_no_kind_of_recurrent_layer():
+    """They know layers through `hybrid_jax.kinds` alone."""
+    named = [
+        module
+        for module, path in SOURCES.items()
+        if inside(short(module), ("sim", "cli")) and re.search(r"mamba.?2", path.read_text(), re.I)
+    ]
+    assert named == []
+
+
 def test_rooms_are_small():
     """So a reader sees a room's files at once."""
     files = Counter(path.parent.relative_to(ROOT).as_posix() for path in SOURCES.values())

@@ -21,7 +21,7 @@ def pool_sim(
     workload: Annotated[
         str,
         typer.Option(
-            help="uniform_short, mixed_long, agentic_burst or sharegpt_replay, or one of the --trace file."
+            help="uniform_short, mixed_long, agentic_burst or sharegpt_replay, or a workload of the --trace file."
         ),
     ] = "mixed_long",
     allocator: Annotated[
@@ -29,22 +29,24 @@ def pool_sim(
         typer.Option(
             help="padded_unified, fixed_dual_mr05, fixed_dual:0.474, fixed_dual_sglang, avmp_static_mr05, "
             "avmp_dynamic_b128; other shares and batches in the same way. In honest mode also frames (the engine's "
-            "own), frames:64 (rings of 64 rows in the pool), frames:64@8 (of 8 tokens), frames_rings, frames_records, "
-            "frames_raw (rings in frames), vllm_big_block, superblocks:16MiB, two_ended, ideal.",
+            "own scheduler and memory), frames:64 (rings of 64 rows in the pool), frames:64@8 (of 8 tokens), "
+            "frames_rings, frames_records, frames_raw (rings in frames), vllm_big_block, superblocks:16MiB, two_ended, "
+            "ideal.",
             show_default="frames; in paper mode avmp_dynamic_b128",
         ),
     ] = None,
     model_spec: Annotated[
         str,
         typer.Option(
-            help="jamba_1_5_mini or mamba2_1b3, in the paper's sizes; in honest mode also nemotron_h_8b, "
-            "qwen3_next_80b, bamba_9b, granite_4_h_small, paper_7b_float32, or a .toml file."
+            help="The paper's models in the paper's sizes: jamba_1_5_mini, and one with larger states (a wrong name "
+            "lists both). In honest mode also nemotron_h_8b, qwen3_next_80b, bamba_9b, granite_4_h_small, "
+            "paper_7b_float32, or a .toml file."
         ),
     ] = "jamba_1_5_mini",
-    pool: Annotated[str, typer.Option(help="Memory: 1GiB, 4GiB or bytes.")] = "4GiB",
+    pool: Annotated[str, typer.Option(help="Memory to share: 1GiB, 4GiB or bytes.")] = "4GiB",
     seed: Annotated[
         int | None,
-        typer.Option(help="Of the workload.", show_default="the first of the published three"),
+        typer.Option(help="Seed of the workload.", show_default="the first of the published three"),
     ] = None,
     trace: Annotated[
         Path | None,
@@ -56,7 +58,7 @@ def pool_sim(
     mode: Annotated[
         str,
         typer.Option(
-            help="honest: a request that does not fit waits, and one that is preempted begins again; paper: the "
+            help="honest: a request that does not fit waits, and a preempted one computes its tokens again; paper: the "
             "published harness, in which running requests lose memory and do not notice."
         ),
     ] = "honest",
@@ -107,7 +109,7 @@ def _honest(load: Callable[[], PoolLoad], allocator: str, model_spec: str, pool:
     return run_beside_ideal(load(), model, name=allocator, pool_bytes=pool_bytes)
 
 
-def _print(result) -> None:
+def _print(result: PaperResult) -> None:
     moves = (
         f"{result.rebalance_count:,} done, {format_size(result.migrated_bytes)}; "
         f"{result.rebalances_refused:,} refused; {format_size(result.wasted_bytes)} lost for ever"
@@ -131,7 +133,7 @@ def _print(result) -> None:
     write_rows(rows)
 
 
-def _print_honest(result) -> None:
+def _print_honest(result: TickResult) -> None:
     rows = [
         ("allocator", f"{result.allocator}, {format_size(result.pool_bytes)}"),
         ("model", result.model_spec),

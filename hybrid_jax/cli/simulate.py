@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -11,6 +11,10 @@ from rich.table import Table
 
 from hybrid_jax.byte_sizes import format_size, parse_size
 from hybrid_jax.cli.exits import write_json, write_rows
+
+if TYPE_CHECKING:
+    from hybrid_jax.sim.prefix_cache.in_flight import InFlightResult
+    from hybrid_jax.sim.prefix_cache.request_order import CacheResult, Result
 
 
 def simulate(
@@ -35,7 +39,7 @@ def simulate(
     clock: Annotated[
         str,
         typer.Option(
-            help="order: each request is cached before the next is looked up; arrivals: they come when the trace "
+            help="order: each request is cached before the next is looked up; arrivals: requests come when the trace "
             "says and run side by side, through the engine's own scheduler."
         ),
     ] = "order",
@@ -107,10 +111,11 @@ def simulate(
 
 
 def share(value: float) -> str:
+    """A share as percent."""
     return f"{100 * value:.2f} %"
 
 
-def _hit_rows(result) -> list[tuple[str, str]]:
+def _hit_rows(result: CacheResult) -> list[tuple[str, str]]:
     """What both clocks tell of hits and memory."""
     distances = (
         ("a clairvoyant hits", result.distance_to_optimal),
@@ -127,7 +132,7 @@ def _hit_rows(result) -> list[tuple[str, str]]:
     ]
 
 
-def _print_in_flight(result) -> None:
+def _print_in_flight(result: InFlightResult) -> None:
     rows = [
         ("policy", result.policy),
         ("model", result.model_spec),
@@ -147,7 +152,7 @@ def _print_in_flight(result) -> None:
     write_rows(rows)
 
 
-def _padding(result) -> str:
+def _padding(result: InFlightResult) -> str:
     part = result.padded_tokens / max(1, result.prefill_tokens + result.padded_tokens)
     return (
         f"{result.padded_tokens:,} tokens beside {result.prefill_tokens:,} of prompts, {share(part)} of what is "
@@ -155,7 +160,7 @@ def _padding(result) -> str:
     )
 
 
-def _print(result) -> None:
+def _print(result: Result) -> None:
     rows = [
         ("policy", result.policy + ("" if result.alpha is None else f", alpha {result.alpha:g}")),
         ("model", result.model_spec),
