@@ -9,6 +9,7 @@ import sys
 import traceback
 from pathlib import Path
 from typing import Any
+from typing import Annotated
 
 import typer
 
@@ -21,6 +22,10 @@ VALID = re.compile(
 )
 A = {"integer": "an integer", "number": "a number"}
 CALLERS_MISTAKES = (ValueError, NotImplementedError, OSError)
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="One machine-readable object on stdout instead of text.")
+]
 
 
 class StdoutError(Exception):

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from hybrid_jax import __version__
 from hybrid_jax.byte_sizes import parse_size
-from hybrid_jax.cli.exits import note, read_stdin, run, write, write_json
+from hybrid_jax.cli.exits import JsonOption, note, read_stdin, run, write, write_json
 from hybrid_jax.cli.pool_sim import pool_sim
 from hybrid_jax.cli.simulate import simulate
 from hybrid_jax.cli.words import Options, shell_words
@@ -47,9 +47,6 @@ app = typer.Typer(
     add_completion=False,
 )
 
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="One machine-readable object on stdout instead of text.")
-]
 ModelOption = Annotated[
     str | None, typer.Option(help="Model directory; the bundled small model by default.")
 ]

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybrid_jax.byte_sizes import format_size
-from hybrid_jax.cli.exits import write_json, write_rows
+from hybrid_jax.cli.exits import JsonOption, write_json, write_rows
+from hybrid_jax.sizes import format_size
 
 if TYPE_CHECKING:
-    from hybrid_jax.sim.allocators.loads import PoolLoad
+    from hybrid_jax.sim.allocators.loads import PoolLoad, PoolResult
     from hybrid_jax.sim.allocators.paper_mode import PaperResult
     from hybrid_jax.sim.allocators.ticks import TickResult
 
@@ -62,9 +62,7 @@ def pool_sim(
             "published harness, in which running requests lose memory and do not notice."
         ),
     ] = "honest",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One machine-readable object on stdout instead of text.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Runs requests through an allocator of KV pages and recurrent states, without a model."""
     from hybrid_jax.sim.allocators.loads import make_load, pick_load, read_loads
@@ -109,15 +107,21 @@ def _honest(load: Callable[[], PoolLoad], allocator: str, model_spec: str, pool:
     return run_beside_ideal(load(), model, name=allocator, pool_bytes=pool_bytes)
 
 
+def _asked(result: PoolResult) -> list[tuple[str, str]]:
+    return [
+        ("allocator", f"{result.allocator}, {format_size(result.pool_bytes)}"),
+        ("model", result.model_spec),
+        ("workload", f"{result.workload}, seed {result.seed}, {result.requests:,} requests"),
+    ]
+
+
 def _print(result: PaperResult) -> None:
     moves = (
         f"{result.rebalance_count:,} done, {format_size(result.migrated_bytes)}; "
         f"{result.rebalances_refused:,} refused; {format_size(result.wasted_bytes)} lost for ever"
     )
     rows = [
-        ("allocator", f"{result.allocator}, {format_size(result.pool_bytes)}"),
-        ("model", result.model_spec),
-        ("workload", f"{result.workload}, seed {result.seed}, {result.requests:,} requests"),
+        *_asked(result),
         ("failed calls", f"{result.oom_count:,} of {result.allocate_calls:,}"),
         ("completed", f"{result.completed:,}, as the paper counts"),
         ("of those hollow", f"{result.hollow:,}; they lost memory while they ran"),
@@ -135,9 +139,7 @@ def _print(result: PaperResult) -> None:
 
 def _print_honest(result: TickResult) -> None:
     rows = [
-        ("allocator", f"{result.allocator}, {format_size(result.pool_bytes)}"),
-        ("model", result.model_spec),
-        ("workload", f"{result.workload}, seed {result.seed}, {result.requests:,} requests"),
+        *_asked(result),
         (
             "tokens per tick",
             f"{result.tokens_per_tick:.2f}, {result.of_ideal:.4f} of the byte-fluid ideal's",

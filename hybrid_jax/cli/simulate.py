@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from hybrid_jax.byte_sizes import format_size, parse_size
-from hybrid_jax.cli.exits import write_json, write_rows
+from hybrid_jax.cli.exits import JsonOption, write_json, write_rows
+from hybrid_jax.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
     from hybrid_jax.sim.prefix_cache.in_flight import InFlightResult
@@ -63,9 +63,7 @@ def simulate(
     bounds: Annotated[
         bool, typer.Option(help="Also run the clairvoyant policy and the cache without bounds.")
     ] = True,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One machine-readable object on stdout instead of text.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Runs a trace through a prefix cache, without a model, and shows what it would have hit."""
     from hybrid_jax.sim.model_specs import load_spec

@@ -1,6 +1,7 @@
 """A pool far too small for its load: hundreds of preemptions and evictions, and not one other token.
 
-The loads are the published ones for allocators (`sim.pool_loads`), lengths scaled down to a tiny model, all at once:
+The loads are the published ones for allocators (`sim.allocators.loads`), lengths scaled down to a tiny model, all at
+once:
 short prompts, mixed lengths, and bursts. They run twice, where memory holds everything and where it holds
 one long sequence and a bit. The scheduler of either is told of another part of the same arena, so that both run
 the same executables.

@@ -8,7 +8,7 @@ import csv
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -162,11 +162,7 @@ def make_load(workload: str, seed: int | None = None) -> PoolLoad:
     seed = kind.seed if seed is None else seed
     if seed < 0:
         raise ValueError(f"--seed must be a whole number of at least 0, got {seed}")
-    drawn = kind.draw(np.random.default_rng(seed), kind.num_requests)
-    prompt, gen, arrivals = (array.astype(np.int64) for array in drawn)
-    return PoolLoad(
-        workload=workload, seed=seed, prompt_lens=prompt, gen_lens=gen, arrivals=arrivals
-    )
+    return _load(workload, seed, kind.draw(np.random.default_rng(seed), kind.num_requests))
 
 
 def read_loads(path: Path | str) -> dict[tuple[str, int], PoolLoad]:
@@ -194,7 +190,7 @@ def read_loads(path: Path | str) -> dict[tuple[str, int], PoolLoad]:
         requests.append(request)
     if not found:
         raise BadLoad(f"{path.name}: a trace must hold at least one request, got none")
-    return {key: _load(*key, requests) for key, requests in found.items()}
+    return {key: _load(*key, np.array(requests).T[1:]) for key, requests in found.items()}
 
 
 def pick_load(
@@ -211,8 +207,8 @@ def pick_load(
     return loads[workload, seeds[0] if seed is None else seed]
 
 
-def _load(workload: str, seed: int, requests: list[list[int]]) -> PoolLoad:
-    _, prompt, gen, arrivals = np.array(requests, np.int64).T
+def _load(workload: str, seed: int, columns: Iterable[np.ndarray]) -> PoolLoad:
+    prompt, gen, arrivals = (column.astype(np.int64) for column in columns)
     return PoolLoad(
         workload=workload, seed=seed, prompt_lens=prompt, gen_lens=gen, arrivals=arrivals
     )

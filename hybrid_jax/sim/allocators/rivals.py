@@ -393,9 +393,11 @@ class _End:
 
     @property
     def free_inside(self) -> int:
+        """Holes below the top."""
         return self.top - len(self.owners)
 
     def take(self, request: int, count: int) -> None:
+        """Gives a request units: holes first, then places at the top."""
         mine = self.held.setdefault(request, set())
         inside = min(count, self.free_inside)
         places = [heapq.heappop(self.holes) for _ in range(inside)]
@@ -407,6 +409,7 @@ class _End:
         mine.update(places)
 
     def give_back(self, request: int) -> None:
+        """All units of a request become holes."""
         for place in self.held.pop(request):
             del self.owners[place]
             heapq.heappush(self.holes, place)

@@ -190,6 +190,7 @@ class _Run:
             last[request.session_id] = number
 
     def go(self) -> None:
+        """Runs until every request has ended or was refused."""
         while self._due or self.scheduler.has_work:
             while self._due and self._due[0][0] <= self.now:
                 self._arrive(*heapq.heappop(self._due))

@@ -37,6 +37,7 @@ class CostModel:
         return self.overhead_s + costs.flops(num_tokens, start=hit_len) / self.flops_per_second
 
     def describe(self) -> str:
+        """The formula, with its numbers."""
         return f"{1e3 * self.overhead_s:g} ms + FLOPs / {self.flops_per_second / 1e12:g} TFLOP/s"
 
 
@@ -66,6 +67,7 @@ class DeviceModel:
         return self.dispatch_s + flops / self.flops_per_second + num_steps * step
 
     def describe(self) -> str:
+        """The formula, with its numbers."""
         return (
             f"{1e3 * self.dispatch_s:g} ms + FLOPs / {self.flops_per_second / 1e12:g} TFLOP/s + "
             f"bytes / {self.bytes_per_second / 1e12:g} TB/s"
@@ -110,6 +112,7 @@ class MeasuredTable:
         return rows
 
     def seconds(self, costs: Costs, num_tokens: int, hit_len: int) -> float:
+        """Time to the first token of a prompt whose first `hit_len` tokens are cached."""
         tokens, times, wanted = self._tokens, self._seconds, num_tokens - hit_len
         if wanted > tokens[-1]:
             slope = (times[-1] - times[-2]) / (tokens[-1] - tokens[-2])
@@ -117,6 +120,7 @@ class MeasuredTable:
         return float(np.interp(wanted, tokens, times))
 
     def describe(self) -> str:
+        """Name of the file."""
         return f"table {self._name}"
 
 
