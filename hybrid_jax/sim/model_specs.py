@@ -24,7 +24,7 @@ class ModelSpec:
     Attributes:
         name: of its file.
         about: one line on what it is.
-        costs: FLOPs of a prefill, bytes of a token and a checkpoint.
+        costs: FLOPs of a prefill, and bytes of a token and a checkpoint.
         blocks: (how many, block) pairs; none where only a paper's own counts are known.
     """
 
@@ -43,7 +43,7 @@ def load_spec(name: str) -> ModelSpec:
     """A model by its name, or from a .toml file.
 
     Raises:
-        ValueError: no such name or file, or a file that says something else than a model.
+        ValueError: no such name or file, or a file that does not describe a model.
     """
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if not path.is_file():
@@ -60,7 +60,7 @@ def parse_spec(entry: dict[str, Any], name: str) -> ModelSpec:
     """A model from what its file says.
 
     Raises:
-        ValueError: a key that is unknown or missing, or a value that is none, named.
+        ValueError: a key that is unknown or missing, or a bad value. The message names it.
     """
     where = f"model spec {name}"
     _check_keys(entry, {"about", "paper"} if "paper" in entry else SPEC_KEYS, where)
@@ -75,7 +75,7 @@ def parse_spec(entry: dict[str, Any], name: str) -> ModelSpec:
 
 
 def _stack(entry: dict[str, Any], where: str) -> tuple[Costs, tuple[tuple[int, Block], ...]]:
-    """Of blocks as they are built, and the blocks."""
+    """Costs of a model that lists its blocks, and the blocks."""
     missing = sorted({"width", "blocks"} - entry.keys())
     if missing:
         raise ValueError(f"{where}: must have the key {missing[0]!r}")
@@ -98,7 +98,7 @@ SPEC_KEYS = {"about", "width", "blocks", "kv_item_bytes", "state_item_bytes"}
 
 
 def _paper(sizes: Any, where: str) -> Costs:
-    """As the paper counts."""
+    """Costs as the paper counts them."""
     where = f"{where}: paper"
     keys = ("width", "state_size", "attention", "ssm", "mlp")
     _check_keys(_table(sizes, where), set(keys), where)
@@ -107,7 +107,7 @@ def _paper(sizes: Any, where: str) -> Costs:
 
 
 def _block(entry: dict[str, Any], where: str) -> tuple[int, Block]:
-    """How many, and what."""
+    """(how many, block) of one entry."""
     kinds = sorted(entry.keys() - {"count"})
     if len(kinds) != 1 or kinds[0] not in NAMES:
         raise ValueError(f"{where}: a block is one of {', '.join(NAMES)}, got {kinds}")

@@ -215,7 +215,7 @@ class _Scheduler(Scheduler):
 class _Turn(Turn):
     """A turn in which only rows that are due go on, each by the tokens of the ticks since it last did."""
 
-    full = empty = False  # type: ignore[assignment]  # every plan counts, and a dispatch has no limits
+    full = empty = False  # every plan counts, and a dispatch has no limits
 
     def __init__(self, scheduler: Scheduler, run: SchedulerRun):
         running = scheduler.seats.running

@@ -89,7 +89,7 @@ class PoolResult:
 
 
 class BadLoad(ValueError):
-    """A line of a file is not what its form asks for; the message names the line."""
+    """A line of a file has the wrong form; the message names the line."""
 
 
 Drawn = tuple[np.ndarray, np.ndarray, np.ndarray]  # prompt lengths, lengths to generate, arrivals
@@ -173,7 +173,7 @@ def read_loads(path: Path | str) -> dict[tuple[str, int], PoolLoad]:
             arrival_tick.
 
     Raises:
-        FileNotFoundError: no such file. BadLoad: a line that is no request, or no line at all.
+        FileNotFoundError: no such file. BadLoad: a line that is not a request, or a file without requests.
     """
     path = Path(path)
     found: dict[tuple[str, int], list[list[int]]] = {}
@@ -196,7 +196,7 @@ def read_loads(path: Path | str) -> dict[tuple[str, int], PoolLoad]:
 def pick_load(
     loads: dict[tuple[str, int], PoolLoad], workload: str, seed: int | None, name: str
 ) -> PoolLoad:
-    """One load of a file; without a seed the first of its workload."""
+    """One load of a file. Without a seed it is the first one of the workload."""
     seeds = [known for other, known in loads if other == workload]
     if not seeds:
         known = ", ".join(sorted({other for other, _ in loads}))

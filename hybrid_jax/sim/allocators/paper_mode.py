@@ -1,4 +1,4 @@
-"""The published harness: requests come and go by the tick, whatever their allocator could give them."""
+"""The published harness: requests come and go by the tick, whatever their allocator gives them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ OF_ALLOCATOR = (  # fields of a result that an allocator counts by the same name
 
 @dataclass(frozen=True, kw_only=True)
 class PaperResult(PoolResult):
-    """What the published harness counts, and what it does not tell.
+    """What the published harness counts, and what it leaves out.
 
     Attributes:
         oom_count: allocate calls that failed, up to one per layer of a request.
-        oom_requests: with such a call. The rest is `completed`, whatever they lost.
-        hollow: completed, though they lost pages or states while they ran. intact: completed, and did not.
+        oom_requests: requests with such a call. All others count as `completed`, whatever they lost.
+        hollow: completed requests that lost pages or states while they ran. intact: completed requests that did not.
         rebalance_count, rebalances_refused: moves of capacity between the kinds, done and refused.
         migrated_bytes, wasted_bytes: capacity that changed its kind, and that was lost for ever by that.
         evictions: times that a running request lost its memory; self_evictions: to a call of its own.
-        victim_requests, pages_evicted: who lost memory, and how many pages and states.
-        allocate_calls: by the harness.
+        victim_requests, pages_evicted: requests that lost memory, and how many pages and states they lost.
+        allocate_calls: calls that the harness makes.
         peak_bytes: most bytes in use at once. reserved_bytes: what the allocator takes from the device.
         cpu_seconds: of the event loop.
     """
@@ -52,8 +52,8 @@ def run_paper(
     """Runs a load through an allocator by the published rules.
 
     On arrival a request asks once per attention layer for the pages of its prompt and once per recurrent layer for a
-    state. A token a tick is prefilled, then generated; where one begins a page, each attention layer asks for it. At
-    its last token a request departs. One that was refused something goes on all the same.
+    state. It takes a token a tick, first of its prompt, then generated. Where a token begins a page, each attention
+    layer asks for it. A request departs at its last token, and goes on even if it was refused something.
 
     Args:
         load: the requests.
@@ -99,7 +99,7 @@ def run_paper(
 
 
 def events(load: PoolLoad, layers: LayerSizes) -> tuple[list[int], list[int]]:
-    """Kinds and requests of all events, in their order: by tick, kind and request."""
+    """Kinds and requests of all events, ordered by tick, kind and request."""
     numbers = np.arange(len(load))
     ends = load.prompt_lens + load.gen_lens
     # A page begins with the token behind a multiple of page_tokens. The last token's does not count: its tick is the

@@ -54,14 +54,14 @@ class Future:
 class Clairvoyant(EvictionPolicy):
     """Evicts what spares least per byte and wait: (tokens spared / bytes freed) / wait ** exponent.
 
-    The wait is until the first request that would resume at the node, no deeper checkpoint being cached now. Every
-    candidate is looked at for every victim. Greedy, so a bound from below.
+    The wait is the time until the first request that would resume at the node, given the deeper checkpoints that are
+    cached now. Every victim is chosen among all candidates. The choice is greedy, so this is a bound from below.
 
     Args:
-        trace: what will be asked, in order.
+        trace: the requests to come, in order.
         costs: of the model.
         exponent: of the wait.
-        future: made from the trace before, if it was.
+        future: of the same trace, if it was made before.
     """
 
     learns = True

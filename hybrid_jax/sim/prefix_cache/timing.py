@@ -77,14 +77,14 @@ class DeviceModel:
 class MeasuredTable:
     """Times by the number of tokens to compute, between rows by straight lines, beyond the last by its slope.
 
-    A slope below 0 there counts as 0: noise of two last rows must not end in times below 0.
+    A last slope below 0 counts as 0, so that noise in the last two rows never gives times below 0.
 
     Args:
-        path: CSV with the columns tokens and ms, tokens ascending, two rows at least. Fewer tokens than the first
-            row's take as long as those.
+        path: CSV with the columns tokens and ms, tokens ascending, at least two rows. Fewer tokens than the first
+            row's take as long as that row.
 
     Raises:
-        ValueError: something else; the message names the file, and the line where one is wrong.
+        ValueError: the file has another form; the message names it, and the line that is wrong.
     """
 
     def __init__(self, path: Path | str):

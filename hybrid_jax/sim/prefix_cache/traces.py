@@ -1,4 +1,4 @@
-"""Traces of requests: who asked what when, as token ids.
+"""Traces of requests: when each came, and its prompt and output as token ids.
 
 Three forms are read, one request per line of JSON, gzipped where the name ends in .gz:
 
@@ -49,7 +49,7 @@ class TraceRequest:
 
 
 class BadTrace(ValueError):
-    """A line of a trace is not what its form asks for; the message names the line."""
+    """A line of a trace has the wrong form; the message names the line."""
 
 
 def read_trace(path: Path | str, *, limit: int | None = None) -> list[TraceRequest]:
@@ -60,7 +60,7 @@ def read_trace(path: Path | str, *, limit: int | None = None) -> list[TraceReque
         limit: at most so many requests.
 
     Raises:
-        FileNotFoundError: no such file. BadTrace: a line that is no request, or no line at all.
+        FileNotFoundError: no such file. BadTrace: a line that is not a request, or a file without requests.
     """
     path = Path(path)
     requests: list[TraceRequest] = []
@@ -175,7 +175,7 @@ def _token_ids(values: Any, name: str) -> np.ndarray:
 
 
 class Segments:
-    """Token ids of segments, each computed once as far as it was asked for."""
+    """Token ids of segments. Each id is computed once, when it is first asked for."""
 
     def __init__(self, vocab: int = VOCAB):
         self._vocab = vocab
