@@ -8,8 +8,7 @@ import re
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 

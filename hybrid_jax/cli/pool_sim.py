@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hybrid_jax.byte_sizes import format_size
 from hybrid_jax.cli.exits import JsonOption, write_json, write_rows
-from hybrid_jax.sizes import format_size
 
 if TYPE_CHECKING:
     from hybrid_jax.sim.allocators.loads import PoolLoad, PoolResult

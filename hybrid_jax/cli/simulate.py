@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from hybrid_jax.byte_sizes import format_size, parse_size
 from hybrid_jax.cli.exits import JsonOption, write_json, write_rows
-from hybrid_jax.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
     from hybrid_jax.sim.prefix_cache.in_flight import InFlightResult
