@@ -314,7 +314,9 @@ def _state_groups(
                 column_frames=-(-count * columns // words),
             )
         )
-    numbers, seen, places = {layout: i for i, layout in enumerate(counts)}, Counter(), []
+    numbers = {layout: i for i, layout in enumerate(counts)}
+    seen: Counter[StateLayout] = Counter()
+    places = []
     for layout in layouts:
         places.append(StatePlace(numbers[layout], seen[layout]))
         seen[layout] += 1
@@ -391,11 +393,11 @@ def ring_specs(
         layout, lead = group.layout, (group.num_layers, num_rows)
         rings = {}
         if layout.columns:
-            size = (*lead, layout.columns + window, layout.channels)
-            rings["conv"] = ArraySpec(size, bits, ("L", "B", "W-1+T", "E"))
+            columns = (layout.columns + window, layout.channels)
+            rings["conv"] = ArraySpec((*lead, *columns), bits, ("L", "B", "W-1+T", "E"))
         if layout.carries:
-            size = (*lead, copies, layout.state_words)
-            rings["state"] = ArraySpec(size, "float32", ("L", "B", "copies", "C"))
+            states = (copies, layout.state_words)
+            rings["state"] = ArraySpec((*lead, *states), "float32", ("L", "B", "copies", "C"))
         for name, size, dtype in layout.records:
             rings[name] = ArraySpec((*lead, slots, size), dtype or bits, ("L", "B", "S", "C"))
         found.append(rings)
@@ -428,7 +430,7 @@ def logits_bytes(model: ModelConfig, *, max_rows: int, dtype: str | None = None)
         dtype: of the weights where the step is made of Pallas kernels: it holds the product in that dtype and in
             float32. None for a step that XLA makes.
     """
-    row = LOGITS_OF_A_ROW * ITEM_BYTES["float32"]
+    row: float = LOGITS_OF_A_ROW * ITEM_BYTES["float32"]
     if dtype is not None:
         row = KERNEL_LOGITS_MARGIN * (ITEM_BYTES[dtype] + ITEM_BYTES["float32"])
     position = LOGITS_OF_A_POSITION * ITEM_BYTES["float32"]

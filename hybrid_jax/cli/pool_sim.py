@@ -76,14 +76,11 @@ def pool_sim(
         return pick_load(read_loads(trace), workload, seed, trace.name)
 
     if mode == "paper":
-        run, show, default = _paper, _print, "avmp_dynamic_b128"
+        paper = _paper(load, allocator or "avmp_dynamic_b128", model_spec, pool)
+        write_json(paper.as_dict()) if as_json else _print(paper)
     else:
-        run, show, default = _honest, _print_honest, "frames"
-    result = run(load, default if allocator is None else allocator, model_spec, pool)
-    if as_json:
-        write_json(result.as_dict())
-    else:
-        show(result)
+        honest = _honest(load, allocator or "frames", model_spec, pool)
+        write_json(honest.as_dict()) if as_json else _print_honest(honest)
 
 
 def _paper(load: Callable[[], PoolLoad], allocator: str, model_spec: str, pool: str) -> PaperResult:

@@ -67,7 +67,7 @@ def simulate(
 ) -> None:
     """Runs a trace through a prefix cache, without a model, and shows what it would have hit."""
     from hybrid_jax.sim.model_specs import load_spec
-    from hybrid_jax.sim.prefix_cache.in_flight import simulate_in_flight
+    from hybrid_jax.sim.prefix_cache.in_flight import InFlightResult, simulate_in_flight
     from hybrid_jax.sim.prefix_cache.request_order import simulate as run
     from hybrid_jax.sim.prefix_cache.timing import MeasuredTable
     from hybrid_jax.sim.prefix_cache.traces import read_trace
@@ -87,14 +87,14 @@ def simulate(
     num_bytes = parse_size(capacity, name="--capacity")
     timing = None if ttft_table is None else MeasuredTable(ttft_table)
     asked = (read_trace(trace, limit=limit), spec.costs, policy, num_bytes)
+    result: InFlightResult | Result
     if clock == "arrivals":
-        grain = 32 if grain is None else grain
         result = simulate_in_flight(
             *asked,
             model_spec=spec.name,
-            grain=grain,
+            grain=32 if grain is None else grain,
             max_rows=max_rows,
-            shapes=shapes,
+            shapes="coarse" if shapes == "coarse" else "fine",
             bounds=bounds,
         )
     else:
@@ -102,7 +102,7 @@ def simulate(
         result = run(*asked, model_spec=spec.name, grain=grain, timing=timing, bounds=bounds)
     if as_json:
         write_json(result.as_dict())
-    elif clock == "arrivals":
+    elif isinstance(result, InFlightResult):
         _print_in_flight(result)
     else:
         _print(result)

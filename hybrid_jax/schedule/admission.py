@@ -121,10 +121,12 @@ class Admission:
         computed = {s.group: s for s in turn.ended if s.group is not None}
         if not self._forks or not computed:
             return
-        for sequence in [s for s in self.waiting if s.forks_from in computed]:
+        for sequence in list(self.waiting):
+            parent = computed.get(sequence.forks_from or "")
+            if parent is None:
+                continue
             if not self.seats.num_free:
                 break
-            parent = computed[sequence.group]
             copies = self.memory.fork(parent, sequence)
             if copies is None:
                 break

@@ -22,7 +22,7 @@ def check_memory(memory: Memory, sequences: list[Sequence]) -> None:
     holds = dict.fromkeys(range(memory.frames.num_frames), 0)
     if memory.tree is not None:
         memory.tree.check_invariants()
-        holds |= memory.tree.page_holds.as_dict()
+        holds |= memory.holds.page_holds.as_dict()
         slots += memory.tree.slot_nodes
     slot_holds = Counter(slots)
     for slot, count in slot_holds.items():

@@ -9,6 +9,7 @@ from hybrid_jax.cache.policy.request_log import RequestLog
 from hybrid_jax.cache.policy.simulated import LEAST_BRANCH, SimulatedCache
 from hybrid_jax.cache.policy.table import TUNED, make_policy
 from hybrid_jax.cache.policy.tuner import AlphaTuner
+from hybrid_jax.cache.tree.eviction import EvictionPolicy
 from hybrid_jax.cache.tree.look_up import LookUp, Match, Why, look_up_result
 from hybrid_jax.cache.tree.node import Node
 from hybrid_jax.cache.tree.radix import RadixTree
@@ -48,13 +49,14 @@ class History:
 
     def announce(self, sequence: Sequence) -> Node:
         """Makes a prompt known; a policy that learns hears of it once, and of one sibling alone."""
-        tree, first = self._tree, sequence.known_len is None
-        if first:
-            sequence.known_len = tree.match(sequence.prompt).match_len
+        tree, known_len = self._tree, sequence.known_len
+        first = known_len is None
+        if known_len is None:
+            sequence.known_len = known_len = tree.match(sequence.prompt).match_len
         end_node = tree.announce(sequence.prompt)
         if first and self._learns and sequence.request.sample_index == 0:
             declared = sequence.request.cache_breakpoints
-            sequence.relation = tree.policy.asked(tree, end_node, sequence.known_len, declared)
+            sequence.relation = tree.policy.asked(tree, end_node, known_len, declared)
         return end_node
 
     def seated(self, sequence: Sequence, match: Match | None, hit_len: int) -> None:
@@ -112,7 +114,8 @@ class History:
                 tuner.observe(request.prompt, request.whole, evictions=cache.evictions)
         return hit / max(1, sum(request.num_tokens for request in self.log))
 
-    def _tuner(self, order: FlopAware, capacity: int, pace: int | None) -> AlphaTuner:
+    def _tuner(self, order: EvictionPolicy, capacity: int, pace: int | None) -> AlphaTuner:
+        assert isinstance(order, FlopAware), f"history: {order} has no alpha to tune"
         replay = lambda other: SimulatedCache(self._blocks, capacity, other)
         return AlphaTuner(order, replay, pace=pace, max_before=TUNED_ON)
 
@@ -133,4 +136,5 @@ class History:
         if self.tuner is not None and not self.tuner.tuned:
             evictions = tree.counters.evictions
             self.tuner.observe(logged.prompt, logged.whole, evictions=evictions)
+            assert isinstance(tree.policy, FlopAware), f"history: {tree.policy} has no alpha"
             tree.policy.alpha = self.tuner.policy.alpha

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from hybrid_jax.cache.pools.frames import FrameAllocator, indices
+from hybrid_jax.cache.pools.pages import PageHolds
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.look_up import Match
 from hybrid_jax.cache.tree.radix import RadixTree
@@ -50,6 +52,7 @@ class Holds:
     Attributes:
         counters: of what happened.
         page_frames, num_slots: live ones.
+        page_holds: the tree's side of the frames; None without a tree.
     """
 
     def __init__(
@@ -59,6 +62,8 @@ class Holds:
         tree: RadixTree | None,
     ):
         self._frames, self._slots, self._tree = frames, slots, tree
+        # An engine's tree lists frames; simulations have trees that only count.
+        self.page_holds = cast(PageHolds, tree.page_holds if tree is not None else None)
         self.counters = MemoryCounters()
         self.page_frames = self.num_slots = 0
 
@@ -114,7 +119,7 @@ class Holds:
 
     def _live_holders(self, frames: np.ndarray) -> np.ndarray:
         holders = self._frames.holders_of(frames)
-        return holders if self._tree is None else holders - self._tree.page_holds.on(frames)
+        return holders if self._tree is None else holders - self.page_holds.on(frames)
 
     # --- checkpoints ----------------------------------------------------------------------------
 
@@ -152,6 +157,7 @@ class Holds:
 
     def acquire(self, match: Match) -> tuple[np.ndarray, int]:
         """Pages and slot of a match's resume point, as `RadixTree.acquire` gives them."""
+        assert self._tree is not None, "holds: a match without a tree"
         pages, slot = self._tree.acquire(match)
         self.page_frames += self._num_new(indices(pages))
         if slot:
@@ -161,6 +167,7 @@ class Holds:
 
     def num_frames_of(self, match: Match) -> int:
         """Frames of a match's pages and checkpoint that no sequence holds: what would be live with it."""
+        assert self._tree is not None, "holds: a match without a tree"
         pages = indices(self._tree.pages_of(match))
         num_new = int(np.count_nonzero(self._live_holders(pages) == 0))
         slot = match.node.slot
@@ -177,7 +184,7 @@ class Holds:
         """Who has the frames, and what happened to them."""
         cached_pages = num_cached = 0
         if self._tree is not None:
-            cached_pages, num_cached = self._tree.page_holds.num_frames, len(self._tree.slot_nodes)
+            cached_pages, num_cached = self.page_holds.num_frames, len(self._tree.slot_nodes)
         cached_checkpoints = num_cached * self._slots.state_frames
         page_frames, checkpoint_frames = self.frames_by_kind()
         return {

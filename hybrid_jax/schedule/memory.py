@@ -115,7 +115,7 @@ class Memory:
         hit_len = self._start(sequence, match, reserve=not alone)
         if hit_len is None and alone:
             self.make_room(self.frames.num_frames - 1)  # everything goes
-            if match is not None:
+            if match is not None and self.tree is not None:
                 match = self.tree.match(sequence.prompt, sequence.owner)
             hit_len = self._start(sequence, match, reserve=False)
             assert hit_len is not None, (
@@ -295,7 +295,7 @@ class Memory:
 
     def announce(self, sequence: Sequence) -> None:
         """Makes a sequence's prompt known to the tree until it is computed, and expected while it waits."""
-        if self.history is None:
+        if self.history is None or self.tree is None:
             return
         sequence.end_node = self.history.announce(sequence)
         uses_cache = not sequence.request.lacks_prompt_logprobs
@@ -305,13 +305,13 @@ class Memory:
 
     def arrived(self, sequence: Sequence) -> None:
         """The sequence has what it needs of the tree, or wants it no more."""
-        if sequence.expected:
+        if sequence.expected and self.tree is not None and sequence.end_node is not None:
             sequence.expected = False
             self.tree.expected.remove(sequence.end_node)
 
     def promise(self, sequence: Sequence) -> None:
         """Tells the tree which checkpoints a sequence's prefill will leave, when that may have changed."""
-        if sequence.phase is not Phase.PREFILL or self.tree is None:
+        if sequence.phase is not Phase.PREFILL or self.tree is None or sequence.end_node is None:
             return
         if sequence.wanted_version != self.tree.version:
             sequence.wanted_version = self.tree.version

@@ -349,7 +349,7 @@ class Scheduler:
             costs=self.costs,
         )
         new.counters = new.admission.counters = self.counters
-        if self.memory.tree is not None:
+        if self.memory.tree is not None and new.memory.tree is not None:
             new.memory.tree.counters = self.memory.tree.counters
         new.memory.holds.counters = self.memory.holds.counters
         new.counters.restarts += 1

@@ -12,7 +12,7 @@ from hybrid_jax.cache.tree.node import Node
 from hybrid_jax.schedule.plan import Page, Plan, Progress
 from hybrid_jax.schedule.request import Request
 
-NO_PAGES = np.zeros((0, 0), np.int32)
+NO_PAGES: np.ndarray = np.zeros((0, 0), np.int32)
 
 
 class Phase(Enum):
@@ -139,7 +139,7 @@ class Sequence:
             request.logprobs += logprobs
             entry.new_logprobs += logprobs
         if self.stopped:
-            if tokens[-1] in request.params.stop_token_ids:
+            if tokens[-1] in (request.params.stop_token_ids or ()):
                 request.stop_reason = tokens[-1]
             request.finish_reason = "stop"
         elif request.constraint is not None and not request.constraint.mask(request.output).any():

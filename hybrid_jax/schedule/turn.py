@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.schedule import bucket
 from hybrid_jax.schedule.memory import Memory
@@ -12,6 +10,7 @@ from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.sequence import DecodeFlight, Flight, Phase, Sequence
 
 STEPS_WITH_STOP_STRINGS = 4
+UNLIMITED = 1 << 30  # steps
 
 
 class Turn:
@@ -82,11 +81,11 @@ class Turn:
             end = min([end, *(w for w in sequence.wanted if start < w < last)])
         final = end == sequence.goal
         checkpoint = max(geometry.align(end - 1), start) if final else end
-        slot = sequence.slot
+        slot: int | None = sequence.slot
         if checkpoint > start:
             slot = self.memory.slot_to_write(sequence)
-            if slot is None:
-                return False
+        if slot is None:
+            return False
         if not self.plan.prefill:
             self._set_budget(end - start)
         copies = self.memory.take_copies(sequence)
@@ -164,9 +163,11 @@ class Turn:
         fold_step = checkpoint + geometry.grain - position
         slot = sequence.slot
         if 0 < steps and fold_step < steps:
-            slot = memory.slot_to_write(sequence)
-            if slot is None:
+            target = memory.slot_to_write(sequence)
+            if target is None:
                 steps = fold_step
+            else:
+                slot = target
         if steps <= 0:
             if not sequence.reserved_slot:
                 return False
@@ -214,7 +215,7 @@ class Turn:
         assert not (self.empty and self.plan.new_slots), "turn: an empty plan took slots"
 
 
-def most_steps(request: Request) -> int | float:
+def most_steps(request: Request) -> int:
     """Decode steps of one dispatch that a request is good for.
 
     One where each token decides what may come next; few where the text may end at a stop string, since what
@@ -222,4 +223,4 @@ def most_steps(request: Request) -> int | float:
     """
     if request.constraint is not None:
         return 1
-    return STEPS_WITH_STOP_STRINGS if request.params.stop else math.inf
+    return STEPS_WITH_STOP_STRINGS if request.params.stop else UNLIMITED
