@@ -201,7 +201,7 @@ class _Run:
                 self.used_max = max(self.used_max, held)
                 for progress in self.scheduler.receive(plan, self._tokens(plan)):
                     number = int(progress.request.request_id)
-                    if progress.tokens:
+                    if progress.new_token_ids:
                         self.first_token.setdefault(number, self.now)
                         self.hits.setdefault(number, progress.request.num_cached_tokens)
                     if progress.finished:
