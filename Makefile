@@ -9,6 +9,19 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := hybrid_jax pallas_kernels tests examples benchmarks
 KERNEL_TESTS := tests/kernels tests/engine/test_kernel_paths.py tests/test_benchmarks.py \
 	tests/test_gpu_7b_smoke.py tests/test_on_gpu.py
+# Most of the time goes into compiling. What compares numbers to the last bits, or with other libraries, is compiled as
+# users have it; for the rest LLVM need not optimize. XLA's own passes (fusions, copies, memory) are the same in both.
+# `make test-all` has everything compiled as users have it, and takes what the matrix and random traffic leave out.
+NUMERIC_TESTS := tests/exactness tests/parity tests/layers tests/engine/test_sampling.py \
+	tests/engine/test_sampling_groups.py tests/engine/test_sampling_noise.py
+QUICKLY := XLA_FLAGS="$$XLA_FLAGS --xla_backend_optimization_level=0"
+# No model runs in these.
+FAST_TESTS := tests/cache tests/constraints tests/models tests/test_config.py tests/test_costs.py \
+	tests/test_docstrings.py tests/test_geometry.py tests/test_layering.py tests/test_machine.py \
+	tests/test_sampling_params.py tests/engine/test_bucket.py tests/engine/test_defaults.py \
+	$(wildcard tests/engine/test_scheduler_*.py)
+MORE_FAST_TESTS := tests/sim tests/typing
+PYTEST = python -m pytest --durations=15
 # A second Python for other versions of jax; none if there is only one. The newest tested jax runs what depends most on
 # the compiler; a newer one is taken by hand, when it is green. Kernels and steps are compiled for an H200 with the jax
 # that machines with one have; without a second Python, with the jax at hand.
@@ -18,19 +31,22 @@ OTHER ?= $(shell for p in python3.13 python3.12 python3.11 $(HOME)/.pyenv/versio
 VERSION = $(shell $(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=",")' 2>/dev/null)
 OTHER_VENV := .venv-other
 OTHER_JAX := 0.12.0.1
-OTHER_TESTS := tests/kernels tests/layers tests/parity tests/engine/test_donation.py \
-	tests/engine/test_fusion_names.py tests/engine/test_sampling.py tests/engine/test_sampling_groups.py \
+OTHER_NUMERIC := tests/layers tests/parity tests/engine/test_sampling.py tests/engine/test_sampling_groups.py \
 	tests/engine/test_sampling_noise.py
+OTHER_TESTS := tests/kernels tests/engine/test_donation.py tests/engine/test_fusion_names.py
 AOT_JAX := 0.11.2
 AOT_VENV := $(if $(OTHER),.venv-aot,$(VENV))
 # Beside the environment: the plugin, once found, would greet every program on a machine without a GPU.
 AOT := $(AOT_VENV)/aot
 
-.PHONY: help demo test checks test-engine test-kernels test-aot test-triton test-other lint format clean
+.PHONY: help demo check check-fast check-more test test-all checks test-engine test-kernels test-aot test-triton \
+	test-other lint format clean
 
 help:
 	@echo "make demo    install into $(VENV) and let the bundled model continue some code"
-	@echo "make test    install into $(VENV) and run lint, tests and the documentation's examples"
+	@echo "make check   lint, types, layering and the tests without a model: under three minutes, before each commit"
+	@echo "make test    install into $(VENV) and run lint, tests and the documentation's examples: before a change goes in"
+	@echo "make test-all  the same with everything compiled as users have it, and far more random traffic: hours"
 	@echo "make lint    ruff and mypy only;  make format  rewrites the sources with ruff"
 	@echo "make test-aot  compile kernels and steps for an H200, without a GPU"
 	@echo "make clean   remove $(VENV) and caches"
@@ -38,30 +54,44 @@ help:
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
 
+check: $(VENV)/.installed-test
+	+@$(MAKE) --no-print-directory --jobs=2 --output-sync=target check-fast check-more
+
+check-fast: $(VENV)/.installed-test
+	$(BIN)/$(PYTEST) -q -m "not slow" $(FAST_TESTS)
+
+check-more: $(VENV)/.installed-test lint
+	$(BIN)/$(PYTEST) -q -m "not slow" $(MORE_FAST_TESTS)
+
 test: $(VENV)/.installed-test lint
 	+@$(MAKE) --no-print-directory --jobs=2 --output-sync=target checks
+
+test-all: $(VENV)/.installed-test lint
+	+@HYBRID_JAX_EXACTNESS=all $(MAKE) --no-print-directory QUICKLY= checks
 
 checks: test-engine test-kernels
 
 test-engine: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(KERNEL_TESTS) tests/aot tests/interpreted)
+	$(BIN)/$(PYTEST) $(NUMERIC_TESTS)
+	$(QUICKLY) $(BIN)/$(PYTEST) $(addprefix --ignore=,$(NUMERIC_TESTS) $(KERNEL_TESTS) tests/aot tests/interpreted)
 
 test-kernels: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(KERNEL_TESTS)
+	$(QUICKLY) $(BIN)/$(PYTEST) $(KERNEL_TESTS)
 	+@$(MAKE) --no-print-directory test-aot test-triton test-other
 
 test-aot: $(VENV)/.installed-test $(AOT_VENV)/.installed-aot
-	HYBRID_JAX_AOT=required JAX_PLATFORMS=cpu PYTHONPATH=$(AOT) $(AOT_VENV)/bin/python -m pytest tests/aot
+	HYBRID_JAX_AOT=required JAX_PLATFORMS=cpu PYTHONPATH=$(AOT) $(AOT_VENV)/bin/$(PYTEST) tests/aot
 
 # jax-triton needs Python 3.12: without a second Python these may all be skipped.
 test-triton: $(VENV)/.installed-test $(AOT_VENV)/.installed-aot
-	TRITON_INTERPRET=1 JAX_PLATFORMS=cpu PYTHONPATH=$(AOT) $(AOT_VENV)/bin/python -m pytest tests/interpreted
+	TRITON_INTERPRET=1 JAX_PLATFORMS=cpu PYTHONPATH=$(AOT) $(AOT_VENV)/bin/$(PYTEST) tests/interpreted
 
 test-other: $(if $(OTHER),$(OTHER_VENV)/.installed-test)
 ifeq ($(OTHER),)
 	@echo "make: no second Python found; the tests ran on one version of jax"
 else
-	$(OTHER_VENV)/bin/python -m pytest $(OTHER_TESTS)
+	$(OTHER_VENV)/bin/$(PYTEST) $(OTHER_NUMERIC)
+	$(QUICKLY) $(OTHER_VENV)/bin/$(PYTEST) $(OTHER_TESTS)
 endif
 
 lint: $(VENV)/.installed-test
