@@ -259,7 +259,7 @@ def test_a_lost_device_ends_the_run_and_the_rest_is_left(
     assert row["case"] == "copy_3" and row["status"].endswith("CUDA_ERROR_ILLEGAL_ADDRESS")
     text = capsys.readouterr()
     assert "frame_io/copy_3 left the device in a state of error" in text.err
-    assert "--only frame_io/two_pages frame_io/read_3" in text.out
+    assert "--only frame_io/read_3 frame_io/read_5" in text.out
 
 
 def test_a_whole_name_takes_one_case_and_a_part_of_one_several():

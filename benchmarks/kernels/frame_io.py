@@ -104,7 +104,7 @@ def read_case(count: int, words: int) -> Case:
 
 def cases(*, smoke: bool) -> list[Case]:
     if smoke:
-        return [copy_case(3, 40), read_case(3, 40)]
+        return [copy_case(3, 40), read_case(3, 40), read_case(5, 40)]
     copies = [copy_case(count, FRAME_WORDS) for count in (1024, 64)]
     return [copies[0], read_case(1024, FRAME_WORDS), copies[1]]
 
