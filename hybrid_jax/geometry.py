@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hybrid_jax.config import Attention, EngineConfig, ModelConfig
@@ -56,7 +56,7 @@ class KVPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class StateGroup:
-    """Recurrent layers of one kind that cache the same shape: their part of every checkpoint, and one set of rings.
+    """Recurrent layers of one spec: their part of every checkpoint, and one set of rings.
 
     A checkpoint holds for each group the states of its layers, and then their convolution columns.
 
@@ -117,7 +117,7 @@ class Geometry:
         page_tokens: tokens of one KV page; 0 without attention.
         frames_per_page: frames of one page.
         kv: place of each attention layer, in layer order.
-        groups: recurrent layers by what they cache.
+        groups: recurrent layers by their spec.
         states: place of each recurrent layer, in layer order.
         grain: tokens between resume points.
         dtype: dtype of KV pages, ring records and convolution columns.
@@ -205,7 +205,7 @@ def make_geometry(
         ValueError: the grain is shorter than the convolution's history.
     """
     tokens = [token_words(mixer, engine.dtype) for mixer in model.mixers(Attention)]
-    layouts = [recurrent_kind(mixer).layout(mixer) for mixer in model.recurrent]
+    layouts = [replace(recurrent_kind(spec).layout(spec), spec=spec) for spec in model.recurrent]
     return fit_geometry(tokens, layouts, engine, min_page_tokens=min_page_tokens)
 
 

@@ -11,6 +11,7 @@ from hybrid_jax.config import (
     MLP,
     Attention,
     EngineConfig,
+    GatedDelta,
     LayerSpec,
     Mamba2,
     ModelConfig,
@@ -28,6 +29,7 @@ from hybrid_jax.geometry import (
     ring_specs,
 )
 from hybrid_jax.models.initialize import random_params
+from hybrid_jax.state import state_specs
 
 BF16 = EngineConfig(dtype="bfloat16")
 
@@ -274,3 +276,24 @@ def test_recurrent_and_expert_flops_per_token():
     assert per_token(LayerSpec(mlp=EXPERTS)) == 2 * (router + EXPERTS.top_k * expert)
     twice = MODELS["parallel_mixers_and_shared_weights"]
     assert per_token(twice[0]) * 2 + per_token(twice[1]) == per_token(*twice)
+
+
+def test_layers_of_another_spec_are_another_group_even_if_they_cache_the_same():
+    """A group folds by one kind and one spec."""
+    one = Mamba2(num_heads=4, head_dim=8, state_size=16)
+    other = Mamba2(num_heads=4, head_dim=8, state_size=16, dt_limits=(0.1, 1.0))
+    layers = tuple(LayerSpec(mixers=(spec,)) for spec in (one, other, one))
+    geometry = make_geometry(ModelConfig(family="m", vocab_size=8, width=8, layers=layers), BF16)
+    assert [(place.group, place.layer) for place in geometry.states] == [(0, 0), (1, 0), (0, 1)]
+    assert [group.num_layers for group in geometry.groups] == [2, 1]
+
+
+def test_a_state_of_two_kinds_has_at_most_twelve_donated_leaves():
+    """Each one more is an argument of every step."""
+    mamba = Mamba2(num_heads=4, head_dim=8, state_size=16)
+    delta = GatedDelta(num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=8)
+    layers = tuple(LayerSpec(mixers=(spec,)) for spec in (mamba, delta, mamba))
+    model = ModelConfig(family="m", vocab_size=8, width=8, layers=layers)
+    specs = state_specs(make_geometry(model, BF16), num_frames=4, max_slots=4, max_rows=2)
+    assert len(jax.tree.leaves(specs)) == 4 + 3 + 4
+    assert len(jax.tree.leaves(specs)) <= 12

@@ -57,6 +57,8 @@ class StateLayout:
         records: (name, elements, dtype) of what it keeps of each token since the checkpoint; None is the engine's
             dtype, kept as bits.
         carries: in place of records it keeps the state itself, after each row's last token.
+        spec: the mixer's, once it is part of a geometry: layers of another kind or spec are another group, even if they
+            cache the same shapes.
     """
 
     units: int
@@ -65,6 +67,7 @@ class StateLayout:
     channels: int
     records: tuple[tuple[str, int, str | None], ...]
     carries: bool = False
+    spec: object = None
 
     @property
     def state_words(self) -> int:
