@@ -34,6 +34,9 @@ OTHER_JAX := 0.12.0.1
 OTHER_NUMERIC := tests/layers tests/parity tests/engine/test_sampling.py tests/engine/test_sampling_groups.py \
 	tests/engine/test_sampling_noise.py
 OTHER_TESTS := tests/kernels tests/engine/test_donation.py tests/engine/test_fusion_names.py
+# Each test of a kernel runs on one of two versions of jax, and each kernel on both; in `make test-all` all run on both.
+SHARE_HERE := $(if $(OTHER),HYBRID_JAX_SHARE=0/2)
+SHARE_OTHER := HYBRID_JAX_SHARE=1/2
 AOT_JAX := 0.11.2
 AOT_VENV := $(if $(OTHER),.venv-aot,$(VENV))
 # Beside the environment: the plugin, once found, would greet every program on a machine without a GPU.
@@ -67,7 +70,7 @@ test: $(VENV)/.installed-test lint
 	+@$(MAKE) --no-print-directory --jobs=2 --output-sync=target checks
 
 test-all: $(VENV)/.installed-test lint
-	+@HYBRID_JAX_EXACTNESS=all $(MAKE) --no-print-directory QUICKLY= checks
+	+@HYBRID_JAX_EXACTNESS=all $(MAKE) --no-print-directory QUICKLY= SHARE_HERE= SHARE_OTHER= checks
 
 checks: test-engine test-kernels
 
@@ -76,7 +79,7 @@ test-engine: $(VENV)/.installed-test
 	$(QUICKLY) $(BIN)/$(PYTEST) $(addprefix --ignore=,$(NUMERIC_TESTS) $(KERNEL_TESTS) tests/aot tests/interpreted)
 
 test-kernels: $(VENV)/.installed-test
-	$(QUICKLY) $(BIN)/$(PYTEST) $(KERNEL_TESTS)
+	$(SHARE_HERE) $(QUICKLY) $(BIN)/$(PYTEST) $(KERNEL_TESTS)
 	+@$(MAKE) --no-print-directory test-aot test-triton test-other
 
 test-aot: $(VENV)/.installed-test $(AOT_VENV)/.installed-aot
@@ -91,7 +94,7 @@ ifeq ($(OTHER),)
 	@echo "make: no second Python found; the tests ran on one version of jax"
 else
 	$(OTHER_VENV)/bin/$(PYTEST) $(OTHER_NUMERIC)
-	$(QUICKLY) $(OTHER_VENV)/bin/$(PYTEST) $(OTHER_TESTS)
+	$(SHARE_OTHER) $(QUICKLY) $(OTHER_VENV)/bin/$(PYTEST) $(OTHER_TESTS)
 endif
 
 lint: $(VENV)/.installed-test

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import zlib
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -31,6 +32,22 @@ ROOT = Path(__file__).resolve().parent.parent
 # crashes at the next one.
 MAPS, MOST_MAPS, CHECK_EVERY = Path("/proc/self/maps"), 25_000, 10
 FINISHED = itertools.count(1)
+
+
+# The tests of kernels are dealt out among so many versions of jax: "1/2" is the second half. All run on each without it.
+SHARED, SHARE = ROOT / "tests" / "kernels", os.environ.get("HYBRID_JAX_SHARE", "0/1")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves tests of kernels to another version of jax, by a hash of their names."""
+    own, count = map(int, SHARE.split("/"))
+    dealt = {
+        item: zlib.crc32(item.nodeid.encode()) % count != own
+        for item in items
+        if SHARED in item.path.parents
+    }
+    config.hook.pytest_deselected(items=[item for item in items if dealt.get(item)])
+    items[:] = [item for item in items if not dealt.get(item)]
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
