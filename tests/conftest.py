@@ -34,7 +34,7 @@ MAPS, MOST_MAPS, CHECK_EVERY = Path("/proc/self/maps"), 25_000, 10
 FINISHED = itertools.count(1)
 
 
-# The tests of kernels are dealt out among so many versions of jax: "1/2" is the second half. All run on each without it.
+# Tests of kernels are dealt out among so many versions of jax: "1/2" is the second half. Without it each runs all.
 SHARED, SHARE = ROOT / "tests" / "kernels", os.environ.get("HYBRID_JAX_SHARE", "0/1")
 
 
