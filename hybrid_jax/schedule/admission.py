@@ -1,4 +1,4 @@
-"""Who runs, and who comes next: waiting sequences, seated in order of arrival as rows and memory allow."""
+"""Which sequences run, and which come next: waiting ones are seated in order of arrival, as rows and memory allow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Seats:
 
     Attributes:
         rows: the sequence of each ring row, or None.
-        running: those that have a row, oldest first.
+        running: the sequences that have a row, oldest first.
     """
 
     def __init__(self, max_rows: int):
@@ -49,7 +49,7 @@ class Admission:
     """The queue, and the way from it into a row.
 
     Args:
-        memory, engine, counters, seats: of the scheduler.
+        memory, engine, counters, seats: those of the scheduler.
 
     Attributes:
         waiting: sequences without a row, first come first; preempted ones in front.
@@ -62,13 +62,14 @@ class Admission:
         self.memory, self.counters, self.seats = memory, counters, seats
         self.waiting: deque[Sequence] = deque()
         self.patience = 8 * engine.max_rows
-        # Exact mode has one executable for everything: a fork's logits would come from another.
+        # Exact mode has one executable for everything, and a fork's logits would come from another one.
         self._forks = not engine.exact
 
     def admit(self, turn: Turn) -> None:
         """Seats waiting requests in free rows, first come first, and plans their first chunks.
 
-        Except those that wait for a checkpoint, and those that will fork, for which a row is kept free.
+        It passes over requests that wait for a checkpoint. It also passes over requests that will fork, but keeps a row
+        free for each of them.
         """
         admitted: list[Sequence] = []
         passed: list[Sequence] = []
@@ -110,14 +111,14 @@ class Admission:
             self.waiting.remove(sequence)
 
     def _groups_computed(self, turn: Turn) -> set[str]:
-        """Groups of which one has its prompt computed now, so that the others will fork from it."""
+        """Groups in which one sequence computes the prompt now, so that the others will fork from it."""
         if not self._forks:
             return set()
         leaders = [s for s in self.seats.running if s.phase is Phase.PREFILL] + turn.ended
         return {s.group for s in leaders if s.group is not None}
 
     def fork(self, turn: Turn) -> None:
-        """Seats waiting siblings of the prompts that end in this plan, as far as rows and memory go."""
+        """Seats waiting siblings of the sequences whose prompts end in this plan, as far as rows and memory allow."""
         computed = {s.group: s for s in turn.ended if s.group is not None}
         if not self._forks or not computed:
             return

@@ -1,4 +1,4 @@
-"""What must hold of sequences in rows: recounted from scratch, with both numbers when they differ."""
+"""Checks of what must hold for sequences in rows: all is recounted, and an error has both numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hybrid_jax.schedule.sequence import Flight, Sequence
 
 
 def check_memory(memory: Memory, sequences: list[Sequence]) -> None:
-    """Who holds which frame and slot: the pools', the tree's and the sequences' own lists agree."""
+    """Checks that the pools, the tree and the sequences agree on who holds which frame and slot."""
     memory.frames.check_invariants()
     memory.slots.check_invariants()
     assert not any(memory.later), "memory: a plan was left unfinished"
@@ -41,7 +41,7 @@ def check_memory(memory: Memory, sequences: list[Sequence]) -> None:
 
 
 def check_seats(seats: Seats) -> None:
-    """Every running sequence sits in the row it says, and nobody else sits anywhere."""
+    """Checks that every running sequence sits in the row that it names, and that nothing else sits in a row."""
     rows, running = seats.rows, seats.running
     for row, sequence in enumerate(rows):
         assert sequence is None or sequence.row == row, (
@@ -55,7 +55,7 @@ def check_seats(seats: Seats) -> None:
 
 
 def check_running(sequence: Sequence, flights: list[Flight], memory: Memory) -> None:
-    """One sequence's flights, checkpoint and hold on it."""
+    """Checks one sequence: its flights, where its checkpoint stands, and its hold on that checkpoint."""
     count = sum(sequence in flight.sequences() for flight in flights)
     assert count == sequence.num_flights, (
         f"scheduler: {sequence.owner} counts {sequence.num_flights} flights, is in {count}"

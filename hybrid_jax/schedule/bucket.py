@@ -1,17 +1,19 @@
-"""The padded shapes steps are compiled for: few, because each one costs seconds of compilation.
+"""The padded shapes that steps are compiled for. There are few, because each one costs seconds of compilation.
 
-A page table's width costs only the bytes of its int32 entries, since attention walks no further than the rows' own
-lengths. The count of a decode loop is data; its bucket is the room for its results. A fork is compiled once per row
-count of the prefill it follows. Exact mode has one shape for everything. `EngineConfig.shapes` says how many there are:
+A wide page table costs only the bytes of its int32 entries, because attention walks no further than the rows' own
+lengths. The number of steps in a decode loop is data; its bucket only gives the room for results. A fork is compiled
+once for each row count of the prefill that it follows. Exact mode has one shape for everything. `EngineConfig.shapes`
+says how many shapes there are:
 
-- "fine", where a program compiles in seconds (a CPU). Rows of a prefill dispatch are 1, 4, 16, ... up to max_rows;
-  its tokens per row are grain, 4 grain, 8 grain, ... up to prefill_tokens, rows x tokens within the budget. Decode runs
-  over ring rows 0 .. rows - 1: 1, a middle size from 8 rows on, max_rows. Page tables are 256, 1024, ... pages wide, at
-  most what a sequence can need.
-- "coarse", where it takes half a minute (a GPU), and where steps of few tokens take as long as they need to read the
-  weights. A prefill dispatch has 1 row of 8192, 2048, 512 or 128 tokens (a quarter at a time), or 4 rows of the short
-  ones; a prompt is cut so that little of its last chunk is padding (`first_chunk`). Decode has 1 row, 64, or max_rows.
-  Page tables have one width, and all forks one shape: the logits of a prefill are padded to its most rows.
+- "fine" is for a CPU, where a program compiles in seconds. A prefill dispatch has 1, 4, 16, ... rows, up to max_rows.
+  It has grain, 4 grain, 8 grain, ... tokens per row, up to prefill_tokens, with rows x tokens within the budget. Decode
+  runs over ring rows 0 .. rows - 1; the row counts are 1, a middle size if max_rows is at least 8, and max_rows. Page
+  tables are 256, 1024, ... pages wide, up to what a sequence can need.
+- "coarse" is for a GPU, where a program compiles in half a minute, and where a step of few tokens takes as long as
+  reading the weights. A prefill dispatch has 1 row of 8192, 2048, 512 or 128 tokens (a quarter at a time), or 4 rows of
+  the short sizes. A prompt is cut so that little of its last chunk is padding (`first_chunk`). Decode has 1 row, 64
+  rows, or max_rows. Page tables have one width. All forks have one shape, because the logits of a prefill are padded to
+  the most rows that any prefill has.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from dataclasses import dataclass
 from hybrid_jax.config import EngineConfig
 
 SMALLEST_WIDTH = 256
-# Of coarse shapes.
+# For coarse shapes.
 SHORTEST_CHUNK = 128
-SEVERAL_ROWS = 4  # of a prefill dispatch with more than one
-TOKENS_OF_SEVERAL = 2048  # at most, of all of them together
+SEVERAL_ROWS = 4  # rows of a prefill dispatch that has more than one
+TOKENS_OF_SEVERAL = 2048  # at most, for all of these rows together
 MIDDLE_ROWS = 64
-# What a dispatch costs beside its tokens, as tokens. An estimate: reading the weights takes as long as computing 93
-# tokens on an H200, at 4.3 TB/s and 400 TFLOP/s, whatever the model; launches take the rest.
+# What a dispatch costs beside its tokens, as a number of tokens. This is an estimate: on an H200, at 4.3 TB/s and
+# 400 TFLOP/s, reading the weights takes as long as computing 93 tokens, whatever the model. Launches take the rest.
 DISPATCH_TOKENS = 150
 
 
@@ -54,7 +56,7 @@ def smallest_that_fits(sizes: tuple[int, ...], needed: int, what: str) -> int:
     """The first of ascending sizes that is at least `needed`.
 
     Raises:
-        ValueError: none is.
+        ValueError: all are smaller.
     """
     for size in sizes:
         if size >= needed:
@@ -66,7 +68,7 @@ def smallest_that_fits(sizes: tuple[int, ...], needed: int, what: str) -> int:
 
 @functools.lru_cache(maxsize=64)
 def prefill_shapes(engine: EngineConfig) -> tuple[tuple[int, int], ...]:
-    """(rows, tokens per row) of prefill dispatches, those of few tokens first."""
+    """(rows, tokens per row) of all prefill dispatches, ordered by tokens."""
     coarse = engine.shapes == "coarse"
     tokens = _coarse_tokens(engine) if coarse else _fine_tokens(engine)
     rows = (1, SEVERAL_ROWS) if coarse else _fine_rows(engine)
@@ -117,7 +119,7 @@ def logits_rows(engine: EngineConfig, rows: int) -> int:
 
 @functools.lru_cache(maxsize=1 << 14)
 def first_chunk(engine: EngineConfig, num_tokens: int) -> int:
-    """Tokens of the first chunk of `num_tokens` that one row is to compute; all of them, or a whole shape."""
+    """How long the first chunk is when one row has `num_tokens` to compute: all of them, or a whole shape."""
     sizes = prefill_tokens(engine)
     if num_tokens > sizes[-1] or engine.shapes == "fine":
         return min(num_tokens, sizes[-1])
@@ -126,7 +128,10 @@ def first_chunk(engine: EngineConfig, num_tokens: int) -> int:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _cheapest(sizes: tuple[int, ...], num_tokens: int) -> tuple[int, int]:
-    """The least cost of `num_tokens` up to the largest size, in tokens, and how long the first chunk then is."""
+    """The least cost of computing `num_tokens`, in tokens, and the length of the first chunk for that cost.
+
+    `num_tokens` is at most the largest size.
+    """
     whole = next(size for size in sizes if size >= num_tokens)
     ways = [(whole + DISPATCH_TOKENS, num_tokens)]
     if full := [size for size in sizes if size < num_tokens]:
@@ -170,7 +175,7 @@ def slot_sizes(engine: EngineConfig) -> tuple[int, ...]:
 
 
 def rows_within_budget(engine: EngineConfig, num_tokens: int) -> int:
-    """Most prefill rows of up to `num_tokens` tokens each that one dispatch may hold; at least 1."""
+    """How many prefill rows of up to `num_tokens` tokens each one dispatch may hold; at least 1."""
     size = smallest_that_fits(prefill_tokens(engine), num_tokens, "tokens of a prefill chunk")
     return max(rows for rows, tokens in prefill_shapes(engine) if tokens == size)
 

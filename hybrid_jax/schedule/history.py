@@ -1,4 +1,4 @@
-"""What the prefix cache learns from: prompts as they come, sequences as they end, and a log of both."""
+"""What the prefix cache learns from: prompts as they arrive, sequences as they end, and a log of both."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.costs import Costs
 from hybrid_jax.schedule.sequence import Sequence
 
-REPLAYED_PER_REQUEST = 21  # by the tuner: one for every alpha
-TUNED_ON = 1024  # requests before the first eviction: a large cache may never come to one
+REPLAYED_PER_REQUEST = 21  # requests that the tuner replays for each new one: one for every alpha
+TUNED_ON = 1024  # requests kept before the first eviction, which a large cache may never see
 HISTORY_BLOCKS = 1 << 18
 
 
@@ -25,16 +25,16 @@ class History:
     """Tells a tree's policy what happens, and keeps a log for replays.
 
     Args:
-        tree: of the engine.
-        policy: its name.
+        tree: the engine's prefix tree.
+        policy: name of the tree's policy.
         grain: tokens between resume points.
-        costs: of the model.
+        costs: the model's costs.
         capacity: bytes of the arena.
 
     Attributes:
         capacity: bytes of the arena.
         log: the latest finished requests.
-        tuner: of alpha, for the policies that have it tuned; None otherwise.
+        tuner: tunes alpha, for policies that need it; None for others.
     """
 
     def __init__(self, tree: RadixTree, policy: str, *, grain: int, costs: Costs, capacity: int):
@@ -48,7 +48,7 @@ class History:
             self.tuner = self._tuner(order, capacity, pace=REPLAYED_PER_REQUEST)
 
     def announce(self, sequence: Sequence) -> Node:
-        """Makes a prompt known; a policy that learns hears of it once, and of one sibling alone."""
+        """Makes a prompt known. A policy that learns is told once, and for one of several siblings only."""
         tree, known_len = self._tree, sequence.known_len
         first = known_len is None
         if known_len is None:
@@ -60,7 +60,7 @@ class History:
         return end_node
 
     def seated(self, sequence: Sequence, match: Match | None, hit_len: int) -> None:
-        """A sequence starts behind a prefix; the first time, its request is told what kept it from more."""
+        """Notes that a sequence starts behind a prefix. The first time, it tells the request why it hit no further."""
         request = sequence.request
         if request.look_up is not None or request.num_preemptions or request.output:
             return
@@ -81,16 +81,16 @@ class History:
         )
 
     def so_far(self) -> History:
-        """For `replay` and `log` alone: what is logged now, whatever the engine does meanwhile."""
+        """A copy with the log as it is now, whatever the engine does meanwhile; only for `replay` and `log`."""
         found = copy(self)
         found.log = copy(self.log)
         return found
 
     def replay(self, policy: str, capacity: int) -> float:
-        """Token hit rate of the logged requests under a policy, with so many bytes of cache.
+        """Token hit rate of the logged requests under a policy, with a cache of `capacity` bytes.
 
         Raises:
-            ValueError: the capacity is below one checkpoint and a page.
+            ValueError: the capacity is less than a checkpoint and its pages.
         """
         grain, costs = self.log.grain, self._blocks
         least = costs.kv_bytes + costs.checkpoint_bytes
@@ -120,13 +120,13 @@ class History:
         return AlphaTuner(order, replay, pace=pace, max_before=TUNED_ON)
 
     def ended(self, sequence: Sequence, node: Node | None) -> None:
-        """A sequence ended for good; what it computed is cached down to `node`.
+        """Notes that a sequence ended for good; what it computed is cached down to `node`.
 
-        Of siblings the first alone is logged: they forked from one prompt, which was computed or hit once.
+        Of several siblings only the first is logged: they forked from one prompt, which was computed or hit once.
         """
         request, tree = sequence.request, self._tree
         if sequence.real_position < sequence.goal:
-            return  # aborted before its prompt was computed: no end that anybody could go on from
+            return  # aborted before its prompt was computed, so there is no end to go on from
         if node is not None and sequence.relation is not None:
             tree.policy.ended(node, sequence.relation)
         if request.sample_index:

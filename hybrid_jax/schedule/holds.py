@@ -20,8 +20,8 @@ class MemoryCounters:
     """What happened to an engine's memory since it began.
 
     Attributes:
-        memory_shortages: times that not even the whole cache could make enough room, for a sequence that runs or waits.
-        evicted_page_frames, evicted_checkpoint_frames: frames that evictions gave.
+        memory_shortages: how often a sequence could not get the memory it needed even if the whole cache were evicted.
+        evicted_page_frames, evicted_checkpoint_frames: frames that evictions freed.
         peak_live_frames: the most frames that running sequences ever held.
     """
 
@@ -31,28 +31,28 @@ class MemoryCounters:
     peak_live_frames: int = 0
 
     def evicted(self, page_frames: int, checkpoint_frames: int, *, enough: bool) -> None:
-        """Entries with so many frames were evicted; whether there was enough in the end."""
+        """Counts the frames of evicted entries, and a shortage if there was not `enough` in the end."""
         self.evicted_page_frames += page_frames
         self.evicted_checkpoint_frames += checkpoint_frames
         self.memory_shortages += not enough
 
     def stats(self) -> dict[str, int]:
-        """All of them, by name."""
+        """All counters by name."""
         return asdict(self)
 
 
 class Holds:
     """Takes frames and slots for sequences and gives them back: the pools, with a count of what is live.
 
-    A frame or slot is live while some sequence holds it, whoever else does; each counts once.
+    A frame or slot is live while at least one sequence holds it, even if the tree holds it too. Each counts once.
 
     Args:
         frames, slots: the pools. tree: the other holder; None without a prefix cache.
 
     Attributes:
-        counters: of what happened.
-        page_frames, num_slots: live ones.
-        page_holds: the tree's side of the frames; None without a tree.
+        counters: what happened so far.
+        page_frames, num_slots: how many page frames and slots are live.
+        page_holds: the tree's own holds on page frames; None without a tree.
     """
 
     def __init__(
@@ -69,12 +69,12 @@ class Holds:
 
     @property
     def checkpoint_frames(self) -> int:
-        """Live ones."""
+        """Live frames of checkpoints."""
         return self.num_slots * self._slots.state_frames
 
     @property
     def num_frames(self) -> int:
-        """Live ones of both kinds."""
+        """Live frames of pages and of checkpoints."""
         return self.page_frames + self.checkpoint_frames
 
     def _observe(self) -> None:
@@ -96,13 +96,16 @@ class Holds:
         return frames
 
     def retain_frames(self, frames: npt.ArrayLike) -> None:
-        """Another sequence holds these frames; none is listed twice."""
+        """Adds a sequence's hold on each of these frames; none is listed twice."""
         self._frames.retain(frames, distinct=True)
         self.page_frames += self._num_new(indices(frames))
         self._observe()
 
     def release_frames(self, frames: npt.ArrayLike, *, distinct: bool = False) -> None:
-        """A sequence holds these frames no more; as often as each is listed, and none twice if `distinct`."""
+        """Drops a sequence's holds on these frames, one for each time a frame is listed.
+
+        `distinct` says that no frame is listed twice.
+        """
         frames = indices(frames)
         if not frames.size:
             return
@@ -114,7 +117,7 @@ class Holds:
         self._observe()
 
     def _num_new(self, frames: np.ndarray) -> int:
-        """How many of these have one sequence alone: the one that was given them just now."""
+        """How many of these frames are held by a single sequence, the one that has just got them."""
         return int(np.count_nonzero(self._live_holders(frames) == 1))
 
     def _live_holders(self, frames: np.ndarray) -> np.ndarray:
@@ -127,7 +130,7 @@ class Holds:
         """A handle of a new slot.
 
         Raises:
-            OutOfSlots, OutOfFrames: there is none; nothing was taken.
+            OutOfSlots, OutOfFrames: no slot is free, or too few frames are; nothing was taken.
         """
         slot = self._slots.allocate()
         self.num_slots += 1
@@ -135,14 +138,14 @@ class Holds:
         return slot
 
     def retain_slot(self, slot: int) -> None:
-        """Another sequence holds this slot; 0 is none."""
+        """Adds a sequence's hold on this slot; does nothing for 0."""
         if slot:
             self._slots.retain(slot)
             self.num_slots += self._live_slot_holders(slot) == 1
             self._observe()
 
     def release_slot(self, slot: int) -> None:
-        """A sequence holds this slot no more; 0 is none."""
+        """Drops a sequence's hold on this slot; does nothing for 0."""
         if slot:
             last = self._live_slot_holders(slot) == 1
             self._slots.release(slot)
@@ -156,7 +159,7 @@ class Holds:
     # --- both -----------------------------------------------------------------------------------
 
     def acquire(self, match: Match) -> tuple[np.ndarray, int]:
-        """Pages and slot of a match's resume point, as `RadixTree.acquire` gives them."""
+        """Takes pages and slot of a match's resume point for a sequence, as `RadixTree.acquire` returns them."""
         assert self._tree is not None, "holds: a match without a tree"
         pages, slot = self._tree.acquire(match)
         self.page_frames += self._num_new(indices(pages))
@@ -166,7 +169,7 @@ class Holds:
         return pages, slot
 
     def num_frames_of(self, match: Match) -> int:
-        """Frames of a match's pages and checkpoint that no sequence holds: what would be live with it."""
+        """How many frames of a match's pages and checkpoint no sequence holds yet; taking them makes them live."""
         assert self._tree is not None, "holds: a match without a tree"
         pages = indices(self._tree.pages_of(match))
         num_new = int(np.count_nonzero(self._live_holders(pages) == 0))
@@ -176,12 +179,12 @@ class Holds:
     # --- looking at it --------------------------------------------------------------------------
 
     def frames_by_kind(self) -> tuple[int, int]:
-        """Frames of pages and of checkpoints that somebody holds."""
+        """How many frames of pages, and how many of checkpoints, are held."""
         checkpoints = self._slots.num_held * self._slots.state_frames
         return self._frames.num_held - checkpoints, checkpoints
 
     def stats(self, frame_bytes: int) -> dict[str, int | float]:
-        """Who has the frames, and what happened to them."""
+        """Who holds the frames now, and the counters of what happened to them."""
         cached_pages = num_cached = 0
         if self._tree is not None:
             cached_pages, num_cached = self.page_holds.num_frames, len(self._tree.slot_nodes)
@@ -204,7 +207,7 @@ class Holds:
         }
 
     def check_invariants(self, frames: set[int], slots: set[int]) -> None:
-        """Compares the counts with what sequences really list; AssertionError with both numbers."""
+        """Compares the counts with what sequences list; raises AssertionError with both numbers if they differ."""
         assert self.page_frames == len(frames), (
             f"holds: counts {self.page_frames} live page frames, sequences list {len(frames)}"
         )

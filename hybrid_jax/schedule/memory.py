@@ -1,6 +1,6 @@
 """What the scheduler does with frames: the pools, the prefix tree, and what each sequence holds of them.
 
-Some holds last longer than they seem to: within one plan, memory that any row still reads must not be
+Some holds must outlast their last use by a sequence: within one plan, memory that any row still reads must not be
 given to another row. `advance` and `take_copies` keep such holds until `end_plan`.
 """
 
@@ -30,12 +30,13 @@ class Memory:
     Args:
         geometry: page and checkpoint sizes in frames.
         num_frames: frames of the arena, the sink included.
-        max_slots: rows of the device's slot table, the empty slot 0 included.
-        cache: of the engine; policy "off" keeps no prefix tree, so that every prompt is computed in full.
-        costs: of the model; as far as the geometry tells when None.
+        max_slots: lines of the device's slot table, the empty slot 0 included.
+        cache: the engine's cache settings. With the policy "off" there is no prefix tree, and every prompt is computed
+            in full.
+        costs: the model's costs; None for what the geometry alone tells.
 
     Attributes:
-        holds: what sequences have of the pools; all they take and give back goes through it.
+        holds: what sequences hold of the pools; all that they take and give back goes through it.
     """
 
     def __init__(
@@ -80,7 +81,10 @@ class Memory:
     # --- room -----------------------------------------------------------------------------------
 
     def make_room(self, page_frames: int, num_slots: int = 0, *, keep: Node | None = None) -> bool:
-        """Evicts, but not what `keep` lists, until so much is free; False when the tree cannot give enough."""
+        """Evicts until so many frames and slots are free, but nothing that `keep` needs.
+
+        Returns False if the tree cannot give enough.
+        """
         num_frames = page_frames + num_slots * self.geometry.state_frames
         if self.frames.num_free >= num_frames and self.slots.num_free >= num_slots:
             return True
@@ -101,16 +105,16 @@ class Memory:
     # --- admission ------------------------------------------------------------------------------
 
     def start(self, sequence: Sequence, match: Match | None, *, alone: bool) -> int | None:
-        """Takes what a sequence needs to compute its prompt: shared prefix, pages for the rest, its checkpoint.
+        """Takes what a sequence needs to compute its prompt: the shared prefix, pages for the rest, its checkpoint.
 
         Args:
-            sequence: without memory.
-            match: its look-up in the tree; None without one, or to compute everything.
-            alone: no other sequence runs. Then this one must fit: the reserve of one page is waived, and
-                if the shared prefix stands in the way it is given up.
+            sequence: one without memory.
+            match: its look-up in the tree; None if there is none, or to compute everything.
+            alone: no other sequence runs. Then this one must fit: it needs no spare page, and the shared prefix is
+                given up if there is no room beside it.
 
         Returns:
-            Tokens of the shared prefix, or None when there is no room; then nothing was taken.
+            Tokens of the shared prefix, or None if there is no room; then nothing was taken.
         """
         hit_len = self._start(sequence, match, reserve=not alone)
         if hit_len is None and alone:
@@ -150,15 +154,15 @@ class Memory:
     def fork(self, parent: Sequence, child: Sequence) -> list[tuple[Page, Page]] | None:
         """Gives `child` what it needs to go on behind the prompt that `parent` has computed in this plan.
 
-        Both hold the checkpoint and the full pages; a page that the prompt's end lies in is copied.
+        Both hold the checkpoint and the full pages. If the prompt ends inside a page, that page is copied.
 
         Args:
-            parent: its prompt ends in this plan, and no step after it is planned.
-            child: without memory.
+            parent: a sequence whose prompt ends in this plan, with no step planned behind the prompt.
+            child: a sequence without memory.
 
         Returns:
-            The (source, target) pages to copy, or None when there is no room, for the next steps included;
-            then nothing was taken.
+            The (source, target) pages to copy, or None if there is no room for this and for the next steps; then
+            nothing was taken.
         """
         geometry = self.geometry
         full, inside = divmod(parent.goal, geometry.page_tokens) if geometry.has_pages else (0, 0)
@@ -178,11 +182,14 @@ class Memory:
         return copies
 
     def _will_checkpoint(self, sequence: Sequence, start: int) -> bool:
-        """From a checkpoint at `start` on, its prompt leaves one of its own, or its limit lets it fold."""
+        """Whether the sequence will write a checkpoint of its own behind `start`, by its prompt or by a fold."""
         return self.geometry.has_state and sequence.limit - 1 > start + self.geometry.grain
 
     def _room_for(self, pages: int, own_slot: bool, hit: Match | None = None) -> bool:
-        """Room for frames of pages and a slot, beside a hit's; evicts nothing where all but the hit would not do."""
+        """Makes room for page frames and a slot, beside the memory of a hit.
+
+        Evicts nothing if evicting everything except the hit would still not be enough.
+        """
         asked = pages + own_slot * self.geometry.state_frames
         holds = self.holds
         if asked > self.frames.num_free:
@@ -193,7 +200,7 @@ class Memory:
         return self.make_room(pages, own_slot, keep=hit.node if hit is not None else None)
 
     def _take(self, num_pages: int, own_slot: bool = False) -> tuple[np.ndarray, int]:
-        """New pages int32[num_pages, frames_per_page] and, if asked for, a slot (else 0); both, or it raises."""
+        """Takes new pages int32[num_pages, frames_per_page] and, if asked for, a slot (else 0): both, or it raises."""
         slot, groups = self.holds.allocate_slot() if own_slot else 0, self.geometry.frames_per_page
         try:
             return self.holds.allocate_frames(num_pages * groups).reshape(num_pages, groups), slot
@@ -204,7 +211,7 @@ class Memory:
     # --- growth ---------------------------------------------------------------------------------
 
     def grow(self, sequence: Sequence, num_tokens: int) -> int:
-        """Pages for up to `num_tokens` tokens; returns how many tokens the pages cover, maybe fewer."""
+        """Takes pages for up to `num_tokens` tokens; returns how many tokens the pages cover, perhaps fewer."""
         page_tokens = self.geometry.page_tokens
         if not page_tokens:
             return num_tokens
@@ -217,10 +224,10 @@ class Memory:
         return covered
 
     def slot_to_write(self, sequence: Sequence) -> int | None:
-        """Where the sequence's next checkpoint goes: its own slot when it is the sole holder, else a new one.
+        """Where the sequence's next checkpoint goes: its present slot if it is the only holder, else another slot.
 
-        The one reserved comes first. With no room for another it takes its checkpoint back from the tree. None when
-        there is no way.
+        The reserved slot is used first, then a new one. If there is no room for a new one, the sequence takes its
+        checkpoint back from the tree. None if nothing helps.
         """
         if not self.geometry.has_state:
             return 0
@@ -239,25 +246,25 @@ class Memory:
         return None
 
     def give_back_reserve(self, sequence: Sequence) -> None:
-        """The sequence goes on without a slot for its next checkpoint."""
+        """Releases the slot that was reserved for the sequence's next checkpoint, if there is one."""
         self.holds.release_slot(sequence.reserved_slot)
         sequence.reserved_slot = 0
 
     def advance(self, sequence: Sequence, checkpoint: int, slot: int) -> None:
-        """A chunk in this plan leaves a checkpoint; the old one is read by it and released after the plan."""
+        """Notes that a chunk in this plan leaves a checkpoint; the old one is kept until the plan's end."""
         if slot != sequence.slot and sequence.slot:
             self._later_slots.append(sequence.slot)
         sequence.slot = sequence.real_slot = slot
         sequence.real_checkpoint = checkpoint
 
     def take_copies(self, sequence: Sequence) -> list:
-        """The copies of a sequence's first chunk; their sources are released after the plan."""
+        """Hands out the page copies of a sequence's first chunk; their sources are released after the plan."""
         copies, sequence.copies = sequence.copies, []
         self._later_frames += [frame for source, _ in copies for frame in source]
         return copies
 
     def end_plan(self) -> list[tuple[int, np.ndarray]]:
-        """Releases what only this plan's rows still read; returns the slots new to the device table."""
+        """Releases what was kept for this plan's rows only; returns the slots that the device table lacks."""
         self.holds.release_frames(self._later_frames)
         for slot in self._later_slots:
             self.holds.release_slot(slot)
@@ -267,7 +274,10 @@ class Memory:
     # --- results --------------------------------------------------------------------------------
 
     def settle(self, flight: DecodeFlight, num_tokens: int) -> None:
-        """So many tokens came of a plan. The ring folds before the first token past a boundary is fed."""
+        """Corrects a sequence's position and checkpoint once `num_tokens` tokens have come from a plan.
+
+        The ring folds before the first token past a grain boundary is fed.
+        """
         sequence = flight.sequence
         sequence.position -= flight.num_steps - num_tokens
         sequence.real_position += num_tokens
@@ -281,7 +291,7 @@ class Memory:
     # --- the prefix tree ------------------------------------------------------------------------
 
     def wanted(self, sequence: Sequence) -> list[int]:
-        """Checkpoint positions worth making on the rest of a sequence's prompt."""
+        """Positions on the rest of a sequence's prompt at which a checkpoint is worth making."""
         if self.tree is None or sequence.end_node is None:
             return []
         branches, ends = self.tree.branch_points(sequence.end_node)
@@ -294,7 +304,7 @@ class Memory:
         )
 
     def announce(self, sequence: Sequence) -> None:
-        """Makes a sequence's prompt known to the tree until it is computed, and expected while it waits."""
+        """Makes a sequence's prompt known to the tree until it is computed, and marks it as expected while it waits."""
         if self.history is None or self.tree is None:
             return
         sequence.end_node = self.history.announce(sequence)
@@ -304,13 +314,13 @@ class Memory:
             self.tree.expected.add(sequence.end_node, sequence.arrival)
 
     def arrived(self, sequence: Sequence) -> None:
-        """The sequence has what it needs of the tree, or wants it no more."""
+        """Ends the mark as expected: the sequence has what it needs from the tree, or no longer wants it."""
         if sequence.expected and self.tree is not None and sequence.end_node is not None:
             sequence.expected = False
             self.tree.expected.remove(sequence.end_node)
 
     def promise(self, sequence: Sequence) -> None:
-        """Tells the tree which checkpoints a sequence's prefill will leave, when that may have changed."""
+        """Tells the tree which checkpoints a sequence's prefill will leave, if that may have changed."""
         if sequence.phase is not Phase.PREFILL or self.tree is None or sequence.end_node is None:
             return
         if sequence.wanted_version != self.tree.version:
@@ -320,7 +330,7 @@ class Memory:
                 self.tree.promise(sequence.owner, sequence.end_node, position)
 
     def withdraw(self, sequence: Sequence) -> None:
-        """The sequence's prompt is computed or given up: no more announced, no more promised."""
+        """Takes back a sequence's announcement and promises, because its prompt is computed or given up."""
         if self.tree is not None and sequence.end_node is not None:
             self.arrived(sequence)
             self.tree.withdraw(sequence.owner)
@@ -338,7 +348,7 @@ class Memory:
         return None
 
     def finish(self, sequence: Sequence, *, for_good: bool = True) -> None:
-        """Takes all a sequence holds: what is reusable goes to the tree, the rest back to the pools.
+        """Takes all that a sequence holds. What can be reused goes to the tree, and the rest back to the pools.
 
         Args:
             for_good: the sequence ends; otherwise it will wait again.
@@ -359,11 +369,11 @@ class Memory:
 
     @property
     def later(self) -> tuple[list[int], list[int]]:
-        """Frames and slots that are released at the end of the plan."""
+        """Frames and slots that will be released at the end of the plan."""
         return self._later_frames, self._later_slots
 
     def stats(self) -> dict[str, int | float]:
-        """Frames, checkpoints and the prefix cache: present numbers, and what has been counted."""
+        """Present numbers and counters of frames, checkpoints and the prefix cache."""
         tree, cache = self.tree, {}
         if tree is not None:
             cache = {f"cache_{name}": v for name, v in tree.counters.as_dict().items()}

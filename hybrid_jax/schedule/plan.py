@@ -21,15 +21,15 @@ class PrefillRow:
     """One prompt chunk of one row.
 
     Attributes:
-        request: whose chunk it is; its sampling parameters are used when `samples`.
+        request: the request of this chunk; its sampling parameters are used if `samples` is set.
         row: ring row.
         tokens: token ids of the chunk.
         start: absolute position of the first one, a multiple of grain.
-        read_slot: slot of the checkpoint at `start`; 0 when start is 0.
-        write_slot: slot for the checkpoint at start + state_len; 0 when state_len is 0. May equal
-            read_slot when the row is its sole holder.
-        state_len: tokens of the chunk the new checkpoint covers, a multiple of grain.
-        pages: int32[n, frames_per_page] frame ids of the row's pages, from position 0 to the chunk's end at least.
+        read_slot: slot of the checkpoint at `start`; 0 if start is 0.
+        write_slot: slot for the checkpoint at start + state_len; 0 if state_len is 0. It may equal read_slot if the row
+            is the only holder of that slot.
+        state_len: how many tokens of the chunk the new checkpoint covers, a multiple of grain.
+        pages: int32[n, frames_per_page] frame ids of the row's pages, at least from position 0 to the chunk's end.
         copies: (source, target) pages copied before anything is written.
         samples: the chunk ends the prompt, so the next token is sampled.
     """
@@ -48,17 +48,17 @@ class PrefillRow:
 
 @dataclass(kw_only=True)
 class ForkRow:
-    """A row that goes on behind a prompt another row computes in the same plan.
+    """A row that goes on behind a prompt that another row computes in the same plan.
 
-    It gets a copy of that row's ring, and its first token from that row's logits.
+    It gets a copy of that row's ring, and draws its first token from that row's logits.
 
     Attributes:
-        request: whose row it is.
+        request: the request of this row.
         row: ring row.
-        source: ring row whose prompt ends in this plan.
-        line: place of that row's chunk among the plan's prefill rows.
+        source: the ring row whose prompt ends in this plan.
+        line: index of that row's chunk among the plan's prefill rows.
         position: tokens of the prompt.
-        copies: (source, target) of the page that holds the prompt's end, when it ends inside one.
+        copies: (source, target) of the page in which the prompt ends, if it ends inside one.
     """
 
     request: Request
@@ -71,18 +71,19 @@ class ForkRow:
 
 @dataclass(kw_only=True)
 class DecodeRow:
-    """Up to `num_steps` new tokens of one row, from the committed length on that the device holds.
+    """Up to `num_steps` new tokens of one row. They start at the committed length, which the device knows.
 
     Attributes:
-        request: whose row it is.
+        request: the request of this row.
         row: ring row.
-        position: most tokens that the row may have by then; fewer if a plan in flight brings fewer than it may.
+        position: the most tokens that the row may have when the plan starts. It has fewer if a plan in flight brings
+            fewer than it may.
         checkpoint_position: where the row's checkpoint stood after the plans received.
-        read_slot: its slot; 0 when checkpoint_position is 0.
-        fold_slot: slot of every later checkpoint of the row, and where its ring folds when it fills; 0 where that
-            cannot happen. Equal to read_slot when the row is its sole holder.
-        num_steps: most tokens that may come; the device stops the row earlier at a stop token.
-        pages: int32[n, frames_per_page] frame ids of the row's pages, enough for all of them.
+        read_slot: slot of that checkpoint; 0 if checkpoint_position is 0.
+        fold_slot: slot of every later checkpoint of the row, into which its ring folds when it is full. 0 if that
+            cannot happen. It equals read_slot if the row is the only holder of that slot.
+        num_steps: the most tokens that may come; the device stops the row earlier at a stop token.
+        pages: int32[n, frames_per_page] frame ids of the row's pages, enough for all these tokens.
     """
 
     request: Request
@@ -97,14 +98,14 @@ class DecodeRow:
 
 @dataclass(kw_only=True)
 class Plan:
-    """One turn of the engine: prefill, fork and decode dispatches in this order, each possibly empty.
+    """One turn of the engine: prefill, fork and decode dispatches in this order. Each may be empty.
 
     Attributes:
         new_slots: (slot, frames int32[state_frames]) pairs to write to the device table first.
-        moves: (source, target) ring rows to move before anything else.
-        prefill, forks, decode: rows of the dispatches; a row whose prompt ends in this plan's prefill, or that
-            forks from one, may decode in the same plan.
-        num_steps: steps of the decode dispatch's loop, at least every row's own.
+        moves: (source, target) ring rows to move before any dispatch.
+        prefill, forks, decode: rows of the dispatches. A row may decode in the same plan in which its prompt ends or in
+            which it forks.
+        num_steps: steps of the decode dispatch's loop, at least as many as any row has.
     """
 
     new_slots: list[tuple[int, np.ndarray]] = field(default_factory=list)
@@ -120,12 +121,13 @@ class Tokens:
     """What one plan produced.
 
     Attributes:
-        prefill: the sampled token per prefill row (meaningless where `samples` is false).
-        forks: the first token per fork row.
-        decode: per decode row what came: 1 to num_steps tokens, nothing after a stop token; none of a stopped row.
+        prefill: the sampled token of each prefill row (meaningless if `samples` is false).
+        forks: the first token of each fork row.
+        decode: the tokens of each decode row: 1 to num_steps of them, and nothing after a stop token; no tokens for a
+            row that had stopped before.
         prefill_logprobs, fork_logprobs, decode_logprobs: the matching `TokenLogprobs`, or empty lists.
-        prompt_logprobs: by place among the prefill rows, entries for the prompt tokens after the chunk's first,
-            the one behind the chunk included; rows that asked for them.
+        prompt_logprobs: for rows that asked for them, by index among the prefill rows: entries for the prompt tokens
+            after the chunk's first one, and for the token behind the chunk.
     """
 
     prefill: list[int]
@@ -138,7 +140,7 @@ class Tokens:
 
     @classmethod
     def blank(cls, plan: Plan) -> Tokens:
-        """With a place for each row of a plan."""
+        """Tokens with an empty place for each row of a plan."""
         return cls(
             prefill=[-1] * len(plan.prefill),
             decode=[[] for _ in plan.decode],
@@ -167,13 +169,13 @@ NEED_RESULTS = NeedResults()
 
 @dataclass(kw_only=True)
 class Progress:
-    """What one plan brought one request.
+    """What one plan brought to one request.
 
     Attributes:
-        request: with `output`, and when finished `finish_reason`, already up to date.
+        request: the request; its `output`, and its `finish_reason` if it is finished, are already up to date.
         new_token_ids: its new tokens, the stop token included.
-        new_logprobs: one `TokenLogprobs` per new token when asked for, else empty.
-        finished: no more will come.
+        new_logprobs: one `TokenLogprobs` per new token if asked for, else empty.
+        finished: no more tokens will come.
     """
 
     request: Request
@@ -190,13 +192,13 @@ class SchedulerCounters:
         plans: plans made.
         prefill_rows, prefill_tokens: chunks and their tokens.
         decode_rows, decode_steps: decode rows and the steps planned for them.
-        folds_in_place, folds_to_new: folds planned over the row's own slot, and into another.
-        forks: rows that began behind a sibling's prompt.
+        folds_in_place, folds_to_new: folds planned over the row's own slot, and into another slot.
+        forks: rows that started behind a sibling's prompt.
         copies: pages copied because a row resumed or forked inside them.
         moves: ring rows moved to close holes.
-        preemptions: sequences sent back to the queue for want of memory.
-        waits: times a request was held back for a checkpoint that another was computing.
-        restarts: times memory was lost and every live request started over.
+        preemptions: sequences sent back to the queue because memory ran out.
+        waits: how often a request was held back for a checkpoint that another one was computing.
+        restarts: how often device memory was lost and every live request started over.
     """
 
     plans: int = 0

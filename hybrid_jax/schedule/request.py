@@ -15,13 +15,13 @@ from hybrid_jax.config.sampling_params import SamplingParams
 class Constraint(Protocol):
     """Which tokens may come next: a grammar, or words that must not be completed.
 
-    A request with one takes one step at a time, and waits for its result.
+    A request with a constraint takes one step at a time, and waits for its result.
     """
 
     def mask(self, output: Sequence[int]) -> np.ndarray:
         """uint32[ceil(V / 32)]: bit t % 32 of word t // 32 allows token t after `output`.
 
-        All zeros: the output is complete, and the request ends.
+        If all bits are zero, the output is complete and the request ends.
         """
 
 
@@ -32,25 +32,25 @@ class Request:
     Attributes:
         request_id: unique among the engine's live requests.
         prompt: token ids.
-        params: sampling parameters; n is 1 here, the caller splits completions.
-        seed: of the sampling noise, resolved.
+        params: sampling parameters; n is 1 here, because the caller splits completions.
+        seed: seed of the sampling noise, resolved.
         sample_index: which of the prompt's completions this is.
-        group: the completions of one prompt share it: one computes the prompt, the others fork from it. None
-            for a completion without siblings.
+        group: a name that all completions of one prompt share. One of them computes the prompt, and the others fork
+            from it. None for a completion without siblings.
         stop_ids: token ids that end it, the model's own included unless ignore_eos.
         max_tokens: resolved limit on the output.
         forbidden_ids: token ids that are never drawn.
-        constraint: what may come next, by the tokens so far; None for anything.
-        cache_breakpoints: numbers of leading tokens that the caller says others will share.
-        generation: how far programs may be new that its steps run on (`Runner.begin`).
-        output: tokens generated so far; survives preemption.
-        num_reported: of these, how many the engine's caller has been told of.
-        logprobs: one entry per output token when asked for.
-        prompt_logprobs: one per prompt token when asked for, None for the first.
-        num_cached_tokens: prompt tokens the first prefill skipped.
-        look_up: what the prefix cache knew of the prompt, and what kept it from hitting more.
+        constraint: what may come next, given the tokens so far; None if anything may.
+        cache_breakpoints: numbers of leading tokens that others will share, as the caller says.
+        generation: its steps run on programs of this generation or older ones (`Runner.begin`).
+        output: tokens generated so far; they survive preemption.
+        num_reported: how many of these the engine's caller has been told of.
+        logprobs: one entry per output token, if asked for.
+        prompt_logprobs: one entry per prompt token, if asked for; None for the first token.
+        num_cached_tokens: prompt tokens that the first prefill skipped.
+        look_up: what the prefix cache knew of the prompt, and why it hit no further.
         finish_reason: None while it runs, then "stop", "length" or "abort".
-        stop_reason: the stop token id that ended it, when it is not one of the model's own.
+        stop_reason: the stop token id that ended it, if that is not one of the model's own.
     """
 
     request_id: str
@@ -77,13 +77,13 @@ class Request:
 
     @property
     def adjusts_logits(self) -> bool:
-        """Its logits change before they are sampled from, other than by temperature and filters."""
+        """Whether its logits are changed before sampling, other than by temperature and filters."""
         own = bool(self.forbidden_ids) or self.constraint is not None
         return own or self.params.adjusts_logits
 
     @property
     def lacks_prompt_logprobs(self) -> bool:
-        """Log-probabilities of its prompt are asked for and not all known, so no part of it is skipped."""
+        """Whether it still needs log-probabilities of its prompt. Then no part of the prompt is skipped."""
         wanted = self.params.prompt_logprobs is not None
         return wanted and len(self.prompt_logprobs) < len(self.prompt)
 

@@ -8,15 +8,17 @@ The engine's loop is
     if pending and (len(pending) == 2 or not plan):
         for progress in scheduler.receive(*results of the oldest pending plan*): ...
 
-Positions advance when a plan is made, as if every step of it happened; `receive` settles what did. At
-most two plans are in flight. The device executes them in order and keeps a stopped row inert, so memory of a
-finished row may be given away while a later plan still names it.
+Positions advance when a plan is made, as if every step of it happened. `receive` corrects them once it is known what
+did. At most two plans are in flight. The device executes them in order and keeps a stopped row inert, so the memory of
+a finished row may be given away while a later plan still names it.
 
-One turn, oldest sequence first: rows that run get the memory for their next steps or chunk (short of
-it: evict from the tree, take fewer steps, preempt the youngest once nothing is in flight); then waiting
-requests are admitted into free rows, and siblings of a prompt that ends in this plan fork from it; then
-chunks' checkpoints are published in the tree; then rows whose prompt ends in this plan get their first
-decode steps.
+One turn does this, oldest sequence first:
+
+1. Running rows get the memory for their next steps or chunk. If memory is short, the scheduler evicts from the tree,
+   then takes fewer steps, then preempts the youngest sequence once nothing is in flight.
+2. Waiting requests are admitted into free rows, and siblings of a prompt that ends in this plan fork from it.
+3. The checkpoints of chunks are published in the tree.
+4. Rows whose prompt ends in this plan get their first decode steps.
 """
 
 from __future__ import annotations
@@ -52,9 +54,9 @@ class Scheduler:
         geometry: page and checkpoint sizes.
         engine: rows, budgets, cache policy.
         num_frames: frames of the arena, the sink included.
-        max_slots: rows of the device's slot table, slot 0 included.
-        max_model_len: most tokens of a sequence, prompt and output together.
-        costs: of the model, for policies that weigh them.
+        max_slots: lines of the device's slot table, slot 0 included.
+        max_model_len: the most tokens of a sequence, prompt and output together.
+        costs: the model's costs, for policies that weigh them.
     """
 
     def __init__(
@@ -92,16 +94,16 @@ class Scheduler:
     # --- requests -------------------------------------------------------------------------------
 
     def max_output(self, prompt_len: int) -> int:
-        """Most tokens that a prompt of this length can be continued by, in model and pool; may be < 1."""
+        """How many tokens a prompt of this length can be continued by, as model and pool allow; may be < 1."""
         return min(self.max_model_len, self._pool_holds) - prompt_len
 
     def add(self, request: Request) -> None:
         """Queues a request.
 
         Raises:
-            ValueError: its id is live already, its prompt is empty, or it can never fit: the prompt and
-                one token, or what an explicit `params.max_tokens` asks for (`max_tokens` of the request
-                then), exceed the model's length or the pool. Without an explicit limit it ends there.
+            ValueError: its id is live already, its prompt is empty, or it can never fit. It cannot fit if the prompt
+                and one token exceed the model's length or the pool. With an explicit `params.max_tokens`, the prompt
+                and `max_tokens` of the request count instead. Without one, the request ends at the length that fits.
         """
         where, prompt_len = f"request {request.request_id!r}", len(request.prompt)
         if request.request_id in self._sequences:
@@ -137,7 +139,7 @@ class Scheduler:
         self.admission.waiting.append(sequence)
 
     def abort(self, request_id: str, reason: str = "abort") -> bool:
-        """Ends a request now; no more of its tokens are reported. False when it is not live.
+        """Ends a request now; no more of its tokens are reported. Returns False if the request is not live.
 
         Its memory is released once no plan in flight names it. What it computed stays in the prefix tree.
         """
@@ -182,15 +184,15 @@ class Scheduler:
         """The next turn.
 
         Returns:
-            A plan to execute; NEED_RESULTS when the oldest plan in flight must be received first; None
-            when there is nothing to do until a request is added. Both of the latter are false.
+            A plan to execute; NEED_RESULTS if the oldest plan in flight must be received first; None if there is
+            nothing to do until a request is added. The last two are false.
         """
         if len(self._flights) >= MAX_FLIGHTS or (self._drain and self._flights):
             return NEED_RESULTS
         self._drain = False
         turn = self._turn()
         while turn.empty and turn.preempted:
-            turn = self._turn()  # whoever was alone went back to the queue; admit again
+            turn = self._turn()  # the only sequence went back to the queue; admit again
         if turn.empty:
             return NEED_RESULTS if self._flights else None
         for sequence in turn.flight.sequences():
@@ -210,7 +212,7 @@ class Scheduler:
         for sequence in self.seats.running:
             self.memory.promise(sequence)
         for sequence in list(self.seats.running):
-            if sequence.running:  # not preempted for an older one a moment ago
+            if sequence.running:  # it may just have been preempted for an older one
                 self._advance(turn, sequence)
         if not (self._drain or turn.preempted):
             self.admission.admit(turn)
@@ -219,11 +221,11 @@ class Scheduler:
         return turn
 
     def _advance(self, turn: Turn, sequence: Sequence) -> None:
-        """The next chunk or steps of a running sequence, whatever has to give way for it."""
+        """Plans the next chunk or steps of a running sequence, and preempts others for it if necessary."""
         work = {Phase.PREFILL: turn.chunk, Phase.DECODE: turn.decode}.get(sequence.phase)
         while work is not None and not work(sequence):
             if self._flights:
-                self._drain = True  # whom to preempt is known once every result is in
+                self._drain = True  # which sequence to preempt is known once every result is in
                 return
             victim = self.seats.running[-1]
             self._preempt(victim)
@@ -234,7 +236,7 @@ class Scheduler:
     # --- leaving --------------------------------------------------------------------------------
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Sends a running sequence, not in flight, to the front of the queue; its prefix goes to the tree."""
+        """Sends a running sequence that is not in flight to the front of the queue; its prefix goes to the tree."""
         self.memory.withdraw(sequence)
         self.memory.finish(sequence, for_good=False)
         self.seats.leave(sequence)
@@ -245,7 +247,7 @@ class Scheduler:
         self.admission.waiting.appendleft(sequence)
 
     def _finish(self, sequence: Sequence) -> None:
-        """Takes a running sequence out for good; later plans in flight that name it find its row inert."""
+        """Takes a running sequence out for good; its row is inert for later plans in flight that name it."""
         self.memory.withdraw(sequence)
         self.memory.finish(sequence)
         self.seats.leave(sequence)
@@ -261,7 +263,7 @@ class Scheduler:
         """Settles the oldest plan in flight: appends outputs, ends sequences, releases memory.
 
         Raises:
-            ValueError: another plan is older, or the results do not fit the plan.
+            ValueError: another plan is older, or the results do not match the plan.
         """
         if not self._flights or self._flights[0].plan is not plan:
             raise ValueError(
@@ -289,7 +291,7 @@ class Scheduler:
             if sequence.phase is not Phase.DONE:
                 logprobs = tokens.fork_logprobs[index : index + 1]
                 self._accept(progress, sequence, [tokens.forks[index]], logprobs)
-        self._flights.popleft()  # until here: ending with the prompt settles this plan's folds too
+        self._flights.popleft()  # only now: a sequence that ends with its prompt settles this plan's folds too
         for index, decode in enumerate(flight.decode):
             if decode.sequence.phase is not Phase.DONE:
                 logprobs = tokens.decode_logprobs[index] if tokens.decode_logprobs else []
@@ -337,8 +339,8 @@ class Scheduler:
     def restarted(self, requests: Iterable[Request]) -> Scheduler:
         """A scheduler with the same settings and counters, empty memory, and these requests queued.
 
-        For when the device's memory is lost: this one, in whatever state it is, is of no use afterwards. The
-        runner's state must be made anew as well. Requests start over from their prompt and output.
+        It is for the case that the device's memory is lost. This scheduler, in whatever state it is, is of no use
+        afterwards. The runner's state must be made anew as well. Requests start over from their prompt and output.
         """
         new = Scheduler(
             self.geometry,
@@ -371,7 +373,7 @@ class Scheduler:
     # --- looking at it --------------------------------------------------------------------------
 
     def stats(self) -> dict[str, int | float]:
-        """Counters and present numbers of requests, frames, checkpoints and the prefix cache."""
+        """Counters, and present numbers of requests, frames, checkpoints and the prefix cache."""
         return {
             **vars(self.counters),
             "running": len(self.seats.running),
@@ -380,7 +382,7 @@ class Scheduler:
         }
 
     def check_invariants(self) -> None:
-        """Recomputes who holds what and who sits where; raises AssertionError with both numbers."""
+        """Recounts who holds what and who sits where; raises AssertionError with both numbers if they differ."""
         flights = list(self._flights)
         check_memory(self.memory, self.seats.running)
         check_seats(self.seats)

@@ -16,7 +16,7 @@ NO_PAGES: np.ndarray = np.zeros((0, 0), np.int32)
 
 
 class Phase(Enum):
-    """Where a sequence is: `stopping` is aborted but named by a plan in flight."""
+    """Where a sequence is. A `stopping` one was aborted, but a plan in flight still names it."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -27,32 +27,34 @@ class Phase(Enum):
 
 @dataclass(eq=False, kw_only=True)
 class Sequence:
-    """One request's tokens and memory. Positions without `real_` run ahead of results that are in flight.
+    """One request's tokens and memory. Positions without `real_` run ahead of the results of plans in flight.
 
     Attributes:
         request: the request; its `output` grows here.
         arrival: order of arrival; smaller is older.
-        limit: most tokens of prompt and output together.
-        tokens: prompt and output ids on the host, an aborted request's unreported ones too.
-        prompt: int32[goal] what the prefill computes: the prompt, after a preemption with the output.
+        limit: the most tokens it may have, prompt and output together.
+        tokens: ids of prompt and output on the host; for an aborted request also those that were not reported.
+        prompt: int32[goal] what the prefill computes: the prompt, and after a preemption the output too.
         row: ring row while it runs.
-        pages: int32[n, frames_per_page] frame ids of its pages, one hold on each; never written in place.
-        position: next token to feed: start of the next chunk, then the most tokens it may have after the plans in
-            flight.
-        slot: handle of the checkpoint that its last fold planned leaves (0 for none).
-        real_position, real_checkpoint, real_slot: tokens it has, where its checkpoint stands, and its handle, after
-            the plans received so far. The sequence holds one count on real_slot, and one on slot if that differs.
-        reserved_slot: where its first own checkpoint will go; 0 for none, or when that is written.
-        copies: page copies its first chunk brings; a hold on each source until then.
+        pages: int32[n, frames_per_page] frame ids of its pages, with one hold on each. The array is never changed in
+            place.
+        position: the next token to feed. In prefill it is the start of the next chunk; then it is the most tokens that
+            the sequence may have after the plans in flight.
+        slot: handle of the checkpoint after the last fold that is planned; 0 for none.
+        real_position, real_checkpoint, real_slot: how many tokens it has, where its checkpoint stands, and the handle
+            of that checkpoint, after the plans received so far. The sequence has one hold on real_slot, and one on slot
+            if that is another.
+        reserved_slot: slot for the first checkpoint of its own; 0 if there is none, or once that is written.
+        copies: page copies that its first chunk makes, with a hold on each source until then.
         num_flights: plans in flight that name it.
         stopped: the device has made its row inert.
-        end_node: its announcement in the prefix tree while its prompt is not computed.
-        expected: the tree keeps what it can for it.
-        waits_for: the promised node it waits for.
-        known_len: tokens of its prompt that were known before it came; None until it did.
+        end_node: the end of its prompt in the prefix tree, as long as the prompt is announced and not computed.
+        expected: it waits, so the tree tries to keep what it will use.
+        waits_for: the promised node that it waits for.
+        known_len: how many tokens of its prompt were known before it came; None before that.
         relation: how its prompt related to what was known, for policies that learn.
-        wanted: checkpoint positions of its prompt still to come.
-        num_overtaken: later requests admitted while it waited.
+        wanted: positions of its prompt at which checkpoints are still to be left.
+        num_overtaken: later requests that were admitted while it waited.
     """
 
     request: Request
@@ -83,7 +85,7 @@ class Sequence:
 
     @classmethod
     def make(cls, request: Request, *, arrival: int, limit: int) -> Sequence:
-        """A sequence that waits, with the tokens that its request has so far."""
+        """A waiting sequence with the tokens that its request has so far."""
         tokens = request.tokens
         return cls(
             request=request,
@@ -100,22 +102,22 @@ class Sequence:
 
     @property
     def goal(self) -> int:
-        """Tokens its prefill computes."""
+        """How many tokens its prefill computes."""
         return len(self.prompt)
 
     @property
     def group(self) -> str | None:
-        """Name of the siblings it may fork from or be forked by; None once it has tokens of its own."""
+        """The group of siblings with which it shares its prompt; None once it has tokens of its own."""
         return self.request.group if self.goal == len(self.request.prompt) else None
 
     @property
     def forks_from(self) -> str | None:
-        """The group it may fork from; None if it has to compute its prompt itself."""
+        """The group it may fork from; None if it must compute its prompt itself."""
         return None if self.request.lacks_prompt_logprobs else self.group
 
     @property
     def running(self) -> bool:
-        """It has a row."""
+        """Whether it has a row."""
         return self.phase in (Phase.PREFILL, Phase.DECODE, Phase.STOPPING)
 
     def first_tokens(self, count: int) -> np.ndarray:
@@ -125,7 +127,7 @@ class Sequence:
         return np.concatenate((self.prompt, np.array(self.tokens[self.goal : count], np.int32)))
 
     def accept(self, tokens: list[int]) -> None:
-        """New tokens from the device, the stop token included."""
+        """Appends new tokens from the device, the stop token included."""
         self.tokens += tokens
         self.stopped = tokens[-1] in self.request.stop_ids
 
@@ -149,7 +151,7 @@ class Sequence:
         entry.finished = request.finish_reason is not None
 
     def wait_again(self) -> None:
-        """Back to the queue with nothing but its reported tokens; its memory was released or is gone."""
+        """Makes it a waiting sequence that has only its reported tokens; its memory was released or is gone."""
         self.tokens = self.request.tokens
         self.prompt = np.array(self.tokens, np.int32)
         self.phase, self.row, self.pages, self.copies = Phase.WAITING, -1, NO_PAGES, []
@@ -165,8 +167,8 @@ class DecodeFlight:
     """One decode row of a plan in flight.
 
     Attributes:
-        sequence: whose row it is.
-        num_steps: most tokens it may bring.
+        sequence: the sequence in this row.
+        num_steps: the most tokens that may come.
     """
 
     sequence: Sequence
@@ -183,6 +185,6 @@ class Flight:
     decode: list[DecodeFlight] = field(default_factory=list)
 
     def sequences(self) -> list[Sequence]:
-        """Every sequence the plan names, once."""
+        """Every sequence that the plan names, once."""
         decoding = (flight.sequence for flight in self.decode)
         return list(dict.fromkeys([*self.prefill, *self.forks, *decoding]))

@@ -1,4 +1,4 @@
-"""One plan in the making: chunks and decode steps for sequences that hold a row, and their memory."""
+"""One plan while it is being made: chunks and decode steps for sequences that have a row, and their memory."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ UNLIMITED = 1 << 30  # steps
 
 
 class Turn:
-    """Collects the rows of one plan; sequences advance as they are added, as if every step happened.
+    """Collects the rows of one plan. Sequences advance as they are added, as if every step happened.
 
     Args:
-        memory, engine, counters: of the scheduler.
-        running: sequences in rows, which decide how many decode steps the plan may take.
+        memory, engine, counters: those of the scheduler.
+        running: sequences in rows; they decide how many decode steps the plan may take.
 
     Attributes:
-        plan, flight: what is asked of the runner, and the sequences behind its rows.
+        plan, flight: what the runner has to do, and the sequences behind the plan's rows.
         ended: sequences whose prompt ends in this plan, forks included.
-        preempted: somebody lost its row for want of memory.
+        preempted: a sequence has lost its row because memory ran out.
     """
 
     def __init__(
@@ -47,16 +47,16 @@ class Turn:
 
     @property
     def full(self) -> bool:
-        """The prefill dispatch has as many rows as the token budget allows."""
+        """Whether the prefill dispatch has as many rows as the token budget allows."""
         return bool(self.plan.prefill) and len(self.plan.prefill) >= self._max_rows
 
     @property
     def empty(self) -> bool:
-        """The plan asks nothing of the device."""
+        """Whether the plan has no work for the device."""
         return not (self.plan.prefill or self.plan.decode or self.plan.moves)
 
     def close_holes(self, rows: list[Sequence | None]) -> None:
-        """Moves the highest decoding rows into free lower ones where that makes the decode shape smaller."""
+        """Moves the highest decoding rows into free lower ones, if that makes the decode shape smaller."""
         if self.engine.exact:
             return
         sizes = bucket.decode_rows(self.engine)
@@ -71,7 +71,7 @@ class Turn:
             self.counters.moves += 1
 
     def chunk(self, sequence: Sequence) -> bool:
-        """Plans the next chunk of a prompt if the budget has room; False for want of memory."""
+        """Plans the next chunk of a prompt if the budget has room; returns False if there is not enough memory."""
         geometry, start = self.geometry, sequence.position
         if self.full:
             return True
@@ -124,7 +124,7 @@ class Turn:
         return min(num_tokens, self._max_tokens) or bucket.first_chunk(self.engine, num_tokens)
 
     def _set_budget(self, num_tokens: int) -> None:
-        """The first chunk decides the shape: others are no longer, as many as the token budget allows."""
+        """Lets the first chunk decide the shape: others are no longer, and the token budget limits their number."""
         if self.engine.exact:
             self._max_tokens, self._max_rows = self.geometry.grain, self.engine.max_rows
             return
@@ -133,7 +133,7 @@ class Turn:
         self._max_rows = bucket.rows_within_budget(self.engine, self._max_tokens)
 
     def fork(self, parent: Sequence, child: Sequence, copies: list[tuple[Page, Page]]) -> None:
-        """Plans that `child`, which has its memory, begins where the parent's prompt ends in this plan."""
+        """Plans that `child` starts where the parent's prompt ends in this plan; `child` has its memory already."""
         self.plan.forks.append(
             ForkRow(
                 request=child.request,
@@ -151,13 +151,13 @@ class Turn:
         self.ended.append(child)
 
     def decode(self, sequence: Sequence) -> bool:
-        """Plans decode steps up to the row's limit; False when memory allows not even one."""
+        """Plans decode steps up to the row's limit; returns False if there is not enough memory for even one."""
         position, memory, geometry = sequence.position, self.memory, self.geometry
         if sequence.request.constraint is not None and sequence.num_flights:
-            return True  # what may come next depends on what is in flight
+            return True  # which tokens may come next depends on what is in flight
         steps = min(self._num_steps, sequence.limit - position - 1)
         if steps <= 0:
-            return True  # waits for its last results
+            return True  # it waits for its last results
         steps = min(steps, memory.grow(sequence, position + steps) - position)
         checkpoint = geometry.checkpoint(position)
         fold_step = checkpoint + geometry.grain - position
@@ -171,7 +171,7 @@ class Turn:
         if steps <= 0:
             if not sequence.reserved_slot:
                 return False
-            memory.give_back_reserve(sequence)  # the next page is needed before the next checkpoint
+            memory.give_back_reserve(sequence)  # it needs the next page before the next checkpoint
             return self.decode(sequence)
         if fold_step < steps and geometry.has_state:
             self.counters.folds_in_place += slot == sequence.slot
@@ -199,11 +199,12 @@ class Turn:
     def finish(self) -> None:
         """Publishes the chunks' checkpoints, decodes where prompts ended, and completes the plan.
 
-        In this order: a checkpoint in the tree is shared, so the first fold after it must not overwrite it.
+        The order matters: a checkpoint in the tree is shared, so the first fold after it must not overwrite it.
         """
         for sequence in self._published:
             self.memory.publish(sequence)
-        if not self.plan.decode:  # beside rows that decode, fewer steps would only be idle ones
+        # If other rows decode, the loop runs all their steps anyway, so fewer steps would save nothing.
+        if not self.plan.decode:
             free = (s.request for s in self.ended if s.request.constraint is None)
             self._num_steps = min([self._num_steps, *map(most_steps, free)])
         for sequence in self.ended:
@@ -216,10 +217,10 @@ class Turn:
 
 
 def most_steps(request: Request) -> int:
-    """Decode steps of one dispatch that a request is good for.
+    """The most decode steps that one dispatch should take for a request.
 
-    One where each token decides what may come next; few where the text may end at a stop string, since what
-    is computed past it is thrown away.
+    It is one step if each token decides what may come next. It is a few if the text may end at a stop string, because
+    what is computed past it is thrown away.
     """
     if request.constraint is not None:
         return 1
