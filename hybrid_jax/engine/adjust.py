@@ -1,6 +1,6 @@
-"""What changes a row's logits before sampling: bias, penalties of tokens seen, a mask of allowed tokens.
+"""What changes a row's logits before sampling: bias, penalties for tokens seen, a mask of allowed tokens.
 
-The arrays are made when the first request asks for any of it; steps that use them are executables of their own.
+The arrays are made when the first request asks for any of these. Steps that use them are executables of their own.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from hybrid_jax.schedule.request import Request
 
 @flax.struct.dataclass
 class Adjust:
-    """Per ring row and token, the sink's row last.
+    """Counts and biases for each ring row and token; the sink's row is the last one.
 
     Attributes:
-        counts: int32[rows + 1, V] twice the times a token was generated, plus 1 if the prompt has it.
+        counts: int32[rows + 1, V] twice the number of times a token was generated, plus 1 if the prompt has it.
         bias: float32[rows + 1, V] added to the logits; -inf forbids a token.
     """
 
@@ -37,7 +37,7 @@ def make_adjust(model: ModelConfig, max_rows: int) -> Adjust:
 
 
 def row_of(request: Request, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Counts and bias of a request as it stands: int32[V], float32[V]."""
+    """Present counts int32[V] and bias float32[V] of a request."""
     params = request.params
     counts = 2 * np.bincount(request.output, minlength=vocab_size).astype(np.int32)
     counts[request.prompt] += 1
@@ -73,9 +73,9 @@ def adjusted(
 ) -> jax.Array:
     """The logits to sample from.
 
-    Bias comes first, then the repetition penalty (positive logits of tokens in prompt or output are divided by
-    it, negative ones multiplied), then frequency and presence penalties for tokens of the output, then the
-    mask; rows that ask for none of it keep their logits.
+    Bias comes first, then the repetition penalty (positive logits of tokens in prompt or output are divided by it,
+    negative ones are multiplied), then frequency and presence penalties for tokens of the output, then the mask. Rows
+    that ask for none of these keep their logits.
 
     Args:
         logits: float32[B, V].
@@ -98,7 +98,7 @@ def adjusted(
 
 
 def count(adjust: Adjust, lines: jax.Array, tokens: jax.Array, counted: jax.Array) -> Adjust:
-    """Counts generated tokens int32[B] of ring rows `lines` where `counted`."""
+    """Counts generated tokens int32[B] of ring rows `lines`, where `counted` is true."""
     sink = adjust.counts.shape[0] - 1
     lines = jnp.where(counted, lines, sink)
     return adjust.replace(counts=adjust.counts.at[lines, tokens].add(2))
@@ -115,19 +115,18 @@ def choose(
     lines: jax.Array,
     sampler: str,
 ) -> tuple[Sampled, jax.Array, Adjust | None]:
-    """Samples a token per row, from adjusted logits where there are any, and counts what was drawn.
+    """Samples a token per row, from adjusted logits if there are any, and counts the tokens drawn.
 
     Args:
-        logits: float32[B, V], which log-probabilities are of.
-        batch, layout: the rows' columns. positions: int32[B] absolute, of the tokens to draw.
-        samples: bool[B] rows whose token counts.
-        num_logprobs: most likely tokens to report; 0 for no log-probabilities.
-        adjust: None where no row asks for it. lines: int32[B] ring rows.
+        logits: float32[B, V] before they are adjusted; log-probabilities come from these.
+        batch, layout: the rows' columns. positions: int32[B] absolute positions of the tokens to draw.
+        samples: bool[B] false for rows that draw no token here; what is sampled for them means nothing.
+        num_logprobs: how many of the most likely tokens to report; 0 for no log-probabilities.
+        adjust: None if no row asks for it. lines: int32[B] ring rows.
         sampler: as in `sample`.
 
     Returns:
-        What was sampled; int32[B] the token to feed, -1 after a stop token and for rows that do not sample;
-        adjust.
+        What was sampled; int32[B] the token to feed, -1 after a stop token and for rows that do not sample; adjust.
     """
     rows = unpack_sampling(layout, batch)
     other = logits if adjust is None else adjusted(logits, adjust, lines, layout, batch)

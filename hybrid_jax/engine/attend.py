@@ -1,4 +1,4 @@
-"""Attention over pages, the same for every step."""
+"""Attention over pages, which is the same for every step."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def attend_pages(
 
     Args:
         h: [B, T, D] normed inputs; token t of row b stands at base[b] + t.
-        table: int32[B, frames_per_page, pages]. begin, end: int32[B] positions that are new and real.
-        index: which attention layer, in layer order.
+        table: int32[B, frames_per_page, pages]. begin, end: int32[B] positions [begin, end) are new and real.
+        index: number of this attention layer, in layer order.
 
     Returns:
         out [B, T, D], or parts of it for a kernel to sum, and the arena.

@@ -1,4 +1,4 @@
-"""Where rows stand, by what the device knows: committed lengths, and checkpoints that they lead to."""
+"""Where rows stand by what the device knows: their committed lengths, and the checkpoints that follow from these."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hybrid_jax.state import State
 
 
 class Cursor(NamedTuple):
-    """Of B rows that decode.
+    """Where B decoding rows stand.
 
     Attributes:
-        position: int32[B] of the next token. checkpoint, slot: int32[B] position and slot of the checkpoint.
+        position: int32[B] position of the next token. checkpoint, slot: int32[B] position and slot of the checkpoint.
     """
 
     position: jax.Array
@@ -26,14 +26,14 @@ class Cursor(NamedTuple):
 def cursor(
     state: State, known: jax.Array, read_slot: jax.Array, fold_slot: jax.Array, model: Model
 ) -> Cursor:
-    """Where the first B rows stand, each with at least one token in its ring.
+    """Where the first B rows stand. Each has at least one token in its ring.
 
-    The host may not know yet what plans in flight have brought; it knows what each row's checkpoint was before them,
-    and the one slot of all later ones.
+    The host may not know yet what plans in flight have brought. It knows what each row's checkpoint was before them,
+    and the one slot of all later checkpoints.
 
     Args:
-        known: int32[B] positions of checkpoints that the host knows. read_slot: int32[B] their slots.
-        fold_slot: int32[B] slots of later ones.
+        known: int32[B] positions of the checkpoints that the host knows. read_slot: int32[B] the slots of these.
+        fold_slot: int32[B] slots of later checkpoints.
     """
     position = state.lengths[: known.shape[0]]
     last = jnp.maximum(position - 1, 0)

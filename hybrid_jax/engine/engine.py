@@ -26,7 +26,7 @@ from hybrid_jax.sizing.room import find_room
 class Engine:
     """Runs requests on one device.
 
-    While the device works on one plan the host makes the next; tokens feed back on the device.
+    While the device works on one plan, the host makes the next. Sampled tokens are fed again on the device.
 
     Args:
         config: the model. params: its weights, in `engine_config.dtype`.
@@ -70,26 +70,26 @@ class Engine:
 
     @property
     def kernels(self) -> str:
-        """What its steps are made of, "xla" or "pallas"."""
+        """What its steps are made of: "xla" or "pallas"."""
         return self.runner.model.kernels
 
     @property
     def not_triton(self) -> dict[str, str]:
-        """Why Triton kernels do not serve, by operation; see `Kernels`."""
+        """Why Triton kernels are not used, by operation; see `Kernels`."""
         return self.runner.kernels.not_triton
 
     @property
     def max_model_len(self) -> int:
-        """Longest sequence in tokens that model and pool allow."""
+        """The longest sequence, in tokens, that model and pool allow."""
         return self.scheduler.max_output(0)
 
     @property
     def has_work(self) -> bool:
-        """A request is unfinished, or results are outstanding."""
+        """Whether a request is unfinished, or results are outstanding."""
         return bool(self._live or self._pending)
 
     def order(self, prompts: Sequence[Sequence[int]]) -> list[int]:
-        """Places of prompts that come together, in the order in which they are best added."""
+        """The order in which prompts that come together are best added, as indices into `prompts`."""
         if len(prompts) < 2 or self.engine_config.cache.policy == "off":
             return list(range(len(prompts)))
         return prefix_order([np.asarray(p, np.int32) for p in prompts], self.geometry.grain)
@@ -112,11 +112,11 @@ class Engine:
             self._live.pop(request_id, None)
 
     def step(self) -> list[Progress]:
-        """Plans and dispatches one turn, and settles the oldest one whose results are due.
+        """Plans and dispatches one turn, and receives the results of the oldest turn if they are due.
 
         An exception on the way leaves device memory undefined. It is raised to the caller, and the next call of the
-        engine starts over: empty memory, an empty prefix tree, every live request queued again with the tokens it has.
-        Nothing reported is lost, and nothing is reported twice.
+        engine starts over with empty memory and an empty prefix tree. Every live request is queued again with the
+        tokens it has. Nothing that was reported is lost, and nothing is reported twice.
         """
         with self._books() as reported:
             plan = self.scheduler.plan()
@@ -129,10 +129,10 @@ class Engine:
 
     @contextlib.contextmanager
     def _books(self, *, unchanged_by: type[Exception] | tuple[()] = ()) -> Iterator[list[Progress]]:
-        """Around every change of requests, plans and device memory, which do not fit together until it is complete.
+        """Goes around every change of requests, plans and device memory. In the middle of a change they do not match.
 
-        Another exception than `unchanged_by` leaves them as they are, and the next change starts over. What is put into
-        the list counts as reported once all went well.
+        After an exception other than `unchanged_by` they are left as they are, and the next change starts over. Entries
+        put into the list count as reported if no exception comes.
         """
         self._recover()
         reported: list[Progress] = []
@@ -149,7 +149,7 @@ class Engine:
         self._books_open = False
 
     def _recover(self) -> None:
-        """Starts over after a change that failed: what was computing is lost, what was reported is not."""
+        """Starts over after a change that failed. What was being computed is lost; what was reported is not."""
         if not self._books_open:
             return
         self._pending.clear()
@@ -179,9 +179,9 @@ class Engine:
 
         Args:
             progress: called with (done, total, name of the program) before each compilation and at the end.
-            logprobs, adjusts: the programs that report log-probabilities of the output, and that change logits
-                before they are sampled from, too. Other programs, those for log-probabilities of prompts
-                among them, are compiled when the first request needs them.
+            logprobs, adjusts: also compile the programs that report log-probabilities of the output, and those that
+                change logits before sampling. Other programs, such as those for log-probabilities of prompts, are
+                compiled when the first request needs them.
         """
         jobs = self.warmup_jobs(logprobs=logprobs, adjusts=adjusts)
         report = progress or (lambda done, total, name: None)
@@ -194,7 +194,7 @@ class Engine:
     def warmup_jobs(
         self, *, logprobs: bool = False, adjusts: bool = False
     ) -> list[tuple[str, Callable[[], None]]]:
-        """The programs of `warmup`, each by its name and a call that compiles it; turns may come in between."""
+        """The programs of `warmup`: for each its name and a call that compiles it. Turns may come in between."""
         jobs = self.runner.warmup_jobs(logprobs=logprobs, adjusts=adjusts)
         return [(name, functools.partial(self._compile, job)) for name, job in jobs]
 
@@ -206,12 +206,12 @@ class Engine:
         return self.runner.ahead_jobs(logprobs=logprobs, adjusts=adjusts)
 
     def _compile(self, job: Callable[[], None]) -> None:
-        """Runs a job that compiles a program by running it, which replaces device memory."""
+        """Runs a job that compiles a program by running it. This replaces device memory."""
         with self._books():
             job()
 
     def watch_compiling(self, listener: Callable[[int, int], None]) -> None:
-        """Has `Compiling.listener` called, in the thread that calls `step`."""
+        """Sets `Compiling.listener`, which is called in the thread that calls `step`."""
         self.runner.compiling.listener = listener
 
     def compile_seconds(self) -> float:
@@ -219,7 +219,7 @@ class Engine:
         return self.runner.compiling.seconds()
 
     def stats(self) -> dict[str, int | float]:
-        """Counters since the start, and present numbers of requests, frames and cached prefixes."""
+        """Counters since the start, and the present numbers of requests, frames and cached prefixes."""
         return {
             **self.scheduler.stats(),
             "num_traces": self.runner.num_traces,

@@ -1,4 +1,4 @@
-"""Checkpoints in frames of the arena, and the ties that make XLA write where it could copy."""
+"""Checkpoints in frames of the arena, and the ties that make XLA write in place instead of copying."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pallas_kernels.frame_io import copy_frames, read_frames, write_frames
 def slot_frames(state: State, slots: jax.Array) -> jax.Array:
     """Frames int32[B, F] of the checkpoints in slots int32[B].
 
-    A lone line is sliced, not gathered: XLA would make that a slice with a name of its own, and on a CPU takes two
-    slices of a fusion for one if only - and _ tell their names apart (docs/design.md).
+    A single line is sliced, not gathered. XLA would turn such a gather into a slice with a name of its own. On a CPU it
+    confuses two slices of a fusion whose names differ only in - and _ (docs/design.md).
     """
     if slots.shape[0] > 1:
         return state.slots[slots]
@@ -86,7 +86,7 @@ def write_columns(
 
 
 def copy_pages(arena: jax.Array, sources: jax.Array, targets: jax.Array, model: Model) -> jax.Array:
-    """Copies frames int32[...] to frames int32[...], for rows that go on inside a shared page."""
+    """Copies frames int32[...] to frames int32[...], for rows that continue inside a shared page."""
     flat = sources.reshape(-1), targets.reshape(-1)
     return copy_frames(arena, *flat, implementation=model.kernels)
 
@@ -100,10 +100,10 @@ def _read(
     *,
     offset: int = 0,
 ) -> jax.Array:
-    """Words of frames int32[B, n]; of a lone frame only where `exists`.
+    """Words of frames int32[B, n]; a single frame is read only if `exists`.
 
-    What a branch returns is an array of its own. A lone slice would be fused into the write that follows from
-    it, and XLA would copy the arena to read the old one while it writes the new.
+    A branch returns an array of its own. Without the branch, a single slice would be fused into the write that follows
+    from it, and XLA would copy the arena to read the old one while it writes the new one.
     """
 
     def read() -> jax.Array:
@@ -120,10 +120,10 @@ def _read(
 
 
 def zero_after(state: State, *values: jax.Array) -> jax.Array:
-    """int32[] 0 that only exists once all `values` do: added to an index, it orders a write after the reads
-    that led to them, without which XLA would keep a copy of what is written.
+    """An int32[] 0 that only exists once all `values` do.
 
-    Line 0 of the slot table is the sink's and always 0, which the compiler does not know.
+    Added to an index, it orders a write after the reads that led to `values`. Without it, XLA would keep a copy of what
+    is written. Line 0 of the slot table belongs to the sink and is always 0, but the compiler does not know that.
     """
     zero = state.slots[0, 0]
     for value in values:
@@ -133,17 +133,20 @@ def zero_after(state: State, *values: jax.Array) -> jax.Array:
 
 
 class Beside:
-    """The last mixer's input and output. Of two mixers side by side neither depends on the other, and XLA would keep a
-    copy of what one still has to read while the other writes."""
+    """The last mixer's input and output, to recognize two mixers side by side.
+
+    Neither of the two depends on the other, so XLA would keep a copy of what one still has to read while the other
+    writes.
+    """
 
     def __init__(self) -> None:
         self._given: jax.Array | None = None
         self._made: tuple[jax.Array, ...] = ()
 
     def note(self, normed: jax.Array, made: jax.Array) -> None:
-        """A mixer made this, or parts of it, of its input."""
+        """Remembers that a mixer made `made`, or parts of it, from its input `normed`."""
         self._given, self._made = normed, (made,)
 
     def of(self, normed: jax.Array) -> tuple[jax.Array, ...]:
-        """What the noted mixer made, if this is its input too."""
+        """The output of the noted mixer if its input was `normed` too; else nothing."""
         return self._made if self._given is normed else ()

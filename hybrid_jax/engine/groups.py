@@ -1,7 +1,7 @@
-"""The largest of a vocabulary: by groups of neighbours, without a sort.
+"""The largest values of a vocabulary, found by groups of neighbours and without a sort.
 
-XLA sorts all it is given for `lax.top_k` on a CPU, and its argmax does not vectorise; the largest of a few
-neighbours does.
+On a CPU, XLA sorts the whole input for `lax.top_k`, and its argmax is not vectorised. Taking the largest of a few
+neighbours is.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pallas_kernels.token_sampling.numbers import middle, sortable
 
 GROUP = 16  # neighbours in a group
 WIDE = 8  # groups that are looked at together first
-DIRECT = 128  # columns that argmax is taken of as they are
-MANY = 512  # groups from which on they are chosen by bisection, not by a top-k
+DIRECT = 128  # up to so many columns argmax takes them as they are
+MANY = 512  # from so many groups on they are chosen by bisection, not by a top-k
 
 
 def maxima(x: jax.Array, size: int = GROUP) -> jax.Array:
-    """Largest of each `size` neighbours: [B, V] to [B, ceil(V / size)]."""
+    """The largest of every `size` neighbours: [B, V] to [B, ceil(V / size)]."""
     x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % size)), constant_values=-jnp.inf)
     return x.reshape(x.shape[0], -1, size).max(-1)
 
 
 def take(x: jax.Array, places: jax.Array, size: int = GROUP) -> tuple[jax.Array, jax.Array]:
-    """The groups int32[B, m] of x [B, V] and where they lie, both [B, m * size]; -inf behind the end of x."""
+    """The values of groups int32[B, m] of x [B, V] and their columns, both [B, m * size]; -inf behind the end of x."""
     ids = (places[:, :, None] * size + jnp.arange(size)).reshape(places.shape[0], -1)
     inside = ids < x.shape[1]
     values = jnp.take_along_axis(x, jnp.minimum(ids, x.shape[1] - 1), axis=1)
@@ -32,15 +32,15 @@ def take(x: jax.Array, places: jax.Array, size: int = GROUP) -> tuple[jax.Array,
 
 
 def best(of_groups: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """The `count` groups with the largest maxima [B, G]: the `count` largest tokens of a row lie in them.
+    """The `count` groups with the largest maxima [B, G]. The `count` largest tokens of a row lie in them.
 
-    Of equal maxima the first counts as larger, as in `lax.top_k`, so that both agree on equal tokens too (0.0 is
-    larger than -0.0 there).
+    Of equal maxima the first counts as larger, as in `lax.top_k`, so both agree on equal tokens too (0.0 is larger than
+    -0.0 there).
 
     Returns:
-        places int32[B, m] ascending, all there are if no more than `count`; their least maximum [B], which
-        nothing left out exceeds: -inf if nothing finite is left out, inf if `count` are at least MANY and equal
-        maxima at the edge leave no choice of as many.
+        Places int32[B, m], ascending; all groups if there are no more than `count`. And the least maximum [B] of these
+        groups, which no group left out exceeds. It is -inf if nothing finite is left out. It is inf if `count` is at
+        least MANY and equal maxima at the edge make it impossible to choose exactly `count`.
     """
     num_rows, num_groups = of_groups.shape
     if num_groups <= count:
@@ -56,19 +56,19 @@ def best(of_groups: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _first(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    # XLA knows a top-k by slices that begin at 0: one of its last value alone would make it a sort.
+    # XLA recognizes a top-k by slices that begin at 0. A slice of the last value alone would turn it into a sort.
     values, places = jax.lax.top_k(x, count)
     return jnp.sort(places, axis=-1), values.min(-1)
 
 
 def _reaching(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Places at or above the edge that `count` reach; behind the end of x where fewer are finite."""
+    """Places of the values at or above the edge that `count` of them reach; behind the end of x if fewer are finite."""
     order = sortable(x)
     edge = largest_edge(order, jnp.ones_like(x), jnp.full(x.shape[0], float(count)))
     chosen = (order >= edge[:, None]) & (x > -jnp.inf)
     ahead = jnp.cumsum(chosen, axis=1, dtype=jnp.int32)
     rows, size = x.shape
-    slots = jnp.where(chosen, ahead - 1, count)  # the one behind the last is dropped
+    slots = jnp.where(chosen, ahead - 1, count)  # what goes behind the last slot is dropped
     places = jnp.full((rows, count), size, jnp.int32)
     own = jnp.broadcast_to(jnp.arange(size, dtype=jnp.int32), x.shape)
     places = places.at[jnp.arange(rows)[:, None], slots].set(own, mode="drop")
@@ -79,7 +79,7 @@ def _reaching(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
 
 def largest(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """`lax.top_k`, which on a CPU sorts all it is given, on the groups that hold the result."""
+    """`lax.top_k` on only those groups that hold the result, because on a CPU it sorts its whole input."""
     places, _ = best(maxima(x), count)
     values, ids = take(x, places)
     values, inner = jax.lax.top_k(values, count)
@@ -87,7 +87,7 @@ def largest(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
 
 def argmax(x: jax.Array) -> jax.Array:
-    """First of the largest of each row, int32[B]."""
+    """The first of the largest values of each row, as int32[B]."""
     if x.shape[1] <= DIRECT:
         return jnp.argmax(x, axis=-1).astype(jnp.int32)
     place = jnp.argmax(maxima(x, DIRECT), axis=-1)
@@ -104,7 +104,7 @@ def at(x: jax.Array, places: jax.Array) -> jax.Array:
 
 
 def largest_edge(order: jax.Array, weight: jax.Array, needed: jax.Array) -> jax.Array:
-    """Largest int32 edge per row such that the weight of entries >= edge reaches `needed`: bisection, no sort."""
+    """The largest int32 edge per row for which the weight of entries >= edge reaches `needed`, by bisection."""
 
     def halve(_, bounds):
         low, high = bounds  # the edge `low` reaches it, `high` does not

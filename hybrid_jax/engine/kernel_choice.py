@@ -1,4 +1,4 @@
-"""Which kernels serve an engine: chosen once, from its settings, its device, and a trial of the Triton kernels."""
+"""Which kernels an engine uses. This is chosen once, by its settings, its device, and a trial of the Triton kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pallas_kernels.residual_rmsnorm.kernel import why_unsupported as residual_u
 from pallas_kernels.token_sampling import sample_tokens
 
 LOG = logging.getLogger("hybrid_jax.kernels")
-# Rows of the trial of sampling: temperature, top_k, top_p and min_p. Top-p keeps many tokens and few.
+# Rows of the trial of sampling: temperature, top_k, top_p and min_p. Top-p keeps many tokens or few.
 SETTINGS = (
     (0.0, 0, 1.0, 0.0),
     (1.0, 0, 1.0, 0.0),
@@ -44,9 +44,10 @@ class Kernels:
 
     Attributes:
         steps: "xla" or "pallas".
-        scan, sampling: of steps made of kernels, which of them scan prompts and draw tokens: "pallas" or "triton".
-        not_triton: why Triton kernels do not serve, by operation. An operation is left out if they do, or if the engine
-            has no use for it.
+        scan, sampling: which kernels scan prompts, and which draw tokens, if steps are made of kernels: "pallas" or
+            "triton".
+        not_triton: why Triton kernels are not used, by operation. It leaves out operations for which they are used, and
+            operations that the engine does not need.
     """
 
     steps: str
@@ -64,7 +65,7 @@ def choose_kernels(
     place: jax.Device | None = None,
     store: ProgramStore | None = None,
 ) -> Kernels:
-    """What serves a model's engine on a device. Triton kernels are tried out there first.
+    """Chooses the kernels for a model's engine on a device. Triton kernels are tried out there first.
 
     Args:
         device: what runs the engine. place: that device as jax knows it, for trials; None for jax's default.
@@ -92,13 +93,13 @@ def choose_kernels(
 
 
 def choose_steps(wanted: str, device: Device, unsupported: str | None = None) -> str:
-    """What `EngineConfig.kernels` means: "auto" is "pallas" where device and model allow it.
+    """What `EngineConfig.kernels` means: "auto" is "pallas" if device and model allow it, else "xla".
 
     Args:
         unsupported: why the kernels cannot run the model, or None.
 
     Raises:
-        NotImplementedError: "pallas" is asked for and cannot.
+        NotImplementedError: "pallas" is asked for, but these kernels cannot run the model.
     """
     if wanted == "pallas" and unsupported is not None:
         raise NotImplementedError(f"EngineConfig: kernels='pallas': {unsupported}")
@@ -129,7 +130,7 @@ def _first(reasons: Iterable[str | None]) -> str | None:
 
 
 def _why_no_triton(steps: str, device: Device) -> str | None:
-    """Why no Triton kernel serves, whatever it does, or None."""
+    """Why no Triton kernel at all is used, or None."""
     if steps != "pallas":
         return "the steps are made of what XLA compiles"
     if not device.is_hopper:
@@ -145,30 +146,34 @@ def _why_no_triton(steps: str, device: Device) -> str | None:
 class Trials:
     """Runs Triton kernels on a device before the first prompt does. Each method says what went wrong, or None.
 
-    A trial finds what is wrong with a driver, a compiler or a version of jax-triton. What a Triton kernel cannot do or
-    does wrongly, the Pallas kernel does.
+    A trial finds faults of a driver, a compiler or a version of jax-triton. If a Triton kernel cannot do its work or
+    does it wrongly, the Pallas kernel is used.
 
     Attributes:
-        place: where they run; None for jax's default device.
-        store: remembers what was passed, so that the next process need not try it; or None.
+        place: the device of the trials; None for jax's default device.
+        store: remembers passed trials, so that the next process need not repeat them; or None.
     """
 
     place: jax.Device | None = None
     store: ProgramStore | None = None
 
     def of_scan(self, at: At, geometry: Geometry) -> str | None:
-        """Of what scans prompts through layers of one group."""
+        """Tries the kernels that scan prompts through layers of one group."""
         kind = KINDS["pallas"][type(at.spec)]
         return kind.triton_unsupported(at.spec, geometry) or self._tried(
             f"scan {at} {geometry}", lambda: kind.try_triton(at, geometry)
         )
 
     def of_sampling(self, vocab_size: int) -> str | None:
-        """Of what draws tokens."""
+        """Tries the kernels that draw tokens."""
         return self._tried(f"sampling {vocab_size}", lambda: try_sampling(vocab_size))
 
     def _tried(self, what: str, trial: Callable[[], str | None]) -> str | None:
-        """Too little memory is raised: it says nothing of a kernel, and the next start might choose others."""
+        """Runs a trial that was not passed before.
+
+        An error for too little memory is raised, because it says nothing about a kernel. If it counted, the next start
+        might choose other kernels.
+        """
         if self.store is not None and self.store.passed(what):
             return None
         where = contextlib.nullcontext() if self.place is None else jax.default_device(self.place)
@@ -190,7 +195,7 @@ class Trials:
 
 
 def require_working(wrong: str) -> None:
-    """Raises if the device has stopped working: after a bad access, CUDA refuses all that follows in this process."""
+    """Raises if the device has stopped working: after a bad access, CUDA refuses all further work in this process."""
     try:
         jax.block_until_ready(jnp.zeros(1) + 1)
     except Exception as error:
@@ -201,16 +206,16 @@ def require_working(wrong: str) -> None:
 
 
 def try_sampling(vocab_size: int) -> str | None:
-    """Draws tokens in a loop, as decode does; says how many are not those of the Pallas kernel. All must be.
+    """Draws tokens in a loop, as decode does. Says how many differ from those of the Pallas kernel; None if none does.
 
-    There are two rows of each setting. In the second of them the most likely token is banned. One row has equal logits.
+    There are two rows for each setting. In the second one the most likely token is banned. One row has equal logits.
     """
     temperature, top_k, top_p, min_p = jnp.tile(jnp.array(SETTINGS), (2, 1)).T
     rows = temperature.shape[0]
     keys = jax.random.split(jax.random.key(0), 2)
     logits = jax.random.normal(keys[0], (rows, vocab_size)).at[len(SETTINGS) - 1].set(1.0)
     bans = jnp.where(jnp.arange(rows) < len(SETTINGS), -1, jnp.argmax(logits, -1))
-    unused = jnp.full((rows, MAX_STOP_IDS - 1), -1)  # of bans there are as many as in the steps
+    unused = jnp.full((rows, MAX_STOP_IDS - 1), -1)  # as many bans as in the steps
     given = {
         "logits": logits,
         "keys": jax.random.bits(keys[1], (rows, 2)),
@@ -226,14 +231,14 @@ def try_sampling(vocab_size: int) -> str | None:
 
 
 def _tokens(given: dict, implementation: str) -> np.ndarray:
-    """int32[2, B]: of two steps with keys of their own."""
+    """The tokens int32[2, B] of two steps, each with keys of its own."""
 
     def draw(step, tokens):
         keys = given["keys"] + step.astype(jnp.uint32)
         drawn = sample_tokens(**given | {"keys": keys}, implementation=implementation)
         return tokens.at[step].set(drawn)
 
-    def run(num_steps):  # an argument, or the compiler would know that there are two
+    def run(num_steps):  # an argument, so that the compiler does not know that there are two
         return jax.lax.fori_loop(0, num_steps, draw, jnp.zeros((2, len(given["keys"])), jnp.int32))
 
     return np.asarray(jax.jit(run)(jnp.int32(2)))

@@ -1,4 +1,4 @@
-"""What the steps of an engine are specialised on."""
+"""The static data that the steps of an engine are specialised on."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from hybrid_jax.geometry import Geometry
 
 @dataclass(frozen=True)
 class Model:
-    """What a step is specialised on: hashable, static under jit.
+    """What a step is specialised on; hashable, and static under jit.
 
     Attributes:
-        kernels: "xla" or "pallas", which of `pallas_kernels`' implementations the step is made of.
-        scan, sampling: of steps made of kernels, which of them scan prompts and draw tokens: "pallas" or "triton".
+        kernels: "xla" or "pallas": the implementation in `pallas_kernels` of which the step is made.
+        scan, sampling: which kernels scan prompts, and which draw tokens, if the step is made of kernels: "pallas" or
+            "triton".
     """
 
     config: ModelConfig
@@ -32,5 +33,5 @@ class Model:
 
     @property
     def activation_dtype(self) -> jnp.dtype:
-        """Of activations, KV pages and records."""
+        """The dtype of activations, KV pages and records."""
         return jnp.dtype(self.geometry.dtype)

@@ -1,4 +1,4 @@
-"""One int32 array per dispatch: the columns of its rows, written with numpy, read inside the step."""
+"""The int32 array of a dispatch: the columns of its rows, written with numpy and read inside the step."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Columns of a row."""
+        """How many columns a row has."""
         return sum(width for _, width in self.fields)
 
     def span(self, name: str) -> slice:
-        """Columns of one field."""
+        """The columns of one field, as a slice."""
         return _spans(self)[name]
 
     def get(self, batch: Any, name: str) -> Any:
-        """Columns of one field: [rows] if it has one column, else [rows, width]; numpy or jax."""
+        """The columns of one field: [rows] if it has one column, else [rows, width]; numpy or jax."""
         span = self.span(name)
         return batch[:, span.start] if span.stop - span.start == 1 else batch[:, span]
 
     def set(
         self, batch: np.ndarray, row: int, name: str, value: int | Sequence[int] | np.ndarray
     ) -> None:
-        """Writes one field of one row; a shorter sequence fills its front."""
+        """Writes one field of one row; a sequence that is shorter than the field fills its front."""
         start = self.span(name).start
         if isinstance(value, int | np.integer):
             batch[row, start] = value
@@ -70,7 +70,7 @@ def _spans(layout: Layout) -> dict[str, slice]:
 
 
 def adjust_fields(vocab_size: int) -> tuple[tuple[str, int], ...]:
-    """Columns of a row whose logits may be adjusted, beside those of the step."""
+    """Further columns of a row in a step that may adjust logits."""
     return (
         ("adjusted", 1),
         ("presence", 1),  # float32 bits, like the next two
@@ -87,7 +87,7 @@ def page_fields(width: int, frames_per_page: int) -> tuple[tuple[str, int], ...]
 
 
 def copy_fields(frames_per_page: int) -> tuple[tuple[str, int], ...]:
-    """Columns of the page that a row copies before it writes."""
+    """Columns for the page that a row copies before it writes."""
     return (("sources", max(frames_per_page, 1)), ("targets", max(frames_per_page, 1)))
 
 
@@ -121,14 +121,14 @@ def set_pages(layout: Layout, batch: np.ndarray, row: int, pages: np.ndarray) ->
 
 
 def set_copies(layout: Layout, batch: np.ndarray, row: int, copies: list) -> None:
-    """Writes the page a row copies before it writes, if any."""
+    """Writes the page that a row copies before it writes, if there is one."""
     for source, target in copies:
         layout.set(batch, row, "sources", source)
         layout.set(batch, row, "targets", target)
 
 
 def set_adjust(layout: Layout, batch: np.ndarray, row: int, request: Request) -> None:
-    """Writes what adjusts a request's logits, where the layout has room for it and the request asks."""
+    """Writes what adjusts a request's logits, if the layout has room for it and the request asks for it."""
     if not request.adjusts_logits or "adjusted" not in _spans(layout):
         return
     params = request.params

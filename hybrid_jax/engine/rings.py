@@ -27,7 +27,7 @@ def copy_row(ring: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array
 
 
 def slice_tokens(x: jax.Array, starts: jax.Array, count: int) -> jax.Array:
-    """x [B, S, C], rows' own `count` consecutive entries from starts int32[B]: [B, count, C]."""
+    """From each row of x [B, S, C], `count` consecutive entries from starts int32[B] on: [B, count, C]."""
     x = jnp.pad(x, ((0, 0), (0, count), (0, 0)))
     parts = [
         jax.lax.dynamic_slice(x, (b, starts[b], 0), (1, count, x.shape[2]))
@@ -50,11 +50,11 @@ def write_window(
     """Stores the new ring entries of all layers of a group.
 
     Args:
-        h: [B, T, D], what the step makes of all layers. layers: entries by array, of each.
+        h: [B, T, D], the output of all layers. layers: for each layer, its entries by array.
     """
     values = {name: jnp.stack([layer[name].values for layer in layers]) for name in layers[0]}
     num_rows, live, rings = plan.valid.shape[0], plan.valid.any(1), dict(state.rings[group])
-    # Every read of the rings comes before the first write; the last layer's leads to h alone.
+    # Every read of the rings must come before the first write; the last layer's read leads only to h.
     zero = frames.zero_after(state, h)
     sink = state.tokens.shape[0] - 1
     renewed = [name for name, entry in layers[0].items() if entry.renews]
@@ -69,9 +69,9 @@ def write_window(
         for name in added:
             rings[name] = put_row(rings[name], values[name][:, b : b + 1], row, slot_of(name, b))
 
-    # In loops: what enters one is an array of its own, while outside XLA would fuse the read of the old into the write
-    # of the new and keep a copy of the ring. All else may be computed from the columns where it is written, so these
-    # come last.
+    # These are written in loops, because what enters a loop is an array of its own. Outside a loop, XLA would fuse the
+    # read of the old values into the write of the new ones and keep a copy of the ring. The columns come last, because
+    # all else may be computed from them where it is written.
     after = added
     for name in sorted(renewed, key=lambda name: name == "conv"):
         if after:
@@ -87,10 +87,10 @@ def write_window(
 
 
 def join(tails: Tail | None, tail: Tail, layer: int, count: int) -> Tail:
-    """The tails [L, R, ...] of a group's layers with one more layer's in its place; its state is not kept.
+    """The tails [L, R, ...] of a group's layers, with one more layer's tail put in; its state is not kept.
 
     Args:
-        tails: of the layers before, None of the first. count: L.
+        tails: those of the layers before; None for the first layer. count: L.
     """
     tail = tail._replace(state=())
     if tails is None:
@@ -123,10 +123,10 @@ def load_columns(
     """Puts the checkpoint's convolution columns in front of the rings of rows that start a chunk.
 
     Args:
-        needed: bool[B]. checkpoint, slot: int32[B] position and slot of their checkpoints.
+        needed: bool[B] rows that start a chunk. checkpoint, slot: int32[B] position and slot of their checkpoints.
 
     Returns:
-        State, and what is there only once the arena has been read.
+        State, and arrays that exist only once the arena has been read.
     """
     num_rows, sink = needed.shape[0], state.tokens.shape[0] - 1
     own, read = frames.slot_frames(state, slot), []

@@ -1,4 +1,4 @@
-"""Where host and device meet: owns weights and state, turns plans into dispatches and results into tokens."""
+"""Where host and device meet. The runner owns weights and state, and turns plans into dispatches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Runner:
         config: the model. params: its weights, in the engine's dtype.
         engine: engine settings.
         geometry: shapes. num_frames, max_slots, max_model_len: sizes of the state.
-        kernels: what steps are made of.
+        kernels: the kernels that steps are made of.
         store: where compiled programs are kept between processes, or None.
     """
 
@@ -94,7 +94,7 @@ class Runner:
     # --- executables ------------------------------------------------------------------------------
 
     def executable(self, name: str, *key: Any) -> Program:
-        """A program by its name and shape, of a step its bucket and variant; compiled at its first call."""
+        """A program by its name and shape, or for a step by its bucket and variant; compiled at its first call."""
         known = self._executables.get((name, *key))
         if known is None:
             build = self._build_step if name in self._by_name else self._build
@@ -102,13 +102,13 @@ class Runner:
         return known
 
     def layout(self, name: str, shape: Any, *, adjusts: bool = False) -> pack.Layout:
-        """Columns of the packed rows of a kind of step."""
+        """The columns of the packed rows of a kind of step."""
         layout = self._by_name[name].layout(self.model, shape)
         extra = pack.adjust_fields(self.model.config.vocab_size) if adjusts else ()
         return pack.Layout(layout.fields + extra)
 
     def _build(self, name: str, shape: Any = None) -> Program:
-        """A program around the steps."""
+        """Makes one of the small programs around the steps."""
         static = {}
         if name == "prompt_logprobs":
             static = {"model": self.model, "num_logprobs": MAX_LOGPROBS}
@@ -152,9 +152,9 @@ class Runner:
         )
 
     def begin(self) -> int:
-        """The generation of a request that begins now: it may run what is compiled by now.
+        """The generation of a request that begins now. It may run the programs that are compiled by now.
 
-        What is compiled behind while it runs is for requests to come. So which programs a request runs, and with them
+        Programs that are compiled behind while it runs are for later requests. So a request's programs, and with them
         its last bits, do not change on its way.
         """
         known = self._executables.items()
@@ -165,9 +165,9 @@ class Runner:
         return self._generation
 
     def _serving(self, kind: StepKind, wanted: Any, variant: Variant, rows: Sequence[Row]) -> Any:
-        """The bucket that serves: `wanted`, or the cheapest larger one while that is newer than one of these requests.
+        """The bucket to use: `wanted`, or the cheapest larger one while `wanted` is newer than one of the requests.
 
-        Where shapes are fine, programs are compiled in seconds, and padding costs more.
+        With fine shapes it is always `wanted`, because programs compile in seconds and padding costs more.
         """
         oldest = min((row.request.generation for row in rows), default=0)
 
@@ -180,7 +180,7 @@ class Runner:
         return next((shape for shape in larger if usable(shape)), wanted)
 
     def _step_shape(self, kind: StepKind, wanted: Any, rows: Sequence[Row]) -> Any:
-        """The bucket that serves; what would fit better is compiled behind, for calls to come."""
+        """The bucket to use; a bucket that would fit better is compiled behind, for later calls."""
         variant = kind.variant(rows)
         shape = self._serving(kind, wanted, variant, rows)
         if shape != wanted:
@@ -195,7 +195,7 @@ class Runner:
     # --- dispatch ---------------------------------------------------------------------------------
 
     def execute(self, plan: Plan) -> Pending:
-        """Dispatches a plan and returns at once; the state is rebound in the same statement as each call."""
+        """Dispatches a plan and returns at once. Each call rebinds the state in the same statement."""
         self.compiling.begin("turns", functools.partial(self._num_missing, plan))
         pending = self._dispatch(plan)
         self.compiling.end_turn()
@@ -220,7 +220,7 @@ class Runner:
         return pending
 
     def _num_missing(self, plan: Plan) -> int:
-        """Programs that a plan, and the steps that follow on it, need and that are not compiled."""
+        """How many programs are needed by a plan, and by the steps that follow it for certain, and are not compiled."""
         needed: set[tuple] = {("write_slots", n) for n in self._slot_sizes(len(plan.new_slots))}
         if plan.moves:
             needed |= {("move_row",)} | ({("move_adjust",)} if self.adjust is not None else set())
@@ -234,7 +234,7 @@ class Runner:
         return sum(key not in known or not known[key].compiled for key in needed)
 
     def _slot_sizes(self, count: int) -> list[int]:
-        """Sizes of the dispatches that write `count` lines of the slot table."""
+        """The sizes of the dispatches that write `count` lines of the slot table."""
         sizes = bucket.slot_sizes(self.engine)
         parts = [min(sizes[-1], count - begin) for begin in range(0, count, sizes[-1])]
         return [next(size for size in sizes if size >= part) for part in parts]
@@ -259,7 +259,7 @@ class Runner:
     def _prompt_logprobs(
         self, kind: StepKind, rows: Sequence[Row], hidden: jax.Array | None
     ) -> Sampled | None:
-        """What hidden states [R, T, D] say about the prompts of rows that ask."""
+        """Log-probabilities of the prompts of rows that ask for them, from hidden states [R, T, D]."""
         wanted = [
             (place, row)
             for place, row in enumerate(rows)
@@ -281,11 +281,11 @@ class Runner:
         *rest: Any,
         variant: Variant | None = None,
     ) -> Made:
-        """Packs rows and dispatches one step; what it returns beside the state."""
+        """Packs rows and dispatches one step; returns what the step makes beside the state."""
         variant = kind.variant(rows) if variant is None else variant
         run, args = self._call(kind, shape, rows, rest, variant)
         self.state, adjust, made = run(*args)
-        # Nothing could serve in its place, so all may run it.
+        # No other program could take its place, so all requests may run it.
         self._since.setdefault((kind.name, shape, variant), 0)
         if variant.adjusts:
             self.adjust = adjust
@@ -294,7 +294,7 @@ class Runner:
     def _call(
         self, kind: StepKind, shape: Any, rows: Sequence[Row], rest: tuple, variant: Variant
     ) -> tuple[Program, tuple]:
-        """The program of a step, and what it is called with."""
+        """The program of a step, and its arguments."""
         layout = self.layout(kind.name, shape, adjusts=variant.adjusts)
         batch = kind.pack(rows, layout, shape, self.engine)
         weights = (self.params,) if kind.takes_weights else ()
@@ -313,7 +313,7 @@ class Runner:
         return self.adjust
 
     def _load_adjust(self, rows: list) -> None:
-        """What adjusts the logits of rows that are about to draw their first token."""
+        """Loads what adjusts the logits of rows that are about to draw their first token."""
         for row in rows:
             if row.request.adjusts_logits:
                 counts, bias = row_of(row.request, self.model.config.vocab_size)
@@ -325,10 +325,10 @@ class Runner:
     def warmup_jobs(
         self, *, logprobs: bool = False, adjusts: bool = False
     ) -> list[tuple[str, Callable[[], None]]]:
-        """Names and calls that together compile every program; each runs one with inert rows.
+        """Names and calls that together compile every program. Each call runs one program with inert rows.
 
         Args:
-            logprobs, adjusts: those that report log-probabilities, and that adjust logits, too.
+            logprobs, adjusts: also the programs that report log-probabilities, and those that adjust logits.
         """
         sink = self.engine.max_rows
         jobs: list[tuple[str, Callable]] = [("move_row", lambda: self._move_row(sink, sink))]
@@ -352,7 +352,7 @@ class Runner:
         ]
 
     def _warm_steps(self, logprobs: bool, adjusts: bool) -> list[tuple[StepKind, Any, Variant]]:
-        """All that a warm-up compiles, plain steps before others."""
+        """All steps that a warm-up compiles, plain ones before others."""
         variants = {kind: kind.variants(logprobs=logprobs, adjusts=adjusts) for kind in self.kinds}
         shapes = all_steps(self.engine, max_pages=self.max_pages)
         most = max(map(len, variants.values()))
@@ -380,8 +380,11 @@ class Runner:
     def ahead_jobs(
         self, *, logprobs: bool = False, adjusts: bool = False
     ) -> dict[str, Callable[[], None]]:
-        """The steps of `warmup_jobs` by their names, as calls that compile one and run nothing. Any thread may call
-        them, several at a time. Those that serve in place of others come first, plain ones before others."""
+        """The steps of `warmup_jobs` by name, as calls that compile a step and run nothing.
+
+        Any thread may call them, several at a time. Steps that can serve in place of others come first, and plain steps
+        before others.
+        """
         steps = self._warm_steps(logprobs, adjusts)
         found = {variant: None for *_, variant in steps}
         ranks = {variant: rank for rank, variant in enumerate(found)}
@@ -393,7 +396,7 @@ class Runner:
         }
 
     def _ahead(self, kind: StepKind, shape: Any, variant: Variant) -> Callable[[], None]:
-        """A call for any thread that compiles a step."""
+        """A call that compiles a step in any thread."""
         rest = kind.inert(self.model, shape)
         program, args = self._call(kind, shape, [], rest, variant)
         return functools.partial(program.compile_ahead, *shapes_of(args))

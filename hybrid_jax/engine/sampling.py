@@ -13,10 +13,10 @@ from hybrid_jax.engine.pack import Layout
 from pallas_kernels.token_sampling import sample_tokens
 from pallas_kernels.token_sampling.numbers import gumbel, sortable, token_hash
 
-# Groups of tokens that are tried before the whole vocabulary: for top-k and top-p those of the most likely tokens, few
-# and then more; for draws without them those with the largest bounds.
+# Groups of tokens that are tried before the whole vocabulary. With top-k and top-p these are the groups of the most
+# likely tokens, first few and then more. Without them these are the groups with the largest bounds.
 LIKELY_GROUPS, BOUNDED_GROUPS = (160, 1152), 128
-BOUND_SLACK = 1e-3  # the logarithm need not fall as its argument does to the last bit
+BOUND_SLACK = 1e-3  # the last bits of the logarithm need not fall with its argument
 
 
 class SamplingRows(NamedTuple):
@@ -25,7 +25,7 @@ class SamplingRows(NamedTuple):
     Attributes:
         seed: uint32[B, 2] low and high words. sample_index: int32[B].
         temperature: float32[B], 0 is greedy. top_k: int32[B], 0 is all. top_p: float32[B]. min_p: float32[B].
-        min_end: int32[B] the first absolute position where a stop id may be drawn.
+        min_end: int32[B] the first absolute position at which a stop id may be drawn.
         stop_ids: int32[B, n], -1 where unused.
     """
 
@@ -78,15 +78,14 @@ def sample(
 ) -> jax.Array:
     """Chooses a token per row: argmax of logits / temperature + Gumbel noise over the kept tokens.
 
-    min_p, top_k and top_p filter in this order. The noise is a function of (seed, sample index, absolute
-    position, token) alone, so a stream does not depend on its batch, on the cache or on how its tokens were
-    grouped into steps.
+    min_p, top_k and top_p filter in this order. The noise is a function of (seed, sample index, absolute position,
+    token) alone. So a stream does not depend on its batch, on the cache, or on how its tokens were grouped into steps.
 
     Args:
         logits: float32[B, V].
         rows: sampling parameters.
         positions: int32[B] absolute position of the token being chosen.
-        sampler: "pallas" or "triton" for a kernel in place of what suits a CPU.
+        sampler: "pallas" or "triton" for a kernel; "xla" for the way that suits a CPU.
 
     Returns:
         int32[B] token ids.
@@ -136,11 +135,11 @@ def sample(
 
 
 class Scores(NamedTuple):
-    """Logits and what every way to draw from them asks first.
+    """Logits, and what every way to draw from them needs first.
 
     Attributes:
         logits: float32[B, V]. banned: int32[B, n] tokens that may not be drawn yet, -1 where unused.
-        groups: float32[B, ceil(V / GROUP)] largest logit of each group of neighbours, banned ones left out.
+        groups: float32[B, ceil(V / GROUP)] largest logit of each group of neighbours, without banned tokens.
         top: float32[B, 1] largest logit. temperature: float32[B, 1], 1 for greedy rows.
     """
 
@@ -151,11 +150,11 @@ class Scores(NamedTuple):
     temperature: jax.Array
 
     def scaled(self, logits: jax.Array) -> jax.Array:
-        """float32[B, n], 0 at the most likely token."""
+        """Scaled logits float32[B, n], which are 0 for the most likely token."""
         return (logits - self.top) / self.temperature
 
     def of_groups(self, places: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Logits of the groups int32[B, m] in turn, and their token ids, both [B, m * GROUP]."""
+        """Logits of the groups int32[B, m], one group after the other, and their token ids, both [B, m * GROUP]."""
         values, ids = groups.take(self.logits, places)
         banned = (ids[:, :, None] == self.banned[:, None]).any(-1)
         return jnp.where(banned, -jnp.inf, values), ids
@@ -189,7 +188,7 @@ def _without(logits: jax.Array, banned: jax.Array) -> jax.Array:
 
 
 def _greedy(scores: Scores) -> jax.Array:
-    """First of the most likely tokens of each row, int32[B]."""
+    """The first of the most likely tokens of each row, int32[B]."""
     values, ids = scores.of_groups(groups.argmax(scores.groups)[:, None])
     return groups.at(ids, jnp.argmax(values, axis=-1))
 
@@ -198,7 +197,7 @@ def _greedy(scores: Scores) -> jax.Array:
 
 
 def noise_keys(rows: SamplingRows, positions: jax.Array) -> jax.Array:
-    """uint32[B, 2]: a key per row from (seed, sample index, position), by threefry."""
+    """A key uint32[B, 2] for each row, made from (seed, sample index, position) by threefry."""
 
     def fold(seed, sample_index, position):
         key = jax.random.wrap_key_data(seed, impl="threefry2x32")
@@ -212,7 +211,8 @@ def noise_keys(rows: SamplingRows, positions: jax.Array) -> jax.Array:
 def token_noise(keys: jax.Array, tokens: jax.Array) -> jax.Array:
     """Standard Gumbel noise float32[B, n] of keys uint32[B, 2] at token ids int32[B, n] (or [1, n]).
 
-    A hash of key and token: any subset of a vocabulary costs what it is, and a whole one a fifth of threefry's bits.
+    The noise is a hash of key and token. So a part of a vocabulary costs only as much as it is large, and a whole
+    vocabulary costs a fifth of threefry's bits.
     """
     return gumbel(token_hash(keys[:, :1], keys[:, 1:], tokens))
 
@@ -221,7 +221,7 @@ def token_noise(keys: jax.Array, tokens: jax.Array) -> jax.Array:
 
 
 def mass_of_all(scores: Scores, rows: SamplingRows, which: jax.Array) -> jax.Array:
-    """float32[B] `_mass` of the whole vocabulary if any row of bool[B] `which` has top-p without top-k, else 0."""
+    """The `_mass` float32[B] of the whole vocabulary if any row of bool[B] `which` has top-p without top-k, else 0."""
     asked = which & (rows.top_k == 0) & (rows.top_p < 1.0)
     return jax.lax.cond(
         asked.any(), lambda: _mass(scores.of_all(), rows), lambda: jnp.zeros(which.shape)
@@ -231,13 +231,13 @@ def mass_of_all(scores: Scores, rows: SamplingRows, which: jax.Array) -> jax.Arr
 def draw_among_likely(
     scores: Scores, rows: SamplingRows, keys: jax.Array, mass: jax.Array, count: int
 ) -> tuple:
-    """Draws from the groups of the `count` most likely tokens alone.
+    """Draws from only those groups that hold the `count` most likely tokens.
 
     Args:
-        keys: uint32[B, 2]. mass: float32[B] `mass_of_all`.
+        keys: uint32[B, 2]. mass: float32[B], from `mass_of_all`.
 
     Returns:
-        tokens int32[B]; enough bool[B], whether these groups hold everything a row's filters keep.
+        tokens int32[B]; enough bool[B], whether these groups hold everything that a row's filters keep.
     """
     places, left_out = groups.best(scores.groups, count)
     values, ids = scores.of_groups(places)
@@ -248,18 +248,19 @@ def draw_among_likely(
 
 
 def draw_by_bounds(scores: Scores, rows: SamplingRows, keys: jax.Array) -> tuple:
-    """Draws from all tokens that min_p keeps; looks at the groups alone that may hold the best.
+    """Draws from all tokens that min_p keeps, but looks only at groups that may hold the best token.
 
-    A group has no more than its largest scaled logit and the noise of its smallest hash. The logarithms of the
-    noise are taken for the groups and for the tokens of the few best of them, in place of the whole vocabulary.
+    No token of a group can reach more than the group's largest scaled logit plus the noise of its smallest hash. So the
+    logarithms of the noise are taken for the groups, and for the tokens of the few best groups, in place of the whole
+    vocabulary.
 
     Returns:
-        tokens int32[B]; proven bool[B], whether no other group can hold a better one.
+        tokens int32[B]; proven bool[B], whether no other group can hold a better token.
     """
     maxima, floor = scores.scaled(scores.groups), _floor(rows)
     tokens = jnp.arange(maxima.shape[1] * GROUP)[None]
     hashes = token_hash(keys[:, :1], keys[:, 1:], tokens).reshape(*maxima.shape, GROUP).min(-1)
-    # Or XLA hashes again for each use inside the logarithms.
+    # Without the barrier, XLA hashes again for each use inside the logarithms.
     hashes = jax.lax.optimization_barrier(hashes)
     bounds = jnp.where(maxima >= floor, maxima + gumbel(hashes), -jnp.inf)
     places, left_out = groups.best(bounds, BOUNDED_GROUPS)
@@ -272,7 +273,7 @@ def draw_by_bounds(scores: Scores, rows: SamplingRows, keys: jax.Array) -> tuple
 def draw_among_all(
     scores: Scores, rows: SamplingRows, keys: jax.Array, which: jax.Array
 ) -> jax.Array:
-    """int32[B]: drawn from the whole vocabulary. Rows outside bool[B] `which` may get any token."""
+    """Draws tokens int32[B] from the whole vocabulary. Rows outside bool[B] `which` may get any token."""
     scaled = scores.of_all()
     filtered = which & ((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0))
     kept = jax.lax.cond(filtered.any(), keep_likely, lambda x, _: x, scaled, rows)
@@ -284,7 +285,7 @@ def draw_among_all(
 
 
 def keep_likely(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
-    """float32[B, V] with -inf for what min_p, top-k and top-p leave out: what the ways above are a way to."""
+    """float32[B, V] with -inf for all that min_p, top-k and top-p leave out; the ways above are shortcuts for this."""
     shifted = scaled - scaled.max(-1, keepdims=True)
     kept = jax.lax.cond(
         ((rows.top_k > 0) | (rows.top_p < 1.0)).any(),
@@ -295,19 +296,19 @@ def keep_likely(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
 
 
 def _floor(rows: SamplingRows) -> jax.Array:
-    """float32[B, 1] least scaled logit that min_p keeps, the largest being 0."""
+    """The least scaled logit float32[B, 1] that min_p keeps; the largest logit is 0."""
     return jnp.where(rows.min_p > 0, jnp.log(rows.min_p), -jnp.inf)[:, None]
 
 
 def _mass(scaled: jax.Array, rows: SamplingRows) -> jax.Array:
-    """float32[B]: what the tokens weigh that min_p keeps, the most likely one 1."""
+    """The weight float32[B] of the tokens that min_p keeps; the most likely token weighs 1."""
     return jnp.where(scaled >= _floor(rows), jnp.exp(scaled), 0.0).sum(-1)
 
 
 def _keep_likely(
     scaled: jax.Array, rows: SamplingRows, mass: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """min_p, top-k, then top-p on what is left: everything else becomes -inf. Ties at an edge all stay.
+    """Applies min_p, then top-k, then top-p on what is left; everything else becomes -inf. Ties at an edge all stay.
 
     Args:
         scaled: float32[B, n], 0 at the most likely token; the whole vocabulary or its most likely part.
@@ -315,7 +316,7 @@ def _keep_likely(
         mass: float32[B] `_mass` of the whole vocabulary.
 
     Returns:
-        [B, n]; and float32[B] the least value the result depends on.
+        [B, n]; and float32[B] the least value that the result depends on.
     """
     scaled = jnp.where(scaled >= _floor(rows), scaled, -jnp.inf)
     order = sortable(scaled)
@@ -340,7 +341,7 @@ def _keep_likely(
 
 
 def logprobs(logits: jax.Array, tokens: jax.Array, count: int) -> Logprobs:
-    """Log-probabilities of the chosen tokens and of the `count` most likely, from the unscaled logits."""
+    """Log-probabilities of the chosen tokens and of the `count` most likely tokens, from the unscaled logits."""
     own = jnp.take_along_axis(logits, tokens[:, None], axis=-1)
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     rank = (logits > own).sum(-1).astype(jnp.int32) + 1
@@ -349,5 +350,5 @@ def logprobs(logits: jax.Array, tokens: jax.Array, count: int) -> Logprobs:
 
 
 def stopped(tokens: jax.Array, rows: SamplingRows) -> jax.Array:
-    """bool[B]: the token is one of the row's stop ids."""
+    """bool[B]: whether the token is one of the row's stop ids."""
     return (tokens[:, None] == rows.stop_ids).any(-1)

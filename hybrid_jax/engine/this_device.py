@@ -1,4 +1,4 @@
-"""The device that jax runs models on, and what weights take of it."""
+"""The device that jax runs models on, and how much of its memory the weights take."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def this_device(*, held: int) -> Device:
     """The first of jax's devices, with its memory as far as that is known.
 
     Args:
-        held: bytes of the model's weights that are in memory already. What else an accelerator holds is not
-            for this model.
+        held: bytes of the model's weights that are in memory already. All else that an accelerator holds is taken off
+            its memory.
 
     Raises:
         ValueError: jax was told to run on something that it cannot use.
@@ -32,14 +32,14 @@ def this_device(*, held: int) -> Device:
 
 
 def as_device(device: jax.Device) -> Device:
-    """What jax says that an accelerator is."""
+    """An accelerator as jax describes it."""
     name, capability = (getattr(device, n, None) for n in ("device_kind", "compute_capability"))
     capability = None if capability is None else str(capability)
     return Device(platform=device.platform, name=name, capability=capability)
 
 
 def first_device() -> jax.Device:
-    """jax's first device, which it looks for at the first call.
+    """jax's first device. jax looks for devices at the first call.
 
     Raises:
         ValueError: as `this_device`.
@@ -63,11 +63,11 @@ def first_device() -> jax.Device:
 
 
 def device_of(params: Any) -> jax.Device:
-    """Where weights are; jax's first device where they are only shapes."""
+    """The device that holds the weights; jax's first device if the weights are only shapes."""
     first = jax.tree.leaves(params)[0]
     return next(iter(first.devices())) if isinstance(first, jax.Array) else jax.devices()[0]
 
 
 def held_bytes(params: Any) -> int:
-    """Bytes of all arrays, or of their shapes where a step is only to be compiled."""
+    """Bytes of all arrays; if a step is only to be compiled, their shapes count."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))

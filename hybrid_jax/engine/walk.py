@@ -1,4 +1,4 @@
-"""One walk over the layers for every step: a window of new tokens, a chunk of a prompt, and folds of full rings."""
+"""The way over the layers that every step takes: a window of new tokens, a chunk of a prompt, folds of full rings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hybrid_jax.state import State
 
 
 def share(params: dict, model: Model) -> tuple[Any, ...]:
-    """Of each group, what windows and folds need of all its layers' weights at once."""
+    """For each group, what windows and folds need of the weights of all its layers at once."""
     config, groups = model.config, [[] for _ in model.geometry.groups]
     weights = (
         decoder.layer_params(params, index, config)["mixers"][position]
@@ -49,14 +49,14 @@ def window(
     model: Model,
     commits: bool = True,
 ) -> tuple[jax.Array, State]:
-    """Runs T new tokens per row from checkpoint + ring + pages.
+    """Runs T new tokens per row from checkpoint, ring and pages.
 
     A row's window begins at its first new token. In exact mode it begins at the checkpoint and is as long as the ring.
 
     Args:
         shared: as `share` makes it.
-        commits: all new tokens stay, and with T > 1 all T are new or the next window begins where this one does.
-            Otherwise `commit` must follow.
+        commits: all new tokens stay. With T > 1, either all T tokens are new or the next window begins where this one
+            does. If `commits` is false, a call of `commit` must follow.
 
     Returns:
         h [B, T, D] before the last norm, and the state.
@@ -94,15 +94,17 @@ def window(
 
 
 def commit(state: State, count: jax.Array, model: Model) -> State:
-    """The first `count` int32[B] tokens of the last window stay: lengths and convolution columns move on by them. K, V
-    and records behind them are overwritten by later windows, and never read."""
+    """Lets the first `count` int32[B] tokens of the last window stay: lengths and convolution columns move on by them.
+
+    K, V and records behind them are overwritten by later windows and never read.
+    """
     for at in first_layers(model.config, model.geometry):
         state = steps_of(at, model).commit(state, at, count, model)
     return state.replace(lengths=state.lengths.at[: count.shape[0]].add(count))
 
 
 def chunk(params: dict, state: State, rows: ChunkRows, *, model: Model) -> tuple[jax.Array, State]:
-    """Runs a chunk: h [R, T, D] before the last norm, and the state with checkpoints, pages and rings written."""
+    """Runs a chunk: h [R, T, D] before the last norm, and the state with its checkpoints, pages and rings written."""
     end = rows.start + rows.length
     attention_layers = itertools.count()
     layers = iter(recurrent_layers(model.config, model.geometry))
@@ -124,9 +126,9 @@ def chunk(params: dict, state: State, rows: ChunkRows, *, model: Model) -> tuple
         group = at.of(model.geometry)
         joined = rings.join(tails.get(at.group), tail, at.layer, group.num_layers)
         tails[at.group] = joined
-        # After the tails, or XLA keeps what they are cut from until the end: 271 in place of 86 MB for 512 tokens
-        # of 173 M weights.
-        # And after the pages, where an attention layer beside this one has read them.
+        # This write comes after the tails. Otherwise XLA keeps what they are cut from until the end: 271 in place of
+        # 86 MB for 512 tokens of 173 M weights.
+        # It also comes after the pages, if an attention layer beside this one has read them.
         parts = [part for part in jax.tree.leaves(joined) if part.size]
         own = frames.layer_frames(rows.write, at.layer, group)
         own = own + frames.zero_after(state, *parts, *beside.of(normed))
@@ -136,7 +138,7 @@ def chunk(params: dict, state: State, rows: ChunkRows, *, model: Model) -> tuple
     valid = jnp.arange(rows.tokens.shape[1]) < rows.length[:, None]
     h = decoder.walk(params, rows.tokens, valid, model.config, mix, model.kernels)
     if tails:
-        # Attention layers may follow the last recurrent one: their reads come before this write too.
+        # Attention layers may follow the last recurrent one. Their reads must come before this write too.
         write = rows.write + frames.zero_after(state, h)
         for group, joined in tails.items():
             state = rings.write_tails(state, joined, group, write, rows, model)

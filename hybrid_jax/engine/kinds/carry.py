@@ -1,7 +1,7 @@
-"""Kinds that carry a state for each row, after its last token, as XLA runs them.
+"""Kinds that carry the state after each row's last token, as XLA runs them.
 
-A fold copies the state into a checkpoint. Where it is decided after a window how many of its tokens stay, the ring has
-a copy of the state for each, and the row's length says which one counts.
+A fold copies the state into a checkpoint. If it is decided only after a window how many of its tokens stay, the ring
+has a copy of the state for each number of tokens, and the row's length says which copy counts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Recurrence(Protocol):
     """The arithmetic of a kind: T tokens, W - 1 columns of E channels, states [B, units, unit_words]."""
 
     def project(self, params: dict, h: jax.Array, spec: RecurrentMixer) -> tuple[jax.Array, Any]:
-        """h [B, T, D] to the raw inputs [B, T, E] of the convolution, and what else comes of it."""
+        """From h [B, T, D], the raw inputs [B, T, E] of the convolution and the rest of the projection."""
 
     def advance(
         self,
@@ -55,9 +55,9 @@ class Recurrence(Protocol):
         For exact mode a token must give the same bits wherever it stands among the T.
 
         Args:
-            columns: [B, W - 1 + T, E]. rest: of `project`. state: before the first token.
+            columns: [B, W - 1 + T, E]. rest: from `project`. state: the state before the first token.
             valid: bool[B, T] tokens that are real; others leave the state as it is.
-            kept: int32[B, K] after how many of the T tokens a state is wanted.
+            kept: int32[B, K] numbers of tokens after which a state is wanted.
 
         Returns:
             Outputs, and float32[B, K, units, unit_words].
@@ -65,13 +65,13 @@ class Recurrence(Protocol):
 
 
 class Carry(LayerSteps):
-    """`LayerSteps` of a recurrence on XLA."""
+    """`LayerSteps` for a recurrence that XLA runs."""
 
     def __init__(self, recurrence: Recurrence) -> None:
         self.recurrence = recurrence
 
     def share(self, params: Sequence[dict]) -> None:
-        """A fold needs no weights."""
+        """Nothing, because a fold needs no weights."""
 
     def window(
         self, params: dict, h: jax.Array, state: State, at: At, plan: WindowPlan, model: Model
@@ -89,7 +89,7 @@ class Carry(LayerSteps):
             which = (rows.base % count)[:, None, None]
             old = jnp.take_along_axis(copies, which, axis=1)[:, 0]
         old = old.reshape(num_rows, group.layout.units, -1)
-        if width > 1 and count == 1:  # exact mode; a prompt's chunk begins at the checkpoint
+        if width > 1 and count == 1:  # exact mode, where a prompt's chunk begins at the checkpoint
             own = frames.layer_frames(plan.frames, at.layer, group)
             first = frames.read_state(state.arena, own, plan.exists, group, model)
             old = jnp.where((rows.begin == rows.checkpoint)[:, None, None], first, old)
@@ -99,7 +99,7 @@ class Carry(LayerSteps):
         new = new.reshape(*new.shape[:2], -1)
         slot = None if count == 1 else rows.end % count
         if not plan.commits:
-            # Copies from the window's base on, in turn: those of its tokens, and those that it leaves as they are.
+            # The copies from the window's base on: first those of its tokens, then those that it leaves as they are.
             after = (jnp.arange(count) - rows.base[:, None]) % count
             source = jnp.clip(after - 1, 0, width - 1)[..., None]
             written = (after > 0) & (after <= width)
@@ -111,7 +111,7 @@ class Carry(LayerSteps):
         return out, state, entries
 
     def commit(self, state: State, at: At, count: jax.Array, model: Model) -> State:
-        """The row's length says which copy of the state counts."""
+        """Moves only the columns, because the row's length says which copy of the state counts."""
         return commit_columns(state, at, count, model)
 
     def chunk(

@@ -19,11 +19,11 @@ from hybrid_jax.state import State, from_bits
 def window_columns(
     raw: jax.Array, conv: jax.Array | None, history: int, plan: WindowPlan
 ) -> jax.Array:
-    """Raw inputs [B, W - 1 + T, E] of a convolution, those before the window first.
+    """The raw inputs [B, W - 1 + T, E] of a convolution: first those before the window, then the window's own.
 
     Args:
-        raw: [B, T, E] of the window's tokens. conv: bits[B, W - 1 + T', E] of the ring, which knows the tokens before
-            the new ones; None of a layer without a convolution. history: W - 1.
+        raw: [B, T, E] inputs of the window's tokens. conv: bits[B, W - 1 + T', E] from the ring, which has the tokens
+            before the new ones; None for a layer without a convolution. history: W - 1.
     """
     raw = jnp.where(plan.valid[..., None], raw, 0)
     if conv is None:
@@ -37,10 +37,10 @@ def window_columns(
 
 
 def next_columns(columns: jax.Array, history: int, plan: WindowPlan, model: Model) -> jax.Array:
-    """What a window leaves in the ring, bits[B, W - 1 + T, E].
+    """The columns that a window leaves in the ring, bits[B, W - 1 + T, E].
 
-    Its columns move on where its last token is committed, so that the next window begins behind it; of other windows
-    `commit_columns` says by how many.
+    If the window's last token is committed, the columns move on, so that the next window begins behind that token. For
+    other windows `commit_columns` moves them.
     """
     width = columns.shape[1] - history
     kept = columns[:, :history]
@@ -51,7 +51,7 @@ def next_columns(columns: jax.Array, history: int, plan: WindowPlan, model: Mode
 
 
 def commit_columns(state: State, at: At, count: jax.Array, model: Model) -> State:
-    """The columns of all layers of a group move on by the first `count` int32[B] tokens of the last window."""
+    """Moves the columns of all layers of a group on by the first `count` int32[B] tokens of the last window."""
     history = at.of(model.geometry).layout.columns
     if history == 0:
         return state
@@ -75,10 +75,10 @@ def fold_layers(
     folded: Callable[[jax.Array, dict[str, jax.Array], jax.Array, jax.Array], jax.Array],
     model: Model,
 ) -> State:
-    """Writes checkpoints of the rows that need it: states one (row, layer) at a time, columns one row at a time.
+    """Writes the checkpoints of rows whose ring is full: states one (row, layer) at a time, columns one row at a time.
 
     Args:
-        folded: arena, rings without the columns, row, layer -> float32[1, units, unit_words].
+        folded: makes the new state: arena, rings without the columns, row, layer -> float32[1, units, unit_words].
     """
     own, rings = at.of(model.geometry), dict(state.rings[at.group])
     layers, columns = own.num_layers, own.layout.columns
@@ -86,8 +86,8 @@ def fold_layers(
     order = jnp.argsort(~rows.needed, stable=True)
     count = rows.needed.sum()
 
-    # The rings travel through the loops although these only read them: as loop invariants they would be
-    # alive beside the loop's own copy when the window writes them later, and XLA would copy them.
+    # The rings travel through the loops, although the loops only read them. As loop invariants they would be alive
+    # beside the loop's own copy when the window writes them later, and XLA would copy them.
     def fold_layer(i, carry):
         arena, rings = carry
         row, layer = order[i // layers], i % layers

@@ -15,10 +15,10 @@ from hybrid_jax.state import State
 
 
 class WindowRows(NamedTuple):
-    """Rows of a window: T tokens at absolute positions base .. base + T - 1, of which [begin, end) are new.
+    """Rows of a window: T tokens at absolute positions base .. base + T - 1. Those at [begin, end) are new.
 
     Attributes:
-        tokens: int32[B, T]. base, begin, end: int32[B]; begin = end = 0 makes a row inert.
+        tokens: int32[B, T]. base, begin, end: int32[B]; a row with begin = end = 0 is inert.
         checkpoint, slot: int32[B] position and slot of the row's checkpoint.
         table: int32[B, frames_per_page, pages].
     """
@@ -36,11 +36,11 @@ class WindowPlan(NamedTuple):
     """What all layers of a window share.
 
     Attributes:
-        rows: what runs.
+        rows: the rows of the window.
         valid: bool[B, T] tokens that are new and real.
-        frames: int32[B, F] of the rows' checkpoints. exists: bool[B], false where the state is zero.
-        shared: of each group, what its kind made of all its layers' weights (`LayerSteps.share`).
-        commits: all new tokens stay; otherwise `LayerSteps.commit` will say how many of each row do.
+        frames: int32[B, F] frames of the rows' checkpoints. exists: bool[B], false if the state is zero.
+        shared: for each group, what its kind has made of the weights of all its layers (`LayerSteps.share`).
+        commits: all new tokens stay. Otherwise a call of `LayerSteps.commit` says how many tokens of each row stay.
     """
 
     rows: WindowRows
@@ -52,11 +52,11 @@ class WindowPlan(NamedTuple):
 
 
 class ChunkRows(NamedTuple):
-    """Rows of a chunk: T tokens from absolute position start on, of which `length` exist.
+    """Rows of a chunk: T tokens from absolute position `start` on. The first `length` of them exist.
 
     Attributes:
         tokens: int32[R, T]. start, length: int32[R].
-        state_len: int32[R] tokens that the checkpoint after the chunk covers.
+        state_len: int32[R] how many tokens of the chunk the checkpoint after it covers.
         row: int32[R] ring rows.
         read, write: int32[R, F] frames of the checkpoints before and after.
         table: int32[R, frames_per_page, pages].
@@ -77,8 +77,8 @@ class FoldRows(NamedTuple):
 
     Attributes:
         needed: bool[B] rows whose ring holds exactly grain records.
-        checkpoint: int32[B] position of the checkpoint read; 0 is the zero state.
-        read_slot, write_slot: int32[B]; they may be equal.
+        checkpoint: int32[B] position of the checkpoint that is read; 0 stands for the zero state.
+        read_slot, write_slot: int32[B] slots of the old and the new checkpoint; they may be equal.
     """
 
     needed: jax.Array
@@ -88,7 +88,7 @@ class FoldRows(NamedTuple):
 
 
 class At(NamedTuple):
-    """A recurrent layer: its spec, its group, and which of the group's layers it is."""
+    """A recurrent layer: its spec, its group, and its index in the group."""
 
     spec: RecurrentMixer
     group: int
@@ -101,12 +101,12 @@ class At(NamedTuple):
 
 @flax.struct.dataclass
 class Entry:
-    """What is to be written to one array of a ring.
+    """Values to be written to one array of a ring.
 
     Attributes:
-        values: [B, n, ...] of each row.
-        slot: int32[B] where the first goes; None for slot 0.
-        renews: they are made of what the array held before.
+        values: [B, n, ...] the values of each row.
+        slot: int32[B] the slot for the first value; None for slot 0.
+        renews: the values are computed from what the array held before.
     """
 
     values: jax.Array
@@ -115,12 +115,12 @@ class Entry:
 
 
 class Tail(NamedTuple):
-    """What a layer's chunk leaves for the end of the step, where XLA writes it.
+    """What a layer's chunk leaves to be written at the end of the step, on XLA.
 
     Attributes:
         rings: what goes to the rows' rings, by array.
-        columns: bits[R, W - 1, E] of the checkpoint after the chunk.
-        state: float32[R, units, unit_words] of that checkpoint.
+        columns: bits[R, W - 1, E] columns of the checkpoint after the chunk.
+        state: float32[R, units, unit_words] state of that checkpoint.
     """
 
     rings: dict[str, Entry]
@@ -129,10 +129,10 @@ class Tail(NamedTuple):
 
 
 class LayerSteps:
-    """A kind on one backend. All methods that take arrays are pure functions."""
+    """What a kind does in steps on one backend. All methods that take arrays are pure functions."""
 
     def share(self, params: Sequence[dict]) -> Any:
-        """What windows and folds need of the weights of all layers of a group at once, such as decay rates [L, ...]."""
+        """Prepares what windows and folds need of the weights of a whole group, such as decay rates [L, ...]."""
         raise NotImplementedError
 
     def window(
@@ -142,23 +142,25 @@ class LayerSteps:
 
         Returns:
             Its outputs [B, T, D], or parts of them; the state; and what is to be written to the layer's ring at the end
-            of the step, by array: nothing where the layer has written it itself.
+            of the step, by array. This is empty if the layer has written its ring itself.
         """
         raise NotImplementedError
 
     def commit(self, state: State, at: At, count: jax.Array, model: Model) -> State:
-        """The first `count` int32[B] tokens of the last window stay. For all layers of a group, of which `at` is the
-        first."""
+        """Lets the first `count` int32[B] tokens of the last window stay, for all layers of a group.
+
+        `at` is the group's first layer.
+        """
         raise NotImplementedError
 
     def chunk(
         self, params: dict, h: jax.Array, state: State, at: At, rows: ChunkRows, model: Model
     ) -> tuple[jax.Array, State, Tail | None]:
-        """One layer of a chunk: outputs [R, T, D], or parts of them, the state, and what it has not written itself."""
+        """One layer of a chunk: outputs [R, T, D] or parts of them, the state, and what it has not written itself."""
         raise NotImplementedError
 
     def fold(self, state: State, at: At, rows: FoldRows, shared: Any, model: Model) -> State:
-        """Folds the rings of all layers of a group, of which `at` is the first, into checkpoints."""
+        """Folds the rings of all layers of a group into checkpoints; `at` is the group's first layer."""
         raise NotImplementedError
 
     def why_unsupported(

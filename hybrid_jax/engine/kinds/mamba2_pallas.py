@@ -33,7 +33,7 @@ from pallas_kernels.ssd_window import fold_frames, ssd_window_rings
 from pallas_kernels.ssd_window.kernel import why_unsupported as window_unsupported
 
 PALLAS = {"implementation": "pallas"}
-# Of the norm, in the trial of the scan. The kernels are off by 0.003, with a wrong operand by 1.
+# As a share of the norm, in the trial of the scan. The kernels are off by 0.003, or by 1 with a wrong operand.
 LARGEST_ERROR = 0.02
 
 
@@ -91,7 +91,7 @@ class Mamba2Pallas(LayerSteps):
         return _output(params, y, projected, at.spec), state, {}
 
     def commit(self, state: State, at: At, count: jax.Array, model: Model) -> State:
-        """All rows at once."""
+        """Moves the columns of all rows at once."""
         history, conv = at.of(model.geometry).layout.columns, state.rings[at.group]["conv"]
         places = count[:, None] + jnp.arange(history)
         moved = jnp.take_along_axis(conv[:, : count.shape[0]], places[None, ..., None], axis=2)
@@ -131,7 +131,7 @@ class Mamba2Pallas(LayerSteps):
         return _output(params, y, projected, at.spec), state, None
 
     def fold(self, state: State, at: At, rows: FoldRows, shared: jax.Array, model: Model) -> State:
-        """Two launches for all rows and layers."""
+        """Folds with two launches for all rows and layers."""
         group, ring = at.of(model.geometry), state.rings[at.group]
         folds = jnp.where(rows.needed, model.geometry.grain, -1).astype(jnp.int32)
         read, write = (
@@ -171,8 +171,10 @@ class Mamba2Pallas(LayerSteps):
 
 
 def _output(params: dict, y: jax.Array, projected: jax.Array, spec: Mamba2) -> jax.Array:
-    """Gated norm of y [B, T, ...], its D skip included, by the gates in front of `projected`; and out_proj. Both
-    products may be parts."""
+    """Gated norm of y [B, T, ...], which includes the D skip, by the gates in front of `projected`; then out_proj.
+
+    Both products may come in parts.
+    """
     y = y.reshape(*y.shape[:2], -1)
     y = gated_rmsnorm(
         *(y, projected, params["norm"]), eps=spec.norm_eps, groups=spec.norm_groups, **PALLAS
@@ -184,11 +186,12 @@ def _output(params: dict, y: jax.Array, projected: jax.Array, spec: Mamba2) -> j
 
 
 def try_scan(at: At, geometry: Geometry) -> str | None:
-    """Scans rows of one segment and of two, from a checkpoint and from nothing; says what is far from XLA's numbers."""
+    """Scans rows of one segment and of two, from a checkpoint and from nothing. Says what is far from XLA's numbers."""
     spec, group = at.spec, at.of(geometry)
     sizes, dtype = sizes_of(spec), jnp.dtype(geometry.dtype)
     keys = jax.random.split(jax.random.key(0), 4)
-    # A table as wide as that of the steps, so what is compiled for it serves them; the second layer's frames are used.
+    # The table is as wide as that of the steps, so they can use what is compiled for it. The second layer's frames are
+    # used.
     layer = group.frames_per_layer
     first = group.state_frame(min(1, group.num_layers - 1))
     table = jnp.zeros((2, geometry.state_frames), jnp.int32)

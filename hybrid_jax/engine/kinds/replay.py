@@ -1,6 +1,6 @@
 """Kinds that keep a record of each token since the checkpoint, as XLA runs them.
 
-XLA writes rings at the end of a step and states by slices, since it would copy them otherwise.
+XLA writes rings at the end of a step and states by slices, because it would copy them otherwise.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Fields = dict[str, jax.Array]  # of records
 
 
 class Checkpoint(NamedTuple):
-    """Where a layer's states lie: own int32[B, n] frames of the arena; zero where `exists` bool[B] is false."""
+    """Where a layer's states lie: in frames `own` int32[B, n] of the arena; zero if `exists` bool[B] is false."""
 
     arena: jax.Array
     own: jax.Array
@@ -53,19 +53,19 @@ class Checkpoint(NamedTuple):
 class Recurrence(Protocol):
     """The arithmetic of a kind.
 
-    T are tokens, S slots of a ring, W - 1 columns of E channels; states are [B, units, unit_words].
+    T is tokens, S is slots of a ring, and there are W - 1 columns of E channels. States are [B, units, unit_words].
     """
 
     def share(self, params: Sequence[dict]) -> Any:
         """As in `LayerSteps`."""
 
     def project(self, params: dict, h: jax.Array, spec: RecurrentMixer) -> tuple[jax.Array, Any]:
-        """h [B, T, D] to the raw inputs [B, T, E] of the convolution, and what else comes of it."""
+        """From h [B, T, D], the raw inputs [B, T, E] of the convolution and the rest of the projection."""
 
     def records(
         self, params: dict, columns: jax.Array, rest: Any, spec: RecurrentMixer
     ) -> tuple[Fields, Any]:
-        """Raw columns [B, W - 1 + T, E] to the records [B, T, ...] of the tokens, and what `read` needs beside them."""
+        """From raw columns [B, W - 1 + T, E], the tokens' records [B, T, ...] and what `read` needs beside them."""
 
     def read(
         self,
@@ -79,8 +79,8 @@ class Recurrence(Protocol):
         """Outputs [B, T, D] of the tokens of a window, and the arena as it was.
 
         Args:
-            rest: of `records`.
-            ring: [B, S, ...] records, the new ones among them. Those past the row's last token may hold anything.
+            rest: from `records`.
+            ring: [B, S, ...] records, the new ones included. Records past the row's last token may hold anything.
         """
 
     def scan(
@@ -102,7 +102,7 @@ class Recurrence(Protocol):
 
 
 class Replay(LayerSteps):
-    """`LayerSteps` of a recurrence on XLA."""
+    """`LayerSteps` for a recurrence that XLA runs."""
 
     def __init__(self, recurrence: Recurrence) -> None:
         self.recurrence = recurrence
@@ -113,7 +113,7 @@ class Replay(LayerSteps):
     def window(
         self, params: dict, h: jax.Array, state: State, at: At, plan: WindowPlan, model: Model
     ) -> tuple[jax.Array, State, dict[str, Entry]]:
-        """The new records are put into a copy of the ring for this layer alone, and handed back."""
+        """Puts the new records into a copy of this layer's ring, and hands them back to be written later."""
         num_rows = h.shape[0]
         group = at.of(model.geometry)
         old = {name: ring[at.layer][:num_rows] for name, ring in state.rings[at.group].items()}
@@ -132,7 +132,7 @@ class Replay(LayerSteps):
         return out, state.replace(arena=arena), entries
 
     def commit(self, state: State, at: At, count: jax.Array, model: Model) -> State:
-        """Records stand where they are; those past the row's length are never read."""
+        """Moves only the columns: records stay where they are, and those past the row's length are never read."""
         return commit_columns(state, at, count, model)
 
     def chunk(
@@ -141,7 +141,7 @@ class Replay(LayerSteps):
         group, exists = at.of(model.geometry), rows.start > 0
         own = frames.layer_frames(rows.read, at.layer, group)
         old = frames.read_state(state.arena, own, exists, group, model)
-        # Read per layer: one read for all would be fused into places past the next write.
+        # Read per layer, because one read for all layers would be fused into places past the next write.
         history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
         out, new, columns, records = self.recurrence.scan(
             params, h, old, from_bits(history), rows, at.spec
@@ -178,7 +178,7 @@ class Replay(LayerSteps):
 
 
 def _merge(old: Fields, new: Fields, plan: WindowPlan) -> tuple[Fields, dict[str, Entry]]:
-    """Rings [B, S, ...] with the new records [B, T, ...] among the old, and what of them is to be written."""
+    """Rings [B, S, ...] with the new records [B, T, ...] among the old ones, and the entries to be written."""
     rows, valid = plan.rows, plan.valid
     width, slots = valid.shape[1], next(iter(old.values())).shape[1]
     starts = rows.base - rows.checkpoint
@@ -197,7 +197,7 @@ def _merge(old: Fields, new: Fields, plan: WindowPlan) -> tuple[Fields, dict[str
 
 
 def _stored(record: jax.Array, ring: jax.Array, model: Model) -> jax.Array:
-    """A field of records as its ring keeps it."""
+    """A field of the records, in the form in which the ring keeps it."""
     return record if ring.dtype == jnp.float32 else ring_bits(record, model)
 
 

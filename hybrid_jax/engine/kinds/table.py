@@ -1,4 +1,4 @@
-"""What steps find a recurrent layer's kind in, by backend and the class of its spec."""
+"""The table in which steps find a recurrent layer's kind, by backend and by the class of its spec."""
 
 from __future__ import annotations
 

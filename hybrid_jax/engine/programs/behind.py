@@ -1,4 +1,4 @@
-"""Compiling behind the steps that run: one program at a time, for calls to come."""
+"""Compiling behind the steps that run: one program at a time, for later calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LOG = logging.getLogger("hybrid_jax.compiling")
 
 
 class Behind:
-    """A thread that compiles what would have fitted better. The process ends after the program it is at."""
+    """A thread that compiles programs that would have fitted better. The process waits for the one being compiled."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
@@ -20,7 +20,8 @@ class Behind:
         """Has a program compiled, once.
 
         Args:
-            key: the program. prepare: makes, in the caller's thread, a call for any thread that compiles it.
+            key: names the program. prepare: runs in the caller's thread and returns a call that compiles the program
+                in any thread.
         """
         if key in self._begun:
             return
@@ -30,7 +31,7 @@ class Behind:
         self._pool.submit(_logged, prepare())
 
     def close(self) -> None:
-        """No further program is begun."""
+        """Stops: no further program is begun."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -38,5 +39,5 @@ class Behind:
 def _logged(call: Callable[[], None]) -> None:
     try:
         call()
-    except Exception:  # the larger program goes on serving
+    except Exception:  # the larger program stays in use
         LOG.exception("could not compile a program ahead; a larger one serves in its place")

@@ -12,7 +12,7 @@ import jax
 
 _SETTING = "jax_compilation_cache_dir"
 MIN_COMPILE_SECONDS = 0.2  # cheaper programs are compiled again rather than stored
-# On an accelerator `engine.programs.store` keeps the programs. Of what jax's cache had too, it could keep nothing.
+# On an accelerator `engine.programs.store` keeps the programs. It could not keep those that jax's cache has too.
 NEVER_SECONDS = 1e9
 
 
@@ -30,17 +30,17 @@ def user_cache_dir() -> Path:
 def enable_compile_cache(name: str = "xla", device: jax.Device | None = None) -> Path | None:
     """Turns on JAX's persistent compilation cache, once, in the user's cache folder.
 
-    A setting made through JAX (JAX_COMPILATION_CACHE_DIR, JAX_ENABLE_COMPILATION_CACHE=false, or
-    jax.config) stands. The folder is named after the processor, since programs compiled for one may
-    not run on another that shares a home folder. jax keeps there, too, which variants of a product XLA found fastest on
-    a GPU; so a program that is compiled again after a restart is the same to the last bit.
+    A setting made through JAX (JAX_COMPILATION_CACHE_DIR, JAX_ENABLE_COMPILATION_CACHE=false, or jax.config) stands.
+    The folder is named after the processor, because programs compiled for one processor may not run on another one that
+    shares the home folder. There jax also keeps which variants of a product XLA found fastest on a GPU. So a program
+    that is compiled again after a restart is the same to the last bit.
 
     Args:
-        name: of the folder.
-        device: what programs are compiled for; of an accelerator the kind and its driver count, too.
+        name: how the folder's name begins.
+        device: what programs are compiled for. For an accelerator, its kind and its driver are part of the name too.
 
     Returns:
-        the folder in use, or None when the cache is off, elsewhere on a network, or cannot be written.
+        The folder in use. None if the cache is off, is elsewhere on a network, or cannot be written.
     """
     if not jax.config.jax_enable_compilation_cache:
         return None
@@ -62,7 +62,7 @@ def enable_compile_cache(name: str = "xla", device: jax.Device | None = None) ->
 
 
 def _processor(device: jax.Device | None) -> str:
-    """Eight hex digits that change with the processor's kind and instruction sets, and the accelerator's."""
+    """Eight hex digits that change with the processor's kind and instruction sets, and with the accelerator."""
     lines = {platform.machine(), platform.processor()}
     if device is not None and device.platform != "cpu":
         lines |= {device.device_kind, device.client.platform_version}

@@ -1,4 +1,4 @@
-"""Compiling, as it happens: how long it takes, which any thread may ask, and a message to those who wait."""
+"""Compiling as it happens: how long it takes, which any thread may ask, and a message to those who wait."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from pallas_kernels.triton import for_cuda
 
 LOG = logging.getLogger("hybrid_jax.compiling")
 
-# To see whether memory is short, XLA counts an array that a program takes and returns twice. With an arena of more than
-# about half of a GPU's memory it then computes things again to save memory that is not needed: 16 more launches in each
-# seven layers of a decode step of 64 rows, products among them.
+# To see whether memory is short, XLA counts an array twice if a program takes and returns it. If the arena is more than
+# about half of a GPU's memory, XLA then computes things again to save memory that is not needed. A decode step of 64
+# rows gets 16 more launches for each seven layers, products among them.
 GPU_OPTIONS = {"xla_disable_hlo_passes": "rematerialization"}
 
 
@@ -29,9 +29,9 @@ class Compiling:
     One thread compiles. Others may call `seconds`.
 
     Attributes:
-        listener: called with (number, total) before a program is compiled and with (0, 0) after it; None for nobody.
-            The number counts from 1 since the last turn that compiled nothing, and since a warm-up began or ended.
-        count_missing: how many programs are still to be compiled, the next one included, as far as is known.
+        listener: called with (number, total) before a program is compiled and with (0, 0) after it, or None. The number
+            starts at 1 after a turn that compiled nothing, and when a warm-up begins or ends.
+        count_missing: tells how many programs are still to be compiled, the next one included, as far as is known.
     """
 
     def __init__(self) -> None:
@@ -39,8 +39,8 @@ class Compiling:
         self.count_missing: Callable[[], int] = lambda: 1
         self._number = self._number_before = 0
         self._task = ""
-        # Seconds so far, and when the program that is being compiled was begun. One tuple, so that another thread
-        # reads both of the same moment.
+        # Seconds so far, and when the program that is being compiled was begun. It is one tuple, so that another thread
+        # reads both values of the same moment.
         self._clock: tuple[float, float | None] = (0.0, None)
 
     def seconds(self) -> float:
@@ -50,7 +50,7 @@ class Compiling:
 
     @contextlib.contextmanager
     def next_program(self) -> Iterator[None]:
-        """The clock runs inside."""
+        """Runs the clock, and tells the listener, while a program is compiled inside."""
         self._number += 1
         if self.listener is not None:
             self.listener(self._number, self._number - 1 + max(1, self.count_missing()))
@@ -61,28 +61,28 @@ class Compiling:
             self._clock = (self.seconds(), None)
             if self.listener is not None:
                 self.listener(0, 0)
-            give_back_free_memory()  # the compiler's
+            give_back_free_memory()  # memory that the compiler has freed
 
     def begin(self, task: str, count_missing: Callable[[], int]) -> None:
-        """A part of some task begins, which may compile; the count starts over with another task."""
+        """Begins a part of a task that may compile. The count starts over with a new task."""
         if task != self._task:
             self._task, self._number, self._number_before = task, 0, 0
         self.count_missing = count_missing
 
     def end_turn(self) -> None:
-        """After a turn that compiled nothing the count starts over."""
+        """Ends a turn. If it compiled nothing, the count starts over."""
         if self._number == self._number_before:
             self._number = 0
         self._number_before = self._number
 
 
 class Program:
-    """A jitted function for arguments of one shape: compiled before its first call, under the clock, or loaded.
+    """A jitted function for arguments of one shape. It is compiled before its first call, under the clock, or loaded.
 
     Args:
-        function: of arrays. donated: the arguments whose memory it takes. name: for the log.
-        compiling: keeps the clock. platform: that it is compiled for.
-        store: where programs are kept, or None. identity: what this one is made from (`ProgramStore.name_of`).
+        function: a function of arrays. donated: the arguments whose memory it takes. name: its name in the log.
+        compiling: keeps the clock. platform: the platform that it is compiled for.
+        store: where programs are kept, or None. identity: what this program is made from (`ProgramStore.name_of`).
     """
 
     def __init__(
@@ -99,25 +99,25 @@ class Program:
         self._traced_for = for_cuda if platform == "gpu" else contextlib.nullcontext
         self._compiling, self._name, self._store = compiling, name, store
         self._identity = f"{identity} donated={donated} options={options}"
-        self._lock = threading.Lock()  # one thread compiles it, another that needs it waits
+        self._lock = threading.Lock()  # one thread compiles it; others that need it wait
         self._run: Callable | None = None
         self.lower = jax.jit(function, donate_argnums=donated, compiler_options=options).lower
 
     @property
     def compiled(self) -> bool:
-        """A call would not have to wait for the compiler."""
+        """Whether it is compiled, so that a call would not have to wait for the compiler."""
         return self._run is not None
 
     def __call__(self, *args: Any) -> Any:
         run = self._run
         if run is None:
-            jax.block_until_ready(args)  # what still runs is no compiling
+            jax.block_until_ready(args)  # steps that still run must not count as compiling
             with self._compiling.next_program():
                 run = self.compile_ahead(*shapes_of(args))
         return run(*args)
 
     def compile_ahead(self, *shapes: Any) -> Callable:
-        """Compiles it for arguments of these shapes; any thread may do it, and the clock does not run.
+        """Compiles it for arguments of these shapes. Any thread may do this, and the clock does not run.
 
         Tracing holds Python's lock, but the compiler itself does not.
         """
@@ -135,7 +135,7 @@ class Program:
         self._run = None
 
     def _made(self, shapes: tuple) -> tuple[Callable, str]:
-        """The program, and how it came."""
+        """The program, and "loaded" or "compiled"."""
         file = None if self._store is None else self._store.name_of(self._identity, shapes)
         if file is not None and (stored := self._store.load(file)) is not None:
             return stored, "loaded"
@@ -147,7 +147,7 @@ class Program:
 
 
 def shapes_of(tree: Any) -> Any:
-    """Arrays as what a program is compiled for: their shapes, dtypes, and where they were put on purpose."""
+    """What a program is compiled for instead of arrays: their shapes, dtypes, and devices chosen on purpose."""
 
     def shape(x: Any) -> Any:
         if not isinstance(x, jax.Array):  # numpy's int64 reaches a program as int32

@@ -1,8 +1,8 @@
 """Compiled programs on disk: a process neither traces nor compiles what an earlier one did.
 
-jax's own cache keeps what its compiler made and still has to trace and lower a program to find it there; of a large
-model that takes longer than loading. Here a program goes by what it is made from: this package's source, versions and
-settings of jax, the device, and the shapes and parameters of the step.
+jax's own cache keeps the compiler's output, but jax must still trace and lower a program to find it there. For a large
+model that takes longer than loading. Here a program is found by what it is made from: this package's source, versions
+and settings of jax, the device, and the shapes and parameters of the step.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from jax.experimental import serialize_executable
 import pallas_kernels
 
 LOG = logging.getLogger("hybrid_jax.compiling")
-COMPILERS = ("jax", "triton", "nvidia-")  # how the names of packages begin
+COMPILERS = ("jax", "triton", "nvidia-")  # the names of packages begin like this
 DRIVER = Path("/proc/driver/nvidia/version")
 DIGEST_BYTES = 16  # in front of a program in its file
-UNUSED_SECONDS = 90 * 86_400.0  # after so long a program is deleted
-# Settings of jax that say where and how it keeps programs and what it prints, not what a program does.
+UNUSED_SECONDS = 90 * 86_400.0  # programs that were not used for so long are deleted
+# Settings of jax that do not change a program: where and how jax keeps programs, and what it prints.
 KEEPS = ("jax_compilation_cache", "jax_persistent_cache", "jax_log", "jax_traceback")
 
 
@@ -38,7 +38,7 @@ class ProgramStore:
     """Programs in one folder.
 
     Args:
-        folder: made when the first program is saved. device: that programs are compiled for.
+        folder: made when the first program is saved. device: the device that programs are compiled for.
     """
 
     def __init__(self, folder: Path, device: jax.Device) -> None:
@@ -48,10 +48,10 @@ class ProgramStore:
         )
 
     def name_of(self, identity: str, arguments: Any) -> str:
-        """The file of a program.
+        """The name of a program's file.
 
         Args:
-            identity: everything it is made from beside source and arguments. arguments: arrays, or their shapes.
+            identity: all that it is made from beside source and arguments. arguments: arrays, or their shapes.
         """
         leaves, tree = jax.tree.flatten(arguments)
         lines = [identity, self._device, _source(), *_settings(), str(tree)]
@@ -65,20 +65,23 @@ class ProgramStore:
             program = serialize_executable.deserialize_and_load(
                 *pickle.loads(_checked(path.read_bytes())),
                 backend=self._target.client,
-                execution_devices=[self._target],  # else jax takes all that there are
+                execution_devices=[self._target],  # else jax takes all devices
             )
         except FileNotFoundError:
             return None
-        except Exception as error:  # damaged, or of a driver that does not take it
+        except Exception as error:  # damaged, or the driver does not take it
             LOG.warning("could not load the program %s and compile it again: %s", name, error)
             return None
-        with contextlib.suppress(OSError):  # a folder of somebody else's
+        with contextlib.suppress(OSError):  # the folder belongs to somebody else
             os.utime(path)
         return program
 
     def compiled(self, name: str, lowered: jax.stages.Lowered) -> Any:
-        """Compiles a program and keeps it, unless jax had it in its own cache: what was loaded from there cannot be
-        relied on once it is written out again (on a CPU parts of it are missing)."""
+        """Compiles a program and keeps it, unless jax had it in its own cache.
+
+        A program that was loaded from there cannot be relied on once it is written out again (on a CPU parts of it are
+        missing).
+        """
         hits = _hits()
         program = lowered.compile()
         if _hits() == hits:
@@ -95,7 +98,7 @@ class ProgramStore:
         return True
 
     def note_passed(self, trial: str) -> None:
-        """A trial was passed."""
+        """Remembers that a trial was passed."""
         self._write(self.name_of(trial, ()), lambda: b"")
 
     def _save(self, name: str, program: Any) -> None:
@@ -130,7 +133,7 @@ def _digest(data: bytes) -> bytes:
 
 
 def _checked(data: bytes) -> bytes:
-    """A file's content without its digest. A changed bit may be wrong code that runs all the same."""
+    """A file's content without its digest, which is checked: code with a changed bit may run and be wrong."""
     digest, content = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
     if _digest(content) != digest:
         raise ValueError("its content is not what was written")
@@ -138,8 +141,10 @@ def _checked(data: bytes) -> bytes:
 
 
 def open_store(folder: Path | None, device: jax.Device) -> ProgramStore | None:
-    """The store of a GPU's programs beside jax's cache in this folder. None without one, or where others may write to
-    it: whoever can, runs code here."""
+    """The store of a GPU's programs, beside jax's cache in this folder.
+
+    None if there is no folder or no GPU. Also None if others may write to the folder, because they could run code here.
+    """
     if folder is None or device.platform == "cpu":
         return None
     folder = folder / "programs"
@@ -163,7 +168,7 @@ def _others_may_write(folder: Path) -> bool:
 
 @functools.cache
 def _counter() -> threading.local:
-    """Counts, in each thread, programs that jax found in its own cache."""
+    """Counts, for each thread, the programs that jax found in its own cache."""
     counts = threading.local()
 
     def count(event: str, **_: Any) -> None:
@@ -180,7 +185,7 @@ def _hits() -> int:
 
 @functools.cache
 def _versions() -> tuple[str, ...]:
-    """Of what compiles a program and of what it calls: jax's packages, Triton's, and CUDA's own libraries."""
+    """Versions of what compiles a program and of what it calls: jax's packages, Triton's, and CUDA's own libraries."""
     found = {
         f"{dist.name.lower().replace('_', '-')} {dist.version}"
         for dist in metadata.distributions()
@@ -191,7 +196,7 @@ def _versions() -> tuple[str, ...]:
 
 @functools.cache
 def _driver() -> str:
-    """What NVIDIA's driver says of itself. jax knows only which CUDA it was made with."""
+    """What NVIDIA's driver says about itself. jax knows only the CUDA version that it was built with."""
     try:
         return DRIVER.read_text()
     except OSError:

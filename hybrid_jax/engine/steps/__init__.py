@@ -1,4 +1,4 @@
-"""Kinds of steps, a file each: its bucket, its packed rows, what the device does, and what comes back.
+"""Kinds of steps, each in a file with its bucket, its packed rows, what the device does, and what comes back.
 
 May import: config, engine, geometry, models, schedule, state.
 Packages: jax, numpy.

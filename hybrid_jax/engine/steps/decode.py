@@ -1,4 +1,4 @@
-"""Decode: several tokens of each row, one after the other."""
+"""Decode: several tokens for each row, one after the other."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def decode(
 ) -> tuple[State, Adjust | None, Made]:
     """Up to `num_steps` decode steps of the first B ring rows.
 
-    A step folds first the rows whose ring is full, then feeds each row's token, and samples the next. A row
-    goes on until its own `num_steps` or a stop token, which marks it stopped for later dispatches too.
+    A step first folds the rows whose ring is full, then feeds each row's token, and samples the next one. A row goes on
+    until its own `num_steps` or a stop token. A stop token marks it as stopped for later dispatches too.
 
     Args:
-        adjust: None where no row's logits are adjusted.
+        adjust: None if no row's logits are adjusted.
         batch: int32[B, layout.size]; a row with num_steps 0 is inert.
         num_steps: int32[] steps of the loop, at most max_steps.
 
     Returns:
-        State, adjust, and tokens int32[max_steps, B], -1 where a row took no step.
+        State, adjust, and tokens int32[max_steps, B], which are -1 where a row took no step.
     """
     num_rows = batch.shape[0]
     get = lambda name: layout.get(batch, name)  # noqa: E731
@@ -122,7 +122,7 @@ def decode(
             state = state.replace(tokens=state.tokens.at[:num_rows].set(fed))
         position = position + alive.astype(jnp.int32)
         if model.kernels == "pallas":
-            # Once all of this step has read the old ones, or XLA would launch a copy of each.
+            # These change only once the whole step has read the old ones. Otherwise XLA would launch a copy of each.
             zero = frames.zero_after(state, new.tokens)
             position, checkpoint, slot = position + zero, checkpoint + zero, slot + zero
         state = state.replace(lengths=state.lengths.at[:num_rows].set(position))
@@ -141,7 +141,7 @@ def _store(out: Sampled, step: jax.Array, new: Sampled, alive: jax.Array) -> Sam
 
 
 class Decode(StepKind):
-    """See `decode`; each row is at its ring row."""
+    """See `decode`. The line of each row is its ring row."""
 
     name = "decode"
     run = staticmethod(decode)
@@ -181,7 +181,7 @@ class Decode(StepKind):
         return [plan.decode] if plan.decode else []
 
     def foreseen(self, plan: Plan) -> list[list[DecodeRow | PrefillRow]]:
-        """Rows whose prompt ends decode next."""
+        """Adds the rows whose prompt ends in this plan, because they decode next."""
         begun = [row for row in plan.prefill if row.samples and row.request.max_tokens > 1]
         rows = [*plan.decode, *begun]
         return [rows] if rows else []
@@ -201,7 +201,7 @@ class Decode(StepKind):
     def pack(
         self, rows: Sequence[DecodeRow], layout: Layout, bucket: DecodeBucket, engine: EngineConfig
     ) -> np.ndarray:
-        """Ring rows without a row take no step."""
+        """Ring rows that no row of the plan uses take no step."""
         batch = np.zeros((bucket.rows, layout.size), np.int32)
         for row in rows:
             put = functools.partial(layout.set, batch, row.row)

@@ -48,12 +48,12 @@ def exact_step(
     layout: Layout,
     num_logprobs: int,
 ) -> tuple[State, Adjust | None, Made]:
-    """Exact mode's only step: grain-aligned windows of [max_rows, grain], for prompts and for decode alike.
+    """Exact mode's only step: windows of [max_rows, grain] that are aligned to the grain, for prompts and for decode.
 
     Args:
-        batch: int32[max_rows, layout.size]. A row `feeds` the token it drew last, or computes `length` tokens of a
-            prompt, from its checkpoint on; else it is inert. A full ring folds before a token is fed; behind a chunk
-            it folds where the row has a slot for that.
+        batch: int32[max_rows, layout.size]. A row `feeds` the token that it drew last, or computes `length` tokens of a
+            prompt from its checkpoint on. Other rows are inert. A full ring folds before a token is fed. After a chunk
+            it folds if the row has a slot for that.
 
     Returns:
         State, adjust, and tokens int32[max_rows] with the hidden states [max_rows, grain, D].
@@ -69,7 +69,7 @@ def exact_step(
     alive = jnp.where(feeds, state.tokens[:num_rows] >= 0, length > 0)
     known, read_slot, fold_slot = get("checkpoint"), get("read_slot"), get("fold_slot")
     decoding = cursor(state, known, read_slot, fold_slot, model)
-    # A prompt's chunk begins at a checkpoint; a row that decodes stands up to a grain behind one.
+    # A prompt's chunk begins at a checkpoint, while a row that decodes stands up to a grain behind one.
     chunk = Cursor(known, known, read_slot)
     own = functools.partial(jnp.where, feeds)
     begin, checkpoint, slot = jax.tree.map(own, decoding, chunk)
@@ -82,7 +82,7 @@ def exact_step(
         slot = jnp.where(full, fold_slot, slot)
         starts = alive & ~feeds
         state, read = rings.load_columns(state, starts, base, slot, model)
-        # An attention layer in front writes what this has read, and depends on nothing of it.
+        # An attention layer in front writes to the arena that this has read, but depends on nothing of it.
         table = table + frames.zero_after(state, *read)
     end = jnp.where(alive, begin + jnp.where(feeds, 1, length), 0)
     begin = jnp.where(alive, begin, 0)
@@ -111,7 +111,7 @@ def exact_step(
 
 
 class Exact(StepKind):
-    """See `exact_step`; each row is at its ring row."""
+    """See `exact_step`. The line of each row is its ring row."""
 
     name = "exact"
     run = staticmethod(exact_step)
@@ -131,14 +131,14 @@ class Exact(StepKind):
         return self.buckets(engine, max_pages=max_pages)[0]
 
     def variant(self, rows: Sequence[PrefillRow | DecodeRow]) -> Variant:
-        """Always the whole: two executables would round differently."""
+        """Always everything, because two executables would round differently."""
         return WHOLE
 
     def variants(self, *, logprobs: bool, adjusts: bool) -> list[Variant]:
         return [WHOLE]
 
     def dispatches(self, plan: Plan) -> list[list[PrefillRow | DecodeRow]]:
-        """A row whose prompt ends here decodes in a second dispatch, all others in the first."""
+        """A row whose prompt ends in this plan decodes in a second dispatch; all else is in the first."""
         begun = {row.row for row in plan.prefill}
         joined = [row for row in plan.decode if row.row not in begun]
         later = [row for row in plan.decode if row.row in begun]
@@ -171,7 +171,7 @@ class Exact(StepKind):
         bucket: ExactBucket,
         engine: EngineConfig,
     ) -> np.ndarray:
-        """Chunks and decode steps alike; ring rows without a row have no token."""
+        """Packs chunks and decode steps alike; ring rows that no row of the plan uses have no token."""
         batch = np.zeros((bucket.rows, layout.size), np.int32)
         for row in rows:
             put = functools.partial(layout.set, batch, row.row)

@@ -27,7 +27,7 @@ from hybrid_jax.state import State
 
 @dataclass(frozen=True, order=True)
 class ForkBucket:
-    """Lines of the logits of the prefill that is forked from; every fork of a plan goes into one dispatch."""
+    """How many lines the logits of the prefill before it have. One dispatch takes all forks of a plan."""
 
     rows: int
 
@@ -43,11 +43,11 @@ def fork(
     layout: Layout,
     num_logprobs: int,
 ) -> tuple[State, Adjust | None, Made]:
-    """Rows that go on behind another row's prompt: its ring, its last page, a first token of their own.
+    """Starts rows behind another row's prompt: they get a copy of its ring and last page, and draw their first token.
 
     Args:
         batch: int32[F, layout.size], real rows first; a padding row names the sink's ring row.
-        logits: float32[R, V] of the prefill that the prompts ended in.
+        logits: float32[R, V] logits of the prefill in which the prompts ended.
         count: int32[] real rows.
 
     Returns:
@@ -74,7 +74,7 @@ def fork(
 
 
 class Fork(StepKind):
-    """See `fork`; it follows the prefill of its plan."""
+    """See `fork`. It follows the prefill of its plan."""
 
     name = "fork"
     takes_weights = False
@@ -122,7 +122,7 @@ class Fork(StepKind):
     def pack(
         self, rows: Sequence[ForkRow], layout: Layout, bucket: ForkBucket, engine: EngineConfig
     ) -> np.ndarray:
-        """As many lines as ring rows; padding names the sink's."""
+        """Packs as many lines as there are ring rows; padding names the sink's row."""
         batch = np.zeros((engine.max_rows, layout.size), np.int32)
         batch[:, layout.span("row")] = engine.max_rows
         for line, row in enumerate(rows):

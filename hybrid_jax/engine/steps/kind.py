@@ -1,4 +1,4 @@
-"""What a kind of step is to the runner."""
+"""What the runner asks of a kind of step."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Row = PrefillRow | ForkRow | DecodeRow
 
 @dataclass(frozen=True)
 class Variant:
-    """What a dispatch computes beside tokens; each is an executable of its own.
+    """What a dispatch computes beside tokens. Each variant is an executable of its own.
 
     Attributes:
-        num_logprobs: most likely tokens to report; 0 for no log-probabilities.
-        adjusts: logits of some rows change before they are sampled from.
+        num_logprobs: how many of the most likely tokens to report; 0 for no log-probabilities.
+        adjusts: logits of some rows are changed before sampling.
     """
 
     num_logprobs: int = 0
@@ -34,7 +34,7 @@ class Variant:
 
     @property
     def suffix(self) -> str:
-        """What the name of such a program ends in."""
+        """The end of such a program's name."""
         return " logprobs" * (self.num_logprobs > 0) + " adjusted" * self.adjusts
 
 
@@ -46,8 +46,9 @@ class Made(NamedTuple):
 
     Attributes:
         sampled: tokens, and log-probabilities if asked for.
-        logits: float32[R, V] that forks draw from; None of other steps.
-        hidden: [R, T, D] before the last norm, where prompts' log-probabilities come from; None of other steps.
+        logits: float32[R, V] from which forks draw; None in other steps.
+        hidden: [R, T, D] before the last norm, from which log-probabilities of prompts are computed; None in other
+            steps.
     """
 
     sampled: Sampled
@@ -56,13 +57,13 @@ class Made(NamedTuple):
 
 
 class StepKind(abc.ABC):
-    """One kind of step. The runner, its warm-up and its results know steps only through this.
+    """One kind of step. The runner, its warm-up and its results know steps only through this class.
 
-    A bucket is a frozen dataclass of the sizes that a program is compiled for, `rows` among them.
+    A bucket is a frozen dataclass with the sizes that a program is compiled for; `rows` is one of them.
 
     Attributes:
-        name: of its programs.
-        takes_weights: the device function's first argument is the weights.
+        name: name of its programs.
+        takes_weights: the weights are the first argument of the device function.
         run: the device function: (weights,) state, adjust, int32 rows, `rest` and keywords -> state, adjust, `Made`.
     """
 
@@ -74,7 +75,7 @@ class StepKind(abc.ABC):
 
     @abc.abstractmethod
     def buckets(self, engine: EngineConfig, *, max_pages: int) -> list[Any]:
-        """Every bucket that a run can meet, the small ones first: what a warm-up compiles."""
+        """Every bucket that a run can meet, small ones first. A warm-up compiles all of them."""
 
     @abc.abstractmethod
     def bucket(
@@ -83,9 +84,9 @@ class StepKind(abc.ABC):
         """The smallest bucket that fits.
 
         Args:
-            rows: of the dispatch. plan: that it is part of.
-            max_pages: of the longest sequence possible.
-            before: the bucket of the dispatch before it in this plan, or None.
+            rows: rows of the dispatch. plan: the plan that the dispatch is part of.
+            max_pages: pages of the longest sequence possible.
+            before: the bucket of the previous dispatch of this plan, or None.
         """
 
     def larger(self, engine: EngineConfig, bucket: Any, *, max_pages: int) -> list[Any]:
@@ -99,11 +100,11 @@ class StepKind(abc.ABC):
         return sorted(fits, key=lambda other: (np.prod(astuple(other), dtype=object), other))
 
     def cost(self, bucket: Any) -> tuple[int, int]:
-        """Orders buckets by what they can serve in place of others."""
+        """Orders buckets: the larger the cost, the more other buckets it can replace."""
         return 1, bucket.rows
 
     def static(self, engine: EngineConfig, bucket: Any) -> Mapping[str, int]:
-        """Keywords of the device function beside model, layout and num_logprobs."""
+        """Further keywords of the device function, beside model, layout and num_logprobs."""
         return {}
 
     # --- variants ---------------------------------------------------------------------------------
@@ -118,7 +119,7 @@ class StepKind(abc.ABC):
         )
 
     def variants(self, *, logprobs: bool, adjusts: bool) -> list[Variant]:
-        """Those to warm up, with log-probabilities and with adjusted logits if these are asked for."""
+        """The variants to warm up, with log-probabilities and with adjusted logits if these are asked for."""
         return [
             Variant(count, adjusting)
             for adjusting in (False, True)[: 1 + adjusts]
@@ -129,28 +130,28 @@ class StepKind(abc.ABC):
 
     @abc.abstractmethod
     def dispatches(self, plan: Plan) -> Iterable[list[Any]]:
-        """Rows of each dispatch that a plan asks for."""
+        """The rows of each dispatch that a plan needs."""
 
     def foreseen(self, plan: Plan) -> Iterable[list[Any]]:
-        """The same, with what follows in the next plan for certain."""
+        """The same, together with rows that will certainly follow in the next plan."""
         return self.dispatches(plan)
 
     def drawing(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Those that are about to draw their first token."""
+        """The rows that are about to draw their first token."""
         return [row for row in rows if isinstance(row, PrefillRow) and row.samples]
 
     @abc.abstractmethod
     def layout(self, model: Model, bucket: Any) -> Layout:
-        """Columns of its rows."""
+        """The columns of its rows."""
 
     @abc.abstractmethod
     def pack(
         self, rows: Sequence[Any], layout: Layout, bucket: Any, engine: EngineConfig
     ) -> np.ndarray:
-        """int32[lines, layout.size]; lines that no row takes are inert."""
+        """The packed rows int32[lines, layout.size]; lines without a row are inert."""
 
     def rest(self, plan: Plan, rows: Sequence[Row], before: Made | None) -> tuple:
-        """Arguments of the device function after the rows; `before` is what the dispatch before it made."""
+        """Arguments of the device function after the rows; `before` is what the previous dispatch made."""
         return ()
 
     def inert(self, model: Model, bucket: Any) -> tuple:
@@ -160,7 +161,7 @@ class StepKind(abc.ABC):
     # --- results ----------------------------------------------------------------------------------
 
     def line(self, row: Row, place: int) -> int:
-        """The line of the results that is a row's, the so-manieth of its dispatch."""
+        """The line of a row's results; `place` is the row's index in its dispatch."""
         return place
 
     @abc.abstractmethod
@@ -175,6 +176,6 @@ class StepKind(abc.ABC):
         """Puts what was sampled into a plan's tokens.
 
         Args:
-            sampled: on the host. prompt: log-probabilities of prompts, or None.
-            places: of the rows in the plan's lists, by `id`.
+            sampled: what was sampled, on the host. prompt: log-probabilities of prompts, or None.
+            places: indices of the rows in the plan's lists, by `id`.
         """

@@ -1,4 +1,4 @@
-"""Small programs around the steps: lines of the slot table, and rows that change their place."""
+"""Small programs around the steps: they write lines of the slot table, and move rows to other places."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hybrid_jax.state import State
 
 
 def write_slots(state: State, ids: jax.Array, frames: jax.Array) -> State:
-    """Lines int32[n, F] of the slot table; padding repeats a real line."""
+    """Writes lines int32[n, F] of the slot table; padding repeats a real line."""
     return state.replace(slots=state.slots.at[ids].set(frames))
 
 
 def move_row(state: State, source: jax.Array, target: jax.Array) -> State:
-    """Moves one ring row to another place; the source is left stopped."""
+    """Moves one ring row to another place; the source is marked as stopped."""
     rows = jnp.arange(state.tokens.shape[0])
     tokens = jnp.where(rows == target, state.tokens[source], state.tokens)
     tokens = jnp.where(rows == source, -1, tokens)

@@ -38,14 +38,14 @@ def prefill(
     num_logprobs: int,
     logits_rows: int = 0,
 ) -> tuple[State, Adjust | None, Made]:
-    """One prompt chunk per row, from a checkpoint at its start to a checkpoint and a ring tail at its end.
+    """Runs one prompt chunk per row, from a checkpoint at its start to a checkpoint and a ring tail at its end.
 
     Args:
         batch: int32[R, layout.size]; a padding row names the sink's ring row and has length 0.
-        logits_rows: lines that the logits are padded to, for forks.
+        logits_rows: how many lines the logits are padded to, for forks.
 
     Returns:
-        State, adjust, and tokens int32[R] (meaningless where a row does not sample), their logits
+        State, adjust, and tokens int32[R] (meaningless if a row does not sample), their logits
         float32[max(R, logits_rows), V], and the hidden states [R, T, D].
     """
     geometry, num_rows = model.geometry, batch.shape[0]
@@ -77,7 +77,7 @@ def prefill(
 
 
 class Prefill(StepKind):
-    """See `prefill`; the rows are in the plan's order."""
+    """See `prefill`. The rows are in the plan's order."""
 
     name = "prefill"
     run = staticmethod(prefill)

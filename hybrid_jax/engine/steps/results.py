@@ -1,4 +1,4 @@
-"""Results of a dispatched plan: on their way, then as plain tokens."""
+"""Results of a dispatched plan: first pending, then as plain tokens."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Pending:
     """Results of one plan that may still be computing; `read` waits for them.
 
     Attributes:
-        plan: what was asked.
-        dispatches: what was dispatched for it: kind, rows, what was sampled, and what hidden states say about prompts.
+        plan: the plan.
+        dispatches: for each dispatch its kind, its rows, what was sampled, and log-probabilities of prompts or None.
     """
 
     plan: Plan

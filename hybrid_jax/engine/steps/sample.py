@@ -25,11 +25,11 @@ def first_tokens(
     num_logprobs: int,
     model: Model,
 ) -> tuple[State, Adjust | None, Sampled]:
-    """Samples rows' first tokens, and leaves them, or the mark of a stop, where decode will find them.
+    """Samples the first token of each row, and stores it, or the mark of a stop, where decode will find it.
 
     Args:
-        logits: float32[R, V]. batch: packed rows. samples: bool[R], whose prompt ends here.
-        positions: int32[R] of these tokens: how many the rows have from now on.
+        logits: float32[R, V]. batch: packed rows. samples: bool[R], true for rows whose prompt ends here.
+        positions: int32[R] positions of these tokens, which are also the lengths of the rows from now on.
     """
     row = layout.get(batch, "row")
     sampled, fed, adjust = choose(
@@ -52,7 +52,7 @@ def prompt_logprobs(
         tokens: int32[R, T] the token that follows each position.
 
     Returns:
-        tokens and logprobs, int32[R, T] and so on.
+        The tokens int32[R, T], and logprobs with the same leading axes.
     """
     count = min(num_logprobs, model.config.vocab_size)
 

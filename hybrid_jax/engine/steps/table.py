@@ -1,4 +1,4 @@
-"""Which kinds of steps an engine is made of, in the order in which a plan's are dispatched."""
+"""The kinds of steps that an engine has, in the order in which the dispatches of a plan run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def kinds_of(engine: EngineConfig) -> tuple[StepKind, ...]:
 
 
 def all_steps(engine: EngineConfig, *, max_pages: int) -> list[tuple[StepKind, Any]]:
-    """Every bucket that a run can meet, with its kind: what a warm-up compiles."""
+    """Every bucket that a run can meet, with its kind. A warm-up compiles all of them."""
     return [
         (kind, bucket)
         for kind in kinds_of(engine)

@@ -1,4 +1,4 @@
-"""What steps of several kinds do with their results on the host."""
+"""What several kinds of steps do with their results on the host."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hybrid_jax.schedule.request import TokenLogprobs
 def logprobs_at(
     sampled: Sampled, place: tuple[int, ...], count: int | None
 ) -> TokenLogprobs | None:
-    """The log-probabilities at one place, with the `count` most likely; None for None."""
+    """The log-probabilities at one place, with the `count` most likely tokens; None if `count` is None."""
     found = sampled.logprobs
     if count is None:
         return None
@@ -32,10 +32,10 @@ def logprobs_at(
 def put_prefill(
     row: PrefillRow, place: int, line: int, sampled: Sampled, prompt: Sampled | None, into: Tokens
 ) -> None:
-    """What a chunk brought: its token, and log-probabilities of the prompt if asked for.
+    """Stores the results of a chunk: its token, and log-probabilities of the prompt if asked for.
 
     Args:
-        place: of the row in the plan. line: of the results.
+        place: index of the row in the plan. line: line of the results.
     """
     into.prefill[place] = int(sampled.tokens[line])
     count = row.request.params.logprobs if row.samples else None
@@ -50,7 +50,7 @@ def put_prefill(
 def put_decode(
     row: DecodeRow, place: int, at: Sequence[tuple[int, ...]], sampled: Sampled, into: Tokens
 ) -> None:
-    """What a row's steps brought, up to a stop; `at` are their places in the results, in order."""
+    """Stores the results of a row's steps, up to a stop; `at` holds their places in the results, in order."""
     at = [step for step in at if sampled.tokens[step] >= 0]
     into.decode[place] = [int(sampled.tokens[step]) for step in at]
     count = row.request.params.logprobs
