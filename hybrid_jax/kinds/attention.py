@@ -7,12 +7,12 @@ from hybrid_jax.kinds.kind import FLOAT32_BYTES, Kind, StepSize, Weight, Weights
 from hybrid_jax.kinds.tensors import bias, matrix
 from hybrid_jax.layers.parts import ATTENTION_PROGRAMS, LEAST_SPLIT, NUM_SMS
 
-# Up to so many queries a row and KV head, attention is bound by reading and has tiles of its own.
+# Up to so many queries per row and KV head, attention is bound by reading and has tiles of its own.
 QUERIES_BY_READING = 64
 
 
 class AttentionKind(Kind):
-    """See `config.Attention`. What it does with keys costs per key (`costs.Costs.flops_per_key`)."""
+    """See `config.Attention`. `costs.Costs.flops_per_key` counts the work on keys."""
 
     name = "attention"
 
@@ -54,7 +54,7 @@ class AttentionKind(Kind):
 
     def row_bytes(self, spec: Attention, step: StepSize) -> int:
         q, kv = _sizes(spec)
-        # Of what is projected nothing is left when the splits are there.
+        # The projection is gone when the splits exist.
         return q * step.item + max(step.product(q + 2 * kv), _split_bytes(spec, step))
 
     def chunk_bytes(self, spec: Attention, step: StepSize) -> int:
@@ -73,7 +73,7 @@ def _sizes(spec: Attention) -> tuple[int, int]:
 
 
 def _split_bytes(spec: Attention, step: StepSize) -> int:
-    """Bytes a token of what the splits of the context leave to be joined (`paged_attention.kernel.make_plan`)."""
+    """Bytes per token that the splits of the context leave to be joined (`paged_attention.kernel.make_plan`)."""
     queries = step.tokens * spec.num_heads // spec.num_kv_heads
     few = queries <= QUERIES_BY_READING
     tile = 32 if step.item == 4 else QUERIES_BY_READING if few else 128

@@ -1,4 +1,4 @@
-"""Gated delta net (arXiv 2412.06464): a matrix of key by value channels for each head. Sizes alone, for studies."""
+"""Gated delta net (arXiv 2412.06464): a matrix of key by value channels for each head. Only sizes, for studies."""
 
 from __future__ import annotations
 

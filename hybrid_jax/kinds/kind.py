@@ -1,4 +1,4 @@
-"""What is asked of every kind of block before any array exists: weights, what is cached, costs, temporaries."""
+"""What the host asks of every kind of block before any array exists: weights, cached data, costs, temporaries."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Weight:
     """One array of a block's weights.
 
     Attributes:
-        shape: as the layers take it.
-        draw: how random weights begin. "matrix" and "output" (onto the residual stream) are normal; "step_bias" and
-            "log_decay" are those of step sizes and decay rates (arXiv 2405.21060).
-        float32: kept in float32 whatever the dtype of the others.
+        shape: the shape that the layers expect.
+        draw: how random weights are drawn. "matrix" and "output" (onto the residual stream) are normal; "step_bias" and
+            "log_decay" are for step sizes and decay rates (arXiv 2405.21060).
+        float32: it is kept in float32, whatever dtype the other weights have.
     """
 
     shape: tuple[int, ...]
@@ -51,11 +51,12 @@ class StateLayout:
     """What one recurrent mixer caches of a sequence.
 
     Attributes:
-        units, unit_words: equal parts of its float32 state that a frame holds whole, such as heads, and the elements
-            of one.
-        columns, channels: last inputs of its convolution that the next token needs, and the elements of one.
-        records: (name, elements, dtype) of what it keeps of each token since the checkpoint; None is the engine's
-            dtype, kept as bits.
+        units, unit_words: how many equal parts its float32 state has, such as heads, and the elements of one part. A
+            frame holds a part whole.
+        columns, channels: how many of the last inputs of its convolution the next token needs, and the elements of one
+            input.
+        records: (name, elements, dtype) for each field that it keeps of every token since the checkpoint. The dtype
+            None stands for the engine's dtype, kept as bits.
         carries: in place of records it keeps the state itself, after each row's last token.
         spec: the mixer's, once it is part of a geometry: layers of another kind or spec are another group, even if they
             cache the same shapes.
@@ -77,11 +78,11 @@ class StateLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class StepSize:
-    """A step made of kernels, as far as its temporaries go.
+    """The sizes of a step made of kernels that decide its temporaries.
 
     Attributes:
         width: D of the residual stream. item: bytes of an activation.
-        rows, tokens: rows, and new tokens of each. keys: most tokens a row may have.
+        rows, tokens: rows, and new tokens of each row. keys: the most tokens that a row may have.
     """
 
     width: int
@@ -91,7 +92,7 @@ class StepSize:
     keys: int
 
     def product(self, columns: int) -> int:
-        """Bytes a token of a projection to so many columns, which may come in float32 parts."""
+        """Bytes per token of a projection to `columns` columns, which may come in float32 parts."""
         total = self.rows * self.tokens
         if total == 1:
             parts = row_parts(self.width, columns)
@@ -101,12 +102,12 @@ class StepSize:
 
 
 class Kind:
-    """A kind of block: mixer or feed-forward. `spec` is its class of `hybrid_jax.config`, `width` is D."""
+    """A kind of block: a mixer or a feed-forward block. `spec` is of its class in `hybrid_jax.config`; `width` is D."""
 
     name: str  # in files that list the blocks of a model
 
     def weights(self, spec: Any, width: int) -> Weights:
-        """The arrays of a block, the norm in front of it left out."""
+        """The arrays of a block, without the norm in front of it."""
         raise NotImplementedError
 
     def stored(self, prefix: str, width: int, spec: Any) -> dict:
@@ -114,7 +115,7 @@ class Kind:
         raise NotImplementedError
 
     def active_weights(self, spec: Any, width: int) -> int:
-        """Weights that one token meets."""
+        """How many weights one token is multiplied with."""
         return sum(weight.size for weight in all_weights(self.weights(spec, width)))
 
     def recurrence_flops(self, spec: Any) -> int:
@@ -122,30 +123,30 @@ class Kind:
         return 0
 
     def written_flops(self, spec: Any, width: int) -> int:
-        """FLOPs of one token that only leaves K and V, or goes into the state: nothing is read."""
+        """FLOPs of one token that only leaves its K and V, or enters the state, while nothing is read."""
         return 0
 
     def row_bytes(self, spec: Any, step: StepSize) -> int:
-        """Bytes that the block holds of a row with one new token."""
+        """Bytes that the block holds for a row with one new token."""
         raise NotImplementedError
 
     def chunk_bytes(self, spec: Any, step: StepSize) -> int:
-        """Bytes that the block holds of a token of prompt chunks."""
+        """Bytes that the block holds for each token of prompt chunks."""
         raise NotImplementedError
 
     def window_bytes(self, spec: Any, step: StepSize) -> int:
-        """Bytes that the block holds of a token of exact mode's windows."""
+        """Bytes that the block holds for each token of exact mode's windows."""
         return self.chunk_bytes(spec, step)
 
     def xla_elements(self, spec: Any, width: int) -> int:
-        """Elements that the block holds of a token in a step that XLA makes."""
+        """Elements that the block holds for each token in a step that XLA makes."""
         raise NotImplementedError
 
 
 class RecurrentKind(Kind):
     """A kind of mixer with a state."""
 
-    state_flops: int  # of an element of the state and a token: decay, update, readout
+    state_flops: int  # for each element of the state and each token: decay, update, readout
 
     def layout(self, spec: Any) -> StateLayout:
         """What one layer caches."""
@@ -155,7 +156,7 @@ class RecurrentKind(Kind):
         return self.state_flops * self.layout(spec).state_words
 
     def written(self, spec: Any, width: int) -> tuple[int, int]:
-        """Weights of the projections that lead to a token's record, and channels of them that are convolved."""
+        """How many weights the projections that lead to a token's record have, and how many channels are convolved."""
         raise NotImplementedError
 
     def written_flops(self, spec: Any, width: int) -> int:

@@ -1,4 +1,4 @@
-"""Mamba (S6, arXiv 2312.00752): one decay rate for each channel and element of the state. Sizes alone, for studies."""
+"""Mamba (S6, arXiv 2312.00752): one decay rate for each channel and element of the state. Only sizes, for studies."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ class Mamba1Kind(RecurrentKind):
         return tree
 
     def written(self, spec: Mamba1, width: int) -> tuple[int, int]:
-        """x, then dt and B of it."""
+        """x, and then dt and B, which are made from x."""
         inner, rank = spec.inner_size, spec.dt_rank
         return width * inner + inner * (2 * rank + spec.state_size), inner

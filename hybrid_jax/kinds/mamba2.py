@@ -80,10 +80,10 @@ class Mamba2Kind(RecurrentKind):
         return step.product(spec.proj_size) + beside
 
     def window_bytes(self, spec: Mamba2, step: StepSize) -> int:
-        """What it projects to, its output before and after the norm, what goes in and out, and C with its scores."""
+        """Its projection, its output before and after the norm, its input and result, and C with its scores."""
         scores = spec.num_groups * (spec.state_size * step.item + FLOAT32_BYTES * step.tokens)
         return (spec.proj_size + 2 * spec.inner_size + 2 * step.width) * step.item + scores
 
     def xla_elements(self, spec: Mamba2, width: int) -> int:
-        """The projection and what becomes of it, and decay matrices of a tile."""
+        """The projection and the arrays made from it, and the decay matrices of a tile."""
         return 5 * spec.proj_size + 3 * MAX_GRAIN * spec.num_heads

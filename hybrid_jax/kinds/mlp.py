@@ -50,7 +50,7 @@ class MoEKind(Kind):
         return super().active_weights(spec, width) - idle * sum(w.size for w in one.values())
 
     def row_bytes(self, spec: MoE, step: StepSize) -> int:
-        """What its experts make of a token, in float32, and what goes in."""
+        """The outputs of a token's experts, in float32, and their input."""
         inner = spec.latent_width or step.width
         shared = _hidden(spec.kind, spec.shared_width, step.item, step.item)
         visits = FLOAT32_BYTES * spec.top_k * inner
@@ -64,12 +64,12 @@ class MoEKind(Kind):
 
 
 def _matrices(spec: MLP | MoE) -> int:
-    """Of one block: gate, up and down, or up and down."""
+    """How many matrices a block has: gate, up and down, or up and down."""
     return 3 if spec.kind == "gated_silu" else 2
 
 
 def _block(width: int, hidden: int, spec: MLP | MoE, count: int | None = None) -> Weights:
-    """A feed-forward block of `hidden` units, or so many side by side."""
+    """The weights of a feed-forward block of `hidden` units, or of `count` such blocks side by side."""
     lead = () if count is None else (count,)
     first = (_matrices(spec) - 1) * hidden
     tree = {
@@ -83,5 +83,5 @@ def _block(width: int, hidden: int, spec: MLP | MoE, count: int | None = None) -
 
 
 def _hidden(kind: str, width: int, product: int, item: int) -> int:
-    """Bytes a token of a feed-forward block: what it projects to, and a gated one's product."""
+    """Bytes per token of a feed-forward block: its projection, and for a gated block the product with the gate."""
     return 2 * width * product + width * item if kind == "gated_silu" else width * product

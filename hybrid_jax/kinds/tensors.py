@@ -23,8 +23,8 @@ class Stored:
         layout: "same"; "linear" swaps the last two axes, [..., out, in] to [..., in, out]; "conv" turns
             [E, 1, W] into [W, E].
         join: "last" concatenates the parts along the last axis, "stack" stacks them on a new first one.
-        keep_dtype: never cast; these few values are worth their stored precision.
-        zeros_if_absent: a part that the file lacks is zero.
+        keep_dtype: the values are never cast, because these few are worth their stored precision.
+        zeros_if_absent: a part that is missing in the file is zero.
     """
 
     parts: tuple[tuple[str, tuple[int, ...]], ...]
@@ -55,12 +55,12 @@ def laid_out(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
 
 
 def vector(name: str, *shape: int, keep_dtype: bool = False) -> Stored:
-    """A tensor taken as it is: norms, biases, embeddings."""
+    """A tensor that is taken as it is: a norm, a bias, an embedding."""
     return Stored(parts=((name, shape),), keep_dtype=keep_dtype)
 
 
 def matrix(inputs: int, *outputs: tuple[str, int]) -> Stored:
-    """Linear weights [out, in], several of them fused side by side: (name, out) each."""
+    """Linear weights [out, in], several of them fused side by side; `outputs` gives (name, out) for each."""
     parts = tuple((name, (size, inputs)) for name, size in outputs)
     return Stored(parts=parts, layout="linear")
 
@@ -97,7 +97,7 @@ def relu2_mlp(prefix: str, width: int, spec: MLP | MoE, hidden: int) -> dict:
 
 
 def model(config: ModelConfig, embed: str, norm: str, layer: Callable[[int, object], dict]) -> dict:
-    """The whole tree: `layer(index, spec)` gives one layer's; the head is always `lm_head.weight`."""
+    """The whole tree. `layer(index, spec)` gives the tree of one layer; the head is always `lm_head.weight`."""
     tree = {
         "embed": vector(embed, config.vocab_size, config.width),
         "layers": [layer(index, spec) for index, spec in enumerate(config.layers)],

@@ -1,4 +1,4 @@
-"""Grouped-query attention: projections, and the plain form over whole sequences.
+"""Grouped-query attention: its projections, and its plain form over whole sequences.
 
 Parameters: qkv [D, (N + 2K) H], out [N H, D], optional qkv_bias, out_bias, q_norm [H], k_norm [H].
 """
@@ -17,14 +17,14 @@ from pallas_kernels.append_kv.heads import split_heads
 def project(
     params: dict, h: jax.Array, positions: jax.Array, spec: Attention, first: Linear = linear
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """h [B, T, D] at positions int32[B, T] to q [B, T, N, H] and k, v [B, T, K, H]."""
+    """Projects h [B, T, D] at positions int32[B, T] to q [B, T, N, H] and k, v [B, T, K, H]."""
     qkv = first(h, params["qkv"], params.get("qkv_bias"))
     sizes = {"num_heads": spec.num_heads, "head_dim": spec.head_dim}
     return split_heads(qkv, **norms_and_rotation(params, positions, spec), **sizes)
 
 
 def norms_and_rotation(params: dict, positions: jax.Array, spec: Attention) -> dict:
-    """What happens to queries and keys at positions int32[B, T], as `split_heads` and `append_kv` take it."""
+    """Norms and rotations of queries and keys at positions int32[B, T]: arguments of `split_heads` and `append_kv`."""
     cos, sin = (None, None) if spec.rope is None else turns(positions, spec.rope)
     return {
         "cos": cos,
@@ -36,7 +36,7 @@ def norms_and_rotation(params: dict, positions: jax.Array, spec: Attention) -> d
 
 
 def output(params: dict, y: jax.Array, last: Linear = linear) -> jax.Array:
-    """y [B, T, N, H] to [B, T, D], or to its parts if that is what `last` makes."""
+    """Projects y [B, T, N, H] to [B, T, D], or to parts of it if `last` makes parts."""
     return last(y.reshape(*y.shape[:2], -1), params["out"], params.get("out_bias"))
 
 
@@ -48,14 +48,14 @@ def attend(
     lengths: jax.Array,
     spec: Attention,
 ) -> jax.Array:
-    """Causal attention of whole sequences, the definition the paged forms are tested against.
+    """Causal attention of whole sequences: the definition that the paged forms are tested against.
 
     Args:
         q: [B, T, N, H]; k, v: [B, T, K, H]; key t stands at positions[:, t].
-        positions: int32[B, T]. lengths: int32[B] keys that exist; what lies past them is inert.
+        positions: int32[B, T]. lengths: int32[B] keys that exist; what lies past them has no effect.
 
     Returns:
-        [B, T, N, H] in the dtype of q; rows past `lengths` mean nothing.
+        [B, T, N, H] in the dtype of q; tokens past `lengths` mean nothing.
     """
     rows, tokens, _, width = q.shape
     grouped = q.reshape(rows, tokens, spec.num_kv_heads, -1, width).astype(jnp.float32)
@@ -78,6 +78,6 @@ def attend(
 def whole(
     params: dict, h: jax.Array, positions: jax.Array, lengths: jax.Array, spec: Attention
 ) -> jax.Array:
-    """Whole sequences h [B, T, D] at positions int32[B, T], of which lengths int32[B] tokens are real: [B, T, D]."""
+    """Runs whole sequences h [B, T, D] at positions int32[B, T], with lengths int32[B] real tokens: [B, T, D]."""
     q, k, v = project(params, h, positions, spec)
     return output(params, attend(q, k, v, positions, lengths, spec))

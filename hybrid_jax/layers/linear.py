@@ -1,4 +1,4 @@
-"""Matrix products at the precision the exactness contract asks for."""
+"""Matrix products at the precision that the exactness contract needs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def linear_on_kernels(x: jax.Array, weight: jax.Array, bias: jax.Array | None = 
 
 
 def linear_in_parts(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
-    """`linear_on_kernels`, or parts float32[S, ..., O] that sum to it if x [..., I] has too few rows to fill a GPU."""
+    """`linear_on_kernels`, or if x [..., I] has too few rows to fill a GPU, float32[S, ..., O] parts that sum to it."""
     inner, columns = weight.shape
     if bias is not None:
         return linear_on_kernels(x, weight, bias)
@@ -49,12 +49,12 @@ def linear_in_parts(x: jax.Array, weight: jax.Array, bias: jax.Array | None = No
 
 
 def _is_lone(x: jax.Array) -> bool:
-    """One row [..., I]."""
+    """Whether x [..., I] has only one row."""
     return x.size == x.shape[-1]
 
 
 def _parts_of_a_row(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """float32[S, ..., O]."""
+    """The product of a single row in float32[S, ..., O] parts."""
     parts = row_product(x.reshape(-1), weight, implementation="pallas")
     return parts.reshape(-1, *x.shape[:-1], weight.shape[1])
 
@@ -83,5 +83,5 @@ def _product(x: jax.Array, weight: jax.Array, subscripts: str) -> jax.Array:
 
 
 LINEARS: dict[str, Linear] = {"xla": linear, "pallas": linear_on_kernels}
-# Where what follows sums the parts.
+# For products whose parts are summed by what follows.
 LINEARS_IN_PARTS: dict[str, Linear] = {"xla": linear, "pallas": linear_in_parts}

@@ -19,7 +19,7 @@ from pallas_kernels import ssd_scan, ssd_window_frames
 
 
 class Records(NamedTuple):
-    """What the recurrence needs of each token.
+    """What the recurrence needs to know of each token.
 
     xB: [B, S, M P + G R] x and B in the activation dtype. dt: float32[B, S, M] step sizes.
     """
@@ -40,7 +40,7 @@ class Inputs(NamedTuple):
 
 
 def project(params: dict, h: jax.Array, spec: Mamba2) -> Inputs:
-    """h [B, T, D] to the mixer's inputs; dt = softplus(dt + dt_bias), limited, in float32."""
+    """Projects h [B, T, D] to the mixer's inputs; dt = softplus(dt + dt_bias), limited, in float32."""
     projected = linear(h, params["in_proj"], params.get("in_bias"))
     z, xBC, dt = jnp.split(projected, [spec.inner_size, spec.inner_size + spec.conv_size], axis=-1)
     dt = jax.nn.softplus(dt.astype(jnp.float32) + params["dt_bias"].astype(jnp.float32))
@@ -98,14 +98,14 @@ def scan(
     Args:
         h: [B, T, D] normed inputs.
         state: [B, M, P, R] float32; conv: [B, W - 1, E] raw convolution inputs before the chunk.
-        lengths: int32[B] valid tokens. state_lengths: int32[B] tokens the returned state covers;
+        lengths: int32[B] valid tokens. state_lengths: int32[B] how many tokens the returned state covers.
             `lengths - state_lengths` is at most one grain, which divides the scan's tile.
-        implementation: of `ssd_scan`.
+        implementation: as `ssd_scan` takes it.
 
     Returns:
-        out [B, T, D]; the state after `state_lengths` tokens; raw columns [B, W - 1 + T, E] with
-        the history in front, so that columns[b, n : n + W - 1] is the history after n tokens; the
-        records, meaningless past `lengths`.
+        out [B, T, D]; the state after `state_lengths` tokens; raw columns [B, W - 1 + T, E] with the history in front,
+        so that columns[b, n : n + W - 1] is the history after n tokens; and the records, which mean nothing past
+        `lengths`.
     """
     valid = (jnp.arange(h.shape[1]) < lengths[:, None])[..., None]
     z, raw, dt = project(params, h, spec)
@@ -132,7 +132,7 @@ def scan(
 def whole(
     params: dict, h: jax.Array, positions: jax.Array, lengths: jax.Array, spec: Mamba2
 ) -> jax.Array:
-    """Whole sequences h [B, T, D] from nothing, of which lengths int32[B] tokens are real: [B, T, D]."""
+    """Runs whole sequences h [B, T, D] from a zero state, with lengths int32[B] real tokens: [B, T, D]."""
     rows = h.shape[0]
     state = jnp.zeros((rows, spec.num_heads, spec.head_dim, spec.state_size), jnp.float32)
     conv = jnp.zeros((rows, spec.conv_width - 1, spec.conv_size), h.dtype)
@@ -153,17 +153,17 @@ def window_frames(
     spec: Mamba2,
     implementation: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Outputs of T new tokens whose records already lie in the ring; no state is written.
+    """Computes the outputs of T new tokens. Their records are in the ring already; no state is written.
 
     Args:
-        params: of the mixer.
-        z: [B, T, M P] gates; C: [B, T, G R]; x: [B, T, M P], the new tokens' own.
+        params: weights of the mixer.
+        z: [B, T, M P] gates; C: [B, T, G R]; x: [B, T, M P]; these three belong to the new tokens.
         arena: uint32[U, words] with the checkpoints.
-        frames: int32[B, n] frames of each row's checkpoint; exists: bool[B], where it is false the state is zero.
+        frames: int32[B, n] frames of each row's checkpoint; exists: bool[B], the state is zero where it is false.
         ring: records since the checkpoints, [B, S, ...].
-        starts: int32[B] ring slot of the first new token; num_valid: int32[B] tokens that count.
-        spec: sizes.
-        implementation: of `ssd_window_frames`.
+        starts: int32[B] ring slot of the first new token; num_valid: int32[B] how many tokens count.
+        spec: sizes of the mixer.
+        implementation: as `ssd_window_frames` takes it.
 
     Returns:
         out [B, T, D], and the arena as it was.
@@ -184,6 +184,6 @@ def fold(
     spec: Mamba2,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Checkpoint [B, M, P, R] and ring records to the next checkpoint; A is `decay_rates`."""
+    """Makes the next checkpoint from a checkpoint [B, M, P, R] and ring records; A comes from `decay_rates`."""
     x, B = split_records(ring.xB, spec)
     return ssd_fold(state, x, ring.dt, A, B, lengths=lengths, implementation=implementation)

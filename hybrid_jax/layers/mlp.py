@@ -13,7 +13,7 @@ from hybrid_jax.layers.linear import Linear, linear
 
 
 def activate(hidden: jax.Array, kind: str) -> jax.Array:
-    """[..., 2 F] (gate, up) to silu(gate) * up, or [..., F] to relu²; see `config.MLP`."""
+    """Turns [..., 2 F] (gate, up) into silu(gate) * up, or [..., F] into relu²; see `config.MLP`."""
     if kind == "gated_silu":
         gate, up = jnp.split(hidden, 2, axis=-1)
         return jax.nn.silu(gate) * up
@@ -23,6 +23,6 @@ def activate(hidden: jax.Array, kind: str) -> jax.Array:
 def mlp(
     params: dict, h: jax.Array, kind: str, first: Linear = linear, last: Linear = linear
 ) -> jax.Array:
-    """h [..., D] to [..., D], or to its parts if that is what `last` makes."""
+    """Runs the block on h [..., D]: [..., D], or parts of it if `last` makes parts."""
     hidden = activate(first(h, params["up"], params.get("up_bias")), kind)
     return last(hidden, params["down"], params.get("down_bias"))

@@ -1,9 +1,8 @@
 """Dropless mixture of experts.
 
-Parameters: router [D, X], optional router_bias [X] float32 (the choice's correction), up
-[X, D, F or 2 F], down [X, F, D], optional up_bias [X, .], down_bias [X, D], shared (an `mlp`),
-latent_down [D, Z], latent_up [Z, D], optional latent_down_bias [Z], latent_up_bias [D]; with a
-latent, Z stands for D in the experts.
+Parameters: router [D, X], optional router_bias [X] float32 (corrects the choice of experts), up [X, D, F or 2 F], down
+[X, F, D], optional up_bias [X, .], down_bias [X, D], shared (an `mlp`), latent_down [D, Z], latent_up [Z, D], optional
+latent_down_bias [Z], latent_up_bias [D]. With a latent, the experts have width Z in place of D.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from hybrid_jax.layers.mlp import activate, mlp
 
 
 def route(params: dict, h: jax.Array, spec: MoE) -> tuple[jax.Array, jax.Array]:
-    """h [S, D] to expert ids int32[S, k] and weights float32[S, k]; computed in float32."""
+    """Chooses for each token of h [S, D] expert ids int32[S, k] and weights float32[S, k], in float32."""
     logits = linear(h.astype(jnp.float32), params["router"].astype(jnp.float32))  # [S, X]
     if spec.routing == "topk_softmax":
         best, ids = jax.lax.top_k(logits, spec.top_k)
@@ -40,10 +39,9 @@ def route(params: dict, h: jax.Array, spec: MoE) -> tuple[jax.Array, jax.Array]:
 def moe(
     params: dict, h: jax.Array, valid: jax.Array, spec: MoE, product: Linear = linear
 ) -> jax.Array:
-    """h [B, T, D] to [B, T, D]; rows where `valid` bool[B, T] is false visit no expert.
+    """Runs the mixture on h [B, T, D]: [B, T, D]. Tokens where `valid` bool[B, T] is false visit no expert.
 
-    A token's contributions are summed over its k experts in order, so the result does not depend on
-    the other tokens.
+    A token's contributions are summed over its k experts in order, so the result does not depend on the other tokens.
     """
     flat = h.reshape(-1, h.shape[-1])
     ids, weights = route(params, flat, spec)
@@ -64,11 +62,11 @@ def moe(
 
 
 def _visit_experts(params: dict, x: jax.Array, ids: jax.Array, spec: MoE) -> jax.Array:
-    """What each token's experts make of it: x [S, Z], ids int32[S, k] to float32[S, k, Z].
+    """The outputs float32[S, k, Z] of each token's experts, from x [S, Z] and expert ids int32[S, k].
 
-    The S k visits are sorted by expert and done in blocks of one expert each, so the work grows with the
-    visits, not with the number of experts; visits to `num_experts` come last and are left out. A block
-    that is not full computes visits of the next expert too, whose own block then overwrites them.
+    The S k visits are sorted by expert and done in blocks of one expert each. So the work grows with the visits, not
+    with the number of experts. Visits to `num_experts` come last and are left out. A block that is not full also
+    computes visits of the next expert, but the next expert's own block then overwrites them.
     """
     count, top_k = ids.size, spec.top_k
     size = _block_size(*ids.shape, spec.num_experts, x.dtype)
@@ -87,21 +85,21 @@ def _visit_experts(params: dict, x: jax.Array, ids: jax.Array, spec: MoE) -> jax
         out = _one_expert(params, x[tokens], expert, spec)
         return jax.lax.dynamic_update_slice(parts, out.astype(jnp.float32), (start, 0))
 
-    # A zero that only exists once this layer's visits do: XLA for GPUs would make a constant's arrays of all layers
-    # first, and hold them together (12 GB for 40 layers of Granite-4.0-H-Tiny and 8,192 tokens).
+    # This zero only exists once this layer's visits do. From a constant, XLA for GPUs would make the arrays of all
+    # layers first and hold them together (12 GB for 40 layers of Granite-4.0-H-Tiny and 8,192 tokens).
     zero = jnp.minimum(visits.sum(), 0).astype(jnp.float32)
     parts = jnp.broadcast_to(zero, (count + size, x.shape[1]))
     parts = jax.lax.fori_loop(0, last_block[-1], visit, parts)
-    # Visits that nobody makes may hold what a block left there: anything, so zero.
+    # Places without a visit may hold anything that a block left there, so they are set to zero.
     parts = jnp.where((jnp.arange(count + size) < visits.sum())[:, None], parts, 0.0)
     return parts[place].reshape(*ids.shape, -1)
 
 
 def _block_size(num_tokens: int, top_k: int, num_experts: int, dtype: jnp.dtype) -> int:
-    """Visits in a block: the power of two above the mean of an expert's visits, 4 to 64.
+    """How many visits a block has: the power of two above the mean of an expert's visits, 4 to 64.
 
-    A lone token visits each expert at most once. In float32 a product of one row with a matrix is faster than
-    one of four; in bfloat16 a CPU makes a float32 copy of the matrix for it.
+    A single token visits each expert at most once. In float32 a product of one row is faster than one of four rows. In
+    bfloat16 a CPU makes a float32 copy of the matrix for a product of one row.
     """
     if num_tokens == 1 and dtype == jnp.float32:
         return 1
@@ -109,7 +107,7 @@ def _block_size(num_tokens: int, top_k: int, num_experts: int, dtype: jnp.dtype)
 
 
 def _one_expert(params: dict, x: jax.Array, expert: jax.Array, spec: MoE) -> jax.Array:
-    """x [size, Z] through one expert to [size, Z]."""
+    """Runs x [size, Z] through one expert: [size, Z]."""
 
     def visit() -> jax.Array:
         hidden = linear(x, params["up"][expert], _at(params.get("up_bias"), expert))
@@ -119,8 +117,8 @@ def _one_expert(params: dict, x: jax.Array, expert: jax.Array, spec: MoE) -> jax
     def visit_inside_a_branch() -> jax.Array:
         return jax.lax.cond(expert < spec.num_experts, visit, lambda: jnp.zeros_like(x))
 
-    # The branch is always taken. Without one, XLA for CPUs up to jax 0.10 turns bfloat16 weights into float32
-    # before it slices them, then moves that out of the loop: all experts converted for each call.
+    # The branch is always taken. Without it, XLA for CPUs up to jax 0.10 converts bfloat16 weights to float32 before it
+    # slices them, and then moves the conversion out of the loop. Each call would then convert all experts.
     return jax.lax.platform_dependent(cpu=visit_inside_a_branch, default=visit)
 
 

@@ -9,8 +9,10 @@ from pallas_kernels.residual_rmsnorm import xla
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """weight * x / rms(x) over the last axis, rounded before the weight as Llama does; in the wider dtype of the
-    two: the residual stream may be float32 and the weight not."""
+    """weight * x / rms(x) over the last axis, rounded before the weight is applied, as Llama does.
+
+    The result has the wider dtype of the two, because the residual stream may be float32 while the weight is not.
+    """
     return xla.rms_norm(x, weight, eps)
 
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding, half-split convention, on the first channels of each head."""
+"""Rotary position embedding on the first channels of each head, in the half-split convention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pallas_kernels.append_kv import heads
 
 
 def frequencies(rope: Rope) -> np.ndarray:
-    """float32[dim / 2] radians per position, scaling applied."""
+    """Radians per position, float32[dim / 2], with scaling applied."""
     exponent = np.arange(0, rope.dim, 2, dtype=np.float32) / rope.dim
     base = (1.0 / (np.float32(rope.theta) ** exponent)).astype(np.float32)
     scaling = rope.scaling
@@ -20,7 +20,7 @@ def frequencies(rope: Rope) -> np.ndarray:
         return base
     if scaling.kind == "linear":
         return (base / scaling.factor).astype(np.float32)
-    # Llama 3: long wavelengths are divided, short ones kept, a linear blend in between.
+    # As in Llama 3: long wavelengths are divided, short ones are kept, and those in between are blended linearly.
     wavelength = 2 * math.pi / base
     turns = scaling.original_max_position / wavelength
     span = scaling.high_freq_factor - scaling.low_freq_factor
