@@ -1,7 +1,7 @@
-"""Shapes and bytes of everything an engine keeps: standard library only.
+"""Shapes and bytes of everything that an engine keeps. It uses the standard library only.
 
-One `Geometry` per (model, engine settings). The arena, the rings, the budgets and the cache's
-arithmetic are all derived from it, so no shape is stated twice.
+There is one `Geometry` for each model with engine settings. The arena, the rings, the budgets and the cache's
+arithmetic all follow from it, so no shape is stated twice.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hybrid_jax.kinds.table import recurrent_kind
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint32": 4, "int32": 4, "uint16": 2}
 FRAME_TARGET_BYTES = 256 * 1024
 NUM_FRAMES_LIMIT = 1 << 24  # a handle keeps 24 bits of frame id
-PROMPT_POSITIONS = 32  # of prompts whose logits exist at once, for their log-probabilities
-# Arrays as large as the logits that XLA holds at once, by its own count; tests/engine/test_sizing.py holds them.
-LOGITS_OF_A_ROW = 10  # 7 where nothing is reported or adjusted, 9.6 where both are
+PROMPT_POSITIONS = 32  # prompt positions whose logits exist at once, for their log-probabilities
+# How many arrays as large as the logits XLA holds at once, by its own count; tests/engine/test_sizing.py checks this.
+LOGITS_OF_A_ROW = 10  # 7 if nothing is reported or adjusted, 9.6 if both are
 LOGITS_OF_A_POSITION = 2
 KERNEL_LOGITS_MARGIN = 1.05  # for log-probabilities; tests/aot
 
@@ -45,7 +45,7 @@ class KVPlace:
     """Where one attention layer has its keys and values in every page.
 
     Attributes:
-        frame: which of the page's frames. offset: words of that frame in front of them.
+        frame: index of the frame in the page. offset: words of that frame in front of the keys and values.
         token_words: words of one token's K and V.
     """
 
@@ -56,16 +56,16 @@ class KVPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class StateGroup:
-    """Recurrent layers of one spec: their part of every checkpoint, and one set of rings.
+    """The recurrent layers of one spec. They share a part of every checkpoint and a set of rings.
 
-    A checkpoint holds for each group the states of its layers, and then their convolution columns.
+    For each group, a checkpoint holds the states of the group's layers, and then their convolution columns.
 
     Attributes:
         layout: what one layer caches.
         num_layers: layers of the group.
         units_per_frame: units of a state in one frame.
-        first_frame: of the group's part, in a checkpoint.
-        column_words: words of one layer's columns. column_frames: frames of all layers' columns.
+        first_frame: index of the first frame of the group's part of a checkpoint.
+        column_words: words of one layer's columns. column_frames: frames of the columns of all layers.
     """
 
     layout: StateLayout
@@ -87,7 +87,7 @@ class StateGroup:
 
     @property
     def columns(self) -> slice:
-        """Of a checkpoint's frames, those of the columns."""
+        """Which frames of a checkpoint hold the columns."""
         end = self.first_frame + self.num_frames
         return slice(end - self.column_frames, end)
 
@@ -97,12 +97,12 @@ class StateGroup:
         return self.num_layers * (self.layout.state_words + self.column_words)
 
     def state_frame(self, layer: int) -> int:
-        """Of a checkpoint's frames, the first that holds the state of a layer of the group."""
+        """Index of the first frame of a checkpoint that holds the state of this layer of the group."""
         return self.first_frame + layer * self.frames_per_layer
 
 
 class StatePlace(NamedTuple):
-    """A recurrent layer's group, and which of its layers it is."""
+    """A recurrent layer's group, and its index in the group."""
 
     group: int
     layer: int
@@ -110,14 +110,14 @@ class StatePlace(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """Where a model's state lies in equal frames.
+    """Where pages and checkpoints of a model lie in equal frames.
 
     Attributes:
         frame_words: uint32 words of one frame.
         page_tokens: tokens of one KV page; 0 without attention.
         frames_per_page: frames of one page.
         kv: place of each attention layer, in layer order.
-        groups: recurrent layers by their spec.
+        groups: the recurrent layers by their spec.
         states: place of each recurrent layer, in layer order.
         grain: tokens between resume points.
         dtype: dtype of KV pages, ring records and convolution columns.
@@ -144,25 +144,25 @@ class Geometry:
 
     @property
     def has_pages(self) -> bool:
-        """The model has attention layers."""
+        """Whether the model has attention layers."""
         return bool(self.kv)
 
     @property
     def has_state(self) -> bool:
-        """The model has recurrent layers."""
+        """Whether the model has recurrent layers."""
         return bool(self.states)
 
     def num_pages(self, num_tokens: int) -> int:
-        """Pages that hold `num_tokens` tokens."""
+        """How many pages `num_tokens` tokens take."""
         return -(-num_tokens // self.page_tokens) if self.has_pages else 0
 
     def row_frames(self, num_tokens: int) -> int:
-        """Frames of one sequence that shares nothing: its pages, and a checkpoint once it is past a grain."""
+        """How many frames a sequence takes that shares nothing: its pages, and a checkpoint once it is past a grain."""
         state = self.state_frames if num_tokens > self.grain else 0
         return self.num_pages(num_tokens) * self.frames_per_page + state
 
     def longest_row(self, num_frames: int) -> int:
-        """Most tokens of one sequence in so many frames; huge without pages."""
+        """The most tokens of one sequence in `num_frames` frames; a huge number without pages."""
         if not self.has_pages:
             return 1 << 40 if num_frames >= self.state_frames else self.grain
         with_state = (num_frames - self.state_frames) // self.frames_per_page
@@ -174,7 +174,7 @@ class Geometry:
         return position - position % self.grain
 
     def checkpoint(self, num_tokens: int) -> int:
-        """Where the checkpoint of a row that decodes stands: its ring keeps at least its last token."""
+        """Where the checkpoint of a decoding row stands; the row's ring keeps at least its last token."""
         return self.align(max(num_tokens - 1, 0))
 
 
@@ -197,9 +197,9 @@ def make_geometry(
 
     Args:
         model: the model.
-        engine: grain, page size (or None) and dtype.
-        min_page_tokens: smallest page considered when the engine leaves it open (64 suits a CPU,
-            where shorter ones make the loop over pages too long).
+        engine: gives grain, page size (or None) and dtype.
+        min_page_tokens: the smallest page that is considered if the engine leaves the size open. 64 suits a CPU, where
+            shorter pages make the loop over pages too long.
 
     Raises:
         ValueError: the grain is shorter than the convolution's history.
@@ -212,12 +212,12 @@ def make_geometry(
 def fit_geometry(
     tokens: list[int], layouts: list[StateLayout], engine: EngineConfig, *, min_page_tokens: int
 ) -> Geometry:
-    """`make_geometry` for a model of which only what its layers cache is known.
+    """`make_geometry` for a model of which it is only known what its layers cache.
 
     Args:
-        tokens: words of one token's K and V, of each attention layer.
+        tokens: for each attention layer, the words of one token's K and V.
         layouts: what each recurrent layer caches.
-        engine, min_page_tokens: as there.
+        engine, min_page_tokens: as in `make_geometry`.
     """
     for layout in layouts:
         if engine.grain < layout.columns:
@@ -270,10 +270,11 @@ def sized_geometry(
     grain: int,
     dtype: str = "bfloat16",
 ) -> Geometry:
-    """A geometry of a model of which only sizes are known: one layer keeps all of a token, another the whole state.
+    """A geometry for a model of which only sizes are known: one layer has all K and V, another the whole state.
 
     Args:
-        token_words: of K and V, over all layers; 0 without attention. state_frames: of a checkpoint.
+        token_words: words of one token's K and V over all layers; 0 without attention. state_frames: frames of a
+            checkpoint.
     """
     layout = StateLayout(
         units=state_frames, unit_words=frame_words, columns=0, channels=0, records=()
@@ -292,14 +293,14 @@ def sized_geometry(
 
 
 def _starts(tokens: list[int], layers: int) -> range:
-    """First layer of each frame of a page, `layers` to a frame."""
+    """The first layer of each frame of a page, with `layers` layers per frame."""
     return range(0, len(tokens), max(layers, 1))
 
 
 def _state_groups(
     layouts: list[StateLayout], words: int, dtype: str
 ) -> tuple[tuple[StateGroup, ...], tuple[StatePlace, ...]]:
-    """Groups in the order of their first layers, and the place of each layer."""
+    """The groups in the order of their first layers, and the place of each layer."""
     counts = Counter(layouts)
     groups: list[StateGroup] = []
     for layout, count in counts.items():
@@ -324,7 +325,7 @@ def _state_groups(
 
 
 def _frame_options(page_words: int, layouts: list[StateLayout]) -> list[int]:
-    """Frame sizes worth trying: the page itself, and whole blocks of units that hold a page."""
+    """Frame sizes that are worth trying: the page's own size, and whole blocks of units that hold a page."""
     if not layouts:
         return [page_words]
     least = max(page_words, *(layout.unit_words for layout in layouts))
@@ -373,17 +374,18 @@ def page_padding(geometry: Geometry) -> float:
 def ring_specs(
     geometry: Geometry, *, num_rows: int, window: int, aligned: bool = False
 ) -> tuple[dict[str, ArraySpec], ...]:
-    """Specs of each group's rings: `conv`, the raw inputs of the convolution, and the records since the checkpoint by
-    their names, or `state`, copies of the state of a kind that carries it.
+    """Specs of the arrays in each group's rings.
 
-    The state after p tokens is copy p modulo their number: one, or where it is decided after a window how many of its
-    tokens stay, one for each that may.
+    `conv` has the raw inputs of the convolution. The records since the checkpoint have arrays by their names. A kind
+    that carries its state has `state` instead: copies of the state. The state after p tokens is copy p modulo the
+    number of copies. Usually there is one copy. If it is decided after a window how many of its tokens stay, there is
+    one copy for each number of tokens that may stay.
 
     Args:
-        geometry: of the model.
+        geometry: the model's geometry.
         num_rows: batch rows, the sink row included.
-        window: most tokens a window step appends (1 for plain decode).
-        aligned: windows stand on the grain, so the ring needs no room behind its last record.
+        window: the most tokens that a window step appends (1 for plain decode).
+        aligned: windows are aligned to the grain, so the ring needs no room behind its last record.
     """
     bits = "uint16" if geometry.dtype != "float32" else "uint32"
     slots = geometry.grain + (0 if aligned else window - 1)
@@ -405,7 +407,7 @@ def ring_specs(
 
 
 def adjust_specs(model: ModelConfig, *, num_rows: int) -> dict[str, ArraySpec]:
-    """Specs of what changes logits before they are sampled from; `num_rows`: the sink row included."""
+    """Specs of the arrays that change logits before sampling; `num_rows` includes the sink row."""
     shape, axes = (num_rows, model.vocab_size), ("B", "V")
     return {"counts": ArraySpec(shape, "int32", axes), "bias": ArraySpec(shape, "float32", axes)}
 
@@ -414,7 +416,7 @@ def adjust_specs(model: ModelConfig, *, num_rows: int) -> dict[str, ArraySpec]:
 
 
 def kv_bytes_per_token(geometry: Geometry) -> int:
-    """Bytes of K and V of one token over all attention layers, padding of the page left out."""
+    """Bytes of one token's K and V over all attention layers, without the padding of the page."""
     return 4 * sum(place.token_words for place in geometry.kv)
 
 
@@ -427,8 +429,8 @@ def logits_bytes(model: ModelConfig, *, max_rows: int, dtype: str | None = None)
     """Bytes of all arrays over the vocabulary in the largest step, for decoding rows or a prompt's positions.
 
     Args:
-        dtype: of the weights where the step is made of Pallas kernels: it holds the product in that dtype and in
-            float32. None for a step that XLA makes.
+        dtype: dtype of the weights if the step is made of Pallas kernels; such a step holds the product in that dtype
+            and in float32. None for a step that XLA makes.
     """
     row: float = LOGITS_OF_A_ROW * ITEM_BYTES["float32"]
     if dtype is not None:

@@ -1,4 +1,4 @@
-"""Device memory of an engine as one pytree: the arena, the rings, and two small tables."""
+"""Device memory of an engine as one pytree: the arena, the rings, and three small arrays."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ def describe(self) -> str:
 
 @flax.struct.dataclass(kw_only=True, repr=False)
 class State:
-    """Everything a step reads and writes; donated to each step and returned by it.
+    """Everything that a step reads and writes; donated to each step and returned by it.
 
-    The sizes: U frames of W words; L layers of a group (`StateGroup`); B rows, the last one a sink for padding; T
-    tokens a window may append; S slots of records, grain + T - 1; F frames of a checkpoint.
+    The sizes are U frames of W words, L layers of a group (`StateGroup`), B rows of which the last one is a sink for
+    padding, T tokens that a window may append, S = grain + T - 1 slots of records, and F frames of a checkpoint.
 
     Attributes:
         arena: uint32[U, W]; frame 0 is the sink.
-        rings: of each group, arrays by name: "conv", bits[L, B, W - 1 + T, E], raw convolution inputs, the W - 1 before
-            the window's base first; and the fields of the records since each row's checkpoint, [L, B, S, ...].
+        rings: for each group, arrays by name. "conv" is bits[L, B, W - 1 + T, E], the raw convolution inputs, beginning
+            with the W - 1 before the window's base. The others are the fields of the records since each row's
+            checkpoint, [L, B, S, ...], or "state", the copies of a carried state.
         slots: int32[max_slots, F] frames of each checkpoint slot; slot 0 is the sink's.
-        tokens: int32[B] the token each row feeds next; -1 once it has stopped.
-        lengths: int32[B] tokens of each row that are committed: the position of the one it feeds next.
+        tokens: int32[B] the token that each row feeds next; -1 once it has stopped.
+        lengths: int32[B] how many tokens of each row are committed, which is the position of the token it feeds next.
     """
 
     arena: jax.Array
@@ -41,7 +42,7 @@ class State:
     __repr__ = describe
 
     def with_ring(self, group: int, **arrays: jax.Array) -> State:
-        """With other arrays in one group's ring."""
+        """A state with other arrays in one group's ring."""
         rings = list(self.rings)
         rings[group] = rings[group] | arrays
         return self.replace(rings=tuple(rings))
@@ -56,7 +57,7 @@ def state_specs(
     window: int = 1,
     aligned: bool = False,
 ) -> State:
-    """The state's tree with `ArraySpec` leaves; one row more than `max_rows` serves as the sink."""
+    """The state's tree with `ArraySpec` leaves. It has one row more than `max_rows`, which is the sink."""
     return State(
         arena=ArraySpec((num_frames, geometry.frame_words), "uint32", ("U", "W")),
         rings=ring_specs(geometry, num_rows=max_rows + 1, window=window, aligned=aligned),
@@ -67,13 +68,13 @@ def state_specs(
 
 
 def make_state(specs: State) -> State:
-    """Zeros of the given specs; every row stopped."""
+    """Zeros of the given specs, with every row marked as stopped."""
     state = jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), specs)
     return state.replace(tokens=jnp.full_like(state.tokens, -1))
 
 
 def to_bits(x: jax.Array) -> jax.Array:
-    """Activations as unsigned bits of the same width: XLA would widen a bfloat16 buffer on every update."""
+    """Activations as unsigned bits of the same width, because XLA would widen a bfloat16 buffer on every update."""
     return jax.lax.bitcast_convert_type(x, jnp.uint32 if x.dtype == jnp.float32 else jnp.uint16)
 
 
