@@ -7,8 +7,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := hybrid_jax pallas_kernels tests examples benchmarks
-KERNEL_TESTS := tests/kernels tests/engine/test_kernel_paths.py tests/test_benchmarks.py \
-	tests/test_gpu_7b_smoke.py tests/test_on_gpu.py
+KERNEL_TESTS := tests/kernels
+# What runs kernels in steps and in scripts.
+KERNEL_USERS := tests/engine/test_kernel_paths.py tests/test_benchmarks.py tests/test_gpu_7b_smoke.py tests/test_on_gpu.py
 # Most of the time goes into compiling. What compares numbers to the last bits, or with other libraries, is compiled as
 # users have it; for the rest LLVM need not optimize. XLA's own passes (fusions, copies, memory) are the same in both.
 # `make test-all` has everything compiled as users have it, and takes what the matrix and random traffic leave out.
@@ -35,8 +36,8 @@ OTHER_NUMERIC := tests/layers tests/parity tests/engine/test_sampling.py tests/e
 	tests/engine/test_sampling_noise.py
 OTHER_TESTS := tests/kernels tests/engine/test_donation.py tests/engine/test_fusion_names.py
 # Each test of a kernel runs on one of two versions of jax, and each kernel on both; in `make test-all` all run on both.
-SHARE_HERE := $(if $(OTHER),HYBRID_JAX_SHARE=0/2)
-SHARE_OTHER := HYBRID_JAX_SHARE=1/2
+SHARE_HERE := $(if $(OTHER),--kernels-share=0/2)
+SHARE_OTHER := --kernels-share=1/2
 AOT_JAX := 0.11.2
 AOT_VENV := $(if $(OTHER),.venv-aot,$(VENV))
 # Beside the environment: the plugin, once found, would greet every program on a machine without a GPU.
@@ -76,10 +77,12 @@ checks: test-engine test-kernels
 
 test-engine: $(VENV)/.installed-test
 	$(BIN)/$(PYTEST) $(NUMERIC_TESTS)
-	$(QUICKLY) $(BIN)/$(PYTEST) $(addprefix --ignore=,$(NUMERIC_TESTS) $(KERNEL_TESTS) tests/aot tests/interpreted)
+	$(QUICKLY) $(BIN)/$(PYTEST) $(addprefix --ignore=,$(NUMERIC_TESTS) $(KERNEL_TESTS) \
+		$(KERNEL_USERS) tests/aot tests/interpreted)
 
 test-kernels: $(VENV)/.installed-test
-	$(SHARE_HERE) $(QUICKLY) $(BIN)/$(PYTEST) $(KERNEL_TESTS)
+	$(BIN)/$(PYTEST) $(SHARE_HERE) $(KERNEL_TESTS)
+	$(QUICKLY) $(BIN)/$(PYTEST) $(KERNEL_USERS)
 	+@$(MAKE) --no-print-directory test-aot test-triton test-other
 
 test-aot: $(VENV)/.installed-test $(AOT_VENV)/.installed-aot
@@ -94,7 +97,7 @@ ifeq ($(OTHER),)
 	@echo "make: no second Python found; the tests ran on one version of jax"
 else
 	$(OTHER_VENV)/bin/$(PYTEST) $(OTHER_NUMERIC)
-	$(SHARE_OTHER) $(QUICKLY) $(OTHER_VENV)/bin/$(PYTEST) $(OTHER_TESTS)
+	$(OTHER_VENV)/bin/$(PYTEST) $(SHARE_OTHER) $(OTHER_TESTS)
 endif
 
 lint: $(VENV)/.installed-test

@@ -34,20 +34,25 @@ MAPS, MOST_MAPS, CHECK_EVERY = Path("/proc/self/maps"), 25_000, 10
 FINISHED = itertools.count(1)
 
 
-# Tests of kernels are dealt out among so many versions of jax: "1/2" is the second half. Without it each runs all.
-SHARED, SHARE = ROOT / "tests" / "kernels", os.environ.get("HYBRID_JAX_SHARE", "0/1")
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--kernels-share",
+        default="0/1",
+        help="Run this part of tests/kernels: 1/2 is the second half. Other versions of jax run the rest.",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves tests of kernels to another version of jax, by a hash of their names."""
-    own, count = map(int, SHARE.split("/"))
-    dealt = {
-        item: zlib.crc32(item.nodeid.encode()) % count != own
+    own, count = map(int, config.getoption("--kernels-share").split("/"))
+    left = {
+        item
         for item in items
-        if SHARED in item.path.parents
+        if ROOT / "tests" / "kernels" in item.path.parents
+        and zlib.crc32(item.nodeid.encode()) % count != own
     }
-    config.hook.pytest_deselected(items=[item for item in items if dealt.get(item)])
-    items[:] = [item for item in items if not dealt.get(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item in left])
+    items[:] = [item for item in items if item not in left]
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:

@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.exactness.conftest import NAMES
+from tests.exactness.conftest import EXACT_NAMES
 from tests.exactness.engines import short_of_memory
 from tests.exactness.jobs import Job
 
 EDGES = (1, 31, 32, 33, 64, 65, 129)
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=EXACT_NAMES)
 def bench(request, bench_of):
     return bench_of(request.param, "exact")
 

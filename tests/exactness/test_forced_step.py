@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import EngineConfig
-from tests.exactness.conftest import ROOM, load
+from tests.exactness.conftest import FORCED_NAMES, ROOM, load
 from tests.exactness.engines import make_engine, one_shape, start_over
 from tests.exactness.jobs import Job, drive, random_prompt
 from tests.exactness.poison import Poison
@@ -40,7 +40,7 @@ def planted(tokens: Sequence[int], rng: np.random.Generator, share: float) -> li
     return [int(t) if not w else (int(t) + 1) % 61 for t, w in zip(tokens, wrong, strict=True)]
 
 
-@pytest.mark.parametrize("name", ["llama", "parallel", "with_two_shapes", "with_unknown_kinds"])
+@pytest.mark.parametrize("name", FORCED_NAMES)
 def test_windows_of_which_some_tokens_stay_give_plain_tokens(name, plain_of):
     config, _ = load(name)
     plain, rng = plain_of(name), np.random.default_rng(0)
