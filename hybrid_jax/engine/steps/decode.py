@@ -56,7 +56,7 @@ def decode(
     get = lambda name: layout.get(batch, name)  # noqa: E731
     table = get("table").reshape(num_rows, max(model.geometry.frames_per_page, 1), -1)
     limits, fold_slot = get("num_steps"), get("fold_slot")
-    _, *start = cursor(state, get("checkpoint"), get("read_slot"), fold_slot, model)
+    start = cursor(state, get("checkpoint"), get("read_slot"), fold_slot, model)
     has_state = model.geometry.has_state
     shared = share(params, model)
     vocab = model.config.vocab_size
@@ -84,8 +84,8 @@ def decode(
         return (step < num_steps) & going(step, state).any()
 
     def advance(carry):
-        step, state, checkpoint, slot, out, adjust = carry
-        alive, position = going(step, state), state.lengths[:num_rows]
+        step, state, position, checkpoint, slot, out, adjust = carry
+        alive = going(step, state)
         if has_state:
             with jax.named_scope("fold"):
                 full = alive & (position - checkpoint == model.geometry.grain)
@@ -125,11 +125,13 @@ def decode(
             # These change only once the whole step has read the old ones. Otherwise XLA would launch a copy of each.
             zero = frames.zero_after(state, new.tokens)
             position, checkpoint, slot = position + zero, checkpoint + zero, slot + zero
-        state = state.replace(lengths=state.lengths.at[:num_rows].set(position))
-        return step + 1, state, checkpoint, slot, out, adjust
+        # As a sum and not as a slice, which XLA would copy outside the step's command buffer.
+        longer = jnp.pad(alive.astype(jnp.int32), (0, state.lengths.shape[0] - num_rows))
+        state = state.replace(lengths=state.lengths + longer)
+        return step + 1, state, position, checkpoint, slot, out, adjust
 
     carry = (jnp.int32(0), state, *start, out, adjust)
-    _, state, _, _, out, adjust = jax.lax.while_loop(keep_on, advance, carry)
+    _, state, _, _, _, out, adjust = jax.lax.while_loop(keep_on, advance, carry)
     return state, adjust, Made(out)
 
 
