@@ -7,6 +7,7 @@ import tomllib
 
 import pytest
 
+from hybrid_jax.kinds.table import KINDS
 from hybrid_jax.sim.model_specs import FOLDER, load_spec, names, paper_costs, parse_spec
 
 # name: (bytes of a token's K and V, bytes of a checkpoint). K and V and convolution columns take 2 bytes an element,
@@ -34,6 +35,13 @@ BYTES = {
     ),
     "transformer_8b": (32 * 2 * 8 * 128 * 2, 0),
 }
+
+
+@pytest.fixture(autouse=True)
+def without_kinds_of_other_tests(monkeypatch):
+    """Messages list the kinds that there are."""
+    for spec in [spec for spec in KINDS if not spec.__module__.startswith("hybrid_jax.")]:
+        monkeypatch.delitem(KINDS, spec)
 
 
 def test_every_named_model_has_its_numbers_here():
