@@ -13,7 +13,6 @@ from hybrid_jax.kinds.kind import RecurrentKind
 from hybrid_jax.kinds.table import KINDS, kind_of
 
 FOLDER = Path(__file__).parent / "specs"
-NAMES: dict[str, type] = {kind.name: spec for spec, kind in KINDS.items()}
 PAPER_CONV_WIDTH = 4
 
 
@@ -108,10 +107,11 @@ def _paper(sizes: Any, where: str) -> Costs:
 
 def _block(entry: dict[str, Any], where: str) -> tuple[int, Block]:
     """(how many, block) of one entry."""
+    known = {kind.name: spec for spec, kind in KINDS.items()}
     kinds = sorted(entry.keys() - {"count"})
-    if len(kinds) != 1 or kinds[0] not in NAMES:
-        raise ValueError(f"{where}: a block is one of {', '.join(NAMES)}, got {kinds}")
-    make, inside = NAMES[kinds[0]], f"{where}: {kinds[0]}"
+    if len(kinds) != 1 or kinds[0] not in known:
+        raise ValueError(f"{where}: a block is one of {', '.join(known)}, got {kinds}")
+    make, inside = known[kinds[0]], f"{where}: {kinds[0]}"
     sizes = _table(entry[kinds[0]], inside)
     known = {field.name: field for field in fields(make) if field.name != "rope"}
     _check_keys(sizes, set(known), inside)
