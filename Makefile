@@ -1,5 +1,5 @@
 # `make demo` and `make test` need Python 3.11 or newer and nothing else: each installs into .venv first.
-# Tests run as two jobs side by side, about as long as each other; `make -j1 checks` runs one after the other.
+# Tests run as four jobs, two at a time; `make -j1 checks` runs one after the other.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -13,8 +13,10 @@ KERNEL_USERS := tests/engine/test_kernel_paths.py tests/test_benchmarks.py tests
 # Most of the time goes into compiling. What compares numbers to the last bits, or with other libraries, is compiled as
 # users have it; for the rest LLVM need not optimize. XLA's own passes (fusions, copies, memory) are the same in both.
 # `make test-all` has everything compiled as users have it, and takes what the matrix and random traffic leave out.
-NUMERIC_TESTS := tests/exactness tests/parity tests/layers tests/engine/test_sampling.py \
-	tests/engine/test_sampling_groups.py tests/engine/test_sampling_noise.py
+TRAFFIC_TESTS := $(addprefix tests/exactness/,test_cache_policies.py test_planted_bugs.py test_random_traffic.py \
+	test_tiny_pool.py)
+NUMERIC_TESTS := $(filter-out $(TRAFFIC_TESTS),$(wildcard tests/exactness/test_*.py)) tests/parity tests/layers \
+	tests/engine/test_sampling.py tests/engine/test_sampling_groups.py tests/engine/test_sampling_noise.py
 QUICKLY := XLA_FLAGS="$$XLA_FLAGS --xla_backend_optimization_level=0"
 # No model runs in these.
 FAST_TESTS := tests/cache tests/constraints tests/models tests/test_config.py tests/test_costs.py \
@@ -35,16 +37,16 @@ OTHER_JAX := 0.12.0.1
 OTHER_NUMERIC := tests/layers tests/parity tests/engine/test_sampling.py tests/engine/test_sampling_groups.py \
 	tests/engine/test_sampling_noise.py
 OTHER_TESTS := tests/kernels tests/engine/test_donation.py tests/engine/test_fusion_names.py
-# Each test of a kernel runs on one of two versions of jax, and each kernel on both; in `make test-all` all run on both.
-SHARE_HERE := $(if $(OTHER),--kernels-share=0/2)
-SHARE_OTHER := --kernels-share=1/2
+# Of the tests of kernels one part runs on one version of jax, another on a second; in `make test-all` all run on both.
+SHARE_HERE := $(if $(OTHER),--kernels-share=0/3)
+SHARE_OTHER := --kernels-share=1/3
 AOT_JAX := 0.11.2
 AOT_VENV := $(if $(OTHER),.venv-aot,$(VENV))
 # Beside the environment: the plugin, once found, would greet every program on a machine without a GPU.
 AOT := $(AOT_VENV)/aot
 
-.PHONY: help demo check check-fast check-more test test-all checks test-engine test-kernels test-aot test-triton \
-	test-other lint format clean
+.PHONY: help demo check check-fast check-more test test-all checks test-numeric test-engine \
+	test-kernels test-versions test-aot test-triton test-other lint format clean
 
 help:
 	@echo "make demo    install into $(VENV) and let the bundled model continue some code"
@@ -73,17 +75,22 @@ test: $(VENV)/.installed-test lint
 test-all: $(VENV)/.installed-test lint
 	+@HYBRID_JAX_EXACTNESS=all $(MAKE) --no-print-directory QUICKLY= SHARE_HERE= SHARE_OTHER= checks
 
-checks: test-engine test-kernels
+# The longest first.
+checks: test-numeric test-versions test-engine test-kernels
+
+test-numeric: $(VENV)/.installed-test
+	$(BIN)/$(PYTEST) $(NUMERIC_TESTS)
 
 test-engine: $(VENV)/.installed-test
-	$(BIN)/$(PYTEST) $(NUMERIC_TESTS)
 	$(QUICKLY) $(BIN)/$(PYTEST) $(addprefix --ignore=,$(NUMERIC_TESTS) $(KERNEL_TESTS) \
 		$(KERNEL_USERS) tests/aot tests/interpreted)
 
 test-kernels: $(VENV)/.installed-test
 	$(BIN)/$(PYTEST) $(SHARE_HERE) $(KERNEL_TESTS)
 	$(QUICKLY) $(BIN)/$(PYTEST) $(KERNEL_USERS)
-	+@$(MAKE) --no-print-directory test-aot test-triton test-other
+
+test-versions:
+	+@$(MAKE) --no-print-directory --jobs=1 test-aot test-triton test-other
 
 test-aot: $(VENV)/.installed-test $(AOT_VENV)/.installed-aot
 	HYBRID_JAX_AOT=required JAX_PLATFORMS=cpu PYTHONPATH=$(AOT) $(AOT_VENV)/bin/$(PYTEST) tests/aot
