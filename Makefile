@@ -13,10 +13,12 @@ KERNEL_USERS := tests/engine/test_kernel_paths.py tests/test_benchmarks.py tests
 # Most of the time goes into compiling. What compares numbers to the last bits, or with other libraries, is compiled as
 # users have it; for the rest LLVM need not optimize. XLA's own passes (fusions, copies, memory) are the same in both.
 # `make test-all` has everything compiled as users have it, and takes what the matrix and random traffic leave out.
+SAMPLING_TESTS := tests/engine/test_sampling.py tests/engine/test_sampling_groups.py tests/engine/test_sampling_noise.py
+# These compare tokens, with an excuse where only rounding decides.
 TRAFFIC_TESTS := $(addprefix tests/exactness/,test_cache_policies.py test_planted_bugs.py test_random_traffic.py \
 	test_tiny_pool.py)
 NUMERIC_TESTS := $(filter-out $(TRAFFIC_TESTS),$(wildcard tests/exactness/test_*.py)) tests/parity tests/layers \
-	tests/engine/test_sampling.py tests/engine/test_sampling_groups.py tests/engine/test_sampling_noise.py
+	$(SAMPLING_TESTS)
 QUICKLY := XLA_FLAGS="$$XLA_FLAGS --xla_backend_optimization_level=0"
 # No model runs in these.
 FAST_TESTS := tests/cache tests/constraints tests/models tests/test_config.py tests/test_costs.py \
@@ -34,8 +36,7 @@ OTHER ?= $(shell for p in python3.13 python3.12 python3.11 $(HOME)/.pyenv/versio
 VERSION = $(shell $(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=",")' 2>/dev/null)
 OTHER_VENV := .venv-other
 OTHER_JAX := 0.12.0.1
-OTHER_NUMERIC := tests/layers tests/parity tests/engine/test_sampling.py tests/engine/test_sampling_groups.py \
-	tests/engine/test_sampling_noise.py
+OTHER_NUMERIC := tests/layers tests/parity $(SAMPLING_TESTS)
 OTHER_TESTS := tests/kernels tests/engine/test_donation.py tests/engine/test_fusion_names.py
 # Of the tests of kernels one part runs on one version of jax, another on a second; in `make test-all` all run on both.
 SHARE_HERE := $(if $(OTHER),--kernels-share=0/3)
