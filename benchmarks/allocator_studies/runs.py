@@ -14,9 +14,8 @@ import numpy as np
 
 from hybrid_jax.sim.allocators.loads import WORKLOADS, make_load
 from hybrid_jax.sim.allocators.model_sizes import PUBLISHED, model_sizes
-from hybrid_jax.sim.allocators.names import HALF, make_memory, make_published, make_run
+from hybrid_jax.sim.allocators.names import make_memory, make_published, make_run
 from hybrid_jax.sim.allocators.paper_mode import run_paper
-from hybrid_jax.sim.allocators.published import HIGH, LOW, MIN_INTERVAL, Avmp
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 1 << 30
@@ -31,17 +30,6 @@ VARIANTS = (
 )
 MORE_SPLITS = ("fixed_dual_sglang", "fixed_dual_mr03")
 BATCHES = tuple(f"avmp_dynamic_b{1 << power}" for power in range(9))
-# (low, high, least interval); the first is the published setting.
-THRESHOLDS = (
-    (LOW, HIGH, MIN_INTERVAL),
-    (0.0, 0.0, MIN_INTERVAL),
-    (0.02, 0.2, MIN_INTERVAL),
-    (0.1, 0.4, MIN_INTERVAL),
-    (0.2, 0.5, MIN_INTERVAL),
-    (0.98, 0.99, MIN_INTERVAL),
-    (LOW, HIGH, 0),
-    (LOW, HIGH, 10**12),
-)
 GEOMETRIES = (
     *PAPER_SIZES,
     ("nemotron_h_8b", 8),
@@ -66,8 +54,8 @@ class Cell:
     """One run.
 
     Attributes:
-        mode: paper, thresholds, honest or spare.
-        allocator, workload, model, gib, seed: of it. options: what thresholds vary; of spare the pool over the budget.
+        mode: paper, honest or spare.
+        allocator, workload, model, gib, seed: of it. options: of spare, the pool over the budget.
     """
 
     mode: str
@@ -100,9 +88,6 @@ def cells(*, smoke: bool) -> Iterator[Cell]:
             where = {"workload": workload, "seed": seed, "model": model, "gib": gib}
             for name in names:
                 yield Cell(mode="paper", allocator=name, **where)
-            if seed == WORKLOADS[workload].seed:
-                for options in THRESHOLDS:
-                    yield Cell(mode="thresholds", allocator=VARIANTS[-1], options=options, **where)
         for model, gib in geometries:
             where = {"workload": workload, "seed": seed, "model": model, "gib": gib}
             for name in HONEST:
@@ -120,27 +105,8 @@ def run_cell(cell: Cell) -> dict | None:
 def _paper(cell: Cell) -> dict:
     geometry, size = PUBLISHED[cell.model], cell.gib * GIB
     memory = make_published(cell.allocator, geometry, size)
-    return _run_paper(cell, memory)
-
-
-def _thresholds(cell: Cell) -> dict:
-    low, high, interval = cell.options
-    memory = Avmp(
-        PUBLISHED[cell.model],
-        cell.gib * GIB,
-        HALF,
-        batch=128,
-        low=low,
-        high=high,
-        min_interval=int(interval),
-    )
-    return _run_paper(cell, memory) | {"transitions": memory.num_transitions}
-
-
-def _run_paper(cell: Cell, memory) -> dict:
     requests = load(cell.workload, cell.seed)
-    size = {"name": cell.allocator, "pool_bytes": cell.gib * GIB}
-    return run_paper(requests, memory, PUBLISHED[cell.model], **size).as_dict()
+    return run_paper(requests, memory, geometry, name=cell.allocator, pool_bytes=size).as_dict()
 
 
 def _honest(cell: Cell) -> dict | None:
@@ -166,7 +132,6 @@ def _spare(cell: Cell) -> dict | None:
 
 RUN: dict[str, Callable[[Cell], dict | None]] = {
     "paper": _paper,
-    "thresholds": _thresholds,
     "honest": _honest,
     "spare": _spare,
 }

@@ -14,7 +14,6 @@ from benchmarks.allocator_studies.runs import (
     HONEST,
     MORE_SPLITS,
     ROWS,
-    THRESHOLDS,
     VARIANTS,
     Cell,
 )
@@ -83,7 +82,6 @@ def tables(runs: Runs) -> list[Table]:
         oom(runs),
         share_gpt(runs),
         batches(runs),
-        thresholds(runs),
         intervals(runs),
         memory(runs),
         speed(runs),
@@ -150,25 +148,6 @@ def batches(runs: Runs) -> Table:
         title="Units that a rebalance moves, in the published harness",
         note="Failed calls as above; rebalances, and MiB lost for ever, over all runs.",
         columns=("batch", "failed calls", "rebalances", "refused", "MiB lost"),
-        rows=rows,
-    )
-
-
-def thresholds(runs: Runs) -> Table:
-    rows = []
-    for options in THRESHOLDS:
-        done = pick(runs, "thresholds", VARIANTS[-1], options=options)
-        keys = ("oom_count", "rebalance_count", "migrated_bytes", "transitions")
-        rows.append((*options, *(sum(run[key] for run in done) for key in keys)))
-    return Table(
-        name="thresholds",
-        title="Thresholds and the least interval, in the published harness",
-        note="First seeds. All rebalances are forced, and those ask neither thresholds nor interval: only the log of "
-        "states (transitions), which nothing reads, differs.",
-        columns=(
-            *("low", "high", "interval", "failed calls", "rebalances", "migrated bytes"),
-            "transitions",
-        ),
         rows=rows,
     )
 

@@ -8,12 +8,8 @@ from hypothesis import strategies as st
 
 from hybrid_jax.sim.allocators.model_sizes import PUBLISHED
 from hybrid_jax.sim.allocators.published import (
-    BALANCED,
     KV,
-    KV_PRESSURED,
-    LOG_LEN,
     STATE,
-    STATE_PRESSURED,
     Avmp,
     FixedDual,
     PaddedUnified,
@@ -257,64 +253,9 @@ def test_pages_that_make_no_state_are_lost_for_ever():
 def test_small_batches_of_pages_leak(model, batch, lost, gained):
     memory = Avmp(PUBLISHED[model], 1 << 30, 0.5, batch=batch)
     states = memory.pools[STATE].num_units
-    assert memory.rebalance(STATE, forced=True)
+    assert memory.rebalance(STATE)
     assert memory.pools[STATE].num_units == states + gained
     assert memory.counters.wasted_bytes == lost
-
-
-def test_a_kind_that_would_outgrow_its_store_gives_the_batch_back():
-    memory = Avmp(TINY, 120, 0.5, batch=1)
-    memory.pool_bytes = 80
-    assert not memory.rebalance(KV, forced=True)
-    assert [pool.num_units for pool in memory.pools] == [6, 2]
-    assert memory.counters.rebalances == 0 and memory.counters.rebalances_refused == 1
-
-
-def test_a_rebalance_that_is_not_forced_waits_for_pressure_and_interval():
-    memory = Avmp(TINY, 600, 0.5, batch=1, low=0.2, high=0.3, min_interval=3)
-    assert not memory.rebalance(KV)  # balanced
-    memory.allocate(A, KV, 29)
-    assert memory.state == KV_PRESSURED
-    assert not memory.rebalance(STATE)  # the other one is short
-    assert memory.rebalance(KV)
-    memory.allocate(A, KV, 3)
-    assert not memory.rebalance(KV) and memory.throttled == 3  # one call since
-    memory.allocate(B, STATE, 1, 2)
-    assert memory.rebalance(KV) and memory.throttled == 3
-
-
-def test_the_log_names_the_call_that_changed_the_state():
-    memory = Avmp(TINY, 600, 0.5, low=0.2, high=0.5)  # 30 pages, 10 states
-    memory.allocate(A, KV, 5, 4)  # 10 of 30 free
-    assert memory.state == BALANCED
-    memory.allocate(A, KV, 3, 3)  # 7, 4, 1 free: below 6 with the second
-    assert memory.state == KV_PRESSURED
-    memory.allocate(A, STATE, 1, 6)  # 4 of 10 free with the sixth, 5 with the fifth
-    assert memory.state == BALANCED
-    memory.release(A)
-    memory.allocate(B, STATE, 9)
-    assert memory.state == STATE_PRESSURED
-    assert list(memory.transitions) == [
-        (6, BALANCED, KV_PRESSURED),
-        (12, KV_PRESSURED, BALANCED),
-        (15, BALANCED, STATE_PRESSURED),
-    ]
-
-
-def test_the_log_is_bounded_and_its_count_is_not():
-    memory = Avmp(TINY, 600, 0.5)
-    for _ in range(LOG_LEN):
-        memory.allocate(A, KV, 30)
-        memory.release(A)
-    assert len(memory.transitions) == LOG_LEN and memory.num_transitions == 2 * LOG_LEN
-    assert memory.num_ops == 2 * LOG_LEN == memory.transitions[-1][0]
-
-
-def test_thresholds_that_cross_are_refused():
-    with pytest.raises(
-        ValueError, match=r"^avmp: thresholds must be 0 <= low <= high <= 1, got 0\.5 and 0\.3$"
-    ):
-        Avmp(TINY, 600, 0.5, low=0.5, high=0.3)
 
 
 # --- all of them ----------------------------------------------------------------------------------
@@ -323,7 +264,7 @@ MAKERS = {
     "padded": lambda: PaddedUnified(TINY, 900),
     "fixed": lambda: FixedDual(TINY, 600, 0.5),
     "static": lambda: Avmp(TINY, 600, 0.5),
-    "dynamic": lambda: Avmp(TINY, 600, 0.5, batch=3, low=0.3, high=0.4),
+    "dynamic": lambda: Avmp(TINY, 600, 0.5, batch=3),
 }
 CALLS = st.tuples(
     st.integers(0, 5), st.sampled_from((KV, STATE)), st.integers(1, 6), st.integers(0, 4)

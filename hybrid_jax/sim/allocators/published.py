@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hybrid_jax.sim.allocators.model_sizes import LayerSizes
 
 KV, STATE = 0, 1  # kinds of memory: pages of keys and values, recurrent states
-BALANCED, KV_PRESSURED, STATE_PRESSURED = "BALANCED", "KV_PRESSURED", "STATE_PRESSURED"
-LOG_LEN = 128  # transitions that are remembered
-LOW, HIGH = 0.05, 0.30  # free shares of a pool: pressured below, able to give above
-MIN_INTERVAL = 1000  # operations between rebalances
 
 
 @dataclass(kw_only=True)
@@ -25,7 +21,7 @@ class Counters:
             that asked. pages_evicted: units lost that way. victims: requests that lost some.
         rebalances, rebalances_refused: moves of capacity between the kinds, done and refused.
         migrated_bytes, wasted_bytes: capacity that changed its kind, and that was lost for ever while doing so.
-        copied_bytes, copies: bytes moved to make room, and in how many moves.
+        copied_bytes: moved to make room.
         folds_in_place, folds_to_new: checkpoints written over the last one, and to new memory.
         peak_bytes: most bytes of units in use at once. Only paper mode keeps it.
     """
@@ -40,17 +36,9 @@ class Counters:
     migrated_bytes: int = 0
     wasted_bytes: int = 0
     copied_bytes: int = 0
-    copies: int = 0
     folds_in_place: int = 0
     folds_to_new: int = 0
     peak_bytes: int = 0
-
-    def count_eviction(self, victim: int, asker: int, num_units: int) -> None:
-        """`victim` lost so many units for a call of `asker`."""
-        self.evictions += 1
-        self.pages_evicted += num_units
-        self.self_evictions += victim == asker
-        self.victims.add(victim)
 
 
 class UnitPool:
@@ -235,7 +223,10 @@ class FixedDual:
         evicted = pool.evict_oldest()
         if evicted is not None:
             victim, num_units = evicted
-            self.counters.count_eviction(victim, asker, num_units)
+            self.counters.evictions += 1
+            self.counters.pages_evicted += num_units
+            self.counters.self_evictions += victim == asker
+            self.counters.victims.add(victim)
 
 
 class PaddedUnified(FixedDual):
@@ -262,90 +253,45 @@ class Avmp(FixedDual):
     of a pool can go, and only if all of them are free. Bytes that make no whole unit of the other kind are lost. Each
     pool has a store of the whole budget, so twice the budget is reserved.
 
-    Thresholds and interval hold for rebalances that are not forced. The published allocator forces every one, so they
-    shape `state` and `transitions` alone; a study that varies them finds equal results.
+    The published allocator also has thresholds and a least interval. Only a rebalance that is not forced asks them, and
+    it forces every one, so they are left out here.
 
     Args:
         layers, pool_bytes, state_share: as `FixedDual` has them.
         batch: units of the giving pool that one rebalance moves; None turns it off.
-        low, high: free shares of a pool.
-        min_interval: operations between rebalances.
-
-    Attributes:
-        num_ops: calls so far.
-        state: BALANCED, KV_PRESSURED or STATE_PRESSURED.
-        transitions: the last ones, (number of the call, from, to); num_transitions counts all.
-        throttled: rebalances that thresholds or interval stopped.
     """
 
     def __init__(
-        self,
-        layers: LayerSizes,
-        pool_bytes: int,
-        state_share: float,
-        *,
-        batch: int | None = None,
-        low: float = LOW,
-        high: float = HIGH,
-        min_interval: int = MIN_INTERVAL,
+        self, layers: LayerSizes, pool_bytes: int, state_share: float, *, batch: int | None = None
     ):
-        if not 0 <= low <= high <= 1:
-            raise ValueError(
-                f"avmp: thresholds must be 0 <= low <= high <= 1, got {low:g} and {high:g}"
-            )
         super().__init__(layers, pool_bytes, state_share)
         self.reserved_bytes = 2 * pool_bytes
-        self.batch, self.low, self.high, self.min_interval = batch, low, high, min_interval
-        self.num_ops = self.num_transitions = self.throttled = 0
-        self.state = BALANCED
-        self.transitions: deque[tuple[int, str, str]] = deque(maxlen=LOG_LEN)
-        self._last_rebalance: int | None = None
+        self.batch = batch
 
-    def release(self, request: int) -> None:
-        super().release(request)
-        self.num_ops += 1
-        self._log_state()
-
-    def rebalance(self, recipient: int, *, forced: bool = False) -> bool:
+    def rebalance(self, recipient: int) -> bool:
         """Moves one batch of capacity to a kind; False, and nothing changes, if that was refused."""
-        if self.batch is None or not (forced or self._may_rebalance(recipient)):
+        if self.batch is None:
             return False
         giving, taking = self.pools[1 - recipient], self.pools[recipient]
-        donor_bytes = self.batch * giving.unit_bytes
-        gained, wasted = divmod(donor_bytes, taking.unit_bytes)
         if not giving.shrink(self.batch):
             self.counters.rebalances_refused += 1
             return False
-        if (taking.num_units + gained) * taking.unit_bytes > self.pool_bytes:
-            giving.grow(self.batch)  # as published; one budget for both never comes here
-            self.counters.rebalances_refused += 1
-            return False
+        donor_bytes = self.batch * giving.unit_bytes
+        gained, wasted = divmod(donor_bytes, taking.unit_bytes)
         taking.grow(gained)
         self.counters.rebalances += 1
         self.counters.migrated_bytes += donor_bytes - wasted
         self.counters.wasted_bytes += wasted
-        self._last_rebalance = self.num_ops
-        self._log_state()
         return True
 
-    def compute_state(self) -> str:
-        """Which pool is short of memory that the other has."""
-        kv, state = (len(p.free) / p.num_units if p.num_units else 0.0 for p in self.pools)
-        if kv < self.low and state > self.high:
-            return KV_PRESSURED
-        if state < self.low and kv > self.high:
-            return STATE_PRESSURED
-        return BALANCED
-
     def _allocate(self, request: int, kind: int, num_units: int) -> bool:
-        pool, self.num_ops = self.pools[kind], self.num_ops + 1
+        pool = self.pools[kind]
         done = self._take(pool, request, num_units)
         if not done:
             self._evict_one(pool, request)
             done = self._take(pool, request, num_units)
-        if not done and self.rebalance(kind, forced=True):
+        if not done and self.rebalance(kind):
             done = self._take(pool, request, num_units)
-        self._log_state()
         return done
 
     def _take(self, pool: UnitPool, request: int, num_units: int) -> bool:
@@ -354,19 +300,3 @@ class Avmp(FixedDual):
             return False
         pool.take(request, num_units)
         return True
-
-    def _may_rebalance(self, recipient: int) -> bool:
-        wanted = KV_PRESSURED if recipient == KV else STATE_PRESSURED
-        last = self._last_rebalance
-        waited = last is None or self.num_ops - last >= self.min_interval
-        if waited and self.compute_state() == wanted:
-            return True
-        self.throttled += 1
-        return False
-
-    def _log_state(self) -> None:
-        state = self.compute_state()
-        if state != self.state:
-            self.transitions.append((self.num_ops, self.state, state))
-            self.num_transitions += 1
-            self.state = state

@@ -238,8 +238,7 @@ class AvmpMemory(Amounts):
     def _has_room(self, needs: Sequence[int]) -> bool:
         for kind, pool in enumerate(self.avmp.pools):
             if len(pool.free) < needs[kind]:
-                self.avmp.num_ops += 1
-                self.avmp.rebalance(kind, forced=True)
+                self.avmp.rebalance(kind)
                 if len(pool.free) < needs[kind]:
                     return False
         return needs[KV] <= len(self.avmp.pools[KV].free)  # a rebalance may have taken some
@@ -495,7 +494,6 @@ class TwoEnded(Amounts):
         while self._gap() < outside:
             other.move_last()
             moved += other.unit_bytes
-        self.counters.copies += moved > 0
         self.counters.copied_bytes += moved
         end.take(request, count)
 
