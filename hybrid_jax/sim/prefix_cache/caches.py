@@ -1,10 +1,20 @@
-"""Caches by the names that `simulate --policy` knows."""
+"""Caches by the names that `simulate --policy` knows.
+
+- none: no cache.
+- vllm: blocks of 32 tokens, a state for each, least recently used goes first.
+- sglang: checkpoints at branch points and ends; of whole paths the ends go, least recently used first.
+- lru: the same checkpoints; any with at most one child goes, least recently used first.
+- marconi: FLOP-aware eviction as the paper reads, alpha tuned by replaying a window.
+- marconi-code: FLOP-aware eviction as the published code computes it, alpha tuned the same way.
+- adaptive: what has the least to gain goes first, by reuse as learned from what was asked.
+- optimal: knows what will be asked: a lower bound of what can be reached.
+- infinite: the longest prefix that any earlier request shares: no cache can hit more.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -16,7 +26,7 @@ from hybrid_jax.cache.policy.flop_aware import (
 from hybrid_jax.cache.policy.simulated import Outcome, SimulatedCache
 from hybrid_jax.cache.policy.table import TUNED, make_policy
 from hybrid_jax.cache.policy.tuner import AlphaTuner
-from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
+from hybrid_jax.cache.tree.eviction import EvictionPolicy, LeastRecentlyUsed
 from hybrid_jax.costs import Costs
 from hybrid_jax.sim.prefix_cache.clairvoyant import Clairvoyant
 from hybrid_jax.sim.prefix_cache.traces import TraceRequest
@@ -25,38 +35,11 @@ BLOCK_TOKENS = 32
 HISTORY_TOKENS = 1 << 22
 HISTORY_SHARE = 0.001  # of the cache's bytes
 
-NAMES = {
-    "none": "no cache",
-    "vllm": "blocks of 32 tokens, a state for each, least recently used goes first",
-    "sglang": "checkpoints at branch points and ends; of whole paths the ends go, least recently used first",
-    "lru": "the same checkpoints; any with at most one child goes, least recently used first",
-    "marconi": "FLOP-aware eviction as the paper reads, alpha tuned by replaying a window",
-    "marconi-code": "FLOP-aware eviction as the published code computes it, alpha tuned the same way",
-    "adaptive": "what has the least to gain goes first, by reuse as learned from what was asked",
-    "optimal": "knows what will be asked: a lower bound of what can be reached",
-    "infinite": "the longest prefix that any earlier request shares: no cache can hit more",
-}
-
+NAMES = (
+    *("none", "vllm", "sglang", "lru", "marconi", "marconi-code", "adaptive"),
+    *("optimal", "infinite"),
+)
 FIXED = {"alpha": own_edge_efficiency, "alpha-code": whole_prefix_efficiency}
-
-
-class Cache(Protocol):
-    """What a simulation runs a trace through."""
-
-    @property
-    def peak(self) -> int:
-        """Most bytes that were ever used."""
-
-    @property
-    def evictions(self) -> int:
-        """Entries evicted so far."""
-
-    @property
-    def alpha(self) -> float | None:
-        """What the policy tuned to, if it tunes."""
-
-    def request(self, prompt: np.ndarray, whole: np.ndarray) -> Outcome:
-        """Looks a prompt up, and caches it with its output: int32 token ids of both, and of the whole."""
 
 
 def make_cache(
@@ -80,44 +63,37 @@ def make_cache(
         raise ValueError(
             f"simulate: capacity must hold one checkpoint, {least} bytes at least, got {capacity}"
         )
-    name, _, value = policy.partition(":")
     if policy == "none":
         return NoCache()
     if policy == "infinite":
         return LongestPrefix()
     if policy == "vllm":
         return BlockCache(costs, capacity)
-
-    if policy == "optimal":
-        return Simulated(
-            costs, capacity, Clairvoyant(trace, costs), grain=grain, history_tokens=1 << 40
-        )
-    if policy == "adaptive":
-        known = history_tokens(capacity)
-        return Simulated(
-            costs, capacity, make_policy(policy, costs), grain=grain, history_tokens=known
-        )
     if policy in TUNED:
         return Tuned(costs, capacity, make_policy(policy, costs), grain=grain)
-    if policy in ("sglang", "lru"):
-        return Simulated(costs, capacity, make_policy(policy, costs), grain=grain)
-    if name in FIXED and value:
+
+    known = 0  # tokens, beyond those that are cached
+    order: EvictionPolicy
+    name, _, value = policy.partition(":")
+    if policy == "optimal":
+        order, known = Clairvoyant(trace, costs), 1 << 40
+    elif name in FIXED and value:
         order = FlopAware(_number(value), costs, efficiency=FIXED[name])
-        return Simulated(costs, capacity, order, grain=grain)
-    raise ValueError(
-        f"simulate: no policy {policy!r}; known are {', '.join(NAMES)}, and alpha:X or "
-        "alpha-code:X with a number X"
-    )
+    elif policy in NAMES:
+        order = make_policy(policy, costs)
+        if policy == "adaptive":  # a flat number would be fewer than a large cache holds itself
+            known = max(HISTORY_TOKENS, int(HISTORY_SHARE * capacity) // 4)
+    else:
+        raise ValueError(
+            f"simulate: no policy {policy!r}; known are {', '.join(NAMES)}, and alpha:X or "
+            "alpha-code:X with a number X"
+        )
+    return Simulated(costs, capacity, order, grain=grain, history_tokens=known)
 
 
 def least_capacity(costs: Costs) -> int:
     """Bytes that a cache needs to hold anything."""
     return max(costs.checkpoint_bytes, costs.kv_bytes)
-
-
-def history_tokens(capacity: int) -> int:
-    """Tokens to know beyond those that are cached: a flat number would be fewer than a large cache holds itself."""
-    return max(HISTORY_TOKENS, int(HISTORY_SHARE * capacity) // 4)
 
 
 def _number(value: str) -> float:
@@ -200,12 +176,11 @@ class BlockCache:
         self.capacity, self.block_tokens = capacity, block_tokens
         self._block_bytes = costs.checkpoint_bytes + block_tokens * costs.kv_bytes
         self._most = capacity // self._block_bytes
-        self._blocks: OrderedDict[int, bool] = OrderedDict()  # by name; whether it was ever hit
+        self._blocks: OrderedDict[int, None] = OrderedDict()  # by name
         self._names: dict[tuple[int, bytes], int] = {}  # (name of the block before, tokens) -> name
-        self.evictions = self.num_stored = self.num_reused = 0
+        self.evictions = self.peak = 0
         self.reused: set[int] = set()
         self.resumed: set[int] = set()
-        self.peak = 0
 
     @property
     def num_known(self) -> int:
@@ -218,8 +193,6 @@ class BlockCache:
         limit = (len(prompt) - 1) // self.block_tokens
         hits = 0
         while hits < min(limit, len(names)) and names[hits] in self._blocks:
-            self.num_reused += not self._blocks[names[hits]]
-            self._blocks[names[hits]] = True
             hits += 1
         self.reused.update(names[:hits])
         self.resumed.update(names[hits - 1 : hits])
@@ -230,8 +203,7 @@ class BlockCache:
         for name in reversed(names[: self._most]):
             if name not in self._blocks:
                 self._make_room(keep)
-                self._blocks[name] = False
-                self.num_stored += 1
+                self._blocks[name] = None
         for name in reversed(names[: self._most]):  # old and new ones in one order, the last first
             self._blocks.move_to_end(name)
         self.peak = max(self.peak, len(self._blocks) * self._block_bytes)
@@ -259,3 +231,6 @@ class BlockCache:
         assert name not in keep, "block cache: a block of the request at hand would go"
         del self._blocks[name]
         self.evictions += 1
+
+
+Cache = Simulated | NoCache | BlockCache  # what a simulation runs a trace through

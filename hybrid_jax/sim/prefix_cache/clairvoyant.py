@@ -52,7 +52,7 @@ class Future:
 
 
 class Clairvoyant(EvictionPolicy):
-    """Evicts what spares least per byte and wait: (tokens spared / bytes freed) / wait ** exponent.
+    """Evicts what spares least per byte and wait: (tokens spared / bytes freed) / wait.
 
     The wait is the time until the first request that would resume at the node, given the deeper checkpoints that are
     cached now. Every victim is chosen among all candidates. The choice is greedy, so this is a bound from below.
@@ -60,22 +60,12 @@ class Clairvoyant(EvictionPolicy):
     Args:
         trace: the requests to come, in order.
         costs: of the model.
-        exponent: of the wait.
-        future: of the same trace, if it was made before.
     """
 
     learns = True
 
-    def __init__(
-        self,
-        trace: Sequence[TraceRequest],
-        costs: Costs,
-        *,
-        exponent: float = 1.0,
-        future: Future | None = None,
-    ):
-        self.costs, self._exponent = costs, exponent
-        self._future = Future(trace) if future is None else future
+    def __init__(self, trace: Sequence[TraceRequest], costs: Costs):
+        self.costs, self._future = costs, Future(trace)
         self._now = -1
         self._ratio: dict[Node, float] = {}  # of candidates
         self._place: dict[Node, Node] = {}  # in the tree of the whole trace
@@ -110,7 +100,7 @@ class Clairvoyant(EvictionPolicy):
         nodes = list(self._ratio)
         ratios = np.array([self._ratio[node] for node in nodes])
         waits = np.array([self._next_use(node) for node in nodes]) - self._now
-        victim = nodes[int(np.argmin(ratios / waits**self._exponent))]
+        victim = nodes[int(np.argmin(ratios / waits))]
         self.discard(victim)
         above = victim.parent
         while above.parent is not None:  # they have its uses now

@@ -151,7 +151,13 @@ def asked_and_hit(
     inputs, hit_tokens = int(lengths.sum()), int(hits.sum())
     rate = hit_tokens / max(1, inputs)
     saved = sum(costs.flops(int(n)) for n in hits)
-    far = _distances_to_bounds(trace, costs, policy, rate, capacity, grain) if bounds else {}
+    distances: dict[str, float] = {}
+    for name in ("optimal", "infinite") if bounds else ():
+        if name == policy:
+            distances[name] = 0.0
+        elif name == "infinite" or capacity >= least_capacity(costs):  # else nothing is held
+            bound = simulate(trace, costs, name, capacity, grain=grain, bounds=False)
+            distances[name] = bound.token_hit_rate - rate
     return {
         "policy": policy,
         "capacity": capacity,
@@ -162,28 +168,9 @@ def asked_and_hit(
         "flops_saved": saved,
         "flops_saved_rate": saved / max(1.0, sum(costs.flops(int(n)) for n in lengths)),
         "length_bins": length_bins(lengths, hits),
-        "distance_to_optimal": far.get("optimal"),
-        "distance_to_infinite": far.get("infinite"),
+        "distance_to_optimal": distances.get("optimal"),
+        "distance_to_infinite": distances.get("infinite"),
     }
-
-
-def _distances_to_bounds(
-    trace: Sequence[TraceRequest],
-    costs: Costs,
-    policy: str,
-    hit_rate: float,
-    capacity: int,
-    grain: int,
-) -> dict[str, float]:
-    """By how much more "optimal" and "infinite" hit in request order than a policy did."""
-    distances = {}
-    for name in ("optimal", "infinite"):
-        if name == policy:
-            distances[name] = 0.0
-        elif name == "infinite" or capacity >= least_capacity(costs):  # else nothing is held
-            other = simulate(trace, costs, name, capacity, grain=grain, bounds=False)
-            distances[name] = other.token_hit_rate - hit_rate
-    return distances
 
 
 def length_bins(lengths: np.ndarray, hits: np.ndarray) -> tuple[LengthBin, ...]:
