@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,304 +63,45 @@ def read_config(path: str | Path) -> ModelConfig:
     return read_config_file(file, "inspect")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """Where a device's memory goes if as many sequences of one length run as fit. The bytes add up to all of it.
+def inspect_model(
+    config: ModelConfig, engine: EngineConfig, device: Device, choose: Choose | None = None
+) -> dict[str, Any]:
+    """Works out what a model costs under the given engine settings, and what fits.
 
-    Attributes:
-        tokens: length of each sequence.
-        rows: sequences.
-        weight_bytes: of the weights.
-        sequence_bytes: frames of the sequences: KV and a checkpoint each.
-        row_bytes: rings, logits and the like of these rows, and the tables.
-        temporary_bytes: of the largest step, an estimate.
-        cache_bytes: frames that are left for cached prefixes.
-        free_bytes: what nothing takes.
-        reserved_bytes: what jax leaves to CUDA; 0 on a host.
-    """
+    Args:
+        config: the model.
+        engine: dtype, grain, rows, lengths; `memory` None stands for the engine's default.
+        device: what would run it, which bounds that default. It is an answer, not a mistake, that a model does not fit.
+        choose: as in `Room`.
 
-    tokens: int
-    rows: int
-    weight_bytes: int
-    sequence_bytes: int
-    row_bytes: int
-    temporary_bytes: int
-    cache_bytes: int
-    free_bytes: int
-    reserved_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelReport:
-    """What a model costs under given engine settings, and what fits.
-
-    Attributes:
-        model, engine, device: what was asked. Where `engine` was given no `memory`, it has that of `sizes`.
-        geometry: of the two.
-        room: what the model takes, and whether the device has it.
-        sizes: how `memory` is split. If none is given and the device does not have enough for the model, this is the
-            default of a device that has.
-        default: sizes of the engine if it is given no `memory` and the device has enough.
-        default_fits: whether the device has that beside weights and temporaries; None if that is not known.
-        longest_context: tokens of the longest sequence that has the arena to itself, within the model's own limit.
-        rows: for some lengths in tokens, the most sequences of that length that fit together.
-        shares: for some lengths, where the device's memory goes; empty if the model does not fit.
-        remedy: what to do if the model does not fit.
-    """
-
-    model: ModelConfig
-    engine: EngineConfig
-    device: Device
-    geometry: Geometry
-    room: Room
-    sizes: MemorySplit
-    default: MemorySplit
-    default_fits: bool | None
-    longest_context: int
-    rows: dict[int, int]
-    shares: list[Share]
-    remedy: str | None
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of the keys and values of a token; 0 without attention."""
-        return kv_bytes_per_token(self.geometry)
-
-    @property
-    def checkpoint_tokens(self) -> float | None:
-        """Tokens whose KV costs as much as one checkpoint; None without attention or without state."""
-        size, per_token = checkpoint_bytes(self.geometry), self.kv_bytes_per_token
-        return size / per_token if size and per_token else None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON. Sizes are bytes, lengths are tokens.
-
-        Keys that need a word:
+    Returns:
+        Plain data, for JSON. Sizes are bytes, lengths are tokens. Keys that need a word:
             dtype, stored_dtype: of weights, activations and KV pages here; of the weights in the checkpoint.
             layers: how many there are of each kind.
             flops_per_token: of prefill at the start of a sequence, without logits.
+            kv_bytes_per_token: 0 without attention.
+            checkpoint_tokens: tokens whose KV costs as much as one checkpoint; None without attention or state.
             frame_bytes, page_tokens, frames_per_page, frames_per_checkpoint: the units of the arena.
             page_padding, checkpoint_padding: share of their frames that holds nothing.
             ring_bytes_per_row: outside the arena.
             grain: tokens between resume points.
             max_rows, max_model_len, prefill_tokens, steps_per_dispatch: engine settings. Those that were not given are
                 as the engine chooses them for the device.
-            default_memory, default_fits: as `default` and `default_fits`.
-            fit: how `memory` is split, and what it holds: frames (with the sink), slots for checkpoints, the longest
-                sequence, rows by length, and the most cached prefixes and tokens if nothing else is in the arena.
+            default_memory: `memory` of the engine if it is given none and the device has enough.
+            default_fits: whether the device has that beside weights and temporaries; None if that is not known.
+            fit: how `memory` is split, and what it holds: see `_fit`. If none is given and the device does not have
+                enough for the model, this is the default of a device that has.
             platform, device: "cpu" or "gpu", and the card's name if that is known.
             machine_bytes, total_bytes: memory of the device that a model may take, and all memory of a card; None if
                 they are not known.
             kernels: what steps are made of: "xla", or "pallas", where Triton kernels may take a part.
+            shares: for some lengths, where the device's memory goes: see `_shares`. Empty if the model does not fit.
             temporary_bytes: of the largest step, an estimate.
             needed_bytes, needs: of weights, `memory` and temporaries together, and the parts in words. If the model
                 does not fit and no budget is given, this is with the least `memory` that serves these rows.
             fits: whether the device has them; None if that is not known.
-        """
-        model, engine, geometry, device = self.model, self.engine, self.geometry, self.device
-        return {
-            "family": model.family,
-            "max_position": model.max_position,
-            "width": model.width,
-            "vocab_size": model.vocab_size,
-            "dtype": engine.dtype,
-            "stored_dtype": model.dtype,
-            "layers": _count_blocks(model),
-            "parameters": weight_count(model),
-            "weight_bytes": self.room.weight_bytes,
-            "flops_per_token": prefill_flops(model, 1),
-            "kv_bytes_per_token": self.kv_bytes_per_token,
-            "checkpoint_bytes": checkpoint_bytes(geometry),
-            "checkpoint_tokens": self.checkpoint_tokens,
-            "frame_bytes": geometry.frame_bytes,
-            "page_tokens": geometry.page_tokens,
-            "frames_per_page": geometry.frames_per_page,
-            "frames_per_checkpoint": geometry.state_frames,
-            "page_padding": page_padding(geometry),
-            "checkpoint_padding": checkpoint_padding(geometry),
-            "ring_bytes_per_row": self._ring_bytes,
-            "grain": geometry.grain,
-            "max_rows": engine.max_rows,
-            "max_model_len": self.default.max_model_len,
-            "prefill_tokens": engine.prefill_tokens,
-            "steps_per_dispatch": engine.steps_per_dispatch,
-            "default_memory": self.default.total_bytes,
-            "default_fits": self.default_fits,
-            "fit": self._fit(),
-            "platform": device.platform,
-            "device": device.name,
-            "machine_bytes": device.num_bytes,
-            "total_bytes": device.total_bytes,
-            "kernels": steps_on(device, engine.kernels),
-            "shares": [asdict(share) for share in self.shares],
-            "temporary_bytes": self.room.temporary_bytes,
-            "needed_bytes": self.room.needed_bytes,
-            "fits": self.room.fits,
-            "remedy": self.remedy,
-            "needs": self.room.parts(),
-            "cache": self.cache_summary(),
-        }
-
-    def _fit(self) -> dict[str, Any]:
-        """How the budget is split, and what it holds."""
-        sizes, geometry = self.sizes, self.geometry
-        frames = sizes.num_frames - 1  # the sink holds nothing
-        pages = frames // geometry.frames_per_page if geometry.has_pages else 0
-        return {
-            "memory": self.engine.memory,
-            "arena_bytes": sizes.arena_bytes,
-            "ring_bytes": sizes.ring_bytes,
-            "table_bytes": sizes.table_bytes,
-            "logits_bytes": sizes.logits_bytes,
-            "adjust_bytes": sizes.adjust_bytes,
-            "num_frames": sizes.num_frames,
-            "num_slots": sizes.max_slots,
-            "longest_context": self.longest_context,
-            "rows": self.rows,
-            "cached_prefixes": frames // geometry.state_frames if geometry.has_state else 0,
-            "cached_tokens": pages * geometry.page_tokens,
-        }
-
-    @property
-    def _ring_bytes(self) -> int:
-        return self.default.ring_bytes // (self.engine.max_rows + 1)
-
-    def cache_summary(self) -> str:
-        """What the prefix cache can do for this model, in a few words."""
-        grain = self.geometry.grain
-        if not self.geometry.state_frames:
-            return (
-                f"A prompt can resume at any multiple of {grain} tokens whose KV is cached; "
-                "there is no recurrent state."
-            )
-        cost = f"A checkpoint takes {format_size(checkpoint_bytes(self.geometry))}"
-        if self.checkpoint_tokens:
-            cost += f", as much as the KV of {self.checkpoint_tokens:,.0f} tokens"
-        return (
-            f"A prompt can resume where a checkpoint stands, at multiples of {grain} tokens: at the "
-            f"end of prompts and outputs, and where prompts part. {cost}."
-        )
-
-    def _device(self) -> str:
-        """Whether the model fits the device, and why."""
-        device, needs = self.device, self.room.parts()
-        if device.num_bytes is None:
-            return f"its memory is not known here; {needs}"
-        has = f"of {format_size(device.num_bytes)}"
-        if device.total_bytes is not None:
-            share, size = device.num_bytes / device.total_bytes, format_size(device.total_bytes)
-            has += f" ({share:.0%} of the card's {size}; the rest is for CUDA)"
-        if not self.room.fits:
-            return f"does not fit; {needs}, {has}; {self.remedy}"
-        return f"fits; {needs} {has}, {format_size(device.num_bytes - self.room.needed_bytes)} left"
-
-    def _default_memory(self) -> str:
-        """How much the engine takes unless it is told, and why."""
-        size = format_size(self.default.total_bytes)
-        if self.default_fits and not self.device.is_host:
-            return (
-                f"{size}: {GPU_MEMORY_SHARE:.0%} of what weights and temporaries leave, or less, so that the compiler "
-                "can time the largest product"
-            )
-        length = min(self.default.max_model_len, DEFAULT_LENGTH)
-        said = f"{size} for {_rows(self.engine.max_rows)} of up to {length:,} tokens"
-        if not self.device.is_host:
-            return said
-        return (
-            f"{said}; less where that is more than 1/4 of a host's RAM, or than 1/2 of what is free beside the "
-            "weights"
-        )
-
-    def table(self) -> list[list[str]]:
-        """`shares` for people: a line of titles, then one for each length. Empty if there are none."""
-        if not self.shares:
-            return []
-        lines = [list(SHARE_TITLES)]
-        for share in self.shares:
-            sizes = [value for name, value in asdict(share).items() if name.endswith("_bytes")]
-            cells = [format_size(size) for size in (*sizes, sum(sizes))]
-            lines.append([f"{share.tokens:,}", f"{share.rows:,}", *cells])
-        if self.device.is_host:  # nothing is reserved there
-            for line in lines:
-                del line[-2]
-        return lines
-
-    def lines(self) -> list[tuple[str, str]]:
-        """(name, value) pairs for people."""
-        model, engine, geometry, sizes = self.model, self.engine, self.geometry, self.sizes
-        kinds = ", ".join(f"{count} {kind}" for kind, count in _count_blocks(model).items())
-        rows = ", ".join(f"{count:,} of {length:,}" for length, count in self.rows.items())
-        fits = self.room.fits is not False
-        device = self.device.name or ("this machine" if self.device.is_host else "this GPU")
-        weights = f"{format_size(self.room.weight_bytes)} {engine.dtype}"
-        lines = [
-            (True, device, self._device()),
-            (
-                True,
-                "family",
-                f"{model.family}, width {model.width:,}, vocabulary {model.vocab_size:,}",
-            ),
-            (True, "blocks", kinds),
-            (
-                True,
-                "dtype",
-                f"{engine.dtype}, stored as {model.dtype} (auto: float32 on a CPU, elsewhere as stored)",
-            ),
-            (True, "parameters", f"{weight_count(model):,} ({weights})"),
-            (True, "prefill", f"{prefill_flops(model, 1) / 1e9:.3g} GFLOP a token"),
-            (True, "context", f"{model.max_position:,} tokens"),
-            (self.kv_bytes_per_token, "KV", f"{format_size(self.kv_bytes_per_token)} a token"),
-            (
-                geometry.state_frames,
-                "checkpoint",
-                f"{format_size(checkpoint_bytes(geometry))} in {_frames(geometry.state_frames)} "
-                f"({checkpoint_padding(geometry):.1%} padding)",
-            ),
-            (
-                geometry.page_tokens,
-                "page",
-                f"{geometry.page_tokens} tokens in {_frames(geometry.frames_per_page)} "
-                f"({page_padding(geometry):.1%} padding)",
-            ),
-            (True, "frame", format_size(geometry.frame_bytes)),
-            (self._ring_bytes, "ring", f"{format_size(self._ring_bytes)} a row"),
-            (
-                True,
-                "steps",
-                f"{_rows(engine.max_rows)}, chunks of up to {engine.prefill_tokens:,} prompt tokens, "
-                f"{engine.steps_per_dispatch} tokens a row and dispatch",
-            ),
-            (True, "kernels", KERNELS[steps_on(self.device, engine.kernels)]),
-            (True, "default memory", self._default_memory()),
-            (
-                fits,
-                "budget",
-                f"{format_size(engine.memory or 0)}: arena {format_size(sizes.arena_bytes)} in {sizes.num_frames:,} "
-                f"frames, rings {format_size(sizes.ring_bytes)} for {_rows(engine.max_rows)}, tables "
-                f"{format_size(sizes.table_bytes)} for {sizes.max_slots:,} checkpoints, logits "
-                f"{format_size(sizes.logits_bytes)}, penalties and biases {format_size(sizes.adjust_bytes)}",
-            ),
-            (fits, "longest context", f"{self.longest_context:,} tokens"),
-            (fits, "most rows", rows or "none"),
-            (True, "prefix cache", self.cache_summary()),
-        ]
-        return [(name, value) for shown, name, value in lines if shown]
-
-
-def inspect_model(
-    config: ModelConfig,
-    engine: EngineConfig,
-    device: Device | None = None,
-    choose: Choose | None = None,
-) -> ModelReport:
-    """Works out what a model costs under the given engine settings.
-
-    Args:
-        config: the model.
-        engine: dtype, grain, rows, lengths; `memory` None stands for the engine's default.
-        device: what would run it, which bounds that default; None for a CPU whose memory is not known. It is an answer,
-            not a mistake, that a model does not fit.
-        choose: as in `Room`.
+            remedy: what to do if the model does not fit; else None.
+            cache: what the prefix cache can do for this model, in a few words.
 
     Raises:
         ValueError: a setting does not fit the model, or the memory cannot hold one short sequence.
@@ -371,11 +112,10 @@ def inspect_model(
         >>> config = ModelConfig(
         ...     family="llama", vocab_size=256, width=256, layers=(LayerSpec(mixers=(attention,)),)
         ... )
-        >>> report = inspect_model(config, EngineConfig(max_rows=4))
-        >>> report.kv_bytes_per_token, report.longest_context
+        >>> found = inspect_model(config, EngineConfig(max_rows=4), Device())
+        >>> found["kv_bytes_per_token"], found["fit"]["longest_context"]
         (1024, 4096)
     """
-    device = Device() if device is None else device
     geometry = make_geometry(config, engine)
     room = find_room(config, engine, device, choose=choose)
     default_room = find_room(config, replace(engine, memory=None), device)
@@ -385,25 +125,210 @@ def inspect_model(
         default = find_room(config, replace(engine, memory=None), unbounded).sizes
     sizes = default if engine.memory is None and room.fits is False else room.sizes
     engine = replace(engine, memory=engine.memory or sizes.total_bytes)
-    room_of, limit = _rooms(config, engine, device), max(MAX_ROWS_SHOWN, engine.max_rows)
+    room_of = _rooms(config, engine, device)
+    per_token, checkpoint = kv_bytes_per_token(geometry), checkpoint_bytes(geometry)
+    found = {
+        "family": config.family,
+        "max_position": config.max_position,
+        "width": config.width,
+        "vocab_size": config.vocab_size,
+        "dtype": engine.dtype,
+        "stored_dtype": config.dtype,
+        "layers": _count_blocks(config),
+        "parameters": weight_count(config),
+        "weight_bytes": room.weight_bytes,
+        "flops_per_token": prefill_flops(config, 1),
+        "kv_bytes_per_token": per_token,
+        "checkpoint_bytes": checkpoint,
+        "checkpoint_tokens": checkpoint / per_token if checkpoint and per_token else None,
+        "frame_bytes": geometry.frame_bytes,
+        "page_tokens": geometry.page_tokens,
+        "frames_per_page": geometry.frames_per_page,
+        "frames_per_checkpoint": geometry.state_frames,
+        "page_padding": page_padding(geometry),
+        "checkpoint_padding": checkpoint_padding(geometry),
+        "ring_bytes_per_row": default.ring_bytes // (engine.max_rows + 1),
+        "grain": geometry.grain,
+        "max_rows": engine.max_rows,
+        "max_model_len": default.max_model_len,
+        "prefill_tokens": engine.prefill_tokens,
+        "steps_per_dispatch": engine.steps_per_dispatch,
+        "default_memory": default.total_bytes,
+        "default_fits": default_room.fits,
+        "fit": _fit(geometry, sizes, engine, room_of),
+        "platform": device.platform,
+        "device": device.name,
+        "machine_bytes": device.num_bytes,
+        "total_bytes": device.total_bytes,
+        "kernels": steps_on(device, engine.kernels),
+        "shares": _shares(geometry, sizes, device, room_of) if room.fits else [],
+        "temporary_bytes": room.temporary_bytes,
+        "needed_bytes": room.needed_bytes,
+        "fits": room.fits,
+        "remedy": room.remedy if room.fits is False else None,
+        "needs": room.parts(),
+    }
+    return found | {"cache": _cache(found)}
+
+
+def _fit(
+    geometry: Geometry, sizes: MemorySplit, engine: EngineConfig, room_of: RoomOf
+) -> dict[str, Any]:
+    """How `memory` is split, and what it holds.
+
+    That is: frames (with the sink), slots for checkpoints, the longest sequence that has the arena to itself, the most
+    sequences that fit together by their length, and the most cached prefixes and tokens if nothing else is in the
+    arena.
+    """
+    frames = sizes.num_frames - 1  # the sink holds nothing
+    pages = frames // geometry.frames_per_page if geometry.has_pages else 0
+    limit = max(MAX_ROWS_SHOWN, engine.max_rows)
     rows = {n: _most_rows(geometry, n, limit, room_of) for n in _lengths(sizes.max_model_len)}
-    return ModelReport(
-        model=config,
-        engine=engine,
-        device=device,
-        geometry=geometry,
-        room=replace(room, choose=None),  # a function, and so nothing to keep in a report
-        sizes=sizes,
-        default=default,
-        default_fits=default_room.fits,
+    return {
+        "memory": engine.memory,
+        "arena_bytes": sizes.arena_bytes,
+        "ring_bytes": sizes.ring_bytes,
+        "table_bytes": sizes.table_bytes,
+        "logits_bytes": sizes.logits_bytes,
+        "adjust_bytes": sizes.adjust_bytes,
+        "num_frames": sizes.num_frames,
+        "num_slots": sizes.max_slots,
         # the last token is never fed, so nothing of it is kept
-        longest_context=largest(
+        "longest_context": largest(
             lambda n: geometry.row_frames(n - 1) < sizes.num_frames, sizes.max_model_len
         ),
-        rows={n: count for n, count in rows.items() if count},
-        shares=_shares(geometry, sizes, device, room_of) if room.fits else [],
-        remedy=room.remedy if room.fits is False else None,
+        "rows": {n: count for n, count in rows.items() if count},
+        "cached_prefixes": frames // geometry.state_frames if geometry.has_state else 0,
+        "cached_tokens": pages * geometry.page_tokens,
+    }
+
+
+def _cache(found: dict[str, Any]) -> str:
+    """What the prefix cache can do for a model, in a few words."""
+    if not found["frames_per_checkpoint"]:
+        return (
+            f"A prompt can resume at any multiple of {found['grain']} tokens whose KV is cached; "
+            "there is no recurrent state."
+        )
+    cost = f"A checkpoint takes {format_size(found['checkpoint_bytes'])}"
+    if found["checkpoint_tokens"]:
+        cost += f", as much as the KV of {found['checkpoint_tokens']:,.0f} tokens"
+    return (
+        f"A prompt can resume where a checkpoint stands, at multiples of {found['grain']} tokens: at the "
+        f"end of prompts and outputs, and where prompts part. {cost}."
     )
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """(name, value) pairs of what `inspect_model` found."""
+    fit, fits = found["fit"], found["fits"] is not False
+    kinds = ", ".join(f"{count} {kind}" for kind, count in found["layers"].items())
+    rows = ", ".join(f"{count:,} of {length:,}" for length, count in fit["rows"].items())
+    device = found["device"] or ("this machine" if found["platform"] == "cpu" else "this GPU")
+    weights = f"{format_size(found['weight_bytes'])} {found['dtype']}"
+    told = [
+        (True, device, _fits_device(found)),
+        (
+            True,
+            "family",
+            f"{found['family']}, width {found['width']:,}, vocabulary {found['vocab_size']:,}",
+        ),
+        (True, "blocks", kinds),
+        (
+            True,
+            "dtype",
+            f"{found['dtype']}, stored as {found['stored_dtype']} (auto: float32 on a CPU, elsewhere as stored)",
+        ),
+        (True, "parameters", f"{found['parameters']:,} ({weights})"),
+        (True, "prefill", f"{found['flops_per_token'] / 1e9:.3g} GFLOP a token"),
+        (True, "context", f"{found['max_position']:,} tokens"),
+        (found["kv_bytes_per_token"], "KV", f"{format_size(found['kv_bytes_per_token'])} a token"),
+        (
+            found["frames_per_checkpoint"],
+            "checkpoint",
+            f"{format_size(found['checkpoint_bytes'])} in {_frames(found['frames_per_checkpoint'])} "
+            f"({found['checkpoint_padding']:.1%} padding)",
+        ),
+        (
+            found["page_tokens"],
+            "page",
+            f"{found['page_tokens']} tokens in {_frames(found['frames_per_page'])} "
+            f"({found['page_padding']:.1%} padding)",
+        ),
+        (True, "frame", format_size(found["frame_bytes"])),
+        (found["ring_bytes_per_row"], "ring", f"{format_size(found['ring_bytes_per_row'])} a row"),
+        (
+            True,
+            "steps",
+            f"{_rows(found['max_rows'])}, chunks of up to {found['prefill_tokens']:,} prompt tokens, "
+            f"{found['steps_per_dispatch']} tokens a row and dispatch",
+        ),
+        (True, "kernels", KERNELS[found["kernels"]]),
+        (True, "default memory", _default_memory(found)),
+        (
+            fits,
+            "budget",
+            f"{format_size(fit['memory'])}: arena {format_size(fit['arena_bytes'])} in {fit['num_frames']:,} "
+            f"frames, rings {format_size(fit['ring_bytes'])} for {_rows(found['max_rows'])}, tables "
+            f"{format_size(fit['table_bytes'])} for {fit['num_slots']:,} checkpoints, logits "
+            f"{format_size(fit['logits_bytes'])}, penalties and biases {format_size(fit['adjust_bytes'])}",
+        ),
+        (fits, "longest context", f"{fit['longest_context']:,} tokens"),
+        (fits, "most rows", rows or "none"),
+        (True, "prefix cache", found["cache"]),
+    ]
+    return [(name, value) for shown, name, value in told if shown]
+
+
+def _fits_device(found: dict[str, Any]) -> str:
+    """Whether the model fits the device, and why."""
+    num_bytes, total, needs = found["machine_bytes"], found["total_bytes"], found["needs"]
+    if num_bytes is None:
+        return f"its memory is not known here; {needs}"
+    has = f"of {format_size(num_bytes)}"
+    if total is not None:
+        has += (
+            f" ({num_bytes / total:.0%} of the card's {format_size(total)}; the rest is for CUDA)"
+        )
+    if not found["fits"]:
+        return f"does not fit; {needs}, {has}; {found['remedy']}"
+    return f"fits; {needs} {has}, {format_size(num_bytes - found['needed_bytes'])} left"
+
+
+def _default_memory(found: dict[str, Any]) -> str:
+    """How much the engine takes unless it is told, and why."""
+    size, is_host = format_size(found["default_memory"]), found["platform"] == "cpu"
+    if found["default_fits"] and not is_host:
+        return (
+            f"{size}: {GPU_MEMORY_SHARE:.0%} of what weights and temporaries leave, or less, so that the compiler "
+            "can time the largest product"
+        )
+    length = min(found["max_model_len"], DEFAULT_LENGTH)
+    said = f"{size} for {_rows(found['max_rows'])} of up to {length:,} tokens"
+    if not is_host:
+        return said
+    return (
+        f"{said}; less where that is more than 1/4 of a host's RAM, or than 1/2 of what is free beside the "
+        "weights"
+    )
+
+
+def table(found: dict[str, Any]) -> list[list[str]]:
+    """`shares` of what `inspect_model` found: titles, then a line for each length. Empty if there are none."""
+    if not found["shares"]:
+        return []
+    told = [list(SHARE_TITLES)]
+    for share in found["shares"]:
+        sizes = [value for name, value in share.items() if name.endswith("_bytes")]
+        cells = [format_size(size) for size in (*sizes, sum(sizes))]
+        told.append([f"{share['tokens']:,}", f"{share['rows']:,}", *cells])
+    if found["platform"] == "cpu":  # nothing is reserved there
+        for line in told:
+            del line[-2]
+    return told
 
 
 def _rows(count: int) -> str:
@@ -412,6 +337,9 @@ def _rows(count: int) -> str:
 
 def _frames(count: int) -> str:
     return "1 frame" if count == 1 else f"{count} frames"
+
+
+# --- how many sequences fit -----------------------------------------------------------------------
 
 
 def _count_blocks(config: ModelConfig) -> dict[str, int]:
@@ -463,8 +391,16 @@ def _most_rows(
     return largest(fits, limit)
 
 
-def _shares(geometry: Geometry, sizes: MemorySplit, device: Device, room_of: RoomOf) -> list[Share]:
-    """Where the device's memory goes, for some lengths."""
+def _shares(
+    geometry: Geometry, sizes: MemorySplit, device: Device, room_of: RoomOf
+) -> list[dict[str, int]]:
+    """Where the device's memory goes if as many sequences of one length run as fit, for some lengths.
+
+    tokens is the length of each sequence, and rows how many there are. The bytes add up to all of the memory. They are
+    those of the weights, of the sequences (frames for KV and a checkpoint each), of the rows (rings, logits and the
+    like, and the tables), of the temporaries, of frames left for cached prefixes, those that nothing takes, and those
+    that jax leaves to CUDA, which are 0 on a host.
+    """
     shares, has = [], device.num_bytes or 0
     for tokens in _lengths(sizes.max_model_len):
         rows = _most_rows(geometry, tokens, MAX_ROWS_SHOWN, room_of, on_device=True)
@@ -473,16 +409,16 @@ def _shares(geometry: Geometry, sizes: MemorySplit, device: Device, room_of: Roo
             continue
         sequences = rows * geometry.row_frames(tokens) * geometry.frame_bytes
         shares.append(
-            Share(
-                tokens=tokens,
-                rows=rows,
-                weight_bytes=room.weight_bytes,
-                sequence_bytes=sequences,
-                row_bytes=room.sizes.row_bytes + room.sizes.table_bytes,
-                temporary_bytes=room.temporary_bytes,
-                cache_bytes=room.sizes.arena_bytes - sequences,
-                free_bytes=has - room.taken_bytes,
-                reserved_bytes=(device.total_bytes or has) - has,
-            )
+            {
+                "tokens": tokens,
+                "rows": rows,
+                "weight_bytes": room.weight_bytes,
+                "sequence_bytes": sequences,
+                "row_bytes": room.sizes.row_bytes + room.sizes.table_bytes,
+                "temporary_bytes": room.temporary_bytes,
+                "cache_bytes": room.sizes.arena_bytes - sequences,
+                "free_bytes": has - room.taken_bytes,
+                "reserved_bytes": (device.total_bytes or has) - has,
+            }
         )
     return shares

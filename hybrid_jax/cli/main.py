@@ -19,7 +19,7 @@ from rich.table import Table
 
 from hybrid_jax import __version__
 from hybrid_jax.byte_sizes import parse_size
-from hybrid_jax.cli.exits import JsonOption, note, read_stdin, run, write, write_json
+from hybrid_jax.cli.exits import JsonOption, note, read_stdin, run, write, write_json, write_rows
 from hybrid_jax.cli.pool_sim import pool_sim
 from hybrid_jax.cli.simulate import simulate
 from hybrid_jax.cli.words import Options, shell_words
@@ -409,7 +409,7 @@ def inspect(
     as_json: JsonOption = False,
 ) -> None:
     """Shows what a model costs and what fits. It reads only the config.json."""
-    from hybrid_jax.cli.inspect_model import inspect_model, read_config
+    from hybrid_jax.cli.inspect_model import inspect_model, lines, read_config, table
     from hybrid_jax.sizing.defaults import chooser
     from hybrid_jax.sizing.devices import card, host, installed_gpu
 
@@ -435,23 +435,20 @@ def inspect(
     }
     given = {name: value for name, value in given.items() if value is not None}
     choose = chooser(config, where, given, dtype=dtype)
-    report = inspect_model(config, choose({}), where, choose)
-    if report.remedy is not None:
-        remedy = shell_words(report.remedy, Options.of(app, ["inspect"]))
-        report = replace(report, remedy=remedy)
+    found = inspect_model(config, choose({}), where, choose)
+    if found["remedy"] is not None:
+        found["remedy"] = shell_words(found["remedy"], Options.of(app, ["inspect"]))
     if as_json:
-        write_json(report.as_dict())
+        write_json(found)
         return
-    width = max(len(name) for name, _ in report.lines())
-    for name, value in report.lines():
-        write(f"{name:<{width}}  {value}")
-    if table := report.table():
+    write_rows(lines(found))
+    if rows := table(found):
         write(
             "\nThe most sequences of one length, with a --max-rows for each, and where the memory goes:"
         )
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        for line in table:
-            write("  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            write("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)))
 
 
 # --- train-tiny -----------------------------------------------------------------------------------

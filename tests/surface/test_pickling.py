@@ -19,7 +19,6 @@ from hybrid_jax import (
     StructuredOutputsParams,
 )
 from hybrid_jax.batch.errors import LineError
-from hybrid_jax.cli.inspect_model import inspect_model
 from hybrid_jax.config import LayerSpec, Mamba2, ModelConfig
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.sizing.budget import split_memory
@@ -57,7 +56,7 @@ CONFIG = ModelConfig(
 ENGINE = EngineConfig(max_rows=3, memory=2**22, cache=CacheConfig(policy="off"))
 GEOMETRY = make_geometry(CONFIG, ENGINE)
 SETTINGS = [CONFIG, ENGINE, GEOMETRY, split_memory(CONFIG, ENGINE, GEOMETRY)]
-SETTINGS += [inspect_model(CONFIG, ENGINE), BatchSummary(input="a", output="b", num_lines=3)]
+SETTINGS += [BatchSummary(input="a", output="b", num_lines=3)]
 PROMPTS = [
     "text",
     {"prompt": "text"},
