@@ -1,8 +1,29 @@
-"""Allocators by the names that `pool-sim --allocator` knows, and runs of them."""
+"""Allocators by the names that `pool-sim --allocator` knows, and runs of them.
+
+In both modes:
+
+- padded_unified: one pool, every page as large as a state.
+- fixed_dual_mrXX: two pools, states get the share X.X: mr05 is 0.5, mr0474 is 0.474.
+- fixed_dual:X: the same, with the share X; avmp_static:X as well.
+- fixed_dual_sglang: the same, with the share that SGLang's ratio of 0.9 means, 0.9 / 1.9.
+- avmp_static_mrXX: AVMP without rebalancing, with its share as above.
+- avmp_dynamic_bN: AVMP from one half each; a rebalance moves N units of the pool that gives.
+
+In honest mode also:
+
+- frames: the engine's: equal frames, one free list; its rings beside the pool.
+- frames:N: the same, rings and tables of N rows within the pool, and no more rows than that.
+- frames_rings, frames_records, frames_raw: studies: rings in frames of the pool, as `rings_in_frames` says.
+- ideal: bytes that flow, KV by pages of 16 tokens; ideal:N by N tokens.
+- vllm_big_block: attention blocks as large as a layer's state.
+- superblocks:SIZE: blocks of one size, each for one kind while in use.
+- two_ended: KV from one end, states from the other, moved where they meet.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from hybrid_jax.byte_sizes import parse_size
 from hybrid_jax.config import MAX_GRAIN
@@ -12,7 +33,9 @@ from hybrid_jax.sim.allocators.model_sizes import LayerSizes, ModelSizes
 from hybrid_jax.sim.allocators.published import Avmp, FixedDual, PaddedUnified
 from hybrid_jax.sim.allocators.rivals import (
     RING_KINDS,
+    Amounts,
     AvmpMemory,
+    QueueRun,
     Superblocks,
     TwoEnded,
     fixed_dual,
@@ -21,37 +44,26 @@ from hybrid_jax.sim.allocators.rivals import (
     rings_in_frames,
     vllm_big_block,
 )
-from hybrid_jax.sim.allocators.ticks import QueueRun, RequestMemory, TickResult, TickRun
+from hybrid_jax.sim.allocators.ticks import TickResult, TickRun
 
-HALF = 0.5
 SGLANG_SHARE = 0.9 / 1.9  # SGLang's ratio of 0.9 is states over KV, not states over all
 LEAST_BLOCK = 1 << 20
 
-PAPER_NAMES = {
-    "padded_unified": "one pool, every page as large as a state",
-    "fixed_dual_mrXX": "two pools, states get the share X.X: mr05 is 0.5, mr0474 is 0.474",
-    "fixed_dual:X": "the same, with the share X; avmp_static:X as well",
-    "fixed_dual_sglang": "the same, with the share that SGLang's ratio of 0.9 means, 0.9 / 1.9",
-    "avmp_static_mrXX": "AVMP without rebalancing, with its share as above",
-    "avmp_dynamic_bN": "AVMP from one half each; a rebalance moves N units of the pool that gives",
-}
-HONEST_NAMES = {
-    "frames": "the engine's: equal frames, one free list; its rings beside the pool",
-    "frames:N": "the same, rings and tables of N rows within the pool, and no more rows than that",
-    "frames_rings": "studies: rings in frames of the pool, each whole",
-    "frames_records": "the same, taken as records come and given back at the fold",
-    "frames_raw": "the same, records kept as they enter the convolution",
-    "ideal": "bytes that flow, KV by pages of 16 tokens; ideal:N by N tokens",
-    "vllm_big_block": "attention blocks as large as a layer's state",
-    "superblocks:SIZE": "blocks of one size, each for one kind while in use",
-    "two_ended": "KV from one end, states from the other, moved where they meet",
-} | PAPER_NAMES
+PAPER_NAMES = (
+    *("padded_unified", "fixed_dual_mrXX", "fixed_dual:X", "fixed_dual_sglang"),
+    *("avmp_static_mrXX", "avmp_dynamic_bN"),
+)
+HONEST_NAMES = (
+    *("frames", "frames:N", "frames_rings", "frames_records", "frames_raw"),
+    *("ideal", "vllm_big_block", "superblocks:SIZE", "two_ended"),
+    *PAPER_NAMES,
+)
 PAPER_EXAMPLES = "fixed_dual_mr05, fixed_dual_mr09, avmp_static_mr05, avmp_dynamic_b128"
 EXAMPLES = "frames, frames:64, frames:64@8, frames_rings@16, fixed_dual_mr05, avmp_dynamic_b128, superblocks:16MiB"
 SHARE = re.compile(r"(fixed_dual|avmp_static)(?:_mr([0-9]{2,9})|:([0-9]*\.?[0-9]{1,9}))")
 BATCH = re.compile(r"avmp_dynamic_b([1-9][0-9]{0,8})")
 NUMBER = r"[1-9][0-9]{0,5}"
-IDEAL = re.compile(rf"ideal:({NUMBER})")
+IDEAL = re.compile(rf"ideal(?::({NUMBER}))?")
 # The ring's length behind an @, else the engine's default.
 FRAMES = re.compile(rf"frames(?:_({'|'.join(RING_KINDS)})|:({NUMBER}))?(?:@([0-9]{{1,6}}))?")
 SUPERBLOCKS = "superblocks:"
@@ -83,7 +95,7 @@ def make_published(name: str, layers: LayerSizes, pool_bytes: int) -> FixedDual:
     return made
 
 
-def make_memory(name: str, model: ModelSizes, pool_bytes: int) -> RequestMemory | EngineFrames:
+def make_memory(name: str, model: ModelSizes, pool_bytes: int) -> Amounts | EngineFrames:
     """The allocator of one name in honest mode, empty.
 
     Raises:
@@ -96,10 +108,8 @@ def make_memory(name: str, model: ModelSizes, pool_bytes: int) -> RequestMemory 
     }
     if name in plain:
         return plain[name](model, pool_bytes)
-    if name == "ideal":
-        return ideal(model, pool_bytes, step_tokens=model.layers.page_tokens)
     if match := IDEAL.fullmatch(name):
-        return ideal(model, pool_bytes, step_tokens=int(match[1]))
+        return ideal(model, pool_bytes, step_tokens=int(match[1] or model.layers.page_tokens))
     if match := FRAMES.fullmatch(name):
         return _frames(name, match, model, pool_bytes)
     if name.startswith(SUPERBLOCKS):
@@ -113,7 +123,7 @@ def make_memory(name: str, model: ModelSizes, pool_bytes: int) -> RequestMemory 
     return AvmpMemory(model, pool_bytes, share, batch)
 
 
-def make_run(load: PoolLoad, memory: RequestMemory | EngineFrames, model: ModelSizes) -> TickRun:
+def make_run(load: PoolLoad, memory: Amounts | EngineFrames, model: ModelSizes) -> TickRun:
     """A run of a load: by the engine's scheduler for the engine's memory, and else by a queue."""
     if isinstance(memory, EngineFrames):
         return SchedulerRun(load, memory, model)
@@ -132,7 +142,7 @@ def run_beside_ideal(
     return found
 
 
-def _unknown(name: str, known: dict[str, str], examples: str) -> ValueError:
+def _unknown(name: str, known: Sequence[str], examples: str) -> ValueError:
     return ValueError(
         f"pool-sim: no allocator {name!r}; known are {', '.join(known)}, as in {examples}"
     )
@@ -147,7 +157,7 @@ def _split(name: str) -> tuple[str, float, int | None] | None:
     if name == "fixed_dual_sglang":
         return "fixed_dual", SGLANG_SHARE, None
     if match := BATCH.fullmatch(name):
-        return "avmp", HALF, int(match[1])
+        return "avmp", 0.5, int(match[1])
     if (match := SHARE.fullmatch(name)) is None:
         return None
     share = float(match[3] or f"{match[2][0]}.{match[2][1:]}")
@@ -160,7 +170,7 @@ def _split(name: str) -> tuple[str, float, int | None] | None:
 
 def _frames(
     name: str, match: re.Match[str], model: ModelSizes, pool_bytes: int
-) -> RequestMemory | EngineFrames:
+) -> Amounts | EngineFrames:
     kind, rows, grain = match.groups()
     if grain is not None:
         if not 1 <= int(grain) <= MAX_GRAIN or int(grain) & (int(grain) - 1):

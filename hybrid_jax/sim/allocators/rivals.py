@@ -3,56 +3,55 @@
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from hybrid_jax.sim.allocators.engine_frames import ENTRY_BYTES, require_frames
+from hybrid_jax.sim.allocators.loads import PoolLoad
 from hybrid_jax.sim.allocators.model_sizes import ModelSizes
 from hybrid_jax.sim.allocators.published import KV, STATE, Avmp, Counters
-from hybrid_jax.sim.allocators.ticks import RequestMemory
+from hybrid_jax.sim.allocators.ticks import PoolSizes, TickRun
 
 Parts = tuple[int, ...]  # units of KV, of a state, and of what else a request needs
 
 
-class Amounts(RequestMemory):
-    """Memory of which only the amounts matter: any free unit of a pool serves, so units need no numbers.
+@dataclass(eq=False)
+class Amounts(PoolSizes):
+    """KV and a state for each of many requests, where any free unit of a pool serves: only the amounts matter.
 
     A request takes several parts, which depend on its tokens alone. Parts that shrink are given back only once the
-    others have grown.
+    others have grown. A request that is refused keeps what it has, and nobody loses anything but by `release`.
 
-    Args:
+    Attributes:
         units: of each pool. unit_bytes: the bytes of one unit, in each pool.
         parts: tokens -> units of each part.
         pools: the pool that each part comes from.
         calls: allocate calls of an admission, of a refused one, and for each part that grows; if growth is refused,
             those of one part.
-        step_tokens, prefix_tokens, slot_bytes, reserved_bytes: see `RequestMemory`; prefixes end at steps where None.
+        step_tokens, prefix_tokens, slot_bytes, reserved_bytes: see `PoolSizes`; prefixes end at steps where 0.
         grain: a request folds in place every so many tokens; None where there are no folds.
         most: tokens -> units of each part at the worst moment up to there; None where that is the last one.
+        free: units of each pool.
     """
 
-    def __init__(
-        self,
-        units: Sequence[int],
-        unit_bytes: Sequence[int],
-        parts: Callable[[int], Parts],
-        *,
-        pools: Sequence[int],
-        calls: tuple[int, int, Sequence[int]],
-        step_tokens: int,
-        slot_bytes: int,
-        reserved_bytes: int,
-        prefix_tokens: int | None = None,
-        grain: int | None = None,
-        most: Callable[[int], Parts] | None = None,
-    ):
+    units: Sequence[int]
+    unit_bytes: Sequence[int]
+    parts: Callable[[int], Parts]
+    _: KW_ONLY
+    pools: Sequence[int]
+    calls: tuple[int, int, Sequence[int]]
+    step_tokens: int
+    slot_bytes: int
+    reserved_bytes: int
+    prefix_tokens: int = 0
+    grain: int | None = None
+    most: Callable[[int], Parts] | None = None
+
+    def __post_init__(self) -> None:
         self.counters = Counters()
-        self.units, self.unit_bytes, self.free = tuple(units), tuple(unit_bytes), list(units)
-        self.step_tokens, self.slot_bytes = step_tokens, slot_bytes
-        self.prefix_tokens = prefix_tokens or step_tokens
-        self.reserved_bytes = reserved_bytes
-        self._parts, self._most, self._pools = parts, most or parts, pools
-        self._calls, self._grain = calls, grain
+        self.free = list(self.units)
+        self.prefix_tokens = self.prefix_tokens or self.step_tokens
         self._tokens: dict[int, int] = {}  # that each request has memory for
 
     @property
@@ -61,29 +60,34 @@ class Amounts(RequestMemory):
         return sum((units - free) * size for units, free, size in sizes)
 
     def fits_alone(self, num_tokens: int) -> bool:
-        needs = self._by_pool(self._most(num_tokens))
+        """Whether a request of so many tokens could have the empty pool."""
+        needs = self._by_pool((self.most or self.parts)(num_tokens))
         return all(need <= have for need, have in zip(needs, self.units, strict=True))
 
     def admit(self, request: int, num_tokens: int) -> bool:
-        admitted = self._change(request, (0,) * len(self._pools), num_tokens)
-        self.counters.allocate_calls += self._calls[not admitted]
+        """Gives KV for so many tokens and a state, both or nothing."""
+        admitted = self._change(request, (0,) * len(self.pools), num_tokens)
+        self.counters.allocate_calls += self.calls[not admitted]
         return admitted
 
     def grow(self, request: int, num_tokens: int) -> bool:
-        before = self._parts(self._tokens[request])
-        grown = zip(before, self._parts(num_tokens), self._calls[2], strict=True)
+        """Gives KV for so many tokens in all, and does what else is due up to there."""
+        before = self.parts(self._tokens[request])
+        grown = zip(before, self.parts(num_tokens), self.calls[2], strict=True)
         calls = [calls for old, new, calls in grown if new > old]
         done = self._change(request, before, num_tokens)
         self.counters.allocate_calls += sum(calls) if done else max(calls, default=0)
         return done
 
     def release(self, request: int) -> None:
+        """Takes back all that a request holds."""
         self._give_back(request)
         del self._tokens[request]
 
     def holds(self, request: int) -> tuple[int, bool]:
+        """Tokens whose KV a request still has, and whether it has its state."""
         tokens = self._tokens.get(request, 0)
-        if not tokens or self._held(request) != self._parts(tokens):
+        if not tokens or self._held(request) != self.parts(tokens):
             return 0, False
         return -(-tokens // self.step_tokens) * self.step_tokens, True
 
@@ -96,27 +100,27 @@ class Amounts(RequestMemory):
 
     def _change(self, request: int, before: Parts, num_tokens: int) -> bool:
         """Gives a request that has some parts those of so many tokens, if there is room for what grows."""
-        changes = [new - old for old, new in zip(before, self._parts(num_tokens), strict=True)]
+        changes = [new - old for old, new in zip(before, self.parts(num_tokens), strict=True)]
         if not self._has_room(self._by_pool([max(change, 0) for change in changes])):
             return False
-        for pool, change in zip(self._pools, changes, strict=True):
+        for pool, change in zip(self.pools, changes, strict=True):
             if change:
                 self._take(request, pool, change)
         tokens, self._tokens[request] = self._tokens.get(request, 1), num_tokens
-        if self._grain is not None:
-            folds = (num_tokens - 1) // self._grain - (tokens - 1) // self._grain
+        if self.grain is not None:
+            folds = (num_tokens - 1) // self.grain - (tokens - 1) // self.grain
             self.counters.folds_in_place += folds
         return True
 
     def _by_pool(self, parts: Sequence[int]) -> list[int]:
         sums = [0] * len(self.units)
-        for pool, part in zip(self._pools, parts, strict=True):
+        for pool, part in zip(self.pools, parts, strict=True):
             sums[pool] += part
         return sums
 
     def _held(self, request: int) -> Parts:
         """The parts that a request really has."""
-        return self._parts(self._tokens[request])
+        return self.parts(self._tokens[request])
 
     def _has_room(self, needs: Sequence[int]) -> bool:
         """Whether so many units of each pool are free."""
@@ -130,6 +134,69 @@ class Amounts(RequestMemory):
         """Takes all that a request has."""
         for pool, count in enumerate(self._by_pool(self._held(request))):
             self.free[pool] += count
+
+
+class QueueRun(TickRun):
+    """Requests wait in one line, first come first served. One that does not fit holds up those behind it.
+
+    One is admitted when memory for its prompt and its state is free. A token that begins a new step needs memory
+    before it runs. Where there is none, the request admitted last is preempted, which may be the one that asked: it
+    gives back all it has, goes to the head of the line, and later begins again with its first token.
+
+    Args:
+        load, model: see `TickRun`.
+        memory: an allocator, empty.
+    """
+
+    def __init__(self, load: PoolLoad, memory: Amounts, model: ModelSizes):
+        super().__init__(load, memory, model)
+        self.memory = memory
+        self.waiting: deque[int] = deque()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    def turn(self, departing: list[int], growing: list[int], arriving: list[int]) -> None:
+        for request in departing:
+            tokens, has_state = self.memory.holds(request)
+            self.complete(request, intact=has_state and tokens >= self.most_tokens(request))
+            self.memory.release(request)
+        for request in growing:
+            if request in self.since:  # not preempted a moment ago
+                self._grow(request)
+        for request in arriving:
+            if self.memory.fits_alone(self.most_tokens(request)):
+                self.waiting.append(request)
+            else:
+                self.infeasible += 1
+        self._admit()
+
+    def _admit(self) -> None:
+        while self.waiting:
+            request = self.waiting[0]
+            admitted = self.memory.admit(request, self.prompts[request])
+            if not admitted and self.since:
+                return
+            self.waiting.popleft()
+            if admitted:
+                self.start(request, self.prompts[request])
+            else:  # nobody else holds anything: what the allocator lost is never to come back
+                self.infeasible += 1
+
+    def _grow(self, request: int) -> None:
+        num_tokens = self.tick - self.since[request]
+        while not self.memory.grow(request, num_tokens):
+            youngest = next(reversed(self.since))
+            self.preempt(youngest)
+            self.memory.release(youngest)
+            if self.since:
+                self.waiting.appendleft(youngest)
+            else:  # it was alone
+                self.infeasible += 1
+            if youngest == request:
+                return
+        self.plan_growth(request, num_tokens + self.memory.step_tokens)
 
 
 def ideal(model: ModelSizes, pool_bytes: int, *, step_tokens: int) -> Amounts:
@@ -226,7 +293,7 @@ class AvmpMemory(Amounts):
     def fits_alone(self, num_tokens: int) -> bool:
         if self.avmp.batch is None:
             return super().fits_alone(num_tokens)
-        needs = zip(self._parts(num_tokens), self.unit_bytes, strict=True)
+        needs = zip(self.parts(num_tokens), self.unit_bytes, strict=True)
         return sum(units * size for units, size in needs) <= self.avmp.pool_bytes
 
     def check_invariants(self) -> None:
@@ -252,11 +319,7 @@ class AvmpMemory(Amounts):
 
 # --- rings in frames of the arena -----------------------------------------------------------------
 
-RING_KINDS = {
-    "rings": "a whole ring, from admission to the end",
-    "records": "the convolution's columns, and records as tokens come; the fold gives these back",
-    "raw": "records of what enters the convolution, as tokens come; no columns",
-}
+RING_KINDS = ("rings", "records", "raw")
 
 
 def rings_in_frames(model: ModelSizes, pool_bytes: int, *, kind: str) -> Amounts:
@@ -269,7 +332,9 @@ def rings_in_frames(model: ModelSizes, pool_bytes: int, *, kind: str) -> Amounts
 
     Args:
         model, pool_bytes: sizes; the model's grain is the ring's length.
-        kind: one of RING_KINDS.
+        kind: "rings" takes a whole ring, from admission to the end. "records" takes the convolution's columns, and
+            records as tokens come; the fold gives these back. "raw" takes records of what enters the convolution, as
+            tokens come, and no columns.
     """
     geometry = model.frames
     grain, state, frame = geometry.grain, geometry.state_frames, geometry.frame_bytes
@@ -338,7 +403,7 @@ class Superblocks(Amounts):
     def fits_alone(self, num_tokens: int) -> bool:
         if not all(self.per_block):
             return False
-        needs = zip(self._parts(num_tokens), self.per_block, strict=True)
+        needs = zip(self.parts(num_tokens), self.per_block, strict=True)
         return sum(-(-need // each) for need, each in needs) <= self.num_blocks
 
     def check_invariants(self) -> None:
@@ -459,7 +524,7 @@ class TwoEnded(Amounts):
         return self._bytes([len(end.owners) for end in self.ends])
 
     def fits_alone(self, num_tokens: int) -> bool:
-        return self._bytes(self._parts(num_tokens)) <= self.reserved_bytes
+        return self._bytes(self.parts(num_tokens)) <= self.reserved_bytes
 
     def check_invariants(self) -> None:
         if self._gap() < 0:

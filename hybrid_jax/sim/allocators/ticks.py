@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -23,7 +21,7 @@ OF_ALLOCATOR = (
 )
 
 
-class PoolSizes(Protocol):
+class PoolSizes:
     """What a result says of a pool.
 
     Attributes:
@@ -43,6 +41,7 @@ class PoolSizes(Protocol):
     @property
     def used_bytes(self) -> int:
         """Bytes that are not free."""
+        raise NotImplementedError
 
     def row_bytes(self, num_rows: int) -> int:
         """Memory beside the pool while so many requests run."""
@@ -50,28 +49,6 @@ class PoolSizes(Protocol):
 
     def check_invariants(self) -> None:
         """Recounts what is held; raises AssertionError with both numbers."""
-
-
-class RequestMemory(PoolSizes, Protocol):
-    """KV and a state for each of many requests, under one budget of bytes.
-
-    A request that is refused keeps what it has. Nobody loses anything but by `release`.
-    """
-
-    def fits_alone(self, num_tokens: int) -> bool:
-        """Whether a request of so many tokens could have the empty pool."""
-
-    def admit(self, request: int, num_tokens: int) -> bool:
-        """Gives KV for so many tokens and a state, both or nothing."""
-
-    def grow(self, request: int, num_tokens: int) -> bool:
-        """Gives KV for so many tokens in all, and does what else is due up to there."""
-
-    def release(self, request: int) -> None:
-        """Takes back all that a request holds."""
-
-    def holds(self, request: int) -> tuple[int, bool]:
-        """Tokens whose KV a request still has, and whether it has its state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,66 +246,3 @@ class TickRun:
             prefix_tokens=pool.prefix_tokens,
             cpu_seconds=seconds,
         )
-
-
-class QueueRun(TickRun):
-    """Requests wait in one line, first come first served. One that does not fit holds up those behind it.
-
-    One is admitted when memory for its prompt and its state is free. A token that begins a new step needs memory
-    before it runs. Where there is none, the request admitted last is preempted, which may be the one that asked: it
-    gives back all it has, goes to the head of the line, and later begins again with its first token.
-
-    Args:
-        load, model: see `TickRun`.
-        memory: an allocator, empty.
-    """
-
-    def __init__(self, load: PoolLoad, memory: RequestMemory, model: ModelSizes):
-        super().__init__(load, memory, model)
-        self.memory = memory
-        self.waiting: deque[int] = deque()
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.waiting)
-
-    def turn(self, departing: list[int], growing: list[int], arriving: list[int]) -> None:
-        for request in departing:
-            tokens, has_state = self.memory.holds(request)
-            self.complete(request, intact=has_state and tokens >= self.most_tokens(request))
-            self.memory.release(request)
-        for request in growing:
-            if request in self.since:  # not preempted a moment ago
-                self._grow(request)
-        for request in arriving:
-            if self.memory.fits_alone(self.most_tokens(request)):
-                self.waiting.append(request)
-            else:
-                self.infeasible += 1
-        self._admit()
-
-    def _admit(self) -> None:
-        while self.waiting:
-            request = self.waiting[0]
-            admitted = self.memory.admit(request, self.prompts[request])
-            if not admitted and self.since:
-                return
-            self.waiting.popleft()
-            if admitted:
-                self.start(request, self.prompts[request])
-            else:  # nobody else holds anything: what the allocator lost is never to come back
-                self.infeasible += 1
-
-    def _grow(self, request: int) -> None:
-        num_tokens = self.tick - self.since[request]
-        while not self.memory.grow(request, num_tokens):
-            youngest = next(reversed(self.since))
-            self.preempt(youngest)
-            self.memory.release(youngest)
-            if self.since:
-                self.waiting.appendleft(youngest)
-            else:  # it was alone
-                self.infeasible += 1
-            if youngest == request:
-                return
-        self.plan_growth(request, num_tokens + self.memory.step_tokens)
