@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,42 +65,32 @@ def pool_sim(
 ) -> None:
     """Runs requests through an allocator of KV pages and recurrent states, without a model."""
     from hybrid_jax.sim.allocators.loads import make_load, pick_load, read_loads
+    from hybrid_jax.sim.allocators.model_sizes import model_sizes, parse_pool, published_sizes
+    from hybrid_jax.sim.allocators.names import make_memory, make_published, run_beside_ideal
+    from hybrid_jax.sim.allocators.paper_mode import run_paper
 
     if mode not in ("paper", "honest"):
         raise ValueError(f"--mode must be paper or honest, got {mode!r}")
 
-    def load():
+    def load() -> PoolLoad:
         if trace is None:
             return make_load(workload, seed)
         return pick_load(read_loads(trace), workload, seed, trace.name)
 
     if mode == "paper":
-        paper = _paper(load, allocator or "avmp_dynamic_b128", model_spec, pool)
-        write_json(paper.as_dict()) if as_json else _print(paper)
+        name = allocator or "avmp_dynamic_b128"
+        layers = published_sizes(model_spec)
+        pool_bytes = parse_pool(pool, layers)
+        memory = make_published(name, layers, pool_bytes)
+        paper = run_paper(load(), memory, layers, name=name, pool_bytes=pool_bytes)
+        write_json(paper.as_dict()) if as_json else write_rows(_paper_rows(paper))
     else:
-        honest = _honest(load, allocator or "frames", model_spec, pool)
-        write_json(honest.as_dict()) if as_json else _print_honest(honest)
-
-
-def _paper(load: Callable[[], PoolLoad], allocator: str, model_spec: str, pool: str) -> PaperResult:
-    from hybrid_jax.sim.allocators.model_sizes import parse_pool, published_sizes
-    from hybrid_jax.sim.allocators.names import make_published
-    from hybrid_jax.sim.allocators.paper_mode import run_paper
-
-    layers = published_sizes(model_spec)
-    pool_bytes = parse_pool(pool, layers)
-    memory = make_published(allocator, layers, pool_bytes)
-    return run_paper(load(), memory, layers, name=allocator, pool_bytes=pool_bytes)
-
-
-def _honest(load: Callable[[], PoolLoad], allocator: str, model_spec: str, pool: str) -> TickResult:
-    from hybrid_jax.sim.allocators.model_sizes import model_sizes, parse_pool
-    from hybrid_jax.sim.allocators.names import make_memory, run_beside_ideal
-
-    model = model_sizes(model_spec)
-    pool_bytes = parse_pool(pool, model.layers)
-    make_memory(allocator, model, pool_bytes)  # a mistake in the name shows before the ideal runs
-    return run_beside_ideal(load(), model, name=allocator, pool_bytes=pool_bytes)
+        name = allocator or "frames"
+        model = model_sizes(model_spec)
+        pool_bytes = parse_pool(pool, model.layers)
+        make_memory(name, model, pool_bytes)  # a mistake in the name shows before the ideal runs
+        honest = run_beside_ideal(load(), model, name=name, pool_bytes=pool_bytes)
+        write_json(honest.as_dict()) if as_json else write_rows(_honest_rows(honest))
 
 
 def _asked(result: PoolResult) -> list[tuple[str, str]]:
@@ -112,12 +101,12 @@ def _asked(result: PoolResult) -> list[tuple[str, str]]:
     ]
 
 
-def _print(result: PaperResult) -> None:
+def _paper_rows(result: PaperResult) -> list[tuple[str, str]]:
     moves = (
         f"{result.rebalance_count:,} done, {format_size(result.migrated_bytes)}; "
         f"{result.rebalances_refused:,} refused; {format_size(result.wasted_bytes)} lost for ever"
     )
-    rows = [
+    return [
         *_asked(result),
         ("failed calls", f"{result.oom_count:,} of {result.allocate_calls:,}"),
         ("completed", f"{result.completed:,}, as the paper counts"),
@@ -131,11 +120,10 @@ def _print(result: PaperResult) -> None:
         ),
         ("processor time", f"{result.cpu_seconds:.2f} s"),
     ]
-    write_rows(rows)
 
 
-def _print_honest(result: TickResult) -> None:
-    rows = [
+def _honest_rows(result: TickResult) -> list[tuple[str, str]]:
+    return [
         *_asked(result),
         (
             "tokens per tick",
@@ -143,18 +131,12 @@ def _print_honest(result: TickResult) -> None:
         ),
         ("completed", f"{result.completed:,} in {result.makespan:,} ticks"),
         ("of those hollow", f"{result.hollow:,}; their memory was gone at the end"),
-        (
-            "infeasible",
-            f"{result.infeasible:,}; the ideal refuses {result.ideal_infeasible:,}",
-        ),
+        ("infeasible", f"{result.infeasible:,}; the ideal refuses {result.ideal_infeasible:,}"),
         (
             "preempted",
             f"{result.preempted:,} times, {result.recomputed_tokens:,} tokens computed for nothing",
         ),
-        (
-            "running",
-            f"{result.mean_running:.1f} on average, {result.most_running:,} at most",
-        ),
+        ("running", f"{result.mean_running:.1f} on average, {result.most_running:,} at most"),
         ("memory in use", f"{100 * result.utilisation:.1f} % of the budget, while others wait"),
         (
             "memory taken",
@@ -169,4 +151,3 @@ def _print_honest(result: TickResult) -> None:
         ("prefixes", f"may end at multiples of {result.prefix_tokens:,} tokens"),
         ("processor time", f"{result.cpu_seconds:.2f} s, {result.allocate_calls:,} allocate calls"),
     ]
-    write_rows(rows)

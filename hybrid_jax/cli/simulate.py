@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -87,19 +87,14 @@ def simulate(
     num_bytes = parse_size(capacity, name="--capacity")
     timing = None if ttft_table is None else MeasuredTable(ttft_table)
     asked = (read_trace(trace, limit=limit), spec.costs, policy, num_bytes)
+    told: dict[str, Any] = {"model_spec": spec.name, "bounds": bounds}
     result: InFlightResult | Result
     if clock == "arrivals":
         result = simulate_in_flight(
-            *asked,
-            model_spec=spec.name,
-            grain=32 if grain is None else grain,
-            max_rows=max_rows,
-            shapes="coarse" if shapes == "coarse" else "fine",
-            bounds=bounds,
+            *asked, grain=grain or 32, max_rows=max_rows, shapes=shapes, **told
         )
     else:
-        grain = 1 if grain is None else grain
-        result = run(*asked, model_spec=spec.name, grain=grain, timing=timing, bounds=bounds)
+        result = run(*asked, grain=grain or 1, timing=timing, **told)
     if as_json:
         write_json(result.as_dict())
     elif isinstance(result, InFlightResult):

@@ -6,7 +6,6 @@ import heapq
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -81,7 +80,7 @@ def simulate_in_flight(
     grain: int = 32,
     max_rows: int = 64,
     prefill_tokens: int = 8192,
-    shapes: Literal["fine", "coarse"] = "fine",
+    shapes: str = "fine",
     device: DeviceModel | None = None,
     bounds: bool = False,
 ) -> InFlightResult:
@@ -99,7 +98,7 @@ def simulate_in_flight(
         bounds: also run "optimal" and "infinite".
 
     Raises:
-        ValueError: no requests, an unknown policy, or an arena too small for two checkpoints.
+        ValueError: no requests, an unknown policy or shapes, or an arena too small for two checkpoints.
     """
     if not trace:
         raise ValueError("simulate: a trace must hold at least one request, got none")
