@@ -41,7 +41,6 @@ MODELS_OWN = "the model's, or off"  # the default of what generation_config.json
 
 app = typer.Typer(
     name="hybrid-jax",
-    help="Inference for hybrid language models in JAX.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -168,13 +167,8 @@ def generate(
         quiet=not stats,
         progress=sys.stderr.isatty(),
     )
-    given: dict[str, Any] = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "stop": stop,
-    }
-    given |= {"max_tokens": max_tokens, "structured_outputs": form}
+    given: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    given |= {"stop": stop, "max_tokens": max_tokens, "structured_outputs": form}
     params = replace(
         llm.get_default_sampling_params(),
         n=n,
@@ -206,13 +200,11 @@ def generate(
 
 def _form(json_schema: Path | None, regex: str | None) -> StructuredOutputsParams | None:
     """The form of the text that the options ask for."""
-    if json_schema is None and regex is None:
-        return None
-    if json_schema is not None and regex is not None:
+    if json_schema is None:
+        return None if regex is None else StructuredOutputsParams(regex=regex)
+    if regex is not None:
         raise ValueError("--json-schema and --regex exclude each other; leave one out")
     schema = _text_of("--json-schema", json_schema)
-    if schema is None:
-        return StructuredOutputsParams(regex=regex)
     try:
         return StructuredOutputsParams(json=schema)
     except ValueError as error:
@@ -220,10 +212,8 @@ def _form(json_schema: Path | None, regex: str | None) -> StructuredOutputsParam
         raise ValueError(f"--json-schema {json_schema}: {text}") from error
 
 
-def _text_of(option: str, path: Path | None) -> str | None:
+def _text_of(option: str, path: Path) -> str:
     """The text of the file that an option names."""
-    if path is None:
-        return None
     data = path.read_bytes()
     try:
         return data.decode()
@@ -369,9 +359,9 @@ def _template(path: Path | None) -> str | None:
     """The source of a chat template. It is checked before anything is loaded."""
     from hybrid_jax.text.tokenizer import compile_template
 
-    source = _text_of("--chat-template", path)
-    if source is None:
+    if path is None:
         return None
+    source = _text_of("--chat-template", path)
     if not source.strip():
         raise ValueError(f"--chat-template {path}: is empty; give a Jinja template")
     try:

@@ -176,7 +176,9 @@ class BlockCache:
         self.capacity, self.block_tokens = capacity, block_tokens
         self._block_bytes = costs.checkpoint_bytes + block_tokens * costs.kv_bytes
         self._most = capacity // self._block_bytes
-        self._blocks: OrderedDict[int, None] = OrderedDict()  # by name
+        self._blocks: OrderedDict[int, None] = (
+            OrderedDict()
+        )  # names; what was used last stands last
         self._names: dict[tuple[int, bytes], int] = {}  # (name of the block before, tokens) -> name
         self.evictions = self.peak = 0
         self.reused: set[int] = set()
@@ -196,16 +198,13 @@ class BlockCache:
             hits += 1
         self.reused.update(names[:hits])
         self.resumed.update(names[hits - 1 : hits])
-        for name in reversed(names[: self._most]):
-            if name in self._blocks:
-                self._blocks.move_to_end(name)
-        keep = set(names[: self._most])
-        for name in reversed(names[: self._most]):
-            if name not in self._blocks:
-                self._make_room(keep)
-                self._blocks[name] = None
-        for name in reversed(names[: self._most]):  # old and new ones in one order, the last first
-            self._blocks.move_to_end(name)
+        kept = names[: self._most]
+        for name in kept:
+            self._blocks.pop(name, None)
+        while len(self._blocks) + len(kept) > self._most:
+            self._blocks.popitem(last=False)
+            self.evictions += 1
+        self._blocks.update(dict.fromkeys(reversed(kept)))
         self.peak = max(self.peak, len(self._blocks) * self._block_bytes)
         hit_len = hits * self.block_tokens
         return Outcome(
@@ -223,14 +222,6 @@ class BlockCache:
             name = self._names.setdefault(key, len(self._names) + 1)
             names.append(name)
         return names
-
-    def _make_room(self, keep: set[int]) -> None:
-        if len(self._blocks) < self._most:
-            return
-        name = next(iter(self._blocks))
-        assert name not in keep, "block cache: a block of the request at hand would go"
-        del self._blocks[name]
-        self.evictions += 1
 
 
 Cache = Simulated | NoCache | BlockCache  # what a simulation runs a trace through

@@ -33,13 +33,11 @@ class Future:
         self._root = tree.root
         self.uses: dict[Node, list[int]] = {}
         self.paths: list[list[Node]] = []
-        self.ends: list[list[int]] = []
         for number, (prompt, whole) in enumerate(zip(prompts, wholes, strict=True)):
             for node in prompt.path():
                 if node.end < prompt.end:
                     self.uses.setdefault(node, []).append(number)
             self.paths.append(whole.path())
-            self.ends.append([node.end for node in self.paths[-1]])
         self.prompt_ends = [prompt.end for prompt in prompts]
 
     def place(self, node: Node) -> Node:
@@ -134,8 +132,8 @@ class Clairvoyant(EvictionPolicy):
     def _deeper(self, number: int, place: Node) -> bool:
         """A checkpoint below `place` serves this request now."""
         path, limit = self._future.paths[number], self._future.prompt_ends[number]
-        last = bisect_left(self._future.ends[number], limit) - 1  # what ends before the prompt does
-        for node in reversed(path[: last + 1]):
+        shorter = bisect_left(path, limit, key=lambda node: node.end)
+        for node in reversed(path[:shorter]):  # what ends before the prompt does
             if node is place:
                 return False
             if node in self._here and self._resumes(self._here[node]):
