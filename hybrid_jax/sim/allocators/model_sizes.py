@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hybrid_jax.byte_sizes import parse_size
 from hybrid_jax.config import Attention, EngineConfig
 from hybrid_jax.geometry import Geometry, checkpoint_bytes, fit_geometry, ring_specs, token_words
 from hybrid_jax.kinds.kind import RecurrentKind, StateLayout
-from hybrid_jax.kinds.table import kind_of
+from hybrid_jax.kinds.table import kind_of, recurrent_kind
 from hybrid_jax.sim.model_specs import FOLDER, load_spec, names
 
 PAGE_TOKENS = 16
@@ -155,7 +154,7 @@ def model_sizes(name: str) -> ModelSizes:
             f"got {len(attention)} and {len(recurrent)}"
         )
     (num_pages, page), (num_states, mixer) = attention[0], recurrent[0]
-    token, layout = 4 * token_words(page, DTYPE), _layout(mixer)
+    token, layout = 4 * token_words(page, DTYPE), recurrent_kind(mixer).layout(mixer)
     state = 4 * layout.state_words + 2 * layout.columns * layout.channels
     taken = num_pages * token, num_states * state
     if taken != (spec.costs.kv_bytes, spec.costs.checkpoint_bytes):
@@ -173,12 +172,6 @@ def model_sizes(name: str) -> ModelSizes:
         num_states=num_states,
     )
     return _sizes(layers, token, layout, ring=layout if layout.records else _in_heads(layout))
-
-
-def _layout(mixer: Any) -> StateLayout:
-    kind = kind_of(mixer)
-    assert isinstance(kind, RecurrentKind)
-    return kind.layout(mixer)
 
 
 def _published_model(layers: LayerSizes) -> ModelSizes:
@@ -226,22 +219,16 @@ def _sizes(
     )
     frames = fit([layout] * layers.num_states)
     (rings,) = ring_specs(fit([ring] * layers.num_states), num_rows=1, window=1)
-    conv = rings.pop("conv")
-    per_token = {
-        name: spec.num_bytes // frames.grain
-        for name, spec in rings.items()
-        if spec.shape[2] == frames.grain
-    }
+    conv = rings["conv"]
+    per_token = {name: rings[name].num_bytes // frames.grain for name, _, _ in ring.records}
     record = sum(per_token.values())
-    column = conv.num_bytes // conv.shape[2]
-    floats = sum(per_token[n] for n, _, dtype in ring.records if dtype is not None)
-    window = conv.num_bytes + sum(rings[n].num_bytes for n in rings.keys() - per_token.keys())
+    floats = sum(per_token[name] for name, _, dtype in ring.records if dtype is not None)
     return ModelSizes(
         layers=layers,
         frames=frames,
-        window_bytes=window,
+        window_bytes=sum(spec.num_bytes for spec in rings.values()) - frames.grain * record,
         record_bytes=record,
-        raw_bytes=column + floats if layout.columns else record,
+        raw_bytes=conv.num_bytes // conv.shape[2] + floats if layout.columns else record,
     )
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-import numpy as np
-
 from hybrid_jax.sim.allocators.loads import PoolLoad, PoolResult
 from hybrid_jax.sim.allocators.model_sizes import LayerSizes
 from hybrid_jax.sim.allocators.published import KV, STATE, FixedDual
@@ -61,13 +59,13 @@ def run_paper(
         layers: sizes of the model's pages and states.
         name, pool_bytes: of the allocator, for the result.
     """
-    kinds, requests = events(load, layers)
+    due = events(load, layers)
     prompt_pages = [layers.num_pages(length) for length in load.prompt_lens.tolist()]
     each, states = layers.num_pages_each, layers.num_states
     failures = [0] * len(load)
     allocate, release = allocator.allocate, allocator.release
     start = time.process_time()
-    for kind, request in zip(kinds, requests, strict=True):
+    for kind, request in due:
         if kind == GROWTH:
             failed = allocate(request, KV, 1, each)
         elif kind == ARRIVAL:
@@ -81,6 +79,7 @@ def run_paper(
     seconds = time.process_time() - start
     completed = {request for request, failed in enumerate(failures) if not failed}
     counters = allocator.counters
+    num_growths = len(due) - 2 * len(load)  # the others are arrivals and departures
     hollow = len(completed & counters.victims)
     return PaperResult(
         **load.asked(name, layers.name, pool_bytes),
@@ -92,25 +91,22 @@ def run_paper(
         intact=len(completed) - hollow,
         rebalance_count=counters.rebalances,
         victim_requests=len(counters.victims),
-        allocate_calls=each * kinds.count(GROWTH) + (each + states) * len(load),
+        allocate_calls=each * num_growths + (each + states) * len(load),
         reserved_bytes=allocator.reserved_bytes,
         cpu_seconds=seconds,
     )
 
 
-def events(load: PoolLoad, layers: LayerSizes) -> tuple[list[int], list[int]]:
-    """Kinds and requests of all events, ordered by tick, kind and request."""
-    numbers = np.arange(len(load))
+def events(load: PoolLoad, layers: LayerSizes) -> list[tuple[int, int]]:
+    """(kind, request) of all events, ordered by tick, kind and request."""
+    found = []
     ends = load.prompt_lens + load.gen_lens
-    # A page begins with the token behind a multiple of page_tokens. The last token's does not count: its tick is the
-    # departure's, which comes first.
-    first = -(-load.prompt_lens // layers.page_tokens) * layers.page_tokens + 1
-    growths = np.maximum(-(-(ends - first) // layers.page_tokens), 0)
-    owners = np.repeat(numbers, growths)
-    nth = np.arange(len(owners)) - np.repeat(np.cumsum(growths) - growths, growths)
-    grown = load.arrivals[owners] + first[owners] + nth * layers.page_tokens
-    ticks = np.concatenate((load.arrivals + ends, grown, load.arrivals))
-    kinds = np.repeat((DEPARTURE, GROWTH, ARRIVAL), (len(load), len(owners), len(load)))
-    requests = np.concatenate((numbers, owners, numbers))
-    order = np.lexsort((requests, kinds, ticks))
-    return kinds[order].tolist(), requests[order].tolist()
+    columns = zip(load.arrivals.tolist(), load.prompt_lens.tolist(), ends.tolist(), strict=True)
+    page_tokens = layers.page_tokens
+    for request, (arrival, prompt, end) in enumerate(columns):
+        found += [(arrival, ARRIVAL, request), (arrival + end, DEPARTURE, request)]
+        # A page begins with the token behind a multiple of page_tokens. The last token's does not count: its tick is
+        # the departure's, which comes first.
+        first = layers.num_pages(prompt) * page_tokens + 1
+        found += [(arrival + token, GROWTH, request) for token in range(first, end, page_tokens)]
+    return [(kind, request) for _, kind, request in sorted(found)]

@@ -114,7 +114,6 @@ def simulate_in_flight(
     run = _Run(trace, costs, engine, capacity, device)
     run.go()
     tree, counters = run.scheduler.memory.tree, run.scheduler.counters
-    cache = None if tree is None else tree.counters
     seconds = time.process_time() - started
     lengths = np.array([len(trace[i].prompt) for i in run.hits], np.int64)
     skipped = np.array(list(run.hits.values()), np.int64)
@@ -133,7 +132,7 @@ def simulate_in_flight(
         latency_s=summary([run.ended[i] - run.arrived[i] for i in run.ended] or [0.0]),
         span_s=run.now - trace[0].arrival_s,
         preemptions=counters.preemptions,
-        evictions=0 if cache is None else cache.evictions,
+        evictions=0 if tree is None else tree.counters.evictions,
         waits=counters.waits,
         memory=run.scheduler.memory.holds.counters.stats(),
         timing=run.device.describe(),
