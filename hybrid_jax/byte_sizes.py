@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STEPS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _STEPS[f"{_letter}B"] = 1000**_power
@@ -59,11 +60,9 @@ def format_size(num_bytes: float) -> str:
         >>> format_size(262144), format_size(0), format_size(5_368_709_120)
         ('256 KiB', '0 B', '5 GiB')
     """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(num_bytes) < 1024:
-            return f"{_short(num_bytes)} {unit}"
-        num_bytes /= 1024
-    return f"{_short(num_bytes)} TiB"
+    value, unit = _in_unit(num_bytes)
+    digits = ".0f" if value >= 100 or value == int(value) else ".3g"
+    return f"{value:{digits}} {unit}"
 
 
 def round_size(num_bytes: int, *, up: bool) -> str:
@@ -73,14 +72,14 @@ def round_size(num_bytes: int, *, up: bool) -> str:
         >>> round_size(5_400_000_000, up=False), round_size(5_400_000_000, up=True)
         ('5.02 GiB', '5.03 GiB')
     """
-    unit, step = "B", 1
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if num_bytes >= 1024 * step:
-            unit, step = larger, 1024 * step
-    value = num_bytes / step
+    value, unit = _in_unit(num_bytes)
     scale = 100 if value < 10 else 10 if value < 100 else 1
     return f"{(math.ceil if up else math.floor)(value * scale) / scale:.12g} {unit}"
 
 
-def _short(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+def _in_unit(num_bytes: float) -> tuple[float, str]:
+    """A byte count in the largest unit of which there is at least one."""
+    power = 0
+    while power < len(UNITS) - 1 and abs(num_bytes) >= 1024 ** (power + 1):
+        power += 1
+    return num_bytes / 1024**power, UNITS[power]
