@@ -67,15 +67,12 @@ def run_paper(
     start = time.process_time()
     for kind, request in due:
         if kind == GROWTH:
-            failed = allocate(request, KV, 1, each)
+            failures[request] += allocate(request, KV, 1, each)
         elif kind == ARRIVAL:
-            failed = allocate(request, KV, prompt_pages[request], each)
-            failed += allocate(request, STATE, 1, states)
+            failures[request] += allocate(request, KV, prompt_pages[request], each)
+            failures[request] += allocate(request, STATE, 1, states)
         else:
             release(request)
-            continue
-        if failed:
-            failures[request] += failed
     seconds = time.process_time() - start
     completed = {request for request, failed in enumerate(failures) if not failed}
     counters = allocator.counters
