@@ -18,6 +18,15 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.engine.programs.compiling import Program
 
+# Most of a run goes into compiling, so with HYBRID_JAX_COMPILE=quickly LLVM does not optimize. XLA's own passes stay as
+# they are, but for fusions, which get an older and simpler code generator while jax has one (jax 0.10; 4 to 6 times as
+# fast together). Programs of a child process are compiled in the same way.
+if os.environ.get("HYBRID_JAX_COMPILE") == "quickly":
+    flags = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+    if jax.__version_info__ < (0, 11):
+        flags.append("--xla_cpu_use_fusion_emitters=false")
+    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
+
 # An implicit float32 + bfloat16 is an error. Rank promotion stays allowed: biases and norm weights
 # [D] broadcast over [B, T, D] on purpose.
 jax.config.update("jax_numpy_dtype_promotion", "strict")
