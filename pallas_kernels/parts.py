@@ -13,22 +13,6 @@ import jax.numpy as jnp
 from pallas_kernels.triton import Ref, load
 
 
-def check_parts(where: str, name: str, array: jax.Array, rank: int) -> tuple[int, ...]:
-    """The shape [...] of an array of `rank` dimensions, or of the sum of its parts float32[S, ...]."""
-    if array.ndim == rank:
-        return array.shape
-    if array.ndim != rank + 1:
-        raise ValueError(
-            f"{where}: {name} must have {rank} dimensions, or {rank + 1} in parts, got shape {array.shape}"
-        )
-    if array.dtype != jnp.float32 or not array.shape[0]:
-        raise ValueError(
-            f"{where}: {name} must be parts float32[S, ...] with S > 0, "
-            f"got {array.dtype}{list(array.shape)}; sum what is rounded already"
-        )
-    return array.shape[1:]
-
-
 def whole(array: jax.Array, rank: int, dtype: jnp.dtype) -> jax.Array:
     """An array of `rank` dimensions as it is; the sum of parts in `dtype`."""
     return array if array.ndim == rank else array.sum(0).astype(dtype)

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.bits import floats
-from pallas_kernels.dispatch import INTS, WORDS, check_dtypes, check_rank
 from pallas_kernels.triton import power_of_two
 
 # Elements of a head's state that a kernel takes: 128 float32 registers in each of 256 threads.
@@ -62,6 +61,18 @@ class RecordSizes:
         """Words of one head's float32 state."""
         return self.head_dim * self.state_size
 
+    @property
+    def dimensions(self) -> dict[str, int]:
+        """The sizes by the names that arrays are annotated with (`arguments.check`)."""
+        return {
+            "M": self.num_heads,
+            "G": self.num_groups,
+            "MP": self.inner_size,
+            "GR": self.shared_size,
+            "record": self.record_size,
+            "E": self.conv_size,
+        }
+
     def why_unsupported(self) -> str | None:
         """Why no kernel holds a state of this size in registers, or None."""
         if self.state_elements <= MAX_STATE:
@@ -104,6 +115,11 @@ class ProjectionLayout(RecordSizes):
     dt_limits: tuple[float, float] = (0.0, math.inf)
 
     @property
+    def dimensions(self) -> dict[str, int]:
+        own = {"W": self.conv_width, "before": self.history, "columns": self.projected_size}
+        return super().dimensions | own
+
+    @property
     def projected_size(self) -> int:
         """Columns of what in_proj gives for a token."""
         return self.inner_size + self.conv_size + self.num_heads
@@ -132,8 +148,8 @@ def split_records(xB: jax.Array, records: RecordSizes) -> tuple[jax.Array, jax.A
 
 
 def check_groups(where: str, groups: int, heads: int) -> None:
-    """Checks that B and C have groups, and that these divide the heads of x."""
-    if groups < 1 or heads % groups:
+    """Checks that the groups of B and C divide the heads of x."""
+    if heads % groups:
         raise ValueError(
             f"{where}: groups of B must divide the heads of x, got {groups} and {heads}"
         )
@@ -144,23 +160,26 @@ def check_frames(
     arena: jax.Array,
     name: str,
     frames: jax.Array,
-    rows: int,
     records: RecordSizes,
     *,
     first: int = 0,
     last: int | None = None,
 ) -> None:
     """Checks that columns `first` .. `last` of a table hold all heads of a layer."""
-    check_rank(where, name, frames, 2)
-    check_dtypes(where, INTS, **{name: frames})
-    check_rank(where, "arena", arena, 2)
-    check_dtypes(where, WORDS, arena=arena)
     if first < 0:
         raise ValueError(f"{where}: first_frame must be at least 0, got {first}")
     columns = len(range(frames.shape[1])[first:last])
     held = arena.shape[1] // records.head_words * columns
-    if held < records.num_heads or frames.shape[0] != rows:
+    if held < records.num_heads:
         raise ValueError(
-            f"{where}: {name} must hold {records.num_heads} heads of each of {rows} rows, got {held} in {columns} "
-            f"frames of {arena.shape[1]} words, of {frames.shape}; give a layer more frames, or larger ones"
+            f"{where}: {name} must hold {records.num_heads} heads of each of {frames.shape[0]} rows, got {held} in "
+            f"{columns} frames of {arena.shape[1]} words, of {frames.shape}; give a layer more frames, or larger ones"
+        )
+
+
+def check_rings(where: str, rings: jax.Array, layer: int, rows: int) -> None:
+    """Checks that rings [L, B', ...] have this layer and so many rows."""
+    if not 0 <= layer < rings.shape[0] or rows > rings.shape[1]:
+        raise ValueError(
+            f"{where}: layer {layer} and {rows} rows must lie within the rings {rings.shape[:2]}"
         )

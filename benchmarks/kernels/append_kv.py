@@ -21,6 +21,7 @@ from benchmarks.kernels.harness import Case, Side, Work
 from pallas_kernels.append_kv import append_kv
 from pallas_kernels.append_kv import cases as shapes
 from pallas_kernels.append_kv.kernel import Config, append_kv_pallas
+from pallas_kernels.append_kv.reference import Arrays
 
 SWEEP = [Config(words=words, num_warps=warps) for words in (512, 1024, 2048) for warps in (2, 4, 8)]
 
@@ -46,8 +47,7 @@ def by_name(implementation: str, shape: shapes.Case, dtype: str, arena, inputs):
 
 def configured(config: Config, shape: shapes.Case, dtype: str, arena, inputs):
     static = static_of(shape, dtype) | {"dtype": jnp.dtype(dtype), "num_heads": shape.heads}
-    norms = {name: inputs.get(name) for name in ("cos", "sin", "q_norm", "k_norm")}
-    return append_kv_pallas(arena, **inputs | norms, **static, config=config)
+    return append_kv_pallas(Arrays(arena=arena, **inputs), **static, config=config)
 
 
 def case_of(shape: shapes.Case, dtype: str = "bfloat16", truth: str = "xla") -> Case:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.kernels import report
-from benchmarks.kernels.harness import Case, Peer, Side, Work
+from benchmarks.kernels.harness import Case, Peer, Side, Work, with_config
 from benchmarks.kernels.peers import need, to_torch
 from pallas_kernels import causal_conv, causal_conv_window
 from pallas_kernels.bits import floats, stored
@@ -28,6 +28,7 @@ from pallas_kernels.causal_conv.kernel import (
     causal_conv_pallas,
     causal_conv_window_pallas,
 )
+from pallas_kernels.causal_conv.reference import Chunk, Window
 
 GRANITE_4_H_SMALL = ProjectionLayout(num_heads=128, head_dim=64, num_groups=1, state_size=128)
 MODELS = {"granite_4_h_small_G1": GRANITE_4_H_SMALL, "nemotron_h_8b_G8": shapes.NEMOTRON_H_8B}
@@ -113,9 +114,7 @@ def prompt_case(shape: shapes.Case) -> Case:
         sides=tuple(Side(name=name, call=call) for name, call in calls.items()),
         peers=(Peer(name="causal_conv1d", build=functools.partial(causal_conv1d, layout)),),
         configs={
-            label(c): functools.partial(
-                prompt, layout, functools.partial(causal_conv_pallas, config=c)
-            )
+            label(c): functools.partial(prompt, layout, with_config(causal_conv_pallas, Chunk, c))
             for c in PROMPT_SWEEP
         },
         work=Work(bytes=tokens * (2 * columns + 4 * layout.num_heads), tokens=tokens),
@@ -157,7 +156,6 @@ def window_case(shape: shapes.WindowCase) -> Case:
         )
         for name, way in WAYS.items()
     }
-    of_config = functools.partial(causal_conv_window_pallas, ancestors=None)
     shared = 2 * layout.shared_size  # bytes of one token's B, or of its C
     read = 2 * (layout.conv_size + layout.num_heads)
     written = 2 * (layout.conv_size + layout.record_size) + shared
@@ -172,7 +170,9 @@ def window_case(shape: shapes.WindowCase) -> Case:
         result=window_result,
         sides=tuple(Side(name=name, call=call) for name, call in calls.items()),
         configs={
-            label(c): functools.partial(window, layout, functools.partial(of_config, config=c))
+            label(c): functools.partial(
+                window, layout, with_config(causal_conv_window_pallas, Window, c)
+            )
             for c in window_sweep(shape.tokens)
         },
         work=Work(bytes=tokens * (read + written) + shape.rows * history + seen, tokens=tokens),

@@ -18,14 +18,19 @@ import jax
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.kernels import report
-from benchmarks.kernels.harness import Case, Side, Work
+from benchmarks.kernels.harness import Case, Side, Work, with_config
 from pallas_kernels import frame_io
 from pallas_kernels.frame_io import kernel
 from pallas_kernels.frame_io.kernel import Config
+from pallas_kernels.frame_io.reference import Copy, Read
 
 FRAME_WORDS = 65536
 SWEEP = [Config(words=words, num_warps=warps) for words in (512, 1024, 4096) for warps in (2, 4, 8)]
 NAMES = ("pallas", "xla", "reference")
+OWN = {
+    "read_frames": (kernel.read_frames_pallas, Read),
+    "copy_frames": (kernel.copy_frames_pallas, Copy),
+}
 MOST_WRITES = 16  # frames up to which the reference of a write is compiled
 
 
@@ -36,7 +41,8 @@ def made(name: str, operation: str, wrap, *, names=NAMES, others=(), **fields) -
         wrap: a function of the operation -> a call. names: implementations, the last one the truth.
         others: sides of the benchmark's own.
     """
-    public, own = getattr(frame_io, operation), getattr(kernel, f"{operation}_pallas")
+    public = getattr(frame_io, operation)
+    own, arrays = OWN[operation]
     sides = [
         Side(name=which, call=wrap(functools.partial(public, implementation=which)))
         for which in names
@@ -47,7 +53,7 @@ def made(name: str, operation: str, wrap, *, names=NAMES, others=(), **fields) -
         truth=sides[-1].call,
         sides=(*sides, *others),
         configs={
-            f"{c.words} words {c.num_warps}w": wrap(functools.partial(own, config=c)) for c in SWEEP
+            f"{c.words} words {c.num_warps}w": wrap(with_config(own, arrays, c)) for c in SWEEP
         },
         tolerance=0.0,
         **fields,
@@ -73,7 +79,7 @@ def draw_frames(count: int, words: int, key: jax.Array):
 
 def copy_case(count: int, words: int) -> Case:
     def wrap(run):
-        return lambda arena, ids: ((), run(arena, ids["sources"], ids["targets"]))
+        return lambda arena, ids: ((), run(arena=arena, **ids))
 
     def scatter(arena, sources, targets):
         return arena.at[targets].set(arena[sources], unique_indices=True)

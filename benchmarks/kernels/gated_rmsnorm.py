@@ -17,11 +17,12 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.kernels import report
-from benchmarks.kernels.harness import Case, Peer, Side, Work
+from benchmarks.kernels.harness import Case, Peer, Side, Work, with_config
 from benchmarks.kernels.peers import need, to_torch
 from pallas_kernels import gated_rmsnorm
 from pallas_kernels.gated_rmsnorm import cases as shapes
 from pallas_kernels.gated_rmsnorm.kernel import Config, gated_rmsnorm_pallas
+from pallas_kernels.gated_rmsnorm.reference import Arrays
 
 EPS = 1e-5
 SMOKE = ("blocks_in_a_projection",)
@@ -77,7 +78,7 @@ def case_of(shape: shapes.Case) -> Case:
         peers=(Peer(name="mamba_ssm rmsnorm", build=functools.partial(mamba_ssm, shape)),),
         configs={
             f"{c.num_warps}w": functools.partial(
-                call, shape, functools.partial(gated_rmsnorm_pallas, config=c)
+                call, shape, with_config(gated_rmsnorm_pallas, Arrays, c)
             )
             for c in SWEEP
         },

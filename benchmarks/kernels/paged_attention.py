@@ -25,6 +25,7 @@ from pallas_kernels.paged_attention import cases as shapes
 from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.paged_attention.kernel import Config, paged_attention_pallas
 from pallas_kernels.paged_attention.layout import pack_heads
+from pallas_kernels.paged_attention.reference import Arrays
 
 PAGE_TOKENS, SCALE = 64, 128**-0.5
 CONTIGUOUS = "contiguous K and V"
@@ -117,8 +118,7 @@ def run(shape: shapes.Case, implementation: str, carry, inputs):
 
 def run_config(shape: shapes.Case, config: Config, carry, inputs):
     y = paged_attention_pallas(
-        **inputs,
-        ancestors=None,
+        Arrays(**inputs),
         layout=shape.layout("bfloat16"),
         scale=SCALE,
         window=None,

@@ -18,11 +18,12 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.kernels import report
-from benchmarks.kernels.harness import Case, Peer, Side, Work
+from benchmarks.kernels.harness import Case, Peer, Side, Work, with_config
 from benchmarks.kernels.peers import need, to_torch
 from pallas_kernels import residual_rmsnorm
 from pallas_kernels.residual_rmsnorm import cases as shapes
 from pallas_kernels.residual_rmsnorm.kernel import Config, residual_rmsnorm_pallas
+from pallas_kernels.residual_rmsnorm.reference import Arrays
 
 EPS = 1e-5
 SMOKE = ("one_part",)
@@ -82,7 +83,7 @@ def case_of(shape: shapes.Case) -> Case:
         peers=() if shape.parts or shape.masked else (peer,),
         configs={
             f"{c.num_warps}w": functools.partial(
-                call, shape, functools.partial(residual_rmsnorm_pallas, config=c)
+                call, shape, with_config(residual_rmsnorm_pallas, Arrays, c)
             )
             for c in SWEEP
         },

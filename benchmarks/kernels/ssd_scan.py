@@ -30,11 +30,11 @@ from pallas_kernels.ssd_scan import ssd_scan_frames
 from pallas_kernels.ssd_scan.kernel import (
     CONFIGS,
     LEAST_SEGMENT,
-    Columns,
     Config,
     num_segments,
-    scan_frames,
+    ssd_scan_frames_pallas,
 )
+from pallas_kernels.ssd_scan.reference import ScanFrames
 from pallas_kernels.ssd_scan.triton_scan import why_unsupported as why_not_triton
 
 GRANITE_4_H_SMALL = shapes.Case(
@@ -100,16 +100,8 @@ def triton(records: RecordSizes, arena, inputs):
 
 def run_config(records: RecordSizes, config: Config, arena, inputs):
     """The kernel with launch parameters of its own."""
-    first = records.record_size
-    xBC = inputs["xBC"]
-    return scan_frames(
-        *(arena, inputs["read"], inputs["write"], inputs["exists"]),
-        *(xBC, inputs["dt"], inputs["A"], xBC, xBC, inputs["D"]),
-        *(inputs["lengths"], inputs["state_lengths"]),
-        columns=Columns(x=0, B=records.inner_size, C=first),
-        records=records,
-        config=config,
-    )
+    arrays = ScanFrames(arena=arena, **inputs)
+    return ssd_scan_frames_pallas(arrays, records=records, config=config)
 
 
 def result(records: RecordSizes, y, arena, inputs):

@@ -20,13 +20,14 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.kernels import report
-from benchmarks.kernels.harness import Case, Peer, Side, Work
+from benchmarks.kernels.harness import Case, Peer, Side, Work, with_config
 from benchmarks.kernels.peers import need, to_torch
 from pallas_kernels.checkpoint import read_states, write_states
 from pallas_kernels.records import RecordSizes, split_records
 from pallas_kernels.ssd_window import cases as shapes
 from pallas_kernels.ssd_window import fold, fold_frames, ssd_window_rings, xla
 from pallas_kernels.ssd_window.kernel import Config, fold_frames_pallas, ssd_window_rings_pallas
+from pallas_kernels.ssd_window.reference import FoldFrames, WindowFrames, WindowRings
 
 ROWS, GRAIN, HEADS_PER_FRAME = 64, 32, 8
 GRANITE_4_H_SMALL = shapes.Case(
@@ -124,8 +125,9 @@ def window_gather(records: RecordSizes, carry, inputs):
     carried = jnp.einsum(
         "btgr,bghpr->btghp", grouped, by_group, precision=jax.lax.Precision.HIGHEST
     )
-    given = (x, inputs["dt"][0, :rows], inputs["A"][0], B, grouped, starts, num_valid, None)
-    y = xla.outputs(carried, *given)
+    own = (x, inputs["dt"][0, :rows], inputs["A"][0], B, grouped)
+    state = (inputs["arena"], inputs["frames"], inputs["exists"])
+    y = xla.outputs(carried, WindowFrames(*own, *state, starts, num_valid, None))
     new = x[jnp.arange(rows)[:, None], starts[:, None] + jnp.arange(tokens)]
     counts = (jnp.arange(tokens) < num_valid[:, None])[..., None, None]
     return (y + jnp.where(counts, inputs["D"][:, None] * new, 0)).astype(jnp.bfloat16), carry
@@ -133,8 +135,7 @@ def window_gather(records: RecordSizes, carry, inputs):
 
 def window_config(records: RecordSizes, config: Config, carry, inputs):
     y = ssd_window_rings_pallas(
-        **inputs,
-        ancestors=None,
+        WindowRings(**inputs),
         layer=0,
         first_frame=0,
         records=records,
@@ -206,7 +207,7 @@ def draw_fold(shape: shapes.Case, key: jax.Array):
 
 def fold_call(shape: shapes.Case, run, arena, inputs):
     per_layer = inputs["read"].shape[1]
-    return (), run(arena, **inputs, records=records_of(shape), per_layer=per_layer)
+    return (), run(arena=arena, **inputs, records=records_of(shape), per_layer=per_layer)
 
 
 def fold_gather(arena, *, read, write, exists, lengths, xB, dt, A, records, per_layer):
@@ -233,7 +234,7 @@ def fold_case(shape: shapes.Case) -> Case:
     calls = {name: functools.partial(fold_call, shape, run) for name, run in runs.items()}
     configs = {
         label(c): functools.partial(
-            fold_call, shape, functools.partial(fold_frames_pallas, config=c)
+            fold_call, shape, with_config(fold_frames_pallas, FoldFrames, c)
         )
         for c in FOLD_SWEEP
     }

@@ -7,23 +7,10 @@ import jax.numpy as jnp
 
 from pallas_kernels.append_kv.heads import append_kv_xla
 from pallas_kernels.append_kv.kernel import append_kv_pallas
-from pallas_kernels.append_kv.reference import append_kv_reference
-from pallas_kernels.dispatch import (
-    FLOAT32,
-    FLOATS,
-    INTS,
-    WORDS,
-    Implementation,
-    check_array,
-    check_dtypes,
-    check_group,
-    check_rank,
-    check_shape,
-    run,
-)
-from pallas_kernels.frame_io.api import check_arena
+from pallas_kernels.append_kv.reference import Arrays, append_kv_reference
+from pallas_kernels.arguments import check, check_group, check_result_dtype, check_words
+from pallas_kernels.dispatch import Implementation, run
 from pallas_kernels.paged_attention.layout import PageLayout
-from pallas_kernels.parts import check_parts
 
 IMPLEMENTATIONS = {
     "reference": append_kv_reference,
@@ -83,21 +70,10 @@ def append_kv(
         ((1, 1, 4, 8), 16)
     """
     where = "append_kv"
-    check_array(where, "qkv", qkv)
-    rows, tokens, columns = check_parts(where, "qkv", qkv, 3)
-    check_rank(where, "table", table, 3)
-    check_shape(where, "table", table, (rows, *table.shape[1:]))
-    for name, value in (("base", base), ("begin", begin), ("end", end)):
-        check_shape(where, name, value, (rows,))
-    check_dtypes(where, FLOATS, qkv=qkv, q_norm=q_norm, k_norm=k_norm)
-    check_dtypes(where, FLOAT32, cos=cos, sin=sin)
-    check_dtypes(where, INTS, table=table, base=base, begin=begin, end=end)
-    check_dtypes(where, WORDS, arena=arena)
-    if jnp.dtype(dtype).name not in FLOATS:
-        raise ValueError(
-            f"{where}: dtype must be {' or '.join(FLOATS)}, got {jnp.dtype(dtype).name}"
-        )
     size = layout.head_dim
+    arrays = Arrays(qkv, arena, table, base, begin, end, cos, sin, q_norm, k_norm)
+    columns = check(where, arrays, H=size).columns
+    check_result_dtype(where, dtype)
     num_heads = columns // size - 2 * layout.num_kv_heads
     if columns % size or num_heads < 1:
         raise ValueError(
@@ -109,19 +85,11 @@ def append_kv(
         raise ValueError(
             f"{where}: q_norm and k_norm must be given together, or neither; cos and sin likewise"
         )
-    if q_norm is not None:
-        check_shape(where, "q_norm", q_norm, (size,))
-        check_shape(where, "k_norm", k_norm, (size,))
-    if cos is not None:
-        check_rank(where, "cos", cos, 3)
-        check_shape(where, "cos", cos, (rows, tokens, cos.shape[2]))
-        check_shape(where, "sin", sin, cos.shape)
-        if 2 * cos.shape[2] > size:
-            raise ValueError(
-                f"{where}: cos must have at most {size // 2} columns for heads of {size} channels, got {cos.shape[2]}"
-            )
-    check_arena(where, arena, layout.offset, layout.page_words)
-    arrays = (arena, qkv, table, base, begin, end, cos, sin, q_norm, k_norm)
+    if cos is not None and 2 * cos.shape[2] > size:
+        raise ValueError(
+            f"{where}: cos must have at most {size // 2} columns for heads of {size} channels, got {cos.shape[2]}"
+        )
+    check_words(where, arena, layout.offset, layout.page_words)
     static = {"group": group, "layout": layout, "num_heads": num_heads, "eps": eps}
     static |= {"dtype": jnp.dtype(dtype)}
-    return run(where, implementation, IMPLEMENTATIONS, *arrays, **static)
+    return run(where, implementation, IMPLEMENTATIONS, arrays, **static)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.append_kv.reference import Arrays
 from pallas_kernels.frame_io.xla import repeat
 from pallas_kernels.paged_attention.layout import PageLayout, pack_heads
 from pallas_kernels.parts import whole
@@ -52,16 +53,7 @@ def split_heads(
 
 
 def append_kv_xla(
-    arena: jax.Array,
-    qkv: jax.Array,
-    table: jax.Array,
-    base: jax.Array,
-    begin: jax.Array,
-    end: jax.Array,
-    cos: jax.Array | None,
-    sin: jax.Array | None,
-    q_norm: jax.Array | None,
-    k_norm: jax.Array | None,
+    arrays: Arrays,
     *,
     group: int,
     layout: PageLayout,
@@ -70,6 +62,7 @@ def append_kv_xla(
     dtype: jnp.dtype,
 ):
     """See `api.append_kv`."""
+    qkv, arena, table, base, begin, end, cos, sin, q_norm, k_norm = arrays
     qkv = whole(qkv, 3, dtype)
     q, k, v = split_heads(
         *(qkv, cos, sin, q_norm, k_norm, eps),

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.append_kv.reference import Arrays
 from pallas_kernels.bits import stored, widen
 from pallas_kernels.paged_attention.layout import PageLayout
 from pallas_kernels.parts import as_parts, load_sum
@@ -130,16 +131,7 @@ def _words(parts: list[jax.Array], layout: PageLayout) -> jax.Array:
 
 
 def append_kv_pallas(
-    arena: jax.Array,
-    qkv: jax.Array,
-    table: jax.Array,
-    base: jax.Array,
-    begin: jax.Array,
-    end: jax.Array,
-    cos: jax.Array | None,
-    sin: jax.Array | None,
-    q_norm: jax.Array | None,
-    k_norm: jax.Array | None,
+    arrays: Arrays,
     *,
     group: int,
     layout: PageLayout,
@@ -149,6 +141,7 @@ def append_kv_pallas(
     config: Config = CONFIG,
 ):
     """See `api.append_kv`."""
+    qkv, arena, table, base, begin, end, cos, sin, q_norm, k_norm = arrays
     parts = as_parts(qkv, 3)
     rows, tokens = parts.shape[1:3]
     pages = table.shape[2]

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Annotated, NamedTuple
+
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.arguments import FLOAT32, FLOATS, INTS, WORDS
 from pallas_kernels.paged_attention.layout import PageLayout, pack_heads
 from pallas_kernels.parts import as_parts
 
 
+class Arrays(NamedTuple):
+    """Arrays of `api.append_kv`."""
+
+    qkv: Annotated[jax.Array, FLOATS, "parts? B T columns"]
+    arena: Annotated[jax.Array, WORDS, "frames words"]
+    table: Annotated[jax.Array, INTS, "B groups pages"]
+    base: Annotated[jax.Array, INTS, "B"]
+    begin: Annotated[jax.Array, INTS, "B"]
+    end: Annotated[jax.Array, INTS, "B"]
+    cos: Annotated[jax.Array | None, FLOAT32, "None B T F"] = None
+    sin: Annotated[jax.Array | None, FLOAT32, "None B T F"] = None
+    q_norm: Annotated[jax.Array | None, FLOATS, "None H"] = None
+    k_norm: Annotated[jax.Array | None, FLOATS, "None H"] = None
+
+
 def append_kv_reference(
-    arena: jax.Array,
-    qkv: jax.Array,
-    table: jax.Array,
-    base: jax.Array,
-    begin: jax.Array,
-    end: jax.Array,
-    cos: jax.Array | None,
-    sin: jax.Array | None,
-    q_norm: jax.Array | None,
-    k_norm: jax.Array | None,
+    arrays: Arrays,
     *,
     group: int,
     layout: PageLayout,
@@ -28,6 +37,7 @@ def append_kv_reference(
     dtype: jnp.dtype,
 ):
     """See `api.append_kv`."""
+    qkv, arena, table, base, begin, end, cos, sin, q_norm, k_norm = arrays
     parts = as_parts(qkv, 3).astype(jnp.float32)
     rows, tokens = parts.shape[1:3]
     heads = sum(parts[1:], parts[0]).astype(dtype).reshape(rows, tokens, -1, layout.head_dim)

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import jax
 
+from pallas_kernels.arguments import check, check_tree
 from pallas_kernels.causal_conv import kernel, reference
-from pallas_kernels.dispatch import (
-    BITS,
-    FLOAT32,
-    FLOATS,
-    INTS,
-    Implementation,
-    check_ancestors,
-    check_dtypes,
-    check_rank,
-    check_shape,
-    run,
-)
-from pallas_kernels.parts import check_parts
-from pallas_kernels.records import ProjectionLayout
+from pallas_kernels.causal_conv.reference import Chunk, Window
+from pallas_kernels.dispatch import Implementation, run
+from pallas_kernels.records import ProjectionLayout, check_rings
 
 CHUNKS = {
     "reference": reference.causal_conv_reference,
@@ -66,16 +56,9 @@ def causal_conv(
         >>> xBC.shape, dt.shape
         ((1, 5, 14), (1, 5, 2))
     """
-    where = "causal_conv"
-    check_rank(where, "projected", projected, 3)
-    check_dtypes(where, FLOATS, projected=projected)
-    rows, _ = _check_layer(where, projected.shape, weight, bias, dt_bias, layout)
-    check_shape(where, "history", history, (rows, layout.history, layout.conv_size))
-    check_shape(where, "lengths", lengths, (rows,))
-    check_dtypes(where, FLOATS + BITS, history=history)
-    check_dtypes(where, INTS, lengths=lengths)
-    arrays = (projected, history, weight, bias, dt_bias, lengths)
-    return run(where, implementation, CHUNKS, *arrays, layout=layout)
+    where, arrays = "causal_conv", Chunk(projected, history, weight, bias, dt_bias, lengths)
+    check(where, arrays, **layout.dimensions)
+    return run(where, implementation, CHUNKS, arrays, layout=layout)
 
 
 def causal_conv_window(
@@ -138,52 +121,16 @@ def causal_conv_window(
         ((1, 1, 3), (1, 1, 1, 32))
     """
     where = "causal_conv_window"
-    check_dtypes(where, FLOATS, projected=projected)
-    shape = check_parts(where, "projected", projected, 3)
-    rows, tokens = _check_layer(where, shape, weight, bias, dt_bias, layout)
-    for name, ring in (("conv", conv), ("xB", xB), ("dt", dt)):
-        check_rank(where, name, ring, 4)
-    layers, ring_rows, slots, _ = xB.shape
-    check_shape(where, "xB", xB, (layers, ring_rows, slots, layout.record_size))
-    check_shape(where, "dt", dt, (layers, ring_rows, slots, layout.num_heads))
-    check_shape(where, "conv", conv, (layers, ring_rows, conv.shape[2], layout.conv_size))
-    if conv.shape[2] < layout.history + tokens:
+    rows = (starts, first, num_valid, ancestors)
+    arrays = Window(projected, weight, bias, dt_bias, xB, dt, conv, *rows)
+    sizes = check(where, arrays, **layout.dimensions)
+    if sizes.C < layout.history + sizes.T:
         raise ValueError(
-            f"{where}: conv must have room for {layout.history} + {tokens} columns, got {conv.shape[2]}; "
+            f"{where}: conv must have room for {layout.history} + {sizes.T} columns, got {sizes.C}; "
             "make the ring for wider windows"
         )
-    if not 0 <= layer < layers or rows > ring_rows:
-        raise ValueError(
-            f"{where}: layer {layer} and {rows} rows must lie within the rings {xB.shape[:2]}"
-        )
-    for name, array in (("starts", starts), ("first", first), ("num_valid", num_valid)):
-        check_shape(where, name, array, (rows,))
-    check_dtypes(where, INTS, starts=starts, first=first, num_valid=num_valid)
-    check_dtypes(where, FLOATS + BITS, conv=conv, xB=xB)
-    check_dtypes(where, FLOAT32, dt=dt)
-    check_ancestors(where, ancestors, rows, tokens)
-    arrays = (projected, weight, bias, dt_bias, conv, xB, dt, starts, first, num_valid, ancestors)
-    reason = kernel.why_unsupported(layout, tokens)
+    check_rings(where, xB, layer, sizes.B)
+    check_tree(where, ancestors)
+    reason = kernel.why_unsupported(layout, sizes.T)
     static = {"layer": layer, "layout": layout, "moves": moves and ancestors is None}
-    return run(where, implementation, WINDOWS, *arrays, unsupported=reason, **static)
-
-
-def _check_layer(
-    where: str,
-    shape: tuple[int, ...],
-    weight: jax.Array,
-    bias: jax.Array | None,
-    dt_bias: jax.Array,
-    layout: ProjectionLayout,
-) -> tuple[int, int]:
-    """Checks the shape of what in_proj gave, and the layer's weights; returns the numbers of rows and tokens."""
-    if shape[2] != layout.projected_size:
-        raise ValueError(
-            f"{where}: projected must have shape {(*shape[:2], layout.projected_size)}, got {shape}"
-        )
-    check_shape(where, "weight", weight, (layout.conv_width, layout.conv_size))
-    if bias is not None:
-        check_shape(where, "bias", bias, (layout.conv_size,))
-    check_shape(where, "dt_bias", dt_bias, (layout.num_heads,))
-    check_dtypes(where, FLOATS, weight=weight, bias=bias, dt_bias=dt_bias)
-    return shape[:2]
+    return run(where, implementation, WINDOWS, arrays, unsupported=reason, **static)

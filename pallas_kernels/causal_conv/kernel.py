@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.bits import stored, widen
+from pallas_kernels.causal_conv.reference import Chunk, Window
 from pallas_kernels.parts import as_parts, load_sum
 from pallas_kernels.records import ProjectionLayout
 from pallas_kernels.triton import Ref, call, cdiv, iota, load, power_of_two, store
@@ -160,19 +161,10 @@ def _chunk_kernel(
         store(dt_ref, row, token, head, value=dt, mask=(token < tokens) & inside)
 
 
-def causal_conv_pallas(
-    projected: jax.Array,
-    history: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None,
-    dt_bias: jax.Array,
-    lengths: jax.Array,
-    *,
-    layout: ProjectionLayout,
-    config: Config | None = None,
-):
+def causal_conv_pallas(arrays: Chunk, *, layout: ProjectionLayout, config: Config | None = None):
     """See `api.causal_conv`. The grid walks over rows, blocks of tokens, and blocks of channels, after which come
     those of heads for the step sizes. A thread has the same channels of all tokens: no value changes hands."""
+    projected, history, weight, bias, dt_bias, lengths = arrays
     rows, tokens, _ = projected.shape
     config = config or Config.of_chunk(tokens, projected.dtype)
     kernel = functools.partial(_chunk_kernel, layout=layout, biased=bias is not None, config=config)
@@ -343,17 +335,7 @@ def _window_kernel(
 
 
 def causal_conv_window_pallas(
-    projected: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None,
-    dt_bias: jax.Array,
-    conv: jax.Array,
-    xB: jax.Array,
-    dt: jax.Array,
-    starts: jax.Array,
-    first: jax.Array,
-    num_valid: jax.Array,
-    ancestors: jax.Array | None,
+    arrays: Window,
     *,
     layer: int,
     layout: ProjectionLayout,
@@ -362,6 +344,7 @@ def causal_conv_window_pallas(
 ):
     """See `api.causal_conv_window`. The grid walks over rows and parts: tiles of x's channels, then groups, then
     one for the step sizes. A program owns its channels of all columns of its row, so none waits for another."""
+    projected, weight, bias, dt_bias, xB, dt, conv, starts, first, num_valid, ancestors = arrays
     dtype = weight.dtype if projected.ndim > 3 else projected.dtype
     projected = as_parts(projected, 3)
     parts, rows, tokens, _ = projected.shape

@@ -3,14 +3,43 @@
 from __future__ import annotations
 
 import functools
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.arguments import BITS, FLOAT32, FLOATS, INTS
 from pallas_kernels.bits import floats, stored
 from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.parts import whole
 from pallas_kernels.records import ProjectionLayout
+
+
+class Chunk(NamedTuple):
+    """Arrays of `api.causal_conv`."""
+
+    projected: Annotated[jax.Array, FLOATS, "B T columns"]
+    history: Annotated[jax.Array, FLOATS + BITS, "B before E"]
+    weight: Annotated[jax.Array, FLOATS, "W E"]
+    bias: Annotated[jax.Array | None, FLOATS, "None E"]
+    dt_bias: Annotated[jax.Array, FLOATS, "M"]
+    lengths: Annotated[jax.Array, INTS, "B"]
+
+
+class Window(NamedTuple):
+    """Arrays of `api.causal_conv_window`."""
+
+    projected: Annotated[jax.Array, FLOATS, "parts? B T columns"]
+    weight: Annotated[jax.Array, FLOATS, "W E"]
+    bias: Annotated[jax.Array | None, FLOATS, "None E"]
+    dt_bias: Annotated[jax.Array, FLOATS, "M"]
+    xB: Annotated[jax.Array, FLOATS + BITS, "L rows S record"]
+    dt: Annotated[jax.Array, FLOAT32, "L rows S M"]
+    conv: Annotated[jax.Array, FLOATS + BITS, "L rows C E"]
+    starts: Annotated[jax.Array, INTS, "B"]
+    first: Annotated[jax.Array, INTS, "B"]
+    num_valid: Annotated[jax.Array, INTS, "B"]
+    ancestors: Annotated[jax.Array | None, INTS, "None B T"] = None
 
 
 def convolved(taps: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
@@ -29,17 +58,9 @@ def step_sizes(dt: jax.Array, dt_bias: jax.Array, layout: ProjectionLayout) -> j
     return jnp.clip(jnp.logaddexp(dt, 0.0), *layout.dt_limits)
 
 
-def causal_conv_reference(
-    projected: jax.Array,
-    history: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None,
-    dt_bias: jax.Array,
-    lengths: jax.Array,
-    *,
-    layout: ProjectionLayout,
-):
+def causal_conv_reference(arrays: Chunk, *, layout: ProjectionLayout):
     """See `api.causal_conv`."""
+    projected, history, weight, bias, dt_bias, lengths = arrays
     valid = (jnp.arange(projected.shape[1]) < lengths[:, None])[..., None]
     raw, dt = layout.split(jnp.where(valid, projected, 0))
     columns = jnp.concatenate([floats(history).astype(raw.dtype), raw], axis=1)
@@ -49,23 +70,10 @@ def causal_conv_reference(
 
 
 def causal_conv_window_reference(
-    projected: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None,
-    dt_bias: jax.Array,
-    conv: jax.Array,
-    xB: jax.Array,
-    dt: jax.Array,
-    starts: jax.Array,
-    first: jax.Array,
-    num_valid: jax.Array,
-    ancestors: jax.Array | None,
-    *,
-    layer: int,
-    layout: ProjectionLayout,
-    moves: bool = True,
+    arrays: Window, *, layer: int, layout: ProjectionLayout, moves: bool = True
 ):
     """See `api.causal_conv_window`: each row by itself."""
+    projected, weight, bias, dt_bias, xB, dt, conv, starts, first, num_valid, ancestors = arrays
     projected = whole(projected, 3, weight.dtype)
     rows, tokens, _ = projected.shape
     token = jnp.arange(tokens)

@@ -8,17 +8,10 @@ from __future__ import annotations
 
 import jax
 
-from pallas_kernels.dispatch import (
-    INTS,
-    WORDS,
-    Implementation,
-    check_array,
-    check_dtypes,
-    check_rank,
-    check_shape,
-    run,
-)
+from pallas_kernels.arguments import check, check_words
+from pallas_kernels.dispatch import Implementation, run
 from pallas_kernels.frame_io import kernel, reference, xla
+from pallas_kernels.frame_io.reference import Copy, Read, Write
 
 READ = {
     "reference": reference.read_frames_reference,
@@ -45,13 +38,11 @@ def read_frames(
     implementation: Implementation | None = None,
 ) -> jax.Array:
     """Copies words [offset, offset + words) of frames ids int32[...] out of the arena: uint32[..., words]."""
-    where = "read_frames"
-    check_rank(where, "arena", arena, 2)
-    words = arena.shape[-1] - offset if words is None else words
-    check_arena(where, arena, offset, words)
-    check_array(where, "ids", ids)
-    check_dtypes(where, INTS, ids=ids)
-    return run("read_frames", implementation, READ, arena, ids, offset=offset, words=words)
+    where, arrays = "read_frames", Read(arena, ids)
+    held = check(where, arrays).words
+    words = held - offset if words is None else words
+    check_words(where, arena, offset, words)
+    return run(where, implementation, READ, arrays, offset=offset, words=words)
 
 
 def write_frames(
@@ -66,14 +57,9 @@ def write_frames(
 
     No id but the sink's may come twice, for nothing says which write stays.
     """
-    where = "write_frames"
-    check_array(where, "ids", ids)
-    check_dtypes(where, INTS, ids=ids)
-    check_dtypes(where, WORDS, values=values)
-    check_rank(where, "values", values, ids.ndim + 1)
-    check_arena(where, arena, offset, values.shape[-1])
-    check_shape(where, "values", values, (*ids.shape, values.shape[-1]))
-    return run("write_frames", implementation, WRITE, arena, ids, values, offset=offset)
+    where, arrays = "write_frames", Write(arena, ids, values)
+    check_words(where, arena, offset, check(where, arrays).written)
+    return run(where, implementation, WRITE, arrays, offset=offset)
 
 
 def copy_frames(
@@ -87,20 +73,6 @@ def copy_frames(
 
     All at the same time: no frame but the sink may be two targets, or a target and a source.
     """
-    where = "copy_frames"
-    check_rank(where, "arena", arena, 2)
-    check_arena(where, arena, 0, arena.shape[1])
-    check_rank(where, "sources", sources, 1)
-    check_shape(where, "targets", targets, sources.shape)
-    check_dtypes(where, INTS, sources=sources, targets=targets)
-    return run("copy_frames", implementation, COPY, arena, sources, targets)
-
-
-def check_arena(where: str, arena: jax.Array, offset: int, words: int) -> None:
-    """Checks that this is an arena whose frames hold words [offset, offset + words)."""
-    check_rank(where, "arena", arena, 2)
-    check_dtypes(where, WORDS, arena=arena)
-    if offset < 0 or words < 0 or offset + words > arena.shape[1]:
-        raise ValueError(
-            f"{where}: words [{offset}, {offset + words}) must lie within a frame of {arena.shape[1]}"
-        )
+    where, arrays = "copy_frames", Copy(arena, sources, targets)
+    check(where, arrays)
+    return run(where, implementation, COPY, arrays)

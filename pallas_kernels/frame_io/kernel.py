@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import jax
 from jax.experimental import pallas as pl
 
+from pallas_kernels.frame_io.reference import Copy, Read
 from pallas_kernels.triton import Ref, call, cdiv, iota, load, store
 
 
@@ -36,10 +37,9 @@ def _read_kernel(arena_ref: Ref, ids_ref: Ref, out_ref: Ref, *, offset: int, con
     store(out_ref, place, words, value=value, mask=inside)
 
 
-def read_frames_pallas(
-    arena: jax.Array, ids: jax.Array, *, offset: int, words: int, config: Config = CONFIG
-):
+def read_frames_pallas(arrays: Read, *, offset: int, words: int, config: Config = CONFIG):
     """See `api.read_frames`."""
+    arena, ids = arrays
     flat = ids.reshape(-1)
     out = call(
         functools.partial(_read_kernel, offset=offset, config=config),
@@ -66,13 +66,12 @@ def _copy_kernel(
         store(arena_ref, target, words, value=value, mask=inside)
 
 
-def copy_frames_pallas(
-    arena: jax.Array, sources: jax.Array, targets: jax.Array, *, config: Config = CONFIG
-):
+def copy_frames_pallas(arrays: Copy, *, config: Config = CONFIG):
     """See `api.copy_frames`."""
+    arena, sources, _ = arrays
     return call(
         functools.partial(_copy_kernel, config=config),
-        *(arena, sources, targets),
+        *arrays,
         grid=(sources.shape[0], cdiv(arena.shape[1], config.words)),
         out_shape=jax.ShapeDtypeStruct(arena.shape, arena.dtype),
         name="copy_frames",

@@ -8,13 +8,16 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.frame_io.reference import Copy, Read, Write
+
 UNROLL_LIMIT = (
     64  # slices written out; above it a loop, which costs more per slice and less to compile
 )
 
 
-def read_frames_xla(arena: jax.Array, ids: jax.Array, offset: int, words: int):
+def read_frames_xla(arrays: Read, offset: int, words: int):
     """See `api.read_frames`."""
+    arena, ids = arrays
     flat = ids.reshape(-1)
     count = flat.shape[0]
     if count <= UNROLL_LIMIT:
@@ -29,8 +32,9 @@ def read_frames_xla(arena: jax.Array, ids: jax.Array, offset: int, words: int):
     return out.reshape(*ids.shape, words)
 
 
-def write_frames_xla(arena: jax.Array, ids: jax.Array, values: jax.Array, offset: int):
+def write_frames_xla(arrays: Write, offset: int):
     """See `api.write_frames`."""
+    arena, ids, values = arrays
     flat = ids.reshape(-1)
     lines = values.reshape(flat.shape[0], values.shape[-1])
 
@@ -41,8 +45,9 @@ def write_frames_xla(arena: jax.Array, ids: jax.Array, values: jax.Array, offset
     return repeat(flat.shape[0], put, arena)
 
 
-def copy_frames_xla(arena: jax.Array, sources: jax.Array, targets: jax.Array):
+def copy_frames_xla(arrays: Copy):
     """See `api.copy_frames`."""
+    arena, sources, targets = arrays
 
     def copy(i: jax.Array, arena: jax.Array):
         line = jax.lax.dynamic_slice(arena, (sources[i], 0), (1, arena.shape[1]))

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import jax
 
-from pallas_kernels.dispatch import (
-    FLOATS,
-    Implementation,
-    check_dtypes,
-    check_shape,
-    run,
-)
+from pallas_kernels.arguments import check
+from pallas_kernels.dispatch import Implementation, run
 from pallas_kernels.gated_rmsnorm import kernel, reference, xla
-from pallas_kernels.parts import check_parts
 
 NORMS = {
     "reference": reference.gated_rmsnorm_reference,
@@ -51,20 +45,13 @@ def gated_rmsnorm(
         >>> gated_rmsnorm(y, projected, jnp.ones(8), eps=1e-5, groups=2).shape
         (2, 3, 8)
     """
-    where = "gated_rmsnorm"
-    check_dtypes(where, FLOATS, y=y, weight=weight)
-    if y.ndim == 0:
-        raise ValueError(f"{where}: y must have channels as its last axis, got a scalar")
-    *lead, size = y.shape
+    where, arrays = "gated_rmsnorm", reference.Arrays(y, gate, weight)
+    sizes = check(where, arrays)
+    size = sizes.channels
     if groups < 1 or size % groups:
         raise ValueError(f"{where}: groups must divide the last axis of y, got {groups} and {size}")
-    shape = check_parts(where, "gate", gate, y.ndim)
-    check_dtypes(where, FLOATS, gate=gate)
-    if list(shape[:-1]) != lead:
-        raise ValueError(f"{where}: gate must have the leading axes of y {y.shape}, got {shape}")
-    if shape[-1] < size:
-        raise ValueError(f"{where}: gate must have {size} columns or more, got {shape[-1]}")
-    check_shape(where, "weight", weight, (size,))
+    if sizes.columns < size:
+        raise ValueError(f"{where}: gate must have {size} columns or more, got {sizes.columns}")
     reason = kernel.why_unsupported(size // groups)
     static = {"eps": eps, "groups": groups}
-    return run(where, implementation, NORMS, y, gate, weight, unsupported=reason, **static)
+    return run(where, implementation, NORMS, arrays, unsupported=reason, **static)

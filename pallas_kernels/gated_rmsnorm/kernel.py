@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.bits import widen
-from pallas_kernels.gated_rmsnorm.reference import widest
+from pallas_kernels.gated_rmsnorm.reference import Arrays, widest
 from pallas_kernels.parts import as_parts, load_sum
 from pallas_kernels.triton import Ref, call, iota, load, power_of_two, store
 
@@ -62,16 +62,9 @@ def _kernel(
     store(out_ref, token, column, value=widen(normed) * widen(weight), mask=inside)
 
 
-def gated_rmsnorm_pallas(
-    y: jax.Array,
-    gate: jax.Array,
-    weight: jax.Array,
-    *,
-    eps: float,
-    groups: int,
-    config: Config | None = None,
-):
+def gated_rmsnorm_pallas(arrays: Arrays, *, eps: float, groups: int, config: Config | None = None):
     """See `api.gated_rmsnorm`."""
+    y, gate, weight = arrays
     size = y.shape[-1] // groups
     config = config or Config.of(size)
     tokens = y.size // y.shape[-1]

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Annotated, NamedTuple
+
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.arguments import FLOATS
 from pallas_kernels.parts import whole
 
 
-def gated_rmsnorm_reference(
-    y: jax.Array, gate: jax.Array, weight: jax.Array, *, eps: float, groups: int
-):
+class Arrays(NamedTuple):
+    """Arrays of `api.gated_rmsnorm`."""
+
+    y: Annotated[jax.Array, FLOATS, "... channels"]
+    gate: Annotated[jax.Array, FLOATS, "parts? ... columns"]
+    weight: Annotated[jax.Array, FLOATS, "channels"]
+
+
+def gated_rmsnorm_reference(arrays: Arrays, *, eps: float, groups: int):
     """See `api.gated_rmsnorm`."""
+    y, gate, weight = arrays
     size, gate = y.shape[-1] // groups, whole(gate, y.ndim, weight.dtype)
     dtype = widest(gate.dtype, weight.dtype)
     parts = []

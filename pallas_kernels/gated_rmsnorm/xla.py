@@ -5,12 +5,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.gated_rmsnorm.reference import widest
+from pallas_kernels.gated_rmsnorm.reference import Arrays, widest
 from pallas_kernels.parts import whole
 
 
-def gated_rmsnorm_xla(y: jax.Array, gate: jax.Array, weight: jax.Array, *, eps: float, groups: int):
+def gated_rmsnorm_xla(arrays: Arrays, *, eps: float, groups: int):
     """See `api.gated_rmsnorm`."""
+    y, gate, weight = arrays
     gate = whole(gate, y.ndim, weight.dtype)
     gate = jax.lax.slice_in_dim(gate, 0, y.shape[-1], axis=-1)
     wide = y.astype(jnp.float32) * jax.nn.silu(gate.astype(jnp.float32))

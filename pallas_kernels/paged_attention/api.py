@@ -5,22 +5,17 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.dispatch import (
-    FLOATS,
-    INTS,
-    WORDS,
-    Implementation,
-    check_ancestors,
-    check_array,
-    check_dtypes,
+from pallas_kernels.arguments import (
+    check,
     check_group,
-    check_rank,
-    check_shape,
-    run,
+    check_result_dtype,
+    check_tree,
+    check_words,
 )
+from pallas_kernels.dispatch import Implementation, run
 from pallas_kernels.paged_attention.kernel import paged_attention_pallas, why_unsupported
 from pallas_kernels.paged_attention.layout import PageLayout as PageLayout
-from pallas_kernels.paged_attention.reference import paged_attention_reference
+from pallas_kernels.paged_attention.reference import Arrays, paged_attention_reference
 from pallas_kernels.paged_attention.xla import paged_attention_xla
 
 IMPLEMENTATIONS = {
@@ -78,43 +73,24 @@ def paged_attention(
         (1, 1, 4, 8)
     """
     where = "paged_attention"
-    check_rank(where, "q", q, 4)
-    check_rank(where, "arena", arena, 2)
-    check_array(where, "table", table)
-    if table.ndim not in (2, 3):
-        raise ValueError(f"{where}: table must have 2 or 3 dimensions, got shape {table.shape}")
-    rows, tokens, heads, width = q.shape
-    check_shape(where, "table", table, (rows, *table.shape[1:]))
+    arrays = Arrays(q, arena, table, base, end, ancestors)
+    sizes = check(where, arrays)
     if table.ndim == 2:
-        table = jnp.expand_dims(table, 1)
-    check_group(where, table, group)
-    check_shape(where, "base", base, (rows,))
-    check_shape(where, "end", end, (rows,))
-    check_dtypes(where, FLOATS, q=q)
-    check_dtypes(where, WORDS, arena=arena)
-    check_dtypes(where, INTS, table=table, base=base, end=end)
-    if jnp.dtype(dtype).name not in FLOATS:
+        arrays = arrays._replace(table=jnp.expand_dims(table, 1))
+    check_group(where, arrays.table, group)
+    check_result_dtype(where, dtype)
+    if sizes.N % layout.num_kv_heads or sizes.H != layout.head_dim:
         raise ValueError(
-            f"{where}: dtype must be {' or '.join(FLOATS)}, got {jnp.dtype(dtype).name}"
-        )
-    if heads % layout.num_kv_heads or width != layout.head_dim:
-        raise ValueError(
-            f"{where}: q heads {heads} x {width} do not fit {layout.num_kv_heads} KV heads "
+            f"{where}: q heads {sizes.N} x {sizes.H} do not fit {layout.num_kv_heads} KV heads "
             f"x {layout.head_dim}"
         )
-    offset, words = layout.offset, layout.page_words
-    if offset < 0 or offset + words > arena.shape[1]:
-        raise ValueError(
-            f"{where}: layout [{offset}, {offset + words}) must lie within a frame's "
-            f"{arena.shape[1]}; correct the offset, or take larger frames"
-        )
+    check_words(where, arena, layout.offset, layout.page_words)
     if window is not None and window < 1:
         raise ValueError(f"{where}: window must be at least 1, or None for all keys, got {window}")
     if soft_cap is not None and soft_cap <= 0:
         raise ValueError(f"{where}: soft_cap must be positive, or None for none, got {soft_cap}")
-    check_ancestors(where, ancestors, rows, tokens)
-    arrays = (q, arena, table, base, end, ancestors)
+    check_tree(where, ancestors)
     static = {"layout": layout, "scale": scale, "window": window, "soft_cap": soft_cap}
     static |= {"dtype": jnp.dtype(dtype), "group": group}
     reason = why_unsupported(layout)
-    return run(where, implementation, IMPLEMENTATIONS, *arrays, unsupported=reason, **static)
+    return run(where, implementation, IMPLEMENTATIONS, arrays, unsupported=reason, **static)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.paged_attention.layout import PageLayout
-from pallas_kernels.paged_attention.reference import depths
+from pallas_kernels.paged_attention.reference import Arrays, depths
 from pallas_kernels.triton import NUM_SMS, Ref, call, cdiv, dot, iota, load, power_of_two, store
 
 MAX_HEAD_DIM = 256
@@ -325,12 +325,7 @@ def _join_kernel(
 
 
 def paged_attention_pallas(
-    q: jax.Array,
-    arena: jax.Array,
-    table: jax.Array,
-    base: jax.Array,
-    end: jax.Array,
-    ancestors: jax.Array | None,
+    arrays: Arrays,
     *,
     layout: PageLayout,
     scale: float,
@@ -342,6 +337,7 @@ def paged_attention_pallas(
 ):
     """See `api.paged_attention`. The grid walks over splits of blocks of queries, rows and KV heads: programs
     that read the same keys run at the same time."""
+    q, arena, table, base, end, ancestors = arrays
     rows, tokens, heads, _ = q.shape
     pages = table.shape[-1]
     if config is None:

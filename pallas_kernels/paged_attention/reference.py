@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Annotated, NamedTuple
+
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.arguments import FLOATS, INTS, WORDS
 from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.paged_attention.layout import PageLayout, unpack_heads
 
 
+class Arrays(NamedTuple):
+    """Arrays of `api.paged_attention`."""
+
+    q: Annotated[jax.Array, FLOATS, "B T N H"]
+    arena: Annotated[jax.Array, WORDS, "frames words"]
+    table: Annotated[jax.Array, INTS, "B groups? pages"]
+    base: Annotated[jax.Array, INTS, "B"]
+    end: Annotated[jax.Array, INTS, "B"]
+    ancestors: Annotated[jax.Array | None, INTS, "None B T"] = None
+
+
 def paged_attention_reference(
-    q: jax.Array,
-    arena: jax.Array,
-    table: jax.Array,
-    base: jax.Array,
-    end: jax.Array,
-    ancestors: jax.Array | None,
+    arrays: Arrays,
     *,
     layout: PageLayout,
     group: int,
@@ -25,6 +34,7 @@ def paged_attention_reference(
     dtype: jnp.dtype,
 ):
     """See `api.paged_attention`."""
+    q, arena, table, base, end, ancestors = arrays
     rows, tokens, heads, width = q.shape
     table = table[:, group]
     pages = arena[table, layout.offset : layout.offset + layout.page_words]  # [B, pages, words]

@@ -8,19 +8,14 @@ import jax.numpy as jnp
 from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.frame_io import read_frames
 from pallas_kernels.paged_attention.layout import PageLayout, unpack_heads
-from pallas_kernels.paged_attention.reference import visible
+from pallas_kernels.paged_attention.reference import Arrays, visible
 
 TILE_TOKENS = 128
 MASKED = -1e30
 
 
 def paged_attention_xla(
-    q: jax.Array,
-    arena: jax.Array,
-    table: jax.Array,
-    base: jax.Array,
-    end: jax.Array,
-    ancestors: jax.Array | None,
+    arrays: Arrays,
     *,
     layout: PageLayout,
     group: int,
@@ -34,6 +29,7 @@ def paged_attention_xla(
     Tiles stand at absolute positions, and one whose keys are all masked leaves every accumulator as it was,
     bit for bit, so a row's result does not depend on how far the other rows make the loop run.
     """
+    q, arena, table, base, end, ancestors = arrays
     rows, tokens, heads, width = q.shape
     table = table[:, group]
     kv_heads, page_tokens = layout.num_kv_heads, layout.page_tokens

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import jax
 
-from pallas_kernels.dispatch import (
-    FLAGS,
-    FLOATS,
-    Implementation,
-    check_dtypes,
-    check_shape,
-    run,
-)
-from pallas_kernels.parts import check_parts
+from pallas_kernels.arguments import check
+from pallas_kernels.dispatch import Implementation, run
 from pallas_kernels.residual_rmsnorm import kernel, reference, xla
 
 NORMS = {
@@ -55,19 +48,7 @@ def residual_rmsnorm(
         >>> float(h[0, 0, 0]), float(normed[0, 0, 0])
         (1.0, 1.0)
     """
-    where = "residual_rmsnorm"
-    check_dtypes(where, FLOATS, h=h, weight=weight)
-    check_dtypes(where, FLAGS, valid=valid)
-    if h.ndim == 0:
-        raise ValueError(f"{where}: h must have channels as its last axis, got a scalar")
-    size = h.shape[-1]
-    shape = check_parts(where, "update", update, h.ndim)
-    check_dtypes(where, FLOATS, update=update)
-    if shape != h.shape:
-        raise ValueError(f"{where}: update must have the shape of h {h.shape}, got {shape}")
-    check_shape(where, "weight", weight, (size,))
-    if valid is not None:
-        check_shape(where, "valid", valid, h.shape[:-1])
-    reason = kernel.why_unsupported(size)
+    where, arrays = "residual_rmsnorm", reference.Arrays(h, update, weight, valid)
+    reason = kernel.why_unsupported(check(where, arrays).channels)
     static = {"eps": eps, "multiplier": multiplier}
-    return run(where, implementation, NORMS, h, update, weight, valid, unsupported=reason, **static)
+    return run(where, implementation, NORMS, arrays, unsupported=reason, **static)

@@ -11,6 +11,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.bits import widen
 from pallas_kernels.parts import as_parts, load_sum
+from pallas_kernels.residual_rmsnorm.reference import Arrays
 from pallas_kernels.triton import Ref, call, iota, load, power_of_two, store
 
 MAX_SIZE = 16 * 1024  # 16 elements in each of 1024 threads, of 64 registers
@@ -74,16 +75,10 @@ def _kernel(
 
 
 def residual_rmsnorm_pallas(
-    h: jax.Array,
-    update: jax.Array,
-    weight: jax.Array,
-    valid: jax.Array | None,
-    *,
-    eps: float,
-    multiplier: float,
-    config: Config | None = None,
+    arrays: Arrays, *, eps: float, multiplier: float, config: Config | None = None
 ):
     """See `api.residual_rmsnorm`."""
+    h, update, weight, valid = arrays
     size = h.shape[-1]
     tokens = h.size // size
     rounded = weight.dtype if update.ndim > h.ndim else update.dtype

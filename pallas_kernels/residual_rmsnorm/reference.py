@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Annotated, NamedTuple
+
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.arguments import FLAGS, FLOATS
 from pallas_kernels.gated_rmsnorm.reference import widest
 from pallas_kernels.parts import as_parts
 
 
-def residual_rmsnorm_reference(
-    h: jax.Array,
-    update: jax.Array,
-    weight: jax.Array,
-    valid: jax.Array | None,
-    *,
-    eps: float,
-    multiplier: float,
-):
+class Arrays(NamedTuple):
+    """Arrays of `api.residual_rmsnorm`."""
+
+    h: Annotated[jax.Array, FLOATS, "... channels"]
+    update: Annotated[jax.Array, FLOATS, "parts? ... channels"]
+    weight: Annotated[jax.Array, FLOATS, "channels"]
+    valid: Annotated[jax.Array | None, FLAGS, "None ..."]
+
+
+def residual_rmsnorm_reference(arrays: Arrays, *, eps: float, multiplier: float):
     """See `api.residual_rmsnorm`."""
+    h, update, weight, valid = arrays
     rounded = weight.dtype if update.ndim > h.ndim else update.dtype
     wide = jnp.zeros(h.shape, jnp.float32)
     for part in as_parts(update, h.ndim):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.gated_rmsnorm.reference import widest
 from pallas_kernels.parts import whole
+from pallas_kernels.residual_rmsnorm.reference import Arrays
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
@@ -25,16 +26,9 @@ def residual_sum(h: jax.Array, update: jax.Array, dtype: jnp.dtype, multiplier: 
     return h + update.astype(h.dtype)
 
 
-def residual_rmsnorm_xla(
-    h: jax.Array,
-    update: jax.Array,
-    weight: jax.Array,
-    valid: jax.Array | None,
-    *,
-    eps: float,
-    multiplier: float,
-):
+def residual_rmsnorm_xla(arrays: Arrays, *, eps: float, multiplier: float):
     """See `api.residual_rmsnorm`."""
+    h, update, weight, valid = arrays
     h = residual_sum(h, update, weight.dtype, multiplier)
     if valid is not None:
         h = jnp.where(valid[..., None], h, 0)

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import functools
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.arguments import BITS, INTS, WORDS, check
 from pallas_kernels.checkpoint import layer_words, pack_columns, word_of
-from pallas_kernels.dispatch import (
-    BITS,
-    INTS,
-    WORDS,
-    Implementation,
-    check_dtypes,
-    check_rank,
-    check_shape,
-    run,
-)
+from pallas_kernels.dispatch import Implementation, run
 from pallas_kernels.triton import Ref, call, cdiv, iota, load, store
 
 BLOCK_WORDS = 1024
+
+
+class Columns(NamedTuple):
+    """Arrays of `store_columns`."""
+
+    arena: Annotated[jax.Array, WORDS, "frames words"]
+    frames: Annotated[jax.Array, INTS, "B n"]
+    folds: Annotated[jax.Array, INTS, "B"]
+    conv: Annotated[jax.Array, BITS, "L rows C E"]
 
 
 def store_columns(
@@ -41,26 +43,18 @@ def store_columns(
         conv: uint16 or uint32[L, B', C, E] rings, B' >= B: bits of bfloat16 or float32.
         columns: W - 1. implementation: "reference", "pallas", or None to choose.
     """
-    where = "store_columns"
-    check_rank(where, "conv", conv, 4)
-    check_rank(where, "frames", frames, 2)
-    check_rank(where, "arena", arena, 2)
-    check_dtypes(where, BITS, conv=conv)
-    check_dtypes(where, WORDS, arena=arena)
-    check_dtypes(where, INTS, frames=frames, folds=folds)
-    layers, ring_rows, held, channels = conv.shape
-    rows = frames.shape[0]
-    check_shape(where, "folds", folds, (rows,))
-    needed = layers * layer_words(columns, channels, conv.dtype)
-    if needed > frames.shape[1] * arena.shape[1]:
+    where, arrays = "store_columns", Columns(arena, frames, folds, conv)
+    sizes = check(where, arrays)
+    needed = sizes.L * layer_words(columns, sizes.E, conv.dtype)
+    if needed > sizes.n * sizes.words:
         raise ValueError(
-            f"{where}: frames must hold {needed} words a row, got {frames.shape[1]} of {arena.shape[1]}"
+            f"{where}: frames must hold {needed} words a row, got {sizes.n} of {sizes.words}"
         )
-    if not 0 <= columns <= held or rows > ring_rows:
+    if not 0 <= columns <= sizes.C or sizes.B > sizes.rows:
         raise ValueError(
-            f"{where}: {columns} columns of {rows} rows must lie within the rings, got {conv.shape}"
+            f"{where}: {columns} columns of {sizes.B} rows must lie within the rings, got {conv.shape}"
         )
-    return run(where, implementation, STORES, arena, frames, folds, conv, columns=columns)
+    return run(where, implementation, STORES, arrays, columns=columns)
 
 
 def _words(conv: jax.Array, rows: int, columns: int) -> jax.Array:
@@ -69,10 +63,9 @@ def _words(conv: jax.Array, rows: int, columns: int) -> jax.Array:
     return jnp.moveaxis(packed, 0, 1).reshape(rows, -1)
 
 
-def store_columns_reference(
-    arena: jax.Array, frames: jax.Array, folds: jax.Array, conv: jax.Array, *, columns: int
-):
+def store_columns_reference(arrays: Columns, *, columns: int):
     """Row by row and word by word."""
+    arena, frames, folds, conv = arrays
     words = _words(conv, frames.shape[0], columns)
     place = jnp.arange(words.shape[1])
     for row in range(frames.shape[0]):
@@ -117,15 +110,14 @@ def _store_kernel(
     jax.lax.fori_loop(0, folds_ref.shape[0], store_row, None)
 
 
-def store_columns_pallas(
-    arena: jax.Array, frames: jax.Array, folds: jax.Array, conv: jax.Array, *, columns: int
-):
+def store_columns_pallas(arrays: Columns, *, columns: int):
     """A program takes a block of words of every row that folds."""
+    arena, _, _, conv = arrays
     layers, _, _, channels = conv.shape
     words = layers * layer_words(columns, channels, conv.dtype)
     return call(
         functools.partial(_store_kernel, columns=columns),
-        *(arena, frames, folds, conv),
+        *arrays,
         grid=(cdiv(words, BLOCK_WORDS),),
         out_shape=jax.ShapeDtypeStruct(arena.shape, arena.dtype),
         name="store_columns",

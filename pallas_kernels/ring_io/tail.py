@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import functools
 import itertools
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.arguments import BITS, FLOAT32, FLOATS, INTS, WORDS, check, check_dtype
 from pallas_kernels.bits import stored
 from pallas_kernels.checkpoint import layer_words, pack_columns, word_of
-from pallas_kernels.dispatch import (
-    BITS,
-    FLOAT32,
-    FLOATS,
-    INTS,
-    WORDS,
-    Implementation,
-    check_dtypes,
-    check_rank,
-    check_shape,
-    run,
-)
+from pallas_kernels.dispatch import Implementation, run
 from pallas_kernels.records import ProjectionLayout
 from pallas_kernels.triton import Ref, call, cdiv, iota, load, store
 
 BLOCK = 1024  # elements that a program copies
 BLOCK_WORDS = 256  # words of a checkpoint, each put together from two elements of one of two arrays
+
+
+class Tail(NamedTuple):
+    """Arrays of `store_tail`."""
+
+    arena: Annotated[jax.Array, WORDS, "frames words"]
+    conv: Annotated[jax.Array, BITS, "L rows C E"]
+    xB: Annotated[jax.Array, BITS, "L rows S record"]
+    dt: Annotated[jax.Array, FLOAT32, "L rows S M"]
+    projected: Annotated[jax.Array, FLOATS, "B T columns"]
+    history: Annotated[jax.Array, BITS, "B before E"]
+    xBC: Annotated[jax.Array, FLOATS, "B T E"]
+    steps: Annotated[jax.Array, FLOAT32, "B T M"]
+    frames: Annotated[jax.Array, INTS, "B n"]
+    rows: Annotated[jax.Array, INTS, "B"]
+    lengths: Annotated[jax.Array, INTS, "B"]
+    state_lengths: Annotated[jax.Array, INTS, "B"]
 
 
 def store_tail(
@@ -66,65 +74,30 @@ def store_tail(
     Returns:
         arena, conv, xB, dt. Slots behind the chunk's last token hold nothing that means anything.
     """
-    where = "store_tail"
-    for name, array in (("conv", conv), ("xB", xB), ("dt", dt)):
-        check_rank(where, name, array, 4)
-    check_dtypes(where, BITS, conv=conv)
-    check_dtypes(where, (conv.dtype.name,), xB=xB, history=history)
-    check_dtypes(where, FLOAT32, dt=dt, steps=steps)
-    check_dtypes(where, FLOATS, projected=projected, xBC=xBC)
-    check_dtypes(
-        where, INTS, frames=frames, rows=rows, lengths=lengths, state_lengths=state_lengths
+    where, arrays = (
+        "store_tail",
+        Tail(
+            *(arena, conv, xB, dt, projected, history, xBC, steps),
+            *(frames, rows, lengths, state_lengths),
+        ),
     )
-    check_dtypes(where, WORDS, arena=arena)
-    for name, array, rank in (
-        ("arena", arena, 2),
-        ("frames", frames, 2),
-        ("projected", projected, 3),
-    ):
-        check_rank(where, name, array, rank)
+    sizes = check(where, arrays, **layout.dimensions)
+    for name, array in (("xB", xB), ("history", history)):
+        check_dtype(where, name, array, (conv.dtype.name,))
     if not 0 <= layer < conv.shape[0]:
         raise ValueError(f"{where}: layer must lie in [0, {conv.shape[0]}), got {layer}")
     needed = (layer + 1) * layer_words(layout.history, layout.conv_size, conv.dtype)
-    if needed > frames.shape[1] * arena.shape[1]:
+    if needed > sizes.n * sizes.words:
         raise ValueError(
-            f"{where}: frames must hold {needed} words a row, got {frames.shape[1]} of "
-            f"{arena.shape[1]}; pass those of the whole checkpoint"
+            f"{where}: frames must hold {needed} words a row, got {sizes.n} of "
+            f"{sizes.words}; pass those of the whole checkpoint"
         )
-    batch, tokens, _ = projected.shape
-    check_shape(where, "projected", projected, (batch, tokens, layout.projected_size))
-    check_shape(where, "history", history, (batch, layout.history, layout.conv_size))
-    check_shape(where, "xBC", xBC, (batch, tokens, layout.conv_size))
-    check_shape(where, "steps", steps, (batch, tokens, layout.num_heads))
-    check_shape(where, "frames", frames, (batch, frames.shape[1]))
-    check_shape(where, "conv", conv, (*xB.shape[:2], conv.shape[2], layout.conv_size))
-    check_shape(where, "xB", xB, (*xB.shape[:3], layout.record_size))
-    check_shape(where, "dt", dt, (*xB.shape[:3], layout.num_heads))
-    for name, array in (("rows", rows), ("lengths", lengths), ("state_lengths", state_lengths)):
-        check_shape(where, name, array, (batch,))
-    arrays = (arena, conv, xB, dt, projected, history, xBC, steps, frames)
-    arrays = (*arrays, rows, lengths, state_lengths)
-    return run(where, implementation, TAILS, *arrays, layer=layer, layout=layout)
+    return run(where, implementation, TAILS, arrays, layer=layer, layout=layout)
 
 
-def store_tail_reference(
-    arena: jax.Array,
-    conv: jax.Array,
-    xB: jax.Array,
-    dt: jax.Array,
-    projected: jax.Array,
-    history: jax.Array,
-    xBC: jax.Array,
-    steps: jax.Array,
-    frames: jax.Array,
-    rows: jax.Array,
-    lengths: jax.Array,
-    state_lengths: jax.Array,
-    *,
-    layer: int,
-    layout: ProjectionLayout,
-):
+def store_tail_reference(arrays: Tail, *, layer: int, layout: ProjectionLayout):
     """One row after another."""
+    arena, conv, xB, dt, projected, history, xBC, steps, frames, rows, lengths, ends = arrays
     words = layer_words(layout.history, layout.conv_size, conv.dtype)
     place = layer * words + jnp.arange(words)
     frame_words = arena.shape[1]
@@ -134,9 +107,9 @@ def store_tail_reference(
         ring_columns = _cut(columns, lengths[b], layout.history)
         conv = conv.at[layer, rows[b], : layout.history].set(ring_columns)
         records = stored(xBC[b, :, : layout.record_size], xB.dtype)
-        xB = xB.at[layer, rows[b]].set(_cut(records, state_lengths[b], xB.shape[2]))
-        dt = dt.at[layer, rows[b]].set(_cut(steps[b], state_lengths[b], dt.shape[2]))
-        packed = pack_columns(_cut(columns, state_lengths[b], layout.history)[None])[0]
+        xB = xB.at[layer, rows[b]].set(_cut(records, ends[b], xB.shape[2]))
+        dt = dt.at[layer, rows[b]].set(_cut(steps[b], ends[b], dt.shape[2]))
+        packed = pack_columns(_cut(columns, ends[b], layout.history)[None])[0]
         arena = arena.at[frames[b, place // frame_words], place % frame_words].set(packed)
     return arena, conv, xB, dt
 
@@ -246,7 +219,7 @@ def _programs(layout: ProjectionLayout, slots: int, dtype: jnp.dtype) -> tuple[i
 
 
 def store_tail_pallas(
-    *arrays: jax.Array, layer: int, layout: ProjectionLayout
+    arrays: Tail, *, layer: int, layout: ProjectionLayout
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """See `store_tail`, whose arrays the kernel takes as they are.
 
@@ -254,11 +227,10 @@ def store_tail_pallas(
     of the checkpoint's words. No program waits for what another loads.
     """
     _, conv, xB, _ = written = arrays[:4]
-    (rows,) = arrays[-1].shape
     return call(
         functools.partial(_tail_kernel, layer=layer, layout=layout),
         *arrays,
-        grid=(rows, sum(_programs(layout, xB.shape[2], conv.dtype))),
+        grid=(len(arrays.rows), sum(_programs(layout, xB.shape[2], conv.dtype))),
         out_shape=tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in written),
         name="store_tail",
         num_warps=4,

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import jax
 
-from pallas_kernels.dispatch import (
-    FLOATS,
-    Implementation,
-    check_dtypes,
-    check_rank,
-    check_shape,
-    run,
-)
+from pallas_kernels.arguments import check, check_dtype
+from pallas_kernels.dispatch import Implementation, run
 from pallas_kernels.row_product import kernel, reference
 
 PRODUCTS = {
@@ -40,10 +34,7 @@ def row_product(
         >>> row_product(jnp.ones(1024), jnp.ones((1024, 24))).sum(0)[0]
         Array(1024., dtype=float32)
     """
-    where = "row_product"
-    check_rank(where, "x", x, 1)
-    check_rank(where, "weight", weight, 2)
-    check_dtypes(where, FLOATS, x=x)
-    check_dtypes(where, (x.dtype.name,), weight=weight)
-    check_shape(where, "weight", weight, (x.shape[0], weight.shape[1]))
-    return run(where, implementation, PRODUCTS, x, weight)
+    where, arrays = "row_product", kernel.Arrays(x, weight)
+    check(where, arrays)
+    check_dtype(where, "weight", weight, (x.dtype.name,))
+    return run(where, implementation, PRODUCTS, arrays)

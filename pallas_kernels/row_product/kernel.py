@@ -7,11 +7,13 @@ tile, 16 bytes of a matrix row each, and add them up across the tile once, at th
 from __future__ import annotations
 
 import functools
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.arguments import FLOATS
 from pallas_kernels.bits import widen
 from pallas_kernels.triton import NUM_SMS, Ref, call, cdiv, iota, load, store
 
@@ -19,6 +21,13 @@ BLOCK_INNER, BLOCK_COLUMNS, NUM_WARPS = 64, 64, 4
 PROGRAMS_PER_SM = 4  # each keeps a tile of 8 KB (bfloat16) on the way
 MOST_PARTS = 8  # what follows sums them with few threads
 LEAST = 256  # elements of the inner dimension that are worth a program
+
+
+class Arrays(NamedTuple):
+    """Arrays of `api.row_product`."""
+
+    x: Annotated[jax.Array, FLOATS, "I"]
+    weight: Annotated[jax.Array, FLOATS, "I O"]
 
 
 def part_length(inner: int, columns: int) -> int:
@@ -68,13 +77,13 @@ def _kernel(
     store(parts_ref, part, column, value=total.sum(0), mask=column < columns)
 
 
-def row_product_pallas(x: jax.Array, weight: jax.Array) -> jax.Array:
+def row_product_pallas(arrays: Arrays) -> jax.Array:
     """See `api.row_product`. The grid walks over blocks of columns, then parts."""
-    inner, columns = weight.shape
+    inner, columns = arrays.weight.shape
     length, parts = part_length(inner, columns), num_parts(inner, columns)
     return call(
         functools.partial(_kernel, length=length),
-        *(x, weight),
+        *arrays,
         grid=(cdiv(columns, BLOCK_COLUMNS), parts),
         out_shape=jax.ShapeDtypeStruct((parts, columns), jnp.float32),
         name="row_product",

@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.row_product.kernel import part_length
+from pallas_kernels.row_product.kernel import Arrays, part_length
 
 
-def row_product_reference(x: jax.Array, weight: jax.Array) -> jax.Array:
+def row_product_reference(arrays: Arrays) -> jax.Array:
     """See `api.row_product`; the last part may be shorter than the others."""
+    x, weight = arrays
     inner, columns = weight.shape
     length = part_length(inner, columns)
     padding = -inner % length

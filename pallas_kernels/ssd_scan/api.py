@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.dispatch import (
-    FLAGS,
-    FLOATS,
-    INTS,
-    Implementation,
-    check_dtypes,
-    check_rank,
-    check_shape,
-    run,
-)
+from pallas_kernels.arguments import check
+from pallas_kernels.dispatch import Implementation, run
 from pallas_kernels.records import RecordSizes, check_frames, check_groups
 from pallas_kernels.ssd_scan import kernel, reference, triton_scan, xla
+from pallas_kernels.ssd_scan.reference import Scan, ScanFrames
 
 IMPLEMENTATIONS = {
     "reference": reference.ssd_scan_reference,
@@ -25,7 +20,7 @@ IMPLEMENTATIONS = {
 }
 FRAMES = {
     "reference": reference.ssd_scan_frames_reference,
-    "xla": xla.ssd_scan_frames_xla,
+    "xla": functools.partial(reference.ssd_scan_frames_reference, scan=xla.ssd_scan_xla),
     "pallas": kernel.ssd_scan_frames_pallas,
     "triton": triton_scan.ssd_scan_frames_triton,
 }
@@ -74,31 +69,19 @@ def ssd_scan(
         ((1, 8, 2, 4), (1, 2, 4, 16))
     """
     where = "ssd_scan"
-    check_rank(where, "x", x, 4)
-    check_rank(where, "B", B, 4)
-    rows, tokens, heads, width = x.shape
-    groups, size = B.shape[2:]
-    check_shape(where, "dt", dt, (rows, tokens, heads))
-    check_shape(where, "A", A, (heads,))
-    check_shape(where, "B", B, (rows, tokens, groups, size))
-    check_shape(where, "C", C, B.shape)
-    check_groups(where, groups, heads)
-    check_dtypes(where, FLOATS, x=x, dt=dt, A=A, B=B, C=C, initial_state=initial_state)
-    check_dtypes(where, INTS, lengths=lengths, state_lengths=state_lengths)
+    sizes = check(where, Scan(x, dt, A, B, C, initial_state, lengths, state_lengths))
+    check_groups(where, sizes.G, sizes.M)
     if initial_state is None:
-        initial_state = jnp.zeros((rows, heads, width, size), jnp.float32)
-    check_shape(where, "initial_state", initial_state, (rows, heads, width, size))
+        initial_state = jnp.zeros((sizes.B, sizes.M, sizes.P, sizes.R), jnp.float32)
     if lengths is None:
-        lengths = jnp.full(rows, tokens, jnp.int32)
+        lengths = jnp.full(sizes.B, sizes.T, jnp.int32)
     if state_lengths is None:
         state_lengths = lengths
-    check_shape(where, "lengths", lengths, (rows,))
-    check_shape(where, "state_lengths", state_lengths, (rows,))
     initial_state = initial_state.astype(jnp.float32)
-    arrays = (x, dt, A, B, C, initial_state, lengths, state_lengths)
+    arrays = Scan(x, dt, A, B, C, initial_state, lengths, state_lengths)
     reason = kernel.why_unsupported(RecordSizes.of(x, B), x.dtype)
     return run(
-        *(where, implementation, IMPLEMENTATIONS, *arrays), unsupported=reason, differentiable=True
+        where, implementation, IMPLEMENTATIONS, arrays, unsupported=reason, differentiable=True
     )
 
 
@@ -136,33 +119,12 @@ def ssd_scan_frames(
         y [B, T, M P] in the dtype of xBC, zero on padding; the arena.
     """
     where = "ssd_scan_frames"
-    check_rank(where, "xBC", xBC, 3)
-    rows, tokens, _ = xBC.shape
-    heads = records.num_heads
-    check_shape(
-        where,
-        "xBC",
-        xBC,
-        (rows, tokens, records.conv_size),
-    )
-    check_shape(where, "dt", dt, (rows, tokens, heads))
-    check_shape(where, "A", A, (heads,))
-    if D is not None:
-        check_shape(where, "D", D, (heads,))
-    for name, value in (
-        ("exists", exists),
-        ("lengths", lengths),
-        ("state_lengths", state_lengths),
-    ):
-        check_shape(where, name, value, (rows,))
-    check_dtypes(where, FLOATS, xBC=xBC, dt=dt, A=A, D=D)
-    check_dtypes(where, INTS, lengths=lengths, state_lengths=state_lengths)
-    check_dtypes(where, FLAGS, exists=exists)
+    arrays = ScanFrames(xBC, dt, A, D, arena, read, write, exists, lengths, state_lengths)
+    tokens = check(where, arrays, **records.dimensions).T
     for name, frames in (("read", read), ("write", write)):
-        check_frames(where, arena, name, frames, rows, records, first=first_frame)
-    arrays = (arena, read, write, exists, xBC, dt, A, D, lengths, state_lengths)
+        check_frames(where, arena, name, frames, records, first=first_frame)
     static = {"records": records, "first_frame": first_frame}
     static |= {"unsupported": kernel.why_unsupported(records, xBC.dtype)}
     if implementation == "triton":
         static["no_triton"] = triton_scan.why_unsupported(records, xBC.dtype, tokens)
-    return run(where, implementation, FRAMES, *arrays, **static)
+    return run(where, implementation, FRAMES, arrays, **static)

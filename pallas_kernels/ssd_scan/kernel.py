@@ -19,6 +19,7 @@ from pallas_kernels.bits import stored, widen
 from pallas_kernels.checkpoint import state_words
 from pallas_kernels.decay import LOWEST, coarse_and_fine
 from pallas_kernels.records import RecordSizes
+from pallas_kernels.ssd_scan.reference import Scan, ScanFrames
 from pallas_kernels.ssd_scan.xla import ssd_scan_xla
 from pallas_kernels.triton import (
     NUM_SMS,
@@ -82,26 +83,19 @@ def why_unsupported(records: RecordSizes, dtype: jnp.dtype) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns:
-    """Where x, B and C begin in the last axes of their arrays, which may be one."""
-
-    x: int
-    B: int
-    C: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Tile:
     """What a program works on: `width` channels of one head, in chunks of tokens.
 
     Attributes:
-        columns, records: where things lie. per_frame: whole heads in a frame.
+        records: sizes. B, C: columns where these begin in their arrays, which may be that of x.
+        per_frame: whole heads in a frame.
         first_frame: where the layer's begin among a row's frames.
         unit: program of the grid's second axis, known inside a kernel.
     """
 
-    columns: Columns
     records: RecordSizes
+    B: int
+    C: int
     per_frame: int
     first_frame: int
     chunk: int
@@ -169,11 +163,11 @@ class Tile:
         token = first + iota(self.chunk, 0, 2)  # [Q, 1]
         valid = token < end
         p, inside = self.channel()
-        column = self.columns.x + head * records.head_dim + p
+        column = head * records.head_dim + p
         x = load(x_ref, row, token, column, mask=valid & inside)
         r = iota(records.state_size, 1, 2)
         in_group, held = group * records.state_size + r, valid & (r < records.state_size)
-        B = load(B_ref, row, token, self.columns.B + in_group, mask=held)
+        B = load(B_ref, row, token, self.B + in_group, mask=held)
         dt = load(dt_ref, row, token, head, mask=valid)  # [Q, 1]
         # One running sum is off by 6e-8 of itself: too much for float32, nothing beside bfloat16.
         steps = jnp.maximum(dt * A_ref[head], LOWEST)
@@ -184,7 +178,7 @@ class Tile:
         if C_ref is not None:
             # What the state at the chunk's start gives, decayed up to each token; then what the tokens of the chunk
             # give each other, as one product of [Q, Q] weights. Both run on tensor cores.
-            C = load(C_ref, row, token, self.columns.C + in_group, mask=held)
+            C = load(C_ref, row, token, self.C + in_group, mask=held)
             y = jnp.exp(sum(sums)) * dot(C, state.astype(C.dtype))
             lag = sum(part - part.T for part in sums)  # [Q, Q] from a column's token to a row's
             # Masked after the exponential, which overflows above the diagonal, where lags are positive.
@@ -328,26 +322,17 @@ def _starts_kernel(
     jax.lax.fori_loop(0, decay_ref.shape[2], step, state)
 
 
-def scan_frames(
-    arena: jax.Array,
-    read: jax.Array,
-    write: jax.Array,
-    exists: jax.Array,
-    x: jax.Array,
-    dt: jax.Array,
-    A: jax.Array,
-    B: jax.Array,
-    C: jax.Array,
-    D: jax.Array | None,
-    lengths: jax.Array,
-    state_lengths: jax.Array,
+def ssd_scan_frames_pallas(
+    arrays: ScanFrames,
     *,
-    columns: Columns,
     records: RecordSizes,
     first_frame: int = 0,
+    apart: tuple[jax.Array, jax.Array] | None = None,
     config: Config | None = None,
 ):
-    """y [B, T, M P] in the dtype of x and the arena; x, B and C lie in the last axes of 3-D arrays."""
+    """See `api.ssd_scan_frames`; B and C may be `apart`, arrays [B, T, G R], and xBC then holds x alone."""
+    x, dt, A, D, arena, read, write, exists, lengths, state_lengths = arrays
+    B, C = apart or (x, x)
     rows, tokens, _ = x.shape
     heads = records.num_heads
     config = CONFIGS[x.dtype.name] if config is None else config
@@ -356,8 +341,9 @@ def scan_frames(
     segments = cdiv(tokens, segment)
     exists = exists.astype(jnp.int32)
     tile = Tile(
-        columns=columns,
         records=records,
+        B=0 if apart else records.inner_size,
+        C=0 if apart else records.record_size,
         per_frame=records.per_frame(arena),
         first_frame=first_frame,
         chunk=config.chunk,
@@ -408,65 +394,31 @@ def scan_frames(
     return y, arena
 
 
-def ssd_scan_frames_pallas(
-    arena: jax.Array,
-    read: jax.Array,
-    write: jax.Array,
-    exists: jax.Array,
-    xBC: jax.Array,
-    dt: jax.Array,
-    A: jax.Array,
-    D: jax.Array | None,
-    lengths: jax.Array,
-    state_lengths: jax.Array,
-    *,
-    records: RecordSizes,
-    first_frame: int,
-):
-    """See `api.ssd_scan_frames`."""
-    inner, size = records.inner_size, records.shared_size
-    columns = Columns(x=0, B=inner, C=inner + size)
-    arrays = (arena, read, write, exists, xBC, dt, A, xBC, xBC, D, lengths, state_lengths)
-    return scan_frames(*arrays, columns=columns, records=records, first_frame=first_frame)
-
-
-def scan_dense(
-    x: jax.Array,
-    dt: jax.Array,
-    A: jax.Array,
-    B: jax.Array,
-    C: jax.Array,
-    initial_state: jax.Array,
-    lengths: jax.Array,
-    state_lengths: jax.Array,
-    *,
-    config: Config | None = None,
-):
+def scan_dense(arrays: Scan, *, config: Config | None = None):
     """The scan over states that are arrays of their own: every head's is a frame."""
+    x, dt, A, B, C, initial_state, lengths, state_lengths = arrays
     rows, tokens, heads, _ = x.shape
     records = RecordSizes.of(x, B)
     arena = jax.lax.bitcast_convert_type(initial_state, jnp.uint32).reshape(rows * heads, -1)
     frames = jnp.arange(rows * heads, dtype=jnp.int32).reshape(rows, heads)
     flat = [a.reshape(rows, tokens, -1) for a in (x, B.astype(x.dtype), C.astype(x.dtype))]
-    y, arena = scan_frames(
-        *(arena, frames, frames, jnp.ones(rows, jnp.int32), flat[0], dt, A, *flat[1:], None),
-        *(lengths, state_lengths),
-        columns=Columns(x=0, B=0, C=0),
-        records=records,
-        config=config,
+    exists = jnp.ones(rows, jnp.int32)
+    own = (flat[0], dt, A, None, arena, frames, frames, exists, lengths, state_lengths)
+    y, arena = ssd_scan_frames_pallas(
+        ScanFrames(*own), records=records, apart=(flat[1], flat[2]), config=config
     )
     state = jax.lax.bitcast_convert_type(arena, jnp.float32)
     return y.reshape(x.shape), state.reshape(initial_state.shape)
 
 
-def _forward(*arrays: jax.Array):
-    return scan_dense(*arrays), arrays
+def _forward(arrays: Scan):
+    return scan_dense(arrays), arrays
 
 
-def _backward(arrays: tuple, cotangents: tuple):
-    *floats, lengths, state_lengths = arrays
-    _, pull = jax.vjp(lambda *floats: ssd_scan_xla(*floats, lengths, state_lengths), *floats)
-    return (*pull(cotangents), None, None)
+def _backward(arrays: Scan, cotangents: tuple):
+    floats, lengths = arrays[:6], arrays[6:]
+    _, pull = jax.vjp(lambda *floats: ssd_scan_xla(Scan(*floats, *lengths)), *floats)
+    return (Scan(*pull(cotangents), *(None for _ in lengths)),)
 
 
 # See `api.ssd_scan`, with the gradients of "xla".

@@ -3,26 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.arguments import FLAGS, FLOATS, INTS, WORDS
 from pallas_kernels.checkpoint import read_states, write_states
 from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.records import RecordSizes
 
 
-def ssd_scan_reference(
-    x: jax.Array,
-    dt: jax.Array,
-    A: jax.Array,
-    B: jax.Array,
-    C: jax.Array,
-    initial_state: jax.Array,
-    lengths: jax.Array,
-    state_lengths: jax.Array,
-):
-    """See `api.ssd_scan`; arguments are complete here."""
+class Scan(NamedTuple):
+    """Arrays of `api.ssd_scan`, which fills in those that are left out."""
+
+    x: Annotated[jax.Array, FLOATS, "B T M P"]
+    dt: Annotated[jax.Array, FLOATS, "B T M"]
+    A: Annotated[jax.Array, FLOATS, "M"]
+    B: Annotated[jax.Array, FLOATS, "B T G R"]
+    C: Annotated[jax.Array, FLOATS, "B T G R"]
+    initial_state: Annotated[jax.Array, FLOATS, "None B M P R"]
+    lengths: Annotated[jax.Array, INTS, "None B"]
+    state_lengths: Annotated[jax.Array, INTS, "None B"]
+
+
+class ScanFrames(NamedTuple):
+    """Arrays of `api.ssd_scan_frames`."""
+
+    xBC: Annotated[jax.Array, FLOATS, "B T E"]
+    dt: Annotated[jax.Array, FLOATS, "B T M"]
+    A: Annotated[jax.Array, FLOATS, "M"]
+    D: Annotated[jax.Array | None, FLOATS, "None M"]
+    arena: Annotated[jax.Array, WORDS, "frames words"]
+    read: Annotated[jax.Array, INTS, "B F"]
+    write: Annotated[jax.Array, INTS, "B F"]
+    exists: Annotated[jax.Array, FLAGS, "B"]
+    lengths: Annotated[jax.Array, INTS, "B"]
+    state_lengths: Annotated[jax.Array, INTS, "B"]
+
+
+def ssd_scan_reference(arrays: Scan):
+    """See `api.ssd_scan`."""
+    x, dt, A, B, C, initial_state, lengths, state_lengths = arrays
     heads_per_group = x.shape[2] // B.shape[2]
     positions = jnp.arange(x.shape[1])
 
@@ -48,22 +70,14 @@ def ssd_scan_reference(
 
 
 def ssd_scan_frames_reference(
-    arena: jax.Array,
-    read: jax.Array,
-    write: jax.Array,
-    exists: jax.Array,
-    xBC: jax.Array,
-    dt: jax.Array,
-    A: jax.Array,
-    D: jax.Array | None,
-    lengths: jax.Array,
-    state_lengths: jax.Array,
+    arrays: ScanFrames,
     *,
     records: RecordSizes,
     first_frame: int,
     scan: Callable = ssd_scan_reference,
 ):
     """Reads all states, scans, and writes all states."""
+    xBC, dt, A, D, arena, read, write, exists, lengths, state_lengths = arrays
     inner, size = records.inner_size, records.shared_size
     x, B, C = jnp.split(xBC, [inner, inner + size], axis=-1)
     lead = xBC.shape[:2]
@@ -72,7 +86,7 @@ def ssd_scan_frames_reference(
     per_layer = -(-records.num_heads // records.per_frame(arena))
     read, write = (a[:, first_frame : first_frame + per_layer] for a in (read, write))
     state = read_states(arena, read, exists, records)
-    y, state = scan(x.astype(jnp.float32), dt, A, B, C, state, lengths, state_lengths)
+    y, state = scan(Scan(x.astype(jnp.float32), dt, A, B, C, state, lengths, state_lengths))
     if D is not None:
         valid = (jnp.arange(lead[1]) < lengths[:, None])[..., None, None]
         y = y + jnp.where(valid, D[:, None] * x.astype(jnp.float32), 0)

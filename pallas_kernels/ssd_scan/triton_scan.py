@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import jax_triton
 from pallas_kernels.records import RecordSizes
+from pallas_kernels.ssd_scan.reference import ScanFrames
 from pallas_kernels.triton import cdiv, power_of_two
 
 CHUNK = 64  # tokens a program takes at once
@@ -57,24 +58,11 @@ def _sides(records: RecordSizes) -> tuple[int, int]:
     return P, R
 
 
-def ssd_scan_frames_triton(
-    arena: jax.Array,
-    read: jax.Array,
-    write: jax.Array,
-    exists: jax.Array,
-    xBC: jax.Array,
-    dt: jax.Array,
-    A: jax.Array,
-    D: jax.Array | None,
-    lengths: jax.Array,
-    state_lengths: jax.Array,
-    *,
-    records: RecordSizes,
-    first_frame: int,
-):
+def ssd_scan_frames_triton(arrays: ScanFrames, *, records: RecordSizes, first_frame: int):
     """See `api.ssd_scan_frames`."""
     from pallas_kernels.ssd_scan import triton_kernel as kernels
 
+    xBC, dt, A, D, arena, read, write, exists, lengths, state_lengths = arrays
     rows, tokens, _ = xBC.shape
     heads, words = records.num_heads, records.head_words
     segment = segment_tokens(heads)

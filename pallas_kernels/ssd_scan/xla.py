@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.decay import lag, running_decay
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.ssd_scan.reference import ssd_scan_frames_reference
+from pallas_kernels.ssd_scan.reference import Scan
 
 
-def ssd_scan_xla(
-    x: jax.Array,
-    dt: jax.Array,
-    A: jax.Array,
-    B: jax.Array,
-    C: jax.Array,
-    initial_state: jax.Array,
-    lengths: jax.Array,
-    state_lengths: jax.Array,
-    *,
-    tile: int = 64,
-):
+def ssd_scan_xla(arrays: Scan, *, tile: int = 64):
     """See `api.ssd_scan`; the token count is padded up to whole tiles here.
 
     Within a tile, with a_t = dt_t A and c its running sum (arXiv 2405.21060, section 6):
     y_q = exp(c_q) S C_q + sum over k <= q of exp(c_q - c_k) dt_k (C_q . B_k) x_k,
     S'  = exp(c_last) S + sum over k of exp(c_last - c_k) dt_k x_k B_k^T.
     """
+    x, dt, A, B, C, initial_state, lengths, state_lengths = arrays
     rows, tokens, heads, width = x.shape
     groups, size = B.shape[2:]
     per_group = heads // groups
@@ -82,8 +70,3 @@ def ssd_scan_xla(
     y = jnp.moveaxis(y, 0, 1).reshape(rows, tiles * tile, heads, width)
     y = jnp.where(valid[:, :, None, None], y, 0)[:, :tokens]  # even where the state is not finite
     return y.astype(x.dtype), state.reshape(rows, heads, width, size)
-
-
-def ssd_scan_frames_xla(*arrays: jax.Array, **static: Any):
-    """See `api.ssd_scan_frames`."""
-    return ssd_scan_frames_reference(*arrays, **static, scan=ssd_scan_xla)

@@ -5,21 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.dispatch import (
-    BITS,
-    FLAGS,
-    FLOAT32,
-    FLOATS,
-    INTS,
-    Implementation,
-    check_ancestors,
-    check_dtypes,
-    check_rank,
-    check_shape,
-    run,
-)
-from pallas_kernels.records import RecordSizes, check_frames, check_groups
+from pallas_kernels.arguments import check, check_tree
+from pallas_kernels.dispatch import Implementation, run
+from pallas_kernels.records import RecordSizes, check_frames, check_groups, check_rings
 from pallas_kernels.ssd_window import kernel, reference, xla
+from pallas_kernels.ssd_window.reference import Fold, FoldFrames, WindowFrames, WindowRings
 
 FRAMES = {
     "reference": reference.ssd_window_frames_reference,
@@ -84,23 +74,15 @@ def ssd_window_frames(
         (1, 1, 2, 4)
     """
     where = "ssd_window_frames"
-    check_rank(where, "x", x, 4)
-    check_rank(where, "C", C, 4)
-    rows, slots, heads, _ = x.shape
-    check_shape(where, "dt", dt, (rows, slots, heads))
-    check_shape(where, "A", A, (heads,))
-    check_shape(where, "B", B, (rows, slots, *C.shape[2:]))
-    check_shape(where, "C", C, (rows, *C.shape[1:]))
-    check_groups(where, C.shape[2], heads)
-    check_dtypes(where, FLOATS, x=x, dt=dt, A=A, B=B, C=C)
+    own = (arena, frames, exists, starts, num_valid, ancestors)
+    arrays = WindowFrames(x, dt, A, B, C, *own)
+    sizes = check(where, arrays)
+    check_groups(where, sizes.G, sizes.M)
+    check_tree(where, ancestors)
+    check_frames(where, arena, "frames", frames, RecordSizes.of(x, B))
     if num_valid is None:
-        num_valid = jnp.full(rows, C.shape[1], jnp.int32)
-    _check_rows(where, rows, C.shape[1], starts, num_valid, ancestors)
-    check_shape(where, "exists", exists, (rows,))
-    check_dtypes(where, FLAGS, exists=exists)
-    check_frames(where, arena, "frames", frames, rows, RecordSizes.of(x, B))
-    arrays = (arena, frames, exists, x, dt, A, B, C, starts, num_valid, ancestors)
-    return run(where, implementation, FRAMES, *arrays)
+        arrays = arrays._replace(num_valid=jnp.full(sizes.B, sizes.T, jnp.int32))
+    return run(where, implementation, FRAMES, arrays)
 
 
 def ssd_window_rings(
@@ -144,44 +126,15 @@ def ssd_window_rings(
         y [B, T, M, P], zero where a token does not count.
     """
     where = "ssd_window_rings"
-    check_rank(where, "C", C, 3)
-    check_rank(where, "xB", xB, 4)
-    rows, tokens, _ = C.shape
-    heads = records.num_heads
-    check_shape(where, "C", C, (rows, tokens, records.shared_size))
-    check_shape(where, "xB", xB, (*xB.shape[:3], records.record_size))
-    check_shape(where, "dt", dt, (*xB.shape[:3], heads))
-    check_shape(where, "A", A, (xB.shape[0], heads))
-    if not 0 <= layer < xB.shape[0] or rows > xB.shape[1]:
-        raise ValueError(
-            f"{where}: layer {layer} and {rows} rows must lie within the rings {xB.shape[:2]}"
-        )
-    check_shape(where, "D", D, (heads,))
-    _check_rows(where, rows, tokens, starts, num_valid, ancestors)
-    check_shape(where, "exists", exists, (rows,))
-    check_dtypes(where, FLAGS, exists=exists)
-    check_dtypes(where, FLOATS + BITS, xB=xB)
-    check_dtypes(where, FLOATS, dt=dt, A=A, C=C, D=D, scores=scores)
-    check_frames(where, arena, "frames", frames, rows, records, first=first_frame)
-    check_shape(where, "scores", scores, (rows, tokens, records.num_groups, xB.shape[2]))
-    arrays = (arena, frames, exists, xB, dt, A, C, D, starts, num_valid, ancestors, scores)
-    reason = kernel.why_unsupported(records, xB.shape[2])
+    own = (arena, frames, exists, starts, num_valid, ancestors)
+    arrays = WindowRings(C, xB, dt, A, D, scores, *own)
+    sizes = check(where, arrays, **records.dimensions)
+    check_rings(where, xB, layer, sizes.B)
+    check_tree(where, ancestors)
+    check_frames(where, arena, "frames", frames, records, first=first_frame)
+    reason = kernel.why_unsupported(records, sizes.S)
     static = {"layer": layer, "first_frame": first_frame, "records": records, "dtype": dtype}
-    return run(where, implementation, RINGS, *arrays, unsupported=reason, **static)
-
-
-def _check_rows(
-    where: str,
-    rows: int,
-    tokens: int,
-    starts: jax.Array,
-    num_valid: jax.Array,
-    ancestors: jax.Array | None,
-) -> None:
-    check_shape(where, "starts", starts, (rows,))
-    check_shape(where, "num_valid", num_valid, (rows,))
-    check_dtypes(where, INTS, starts=starts, num_valid=num_valid)
-    check_ancestors(where, ancestors, rows, tokens)
+    return run(where, implementation, RINGS, arrays, unsupported=reason, **static)
 
 
 def fold(
@@ -213,21 +166,12 @@ def fold(
         (1, 2, 4, 16)
     """
     where = "fold"
-    check_rank(where, "x", x, 4)
-    rows, slots, heads, width = x.shape
-    check_rank(where, "B", B, 4)
-    check_shape(where, "state", state, (rows, heads, width, B.shape[-1]))
-    check_shape(where, "dt", dt, (rows, slots, heads))
-    check_shape(where, "A", A, (heads,))
-    check_shape(where, "B", B, (rows, slots, *B.shape[2:]))
-    check_groups(where, B.shape[2], heads)
-    check_dtypes(where, FLOAT32, state=state)
-    check_dtypes(where, FLOATS, x=x, dt=dt, A=A, B=B)
-    check_dtypes(where, INTS, lengths=lengths)
+    arrays = Fold(x, dt, A, B, state, lengths)
+    sizes = check(where, arrays)
+    check_groups(where, sizes.G, sizes.M)
     if lengths is None:
-        lengths = jnp.full(rows, slots, jnp.int32)
-    check_shape(where, "lengths", lengths, (rows,))
-    return run(where, implementation, FOLDS, state, x, dt, A, B, lengths)
+        arrays = arrays._replace(lengths=jnp.full(sizes.B, sizes.S, jnp.int32))
+    return run(where, implementation, FOLDS, arrays)
 
 
 def fold_frames(
@@ -258,29 +202,18 @@ def fold_frames(
         implementation: "reference", "pallas", or None to choose.
     """
     where = "fold_frames"
-    check_rank(where, "xB", xB, 4)
-    check_rank(where, "lengths", lengths, 1)
-    rows, layers = lengths.shape[0], xB.shape[0]
-    check_shape(where, "xB", xB, (*xB.shape[:3], records.record_size))
-    check_shape(where, "dt", dt, (*xB.shape[:3], records.num_heads))
-    check_shape(where, "A", A, (layers, records.num_heads))
-    check_shape(where, "exists", exists, (rows,))
-    check_dtypes(where, FLAGS, exists=exists)
-    check_dtypes(where, INTS, lengths=lengths)
-    check_dtypes(where, FLOATS + BITS, xB=xB)
-    check_dtypes(where, FLOATS, dt=dt, A=A)
-    if rows > xB.shape[1]:
-        raise ValueError(f"{where}: {rows} rows must lie within the rings {xB.shape[:2]}")
+    arrays = FoldFrames(lengths, xB, dt, A, arena, read, write, exists)
+    sizes = check(where, arrays, **records.dimensions)
+    needed = sizes.L * per_layer
+    check_rings(where, xB, sizes.L - 1, sizes.B)
     if per_layer < 1:
         raise ValueError(f"{where}: per_layer must be at least 1, got {per_layer}")
     for name, frames in (("read", read), ("write", write)):
-        check_frames(where, arena, name, frames, rows, records, last=per_layer)
-        if frames.shape[1] < layers * per_layer:
-            raise ValueError(
-                f"{where}: {name} must have {layers * per_layer} frames a row for {layers} layers, "
-                f"got {frames.shape[1]}"
-            )
-    arrays = (arena, read, write, exists, lengths, xB, dt, A)
-    reason = kernel.why_unsupported(records, xB.shape[2])
+        check_frames(where, arena, name, frames, records, last=per_layer)
+    if sizes.F < needed:
+        raise ValueError(
+            f"{where}: read and write must have {needed} frames a row for {sizes.L} layers, got {sizes.F}"
+        )
+    reason = kernel.why_unsupported(records, sizes.S)
     static = {"records": records, "per_layer": per_layer}
-    return run(where, implementation, FRAME_FOLDS, *arrays, unsupported=reason, **static)
+    return run(where, implementation, FRAME_FOLDS, arrays, unsupported=reason, **static)

@@ -18,6 +18,7 @@ from pallas_kernels.bits import floats, stored, widen
 from pallas_kernels.checkpoint import state_words
 from pallas_kernels.decay import coarse_and_fine
 from pallas_kernels.records import RecordSizes
+from pallas_kernels.ssd_window.reference import FoldFrames, WindowRings
 from pallas_kernels.triton import (
     Ref,
     call,
@@ -156,18 +157,7 @@ def _window_kernel(
 
 
 def ssd_window_rings_pallas(
-    arena: jax.Array,
-    frames: jax.Array,
-    exists: jax.Array,
-    xB: jax.Array,
-    dt: jax.Array,
-    A: jax.Array,
-    C: jax.Array,
-    D: jax.Array,
-    starts: jax.Array,
-    num_valid: jax.Array,
-    ancestors: jax.Array | None,
-    scores: jax.Array,
+    arrays: WindowRings,
     *,
     layer: int,
     first_frame: int,
@@ -176,6 +166,7 @@ def ssd_window_rings_pallas(
     config: Config | None = None,
 ):
     """See `api.ssd_window_rings`."""
+    C, xB, dt, A, D, scores, arena, frames, exists, starts, num_valid, ancestors = arrays
     rows, tokens, _ = C.shape
     config = config or Config.of_window(records)
     tree = ancestors is not None
@@ -284,21 +275,11 @@ def _bfloat16s(x: jax.Array) -> list[jax.Array]:
 
 
 def fold_frames_pallas(
-    arena: jax.Array,
-    read: jax.Array,
-    write: jax.Array,
-    exists: jax.Array,
-    lengths: jax.Array,
-    xB: jax.Array,
-    dt: jax.Array,
-    A: jax.Array,
-    *,
-    records: RecordSizes,
-    per_layer: int,
-    config: Config | None = None,
+    arrays: FoldFrames, *, records: RecordSizes, per_layer: int, config: Config | None = None
 ):
     """See `api.fold_frames`. A few programs share a head of one layer, each with some of the rows that fold: a step in
     which no row folds costs no more than looking at their lengths."""
+    lengths, xB, dt, A, arena, read, write, exists = arrays
     config = config or Config.of_fold(records)
     kernel = functools.partial(
         _fold_kernel,

@@ -2,31 +2,80 @@
 
 from __future__ import annotations
 
+from typing import Annotated, NamedTuple
+
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.arguments import BITS, FLAGS, FLOAT32, FLOATS, INTS, WORDS
 from pallas_kernels.checkpoint import read_states, write_states
 from pallas_kernels.records import RecordSizes, split_records
-from pallas_kernels.ssd_scan.reference import ssd_scan_reference
+from pallas_kernels.ssd_scan.reference import Scan, ssd_scan_reference
 
 
-def ssd_window_frames_reference(
-    arena: jax.Array,
-    frames: jax.Array,
-    exists: jax.Array,
-    x: jax.Array,
-    dt: jax.Array,
-    A: jax.Array,
-    B: jax.Array,
-    C: jax.Array,
-    starts: jax.Array,
-    num_valid: jax.Array,
-    ancestors: jax.Array | None,
-):
+class WindowFrames(NamedTuple):
+    """Arrays of `api.ssd_window_frames`, which fills in `num_valid`."""
+
+    x: Annotated[jax.Array, FLOATS, "B S M P"]
+    dt: Annotated[jax.Array, FLOATS, "B S M"]
+    A: Annotated[jax.Array, FLOATS, "M"]
+    B: Annotated[jax.Array, FLOATS, "B S G R"]
+    C: Annotated[jax.Array, FLOATS, "B T G R"]
+    arena: Annotated[jax.Array, WORDS, "frames words"]
+    frames: Annotated[jax.Array, INTS, "B F"]
+    exists: Annotated[jax.Array, FLAGS, "B"]
+    starts: Annotated[jax.Array, INTS, "B"]
+    num_valid: Annotated[jax.Array, INTS, "None B"]
+    ancestors: Annotated[jax.Array | None, INTS, "None B T"] = None
+
+
+class WindowRings(NamedTuple):
+    """Arrays of `api.ssd_window_rings`."""
+
+    C: Annotated[jax.Array, FLOATS, "B T GR"]
+    xB: Annotated[jax.Array, FLOATS + BITS, "L rows S record"]
+    dt: Annotated[jax.Array, FLOATS, "L rows S M"]
+    A: Annotated[jax.Array, FLOATS, "L M"]
+    D: Annotated[jax.Array, FLOATS, "M"]
+    scores: Annotated[jax.Array, FLOATS, "B T G S"]
+    arena: Annotated[jax.Array, WORDS, "frames words"]
+    frames: Annotated[jax.Array, INTS, "B F"]
+    exists: Annotated[jax.Array, FLAGS, "B"]
+    starts: Annotated[jax.Array, INTS, "B"]
+    num_valid: Annotated[jax.Array, INTS, "B"]
+    ancestors: Annotated[jax.Array | None, INTS, "None B T"] = None
+
+
+class Fold(NamedTuple):
+    """Arrays of `api.fold`, which fills in `lengths`."""
+
+    x: Annotated[jax.Array, FLOATS, "B S M P"]
+    dt: Annotated[jax.Array, FLOATS, "B S M"]
+    A: Annotated[jax.Array, FLOATS, "M"]
+    B: Annotated[jax.Array, FLOATS, "B S G R"]
+    state: Annotated[jax.Array, FLOAT32, "B M P R"]
+    lengths: Annotated[jax.Array, INTS, "None B"]
+
+
+class FoldFrames(NamedTuple):
+    """Arrays of `api.fold_frames`."""
+
+    lengths: Annotated[jax.Array, INTS, "B"]
+    xB: Annotated[jax.Array, FLOATS + BITS, "L rows S record"]
+    dt: Annotated[jax.Array, FLOATS, "L rows S M"]
+    A: Annotated[jax.Array, FLOATS, "L M"]
+    arena: Annotated[jax.Array, WORDS, "frames words"]
+    read: Annotated[jax.Array, INTS, "B F"]
+    write: Annotated[jax.Array, INTS, "B F"]
+    exists: Annotated[jax.Array, FLAGS, "B"]
+
+
+def ssd_window_frames_reference(arrays: WindowFrames):
     """Gathers the states, and runs the recurrence over the ring for each query, C standing only at the query's slot.
 
     The steps of records that a query does not see change nothing: their dt is 0.
     """
+    x, dt, A, B, C, arena, frames, exists, starts, num_valid, ancestors = arrays
     state = read_states(arena, frames, exists, RecordSizes.of(x, B))
     slots = jnp.arange(x.shape[1])
     x = x.astype(jnp.float32)  # the scan returns the dtype of x
@@ -37,7 +86,7 @@ def ssd_window_frames_reference(
         at_slot = (slots == (starts + t)[:, None])[:, :, None, None]  # [B, S, 1, 1]
         last = jnp.where(t < num_valid, starts + t + 1, 0)
         own_dt, own_C = jnp.where(seen_t[..., None], dt, 0.0), jnp.where(at_slot, C_t[:, None], 0)
-        y, _ = ssd_scan_reference(x, own_dt, A, B, own_C, state, last, last)
+        y, _ = ssd_scan_reference(Scan(x, own_dt, A, B, own_C, state, last, last))
         return jnp.sum(jnp.where(at_slot, y, 0), axis=1)
 
     queries = (jnp.arange(C.shape[1]), jnp.moveaxis(C, 1, 0), jnp.moveaxis(seen, 1, 0))
@@ -55,18 +104,7 @@ def visible(starts: jax.Array, tokens: int, slots: int, ancestors: jax.Array | N
 
 
 def ssd_window_rings_reference(
-    arena: jax.Array,
-    frames: jax.Array,
-    exists: jax.Array,
-    xB: jax.Array,
-    dt: jax.Array,
-    A: jax.Array,
-    C: jax.Array,
-    D: jax.Array,
-    starts: jax.Array,
-    num_valid: jax.Array,
-    ancestors: jax.Array | None,
-    scores: jax.Array,
+    arrays: WindowRings,
     *,
     layer: int,
     first_frame: int,
@@ -74,40 +112,30 @@ def ssd_window_rings_reference(
     dtype: jnp.dtype,
 ):
     """Cuts the layer's records out of the rings and asks the window over frames; makes its own scores."""
+    C, xB, dt, A, D, scores, arena, frames, exists, starts, num_valid, ancestors = arrays
     rows, tokens = C.shape[:2]
     x, B = split_records(xB[layer, :rows], records)
     C = C.reshape(rows, tokens, records.num_groups, records.state_size)
-    own = (x, dt[layer, :rows], A[layer], B, C)
+    own = (x, dt[layer, :rows], A[layer], B, C, arena)
     per_layer = -(-records.num_heads // records.per_frame(arena))
     frames = frames[:, first_frame : first_frame + per_layer]
-    y, _ = ssd_window_frames_reference(arena, frames, exists, *own, starts, num_valid, ancestors)
+    given = WindowFrames(*own, frames, exists, starts, num_valid, ancestors)
+    y, _ = ssd_window_frames_reference(given)
     place = jnp.minimum(starts[:, None] + jnp.arange(tokens), x.shape[1] - 1)
     new = jnp.take_along_axis(x, place[:, :, None, None], axis=1).astype(jnp.float32)
     counts = (jnp.arange(tokens) < num_valid[:, None])[..., None, None]
     return (y + jnp.where(counts, D[:, None] * new, 0)).astype(dtype)
 
 
-def fold_reference(
-    state: jax.Array, x: jax.Array, dt: jax.Array, A: jax.Array, B: jax.Array, lengths: jax.Array
-):
+def fold_reference(arrays: Fold):
     """See `api.fold`: the last state of the scan."""
-    return ssd_scan_reference(x, dt, A, B, B, state, lengths, lengths)[1]
+    x, dt, A, B, state, lengths = arrays
+    return ssd_scan_reference(Scan(x, dt, A, B, B, state, lengths, lengths))[1]
 
 
-def fold_frames_reference(
-    arena: jax.Array,
-    read: jax.Array,
-    write: jax.Array,
-    exists: jax.Array,
-    lengths: jax.Array,
-    xB: jax.Array,
-    dt: jax.Array,
-    A: jax.Array,
-    *,
-    records: RecordSizes,
-    per_layer: int,
-):
+def fold_frames_reference(arrays: FoldFrames, *, records: RecordSizes, per_layer: int):
     """Folds one row and one layer after another."""
+    lengths, xB, dt, A, arena, read, write, exists = arrays
     for row in range(read.shape[0]):
         for layer in range(A.shape[0]):
             own = slice(layer * per_layer, (layer + 1) * per_layer)
@@ -115,7 +143,7 @@ def fold_frames_reference(
             old = read_states(arena, read[one, own], exists[one], records)
             x, B = split_records(xB[layer, one], records)
             length = jnp.maximum(lengths[one], 0)
-            new = fold_reference(old, x, dt[layer, one], A[layer], B, length)
+            new = fold_reference(Fold(x, dt[layer, one], A[layer], B, old, length))
             folded = write_states(arena, write[one, own], new, records)
             arena = jnp.where(lengths[row] >= 0, folded, arena)
     return arena

@@ -7,27 +7,16 @@ import jax.numpy as jnp
 
 from pallas_kernels.decay import lag, running_decay
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.ssd_window.reference import visible
+from pallas_kernels.ssd_window.reference import Fold, WindowFrames, visible
 
 
-def ssd_window_frames_xla(
-    arena: jax.Array,
-    frames: jax.Array,
-    exists: jax.Array,
-    x: jax.Array,
-    dt: jax.Array,
-    A: jax.Array,
-    B: jax.Array,
-    C: jax.Array,
-    starts: jax.Array,
-    num_valid: jax.Array,
-    ancestors: jax.Array | None,
-):
+def ssd_window_frames_xla(arrays: WindowFrames):
     """See `api.ssd_window_frames`. A loop over frames: what a step reads of the arena stays in the cache.
 
     With c the running sum of dt A over the ring: for the query at slot i,
     y_i = exp(c_i) S C_i + sum over slots j <= i of exp(c_i - c_j) dt_j (C_i . B_j) x_j.
     """
+    x, dt, A, B, C, arena, frames, exists, starts, num_valid, ancestors = arrays
     rows, tokens, groups, size = C.shape
     heads, width = x.shape[2:]
     per_frame = min(arena.shape[1] // (width * size), heads)  # whole heads, then padding
@@ -56,24 +45,15 @@ def ssd_window_frames_xla(
     carried = carried.reshape(rows, tokens, per_row * per_frame, width)[:, :, :heads]
     carried = jnp.where(exists[:, None, None, None], carried, 0.0)
     carried = carried.reshape(rows, tokens, groups, heads // groups, width)
-    return outputs(carried, x, dt, A, B, C, starts, num_valid, ancestors), arena
+    return outputs(carried, arrays._replace(C=C)), arena
 
 
-def outputs(
-    carried: jax.Array,
-    x: jax.Array,
-    dt: jax.Array,
-    A: jax.Array,
-    B: jax.Array,
-    C: jax.Array,
-    starts: jax.Array,
-    num_valid: jax.Array,
-    ancestors: jax.Array | None,
-):
+def outputs(carried: jax.Array, arrays: WindowFrames):
     """The window's outputs from what the checkpoint carries, S C of [B, T, G, h, P], and the ring.
 
-    RecordSizes past the live slots are zeroed, not only masked, so garbage there (NaN too) is inert.
+    Records past the live slots are zeroed, not only masked, so garbage there (NaN too) is inert.
     """
+    x, dt, A, B, C, *_, starts, num_valid, ancestors = arrays
     rows, tokens, groups, size = C.shape
     slots, heads, width = x.shape[1:]
     per_group = heads // groups
@@ -110,10 +90,9 @@ def outputs(
     return jnp.where(counts[:, :, None, None], y, 0)  # even where the state is not finite
 
 
-def fold_xla(
-    state: jax.Array, x: jax.Array, dt: jax.Array, A: jax.Array, B: jax.Array, lengths: jax.Array
-):
+def fold_xla(arrays: Fold):
     """See `api.fold`: S' = exp(c_last) S + sum over j of exp(c_last - c_j) dt_j x_j B_j^T."""
+    x, dt, A, B, state, lengths = arrays
     rows, slots, heads, width = x.shape
     groups, size = B.shape[2:]
     per_group = heads // groups

@@ -6,25 +6,16 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import jax_triton
-from pallas_kernels.dispatch import (
-    FLOAT32,
-    FLOATS,
-    INTS,
-    WORDS,
-    Implementation,
-    check_dtypes,
-    check_rank,
-    check_shape,
-    run,
-)
+from pallas_kernels.arguments import check, check_array
+from pallas_kernels.dispatch import Implementation, run
 from pallas_kernels.token_sampling.kernel import sample_tokens_pallas
-from pallas_kernels.token_sampling.reference import sample_tokens_reference
+from pallas_kernels.token_sampling.reference import Arrays, sample_tokens_reference
 
 
-def _sample_tokens_triton(*arrays: jax.Array) -> jax.Array:
+def _sample_tokens_triton(arrays: Arrays) -> jax.Array:
     from pallas_kernels.token_sampling.triton_kernel import sample_tokens_triton
 
-    return sample_tokens_triton(*arrays)
+    return sample_tokens_triton(arrays)
 
 
 IMPLEMENTATIONS = {
@@ -71,25 +62,10 @@ def sample_tokens(
         1
     """
     where = "sample_tokens"
-    check_rank(where, "logits", logits, 2)
-    check_rank(where, "banned", banned, 2)
-    check_dtypes(where, FLOAT32, logits=logits)
-    check_dtypes(where, WORDS, keys=keys)
-    check_dtypes(where, FLOATS, temperature=temperature, top_p=top_p, min_p=min_p)
-    check_dtypes(where, INTS, top_k=top_k)
-    rows = logits.shape[0]
-    if not banned.shape[1]:
-        banned = jnp.full((rows, 1), -1, jnp.int32)
-    check_dtypes(where, INTS, banned=banned)
-    check_shape(where, "keys", keys, (rows, 2))
-    check_shape(where, "banned", banned, (rows, banned.shape[1]))
-    for name, value in (
-        ("temperature", temperature),
-        ("top_k", top_k),
-        ("top_p", top_p),
-        ("min_p", min_p),
-    ):
-        check_shape(where, name, value, (rows,))
-    arrays = (logits, keys, temperature, top_k, top_p, min_p, banned)
+    check_array(where, "banned", banned)
+    if banned.shape[-1:] == (0,):
+        banned = jnp.full((*banned.shape[:-1], 1), -1, jnp.int32)
+    arrays = Arrays(logits, keys, temperature, top_k, top_p, min_p, banned)
+    check(where, arrays)
     no_triton = jax_triton.why_unavailable() if implementation == "triton" else None
-    return run(where, implementation, IMPLEMENTATIONS, *arrays, no_triton=no_triton)
+    return run(where, implementation, IMPLEMENTATIONS, arrays, no_triton=no_triton)

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.token_sampling.numbers import gumbel, middle, sortable, token_hash
+from pallas_kernels.token_sampling.reference import Arrays
 from pallas_kernels.triton import Ref, call, cdiv, iota, load
 
 BLOCK = 2048  # 4 values in each of 512 threads
@@ -144,9 +145,9 @@ def _sample_kernel(
         tokens_ref[row] = token
 
 
-def sample_tokens_pallas(*arrays: jax.Array) -> jax.Array:
+def sample_tokens_pallas(arrays: Arrays) -> jax.Array:
     """See `api.sample_tokens`, whose arrays the kernel takes as they are."""
-    rows = arrays[0].shape[0]
+    rows = arrays.logits.shape[0]
     return call(
         _sample_kernel,
         *arrays,

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Annotated, NamedTuple
+
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.arguments import FLOAT32, FLOATS, INTS, WORDS
 from pallas_kernels.token_sampling.numbers import gumbel, token_hash
 
 
-def sample_tokens_reference(
-    logits: jax.Array,
-    keys: jax.Array,
-    temperature: jax.Array,
-    top_k: jax.Array,
-    top_p: jax.Array,
-    min_p: jax.Array,
-    banned: jax.Array,
-):
+class Arrays(NamedTuple):
+    """Arrays of `api.sample_tokens`."""
+
+    logits: Annotated[jax.Array, FLOAT32, "B V"]
+    keys: Annotated[jax.Array, WORDS, "B 2"]
+    temperature: Annotated[jax.Array, FLOATS, "B"]
+    top_k: Annotated[jax.Array, INTS, "B"]
+    top_p: Annotated[jax.Array, FLOATS, "B"]
+    min_p: Annotated[jax.Array, FLOATS, "B"]
+    banned: Annotated[jax.Array, INTS, "B n"]
+
+
+def sample_tokens_reference(arrays: Arrays):
     """See `api.sample_tokens`."""
+    logits, keys, temperature, top_k, top_p, min_p, banned = arrays
     tokens = jnp.arange(logits.shape[1])
     gone = (tokens == banned[:, :, None]).any(1) | jnp.isnan(logits)
     logits = jnp.where(gone, -jnp.inf, logits)

@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 
 from pallas_kernels.jax_triton import call
+from pallas_kernels.token_sampling.reference import Arrays
 from pallas_kernels.triton import cdiv, power_of_two
 
 LEVELS = tl.constexpr(16)  # sums of mass: at or above 15 levels, and of all tokens
@@ -639,18 +640,9 @@ def _choose(
     tl.store(chosen + row, tl.where(token == VOCAB, 0, token))
 
 
-def sample_tokens_triton(
-    logits: jax.Array,
-    keys: jax.Array,
-    temperature: jax.Array,
-    top_k: jax.Array,
-    top_p: jax.Array,
-    min_p: jax.Array,
-    banned: jax.Array,
-    *,
-    config: Config | None = None,
-):
+def sample_tokens_triton(arrays: Arrays, *, config: Config | None = None):
     """See `api.sample_tokens`."""
+    logits, keys, temperature, top_k, top_p, min_p, banned = arrays
     config = config or Config()
     (rows, vocab), num_banned = logits.shape, banned.shape[1]
     parts = cdiv(vocab, config.part)

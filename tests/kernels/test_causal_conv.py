@@ -16,6 +16,7 @@ from pallas_kernels.causal_conv import ProjectionLayout
 from pallas_kernels.causal_conv.api import CHUNKS
 from pallas_kernels.causal_conv.cases import NEMOTRON_H_8B, SMALL, SMALL_CASES, Case, make_inputs
 from pallas_kernels.causal_conv.kernel import Config, causal_conv_pallas
+from pallas_kernels.causal_conv.reference import Chunk
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_window import assert_same_bits, relative_error
 
@@ -129,7 +130,9 @@ class TestImplementation:
 def test_blocks_of_any_size_give_the_same_bits(config):
     inputs = make_inputs(ROW)
     want = conv(**inputs, layout=SMALL, implementation="pallas")
-    got = jax.jit(functools.partial(causal_conv_pallas, layout=SMALL, config=config))(**inputs)
+    got = jax.jit(functools.partial(causal_conv_pallas, layout=SMALL, config=config))(
+        Chunk(**inputs)
+    )
     for a, b in zip(got, want, strict=True):
         assert_same_bits(a, b)
 

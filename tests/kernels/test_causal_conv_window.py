@@ -20,6 +20,7 @@ from pallas_kernels.causal_conv.cases import (
     make_window_inputs,
 )
 from pallas_kernels.causal_conv.kernel import Config, causal_conv_window_pallas
+from pallas_kernels.causal_conv.reference import Window
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_window import assert_same_bits, relative_error
 
@@ -280,7 +281,7 @@ def test_blocks_of_any_size_give_the_same_rings(config):
     inputs = make_window_inputs(VERIFY)
     want = run(VERIFY, inputs, "pallas")
     call = functools.partial(causal_conv_window_pallas, layout=SMALL, layer=1, config=config)
-    for name, got in zip(OUTPUTS, jax.jit(call)(**inputs), strict=True):
+    for name, got in zip(OUTPUTS, jax.jit(call)(Window(**inputs)), strict=True):
         if name == "scores":
             assert_close(got, want[name])
         else:

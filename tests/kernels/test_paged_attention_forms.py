@@ -17,6 +17,7 @@ from pallas_kernels.paged_attention.kernel import (
     paged_attention_pallas,
 )
 from pallas_kernels.paged_attention.layout import pack_heads, unpack_heads
+from pallas_kernels.paged_attention.reference import Arrays
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_paged_attention import (
     BITS,
@@ -35,9 +36,8 @@ SPLIT = Config(block_q=16, block_k=16, programs_per_sm=10**6, min_split=32)
 
 @functools.partial(jax.jit, static_argnames=("case", "dtype", "config"))
 def split_attend(inputs: dict, case: Case, dtype: str, config: Config = SPLIT) -> jax.Array:
-    inputs = {"ancestors": None} | inputs
     return paged_attention_pallas(
-        **inputs,
+        Arrays(**inputs),
         layout=case.layout(dtype),
         scale=case.head_dim**-0.5,
         window=case.window,
@@ -227,7 +227,7 @@ def test_shapes_a_kernel_cannot_take_are_refused_by_name_and_run_by_default():
         ({"table": jnp.ones((4, 3), jnp.uint32)}, "table must be int32, got uint32"),
         ({"table": jnp.ones((3, 3), jnp.int32)}, r"table must have shape \(4, 3\), got \(3, 3\)"),
         ({"arena": jnp.ones((9, 1024))}, "arena must be uint32, got float32"),
-        ({"arena": jnp.ones((9, 1023), jnp.uint32)}, r"layout \[0, 1024\) .* 1023; correct"),
+        ({"arena": jnp.ones((9, 1023), jnp.uint32)}, r"words \[0, 1024\) .* 1023; correct"),
         ({"ancestors": jnp.ones((4, 3), jnp.int32)}, r"ancestors must have shape \(4, 4\), got"),
         (
             {"q": jnp.ones((4, 32, 6, 16)), "ancestors": jnp.ones((4, 32), jnp.int32)},

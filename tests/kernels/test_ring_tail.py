@@ -121,7 +121,10 @@ def test_none_chooses_by_platform():
             {"frames": jnp.ones((4, 1), jnp.int32), "layer": 2},
             "frames must hold .* words a row, got 1 of 48",
         ),
-        ({"history": jnp.ones((4, 3, 29))}, "history must be uint16, got float32; pass the bits"),
+        (
+            {"history": jnp.ones((4, 3, 29))},
+            "history must be uint16 or uint32, got float32; pass the bits",
+        ),
         ({"rows": ROWS[:3]}, r"rows must have shape \(4,\), got \(3,\)"),
         ({"steps": jnp.ones((4, 20, 2))}, r"steps must have shape \(4, 20, 3\), got \(4, 20, 2\)"),
     ],

@@ -14,6 +14,7 @@ from pallas_kernels.records import RecordSizes
 from pallas_kernels.ssd_scan import kernel, ssd_scan_frames, triton_scan
 from pallas_kernels.ssd_scan.api import FRAMES
 from pallas_kernels.ssd_scan.cases import Case, make_inputs
+from pallas_kernels.ssd_scan.reference import Scan
 from pallas_kernels.triton import NOWHERE
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_scan import (
@@ -124,7 +125,7 @@ def test_states_go_from_frames_to_frames(case, per_frame, dtype, implementation)
 def test_segments_give_what_one_program_gives(segments, dtype):
     inputs = make_inputs(LONG, dtype=dtype)
     config = replace(kernel.CONFIGS[dtype], chunk=32, segments=segments)
-    y, state = jax.jit(functools.partial(kernel.scan_dense, config=config))(**inputs)
+    y, state = jax.jit(functools.partial(kernel.scan_dense, config=config))(Scan(**inputs))
     want_y, want_state = scan(**inputs, implementation="reference")
     tolerance = ROUNDED if dtype == "bfloat16" else None
     assert_close(y, want_y, tolerance)
@@ -140,8 +141,8 @@ def test_segments_read_no_padding_and_no_state_of_an_empty_row():
     for name in ("x", "dt", "B", "C"):
         mask = real.reshape(real.shape + (1,) * (inputs[name].ndim - 2))
         dirty[name] = jnp.where(mask, inputs[name], jnp.nan)
-    y, state = run(**inputs)
-    dirty_y, dirty_state = run(**dirty)
+    y, state = run(Scan(**inputs))
+    dirty_y, dirty_state = run(Scan(**dirty))
     assert_same_bits(dirty_y, y)
     assert_same_bits(dirty_state, state)
 
@@ -158,15 +159,15 @@ def test_segments_fill_the_chip_and_no_more():
         config = kernel.Config(segments=segments)
         inputs = make_inputs(LONG, dtype="bfloat16")
         run = functools.partial(kernel.scan_dense, config=config)
-        assert kernels_in(lambda inputs, run=run: run(**inputs), inputs) == kernels
+        assert kernels_in(lambda inputs, run=run: run(Scan(**inputs)), inputs) == kernels
 
 
 def test_frames_name_their_kernel_and_refuse_what_does_not_fit():
     given = arguments(ODD, "bfloat16", 2)
     run = functools.partial(ssd_scan_frames, records=records_of(ODD))
     assert kernels_in(lambda given: run(**given), given) == ["ssd_scan"]
-    with pytest.raises(ValueError, match="write must hold 6 heads of each of 3 rows, got 2 in"):
-        run(**given | {"write": given["write"][:, :1]})
+    with pytest.raises(ValueError, match="read must hold 6 heads of each of 3 rows, got 2 in"):
+        run(**given | {name: given[name][:, :1] for name in ("read", "write")})
     with pytest.raises(ValueError, match=r"xBC must have shape \(3, 70, 168\), got \(3, 70, 167\)"):
         run(**given | {"xBC": given["xBC"][..., :-1]})
     huge = RecordSizes(num_heads=1, head_dim=256, num_groups=1, state_size=256)

@@ -282,7 +282,7 @@ def test_none_is_xla_for_arrays_and_a_name_is_obeyed():
     [
         ({"implementation": "tpu"}, "ssd_window_frames: implementation .* got 'tpu'"),
         ({"C": jnp.ones((3, 1))}, r"C must have 4 dimensions, got shape \(3, 1\)"),
-        ({"frames": jnp.ones((2, 6), jnp.int32)}, r"frames must hold .* of \(2, 6\)"),
+        ({"frames": jnp.ones((2, 6), jnp.int32)}, r"frames must have shape \(3, 6\), got \(2, 6\)"),
         ({"starts": jnp.ones(2, jnp.int32)}, r"starts .* \(3,\), got \(2,\)"),
         ({"num_valid": jnp.ones(4, jnp.int32)}, r"num_valid .* \(3,\), got \(4,\)"),
         ({"B": jnp.ones((3, 31, 2, 16))}, r"B must .* got \(3, 31, 2, 16\)"),
