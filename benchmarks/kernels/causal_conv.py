@@ -203,7 +203,6 @@ def cases(*, smoke: bool) -> list[Case]:
                 starts=tuple(i % GRAIN for i in range(ROWS)),
                 first=(0,) * ROWS,
                 num_valid=(tokens,) * ROWS,
-                large=True,
             )
         )
         for tokens in WINDOWS
@@ -216,7 +215,6 @@ def cases(*, smoke: bool) -> list[Case]:
                 layout=layout,
                 tokens=tokens,
                 lengths=(tokens,) * rows,
-                large=True,
             )
         )
         for rows, tokens in PROMPTS

@@ -26,7 +26,6 @@ class Case:
         name: says what the shape is for.
         layout: of the layer. biased: the convolution has a bias.
         tokens: T. lengths: tokens of each row that exist.
-        large: from a real model, for benchmarks; unit tests leave it out.
     """
 
     name: str
@@ -34,7 +33,6 @@ class Case:
     biased: bool = True
     tokens: int
     lengths: tuple[int, ...]
-    large: bool = False
 
     @property
     def rows(self) -> int:
@@ -47,7 +45,7 @@ class WindowCase:
     """One call of `causal_conv_window`.
 
     Attributes:
-        name, layout, biased, large: as in `Case`.
+        name, layout, biased: as in `Case`.
         tokens: T. slots: S, records a ring has room for.
         starts, first, num_valid: of each row.
         spare_rows, spare_columns: B' - B and T' - T of the rings. layers, layer: L, and the one that is used.
@@ -67,7 +65,6 @@ class WindowCase:
     layers: int = 2
     layer: int = 1
     tree: tuple[int, ...] | None = None
-    large: bool = False
 
     @property
     def rows(self) -> int:
@@ -80,23 +77,7 @@ CASES = (
     Case(name="edges_of_a_tile", tokens=33, lengths=(15, 16, 17, 33), biased=False),
     Case(name="nothing_even", tokens=7, lengths=(7, 4), layout=UNEVEN),
     Case(name="one_token", tokens=1, lengths=(1, 0)),
-    Case(
-        name="nemotron_h_8b",
-        tokens=1024,
-        lengths=(1024, 700),
-        layout=NEMOTRON_H_8B,
-        large=True,
-    ),
-    Case(
-        name="granite_4_h_tiny",
-        tokens=512,
-        lengths=(512,) * 4,
-        layout=GRANITE_4_H_TINY,
-        large=True,
-    ),
 )
-SMALL_CASES = tuple(case for case in CASES if not case.large)
-
 WINDOW_CASES = (
     WindowCase(
         name="decode", tokens=1, starts=(0, 13, 31), first=(0,) * 3, num_valid=(1,) * 3, layer=0
@@ -156,27 +137,7 @@ WINDOW_CASES = (
         # A root with two children, a chain below one of them, and a token that stands alone.
         tree=(0b1, 0b11, 0b101, 0b1011, 0b11011, 0b111011, 0b1000000),
     ),
-    WindowCase(
-        name="nemotron_h_8b_decode",
-        tokens=1,
-        starts=tuple(range(32)),
-        first=(0,) * 32,
-        num_valid=(1,) * 32,
-        layout=NEMOTRON_H_8B,
-        large=True,
-    ),
-    WindowCase(
-        name="granite_4_h_tiny_verify",
-        tokens=5,
-        slots=36,
-        starts=tuple(range(32)),
-        first=(0,) * 32,
-        num_valid=(5,) * 32,
-        layout=GRANITE_4_H_TINY,
-        large=True,
-    ),
 )
-SMALL_WINDOW_CASES = tuple(case for case in WINDOW_CASES if not case.large)
 
 
 def _weights(rng: np.random.Generator, layout: ProjectionLayout, biased: bool, dtype: str) -> dict:

@@ -34,7 +34,6 @@ CASES = (
     Case(name="block_that_is_no_power_of_two", lead=(1, 2), size=1536),
     Case(name="one_element", lead=(3, 1, 1), size=2, groups=2),
     Case(name="nemotron_h_8b", lead=(64, 1), size=8192, groups=8, behind=10368, large=True),
-    Case(name="granite_4_h_tiny", lead=(64, 1), size=3072, behind=3376, large=True),
     Case(name="granite_4_h_small", lead=(2, 512), size=8192, behind=8576, large=True),
 )
 SMALL_CASES = tuple(case for case in CASES if not case.large)

@@ -24,7 +24,6 @@ class Case:
         window, soft_cap: as in `paged_attention`.
         tree: ancestor bits of each new token, the same in every row; None for a chain.
         before, behind: words of a frame on either side of the layer's part.
-        large: from a real model, for benchmarks; unit tests leave it out.
     """
 
     name: str
@@ -41,7 +40,6 @@ class Case:
     tree: tuple[int, ...] | None = None
     before: int = 0
     behind: int = 0
-    large: bool = False
 
     @property
     def rows(self) -> int:
@@ -105,30 +103,7 @@ CASES = (
     Case(name="groups_of_8", tokens=16, base=(1, 15, 95), heads=8, kv_heads=1, head_dim=80),
     Case(name="page_edges", tokens=1, base=(14, 15, 16, 31, 32, 63, 64)),
     Case(name="pages_of_24", tokens=5, base=(0, 19, 43, 91), page_tokens=24, pages=4),
-    Case(
-        name="nemotron_h_8b_decode",
-        tokens=1,
-        base=tuple(range(31, 2048, 64)),
-        heads=32,
-        kv_heads=8,
-        head_dim=128,
-        page_tokens=64,
-        pages=33,
-        large=True,
-    ),
-    Case(
-        name="granite_4_h_tiny_prefill",
-        tokens=512,
-        base=(0, 1024),
-        heads=12,
-        kv_heads=4,
-        head_dim=128,
-        page_tokens=64,
-        pages=25,
-        large=True,
-    ),
 )
-SMALL_CASES = tuple(case for case in CASES if not case.large)
 
 
 def make_inputs(case: Case, *, seed: int = 0, dtype: str = "float32") -> dict:

@@ -39,10 +39,6 @@ CASES = (
     Case(name="one_part", lead=(4, 1), size=96, parts=1, masked=True),
     Case(name="odd_parts_and_padding", size=1531, parts=3, multiplier=0.3, masked=True),
     Case(name="hybrid_7b", lead=(64, 1), size=4096, parts=8, masked=True, large=True),
-    Case(
-        **{"name": "granite_4_h_tiny", "lead": (64, 1), "size": 1536, "parts": 8},
-        **{"multiplier": 0.22, "masked": True, "large": True},
-    ),
     Case(name="hybrid_7b_prompt", lead=(2, 2048), size=4096, masked=True, large=True),
 )
 SMALL_CASES = tuple(case for case in CASES if not case.large)

@@ -18,7 +18,6 @@ class Case:
         lengths: valid tokens per row; None for all.
         state_lengths: tokens the returned state covers; None for `lengths`.
         initial_state: start from a random state and not from zeros.
-        large: from a real model, for benchmarks; unit tests leave it out.
     """
 
     name: str
@@ -31,7 +30,6 @@ class Case:
     lengths: tuple[int, ...] | None = None
     state_lengths: tuple[int, ...] | None = None
     initial_state: bool = False
-    large: bool = False
 
 
 CASES = (
@@ -61,10 +59,7 @@ CASES = (
     ),
     Case(name="state_size_1", tokens=20, heads=2, width=1, size=1, initial_state=True),
     Case(name="group_per_head", tokens=70, heads=4, groups=4, width=16, size=128),
-    Case(name="nemotron_h_8b", tokens=2048, heads=128, width=64, groups=8, size=128, large=True),
-    Case(name="granite_4_h_tiny", tokens=2048, heads=48, width=64, size=128, large=True),
 )
-SMALL_CASES = tuple(case for case in CASES if not case.large)
 
 
 def make_inputs(case: Case, *, seed: int = 0, dtype: str = "float32") -> dict:

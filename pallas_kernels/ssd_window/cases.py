@@ -19,7 +19,6 @@ class Case:
         heads, width, groups, size: M, P, G, R.
         starts: ring slot of each row's first new token; its length is the number of rows.
         num_valid: new tokens that count; None for T everywhere.
-        large: from a real model, for benchmarks; unit tests leave it out.
     """
 
     name: str
@@ -31,7 +30,6 @@ class Case:
     size: int = 16
     starts: tuple[int, ...]
     num_valid: tuple[int, ...] | None = None
-    large: bool = False
 
     @property
     def rows(self) -> int:
@@ -59,28 +57,7 @@ CASES = (
         size=24,
     ),
     Case(name="one_head_one_state", tokens=4, starts=(7,), heads=1, width=1, size=1),
-    Case(
-        name="nemotron_h_8b_decode",
-        tokens=1,
-        starts=tuple(range(32)),
-        heads=128,
-        width=64,
-        groups=8,
-        size=128,
-        large=True,
-    ),
-    Case(
-        name="granite_4_h_tiny_verify",
-        tokens=5,
-        slots=36,
-        starts=tuple(range(28)),
-        heads=48,
-        width=64,
-        size=128,
-        large=True,
-    ),
 )
-SMALL_CASES = tuple(case for case in CASES if not case.large)
 
 
 def make_inputs(case: Case, *, seed: int = 0, dtype: str = "float32") -> dict:

@@ -13,7 +13,7 @@ import pytest
 from pallas_kernels.checkpoint import read_states
 from pallas_kernels.records import RecordSizes
 from pallas_kernels.ssd_scan import ssd_scan_frames, triton_scan
-from pallas_kernels.ssd_scan.cases import SMALL_CASES, Case, make_inputs
+from pallas_kernels.ssd_scan.cases import CASES, Case, make_inputs
 from tests.kernels.test_ssd_scan import (
     RAGGED,
     ROUNDED,
@@ -74,7 +74,7 @@ def in_triton(x, dt, A, B, C, *, initial_state=None, lengths=None, state_lengths
     return y.reshape(x.shape), state.reshape(initial_state.shape)
 
 
-@pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_outputs_and_state_equal_the_reference(case):
     inputs = make_inputs(case, dtype="bfloat16")
     y, state = in_triton(**inputs)

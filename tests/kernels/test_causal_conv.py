@@ -14,7 +14,7 @@ from pallas_kernels import causal_conv
 from pallas_kernels.bits import stored
 from pallas_kernels.causal_conv import ProjectionLayout
 from pallas_kernels.causal_conv.api import CHUNKS
-from pallas_kernels.causal_conv.cases import NEMOTRON_H_8B, SMALL, SMALL_CASES, Case, make_inputs
+from pallas_kernels.causal_conv.cases import CASES, NEMOTRON_H_8B, SMALL, Case, make_inputs
 from pallas_kernels.causal_conv.kernel import Config, causal_conv_pallas
 from pallas_kernels.causal_conv.reference import Chunk
 from tests.kernels.lowered import kernels_in
@@ -53,7 +53,7 @@ def test_the_reference_is_the_definition():
 
 @pytest.mark.parametrize("implementation", FAST)
 class TestImplementation:
-    @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+    @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_equals_the_reference_whatever_lies_past_the_lengths(self, implementation, case, dtype):
         inputs = make_inputs(case, dtype=dtype)

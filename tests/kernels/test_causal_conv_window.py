@@ -15,7 +15,7 @@ from pallas_kernels.bits import floats, stored
 from pallas_kernels.causal_conv.api import WINDOWS
 from pallas_kernels.causal_conv.cases import (
     SMALL,
-    SMALL_WINDOW_CASES,
+    WINDOW_CASES,
     WindowCase,
     make_window_inputs,
 )
@@ -27,7 +27,7 @@ from tests.kernels.test_ssd_window import assert_same_bits, relative_error
 FAST = sorted(set(WINDOWS) - {"reference"})
 TOLERANCE = {"float32": 1e-6, "bfloat16": 1e-3}  # of the norm
 OUTPUTS = ("conv", "xB", "dt", "C", "scores")
-CASE = {case.name: case for case in SMALL_WINDOW_CASES}
+CASE = {case.name: case for case in WINDOW_CASES}
 VERIFY = CASE["verify"]
 
 STATIC = ("layer", "layout", "moves", "implementation")
@@ -133,7 +133,7 @@ def test_the_reference_is_the_definition():
 
 @pytest.mark.parametrize("implementation", FAST)
 class TestImplementation:
-    @pytest.mark.parametrize("case", SMALL_WINDOW_CASES, ids=lambda case: case.name)
+    @pytest.mark.parametrize("case", WINDOW_CASES, ids=lambda case: case.name)
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_equals_the_reference_and_changes_nothing_else(self, implementation, case, dtype):
         inputs = make_window_inputs(case, dtype=dtype)
@@ -160,7 +160,7 @@ class TestImplementation:
         got = run(VERIFY, inputs | {"projected": parts[1:]}, implementation)
         assert relative_error(floats(got["C"]), floats(want["C"])) > 0.1
 
-    @pytest.mark.parametrize("case", SMALL_WINDOW_CASES, ids=lambda case: case.name)
+    @pytest.mark.parametrize("case", WINDOW_CASES, ids=lambda case: case.name)
     def test_what_must_not_be_read_changes_no_bit(self, implementation, case):
         inputs = make_window_inputs(case)
         want = run(case, inputs, implementation)

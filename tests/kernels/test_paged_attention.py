@@ -9,7 +9,7 @@ import pytest
 
 from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.paged_attention.api import IMPLEMENTATIONS
-from pallas_kernels.paged_attention.cases import SMALL_CASES, Case, make_inputs
+from pallas_kernels.paged_attention.cases import CASES, Case, make_inputs
 from pallas_kernels.paged_attention.layout import unpack_heads
 from tests.kernels.lowered import kernels_in
 
@@ -21,7 +21,7 @@ TOLERANCE = {
     "xla": {"float32": 1e-6, "bfloat16": 1e-6},
     "pallas": {"float32": 1e-6, "bfloat16": 5e-3},
 }
-CASES = {case.name: case for case in SMALL_CASES}
+CASE = {case.name: case for case in CASES}
 BITS = Case(
     name="bits", tokens=4, base=(0, 30, 97, 150), heads=6, kv_heads=2, head_dim=16, page_tokens=16
 )
@@ -92,7 +92,7 @@ def seen_keys(case: Case, base: int, t: int, length: int) -> list[int]:
     return [key for key in keys if key < length]
 
 
-@pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_reference_is_softmax_attention(case, dtype):
     inputs = make_inputs(case, dtype=dtype)
@@ -102,7 +102,7 @@ def test_the_reference_is_softmax_attention(case, dtype):
 
 @pytest.mark.parametrize("implementation", FAST)
 class TestImplementation:
-    @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+    @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_equals_the_reference_and_reads_no_nan(self, implementation, case, dtype):
         """Every word that must not be read is NaN, see `make_inputs`."""
@@ -122,7 +122,7 @@ class TestImplementation:
     )
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_what_lies_in_unread_words_changes_no_bit(self, implementation, name, dtype):
-        case = CASES[name]
+        case = CASE[name]
         inputs = make_inputs(case, dtype=dtype)
         unread = inputs["arena"] == jnp.uint32(0xFFFFFFFF)
         assert unread.any() and not unread.all()
@@ -132,14 +132,14 @@ class TestImplementation:
             assert_same_bits(run(case, inputs | {"arena": other}, implementation, dtype), got)
 
     def test_the_queries_of_an_idle_row_are_not_read(self, implementation):
-        case = CASES["decode_inert_rows"]
+        case = CASE["decode_inert_rows"]
         inputs = make_inputs(case)
         spoiled = inputs | {"q": inputs["q"].at[jnp.array([0, 2])].set(jnp.nan)}
         assert_same_bits(run(case, spoiled, implementation), run(case, inputs, implementation))
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_wrong_operands_exceed_the_tolerance(self, implementation, dtype):
-        case = CASES["verify_odd_kv_heads"]
+        case = CASE["verify_odd_kv_heads"]
         inputs = make_inputs(case, dtype=dtype)
         want = run(case, inputs, "reference", dtype)
         layout = case.layout(dtype)

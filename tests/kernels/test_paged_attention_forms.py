@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.paged_attention import PageLayout, paged_attention
-from pallas_kernels.paged_attention.cases import SMALL_CASES, TREE, Case, make_inputs
+from pallas_kernels.paged_attention.cases import CASES, TREE, Case, make_inputs
 from pallas_kernels.paged_attention.kernel import (
     Config,
     choose_config,
@@ -21,7 +21,7 @@ from pallas_kernels.paged_attention.reference import Arrays
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_paged_attention import (
     BITS,
-    CASES,
+    CASE,
     FAST,
     TOLERANCE,
     assert_same_bits,
@@ -78,7 +78,7 @@ class TestSplits:
         ],
     )
     def test_splits_and_blocks_change_nothing(self, name, splits, blocks):
-        case = CASES[name]
+        case = CASE[name]
         dtype = "bfloat16" if name in ("decode_groups_of_3", "tree_and_window") else "float32"
         plan = plan_of(case, SPLIT)
         assert (plan.splits, plan.blocks) == (splits, blocks)
@@ -89,7 +89,7 @@ class TestSplits:
         assert relative_error(got, want) <= TOLERANCE["pallas"][dtype]
 
     def test_more_splits_than_are_joined_at_once(self):
-        case = replace(CASES["decode"], pages=40, base=(600, 0), heads=2)
+        case = replace(CASE["decode"], pages=40, base=(600, 0), heads=2)
         config = replace(SPLIT, min_split=16)
         assert plan_of(case, config).splits == 40
         inputs = make_inputs(case)
@@ -154,7 +154,7 @@ class TestSplits:
         assert kernels(2, 4) == kernels(600, 64) == ["paged_attention"]
 
     def test_long_chunks_have_a_config_of_their_own(self):
-        layout = CASES["decode"].layout("bfloat16")
+        layout = CASE["decode"].layout("bfloat16")
         assert choose_config(layout, 64) == choose_config(layout, 1)
         assert choose_config(layout, 65).block_q == 128
 
@@ -164,7 +164,7 @@ class TestTree:
     @pytest.mark.parametrize("window", [None, 4, 60])
     def test_a_node_is_the_end_of_its_own_chain(self, implementation, window):
         """Every node gives what the last of a chain would whose keys and values are those of its path."""
-        case = replace(CASES["tree"], window=window, page_tokens=128, pages=1)
+        case = replace(CASE["tree"], window=window, page_tokens=128, pages=1)
         inputs = make_inputs(case)
         got = run(case, inputs, implementation)
         page_words = case.layout("float32").page_words
@@ -185,7 +185,7 @@ class TestTree:
 
     @pytest.mark.parametrize("name", ["verify", "window"])
     def test_a_chain_as_a_tree_is_a_chain(self, implementation, name):
-        case = CASES[name]
+        case = CASE[name]
         inputs = make_inputs(case)
         chain = jnp.broadcast_to((1 << jnp.arange(1, 6)) - 1, (case.rows, 5))
         got = run(case, inputs | {"ancestors": chain}, implementation)
@@ -193,7 +193,7 @@ class TestTree:
         assert relative_error(got, want) <= TOLERANCE[implementation]["float32"]
 
     def test_another_tree_exceeds_the_tolerance(self, implementation):
-        case = CASES["tree"]
+        case = CASE["tree"]
         inputs = make_inputs(case)
         got = run(case, inputs, implementation)
         tree = inputs["ancestors"].at[:, 3].set(0b001101)
@@ -278,5 +278,5 @@ def test_a_packed_word_holds_element_j_low_and_j_plus_half_high():
 
 
 def test_cases_cover_what_the_kernels_tell_apart():
-    assert {case.heads // case.kv_heads for case in SMALL_CASES} >= {1, 2, 3, 4, 5, 7, 8}
-    assert {case.tokens for case in SMALL_CASES} >= {1, 5, 16, 32}
+    assert {case.heads // case.kv_heads for case in CASES} >= {1, 2, 3, 4, 5, 7, 8}
+    assert {case.tokens for case in CASES} >= {1, 5, 16, 32}

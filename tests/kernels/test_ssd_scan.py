@@ -10,14 +10,14 @@ import pytest
 
 from pallas_kernels import ssd_scan
 from pallas_kernels.ssd_scan.api import IMPLEMENTATIONS
-from pallas_kernels.ssd_scan.cases import SMALL_CASES, make_inputs
+from pallas_kernels.ssd_scan.cases import CASES, make_inputs
 from tests.kernels.lowered import kernels_in
 
 FAST = sorted(set(IMPLEMENTATIONS) - {"reference"})
 TOLERANCE = {"float32": 1e-6, "bfloat16": 1e-3}  # of the norm, by the dtype of the compared array
 ROUNDED = 6e-3  # where bfloat16 inputs are multiplied on tensor cores: weights and states are rounded to it
-RAGGED = next(case for case in SMALL_CASES if case.name == "ragged_rows_and_an_empty_one")
-TAIL = next(case for case in SMALL_CASES if case.name == "tail_within_a_tile")
+RAGGED = next(case for case in CASES if case.name == "ragged_rows_and_an_empty_one")
+TAIL = next(case for case in CASES if case.name == "tail_within_a_tile")
 
 scan = functools.partial(jax.jit, static_argnames="implementation")(ssd_scan)
 
@@ -70,7 +70,7 @@ def test_reference_is_the_recurrence(case):
 
 @pytest.mark.parametrize("implementation", FAST)
 class TestImplementation:
-    @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+    @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
     def test_outputs_and_state_equal_the_reference(self, implementation, case):
         inputs = make_inputs(case)
         y, state = scan(**inputs, implementation=implementation)
@@ -78,7 +78,7 @@ class TestImplementation:
         assert_close(y, want_y)
         assert_close(state, want_state)
 
-    @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+    @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
     def test_bfloat16_inputs(self, implementation, case):
         inputs = make_inputs(case, dtype="bfloat16")
         y, state = scan(**inputs, implementation=implementation)
@@ -174,7 +174,7 @@ class TestImplementation:
 
 
 def test_none_chooses_by_platform_and_a_name_is_obeyed():
-    inputs = make_inputs(SMALL_CASES[1])
+    inputs = make_inputs(CASES[1])
 
     def with_name(name):
         return lambda inputs: ssd_scan(**inputs, implementation=name)
@@ -204,4 +204,4 @@ def test_none_chooses_by_platform_and_a_name_is_obeyed():
 )
 def test_a_wrong_argument_is_named(change, message):
     with pytest.raises(ValueError, match=message):
-        ssd_scan(**make_inputs(SMALL_CASES[0]) | change)
+        ssd_scan(**make_inputs(CASES[0]) | change)

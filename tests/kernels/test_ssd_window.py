@@ -10,7 +10,7 @@ import pytest
 
 from pallas_kernels import fold, ssd_scan, ssd_window_frames
 from pallas_kernels.ssd_window import RecordSizes, fold_frames, ssd_window_rings
-from pallas_kernels.ssd_window.cases import SMALL_CASES, Case, make_inputs
+from pallas_kernels.ssd_window.cases import CASES, Case, make_inputs
 from tests.kernels.lowered import kernels_in
 
 FAST = ("pallas", "xla")
@@ -136,7 +136,7 @@ def test_window_and_fold_reference_are_the_recurrence():
 
 @pytest.mark.parametrize("implementation", FAST)
 class TestImplementation:
-    @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+    @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_window_equals_the_reference(self, implementation, case, dtype):
         inputs = make_inputs(case, dtype=dtype)
@@ -170,7 +170,7 @@ class TestImplementation:
         assert relative_error(window(**late, implementation=implementation), want) > limit
 
     @pytest.mark.parametrize("garbage", [np.nan, np.inf, 3.0])
-    @pytest.mark.parametrize("case", SMALL_CASES[:4], ids=lambda case: case.name)
+    @pytest.mark.parametrize("case", CASES[:4], ids=lambda case: case.name)
     def test_dead_slots_and_unused_queries_change_no_bit(self, implementation, case, garbage):
         inputs = make_inputs(case)
         live = np.asarray(case.starts) + np.asarray(case.valid)
@@ -264,7 +264,7 @@ class TestImplementation:
 
 
 def test_none_is_xla_for_arrays_and_a_name_is_obeyed():
-    inputs = fold_inputs(make_inputs(SMALL_CASES[0]))
+    inputs = fold_inputs(make_inputs(CASES[0]))
 
     def with_name(name):
         return lambda inputs: fold(**inputs, implementation=name)
@@ -290,7 +290,7 @@ def test_none_is_xla_for_arrays_and_a_name_is_obeyed():
     ],
 )
 def test_a_wrong_argument_of_a_window_is_named(change, message):
-    inputs = make_inputs(SMALL_CASES[0])
+    inputs = make_inputs(CASES[0])
     given = zip(("arena", "frames", "exists"), framed(inputs.pop("state")), strict=True)
     with pytest.raises(ValueError, match=message):
         ssd_window_frames(**dict(given) | inputs | change)
@@ -307,6 +307,6 @@ def test_a_wrong_argument_of_a_window_is_named(change, message):
     ],
 )
 def test_a_wrong_argument_of_a_fold_is_named(change, message):
-    inputs = fold_inputs(make_inputs(SMALL_CASES[0]))
+    inputs = fold_inputs(make_inputs(CASES[0]))
     with pytest.raises(ValueError, match=message):
         fold(**inputs | change)

@@ -12,7 +12,7 @@ from pallas_kernels import fold, ssd_window_frames
 from pallas_kernels.checkpoint import read_states
 from pallas_kernels.ssd_window import RecordSizes, fold_frames, ssd_window_rings
 from pallas_kernels.ssd_window.api import FRAME_FOLDS, FRAMES, RINGS
-from pallas_kernels.ssd_window.cases import SMALL_CASES, make_inputs
+from pallas_kernels.ssd_window.cases import CASES, make_inputs
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_window import (
     FAST,
@@ -45,7 +45,7 @@ def in_frames(state: jax.Array, per_frame: int, seed: int = 0) -> tuple[jax.Arra
 
 
 @pytest.mark.parametrize("per_frame", [1, 4, 64])
-@pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("implementation", sorted(FRAMES))
 def test_states_in_frames_give_the_windows_outputs(case, per_frame, implementation):
     inputs = make_inputs(case)
@@ -81,7 +81,7 @@ def in_rings(inputs: dict, layers: int, layer: int, spare_rows: int = 1) -> tupl
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("implementation", sorted(RINGS))
 def test_records_in_rings_give_the_windows_outputs(case, dtype, implementation):
     inputs = make_inputs(case, dtype=dtype)
