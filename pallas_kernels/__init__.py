@@ -7,13 +7,3 @@ from pallas_kernels.residual_rmsnorm import residual_rmsnorm as residual_rmsnorm
 from pallas_kernels.ssd_scan import ssd_scan as ssd_scan
 from pallas_kernels.ssd_window import fold as fold
 from pallas_kernels.ssd_window import ssd_window_frames as ssd_window_frames
-
-__all__ = [
-    "causal_conv",
-    "causal_conv_window",
-    "fold",
-    "gated_rmsnorm",
-    "residual_rmsnorm",
-    "ssd_scan",
-    "ssd_window_frames",
-]

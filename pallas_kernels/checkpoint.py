@@ -11,8 +11,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.records import RecordSizes
-from pallas_kernels.triton import NOWHERE, cdiv
+from pallas_kernels.triton import cdiv
 
 
 def unpack_states(words: jax.Array, units: int, unit_words: int) -> jax.Array:
@@ -27,41 +26,6 @@ def pack_states(state: jax.Array, num_frames: int, per_frame: int) -> jax.Array:
     state = jnp.pad(state, ((0, 0), (0, padding), (0, 0)))
     words = jax.lax.bitcast_convert_type(state, jnp.uint32)
     return words.reshape(state.shape[0], num_frames, -1)
-
-
-def read_states(
-    arena: jax.Array, frames: jax.Array, exists: jax.Array, records: RecordSizes
-) -> jax.Array:
-    """float32[B, M, P, R] from frames int32[B, n] of an arena; zeros where `exists` bool[B] is false."""
-    words = arena[frames, : records.per_frame(arena) * records.head_words]
-    state = unpack_states(words, records.num_heads, records.head_words)
-    state = state.reshape(*state.shape[:2], records.head_dim, records.state_size)
-    return jnp.where(exists.astype(bool)[:, None, None, None], state, 0.0)
-
-
-def write_states(
-    arena: jax.Array, frames: jax.Array, state: jax.Array, records: RecordSizes
-) -> jax.Array:
-    """The arena with float32[B, M, P, R] in frames int32[B, n]; the words behind a frame's heads stay."""
-    state = state.reshape(*state.shape[:2], -1)
-    words = pack_states(state, frames.shape[1], records.per_frame(arena))
-    return arena.at[frames, : words.shape[-1]].set(words)
-
-
-def state_words(
-    records: RecordSizes, place: jax.Array | int, p: jax.Array, r: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Words of the elements p, r of a head's state in its frame, and which of them exist; for kernels.
-
-    Args:
-        place: number of the head in its frame.
-    """
-    exists = (p < records.head_dim) & (r < records.state_size)
-    words = place * records.head_words + p * records.state_size + r
-    if r.size > records.state_size:
-        # A word of padding is also one of the next channel's.
-        words = jnp.where(exists, words, NOWHERE)
-    return words, exists
 
 
 def layer_words(columns: int, channels: int, dtype: jnp.dtype) -> int:

@@ -18,7 +18,7 @@ from hybrid_jax.layers.mixers import MIXERS
 from hybrid_jax.layers.mlp import mlp
 from hybrid_jax.layers.moe import moe
 from hybrid_jax.layers.norm import rms_norm
-from pallas_kernels.parts import whole
+from pallas_kernels.operands import whole
 from pallas_kernels.residual_rmsnorm import residual_rmsnorm
 from pallas_kernels.residual_rmsnorm.xla import residual_sum
 

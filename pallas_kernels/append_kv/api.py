@@ -42,7 +42,7 @@ def append_kv(
 
     Args:
         qkv: [B, T, (N + 2 K) H], heads of queries, keys, values; or parts float32[S, B, T, ...], whose sum is rounded
-            to `dtype` (`parts.whole`).
+            to `dtype` (`operands.whole`).
         arena: uint32[U, W]. table: int32[B, groups, pages] frame of each page, trusted.
         base: int32[B]; token t of row b stands at position base[b] + t.
         begin, end: int32[B]; only positions in [begin, end) are written, all of them within [base, base + T) and

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from pallas_kernels.append_kv.reference import Arrays
 from pallas_kernels.frame_io.xla import repeat
+from pallas_kernels.operands import whole
 from pallas_kernels.paged_attention.layout import PageLayout, pack_heads
-from pallas_kernels.parts import whole
 from pallas_kernels.residual_rmsnorm.xla import rms_norm
 
 

@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.append_kv.reference import Arrays
-from pallas_kernels.bits import stored, widen
+from pallas_kernels.operands import as_parts, load_sum, stored, widen
 from pallas_kernels.paged_attention.layout import PageLayout
-from pallas_kernels.parts import as_parts, load_sum
 from pallas_kernels.triton import NOWHERE, Ref, call, cdiv, iota, load, power_of_two, store
 
 

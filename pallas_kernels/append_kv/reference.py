@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.arguments import FLOAT32, FLOATS, INTS, WORDS
+from pallas_kernels.operands import as_parts
 from pallas_kernels.paged_attention.layout import PageLayout, pack_heads
-from pallas_kernels.parts import as_parts
 
 
 class Arrays(NamedTuple):

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.arguments import BITS, FLOAT32, FLOATS, INTS
-from pallas_kernels.bits import floats, stored
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.parts import whole
-from pallas_kernels.records import ProjectionLayout
+from pallas_kernels.mamba2 import ProjectionLayout
+from pallas_kernels.operands import floats, stored, whole
 
 
 class Chunk(NamedTuple):

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.bits import widen
 from pallas_kernels.gated_rmsnorm.reference import Arrays, widest
-from pallas_kernels.parts import as_parts, load_sum
+from pallas_kernels.operands import as_parts, load_sum, widen
 from pallas_kernels.triton import Ref, call, iota, load, power_of_two, store
 
 MAX_BLOCK = 32 * 1024  # 32 elements in each of 1024 threads, of 64 registers

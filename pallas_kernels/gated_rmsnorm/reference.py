@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.arguments import FLOATS
-from pallas_kernels.parts import whole
+from pallas_kernels.operands import whole
 
 
 class Arrays(NamedTuple):

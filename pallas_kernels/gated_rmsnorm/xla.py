@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.gated_rmsnorm.reference import Arrays, widest
-from pallas_kernels.parts import whole
+from pallas_kernels.operands import whole
 
 
 def gated_rmsnorm_xla(arrays: Arrays, *, eps: float, groups: int):

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.bits import widen
-from pallas_kernels.parts import as_parts, load_sum
+from pallas_kernels.operands import as_parts, load_sum, widen
 from pallas_kernels.residual_rmsnorm.reference import Arrays
 from pallas_kernels.triton import Ref, call, iota, load, power_of_two, store
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.arguments import FLAGS, FLOATS
 from pallas_kernels.gated_rmsnorm.reference import widest
-from pallas_kernels.parts import as_parts
+from pallas_kernels.operands import as_parts
 
 
 class Arrays(NamedTuple):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.gated_rmsnorm.reference import widest
-from pallas_kernels.parts import whole
+from pallas_kernels.operands import whole
 from pallas_kernels.residual_rmsnorm.reference import Arrays
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.arguments import FLOATS
-from pallas_kernels.bits import widen
+from pallas_kernels.operands import widen
 from pallas_kernels.triton import NUM_SMS, Ref, call, cdiv, iota, load, store
 
 BLOCK_INNER, BLOCK_COLUMNS, NUM_WARPS = 64, 64, 4

@@ -15,10 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.bits import stored, widen
-from pallas_kernels.checkpoint import state_words
-from pallas_kernels.decay import LOWEST, coarse_and_fine
-from pallas_kernels.records import RecordSizes
+from pallas_kernels.mamba2 import LOWEST, RecordSizes, coarse_and_fine, state_words
+from pallas_kernels.operands import stored, widen
 from pallas_kernels.ssd_scan.reference import Scan, ScanFrames
 from pallas_kernels.ssd_scan.xla import ssd_scan_xla
 from pallas_kernels.triton import (

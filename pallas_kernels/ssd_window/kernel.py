@@ -14,10 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.bits import floats, stored, widen
-from pallas_kernels.checkpoint import state_words
-from pallas_kernels.decay import coarse_and_fine
-from pallas_kernels.records import RecordSizes
+from pallas_kernels.mamba2 import RecordSizes, coarse_and_fine, state_words
+from pallas_kernels.operands import floats, stored, widen
 from pallas_kernels.ssd_window.reference import FoldFrames, WindowRings
 from pallas_kernels.triton import (
     Ref,
@@ -35,7 +33,7 @@ LEAST_SIDE = 16  # of a product on tensor cores
 PROGRAMS_OF_A_HEAD = 4  # that fold rows at the same time
 LANES = 32  # columns of a state, a cache line, that are summed across threads; others within one
 PER_WARP = 64 * 32  # elements of a state
-MAX_SLOTS = 128  # running sums of `decay.running_decay` are exact to there
+MAX_SLOTS = 128  # running sums of `mamba2.running_decay` are exact to there
 
 
 @dataclass(frozen=True)

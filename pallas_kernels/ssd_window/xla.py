@@ -5,8 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.decay import lag, running_decay
+from pallas_kernels.checkpoint import unpack_states
 from pallas_kernels.dispatch import HIGHEST
+from pallas_kernels.mamba2 import RecordSizes, lag, running_decay
 from pallas_kernels.ssd_window.reference import Fold, WindowFrames, visible
 
 
@@ -19,7 +20,7 @@ def ssd_window_frames_xla(arrays: WindowFrames):
     x, dt, A, B, C, arena, frames, exists, starts, num_valid, ancestors = arrays
     rows, tokens, groups, size = C.shape
     heads, width = x.shape[2:]
-    per_frame = min(arena.shape[1] // (width * size), heads)  # whole heads, then padding
+    per_frame = RecordSizes.of(x, B).per_frame(arena)  # whole heads, then padding
     per_row = frames.shape[1]
     counts = jnp.arange(tokens)[None] < num_valid[:, None]
     C = jnp.where(counts[:, :, None, None], C, 0).astype(jnp.float32)
@@ -32,8 +33,7 @@ def ssd_window_frames_xla(arrays: WindowFrames):
     def read(i: jax.Array, carry: tuple):
         arena, out = carry
         line = jax.lax.dynamic_slice(arena, (ids[i], 0), (1, per_frame * width * size))
-        state = jax.lax.bitcast_convert_type(line, jnp.float32)
-        state = state.reshape(per_frame, width, size)
+        state = unpack_states(line, per_frame, width * size).reshape(per_frame, width, size)
         C_i = jax.lax.dynamic_index_in_dim(by_frame, i, keepdims=False)  # [T, h, R]
         y = jnp.einsum("thr,hpr->thp", C_i, state, precision=HIGHEST)
         return arena, jax.lax.dynamic_update_index_in_dim(out, y, i, 0)

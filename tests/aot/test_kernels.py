@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels.frame_io import copy_frames, read_frames
-from pallas_kernels.records import RecordSizes
+from pallas_kernels.mamba2 import RecordSizes
 from pallas_kernels.ssd_scan import ssd_scan_frames
 from pallas_kernels.ssd_window import fold_frames, ssd_window_rings
 from tests.aot import sass

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.checkpoint import read_states
-from pallas_kernels.records import RecordSizes
+from pallas_kernels.mamba2 import RecordSizes, read_states
 from pallas_kernels.ssd_scan import ssd_scan_frames, triton_scan
 from pallas_kernels.ssd_scan.cases import CASES, Case, make_inputs
 from tests.kernels.test_ssd_scan import (

@@ -11,12 +11,12 @@ import pytest
 from hybrid_jax.config import Mamba2
 from hybrid_jax.layers import mamba2
 from pallas_kernels import causal_conv
-from pallas_kernels.bits import stored
 from pallas_kernels.causal_conv import ProjectionLayout
 from pallas_kernels.causal_conv.api import CHUNKS
 from pallas_kernels.causal_conv.cases import CASES, NEMOTRON_H_8B, SMALL, Case, make_inputs
 from pallas_kernels.causal_conv.kernel import Config, causal_conv_pallas
 from pallas_kernels.causal_conv.reference import Chunk
+from pallas_kernels.operands import stored
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_window import assert_same_bits, relative_error
 

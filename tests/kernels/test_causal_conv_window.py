@@ -11,7 +11,6 @@ import pytest
 from hybrid_jax.config import Mamba2
 from hybrid_jax.layers import mamba2
 from pallas_kernels import causal_conv_window
-from pallas_kernels.bits import floats, stored
 from pallas_kernels.causal_conv.api import WINDOWS
 from pallas_kernels.causal_conv.cases import (
     SMALL,
@@ -21,6 +20,7 @@ from pallas_kernels.causal_conv.cases import (
 )
 from pallas_kernels.causal_conv.kernel import Config, causal_conv_window_pallas
 from pallas_kernels.causal_conv.reference import Window
+from pallas_kernels.operands import floats, stored
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_window import assert_same_bits, relative_error
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import fold, ssd_window_frames
-from pallas_kernels.checkpoint import read_states
+from pallas_kernels.mamba2 import read_states
 from pallas_kernels.ssd_window import RecordSizes, fold_frames, ssd_window_rings
 from pallas_kernels.ssd_window.api import FRAME_FOLDS, FRAMES, RINGS
 from pallas_kernels.ssd_window.cases import CASES, make_inputs

@@ -1,4 +1,8 @@
-"""How a token's projection and its record lie in memory, and how large a state is."""
+"""What the kernels of Mamba-2 share.
+
+How a token's projection and its record lie in memory, how states lie in frames, and running sums of decay exponents
+whose differences keep full precision.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,14 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.bits import floats
-from pallas_kernels.triton import power_of_two
+from pallas_kernels.checkpoint import pack_states, unpack_states
+from pallas_kernels.operands import floats
+from pallas_kernels.triton import NOWHERE, power_of_two
 
 # Elements of a head's state that a kernel takes: 128 float32 registers in each of 256 threads.
 MAX_STATE = 32 * 1024
+LOWEST = -128.0  # exp of it is zero in float32
+STEPS_PER_UNIT = 1024.0  # 128 summands of LOWEST, in these steps, are still exact in float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +152,65 @@ def split_records(xB: jax.Array, records: RecordSizes) -> tuple[jax.Array, jax.A
         x.reshape(*lead, records.num_heads, records.head_dim),
         B.reshape(*lead, records.num_groups, records.state_size),
     )
+
+
+def read_states(
+    arena: jax.Array, frames: jax.Array, exists: jax.Array, records: RecordSizes
+) -> jax.Array:
+    """float32[B, M, P, R] from frames int32[B, n] of an arena; zeros where `exists` bool[B] is false."""
+    words = arena[frames, : records.per_frame(arena) * records.head_words]
+    state = unpack_states(words, records.num_heads, records.head_words)
+    state = state.reshape(*state.shape[:2], records.head_dim, records.state_size)
+    return jnp.where(exists.astype(bool)[:, None, None, None], state, 0.0)
+
+
+def write_states(
+    arena: jax.Array, frames: jax.Array, state: jax.Array, records: RecordSizes
+) -> jax.Array:
+    """The arena with float32[B, M, P, R] in frames int32[B, n]; the words behind a frame's heads stay."""
+    state = state.reshape(*state.shape[:2], -1)
+    words = pack_states(state, frames.shape[1], records.per_frame(arena))
+    return arena.at[frames, : words.shape[-1]].set(words)
+
+
+def state_words(
+    records: RecordSizes, place: jax.Array | int, p: jax.Array, r: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Words of the elements p, r of a head's state in its frame, and which of them exist; for kernels.
+
+    Args:
+        place: number of the head in its frame.
+    """
+    exists = (p < records.head_dim) & (r < records.state_size)
+    words = place * records.head_words + p * records.state_size + r
+    if r.size > records.state_size:
+        # A word of padding is also one of the next channel's.
+        words = jnp.where(exists, words, NOWHERE)
+    return words, exists
+
+
+def running_decay(exponents: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
+    """Running sums of `exponents` <= 0 along an axis of at most 128, as a coarse and a fine part.
+
+    exp(c_q - c_k) of two plain running sums is wrong by |c| * 6e-8, which is much where a head forgets
+    fast: c reaches hundreds while the exponents between q and k are small. The coarse sums are exact and
+    the fine ones small, so `lag` of both parts is as good as summing only what lies between.
+    """
+    exponents = jnp.maximum(exponents, LOWEST)
+    coarse = jnp.round(exponents * STEPS_PER_UNIT) / STEPS_PER_UNIT
+    return jnp.cumsum(coarse, axis=axis), jnp.cumsum(exponents - coarse, axis=axis)
+
+
+def lag(late: tuple[jax.Array, jax.Array], early: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Sum of the exponents after `early` up to `late`, two places in `running_decay`'s result."""
+    return (late[0] - early[0]) + (late[1] - early[1])
+
+
+def coarse_and_fine(exponents: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Exponents as two parts whose running sums keep full precision: `running_decay` for kernels, without rounding."""
+    exponents = jnp.maximum(exponents, LOWEST)
+    coarse = jnp.floor(exponents * STEPS_PER_UNIT + 0.5) / STEPS_PER_UNIT
+    return coarse, exponents - coarse
 
 
 def check_groups(where: str, groups: int, heads: int) -> None:
