@@ -21,7 +21,7 @@ from benchmarks.kernels.harness import Case, Side, Work
 from pallas_kernels.append_kv import append_kv
 from pallas_kernels.append_kv import cases as shapes
 from pallas_kernels.append_kv.kernel import Config, append_kv_pallas
-from pallas_kernels.append_kv.reference import Arrays
+from pallas_kernels.append_kv.reference import Arrays, Options
 
 SWEEP = [Config(words=words, num_warps=warps) for words in (512, 1024, 2048) for warps in (2, 4, 8)]
 
@@ -47,7 +47,8 @@ def by_name(implementation: str, shape: shapes.Case, dtype: str, arena, inputs):
 
 def configured(config: Config, shape: shapes.Case, dtype: str, arena, inputs):
     static = static_of(shape, dtype) | {"dtype": jnp.dtype(dtype), "num_heads": shape.heads}
-    return append_kv_pallas(Arrays(arena=arena, **inputs), **static, config=config)
+    arrays, options = Arrays(arena=arena, **inputs), Options(**static)
+    return append_kv_pallas(arrays, options=options, config=config)
 
 
 def case_of(shape: shapes.Case, dtype: str = "bfloat16", truth: str = "xla") -> Case:

@@ -25,7 +25,7 @@ from pallas_kernels.paged_attention import cases as shapes
 from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.paged_attention.kernel import Config, paged_attention_pallas
 from pallas_kernels.paged_attention.layout import pack_heads
-from pallas_kernels.paged_attention.reference import Arrays
+from pallas_kernels.paged_attention.reference import Arrays, Options
 
 PAGE_TOKENS, SCALE = 64, 128**-0.5
 CONTIGUOUS = "contiguous K and V"
@@ -116,15 +116,8 @@ def run(shape: shapes.Case, implementation: str, carry, inputs):
 
 
 def run_config(shape: shapes.Case, config: Config, carry, inputs):
-    y = paged_attention_pallas(
-        Arrays(**inputs),
-        layout=shape.layout("bfloat16"),
-        scale=SCALE,
-        window=None,
-        soft_cap=None,
-        dtype=jnp.bfloat16,
-        config=config,
-    )
+    options = Options(layout=shape.layout("bfloat16"), scale=SCALE, dtype=jnp.dtype("bfloat16"))
+    y = paged_attention_pallas(Arrays(**inputs), options=options, config=config)
     return y, carry
 
 

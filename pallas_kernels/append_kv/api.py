@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.append_kv.heads import append_kv_xla
 from pallas_kernels.append_kv.kernel import append_kv_pallas
-from pallas_kernels.append_kv.reference import Arrays, append_kv_reference
+from pallas_kernels.append_kv.reference import Arrays, Options, append_kv_reference
 from pallas_kernels.arguments import check, check_group, check_result_dtype, check_words
 from pallas_kernels.dispatch import Implementation, run
 from pallas_kernels.paged_attention.layout import PageLayout
@@ -90,6 +90,5 @@ def append_kv(
             f"{where}: cos must have at most {size // 2} columns for heads of {size} channels, got {cos.shape[2]}"
         )
     check_words(where, arena, layout.offset, layout.page_words)
-    static = {"group": group, "layout": layout, "num_heads": num_heads, "eps": eps}
-    static |= {"dtype": jnp.dtype(dtype)}
-    return run(where, implementation, IMPLEMENTATIONS, arrays, **static)
+    options = Options(layout, group, num_heads, eps, jnp.dtype(dtype))
+    return run(where, implementation, IMPLEMENTATIONS, arrays, options=options)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.append_kv.reference import Arrays
+from pallas_kernels.append_kv.reference import Arrays, Options
 from pallas_kernels.frame_io.xla import repeat
 from pallas_kernels.operands import whole
-from pallas_kernels.paged_attention.layout import PageLayout, pack_heads
+from pallas_kernels.paged_attention.layout import pack_heads
 from pallas_kernels.residual_rmsnorm.xla import rms_norm
 
 
@@ -52,17 +52,10 @@ def split_heads(
     return q, k, v
 
 
-def append_kv_xla(
-    arrays: Arrays,
-    *,
-    group: int,
-    layout: PageLayout,
-    num_heads: int,
-    eps: float,
-    dtype: jnp.dtype,
-):
+def append_kv_xla(arrays: Arrays, *, options: Options):
     """See `api.append_kv`."""
     qkv, arena, table, base, begin, end, cos, sin, q_norm, k_norm = arrays
+    layout, group, num_heads, eps, dtype = options
     qkv = whole(qkv, 3, dtype)
     q, k, v = split_heads(
         *(qkv, cos, sin, q_norm, k_norm, eps),

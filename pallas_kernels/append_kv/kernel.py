@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.append_kv.reference import Arrays
+from pallas_kernels.append_kv.reference import Arrays, Options
 from pallas_kernels.operands import as_parts, load_sum, stored, widen
 from pallas_kernels.paged_attention.layout import PageLayout
 from pallas_kernels.triton import NOWHERE, Ref, call, cdiv, iota, load, power_of_two, store
@@ -45,15 +45,14 @@ def _kernel(
     q_ref: Ref,  # [B, T, N, H]
     arena_ref: Ref,
     *,
-    first_page: int,
+    options: Options,
     pages: int,
     lines: int,
-    layout: PageLayout,
-    eps: float,
     rotated: int,
     normed: bool,
-    dtype: jnp.dtype,
 ):
+    layout, _, _, eps, dtype = options
+    first_page = options.group * pages
     _, tokens, num_heads, size = q_ref.shape
     heads = num_heads + 2 * layout.num_kv_heads
     row = pl.program_id(0)
@@ -129,18 +128,10 @@ def _words(parts: list[jax.Array], layout: PageLayout) -> jax.Array:
     return low | (high << 16)
 
 
-def append_kv_pallas(
-    arrays: Arrays,
-    *,
-    group: int,
-    layout: PageLayout,
-    num_heads: int,
-    eps: float,
-    dtype: jnp.dtype,
-    config: Config = CONFIG,
-):
+def append_kv_pallas(arrays: Arrays, *, options: Options, config: Config = CONFIG):
     """See `api.append_kv`."""
     qkv, arena, table, base, begin, end, cos, sin, q_norm, k_norm = arrays
+    layout, num_heads = options.layout, options.num_heads
     parts = as_parts(qkv, 3)
     rows, tokens = parts.shape[1:3]
     pages = table.shape[2]
@@ -151,14 +142,11 @@ def append_kv_pallas(
     rotated = 0 if cos is None else cos.shape[-1]
     kernel = functools.partial(
         _kernel,
-        first_page=group * pages,
+        options=options,
         pages=pages,
         lines=lines,
-        layout=layout,
-        eps=eps,
         rotated=rotated,
         normed=q_norm is not None,
-        dtype=dtype,
     )
     return call(
         kernel,
@@ -166,7 +154,7 @@ def append_kv_pallas(
         *(unused if x is None else x for x in (cos, sin, q_norm, k_norm)),
         grid=(rows, cdiv(tokens * heads, lines)),
         out_shape=(
-            jax.ShapeDtypeStruct((rows, tokens, num_heads, layout.head_dim), dtype),
+            jax.ShapeDtypeStruct((rows, tokens, num_heads, layout.head_dim), options.dtype),
             jax.ShapeDtypeStruct(arena.shape, arena.dtype),
         ),
         name="append_kv",

@@ -27,17 +27,20 @@ class Arrays(NamedTuple):
     k_norm: Annotated[jax.Array | None, FLOATS, "None H"] = None
 
 
-def append_kv_reference(
-    arrays: Arrays,
-    *,
-    group: int,
-    layout: PageLayout,
-    num_heads: int,
-    eps: float,
-    dtype: jnp.dtype,
-):
+class Options(NamedTuple):
+    """What a program of `api.append_kv` is made for, besides shapes."""
+
+    layout: PageLayout
+    group: int
+    num_heads: int
+    eps: float
+    dtype: jnp.dtype
+
+
+def append_kv_reference(arrays: Arrays, *, options: Options):
     """See `api.append_kv`."""
     qkv, arena, table, base, begin, end, cos, sin, q_norm, k_norm = arrays
+    layout, group, num_heads, eps, dtype = options
     parts = as_parts(qkv, 3).astype(jnp.float32)
     rows, tokens = parts.shape[1:3]
     heads = sum(parts[1:], parts[0]).astype(dtype).reshape(rows, tokens, -1, layout.head_dim)

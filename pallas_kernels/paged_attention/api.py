@@ -15,7 +15,7 @@ from pallas_kernels.arguments import (
 from pallas_kernels.dispatch import Implementation, run
 from pallas_kernels.paged_attention.kernel import paged_attention_pallas, why_unsupported
 from pallas_kernels.paged_attention.layout import PageLayout as PageLayout
-from pallas_kernels.paged_attention.reference import Arrays, paged_attention_reference
+from pallas_kernels.paged_attention.reference import Arrays, Options, paged_attention_reference
 from pallas_kernels.paged_attention.xla import paged_attention_xla
 
 IMPLEMENTATIONS = {
@@ -90,7 +90,6 @@ def paged_attention(
     if soft_cap is not None and soft_cap <= 0:
         raise ValueError(f"{where}: soft_cap must be positive, or None for none, got {soft_cap}")
     check_tree(where, ancestors)
-    static = {"layout": layout, "scale": scale, "window": window, "soft_cap": soft_cap}
-    static |= {"dtype": jnp.dtype(dtype), "group": group}
+    options = Options(layout, scale, group, window, soft_cap, jnp.dtype(dtype))
     reason = why_unsupported(layout)
-    return run(where, implementation, IMPLEMENTATIONS, arrays, unsupported=reason, **static)
+    return run(where, implementation, IMPLEMENTATIONS, arrays, unsupported=reason, options=options)

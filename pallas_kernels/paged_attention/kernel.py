@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.paged_attention.layout import PageLayout
-from pallas_kernels.paged_attention.reference import Arrays, depths
+from pallas_kernels.paged_attention.reference import Arrays, Options, depths
 from pallas_kernels.triton import NUM_SMS, Ref, call, cdiv, dot, iota, load, power_of_two, store
 
 MAX_HEAD_DIM = 256
@@ -142,14 +142,12 @@ def _attention_kernel(
     ancestors_ref: Ref,  # [B, T]
     *out_refs: Ref,  # y [B, T, N, H]; or parts [splits, B, T, N, H], peaks and totals [splits, B, T, N]
     plan: Plan,
-    layout: PageLayout,
-    first_page: int,
+    options: Options,
     pages: int,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
     tree: bool,
 ):
+    layout, scale, _, window, soft_cap, _ = options
+    first_page = options.group * pages
     _, tokens, heads, _ = q_ref.shape
     group = heads // layout.num_kv_heads
     keys = pages * layout.page_tokens
@@ -324,22 +322,12 @@ def _join_kernel(
     store(y_ref, row, t, head, lane, value=y, mask=lane < width)
 
 
-def paged_attention_pallas(
-    arrays: Arrays,
-    *,
-    layout: PageLayout,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    dtype: jnp.dtype,
-    group: int = 0,
-    config: Config | None = None,
-):
+def paged_attention_pallas(arrays: Arrays, *, options: Options, config: Config | None = None):
     """See `api.paged_attention`. The grid walks over splits of blocks of queries, rows and KV heads: programs
     that read the same keys run at the same time."""
     q, arena, table, base, end, ancestors = arrays
     rows, tokens, heads, _ = q.shape
-    pages = table.shape[-1]
+    layout, pages = options.layout, table.shape[-1]
     if config is None:
         config = choose_config(layout, tokens * heads // layout.num_kv_heads)
     plan = make_plan(
@@ -349,9 +337,9 @@ def paged_attention_pallas(
         heads=heads,
         kv_heads=layout.num_kv_heads,
         keys=pages * layout.page_tokens,
-        window=window,
+        window=options.window,
     )
-    out = jax.ShapeDtypeStruct(q.shape, dtype)
+    out = jax.ShapeDtypeStruct(q.shape, options.dtype)
     parts = (
         jax.ShapeDtypeStruct((plan.splits, *q.shape), jnp.float32),
         jax.ShapeDtypeStruct((plan.splits, *q.shape[:3]), jnp.float32),
@@ -360,12 +348,8 @@ def paged_attention_pallas(
     kernel = functools.partial(
         _attention_kernel,
         plan=plan,
-        layout=layout,
-        first_page=group * pages,
+        options=options,
         pages=pages,
-        scale=scale,
-        window=window,
-        soft_cap=soft_cap,
         tree=ancestors is not None,
     )
     found = call(

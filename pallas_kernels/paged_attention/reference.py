@@ -23,18 +23,21 @@ class Arrays(NamedTuple):
     ancestors: Annotated[jax.Array | None, INTS, "None B T"] = None
 
 
-def paged_attention_reference(
-    arrays: Arrays,
-    *,
-    layout: PageLayout,
-    group: int,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    dtype: jnp.dtype,
-):
+class Options(NamedTuple):
+    """What a program of `api.paged_attention` is made for, besides shapes."""
+
+    layout: PageLayout
+    scale: float
+    group: int = 0
+    window: int | None = None
+    soft_cap: float | None = None
+    dtype: jnp.dtype = jnp.dtype("float32")
+
+
+def paged_attention_reference(arrays: Arrays, *, options: Options):
     """See `api.paged_attention`."""
     q, arena, table, base, end, ancestors = arrays
+    layout, scale, group, window, soft_cap, dtype = options
     rows, tokens, heads, width = q.shape
     table = table[:, group]
     pages = arena[table, layout.offset : layout.offset + layout.page_words]  # [B, pages, words]

@@ -7,29 +7,21 @@ import jax.numpy as jnp
 
 from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.frame_io import read_frames
-from pallas_kernels.paged_attention.layout import PageLayout, unpack_heads
-from pallas_kernels.paged_attention.reference import Arrays, visible
+from pallas_kernels.paged_attention.layout import unpack_heads
+from pallas_kernels.paged_attention.reference import Arrays, Options, visible
 
 TILE_TOKENS = 128
 MASKED = -1e30
 
 
-def paged_attention_xla(
-    arrays: Arrays,
-    *,
-    layout: PageLayout,
-    group: int,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    dtype: jnp.dtype,
-):
+def paged_attention_xla(arrays: Arrays, *, options: Options):
     """See `api.paged_attention`.
 
     Tiles stand at absolute positions, and one whose keys are all masked leaves every accumulator as it was,
     bit for bit, so a row's result does not depend on how far the other rows make the loop run.
     """
     q, arena, table, base, end, ancestors = arrays
+    layout, scale, group, window, soft_cap, dtype = options
     rows, tokens, heads, width = q.shape
     table = table[:, group]
     kv_heads, page_tokens = layout.num_kv_heads, layout.page_tokens

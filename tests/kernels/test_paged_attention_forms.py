@@ -17,7 +17,7 @@ from pallas_kernels.paged_attention.kernel import (
     paged_attention_pallas,
 )
 from pallas_kernels.paged_attention.layout import pack_heads, unpack_heads
-from pallas_kernels.paged_attention.reference import Arrays
+from pallas_kernels.paged_attention.reference import Arrays, Options
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_paged_attention import (
     BITS,
@@ -36,15 +36,13 @@ SPLIT = Config(block_q=16, block_k=16, programs_per_sm=10**6, min_split=32)
 
 @functools.partial(jax.jit, static_argnames=("case", "dtype", "config"))
 def split_attend(inputs: dict, case: Case, dtype: str, config: Config = SPLIT) -> jax.Array:
-    return paged_attention_pallas(
-        Arrays(**inputs),
+    options = Options(
         layout=case.layout(dtype),
         scale=case.head_dim**-0.5,
         window=case.window,
         soft_cap=case.soft_cap,
-        dtype=jnp.dtype("float32"),
-        config=config,
     )
+    return paged_attention_pallas(Arrays(**inputs), options=options, config=config)
 
 
 def plan_of(case: Case, config: Config):
