@@ -6,12 +6,19 @@ each layer has `layer_words` words: float32 as it is, bfloat16 two neighbours to
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 
-from pallas_kernels.triton import cdiv
+from pallas_kernels.arguments import BITS, INTS, WORDS, check
+from pallas_kernels.dispatch import Implementation, run
+from pallas_kernels.triton import Ref, call, cdiv, iota, load, store
+
+BLOCK_WORDS = 1024  # that a program of `store_columns` takes
 
 
 def unpack_states(words: jax.Array, units: int, unit_words: int) -> jax.Array:
@@ -55,3 +62,114 @@ def word_of(element: Callable, place: jax.Array, dtype: jnp.dtype) -> jax.Array:
     if jnp.dtype(dtype).itemsize == 4:
         return element(place)
     return element(2 * place) | (element(2 * place + 1) << 16)
+
+
+class Columns(NamedTuple):
+    """Arrays of `store_columns`."""
+
+    arena: Annotated[jax.Array, WORDS, "frames words"]
+    frames: Annotated[jax.Array, INTS, "B n"]
+    folds: Annotated[jax.Array, INTS, "B"]
+    conv: Annotated[jax.Array, BITS, "L rows C E"]
+
+
+def store_columns(
+    arena: jax.Array,
+    frames: jax.Array,
+    folds: jax.Array,
+    conv: jax.Array,
+    *,
+    columns: int,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """Writes the first `columns` raw columns of some rows' rings into frames; returns the arena.
+
+    Args:
+        arena: uint32[U, W]. frames: int32[B, n] frames that hold the columns of one checkpoint.
+        folds: int32[B], below 0 for rows that are left alone.
+        conv: uint16 or uint32[L, B', C, E] rings, B' >= B: bits of bfloat16 or float32.
+        columns: W - 1. implementation: "reference", "pallas", or None to choose.
+    """
+    where, arrays = "store_columns", Columns(arena, frames, folds, conv)
+    sizes = check(where, arrays)
+    needed = sizes.L * layer_words(columns, sizes.E, conv.dtype)
+    if needed > sizes.n * sizes.words:
+        raise ValueError(
+            f"{where}: frames must hold {needed} words a row, got {sizes.n} of {sizes.words}"
+        )
+    if not 0 <= columns <= sizes.C or sizes.B > sizes.rows:
+        raise ValueError(
+            f"{where}: {columns} columns of {sizes.B} rows must lie within the rings, got {conv.shape}"
+        )
+    return run(where, implementation, STORES, arrays, columns=columns)
+
+
+def store_columns_reference(arrays: Columns, *, columns: int):
+    """Row by row and word by word."""
+    arena, frames, folds, conv = arrays
+    rows = frames.shape[0]
+    packed = pack_columns(conv[:, :rows, :columns])
+    words = jnp.moveaxis(packed, 0, 1).reshape(rows, -1)
+    place = jnp.arange(words.shape[1])
+    for row in range(frames.shape[0]):
+        frame, offset = frames[row, place // arena.shape[1]], place % arena.shape[1]
+        stored = arena.at[frame, offset].set(words[row])
+        arena = jnp.where(folds[row] >= 0, stored, arena)
+    return arena
+
+
+def _store_kernel(
+    arena_in_ref: Ref,
+    frames_ref: Ref,
+    folds_ref: Ref,
+    conv_ref: Ref,
+    arena_ref: Ref,
+    *,
+    columns: int,
+):
+    layers, _, _, channels = conv_ref.shape
+    words = layer_words(columns, channels, conv_ref.dtype)
+    word = pl.program_id(0) * BLOCK_WORDS + iota(BLOCK_WORDS)
+    inside = word < layers * words
+    # Each layer starts at a word of its own, so that no word holds elements of two layers.
+    layer, place = word // words, word % words
+    frame_words = arena_ref.shape[1]
+
+    def element(row: jax.Array, index: jax.Array):
+        """Bits of one element of the layer's columns."""
+        # The last word of a layer may be half empty; its upper half becomes zero.
+        exists = inside & (index < columns * channels)
+        x = load(conv_ref, layer, row, index // channels, index % channels, mask=exists)
+        return x.astype(jnp.uint32)
+
+    # Rows are a loop, not programs: mostly none folds, and then a program only looks at their lengths.
+    def store_row(row: jax.Array, _: None):
+        @pl.when(folds_ref[row] >= 0)
+        def _():
+            value = word_of(functools.partial(element, row), place, conv_ref.dtype)
+            frame = load(frames_ref, row, word // frame_words, mask=inside)
+            store(arena_ref, frame, word % frame_words, value=value, mask=inside)
+
+    jax.lax.fori_loop(0, folds_ref.shape[0], store_row, None)
+
+
+def store_columns_pallas(arrays: Columns, *, columns: int):
+    """A program takes a block of words of every row that folds."""
+    arena, _, _, conv = arrays
+    layers, _, _, channels = conv.shape
+    words = layers * layer_words(columns, channels, conv.dtype)
+    return call(
+        functools.partial(_store_kernel, columns=columns),
+        *arrays,
+        grid=(cdiv(words, BLOCK_WORDS),),
+        out_shape=jax.ShapeDtypeStruct(arena.shape, arena.dtype),
+        name="store_columns",
+        num_warps=4,
+        aliases={0: 0},
+    )
+
+
+STORES = {
+    "reference": store_columns_reference,
+    "pallas": store_columns_pallas,
+}

@@ -1,4 +1,5 @@
-"""Mamba-2 state-space scan over padded rows, from an initial state to a final one."""
+"""Mamba-2 state-space scan over padded rows, from an initial state to a final one, and what is kept of their end."""
 
 from pallas_kernels.ssd_scan.api import ssd_scan as ssd_scan
 from pallas_kernels.ssd_scan.api import ssd_scan_frames as ssd_scan_frames
+from pallas_kernels.ssd_scan.tail import store_tail as store_tail

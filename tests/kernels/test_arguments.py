@@ -19,10 +19,10 @@ from pallas_kernels import (
 )
 from pallas_kernels.append_kv import append_kv
 from pallas_kernels.causal_conv import ProjectionLayout
+from pallas_kernels.checkpoint import store_columns
 from pallas_kernels.frame_io import copy_frames, read_frames, write_frames
 from pallas_kernels.paged_attention import PageLayout, paged_attention
-from pallas_kernels.ring_io import store_columns, store_tail
-from pallas_kernels.ssd_scan import ssd_scan_frames
+from pallas_kernels.ssd_scan import ssd_scan_frames, store_tail
 from pallas_kernels.ssd_window import RecordSizes, fold_frames, ssd_window_frames, ssd_window_rings
 from pallas_kernels.token_sampling import sample_tokens
 

@@ -22,10 +22,10 @@ from hybrid_jax.layers.linear import linear, linear_in_parts
 from hybrid_jax.state import State
 from pallas_kernels.causal_conv import ProjectionLayout, causal_conv, causal_conv_window
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
+from pallas_kernels.checkpoint import store_columns
 from pallas_kernels.gated_rmsnorm import gated_rmsnorm
 from pallas_kernels.gated_rmsnorm.kernel import why_unsupported as norm_unsupported
-from pallas_kernels.ring_io import store_columns, store_tail
-from pallas_kernels.ssd_scan import ssd_scan_frames
+from pallas_kernels.ssd_scan import ssd_scan_frames, store_tail
 from pallas_kernels.ssd_scan.kernel import why_unsupported as scan_unsupported
 from pallas_kernels.ssd_scan.triton_scan import segment_tokens
 from pallas_kernels.ssd_scan.triton_scan import why_unsupported as triton_unsupported

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.ring_io import store_columns
-from pallas_kernels.ring_io.columns import STORES
+from pallas_kernels.checkpoint import STORES, store_columns
 from tests.kernels.lowered import kernels_in
 
 
