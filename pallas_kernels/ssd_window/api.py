@@ -205,7 +205,8 @@ def fold_frames(
     arrays = FoldFrames(lengths, xB, dt, A, arena, read, write, exists)
     sizes = check(where, arrays, **records.dimensions)
     needed = sizes.L * per_layer
-    check_rings(where, xB, sizes.L - 1, sizes.B)
+    if sizes.B > sizes.rows:
+        raise ValueError(f"{where}: {sizes.B} rows must lie within the rings {xB.shape[:2]}")
     if per_layer < 1:
         raise ValueError(f"{where}: per_layer must be at least 1, got {per_layer}")
     for name, frames in (("read", read), ("write", write)):
