@@ -5,12 +5,14 @@ import inspect
 import math
 import pickle
 import re
+import tomllib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from hybrid_jax.config import CacheConfig, other_names
+from hybrid_jax.config import CacheConfig
+from hybrid_jax.config.other_names import TABLES, other_names
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 
@@ -83,31 +85,27 @@ def test_an_unknown_field_is_named_with_what_was_meant(name, error, message):
         SamplingParams(**{name: 2})
 
 
-@pytest.mark.parametrize(
-    "names, cls",
-    [
-        (other_names.SAMPLING, SamplingParams),
-        (other_names.STRUCTURED_OUTPUTS, StructuredOutputsParams),
-        (other_names.CACHE_CONFIG, CacheConfig),
-    ],
-)
-def test_every_name_of_another_engine_leads_to_one_of_ours(names, cls):
-    ours = cls.__dataclass_fields__.keys()
-    assert names.where == cls.__name__
-    assert {re.match(r"\w+", meant)[0] for meant in names.ours.values()} <= ours
-    assert not {*names.ours, *names.later} & ours
-    assert not names.ours.keys() & names.later.keys()
-    for name in names.ours:
-        with pytest.raises(
-            TypeError, match=f"^{names.where}: unknown field '{name}'; did you mean"
-        ):
+@pytest.mark.parametrize("cls", [SamplingParams, StructuredOutputsParams, CacheConfig])
+def test_every_name_of_another_engine_leads_to_one_of_ours(cls):
+    ours, names, where = cls.__dataclass_fields__.keys(), other_names(cls.__name__), cls.__name__
+    assert {re.match(r"\w+", meant)[0] for meant in names["ours"].values()} <= ours
+    assert not {*names["ours"], *names["later"]} & ours
+    assert not names["ours"].keys() & names["later"].keys()
+    for name in names["ours"]:
+        with pytest.raises(TypeError, match=f"^{where}: unknown field '{name}'; did you mean"):
             cls(**{name: 1})
 
 
 def test_forms_in_hints_are_fields_of_structured_outputs():
-    hints = " ".join(other_names.SAMPLING.ours.values())
+    hints = " ".join(other_names("SamplingParams")["ours"].values())
     forms = set(re.findall(r"StructuredOutputsParams\((\w+)=", hints))
     assert forms == StructuredOutputsParams.__dataclass_fields__.keys()
+
+
+def test_the_wheel_has_the_names_of_other_engines(root):
+    package = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    globs = package["package-data"]["hybrid_jax"]
+    assert any(TABLES.relative_to(root / "hybrid_jax").match(glob) for glob in globs)
 
 
 def test_copies_of_params_are_made_as_of_any_dataclass():

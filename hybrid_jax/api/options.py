@@ -19,7 +19,7 @@ from hybrid_jax.config import (
     ModelConfig,
     fixed_alpha,
 )
-from hybrid_jax.config.other_names import LLM_OPTIONS
+from hybrid_jax.config.other_names import refuse_name
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.this_device import first_device, held_bytes, this_device
 from hybrid_jax.machine import peak_resident_bytes
@@ -108,7 +108,7 @@ def engine_options(
     known = {field.name for field in fields(EngineConfig)} - {"dtype"}
     for name in options:
         if name not in known:
-            LLM_OPTIONS.refuse(name, {*known, *own})
+            refuse_name("LLM", name, {*known, *own}, what="option")
     options = {name: value for name, value in options.items() if value is not None}
     if "memory" in options:
         options["memory"] = parse_size(options["memory"], name="memory")

@@ -8,7 +8,7 @@ from typing import Literal
 
 from hybrid_jax.config.checks import flags, integers, must, one_of, positive
 from hybrid_jax.config.model import DTYPES
-from hybrid_jax.config.other_names import CACHE_CONFIG, refuses
+from hybrid_jax.config.other_names import refuses_other_names
 
 CACHE_POLICIES = ("off", "lru", "sglang", "marconi", "marconi-code", "adaptive")
 KERNELS = ("auto", "xla", "pallas")
@@ -16,7 +16,7 @@ SHAPES = ("fine", "coarse")
 MAX_GRAIN = 64  # the tile of `ssd_scan`: the tokens after a chunk's last checkpoint lie in one tile
 
 
-@refuses(CACHE_CONFIG)
+@refuses_other_names
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
     """How the prefix cache admits and evicts.

@@ -11,7 +11,7 @@ from numbers import Real
 from typing import Any
 
 from hybrid_jax.config.checks import flags, is_integer, is_unicode, must
-from hybrid_jax.config.other_names import SAMPLING, refuses
+from hybrid_jax.config.other_names import refuses_other_names
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 
 MAX_LOGPROBS = 20
@@ -51,7 +51,7 @@ class RequestOutputKind(StrEnum):
     FINAL_ONLY = "final_only"
 
 
-@refuses(SAMPLING)
+@refuses_other_names
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How to choose tokens and when to stop.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, NoReturn, Protocol
 
 from hybrid_jax.config.checks import is_unicode, refusal
-from hybrid_jax.config.other_names import STRUCTURED_OUTPUTS, refuses
+from hybrid_jax.config.other_names import refuses_other_names
 
 
 class ModelClass(Protocol):
@@ -19,7 +19,7 @@ class ModelClass(Protocol):
         """The schema, as JSON data."""
 
 
-@refuses(STRUCTURED_OUTPUTS)
+@refuses_other_names
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
     """The form of a completion's text; exactly one of the fields is given. Names follow vLLM.

@@ -14,7 +14,7 @@ import pytest
 from hybrid_jax import LLM, CacheConfig, EngineConfig, SamplingParams
 from hybrid_jax.api import llm as llm_module
 from hybrid_jax.api import options
-from hybrid_jax.config.other_names import LLM_OPTIONS
+from hybrid_jax.config.other_names import other_names
 from hybrid_jax.sizing import devices
 
 TIB = 2**40
@@ -80,15 +80,16 @@ def test_an_option_is_refused_in_one_step(make_llm, fake_model, given, error, me
 
 def test_every_name_of_another_engine_leads_to_one_of_ours():
     ours = {*EngineConfig.__dataclass_fields__, *options.OWN_OPTIONS}
-    for name, other in LLM_OPTIONS.ours.items():
+    names = other_names("LLM")
+    for name, other in names["ours"].items():
         assert name not in ours
         of_requests = re.match(r"SamplingParams\((\w+)=", other)
         if of_requests:
             assert of_requests[1] in SamplingParams.__dataclass_fields__
         else:
             assert other.split()[0] in ours
-    assert not LLM_OPTIONS.later.keys() & {*ours, *LLM_OPTIONS.ours}
-    assert not LLM_OPTIONS.needless.keys() & {*ours, *LLM_OPTIONS.ours, *LLM_OPTIONS.later}
+    assert not names["later"].keys() & {*ours, *names["ours"]}
+    assert not names["needless"].keys() & {*ours, *names["ours"], *names["later"]}
 
 
 @pytest.mark.parametrize(
