@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hybrid_jax.api.outputs import CompletionOutput, Delta, Logprob, RequestMetrics, RequestOutput
 from hybrid_jax.config.sampling_params import RequestOutputKind, SamplingParams
-from hybrid_jax.constraints import NO_LIMITS, TokenConstraint, TokenLimits
+from hybrid_jax.constraints import TokenConstraint, TokenLimits
 from hybrid_jax.schedule.request import Request, TokenLogprobs
 from hybrid_jax.text.incremental import IncrementalDecoder, Stopped, StopStrings
 from hybrid_jax.text.prompts import Prompt
@@ -151,7 +151,7 @@ class Job:
         seed: int,
         stop_ids: frozenset[int],
         max_tokens: int,
-        limits: TokenLimits = NO_LIMITS,
+        limits: TokenLimits,
         peak_memory: Callable[[], int | None],
         compile_seconds: Callable[[], float],
     ) -> None:

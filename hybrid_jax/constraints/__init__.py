@@ -6,7 +6,7 @@ May import: config, text.
 Packages: llguidance, numpy, tokenizers.
 """
 
-from hybrid_jax.constraints.make import NO_LIMITS, Constraints, TokenLimits, check_token_ids
+from hybrid_jax.constraints.make import Constraints, TokenLimits
 from hybrid_jax.constraints.token_constraint import TokenConstraint
 
-__all__ = ["NO_LIMITS", "Constraints", "TokenConstraint", "TokenLimits", "check_token_ids"]
+__all__ = ["Constraints", "TokenConstraint", "TokenLimits"]

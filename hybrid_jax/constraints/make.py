@@ -9,10 +9,13 @@ import numpy as np
 
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.config.sampling_params import SamplingParams
-from hybrid_jax.constraints.bad_words import BadWords, token_sequences
 from hybrid_jax.constraints.grammar import Grammars, GrammarState
-from hybrid_jax.constraints.token_bits import all_bits, bits_of
-from hybrid_jax.constraints.token_constraint import TokenConstraint
+from hybrid_jax.constraints.token_constraint import (
+    BadWords,
+    TokenConstraint,
+    bits_of,
+    token_sequences,
+)
 from hybrid_jax.text.tokenizer import Tokenizer
 
 TOKENIZER = "a tokenizer, which this model lacks; put a tokenizer.json beside its config.json"
@@ -29,9 +32,6 @@ class TokenLimits:
 
     forbidden_ids: frozenset[int] = frozenset()
     constraints: tuple[TokenConstraint, ...] = ()
-
-
-NO_LIMITS = TokenLimits()
 
 
 class Constraints:
@@ -58,13 +58,13 @@ class Constraints:
             ValueError: a grammar is wrong or not supported, parameters contradict each other, or the tokenizer or
                 llguidance is missing.
         """
-        check_token_ids(index, params, self._config.vocab_size)
+        _check_token_ids(index, params, self._config.vocab_size)
         sequences = self._bad_sequences(index, params)
         forbidden = frozenset(tokens[0] for tokens in sequences if len(tokens) == 1)
         longer = [tokens for tokens in sequences if len(tokens) > 1]
         drawable = self._drawable(index, params, forbidden, stop_ids)
         if not longer and params.structured_outputs is None:
-            return TokenLimits(forbidden_ids=forbidden) if forbidden else NO_LIMITS
+            return TokenLimits(forbidden_ids=forbidden)
         constraints = tuple(
             TokenConstraint(
                 self._config.vocab_size,
@@ -110,8 +110,7 @@ class Constraints:
     ) -> np.ndarray:
         """uint32[ceil(V / 32)] of the tokens that may come at all. One of them must be possible at the start."""
         size, allowed = self._config.vocab_size, params.allowed_token_ids
-        drawable = all_bits(size) if allowed is None else bits_of(allowed, size)
-        drawable &= ~bits_of(forbidden, size)
+        drawable = bits_of(allowed, size) & ~bits_of(forbidden, size)
         late = bits_of(stop_ids if params.min_tokens else (), size)
         if allowed is not None and not (drawable & ~late).any():
             raise ValueError(
@@ -130,7 +129,7 @@ class Constraints:
             raise ValueError(f"prompt {index}: {error}") from error
 
 
-def check_token_ids(index: int, params: SamplingParams, vocab_size: int) -> None:
+def _check_token_ids(index: int, params: SamplingParams, vocab_size: int) -> None:
     """ValueError if `logit_bias` or `allowed_token_ids` name a token outside the vocabulary."""
     named = {
         "logit_bias": dict(params.logit_bias or ()),

@@ -9,7 +9,7 @@ import pytest
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from hybrid_jax.constraints import Constraints
-from hybrid_jax.constraints.bad_words import BadWords, token_sequences
+from hybrid_jax.constraints.token_constraint import BadWords, token_sequences
 from tests.constraints.test_grammar_masks import config_of
 from tests.constraints.vocabularies import make_tokenizer, tokens_of
 
