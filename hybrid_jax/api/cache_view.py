@@ -1,12 +1,14 @@
-"""What the prefix cache did for each request, in words."""
+"""What an `LLM` keeps of its finished requests, and what the prefix cache did for each of them, in words."""
 
 from __future__ import annotations
 
 import reprlib
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hybrid_jax.api.completions import Job
 from hybrid_jax.api.outputs import Delta, RequestOutput
 from hybrid_jax.byte_sizes import format_size, parse_size
 from hybrid_jax.cache.tree.look_up import LookUp, Why
@@ -17,9 +19,34 @@ if TYPE_CHECKING:
     from hybrid_jax.schedule.history import History
 
 REMEMBERED = 4096  # requests that can still be explained
-SeenRequest = tuple[
-    int, int, LookUp | None
-]  # tokens of the prompt, those that were skipped, the look-up
+# Tokens of the prompt, those that were skipped, and the look-up.
+SeenRequest = tuple[int, int, LookUp | None]
+
+
+class Ledger:
+    """Sums over all finished requests, and what the cache did for the latest ones.
+
+    It holds no reference to the `LLM`, which may be dropped.
+
+    Attributes:
+        totals: tokens of prompts, those of them that came from the cache, and new ones.
+        seen: for `CacheView`, by request id.
+    """
+
+    def __init__(self) -> None:
+        self.totals = Counter(prompt_tokens=0, cached_tokens=0, generated_tokens=0)
+        self.seen: OrderedDict[str, SeenRequest] = OrderedDict()
+
+    def record(self, job: Job) -> None:
+        """Notes a prompt that has ended, and forgets the oldest one if there are too many."""
+        request = job.completions[0].request
+        num_tokens, num_cached = len(request.prompt), request.num_cached_tokens
+        self.totals.update(
+            prompt_tokens=num_tokens, cached_tokens=num_cached, generated_tokens=job.num_tokens
+        )
+        self.seen[job.request_id] = num_tokens, num_cached, request.look_up
+        if len(self.seen) > REMEMBERED:
+            self.seen.popitem(last=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from hybrid_jax.api.options import peak_memory_bytes
 from hybrid_jax.api.outputs import CompletionOutput, Delta, Logprob, RequestMetrics, RequestOutput
 from hybrid_jax.config.sampling_params import RequestOutputKind, SamplingParams
 from hybrid_jax.constraints import TokenConstraint, TokenLimits
@@ -132,11 +133,10 @@ class Job:
         request_id: the id that the caller sees; the engine's ids are made from it.
         index: among the prompts of the call.
         prompt, params, tokenizer: what to do.
-        seed: of the sampling noise.
+        seed: of the sampling noise, for parameters without one.
         stop_ids: token ids that end a completion.
         max_tokens: limit on the tokens of each completion.
         limits: what limits the choice of tokens in each completion.
-        peak_memory: returns `RequestMetrics.peak_memory_bytes`; called once, when the job is finished.
         compile_seconds: returns how long the engine has compiled so far.
     """
 
@@ -152,7 +152,6 @@ class Job:
         stop_ids: frozenset[int],
         max_tokens: int,
         limits: TokenLimits,
-        peak_memory: Callable[[], int | None],
         compile_seconds: Callable[[], float],
     ) -> None:
         self.request_id, self.index, self.prompt, self.params = request_id, index, prompt, params
@@ -162,7 +161,6 @@ class Job:
         self.first_token_time: float | None = None
         self.num_first_tokens = 0  # those that came together with the first token
         self.finished_time: float | None = None
-        self._peak_memory = peak_memory
         self.peak_memory_bytes: int | None = None
         self._compile_seconds = compile_seconds
         self.arrive()
@@ -172,7 +170,7 @@ class Job:
                     request_id=request_id if params.n == 1 else f"{request_id}.{sample}",
                     prompt=list(prompt.token_ids),
                     params=others if sample else params,
-                    seed=seed,
+                    seed=seed if params.seed is None else params.seed,
                     sample_index=sample,
                     group=None if params.n == 1 else request_id,
                     stop_ids=stop_ids,
@@ -218,7 +216,7 @@ class Job:
             self.num_first_tokens += len(completion.token_ids) - tokens_before
         finished = self.finished
         if finished:
-            self.finished_time, self.peak_memory_bytes = now, self._peak_memory()
+            self.finished_time, self.peak_memory_bytes = now, peak_memory_bytes()
         kind = self.params.output_kind
         early = kind is RequestOutputKind.FINAL_ONLY and completion.finish_reason is None
         if early or not streamed:

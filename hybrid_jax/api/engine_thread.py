@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 CLOSED = "LLM: this object was closed; make a new one"
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ends
 PATIENCE = 0.5  # seconds that a program waits at its end before it says so
-_first_process: int | None = (
-    None  # the one that made an engine's thread, and with it jax's own threads
-)
+# The one that made an engine's thread, and with it jax's own threads.
+_first_process: int | None = None
 # Threads of dropped objects that still hold memory. The set belongs to the process, as the memory does.
 _ending: set[threading.Thread] = set()
 Answer = TypeVar("Answer")
@@ -217,14 +216,14 @@ class EngineThread:
         """
         try:
             self.submit([call])
-            over = False
-            while not over:
+            while True:
                 self.check()
                 news = call.news.get()
                 if news.error is not None:
                     raise own_error(news.error)
                 yield news
-                over = news.over
+                if news.over:
+                    return
         finally:
             self.leave(call)
 
@@ -247,15 +246,15 @@ class EngineThread:
         call = Call(jobs, send=send, streams=True)
         try:
             self.submit([call])
-            over = False
-            while not over:
+            while True:
                 news = await arrived.get()
                 if news.error is not None:
                     raise own_error(news.error)
                 for delta in news.deltas:
                     self.check()
                     yield delta
-                over = news.over
+                if news.over:
+                    return
         finally:
             self.leave(call)
 
@@ -332,17 +331,14 @@ class _Loop:
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._calls: dict[Call, None] = {}  # those that run
         self._live: dict[str, tuple[Call, Job, Completion]] = {}  # by the engine's request id
-        self._leaving: set[str] = (
-            set()
-        )  # requests that the engine may still hold, but nobody waits for
+        # Requests that the engine may still hold, but nobody waits for.
+        self._leaving: set[str] = set()
         self._stopping = False
-        self._ended: BaseException | None = (
-            None  # the error for calls that come after the thread has ended
-        )
-        self.at_exit: Callable[[], object] = lambda: (
-            None
-        )  # ends the thread at the end of the program
+        # The error for calls that come after the thread has ended.
+        self._ended: BaseException | None = None
         self._stuck = False  # the last turn failed while no call was waiting
+        # Ends the thread at the end of the program.
+        self.at_exit: Callable[[], object] = lambda: None
         engine.watch_compiling(self._compiling)
 
     # --- for other threads ------------------------------------------------------------------------

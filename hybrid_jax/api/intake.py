@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import reprlib
 import threading
 from collections.abc import Callable, Sequence
@@ -9,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from hybrid_jax.api.completions import Job, derive_seed
-from hybrid_jax.api.options import peak_memory_bytes
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.constraints import Constraints
@@ -81,7 +81,7 @@ class Intake:
         read = read_prompts(prompts, self.tokenizer, vocab_size=self._config.vocab_size)
         paired = pair_params(params, len(read), self.defaults)
         complete = {id(own): self.complete(own) for own in paired}  # often there is one for all
-        checked = []
+        makers = []  # what is checked becomes a job once it has a number
         for index, (prompt, given) in enumerate(zip(read, paired, strict=True)):
             own = complete[id(given)]
             if own.stop and self.tokenizer is None:
@@ -98,25 +98,24 @@ class Intake:
             )
             stop_ids = resolve_stop_ids(index, own, self._config)
             limits = self._constraints.limits(index, own, stop_ids)
-            checked.append((index, prompt, own, stop_ids, max_tokens, limits))
-        with self._numbering:
-            first = self.num_requests
-            self.num_requests += len(checked)
-        return [
-            Job(
-                str(first + index),
-                index,
-                prompt,
-                own,
-                self.tokenizer,
-                seed=derive_seed(self._seed, first + index) if own.seed is None else own.seed,
+            make = functools.partial(
+                Job,
+                index=index,
+                prompt=prompt,
+                params=own,
+                tokenizer=self.tokenizer,
                 stop_ids=stop_ids,
                 max_tokens=max_tokens,
                 limits=limits,
-                peak_memory=peak_memory_bytes,
                 compile_seconds=self._compile_seconds,
             )
-            for index, prompt, own, stop_ids, max_tokens, limits in checked
+            makers.append(make)
+        with self._numbering:
+            first = self.num_requests
+            self.num_requests += len(makers)
+        return [
+            make(str(number), seed=derive_seed(self._seed, number))
+            for number, make in enumerate(makers, start=first)
         ]
 
     def complete(self, params: SamplingParams) -> SamplingParams:

@@ -9,11 +9,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Unpack
 
-from hybrid_jax.api.cache_view import CacheView
+from hybrid_jax.api.cache_view import CacheView, Ledger
 from hybrid_jax.api.engine_thread import Call, EngineThread, check_process, wait_for_dropped
 from hybrid_jax.api.feed import Feed
 from hybrid_jax.api.intake import Intake
-from hybrid_jax.api.ledger import Ledger
 from hybrid_jax.api.options import (
     ChatOptions,
     EngineOptions,

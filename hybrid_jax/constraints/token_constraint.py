@@ -77,7 +77,6 @@ class BadWords:
         return [end for begin, end in near if tuple(output[-len(begin) :]) == begin]
 
 
-
 class TokenConstraint:
     """A grammar, forbidden sequences, or both, over the output of one completion; the engine's `Constraint`.
 
