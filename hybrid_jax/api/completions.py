@@ -12,7 +12,7 @@ from hybrid_jax.api.outputs import CompletionOutput, Delta, Logprob, RequestMetr
 from hybrid_jax.config.sampling_params import RequestOutputKind, SamplingParams
 from hybrid_jax.constraints import TokenConstraint, TokenLimits
 from hybrid_jax.schedule.request import Request, TokenLogprobs
-from hybrid_jax.text.incremental import IncrementalDecoder, Stopped, StopStrings
+from hybrid_jax.text.incremental import IncrementalDecoder, StopStrings
 from hybrid_jax.text.prompts import Prompt
 from hybrid_jax.text.tokenizer import Tokenizer
 
@@ -95,12 +95,10 @@ class Completion:
             self._finish()
 
     def _show(self, piece: str) -> None:
-        shown = self._stops.push(piece)
-        if isinstance(shown, Stopped):
-            self.text += shown.text
-            self.finish_reason, self.stop_reason = "stop", shown.stop
-        else:
-            self.text += shown
+        shown, stop = self._stops.push(piece)
+        self.text += shown
+        if stop is not None:
+            self.finish_reason, self.stop_reason = "stop", stop
 
     def _finish(self) -> None:
         if self._decoder is not None:

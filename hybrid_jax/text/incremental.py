@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from os.path import commonprefix
 
 REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are not (yet) a character
@@ -89,14 +88,6 @@ class IncrementalDecoder:
             self._limit = min(2 * len(self._tail), MAX_TAIL - 1)  # do not try again at once
 
 
-@dataclass(frozen=True)
-class Stopped:
-    """The end of a text: the piece before it, and the stop string that ended it."""
-
-    text: str
-    stop: str
-
-
 class StopStrings:
     """Finds stop strings in text that comes in pieces, and holds back text that may become one.
 
@@ -110,7 +101,7 @@ class StopStrings:
     Example:
         >>> stops = StopStrings(["</s>"])
         >>> stops.push("one <"), stops.push("b> two</"), stops.push("s> three")
-        ('one ', '<b> two', Stopped(text='', stop='</s>'))
+        (('one ', None), ('<b> two', None), ('', '</s>'))
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
@@ -118,10 +109,10 @@ class StopStrings:
         self._include = include
         self._held = ""
 
-    def push(self, piece: str) -> str | Stopped:
-        """Takes a piece, and returns the text that may be shown, or `Stopped`."""
+    def push(self, piece: str) -> tuple[str, str | None]:
+        """Takes a piece, and returns the text that may be shown, and the stop string that ended it, or None."""
         if not self._stops:
-            return piece
+            return piece, None
         text = self._held + piece
         ends = [
             (start + len(stop), start, stop)
@@ -131,10 +122,10 @@ class StopStrings:
         if ends:
             end, start, stop = min(ends)  # ties: the smallest start is the longest string
             self._held = ""
-            return Stopped(text[: end if self._include else start], stop)
+            return text[: end if self._include else start], stop
         keep = self._possible_start(text)
         self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        return text[: len(text) - keep], None
 
     def finish(self) -> str:
         """The text that was held back, which is not a stop string after all."""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
-from hybrid_jax.text.incremental import MAX_TAIL, IncrementalDecoder, Stopped, StopStrings
+from hybrid_jax.text.incremental import MAX_TAIL, IncrementalDecoder, StopStrings
 
 SAMPLE = "naïve 你好, wörld 🙂🙃!  def f(x):\n    return '\u00e9' # \u0301 combining\n" * 3
 
@@ -175,10 +175,10 @@ def naive(text, stops, include):
 def run(parts, stops, include):
     machine, shown = StopStrings(stops, include=include), ""
     for part in parts:
-        result = machine.push(part)
-        if isinstance(result, Stopped):
-            return shown + result.text, result.stop
-        shown += result
+        text, stop = machine.push(part)
+        shown += text
+        if stop is not None:
+            return shown, stop
     return shown + machine.finish(), None
 
 
@@ -199,6 +199,6 @@ def test_a_stop_string_across_pieces_ends_the_text(include, text):
 
 def test_a_possible_start_is_held_back_and_given_out_when_it_is_none():
     machine = StopStrings(["\n\ndef"])
-    assert [machine.push(p) for p in ("x\n", "\nde", "l y")] == ["x", "", "\n\ndel y"]
-    assert machine.push("\n") == ""
+    assert [machine.push(p)[0] for p in ("x\n", "\nde", "l y")] == ["x", "", "\n\ndel y"]
+    assert machine.push("\n") == ("", None)
     assert machine.finish() == "\n"
