@@ -16,10 +16,10 @@ from typing import Any, Unpack
 from hybrid_jax.api.llm import LLM
 from hybrid_jax.api.options import LLMOptions, peak_memory_bytes
 from hybrid_jax.api.progress_bar import ProgressOption
-from hybrid_jax.batch.errors import BatchStopped
 from hybrid_jax.batch.input_file import InputFile
 from hybrid_jax.batch.meter import meter
 from hybrid_jax.batch.partial import (
+    BatchStopped,
     PartialOutput,
     partial_path,
     read_answer,

@@ -1,17 +1,66 @@
-"""The fields of a request's body: which become sampling parameters, and how the others are treated."""
+"""The fields of a request's body: which become sampling parameters, how the others are treated, what can be wrong."""
 
 from __future__ import annotations
 
 import difflib
+import json
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from hybrid_jax.batch.errors import LineError, brief, require, unsupported
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+class LineError(ValueError):
+    """One line cannot be answered. It gets an error line, and the others go on.
+
+    Args:
+        message: names the field and the value, and says what to do.
+        code: the kind of mistake, as one word for programs.
+        param: the field of the line or its body that is wrong, or None.
+    """
+
+    def __init__(
+        self, message: str, *, code: str = "invalid_value", param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code, self.param = code, param
+
+
+def brief(value: Any) -> str:
+    """A JSON value as messages show it: never long.
+
+    Example:
+        >>> brief(True), brief(None), brief([1, "two"]), len(brief("x" * 1000))
+        ('true', 'null', "[1, 'two']", 30)
+    """
+    return json.dumps(value) if value is None or isinstance(value, bool) else reprlib.repr(value)
+
+
+def require(
+    condition: bool, name: str, what: str, value: Any, *, code: str = "invalid_value"
+) -> None:
+    """LineError unless the condition holds: "`name` must be `what`, got `value`"."""
+    if not condition:
+        raise LineError(f"{name} must be {what}, got {brief(value)}", code=code, param=name)
+
+
+def unsupported(name: str, value: Any, remedy: str) -> LineError:
+    """The error for a value that is valid but not supported here.
+
+    Example:
+        >>> unsupported("stream", True, "leave it out")
+        LineError('stream=true is not supported by this engine; leave it out')
+    """
+    return LineError(
+        f"{name}={brief(value)} is not supported by this engine; {remedy}",
+        code="unsupported_parameter",
+        param=name,
+    )
 
 
 # --- readers: from a JSON value to what SamplingParams takes --------------------------------------

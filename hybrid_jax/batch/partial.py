@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from hybrid_jax.batch.errors import BatchStopped, brief
+from hybrid_jax.batch.fields import brief
 from hybrid_jax.batch.input_file import InputFile
 from hybrid_jax.batch.responses import AnswerIds
 
@@ -36,6 +36,10 @@ FORMAT = 2  # version of the partial file, and of how lines get their seeds
 PARTS = {"custom_id", "response", "error"}  # keys of every line
 WELL_FORMED = re.compile("batch_req_[0-9a-f]{32}")
 HEAD = slice(10, 26)  # 64 of an id's 128 bits
+
+
+class BatchStopped(RuntimeError):
+    """The run cannot go on, for example because the disk is full. What is written is kept."""
 
 
 def partial_path(output: Path) -> Path:

@@ -5,18 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from hybrid_jax.batch.errors import LineError, brief, require, unsupported
-from hybrid_jax.batch.fields import CHAT, COMPLETIONS, read_params
+from hybrid_jax.api.llm import LLM
+from hybrid_jax.batch.fields import (
+    CHAT,
+    COMPLETIONS,
+    LineError,
+    brief,
+    read_params,
+    require,
+    unsupported,
+)
 from hybrid_jax.batch.input_file import MAX_LINE_BYTES, Line
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.text.conversation import ConversationError, check_tools
-from hybrid_jax.text.prompts import Prompt, PromptLike
+from hybrid_jax.text.prompts import PromptLike, read_prompts
 from hybrid_jax.text.tokenizer import NoTemplate
 
 MAX_CHOICES = 1024  # completions one line may ask for
@@ -99,35 +107,27 @@ def custom_id_of(envelope: Mapping[str, Any]) -> str | None:
 
 
 def read_request(
-    envelope: Mapping[str, Any],
-    *,
-    is_new: bool,
-    seed: int,
-    defaults: SamplingParams,
-    render: Callable[..., PromptLike],
-    tokenize: Callable[[list[PromptLike]], list[Prompt]],
+    envelope: Mapping[str, Any], llm: LLM, *, is_new: bool, chat_template: str | None
 ) -> BatchRequest:
     """What the object of a line asks for.
 
     Args:
         envelope: the object.
+        llm: will answer it. It gives the seed of the run and the sampling parameters that the body leaves out.
         is_new: no earlier line has its id.
-        seed: of the run.
-        defaults: sampling parameters that the body leaves out.
-        render: makes a prompt of a conversation, as `LLM.render_chat` does.
-        tokenize: makes token ids of any kind of prompts, as `read_prompts` does.
+        chat_template: for conversations, instead of the model's own.
 
     Raises:
         LineError: something is wrong or not supported.
-        ValueError: `tokenize` has found something wrong.
+        ValueError: something is wrong with a prompt.
     """
     custom_id = _checked_id(envelope, is_new)
     url, body = envelope["url"], envelope["body"]
     model = body.get("model")
     require(model is None or isinstance(model, str), "model", "a string", model)
-    params = read_params(body, url, defaults)
+    params = read_params(body, url, llm.get_default_sampling_params())
     if url == CHAT:
-        prompts = [_rendered(render, body)]
+        prompts = [_rendered(llm, chat_template, body)]
     else:
         prompts = _read_prompts(body)
     num_choices = len(prompts) * params.n
@@ -138,12 +138,12 @@ def read_request(
             param="n" if params.n > 1 else "prompt",
         )
     if params.seed is None:
-        seeds = [line_seed(seed, custom_id, index) for index in range(len(prompts))]
+        seeds = [line_seed(llm.engine_config.seed, custom_id, i) for i in range(len(prompts))]
         each = [replace(params, seed=own) for own in seeds]
     else:
         each = [params] * len(prompts)
     # Many requests wait for their turn, and arrays take a tenth of the memory of tuples.
-    read = tokenize(prompts)
+    read = read_prompts(prompts, llm.get_tokenizer(), vocab_size=llm.model_config.vocab_size)
     return BatchRequest(
         url=url,
         model=model,
@@ -210,9 +210,9 @@ def _are_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(entry) is int for entry in value)
 
 
-def _rendered(render: Callable[..., PromptLike], body: Mapping[str, Any]) -> PromptLike:
+def _rendered(llm: LLM, chat_template: str | None, body: Mapping[str, Any]) -> PromptLike:
     try:
-        return render(**chat_arguments(body))
+        return llm.render_chat(**chat_arguments(body), chat_template=chat_template)
     except ConversationError as error:
         text = error.what
         if isinstance(error.__cause__, NoTemplate):

@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any
 
 from hybrid_jax.api.outputs import CompletionOutput, Logprob, RequestOutput
-from hybrid_jax.batch.errors import LineError
-from hybrid_jax.batch.fields import CHAT
+from hybrid_jax.batch.fields import CHAT, LineError
 from hybrid_jax.batch.requests import BatchRequest
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.text.incremental import REPLACEMENT, IncrementalDecoder

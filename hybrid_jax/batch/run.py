@@ -5,30 +5,110 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from hybrid_jax.api.feed import Feed, Ticket
 from hybrid_jax.api.intake import TooLong
 from hybrid_jax.api.llm import LLM
-from hybrid_jax.batch.ahead import Ahead, Entry
-from hybrid_jax.batch.errors import BatchStopped, LineError
+from hybrid_jax.batch.fields import LineError
 from hybrid_jax.batch.input_file import InputFile, Line, read_lines
 from hybrid_jax.batch.meter import Meter
-from hybrid_jax.batch.partial import PartialOutput
-from hybrid_jax.batch.requests import custom_id_of, note_id, read_envelope, read_request
+from hybrid_jax.batch.partial import BatchStopped, PartialOutput
+from hybrid_jax.batch.requests import (
+    BatchRequest,
+    custom_id_of,
+    note_id,
+    read_envelope,
+    read_request,
+)
 from hybrid_jax.batch.responses import AnswerIds, TokenTexts, answer, as_line, failure, success
 from hybrid_jax.batch.summary import line_counts
-from hybrid_jax.text.prompts import Prompt, read_prompts
+from hybrid_jax.cache.tree.prefix_order import prefix_order
+from hybrid_jax.text.prompts import Prompt
 
 # Completions under way for each row of the engine, which looks ahead for shared prefixes.
 LIVE_PER_ROW = 4
 READ_LINES, READ_BYTES = 512, 256 << 10  # between two turns of the engine: less than 0.1 s of work
 FINISHED = ("stop", "length")  # the only ends of a text that the API knows
+
+
+MAX_LINES = 16_384  # read and not started
+MAX_BYTES = 64 << 20  # of those lines, as text or as token ids, whichever is more
+
+
+@dataclass(eq=False, kw_only=True)
+class Entry:
+    """One line between reading and writing.
+
+    Attributes:
+        index: of the line among those that are not blank, from 0.
+        number: of the line in the file, from 1, with blank lines counted.
+        num_bytes: bytes of the line.
+        ids: the ids in its answer.
+        custom_id: None while it is not known.
+        request: what the line asks for; set once that has been read.
+    """
+
+    index: int
+    number: int
+    num_bytes: int
+    ids: AnswerIds
+    custom_id: str | None = None
+    request: BatchRequest = field(init=False)
+
+
+class Ahead:
+    """Lines that were read and not started, handed out a block at a time.
+
+    A block holds what was read while the block before it was handed out, in the order of the tree of prefixes. So the
+    first blocks are small, and nobody waits for them. Later ones are as large as the limits allow.
+
+    Args:
+        grain: tokens between resume points; None to keep the order of the file.
+    """
+
+    def __init__(self, grain: int | None) -> None:
+        self._grain = grain
+        self._block: deque[Entry] = deque()
+        self._read: list[Entry] = []
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._block) + len(self._read)
+
+    @property
+    def full(self) -> bool:
+        """Whether no more lines should be read for now."""
+        return len(self) >= MAX_LINES or self._num_bytes >= MAX_BYTES
+
+    def add(self, entry: Entry) -> None:
+        """Takes a line whose request is known."""
+        self._read.append(entry)
+        self._num_bytes += _held_bytes(entry)
+
+    def pop(self) -> Entry:
+        """Hands out the next line. There must be one."""
+        if not self._block:
+            self._block.extend(self._ordered())
+            self._read = []
+        entry = self._block.popleft()
+        self._num_bytes -= _held_bytes(entry)
+        return entry
+
+    def _ordered(self) -> list[Entry]:
+        """What was read, in the order of the tree. A line of several prompts goes where its first prompt belongs."""
+        if self._grain is None:
+            return self._read
+        prompts = [entry.request.prompts[0] for entry in self._read]
+        return [self._read[index] for index in prefix_order(prompts, self._grain)]
+
+
+def _held_bytes(entry: Entry) -> int:
+    return max(entry.num_bytes, sum(int(prompt.nbytes) for prompt in entry.request.prompts))
 
 
 class Run:
@@ -149,15 +229,9 @@ class Run:
             entry.custom_id = custom_id_of(envelope)
             entry.request = read_request(
                 envelope,
+                self._llm,
                 is_new=entry.custom_id is None or note_id(self._ids, entry.custom_id),
-                seed=self._llm.engine_config.seed,
-                defaults=self._llm.get_default_sampling_params(),
-                render=partial(self._llm.render_chat, chat_template=self._chat_template),
-                tokenize=partial(
-                    read_prompts,
-                    tokenizer=self._llm.get_tokenizer(),
-                    vocab_size=self._llm.model_config.vocab_size,
-                ),
+                chat_template=self._chat_template,
             )
             self._ahead.add(entry)
 

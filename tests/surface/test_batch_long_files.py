@@ -10,9 +10,8 @@ from hybrid_jax import run_batch
 from hybrid_jax.api import llm as llm_module
 from hybrid_jax.api.completions import Job
 from hybrid_jax.api.feed import Ticket
-from hybrid_jax.batch import ahead as ahead_module
 from hybrid_jax.batch import run as run_module
-from hybrid_jax.batch.ahead import Entry
+from hybrid_jax.batch.run import Entry
 from tests.surface.batch_files import SeededEngine, ids, line, write
 from tests.surface.fake_engine import FakeEngine
 
@@ -34,7 +33,7 @@ class Watched(SeededEngine):
 @pytest.mark.parametrize("slow_first", [False, True])
 def test_what_is_held_does_not_grow_with_the_file(make_llm, monkeypatch, files, slow_first):
     monkeypatch.setattr(llm_module, "Engine", Watched)
-    monkeypatch.setattr(ahead_module, "MAX_LINES", 100)
+    monkeypatch.setattr(run_module, "MAX_LINES", 100)
     Watched.most_requests = Watched.most_jobs = Watched.most_entries = 0
     source, output = files
     lines = [line(f"{index}", max_tokens=2) for index in range(3000)]
@@ -109,13 +108,13 @@ def test_the_engine_does_not_wait_for_long_lines(make_llm, between_turns, files)
 
 def test_nothing_is_read_ahead_beyond_the_limit_of_bytes(make_llm, monkeypatch, files):
     source, output = files
-    monkeypatch.setattr(ahead_module, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(run_module, "MAX_BYTES", 10_000)
     lines = [line(f"{index}", user="u" * (index % 500), max_tokens=1) for index in range(300)]
     lines[7]["body"]["prompt"] = "x" * 150
     write(source, lines)
-    sizes, add = [], ahead_module.Ahead.add
+    sizes, add = [], run_module.Ahead.add
     monkeypatch.setattr(
-        ahead_module.Ahead, "add", lambda a, e: (add(a, e), sizes.append(a._num_bytes))
+        run_module.Ahead, "add", lambda a, e: (add(a, e), sizes.append(a._num_bytes))
     )
     run_batch(source, output, make_llm(max_rows=2, steps_per_dispatch=1))
     assert len(ids(output)) == 300

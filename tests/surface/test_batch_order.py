@@ -9,11 +9,10 @@ import pytest
 
 from hybrid_jax import LLM, run_batch
 from hybrid_jax.api import llm as llm_module
-from hybrid_jax.batch import ahead as ahead_module
 from hybrid_jax.batch import run as run_module
-from hybrid_jax.batch.ahead import Ahead, Entry
 from hybrid_jax.batch.requests import BatchRequest
 from hybrid_jax.batch.responses import AnswerIds
+from hybrid_jax.batch.run import Ahead, Entry
 from tests.surface.batch_files import SeededEngine, answers, ids, line, write
 from tests.tiny_models import VOCAB, tiny_model
 
@@ -31,7 +30,7 @@ def file_order(monkeypatch):
     def keep(prompts, grain):
         return list(range(len(prompts)))
 
-    return lambda: monkeypatch.setattr(ahead_module, "prefix_order", keep)
+    return lambda: monkeypatch.setattr(run_module, "prefix_order", keep)
 
 
 def shuffled(num_documents, num_questions, **body):
@@ -100,9 +99,9 @@ def test_blocks_grow_and_the_rows_stay_busy(make_seeded, files, monkeypatch):
     source, output = files
     write(source, shuffled(20, 20))
     monkeypatch.setattr(run_module, "READ_LINES", 16)
-    blocks, order, idle = [], ahead_module.prefix_order, []
+    blocks, order, idle = [], run_module.prefix_order, []
     monkeypatch.setattr(
-        ahead_module,
+        run_module,
         "prefix_order",
         lambda prompts, grain: (blocks.append(len(prompts)), order(prompts, grain))[1],
     )
@@ -162,7 +161,7 @@ def entry(*lengths, place=0, num_bytes=1):
 
 
 def test_text_and_tokens_are_both_bounded(monkeypatch):
-    monkeypatch.setattr(ahead_module, "MAX_BYTES", 400)
+    monkeypatch.setattr(run_module, "MAX_BYTES", 400)
     for held in (entry(50, 50), entry(1, num_bytes=400)):
         ahead = Ahead(32)
         ahead.add(entry(1))
@@ -176,7 +175,7 @@ def test_text_and_tokens_are_both_bounded(monkeypatch):
 
 
 def test_lines_are_bounded(monkeypatch):
-    monkeypatch.setattr(ahead_module, "MAX_LINES", 2)
+    monkeypatch.setattr(run_module, "MAX_LINES", 2)
     ahead = Ahead(32)
     ahead.add(entry(1))
     assert not ahead.full

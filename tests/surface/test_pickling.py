@@ -18,7 +18,7 @@ from hybrid_jax import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from hybrid_jax.batch.errors import LineError
+from hybrid_jax.batch.fields import LineError
 from hybrid_jax.config import LayerSpec, Mamba2, ModelConfig
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.sizing.budget import split_memory
