@@ -12,6 +12,5 @@ from hybrid_jax.checkpoint.load import load_config as load_config
 from hybrid_jax.checkpoint.load import load_model as load_model
 from hybrid_jax.checkpoint.orbax import save_orbax as save_orbax
 from hybrid_jax.models.files import CheckpointNotFound as CheckpointNotFound
-from hybrid_jax.models.files import Progress as Progress
 from hybrid_jax.models.files import model_folder as model_folder
 from hybrid_jax.models.files import read_json as read_json

@@ -12,7 +12,7 @@ from hybrid_jax.checkpoint.safetensors import StoredTensor, read_tensors
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.kinds.tensors import Stored
 from hybrid_jax.models import FAMILIES, Family
-from hybrid_jax.models.files import Progress
+from hybrid_jax.models.files import ReportBytes
 
 PIECE = 1 << 24  # bytes compared at a time
 REMEDY = "weights and config.json must be of the same model: fetch both again"
@@ -21,7 +21,7 @@ BAND = 32  # rows transposed at a time: their cache lines stay in the cache unti
 
 
 def load_hf(
-    folder: Path, config: ModelConfig, dtype: str, progress: Progress
+    folder: Path, config: ModelConfig, dtype: str, progress: ReportBytes
 ) -> tuple[ModelConfig, dict]:
     """Parameters from safetensors, and the config with what only the tensors tell: the dtype and whether heads are
     tied."""

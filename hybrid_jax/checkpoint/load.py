@@ -13,7 +13,7 @@ from hybrid_jax.models.files import (
     CONFIG_FILE,
     STORED_CONFIG_FILE,
     CheckpointNotFound,
-    Progress,
+    ReportBytes,
     model_folder,
     read_config,
     read_json,
@@ -24,7 +24,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 def load_model(
-    path: str | Path, *, dtype: Dtype = "auto", progress: Progress | None = None
+    path: str | Path, *, dtype: Dtype = "auto", progress: ReportBytes | None = None
 ) -> tuple[ModelConfig, dict]:
     """Reads a model from a Hugging Face directory or from one written by `save_orbax`.
 

@@ -11,7 +11,7 @@ import jax
 
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.models.files import STORED_CONFIG_FILE as CONFIG_FILE
-from hybrid_jax.models.files import CheckpointNotFound, Progress, model_folder, to_json
+from hybrid_jax.models.files import CheckpointNotFound, ReportBytes, model_folder, to_json
 
 PARAMS_FOLDER = "params"
 TOKENIZER_FILES = (
@@ -60,7 +60,7 @@ def save_orbax(
 
 
 def load_orbax(
-    folder: Path, config: ModelConfig, dtype: str, progress: Progress
+    folder: Path, config: ModelConfig, dtype: str, progress: ReportBytes
 ) -> tuple[ModelConfig, dict]:
     """What `save_orbax` wrote, on the first device; cast where `dtype` is another than the saved one."""
     import orbax.checkpoint

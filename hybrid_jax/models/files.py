@@ -18,7 +18,7 @@ from hybrid_jax.models import config_from_hf
 from hybrid_jax.models.hf_config import plain
 
 CONFIG_FILE = "config.json"
-Progress = Callable[[int, int], None]  # bytes done, bytes in all, while a model is read
+ReportBytes = Callable[[int, int], None]  # bytes done, bytes in all, while a model is read
 STORED_CONFIG_FILE = "model_config.json"  # beside an orbax checkpoint
 
 

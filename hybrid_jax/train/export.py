@@ -21,7 +21,7 @@ from hybrid_jax.models import FAMILIES, config_from_hf
 from hybrid_jax.text.tokenizer import byte_alphabet
 from hybrid_jax.train.data import HELD_OUT_SHARE, SPECIAL_TOKENS, Corpus
 from hybrid_jax.train.options import TrainOptions
-from hybrid_jax.train.state import Progress
+from hybrid_jax.train.state import TrainProgress
 
 WEIGHTS_FILE = "model.safetensors"
 PACKAGES = ("jax", "jaxlib", "numpy", "optax")  # whose versions the record names
@@ -115,7 +115,7 @@ def training_record(
     params: dict,
     corpus: Corpus,
     options: TrainOptions,
-    at: Progress,
+    at: TrainProgress,
     sources: Sequence[Path],
     held_out: dict,
 ) -> dict:

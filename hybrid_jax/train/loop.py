@@ -168,7 +168,7 @@ def _check_writable(out_dir: Path) -> None:
 
 def _start(
     out_dir: Path, options: TrainOptions, corpus: Corpus, config: ModelConfig, resume: bool
-) -> tuple[dict, saved.Progress]:
+) -> tuple[dict, saved.TrainProgress]:
     params = random_params(config, options.seed)
     arrays = {"params": params, "optimizer": optimizer().init(params)}
     identity = {
@@ -181,7 +181,7 @@ def _start(
     path = out_dir / STATE_FILE
     if resume and path.exists():
         return saved.load(path, arrays, identity)
-    return arrays, saved.Progress(identity=identity)
+    return arrays, saved.TrainProgress(identity=identity)
 
 
 def export(
@@ -191,7 +191,7 @@ def export(
     config: ModelConfig,
     corpus: Corpus,
     options: TrainOptions,
-    at: saved.Progress,
+    at: saved.TrainProgress,
     sources: Sequence[Path],
 ) -> dict:
     """Measures the weights as stored on the held-out files, writes the model directory and its record."""

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from hybrid_jax.train.data import Corpus
-from hybrid_jax.train.state import Progress as At
+from hybrid_jax.train.state import TrainProgress
 
 LOG_EVERY = 20  # steps
 
@@ -42,7 +42,7 @@ class Report:
         if self.enabled:
             self.console.print(line)
 
-    def start(self, corpus: Corpus, params: dict, at: At) -> None:
+    def start(self, corpus: Corpus, params: dict, at: TrainProgress) -> None:
         """Says what is trained on what, and starts the clock."""
         size = sum(leaf.size for leaf in jax.tree.leaves(params))
         train, held_out = (sum(len(d.content) for d in p) for p in (corpus.train, corpus.held_out))
@@ -52,7 +52,7 @@ class Report:
         )
         self.clock = (time.monotonic(), at.step)
 
-    def step(self, at: At, bits: float, step_tokens: int, done: float) -> None:
+    def step(self, at: TrainProgress, bits: float, step_tokens: int, done: float) -> None:
         """After each step; `done` is the progress from 0 to 1."""
         if not self.enabled:
             return
@@ -74,7 +74,7 @@ class Report:
         else:
             self.bar.update(self.task, completed=done, description=line)
 
-    def measured(self, at: At, bits: float) -> None:
+    def measured(self, at: TrainProgress, bits: float) -> None:
         """Shows a held-out measurement."""
         self.held_out = f"{bits:.3f}"
         self.say(f"step {at.step}  held-out sample {bits:.4f} bits/byte")

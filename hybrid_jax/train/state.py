@@ -12,7 +12,7 @@ import numpy as np
 
 
 @dataclass(kw_only=True)
-class Progress:
+class TrainProgress:
     """Where a training stands; everything but the arrays.
 
     Attributes:
@@ -32,7 +32,7 @@ class Progress:
     runs: list = field(default_factory=list)
 
 
-def save(path: Path, arrays: dict, progress: Progress) -> None:
+def save(path: Path, arrays: dict, progress: TrainProgress) -> None:
     """Writes a pytree of arrays and the progress to `path` (.npz) in one atomic replacement."""
     named = {jax.tree_util.keystr(k): np.asarray(v) for k, v in jax.tree.leaves_with_path(arrays)}
     named["progress"] = np.asarray(json.dumps(asdict(progress)))
@@ -45,7 +45,7 @@ def save(path: Path, arrays: dict, progress: Progress) -> None:
     os.replace(partial, path)
 
 
-def load(path: Path, template: dict, identity: dict) -> tuple[dict, Progress]:
+def load(path: Path, template: dict, identity: dict) -> tuple[dict, TrainProgress]:
     """Reads what `save` wrote.
 
     Args:
@@ -57,7 +57,7 @@ def load(path: Path, template: dict, identity: dict) -> tuple[dict, Progress]:
         ValueError: the state belongs to another training, naming the first field that differs.
     """
     with np.load(path, allow_pickle=False) as file:
-        progress = Progress(**json.loads(str(file["progress"])))
+        progress = TrainProgress(**json.loads(str(file["progress"])))
         for name, value in identity.items():
             if progress.identity.get(name) != value:
                 raise ValueError(

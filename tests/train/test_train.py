@@ -113,7 +113,7 @@ def test_the_record_says_what_was_done(trained, sources):
 
 def test_a_failed_save_leaves_the_old_state(tmp_path, monkeypatch):
     path = tmp_path / "state.npz"
-    state.save(path, {"a": jnp.arange(3)}, state.Progress(step=1))
+    state.save(path, {"a": jnp.arange(3)}, state.TrainProgress(step=1))
 
     def fail(file, **arrays):
         file.write(b"half")
@@ -121,7 +121,7 @@ def test_a_failed_save_leaves_the_old_state(tmp_path, monkeypatch):
 
     monkeypatch.setattr(np, "savez", fail)
     with pytest.raises(OSError, match="disk full"):
-        state.save(path, {"a": jnp.arange(4)}, state.Progress(step=2))
+        state.save(path, {"a": jnp.arange(4)}, state.TrainProgress(step=2))
     monkeypatch.undo()
     arrays, at = state.load(path, {"a": jnp.zeros(3, jnp.int32)}, {})
     assert at.step == 1 and arrays["a"].tolist() == [0, 1, 2]
