@@ -29,25 +29,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "BatchSummary": "batch",
-    "CacheConfig": "config",
-    "CompletionOutput": "api.outputs",
-    "Delta": "api.outputs",
-    "EngineConfig": "config",
-    "LLM": "api.llm",
-    "Logprob": "api.outputs",
-    "ModelConfig": "config",
-    "RequestMetrics": "api.outputs",
-    "RequestOutput": "api.outputs",
-    "RequestOutputKind": "config.sampling_params",
-    "SamplingParams": "config.sampling_params",
-    "StructuredOutputsParams": "config.structured_outputs",
-    "load_model": "checkpoint",
-    "run_batch": "batch",
+_HOMES = {
+    "api.llm": ("LLM",),
+    "api.outputs": ("CompletionOutput", "Delta", "Logprob", "RequestMetrics", "RequestOutput"),
+    "batch": ("BatchSummary", "run_batch"),
+    "checkpoint": ("load_model",),
+    "config": ("CacheConfig", "EngineConfig", "ModelConfig"),
+    "config.sampling_params": ("RequestOutputKind", "SamplingParams"),
+    "config.structured_outputs": ("StructuredOutputsParams",),
 }
 
-# Written out, because type checkers and editors do not run `sorted(_HOME)`.
+# Written out, because type checkers and editors do not read `_HOMES`.
 __all__ = [
     "BatchSummary",
     "CacheConfig",
@@ -69,12 +61,13 @@ __all__ = [
 if not TYPE_CHECKING:  # for a checker it would make every wrong name a right one
 
     def __getattr__(name: str) -> object:
-        if name not in _HOME:
+        home = next((home for home, names in _HOMES.items() if name in names), None)
+        if home is None:
             raise AttributeError(f"module 'hybrid_jax' has no attribute {name!r}")
-        value = getattr(import_module(f"hybrid_jax.{_HOME[name]}"), name)
+        value = getattr(import_module(f"hybrid_jax.{home}"), name)
         globals()[name] = value
         return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *__all__})
