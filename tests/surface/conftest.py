@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 
 import pytest
 import tokenizers
 from tokenizers import decoders, models
 
-from hybrid_jax import run_batch
+from hybrid_jax import LLM, run_batch
 from hybrid_jax.api import llm as llm_module
 from hybrid_jax.text.tokenizer import Tokenizer
 from tests.surface.batch_files import line, read, write
 from tests.surface.fake_engine import CONFIG, FakeEngine
+from tests.tiny_models import redrawn, tiny_model
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ mood }}"
+# Settings of the bundled model for which few programs are compiled.
+BUNDLED = {"max_rows": 4, "max_model_len": 512, "prefill_tokens": 32}
 # How prompts for the bundled model begin.
 HEAD = "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n\n"
 
@@ -26,6 +30,20 @@ def byte_tokenizer():
     backend = tokenizers.Tokenizer(models.BPE(vocab=names, merges=[], byte_fallback=True))
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     return Tokenizer(backend, chat_templates={"default": TEMPLATE})
+
+
+def tiny_llm(**options):
+    """An LLM of a tiny model over bytes, with few shapes to compile."""
+    config = replace(tiny_model("bamba")[0], vocab_size=256, max_position=1024)
+    options = {"max_rows": 4, "prefill_tokens": 32, "tokenizer": byte_tokenizer()} | options
+    return LLM.from_params(config, redrawn(config, seed=0), quiet=True, **options)
+
+
+@pytest.fixture(scope="session")
+def bundled():
+    """The bundled model, for all tests that need no settings of their own: its programs are compiled once."""
+    with LLM(**BUNDLED) as llm:
+        yield llm
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from hybrid_jax import LLM, run_batch
+from hybrid_jax import run_batch
 from hybrid_jax.api import llm as llm_module
 from hybrid_jax.batch import partial_path
 from tests.surface.batch_files import (
@@ -108,23 +108,23 @@ def bundled_lines(count):
     ]
 
 
-def test_the_bundled_model_goes_on_with_the_same_texts(tmp_path):
+def test_the_bundled_model_goes_on_with_the_same_texts(tmp_path, bundled):
     files = write(tmp_path / "in.jsonl", bundled_lines(24)), tmp_path / "out.jsonl"
-    with LLM(max_rows=4, max_model_len=512) as llm:
-        summary = run_batch(files[0], tmp_path / "whole.jsonl", llm)
-        assert summary.hit_rate > 0.5  # the head is computed once
-        llm.reset_prefix_cache()
-        with pytest.raises(Stop):
-            run_batch(*files, llm, progress=stop_at(9))
-        llm.reset_prefix_cache()
-        resumed = run_batch(*files, llm)
-        assert llm.stats()["running"] == llm.stats()["waiting"] == 0
-        assert 9 <= resumed.num_resumed < 24
-        params = llm_module.SamplingParams(temperature=0.0, max_tokens=24)
-        for entry in (json.loads(text) for text in files[0].read_text().splitlines()):
-            if entry["body"]["temperature"] == 0 and entry["body"]["n"] == 1:
-                break
-        [alone] = llm.generate(entry["body"]["prompt"], params)
+    bundled.reset_prefix_cache()
+    summary = run_batch(files[0], tmp_path / "whole.jsonl", bundled)
+    assert summary.hit_rate > 0.5  # the head is computed once
+    bundled.reset_prefix_cache()
+    with pytest.raises(Stop):
+        run_batch(*files, bundled, progress=stop_at(9))
+    bundled.reset_prefix_cache()
+    resumed = run_batch(*files, bundled)
+    assert bundled.stats()["running"] == bundled.stats()["waiting"] == 0
+    assert 9 <= resumed.num_resumed < 24
+    params = llm_module.SamplingParams(temperature=0.0, max_tokens=24)
+    for entry in (json.loads(text) for text in files[0].read_text().splitlines()):
+        if entry["body"]["temperature"] == 0 and entry["body"]["n"] == 1:
+            break
+    [alone] = bundled.generate(entry["body"]["prompt"], params)
     assert answers(files[1]) == answers(tmp_path / "whole.jsonl")
     [found] = [a for a in answers(files[1]) if a["custom_id"] == entry["custom_id"]]
     [choice] = found["response"]["body"]["choices"]

@@ -20,16 +20,15 @@ from hybrid_jax import LLM, SamplingParams
 from hybrid_jax.api import llm as llm_module
 from hybrid_jax.cli import main as cli
 from hybrid_jax.sizing import devices
-from tests.surface.conftest import HEAD
+from tests.surface.conftest import BUNDLED, HEAD
 
 ROOT = Path(__file__).resolve().parents[2]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 
 
-@pytest.fixture(scope="module")
-def llm():
-    with LLM(max_rows=4, max_model_len=512) as llm:
-        yield llm
+@pytest.fixture
+def llm(bundled):
+    return bundled
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +85,7 @@ def test_the_same_calls_of_a_new_object_give_the_same_text(llm):
     params = SamplingParams(temperature=1.0, max_tokens=12)
     runs = []
     for _ in range(2):
-        with LLM(max_rows=4, max_model_len=512, seed=11) as fresh:
+        with LLM(**BUNDLED, seed=11) as fresh:
             runs.append(tokens(fresh.generate([HEAD, "def f("], params)))
     assert runs[0] == runs[1]
 

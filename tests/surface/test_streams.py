@@ -51,11 +51,3 @@ def test_an_ended_stream_does_not_count_as_running(bundled, end):
         deltas.close()
     del deltas
     assert bundled.stats()["running"] == bundled.stats()["waiting"] == 0
-
-
-@pytest.fixture(scope="module")
-def bundled():
-    from hybrid_jax import LLM
-
-    with LLM(max_rows=2, max_model_len=128) as llm:
-        yield llm

@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from hybrid_jax import LLM, SamplingParams, StructuredOutputsParams
+from hybrid_jax import SamplingParams, StructuredOutputsParams
+from tests.surface.conftest import tiny_llm
 
 HEAD = "import os\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n\n"
 SCHEMA = {
@@ -25,9 +26,15 @@ RECORD = StructuredOutputsParams(json=SCHEMA)
 VERSION = StructuredOutputsParams(regex=r"v[0-9]{1,3}(\.[0-9]{1,2}){2}")
 
 
+@pytest.fixture
+def llm(bundled):
+    bundled.reset_prefix_cache()
+    return bundled
+
+
 @pytest.fixture(scope="module")
-def llm():
-    with LLM(max_rows=4, max_model_len=512) as llm:
+def tiny(bundled):
+    with tiny_llm(tokenizer=bundled.get_tokenizer()) as llm:
         yield llm
 
 
@@ -45,16 +52,20 @@ def is_record(text):
     )
 
 
-def test_every_completion_under_a_schema_is_valid(llm):
+@pytest.mark.parametrize("model, n", [("llm", 1), ("tiny", 6)])
+def test_every_completion_under_a_schema_is_valid(request, model, n):
+    """A model with drawn weights is fast, and the form alone makes its texts valid."""
     prompts = [HEAD, "record = ", "{", "def f(x):\n    return "]
-    greedy = SamplingParams(temperature=0.0, max_tokens=320, structured_outputs=RECORD)
-    drawn = SamplingParams(temperature=1.3, seed=1, n=4, max_tokens=320, structured_outputs=RECORD)
+    form = {"max_tokens": 320, "structured_outputs": RECORD}
+    greedy = SamplingParams(temperature=0.0, **form)
+    drawn = SamplingParams(temperature=1.3, seed=1, n=n, **form)
+    llm = request.getfixturevalue(model)
     outputs = llm.generate([*prompts, *prompts], [greedy] * 4 + [drawn] * 4)
     completions = [c for output in outputs for c in output.outputs]
-    assert len(completions) == 20
-    assert [(c.finish_reason, c.stop_reason) for c in completions] == [("stop", None)] * 20
+    assert len(completions) == 4 + 4 * n
+    assert {(c.finish_reason, c.stop_reason) for c in completions} == {("stop", None)}
     assert [c.text for c in completions if not is_record(c.text)] == []
-    assert len({c.text for c in completions}) > 10
+    assert len({c.text for c in completions}) > len(completions) // 2
 
 
 @pytest.mark.parametrize(
@@ -130,19 +141,22 @@ def prompts_of(llm):
     return [bytes(request.prompt).decode() for request in llm._engine._live.values()]
 
 
-def test_a_preempted_text_keeps_its_form(llm):
+def test_a_preempted_text_keeps_its_form():
     words = {"type": "string", "pattern": "^[a-z]{6,8}$"}
     form = StructuredOutputsParams(
         json={"type": "array", "minItems": 10, "maxItems": 12, "items": words}
     )
-    params = SamplingParams(temperature=1.0, seed=3, max_tokens=450, structured_outputs=form)
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=250, structured_outputs=form)
     prompts = [f"x{index} = " for index in range(4)]
-    expected = [output.outputs[0].text for output in llm.generate(prompts, params)]
-    with LLM(max_rows=4, max_model_len=512, memory="4MB") as small:
+    with tiny_llm(memory="180KB") as small:
+        alone = [small.generate(prompt, params)[0] for prompt in prompts]
+        small.reset_prefix_cache()
         outputs = small.generate(prompts, params)
     assert sum(output.metrics.num_preemptions for output in outputs) >= 2
-    assert [output.outputs[0].text for output in outputs] == expected
-    for text in expected:
+    assert sum(output.metrics.num_preemptions for output in alone) == 0
+    texts = [output.outputs[0].text for output in outputs]
+    assert texts == [output.outputs[0].text for output in alone]
+    for text in texts:
         assert all(re.fullmatch("[a-z]{6,8}", word) for word in json.loads(text))
 
 

@@ -14,14 +14,12 @@ import signal
 import threading
 import time
 import warnings
-from dataclasses import replace
 
 import pytest
 
-from hybrid_jax import LLM, SamplingParams, StructuredOutputsParams
-from tests.surface.conftest import HEAD, byte_tokenizer
+from hybrid_jax import SamplingParams, StructuredOutputsParams
+from tests.surface.conftest import HEAD, tiny_llm
 from tests.surface.fake_engine import GREEDY, SCRIPT, texts
-from tests.tiny_models import redrawn, tiny_model
 
 ROUNDS = 200 if os.environ.get("HYBRID_JAX_THREADS") == "all" else 20
 PROMPTS = [HEAD, HEAD + "    def read(self):\n", "def f(x):\n", "import math\n", "x", HEAD * 2]
@@ -40,12 +38,7 @@ LONG = SamplingParams(temperature=0.0, max_tokens=600)
 
 @pytest.fixture(scope="module")
 def llm():
-    """Of a tiny model, with few shapes to compile."""
-    config = replace(tiny_model("bamba")[0], vocab_size=256, max_position=1024)
-    shapes = {"max_rows": 4, "prefill_tokens": 32}
-    params = redrawn(config, seed=0)
-    options = {"tokenizer": byte_tokenizer(), "quiet": True}
-    with LLM.from_params(config, params, **options, **shapes) as llm:
+    with tiny_llm() as llm:
         yield llm
 
 
