@@ -106,12 +106,8 @@ class LLM:
         progress: ProgressOption = False,
         **options: Unpack[RareOptions],
     ) -> None:
-        given: dict[str, Any] = {
-            "memory": memory,
-            "max_rows": max_rows,
-            "max_model_len": max_model_len,
-        }
-        given |= {"cache": cache, "seed": seed, "exact": exact, **options}
+        sizes = {"memory": memory, "max_rows": max_rows, "max_model_len": max_model_len}
+        given: dict[str, Any] = sizes | {"cache": cache, "seed": seed, "exact": exact, **options}
         check_process()
         settings = engine_options(given)  # mistakes show before anything is loaded
         folder = BUNDLED if model is None else model_folder(model)

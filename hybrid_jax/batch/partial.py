@@ -16,7 +16,6 @@ import stat
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -104,31 +103,23 @@ class AnswerFinder:
         return AnswerIds(self._digest, index).line_id
 
 
-@dataclass
 class PartialOutput:
     """The partial file. Use it in a `with` block, which also keeps it locked.
 
-    Attributes:
+    Args:
         output: the file that it becomes.
         source: the input that it answers.
+
+    Attributes:
+        path: of the partial file.
         num_lines: lines in it so far.
     """
 
-    output: Path
-    source: InputFile
-    num_lines: int = field(default=0, init=False)
-    _descriptor: int = field(default=-1, init=False)
-    _size: int = field(default=0, init=False)
-    _in_order: bool = field(default=True, init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, output: Path, source: InputFile) -> None:
+        self.output, self.source, self.path = output, source, partial_path(output)
+        self.num_lines, self._size, self._in_order = 0, 0, True
         # Where in the file the answer to each line of the input begins; -1 if there is none yet.
-        self._offsets = array("q", [-1]) * self.source.num_lines
-
-    @property
-    def path(self) -> Path:
-        """Of the partial file."""
-        return partial_path(self.output)
+        self._offsets = array("q", [-1]) * source.num_lines
 
     def __enter__(self) -> PartialOutput:
         path = self.path

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
-from hybrid_jax.config.checks import is_unicode, refusal
+from hybrid_jax.config.checks import is_unicode, must, refusal
 from hybrid_jax.config.other_names import refuses_other_names
 
 
@@ -67,8 +67,7 @@ class StructuredOutputsParams:
         elif name == "choice":
             value = self._texts(value)
         elif name == "json_object":
-            if value is not True:
-                self._refuse(name, "True or False")
+            must(self, name, value is True, "True or False")
         else:
             self._check_text(name, value)
         object.__setattr__(self, name, value)
@@ -85,44 +84,37 @@ class StructuredOutputsParams:
 
     def _schema_text(self, schema: Any) -> str:
         if isinstance(schema, type):
-            read = getattr(schema, "model_json_schema", None)
-            if not callable(read):
-                self._refuse("json", "a JSON schema, or a class that has model_json_schema()")
+            read: Any = getattr(schema, "model_json_schema", None)
+            what = "a JSON schema, or a class that has model_json_schema()"
+            must(self, "json", callable(read), what)
             schema = read()
-        elif hasattr(schema, "model_json_schema"):
-            self._refuse("json", "a model's class or its model_json_schema(), not an instance")
+        what = "a model's class or its model_json_schema(), not an instance"
+        must(self, "json", not hasattr(schema, "model_json_schema"), what)
         try:
             if isinstance(schema, str):
                 schema = json.loads(schema, parse_constant=_no_constant)
             text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
         except RecursionError:
-            self._refuse("json", "a JSON schema that is not nested too deeply")
+            raise refusal(self, "json", "a JSON schema that is not nested too deeply") from None
         except (TypeError, ValueError) as error:
-            self._refuse("json", f"a JSON schema ({error})")
-        if not isinstance(schema, Mapping):
-            self._refuse("json", "a JSON schema, an object")
+            raise refusal(self, "json", f"a JSON schema ({error})") from None
+        must(self, "json", isinstance(schema, Mapping), "a JSON schema, an object")
         self._check_text("json", text)
         return text
 
     def _texts(self, choice: Any) -> tuple[str, ...]:
-        if not isinstance(choice, Iterable) or isinstance(choice, str | Mapping):
-            self._refuse("choice", "a list of texts")
+        good = isinstance(choice, Iterable) and not isinstance(choice, str | Mapping)
+        must(self, "choice", good, "a list of texts")
         texts = tuple(choice)
         object.__setattr__(self, "choice", texts)  # it may have been an iterator
-        if not texts:
-            self._refuse("choice", "at least one text")
+        must(self, "choice", bool(texts), "at least one text")
         for text in texts:
             self._check_text("choice", text)
         return texts
 
-    def _check_text(self, name: str, text: object) -> None:
-        if not isinstance(text, str) or not text:
-            self._refuse(name, "made of non-empty text")
-        if not is_unicode(text):
-            self._refuse(name, "valid Unicode")
-
-    def _refuse(self, name: str, what: str) -> NoReturn:
-        raise refusal(self, name, what) from None
+    def _check_text(self, name: str, text: Any) -> None:
+        must(self, name, isinstance(text, str) and bool(text), "made of non-empty text")
+        must(self, name, is_unicode(text), "valid Unicode")
 
 
 def _no_constant(name: str) -> None:
