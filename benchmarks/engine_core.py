@@ -45,8 +45,8 @@ def compiled_loop(engine: Engine, rows: int):
     """The decode step as one dispatch of NUM_STEPS steps: a function that runs it and returns seconds."""
     runner, scheduler = engine.runner, engine.scheduler
     geometry, memory = engine.geometry, scheduler.memory
-    pages = runner.max_pages
-    shape = bucket.DecodeBucket(rows, NUM_STEPS, bucket.widths(engine.engine_config, pages)[0])
+    decode = next(kind for kind in runner.kinds if kind.name == "decode")
+    shape = bucket.DecodeBucket(rows, NUM_STEPS, decode.shapes.widths(decode.max_pages)[0])
     layout = runner.layout("decode", shape)
     batch = np.zeros((rows, layout.size), np.int32)
     slots = [memory.slots.allocate() for _ in range(rows)]

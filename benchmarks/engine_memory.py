@@ -26,7 +26,7 @@ from hybrid_jax.config import CacheConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.request import Request
-from hybrid_jax.schedule.sequence import DecodeFlight, Phase, Sequence
+from hybrid_jax.schedule.sequence import Phase, Sequence
 from hybrid_jax.sim.allocators.model_sizes import model_sizes
 
 PROMPT, OUTPUT, SHARED = 1056, 320, 1024
@@ -106,7 +106,6 @@ class Load:
         due = [
             s for s in sequences if s.position - geometry.checkpoint(s.position) == geometry.grain
         ]
-        flights = [DecodeFlight(sequence=sequence, num_steps=1) for sequence in due]
 
         def planned() -> None:
             for sequence in sequences:
@@ -115,8 +114,8 @@ class Load:
                 sequence.slot = memory.slot_to_write(sequence)
                 sequence.position += 1
             memory.end_plan()
-            for flight in flights:
-                memory.settle(flight, 1)
+            for sequence in due:
+                memory.settle(sequence, 1, 1)
 
         elapsed = timed(planned)
         for sequence in sequences:

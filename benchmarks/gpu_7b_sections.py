@@ -13,7 +13,7 @@ from gpu_7b_model import with_memory
 
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.schedule import bucket
+from hybrid_jax.schedule.bucket import shapes_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,7 @@ def decode_case(bench: Bench, rows: int, kernels: list[str], steps: list[int]) -
             cache=CacheConfig(policy="off"),
         )
         chunk = min(scale.context, engine.prefill_tokens)
-        at_once = bucket.rows_within_budget(engine, chunk)
+        at_once = shapes_of(engine).prefill_of(chunk)[1][-1]
         turns = 3 + -(-scale.context // chunk) * -(-rows // at_once)
         limit = turns * max(steps) + (scale.rounds + 3) * scale.window
         tokens = scale.context + limit

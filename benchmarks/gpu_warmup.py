@@ -23,10 +23,11 @@ from jax.experimental import serialize_executable
 from jax.sharding import use_abstract_mesh
 
 from hybrid_jax.config import EngineConfig
+from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.programs.compiling import GPU_OPTIONS
-from hybrid_jax.engine.steps.table import all_buckets
+from hybrid_jax.engine.steps.decode import Decode
+from hybrid_jax.engine.steps.prefill import Prefill
 from hybrid_jax.geometry import make_geometry
-from hybrid_jax.schedule import bucket
 from pallas_kernels.triton import for_cuda
 from tests.aot.h200 import on_chip, sharding
 from tests.aot.models import decode_step, hybrid_7b, prefill_step
@@ -48,15 +49,15 @@ def steps(config) -> dict[str, tuple]:
         shapes="coarse",
         max_model_len=LENGTH,
     )
-    pages = make_geometry(config, engine).num_pages(LENGTH)
+    geometry = make_geometry(config, engine)
+    model, pages = Model(config, geometry), geometry.num_pages(LENGTH)
     given = {"num_frames": FRAMES, "tokens": LENGTH}
     found = {}
-    for shape in all_buckets(engine, max_pages=pages):
-        if isinstance(shape, bucket.DecodeBucket):
-            found[f"decode {shape.rows}"] = decode_step(config, rows=shape.rows, **given)
-        elif isinstance(shape, bucket.PrefillBucket):
-            name = f"prefill {shape.rows} x {shape.tokens}"
-            found[name] = prefill_step(config, rows=shape.rows, chunk=shape.tokens, **given)
+    for shape in Prefill(engine, model, pages).buckets():
+        name = f"prefill {shape.rows} x {shape.tokens}"
+        found[name] = prefill_step(config, rows=shape.rows, chunk=shape.tokens, **given)
+    for shape in Decode(engine, model, pages).buckets():
+        found[f"decode {shape.rows}"] = decode_step(config, rows=shape.rows, **given)
     return found
 
 

@@ -31,9 +31,9 @@ from benchmarks.gpu_7b_model import make_weights
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.steps.table import DECODE
-from hybrid_jax.schedule.plan import DecodeRow, Plan
+from hybrid_jax.schedule.plan import DecodeRow
 from hybrid_jax.schedule.request import Request
+from hybrid_jax.schedule.sequence import Sequence
 from tests.aot.models import hybrid_7b
 from tests.tiny_models import tiny_model
 
@@ -96,8 +96,8 @@ def digests(rows: int, dtype: str, repeats: int, smoke: bool) -> list[str]:
         # Frame 0 takes what padding writes, in any order.
         return [checksum(state.arena, 1), *map(checksum, jax.tree.leaves(state.rings))]
 
-    plan = Plan(decode=lines, num_steps=4)
-    shape = DECODE.bucket(runner.engine, lines, plan, max_pages=runner.max_pages, before=None)
+    decode = next(kind for kind in runner.kinds if kind.name == "decode")
+    shape = decode.bucket(lines, None)
     found = []
     for _ in range(repeats):
         runner.state = first.replace(
@@ -106,7 +106,7 @@ def digests(rows: int, dtype: str, repeats: int, smoke: bool) -> list[str]:
             tokens=jnp.asarray(tokens),
             lengths=jnp.asarray(lengths),
         )
-        sampled = runner._run(DECODE, shape, lines, np.int32(4)).sampled
+        sampled = runner._run(decode, shape, lines, np.int32(4)).sampled
         digest = hashlib.blake2b(np.asarray(sampled.tokens).tobytes(), digest_size=8)
         for part in sums(runner.state):
             digest.update(np.asarray(part).tobytes())
@@ -130,7 +130,7 @@ def rows_of(engine, rows: int) -> list:
         slot = memory.slots.resolve(memory.holds.allocate_slot())
         lines.append(
             DecodeRow(
-                request=request,
+                sequence=Sequence.make(request, arrival=row, limit=24),
                 row=row,
                 position=geometry.grain if row % 3 == 0 else 5 + row % 9,
                 checkpoint_position=0,

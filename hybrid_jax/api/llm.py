@@ -476,10 +476,9 @@ class LLM:
             )
         wanted = {"logprobs": logprobs, "adjusts": penalties}
         ask = self._thread.ask
-        jobs = ask(lambda engine: engine.warmup_jobs(**wanted))
-        ahead = ask(lambda engine: engine.ahead_jobs(**wanted)) if threads > 1 else {}
+        programs = ask(lambda engine: engine.warm_ups(**wanted))
         with progress_of(progress, "compiling") as report:
-            return warm_up(jobs, ahead, lambda job: ask(lambda engine: job()), threads, report)
+            return warm_up(programs, lambda run: ask(lambda engine: run()), threads, report)
 
     def close(self) -> None:
         """Ends what still runs and frees the device memory. The object cannot be used afterwards."""

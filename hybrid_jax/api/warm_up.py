@@ -2,58 +2,58 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
-Compile = Callable[[], None]
+from hybrid_jax.engine.programs.compiling import WarmUp
 
 
 def warm_up(
-    jobs: Sequence[tuple[str, Compile]],
-    ahead: Mapping[str, Compile],
-    run: Callable[[Compile], None],
+    programs: Sequence[WarmUp],
+    in_engine: Callable[[Callable[[], object]], object],
     threads: int,
     report: Callable[[int, int], None],
 ) -> dict[str, float]:
-    """Does all jobs. Those that can be compiled ahead in another thread are done after that.
+    """Compiles all programs. With several threads, those that can be compiled ahead are run after that.
 
     Args:
-        jobs: the name of each program, and what compiles and runs it in the engine's thread.
-        ahead: by the name of some programs, what compiles them in any thread.
-        run: has the engine's thread do a job.
-        threads: how many compile ahead.
-        report: called with (jobs done, jobs in all).
+        programs: what to compile.
+        in_engine: has the engine's thread make a call.
+        threads: how many compile.
+        report: called with (programs done, programs in all).
 
     Returns:
         Seconds of compiling by name.
     """
-    seconds: dict[str, float] = {}
-    report(0, len(jobs))
+    seconds = {program.name: 0.0 for program in programs}
+    num_done = 0
 
-    def finish(name: str, job: Compile) -> None:
+    def timed(program: WarmUp, call: Callable[[], object]) -> WarmUp:
         start = time.perf_counter()
-        run(job)
-        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - start
-        report(next(count), len(jobs))
+        call()
+        seconds[program.name] += time.perf_counter() - start
+        return program
 
-    def timed(name: str) -> str:
-        start = time.perf_counter()
-        ahead[name]()
-        seconds[name] = time.perf_counter() - start
-        return name
+    def finish(program: WarmUp) -> None:
+        nonlocal num_done
+        timed(program, lambda: in_engine(program.run))
+        num_done += 1
+        report(num_done, len(programs))
 
-    count, calls = itertools.count(1), dict(jobs)
+    report(0, len(programs))
     pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="hybrid_jax-compile")
     try:
-        futures: list[Future[str]] = [pool.submit(timed, name) for name in ahead]
-        for name, job in jobs:
-            if name not in ahead:
-                finish(name, job)
+        futures: list[Future[WarmUp]] = [
+            pool.submit(timed, program, program.ahead)
+            for program in sorted(programs, key=lambda program: program.rank)
+            if program.ahead is not None and threads > 1
+        ]
+        for program in programs:
+            if program.ahead is None or threads == 1:
+                finish(program)
         for future in as_completed(futures):
-            name = future.result()
-            finish(name, calls[name])
+            finish(future.result())
     finally:  # after an error or Ctrl-C no further program is begun
         pool.shutdown(wait=False, cancel_futures=True)
     return seconds

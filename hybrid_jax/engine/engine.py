@@ -13,12 +13,12 @@ from hybrid_jax.cache.tree.prefix_order import prefix_order
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.costs import model_costs
 from hybrid_jax.engine.kernel_choice import choose_kernels
+from hybrid_jax.engine.programs.compiling import WarmUp
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.runner import Pending, Runner
 from hybrid_jax.engine.this_device import as_device, device_of, held_bytes, this_device
 from hybrid_jax.geometry import make_geometry
-from hybrid_jax.schedule.plan import Progress
-from hybrid_jax.schedule.request import Request
+from hybrid_jax.schedule.request import NewTokens, Request
 from hybrid_jax.schedule.scheduler import Scheduler
 from hybrid_jax.sizing.room import find_room
 
@@ -111,7 +111,7 @@ class Engine:
             self.scheduler.abort(request_id)
             self._live.pop(request_id, None)
 
-    def step(self) -> list[Progress]:
+    def step(self) -> list[NewTokens]:
         """Plans and dispatches one turn, and receives the results of the oldest turn if they are due.
 
         An exception on the way leaves device memory undefined. It is raised to the caller, and the next call of the
@@ -124,18 +124,20 @@ class Engine:
                 self._pending.append(self.runner.execute(plan))
             if self._pending and (len(self._pending) > 1 or not plan):
                 pending = self._pending.popleft()
-                reported += self.scheduler.receive(pending.plan, pending.read())
+                reported += self.scheduler.receive(pending.read())
             return reported
 
     @contextlib.contextmanager
-    def _books(self, *, unchanged_by: type[Exception] | tuple[()] = ()) -> Iterator[list[Progress]]:
+    def _books(
+        self, *, unchanged_by: type[Exception] | tuple[()] = ()
+    ) -> Iterator[list[NewTokens]]:
         """Goes around every change of requests, plans and device memory. In the middle of a change they do not match.
 
         After an exception other than `unchanged_by` they are left as they are, and the next change starts over. Entries
         put into the list count as reported if no exception comes.
         """
         self._recover()
-        reported: list[Progress] = []
+        reported: list[NewTokens] = []
         self._books_open = True
         try:
             yield reported
@@ -183,32 +185,24 @@ class Engine:
                 change logits before sampling. Other programs, such as those for log-probabilities of prompts, are
                 compiled when the first request needs them.
         """
-        jobs = self.warmup_jobs(logprobs=logprobs, adjusts=adjusts)
+        programs = self.warm_ups(logprobs=logprobs, adjusts=adjusts)
         report = progress or (lambda done, total, name: None)
-        for done, (name, job) in enumerate(jobs):
-            report(done, len(jobs), name)
-            job()
-        report(len(jobs), len(jobs), "done")
-        return len(jobs)
+        for done, program in enumerate(programs):
+            report(done, len(programs), program.name)
+            program.run()
+        report(len(programs), len(programs), "done")
+        return len(programs)
 
-    def warmup_jobs(
-        self, *, logprobs: bool = False, adjusts: bool = False
-    ) -> list[tuple[str, Callable[[], None]]]:
-        """The programs of `warmup`: for each its name and a call that compiles it. Turns may come in between."""
-        jobs = self.runner.warmup_jobs(logprobs=logprobs, adjusts=adjusts)
-        return [(name, functools.partial(self._compile, job)) for name, job in jobs]
-
-    def ahead_jobs(
-        self, *, logprobs: bool = False, adjusts: bool = False
-    ) -> dict[str, Callable[[], None]]:
-        """As `Runner.ahead_jobs`."""
+    def warm_ups(self, *, logprobs: bool = False, adjusts: bool = False) -> list[WarmUp]:
+        """The programs of `warmup`. Turns may come between their calls."""
         self._recover()
-        return self.runner.ahead_jobs(logprobs=logprobs, adjusts=adjusts)
+        programs = self.runner.warm_ups(logprobs=logprobs, adjusts=adjusts)
+        return [p._replace(run=functools.partial(self._compile, p.run)) for p in programs]
 
-    def _compile(self, job: Callable[[], None]) -> None:
-        """Runs a job that compiles a program by running it. This replaces device memory."""
+    def _compile(self, run: Callable[[], object]) -> None:
+        """Compiles a program by running it. This replaces device memory."""
         with self._books():
-            job()
+            run()
 
     def watch_compiling(self, listener: Callable[[int, int], None]) -> None:
         """Sets `Compiling.listener`, which is called in the thread that calls `step`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -16,20 +17,40 @@ from hybrid_jax.engine.adjust import Adjust, make_adjust, row_of
 from hybrid_jax.engine.kernel_choice import Kernels
 from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.programs.behind import Behind
-from hybrid_jax.engine.programs.compiling import Compiling, Program, shapes_of
+from hybrid_jax.engine.programs.compiling import Compiling, Program, WarmUp, shapes_of
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.sampling import Sampled
-from hybrid_jax.engine.steps.kind import PLAIN, Made, Row, StepKind, Variant
-from hybrid_jax.engine.steps.moves import MOVES
-from hybrid_jax.engine.steps.results import Pending
-from hybrid_jax.engine.steps.sample import prompt_logprobs
-from hybrid_jax.engine.steps.table import all_steps, kinds_of
+from hybrid_jax.engine.steps.kind import PLAIN, Made, StepKind, Variant
+from hybrid_jax.engine.steps.small import CHANGES, prompt_logprobs
+from hybrid_jax.engine.steps.table import kinds_of
 from hybrid_jax.engine.this_device import device_of
 from hybrid_jax.geometry import Geometry
-from hybrid_jax.schedule import bucket
-from hybrid_jax.schedule.plan import Plan, PrefillRow
+from hybrid_jax.schedule.bucket import shapes_of as padded_shapes
+from hybrid_jax.schedule.plan import Plan, PrefillRow, Row
 from hybrid_jax.state import State, make_state, state_specs
 from pallas_kernels import jax_triton
+
+
+@dataclass
+class Pending:
+    """A plan whose results may still be computing; `read` waits for them.
+
+    Attributes:
+        plan: the plan.
+        dispatches: for each dispatch its kind, its rows, what was sampled, and log-probabilities of prompts or None.
+    """
+
+    plan: Plan
+    dispatches: list[tuple[StepKind, Sequence[Row], Sampled, Sampled | None]] = field(
+        default_factory=list
+    )
+
+    def read(self) -> Plan:
+        """Blocks until the device is done, and returns the plan, whose rows have their results then."""
+        results = jax.device_get([results for _, _, *results in self.dispatches])
+        for (kind, rows, *_), (sampled, prompt) in zip(self.dispatches, results, strict=True):
+            kind.unpack(rows, sampled, prompt)
+        return self.plan
 
 
 class Runner:
@@ -69,9 +90,8 @@ class Runner:
             sampling=kernels.sampling,
         )
         self.engine = engine
-        self.kinds = kinds_of(engine)
+        self.kinds = kinds_of(engine, self.model, geometry.num_pages(max_model_len))
         self._by_name = {kind.name: kind for kind in self.kinds}
-        self.max_pages = geometry.num_pages(max_model_len)
         self.specs = state_specs(
             geometry,
             num_frames=num_frames,
@@ -103,7 +123,7 @@ class Runner:
 
     def layout(self, name: str, shape: Any, *, adjusts: bool = False) -> pack.Layout:
         """The columns of the packed rows of a kind of step."""
-        layout = self._by_name[name].layout(self.model, shape)
+        layout = self._by_name[name].layout(shape)
         extra = pack.adjust_fields(self.model.config.vocab_size) if adjusts else ()
         return pack.Layout(layout.fields + extra)
 
@@ -114,7 +134,7 @@ class Runner:
             static = {"model": self.model, "num_logprobs": MAX_LOGPROBS}
             function, donated = functools.partial(prompt_logprobs, **static), ()
         else:
-            function, donated = MOVES[name], 0
+            function, donated = CHANGES[name], 0
         return self._program(name, name, function, donated, f"{name} {shape} {static}")
 
     def _build_step(self, name: str, shape: Any, variant: Variant = PLAIN) -> Program:
@@ -123,7 +143,7 @@ class Runner:
             "model": self.model,
             "layout": self.layout(name, shape, adjusts=variant.adjusts),
             "num_logprobs": variant.num_logprobs,
-            **kind.static(self.engine, shape),
+            **kind.static(shape),
         }
         return self._program(
             kind.name,
@@ -176,8 +196,7 @@ class Runner:
 
         if self.engine.shapes == "fine" or usable(wanted):
             return wanted
-        larger = kind.larger(self.engine, wanted, max_pages=self.max_pages)
-        return next((shape for shape in larger if usable(shape)), wanted)
+        return next(filter(usable, kind.larger(wanted)), wanted)
 
     def _step_shape(self, kind: StepKind, wanted: Any, rows: Sequence[Row]) -> Any:
         """The bucket to use; a bucket that would fit better is compiled behind, for later calls."""
@@ -187,10 +206,6 @@ class Runner:
             key = (kind.name, wanted, variant)
             self._behind.compile(key, lambda: self._ahead(kind, wanted, variant))
         return shape
-
-    def _wanted(self, kind: StepKind, rows: Sequence[Row], plan: Plan, before: Any) -> Any:
-        """The smallest bucket for the rows of a dispatch."""
-        return kind.bucket(self.engine, rows, plan, max_pages=self.max_pages, before=before)
 
     # --- dispatch ---------------------------------------------------------------------------------
 
@@ -207,14 +222,16 @@ class Runner:
             self._write_slots(plan.new_slots)
         for source, target in plan.moves:
             self._move_row(source, target)
-            if self.adjust is not None:
-                self._move_adjust(source, target)
         shape, made = None, None
         for kind in self.kinds:
-            for rows in kind.dispatches(plan):
-                self._load_adjust(kind.drawing(rows))
-                shape = self._step_shape(kind, self._wanted(kind, rows, plan, shape), rows)
-                made = self._run(kind, shape, rows, *kind.rest(plan, rows, made))
+            for rows in filter(None, kind.dispatches(plan)):
+                for row in rows:
+                    if row.begins and row.request.adjusts_logits:
+                        self._load_adjust(
+                            row.row, *row_of(row.request, self.model.config.vocab_size)
+                        )
+                shape = self._step_shape(kind, kind.bucket(rows, shape), rows)
+                made = self._run(kind, shape, rows, *kind.rest(rows, made))
                 prompt = self._prompt_logprobs(kind, rows, made.hidden)
                 pending.dispatches.append((kind, rows, made.sampled, prompt))
         return pending
@@ -226,16 +243,16 @@ class Runner:
             needed |= {("move_row",)} | ({("move_adjust",)} if self.adjust is not None else set())
         shape = None
         for kind in self.kinds:
-            for rows in kind.foreseen(plan):
-                variant, wanted = kind.variant(rows), self._wanted(kind, rows, plan, shape)
-                shape = self._serving(kind, wanted, variant, rows)
+            for rows in filter(None, kind.foreseen(plan)):
+                variant = kind.variant(rows)
+                shape = self._serving(kind, kind.bucket(rows, shape), variant, rows)
                 needed.add((kind.name, shape, variant))
         known = self._executables
         return sum(key not in known or not known[key].compiled for key in needed)
 
     def _slot_sizes(self, count: int) -> list[int]:
         """The sizes of the dispatches that write `count` lines of the slot table."""
-        sizes = bucket.slot_sizes(self.engine)
+        sizes = padded_shapes(self.engine).slot_lines
         parts = [min(sizes[-1], count - begin) for begin in range(0, count, sizes[-1])]
         return [next(size for size in sizes if size >= part) for part in parts]
 
@@ -249,12 +266,15 @@ class Runner:
             self.state = write(self.state, ids, frames)
 
     def _move_row(self, source: int, target: int) -> None:
-        move = self.executable("move_row")
-        self.state = move(self.state, np.int32(source), np.int32(target))
+        places = np.int32(source), np.int32(target)
+        self.state = self.executable("move_row")(self.state, *places)
+        if self.adjust is not None:
+            self.adjust = self.executable("move_adjust")(self.adjust, *places)
 
-    def _move_adjust(self, source: int, target: int) -> None:
-        move = self.executable("move_adjust")
-        self.adjust = move(self._some_adjust(), np.int32(source), np.int32(target))
+    def _load_adjust(self, row: int, counts: np.ndarray, bias: np.ndarray) -> None:
+        """Loads what adjusts the logits of a row that is about to draw its first token."""
+        load = self.executable("load_adjust")
+        self.adjust = load(self._some_adjust(), np.int32(row), counts, bias)
 
     def _prompt_logprobs(
         self, kind: StepKind, rows: Sequence[Row], hidden: jax.Array | None
@@ -296,7 +316,7 @@ class Runner:
     ) -> tuple[Program, tuple]:
         """The program of a step, and its arguments."""
         layout = self.layout(kind.name, shape, adjusts=variant.adjusts)
-        batch = kind.pack(rows, layout, shape, self.engine)
+        batch = kind.pack(rows, layout, shape)
         weights = (self.params,) if kind.takes_weights else ()
         adjust = self._some_adjust() if variant.adjusts else None
         return self.executable(kind.name, shape, variant), (
@@ -312,93 +332,63 @@ class Runner:
             self.adjust = make_adjust(self.model.config, self.engine.max_rows)
         return self.adjust
 
-    def _load_adjust(self, rows: list) -> None:
-        """Loads what adjusts the logits of rows that are about to draw their first token."""
-        for row in rows:
-            if row.request.adjusts_logits:
-                counts, bias = row_of(row.request, self.model.config.vocab_size)
-                load = self.executable("load_adjust")
-                self.adjust = load(self._some_adjust(), np.int32(row.row), counts, bias)
-
     # --- around it --------------------------------------------------------------------------------
 
-    def warmup_jobs(
-        self, *, logprobs: bool = False, adjusts: bool = False
-    ) -> list[tuple[str, Callable[[], None]]]:
-        """Names and calls that together compile every program. Each call runs one program with inert rows.
+    def warm_ups(self, *, logprobs: bool = False, adjusts: bool = False) -> list[WarmUp]:
+        """All programs that a warm-up compiles. Each is run once with inert rows.
 
         Args:
             logprobs, adjusts: also the programs that report log-probabilities, and those that adjust logits.
         """
-        sink = self.engine.max_rows
-        jobs: list[tuple[str, Callable]] = [("move_row", lambda: self._move_row(sink, sink))]
+        sink, vocab = self.engine.max_rows, self.model.config.vocab_size
+        move = functools.partial(self._move_row, sink, sink)
+        jobs: list[tuple[str, Callable[[], object]]] = [("move_row", move)]
         if self.model.geometry.has_state:
             line = (0, (0,) * self.model.geometry.state_frames)
             jobs += [
                 (f"write_slots {n}", functools.partial(self._write_slots, [line] * n))
-                for n in bucket.slot_sizes(self.engine)
+                for n in padded_shapes(self.engine).slot_lines
             ]
-        if any(variant.adjusts for *_, variant in self._warm_steps(logprobs, adjusts)):
-            jobs += [
-                ("load_adjust", self._warm_adjust),
-                ("move_adjust", lambda: self._move_adjust(sink, sink)),
-            ]
-        for kind, shape, variant in self._warm_steps(logprobs, adjusts):
-            name = f"{shape}{variant.suffix}"
-            jobs.append((name, functools.partial(self._warm_step, kind, shape, variant)))
+        steps = self._warm_steps(logprobs, adjusts)
+        if any(variant.adjusts for *_, variant in steps):
+            empty = np.zeros(vocab, np.int32), np.zeros(vocab, np.float32)
+            load = functools.partial(self._load_adjust, sink, *empty)
+            jobs += [("load_adjust", load), ("move_adjust", move)]
+        found = [WarmUp(name, job) for name, job in jobs]
+        for number, kind, shape, variant in steps:
+            job = functools.partial(self._warm_step, kind, shape, variant)
+            ahead = self._ahead(kind, shape, variant)
+            # Plain steps come first, and of these the ones that can serve in place of others.
+            rank = (number, *(-part for part in kind.cost(shape)))
+            found.append(WarmUp(f"{shape}{variant.suffix}", job, ahead, rank))
         return [
-            (name, functools.partial(self._warm, job, len(jobs) - done))
-            for done, (name, job) in enumerate(jobs)
+            program._replace(run=functools.partial(self._warm, program.run, len(found) - done))
+            for done, program in enumerate(found)
         ]
 
-    def _warm_steps(self, logprobs: bool, adjusts: bool) -> list[tuple[StepKind, Any, Variant]]:
-        """All steps that a warm-up compiles, plain ones before others."""
-        variants = {kind: kind.variants(logprobs=logprobs, adjusts=adjusts) for kind in self.kinds}
-        shapes = all_steps(self.engine, max_pages=self.max_pages)
-        most = max(map(len, variants.values()))
-        return [
-            (kind, shape, variants[kind][number])
-            for number in range(most)
-            for kind, shape in shapes
-            if number < len(variants[kind])
+    def _warm_steps(
+        self, logprobs: bool, adjusts: bool
+    ) -> list[tuple[int, StepKind, Any, Variant]]:
+        """All steps that a warm-up compiles, plain ones before others: each variant's number, kind, bucket, variant."""
+        steps = [
+            (number, kind, shape, variant)
+            for kind in self.kinds
+            for shape in kind.buckets()
+            for number, variant in enumerate(kind.variants(logprobs=logprobs, adjusts=adjusts))
         ]
+        return sorted(steps, key=lambda step: step[0])
 
-    def _warm(self, job: Callable[[], None], num_left: int) -> None:
+    def _warm(self, job: Callable[[], object], num_left: int) -> None:
         self.compiling.begin("warm-up", lambda: num_left)
         job()
         jax.block_until_ready(self.state)
 
-    def _warm_adjust(self) -> None:
-        vocab = self.model.config.vocab_size
-        empty = np.zeros(vocab, np.int32), np.zeros(vocab, np.float32)
-        load = self.executable("load_adjust")
-        self.adjust = load(self._some_adjust(), np.int32(self.engine.max_rows), *empty)
-
     def _warm_step(self, kind: StepKind, shape: Any, variant: Variant) -> None:
-        self._run(kind, shape, [], *kind.inert(self.model, shape), variant=variant)
+        self._run(kind, shape, [], *kind.inert(shape), variant=variant)
 
-    def ahead_jobs(
-        self, *, logprobs: bool = False, adjusts: bool = False
-    ) -> dict[str, Callable[[], None]]:
-        """The steps of `warmup_jobs` by name, as calls that compile a step and run nothing.
-
-        Any thread may call them, several at a time. Steps that can serve in place of others come first, and plain steps
-        before others.
-        """
-        steps = self._warm_steps(logprobs, adjusts)
-        found = {variant: None for *_, variant in steps}
-        ranks = {variant: rank for rank, variant in enumerate(found)}
-        steps.sort(key=lambda step: step[0].cost(step[1]), reverse=True)
-        steps.sort(key=lambda step: ranks[step[2]])
-        return {
-            f"{shape}{variant.suffix}": self._ahead(kind, shape, variant)
-            for kind, shape, variant in steps
-        }
-
-    def _ahead(self, kind: StepKind, shape: Any, variant: Variant) -> Callable[[], None]:
+    def _ahead(self, kind: StepKind, shape: Any, variant: Variant) -> Callable[[], object]:
         """A call that compiles a step in any thread."""
-        rest = kind.inert(self.model, shape)
-        program, args = self._call(kind, shape, [], rest, variant)
+        program, args = self._call(kind, shape, [], kind.inert(shape), variant)
         return functools.partial(program.compile_ahead, *shapes_of(args))
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from hybrid_jax.config import EngineConfig
+from hybrid_jax.schedule.bucket import shapes_of
 from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.plan import SchedulerCounters
 from hybrid_jax.schedule.sequence import Phase, Sequence
@@ -62,8 +63,7 @@ class Admission:
         self.memory, self.counters, self.seats = memory, counters, seats
         self.waiting: deque[Sequence] = deque()
         self.patience = 8 * engine.max_rows
-        # Exact mode has one executable for everything, and a fork's logits would come from another one.
-        self._forks = not engine.exact
+        self._forks = shapes_of(engine).forks
 
     def admit(self, turn: Turn) -> None:
         """Seats waiting requests in free rows, first come first, and plans their first chunks.

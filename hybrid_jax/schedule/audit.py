@@ -6,7 +6,8 @@ from collections import Counter
 
 from hybrid_jax.schedule.admission import Seats
 from hybrid_jax.schedule.memory import Memory
-from hybrid_jax.schedule.sequence import Flight, Sequence
+from hybrid_jax.schedule.plan import Plan
+from hybrid_jax.schedule.sequence import Sequence
 
 
 def check_memory(memory: Memory, sequences: list[Sequence]) -> None:
@@ -54,9 +55,9 @@ def check_seats(seats: Seats) -> None:
     assert all(s.running for s in running), "scheduler: a sequence in a row does not run"
 
 
-def check_running(sequence: Sequence, flights: list[Flight], memory: Memory) -> None:
+def check_running(sequence: Sequence, flights: list[Plan], memory: Memory) -> None:
     """Checks one sequence: its flights, where its checkpoint stands, and its hold on that checkpoint."""
-    count = sum(sequence in flight.sequences() for flight in flights)
+    count = sum(sequence in plan.sequences for plan in flights)
     assert count == sequence.num_flights, (
         f"scheduler: {sequence.owner} counts {sequence.num_flights} flights, is in {count}"
     )
@@ -65,7 +66,7 @@ def check_running(sequence: Sequence, flights: list[Flight], memory: Memory) -> 
         f"scheduler: {sequence.owner} at {real}, checkpoint {checkpoint}"
     )
     on_their_way = [
-        decode.num_steps for f in flights for decode in f.decode if decode.sequence is sequence
+        row.num_steps for plan in flights for row in plan.decode if row.sequence is sequence
     ]
     most = real + sum(on_their_way)
     assert sequence.position == most, (

@@ -19,6 +19,7 @@ says how many shapes there are:
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from hybrid_jax.config import EngineConfig
@@ -66,64 +67,156 @@ def smallest_that_fits(sizes: tuple[int, ...], needed: int, what: str) -> int:
     )
 
 
+class Shapes:
+    """The shapes of an engine, as `shapes_of` chooses them.
+
+    Args:
+        engine: its settings.
+        prefill: (rows, tokens per row) of all prefill dispatches, ordered by tokens.
+        decode_rows: ring-row counts of decode dispatches.
+
+    Attributes:
+        prefill, decode_rows: as given, the rows ascending.
+        prefill_rows, prefill_tokens: rows of prefill dispatches, and tokens per row, ascending. The last number of
+            tokens is the longest chunk.
+        decode_steps: room for results of decode dispatches.
+        slot_lines: lines of the slot table that one dispatch writes, ascending.
+        forks: whether siblings fork.
+    """
+
+    forks = True
+
+    def __init__(
+        self,
+        engine: EngineConfig,
+        prefill: Iterable[tuple[int, int]],
+        decode_rows: Iterable[int],
+    ):
+        self.prefill = tuple(prefill)
+        self.prefill_rows = tuple(sorted({rows for rows, _ in self.prefill}))
+        self.prefill_tokens = tuple(sorted({tokens for _, tokens in self.prefill}))
+        self.decode_rows = tuple(sorted(decode_rows))
+        self.decode_steps = engine.steps_per_dispatch
+        self.slot_lines = (64,) if engine.shapes == "coarse" else (1, 8, 64)
+
+    def widths(self, max_pages: int) -> tuple[int, ...]:
+        """Page-table widths, ascending; (1,) for a model without attention."""
+        return (max(max_pages, 1),)
+
+    def logits_rows(self, rows: int) -> int:
+        """Rows of the logits that a prefill of `rows` rows hands on to a fork."""
+        return rows
+
+    def first_chunk(self, num_tokens: int) -> int:
+        """How long the first chunk is when one row has `num_tokens` to compute: all of them, or a whole shape."""
+        return min(num_tokens, self.prefill_tokens[-1])
+
+    def prefill_of(self, num_tokens: int) -> tuple[int, tuple[int, ...]]:
+        """Tokens per row of a prefill whose longest chunk has `num_tokens`, and its possible row counts, ascending."""
+        size = smallest_that_fits(self.prefill_tokens, num_tokens, "tokens of a prefill chunk")
+        return size, tuple(rows for rows, tokens in self.prefill if tokens == size)
+
+    def prefill_bucket(
+        self, *, num_rows: int, num_tokens: int, num_pages: int, max_pages: int
+    ) -> PrefillBucket:
+        """The smallest prefill shape that fits.
+
+        Args:
+            num_rows: rows with a chunk.
+            num_tokens: tokens of the longest chunk.
+            num_pages: pages of the longest row.
+            max_pages: pages of the longest sequence possible.
+        """
+        tokens, rows = self.prefill_of(num_tokens)
+        return PrefillBucket(
+            smallest_that_fits(rows, num_rows, "rows of a prefill dispatch"),
+            tokens,
+            smallest_that_fits(self.widths(max_pages), num_pages, "pages of a row"),
+        )
+
+    def decode_bucket(self, *, num_rows: int, num_pages: int, max_pages: int) -> DecodeBucket:
+        """The smallest decode shape that fits; `num_rows` is the highest ring row in use plus one."""
+        return DecodeBucket(
+            smallest_that_fits(self.decode_rows, num_rows, "rows of a decode dispatch"),
+            self.decode_steps,
+            smallest_that_fits(self.widths(max_pages), num_pages, "pages of a row"),
+        )
+
+
+class FineShapes(Shapes):
+    """Many shapes, because a program compiles in seconds."""
+
+    def __init__(self, engine: EngineConfig):
+        budget, most = engine.prefill_tokens, engine.max_rows
+        tokens, size = {engine.grain, budget}, 4 * engine.grain
+        while size < budget:
+            tokens.add(size)
+            size *= 2
+        rows, size = {min(most, budget // engine.grain)}, 1
+        while size < max(rows):
+            rows.add(size)
+            size *= 4
+        decode_rows = {1, most}
+        if most >= 8:
+            middle = 2
+            while middle * middle < most:
+                middle *= 2
+            decode_rows.add(middle)
+        super().__init__(engine, _within(budget, rows, tokens), decode_rows)
+
+    def widths(self, max_pages: int) -> tuple[int, ...]:
+        sizes, size = [], SMALLEST_WIDTH
+        while size < max_pages:
+            sizes.append(size)
+            size *= 4
+        return (*sizes, max(max_pages, 1))
+
+
+class CoarseShapes(Shapes):
+    """Few shapes, because a program compiles in half a minute."""
+
+    def __init__(self, engine: EngineConfig):
+        tokens, size = {engine.prefill_tokens}, engine.prefill_tokens // 4
+        while size >= SHORTEST_CHUNK:
+            tokens.add(size // engine.grain * engine.grain)
+            size //= 4
+        rows = {1, SEVERAL_ROWS} if engine.max_rows >= SEVERAL_ROWS else {1}
+        budget = min(engine.prefill_tokens, TOKENS_OF_SEVERAL)
+        decode_rows = {1, min(MIDDLE_ROWS, engine.max_rows), engine.max_rows}
+        super().__init__(engine, _within(budget, rows, tokens), decode_rows)
+
+    def logits_rows(self, rows: int) -> int:
+        return self.prefill_rows[-1]
+
+    def first_chunk(self, num_tokens: int) -> int:
+        sizes = self.prefill_tokens
+        return sizes[-1] if num_tokens > sizes[-1] else _cheapest(sizes, num_tokens)[1]
+
+
+class ExactShapes(Shapes):
+    """One shape for everything: a window of grain tokens for every ring row.
+
+    Siblings do not fork, because a fork's logits would come from another program.
+    """
+
+    forks = False
+
+    def __init__(self, engine: EngineConfig):
+        super().__init__(engine, [(engine.max_rows, engine.grain)], [engine.max_rows])
+        self.decode_steps = 1
+
+
 @functools.lru_cache(maxsize=64)
-def prefill_shapes(engine: EngineConfig) -> tuple[tuple[int, int], ...]:
-    """(rows, tokens per row) of all prefill dispatches, ordered by tokens."""
-    coarse = engine.shapes == "coarse"
-    tokens = _coarse_tokens(engine) if coarse else _fine_tokens(engine)
-    rows = (1, SEVERAL_ROWS) if coarse else _fine_rows(engine)
-    budget = min(engine.prefill_tokens, TOKENS_OF_SEVERAL) if coarse else engine.prefill_tokens
-    most = engine.max_rows
-    return tuple((r, t) for t in tokens for r in rows if r == 1 or (r * t <= budget and r <= most))
+def shapes_of(engine: EngineConfig) -> Shapes:
+    """The shapes of an engine."""
+    if engine.exact:
+        return ExactShapes(engine)
+    return CoarseShapes(engine) if engine.shapes == "coarse" else FineShapes(engine)
 
 
-def _fine_rows(engine: EngineConfig) -> tuple[int, ...]:
-    most = min(engine.max_rows, engine.prefill_tokens // engine.grain)
-    sizes, size = [], 1
-    while size < most:
-        sizes.append(size)
-        size *= 4
-    return (*sizes, size) if size == most else (*sizes, most)
-
-
-def _fine_tokens(engine: EngineConfig) -> tuple[int, ...]:
-    sizes, size = [engine.grain], 4 * engine.grain
-    while size < engine.prefill_tokens:
-        sizes.append(size)
-        size *= 2
-    return tuple(sorted({*sizes, engine.prefill_tokens}))
-
-
-def _coarse_tokens(engine: EngineConfig) -> tuple[int, ...]:
-    sizes, size = [engine.prefill_tokens], engine.prefill_tokens // 4
-    while size >= SHORTEST_CHUNK:
-        sizes.append(size // engine.grain * engine.grain)
-        size //= 4
-    return tuple(sorted(sizes))
-
-
-def prefill_rows(engine: EngineConfig) -> tuple[int, ...]:
-    """Row counts of prefill dispatches, ascending."""
-    return tuple(sorted({rows for rows, _ in prefill_shapes(engine)}))
-
-
-def prefill_tokens(engine: EngineConfig) -> tuple[int, ...]:
-    """Tokens per row of prefill dispatches, ascending multiples of grain; the last is the longest chunk."""
-    return tuple(sorted({tokens for _, tokens in prefill_shapes(engine)}))
-
-
-def logits_rows(engine: EngineConfig, rows: int) -> int:
-    """Rows of the logits that a prefill of `rows` rows hands on to a fork."""
-    return prefill_rows(engine)[-1] if engine.shapes == "coarse" else rows
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def first_chunk(engine: EngineConfig, num_tokens: int) -> int:
-    """How long the first chunk is when one row has `num_tokens` to compute: all of them, or a whole shape."""
-    sizes = prefill_tokens(engine)
-    if num_tokens > sizes[-1] or engine.shapes == "fine":
-        return min(num_tokens, sizes[-1])
-    return _cheapest(sizes, num_tokens)[1]
+def _within(budget: int, rows: set[int], tokens: set[int]) -> Iterator[tuple[int, int]]:
+    """All pairs of rows and tokens per row whose product is within the budget, and all of one row."""
+    return ((r, t) for t in sorted(tokens) for r in sorted(rows) if r == 1 or r * t <= budget)
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -138,75 +231,3 @@ def _cheapest(sizes: tuple[int, ...], num_tokens: int) -> tuple[int, int]:
         rest, _ = _cheapest(sizes, num_tokens - full[-1])
         ways.append((full[-1] + DISPATCH_TOKENS + rest, full[-1]))
     return min(ways)
-
-
-@functools.lru_cache(maxsize=64)
-def decode_rows(engine: EngineConfig) -> tuple[int, ...]:
-    """Ring-row counts of decode dispatches, ascending."""
-    sizes = {1, engine.max_rows}
-    if engine.shapes == "coarse":
-        return tuple(sorted(sizes | {min(MIDDLE_ROWS, engine.max_rows)}))
-    if engine.max_rows >= 8:
-        middle = 2
-        while middle * middle < engine.max_rows:
-            middle *= 2
-        sizes.add(middle)
-    return tuple(sorted(sizes))
-
-
-def decode_steps(engine: EngineConfig) -> tuple[int, ...]:
-    """Room for results of decode dispatches, ascending."""
-    return (engine.steps_per_dispatch,)
-
-
-@functools.lru_cache(maxsize=64)
-def widths(engine: EngineConfig, max_pages: int) -> tuple[int, ...]:
-    """Page-table widths, ascending; (1,) for a model without attention."""
-    sizes, size = [], SMALLEST_WIDTH
-    while size < max_pages and engine.shapes == "fine":
-        sizes.append(size)
-        size *= 4
-    return (*sizes, max(max_pages, 1))
-
-
-def slot_sizes(engine: EngineConfig) -> tuple[int, ...]:
-    """Lines of the slot table that one dispatch writes, ascending."""
-    return (64,) if engine.shapes == "coarse" else (1, 8, 64)
-
-
-def rows_within_budget(engine: EngineConfig, num_tokens: int) -> int:
-    """How many prefill rows of up to `num_tokens` tokens each one dispatch may hold; at least 1."""
-    size = smallest_that_fits(prefill_tokens(engine), num_tokens, "tokens of a prefill chunk")
-    return max(rows for rows, tokens in prefill_shapes(engine) if tokens == size)
-
-
-def prefill_bucket(
-    engine: EngineConfig, *, num_rows: int, num_tokens: int, num_pages: int, max_pages: int
-) -> PrefillBucket:
-    """The smallest prefill shape that fits.
-
-    Args:
-        engine: row and token limits.
-        num_rows: rows with a chunk.
-        num_tokens: tokens of the longest chunk.
-        num_pages: pages of the longest row.
-        max_pages: pages of the longest sequence possible.
-    """
-    size = smallest_that_fits(prefill_tokens(engine), num_tokens, "tokens of a prefill chunk")
-    rows = tuple(rows for rows, tokens in prefill_shapes(engine) if tokens == size)
-    return PrefillBucket(
-        smallest_that_fits(rows, num_rows, "rows of a prefill dispatch"),
-        size,
-        smallest_that_fits(widths(engine, max_pages), num_pages, "pages of a row"),
-    )
-
-
-def decode_bucket(
-    engine: EngineConfig, *, num_rows: int, num_steps: int, num_pages: int, max_pages: int
-) -> DecodeBucket:
-    """The smallest decode shape that fits; `num_rows` is the highest ring row in use plus one."""
-    return DecodeBucket(
-        smallest_that_fits(decode_rows(engine), num_rows, "rows of a decode dispatch"),
-        smallest_that_fits(decode_steps(engine), num_steps, "steps of a decode dispatch"),
-        smallest_that_fits(widths(engine, max_pages), num_pages, "pages of a row"),
-    )

@@ -20,8 +20,7 @@ from hybrid_jax.costs import Costs, frame_costs
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.schedule.history import History
 from hybrid_jax.schedule.holds import Holds
-from hybrid_jax.schedule.plan import Page, as_page
-from hybrid_jax.schedule.sequence import NO_PAGES, DecodeFlight, Phase, Sequence
+from hybrid_jax.schedule.sequence import NO_PAGES, Page, Phase, Sequence
 
 
 class Memory:
@@ -273,13 +272,12 @@ class Memory:
 
     # --- results --------------------------------------------------------------------------------
 
-    def settle(self, flight: DecodeFlight, num_tokens: int) -> None:
-        """Corrects a sequence's position and checkpoint once `num_tokens` tokens have come from a plan.
+    def settle(self, sequence: Sequence, num_steps: int, num_tokens: int) -> None:
+        """Corrects a sequence's position and checkpoint once `num_tokens` have come of `num_steps` that were planned.
 
         The ring folds before the first token past a grain boundary is fed.
         """
-        sequence = flight.sequence
-        sequence.position -= flight.num_steps - num_tokens
+        sequence.position -= num_steps - num_tokens
         sequence.real_position += num_tokens
         checkpoint = self.geometry.checkpoint(sequence.real_position)
         if checkpoint > sequence.real_checkpoint:
@@ -379,3 +377,8 @@ class Memory:
             cache = {f"cache_{name}": v for name, v in tree.counters.as_dict().items()}
             cache["cache_nodes"] = tree.num_nodes
         return self.holds.stats(self.geometry.frame_bytes) | cache
+
+
+def as_page(frames: np.ndarray) -> Page:
+    """One row of a sequence's pages."""
+    return tuple(frames.tolist())

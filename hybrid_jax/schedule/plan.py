@@ -6,23 +6,51 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hybrid_jax.schedule.request import Request
-
-Page = tuple[int, ...]  # frame ids, one per layer group
-
-
-def as_page(frames: np.ndarray) -> Page:
-    """One row of a sequence's pages."""
-    return tuple(frames.tolist())
+from hybrid_jax.schedule.request import Request, TokenLogprobs
+from hybrid_jax.schedule.sequence import Page, Sequence
 
 
-@dataclass(kw_only=True)
-class PrefillRow:
+@dataclass(kw_only=True, eq=False)
+class Row:
+    """What a plan does for one sequence, and what came of it once the results are read.
+
+    Attributes:
+        sequence: the sequence.
+        row: ring row.
+        samples: whether the row draws tokens.
+        num_steps: how many tokens it feeds at most that it has drawn itself; 0 for a chunk of a prompt and for a fork.
+        new_tokens: the tokens that it drew, up to a stop token.
+        new_logprobs: one `TokenLogprobs` for each of them if asked for, else empty.
+    """
+
+    sequence: Sequence = field(repr=False)
+    row: int
+    new_tokens: list[int] = field(default_factory=list, init=False)
+    new_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)
+    samples = True
+    num_steps = 0
+
+    @property
+    def request(self) -> Request:
+        """The request of the sequence."""
+        return self.sequence.request
+
+    @property
+    def begins(self) -> bool:
+        """Whether it draws the first token behind a prompt."""
+        return self.samples and not self.num_steps
+
+    @property
+    def most_tokens(self) -> int:
+        """How many tokens it may bring at most."""
+        return self.num_steps or int(self.samples)
+
+
+@dataclass(kw_only=True, eq=False)
+class PrefillRow(Row):
     """One prompt chunk of one row.
 
     Attributes:
-        request: the request of this chunk; its sampling parameters are used if `samples` is set.
-        row: ring row.
         tokens: token ids of the chunk.
         start: absolute position of the first one, a multiple of grain.
         read_slot: slot of the checkpoint at `start`; 0 if start is 0.
@@ -32,10 +60,10 @@ class PrefillRow:
         pages: int32[n, frames_per_page] frame ids of the row's pages, at least from position 0 to the chunk's end.
         copies: (source, target) pages copied before anything is written.
         samples: the chunk ends the prompt, so the next token is sampled.
+        prompt_logprobs: for a request that asks for them, entries for the prompt tokens after the chunk's first one,
+            and for the token behind the chunk.
     """
 
-    request: Request
-    row: int
     tokens: list[int]
     start: int
     read_slot: int
@@ -44,38 +72,33 @@ class PrefillRow:
     pages: np.ndarray
     copies: list[tuple[Page, Page]] = field(default_factory=list)
     samples: bool = False
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)
 
 
-@dataclass(kw_only=True)
-class ForkRow:
+@dataclass(kw_only=True, eq=False)
+class ForkRow(Row):
     """A row that goes on behind a prompt that another row computes in the same plan.
 
     It gets a copy of that row's ring, and draws its first token from that row's logits.
 
     Attributes:
-        request: the request of this row.
-        row: ring row.
         source: the ring row whose prompt ends in this plan.
         line: index of that row's chunk among the plan's prefill rows.
         position: tokens of the prompt.
         copies: (source, target) of the page in which the prompt ends, if it ends inside one.
     """
 
-    request: Request
-    row: int
     source: int
     line: int
     position: int
     copies: list[tuple[Page, Page]] = field(default_factory=list)
 
 
-@dataclass(kw_only=True)
-class DecodeRow:
+@dataclass(kw_only=True, eq=False)
+class DecodeRow(Row):
     """Up to `num_steps` new tokens of one row. They start at the committed length, which the device knows.
 
     Attributes:
-        request: the request of this row.
-        row: ring row.
         position: the most tokens that the row may have when the plan starts. It has fewer if a plan in flight brings
             fewer than it may.
         checkpoint_position: where the row's checkpoint stood after the plans received.
@@ -86,8 +109,6 @@ class DecodeRow:
         pages: int32[n, frames_per_page] frame ids of the row's pages, enough for all these tokens.
     """
 
-    request: Request
-    row: int
     position: int
     checkpoint_position: int
     read_slot: int
@@ -105,7 +126,6 @@ class Plan:
         moves: (source, target) ring rows to move before any dispatch.
         prefill, forks, decode: rows of the dispatches. A row may decode in the same plan in which its prompt ends or in
             which it forks.
-        num_steps: steps of the decode dispatch's loop, at least as many as any row has.
     """
 
     new_slots: list[tuple[int, np.ndarray]] = field(default_factory=list)
@@ -113,42 +133,21 @@ class Plan:
     prefill: list[PrefillRow] = field(default_factory=list)
     forks: list[ForkRow] = field(default_factory=list)
     decode: list[DecodeRow] = field(default_factory=list)
-    num_steps: int = 0
 
+    @property
+    def num_steps(self) -> int:
+        """Steps of the decode dispatch's loop."""
+        return max((row.num_steps for row in self.decode), default=0)
 
-@dataclass(kw_only=True)
-class Tokens:
-    """What one plan produced.
+    @property
+    def rows(self) -> list[Row]:
+        """All rows, in the order in which their results count."""
+        return [*self.prefill, *self.forks, *self.decode]
 
-    Attributes:
-        prefill: the sampled token of each prefill row (meaningless if `samples` is false).
-        forks: the first token of each fork row.
-        decode: the tokens of each decode row: 1 to num_steps of them, and nothing after a stop token; no tokens for a
-            row that had stopped before.
-        prefill_logprobs, fork_logprobs, decode_logprobs: the matching `TokenLogprobs`, or empty lists.
-        prompt_logprobs: for rows that asked for them, by index among the prefill rows: entries for the prompt tokens
-            after the chunk's first one, and for the token behind the chunk.
-    """
-
-    prefill: list[int]
-    decode: list[list[int]]
-    forks: list[int] = field(default_factory=list)
-    prefill_logprobs: list = field(default_factory=list)
-    fork_logprobs: list = field(default_factory=list)
-    decode_logprobs: list = field(default_factory=list)
-    prompt_logprobs: dict[int, list] = field(default_factory=dict)
-
-    @classmethod
-    def blank(cls, plan: Plan) -> Tokens:
-        """Tokens with an empty place for each row of a plan."""
-        return cls(
-            prefill=[-1] * len(plan.prefill),
-            decode=[[] for _ in plan.decode],
-            forks=[-1] * len(plan.forks),
-            prefill_logprobs=[None] * len(plan.prefill),
-            fork_logprobs=[None] * len(plan.forks),
-            decode_logprobs=[[] for _ in plan.decode],
-        )
+    @property
+    def sequences(self) -> list[Sequence]:
+        """Every sequence that the plan names, once."""
+        return list(dict.fromkeys(row.sequence for row in self.rows))
 
 
 # --- told to the caller ---------------------------------------------------------------------------
@@ -165,23 +164,6 @@ class NeedResults:
 
 
 NEED_RESULTS = NeedResults()
-
-
-@dataclass(kw_only=True)
-class Progress:
-    """What one plan brought to one request.
-
-    Attributes:
-        request: the request; its `output`, and its `finish_reason` if it is finished, are already up to date.
-        new_token_ids: its new tokens, the stop token included.
-        new_logprobs: one `TokenLogprobs` per new token if asked for, else empty.
-        finished: no more tokens will come.
-    """
-
-    request: Request
-    new_token_ids: list[int] = field(default_factory=list)
-    new_logprobs: list = field(default_factory=list)
-    finished: bool = False
 
 
 @dataclass(kw_only=True)

@@ -106,3 +106,20 @@ class TokenLogprobs:
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...]
+
+
+@dataclass(kw_only=True)
+class NewTokens:
+    """What one plan brought to one request.
+
+    Attributes:
+        request: the request; its `output`, and its `finish_reason` if it is finished, are already up to date.
+        new_token_ids: its new tokens, the stop token included.
+        new_logprobs: one `TokenLogprobs` per new token if asked for, else empty.
+        finished: no more tokens will come.
+    """
+
+    request: Request
+    new_token_ids: list[int] = field(default_factory=list)
+    new_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finished: bool = False

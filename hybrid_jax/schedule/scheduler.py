@@ -6,7 +6,7 @@ The engine's loop is
     if plan:                      # a Plan; None and NEED_RESULTS are false
         pending.append(runner.execute(plan))
     if pending and (len(pending) == 2 or not plan):
-        for progress in scheduler.receive(*results of the oldest pending plan*): ...
+        for new in scheduler.receive(*the oldest pending plan, with its results*): ...
 
 Positions advance when a plan is made, as if every step of it happened. `receive` corrects them once it is known what
 did. At most two plans are in flight. The device executes them in order and keeps a stopped row inert, so the memory of
@@ -36,12 +36,11 @@ from hybrid_jax.schedule.plan import (
     NEED_RESULTS,
     NeedResults,
     Plan,
-    Progress,
+    Row,
     SchedulerCounters,
-    Tokens,
 )
-from hybrid_jax.schedule.request import Request
-from hybrid_jax.schedule.sequence import DecodeFlight, Flight, Phase, Sequence
+from hybrid_jax.schedule.request import NewTokens, Request
+from hybrid_jax.schedule.sequence import Phase, Sequence
 from hybrid_jax.schedule.turn import Turn
 
 MAX_FLIGHTS = 2
@@ -88,7 +87,7 @@ class Scheduler:
         )
         self.seats = Seats(engine.max_rows)
         self.admission = Admission(self.memory, engine, self.counters, self.seats)
-        self._flights: deque[Flight] = deque()
+        self._flights: deque[Plan] = deque()
         self._drain = False
 
     # --- requests -------------------------------------------------------------------------------
@@ -195,9 +194,9 @@ class Scheduler:
             turn = self._turn()  # the only sequence went back to the queue; admit again
         if turn.empty:
             return NEED_RESULTS if self._flights else None
-        for sequence in turn.flight.sequences():
+        for sequence in turn.plan.sequences:
             sequence.num_flights += 1
-        self._flights.append(turn.flight)
+        self._flights.append(turn.plan)
         self.counters.plans += 1
         return turn.plan
 
@@ -259,78 +258,53 @@ class Scheduler:
 
     # --- results --------------------------------------------------------------------------------
 
-    def receive(self, plan: Plan, tokens: Tokens) -> list[Progress]:
-        """Settles the oldest plan in flight: appends outputs, ends sequences, releases memory.
+    def receive(self, plan: Plan) -> list[NewTokens]:
+        """Settles the oldest plan in flight, whose rows have their results: appends outputs, ends sequences.
 
         Raises:
-            ValueError: another plan is older, or the results do not match the plan.
+            ValueError: another plan is older, or a row brings more or fewer tokens than it may.
         """
-        if not self._flights or self._flights[0].plan is not plan:
+        if not self._flights or self._flights[0] is not plan:
             raise ValueError(
                 f"Scheduler: plans are received in the order they were made, got one that is not "
                 f"the oldest of {len(self._flights)} in flight"
             )
-        asked = [len(plan.prefill), len(plan.forks), len(plan.decode)]
-        given = [len(tokens.prefill), len(tokens.forks), len(tokens.decode)]
-        if asked != given:
-            raise ValueError(
-                f"Scheduler: results must match the plan's {asked} prefill, fork and decode rows, got {given}"
-            )
-        flight = self._flights[0]
-        for sequence in flight.sequences():
+        self._flights.popleft()
+        for sequence in plan.sequences:
             sequence.num_flights -= 1
-        progress: dict[Sequence, Progress] = {}
-        for index, entries in tokens.prompt_logprobs.items():
-            row = plan.prefill[index]
-            row.request.prompt_logprobs[row.start + 1 :] = entries
-        for index, (row, sequence) in enumerate(zip(plan.prefill, flight.prefill, strict=True)):
-            if row.samples and sequence.phase is not Phase.DONE:
-                logprobs = tokens.prefill_logprobs[index : index + 1]
-                self._accept(progress, sequence, [tokens.prefill[index]], logprobs)
-        for index, sequence in enumerate(flight.forks):
-            if sequence.phase is not Phase.DONE:
-                logprobs = tokens.fork_logprobs[index : index + 1]
-                self._accept(progress, sequence, [tokens.forks[index]], logprobs)
-        self._flights.popleft()  # only now: a sequence that ends with its prompt settles this plan's folds too
-        for index, decode in enumerate(flight.decode):
-            if decode.sequence.phase is not Phase.DONE:
-                logprobs = tokens.decode_logprobs[index] if tokens.decode_logprobs else []
-                self._settle(progress, decode, tokens.decode[index], logprobs)
-        for sequence in flight.sequences():
+        news: dict[Sequence, NewTokens] = {}
+        for chunk in plan.prefill:
+            if chunk.prompt_logprobs:
+                chunk.request.prompt_logprobs[chunk.start + 1 :] = chunk.prompt_logprobs
+        for row in plan.rows:
+            if row.sequence.phase is not Phase.DONE:
+                self._settle(news, row)
+        for sequence in plan.sequences:
             if sequence.phase is Phase.STOPPING and sequence.num_flights == 0:
                 self._finish(sequence)
-        return list(progress.values())
+        return list(news.values())
 
-    def _settle(
-        self,
-        progress: dict[Sequence, Progress],
-        decode: DecodeFlight,
-        tokens: list[int],
-        logprobs: list,
-    ) -> None:
-        sequence = decode.sequence
-        least, most = (0, 0) if sequence.stopped else (1, decode.num_steps)
+    def _settle(self, news: dict[Sequence, NewTokens], row: Row) -> None:
+        sequence, tokens = row.sequence, row.new_tokens
+        most = 0 if sequence.stopped else row.most_tokens
+        least = min(1, most)
         if not least <= len(tokens) <= most:
             raise ValueError(
                 f"Scheduler: request {sequence.owner!r} must bring {least} to {most} tokens, got {tokens}"
             )
-        self.memory.settle(decode, len(tokens))
+        if row.num_steps:
+            self.memory.settle(sequence, row.num_steps, len(tokens))
         if tokens:
-            self._accept(progress, sequence, tokens, logprobs)
+            self._accept(news, row)
 
-    def _accept(
-        self,
-        progress: dict[Sequence, Progress],
-        sequence: Sequence,
-        tokens: list[int],
-        logprobs: list,
-    ) -> None:
+    def _accept(self, news: dict[Sequence, NewTokens], row: Row) -> None:
         """Appends new tokens and ends the sequence at a stop token or its limit."""
+        sequence = row.sequence
         if sequence.phase is Phase.STOPPING:
-            sequence.accept(tokens)
+            sequence.accept(row.new_tokens)
             return
-        entry = progress.setdefault(sequence, Progress(request=sequence.request))
-        sequence.report(entry, tokens, logprobs)
+        entry = news.setdefault(sequence, NewTokens(request=sequence.request))
+        sequence.report(entry, row.new_tokens, row.new_logprobs)
         if entry.finished:
             self._finish(sequence)
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from hybrid_jax.cache.policy.points import Relation
 from hybrid_jax.cache.tree.node import Node
-from hybrid_jax.schedule.plan import Page, Plan, Progress
-from hybrid_jax.schedule.request import Request
+from hybrid_jax.schedule.request import NewTokens, Request
 
+Page = tuple[int, ...]  # frame ids, one for each set of layers that share a frame
 NO_PAGES: np.ndarray = np.zeros((0, 0), np.int32)
 
 
@@ -131,7 +131,7 @@ class Sequence:
         self.tokens += tokens
         self.stopped = tokens[-1] in self.request.stop_ids
 
-    def report(self, entry: Progress, tokens: list[int], logprobs: list) -> None:
+    def report(self, entry: NewTokens, tokens: list[int], logprobs: list) -> None:
         """Accepts new tokens and tells the request, which ends at a stop token or its limit."""
         self.accept(tokens)
         request = self.request
@@ -160,31 +160,3 @@ class Sequence:
         self.num_flights, self.stopped = 0, False
         self.end_node = self.waits_for = None
         self.wanted, self.wanted_version, self.num_overtaken = [], -1, 0
-
-
-@dataclass(eq=False, kw_only=True)
-class DecodeFlight:
-    """One decode row of a plan in flight.
-
-    Attributes:
-        sequence: the sequence in this row.
-        num_steps: the most tokens that may come.
-    """
-
-    sequence: Sequence
-    num_steps: int
-
-
-@dataclass(eq=False, kw_only=True)
-class Flight:
-    """A plan whose results have not been received, with the sequences behind its rows."""
-
-    plan: Plan
-    prefill: list[Sequence] = field(default_factory=list)
-    forks: list[Sequence] = field(default_factory=list)
-    decode: list[DecodeFlight] = field(default_factory=list)
-
-    def sequences(self) -> list[Sequence]:
-        """Every sequence that the plan names, once."""
-        decoding = (flight.sequence for flight in self.decode)
-        return list(dict.fromkeys([*self.prefill, *self.forks, *decoding]))

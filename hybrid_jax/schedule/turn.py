@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.schedule import bucket
+from hybrid_jax.schedule.bucket import shapes_of, smallest_that_fits
 from hybrid_jax.schedule.memory import Memory
-from hybrid_jax.schedule.plan import DecodeRow, ForkRow, Page, Plan, PrefillRow, SchedulerCounters
+from hybrid_jax.schedule.plan import DecodeRow, ForkRow, Plan, PrefillRow, SchedulerCounters
 from hybrid_jax.schedule.request import Request
-from hybrid_jax.schedule.sequence import DecodeFlight, Flight, Phase, Sequence
+from hybrid_jax.schedule.sequence import Page, Phase, Sequence
 
 STEPS_WITH_STOP_STRINGS = 4
 UNLIMITED = 1 << 30  # steps
@@ -21,7 +21,7 @@ class Turn:
         running: sequences in rows; they decide how many decode steps the plan may take.
 
     Attributes:
-        plan, flight: what the runner has to do, and the sequences behind the plan's rows.
+        plan: what the runner has to do.
         ended: sequences whose prompt ends in this plan, forks included.
         preempted: a sequence has lost its row because memory ran out.
     """
@@ -33,13 +33,12 @@ class Turn:
         counters: SchedulerCounters,
         running: list[Sequence],
     ):
-        self.memory, self.engine, self.counters = memory, engine, counters
+        self.memory, self.counters, self.shapes = memory, counters, shapes_of(engine)
         self.geometry = memory.geometry
         self.plan = Plan()
-        self.flight = Flight(plan=self.plan)
         self.ended: list[Sequence] = []
         self.preempted = False
-        self._num_steps = 1 if engine.exact else engine.steps_per_dispatch
+        self._num_steps = self.shapes.decode_steps
         for sequence in (s for s in running if s.phase is Phase.DECODE):
             self._num_steps = min(self._num_steps, most_steps(sequence.request))
         self._max_rows = self._max_tokens = 0  # the first chunk decides
@@ -57,13 +56,13 @@ class Turn:
 
     def close_holes(self, rows: list[Sequence | None]) -> None:
         """Moves the highest decoding rows into free lower ones, if that makes the decode shape smaller."""
-        if self.engine.exact:
+        sizes = self.shapes.decode_rows
+        if len(sizes) == 1:
             return
-        sizes = bucket.decode_rows(self.engine)
         for sequence in sorted(filter(None, rows), key=lambda s: -s.row):
             source = sequence.row
             target = rows.index(None) if None in rows else source
-            shapes = [bucket.smallest_that_fits(sizes, r + 1, "rows") for r in (target, source)]
+            shapes = [smallest_that_fits(sizes, r + 1, "rows") for r in (target, source)]
             if sequence.phase is not Phase.DECODE or shapes[0] >= shapes[1]:
                 continue
             rows[source], rows[target], sequence.row = None, sequence, target
@@ -91,7 +90,7 @@ class Turn:
         copies = self.memory.take_copies(sequence)
         self.plan.prefill.append(
             PrefillRow(
-                request=sequence.request,
+                sequence=sequence,
                 row=sequence.row,
                 tokens=sequence.prompt[start:end].tolist(),
                 start=start,
@@ -103,7 +102,6 @@ class Turn:
                 samples=final,
             )
         )
-        self.flight.prefill.append(sequence)
         if checkpoint > start:
             self.memory.advance(sequence, checkpoint, slot)
             if not geometry.has_state or checkpoint in sequence.wanted:
@@ -119,32 +117,25 @@ class Turn:
 
     def _chunk_tokens(self, num_tokens: int) -> int:
         """Tokens of the next chunk of a prompt that has `num_tokens` left."""
-        if self.engine.exact:
-            return min(num_tokens, self.geometry.grain)
-        return min(num_tokens, self._max_tokens) or bucket.first_chunk(self.engine, num_tokens)
+        return min(num_tokens, self._max_tokens) or self.shapes.first_chunk(num_tokens)
 
     def _set_budget(self, num_tokens: int) -> None:
         """Lets the first chunk decide the shape: others are no longer, and the token budget limits their number."""
-        if self.engine.exact:
-            self._max_tokens, self._max_rows = self.geometry.grain, self.engine.max_rows
-            return
-        sizes = bucket.prefill_tokens(self.engine)
-        self._max_tokens = bucket.smallest_that_fits(sizes, num_tokens, "tokens of a chunk")
-        self._max_rows = bucket.rows_within_budget(self.engine, self._max_tokens)
+        self._max_tokens, rows = self.shapes.prefill_of(num_tokens)
+        self._max_rows = rows[-1]
 
     def fork(self, parent: Sequence, child: Sequence, copies: list[tuple[Page, Page]]) -> None:
         """Plans that `child` starts where the parent's prompt ends in this plan; `child` has its memory already."""
         self.plan.forks.append(
             ForkRow(
-                request=child.request,
+                sequence=child,
                 row=child.row,
                 source=parent.row,
-                line=self.flight.prefill.index(parent),
+                line=[row.sequence for row in self.plan.prefill].index(parent),
                 position=child.position,
                 copies=copies,
             )
         )
-        self.flight.forks.append(child)
         self.counters.forks += 1
         self.counters.copies += len(copies)
         child.phase = Phase.DECODE
@@ -180,7 +171,7 @@ class Turn:
         folds = geometry.checkpoint(position + steps) > sequence.real_checkpoint
         self.plan.decode.append(
             DecodeRow(
-                request=sequence.request,
+                sequence=sequence,
                 row=sequence.row,
                 position=position,
                 checkpoint_position=sequence.real_checkpoint,
@@ -190,7 +181,6 @@ class Turn:
                 pages=sequence.pages[: geometry.num_pages(position + steps)],
             )
         )
-        self.flight.decode.append(DecodeFlight(sequence=sequence, num_steps=steps))
         sequence.position += steps
         self.counters.decode_rows += 1
         self.counters.decode_steps += steps
@@ -212,7 +202,6 @@ class Turn:
             if sequence.request.constraint is None:
                 self.decode(sequence)
         self.plan.new_slots = self.memory.end_plan()
-        self.plan.num_steps = max((row.num_steps for row in self.plan.decode), default=0)
         assert not (self.empty and self.plan.new_slots), "turn: an empty plan took slots"
 
 

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig
 from hybrid_jax.engine.model import Model
-from hybrid_jax.engine.steps.exact import ExactBucket
-from hybrid_jax.engine.steps.table import DECODE, EXACT, PREFILL
+from hybrid_jax.engine.steps.decode import Decode
+from hybrid_jax.engine.steps.exact import Exact, ExactBucket
+from hybrid_jax.engine.steps.prefill import Prefill
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.kinds import tensors
 from hybrid_jax.kinds.table import kind_of
@@ -76,8 +77,9 @@ def decode_step(
     """The decode step of a dispatch of up to 8, and the shapes of its arguments; the second is donated."""
     model, state = _model_and_state(config, rows, num_frames, dtype)
     model = replace(model, sampling=sampling)
-    layout = DECODE.layout(model, DecodeBucket(rows, 8, model.geometry.num_pages(tokens)))
-    run = functools.partial(DECODE.run, model=model, layout=layout, max_steps=8, num_logprobs=0)
+    bucket = DecodeBucket(rows, 8, model.geometry.num_pages(tokens))
+    layout = Decode(EngineConfig(max_rows=rows), model, bucket.width).layout(bucket)
+    run = functools.partial(Decode.run, model=model, layout=layout, max_steps=8, num_logprobs=0)
     batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
     specs = (weights(config, dtype), state, batch, jax.ShapeDtypeStruct((), jnp.int32))
     return lambda params, state, batch, count: run(params, state, None, batch, count), specs
@@ -96,8 +98,9 @@ def prefill_step(
     """The prefill step of `rows` chunks, and the shapes of its arguments; the second is donated."""
     model, state = _model_and_state(config, 64, num_frames, dtype)
     model = replace(model, scan=scan)
-    layout = PREFILL.layout(model, PrefillBucket(rows, chunk, model.geometry.num_pages(tokens)))
-    run = functools.partial(PREFILL.run, model=model, layout=layout, num_logprobs=0)
+    bucket = PrefillBucket(rows, chunk, model.geometry.num_pages(tokens))
+    layout = Prefill(EngineConfig(max_rows=rows), model, bucket.width).layout(bucket)
+    run = functools.partial(Prefill.run, model=model, layout=layout, num_logprobs=0)
     batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
     specs = (weights(config, dtype), state, batch)
     return lambda params, state, batch: run(params, state, None, batch), specs
@@ -114,8 +117,9 @@ def window_step(
     """Exact mode's step, and the shapes of its arguments; the second is donated."""
     model, state = _model_and_state(config, rows, num_frames, dtype, exact=True)
     geometry = model.geometry
-    layout = EXACT.layout(model, ExactBucket(rows, geometry.grain, geometry.num_pages(tokens)))
-    run = functools.partial(EXACT.run, model=model, layout=layout, num_logprobs=0)
+    bucket = ExactBucket(rows, geometry.grain, geometry.num_pages(tokens))
+    layout = Exact(EngineConfig(max_rows=rows), model, bucket.width).layout(bucket)
+    run = functools.partial(Exact.run, model=model, layout=layout, num_logprobs=0)
     batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
     specs = (weights(config, dtype), state, batch)
     return lambda params, state, batch: run(params, state, None, batch), specs

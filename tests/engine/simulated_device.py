@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from hybrid_jax.geometry import Geometry
-from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow, Tokens
+from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow
 from hybrid_jax.schedule.request import Request
 
 EMPTY = 0x9E3779B97F4A7C15
@@ -59,7 +59,7 @@ def _slot(row: DecodeRow, ring: Ring) -> int:
 
 
 class SimulatedDevice:
-    """Runs plans in order; `execute` returns what `receive` gets, the caller may hand it over later.
+    """Runs plans in order; `execute` gives rows their results, and the caller may hand the plan over later.
 
     Attributes:
         events: how often each mechanism ran: folds, copies, inert rows, ...
@@ -82,7 +82,7 @@ class SimulatedDevice:
         self.events: dict[str, int] = {} if events is None else events
         self._truths: dict[Request, list[int]] = {}
 
-    def execute(self, plan: Plan) -> Tokens:
+    def execute(self, plan: Plan) -> None:
         """Runs the dispatches of a plan."""
         for slot, frames in plan.new_slots:
             assert len(frames) == self.geometry.state_frames and 0 not in frames and slot > 0
@@ -94,15 +94,16 @@ class SimulatedDevice:
         begun = {row.row for row in plan.prefill}
         joined = [row for row in plan.decode if self.exact and row.row not in begun]
         self._no_write_meets_another([*plan.prefill, *self._live(joined)])
-        prefill, forks = self._prefill(plan.prefill), self._fork(plan)
-        return Tokens(prefill=prefill, forks=forks, decode=self._decode(plan))
+        self._prefill(plan.prefill)
+        self._fork(plan)
+        self._decode(plan)
 
     def _count(self, event: str) -> None:
         self.events[event] = self.events.get(event, 0) + 1
 
     # --- prefill --------------------------------------------------------------------------------
 
-    def _prefill(self, rows: list[PrefillRow]) -> list[int]:
+    def _prefill(self, rows: list[PrefillRow]) -> None:
         assert len({row.row for row in rows}) == len(rows), "two chunks in one ring row"
         copies = [copy for row in rows for copy in row.copies]
         targets = {frame for _, target in copies for frame in target}
@@ -121,7 +122,6 @@ class SimulatedDevice:
             assert row.request.tokens[row.start : row.start + len(row.tokens)] == row.tokens
             self._check_state(row.read_slot, row.start, true)
             self._check_pages(row.pages, row.start, true)
-        sampled = []
         for row, true in zip(rows, truths, strict=True):
             summary = self._state(row.read_slot) if self.geometry.has_state else true[row.start]
             summaries = [summary]
@@ -139,12 +139,11 @@ class SimulatedDevice:
             token = next_token(summary, self.vocab)
             ring.token = -1 if not row.samples or token in row.request.stop_ids else token
             self.rings[row.row] = ring
-            sampled.append(token if row.samples else -7)
+            row.new_tokens = [token] if row.samples else []
         for row, true in zip(rows, truths, strict=True):
             self._check_pages(row.pages, row.start + len(row.tokens), true)
             if row.state_len == 0 and self.geometry.has_state:
                 self._check_state(row.read_slot, row.start, true)
-        return sampled
 
     def _live(self, rows: list[DecodeRow]) -> list[DecodeRow]:
         return [row for row in rows if self.rings[row.row].token >= 0]
@@ -177,14 +176,13 @@ class SimulatedDevice:
 
     # --- fork -----------------------------------------------------------------------------------
 
-    def _fork(self, plan: Plan) -> list[int]:
+    def _fork(self, plan: Plan) -> None:
         """Forks see the rings as the prefill left them; nothing of a fork's is anybody else's."""
         seated = [row.row for row in (*plan.prefill, *plan.forks)]
         assert len(set(seated)) == len(seated), "a fork into a ring row of this plan"
         read = {frame for row in plan.prefill for page in row.pages for frame in page}
         targets = [frame for row in plan.forks for _, page in row.copies for frame in page]
         assert len(set(targets)) == len(targets) and not read & set(targets)
-        sampled = []
         for row in plan.forks:
             source = plan.prefill[row.line]
             assert source.samples and source.row == row.source
@@ -200,17 +198,15 @@ class SimulatedDevice:
             self.rings[row.row] = replace(
                 ring, records=list(ring.records), true=list(true), token=-1 if stopped else token
             )
-            sampled.append(token)
+            row.new_tokens = [token]
             self._count("forks into a page" if row.copies else "forks")
-        return sampled
 
     # --- decode ---------------------------------------------------------------------------------
 
-    def _decode(self, plan: Plan) -> list[list[int]]:
+    def _decode(self, plan: Plan) -> None:
         rows = plan.decode
         assert len({row.row for row in rows}) == len(rows)
         assert all(0 < row.num_steps <= plan.num_steps for row in rows)
-        results: list[list[int]] = [[] for _ in rows]
         for row in rows:
             ring = self.rings[row.row]
             if ring.token < 0:
@@ -222,15 +218,14 @@ class SimulatedDevice:
             self._check_pages(row.pages, row.position, ring.true)
         self._no_write_meets_another(self._live(rows))
         for step in range(plan.num_steps):
-            for index, row in enumerate(rows):
+            for row in rows:
                 if step < row.num_steps and self.rings[row.row].token >= 0:
-                    results[index].append(self._step(row, self.rings[row.row]))
+                    row.new_tokens.append(self._step(row, self.rings[row.row]))
         for row in rows:
             ring = self.rings[row.row]
             self._check_pages(row.pages, ring.base + len(ring.records), ring.true)
             if ring.token >= 0 and self.geometry.has_state:
                 self._check_state(_slot(row, ring), ring.base, ring.true)
-        return results
 
     def _step(self, row: DecodeRow, ring: Ring) -> int:
         grain = self.geometry.grain

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.geometry import sized_geometry
-from hybrid_jax.schedule import bucket
+from hybrid_jax.schedule.bucket import shapes_of
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.scheduler import Scheduler
 from tests.engine.simulated_device import SimulatedDevice, plain_loop
@@ -96,9 +96,10 @@ class Engine:
         if plan:
             self.check_shapes(plan)
             self.plans.append(plan)
-            self.pending.append((plan, self.device.execute(plan)))
+            self.device.execute(plan)
+            self.pending.append(plan)
         if self.pending and (len(self.pending) > self.lag or not plan):
-            for progress in self.scheduler.receive(*self.pending.popleft()):
+            for progress in self.scheduler.receive(self.pending.popleft()):
                 name = progress.request.request_id
                 assert name not in self.ended and progress.new_token_ids
                 self.reported[name] += progress.new_token_ids
@@ -144,14 +145,15 @@ class Engine:
             assert all(len(row.tokens) <= GRAIN for row in plan.prefill)
             return
         if plan.prefill:
-            shape = bucket.prefill_bucket(
-                engine, num_rows=len(plan.prefill), num_tokens=max(len(row.tokens) for row in plan.prefill),
+            shape = shapes_of(engine).prefill_bucket(
+                num_rows=len(plan.prefill), num_tokens=max(len(row.tokens) for row in plan.prefill),
                 num_pages=max(len(row.pages) for row in plan.prefill), max_pages=max_pages,
             )  # fmt: skip
             assert shape.rows * shape.tokens <= engine.prefill_tokens
         if plan.decode:
-            bucket.decode_bucket(
-                engine, num_rows=max(row.row for row in plan.decode) + 1, num_steps=plan.num_steps,
+            assert plan.num_steps <= shapes_of(engine).decode_steps
+            shapes_of(engine).decode_bucket(
+                num_rows=max(row.row for row in plan.decode) + 1,
                 num_pages=max(len(row.pages) for row in plan.decode), max_pages=max_pages,
             )  # fmt: skip
 

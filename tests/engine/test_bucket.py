@@ -7,30 +7,36 @@ from hypothesis import strategies as st
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine.steps.exact import ExactBucket
 from hybrid_jax.engine.steps.fork import ForkBucket
-from hybrid_jax.engine.steps.table import all_buckets
-from hybrid_jax.schedule import bucket
+from hybrid_jax.engine.steps.table import kinds_of
+from hybrid_jax.schedule.bucket import shapes_of
+
+
+def all_buckets(engine, *, max_pages):
+    """Every bucket of all kinds of steps; the model does not matter."""
+    kinds = kinds_of(engine, None, max_pages)
+    return [shape for kind in kinds for shape in kind.buckets()]
 
 
 def test_the_default_engine_compiles_few_shapes():
     engine = EngineConfig()
-    assert bucket.prefill_rows(engine) == (1, 4, 8)
-    assert bucket.prefill_tokens(engine) == (32, 128, 256, 512)
-    assert bucket.decode_rows(engine) == (1, 4, 8)
-    assert bucket.decode_steps(engine)[-1] == 8
-    assert bucket.widths(engine, 64)[-1] == 64 and bucket.widths(engine, 0) == (1,)
+    assert shapes_of(engine).prefill_rows == (1, 4, 8)
+    assert shapes_of(engine).prefill_tokens == (32, 128, 256, 512)
+    assert shapes_of(engine).decode_rows == (1, 4, 8)
+    assert shapes_of(engine).decode_steps == 8
+    assert shapes_of(engine).widths(64)[-1] == 64 and shapes_of(engine).widths(0) == (1,)
     assert len(all_buckets(engine, max_pages=16)) <= 7 + 6
 
 
 def test_a_gpu_engine_compiles_few_shapes():
     engine = EngineConfig(max_rows=256, prefill_tokens=8192, shapes="coarse")
-    assert bucket.prefill_shapes(engine) == (
+    assert shapes_of(engine).prefill == (
         *((1, 128), (4, 128), (1, 512), (4, 512), (1, 2048), (1, 8192)),
     )
-    assert bucket.decode_rows(engine) == (1, 64, 256)
-    assert bucket.widths(engine, 2048) == (2048,)
+    assert shapes_of(engine).decode_rows == (1, 64, 256)
+    assert shapes_of(engine).widths(2048) == (2048,)
     shapes = all_buckets(engine, max_pages=2048)
     assert sum(isinstance(shape, ForkBucket) for shape in shapes) == 1
-    assert len(shapes) + len(bucket.slot_sizes(engine)) + 1 <= 12  # and one that moves rows
+    assert len(shapes) + len(shapes_of(engine).slot_lines) + 1 <= 12  # and one that moves rows
 
 
 @pytest.mark.parametrize(
@@ -59,7 +65,7 @@ def test_a_prompt_is_cut_so_that_little_is_padded(tokens, chunks):
     engine = EngineConfig(max_rows=256, prefill_tokens=8192, shapes="coarse")
     found = []
     while tokens:
-        found.append(bucket.first_chunk(engine, tokens))
+        found.append(shapes_of(engine).first_chunk(tokens))
         tokens -= found[-1]
     assert found == chunks
 
@@ -69,9 +75,9 @@ def test_padding_of_a_prompt_stays_within_a_half_and_a_shape(tokens):
     engine = EngineConfig(max_rows=256, prefill_tokens=8192, shapes="coarse")
     rest, padded = tokens, 0
     while rest:
-        chunk = bucket.first_chunk(engine, rest)
-        shape = bucket.prefill_bucket(
-            engine, num_rows=1, num_tokens=chunk, num_pages=0, max_pages=0
+        chunk = shapes_of(engine).first_chunk(rest)
+        shape = shapes_of(engine).prefill_bucket(
+            num_rows=1, num_tokens=chunk, num_pages=0, max_pages=0
         )
         padded += shape.tokens
         assert rest == chunk or chunk % engine.grain == 0
@@ -87,9 +93,9 @@ def test_exact_mode_has_one_shape():
 def test_more_than_the_largest_names_the_limit():
     engine = EngineConfig(max_rows=4)
     with pytest.raises(ValueError, match=r"tokens of a prefill chunk must be at most 512, got 513"):
-        bucket.prefill_bucket(engine, num_rows=1, num_tokens=513, num_pages=1, max_pages=64)
+        shapes_of(engine).prefill_bucket(num_rows=1, num_tokens=513, num_pages=1, max_pages=64)
     with pytest.raises(ValueError, match=r"rows of a decode dispatch must be at most 4, got 5"):
-        bucket.decode_bucket(engine, num_rows=5, num_steps=1, num_pages=1, max_pages=64)
+        shapes_of(engine).decode_bucket(num_rows=5, num_pages=1, max_pages=64)
 
 
 engines = st.builds(
@@ -113,18 +119,16 @@ def test_every_choice_fits_and_is_warmed_up(engine, max_pages, data):
     warm = all_buckets(engine, max_pages=max_pages)
     assert len(set(warm)) == len(warm)
     tokens = data.draw(st.integers(1, engine.prefill_tokens))
-    rows = data.draw(st.integers(1, bucket.rows_within_budget(engine, tokens)))
+    rows = data.draw(st.integers(1, shapes_of(engine).prefill_of(tokens)[1][-1]))
     pages = data.draw(st.integers(0, max_pages))
-    prefill = bucket.prefill_bucket(
-        engine, num_rows=rows, num_tokens=tokens, num_pages=pages, max_pages=max_pages
+    prefill = shapes_of(engine).prefill_bucket(
+        num_rows=rows, num_tokens=tokens, num_pages=pages, max_pages=max_pages
     )
     assert prefill in warm and prefill.rows <= engine.max_rows
     assert prefill.rows >= rows and prefill.tokens >= tokens and prefill.width >= pages
     assert prefill.rows * prefill.tokens <= engine.prefill_tokens
     rows = data.draw(st.integers(1, engine.max_rows))
     steps = data.draw(st.integers(1, engine.steps_per_dispatch))
-    decode = bucket.decode_bucket(
-        engine, num_rows=rows, num_steps=steps, num_pages=pages, max_pages=max_pages
-    )
+    decode = shapes_of(engine).decode_bucket(num_rows=rows, num_pages=pages, max_pages=max_pages)
     assert decode in warm
     assert decode.rows >= rows and decode.steps >= steps and decode.width >= pages

@@ -9,12 +9,17 @@ import pytest
 
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.steps.table import all_buckets
-from hybrid_jax.schedule import bucket
+from hybrid_jax.engine.runner import Runner
+from hybrid_jax.schedule.bucket import shapes_of
 from hybrid_jax.schedule.request import Request
 from tests.tiny_models import VOCAB, tiny_engine
 
 KINDS = {"prefill", "fork", "decode", "exact", "write_slots", "move_row", "move_adjust"}
+
+
+def all_buckets(runner: Runner) -> list:
+    """Every bucket of all kinds of steps."""
+    return [shape for kind in runner.kinds for shape in kind.buckets()]
 
 
 def run_traffic(engine: Engine, *, num_requests: int, seed: int, logprobs: bool = False) -> None:
@@ -67,7 +72,7 @@ def test_mixed_traffic_traces_each_bucket_at_most_once(exact):
     kinds = collections.Counter(kind for kind, *_ in runner._executables)
     assert set(kinds) <= KINDS
     steps = [key for key in runner._executables if len(key) == 3]
-    assert {key[1] for key in steps} <= set(all_buckets(runner.engine, max_pages=runner.max_pages))
+    assert {key[1] for key in steps} <= set(all_buckets(runner))
     # Log-probabilities need shapes of their own, except where one executable serves all.
     assert {key[2].num_logprobs > 0 for key in steps} == ({True} if exact else {False, True})
     assert len(steps) == 1 or not exact
@@ -83,11 +88,11 @@ def test_nothing_is_traced_after_a_warmup(settings):
     engine = tiny_engine(**settings)
     calls = []
     count = engine.warmup(lambda *call: calls.append(call))
-    shapes = all_buckets(engine.runner.engine, max_pages=engine.runner.max_pages)
+    shapes = all_buckets(engine.runner)
     moves = 3 if engine.engine_config.exact else 1
     assert (
         count
-        == moves + len(bucket.slot_sizes(engine.engine_config)) + len(shapes)
+        == moves + len(shapes_of(engine.engine_config).slot_lines) + len(shapes)
         == engine.runner.num_traces
     )
     assert [done for done, _, _ in calls] == list(range(count + 1))
@@ -130,5 +135,5 @@ def test_a_model_without_state_warms_no_slots():
         "llama", max_rows=1, prefill_tokens=32, steps_per_dispatch=2, max_model_len=64
     )
     count = engine.warmup()
-    shapes = all_buckets(engine.runner.engine, max_pages=engine.runner.max_pages)
+    shapes = all_buckets(engine.runner)
     assert count == engine.runner.num_traces == 1 + len(shapes)

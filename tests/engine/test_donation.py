@@ -21,7 +21,6 @@ from hybrid_jax.engine.kernel_choice import choose_kernels
 from hybrid_jax.engine.runner import Runner
 from hybrid_jax.engine.steps.exact import WHOLE
 from hybrid_jax.engine.steps.kind import Variant
-from hybrid_jax.engine.steps.table import all_buckets
 from hybrid_jax.geometry import ArraySpec, make_geometry
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.schedule import bucket
@@ -30,7 +29,7 @@ from hybrid_jax.state import State
 from pallas_kernels.paged_attention.xla import TILE_TOKENS
 from tests.kinds import decayed, gated
 from tests.kinds.decayed import Decayed
-from tests.kinds.forced import Forced, decoding_by
+from tests.kinds.forced import Told, decoding_by
 from tests.kinds.gated import Gated
 
 decayed.register()
@@ -142,17 +141,24 @@ def arguments(runner: Runner, num_frames: int, kind: str, *key) -> tuple:
     adjust = adjust_struct(runner) if variant.adjusts else None
     size = runner.layout(kind, shape, adjusts=variant.adjusts).size
     step = next(step for step in runner.kinds if step.name == kind)
-    rest = [struct(*x.shape, dtype=x.dtype) for x in step.inert(runner.model, shape)]
+    rest = [struct(*x.shape, dtype=x.dtype) for x in step.inert(shape)]
     if kind == "fork":
         return state, adjust, struct(runner.engine.max_rows, size), *rest
     return runner.params, state, adjust, struct(shape.rows, size), *rest
+
+
+def widths_of(runner: Runner) -> tuple[int, ...]:
+    """Widths of the page tables."""
+    kind = runner.kinds[0]
+    return kind.shapes.widths(kind.max_pages)
 
 
 def shape_of(runner: Runner, kind: str, rows: int, tokens: int | None = None):
     """The first bucket of a kind with so many rows and, if asked for, tokens."""
     return next(
         shape
-        for shape in all_buckets(runner.engine, max_pages=runner.max_pages)
+        for step in runner.kinds
+        for shape in step.buckets()
         if type(shape).__name__.lower().startswith(kind)
         and shape.rows == rows
         and tokens in (None, getattr(shape, "tokens", None))
@@ -245,7 +251,7 @@ def test_a_step_updates_its_state_in_place(name):
 
 @pytest.mark.parametrize("pattern", ["MAM", "RCARC"])
 def test_a_window_of_which_some_tokens_stay_updates_its_state_in_place(pattern):
-    with decoding_by(Forced(8)):
+    with decoding_by(Told(8)):
         runner = make_runner(pattern)
         check(runner, "forced", shape_of(runner, "decode", 8), Variant())
 
@@ -254,7 +260,7 @@ def test_a_window_of_which_some_tokens_stay_updates_its_state_in_place(pattern):
 def test_a_page_table_of_few_tiles_is_read_in_place(tiles):
     """With one, nothing in the walk over pages depends on the walk."""
     runner = make_runner(page_tokens=16, max_model_len=tiles * TILE_TOKENS)
-    shape = bucket.DecodeBucket(8, 8, bucket.widths(runner.engine, runner.max_pages)[0])
+    shape = bucket.DecodeBucket(8, 8, widths_of(runner)[0])
     assert shape.width * 16 == tiles * TILE_TOKENS
     check(runner, "decode", shape, Variant())
 
@@ -264,7 +270,7 @@ def test_a_prefill_holds_the_activations_of_few_layers():
     held = []
     for pattern in ("MM", "MMMMMM"):
         runner = make_runner(pattern)
-        shape = bucket.PrefillBucket(1, 512, bucket.widths(runner.engine, runner.max_pages)[0])
+        shape = bucket.PrefillBucket(1, 512, widths_of(runner)[0])
         held.append(compile_step(runner, FRAMES[0], "prefill", shape, Variant()).temp_bytes)
     columns = 512 * runner.model.config.layers[0].mixers[0].conv_size * 4
     assert held[1] - held[0] < 4 * columns
@@ -273,7 +279,7 @@ def test_a_prefill_holds_the_activations_of_few_layers():
 def test_slots_and_moves_update_the_state_in_place():
     runner = make_runner()
     check(runner, "move_row")
-    for count in bucket.slot_sizes(runner.engine):
+    for count in bucket.shapes_of(runner.engine).slot_lines:
         check(runner, "write_slots", count)
 
 

@@ -16,14 +16,13 @@ import pytest
 
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.runner import Runner
-from hybrid_jax.engine.steps import unpack
+from hybrid_jax.engine.runner import Pending, Runner
+from hybrid_jax.engine.steps import kind as kinds
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.exact import Exact
 from hybrid_jax.engine.steps.fork import Fork
 from hybrid_jax.engine.steps.kind import StepKind
 from hybrid_jax.engine.steps.prefill import Prefill
-from hybrid_jax.engine.steps.results import Pending
 from hybrid_jax.schedule.admission import Admission
 from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.request import Request
@@ -45,9 +44,8 @@ TURN = (
     Runner.layout,
     *(Prefill.bucket, Decode.bucket),
     *(Prefill.pack, Decode.pack, Fork.pack),
-    *(Prefill.unpack, Decode.unpack, Fork.unpack),
     Pending.read,
-    *(unpack.put_prefill, unpack.put_decode, unpack.logprobs_at),
+    *(StepKind.unpack, kinds.logprobs_at, Decode.places),
     Scheduler.plan,
     Scheduler._turn,
     Admission.admit,

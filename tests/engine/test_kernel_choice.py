@@ -24,7 +24,6 @@ from hybrid_jax.engine.kernel_choice import (
 from hybrid_jax.engine.kinds.mamba2_pallas import try_scan
 from hybrid_jax.engine.kinds.table import first_layers
 from hybrid_jax.engine.programs.store import ProgramStore
-from hybrid_jax.engine.steps.table import all_steps
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.sizing.devices import Device
 from pallas_kernels import jax_triton
@@ -308,8 +307,7 @@ def test_on_a_cpu_all_is_pallas():
 def test_programs_of_other_kernels_are_other_programs(kind):
     """A program of Triton kernels is so never loaded by an engine that has not chosen them."""
     own = engine_on("pallas", "bamba").runner
-    found = all_steps(own.engine, max_pages=own.max_pages)
-    shape = next(shape for step, shape in found if step.name == kind)
+    shape = next(step.buckets()[0] for step in own.kinds if step.name == kind)
     identities = set()
     for scan, sampling in itertools.product(("pallas", "triton"), repeat=2):
         own.model = replace(own.model, scan=scan, sampling=sampling)

@@ -15,8 +15,9 @@ from hybrid_jax.config import EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.model import Model
-from hybrid_jax.engine.steps.exact import ExactBucket
-from hybrid_jax.engine.steps.table import DECODE, EXACT, PREFILL
+from hybrid_jax.engine.steps.decode import Decode
+from hybrid_jax.engine.steps.exact import Exact, ExactBucket
+from hybrid_jax.engine.steps.prefill import Prefill
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.layers import linear
 from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
@@ -152,13 +153,13 @@ def step_and_specs(
     state = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)), specs)
     model = Model(config, geometry, kernels, sampling=sampling)
     buckets = {
-        "decode": (DECODE, DecodeBucket(rows, 4, 8)),
-        "lone": (DECODE, DecodeBucket(rows, 4, 8)),
-        "prefill": (PREFILL, PrefillBucket(rows, 32, 8)),
-        "exact": (EXACT, ExactBucket(rows, engine.grain, 8)),
+        "decode": (Decode, DecodeBucket(rows, 4, 8)),
+        "lone": (Decode, DecodeBucket(rows, 4, 8)),
+        "prefill": (Prefill, PrefillBucket(rows, 32, 8)),
+        "exact": (Exact, ExactBucket(rows, engine.grain, 8)),
     }
     step, bucket = buckets[kind]
-    layout = step.layout(model, bucket)
+    layout = step(engine, model, bucket.width).layout(bucket)
     batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
     static = {"model": model, "layout": layout, "num_logprobs": 0}
     if kind in ("decode", "lone"):

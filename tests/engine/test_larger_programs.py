@@ -13,8 +13,9 @@ from hybrid_jax.config import EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs.behind import Behind
+from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.kind import PLAIN
-from hybrid_jax.engine.steps.table import DECODE, PREFILL, all_steps
+from hybrid_jax.engine.steps.prefill import Prefill
 from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
 from hybrid_jax.schedule.request import Request
 from tests.tiny_models import VOCAB, tiny_engine, tiny_model
@@ -69,20 +70,22 @@ def sizes(shape) -> tuple[int, int]:
 
 
 def compile_the_largest(engine) -> None:
-    for kind, shape in all_steps(engine.engine_config, max_pages=engine.runner.max_pages):
-        if sizes(shape) in {(1, 512), (3, 1)}:
-            engine.runner._warm_step(kind, shape, PLAIN)
+    for kind in engine.runner.kinds:
+        for shape in kind.buckets():
+            if sizes(shape) in {(1, 512), (3, 1)}:
+                engine.runner._warm_step(kind, shape, PLAIN)
     generate(engine, length=400, max_tokens=1)  # and what is not a step
     assert compiled(engine) == {(1, 512), (3, 1)}
 
 
 def test_shapes_that_can_do_the_work_of_another():
     config = EngineConfig(max_rows=256, prefill_tokens=8192, shapes="coarse")
-    assert PREFILL.larger(config, PrefillBucket(1, 512, 9), max_pages=9) == [
+    prefill, decode = (kind(config, None, 9) for kind in (Prefill, Decode))
+    assert prefill.larger(PrefillBucket(1, 512, 9)) == [
         *(PrefillBucket(1, 2048, 9), PrefillBucket(4, 512, 9), PrefillBucket(1, 8192, 9))
     ]
-    assert PREFILL.larger(config, PrefillBucket(4, 512, 9), max_pages=9) == []
-    assert DECODE.larger(config, DecodeBucket(1, 8, 9), max_pages=9) == [
+    assert prefill.larger(PrefillBucket(4, 512, 9)) == []
+    assert decode.larger(DecodeBucket(1, 8, 9)) == [
         *(DecodeBucket(64, 8, 9), DecodeBucket(256, 8, 9))
     ]
 

@@ -6,12 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hybrid_jax.config import EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine import pack
 from hybrid_jax.engine.sampling import unpack_sampling
-from hybrid_jax.engine.steps.exact import ExactBucket
-from hybrid_jax.engine.steps.fork import ForkBucket
-from hybrid_jax.engine.steps.table import DECODE, EXACT, FORK, PREFILL
+from hybrid_jax.engine.steps.decode import Decode
+from hybrid_jax.engine.steps.exact import Exact, ExactBucket
+from hybrid_jax.engine.steps.fork import Fork, ForkBucket
+from hybrid_jax.engine.steps.prefill import Prefill
 from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
 from hybrid_jax.schedule.request import Request
 
@@ -19,12 +21,14 @@ PAGES, NO_PAGES = (
     SimpleNamespace(geometry=SimpleNamespace(frames_per_page=frames)) for frames in (2, 0)
 )
 LAYOUTS = {
-    "prefill": PREFILL.layout(PAGES, PrefillBucket(2, 32, 5)),
-    "fork": FORK.layout(PAGES, ForkBucket(2)),
-    "decode": DECODE.layout(PAGES, DecodeBucket(2, 4, 5)),
-    "exact": EXACT.layout(PAGES, ExactBucket(2, 32, 5)),
-    "prefill_without_attention": PREFILL.layout(NO_PAGES, PrefillBucket(2, 8, 1)),
-    "decode_without_attention": DECODE.layout(NO_PAGES, DecodeBucket(2, 4, 1)),
+    "prefill": Prefill(EngineConfig(), PAGES, 5).layout(PrefillBucket(2, 32, 5)),
+    "fork": Fork(EngineConfig(), PAGES, 5).layout(ForkBucket(2)),
+    "decode": Decode(EngineConfig(), PAGES, 5).layout(DecodeBucket(2, 4, 5)),
+    "exact": Exact(EngineConfig(), PAGES, 5).layout(ExactBucket(2, 32, 5)),
+    "prefill_without_attention": Prefill(EngineConfig(), NO_PAGES, 5).layout(
+        PrefillBucket(2, 8, 1)
+    ),
+    "decode_without_attention": Decode(EngineConfig(), NO_PAGES, 5).layout(DecodeBucket(2, 4, 1)),
 }
 
 

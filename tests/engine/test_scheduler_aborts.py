@@ -65,9 +65,7 @@ def test_an_abort_while_a_fold_is_in_flight_leaves_no_wrong_checkpoint():
     engine = Engine.make()
     first = engine.add(tokens_of(random.Random(0), 100), max_tokens=300, stop_ids=())
     while not any(
-        row.fold_slot and row.fold_slot == row.read_slot
-        for p, _ in engine.pending
-        for row in p.decode
+        row.fold_slot and row.fold_slot == row.read_slot for p in engine.pending for row in p.decode
     ):
         engine.step()
     engine.scheduler.abort("r0")

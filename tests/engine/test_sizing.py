@@ -25,8 +25,8 @@ from hybrid_jax.engine.adjust import make_adjust
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.kernel_choice import choose_kernels
 from hybrid_jax.engine.runner import Runner
+from hybrid_jax.engine.steps.fork import Fork
 from hybrid_jax.engine.steps.kind import Variant
-from hybrid_jax.engine.steps.table import FORK, all_steps
 from hybrid_jax.geometry import (
     LOGITS_OF_A_POSITION,
     LOGITS_OF_A_ROW,
@@ -157,10 +157,11 @@ def test_the_logits_of_every_step_fit_what_is_counted_for_them(max_rows, exact, 
     runner = engine.runner
     held, compiled = count_held(runner, monkeypatch)
     variants = (Variant(), Variant(20, True))[exact:]
-    for kind, shape in all_steps(settings, max_pages=runner.max_pages):
-        if shape.rows == max_rows or kind is FORK:
-            for variant in variants:
-                runner._warm_step(kind, shape, variant)
+    for kind in runner.kinds:
+        for shape in kind.buckets():
+            if shape.rows == max_rows or isinstance(kind, Fork):
+                for variant in variants:
+                    runner._warm_step(kind, shape, variant)
     hidden, following = jax.ShapeDtypeStruct((2, 64, 16), "float32"), np.zeros((2, 64), np.int32)
     compiled("prompt_logprobs", following.shape)(runner.params, hidden, following)
     small = 2**20  # layers of width 16, and what is reported
@@ -210,10 +211,11 @@ def test_no_step_holds_more_than_is_counted_for_temporaries(kinds, settings, mon
     runner.adjust = jax.eval_shape(lambda: make_adjust(config, engine.max_rows))
     held, _ = count_held(runner, monkeypatch)
     largest = {}
-    for kind, shape in all_steps(engine, max_pages=runner.max_pages):
-        largest[kind] = shape  # they come in order of size
+    for kind in runner.kinds:
+        for shape in kind.buckets():
+            largest[kind] = shape  # they come in order of size
     for kind, shape in largest.items():
-        if kind is not FORK:
+        if not isinstance(kind, Fork):
             runner._warm_step(kind, shape, Variant(20, True) if engine.exact else Variant())
     counted = found.temporary_bytes + found.sizes.logits_bytes
     assert max(held.values()) <= counted, (held, counted)

@@ -58,11 +58,17 @@ def start_over(engine: Engine, room: float, *, policy: str = "adaptive") -> None
 @contextlib.contextmanager
 def one_shape(tokens: int = 64) -> Iterator[None]:
     """One prefill shape of [2, tokens] and one decode shape: less to compile, more padding to survive."""
-    with (
-        mock.patch.object(bucket, "prefill_shapes", lambda engine: ((2, tokens),)),
-        mock.patch.object(bucket, "decode_rows", lambda engine: (engine.max_rows,)),
-    ):
-        yield
+
+    class OneShape(bucket.FineShapes):
+        def __init__(self, engine: EngineConfig) -> None:
+            bucket.Shapes.__init__(self, engine, [(2, tokens)], [engine.max_rows])
+
+    bucket.shapes_of.cache_clear()
+    try:
+        with mock.patch.object(bucket, "FineShapes", OneShape):
+            yield
+    finally:
+        bucket.shapes_of.cache_clear()
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from tests.exactness.conftest import FORCED_NAMES, ROOM, load
 from tests.exactness.engines import make_engine, one_shape, start_over
 from tests.exactness.jobs import Job, drive, random_prompt
 from tests.exactness.poison import Poison
-from tests.kinds.forced import TOKENS, Forced, decoding_by
+from tests.kinds.forced import TOKENS, Told, decoding_by
 
 AMPLE = 8.0
 SETTINGS = EngineConfig(max_rows=3, prefill_tokens=128, steps_per_dispatch=TOKENS, page_tokens=64)
@@ -27,7 +27,7 @@ SAMPLED = {"temperature": 0.8, "top_k": 20, "top_p": 0.9}
 @contextlib.contextmanager
 def forced_engine(name: str):
     """An engine whose rows decode by windows, and its kind of step."""
-    forced = Forced(SETTINGS.max_rows)
+    forced = Told(SETTINGS.max_rows)
     with decoding_by(forced), one_shape(64):
         engine = make_engine(*load(name), SETTINGS, room=AMPLE)
         yield engine, forced

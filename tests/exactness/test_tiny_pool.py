@@ -20,7 +20,7 @@ from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.runner import Runner
 from hybrid_jax.schedule.memory import Memory
-from hybrid_jax.schedule.sequence import DecodeFlight, Sequence
+from hybrid_jax.schedule.sequence import Sequence
 from hybrid_jax.sim.allocators.loads import make_load
 from tests.exactness.conftest import load
 from tests.exactness.engines import make_engine, one_shape, start_over
@@ -210,11 +210,11 @@ def test_a_mistake_in_short_memory_is_seen_in_the_tokens(mistake):
 def test_a_fold_forgotten_is_noticed_by_the_books():
     settle = Memory.settle
 
-    def forgotten(memory: Memory, flight: DecodeFlight, num_tokens: int) -> None:
+    def forgotten(memory: Memory, sequence: Sequence, num_steps: int, num_tokens: int) -> None:
         """`Memory.settle` that leaves the new checkpoint at the old one's position."""
-        before = flight.sequence.real_checkpoint
-        settle(memory, flight, num_tokens)
-        flight.sequence.real_checkpoint = before
+        before = sequence.real_checkpoint
+        settle(memory, sequence, num_steps, num_tokens)
+        sequence.real_checkpoint = before
 
     engine = engine_of(16)
     start_over(engine, CASES[16].tight, policy="lru")

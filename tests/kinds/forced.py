@@ -7,7 +7,9 @@ that were guessed right, and by chance fewer.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from unittest import mock
 
 import jax
@@ -19,7 +21,6 @@ from hybrid_jax.engine import walk
 from hybrid_jax.engine.adjust import choose
 from hybrid_jax.engine.cursor import cursor
 from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
-from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.steps import table
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.kind import Made
@@ -71,8 +72,9 @@ def forced_step(params, state, adjust, batch, guesses, *, model, layout, num_log
     return state, adjust, Made(jax.tree.map(lambda *steps: jnp.stack(steps), *made))
 
 
-class Forced(Decode):
-    """Decode rows, each one window.
+@dataclass
+class Told:
+    """What a test tells the step, and what the step tells the test.
 
     Attributes:
         num_rows: of every bucket.
@@ -80,37 +82,44 @@ class Forced(Decode):
         came: how many tokens stayed, of each row of each plan.
     """
 
+    num_rows: int
+    guesses: dict[tuple[int, ...], Sequence[int]] = field(default_factory=dict)
+    came: list[int] = field(default_factory=list)
+
+
+class Forced(Decode):
+    """Decode rows, each one window."""
+
     name = "forced"
     run = staticmethod(forced_step)
 
-    def __init__(self, num_rows: int) -> None:
-        self.num_rows = num_rows
-        self.guesses: dict[tuple[int, ...], Sequence[int]] = {}
-        self.came: list[int] = []
+    def __init__(self, *given, told: Told) -> None:
+        super().__init__(*given)
+        self.told = told
 
-    def static(self, engine, bucket) -> Mapping[str, int]:
+    def static(self, bucket) -> Mapping[str, int]:
         return {}
 
-    def rest(self, plan, rows, before) -> tuple:
-        guesses = np.zeros((self.num_rows, LONGEST), np.int32)
+    def rest(self, rows, before) -> tuple:
+        guesses = np.zeros((self.told.num_rows, LONGEST), np.int32)
         for row in rows:
             prompt = tuple(row.request.prompt)
-            known = [*prompt, *self.guesses[prompt]][:LONGEST]
+            known = [*prompt, *self.told.guesses[prompt]][:LONGEST]
             guesses[row.row, : len(known)] = known
         return (guesses,)
 
-    def inert(self, model, bucket) -> tuple:
+    def inert(self, bucket) -> tuple:
         return (np.zeros((bucket.rows, LONGEST), np.int32),)
 
-    def unpack(self, rows, sampled: Sampled, prompt, places, into) -> None:
-        super().unpack(rows, sampled, prompt, places, into)
-        self.came += [len(into.decode[places[id(row)]]) for row in rows]
+    def unpack(self, rows, sampled, prompt) -> None:
+        super().unpack(rows, sampled, prompt)
+        self.told.came += [len(row.new_tokens) for row in rows]
 
 
 @contextlib.contextmanager
-def decoding_by(forced: Forced) -> Iterator[None]:
+def decoding_by(told: Told) -> Iterator[None]:
     """Engines that are made now decode by such windows."""
-    kinds = (table.PREFILL, table.FORK, forced)
+    kinds = (table.Prefill, table.Fork, functools.partial(Forced, told=told))
     with (
         mock.patch.object(table, "ORDINARY", kinds),
         mock.patch.object(EngineConfig, "window_tokens", TOKENS),

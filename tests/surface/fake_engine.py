@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 from hybrid_jax.config import Attention, LayerSpec, ModelConfig
 from hybrid_jax.config.sampling_params import SamplingParams
+from hybrid_jax.engine.programs.compiling import WarmUp
 from hybrid_jax.schedule.request import Request, TokenLogprobs
 from hybrid_jax.sizing.devices import Device
 
@@ -140,11 +141,8 @@ class FakeEngine:
     def reset_prefix_cache(self):
         self.seen.clear()
 
-    def ahead_jobs(self, *, logprobs=False, adjusts=False):
-        return {}
-
-    def warmup_jobs(self, *, logprobs=False, adjusts=False):
-        return [("a program", lambda: None)] * 3
+    def warm_ups(self, *, logprobs=False, adjusts=False):
+        return [WarmUp("a program", lambda: None)] * 3
 
     def watch_compiling(self, listener):
         self.listener = listener

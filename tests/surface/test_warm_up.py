@@ -9,18 +9,27 @@ import pytest
 
 from hybrid_jax import LLM, SamplingParams
 from hybrid_jax.api.warm_up import warm_up
+from hybrid_jax.engine.programs.compiling import WarmUp
 from tests.tiny_models import tiny_model
 
 
-def calls(names: str, done: list[str]) -> dict:
-    return {name: lambda name=name: done.append(name) for name in names}
+def programs(names: str, run, ahead=None, ahead_of: str = "") -> list[WarmUp]:
+    """A program for each letter, which `run` and `ahead` are told; those in `ahead_of` can be compiled ahead."""
+    return [
+        WarmUp(
+            name,
+            lambda name=name: run(name),
+            (lambda name=name: ahead(name)) if name in ahead_of else None,
+            (ahead_of.find(name),),
+        )
+        for name in names
+    ]
 
 
 def test_what_is_compiled_ahead_runs_once_it_is_ready():
     ahead, ran, reported = [], [], []
-    jobs = list(calls("abcd", ran).items())
     seconds = warm_up(
-        *(jobs, calls("cb", ahead), lambda job: job(), 2),
+        *(programs("abcd", ran.append, ahead.append, "cb"), lambda call: call(), 2),
         lambda done, total: reported.append((done, total)),
     )
     assert set(seconds) == set("abcd") and sorted(ran) == list("abcd")
@@ -28,10 +37,18 @@ def test_what_is_compiled_ahead_runs_once_it_is_ready():
     assert reported == [(n, 4) for n in range(5)]
 
 
+def test_one_thread_compiles_nothing_ahead():
+    ahead, ran = [], []
+    warm_up(
+        programs("abcd", ran.append, ahead.append, "cb"), lambda call: call(), 1, lambda *_: None
+    )
+    assert ran == list("abcd") and not ahead
+
+
 def test_several_threads_compile_at_the_same_time():
     together = threading.Barrier(3, timeout=30)
-    ahead = {name: together.wait for name in "abc"}
-    warm_up([(n, lambda: None) for n in "abc"], ahead, lambda job: job(), 3, lambda *_: None)
+    found = programs("abc", lambda name: None, lambda name: together.wait(), "abc")
+    warm_up(found, lambda call: call(), 3, lambda *_: None)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
@@ -42,16 +59,12 @@ def test_after_an_error_no_further_program_is_begun(error):
         begun.append(name)
         go_on.wait(30)
 
-    def run(job) -> None:
+    def in_engine(call) -> None:
         raise error
 
-    names = "abcdefgh"
+    found = programs("Xabcdefgh", lambda name: None, ahead, "abcdefgh")
     with pytest.raises(error):
-        warm_up(
-            [("first", lambda: None), *((n, lambda: None) for n in names)],
-            {n: lambda n=n: ahead(n) for n in names},
-            *(run, 2, lambda *_: None),
-        )
+        warm_up(found, in_engine, 2, lambda *_: None)
     go_on.set()
     assert len(begun) <= 2
 

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -144,6 +144,22 @@ class Program:
         if self._store is None or file is None:
             return lowered.compile(), "compiled"
         return self._store.compiled(file, lowered), "compiled"
+
+
+class WarmUp(NamedTuple):
+    """A program that is compiled before the first request needs it.
+
+    Attributes:
+        name: its name.
+        run: compiles it if nobody has, and runs it with inert rows; for the engine's own thread.
+        ahead: compiles it in any thread and runs nothing; None for a small program, which is compiled when it runs.
+        rank: the order in which programs are best compiled ahead, the smallest first.
+    """
+
+    name: str
+    run: Callable[[], object]
+    ahead: Callable[[], object] | None = None
+    rank: tuple[int, ...] = ()
 
 
 def shapes_of(tree: Any) -> Any:

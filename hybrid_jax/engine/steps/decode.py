@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine import frames, pack
 from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.cursor import cursor
@@ -18,12 +17,10 @@ from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import SAMPLING, Layout
 from hybrid_jax.engine.sampling import Logprobs, Sampled
 from hybrid_jax.engine.steps.kind import Made, StepKind
-from hybrid_jax.engine.steps.unpack import put_decode
 from hybrid_jax.engine.walk import fold_rows, share, window
 from hybrid_jax.models import decoder
-from hybrid_jax.schedule import bucket as sizes
 from hybrid_jax.schedule.bucket import DecodeBucket
-from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow, Tokens
+from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow
 from hybrid_jax.state import State
 
 
@@ -148,47 +145,35 @@ class Decode(StepKind):
     name = "decode"
     run = staticmethod(decode)
 
-    def buckets(self, engine: EngineConfig, *, max_pages: int) -> list[DecodeBucket]:
+    def buckets(self) -> list[DecodeBucket]:
         return sorted(
-            DecodeBucket(rows, steps, width)
-            for rows in sizes.decode_rows(engine)
-            for steps in sizes.decode_steps(engine)
-            for width in sizes.widths(engine, max_pages)
+            DecodeBucket(rows, self.shapes.decode_steps, width)
+            for rows in self.shapes.decode_rows
+            for width in self.shapes.widths(self.max_pages)
         )
 
-    def bucket(
-        self,
-        engine: EngineConfig,
-        rows: Sequence[DecodeRow | PrefillRow],
-        plan: Plan,
-        *,
-        max_pages: int,
-        before: object,
-    ) -> DecodeBucket:
-        return sizes.decode_bucket(
-            engine,
+    def bucket(self, rows: Sequence[DecodeRow | PrefillRow], before: object) -> DecodeBucket:
+        return self.shapes.decode_bucket(
             num_rows=max(row.row for row in rows) + 1,
-            num_steps=max(plan.num_steps, 1),
             num_pages=max(len(row.pages) for row in rows),
-            max_pages=max_pages,
+            max_pages=self.max_pages,
         )
 
     def cost(self, bucket: DecodeBucket) -> tuple[int, int]:
         return 1, 64 * bucket.rows
 
-    def static(self, engine: EngineConfig, bucket: DecodeBucket) -> Mapping[str, int]:
+    def static(self, bucket: DecodeBucket) -> Mapping[str, int]:
         return {"max_steps": bucket.steps}
 
     def dispatches(self, plan: Plan) -> list[list[DecodeRow]]:
-        return [plan.decode] if plan.decode else []
+        return [plan.decode]
 
     def foreseen(self, plan: Plan) -> list[list[DecodeRow | PrefillRow]]:
         """Adds the rows whose prompt ends in this plan, because they decode next."""
         begun = [row for row in plan.prefill if row.samples and row.request.max_tokens > 1]
-        rows = [*plan.decode, *begun]
-        return [rows] if rows else []
+        return [[*plan.decode, *begun]]
 
-    def layout(self, model: Model, bucket: DecodeBucket) -> Layout:
+    def layout(self, bucket: DecodeBucket) -> Layout:
         return Layout(
             (
                 ("checkpoint", 1),
@@ -196,13 +181,11 @@ class Decode(StepKind):
                 ("fold_slot", 1),
                 ("num_steps", 1),
                 *SAMPLING,
-                *pack.page_fields(bucket.width, model.geometry.frames_per_page),
+                *pack.page_fields(bucket.width, self.model.geometry.frames_per_page),
             )
         )
 
-    def pack(
-        self, rows: Sequence[DecodeRow], layout: Layout, bucket: DecodeBucket, engine: EngineConfig
-    ) -> np.ndarray:
+    def pack(self, rows: Sequence[DecodeRow], layout: Layout, bucket: DecodeBucket) -> np.ndarray:
         """Ring rows that no row of the plan uses take no step."""
         batch = np.zeros((bucket.rows, layout.size), np.int32)
         for row in rows:
@@ -215,20 +198,14 @@ class Decode(StepKind):
             pack.set_sampling(layout, batch, row.row, row.request)
         return batch
 
-    def rest(self, plan: Plan, rows: Sequence[DecodeRow], before: Made | None) -> tuple:
-        return (np.int32(plan.num_steps),)
+    def rest(self, rows: Sequence[DecodeRow], before: Made | None) -> tuple:
+        return (np.int32(max(row.num_steps for row in rows)),)
 
-    def inert(self, model: Model, bucket: DecodeBucket) -> tuple:
+    def inert(self, bucket: DecodeBucket) -> tuple:
         return (np.int32(0),)
 
-    def unpack(
-        self,
-        rows: Sequence[DecodeRow],
-        sampled: Sampled,
-        prompt: Sampled | None,
-        places: Mapping[int, int],
-        into: Tokens,
-    ) -> None:
-        for row in rows:
-            at = [(step, row.row) for step in range(row.num_steps)]
-            put_decode(row, places[id(row)], at, sampled, into)
+    def line(self, row: DecodeRow, place: int) -> int:
+        return row.row
+
+    def places(self, row: DecodeRow, line: int) -> list[tuple[int, ...]]:
+        return [(step, line) for step in range(row.num_steps)]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybrid_jax.config import EngineConfig
 from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine import frames, pack, rings
 from hybrid_jax.engine.adjust import Adjust, choose
@@ -18,24 +17,19 @@ from hybrid_jax.engine.cursor import Cursor, cursor
 from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
 from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import SAMPLING, Layout
-from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.steps.kind import Made, StepKind, Variant
-from hybrid_jax.engine.steps.unpack import put_decode, put_prefill
 from hybrid_jax.engine.walk import fold_rows, share, window
 from hybrid_jax.models import decoder
-from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow, Tokens
+from hybrid_jax.schedule.bucket import PrefillBucket
+from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow
 from hybrid_jax.state import State
 
 WHOLE = Variant(num_logprobs=MAX_LOGPROBS, adjusts=True)
 
 
 @dataclass(frozen=True, order=True)
-class ExactBucket:
+class ExactBucket(PrefillBucket):
     """The one shape of exact mode: a window of `tokens` = grain for every ring row."""
-
-    rows: int
-    tokens: int
-    width: int
 
 
 def exact_step(
@@ -116,19 +110,12 @@ class Exact(StepKind):
     name = "exact"
     run = staticmethod(exact_step)
 
-    def buckets(self, engine: EngineConfig, *, max_pages: int) -> list[ExactBucket]:
-        return [ExactBucket(engine.max_rows, engine.grain, max(max_pages, 1))]
+    def buckets(self) -> list[ExactBucket]:
+        (width,) = self.shapes.widths(self.max_pages)
+        return [ExactBucket(self.engine.max_rows, self.engine.grain, width)]
 
-    def bucket(
-        self,
-        engine: EngineConfig,
-        rows: Sequence[PrefillRow | DecodeRow],
-        plan: Plan,
-        *,
-        max_pages: int,
-        before: object,
-    ) -> ExactBucket:
-        return self.buckets(engine, max_pages=max_pages)[0]
+    def bucket(self, rows: Sequence[PrefillRow | DecodeRow], before: object) -> ExactBucket:
+        return self.buckets()[0]
 
     def variant(self, rows: Sequence[PrefillRow | DecodeRow]) -> Variant:
         """Always everything, because two executables would round differently."""
@@ -141,14 +128,14 @@ class Exact(StepKind):
         """A row whose prompt ends in this plan decodes in a second dispatch; all else is in the first."""
         begun = {row.row for row in plan.prefill}
         joined = [row for row in plan.decode if row.row not in begun]
-        later = [row for row in plan.decode if row.row in begun]
-        return [rows for rows in ([*plan.prefill, *joined], later) if rows]
+        later: list[PrefillRow | DecodeRow] = [row for row in plan.decode if row.row in begun]
+        return [[*plan.prefill, *joined], later]
 
     def foreseen(self, plan: Plan) -> list[list[PrefillRow | DecodeRow]]:
         return [[*plan.prefill, *plan.decode]]
 
-    def layout(self, model: Model, bucket: ExactBucket) -> Layout:
-        per_page = model.geometry.frames_per_page
+    def layout(self, bucket: ExactBucket) -> Layout:
+        per_page = self.model.geometry.frames_per_page
         return Layout(
             (
                 ("checkpoint", 1),
@@ -165,11 +152,7 @@ class Exact(StepKind):
         )
 
     def pack(
-        self,
-        rows: Sequence[PrefillRow | DecodeRow],
-        layout: Layout,
-        bucket: ExactBucket,
-        engine: EngineConfig,
+        self, rows: Sequence[PrefillRow | DecodeRow], layout: Layout, bucket: ExactBucket
     ) -> np.ndarray:
         """Packs chunks and decode steps alike; ring rows that no row of the plan uses have no token."""
         batch = np.zeros((bucket.rows, layout.size), np.int32)
@@ -179,33 +162,18 @@ class Exact(StepKind):
                 put("checkpoint", row.start)
                 put("fold_slot", row.write_slot)
                 put("length", len(row.tokens))
-                put("samples", row.samples)
                 put("tokens", row.tokens)
                 pack.set_copies(layout, batch, row.row, row.copies)
             else:
                 put("checkpoint", row.checkpoint_position)
                 put("fold_slot", row.fold_slot)
                 put("feeds", 1)
-                put("samples", 1)
+            put("samples", row.samples)
             put("read_slot", row.read_slot)
             pack.set_pages(layout, batch, row.row, row.pages)
-            if not isinstance(row, PrefillRow) or row.samples:
+            if row.samples:
                 pack.set_sampling(layout, batch, row.row, row.request)
         return batch
 
     def line(self, row: PrefillRow | DecodeRow, place: int) -> int:
         return row.row
-
-    def unpack(
-        self,
-        rows: Sequence[PrefillRow | DecodeRow],
-        sampled: Sampled,
-        prompt: Sampled | None,
-        places: Mapping[int, int],
-        into: Tokens,
-    ) -> None:
-        for row in rows:
-            if isinstance(row, PrefillRow):
-                put_prefill(row, places[id(row)], row.row, sampled, prompt, into)
-            else:
-                put_decode(row, places[id(row)], [(row.row,)], sampled, into)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine import frames, pack, rings
 from hybrid_jax.engine.adjust import Adjust
 from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import SAMPLING, Layout
-from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.steps.kind import Made, StepKind
 from hybrid_jax.engine.steps.sample import first_tokens
-from hybrid_jax.engine.steps.unpack import logprobs_at
-from hybrid_jax.schedule import bucket as sizes
 from hybrid_jax.schedule.bucket import PrefillBucket
-from hybrid_jax.schedule.plan import ForkRow, Plan, Tokens
+from hybrid_jax.schedule.plan import ForkRow, Plan
 from hybrid_jax.state import State
 
 
@@ -80,34 +76,23 @@ class Fork(StepKind):
     takes_weights = False
     run = staticmethod(fork)
 
-    def buckets(self, engine: EngineConfig, *, max_pages: int) -> list[ForkBucket]:
-        if engine.max_rows == 1:
+    def buckets(self) -> list[ForkBucket]:
+        if self.engine.max_rows == 1:
             return []
-        counts = {sizes.logits_rows(engine, rows) for rows in sizes.prefill_rows(engine)}
+        counts = {self.shapes.logits_rows(rows) for rows in self.shapes.prefill_rows}
         return [ForkBucket(count) for count in sorted(counts)]
 
-    def bucket(
-        self,
-        engine: EngineConfig,
-        rows: Sequence[ForkRow],
-        plan: Plan,
-        *,
-        max_pages: int,
-        before: PrefillBucket,
-    ) -> ForkBucket:
-        return ForkBucket(sizes.logits_rows(engine, before.rows))
+    def bucket(self, rows: Sequence[ForkRow], before: PrefillBucket) -> ForkBucket:
+        return ForkBucket(self.shapes.logits_rows(before.rows))
 
     def cost(self, bucket: ForkBucket) -> tuple[int, int]:
         return 0, bucket.rows
 
     def dispatches(self, plan: Plan) -> list[list[ForkRow]]:
-        return [plan.forks] if plan.forks else []
+        return [plan.forks]
 
-    def drawing(self, rows: Sequence[ForkRow]) -> Sequence[ForkRow]:
-        return rows
-
-    def layout(self, model: Model, bucket: ForkBucket) -> Layout:
-        per_page = model.geometry.frames_per_page
+    def layout(self, bucket: ForkBucket) -> Layout:
+        per_page = self.model.geometry.frames_per_page
         return Layout(
             (
                 ("row", 1),
@@ -119,12 +104,10 @@ class Fork(StepKind):
             )
         )
 
-    def pack(
-        self, rows: Sequence[ForkRow], layout: Layout, bucket: ForkBucket, engine: EngineConfig
-    ) -> np.ndarray:
+    def pack(self, rows: Sequence[ForkRow], layout: Layout, bucket: ForkBucket) -> np.ndarray:
         """Packs as many lines as there are ring rows; padding names the sink's row."""
-        batch = np.zeros((engine.max_rows, layout.size), np.int32)
-        batch[:, layout.span("row")] = engine.max_rows
+        batch = np.zeros((self.engine.max_rows, layout.size), np.int32)
+        batch[:, layout.span("row")] = self.engine.max_rows
         for line, row in enumerate(rows):
             put = functools.partial(layout.set, batch, line)
             put("row", row.row)
@@ -135,24 +118,10 @@ class Fork(StepKind):
             pack.set_sampling(layout, batch, line, row.request)
         return batch
 
-    def rest(self, plan: Plan, rows: Sequence[ForkRow], before: Made | None) -> tuple:
+    def rest(self, rows: Sequence[ForkRow], before: Made | None) -> tuple:
         assert before is not None, "a fork follows the prefill that its rows' prompt ends in"
         return before.logits, np.int32(len(rows))
 
-    def inert(self, model: Model, bucket: ForkBucket) -> tuple:
-        logits = np.zeros((bucket.rows, model.config.vocab_size), np.float32)
+    def inert(self, bucket: ForkBucket) -> tuple:
+        logits = np.zeros((bucket.rows, self.model.config.vocab_size), np.float32)
         return logits, np.int32(0)
-
-    def unpack(
-        self,
-        rows: Sequence[ForkRow],
-        sampled: Sampled,
-        prompt: Sampled | None,
-        places: Mapping[int, int],
-        into: Tokens,
-    ) -> None:
-        for line, row in enumerate(rows):
-            place = places[id(row)]
-            into.forks[place] = int(sampled.tokens[line])
-            count = row.request.params.logprobs
-            into.fork_logprobs[place] = logprobs_at(sampled, (line,), count)

@@ -15,9 +15,9 @@ from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled
-from hybrid_jax.schedule.plan import DecodeRow, ForkRow, Plan, PrefillRow, Tokens
-
-Row = PrefillRow | ForkRow | DecodeRow
+from hybrid_jax.schedule.bucket import shapes_of
+from hybrid_jax.schedule.plan import Plan, PrefillRow, Row
+from hybrid_jax.schedule.request import TokenLogprobs
 
 
 @dataclass(frozen=True)
@@ -57,43 +57,49 @@ class Made(NamedTuple):
 
 
 class StepKind(abc.ABC):
-    """One kind of step. The runner, its warm-up and its results know steps only through this class.
+    """One kind of step of one engine. The runner, its warm-up and its results know steps only through this class.
 
     A bucket is a frozen dataclass with the sizes that a program is compiled for; `rows` is one of them.
+
+    Args:
+        engine: the engine's settings. model: what its steps are specialised on.
+        max_pages: pages of the longest sequence possible.
 
     Attributes:
         name: name of its programs.
         takes_weights: the weights are the first argument of the device function.
         run: the device function: (weights,) state, adjust, int32 rows, `rest` and keywords -> state, adjust, `Made`.
+        shapes: the engine's padded shapes.
     """
 
     name: ClassVar[str]
     takes_weights: ClassVar[bool] = True
     run: ClassVar[Callable]
 
+    def __init__(self, engine: EngineConfig, model: Model, max_pages: int) -> None:
+        self.engine, self.model, self.max_pages = engine, model, max_pages
+        self.shapes = shapes_of(engine)
+
     # --- shapes -----------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def buckets(self, engine: EngineConfig, *, max_pages: int) -> list[Any]:
+    def buckets(self) -> list[Any]:
         """Every bucket that a run can meet, small ones first. A warm-up compiles all of them."""
 
     @abc.abstractmethod
-    def bucket(
-        self, engine: EngineConfig, rows: Sequence[Row], plan: Plan, *, max_pages: int, before: Any
-    ) -> Any:
-        """The smallest bucket that fits.
+    def bucket(self, rows: Sequence[Any], before: Any) -> Any:
+        """The smallest bucket that fits the rows of a dispatch.
 
         Args:
-            rows: rows of the dispatch. plan: the plan that the dispatch is part of.
-            max_pages: pages of the longest sequence possible.
-            before: the bucket of the previous dispatch of this plan, or None.
+            rows: rows of the dispatch.
+            before: the bucket of the previous dispatch of the plan, or None.
         """
 
-    def larger(self, engine: EngineConfig, bucket: Any, *, max_pages: int) -> list[Any]:
+    def larger(self, bucket: Any) -> list[Any]:
         """Buckets that can do the work of another, the cheapest first."""
         fits = [
             other
-            for other in self.buckets(engine, max_pages=max_pages)
+            for other in self.buckets()
             if other != bucket
             and all(a >= b for a, b in zip(astuple(other), astuple(bucket), strict=True))
         ]
@@ -103,7 +109,7 @@ class StepKind(abc.ABC):
         """Orders buckets: the larger the cost, the more other buckets it can replace."""
         return 1, bucket.rows
 
-    def static(self, engine: EngineConfig, bucket: Any) -> Mapping[str, int]:
+    def static(self, bucket: Any) -> Mapping[str, int]:
         """Further keywords of the device function, beside model, layout and num_logprobs."""
         return {}
 
@@ -111,11 +117,11 @@ class StepKind(abc.ABC):
 
     def variant(self, rows: Sequence[Row]) -> Variant:
         """What these rows ask for."""
-        drawn = [row for row in rows if not isinstance(row, PrefillRow) or row.samples]
-        logprobs = any(row.request.params.logprobs is not None for row in drawn)
+        drawn = [row.request for row in rows if row.samples]
+        logprobs = any(request.params.logprobs is not None for request in drawn)
         return Variant(
             num_logprobs=MAX_LOGPROBS if logprobs else 0,
-            adjusts=any(row.request.adjusts_logits for row in drawn),
+            adjusts=any(request.adjusts_logits for request in drawn),
         )
 
     def variants(self, *, logprobs: bool, adjusts: bool) -> list[Variant]:
@@ -130,52 +136,68 @@ class StepKind(abc.ABC):
 
     @abc.abstractmethod
     def dispatches(self, plan: Plan) -> Iterable[list[Any]]:
-        """The rows of each dispatch that a plan needs."""
+        """The rows of each dispatch that a plan needs. A dispatch without rows is left out."""
 
     def foreseen(self, plan: Plan) -> Iterable[list[Any]]:
         """The same, together with rows that will certainly follow in the next plan."""
         return self.dispatches(plan)
 
-    def drawing(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """The rows that are about to draw their first token."""
-        return [row for row in rows if isinstance(row, PrefillRow) and row.samples]
-
     @abc.abstractmethod
-    def layout(self, model: Model, bucket: Any) -> Layout:
+    def layout(self, bucket: Any) -> Layout:
         """The columns of its rows."""
 
     @abc.abstractmethod
-    def pack(
-        self, rows: Sequence[Any], layout: Layout, bucket: Any, engine: EngineConfig
-    ) -> np.ndarray:
+    def pack(self, rows: Sequence[Any], layout: Layout, bucket: Any) -> np.ndarray:
         """The packed rows int32[lines, layout.size]; lines without a row are inert."""
 
-    def rest(self, plan: Plan, rows: Sequence[Row], before: Made | None) -> tuple:
+    def rest(self, rows: Sequence[Any], before: Made | None) -> tuple:
         """Arguments of the device function after the rows; `before` is what the previous dispatch made."""
         return ()
 
-    def inert(self, model: Model, bucket: Any) -> tuple:
+    def inert(self, bucket: Any) -> tuple:
         """`rest` for a call without rows."""
         return ()
 
     # --- results ----------------------------------------------------------------------------------
 
-    def line(self, row: Row, place: int) -> int:
-        """The line of a row's results; `place` is the row's index in its dispatch."""
+    def line(self, row: Any, place: int) -> int:
+        """The line of a row in the results of a dispatch; `place` is the row's index in the dispatch."""
         return place
 
-    @abc.abstractmethod
-    def unpack(
-        self,
-        rows: Sequence[Any],
-        sampled: Sampled,
-        prompt: Sampled | None,
-        places: Mapping[int, int],
-        into: Tokens,
-    ) -> None:
-        """Puts what was sampled into a plan's tokens.
+    def places(self, row: Any, line: int) -> list[tuple[int, ...]]:
+        """Where a row's tokens are among those that were sampled, in order. A negative number there is no token."""
+        return [(line,)] if row.samples else []
+
+    def unpack(self, rows: Sequence[Row], sampled: Sampled, prompt: Sampled | None) -> None:
+        """Gives each row its results.
 
         Args:
             sampled: what was sampled, on the host. prompt: log-probabilities of prompts, or None.
-            places: indices of the rows in the plan's lists, by `id`.
         """
+        for index, row in enumerate(rows):
+            line = self.line(row, index)
+            drawn = [place for place in self.places(row, line) if sampled.tokens[place] >= 0]
+            row.new_tokens = [int(sampled.tokens[place]) for place in drawn]
+            count = row.request.params.logprobs
+            if count is not None:
+                row.new_logprobs = [logprobs_at(sampled, place, count) for place in drawn]
+            if prompt is None or not isinstance(row, PrefillRow):
+                continue
+            count = row.request.params.prompt_logprobs
+            if count is not None and row.request.lacks_prompt_logprobs:
+                known = min(len(row.tokens), len(row.request.prompt) - 1 - row.start)
+                places = [(line, offset) for offset in range(known)]
+                row.prompt_logprobs = [logprobs_at(prompt, place, count) for place in places]
+
+
+def logprobs_at(sampled: Sampled, place: tuple[int, ...], count: int) -> TokenLogprobs:
+    """The log-probabilities at one place, with the `count` most likely tokens."""
+    found = sampled.logprobs
+    assert found is not None, "the program that ran reports no log-probabilities"
+    best = zip(found.ids[place][:count], found.values[place][:count], strict=True)
+    return TokenLogprobs(
+        token_id=int(sampled.tokens[place]),
+        logprob=float(found.chosen[place]),
+        rank=int(found.rank[place]),
+        top=tuple((int(token), float(value)) for token, value in best),
+    )

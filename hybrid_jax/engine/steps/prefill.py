@@ -9,21 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine import frames, pack, rings
 from hybrid_jax.engine.adjust import Adjust
 from hybrid_jax.engine.kinds.kind import ChunkRows
 from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import SAMPLING, Layout
-from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.steps.kind import Made, StepKind
 from hybrid_jax.engine.steps.sample import first_tokens
-from hybrid_jax.engine.steps.unpack import put_prefill
 from hybrid_jax.engine.walk import chunk
 from hybrid_jax.models import decoder
-from hybrid_jax.schedule import bucket as sizes
 from hybrid_jax.schedule.bucket import PrefillBucket
-from hybrid_jax.schedule.plan import Plan, PrefillRow, Tokens
+from hybrid_jax.schedule.plan import Plan, PrefillRow
 from hybrid_jax.state import State
 
 
@@ -82,41 +78,32 @@ class Prefill(StepKind):
     name = "prefill"
     run = staticmethod(prefill)
 
-    def buckets(self, engine: EngineConfig, *, max_pages: int) -> list[PrefillBucket]:
+    def buckets(self) -> list[PrefillBucket]:
         return sorted(
             PrefillBucket(rows, tokens, width)
-            for rows, tokens in sizes.prefill_shapes(engine)
-            for width in sizes.widths(engine, max_pages)
+            for rows, tokens in self.shapes.prefill
+            for width in self.shapes.widths(self.max_pages)
         )
 
-    def bucket(
-        self,
-        engine: EngineConfig,
-        rows: Sequence[PrefillRow],
-        plan: Plan,
-        *,
-        max_pages: int,
-        before: object,
-    ) -> PrefillBucket:
-        return sizes.prefill_bucket(
-            engine,
+    def bucket(self, rows: Sequence[PrefillRow], before: object) -> PrefillBucket:
+        return self.shapes.prefill_bucket(
             num_rows=len(rows),
             num_tokens=max(len(row.tokens) for row in rows),
             num_pages=max(len(row.pages) for row in rows),
-            max_pages=max_pages,
+            max_pages=self.max_pages,
         )
 
     def cost(self, bucket: PrefillBucket) -> tuple[int, int]:
         return 1, bucket.rows * bucket.tokens
 
-    def static(self, engine: EngineConfig, bucket: PrefillBucket) -> Mapping[str, int]:
-        return {"logits_rows": sizes.logits_rows(engine, bucket.rows)}
+    def static(self, bucket: PrefillBucket) -> Mapping[str, int]:
+        return {"logits_rows": self.shapes.logits_rows(bucket.rows)}
 
     def dispatches(self, plan: Plan) -> list[list[PrefillRow]]:
-        return [plan.prefill] if plan.prefill else []
+        return [plan.prefill]
 
-    def layout(self, model: Model, bucket: PrefillBucket) -> Layout:
-        per_page = model.geometry.frames_per_page
+    def layout(self, bucket: PrefillBucket) -> Layout:
+        per_page = self.model.geometry.frames_per_page
         return Layout(
             (
                 ("row", 1),
@@ -133,16 +120,10 @@ class Prefill(StepKind):
             )
         )
 
-    def pack(
-        self,
-        rows: Sequence[PrefillRow],
-        layout: Layout,
-        bucket: PrefillBucket,
-        engine: EngineConfig,
-    ) -> np.ndarray:
+    def pack(self, rows: Sequence[PrefillRow], layout: Layout, bucket: PrefillBucket) -> np.ndarray:
         """Padding names the sink's ring row and has length 0."""
         batch = np.zeros((bucket.rows, layout.size), np.int32)
-        batch[:, layout.span("row")] = engine.max_rows
+        batch[:, layout.span("row")] = self.engine.max_rows
         for line, row in enumerate(rows):
             put = functools.partial(layout.set, batch, line)
             put("row", row.row)
@@ -158,14 +139,3 @@ class Prefill(StepKind):
             if row.samples:
                 pack.set_sampling(layout, batch, line, row.request)
         return batch
-
-    def unpack(
-        self,
-        rows: Sequence[PrefillRow],
-        sampled: Sampled,
-        prompt: Sampled | None,
-        places: Mapping[int, int],
-        into: Tokens,
-    ) -> None:
-        for line, row in enumerate(rows):
-            put_prefill(row, places[id(row)], line, sampled, prompt, into)

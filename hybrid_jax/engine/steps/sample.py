@@ -1,4 +1,4 @@
-"""First tokens of rows, and log-probabilities of prompts."""
+"""The first token of a row, which prefill and fork draw alike."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import jax.numpy as jnp
 from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import Layout
-from hybrid_jax.engine.sampling import Sampled, logprobs
-from hybrid_jax.geometry import PROMPT_POSITIONS
-from hybrid_jax.models import decoder
+from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.state import State
 
 
@@ -40,34 +38,3 @@ def first_tokens(
         tokens = jnp.where(rows == row[r], fed[r], tokens)
         lengths = jnp.where(rows == row[r], positions[r], lengths)
     return state.replace(tokens=tokens, lengths=lengths), adjust, sampled
-
-
-def prompt_logprobs(
-    params: dict, h: jax.Array, tokens: jax.Array, *, model: Model, num_logprobs: int
-) -> Sampled:
-    """Log-probabilities of given tokens, a few positions at a time.
-
-    Args:
-        h: [R, T, D] hidden states before the last norm.
-        tokens: int32[R, T] the token that follows each position.
-
-    Returns:
-        The tokens int32[R, T], and logprobs with the same leading axes.
-    """
-    count = min(num_logprobs, model.config.vocab_size)
-
-    def blocks_of(x):
-        x = x.reshape(-1, *x.shape[2:])
-        x = jnp.pad(x, ((0, -x.shape[0] % PROMPT_POSITIONS), *((0, 0) for _ in x.shape[1:])))
-        return x.reshape(-1, PROMPT_POSITIONS, *x.shape[1:])
-
-    def some(block):
-        return logprobs(decoder.logits(params, block[0], model.config), block[1], count)
-
-    found = jax.lax.map(some, (blocks_of(h), blocks_of(tokens)))
-
-    def whole(x):
-        return x.reshape(-1, *x.shape[2:])[: tokens.size].reshape(*tokens.shape, *x.shape[2:])
-
-    found = jax.tree.map(whole, found)
-    return Sampled(tokens, found)

@@ -7,7 +7,6 @@ from typing import Any
 from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.geometry import ITEM_BYTES, Geometry
-from hybrid_jax.schedule.plan import Tokens
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.scheduler import Scheduler
 from hybrid_jax.schedule.sequence import Sequence
@@ -165,12 +164,11 @@ class SchedulerRun(TickRun):
                 self.rows[request] = sequence
                 self.pool.counters.allocate_calls += 2
                 self.start(request, sequence.goal)
-        tokens = Tokens(
-            prefill=[0] * len(plan.prefill), decode=[[0] * row.num_steps for row in plan.decode]
-        )
-        for progress in self.scheduler.receive(plan, tokens):
-            if progress.finished:
-                del self.rows[int(progress.request.request_id)]
+        for row in plan.rows:
+            row.new_tokens = [0] * row.most_tokens
+        for new in self.scheduler.receive(plan):
+            if new.finished:
+                del self.rows[int(new.request.request_id)]
 
     def _holds_all(self, request: int) -> bool:
         """A request has the pages of its tokens, and a checkpoint or memory for it if it is longer than a grain."""
@@ -228,6 +226,9 @@ class _Turn(Turn):
 
     def _chunk_tokens(self, num_tokens: int) -> int:
         return num_tokens
+
+    def _set_budget(self, num_tokens: int) -> None:
+        """Nothing limits a dispatch."""
 
     def decode(self, sequence: Sequence) -> bool:
         request = int(sequence.owner)

@@ -13,8 +13,8 @@ from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.costs import Costs
 from hybrid_jax.geometry import Geometry, sized_geometry
-from hybrid_jax.schedule import bucket
-from hybrid_jax.schedule.plan import Plan, Tokens
+from hybrid_jax.schedule.bucket import shapes_of
+from hybrid_jax.schedule.plan import Plan
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.scheduler import Scheduler
 from hybrid_jax.sim.prefix_cache.request_order import CacheResult, asked_and_hit
@@ -197,12 +197,13 @@ class _Run:
                 self.now += self._duration(plan)
                 held = self.scheduler.memory.frames.num_held * self._frame_bytes
                 self.used_max = max(self.used_max, held)
-                for progress in self.scheduler.receive(plan, self._tokens(plan)):
-                    number = int(progress.request.request_id)
-                    if progress.new_token_ids:
+                self._read(plan)
+                for new in self.scheduler.receive(plan):
+                    number = int(new.request.request_id)
+                    if new.new_token_ids:
                         self.first_token.setdefault(number, self.now)
-                        self.hits.setdefault(number, progress.request.num_cached_tokens)
-                    if progress.finished:
+                        self.hits.setdefault(number, new.request.num_cached_tokens)
+                    if new.finished:
                         self.ended[number] = self.now
                         self._release(number)
             elif self._due:
@@ -252,17 +253,17 @@ class _Run:
         if not plan.prefill:
             return 0
         lengths = [len(row.tokens) for row in plan.prefill]
-        shape = bucket.prefill_bucket(
-            self.engine, num_rows=len(lengths), num_tokens=max(lengths), num_pages=0, max_pages=0
+        shape = shapes_of(self.engine).prefill_bucket(
+            num_rows=len(lengths), num_tokens=max(lengths), num_pages=0, max_pages=0
         )
         return shape.rows * shape.tokens - sum(lengths)
 
-    def _tokens(self, plan: Plan) -> Tokens:
-        """What the trace says comes next in every row."""
-        return Tokens(
-            prefill=[self._next(row.request, 1)[0] if row.samples else 0 for row in plan.prefill],
-            decode=[self._next(row.request, row.num_steps, row.position) for row in plan.decode],
-        )
+    def _read(self, plan: Plan) -> None:
+        """Gives every row the tokens that come next by the trace."""
+        for row in plan.prefill:
+            row.new_tokens = self._next(row.request, row.most_tokens)
+        for row in plan.decode:
+            row.new_tokens = self._next(row.request, row.num_steps, row.position)
 
     def _next(self, request: Request, count: int, position: int | None = None) -> list[int]:
         """The tokens behind `position`, or behind all that are known."""

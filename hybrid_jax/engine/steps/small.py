@@ -1,0 +1,68 @@
+"""Small programs around the steps: slot table, rows that move, and log-probabilities of prompts."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.engine import adjust, rings
+from hybrid_jax.engine.model import Model
+from hybrid_jax.engine.sampling import Sampled, logprobs
+from hybrid_jax.geometry import PROMPT_POSITIONS
+from hybrid_jax.models import decoder
+from hybrid_jax.state import State
+
+
+def write_slots(state: State, ids: jax.Array, frames: jax.Array) -> State:
+    """Writes lines int32[n, F] of the slot table; padding repeats a real line."""
+    return state.replace(slots=state.slots.at[ids].set(frames))
+
+
+def move_row(state: State, source: jax.Array, target: jax.Array) -> State:
+    """Moves one ring row to another place; the source is marked as stopped."""
+    rows = jnp.arange(state.tokens.shape[0])
+    tokens = jnp.where(rows == target, state.tokens[source], state.tokens)
+    tokens = jnp.where(rows == source, -1, tokens)
+    lengths = jnp.where(rows == target, state.lengths[source], state.lengths)
+    moved = jax.tree.map(lambda ring: rings.copy_row(ring, source, target), state.rings)
+    return state.replace(rings=moved, tokens=tokens, lengths=lengths)
+
+
+def prompt_logprobs(
+    params: dict, h: jax.Array, tokens: jax.Array, *, model: Model, num_logprobs: int
+) -> Sampled:
+    """Log-probabilities of given tokens, a few positions at a time.
+
+    Args:
+        h: [R, T, D] hidden states before the last norm.
+        tokens: int32[R, T] the token that follows each position.
+
+    Returns:
+        The tokens int32[R, T], and logprobs with the same leading axes.
+    """
+    count = min(num_logprobs, model.config.vocab_size)
+
+    def blocks_of(x):
+        x = x.reshape(-1, *x.shape[2:])
+        x = jnp.pad(x, ((0, -x.shape[0] % PROMPT_POSITIONS), *((0, 0) for _ in x.shape[1:])))
+        return x.reshape(-1, PROMPT_POSITIONS, *x.shape[1:])
+
+    def some(block):
+        return logprobs(decoder.logits(params, block[0], model.config), block[1], count)
+
+    found = jax.lax.map(some, (blocks_of(h), blocks_of(tokens)))
+
+    def whole(x):
+        return x.reshape(-1, *x.shape[2:])[: tokens.size].reshape(*tokens.shape, *x.shape[2:])
+
+    found = jax.tree.map(whole, found)
+    return Sampled(tokens, found)
+
+
+# By the name of their programs. The first argument is donated.
+CHANGES = {
+    "write_slots": write_slots,
+    "move_row": move_row,
+    "load_adjust": adjust.load_row,
+    "move_adjust": adjust.move_row,
+}
