@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from hybrid_jax.cache.pools.pages import PageHolds
 from hybrid_jax.schedule.admission import Seats
 from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.plan import Plan
@@ -23,7 +24,9 @@ def check_memory(memory: Memory, sequences: list[Sequence]) -> None:
     holds = dict.fromkeys(range(memory.frames.num_frames), 0)
     if memory.tree is not None:
         memory.tree.check_invariants()
-        holds |= memory.holds.page_holds.as_dict()
+        page_holds = memory.tree.page_holds
+        assert isinstance(page_holds, PageHolds), "memory: an engine's tree lists frames"
+        holds |= page_holds.as_dict()
         slots += memory.tree.slot_nodes
     slot_holds = Counter(slots)
     for slot, count in slot_holds.items():

@@ -74,7 +74,7 @@ class Memory:
                 capacity=(num_frames - 1) * geometry.frame_bytes,
             )
         self.holds = Holds(self.frames, self.slots, self.tree)
-        self._later_frames: list[int] = []
+        self._later_frames: list[list[int]] = []
         self._later_slots: list[int] = []
 
     # --- room -----------------------------------------------------------------------------------
@@ -96,9 +96,10 @@ class Memory:
             finally:
                 if keep is not None:
                     self.tree.unpin(keep)
-        after = self.holds.frames_by_kind()
-        gave = before[0] - after[0], before[1] - after[1]
-        self.holds.counters.evicted(*gave, enough=fits)
+        after, counters = self.holds.frames_by_kind(), self.holds.counters
+        counters.evicted_page_frames += before[0] - after[0]
+        counters.evicted_checkpoint_frames += before[1] - after[1]
+        counters.memory_shortages += not fits
         return fits
 
     # --- admission ------------------------------------------------------------------------------
@@ -200,9 +201,13 @@ class Memory:
 
     def _take(self, num_pages: int, own_slot: bool = False) -> tuple[np.ndarray, int]:
         """Takes new pages int32[num_pages, frames_per_page] and, if asked for, a slot (else 0): both, or it raises."""
-        slot, groups = self.holds.allocate_slot() if own_slot else 0, self.geometry.frames_per_page
+        slot, per_page = (
+            self.holds.allocate_slot() if own_slot else 0,
+            self.geometry.frames_per_page,
+        )
         try:
-            return self.holds.allocate_frames(num_pages * groups).reshape(num_pages, groups), slot
+            frames = self.holds.allocate_frames(num_pages * per_page)
+            return frames.reshape(num_pages, per_page), slot
         except BaseException:
             self.holds.release_slot(slot)
             raise
@@ -259,12 +264,14 @@ class Memory:
     def take_copies(self, sequence: Sequence) -> list:
         """Hands out the page copies of a sequence's first chunk; their sources are released after the plan."""
         copies, sequence.copies = sequence.copies, []
-        self._later_frames += [frame for source, _ in copies for frame in source]
+        if copies:
+            self._later_frames.append(_sources(copies))
         return copies
 
     def end_plan(self) -> list[tuple[int, np.ndarray]]:
         """Releases what was kept for this plan's rows only; returns the slots that the device table lacks."""
-        self.holds.release_frames(self._later_frames)
+        for frames in self._later_frames:
+            self.holds.release_frames(frames)
         for slot in self._later_slots:
             self.holds.release_slot(slot)
         self._later_frames, self._later_slots = [], []
@@ -354,8 +361,8 @@ class Memory:
         node = self.publish(sequence)
         if for_good and self.history is not None:
             self.history.ended(sequence, node)
-        self.holds.release_frames(sequence.pages, distinct=True)
-        self.holds.release_frames([frame for source, _ in sequence.copies for frame in source])
+        self.holds.release_frames(sequence.pages)
+        self.holds.release_frames(_sources(sequence.copies))
         self.holds.release_slot(sequence.real_slot)
         if sequence.slot != sequence.real_slot:
             self.holds.release_slot(sequence.slot)
@@ -366,7 +373,7 @@ class Memory:
     # --- looking at it --------------------------------------------------------------------------
 
     @property
-    def later(self) -> tuple[list[int], list[int]]:
+    def later(self) -> tuple[list[list[int]], list[int]]:
         """Frames and slots that will be released at the end of the plan."""
         return self._later_frames, self._later_slots
 
@@ -377,6 +384,11 @@ class Memory:
             cache = {f"cache_{name}": v for name, v in tree.counters.as_dict().items()}
             cache["cache_nodes"] = tree.num_nodes
         return self.holds.stats(self.geometry.frame_bytes) | cache
+
+
+def _sources(copies: list[tuple[Page, Page]]) -> list[int]:
+    """The frames that page copies read; a sequence lists none twice."""
+    return [frame for source, _ in copies for frame in source]
 
 
 def as_page(frames: np.ndarray) -> Page:

@@ -113,22 +113,14 @@ class Scheduler:
             raise ValueError(f"{where}: prompt must hold at least one token, got 0")
         explicit = request.params.max_tokens is not None
         asked = request.max_tokens if explicit else 1
-        for most, what, remedy in (
-            (
-                self.max_model_len,
-                "the model",
-                "shorten the prompt or max_tokens, or raise max_model_len",
-            ),
-            (
-                self._pool_holds,
-                "the pool",
-                "shorten the prompt or max_tokens, or raise memory",
-            ),
+        for most, what, setting in (
+            (self.max_model_len, "the model", "max_model_len"),
+            (self._pool_holds, "the pool", "memory"),
         ):
             if prompt_len + asked > most:
                 raise ValueError(
-                    f"{where}: prompt of {prompt_len} tokens and {asked} to generate need "
-                    f"{prompt_len + asked}, {what} holds {most}; {remedy}"
+                    f"{where}: prompt of {prompt_len} tokens and {asked} to generate need {prompt_len + asked}, "
+                    f"{what} holds {most}; shorten the prompt or max_tokens, or raise {setting}"
                 )
         limit = min(prompt_len + request.max_tokens, prompt_len + self.max_output(prompt_len))
         sequence = Sequence.make(request, arrival=self._num_arrivals, limit=limit)

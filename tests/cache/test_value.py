@@ -24,7 +24,7 @@ def cached(*sequences: list[int], costs: Costs = COSTS) -> SimulatedCache:
 
 
 def node_at(cache: SimulatedCache, *tokens: int):
-    length, node = cache.tree.coverage(np.array(tokens, np.int32))
+    length, node = cache._cached(np.array(tokens, np.int32))
     assert length == len(tokens) and node is not None
     return node
 

@@ -90,9 +90,6 @@ class FlopAware(EvictionPolicy):
             self._take(node, level)
             self._newest.discard(node)
 
-    def forget(self, node: Node) -> None:
-        """The node left the tree for good; nothing is kept of those that did."""
-
     def _take(self, node: Node, level: int) -> None:
         self._levels[level].discard(node)
         self._outdated.add(level)

@@ -124,7 +124,7 @@ class SimulatedCache:
         if self._bytes(len(tokens)) > self.capacity:
             return False
         while True:
-            cached_len, end = self.tree.coverage(tokens)
+            cached_len, end = self._cached(tokens)
             if end is not None:
                 break
             missing = len(tokens) - cached_len
@@ -155,11 +155,16 @@ class SimulatedCache:
         ends = [n for n in [*ends, last] if self._bytes(n) <= self.capacity]
         self.budget.lend(self._bytes(len(whole)) + costs.checkpoint_bytes)
         for position in ends:
-            self._fill(whole[:position], tree.coverage(whole[:position])[1])
+            self._fill(whole[:position], self._cached(whole[:position])[1])
         tree.make_room(0)
         self.budget.settle()
         tree.conclude(end)
         return bool(end.slot) if costs.checkpoint_bytes else end.cached
+
+    def _cached(self, tokens: np.ndarray) -> tuple[int, Node | None]:
+        """How many leading tokens have their pages cached, and the node at their end if it is a resume point."""
+        match = self.tree.match(tokens, least=0)
+        return match.cached_len, match.node if match.hit_len == len(tokens) else None
 
     def _bytes(self, length: int) -> int:
         return length * self.costs.kv_bytes + self.costs.checkpoint_bytes

@@ -56,7 +56,7 @@ class ByteBudget:
         """Counts bytes as free again."""
         self.used -= num_bytes
 
-    def retain(self, pages: RowPages, *, distinct: bool = False) -> None:
+    def retain(self, pages: RowPages) -> None:
         """A row's hold on pages: nothing to count, the tree alone holds bytes."""
 
     def __repr__(self) -> str:

@@ -89,51 +89,19 @@ class FrameAllocator:
         self._handles[frames] |= taken.view(np.uint32)
         return taken
 
-    def retain(self, frames: npt.ArrayLike, *, distinct: bool = False) -> None:
-        """Adds one holder to each frame, or one for every time it is listed.
-
-        Args:
-            frames: ids.
-            distinct: no frame is listed twice, so that need not be checked.
-        """
+    def retain(self, frames: npt.ArrayLike) -> None:
+        """Adds one holder to each frame; none is listed twice."""
         frames = indices(frames)
-        held = self._require_held(frames, "retain")
-        if distinct:
-            self._holders[frames] = held + ONE
-        else:
-            np.add.at(self._holders, frames, ONE)
+        self._holders[frames] = self._require_held(frames, "retain") + ONE
 
-    def release(self, frames: npt.ArrayLike, *, distinct: bool = False) -> None:
-        """Drops one holder of each frame; takes the caller's hold away. Raises before changing anything.
-
-        Args:
-            frames: ids; a frame that is listed twice loses two holders.
-            distinct: no frame is listed twice, so that need not be checked.
-        """
+    def release(self, frames: npt.ArrayLike) -> None:
+        """Drops one holder of each frame; none is listed twice. Raises before changing anything."""
         frames = indices(frames)
         left = self._require_held(frames, "release") - ONE
-        if distinct:
-            self._holders[frames] = left
-        else:
-            np.subtract.at(self._holders, frames, ONE)
-            if_distinct, left = left, self._holders[frames]
-            distinct = np.count_nonzero(left == if_distinct) == len(left)
-            if not distinct:
-                self._require_enough(frames, left)
+        self._holders[frames] = left
         num_left = np.count_nonzero(left)
         if num_left < len(left):
-            gone = frames[left == 0] if num_left else frames
-            self._put_back(gone if distinct else np.unique(gone))
-
-    def _require_enough(self, frames: np.ndarray, left: np.ndarray) -> None:
-        """Takes a release back, and raises, where it dropped more holders than there were."""
-        if (left < 0).any():
-            np.add.at(self._holders, frames, ONE)
-            frame = int(frames[left < 0][0])
-            raise ValueError(
-                f"FrameAllocator: cannot release frame {frame} {(frames == frame).sum()} times, "
-                f"{self._holders[frame]} hold it"
-            )
+            self._put_back(frames[left == 0] if num_left else frames)
 
     def _put_back(self, frames: np.ndarray) -> None:
         """Puts frames on the free list, with the handles of their next lives but without the ids."""
@@ -170,7 +138,7 @@ class FrameAllocator:
             StaleHandle: a frame was released since its handle was made, or never had it.
             ValueError: a name is not a handle.
         """
-        names = handles.whole_array(names, handles.FRAME)
+        names = handles.as_handles(names, handles.FRAME)
         frames = (names & handles.ID_BITS).astype(np.intp)
         valid = self._handles.take(frames, mode="clip") == names
         if np.count_nonzero(valid) < valid.size:

@@ -37,7 +37,7 @@ def unpack(handle: Any) -> tuple[Any, Any, Any]:
     return handle >> 30, handle >> 24 & NUM_GENERATIONS - 1, handle & MAX_ID
 
 
-def whole(handle: Any) -> int:
+def as_integer(handle: Any) -> int:
     """A handle as an integer of Python's own, of any size.
 
     Raises:
@@ -49,7 +49,7 @@ def whole(handle: Any) -> int:
         raise ValueError(f"handles: a handle must be an integer, got {handle!r}") from None
 
 
-def whole_array(names: npt.ArrayLike, kind: int) -> np.ndarray:
+def as_handles(names: npt.ArrayLike, kind: int) -> np.ndarray:
     """Handles as uint32, in the shape that came; numpy itself would cut them to 32 bits.
 
     Raises:
@@ -59,7 +59,7 @@ def whole_array(names: npt.ArrayLike, kind: int) -> np.ndarray:
     if isinstance(names, np.ndarray) and names.dtype == np.uint32:
         return names
     names = np.asarray(names, object)
-    for name in map(whole, names.flat):
+    for name in map(as_integer, names.flat):
         if name >> 32:
             raise stale(name, kind, 0)
     return names.astype(np.uint32)

@@ -1,4 +1,4 @@
-"""The tree's own holds on page frames, so that it can tell what only the tree holds."""
+"""What one holder holds of the frames, and pages as the nodes of a tree list them."""
 
 from __future__ import annotations
 
@@ -42,48 +42,65 @@ class PageStore(Protocol):
         """Recounts from what all nodes list; raises AssertionError with both numbers when they differ."""
 
 
-class PageHolds(PageStore):
+class FrameHolds:
+    """What one holder holds of the frames, such as the tree, or all rows together.
+
+    Attributes:
+        num_frames: frames that it holds at all; each counts once.
+    """
+
+    def __init__(self, frames: FrameAllocator):
+        self._frames = frames
+        self._holds: np.ndarray = np.zeros(frames.num_frames, np.int32)
+        self.num_frames = 0
+
+    def as_dict(self) -> dict[int, int]:
+        """Holds per frame."""
+        return {int(frame): int(self._holds[frame]) for frame in np.flatnonzero(self._holds)}
+
+    def num_held(self, frames: np.ndarray) -> int:
+        """How many of these frames it holds."""
+        return int(np.count_nonzero(self._holds[frames]))
+
+    def hold(self, frames: np.ndarray) -> None:
+        """Adds a hold on each of these frames, given as an index; none is listed twice."""
+        self._frames.retain(frames)
+        self.note(frames)
+
+    def note(self, frames: np.ndarray) -> None:
+        """Notes holds that the pool has counted already; no frame is listed twice."""
+        before = self._holds[frames]
+        self.num_frames += len(before) - int(np.count_nonzero(before))
+        self._holds[frames] = before + ONE
+
+    def drop(self, frames: np.ndarray) -> None:
+        """Drops a hold on each of these frames, given as an index; none is listed twice."""
+        self._frames.release(frames)
+        left = self._holds[frames] - ONE
+        self._holds[frames] = left
+        self.num_frames -= len(left) - int(np.count_nonzero(left))
+
+
+class PageHolds(FrameHolds, PageStore):
     """Pages held by tree nodes, as handles; a frame counts once for every node that lists it.
 
     A row's pages are frame ids, int32[n, frames_per_page]; a node's are their handles, uint32 of the same
     shape, so that a node that outlives its hold is found out.
     """
 
-    def __init__(self, frames: FrameAllocator):
-        self._frames = frames
-        self._holds: np.ndarray = np.zeros(frames.num_frames, np.int32)
-        self.num_frames = 0  # held at all
-        self.none: np.ndarray = np.zeros((0, 0), np.uint32)
-
-    def as_dict(self) -> dict[int, int]:
-        """Holds per frame."""
-        return {int(frame): int(self._holds[frame]) for frame in np.flatnonzero(self._holds)}
-
-    def on(self, frames: np.ndarray) -> np.ndarray:
-        """Holds on each of these frames, given as an index."""
-        return self._holds[frames]
+    none: np.ndarray = np.zeros((0, 0), np.uint32)
 
     def adopt(self, pages: np.ndarray) -> np.ndarray:
         pages = np.asarray(pages, np.int32)
         names = self._frames.handles(pages)
-        self._hold(indices(pages))
+        self.hold(indices(pages))
         return names
 
     def share(self, pages: np.ndarray) -> None:
-        self._hold(indices(self.ids(pages)))
-
-    def _hold(self, frames: np.ndarray) -> None:
-        self._frames.retain(frames, distinct=True)  # a node lists no frame twice
-        before = self._holds[frames]
-        self.num_frames += len(before) - int(np.count_nonzero(before))
-        self._holds[frames] = before + ONE
+        self.hold(indices(self.ids(pages)))
 
     def release(self, pages: np.ndarray) -> None:
-        frames = indices(self.ids(pages))
-        self._frames.release(frames, distinct=True)
-        left = self._holds[frames] - ONE
-        self._holds[frames] = left
-        self.num_frames -= len(left) - int(np.count_nonzero(left))
+        self.drop(indices(self.ids(pages)))
 
     def join(self, upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
         return np.concatenate((upper, lower))

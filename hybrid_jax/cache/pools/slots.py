@@ -76,7 +76,7 @@ class SlotTable:
             StaleHandle: the slot was released since.
             ValueError: it is not a handle.
         """
-        handle = handles.whole(handle)
+        handle = handles.as_integer(handle)
         if handle == 0:
             return 0
         slot = handle & handles.MAX_ID
@@ -104,7 +104,7 @@ class SlotTable:
         slot = self._require(handle)
         self._holders[slot] -= 1
         if self._holders[slot] == 0:
-            self._allocator.release(self._frames[slot], distinct=True)
+            self._allocator.release(self._frames[slot])
             self._frames[slot] = NO_FRAMES
             self._generation[slot] = (self._generation[slot] + 1) % handles.NUM_GENERATIONS
             self._free.append(slot)

@@ -45,6 +45,7 @@ class EvictionPolicy(Protocol):
 
     def forget(self, node: Node) -> None:
         """The node left the tree for good; nothing is kept of those that did."""
+        return None
 
     def __contains__(self, node: Node) -> bool: ...
 
@@ -93,9 +94,6 @@ class OrderedCandidates:
     def discard(self, node: Node) -> None:
         """Takes the node out if it is in."""
         self._current.pop(node, None)
-
-    def forget(self, node: Node) -> None:
-        """The node left the tree for good; nothing is kept of those that did."""
 
     def first(self) -> Node | None:
         """The node with the smallest key; None when there is none."""
@@ -243,10 +241,6 @@ class Expected:
         for node in end_node.path():
             node.num_expected -= 1
             self._changed(node)
-
-    def clear(self) -> None:
-        """The nodes are gone."""
-        self._prompts = {}
 
     def check_invariants(self, root: Node) -> None:
         """Counts the prompts of every node anew; raises AssertionError with both numbers when they differ."""

@@ -7,20 +7,10 @@ moment the cache has to hold no more than one path of that tree, however many pr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from hybrid_jax.cache.tree.node import common_prefix_len
-
-
-@dataclass(eq=False)
-class _Branch:
-    """Neighbours in sorted order that share `length` tokens; `first` is the earliest of them."""
-
-    length: int
-    first: int
-    members: list[_Branch] = field(default_factory=list)
 
 
 def prefix_order(prompts: Sequence[np.ndarray], grain: int) -> list[int]:
@@ -38,38 +28,23 @@ def prefix_order(prompts: Sequence[np.ndarray], grain: int) -> list[int]:
         >>> prefix_order([np.append(a, 1), np.append(b, 1), np.append(a, 2), np.append(b, 2)], 32)
         [0, 2, 1, 3]
     """
-    # Big-endian bytes sort as the ids do.
-    keys = [np.asarray(prompt, ">i4").tobytes() for prompt in prompts]
-    ranked = sorted(range(len(prompts)), key=lambda place: (keys[place], place))
-    root = _Branch(-1, 0)
-    path = [root]  # branches that the last prompt is in, the widest first
-    for rank, place in enumerate(ranked):
-        shared = 0
-        if rank:
-            shared = common_prefix_len(prompts[ranked[rank - 1]], prompts[place])
-        _close(path, shared - shared % grain)
-        # On its own branch a prompt is longer than what it shares with any other.
-        path.append(_Branch(len(prompts[place]) + grain, place))
-    _close(path, -1)
-    return _walk(root)
-
-
-def _close(path: list[_Branch], shared: int) -> None:
-    """Ends the branches that share more than `shared` tokens, inside one that shares just that."""
-    while path[-1].length > shared:
-        branch = path.pop()
-        if path[-1].length < shared:
-            path.append(_Branch(shared, branch.first))
-        path[-1].members.append(branch)
-        path[-1].first = min(path[-1].first, branch.first)
-
-
-def _walk(root: _Branch) -> list[int]:
-    order, stack = [], [root]
+    keys = [np.asarray(prompt, np.int32).tobytes() for prompt in prompts]
+    order: list[int] = []
+    stack = [list(range(len(prompts)))]  # groups of prompts that share all that was compared so far
     while stack:
-        branch = stack.pop()
-        if branch.members:
-            stack.extend(sorted(branch.members, key=lambda member: -member.first))
-        elif branch is not root:
-            order.append(branch.first)
+        group = stack.pop()
+        if len(group) <= 1:
+            order += group
+            continue
+        # What the first and the last of them in sorted order share, all share.
+        first, last = min(group, key=keys.__getitem__), max(group, key=keys.__getitem__)
+        shared = common_prefix_len(prompts[first], prompts[last])
+        shared -= shared % grain
+        branches: dict[bytes | int, list[int]] = {}
+        for place in group:
+            following = keys[place][4 * shared : 4 * (shared + grain)]
+            # A prompt that ends before the next resume point shares no more with any other.
+            branch = following if len(following) == 4 * grain else place
+            branches.setdefault(branch, []).append(place)
+        stack += reversed(branches.values())
     return order

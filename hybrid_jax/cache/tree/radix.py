@@ -130,7 +130,7 @@ class RadixTree(SpanTree):
 
     # --- look-up --------------------------------------------------------------------------------
 
-    def match(self, tokens: np.ndarray, owner: str = "") -> Match:
+    def match(self, tokens: np.ndarray, owner: str = "", *, least: int = 1) -> Match:
         """Looks a prompt up; changes nothing.
 
         A model with recurrent layers resumes where a checkpoint stands; a model without resumes at any multiple of
@@ -139,9 +139,10 @@ class RadixTree(SpanTree):
         Args:
             tokens: int32[n] the prompt.
             owner: whose own promises do not count as pending.
+            least: how many tokens are computed at least; 1 to have logits.
         """
         tokens = np.asarray(tokens, np.int32)
-        limit = len(tokens) - 1  # one token at least is computed, to have logits
+        limit = len(tokens) - least
         text = tokens.tobytes()
         node, position, cached_len, hit_len = self.root, 0, 0, 0
         hit, reached, pending = self.root, self.root, None
@@ -170,22 +171,6 @@ class RadixTree(SpanTree):
             pending = None
         return Match(position, cached_len, hit_len, len(tokens), hit, reached, pending)
 
-    def coverage(self, tokens: np.ndarray) -> tuple[int, Node | None]:
-        """How many leading tokens have their pages cached, and the node at their end if it is a resume point."""
-        tokens = np.asarray(tokens, np.int32)
-        node, position, text = self.root, 0, tokens.tobytes()
-        while position < len(tokens):
-            child = node.children.get(tokens.item(position))
-            if child is None or not child.cached:
-                return position, None
-            shared = shared_len(child.tokens, tokens, text, position)
-            position += shared
-            if shared < len(child.tokens):
-                stands = position == len(tokens) and not self.needs_slots
-                return position, child if stands else None
-            node = child
-        return position, node if node.slot or not self.needs_slots else None
-
     def acquire(self, match: Match) -> tuple[np.ndarray, int]:
         """Pages and slot of a match's resume point, retained for the caller; counts the look-up.
 
@@ -195,11 +180,8 @@ class RadixTree(SpanTree):
             The last page is shared: it must be copied before it is written when hit_len lies inside it.
         """
         self.use(match)
-        if match.hit_len == 0:
-            return np.zeros((0, 0), np.int32), 0
-        pages = self.pages_of(match)
-        self._frames.retain(pages, distinct=True)
-        slot = match.node.slot if self.needs_slots else 0
+        pages, slot = self.pages_of(match), match.node.slot
+        self._frames.retain(pages)
         if slot:
             self._slots.retain(slot)
         return pages, slot
@@ -407,7 +389,7 @@ class RadixTree(SpanTree):
     def reset(self) -> None:
         """Forgets everything, announcements and promises too, and releases what the tree holds."""
         self.clear()
-        self.expected.clear()
+        self.expected = Expected(self._candidates.refresh)
         self._promises = {}
         self._num_announced = self._announced_tokens = 0
         self.version += 1
