@@ -71,7 +71,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
             if sum(1 for _ in maps) > MOST_MAPS:
                 jax.clear_caches()
                 for program in [x for x in gc.get_objects() if isinstance(x, Program)]:
-                    program.let_go()
+                    program._run = None
 
 
 @pytest.fixture(scope="session")

@@ -44,6 +44,10 @@ class Layout:
         """The columns of one field, as a slice."""
         return _spans(self)[name]
 
+    def has(self, name: str) -> bool:
+        """Whether there is such a field."""
+        return name in _spans(self)
+
     def get(self, batch: Any, name: str) -> Any:
         """The columns of one field: [rows] if it has one column, else [rows, width]; numpy or jax."""
         span = self.span(name)
@@ -113,10 +117,10 @@ def set_sampling(layout: Layout, batch: np.ndarray, row: int, request: Request) 
 
 
 def set_pages(layout: Layout, batch: np.ndarray, row: int, pages: np.ndarray) -> None:
-    """Writes a page table, group-major: [frames_per_page, width] flattened."""
+    """Writes a page table: [frames_per_page, width] flattened."""
     if pages.size:
-        count, groups = pages.shape
-        table = batch[row, layout.span("table")].reshape(groups, -1)
+        count, per_page = pages.shape
+        table = batch[row, layout.span("table")].reshape(per_page, -1)
         table[:, :count] = pages.T
 
 
@@ -129,7 +133,7 @@ def set_copies(layout: Layout, batch: np.ndarray, row: int, copies: list) -> Non
 
 def set_adjust(layout: Layout, batch: np.ndarray, row: int, request: Request) -> None:
     """Writes what adjusts a request's logits, if the layout has room for it and the request asks for it."""
-    if not request.adjusts_logits or "adjusted" not in _spans(layout):
+    if not request.adjusts_logits or not layout.has("adjusted"):
         return
     params = request.params
     layout.set(batch, row, "adjusted", 1)

@@ -16,8 +16,7 @@ from hybrid_jax.engine import pack
 from hybrid_jax.engine.adjust import Adjust, make_adjust, row_of
 from hybrid_jax.engine.kernel_choice import Kernels
 from hybrid_jax.engine.model import Model
-from hybrid_jax.engine.programs.behind import Behind
-from hybrid_jax.engine.programs.compiling import Compiling, Program, WarmUp, shapes_of
+from hybrid_jax.engine.programs.compiling import Behind, Compiling, Program, WarmUp, shapes_of
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.steps.kind import PLAIN, Made, StepKind, Variant

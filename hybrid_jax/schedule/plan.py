@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hybrid_jax.schedule.request import Request, TokenLogprobs
-from hybrid_jax.schedule.sequence import Page, Sequence
+from hybrid_jax.schedule.sequence import NO_PAGES, Page, Sequence
 
 
 @dataclass(kw_only=True, eq=False)
@@ -18,6 +18,9 @@ class Row:
         sequence: the sequence.
         row: ring row.
         samples: whether the row draws tokens.
+        pages: int32[n, frames_per_page] frame ids of the row's pages, at least from position 0 to the last that it
+            writes.
+        copies: (source, target) pages copied before anything is written.
         num_steps: how many tokens it feeds at most that it has drawn itself; 0 for a chunk of a prompt and for a fork.
         new_tokens: the tokens that it drew, up to a stop token.
         new_logprobs: one `TokenLogprobs` for each of them if asked for, else empty.
@@ -25,6 +28,8 @@ class Row:
 
     sequence: Sequence = field(repr=False)
     row: int
+    pages: np.ndarray = field(default_factory=lambda: NO_PAGES)
+    copies: list[tuple[Page, Page]] = field(default_factory=list)
     new_tokens: list[int] = field(default_factory=list, init=False)
     new_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)
     samples = True
@@ -57,8 +62,6 @@ class PrefillRow(Row):
         write_slot: slot for the checkpoint at start + state_len; 0 if state_len is 0. It may equal read_slot if the row
             is the only holder of that slot.
         state_len: how many tokens of the chunk the new checkpoint covers, a multiple of grain.
-        pages: int32[n, frames_per_page] frame ids of the row's pages, at least from position 0 to the chunk's end.
-        copies: (source, target) pages copied before anything is written.
         samples: the chunk ends the prompt, so the next token is sampled.
         prompt_logprobs: for a request that asks for them, entries for the prompt tokens after the chunk's first one,
             and for the token behind the chunk.
@@ -69,8 +72,6 @@ class PrefillRow(Row):
     read_slot: int
     write_slot: int
     state_len: int
-    pages: np.ndarray
-    copies: list[tuple[Page, Page]] = field(default_factory=list)
     samples: bool = False
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)
 
@@ -85,13 +86,11 @@ class ForkRow(Row):
         source: the ring row whose prompt ends in this plan.
         line: index of that row's chunk among the plan's prefill rows.
         position: tokens of the prompt.
-        copies: (source, target) of the page in which the prompt ends, if it ends inside one.
     """
 
     source: int
     line: int
     position: int
-    copies: list[tuple[Page, Page]] = field(default_factory=list)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -106,7 +105,6 @@ class DecodeRow(Row):
         fold_slot: slot of every later checkpoint of the row, into which its ring folds when it is full. 0 if that
             cannot happen. It equals read_slot if the row is the only holder of that slot.
         num_steps: the most tokens that may come; the device stops the row earlier at a stop token.
-        pages: int32[n, frames_per_page] frame ids of the row's pages, enough for all these tokens.
     """
 
     position: int
@@ -114,7 +112,6 @@ class DecodeRow(Row):
     read_slot: int
     fold_slot: int
     num_steps: int
-    pages: np.ndarray
 
 
 @dataclass(kw_only=True)

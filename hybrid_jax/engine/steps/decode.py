@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -185,18 +184,13 @@ class Decode(StepKind):
             )
         )
 
-    def pack(self, rows: Sequence[DecodeRow], layout: Layout, bucket: DecodeBucket) -> np.ndarray:
-        """Ring rows that no row of the plan uses take no step."""
-        batch = np.zeros((bucket.rows, layout.size), np.int32)
-        for row in rows:
-            put = functools.partial(layout.set, batch, row.row)
-            put("checkpoint", row.checkpoint_position)
-            put("read_slot", row.read_slot)
-            put("fold_slot", row.fold_slot)
-            put("num_steps", row.num_steps)
-            pack.set_pages(layout, batch, row.row, row.pages)
-            pack.set_sampling(layout, batch, row.row, row.request)
-        return batch
+    def columns(self, row: DecodeRow) -> dict[str, int]:
+        return {
+            "checkpoint": row.checkpoint_position,
+            "read_slot": row.read_slot,
+            "fold_slot": row.fold_slot,
+            "num_steps": row.num_steps,
+        }
 
     def rest(self, rows: Sequence[DecodeRow], before: Made | None) -> tuple:
         return (np.int32(max(row.num_steps for row in rows)),)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine import frames, pack, rings
@@ -151,29 +150,14 @@ class Exact(StepKind):
             )
         )
 
-    def pack(
-        self, rows: Sequence[PrefillRow | DecodeRow], layout: Layout, bucket: ExactBucket
-    ) -> np.ndarray:
-        """Packs chunks and decode steps alike; ring rows that no row of the plan uses have no token."""
-        batch = np.zeros((bucket.rows, layout.size), np.int32)
-        for row in rows:
-            put = functools.partial(layout.set, batch, row.row)
-            if isinstance(row, PrefillRow):
-                put("checkpoint", row.start)
-                put("fold_slot", row.write_slot)
-                put("length", len(row.tokens))
-                put("tokens", row.tokens)
-                pack.set_copies(layout, batch, row.row, row.copies)
-            else:
-                put("checkpoint", row.checkpoint_position)
-                put("fold_slot", row.fold_slot)
-                put("feeds", 1)
-            put("samples", row.samples)
-            put("read_slot", row.read_slot)
-            pack.set_pages(layout, batch, row.row, row.pages)
-            if row.samples:
-                pack.set_sampling(layout, batch, row.row, row.request)
-        return batch
+    def columns(self, row: PrefillRow | DecodeRow) -> dict[str, int | list[int]]:
+        own: dict[str, int | list[int]] = {"read_slot": row.read_slot, "samples": row.samples}
+        if isinstance(row, DecodeRow):
+            own |= {"checkpoint": row.checkpoint_position, "fold_slot": row.fold_slot, "feeds": 1}
+        else:
+            own |= {"checkpoint": row.start, "fold_slot": row.write_slot}
+            own |= {"length": len(row.tokens), "tokens": row.tokens}
+        return own
 
     def line(self, row: PrefillRow | DecodeRow, place: int) -> int:
         return row.row

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from hybrid_jax.engine.adjust import Adjust
 from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import SAMPLING, Layout
 from hybrid_jax.engine.steps.kind import Made, StepKind
-from hybrid_jax.engine.steps.sample import first_tokens
+from hybrid_jax.engine.steps.prefill import first_tokens
 from hybrid_jax.schedule.bucket import PrefillBucket
 from hybrid_jax.schedule.plan import ForkRow, Plan
 from hybrid_jax.state import State
@@ -104,19 +103,16 @@ class Fork(StepKind):
             )
         )
 
-    def pack(self, rows: Sequence[ForkRow], layout: Layout, bucket: ForkBucket) -> np.ndarray:
-        """Packs as many lines as there are ring rows; padding names the sink's row."""
-        batch = np.zeros((self.engine.max_rows, layout.size), np.int32)
-        batch[:, layout.span("row")] = self.engine.max_rows
-        for line, row in enumerate(rows):
-            put = functools.partial(layout.set, batch, line)
-            put("row", row.row)
-            put("source", row.source)
-            put("line", row.line)
-            put("position", row.position)
-            pack.set_copies(layout, batch, line, row.copies)
-            pack.set_sampling(layout, batch, line, row.request)
-        return batch
+    def columns(self, row: ForkRow) -> dict[str, int]:
+        return {
+            "row": row.row,
+            "source": row.source,
+            "line": row.line,
+            "position": row.position,
+        }
+
+    def num_lines(self, bucket: ForkBucket) -> int:
+        return self.engine.max_rows
 
     def rest(self, rows: Sequence[ForkRow], before: Made | None) -> tuple:
         assert before is not None, "a fork follows the prefill that its rows' prompt ends in"

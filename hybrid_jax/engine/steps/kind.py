@@ -12,6 +12,7 @@ import numpy as np
 
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.config.sampling_params import MAX_LOGPROBS
+from hybrid_jax.engine import pack
 from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled
@@ -147,8 +148,27 @@ class StepKind(abc.ABC):
         """The columns of its rows."""
 
     @abc.abstractmethod
-    def pack(self, rows: Sequence[Any], layout: Layout, bucket: Any) -> np.ndarray:
-        """The packed rows int32[lines, layout.size]; lines without a row are inert."""
+    def columns(self, row: Any) -> dict[str, Any]:
+        """What the columns of a row hold, beside its pages, its copies and its sampling parameters."""
+
+    def num_lines(self, bucket: Any) -> int:
+        """Lines of the packed rows."""
+        return bucket.rows
+
+    def pack(self, rows: Sequence[Row], layout: Layout, bucket: Any) -> np.ndarray:
+        """The packed rows int32[lines, layout.size]; lines without a row are zero, but name the sink's ring row."""
+        batch = np.zeros((self.num_lines(bucket), layout.size), np.int32)
+        if layout.has("row"):
+            batch[:, layout.span("row")] = self.engine.max_rows
+        for index, row in enumerate(rows):
+            line = self.line(row, index)
+            for name, value in self.columns(row).items():
+                layout.set(batch, line, name, value)
+            pack.set_pages(layout, batch, line, row.pages)
+            pack.set_copies(layout, batch, line, row.copies)
+            if row.samples:
+                pack.set_sampling(layout, batch, line, row.request)
+        return batch
 
     def rest(self, rows: Sequence[Any], before: Made | None) -> tuple:
         """Arguments of the device function after the rows; `before` is what the previous dispatch made."""

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from hybrid_jax.engine import frames, pack, rings
-from hybrid_jax.engine.adjust import Adjust
+from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.kinds.kind import ChunkRows
 from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import SAMPLING, Layout
+from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.steps.kind import Made, StepKind
-from hybrid_jax.engine.steps.sample import first_tokens
 from hybrid_jax.engine.walk import chunk
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import PrefillBucket
@@ -72,6 +70,34 @@ def prefill(
     return state, adjust, Made(sampled, logits, h)
 
 
+def first_tokens(
+    state: State,
+    adjust: Adjust | None,
+    logits: jax.Array,
+    batch: jax.Array,
+    positions: jax.Array,
+    samples: jax.Array,
+    layout: Layout,
+    num_logprobs: int,
+    model: Model,
+) -> tuple[State, Adjust | None, Sampled]:
+    """Samples the first token of each row, and stores it, or the mark of a stop, where decode will find it.
+
+    Args:
+        logits: float32[R, V]. batch: packed rows. samples: bool[R], true for rows whose prompt ends here.
+        positions: int32[R] positions of these tokens, which are also the lengths of the rows from now on.
+    """
+    row = layout.get(batch, "row")
+    sampled, fed, adjust = choose(
+        logits, batch, layout, positions, samples, num_logprobs, adjust, row, model.sampler
+    )
+    tokens, lengths, rows = state.tokens, state.lengths, jnp.arange(state.tokens.shape[0])
+    for r in range(row.shape[0]):
+        tokens = jnp.where(rows == row[r], fed[r], tokens)
+        lengths = jnp.where(rows == row[r], positions[r], lengths)
+    return state.replace(tokens=tokens, lengths=lengths), adjust, sampled
+
+
 class Prefill(StepKind):
     """See `prefill`. The rows are in the plan's order."""
 
@@ -120,22 +146,14 @@ class Prefill(StepKind):
             )
         )
 
-    def pack(self, rows: Sequence[PrefillRow], layout: Layout, bucket: PrefillBucket) -> np.ndarray:
-        """Padding names the sink's ring row and has length 0."""
-        batch = np.zeros((bucket.rows, layout.size), np.int32)
-        batch[:, layout.span("row")] = self.engine.max_rows
-        for line, row in enumerate(rows):
-            put = functools.partial(layout.set, batch, line)
-            put("row", row.row)
-            put("start", row.start)
-            put("length", len(row.tokens))
-            put("state_len", row.state_len)
-            put("read_slot", row.read_slot)
-            put("write_slot", row.write_slot)
-            put("samples", row.samples)
-            put("tokens", row.tokens)
-            pack.set_pages(layout, batch, line, row.pages)
-            pack.set_copies(layout, batch, line, row.copies)
-            if row.samples:
-                pack.set_sampling(layout, batch, line, row.request)
-        return batch
+    def columns(self, row: PrefillRow) -> dict[str, int | list[int]]:
+        return {
+            "row": row.row,
+            "start": row.start,
+            "length": len(row.tokens),
+            "state_len": row.state_len,
+            "read_slot": row.read_slot,
+            "write_slot": row.write_slot,
+            "samples": row.samples,
+            "tokens": row.tokens,
+        }
