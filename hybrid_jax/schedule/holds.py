@@ -79,7 +79,7 @@ class Holds:
             OutOfFrames: fewer are free; nothing was taken.
         """
         frames = self._frames.allocate(count)
-        self._pages.note(frames)
+        self._pages.note(indices(frames))
         self._observe()
         return frames
 
