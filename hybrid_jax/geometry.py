@@ -102,10 +102,14 @@ class StateGroup:
 
 
 class StatePlace(NamedTuple):
-    """A recurrent layer's group, and its index in the group."""
+    """A recurrent layer's group, by its number, and the layer's index in the group."""
 
     group: int
     layer: int
+
+    def of(self, geometry: Geometry) -> StateGroup:
+        """The layer's group."""
+        return geometry.groups[self.group]
 
 
 @dataclass(frozen=True, kw_only=True)

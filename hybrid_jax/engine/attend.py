@@ -34,7 +34,7 @@ def attend_pages(
     base: jax.Array,
     begin: jax.Array,
     end: jax.Array,
-    index: int,
+    place: KVPlace,
     spec: Attention,
     model: Model,
 ) -> tuple[jax.Array, jax.Array]:
@@ -43,12 +43,11 @@ def attend_pages(
     Args:
         h: [B, T, D] normed inputs; token t of row b stands at base[b] + t.
         table: int32[B, frames_per_page, pages]. begin, end: int32[B] positions [begin, end) are new and real.
-        index: number of this attention layer, in layer order.
+        place: where this layer has its K and V.
 
     Returns:
         out [B, T, D], or parts of it for a kernel to sum, and the arena.
     """
-    place = model.geometry.kv[index]
     layout = page_layout(spec, place, model.geometry)
     positions = base[:, None] + jnp.arange(h.shape[1])
     linear = LINEARS_IN_PARTS[model.kernels]

@@ -13,11 +13,10 @@ import numpy as np
 
 from hybrid_jax.config import Attention, EngineConfig, ModelConfig
 from hybrid_jax.engine.attend import page_layout
-from hybrid_jax.engine.kinds.kind import At
-from hybrid_jax.engine.kinds.table import KINDS, first_layers
+from hybrid_jax.engine.kinds.table import KINDS
 from hybrid_jax.engine.pack import MAX_STOP_IDS
 from hybrid_jax.engine.programs.store import ProgramStore
-from hybrid_jax.geometry import Geometry
+from hybrid_jax.geometry import Geometry, StateGroup
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.room import steps_on
 from pallas_kernels import jax_triton
@@ -80,9 +79,7 @@ def choose_kernels(
     trials = Trials(place, store)
     ask = {"sampling": lambda: trials.of_sampling(config.vocab_size)}
     if config.recurrent and not engine.exact:  # exact mode takes prompts by windows
-        ask["scan"] = lambda: _first(
-            trials.of_scan(at, geometry) for at in first_layers(config, geometry)
-        )
+        ask["scan"] = lambda: _first(trials.of_scan(group, geometry) for group in geometry.groups)
     none = _why_no_triton(steps, device)
     reasons = {name: none or reason() for name, reason in ask.items()}
     return Kernels(
@@ -157,11 +154,12 @@ class Trials:
     place: jax.Device | None = None
     store: ProgramStore | None = None
 
-    def of_scan(self, at: At, geometry: Geometry) -> str | None:
+    def of_scan(self, group: StateGroup, geometry: Geometry) -> str | None:
         """Tries the kernels that scan prompts through layers of one group."""
-        kind = KINDS["pallas"][type(at.spec)]
-        return kind.triton_unsupported(at.spec, geometry) or self._tried(
-            f"scan {at} {geometry}", lambda: kind.try_triton(at, geometry)
+        spec = group.layout.spec
+        kind = KINDS["pallas"][type(spec)]
+        return kind.triton_unsupported(spec, geometry) or self._tried(
+            f"scan {group} {geometry}", lambda: kind.try_triton(group, geometry)
         )
 
     def of_sampling(self, vocab_size: int) -> str | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from hybrid_jax.config import ModelConfig
-from hybrid_jax.geometry import Geometry
+from hybrid_jax.config import Attention, ModelConfig
+from hybrid_jax.geometry import Geometry, KVPlace, StatePlace
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,16 @@ class Model:
     kernels: str = "xla"
     scan: str = "pallas"
     sampling: str = "pallas"
+
+    @functools.cached_property
+    def places(self) -> dict[tuple[int, int], KVPlace | StatePlace]:
+        """Where each mixer has what it caches, by its layer and its number among the layer's mixers."""
+        kv, states = iter(self.geometry.kv), iter(self.geometry.states)
+        return {
+            (index, number): next(kv if isinstance(mixer, Attention) else states)
+            for index, layer in enumerate(self.config.layers)
+            for number, mixer in enumerate(layer.mixers)
+        }
 
     @property
     def sampler(self) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 
@@ -14,10 +12,10 @@ from hybrid_jax.state import State, to_bits
 
 
 def put_row(
-    array: jax.Array, value: jax.Array, row: jax.Array, slot: jax.Array | int = 0
+    array: jax.Array, value: jax.Array, row: jax.Array, slot: jax.Array | int = 0, layer: int = 0
 ) -> jax.Array:
-    """Writes value [L, 1, s, c] into array [L, B, S, C] at one row, from `slot` on, all layers at once."""
-    return jax.lax.dynamic_update_slice(array, value, (0, row, slot, 0))
+    """Writes value [l, 1, s, c] into array [L, B, S, C] at one row, from `layer` and `slot` on."""
+    return jax.lax.dynamic_update_slice(array, value, (layer, row, slot, 0))
 
 
 def copy_row(ring: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
@@ -45,41 +43,49 @@ def ring_bits(x: jax.Array, model: Model) -> jax.Array:
 
 
 def write_window(
-    state: State, h: jax.Array, group: int, layers: Sequence[dict[str, Entry]], plan: WindowPlan
+    state: State,
+    h: jax.Array,
+    group: int,
+    layers: dict[int, dict[str, Entry]],
+    plan: WindowPlan,
 ) -> State:
-    """Stores the new ring entries of all layers of a group.
+    """Stores the new ring entries of layers of a group.
 
     Args:
-        h: [B, T, D], the output of all layers. layers: for each layer, its entries by array.
+        h: [B, T, D], the output of all layers. layers: by layer, consecutive ones, the entries by array. Of those that
+            renew an array, each may be computed from the arrays that come after it.
     """
-    values = {name: jnp.stack([layer[name].values for layer in layers]) for name in layers[0]}
+    first, entries = next(iter(layers.items()))
+    values = {
+        name: jnp.stack([layer[name].values for layer in layers.values()]) for name in entries
+    }
     num_rows, live, rings = plan.valid.shape[0], plan.valid.any(1), dict(state.rings[group])
     # Every read of the rings must come before the first write; the last layer's read leads only to h.
     zero = frames.zero_after(state, h)
     sink = state.tokens.shape[0] - 1
-    renewed = [name for name, entry in layers[0].items() if entry.renews]
-    added = [name for name in layers[0] if name not in renewed]
+    renewed = [name for name, entry in entries.items() if entry.renews]
+    added = [name for name in entries if name not in renewed]
 
     def slot_of(name: str, b) -> jax.Array | int:
-        slots = layers[0][name].slot
+        slots = entries[name].slot
         return 0 if slots is None else jnp.where(live[b], slots[b], 0)
 
     for b in range(num_rows):
         row = jnp.where(live[b], b, sink) + zero
         for name in added:
-            rings[name] = put_row(rings[name], values[name][:, b : b + 1], row, slot_of(name, b))
+            value = values[name][:, b : b + 1]
+            rings[name] = put_row(rings[name], value, row, slot_of(name, b), first)
 
     # These are written in loops, because what enters a loop is an array of its own. Outside a loop, XLA would fuse the
-    # read of the old values into the write of the new ones and keep a copy of the ring. The columns come last, because
-    # all else may be computed from them where it is written.
+    # read of the old values into the write of the new ones and keep a copy of the ring.
     after = added
-    for name in sorted(renewed, key=lambda name: name == "conv"):
+    for name in renewed:
         if after:
             zero = frames.zero_after(state, *(rings[written] for written in after))
 
         def put(b, ring, name=name):
             value = jax.lax.dynamic_slice_in_dim(values[name], b, 1, axis=1)
-            return put_row(ring, value, jnp.where(live[b], b, sink), slot_of(name, b))
+            return put_row(ring, value, jnp.where(live[b], b, sink), slot_of(name, b), first)
 
         rings[name] = jax.lax.fori_loop(zero, num_rows + zero, put, rings[name])
         after = [name]

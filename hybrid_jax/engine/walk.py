@@ -1,43 +1,112 @@
-"""The way over the layers that every step takes: a window of new tokens, a chunk of a prompt, folds of full rings."""
+"""The way over the layers that every step takes: a window of new tokens, a chunk of a prompt, folds of full rings.
+
+A walk may go over the layers in parts. Everything that it must do once all layers are done waits for `finish`.
+"""
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import Attention
 from hybrid_jax.engine import frames, rings
 from hybrid_jax.engine.attend import attend_pages
 from hybrid_jax.engine.kinds.kind import ChunkRows, Entry, FoldRows, Tail, WindowPlan, WindowRows
-from hybrid_jax.engine.kinds.table import first_layers, recurrent_layers, steps_of
+from hybrid_jax.engine.kinds.table import steps_of
 from hybrid_jax.engine.model import Model
+from hybrid_jax.geometry import KVPlace
 from hybrid_jax.models import decoder
 from hybrid_jax.state import State
 
 
 def share(params: dict, model: Model) -> tuple[Any, ...]:
     """For each group, what windows and folds need of the weights of all its layers at once."""
-    config, groups = model.config, [[] for _ in model.geometry.groups]
-    weights = (
-        decoder.layer_params(params, index, config)["mixers"][position]
-        for index, spec in enumerate(config.layers)
-        for position, mixer in enumerate(spec.mixers)
-        if not isinstance(mixer, Attention)
-    )
-    for place, own in zip(model.geometry.states, weights, strict=True):
-        groups[place.group].append(own)
-    firsts = first_layers(config, model.geometry)
-    return tuple(steps_of(at, model).share(groups[at.group]) for at in firsts)
+    weights: list[list[dict]] = [[] for _ in model.geometry.groups]
+    for (index, number), place in model.places.items():
+        if not isinstance(place, KVPlace):
+            mixers = decoder.layer_params(params, index, model.config)["mixers"]
+            weights[place.group].append(mixers[number])
+    pairs = zip(model.geometry.groups, weights, strict=True)
+    return tuple(steps_of(group.layout.spec, model).share(own) for group, own in pairs)
 
 
 def fold_rows(state: State, rows: FoldRows, shared: tuple[Any, ...], model: Model) -> State:
     """Folds the full rings of some rows into checkpoints."""
-    for at in first_layers(model.config, model.geometry):
-        state = steps_of(at, model).fold(state, at, rows, shared[at.group], model)
+    for number, group in enumerate(model.geometry.groups):
+        steps = steps_of(group.layout.spec, model)
+        state = steps.fold(state, number, rows, shared[number], model)
     return state
+
+
+def commit(state: State, count: jax.Array, model: Model) -> State:
+    """Lets the first `count` int32[B] tokens of the last window stay: lengths and convolution columns move on by them.
+
+    K, V and records behind them are overwritten by later windows and never read.
+    """
+    for number, group in enumerate(model.geometry.groups):
+        state = steps_of(group.layout.spec, model).commit(state, number, count, model)
+    return state.replace(lengths=state.lengths.at[: count.shape[0]].add(count))
+
+
+class WindowWalk:
+    """A walk of T new tokens per row, from checkpoint, ring and pages.
+
+    A row's window begins at its first new token. In exact mode it begins at the checkpoint and is as long as the ring.
+
+    Args:
+        shared: as `share` makes it.
+        commits: all new tokens stay. With T > 1, either all T tokens are new or the next window begins where this one
+            does. If `commits` is false, a call of `commit` must follow.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        rows: WindowRows,
+        *,
+        shared: tuple[Any, ...],
+        model: Model,
+        commits: bool = True,
+    ) -> None:
+        positions = rows.base[:, None] + jnp.arange(rows.tokens.shape[1])
+        valid = (positions >= rows.begin[:, None]) & (positions < rows.end[:, None])  # [B, T]
+        own = frames.slot_frames(state, rows.slot)  # [B, F]
+        self.plan = WindowPlan(rows, valid, own, rows.checkpoint > 0, shared, commits)
+        self.state, self.model = state, model
+        # For each group, what is to be written to its rings, by layer.
+        self.written: list[dict[int, dict[str, Entry]]] = [{} for _ in model.geometry.groups]
+        self.beside = frames.Beside()
+
+    def mix(
+        self, weights: dict, normed: jax.Array, spec: decoder.Mixer, where: tuple[int, int]
+    ) -> jax.Array:
+        """See `decoder.Mix`."""
+        rows, place = self.plan.rows, self.model.places[where]
+        if isinstance(place, KVPlace):
+            table, read = rows.table, self.beside.of(normed)
+            if read:  # a recurrent mixer beside this one has read the arena
+                table = table + frames.zero_after(self.state, *read)
+            span = (rows.base, rows.begin, rows.end, place)
+            out, arena = attend_pages(
+                weights, normed, self.state.arena, table, *span, spec, self.model
+            )
+            self.state = self.state.replace(arena=arena)
+            return out
+        steps = steps_of(spec, self.model)
+        out, self.state, entries = steps.window(
+            weights, normed, self.state, place, self.plan, self.model
+        )
+        self.written[place.group][place.layer] = entries
+        self.beside.note(normed, out)
+        return out
+
+    def finish(self, h: jax.Array) -> State:
+        """The state with all rings written; h [B, T, D] is the output of all layers."""
+        for group, layers in enumerate(self.written):
+            if any(layers.values()):
+                self.state = rings.write_window(self.state, h, group, layers, self.plan)
+        return self.state
 
 
 def window(
@@ -49,97 +118,70 @@ def window(
     model: Model,
     commits: bool = True,
 ) -> tuple[jax.Array, State]:
-    """Runs T new tokens per row from checkpoint, ring and pages.
-
-    A row's window begins at its first new token. In exact mode it begins at the checkpoint and is as long as the ring.
-
-    Args:
-        shared: as `share` makes it.
-        commits: all new tokens stay. With T > 1, either all T tokens are new or the next window begins where this one
-            does. If `commits` is false, a call of `commit` must follow.
+    """Runs T new tokens per row through all layers; the arguments are those of `WindowWalk`.
 
     Returns:
         h [B, T, D] before the last norm, and the state.
     """
-    positions = rows.base[:, None] + jnp.arange(rows.tokens.shape[1])
-    valid = (positions >= rows.begin[:, None]) & (positions < rows.end[:, None])  # [B, T]
-    own = frames.slot_frames(state, rows.slot)  # [B, F]
-    plan = WindowPlan(rows, valid, own, rows.checkpoint > 0, shared, commits)
-    attention_layers = itertools.count()
-    layers = iter(recurrent_layers(model.config, model.geometry))
-    written: list[list[dict[str, Entry]]] = [[] for _ in model.geometry.groups]
-    beside = frames.Beside()
+    walk = WindowWalk(state, rows, shared=shared, model=model, commits=commits)
+    h = decoder.walk(params, rows.tokens, walk.plan.valid, model.config, walk.mix, model.kernels)
+    return h, walk.finish(h)
 
-    def mix(weights: dict, normed: jax.Array, spec: decoder.Mixer) -> jax.Array:
-        nonlocal state
-        if isinstance(spec, Attention):
-            table, read = rows.table, beside.of(normed)
-            if read:  # a recurrent mixer beside this one has read the arena
-                table = table + frames.zero_after(state, *read)
-            span = (rows.base, rows.begin, rows.end, next(attention_layers))
-            out, arena = attend_pages(weights, normed, state.arena, table, *span, spec, model)
-            state = state.replace(arena=arena)
+
+class ChunkWalk:
+    """A walk of a chunk of each row's prompt, from checkpoint and pages."""
+
+    def __init__(self, state: State, rows: ChunkRows, *, model: Model) -> None:
+        self.end = rows.start + rows.length
+        self.valid = jnp.arange(rows.tokens.shape[1]) < rows.length[:, None]
+        self.state, self.rows, self.model = state, rows, model
+        self.tails: dict[int, Tail] = {}  # by group
+        self.beside = frames.Beside()
+
+    def mix(
+        self, weights: dict, normed: jax.Array, spec: decoder.Mixer, where: tuple[int, int]
+    ) -> jax.Array:
+        """See `decoder.Mix`."""
+        rows, model, place = self.rows, self.model, self.model.places[where]
+        if isinstance(place, KVPlace):
+            span = (rows.start, rows.start, self.end, place)
+            out, arena = attend_pages(
+                weights, normed, self.state.arena, rows.table, *span, spec, model
+            )
+            self.state = self.state.replace(arena=arena)
+            self.beside.note(normed, out)
             return out
-        at = next(layers)
-        out, state, entries = steps_of(at, model).window(weights, normed, state, at, plan, model)
-        written[at.group].append(entries)
-        beside.note(normed, out)
-        return out
-
-    h = decoder.walk(params, rows.tokens, valid, model.config, mix, model.kernels)
-    for group, entries in enumerate(written):
-        if entries[0]:
-            state = rings.write_window(state, h, group, entries, plan)
-    return h, state
-
-
-def commit(state: State, count: jax.Array, model: Model) -> State:
-    """Lets the first `count` int32[B] tokens of the last window stay: lengths and convolution columns move on by them.
-
-    K, V and records behind them are overwritten by later windows and never read.
-    """
-    for at in first_layers(model.config, model.geometry):
-        state = steps_of(at, model).commit(state, at, count, model)
-    return state.replace(lengths=state.lengths.at[: count.shape[0]].add(count))
-
-
-def chunk(params: dict, state: State, rows: ChunkRows, *, model: Model) -> tuple[jax.Array, State]:
-    """Runs a chunk: h [R, T, D] before the last norm, and the state with its checkpoints, pages and rings written."""
-    end = rows.start + rows.length
-    attention_layers = itertools.count()
-    layers = iter(recurrent_layers(model.config, model.geometry))
-    tails: dict[int, Tail] = {}
-    beside = frames.Beside()
-
-    def mix(weights: dict, normed: jax.Array, spec: decoder.Mixer) -> jax.Array:
-        nonlocal state
-        if isinstance(spec, Attention):
-            span = (rows.start, rows.start, end, next(attention_layers))
-            out, arena = attend_pages(weights, normed, state.arena, rows.table, *span, spec, model)
-            state = state.replace(arena=arena)
-            beside.note(normed, out)
-            return out
-        at = next(layers)
-        out, state, tail = steps_of(at, model).chunk(weights, normed, state, at, rows, model)
+        steps = steps_of(spec, model)
+        out, self.state, tail = steps.chunk(weights, normed, self.state, place, rows, model)
         if tail is None:
             return out
-        group = at.of(model.geometry)
-        joined = rings.join(tails.get(at.group), tail, at.layer, group.num_layers)
-        tails[at.group] = joined
+        group = place.of(model.geometry)
+        joined = rings.join(self.tails.get(place.group), tail, place.layer, group.num_layers)
+        self.tails[place.group] = joined
         # This write comes after the tails. Otherwise XLA keeps what they are cut from until the end: 271 in place of
         # 86 MB for 512 tokens of 173 M weights.
         # It also comes after the pages, if an attention layer beside this one has read them.
         parts = [part for part in jax.tree.leaves(joined) if part.size]
-        own = frames.layer_frames(rows.write, at.layer, group)
-        own = own + frames.zero_after(state, *parts, *beside.of(normed))
-        state = state.replace(arena=frames.write_state(state.arena, own, tail.state, group))
+        own = frames.layer_frames(rows.write, place.layer, group)
+        own = own + frames.zero_after(self.state, *parts, *self.beside.of(normed))
+        arena = frames.write_state(self.state.arena, own, tail.state, group)
+        self.state = self.state.replace(arena=arena)
         return out
 
-    valid = jnp.arange(rows.tokens.shape[1]) < rows.length[:, None]
-    h = decoder.walk(params, rows.tokens, valid, model.config, mix, model.kernels)
-    if tails:
-        # Attention layers may follow the last recurrent one. Their reads must come before this write too.
-        write = rows.write + frames.zero_after(state, h)
-        for group, joined in tails.items():
-            state = rings.write_tails(state, joined, group, write, rows, model)
-    return h, state
+    def finish(self, h: jax.Array) -> State:
+        """The state with its checkpoints and rings written; h [R, T, D] is the output of all layers."""
+        if self.tails:
+            # Attention layers may follow the last recurrent one. Their reads must come before this write too.
+            write = self.rows.write + frames.zero_after(self.state, h)
+            for group, joined in self.tails.items():
+                self.state = rings.write_tails(
+                    self.state, joined, group, write, self.rows, self.model
+                )
+        return self.state
+
+
+def chunk(params: dict, state: State, rows: ChunkRows, *, model: Model) -> tuple[jax.Array, State]:
+    """Runs a chunk: h [R, T, D] before the last norm, and the state with its checkpoints, pages and rings written."""
+    walk = ChunkWalk(state, rows, model=model)
+    h = decoder.walk(params, rows.tokens, walk.valid, model.config, walk.mix, model.kernels)
+    return h, walk.finish(h)

@@ -8,6 +8,7 @@ an mlp; a layer that shares weights is an empty dict.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,23 +23,26 @@ from pallas_kernels.operands import whole
 from pallas_kernels.residual_rmsnorm import residual_rmsnorm
 from pallas_kernels.residual_rmsnorm.xla import residual_sum
 
-Mix = Callable[[dict, jax.Array, Mixer], jax.Array]
+# From a mixer's weights, its normed inputs [B, T, D], its spec, and its layer with its number among the layer's mixers,
+# the mixer's update [B, T, D], or parts of it.
+Mix = Callable[[dict, jax.Array, Mixer, tuple[int, int]], jax.Array]
+
+
+class Stream(NamedTuple):
+    """The residual stream between two layers.
+
+    Attributes:
+        h: [B, T, D]. update: what the last block adds to it, in parts or not; None before the first block.
+    """
+
+    h: jax.Array
+    update: jax.Array | None
 
 
 def layer_params(params: dict, index: int, config: ModelConfig) -> dict:
     """Weights of one layer, following `weights_of`."""
     source = config.layers[index].weights_of
     return params["layers"][index if source is None else source]
-
-
-def embed(params: dict, tokens: jax.Array, config: ModelConfig) -> jax.Array:
-    """Token ids int32[B, T] to [B, T, D]."""
-    h = params["embed"][tokens]
-    if config.residual_in_fp32:
-        h = h.astype(jnp.float32)
-    if config.embedding_multiplier != 1.0:
-        h = h * config.embedding_multiplier
-    return h
 
 
 def enter_block(
@@ -62,13 +66,13 @@ def enter_block(
 
 
 def mix_all(
-    params: list[dict], normed: jax.Array, mixers: tuple[Mixer, ...], mix: Mix
+    params: list[dict], normed: jax.Array, index: int, mixers: tuple[Mixer, ...], mix: Mix
 ) -> jax.Array:
-    """The sum of the outputs of parallel mixers; the output of a single mixer as it is, in parts or not."""
+    """The sum of the outputs of a layer's mixers; the output of a single mixer as it is, in parts or not."""
     updates = []
-    for part, mixer in zip(params, mixers, strict=True):
+    for number, (part, mixer) in enumerate(zip(params, mixers, strict=True)):
         with jax.named_scope(type(mixer).__name__.lower()):
-            updates.append(mix(part, normed, mixer))
+            updates.append(mix(part, normed, mixer, (index, number)))
     if len(updates) == 1:
         return updates[0]
     first, *others = (whole(update, normed.ndim, normed.dtype) for update in updates)
@@ -84,6 +88,47 @@ def feed_forward(
     return moe(params, normed, valid, spec, LINEARS[kernels])
 
 
+def enter(params: dict, tokens: jax.Array, valid: jax.Array, config: ModelConfig) -> Stream:
+    """The stream in front of the first layer; arguments as for `walk`."""
+    h = params["embed"][jnp.where(valid, tokens, 0)]
+    if config.residual_in_fp32:
+        h = h.astype(jnp.float32)
+    if config.embedding_multiplier != 1.0:
+        h = h * config.embedding_multiplier
+    return Stream(jnp.where(valid[..., None], h, 0), None)
+
+
+def through(
+    params: dict,
+    stream: Stream,
+    valid: jax.Array,
+    layers: range,
+    config: ModelConfig,
+    mix: Mix,
+    kernels: str = "xla",
+) -> Stream:
+    """The stream behind some layers; arguments as for `walk`."""
+    h, update = stream
+    for index in layers:
+        spec, weights, real = config.layers[index], layer_params(params, index, config), valid
+        if spec.mixers:
+            h, normed = enter_block(h, update, weights["norm"], real, config, kernels)
+            update = mix_all(weights["mixers"], normed, index, spec.mixers, mix)
+            real = None  # once a layer is enough
+        if spec.mlp is not None:
+            with jax.named_scope("mlp"):
+                h, normed = enter_block(h, update, weights["mlp_norm"], real, config, kernels)
+                update = feed_forward(weights["mlp"], normed, valid, spec.mlp, kernels)
+    return Stream(h, update)
+
+
+def leave(params: dict, stream: Stream, valid: jax.Array, config: ModelConfig) -> jax.Array:
+    """The last hidden state [B, T, D] before the last norm, from the stream behind the last layer."""
+    dtype = params["norm"].dtype
+    h = residual_sum(*stream, dtype, config.residual_multiplier)
+    return jnp.where(valid[..., None], h, 0)
+
+
 def walk(
     params: dict,
     tokens: jax.Array,
@@ -92,31 +137,16 @@ def walk(
     mix: Mix,
     kernels: str = "xla",
 ) -> jax.Array:
-    """From token ids to the last hidden state; the caller keeps what a mixer remembers.
+    """From token ids to the last hidden state [B, T, D] before the last norm; the caller keeps what a mixer remembers.
 
     Args:
         tokens: int32[B, T]. valid: bool[B, T] tokens that are real; hidden states of the others are 0.
-        mix: called for every mixer in order with its weights, normed inputs [B, T, D] and its spec;
-            returns its update [B, T, D], or parts of it.
+        mix: called for every mixer in order.
         kernels: "xla" or "pallas", the implementation of the sums and norms between blocks.
-
-    Returns:
-        [B, T, D] before the last norm.
     """
-    h = embed(params, jnp.where(valid, tokens, 0), config)
-    h, update = jnp.where(valid[..., None], h, 0), None
-    for index, spec in enumerate(config.layers):
-        weights, real = layer_params(params, index, config), valid
-        if spec.mixers:
-            h, normed = enter_block(h, update, weights["norm"], real, config, kernels)
-            update = mix_all(weights["mixers"], normed, spec.mixers, mix)
-            real = None  # once a layer is enough
-        if spec.mlp is not None:
-            with jax.named_scope("mlp"):
-                h, normed = enter_block(h, update, weights["mlp_norm"], real, config, kernels)
-                update = feed_forward(weights["mlp"], normed, valid, spec.mlp, kernels)
-    h = residual_sum(h, update, params["norm"].dtype, config.residual_multiplier)
-    return jnp.where(valid[..., None], h, 0)
+    stream, layers = enter(params, tokens, valid, config), range(len(config.layers))
+    stream = through(params, stream, valid, layers, config, mix, kernels)
+    return leave(params, stream, valid, config)
 
 
 def logits(params: dict, h: jax.Array, config: ModelConfig, kernels: str = "xla") -> jax.Array:
@@ -149,7 +179,7 @@ def forward(
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     valid = positions < lengths[:, None]
 
-    def mix(weights: dict, normed: jax.Array, spec: Mixer) -> jax.Array:
+    def mix(weights: dict, normed: jax.Array, spec: Mixer, where: tuple[int, int]) -> jax.Array:
         return MIXERS[type(spec)](weights, normed, positions, lengths, spec)
 
     return logits(params, walk(params, tokens, valid, config, mix), config)

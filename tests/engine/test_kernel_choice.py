@@ -22,7 +22,6 @@ from hybrid_jax.engine.kernel_choice import (
     try_sampling,
 )
 from hybrid_jax.engine.kinds.mamba2_pallas import try_scan
-from hybrid_jax.engine.kinds.table import first_layers
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.sizing.devices import Device
@@ -222,10 +221,10 @@ def test_the_trial_of_the_scan_sees_every_argument(triton, ignored):
     triton.setitem(FRAMES, "triton", careless)
     config, _ = tiny_model("mamba2")
     geometry = make_geometry(config, EngineConfig(dtype="bfloat16"))
-    (at,) = first_layers(config, geometry)
-    assert "tokens are off by" in try_scan(at, geometry)
+    (group,) = geometry.groups
+    assert "tokens are off by" in try_scan(group, geometry)
     triton.setitem(FRAMES, "triton", FRAMES["xla"])
-    assert try_scan(at, geometry) is None
+    assert try_scan(group, geometry) is None
 
 
 def test_a_failed_trial_of_sampling_leaves_it_to_pallas_and_says_why(triton):

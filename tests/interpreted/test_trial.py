@@ -8,7 +8,6 @@ import pytest
 
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine.kernel_choice import Trials
-from hybrid_jax.engine.kinds.table import first_layers
 from hybrid_jax.geometry import make_geometry
 from tests.engine.test_kernel_paths import engine_on, requests
 from tests.tiny_models import tiny_model
@@ -17,8 +16,8 @@ from tests.tiny_models import tiny_model
 def test_the_trial_of_the_scan_passes():
     config, _ = tiny_model("bamba")
     geometry = make_geometry(config, EngineConfig(dtype="bfloat16"))
-    (at,) = first_layers(config, geometry)
-    assert Trials().of_scan(at, geometry) is None
+    (group,) = geometry.groups
+    assert Trials().of_scan(group, geometry) is None
 
 
 @pytest.mark.parametrize("vocab", [5000, 31])

@@ -21,7 +21,6 @@ from hybrid_jax.engine.kinds.columns import (
     window_columns,
 )
 from hybrid_jax.engine.kinds.kind import (
-    At,
     ChunkRows,
     Entry,
     FoldRows,
@@ -31,6 +30,7 @@ from hybrid_jax.engine.kinds.kind import (
 )
 from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.rings import ring_bits, slice_tokens
+from hybrid_jax.geometry import StatePlace
 from hybrid_jax.state import State, from_bits
 
 
@@ -74,12 +74,18 @@ class Carry(LayerSteps):
         """Nothing, because a fold needs no weights."""
 
     def window(
-        self, params: dict, h: jax.Array, state: State, at: At, plan: WindowPlan, model: Model
+        self,
+        params: dict,
+        h: jax.Array,
+        state: State,
+        at: StatePlace,
+        plan: WindowPlan,
+        model: Model,
     ) -> tuple[jax.Array, State, dict[str, Entry]]:
         rows, (num_rows, width) = plan.rows, h.shape[:2]
         group, ring = at.of(model.geometry), state.rings[at.group]
         history = group.layout.columns
-        raw, rest = self.recurrence.project(params, h, at.spec)
+        raw, rest = self.recurrence.project(params, h, group.layout.spec)
         conv = ring["conv"][at.layer][:num_rows] if history else None
         columns = window_columns(raw, conv, history, plan)
         copies = ring["state"][at.layer][:num_rows]
@@ -95,7 +101,9 @@ class Carry(LayerSteps):
             old = jnp.where((rows.begin == rows.checkpoint)[:, None, None], first, old)
         ends = jnp.arange(1, width + 1) if not plan.commits else jnp.full(1, width)
         kept = jnp.broadcast_to(ends, (num_rows, len(ends)))
-        out, new = self.recurrence.advance(params, columns, rest, old, plan.valid, kept, at.spec)
+        out, new = self.recurrence.advance(
+            params, columns, rest, old, plan.valid, kept, group.layout.spec
+        )
         new = new.reshape(*new.shape[:2], -1)
         slot = None if count == 1 else rows.end % count
         if not plan.commits:
@@ -110,24 +118,32 @@ class Carry(LayerSteps):
             entries["conv"] = Entry(next_columns(columns, history, plan, model), renews=True)
         return out, state, entries
 
-    def commit(self, state: State, at: At, count: jax.Array, model: Model) -> State:
+    def commit(self, state: State, group: int, count: jax.Array, model: Model) -> State:
         """Moves only the columns, because the row's length says which copy of the state counts."""
-        return commit_columns(state, at, count, model)
+        return commit_columns(state, group, count, model)
 
     def chunk(
-        self, params: dict, h: jax.Array, state: State, at: At, rows: ChunkRows, model: Model
+        self,
+        params: dict,
+        h: jax.Array,
+        state: State,
+        at: StatePlace,
+        rows: ChunkRows,
+        model: Model,
     ) -> tuple[jax.Array, State, Tail]:
         group, exists = at.of(model.geometry), rows.start > 0
         history, ring = group.layout.columns, state.rings[at.group]["state"]
         own = frames.layer_frames(rows.read, at.layer, group)
         old = frames.read_state(state.arena, own, exists, group, model)
         before = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
-        raw, rest = self.recurrence.project(params, h, at.spec)
+        raw, rest = self.recurrence.project(params, h, group.layout.spec)
         valid = jnp.arange(h.shape[1]) < rows.length[:, None]
         raw = jnp.where(valid[..., None], raw, 0)
         columns = jnp.concatenate([from_bits(before).astype(raw.dtype), raw], axis=1)
         kept = jnp.stack([rows.state_len, rows.length], axis=1)
-        out, new = self.recurrence.advance(params, columns, rest, old, valid, kept, at.spec)
+        out, new = self.recurrence.advance(
+            params, columns, rest, old, valid, kept, group.layout.spec
+        )
         last = new[:, 1:].reshape(new.shape[0], 1, -1)
         slot = None if ring.shape[2] == 1 else (rows.start + rows.length) % ring.shape[2]
         rings = {"state": Entry(last, slot)}
@@ -137,8 +153,8 @@ class Carry(LayerSteps):
         end = ring_bits(slice_tokens(columns, rows.state_len, history), model)
         return out, state, Tail(rings, end, new[:, 0])
 
-    def fold(self, state: State, at: At, rows: FoldRows, shared: None, model: Model) -> State:
-        layout, grain = at.of(model.geometry).layout, model.geometry.grain
+    def fold(self, state: State, group: int, rows: FoldRows, shared: None, model: Model) -> State:
+        layout, grain = model.geometry.groups[group].layout, model.geometry.grain
 
         def folded(arena, rings, row, layer):
             ring = rings["state"]
@@ -146,4 +162,4 @@ class Carry(LayerSteps):
             words = jax.lax.dynamic_slice(ring, (layer, row, copy, 0), (1, 1, 1, ring.shape[3]))
             return words.reshape(1, layout.units, layout.unit_words)
 
-        return fold_layers(state, at, rows, folded, model)
+        return fold_layers(state, group, rows, folded, model)

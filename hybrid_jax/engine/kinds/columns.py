@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.kind import At, FoldRows, WindowPlan
+from hybrid_jax.engine.kinds.kind import FoldRows, WindowPlan
 from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.rings import ring_bits
 from hybrid_jax.state import State, from_bits
@@ -50,9 +50,9 @@ def next_columns(columns: jax.Array, history: int, plan: WindowPlan, model: Mode
     return ring_bits(jnp.concatenate([kept, columns[:, history:]], axis=1), model)
 
 
-def commit_columns(state: State, at: At, count: jax.Array, model: Model) -> State:
+def commit_columns(state: State, group: int, count: jax.Array, model: Model) -> State:
     """Moves the columns of all layers of a group on by the first `count` int32[B] tokens of the last window."""
-    history = at.of(model.geometry).layout.columns
+    history = model.geometry.groups[group].layout.columns
     if history == 0:
         return state
 
@@ -61,8 +61,8 @@ def commit_columns(state: State, at: At, count: jax.Array, model: Model) -> Stat
         moved = jax.lax.dynamic_slice(conv, (0, b, count[b], 0), size)
         return jax.lax.dynamic_update_slice(conv, moved, (0, b, 0, 0))
 
-    conv = jax.lax.fori_loop(0, count.shape[0], put, state.rings[at.group]["conv"])
-    return state.with_ring(at.group, conv=conv)
+    conv = jax.lax.fori_loop(0, count.shape[0], put, state.rings[group]["conv"])
+    return state.with_ring(group, conv=conv)
 
 
 # --- folds ----------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def commit_columns(state: State, at: At, count: jax.Array, model: Model) -> Stat
 
 def fold_layers(
     state: State,
-    at: At,
+    group: int,
     rows: FoldRows,
     folded: Callable[[jax.Array, dict[str, jax.Array], jax.Array, jax.Array], jax.Array],
     model: Model,
@@ -80,7 +80,7 @@ def fold_layers(
     Args:
         folded: makes the new state: arena, rings without the columns, row, layer -> float32[1, units, unit_words].
     """
-    own, rings = at.of(model.geometry), dict(state.rings[at.group])
+    own, rings = model.geometry.groups[group], dict(state.rings[group])
     layers, columns = own.num_layers, own.layout.columns
     conv = rings.pop("conv", None)
     order = jnp.argsort(~rows.needed, stable=True)
@@ -105,4 +105,4 @@ def fold_layers(
     arena, rings = jax.lax.fori_loop(0, count * layers, fold_layer, (state.arena, rings))
     if conv is not None:
         arena, rings["conv"] = jax.lax.fori_loop(0, count, fold_columns, (arena, conv))
-    return state.replace(arena=arena).with_ring(at.group, **rings)
+    return state.replace(arena=arena).with_ring(group, **rings)

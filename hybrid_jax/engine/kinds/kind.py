@@ -10,7 +10,7 @@ import jax
 
 from hybrid_jax.config import EngineConfig, RecurrentMixer
 from hybrid_jax.engine.model import Model
-from hybrid_jax.geometry import Geometry, StateGroup
+from hybrid_jax.geometry import Geometry, StateGroup, StatePlace
 from hybrid_jax.state import State
 
 
@@ -87,18 +87,6 @@ class FoldRows(NamedTuple):
     write_slot: jax.Array
 
 
-class At(NamedTuple):
-    """A recurrent layer: its spec, its group, and its index in the group."""
-
-    spec: RecurrentMixer
-    group: int
-    layer: int
-
-    def of(self, geometry: Geometry) -> StateGroup:
-        """The layer's group."""
-        return geometry.groups[self.group]
-
-
 @flax.struct.dataclass
 class Entry:
     """Values to be written to one array of a ring.
@@ -136,7 +124,13 @@ class LayerSteps:
         raise NotImplementedError
 
     def window(
-        self, params: dict, h: jax.Array, state: State, at: At, plan: WindowPlan, model: Model
+        self,
+        params: dict,
+        h: jax.Array,
+        state: State,
+        at: StatePlace,
+        plan: WindowPlan,
+        model: Model,
     ) -> tuple[jax.Array, State, dict[str, Entry]]:
         """One layer of a window.
 
@@ -146,21 +140,24 @@ class LayerSteps:
         """
         raise NotImplementedError
 
-    def commit(self, state: State, at: At, count: jax.Array, model: Model) -> State:
-        """Lets the first `count` int32[B] tokens of the last window stay, for all layers of a group.
-
-        `at` is the group's first layer.
-        """
+    def commit(self, state: State, group: int, count: jax.Array, model: Model) -> State:
+        """Lets the first `count` int32[B] tokens of the last window stay, for all layers of a group."""
         raise NotImplementedError
 
     def chunk(
-        self, params: dict, h: jax.Array, state: State, at: At, rows: ChunkRows, model: Model
+        self,
+        params: dict,
+        h: jax.Array,
+        state: State,
+        at: StatePlace,
+        rows: ChunkRows,
+        model: Model,
     ) -> tuple[jax.Array, State, Tail | None]:
         """One layer of a chunk: outputs [R, T, D] or parts of them, the state, and what it has not written itself."""
         raise NotImplementedError
 
-    def fold(self, state: State, at: At, rows: FoldRows, shared: Any, model: Model) -> State:
-        """Folds the rings of all layers of a group into checkpoints; `at` is the group's first layer."""
+    def fold(self, state: State, group: int, rows: FoldRows, shared: Any, model: Model) -> State:
+        """Folds the rings of all layers of a group into checkpoints; `shared` is what `share` has made of them."""
         raise NotImplementedError
 
     def why_unsupported(
@@ -173,6 +170,6 @@ class LayerSteps:
         """Why no Triton kernel can scan prompts through such layers, or None."""
         return f"there is none for {type(spec).__name__}"
 
-    def try_triton(self, at: At, geometry: Geometry) -> str | None:
+    def try_triton(self, group: StateGroup, geometry: Geometry) -> str | None:
         """Runs the Triton scan on the device; says what is wrong with its numbers, or None."""
         raise NotImplementedError

@@ -14,9 +14,9 @@ import numpy as np
 
 from hybrid_jax.config import EngineConfig, Mamba2
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.kind import At, ChunkRows, FoldRows, LayerSteps, WindowPlan
+from hybrid_jax.engine.kinds.kind import ChunkRows, FoldRows, LayerSteps, WindowPlan
 from hybrid_jax.engine.model import Model
-from hybrid_jax.geometry import Geometry
+from hybrid_jax.geometry import Geometry, StateGroup, StatePlace
 from hybrid_jax.layers import mamba2
 from hybrid_jax.layers.linear import linear, linear_in_parts
 from hybrid_jax.state import State
@@ -57,9 +57,17 @@ class Mamba2Pallas(LayerSteps):
         return jnp.stack([mamba2.decay_rates(weights) for weights in params])
 
     def window(
-        self, params: dict, h: jax.Array, state: State, at: At, plan: WindowPlan, model: Model
+        self,
+        params: dict,
+        h: jax.Array,
+        state: State,
+        at: StatePlace,
+        plan: WindowPlan,
+        model: Model,
     ) -> tuple[jax.Array, State, dict]:
-        rows, ring, sizes = plan.rows, state.rings[at.group], sizes_of(at.spec)
+        rows, ring, group = plan.rows, state.rings[at.group], at.of(model.geometry)
+        spec = group.layout.spec
+        sizes = sizes_of(spec)
         projected = linear_in_parts(h, params["in_proj"], params.get("in_bias"))
         here = {
             "starts": rows.base - rows.checkpoint,
@@ -79,7 +87,7 @@ class Mamba2Pallas(LayerSteps):
             *(state.arena, plan.frames, plan.exists.astype(jnp.int32), xB, dt),
             *(plan.shared[at.group], C),
             layer=at.layer,
-            first_frame=at.of(model.geometry).state_frame(at.layer),
+            first_frame=group.state_frame(at.layer),
             records=sizes,
             D=params["D"],
             scores=scores,
@@ -88,20 +96,27 @@ class Mamba2Pallas(LayerSteps):
             **PALLAS,
         )
         state = state.with_ring(at.group, conv=conv, xB=xB, dt=dt)
-        return _output(params, y, projected, at.spec), state, {}
+        return _output(params, y, projected, spec), state, {}
 
-    def commit(self, state: State, at: At, count: jax.Array, model: Model) -> State:
+    def commit(self, state: State, group: int, count: jax.Array, model: Model) -> State:
         """Moves the columns of all rows at once."""
-        history, conv = at.of(model.geometry).layout.columns, state.rings[at.group]["conv"]
+        history, conv = model.geometry.groups[group].layout.columns, state.rings[group]["conv"]
         places = count[:, None] + jnp.arange(history)
         moved = jnp.take_along_axis(conv[:, : count.shape[0]], places[None, ..., None], axis=2)
-        return state.with_ring(at.group, conv=conv.at[:, : count.shape[0], :history].set(moved))
+        return state.with_ring(group, conv=conv.at[:, : count.shape[0], :history].set(moved))
 
     def chunk(
-        self, params: dict, h: jax.Array, state: State, at: At, rows: ChunkRows, model: Model
+        self,
+        params: dict,
+        h: jax.Array,
+        state: State,
+        at: StatePlace,
+        rows: ChunkRows,
+        model: Model,
     ) -> tuple[jax.Array, State, None]:
-        group, ring, sizes = at.of(model.geometry), state.rings[at.group], sizes_of(at.spec)
-        exists = rows.start > 0
+        group, ring, exists = at.of(model.geometry), state.rings[at.group], rows.start > 0
+        spec = group.layout.spec
+        sizes = sizes_of(spec)
         projected = linear(h, params["in_proj"], params.get("in_bias"))
         history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
         xBC, dt = causal_conv(
@@ -128,27 +143,29 @@ class Mamba2Pallas(LayerSteps):
             **PALLAS,
         )
         state = state.replace(arena=arena).with_ring(at.group, conv=conv, xB=xB, dt=dt)
-        return _output(params, y, projected, at.spec), state, None
+        return _output(params, y, projected, spec), state, None
 
-    def fold(self, state: State, at: At, rows: FoldRows, shared: jax.Array, model: Model) -> State:
+    def fold(
+        self, state: State, group: int, rows: FoldRows, shared: jax.Array, model: Model
+    ) -> State:
         """Folds with two launches for all rows and layers."""
-        group, ring = at.of(model.geometry), state.rings[at.group]
+        own, ring = model.geometry.groups[group], state.rings[group]
         folds = jnp.where(rows.needed, model.geometry.grain, -1).astype(jnp.int32)
         read, write = (
-            frames.slot_frames(state, slot)[:, group.first_frame :]
+            frames.slot_frames(state, slot)[:, own.first_frame :]
             for slot in (rows.read_slot, rows.write_slot)
         )
         arena = fold_frames(
             *(state.arena, read, write, (rows.checkpoint > 0).astype(jnp.int32), folds),
             *(ring["xB"], ring["dt"], shared),
-            records=sizes_of(at.spec),
-            per_layer=group.frames_per_layer,
+            records=sizes_of(own.layout.spec),
+            per_layer=own.frames_per_layer,
             **PALLAS,
         )
-        columns = slice(group.num_frames - group.column_frames, group.num_frames)
+        columns = slice(own.num_frames - own.column_frames, own.num_frames)
         arena = store_columns(
             *(arena, write[:, columns], folds, ring["conv"]),
-            columns=group.layout.columns,
+            columns=own.layout.columns,
             **PALLAS,
         )
         return state.replace(arena=arena)
@@ -166,8 +183,8 @@ class Mamba2Pallas(LayerSteps):
     def triton_unsupported(self, spec: Mamba2, geometry: Geometry) -> str | None:
         return triton_unsupported(sizes_of(spec), geometry.dtype)
 
-    def try_triton(self, at: At, geometry: Geometry) -> str | None:
-        return try_scan(at, geometry)
+    def try_triton(self, group: StateGroup, geometry: Geometry) -> str | None:
+        return try_scan(group, geometry)
 
 
 def _output(params: dict, y: jax.Array, projected: jax.Array, spec: Mamba2) -> jax.Array:
@@ -185,9 +202,9 @@ def _output(params: dict, y: jax.Array, projected: jax.Array, spec: Mamba2) -> j
 # --- a trial of the Triton scan -------------------------------------------------------------------
 
 
-def try_scan(at: At, geometry: Geometry) -> str | None:
+def try_scan(group: StateGroup, geometry: Geometry) -> str | None:
     """Scans rows of one segment and of two, from a checkpoint and from nothing. Says what is far from XLA's numbers."""
-    spec, group = at.spec, at.of(geometry)
+    spec = group.layout.spec
     sizes, dtype = sizes_of(spec), jnp.dtype(geometry.dtype)
     keys = jax.random.split(jax.random.key(0), 4)
     # The table is as wide as that of the steps, so they can use what is compiled for it. The second layer's frames are

@@ -20,7 +20,6 @@ from hybrid_jax.engine.kinds.columns import (
     window_columns,
 )
 from hybrid_jax.engine.kinds.kind import (
-    At,
     ChunkRows,
     Entry,
     FoldRows,
@@ -30,7 +29,7 @@ from hybrid_jax.engine.kinds.kind import (
 )
 from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.rings import ring_bits, slice_tokens
-from hybrid_jax.geometry import StateGroup
+from hybrid_jax.geometry import StateGroup, StatePlace
 from hybrid_jax.state import State, from_bits
 
 Fields = dict[str, jax.Array]  # of records
@@ -111,32 +110,44 @@ class Replay(LayerSteps):
         return self.recurrence.share(params)
 
     def window(
-        self, params: dict, h: jax.Array, state: State, at: At, plan: WindowPlan, model: Model
+        self,
+        params: dict,
+        h: jax.Array,
+        state: State,
+        at: StatePlace,
+        plan: WindowPlan,
+        model: Model,
     ) -> tuple[jax.Array, State, dict[str, Entry]]:
         """Puts the new records into a copy of this layer's ring, and hands them back to be written later."""
         num_rows = h.shape[0]
         group = at.of(model.geometry)
         old = {name: ring[at.layer][:num_rows] for name, ring in state.rings[at.group].items()}
-        raw, rest = self.recurrence.project(params, h, at.spec)
+        raw, rest = self.recurrence.project(params, h, group.layout.spec)
         columns = window_columns(raw, old.pop("conv", None), group.layout.columns, plan)
-        records, rest = self.recurrence.records(params, columns, rest, at.spec)
+        records, rest = self.recurrence.records(params, columns, rest, group.layout.spec)
         new = {name: _stored(records[name], ring, model) for name, ring in old.items()}
         merged, entries = _merge(old, new, plan)
         read = {name: _read(ring, h.dtype) for name, ring in merged.items()}
         own = frames.layer_frames(plan.frames, at.layer, group)
         checkpoint = Checkpoint(state.arena, own, plan.exists, group, model)
-        out, arena = self.recurrence.read(params, rest, checkpoint, plan, read, at.spec)
+        out, arena = self.recurrence.read(params, rest, checkpoint, plan, read, group.layout.spec)
         if group.layout.columns:
             kept = next_columns(columns, group.layout.columns, plan, model)
             entries["conv"] = Entry(kept, renews=True)
         return out, state.replace(arena=arena), entries
 
-    def commit(self, state: State, at: At, count: jax.Array, model: Model) -> State:
+    def commit(self, state: State, group: int, count: jax.Array, model: Model) -> State:
         """Moves only the columns: records stay where they are, and those past the row's length are never read."""
-        return commit_columns(state, at, count, model)
+        return commit_columns(state, group, count, model)
 
     def chunk(
-        self, params: dict, h: jax.Array, state: State, at: At, rows: ChunkRows, model: Model
+        self,
+        params: dict,
+        h: jax.Array,
+        state: State,
+        at: StatePlace,
+        rows: ChunkRows,
+        model: Model,
     ) -> tuple[jax.Array, State, Tail]:
         group, exists = at.of(model.geometry), rows.start > 0
         own = frames.layer_frames(rows.read, at.layer, group)
@@ -144,7 +155,7 @@ class Replay(LayerSteps):
         # Read per layer, because one read for all layers would be fused into places past the next write.
         history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
         out, new, columns, records = self.recurrence.scan(
-            params, h, old, from_bits(history), rows, at.spec
+            params, h, old, from_bits(history), rows, group.layout.spec
         )
         count, grain = group.layout.columns, model.geometry.grain
         rings = {}
@@ -158,8 +169,8 @@ class Replay(LayerSteps):
         last = ring_bits(slice_tokens(columns, rows.state_len, count), model)
         return out, state, Tail(rings, last, new)
 
-    def fold(self, state: State, at: At, rows: FoldRows, shared: Any, model: Model) -> State:
-        own, grain = at.of(model.geometry), model.geometry.grain
+    def fold(self, state: State, group: int, rows: FoldRows, shared: Any, model: Model) -> State:
+        own, grain = model.geometry.groups[group], model.geometry.grain
 
         def folded(arena, rings, row, layer):
             def ring(array: jax.Array) -> jax.Array:
@@ -172,9 +183,11 @@ class Replay(LayerSteps):
             old = frames.read_state(arena, old, exists, own, model)
             line = jax.tree.map(lambda array: array[layer], shared)
             mine = {name: ring(array) for name, array in rings.items()}
-            return self.recurrence.fold(line, old, mine, jnp.full(1, grain, jnp.int32), at.spec)
+            return self.recurrence.fold(
+                line, old, mine, jnp.full(1, grain, jnp.int32), own.layout.spec
+            )
 
-        return fold_layers(state, at, rows, folded, model)
+        return fold_layers(state, group, rows, folded, model)
 
 
 def _merge(old: Fields, new: Fields, plan: WindowPlan) -> tuple[Fields, dict[str, Entry]]:

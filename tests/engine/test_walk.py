@@ -1,0 +1,114 @@
+"""A walk over the layers in two parts gives the numbers of the whole walk, wherever the layers are cut."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hybrid_jax.config import EngineConfig
+from hybrid_jax.engine.kinds.kind import ChunkRows, WindowRows
+from hybrid_jax.engine.model import Model
+from hybrid_jax.engine.walk import ChunkWalk, WindowWalk, chunk, share, window
+from hybrid_jax.geometry import make_geometry
+from hybrid_jax.models import decoder
+from hybrid_jax.state import State, make_state, state_specs
+from tests.tiny_models import VOCAB, tiny_model
+
+ROWS, TOKENS, PAGE = 2, 40, 64
+
+
+def setting(name: str) -> tuple[Model, dict, State]:
+    """A model whose rows have a checkpoint in slots 1 and 2 and a page in frames of its own."""
+    config, params = tiny_model(name)
+    geometry = make_geometry(config, EngineConfig(page_tokens=PAGE))
+    per_row = geometry.state_frames + geometry.frames_per_page
+    specs = state_specs(geometry, num_frames=1 + ROWS * per_row, max_slots=3, max_rows=ROWS)
+    state = make_state(specs)
+    count = geometry.state_frames
+    for row in range(ROWS):
+        own = 1 + row * per_row + jnp.arange(count)
+        state = state.replace(slots=state.slots.at[1 + row, :count].set(own))
+    return Model(config, geometry), params, state
+
+
+def page_table(model: Model) -> jax.Array:
+    """int32[B, frames_per_page, 1]: each row's page behind its checkpoint."""
+    geometry = model.geometry
+    per_row = geometry.state_frames + geometry.frames_per_page
+    first = 1 + geometry.state_frames + per_row * np.arange(ROWS)
+    return jnp.asarray(first[:, None, None] + np.arange(geometry.frames_per_page)[:, None])
+
+
+def prompt_chunk(model: Model, state: State) -> ChunkRows:
+    slots = state.slots[1:]
+    return ChunkRows(
+        tokens=jax.random.randint(jax.random.key(0), (ROWS, TOKENS), 0, VOCAB),
+        start=jnp.zeros(ROWS, jnp.int32),
+        length=jnp.array([TOKENS, TOKENS - 4]),
+        state_len=jnp.full(ROWS, model.geometry.grain),
+        row=jnp.arange(ROWS),
+        read=slots,
+        write=slots,
+        table=page_table(model),
+    )
+
+
+def next_token(model: Model, rows: ChunkRows) -> WindowRows:
+    return WindowRows(
+        tokens=jnp.array([[3], [5]]),
+        base=rows.length,
+        begin=rows.length,
+        end=rows.length + 1,
+        checkpoint=rows.state_len,
+        slot=1 + jnp.arange(ROWS),
+        table=rows.table,
+    )
+
+
+def alike(one: tuple, other: tuple) -> None:
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+@pytest.mark.parametrize("name", ["with_unknown_kinds", "parallel"])
+def test_a_walk_in_two_parts_gives_the_numbers_of_the_whole(name):
+    model, params, state = setting(name)
+    config = model.config
+    rows = prompt_chunk(model, state)
+
+    @jax.jit(static_argnames="cut")
+    def chunk_in_parts(params, state, cut: int):
+        walk = ChunkWalk(state, rows, model=model)
+        stream = decoder.enter(params, rows.tokens, walk.valid, config)
+        for layers in (range(cut), range(cut, len(config.layers))):
+            stream = decoder.through(params, stream, walk.valid, layers, config, walk.mix)
+        h = decoder.leave(params, stream, walk.valid, config)
+        return h, walk.finish(h)
+
+    h, begun = jax.jit(lambda params, state: chunk(params, state, rows, model=model))(params, state)
+    for cut in range(1, len(config.layers)):
+        alike(chunk_in_parts(params, state, cut), (h, begun))
+
+    following = next_token(model, rows)
+
+    @jax.jit(static_argnames="cut")
+    def window_in_parts(params, state, cut: int):
+        """Two walks, each of which writes the rings of its own layers."""
+        stream, shared = None, share(params, model)
+        for layers in (range(cut), range(cut, len(config.layers))):
+            walk = WindowWalk(state, following, shared=shared, model=model)
+            if stream is None:
+                stream = decoder.enter(params, following.tokens, walk.plan.valid, config)
+            stream = decoder.through(params, stream, walk.plan.valid, layers, config, walk.mix)
+            state = walk.finish(stream.update)
+        return decoder.leave(params, stream, walk.plan.valid, config), state
+
+    @jax.jit
+    def whole(params, state):
+        return window(params, state, following, shared=share(params, model), model=model)
+
+    expected = whole(params, begun)
+    assert not np.array_equal(expected[1].arena, begun.arena)
+    for cut in range(1, len(config.layers)):
+        alike(window_in_parts(params, begun, cut), expected)
