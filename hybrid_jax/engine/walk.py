@@ -49,6 +49,26 @@ def commit(state: State, count: jax.Array, model: Model) -> State:
     return state.replace(lengths=state.lengths.at[: count.shape[0]].add(count))
 
 
+def load_columns(
+    state: State, needed: jax.Array, checkpoint: jax.Array, slot: jax.Array, model: Model
+) -> tuple[State, list[jax.Array]]:
+    """Puts the convolution columns of checkpoints into the rings of rows whose window begins at one.
+
+    Args:
+        needed: bool[B] which rows. checkpoint, slot: int32[B] position and slot of their checkpoints.
+
+    Returns:
+        State, and arrays that exist only once the arena has been read.
+    """
+    own, exists = frames.slot_frames(state, slot), checkpoint > 0
+    read: list[jax.Array] = []
+    for number, group in enumerate(model.geometry.groups):
+        steps = steps_of(group.layout.spec, model)
+        state, parts = steps.load(state, number, needed, own, exists, model)
+        read += parts
+    return state, read
+
+
 class WindowWalk:
     """A walk of T new tokens per row, from checkpoint, ring and pages.
 

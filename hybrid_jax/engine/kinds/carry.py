@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from hybrid_jax.config import RecurrentMixer
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.kinds.columns import (
-    commit_columns,
+    WithColumns,
     fold_layers,
     next_columns,
     window_columns,
@@ -24,7 +24,6 @@ from hybrid_jax.engine.kinds.kind import (
     ChunkRows,
     Entry,
     FoldRows,
-    LayerSteps,
     Tail,
     WindowPlan,
 )
@@ -64,7 +63,7 @@ class Recurrence(Protocol):
         """
 
 
-class Carry(LayerSteps):
+class Carry(WithColumns):
     """`LayerSteps` for a recurrence that XLA runs."""
 
     def __init__(self, recurrence: Recurrence) -> None:
@@ -117,10 +116,6 @@ class Carry(LayerSteps):
         if history:
             entries["conv"] = Entry(next_columns(columns, history, plan, model), renews=True)
         return out, state, entries
-
-    def commit(self, state: State, group: int, count: jax.Array, model: Model) -> State:
-        """Moves only the columns, because the row's length says which copy of the state counts."""
-        return commit_columns(state, group, count, model)
 
     def chunk(
         self,

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.kind import FoldRows, WindowPlan
+from hybrid_jax.engine.kinds.kind import FoldRows, LayerSteps, WindowPlan
 from hybrid_jax.engine.model import Model
-from hybrid_jax.engine.rings import ring_bits
+from hybrid_jax.engine.rings import put_row, ring_bits
 from hybrid_jax.state import State, from_bits
 
 # --- in a window ----------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ def next_columns(columns: jax.Array, history: int, plan: WindowPlan, model: Mode
     """The columns that a window leaves in the ring, bits[B, W - 1 + T, E].
 
     If the window's last token is committed, the columns move on, so that the next window begins behind that token. For
-    other windows `commit_columns` moves them.
+    other windows `commit` moves them.
     """
     width = columns.shape[1] - history
     kept = columns[:, :history]
@@ -50,19 +50,50 @@ def next_columns(columns: jax.Array, history: int, plan: WindowPlan, model: Mode
     return ring_bits(jnp.concatenate([kept, columns[:, history:]], axis=1), model)
 
 
-def commit_columns(state: State, group: int, count: jax.Array, model: Model) -> State:
-    """Moves the columns of all layers of a group on by the first `count` int32[B] tokens of the last window."""
-    history = model.geometry.groups[group].layout.columns
-    if history == 0:
-        return state
+def read_columns(
+    state: State, group: int, own: jax.Array, exists: jax.Array, model: Model
+) -> jax.Array:
+    """The columns bits[L, B, W - 1, E] of all layers of a group, from whole checkpoints' frames int32[B, F]."""
+    place = model.geometry.groups[group]
+    layers = range(place.num_layers)
+    return jnp.stack(
+        [frames.read_columns(state.arena, own, exists, layer, place, model) for layer in layers]
+    )
 
-    def put(b, conv):
-        size = (conv.shape[0], 1, history, conv.shape[3])
-        moved = jax.lax.dynamic_slice(conv, (0, b, count[b], 0), size)
-        return jax.lax.dynamic_update_slice(conv, moved, (0, b, 0, 0))
 
-    conv = jax.lax.fori_loop(0, count.shape[0], put, state.rings[group]["conv"])
-    return state.with_ring(group, conv=conv)
+class WithColumns(LayerSteps):
+    """What all kinds do with the columns in their rings."""
+
+    def commit(self, state: State, group: int, count: jax.Array, model: Model) -> State:
+        """Moves only the columns: of all else, the row's length says what counts."""
+        history = model.geometry.groups[group].layout.columns
+        if history == 0:
+            return state
+
+        def put(b, conv):
+            size = (conv.shape[0], 1, history, conv.shape[3])
+            moved = jax.lax.dynamic_slice(conv, (0, b, count[b], 0), size)
+            return jax.lax.dynamic_update_slice(conv, moved, (0, b, 0, 0))
+
+        conv = jax.lax.fori_loop(0, count.shape[0], put, state.rings[group]["conv"])
+        return state.with_ring(group, conv=conv)
+
+    def load(
+        self,
+        state: State,
+        group: int,
+        needed: jax.Array,
+        own: jax.Array,
+        exists: jax.Array,
+        model: Model,
+    ) -> tuple[State, list[jax.Array]]:
+        if model.geometry.groups[group].layout.columns == 0:
+            return state, []
+        bits = read_columns(state, group, own, exists, model)
+        conv, sink = state.rings[group]["conv"], state.tokens.shape[0] - 1
+        for b in range(needed.shape[0]):
+            conv = put_row(conv, bits[:, b : b + 1], jnp.where(needed[b], b, sink))
+        return state.with_ring(group, conv=conv), [conv]
 
 
 # --- folds ----------------------------------------------------------------------------------------

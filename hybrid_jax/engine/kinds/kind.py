@@ -144,6 +144,26 @@ class LayerSteps:
         """Lets the first `count` int32[B] tokens of the last window stay, for all layers of a group."""
         raise NotImplementedError
 
+    def load(
+        self,
+        state: State,
+        group: int,
+        needed: jax.Array,
+        own: jax.Array,
+        exists: jax.Array,
+        model: Model,
+    ) -> tuple[State, list[jax.Array]]:
+        """Puts the convolution columns of checkpoints into the rings of rows whose window begins at one.
+
+        Args:
+            needed: bool[B] which rows. own: int32[B, F] frames of their checkpoints.
+            exists: bool[B] false where there is none, and the columns are zero.
+
+        Returns:
+            State, and arrays that exist only once the arena has been read.
+        """
+        raise NotImplementedError
+
     def chunk(
         self,
         params: dict,

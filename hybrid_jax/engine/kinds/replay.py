@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from hybrid_jax.config import RecurrentMixer
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.kinds.columns import (
-    commit_columns,
+    WithColumns,
     fold_layers,
     next_columns,
     window_columns,
@@ -23,7 +23,6 @@ from hybrid_jax.engine.kinds.kind import (
     ChunkRows,
     Entry,
     FoldRows,
-    LayerSteps,
     Tail,
     WindowPlan,
 )
@@ -100,7 +99,7 @@ class Recurrence(Protocol):
         """The state after the first `count` int32[B] records of rings [B, S, ...]."""
 
 
-class Replay(LayerSteps):
+class Replay(WithColumns):
     """`LayerSteps` for a recurrence that XLA runs."""
 
     def __init__(self, recurrence: Recurrence) -> None:
@@ -135,10 +134,6 @@ class Replay(LayerSteps):
             kept = next_columns(columns, group.layout.columns, plan, model)
             entries["conv"] = Entry(kept, renews=True)
         return out, state.replace(arena=arena), entries
-
-    def commit(self, state: State, group: int, count: jax.Array, model: Model) -> State:
-        """Moves only the columns: records stay where they are, and those past the row's length are never read."""
-        return commit_columns(state, group, count, model)
 
     def chunk(
         self,

@@ -17,7 +17,7 @@ from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
 from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import SAMPLING, Layout
 from hybrid_jax.engine.steps.kind import Made, StepKind, Variant
-from hybrid_jax.engine.walk import fold_rows, share, window
+from hybrid_jax.engine.walk import fold_rows, load_columns, share, window
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import PrefillBucket
 from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow
@@ -74,7 +74,7 @@ def exact_step(
         state = fold_rows(state, folds, shared, model)
         slot = jnp.where(full, fold_slot, slot)
         starts = alive & ~feeds
-        state, read = rings.load_columns(state, starts, base, slot, model)
+        state, read = load_columns(state, starts, base, slot, model)
         # An attention layer in front writes to the arena that this has read, but depends on nothing of it.
         table = table + frames.zero_after(state, *read)
     end = jnp.where(alive, begin + jnp.where(feeds, 1, length), 0)
