@@ -25,11 +25,11 @@ from hybrid_jax.config import (
 )
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.models.initialize import random_params
-from tests.kinds import decayed, gated
-from tests.kinds.decayed import Decayed
+from tests.kinds import delta, gated
+from tests.kinds.delta import Delta
 from tests.kinds.gated import Gated
 
-decayed.register()
+delta.register()
 gated.register()
 VOCAB = 61
 MAX_POSITION = 256
@@ -138,7 +138,7 @@ def _two_shapes() -> ModelConfig:
 def _unknown_kinds() -> ModelConfig:
     """A kind that keeps records and one that carries its state, alone, side by side and beside Mamba-2, between two
     shapes of KV."""
-    replay = Decayed(num_heads=3, value_dim=4, key_dim=6, conv_width=3)
+    replay = Delta(num_heads=3, value_dim=4, key_dim=6, conv_width=3)
     carry = Gated(num_blocks=5, block_size=4)
     wide = Attention(num_heads=4, num_kv_heads=4, head_dim=6, rope=Rope(dim=6))
     mixers = [(replay,), (wide,), (carry,), (_MAMBA, carry), (_ATTENTION,), (replay, carry)]

@@ -27,12 +27,12 @@ from hybrid_jax.schedule import bucket
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.state import State
 from pallas_kernels.paged_attention.xla import TILE_TOKENS
-from tests.kinds import decayed, gated
-from tests.kinds.decayed import Decayed
+from tests.kinds import delta, gated
+from tests.kinds.delta import Delta
 from tests.kinds.forced import Told, decoding_by
 from tests.kinds.gated import Gated
 
-decayed.register()
+delta.register()
 gated.register()
 
 FRAMES = (4001, 9001)  # primes beside all else, so that a shape tells what it is
@@ -50,7 +50,7 @@ def model(pattern: str, dtype: str) -> ModelConfig:
         **{"M": (mamba2,), "A": (attention,), "P": (mamba2, attention), "Q": (attention, mamba2)},
         "N": (Mamba2(num_heads=5, head_dim=64, state_size=48, num_groups=5),),
         "B": (Attention(num_heads=2, num_kv_heads=2, head_dim=96),),
-        "R": (Decayed(num_heads=6, value_dim=64, key_dim=64, conv_width=4),),
+        "R": (Delta(num_heads=6, value_dim=64, key_dim=64, conv_width=4),),
         "C": (Gated(num_blocks=6, block_size=4096),),
     }
     return ModelConfig(

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import Mamba2
-from hybrid_jax.engine.kinds.kind import ChunkRows, WindowPlan
-from hybrid_jax.engine.kinds.replay import Checkpoint, Fields, Recurrence
+from hybrid_jax.engine.kinds.kind import ChunkRows, Entry
+from hybrid_jax.engine.kinds.replay import Fields, Past, Recurrence
 from hybrid_jax.layers import mamba2
 
 
@@ -26,34 +26,25 @@ class Mamba2Recurrence(Recurrence):
         z, raw, dt = mamba2.project(params, h, spec)
         return raw, (z, dt)
 
-    def records(
-        self, params: dict, columns: jax.Array, rest: tuple, spec: Mamba2
-    ) -> tuple[Fields, tuple]:
-        z, dt = rest
+    def window(
+        self, params: dict, columns: jax.Array, rest: tuple, past: Past, spec: Mamba2
+    ) -> tuple[jax.Array, jax.Array, dict[str, Entry]]:
+        (z, dt), plan, rows = rest, past.plan, past.plan.rows
         xBC = mamba2.convolve(params, columns, spec)
         xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
-        return {"xB": xB, "dt": dt}, (z, C, xBC[..., : spec.inner_size])
-
-    def read(
-        self,
-        params: dict,
-        rest: tuple,
-        checkpoint: Checkpoint,
-        plan: WindowPlan,
-        ring: Fields,
-        spec: Mamba2,
-    ) -> tuple[jax.Array, jax.Array]:
-        z, C, x = rest
-        rows = plan.rows
-        return mamba2.window_frames(
+        x = xBC[..., : spec.inner_size]
+        ring, entries = past.join({"xB": xB, "dt": dt})
+        own = past.frames()
+        out, arena = mamba2.window_frames(
             *(params, z, jnp.where(plan.valid[..., None], C, 0), x),
-            *(checkpoint.arena, checkpoint.own, plan.exists),
+            *(past.arena, own, plan.exists),
             mamba2.Records(ring["xB"], ring["dt"]),
             rows.base - rows.checkpoint,
             jnp.maximum(rows.end - rows.base, 0),
             spec,
             "xla",
         )
+        return out, arena, entries
 
     def scan(
         self,

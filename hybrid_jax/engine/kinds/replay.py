@@ -28,24 +28,45 @@ from hybrid_jax.engine.kinds.kind import (
 )
 from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.rings import ring_bits, slice_tokens
-from hybrid_jax.geometry import StateGroup, StatePlace
+from hybrid_jax.geometry import StatePlace
 from hybrid_jax.state import State, from_bits
 
 Fields = dict[str, jax.Array]  # of records
 
 
-class Checkpoint(NamedTuple):
-    """Where a layer's states lie: in frames `own` int32[B, n] of the arena; zero if `exists` bool[B] is false."""
+class Past(NamedTuple):
+    """What the tokens of a window follow: a layer's checkpoint and its records since then.
+
+    Attributes:
+        arena: uint32[U, W]. place, plan, model: of the layer, the window, and the steps.
+        ring: bits[B, S, ...] records as they are stored.
+    """
 
     arena: jax.Array
-    own: jax.Array
-    exists: jax.Array
-    group: StateGroup
+    place: StatePlace
+    plan: WindowPlan
     model: Model
+    ring: Fields
+
+    def frames(self) -> jax.Array:
+        """Frames int32[B, n] of the state in the checkpoint, which is zero where `plan.exists` is false."""
+        group = self.place.of(self.model.geometry)
+        return frames.layer_frames(self.plan.frames, self.place.layer, group)
 
     def state(self) -> jax.Array:
-        """float32[B, units, unit_words]."""
-        return frames.read_state(self.arena, self.own, self.exists, self.group, self.model)
+        """The state in the checkpoint, float32[B, units, unit_words]."""
+        group, exists = self.place.of(self.model.geometry), self.plan.exists
+        return frames.read_state(self.arena, self.frames(), exists, group, self.model)
+
+    def records(self) -> Fields:
+        """The records [B, S, ...] before the window's; those at and past its first token may hold anything."""
+        return {name: _read(ring, self.model.activation_dtype) for name, ring in self.ring.items()}
+
+    def join(self, records: Fields) -> tuple[Fields, dict[str, Entry]]:
+        """The ring's records with the window's own [B, T, ...] among them, and the entries that store these."""
+        new = {name: _stored(records[name], ring, self.model) for name, ring in self.ring.items()}
+        merged, entries = _merge(self.ring, new, self.plan)
+        return self._replace(ring=merged).records(), entries
 
 
 class Recurrence(Protocol):
@@ -60,25 +81,13 @@ class Recurrence(Protocol):
     def project(self, params: dict, h: jax.Array, spec: RecurrentMixer) -> tuple[jax.Array, Any]:
         """From h [B, T, D], the raw inputs [B, T, E] of the convolution and the rest of the projection."""
 
-    def records(
-        self, params: dict, columns: jax.Array, rest: Any, spec: RecurrentMixer
-    ) -> tuple[Fields, Any]:
-        """From raw columns [B, W - 1 + T, E], the tokens' records [B, T, ...] and what `read` needs beside them."""
+    def window(
+        self, params: dict, columns: jax.Array, rest: Any, past: Past, spec: RecurrentMixer
+    ) -> tuple[jax.Array, jax.Array, dict[str, Entry]]:
+        """The tokens of a window, from raw columns [B, W - 1 + T, E] and the rest of the projection.
 
-    def read(
-        self,
-        params: dict,
-        rest: Any,
-        checkpoint: Checkpoint,
-        plan: WindowPlan,
-        ring: Fields,
-        spec: RecurrentMixer,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Outputs [B, T, D] of the tokens of a window, and the arena as it was.
-
-        Args:
-            rest: from `records`.
-            ring: [B, S, ...] records, the new ones included. Records past the row's last token may hold anything.
+        Returns:
+            Outputs [B, T, D], the arena as it was, and the entries from `past.join`.
         """
 
     def scan(
@@ -123,13 +132,8 @@ class Replay(WithColumns):
         old = {name: ring[at.layer][:num_rows] for name, ring in state.rings[at.group].items()}
         raw, rest = self.recurrence.project(params, h, group.layout.spec)
         columns = window_columns(raw, old.pop("conv", None), group.layout.columns, plan)
-        records, rest = self.recurrence.records(params, columns, rest, group.layout.spec)
-        new = {name: _stored(records[name], ring, model) for name, ring in old.items()}
-        merged, entries = _merge(old, new, plan)
-        read = {name: _read(ring, h.dtype) for name, ring in merged.items()}
-        own = frames.layer_frames(plan.frames, at.layer, group)
-        checkpoint = Checkpoint(state.arena, own, plan.exists, group, model)
-        out, arena = self.recurrence.read(params, rest, checkpoint, plan, read, group.layout.spec)
+        past = Past(state.arena, at, plan, model, old)
+        out, arena, entries = self.recurrence.window(params, columns, rest, past, group.layout.spec)
         if group.layout.columns:
             kept = next_columns(columns, group.layout.columns, plan, model)
             entries["conv"] = Entry(kept, renews=True)
