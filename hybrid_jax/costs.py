@@ -7,13 +7,13 @@ also reads a prediction). Attention adds 4 * N * H per visible key. Norms, activ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig, MoE, RecurrentMixer
 from hybrid_jax.geometry import ITEM_BYTES, Geometry, checkpoint_bytes
-from hybrid_jax.kinds.kind import Weight, all_weights
-from hybrid_jax.kinds.table import kind_of, recurrent_kind
+from hybrid_jax.kinds.kind import all_weights
+from hybrid_jax.kinds.table import kind_of, model_weights, recurrent_kind
 
 Block = Attention | RecurrentMixer | MLP | MoE
 
@@ -164,24 +164,12 @@ def state_elements(mixer: RecurrentMixer) -> tuple[int, int]:
 
 def weight_count(model: ModelConfig) -> int:
     """Parameters of the model; shared layers and tied embeddings count once."""
-    return sum(weight.size for weight in _weights(model))
+    return sum(weight.size for weight in all_weights(model_weights(model)))
 
 
 def weight_bytes(model: ModelConfig, dtype: str) -> int:
     """Bytes of the weights in memory, some of which stay float32 (`Weight.float32`)."""
     return sum(
         weight.size * ITEM_BYTES["float32" if weight.float32 else dtype]
-        for weight in _weights(model)
+        for weight in all_weights(model_weights(model))
     )
-
-
-def _weights(model: ModelConfig) -> Iterator[Weight]:
-    table = Weight(shape=(model.vocab_size, model.width), draw="matrix")
-    norm = Weight(shape=(model.width,), draw="ones")
-    yield from (table, norm) if model.tie_embeddings else (table, table, norm)
-    for layer in model.layers:
-        if layer.weights_of is not None:
-            continue
-        yield from (norm,) * (bool(layer.mixers) + (layer.mlp is not None))
-        for _, block in _blocks([layer]):
-            yield from all_weights(kind_of(block).weights(block, model.width))

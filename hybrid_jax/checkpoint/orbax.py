@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 
 from hybrid_jax.config import ModelConfig
+from hybrid_jax.kinds.table import model_weights
 from hybrid_jax.models.files import STORED_CONFIG_FILE as CONFIG_FILE
 from hybrid_jax.models.files import CheckpointNotFound, ReportBytes, model_folder, to_json
 
@@ -85,8 +86,9 @@ def load_orbax(
     progress(total, total)
     if dtype in ("auto", config.dtype):
         return config, params
-    kept = ("A_log", "D", "dt_bias", "router_bias")
-    params = jax.tree_util.tree_map_with_path(
-        lambda path, leaf: leaf if path[-1].key in kept else leaf.astype(dtype), params
+    params = jax.tree.map(
+        lambda weight, leaf: leaf if weight.float32 else leaf.astype(dtype),
+        model_weights(config),
+        params,
     )
     return replace(config, dtype=dtype), params

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from hybrid_jax.layers.parts import num_parts, row_parts
 
-Draw = Literal["matrix", "output", "ones", "zeros", "step_bias", "log_decay"]
+Draw = Literal["embedding", "matrix", "output", "ones", "zeros", "step_bias", "log_decay"]
 FLOAT32_BYTES = 4
 
 
@@ -19,8 +19,8 @@ class Weight:
 
     Attributes:
         shape: the shape that the layers expect.
-        draw: how random weights are drawn. "matrix" and "output" (onto the residual stream) are normal; "step_bias" and
-            "log_decay" are for step sizes and decay rates (arXiv 2405.21060).
+        draw: how random weights are drawn. "embedding", "matrix" and "output" (onto the residual stream) are normal;
+            "step_bias" and "log_decay" are for step sizes and decay rates (arXiv 2405.21060).
         float32: it is kept in float32, whatever dtype the other weights have.
     """
 
@@ -34,16 +34,23 @@ class Weight:
         return math.prod(self.shape)
 
 
-Weights = dict[str, Any]  # of `Weight`, or of more of these
+Weights = dict[str, Any]  # of `Weight`, or of dictionaries and lists of these
 
 
-def all_weights(tree: Weights) -> Iterator[Weight]:
+def map_weights(make: Callable[[Weight], Any], tree: Any) -> Any:
+    """A tree with what `make` returns in place of each weight, from the first to the last."""
+    if isinstance(tree, Weight):
+        return make(tree)
+    if isinstance(tree, list):
+        return [map_weights(make, part) for part in tree]
+    return {name: map_weights(make, part) for name, part in tree.items()}
+
+
+def all_weights(tree: Weights) -> list[Weight]:
     """The leaves of a tree of weights."""
-    for leaf in tree.values():
-        if isinstance(leaf, Weight):
-            yield leaf
-        else:
-            yield from all_weights(leaf)
+    found: list[Weight] = []
+    map_weights(found.append, tree)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

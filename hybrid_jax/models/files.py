@@ -85,8 +85,6 @@ def read_config(file: Path, where: str = "load_model") -> ModelConfig:
 
 # --- a `ModelConfig` as JSON: each dataclass is an object whose "type" names its class ---------------
 
-TYPES = {cls.__name__: cls for cls in (*KINDS, LayerSpec, ModelConfig, Rope, RopeScaling)}
-
 
 def to_json(config: ModelConfig) -> dict:
     """A `ModelConfig` as JSON data; infinity becomes {"__float__": "Infinity"}."""
@@ -121,12 +119,13 @@ def _decode(value: Any) -> Any:
         return tuple(_decode(item) for item in value)
     if not isinstance(value, dict):
         return value
+    types = {cls.__name__: cls for cls in (*KINDS, LayerSpec, ModelConfig, Rope, RopeScaling)}
     fields = dict(value)
     name = fields.pop("type", None)
-    if name not in TYPES:
-        raise ValueError(f"model config: type {name!r} is unknown, only {', '.join(sorted(TYPES))}")
-    known = {f.name for f in dataclasses.fields(TYPES[name])}
+    if name not in types:
+        raise ValueError(f"model config: type {name!r} is unknown, only {', '.join(sorted(types))}")
+    known = {f.name for f in dataclasses.fields(types[name])}
     unknown = sorted(fields.keys() - known)
     if unknown:
         raise ValueError(f"model config: {name} has no field {unknown[0]!r}")
-    return TYPES[name](**{key: _decode(item) for key, item in fields.items()})
+    return types[name](**{key: _decode(item) for key, item in fields.items()})

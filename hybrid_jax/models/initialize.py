@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybrid_jax.config import LayerSpec, ModelConfig
-from hybrid_jax.kinds.kind import Weight, Weights
-from hybrid_jax.kinds.table import kind_of
+from hybrid_jax.config import ModelConfig
+from hybrid_jax.kinds.kind import Weight, map_weights
+from hybrid_jax.kinds.table import model_weights
 
 
 def random_params(config: ModelConfig, seed: int, dtype: str = "float32") -> dict:
@@ -31,6 +31,8 @@ def random_params(config: ModelConfig, seed: int, dtype: str = "float32") -> dic
     def draw(weight: Weight) -> jax.Array:
         kept = "float32" if weight.float32 else dtype
         match weight.draw:
+            case "embedding":
+                return normal(*weight.shape, scale=math.sqrt(weight.shape[0]) * 0.02)
             case "matrix":
                 return normal(*weight.shape)
             case "output":
@@ -45,31 +47,4 @@ def random_params(config: ModelConfig, seed: int, dtype: str = "float32") -> dic
             case "log_decay":
                 return jnp.asarray(np.log(rng.uniform(1, 16, weight.shape)), kept)
 
-    def tree(weights: Weights) -> dict:
-        return {
-            name: draw(leaf) if isinstance(leaf, Weight) else tree(leaf)
-            for name, leaf in weights.items()
-        }
-
-    def block(spec: object) -> dict:
-        return tree(kind_of(spec).weights(spec, config.width))
-
-    def layer(spec: LayerSpec) -> dict:
-        if spec.weights_of is not None:
-            return {}
-        params = {}
-        if spec.mixers:
-            params["norm"] = jnp.ones(config.width, dtype)
-            params["mixers"] = [block(mixer) for mixer in spec.mixers]
-        if spec.mlp is not None:
-            params |= {"mlp_norm": jnp.ones(config.width, dtype), "mlp": block(spec.mlp)}
-        return params
-
-    params = {
-        "embed": normal(config.vocab_size, config.width, scale=math.sqrt(config.vocab_size) * 0.02),
-        "layers": [layer(spec) for spec in config.layers],
-        "norm": jnp.ones(config.width, dtype),
-    }
-    if not config.tie_embeddings:
-        params["head"] = normal(config.width, config.vocab_size)
-    return params
+    return map_weights(draw, model_weights(config))
