@@ -119,12 +119,12 @@ def block_costs(
     per_token = per_key = 0.0
     for count, block in blocks:
         per_token += count * token_flops(block, width)
-        if isinstance(block, Attention):
-            flops = count * 4 * block.num_heads * block.head_dim
-            if block.window is None:
-                per_key += flops
-            else:
-                windows[block.window] = windows.get(block.window, 0.0) + flops
+        flops = count * kind_of(block).key_flops(block)
+        seen = kind_of(block).keys_seen(block)
+        if seen is None:
+            per_key += flops
+        else:
+            windows[seen] = windows.get(seen, 0.0) + flops
     per_token += sum(count * kind_of(block).written_flops(block, width) for count, block in written)
     return Costs(
         flops_per_token=per_token,

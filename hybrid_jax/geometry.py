@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from hybrid_jax.config import Attention, EngineConfig, ModelConfig
 from hybrid_jax.kinds.kind import StateLayout
-from hybrid_jax.kinds.table import recurrent_kind
+from hybrid_jax.kinds.table import kind_of, recurrent_kind
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint32": 4, "int32": 4, "uint16": 2}
 FRAME_TARGET_BYTES = 256 * 1024
@@ -184,7 +184,7 @@ class Geometry:
 
 def token_words(attention: Attention, dtype: str) -> int:
     """Words of one token's K and V in one attention layer."""
-    return 2 * attention.num_kv_heads * attention.head_dim * ITEM_BYTES[dtype] // 4
+    return kind_of(attention).token_elements(attention) * ITEM_BYTES[dtype] // 4
 
 
 def column_words(layout: StateLayout, dtype: str) -> int:

@@ -12,7 +12,7 @@ QUERIES_BY_READING = 64
 
 
 class AttentionKind(Kind):
-    """See `config.Attention`. `costs.Costs.flops_per_key` counts the work on keys."""
+    """See `config.Attention`."""
 
     name = "attention"
 
@@ -51,6 +51,15 @@ class AttentionKind(Kind):
 
     def written_flops(self, spec: Attention, width: int) -> int:
         return 4 * width * _sizes(spec)[1]
+
+    def token_elements(self, spec: Attention) -> int:
+        return 2 * _sizes(spec)[1]
+
+    def key_flops(self, spec: Attention) -> int:
+        return 4 * _sizes(spec)[0]
+
+    def keys_seen(self, spec: Attention) -> int | None:
+        return spec.window
 
     def row_bytes(self, spec: Attention, step: StepSize) -> int:
         q, kv = _sizes(spec)

@@ -133,6 +133,22 @@ class Kind:
         """FLOPs of one token that only leaves its K and V, or enters the state, while nothing is read."""
         return 0
 
+    def token_elements(self, spec: Any) -> int:
+        """Elements that a page holds of each token: its K and V."""
+        return 0
+
+    def key_flops(self, spec: Any) -> int:
+        """FLOPs of one token for every key that it sees."""
+        return 0
+
+    def keys_seen(self, spec: Any) -> int | None:
+        """How many keys a token sees at most; None for all."""
+        return None
+
+    def with_one_expert(self, spec: Any) -> Any:
+        """The block without all experts but one; the same block if it has none."""
+        return spec
+
     def row_bytes(self, spec: Any, step: StepSize) -> int:
         """Bytes that the block holds for a row with one new token."""
         raise NotImplementedError

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hybrid_jax.config import MLP, MoE
 from hybrid_jax.kinds.kind import FLOAT32_BYTES, Kind, StepSize, Weight, Weights
 
@@ -48,6 +50,9 @@ class MoEKind(Kind):
         idle = spec.num_experts - spec.top_k
         one = _block(spec.latent_width or width, spec.width, spec)
         return super().active_weights(spec, width) - idle * sum(w.size for w in one.values())
+
+    def with_one_expert(self, spec: MoE) -> MoE:
+        return replace(spec, num_experts=1, top_k=1, num_groups=1, top_groups=1)
 
     def row_bytes(self, spec: MoE, step: StepSize) -> int:
         """The outputs of a token's experts, in float32, and their input."""

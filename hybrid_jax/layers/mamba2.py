@@ -13,9 +13,9 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import Mamba2
 from hybrid_jax.layers.linear import linear
-from hybrid_jax.layers.norm import gated_rms_norm
 from pallas_kernels import fold as ssd_fold
 from pallas_kernels import ssd_scan, ssd_window_frames
+from pallas_kernels.gated_rmsnorm import gated_rmsnorm
 
 
 class Records(NamedTuple):
@@ -64,7 +64,8 @@ def output(params: dict, y: jax.Array, x: jax.Array, z: jax.Array, spec: Mamba2)
     """
     y = y.astype(jnp.float32) + params["D"].astype(jnp.float32)[:, None] * x.astype(jnp.float32)
     y = y.reshape(z.shape).astype(z.dtype)
-    y = gated_rms_norm(y, z, params["norm"], spec.norm_eps, spec.norm_groups)
+    sizes = {"eps": spec.norm_eps, "groups": spec.norm_groups}
+    y = gated_rmsnorm(y, z, params["norm"], **sizes, implementation="xla")
     return linear(y, params["out_proj"], params.get("out_bias"))
 
 

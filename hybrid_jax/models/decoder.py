@@ -13,15 +13,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import MLP, FeedForward, Mixer, ModelConfig
+from hybrid_jax.config import MLP, Attention, Mamba2, Mixer, ModelConfig, MoE
+from hybrid_jax.layers import attention, mamba2
 from hybrid_jax.layers.linear import LINEARS, LINEARS_IN_PARTS, linear_transposed
-from hybrid_jax.layers.mixers import MIXERS
 from hybrid_jax.layers.mlp import mlp
 from hybrid_jax.layers.moe import moe
-from hybrid_jax.layers.norm import rms_norm
 from pallas_kernels.operands import whole
 from pallas_kernels.residual_rmsnorm import residual_rmsnorm
-from pallas_kernels.residual_rmsnorm.xla import residual_sum
+from pallas_kernels.residual_rmsnorm.xla import residual_sum, rms_norm
 
 # From a mixer's weights, its normed inputs [B, T, D], its spec, and its layer with its number among the layer's mixers,
 # the mixer's update [B, T, D], or parts of it.
@@ -79,13 +78,22 @@ def mix_all(
     return sum(others, first)
 
 
-def feed_forward(
-    params: dict, normed: jax.Array, valid: jax.Array, spec: FeedForward, kernels: str
-) -> jax.Array:
-    """The update of a layer's second block."""
-    if isinstance(spec, MLP):
-        return mlp(params, normed, spec.kind, LINEARS[kernels], LINEARS_IN_PARTS[kernels])
+def _mlp(params: dict, normed: jax.Array, valid: jax.Array, spec: MLP, kernels: str) -> jax.Array:
+    return mlp(params, normed, spec.kind, LINEARS[kernels], LINEARS_IN_PARTS[kernels])
+
+
+def _moe(params: dict, normed: jax.Array, valid: jax.Array, spec: MoE, kernels: str) -> jax.Array:
     return moe(params, normed, valid, spec, LINEARS[kernels])
+
+
+# By the class of the spec. Each mixer takes whole sequences from a zero state, which is the definition that engines are
+# tested against: weights, normed inputs [B, T, D], positions int32[B, T], lengths int32[B], spec. A feed-forward block
+# takes weights, normed inputs, valid bool[B, T], spec, and `kernels` as in `walk`.
+MIXERS: dict[type, Callable[..., jax.Array]] = {
+    Attention: attention.whole,
+    Mamba2: mamba2.whole,
+}
+FEED_FORWARD: dict[type, Callable[..., jax.Array]] = {MLP: _mlp, MoE: _moe}
 
 
 def enter(params: dict, tokens: jax.Array, valid: jax.Array, config: ModelConfig) -> Stream:
@@ -118,7 +126,8 @@ def through(
         if spec.mlp is not None:
             with jax.named_scope("mlp"):
                 h, normed = enter_block(h, update, weights["mlp_norm"], real, config, kernels)
-                update = feed_forward(weights["mlp"], normed, valid, spec.mlp, kernels)
+                run = FEED_FORWARD[type(spec.mlp)]
+                update = run(weights["mlp"], normed, valid, spec.mlp, kernels)
     return Stream(h, update)
 
 

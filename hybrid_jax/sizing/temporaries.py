@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hybrid_jax.config import Attention, EngineConfig, ModelConfig, MoE
+from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.costs import state_elements, weight_count
 from hybrid_jax.geometry import ITEM_BYTES, make_geometry
 from hybrid_jax.kinds.kind import StepSize
@@ -80,8 +80,8 @@ def _xla_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int
     states = [state_elements(mixer)[0] for mixer in model.recurrent]
     window = engine.window_tokens
     tile = max(TILE_TOKENS, make_geometry(model, engine).page_tokens)
-    copied = [2 * m.num_kv_heads * m.head_dim * tile for m in model.mixers(Attention)]
-    decode = engine.max_rows * (window * columns + 2 * max(copied, default=0))
+    copied = tile * max(kind_of(block).token_elements(block) for block in _blocks(model))
+    decode = engine.max_rows * (window * columns + 2 * copied)
     count = max(decode, engine.prefill_tokens * columns)
     count += 2 * engine.max_rows * max(states, default=0)
     if widens and engine.dtype == "bfloat16":
@@ -91,9 +91,8 @@ def _xla_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int
 
 def _with_one_expert(model: ModelConfig) -> ModelConfig:
     """The model with a single expert in each mixture."""
-    one: dict[str, Any] = {"num_experts": 1, "top_k": 1, "num_groups": 1, "top_groups": 1}
     layers = (
-        replace(layer, mlp=replace(layer.mlp, **one)) if isinstance(layer.mlp, MoE) else layer
+        replace(layer, mlp=kind_of(layer.mlp).with_one_expert(layer.mlp)) if layer.mlp else layer
         for layer in model.layers
     )
     return replace(model, layers=tuple(layers))

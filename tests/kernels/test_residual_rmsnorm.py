@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.layers.norm import rms_norm
 from pallas_kernels import residual_rmsnorm
 from pallas_kernels.residual_rmsnorm.api import NORMS
 from pallas_kernels.residual_rmsnorm.cases import SMALL_CASES, Case, make_inputs
+from pallas_kernels.residual_rmsnorm.xla import rms_norm
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_window import assert_same_bits, relative_error
 

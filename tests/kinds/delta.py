@@ -18,8 +18,8 @@ from hybrid_jax.engine.kinds.replay import Past, Recurrence, Replay
 from hybrid_jax.kinds import table as kinds
 from hybrid_jax.kinds.kind import RecurrentKind, StateLayout, StepSize, Weight, Weights
 from hybrid_jax.kinds.tensors import Stored, matrix, vector
-from hybrid_jax.layers import mixers
 from hybrid_jax.layers.linear import HIGHEST, linear
+from hybrid_jax.models import decoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,5 +222,5 @@ def whole(
 def register() -> None:
     """Into the three tables that the package finds kinds in."""
     kinds.KINDS[Delta] = DeltaKind()
-    mixers.MIXERS[Delta] = whole
+    decoder.MIXERS[Delta] = whole
     engine_kinds.KINDS["xla"][Delta] = Replay(DeltaRecurrence())

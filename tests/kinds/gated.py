@@ -16,8 +16,8 @@ from hybrid_jax.engine.kinds.carry import Carry, Recurrence
 from hybrid_jax.kinds import table as kinds
 from hybrid_jax.kinds.kind import RecurrentKind, StateLayout, StepSize, Weight, Weights
 from hybrid_jax.kinds.tensors import bias, matrix
-from hybrid_jax.layers import mixers
 from hybrid_jax.layers.linear import linear
+from hybrid_jax.models import decoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,5 +122,5 @@ def whole(
 def register() -> None:
     """Into the three tables that the package finds kinds in."""
     kinds.KINDS[Gated] = GatedKind()
-    mixers.MIXERS[Gated] = whole
+    decoder.MIXERS[Gated] = whole
     engine_kinds.KINDS["xla"][Gated] = Carry(GatedRecurrence())

@@ -4,7 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.layers.norm import gated_rms_norm, rms_norm
+from pallas_kernels.gated_rmsnorm import gated_rmsnorm
+from pallas_kernels.residual_rmsnorm.xla import rms_norm
+
+XLA = {"implementation": "xla"}
 
 
 def draw(*shape: int, seed: int = 0) -> np.ndarray:
@@ -28,7 +31,7 @@ def test_gated_norm_gates_first_and_norms_each_block_alone(groups):
     wide = (x * silu(gate)).reshape(2, 5, groups, -1)
     normed = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-3)
     want = weight * normed.reshape(x.shape)
-    got = gated_rms_norm(x, gate, jnp.asarray(weight), 1e-3, groups)
+    got = gated_rmsnorm(x, gate, jnp.asarray(weight), eps=1e-3, groups=groups, **XLA)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
 
 
@@ -41,5 +44,5 @@ def test_bfloat16_is_computed_wide_and_rounded_before_the_weight():
     assert got.dtype == jnp.bfloat16
     want = jnp.asarray(normed, jnp.bfloat16) * weight
     assert np.mean(np.asarray(got == want)) > 0.99  # ties of the rounding aside
-    gated = gated_rms_norm(x.astype(jnp.float32), x, weight, 1e-5, 4)
+    gated = gated_rmsnorm(x.astype(jnp.float32), x, weight, eps=1e-5, groups=4, **XLA)
     assert gated.dtype == jnp.bfloat16
