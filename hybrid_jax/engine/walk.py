@@ -92,7 +92,7 @@ class WindowWalk:
         positions = rows.base[:, None] + jnp.arange(rows.tokens.shape[1])
         valid = (positions >= rows.begin[:, None]) & (positions < rows.end[:, None])  # [B, T]
         own = frames.slot_frames(state, rows.slot)  # [B, F]
-        self.plan = WindowPlan(rows, valid, own, rows.checkpoint > 0, shared, commits)
+        self.plan = WindowPlan(rows, valid, own, rows.checkpoint > 0, shared, commits, model)
         self.state, self.model = state, model
         # For each group, what is to be written to its rings, by layer.
         self.written: list[dict[int, dict[str, Entry]]] = [{} for _ in model.geometry.groups]
@@ -114,9 +114,7 @@ class WindowWalk:
             self.state = self.state.replace(arena=arena)
             return out
         steps = steps_of(spec, self.model)
-        out, self.state, entries = steps.window(
-            weights, normed, self.state, place, self.plan, self.model
-        )
+        out, self.state, entries = steps.window(weights, normed, self.state, place, self.plan)
         self.written[place.group][place.layer] = entries
         self.beside.note(normed, out)
         return out

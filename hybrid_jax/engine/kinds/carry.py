@@ -73,16 +73,10 @@ class Carry(WithColumns):
         """Nothing, because a fold needs no weights."""
 
     def window(
-        self,
-        params: dict,
-        h: jax.Array,
-        state: State,
-        at: StatePlace,
-        plan: WindowPlan,
-        model: Model,
+        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: WindowPlan
     ) -> tuple[jax.Array, State, dict[str, Entry]]:
         rows, (num_rows, width) = plan.rows, h.shape[:2]
-        group, ring = at.of(model.geometry), state.rings[at.group]
+        group, ring = at.of(plan.model.geometry), state.rings[at.group]
         history = group.layout.columns
         raw, rest = self.recurrence.project(params, h, group.layout.spec)
         conv = ring["conv"][at.layer][:num_rows] if history else None
@@ -96,7 +90,7 @@ class Carry(WithColumns):
         old = old.reshape(num_rows, group.layout.units, -1)
         if width > 1 and count == 1:  # exact mode, where a prompt's chunk begins at the checkpoint
             own = frames.layer_frames(plan.frames, at.layer, group)
-            first = frames.read_state(state.arena, own, plan.exists, group, model)
+            first = frames.read_state(state.arena, own, plan.exists, group, plan.model)
             old = jnp.where((rows.begin == rows.checkpoint)[:, None, None], first, old)
         ends = jnp.arange(1, width + 1) if not plan.commits else jnp.full(1, width)
         kept = jnp.broadcast_to(ends, (num_rows, len(ends)))
@@ -114,7 +108,7 @@ class Carry(WithColumns):
             new, slot = jnp.where(written[..., None], new, copies), None
         entries = {"state": Entry(new, slot, renews=True)}
         if history:
-            entries["conv"] = Entry(next_columns(columns, history, plan, model), renews=True)
+            entries["conv"] = Entry(next_columns(columns, history, plan), renews=True)
         return out, state, entries
 
     def chunk(

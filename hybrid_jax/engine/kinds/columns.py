@@ -36,7 +36,7 @@ def window_columns(
     return jnp.concatenate([old[:, :history], raw], axis=1)
 
 
-def next_columns(columns: jax.Array, history: int, plan: WindowPlan, model: Model) -> jax.Array:
+def next_columns(columns: jax.Array, history: int, plan: WindowPlan) -> jax.Array:
     """The columns that a window leaves in the ring, bits[B, W - 1 + T, E].
 
     If the window's last token is committed, the columns move on, so that the next window begins behind that token. For
@@ -47,7 +47,7 @@ def next_columns(columns: jax.Array, history: int, plan: WindowPlan, model: Mode
     if plan.commits:
         moves = plan.valid.any(1) & (plan.rows.end == plan.rows.base + width)
         kept = jnp.where(moves[:, None, None], columns[:, width : width + history], kept)
-    return ring_bits(jnp.concatenate([kept, columns[:, history:]], axis=1), model)
+    return ring_bits(jnp.concatenate([kept, columns[:, history:]], axis=1), plan.model)
 
 
 def read_columns(

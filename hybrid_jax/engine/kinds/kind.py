@@ -41,6 +41,7 @@ class WindowPlan(NamedTuple):
         frames: int32[B, F] frames of the rows' checkpoints. exists: bool[B], false if the state is zero.
         shared: for each group, what its kind has made of the weights of all its layers (`LayerSteps.share`).
         commits: all new tokens stay. Otherwise a call of `LayerSteps.commit` says how many tokens of each row stay.
+        model: what the step is specialised on.
     """
 
     rows: WindowRows
@@ -49,6 +50,7 @@ class WindowPlan(NamedTuple):
     exists: jax.Array
     shared: tuple[Any, ...]
     commits: bool
+    model: Model
 
 
 class ChunkRows(NamedTuple):
@@ -124,13 +126,7 @@ class LayerSteps:
         raise NotImplementedError
 
     def window(
-        self,
-        params: dict,
-        h: jax.Array,
-        state: State,
-        at: StatePlace,
-        plan: WindowPlan,
-        model: Model,
+        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: WindowPlan
     ) -> tuple[jax.Array, State, dict[str, Entry]]:
         """One layer of a window.
 

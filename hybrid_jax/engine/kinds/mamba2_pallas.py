@@ -58,15 +58,9 @@ class Mamba2Pallas(LayerSteps):
         return jnp.stack([mamba2.decay_rates(weights) for weights in params])
 
     def window(
-        self,
-        params: dict,
-        h: jax.Array,
-        state: State,
-        at: StatePlace,
-        plan: WindowPlan,
-        model: Model,
+        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: WindowPlan
     ) -> tuple[jax.Array, State, dict]:
-        rows, ring, group = plan.rows, state.rings[at.group], at.of(model.geometry)
+        rows, ring, group = plan.rows, state.rings[at.group], at.of(plan.model.geometry)
         spec = group.layout.spec
         sizes = sizes_of(spec)
         projected = linear_in_parts(h, params["in_proj"], params.get("in_bias"))

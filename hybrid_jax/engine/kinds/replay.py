@@ -38,33 +38,36 @@ class Past(NamedTuple):
     """What the tokens of a window follow: a layer's checkpoint and its records since then.
 
     Attributes:
-        arena: uint32[U, W]. place, plan, model: of the layer, the window, and the steps.
+        arena: uint32[U, W]. place, plan: of the layer, and of the window.
         ring: bits[B, S, ...] records as they are stored.
     """
 
     arena: jax.Array
     place: StatePlace
     plan: WindowPlan
-    model: Model
     ring: Fields
 
     def frames(self) -> jax.Array:
         """Frames int32[B, n] of the state in the checkpoint, which is zero where `plan.exists` is false."""
-        group = self.place.of(self.model.geometry)
+        group = self.place.of(self.plan.model.geometry)
         return frames.layer_frames(self.plan.frames, self.place.layer, group)
 
     def state(self) -> jax.Array:
         """The state in the checkpoint, float32[B, units, unit_words]."""
-        group, exists = self.place.of(self.model.geometry), self.plan.exists
-        return frames.read_state(self.arena, self.frames(), exists, group, self.model)
+        group, exists = self.place.of(self.plan.model.geometry), self.plan.exists
+        return frames.read_state(self.arena, self.frames(), exists, group, self.plan.model)
 
     def records(self) -> Fields:
         """The records [B, S, ...] before the window's; those at and past its first token may hold anything."""
-        return {name: _read(ring, self.model.activation_dtype) for name, ring in self.ring.items()}
+        return {
+            name: _read(ring, self.plan.model.activation_dtype) for name, ring in self.ring.items()
+        }
 
     def join(self, records: Fields) -> tuple[Fields, dict[str, Entry]]:
         """The ring's records with the window's own [B, T, ...] among them, and the entries that store these."""
-        new = {name: _stored(records[name], ring, self.model) for name, ring in self.ring.items()}
+        new = {
+            name: _stored(records[name], ring, self.plan.model) for name, ring in self.ring.items()
+        }
         merged, entries = _merge(self.ring, new, self.plan)
         return self._replace(ring=merged).records(), entries
 
@@ -118,24 +121,18 @@ class Replay(WithColumns):
         return self.recurrence.share(params)
 
     def window(
-        self,
-        params: dict,
-        h: jax.Array,
-        state: State,
-        at: StatePlace,
-        plan: WindowPlan,
-        model: Model,
+        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: WindowPlan
     ) -> tuple[jax.Array, State, dict[str, Entry]]:
         """Puts the new records into a copy of this layer's ring, and hands them back to be written later."""
         num_rows = h.shape[0]
-        group = at.of(model.geometry)
+        group = at.of(plan.model.geometry)
         old = {name: ring[at.layer][:num_rows] for name, ring in state.rings[at.group].items()}
         raw, rest = self.recurrence.project(params, h, group.layout.spec)
         columns = window_columns(raw, old.pop("conv", None), group.layout.columns, plan)
-        past = Past(state.arena, at, plan, model, old)
+        past = Past(state.arena, at, plan, old)
         out, arena, entries = self.recurrence.window(params, columns, rest, past, group.layout.spec)
         if group.layout.columns:
-            kept = next_columns(columns, group.layout.columns, plan, model)
+            kept = next_columns(columns, group.layout.columns, plan)
             entries["conv"] = Entry(kept, renews=True)
         return out, state.replace(arena=arena), entries
 
