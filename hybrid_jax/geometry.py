@@ -187,11 +187,6 @@ def token_words(attention: Attention, dtype: str) -> int:
     return kind_of(attention).token_elements(attention) * ITEM_BYTES[dtype] // 4
 
 
-def column_words(layout: StateLayout, dtype: str) -> int:
-    """Words of one layer's convolution columns."""
-    return -(-layout.columns * layout.channels * ITEM_BYTES[dtype] // 4)
-
-
 def make_geometry(
     model: ModelConfig, engine: EngineConfig, *, min_page_tokens: int = 64
 ) -> Geometry:
@@ -308,7 +303,7 @@ def _state_groups(
     counts = Counter(layouts)
     groups: list[StateGroup] = []
     for layout, count in counts.items():
-        columns = column_words(layout, dtype)
+        columns = -(-layout.columns * layout.channels * ITEM_BYTES[dtype] // 4)
         groups.append(
             StateGroup(
                 layout=layout,
@@ -408,6 +403,17 @@ def ring_specs(
             rings[name] = ArraySpec((*lead, slots, size), dtype or bits, ("L", "B", "S", "C"))
         found.append(rings)
     return tuple(found)
+
+
+def table_specs(geometry: Geometry, *, max_slots: int, max_rows: int) -> dict[str, ArraySpec]:
+    """Specs of the small arrays of a state: the slot table, and the next token and the length of each row."""
+    row = ArraySpec((max_rows + 1,), "int32", ("B",))
+    frames = max(geometry.state_frames, 1)
+    return {
+        "slots": ArraySpec((max_slots, frames), "int32", ("slots", "F")),
+        "tokens": row,
+        "lengths": row,
+    }
 
 
 def adjust_specs(model: ModelConfig, *, num_rows: int) -> dict[str, ArraySpec]:

@@ -6,7 +6,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.geometry import ArraySpec, Geometry, ring_specs
+from hybrid_jax.geometry import ArraySpec, Geometry, ring_specs, table_specs
 
 
 def describe(self) -> str:
@@ -61,9 +61,7 @@ def state_specs(
     return State(
         arena=ArraySpec((num_frames, geometry.frame_words), "uint32", ("U", "W")),
         rings=ring_specs(geometry, num_rows=max_rows + 1, window=window, aligned=aligned),
-        slots=ArraySpec((max_slots, max(geometry.state_frames, 1)), "int32", ("slots", "F")),
-        tokens=ArraySpec((max_rows + 1,), "int32", ("B",)),
-        lengths=ArraySpec((max_rows + 1,), "int32", ("B",)),
+        **table_specs(geometry, max_slots=max_slots, max_rows=max_rows),
     )
 
 

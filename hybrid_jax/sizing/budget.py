@@ -11,11 +11,12 @@ from hybrid_jax.geometry import (
     adjust_specs,
     logits_bytes,
     ring_specs,
+    table_specs,
 )
 
 DEFAULT_LENGTH = 4096  # tokens per row that the default memory holds
 DEFAULT_CHECKPOINTS = 8  # cached checkpoints per row that the default memory holds
-MAX_SLOTS = 1 << 16
+MIN_SLOTS, MAX_SLOTS = 2, 1 << 16  # lines of the slot table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,16 +95,17 @@ def split_memory(
         aligned=engine.exact,
     )
     ring_bytes = sum(spec.num_bytes for ring in rings for spec in ring.values())
-    ring_bytes += 2 * 4 * (engine.max_rows + 1)  # the next token of each row, and its length
+    tables = table_specs(geometry, max_slots=MIN_SLOTS, max_rows=engine.max_rows)
+    ring_bytes += tables["tokens"].num_bytes + tables["lengths"].num_bytes
     step_bytes = logits_bytes(
         model, max_rows=engine.max_rows, dtype=engine.dtype if kernels else None
     )
     adjust = adjust_specs(model, num_rows=engine.max_rows + 1)
     adjust_bytes = sum(spec.num_bytes for spec in adjust.values())
     least = _frames_for(geometry, min(2 * geometry.grain, max_model_len), 2)
-    # Each frame of a checkpoint also pays for its entry in the slot table. Two lines of the table are always there.
+    # Each frame of a checkpoint also pays for its entry in the slot table.
     per_frame = geometry.frame_bytes + (4 if geometry.has_state else 0)
-    fixed = ring_bytes + step_bytes + adjust_bytes + 2 * 4 * max(geometry.state_frames, 1)
+    fixed = ring_bytes + step_bytes + adjust_bytes + tables["slots"].num_bytes
     if engine.memory is None:
         length = min(max_model_len, DEFAULT_LENGTH)
         num_frames = 1 + engine.max_rows * _frames_for(geometry, length, 1 + DEFAULT_CHECKPOINTS)
@@ -121,16 +123,17 @@ def split_memory(
             f"EngineConfig: memory must hold the rings and logits of {rows} and one short sequence, {needed} bytes at "
             f"least, got {engine.memory}; raise memory or lower max_rows"
         )
-    max_slots = 2
+    max_slots = MIN_SLOTS
     if geometry.has_state:
-        max_slots = min(max(2, 1 + (num_frames - 1) // geometry.state_frames), MAX_SLOTS)
+        max_slots = min(max(max_slots, 1 + (num_frames - 1) // geometry.state_frames), MAX_SLOTS)
+    tables = table_specs(geometry, max_slots=max_slots, max_rows=engine.max_rows)
     return MemorySplit(
         num_frames=num_frames,
         max_slots=max_slots,
         max_model_len=max_model_len,
         arena_bytes=num_frames * geometry.frame_bytes,
         ring_bytes=ring_bytes,
-        table_bytes=4 * max_slots * max(geometry.state_frames, 1),
+        table_bytes=tables["slots"].num_bytes,
         logits_bytes=step_bytes,
         adjust_bytes=adjust_bytes,
     )
