@@ -18,7 +18,8 @@ Names = tuple[str, ...]  # of one field, the first that is there
 MAX_INTEGER = 2**31 - 1
 MAX_LAYERS = 4096
 ROPE_KINDS = ("default", "linear", "llama3")
-# Names of mixers in lists of layers, old and new.
+# Names of mixers in lists of layers, old and new, of families whose recurrent layers are Mamba-2. Newer files of these
+# say "linear_attention"; a family with another kind of recurrent layer needs a table of its own.
 MIXER_KINDS = {
     "mamba": "mamba",
     "linear_attention": "mamba",
