@@ -40,7 +40,6 @@ import jax.numpy as jnp
 import numpy as np
 from common import header, quantiles, request, run, run_decode, turns, write_json
 
-from hybrid_jax.checkpoint import load_model
 from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.costs import prefill_flops, weight_count
 from hybrid_jax.engine.engine import Engine
@@ -50,6 +49,7 @@ from hybrid_jax.geometry import ITEM_BYTES, checkpoint_bytes
 from hybrid_jax.layers.linear import HIGHEST
 from hybrid_jax.machine import peak_resident_bytes
 from hybrid_jax.models.initialize import random_params
+from hybrid_jax.weights import load_model
 
 CASES = ("memory", "sampling", "limits", "decode", "prefill", "shared")
 PROMPT, STEPS, ROWS = 128, 64, 8

@@ -21,12 +21,12 @@ import jax
 import numpy as np
 from common import header, quantiles, request, run, run_decode, write_json
 
-from hybrid_jax.checkpoint import load_model
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine import pack
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.steps.kind import PLAIN
 from hybrid_jax.schedule import bucket
+from hybrid_jax.weights import load_model
 
 BUNDLED = Path(__file__).resolve().parent.parent / "hybrid_jax" / "bundled"
 PROMPT_LEN, NUM_STEPS = 128, 256

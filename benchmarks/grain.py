@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import grain_bytes
 from benchmarks.common import header, quantiles, request, run, run_decode, turns, write_json
-from hybrid_jax.checkpoint import load_model
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.models import config_from_hf
 from hybrid_jax.models.initialize import random_params
+from hybrid_jax.weights import load_model
 
 ROOT = Path(__file__).resolve().parent.parent
 BUNDLED = ROOT / "hybrid_jax" / "bundled"

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
         RequestOutput,
     )
     from hybrid_jax.batch import BatchSummary, run_batch
-    from hybrid_jax.checkpoint import load_model
     from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
     from hybrid_jax.config.sampling_params import RequestOutputKind, SamplingParams
     from hybrid_jax.config.structured_outputs import StructuredOutputsParams
+    from hybrid_jax.weights import load_model
 
 __version__ = "0.1.0"
 
@@ -33,10 +33,10 @@ _HOMES = {
     "api.llm": ("LLM",),
     "api.outputs": ("CompletionOutput", "Delta", "Logprob", "RequestMetrics", "RequestOutput"),
     "batch": ("BatchSummary", "run_batch"),
-    "checkpoint": ("load_model",),
     "config": ("CacheConfig", "EngineConfig", "ModelConfig"),
     "config.sampling_params": ("RequestOutputKind", "SamplingParams"),
     "config.structured_outputs": ("StructuredOutputsParams",),
+    "weights": ("load_model",),
 }
 
 # Written out, because type checkers and editors do not read `_HOMES`.

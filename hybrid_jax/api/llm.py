@@ -28,7 +28,6 @@ from hybrid_jax.api.outputs import Delta, RequestOutput
 from hybrid_jax.api.overview import fingerprint, overview
 from hybrid_jax.api.progress_bar import ProgressOption, progress_of
 from hybrid_jax.api.warm_up import warm_up
-from hybrid_jax.checkpoint import load_config, load_model, model_folder
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
@@ -38,6 +37,7 @@ from hybrid_jax.engine.this_device import first_device, held_bytes
 from hybrid_jax.text.conversation import Conversation
 from hybrid_jax.text.prompts import Prompt, Prompts
 from hybrid_jax.text.tokenizer import Tokenizer
+from hybrid_jax.weights import load_config, load_model, model_folder
 
 BUNDLED = Path(__file__).resolve().parents[1] / "bundled"
 SECONDS_FOR_DROPPED = 10.0  # how long a new object waits for the memory of dropped ones

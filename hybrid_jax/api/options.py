@@ -11,7 +11,6 @@ from typing import Any, Literal, TypedDict
 import jax
 
 from hybrid_jax.byte_sizes import format_size, parse_size
-from hybrid_jax.checkpoint import read_json
 from hybrid_jax.config import (
     CACHE_POLICIES,
     CacheConfig,
@@ -25,6 +24,7 @@ from hybrid_jax.engine.this_device import first_device, held_bytes, this_device
 from hybrid_jax.machine import peak_resident_bytes
 from hybrid_jax.sizing.defaults import chooser
 from hybrid_jax.sizing.room import find_room, require_room
+from hybrid_jax.weights import read_json
 
 DTYPES = ("auto", "float32", "bfloat16")
 # Fields of generation_config.json about sampling, and their names here.

@@ -1,7 +1,7 @@
 """How the tensors of a Hugging Face checkpoint make up our parameter tree; nothing here touches an array.
 
 A family describes its checkpoint as a tree shaped like the parameters (see `models.decoder`), with a `Stored` at each
-leaf. `checkpoint.load_model` walks it.
+leaf. `weights.load_model` walks it.
 """
 
 from __future__ import annotations

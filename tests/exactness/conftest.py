@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from hybrid_jax.checkpoint import load_model
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.weights import load_model
 from tests.exactness.definition import Plain
 from tests.exactness.engines import make_engine, one_shape, start_over
 from tests.exactness.jobs import Job, Run, drive, random_prompt

@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from hybrid_jax.checkpoint import load_config, load_model
+from hybrid_jax.weights import load_config, load_model
 from tests.models.checkpoints import MAMBA, write
 from tests.parity.goldens import GOLDENS
 

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hybrid_jax.checkpoint import load_config, load_model
+from hybrid_jax.weights import load_config, load_model
 from tests.models.checkpoints import GOLDEN, MAMBA, read, same_bits, write
 
 

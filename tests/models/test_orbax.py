@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from hybrid_jax.checkpoint import load_model, save_orbax
 from hybrid_jax.config import Attention, LayerSpec, ModelConfig
 from hybrid_jax.models.initialize import random_params
+from hybrid_jax.weights import load_model, save_orbax
 from tests.models.checkpoints import GOLDEN, same_bits
 from tests.parity.goldens import GOLDENS
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.checkpoint import load_model
 from hybrid_jax.models.decoder import forward
+from hybrid_jax.weights import load_model
 from tests.parity.goldens import GOLDENS, load_answers
 
 TOLERANCE = 5e-4

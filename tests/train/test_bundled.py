@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 import hybrid_jax
-from hybrid_jax.checkpoint import load_model
 from hybrid_jax.models import config_from_hf
 from hybrid_jax.models.decoder import forward
 from hybrid_jax.text.tokenizer import Tokenizer
 from hybrid_jax.train.data import END, Document, is_held_out
 from hybrid_jax.train.evaluate import bits_per_byte
 from hybrid_jax.train.loop import tiny_fields
+from hybrid_jax.weights import load_model
 
 FOLDER = Path(hybrid_jax.__file__).parent / "bundled"
 # Modules that is_held_out keeps from every training, in every Python since 3.11.

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybrid_jax.checkpoint import load_model
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.text.tokenizer import Tokenizer
 from hybrid_jax.train.data import END, PAD, SPECIAL_TOKENS, VOCAB_SIZE
 from hybrid_jax.train.export import byte_tokenizer, rounded, write_model
+from hybrid_jax.weights import load_model
 
 TOKENIZER = byte_tokenizer()
 

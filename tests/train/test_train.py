@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.checkpoint import load_model
 from hybrid_jax.models.decoder import forward
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.train import loop, state
@@ -25,6 +24,7 @@ from hybrid_jax.train.loop import (
     row_length,
     train,
 )
+from hybrid_jax.weights import load_model
 
 
 def options(**changes) -> TrainOptions:

@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from hybrid_jax.checkpoint.hugging_face import load_hf
-from hybrid_jax.checkpoint.orbax import load_orbax
 from hybrid_jax.config import DTYPES, ModelConfig
 from hybrid_jax.models.files import (
     CONFIG_FILE,
@@ -19,6 +17,8 @@ from hybrid_jax.models.files import (
     read_json,
 )
 from hybrid_jax.models.hf_config import check_token_ids, plain
+from hybrid_jax.weights.hugging_face import load_hf
+from hybrid_jax.weights.orbax import load_orbax
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from hybrid_jax.checkpoint.safetensors import StoredTensor, read_tensors
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.kinds.tensors import Stored
 from hybrid_jax.models import FAMILIES, Family
 from hybrid_jax.models.files import ReportBytes
+from hybrid_jax.weights.safetensors import StoredTensor, read_tensors
 
 PIECE = 1 << 24  # bytes compared at a time
 REMEDY = "weights and config.json must be of the same model: fetch both again"

@@ -7,10 +7,10 @@ May import: config, kinds, models.
 Packages: jax, ml_dtypes, numpy, orbax.
 """
 
-from hybrid_jax.checkpoint.load import Dtype as Dtype
-from hybrid_jax.checkpoint.load import load_config as load_config
-from hybrid_jax.checkpoint.load import load_model as load_model
-from hybrid_jax.checkpoint.orbax import save_orbax as save_orbax
 from hybrid_jax.models.files import CheckpointNotFound as CheckpointNotFound
 from hybrid_jax.models.files import model_folder as model_folder
 from hybrid_jax.models.files import read_json as read_json
+from hybrid_jax.weights.load import Dtype as Dtype
+from hybrid_jax.weights.load import load_config as load_config
+from hybrid_jax.weights.load import load_model as load_model
+from hybrid_jax.weights.orbax import save_orbax as save_orbax
