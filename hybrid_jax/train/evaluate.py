@@ -21,9 +21,7 @@ def token_bits(params: dict, tokens: jax.Array, config: ModelConfig) -> jax.Arra
     return (jax.nn.logsumexp(scores, axis=-1) - own) / math.log(2)
 
 
-@jax.jit(static_argnames="config")
-def _jitted_bits(params: dict, tokens: jax.Array, config: ModelConfig) -> jax.Array:
-    return token_bits(params, tokens, config)
+_jitted_bits = jax.jit(token_bits, static_argnames="config")
 
 
 def bits_per_byte(
