@@ -12,7 +12,15 @@ import jax.numpy as jnp
 
 from hybrid_jax.engine import frames, rings
 from hybrid_jax.engine.attend import attend_pages
-from hybrid_jax.engine.kinds.kind import ChunkRows, Entry, FoldRows, Tail, WindowPlan, WindowRows
+from hybrid_jax.engine.kinds.kind import (
+    ChunkPlan,
+    ChunkRows,
+    Entry,
+    FoldRows,
+    Tail,
+    WindowPlan,
+    WindowRows,
+)
 from hybrid_jax.engine.kinds.table import steps_of
 from hybrid_jax.engine.model import Model
 from hybrid_jax.geometry import KVPlace
@@ -152,7 +160,7 @@ class ChunkWalk:
     def __init__(self, state: State, rows: ChunkRows, *, model: Model) -> None:
         self.end = rows.start + rows.length
         self.valid = jnp.arange(rows.tokens.shape[1]) < rows.length[:, None]
-        self.state, self.rows, self.model = state, rows, model
+        self.state, self.plan = state, ChunkPlan(rows, model)
         self.tails: dict[int, Tail] = {}  # by group
         self.beside = frames.Beside()
 
@@ -160,7 +168,8 @@ class ChunkWalk:
         self, weights: dict, normed: jax.Array, spec: decoder.Mixer, where: tuple[int, int]
     ) -> jax.Array:
         """See `decoder.Mix`."""
-        rows, model, place = self.rows, self.model, self.model.places[where]
+        rows, model = self.plan
+        place = model.places[where]
         if isinstance(place, KVPlace):
             span = (rows.start, rows.start, self.end, place)
             out, arena = attend_pages(
@@ -170,7 +179,7 @@ class ChunkWalk:
             self.beside.note(normed, out)
             return out
         steps = steps_of(spec, model)
-        out, self.state, tail = steps.chunk(weights, normed, self.state, place, rows, model)
+        out, self.state, tail = steps.chunk(weights, normed, self.state, place, self.plan)
         if tail is None:
             return out
         group = place.of(model.geometry)
@@ -190,11 +199,10 @@ class ChunkWalk:
         """The state with its checkpoints and rings written; h [R, T, D] is the output of all layers."""
         if self.tails:
             # Attention layers may follow the last recurrent one. Their reads must come before this write too.
-            write = self.rows.write + frames.zero_after(self.state, h)
+            rows, model = self.plan
+            write = rows.write + frames.zero_after(self.state, h)
             for group, joined in self.tails.items():
-                self.state = rings.write_tails(
-                    self.state, joined, group, write, self.rows, self.model
-                )
+                self.state = rings.write_tails(self.state, joined, group, write, rows, model)
         return self.state
 
 

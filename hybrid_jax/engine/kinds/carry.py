@@ -21,7 +21,7 @@ from hybrid_jax.engine.kinds.columns import (
     window_columns,
 )
 from hybrid_jax.engine.kinds.kind import (
-    ChunkRows,
+    ChunkPlan,
     Entry,
     FoldRows,
     Tail,
@@ -112,14 +112,9 @@ class Carry(WithColumns):
         return out, state, entries
 
     def chunk(
-        self,
-        params: dict,
-        h: jax.Array,
-        state: State,
-        at: StatePlace,
-        rows: ChunkRows,
-        model: Model,
+        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
     ) -> tuple[jax.Array, State, Tail]:
+        rows, model = plan
         group, exists = at.of(model.geometry), rows.start > 0
         history, ring = group.layout.columns, state.rings[at.group]["state"]
         own = frames.layer_frames(rows.read, at.layer, group)

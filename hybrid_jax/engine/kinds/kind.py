@@ -74,6 +74,13 @@ class ChunkRows(NamedTuple):
     table: jax.Array
 
 
+class ChunkPlan(NamedTuple):
+    """What all layers of a chunk share: its rows, and what the step is specialised on."""
+
+    rows: ChunkRows
+    model: Model
+
+
 class FoldRows(NamedTuple):
     """Rows whose ring may fold into a checkpoint.
 
@@ -161,13 +168,7 @@ class LayerSteps:
         raise NotImplementedError
 
     def chunk(
-        self,
-        params: dict,
-        h: jax.Array,
-        state: State,
-        at: StatePlace,
-        rows: ChunkRows,
-        model: Model,
+        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
     ) -> tuple[jax.Array, State, Tail | None]:
         """One layer of a chunk: outputs [R, T, D] or parts of them, the state, and what it has not written itself."""
         raise NotImplementedError

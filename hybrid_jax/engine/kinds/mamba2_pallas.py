@@ -15,7 +15,7 @@ import numpy as np
 from hybrid_jax.config import EngineConfig, Mamba2
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.kinds.columns import read_columns
-from hybrid_jax.engine.kinds.kind import ChunkRows, FoldRows, LayerSteps, WindowPlan
+from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, LayerSteps, WindowPlan
 from hybrid_jax.engine.model import Model
 from hybrid_jax.geometry import Geometry, StateGroup, StatePlace
 from hybrid_jax.layers import mamba2
@@ -116,14 +116,9 @@ class Mamba2Pallas(LayerSteps):
         return state.with_ring(group, conv=conv.at[place].set(bits)), [bits]
 
     def chunk(
-        self,
-        params: dict,
-        h: jax.Array,
-        state: State,
-        at: StatePlace,
-        rows: ChunkRows,
-        model: Model,
+        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
     ) -> tuple[jax.Array, State, None]:
+        rows, model = plan
         group, ring, exists = at.of(model.geometry), state.rings[at.group], rows.start > 0
         spec = group.layout.spec
         sizes = sizes_of(spec)

@@ -20,6 +20,7 @@ from hybrid_jax.engine.kinds.columns import (
     window_columns,
 )
 from hybrid_jax.engine.kinds.kind import (
+    ChunkPlan,
     ChunkRows,
     Entry,
     FoldRows,
@@ -137,14 +138,9 @@ class Replay(WithColumns):
         return out, state.replace(arena=arena), entries
 
     def chunk(
-        self,
-        params: dict,
-        h: jax.Array,
-        state: State,
-        at: StatePlace,
-        rows: ChunkRows,
-        model: Model,
+        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
     ) -> tuple[jax.Array, State, Tail]:
+        rows, model = plan
         group, exists = at.of(model.geometry), rows.start > 0
         own = frames.layer_frames(rows.read, at.layer, group)
         old = frames.read_state(state.arena, own, exists, group, model)
