@@ -38,7 +38,7 @@ gated.register()
 FRAMES = (4001, 9001)  # primes beside all else, so that a shape tells what it is
 WRITES_IN_PLACE = {"parameter", "get-tuple-element", "bitcast", "dynamic-update-slice", "fusion"}
 
-pytestmark = pytest.mark.usefixtures("no_compile_cache")
+pytestmark = [pytest.mark.usefixtures("no_compile_cache"), pytest.mark.as_users]
 
 
 def model(pattern: str, dtype: str) -> ModelConfig:

@@ -28,7 +28,7 @@ from tests.engine.test_donation import (
     struct,
 )
 
-pytestmark = pytest.mark.usefixtures("no_compile_cache")
+pytestmark = [pytest.mark.usefixtures("no_compile_cache"), pytest.mark.as_users]
 
 READ_A_CHECKPOINT = """
 import jax

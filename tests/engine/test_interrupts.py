@@ -92,7 +92,7 @@ def make_requests() -> list[Request]:
             seed=i,
             group="fork" if i >= 3 else None,
             max_tokens=(14, 9, 5, 36, 11)[i],
-            stop_ids=frozenset({42}) if i == 2 else frozenset(),
+            stop_ids=frozenset({3}) if i == 2 else frozenset(),
         )
         for i, prompt in enumerate(prompts)
     ]

@@ -211,12 +211,10 @@ CARELESS = {
 
 @pytest.mark.parametrize("ignored", CARELESS)
 def test_the_trial_of_the_scan_sees_every_argument(triton, ignored):
-    names = ("arena", "read", "write", "exists", "xBC", "dt", "A", "D", "lengths", "state_lengths")
-
-    def careless(*arrays, **static):
-        given = CARELESS[ignored](dict(zip(names, arrays, strict=True)) | static)
-        changed = [given.pop(name) for name in names]
-        return FRAMES["xla"](*changed, **given)
+    def careless(arrays, **static):
+        given = CARELESS[ignored](arrays._asdict() | static)
+        changed = arrays._replace(**{name: given.pop(name) for name in arrays._fields})
+        return FRAMES["xla"](changed, **given)
 
     triton.setitem(FRAMES, "triton", careless)
     config, _ = tiny_model("mamba2")
@@ -228,8 +226,8 @@ def test_the_trial_of_the_scan_sees_every_argument(triton, ignored):
 
 
 def test_a_failed_trial_of_sampling_leaves_it_to_pallas_and_says_why(triton):
-    def wrong(*arrays):
-        tokens = SAMPLING["pallas"](*arrays)
+    def wrong(arrays):
+        tokens = SAMPLING["pallas"](arrays)
         return tokens.at[3].set(tokens[3] ^ 1)
 
     one = "they failed a trial: 2 of 28 tokens are not the Pallas kernel's"
@@ -242,13 +240,11 @@ def test_a_failed_trial_of_sampling_leaves_it_to_pallas_and_says_why(triton):
 
 @pytest.mark.parametrize("ignored", ["keys", "temperature", "top_k", "top_p", "min_p", "banned"])
 def test_the_trial_of_sampling_sees_every_argument(triton, ignored):
-    names = ("logits", "keys", "temperature", "top_k", "top_p", "min_p", "banned")
     nothing = {"top_p": 1, "banned": -1, "temperature": 1}.get(ignored, 0)
 
-    def careless(*arrays):
-        given = dict(zip(names, arrays, strict=True))
-        given[ignored] = jnp.full_like(given[ignored], nothing)
-        return SAMPLING["pallas"](*given.values())
+    def careless(arrays):
+        same = jnp.full_like(getattr(arrays, ignored), nothing)
+        return SAMPLING["pallas"](arrays._replace(**{ignored: same}))
 
     triton.setitem(SAMPLING, "triton", careless)
     assert "of 28 tokens are not" in try_sampling(3000)
@@ -257,8 +253,8 @@ def test_the_trial_of_sampling_sees_every_argument(triton, ignored):
 def test_the_rows_of_the_trial_draw_many_tokens_by_other_keys_in_each_step(triton):
     seen = []
 
-    def watched(*arrays):
-        tokens = SAMPLING["pallas"](*arrays)
+    def watched(arrays):
+        tokens = SAMPLING["pallas"](arrays)
         jax.debug.callback(lambda tokens: seen.append(np.asarray(tokens)), tokens)
         return tokens
 
@@ -282,9 +278,9 @@ def test_an_engine_takes_what_was_chosen(triton):
 def test_a_step_draws_its_tokens_by_what_was_chosen(triton, kind):
     drawn = []
 
-    def watched(*arrays):
-        drawn.append(arrays[0].shape)
-        return SAMPLING["pallas"](*arrays)
+    def watched(arrays):
+        drawn.append(arrays.logits.shape)
+        return SAMPLING["pallas"](arrays)
 
     triton.setitem(SAMPLING, "triton", watched)
     for sampling in ("pallas", "triton"):

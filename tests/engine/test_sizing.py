@@ -147,6 +147,7 @@ def count_held(runner, monkeypatch):
     return held, compiled
 
 
+@pytest.mark.as_users
 @pytest.mark.usefixtures("no_compile_cache")
 @pytest.mark.parametrize("max_rows, exact", [(2, False), (16, False), (16, True)])
 def test_the_logits_of_every_step_fit_what_is_counted_for_them(max_rows, exact, monkeypatch):
@@ -178,6 +179,7 @@ WIDE = {
 }
 
 
+@pytest.mark.as_users
 @pytest.mark.usefixtures("no_compile_cache")
 @pytest.mark.parametrize(
     "kinds, settings",

@@ -11,6 +11,7 @@ from tests.exactness.conftest import EXACT_NAMES
 from tests.exactness.engines import short_of_memory
 from tests.exactness.jobs import Job
 
+pytestmark = pytest.mark.as_users
 EDGES = (1, 31, 32, 33, 64, 65, 129)
 
 

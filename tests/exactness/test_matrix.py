@@ -16,13 +16,17 @@ from tests.exactness.conftest import NAMES
 from tests.exactness.engines import short_of_memory
 from tests.exactness.jobs import Job
 
-BENCHES = [(name, "padded") for name in NAMES]
+# These two have every kind of layer. The others are compiled quickly in `make test`.
+AS_USERS = ("llama", "with_unknown_kinds")
+QUICKLY = tuple(name for name in NAMES if name not in AS_USERS)
+BENCHES = [(name, "padded") for name in QUICKLY]
 BENCHES += [("nemotron_h_moe", "fine"), ("windowed", "fine"), ("windowed", "coarse")]
+BENCHES += [pytest.param((name, "padded"), marks=pytest.mark.as_users) for name in AS_USERS]
 EDGES = (1, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 SAMPLED = {"temperature": 0.8, "top_k": 20, "top_p": 0.9}
 
 
-@pytest.fixture(params=BENCHES, ids="-".join)
+@pytest.fixture(params=BENCHES, ids=lambda names: "-".join(names))
 def bench(request, bench_of):
     return bench_of(*request.param)
 
@@ -346,11 +350,12 @@ def test_preempted_rows_resume(bench):
     assert run.outputs == alone
 
 
-def test_excused_mismatches_are_rare(plain_of):
+@pytest.mark.parametrize("names", [QUICKLY, pytest.param(AS_USERS, marks=pytest.mark.as_users)])
+def test_excused_mismatches_are_rare(plain_of, names):
     """Last in the file: over all cells above, tokens that only rounding could explain."""
-    judged = [plain_of(name) for name in NAMES]
+    judged = [plain_of(name) for name in names]
     excused = [mismatch for plain in judged for mismatch in plain.excused]
-    assert sum(plain.num_tokens for plain in judged) > 10_000
+    assert all(plain.num_tokens > 1500 for plain in judged)
     assert len(excused) <= 1, excused
 
 

@@ -140,8 +140,8 @@ def ring_off_by_one():
     return mock.patch.object(
         rings,
         "put_row",
-        lambda array, value, row, slot=0: put(
-            array, value, row, slot if isinstance(slot, int) else slot + 1
+        lambda array, value, row, slot=0, layer=0: put(
+            array, value, row, slot if isinstance(slot, int) else slot + 1, layer
         ),
     )
 
@@ -212,6 +212,7 @@ def test_a_bug_in_a_step_is_reported(plain_of, bug):
     prompt = lambda length, seed: random_prompt(length, seed, config.vocab_size)
     with contextlib.ExitStack() as stack:
         stack.enter_context(IN_STEPS[bug]())
+        stack.enter_context(one_shape())
         engine = make_engine(config, params, SETTINGS["padded"], room=ROOM)
         found = mismatches(engine, plain_of(MODEL), Poison(engine), prompt)
     assert found

@@ -120,6 +120,7 @@ class TestImplementation:
         assert_same_bits(np.asarray(got[0])[new], np.asarray(want[0])[new])
         assert_same_bits(got[1][1:], want[1][1:])
 
+    @pytest.mark.as_users
     @every_dtype
     def test_a_row_does_not_depend_on_others(self, implementation, dtype):
         case = BY_NAME["heads_normed"]

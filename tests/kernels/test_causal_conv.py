@@ -126,6 +126,7 @@ class TestImplementation:
         assert_close(got, want)
 
 
+@pytest.mark.as_users
 @pytest.mark.parametrize("config", [Config(4, 16, 1), Config(1, 8, 1), Config(32, 64, 2)])
 def test_blocks_of_any_size_give_the_same_bits(config):
     inputs = make_inputs(ROW)
