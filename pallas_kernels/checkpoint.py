@@ -155,18 +155,18 @@ def _store_kernel(
 
 def store_columns_pallas(arrays: Columns, *, columns: int):
     """A program takes a block of words of every row that folds."""
-    arena, _, _, conv = arrays
-    layers, _, _, channels = conv.shape
-    words = layers * layer_words(columns, channels, conv.dtype)
-    return call(
-        functools.partial(_store_kernel, columns=columns),
+    layers, _, _, channels = arrays.conv.shape
+    words = layers * layer_words(columns, channels, arrays.conv.dtype)
+    (arena,) = call(
+        _store_kernel,
         *arrays,
         grid=(cdiv(words, BLOCK_WORDS),),
-        out_shape=jax.ShapeDtypeStruct(arena.shape, arena.dtype),
+        outputs=[0],
         name="store_columns",
         num_warps=4,
-        aliases={0: 0},
+        columns=columns,
     )
+    return arena
 
 
 STORES = {

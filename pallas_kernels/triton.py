@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -42,30 +42,33 @@ def call(
     kernel: Callable,
     *operands: jax.Array,
     grid: tuple[int, ...],
-    out_shape: jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...],
+    outputs: Sequence[jax.ShapeDtypeStruct | int],
     name: str,
     num_warps: int,
     num_stages: int = 2,
-    aliases: dict[int, int] | None = None,
     synchronizes: bool = False,
-) -> jax.Array | tuple[jax.Array, ...]:
+    **constants: Any,
+) -> tuple[jax.Array, ...]:
     """Runs a kernel on whole arrays: compiled for CUDA, interpreted on a CPU.
 
     Args:
-        kernel: takes a ref per operand, then one per output.
+        kernel: takes a ref per operand, then one per output, and the constants by name.
         grid: programs. name: of the kernel in lowered text and profiles.
-        aliases: operand index to the output that takes its place.
+        outputs: shape and dtype of each; or the index of an operand that the kernel writes in place.
         synchronizes: gives the kernel `barrier`, a function that lets a program's threads wait for each
             other; interpreted programs have only one.
     """
+    aliases = {operand: i for i, operand in enumerate(outputs) if isinstance(operand, int)}
+    described = (operands[output] if isinstance(output, int) else output for output in outputs)
+    out_shape = tuple(jax.ShapeDtypeStruct(like.shape, like.dtype) for like in described)
 
     def run(interpret: bool):
         barrier = {"barrier": lambda: None if interpret else pltriton.debug_barrier()}
         return pl.pallas_call(
-            functools.partial(kernel, **barrier) if synchronizes else kernel,
+            functools.partial(kernel, **constants, **(barrier if synchronizes else {})),
             grid=grid,
             out_shape=out_shape,
-            input_output_aliases=aliases or {},
+            input_output_aliases=aliases,
             compiler_params=pltriton.CompilerParams(num_warps=num_warps, num_stages=num_stages),
             interpret=interpret,
             name=name,

@@ -7,7 +7,6 @@ it loads the channel it is rotated with, which the cache has.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import jax
@@ -139,25 +138,20 @@ def append_kv_pallas(arrays: Arrays, *, options: Options, config: Config = CONFI
     lines = max(config.words // power_of_two(layout.head_words), 1)
     lines = min(lines, power_of_two(tokens * heads))
     unused = base  # in place of an array that the kernel does not read
-    rotated = 0 if cos is None else cos.shape[-1]
-    kernel = functools.partial(
-        _kernel,
-        options=options,
-        pages=pages,
-        lines=lines,
-        rotated=rotated,
-        normed=q_norm is not None,
-    )
     return call(
-        kernel,
+        _kernel,
         *(arena, parts, table.reshape(rows, -1), base, begin, end),
         *(unused if x is None else x for x in (cos, sin, q_norm, k_norm)),
         grid=(rows, cdiv(tokens * heads, lines)),
-        out_shape=(
+        outputs=[
             jax.ShapeDtypeStruct((rows, tokens, num_heads, layout.head_dim), options.dtype),
-            jax.ShapeDtypeStruct(arena.shape, arena.dtype),
-        ),
+            0,
+        ],
         name="append_kv",
         num_warps=config.num_warps,
-        aliases={0: 1},
+        options=options,
+        pages=pages,
+        lines=lines,
+        rotated=0 if cos is None else cos.shape[-1],
+        normed=q_norm is not None,
     )

@@ -166,18 +166,20 @@ def causal_conv_pallas(arrays: Chunk, *, layout: ProjectionLayout, config: Confi
     projected, history, weight, bias, dt_bias, lengths = arrays
     rows, tokens, _ = projected.shape
     config = config or Config.of_chunk(tokens, projected.dtype)
-    kernel = functools.partial(_chunk_kernel, layout=layout, biased=bias is not None, config=config)
     parts = cdiv(layout.conv_size, config.block_channels) + cdiv(layout.num_heads, BLOCK_HEADS)
     return call(
-        kernel,
+        _chunk_kernel,
         *(projected, history, weight, dt_bias if bias is None else bias, dt_bias, lengths),
         grid=(rows, cdiv(tokens, config.block_tokens), parts),
-        out_shape=(
+        outputs=[
             jax.ShapeDtypeStruct((rows, tokens, layout.conv_size), projected.dtype),
             jax.ShapeDtypeStruct((rows, tokens, layout.num_heads), jnp.float32),
-        ),
+        ],
         name="causal_conv",
         num_warps=config.num_warps,
+        layout=layout,
+        biased=bias is not None,
+        config=config,
     )
 
 
@@ -348,29 +350,23 @@ def causal_conv_window_pallas(
     projected = as_parts(projected, 3)
     parts, rows, tokens, _ = projected.shape
     config = config or Config.of_window(tokens, parts)
-    kernel = functools.partial(
+    return call(
         _window_kernel,
+        *(projected, weight, dt_bias if bias is None else bias, dt_bias, starts, first, num_valid),
+        *(starts if ancestors is None else ancestors, conv, xB, dt),
+        grid=(rows, cdiv(layout.inner_size, config.block_channels) + layout.num_groups + 1),
+        outputs=[
+            *(8, 9, 10),  # the rings
+            jax.ShapeDtypeStruct((rows, tokens, layout.shared_size), dtype),
+            jax.ShapeDtypeStruct((rows, tokens, layout.num_groups, xB.shape[2]), jnp.float32),
+        ],
+        name="causal_conv_window",
+        num_warps=config.num_warps,
+        synchronizes=True,
         layer=layer,
         layout=layout,
         biased=bias is not None,
         tree=ancestors is not None,
         moves=moves,
         config=config,
-    )
-    bias = dt_bias if bias is None else bias
-    ancestors = starts if ancestors is None else ancestors
-    rings = (conv, xB, dt)
-    return call(
-        kernel,
-        *(projected, weight, bias, dt_bias, starts, first, num_valid, ancestors, *rings),
-        grid=(rows, cdiv(layout.inner_size, config.block_channels) + layout.num_groups + 1),
-        out_shape=(
-            *(jax.ShapeDtypeStruct(ring.shape, ring.dtype) for ring in rings),
-            jax.ShapeDtypeStruct((rows, tokens, layout.shared_size), dtype),
-            jax.ShapeDtypeStruct((rows, tokens, layout.num_groups, xB.shape[2]), jnp.float32),
-        ),
-        name="causal_conv_window",
-        num_warps=config.num_warps,
-        aliases={8: 0, 9: 1, 10: 2},
-        synchronizes=True,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import jax
@@ -41,13 +40,15 @@ def read_frames_pallas(arrays: Read, *, offset: int, words: int, config: Config 
     """See `api.read_frames`."""
     arena, ids = arrays
     flat = ids.reshape(-1)
-    out = call(
-        functools.partial(_read_kernel, offset=offset, config=config),
+    (out,) = call(
+        _read_kernel,
         *(arena, flat),
         grid=(flat.shape[0], cdiv(words, config.words)),
-        out_shape=jax.ShapeDtypeStruct((flat.shape[0], words), arena.dtype),
+        outputs=[jax.ShapeDtypeStruct((flat.shape[0], words), arena.dtype)],
         name="read_frames",
         num_warps=config.num_warps,
+        offset=offset,
+        config=config,
     )
     return out.reshape(*ids.shape, words)
 
@@ -69,12 +70,13 @@ def _copy_kernel(
 def copy_frames_pallas(arrays: Copy, *, config: Config = CONFIG):
     """See `api.copy_frames`."""
     arena, sources, _ = arrays
-    return call(
-        functools.partial(_copy_kernel, config=config),
+    (arena,) = call(
+        _copy_kernel,
         *arrays,
         grid=(sources.shape[0], cdiv(arena.shape[1], config.words)),
-        out_shape=jax.ShapeDtypeStruct(arena.shape, arena.dtype),
+        outputs=[0],
         name="copy_frames",
         num_warps=config.num_warps,
-        aliases={0: 0},
+        config=config,
     )
+    return arena

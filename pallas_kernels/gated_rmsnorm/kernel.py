@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import jax
@@ -69,12 +68,15 @@ def gated_rmsnorm_pallas(arrays: Arrays, *, eps: float, groups: int, config: Con
     tokens = y.size // y.shape[-1]
     dtype = weight.dtype if gate.ndim > y.ndim else gate.dtype
     gate = as_parts(gate, y.ndim)
-    out = call(
-        functools.partial(_kernel, size=size, eps=eps, dtype=dtype),
+    (out,) = call(
+        _kernel,
         *(y.reshape(tokens, -1), gate.reshape(gate.shape[0], tokens, -1), weight),
         grid=(tokens, groups),
-        out_shape=jax.ShapeDtypeStruct((tokens, y.shape[-1]), widest(dtype, weight.dtype)),
+        outputs=[jax.ShapeDtypeStruct((tokens, y.shape[-1]), widest(dtype, weight.dtype))],
         name="gated_rmsnorm",
         num_warps=config.num_warps,
+        size=size,
+        eps=eps,
+        dtype=dtype,
     )
     return out.reshape(y.shape)

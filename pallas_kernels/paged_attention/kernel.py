@@ -345,30 +345,27 @@ def paged_attention_pallas(arrays: Arrays, *, options: Options, config: Config |
         jax.ShapeDtypeStruct((plan.splits, *q.shape[:3]), jnp.float32),
         jax.ShapeDtypeStruct((plan.splits, *q.shape[:3]), jnp.float32),
     )
-    kernel = functools.partial(
+    found = call(
         _attention_kernel,
+        *(q, arena, table.reshape(rows, -1), base, end),
+        base if ancestors is None else ancestors,  # not read where there is no tree
+        grid=(plan.blocks * plan.splits, rows, layout.num_kv_heads),
+        outputs=[out] if plan.splits == 1 else parts,
+        name="paged_attention",
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
         plan=plan,
         options=options,
         pages=pages,
         tree=ancestors is not None,
     )
-    found = call(
-        kernel,
-        *(q, arena, table.reshape(rows, -1), base, end),
-        base if ancestors is None else ancestors,  # not read where there is no tree
-        grid=(plan.blocks * plan.splits, rows, layout.num_kv_heads),
-        out_shape=out if plan.splits == 1 else parts,
-        name="paged_attention",
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-    )
-    if plan.splits == 1:
-        return found
-    return call(
-        _join_kernel,
-        *found,
-        grid=(heads, tokens, rows),
-        out_shape=out,
-        name="paged_attention_join",
-        num_warps=1,
-    )
+    if plan.splits > 1:
+        found = call(
+            _join_kernel,
+            *found,
+            grid=(heads, tokens, rows),
+            outputs=[out],
+            name="paged_attention_join",
+            num_warps=1,
+        )
+    return found[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import jax
@@ -85,16 +84,15 @@ def residual_rmsnorm_pallas(
     config = config or Config.of(size, parts.shape[0])
     flags = jnp.ones(1, jnp.int32) if valid is None else valid.reshape(-1).astype(jnp.int32)
     out, normed = call(
-        functools.partial(
-            _kernel, rounded=rounded, masked=valid is not None, eps=eps, multiplier=multiplier
-        ),
+        _kernel,
         *(h.reshape(tokens, size), parts.reshape(-1, tokens, size), weight, flags),
         grid=(tokens,),
-        out_shape=(
-            jax.ShapeDtypeStruct((tokens, size), h.dtype),
-            jax.ShapeDtypeStruct((tokens, size), weight.dtype),
-        ),
+        outputs=[jax.ShapeDtypeStruct((tokens, size), like.dtype) for like in (h, weight)],
         name="residual_rmsnorm",
         num_warps=config.num_warps,
+        rounded=rounded,
+        masked=valid is not None,
+        eps=eps,
+        multiplier=multiplier,
     )
     return out.reshape(h.shape), normed.reshape(h.shape)

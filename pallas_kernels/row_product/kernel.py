@@ -6,7 +6,6 @@ tile, 16 bytes of a matrix row each, and add them up across the tile once, at th
 
 from __future__ import annotations
 
-import functools
 from typing import Annotated, NamedTuple
 
 import jax
@@ -81,11 +80,13 @@ def row_product_pallas(arrays: Arrays) -> jax.Array:
     """See `api.row_product`. The grid walks over blocks of columns, then parts."""
     inner, columns = arrays.weight.shape
     length, parts = part_length(inner, columns), num_parts(inner, columns)
-    return call(
-        functools.partial(_kernel, length=length),
+    (product,) = call(
+        _kernel,
         *arrays,
         grid=(cdiv(columns, BLOCK_COLUMNS), parts),
-        out_shape=jax.ShapeDtypeStruct((parts, columns), jnp.float32),
+        outputs=[jax.ShapeDtypeStruct((parts, columns), jnp.float32)],
         name="row_product",
         num_warps=NUM_WARPS,
+        length=length,
     )
+    return product

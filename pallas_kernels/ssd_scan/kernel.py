@@ -8,7 +8,6 @@ from its start.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 
 import jax
@@ -347,47 +346,40 @@ def ssd_scan_frames_pallas(
         chunk=config.chunk,
         width=min(config.width, power_of_two(records.head_dim)),
     )
-    launch = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    shared = {"num_warps": config.num_warps, "num_stages": config.num_stages, "tile": tile}
     starts, grid = jnp.zeros((1, 1, 1, 1), jnp.float32), (rows, heads * tile.parts)
     if segments > 1:
         grid, lines = (*grid, segments), (rows, heads, segments)
         starts, decay = call(
-            functools.partial(_segment_kernel, tile=tile, segment=segment),
+            _segment_kernel,
             *(x, dt, A, B, lengths),
             grid=grid,
-            out_shape=(
+            outputs=[
                 jax.ShapeDtypeStruct((*lines, records.head_words), jnp.float32),
                 jax.ShapeDtypeStruct(lines, jnp.float32),
-            ),
+            ],
             name="ssd_scan_segments",
-            **launch,
+            segment=segment,
+            **shared,
         )
-        starts = call(
-            functools.partial(_starts_kernel, tile=tile),
+        (starts,) = call(
+            _starts_kernel,
             *(starts, arena, read, exists, decay),
             grid=grid[:2],
-            out_shape=jax.ShapeDtypeStruct(starts.shape, starts.dtype),
+            outputs=[0],
             name="ssd_scan_starts",
-            aliases={0: 0},
-            **launch,
+            **shared,
         )
     arena, y = call(
-        functools.partial(
-            _scan_kernel,
-            tile=tile,
-            segment=segment if segments > 1 else None,
-            skips=D is not None,
-        ),
+        _scan_kernel,
         *(arena, starts, read, write, exists, x, dt, A, B, C, A if D is None else D),
         *(lengths, state_lengths),
         grid=grid,
-        out_shape=(
-            jax.ShapeDtypeStruct(arena.shape, arena.dtype),
-            jax.ShapeDtypeStruct((rows, tokens, records.inner_size), x.dtype),
-        ),
+        outputs=[0, jax.ShapeDtypeStruct((rows, tokens, records.inner_size), x.dtype)],
         name="ssd_scan",
-        aliases={0: 0},
-        **launch,
+        segment=segment if segments > 1 else None,
+        skips=D is not None,
+        **shared,
     )
     return y, arena
 

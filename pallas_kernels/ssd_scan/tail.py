@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from typing import Annotated, NamedTuple
 
@@ -226,15 +225,16 @@ def store_tail_pallas(
     The grid walks over rows and parts: blocks of each slot's record and step sizes, of each of the ring's columns, and
     of the checkpoint's words. No program waits for what another loads.
     """
-    _, conv, xB, _ = written = arrays[:4]
+    slots, dtype = arrays.xB.shape[2], arrays.conv.dtype
     return call(
-        functools.partial(_tail_kernel, layer=layer, layout=layout),
+        _tail_kernel,
         *arrays,
-        grid=(len(arrays.rows), sum(_programs(layout, xB.shape[2], conv.dtype))),
-        out_shape=tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in written),
+        grid=(len(arrays.rows), sum(_programs(layout, slots, dtype))),
+        outputs=[0, 1, 2, 3],
         name="store_tail",
         num_warps=4,
-        aliases={i: i for i in range(4)},
+        layer=layer,
+        layout=layout,
     )
 
 

@@ -168,25 +168,22 @@ def ssd_window_rings_pallas(
     rows, tokens, _ = C.shape
     config = config or Config.of_window(records)
     tree = ancestors is not None
-    kernel = functools.partial(
+    ancestors = ancestors if tree else jnp.zeros((1, 1), jnp.int32)
+    (y,) = call(
         _window_kernel,
+        *(arena, frames, exists.astype(jnp.int32), xB, dt, A, C, scores, D),
+        *(starts, num_valid, ancestors),
+        grid=(rows, records.num_heads, cdiv(records.head_dim, config.channels)),
+        outputs=[jax.ShapeDtypeStruct((rows, tokens, records.inner_size), dtype)],
+        name="ssd_window",
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
         layer=layer,
         first_frame=first_frame,
         records=records,
         per_frame=records.per_frame(arena),
         channels=config.channels,
         tree=tree,
-    )
-    ancestors = ancestors if tree else jnp.zeros((1, 1), jnp.int32)
-    y = call(
-        kernel,
-        *(arena, frames, exists.astype(jnp.int32), xB, dt, A, C, scores, D),
-        *(starts, num_valid, ancestors),
-        grid=(rows, records.num_heads, cdiv(records.head_dim, config.channels)),
-        out_shape=jax.ShapeDtypeStruct((rows, tokens, records.inner_size), dtype),
-        name="ssd_window",
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
     )
     return y.reshape(rows, tokens, records.num_heads, records.head_dim)
 
@@ -279,19 +276,16 @@ def fold_frames_pallas(
     which no row folds costs no more than looking at their lengths."""
     lengths, xB, dt, A, arena, read, write, exists = arrays
     config = config or Config.of_fold(records)
-    kernel = functools.partial(
+    (arena,) = call(
         _fold_kernel,
+        *(arena, read, write, exists.astype(jnp.int32), lengths, xB, dt, A),
+        grid=(*A.shape, min(lengths.shape[0], PROGRAMS_OF_A_HEAD)),
+        outputs=[0],
+        name="ssd_fold",
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
         records=records,
         per_frame=records.per_frame(arena),
         per_layer=per_layer,
     )
-    return call(
-        kernel,
-        *(arena, read, write, exists.astype(jnp.int32), lengths, xB, dt, A),
-        grid=(*A.shape, min(lengths.shape[0], PROGRAMS_OF_A_HEAD)),
-        out_shape=jax.ShapeDtypeStruct(arena.shape, arena.dtype),
-        name="ssd_fold",
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        aliases={0: 0},
-    )
+    return arena

@@ -148,11 +148,12 @@ def _sample_kernel(
 def sample_tokens_pallas(arrays: Arrays) -> jax.Array:
     """See `api.sample_tokens`, whose arrays the kernel takes as they are."""
     rows = arrays.logits.shape[0]
-    return call(
+    (tokens,) = call(
         _sample_kernel,
         *arrays,
         grid=(rows,),
-        out_shape=jax.ShapeDtypeStruct((rows,), jnp.int32),
+        outputs=[jax.ShapeDtypeStruct((rows,), jnp.int32)],
         name="sample_tokens",
         num_warps=NUM_WARPS,
     )
+    return tokens
