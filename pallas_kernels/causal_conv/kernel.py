@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.causal_conv.reference import Chunk, Window
+from pallas_kernels.dispatch import over_limit
 from pallas_kernels.mamba2 import ProjectionLayout
 from pallas_kernels.operands import as_parts, load_sum, stored, widen
 from pallas_kernels.triton import Ref, call, cdiv, iota, load, power_of_two, store
@@ -55,21 +56,11 @@ class Config:
 
 def why_unsupported(layout: ProjectionLayout, tokens: int) -> str | None:
     """Why the kernel of windows cannot take these shapes, or None."""
-    if layout.state_size > MAX_STATE_SIZE:
-        return (
-            f"a state must have at most {MAX_STATE_SIZE} columns for 'pallas', got {layout.state_size}; "
-            "use 'xla'"
-        )
-    if layout.num_heads > MAX_HEADS:
-        return (
-            f"a layer must have at most {MAX_HEADS} heads for 'pallas', got {layout.num_heads}; "
-            "use 'xla'"
-        )
-    if tokens > MAX_TOKENS:
-        return (
-            f"a window must have at most {MAX_TOKENS} tokens for 'pallas', got {tokens}; use 'xla'"
-        )
-    return None
+    return over_limit(
+        ("a state must have at most {} columns", MAX_STATE_SIZE, layout.state_size),
+        ("a layer must have at most {} heads", MAX_HEADS, layout.num_heads),
+        ("a window must have at most {} tokens", MAX_TOKENS, tokens),
+    )
 
 
 def _activated(

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 
 from pallas_kernels.frame_io.reference import Copy, Read, Write
 
-UNROLL_LIMIT = (
-    64  # slices written out; above it a loop, which costs more per slice and less to compile
-)
+# Slices that are written out. More of them are a loop, which costs more per slice and less to compile.
+UNROLL_LIMIT = 64
 
 
 def read_frames_xla(arrays: Read, offset: int, words: int):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.dispatch import over_limit
 from pallas_kernels.gated_rmsnorm.reference import Arrays, widest
 from pallas_kernels.operands import as_parts, load_sum, widen
 from pallas_kernels.triton import Ref, call, iota, load, power_of_two, store
@@ -29,9 +30,7 @@ class Config:
 
 def why_unsupported(size: int) -> str | None:
     """Why the kernel cannot take blocks of this size, or None."""
-    if size > MAX_BLOCK:
-        return f"a block must have at most {MAX_BLOCK} elements for 'pallas', got {size}; use 'xla'"
-    return None
+    return over_limit(("a block must have at most {} elements", MAX_BLOCK, size))
 
 
 def _kernel(

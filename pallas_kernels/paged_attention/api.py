@@ -5,13 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.arguments import (
-    check,
-    check_group,
-    check_result_dtype,
-    check_tree,
-    check_words,
-)
+from pallas_kernels.arguments import check, check_group, check_result_dtype, check_tree, check_words
 from pallas_kernels.dispatch import Implementation, run
 from pallas_kernels.paged_attention.kernel import paged_attention_pallas, why_unsupported
 from pallas_kernels.paged_attention.layout import PageLayout as PageLayout

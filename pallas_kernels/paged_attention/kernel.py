@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.dispatch import over_limit
 from pallas_kernels.paged_attention.layout import PageLayout
 from pallas_kernels.paged_attention.reference import Arrays, Options, depths
 from pallas_kernels.triton import NUM_SMS, Ref, call, cdiv, dot, iota, load, power_of_two, store
@@ -120,9 +121,7 @@ def make_plan(
 
 def why_unsupported(layout: PageLayout) -> str | None:
     """Why the kernels cannot take these pages, or None."""
-    if layout.head_dim > MAX_HEAD_DIM:
-        return f"head_dim must be at most {MAX_HEAD_DIM} for 'pallas', got {layout.head_dim}; use 'xla'"
-    return None
+    return over_limit(("head_dim must be at most {}", MAX_HEAD_DIM, layout.head_dim))
 
 
 def elements(words: jax.Array, dtype: str) -> tuple[jax.Array, ...]:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.dispatch import over_limit
 from pallas_kernels.operands import as_parts, load_sum, widen
 from pallas_kernels.residual_rmsnorm.reference import Arrays
 from pallas_kernels.triton import Ref, call, iota, load, power_of_two, store
@@ -32,9 +33,7 @@ class Config:
 
 def why_unsupported(size: int) -> str | None:
     """Why the kernel cannot take tokens of this size, or None."""
-    if size > MAX_SIZE:
-        return f"a token must have at most {MAX_SIZE} channels for 'pallas', got {size}; use 'xla'"
-    return None
+    return over_limit(("a token must have at most {} channels", MAX_SIZE, size))
 
 
 def _kernel(

@@ -14,21 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.dispatch import over_limit
 from pallas_kernels.mamba2 import LOWEST, RecordSizes, coarse_and_fine, state_words
 from pallas_kernels.operands import stored, widen
 from pallas_kernels.ssd_scan.reference import Scan, ScanFrames
 from pallas_kernels.ssd_scan.xla import ssd_scan_xla
-from pallas_kernels.triton import (
-    NUM_SMS,
-    Ref,
-    call,
-    cdiv,
-    dot,
-    iota,
-    load,
-    power_of_two,
-    store,
-)
+from pallas_kernels.triton import NUM_SMS, Ref, call, cdiv, dot, iota, load, power_of_two, store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +62,10 @@ def why_unsupported(records: RecordSizes, dtype: jnp.dtype) -> str | None:
     """Why the kernels cannot take these shapes, or None."""
     if jnp.dtype(dtype).name not in CONFIGS:
         return f"inputs must be one of {sorted(CONFIGS)} for 'pallas', got {dtype}; convert them, or use 'xla'"
-    if records.state_size > MAX_STATE_SIZE:
-        return (
-            f"a state must have at most {MAX_STATE_SIZE} columns for 'pallas', got "
-            f"{records.state_size}; use 'xla'"
-        )
-    return records.why_unsupported()
+    reason = over_limit(
+        ("a state must have at most {} columns", MAX_STATE_SIZE, records.state_size)
+    )
+    return reason or records.why_unsupported()
 
 
 @dataclass(frozen=True, kw_only=True)

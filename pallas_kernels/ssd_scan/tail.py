@@ -73,13 +73,8 @@ def store_tail(
     Returns:
         arena, conv, xB, dt. Slots behind the chunk's last token hold nothing that means anything.
     """
-    where, arrays = (
-        "store_tail",
-        Tail(
-            *(arena, conv, xB, dt, projected, history, xBC, steps),
-            *(frames, rows, lengths, state_lengths),
-        ),
-    )
+    where, ends = "store_tail", (rows, lengths, state_lengths)
+    arrays = Tail(arena, conv, xB, dt, projected, history, xBC, steps, frames, *ends)
     sizes = check(where, arrays, **layout.dimensions)
     for name, array in (("xB", xB), ("history", history)):
         check_dtype(where, name, array, (conv.dtype.name,))

@@ -14,19 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.dispatch import over_limit
 from pallas_kernels.mamba2 import RecordSizes, coarse_and_fine, state_words
 from pallas_kernels.operands import floats, stored, widen
 from pallas_kernels.ssd_window.reference import FoldFrames, WindowRings
-from pallas_kernels.triton import (
-    Ref,
-    call,
-    cdiv,
-    dot,
-    iota,
-    load,
-    power_of_two,
-    store,
-)
+from pallas_kernels.triton import Ref, call, cdiv, dot, iota, load, power_of_two, store
 
 NUM_PIECES = 3  # of bfloat16, with 8 bits each of a float32's 24
 LEAST_SIDE = 16  # of a product on tensor cores
@@ -62,9 +54,8 @@ class Config:
 
 def why_unsupported(records: RecordSizes, slots: int) -> str | None:
     """Why the kernels cannot take these shapes, or None."""
-    if slots > MAX_SLOTS:
-        return f"a ring must have at most {MAX_SLOTS} slots for 'pallas', got {slots}; use 'xla'"
-    return records.why_unsupported()
+    reason = over_limit(("a ring must have at most {} slots", MAX_SLOTS, slots))
+    return reason or records.why_unsupported()
 
 
 def _window_kernel(
