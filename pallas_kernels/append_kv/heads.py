@@ -54,8 +54,8 @@ def split_heads(
 
 def append_kv_xla(arrays: Arrays, *, options: Options):
     """See `api.append_kv`."""
-    qkv, arena, table, base, begin, end, cos, sin, q_norm, k_norm = arrays
-    layout, group, num_heads, eps, dtype = options
+    qkv, *_, cos, sin, q_norm, k_norm = arrays
+    layout, _, num_heads, eps, dtype = options
     qkv = whole(qkv, 3, dtype)
     q, k, v = split_heads(
         *(qkv, cos, sin, q_norm, k_norm, eps),
@@ -64,25 +64,17 @@ def append_kv_xla(arrays: Arrays, *, options: Options):
     )
     records = pack_heads(jnp.stack([k, v], axis=2).astype(layout.dtype))
     records = records.reshape(*qkv.shape[:2], layout.token_words)
-    places = {"offset": layout.offset, "page_tokens": layout.page_tokens}
-    return q.astype(dtype), _updated(arena, records, table[:, group], base, begin, end, **places)
+    return q.astype(dtype), _updated(arrays, records, options)
 
 
-def _updated(
-    arena: jax.Array,
-    values: jax.Array,
-    table: jax.Array,
-    base: jax.Array,
-    begin: jax.Array,
-    end: jax.Array,
-    offset: int,
-    page_tokens: int,
-):
-    """The arena with records uint32[B, T, w] at positions base + t, if in [begin, end), of pages table int32[B, pages].
+def _updated(arrays: Arrays, values: jax.Array, options: Options):
+    """The arena with records uint32[B, T, w] at positions base + t, if in [begin, end).
 
     One token goes by its own slice, more by rewriting the pages they touch: dynamic slices, as in `frame_io.xla`.
     """
-    rows, tokens, width = values.shape
+    _, arena, table, base, begin, end, *_ = arrays
+    table, offset = table[:, options.group], options.layout.offset
+    page_tokens, (rows, tokens, width) = options.layout.page_tokens, values.shape
     if tokens == 1:
         live = (base >= begin) & (base < end)
 

@@ -49,12 +49,19 @@ def append_kv_reference(arrays: Arrays, *, options: Options):
     q, k = _normed(q, q_norm, eps), _normed(k, k_norm, eps)
     q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
     records = pack_heads(jnp.stack([k, v], axis=2).astype(layout.dtype))
-    arena = _updated(
-        *(arena, records.reshape(rows, tokens, -1), table[:, group], base, begin, end),
-        offset=layout.offset,
-        page_tokens=layout.page_tokens,
-    )
-    return q.astype(dtype), arena
+    records = records.reshape(rows, tokens, layout.token_words)
+    table = table[:, group]
+
+    def put(i: jax.Array, arena: jax.Array):
+        row, index = i // tokens, i % tokens
+        position = base[row] + index
+        frame = table[row, position // layout.page_tokens]
+        start = layout.offset + position % layout.page_tokens * layout.token_words
+        new = jax.lax.dynamic_update_slice(arena[frame], records[row, index], (start,))
+        live = (position >= begin[row]) & (position < end[row])
+        return arena.at[frame].set(jnp.where(live, new, arena[frame]))
+
+    return q.astype(dtype), jax.lax.fori_loop(0, rows * tokens, put, arena)
 
 
 def _normed(x: jax.Array, weight: jax.Array | None, eps: float):
@@ -74,28 +81,3 @@ def _rotated(x: jax.Array, cos: jax.Array | None, sin: jax.Array | None):
     turned = jax.lax.complex(wide[..., :half], wide[..., half : 2 * half]) * turn
     turned = jnp.concatenate([turned.real, turned.imag], axis=-1).astype(x.dtype)
     return jnp.concatenate([turned, x[..., 2 * half :]], axis=-1)
-
-
-def _updated(
-    arena: jax.Array,
-    values: jax.Array,
-    table: jax.Array,
-    base: jax.Array,
-    begin: jax.Array,
-    end: jax.Array,
-    offset: int,
-    page_tokens: int,
-):
-    """The arena with records [B, T, w] at their positions, if in [begin, end), one token after another."""
-    rows, tokens, width = values.shape
-
-    def put(i: jax.Array, arena: jax.Array):
-        row, index = i // tokens, i % tokens
-        position = base[row] + index
-        frame = table[row, position // page_tokens]
-        start = offset + position % page_tokens * width
-        new = jax.lax.dynamic_update_slice(arena[frame], values[row, index], (start,))
-        live = (position >= begin[row]) & (position < end[row])
-        return arena.at[frame].set(jnp.where(live, new, arena[frame]))
-
-    return jax.lax.fori_loop(0, rows * tokens, put, arena)

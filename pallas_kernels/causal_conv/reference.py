@@ -72,7 +72,7 @@ def causal_conv_window_reference(
     arrays: Window, *, layer: int, layout: ProjectionLayout, moves: bool = True
 ):
     """See `api.causal_conv_window`: each row by itself."""
-    projected, weight, bias, dt_bias, xB, dt, conv, starts, first, num_valid, ancestors = arrays
+    projected, weight, _, _, xB, dt, conv, starts, first, num_valid, ancestors = arrays
     projected = whole(projected, 3, weight.dtype)
     rows, tokens, _ = projected.shape
     token = jnp.arange(tokens)
@@ -80,31 +80,18 @@ def causal_conv_window_reference(
         paths = jnp.broadcast_to(token <= token[:, None], (rows, tokens, tokens))
     else:
         paths = (ancestors[:, :, None] >> token) & 1 > 0
-    one = functools.partial(_row, weight, bias, dt_bias, moves, layout)
+    one = functools.partial(_row, arrays, layout, moves)
     old = (conv[layer, :rows], xB[layer, :rows], dt[layer, :rows])
-    new, C, scores = jax.vmap(one)(projected, *old, starts, first, num_valid, paths)
+    new, C, scores = jax.vmap(one)((projected, *old, starts, first, num_valid, paths))
     conv, xB, dt = (
         ring.at[layer, :rows].set(x) for ring, x in zip((conv, xB, dt), new, strict=True)
     )
     return conv, xB, dt, C, scores
 
 
-def _row(
-    weight: jax.Array,
-    bias: jax.Array | None,
-    dt_bias: jax.Array,
-    moves: bool,
-    layout: ProjectionLayout,
-    projected: jax.Array,
-    conv: jax.Array,
-    xB: jax.Array,
-    dt: jax.Array,
-    start: jax.Array,
-    first: jax.Array,
-    count: jax.Array,
-    paths: jax.Array,
-):
-    """One row: projected [T, .], conv [W - 1 + T', E], xB [S, .], dt [S, M], paths bool[T, T]."""
+def _row(arrays: Window, layout: ProjectionLayout, moves: bool, row: tuple):
+    """One row: projected [T, .], conv [W - 1 + T', E], xB [S, .], dt [S, M], three numbers, paths bool[T, T]."""
+    projected, conv, xB, dt, start, first, count, paths = row
     tokens, slots, history = projected.shape[0], xB.shape[0], layout.history
     token, slot = jnp.arange(tokens), jnp.arange(slots)
     new = (token >= first) & (token < count)
@@ -117,13 +104,13 @@ def _row(
     on_path = jnp.concatenate([jnp.ones((tokens, history), bool), paths], axis=1)
     places = jnp.where(on_path, jnp.arange(history + tokens), -1)
     places = jnp.sort(places, axis=1)[:, -layout.conv_width :]  # the last W columns of each path
-    xBC = convolved(columns[places], weight, bias)
+    xBC = convolved(columns[places], arrays.weight, arrays.bias)
     records, C = jnp.split(xBC, [layout.record_size], axis=-1)
 
     own = new & (slot[:, None] == start + token)  # [S, T]
     written, source = own.any(1)[:, None], own.argmax(1)
     xB = jnp.where(written, stored(records, xB.dtype)[source], xB)
-    dt = jnp.where(written, step_sizes(own_dt, dt_bias, layout)[source], dt)
+    dt = jnp.where(written, step_sizes(own_dt, arrays.dt_bias, layout)[source], dt)
 
     behind = jnp.where(
         (live & (token >= first))[:, None], stored(raw, conv.dtype), conv[history:][:tokens]

@@ -69,25 +69,12 @@ def visible(
     ancestors: jax.Array | None,
 ) -> jax.Array:
     """bool[B, T, S]: whether a query sees the key in the place int32[S] of its sequence's pages."""
-    position = base[:, None] + jnp.arange(tokens)
-    if ancestors is not None:
-        return _visible_in_tree(base, key_position, end, window, ancestors)
-    lag = position[:, :, None] - key_position
-    seen = (lag >= 0) & (key_position < end[:, None])[:, None]
-    if window is not None:
-        seen &= lag < window
-    return seen
-
-
-def _visible_in_tree(
-    base: jax.Array,
-    key_position: jax.Array,
-    end: jax.Array,
-    window: int | None,
-    ancestors: jax.Array | None,
-):
-    """`visible` where new token j lies at base + j but stands at base + the number of its ancestors."""
-    tokens = ancestors.shape[1]
+    if ancestors is None:
+        position = base[:, None] + jnp.arange(tokens)
+        lag = position[:, :, None] - key_position
+        seen = (lag >= 0) & (key_position < end[:, None])[:, None]
+        return seen if window is None else seen & (lag < window)
+    # New token j lies at base + j, but stands at base + the number of its ancestors.
     new = key_position - base[:, None]  # [B, S] number of the new token at a place
     bits = ancestors[:, :, None] >> jnp.clip(new, 0, 31)[:, None]
     seen = (new < 0)[:, None] | ((bits & 1 > 0) & (new < tokens)[:, None])
