@@ -9,61 +9,33 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.append_kv.heads import turns
-from pallas_kernels.paged_attention.layout import PageLayout
+from pallas_kernels.paged_attention.cases import NewTokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(NewTokens):
     """One call of `append_kv`.
 
     Attributes:
-        name: says what the shape is for.
-        tokens: T, new tokens per row.
-        base: position of each row's first token; its length is the number of rows.
-        begin, end: positions that are written; None for all of them.
-        heads, kv_heads, head_dim: N, K, H. rotated: channels that are rotated. normed: with norms of heads.
+        begin: positions from here to `end` are written; None for all from `base` on.
+        rotated: channels that are rotated. normed: with norms of heads.
         parts: parts of the projection, 0 for a whole one.
-        page_tokens: tokens of a page. pages: of a row. groups, group: lines of the page table, and the layer's.
+        groups, group: lines of the page table, and the layer's.
         unused: entries at the end of a page table that name the sink. shared: page 0 is one frame for all rows.
-        offset: word of the frame where the layer's part lies. tail: words behind it.
         large: from a real model, for benchmarks; unit tests leave it out.
     """
 
-    name: str
-    tokens: int
-    base: tuple[int, ...]
     begin: tuple[int, ...] | None = None
-    end: tuple[int, ...] | None = None
-    heads: int = 4
-    kv_heads: int = 2
     head_dim: int = 16
     rotated: int = 16
     normed: bool = False
     parts: int = 0
-    page_tokens: int = 16
     pages: int = 4
     groups: int = 1
     group: int = 0
     unused: int = 0
     shared: bool = False
-    offset: int = 0
-    tail: int = 0
     large: bool = False
-
-    @property
-    def rows(self) -> int:
-        """B, rows of the batch."""
-        return len(self.base)
-
-    def layout(self, dtype: str) -> PageLayout:
-        """Where the keys and values lie in pages of this dtype."""
-        return PageLayout(
-            offset=self.offset,
-            page_tokens=self.page_tokens,
-            num_kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            dtype=dtype,
-        )
 
 
 CASES = (
@@ -80,8 +52,8 @@ CASES = (
         base=(12, 28),
         groups=3,
         group=1,
-        offset=128,
-        tail=12,
+        before=128,
+        behind=12,
     ),
     Case(
         name="chunk",
@@ -95,12 +67,12 @@ CASES = (
         rotated=10,
     ),
     Case(name="far_positions", tokens=2, base=(131_000, 99), page_tokens=4096, pages=32),
-    Case(name="decode_inside_a_frame", tokens=1, base=(5, 31), offset=24, tail=10),
+    Case(name="decode_inside_a_frame", tokens=1, base=(5, 31), before=24, behind=10),
     Case(name="decode_many_rows", tokens=1, base=tuple(range(66)), pages=5, head_dim=2, rotated=0),
     Case(name="one_page", tokens=5, base=(0, 11, 37), pages=3, rotated=0),
-    Case(name="two_pages", tokens=5, base=(12, 15, 28), offset=32, tail=4, rotated=0),
+    Case(name="two_pages", tokens=5, base=(12, 15, 28), before=32, behind=4, rotated=0),
     Case(name="three_pages", tokens=32, base=(8, 31), rotated=0),
-    Case(name="whole_pages", tokens=32, base=(0, 32), head_dim=6, rotated=0, offset=7),
+    Case(name="whole_pages", tokens=32, base=(0, 32), head_dim=6, rotated=0, before=7),
     Case(
         name="part_of_a_window",
         tokens=32,
@@ -108,7 +80,7 @@ CASES = (
         begin=(7, 32, 47, 0, 0),
         end=(8, 49, 48, 0, 0),
         rotated=0,
-        tail=5,
+        behind=5,
     ),
     Case(
         name="behind_a_shared_page",
@@ -168,7 +140,7 @@ def shapes_of(case: Case, dtype: str = "float32") -> dict[str, jax.ShapeDtypeStr
     """The arguments of a case that hold numbers."""
     columns = (case.heads + 2 * case.kv_heads) * case.head_dim
     lead = [case.parts] if case.parts else []
-    words = case.offset + case.layout(dtype).page_words + case.tail
+    words = case.before + case.layout(dtype).page_words + case.behind
     frames = 4 + case.rows * case.groups * case.pages
     shapes = {
         "qkv": ((*lead, case.rows, case.tokens, columns), "float32" if case.parts else dtype),
@@ -188,12 +160,11 @@ def make_places(case: Case, seed: int = 0) -> dict[str, jax.Array]:
     if case.shared:
         table[..., 0] = table[0, :, 0]
     base = np.array(case.base, np.int32)
-    end = base + case.tokens if case.end is None else case.end
     places = {
         "table": jnp.asarray(table, jnp.int32),
         "base": jnp.asarray(base),
         "begin": jnp.asarray(base if case.begin is None else case.begin, jnp.int32),
-        "end": jnp.asarray(end, jnp.int32),
+        "end": jnp.asarray(case.lengths, jnp.int32),
     }
     if case.rotated:
         positions = places["base"][:, None] + jnp.arange(case.tokens)

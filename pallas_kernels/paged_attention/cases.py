@@ -11,18 +11,16 @@ from pallas_kernels.paged_attention.layout import PageLayout, pack_heads
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
-    """One call of `paged_attention`.
+class NewTokens:
+    """Consecutive new tokens of some rows, and the pages of their sequences.
 
     Attributes:
         name: says what the shape is for.
-        tokens: T, queries per row.
-        base: position of each row's first query; its length is the number of rows.
+        tokens: T, new tokens per row.
+        base: position of each row's first new token; its length is the number of rows.
         end: positions that exist; None for base + tokens.
         heads, kv_heads, head_dim: N, K, H.
         page_tokens: tokens of a page. pages: width of the page table.
-        window, soft_cap: as in `paged_attention`.
-        tree: ancestor bits of each new token, the same in every row; None for a chain.
         before, behind: words of a frame on either side of the layer's part.
     """
 
@@ -35,9 +33,6 @@ class Case:
     head_dim: int = 8
     page_tokens: int = 16
     pages: int = 12
-    window: int | None = None
-    soft_cap: float | None = None
-    tree: tuple[int, ...] | None = None
     before: int = 0
     behind: int = 0
 
@@ -60,6 +55,20 @@ class Case:
             head_dim=self.head_dim,
             dtype=dtype,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case(NewTokens):
+    """One call of `paged_attention`.
+
+    Attributes:
+        window, soft_cap: as in `paged_attention`.
+        tree: ancestor bits of each new token, the same in every row; None for a chain.
+    """
+
+    window: int | None = None
+    soft_cap: float | None = None
+    tree: tuple[int, ...] | None = None
 
 
 # A root with two children, one of which has a child and a grandchild; the last token stands alone.

@@ -88,20 +88,14 @@ class Plan:
 
 
 def make_plan(
-    config: Config,
-    *,
-    rows: int,
-    tokens: int,
-    heads: int,
-    kv_heads: int,
-    keys: int,
-    window: int | None,
+    config: Config, q_shape: tuple[int, ...], kv_heads: int, keys: int, window: int | None
 ) -> Plan:
     """Splits the context into as many parts as multiprocessors have room for, none shorter than `min_split`.
 
     Splits lie at absolute positions, so which keys share one does not depend on the rows' lengths. Under a
     window a block counts them from the first that it sees, and only as many as a window can touch exist.
     """
+    rows, tokens, heads, _ = q_shape
     queries = tokens * (heads // kv_heads)
     block_q = min(config.block_q, max(power_of_two(queries), SMALLEST))
     blocks = cdiv(queries, block_q)
@@ -329,15 +323,8 @@ def paged_attention_pallas(arrays: Arrays, *, options: Options, config: Config |
     layout, pages = options.layout, table.shape[-1]
     if config is None:
         config = choose_config(layout, tokens * heads // layout.num_kv_heads)
-    plan = make_plan(
-        config,
-        rows=rows,
-        tokens=tokens,
-        heads=heads,
-        kv_heads=layout.num_kv_heads,
-        keys=pages * layout.page_tokens,
-        window=options.window,
-    )
+    keys = pages * layout.page_tokens
+    plan = make_plan(config, q.shape, layout.num_kv_heads, keys, options.window)
     out = jax.ShapeDtypeStruct(q.shape, options.dtype)
     parts = (
         jax.ShapeDtypeStruct((plan.splits, *q.shape), jnp.float32),

@@ -46,15 +46,8 @@ def split_attend(inputs: dict, case: Case, dtype: str, config: Config = SPLIT) -
 
 
 def plan_of(case: Case, config: Config):
-    return make_plan(
-        config,
-        rows=case.rows,
-        tokens=case.tokens,
-        heads=case.heads,
-        kv_heads=case.kv_heads,
-        keys=case.pages * case.page_tokens,
-        window=case.window,
-    )
+    q_shape = (case.rows, case.tokens, case.heads, case.head_dim)
+    return make_plan(config, q_shape, case.kv_heads, case.pages * case.page_tokens, case.window)
 
 
 class TestSplits:
@@ -121,8 +114,8 @@ class TestSplits:
                 min_split=int(rng.integers(1, 1000)),
             )
             rows, kv_heads, group = (int(x) for x in rng.integers(1, 9, 3))
-            sizes = {"rows": rows, "tokens": tokens, "heads": kv_heads * group}
-            plan = make_plan(config, **sizes, kv_heads=kv_heads, keys=keys, window=window)
+            q_shape = (rows, tokens, kv_heads * group, 8)
+            plan = make_plan(config, q_shape, kv_heads, keys, window)
             assert plan.blocks * plan.block_q >= tokens * group
             assert plan.split_tokens % plan.block_k == 0 and plan.block_q >= 16
             programs = plan.splits * plan.blocks * rows * kv_heads
