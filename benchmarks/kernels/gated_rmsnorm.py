@@ -20,14 +20,14 @@ from benchmarks.kernels import report
 from benchmarks.kernels.harness import Case, Peer, Side, Work, with_config
 from benchmarks.kernels.peers import need, to_torch
 from pallas_kernels import gated_rmsnorm
-from pallas_kernels.gated_rmsnorm import cases as shapes
-from pallas_kernels.gated_rmsnorm.kernel import Config, gated_rmsnorm_pallas
-from pallas_kernels.gated_rmsnorm.reference import Arrays
+from pallas_kernels.rmsnorm import cases as shapes
+from pallas_kernels.rmsnorm.kernel import Config, gated_rmsnorm_pallas
+from pallas_kernels.rmsnorm.reference import Gated
 
 EPS = 1e-5
 SMOKE = ("blocks_in_a_projection",)
 GRANITE, NEMOTRON = (
-    next(shape for shape in shapes.CASES if shape.name == name)
+    next(shape for shape in shapes.GATED_CASES if shape.name == name)
     for name in ("granite_4_h_small", "nemotron_h_8b")
 )
 CASES = (
@@ -39,7 +39,7 @@ CASES = (
 SWEEP = [Config(num_warps=warps) for warps in (1, 2, 4, 8, 16, 32)]
 
 
-def draw(shape: shapes.Case, key: jax.Array):
+def draw(shape: shapes.GatedCase, key: jax.Array):
     keys = jax.random.split(key, 3)
     gate = (*shape.lead, shape.size + shape.behind)
     sizes = {"y": (*shape.lead, shape.size), "gate": gate, "weight": (shape.size,)}
@@ -49,11 +49,11 @@ def draw(shape: shapes.Case, key: jax.Array):
     }
 
 
-def call(shape: shapes.Case, run, carry, inputs):
+def call(shape: shapes.GatedCase, run, carry, inputs):
     return run(**inputs, eps=EPS, groups=shape.groups), carry
 
 
-def mamba_ssm(shape: shapes.Case, carry, inputs):
+def mamba_ssm(shape: shapes.GatedCase, carry, inputs):
     norm = need("mamba_ssm.ops.triton.layernorm_gated").rmsnorm_fn
     y, gate, weight = to_torch(*(inputs[name] for name in ("y", "gate", "weight")))
     z = gate[..., : shape.size]
@@ -61,7 +61,7 @@ def mamba_ssm(shape: shapes.Case, carry, inputs):
     return lambda: norm(y, weight, None, z=z, eps=EPS, group_size=size, norm_before_gate=False)
 
 
-def case_of(shape: shapes.Case) -> Case:
+def case_of(shape: shapes.GatedCase) -> Case:
     calls = {
         name: functools.partial(call, shape, functools.partial(gated_rmsnorm, implementation=name))
         for name in ("pallas", "xla", "reference")
@@ -78,7 +78,7 @@ def case_of(shape: shapes.Case) -> Case:
         peers=(Peer(name="mamba_ssm rmsnorm", build=functools.partial(mamba_ssm, shape)),),
         configs={
             f"{c.num_warps}w": functools.partial(
-                call, shape, with_config(gated_rmsnorm_pallas, Arrays, c)
+                call, shape, with_config(gated_rmsnorm_pallas, Gated, c)
             )
             for c in SWEEP
         },
@@ -87,7 +87,7 @@ def case_of(shape: shapes.Case) -> Case:
 
 
 def cases(*, smoke: bool) -> list[Case]:
-    found = [shape for shape in shapes.CASES if shape.name in SMOKE] if smoke else CASES
+    found = [shape for shape in shapes.GATED_CASES if shape.name in SMOKE] if smoke else CASES
     return [case_of(shape) for shape in found]
 
 

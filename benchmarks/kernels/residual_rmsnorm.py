@@ -21,14 +21,14 @@ from benchmarks.kernels import report
 from benchmarks.kernels.harness import Case, Peer, Side, Work, with_config
 from benchmarks.kernels.peers import need, to_torch
 from pallas_kernels import residual_rmsnorm
-from pallas_kernels.residual_rmsnorm import cases as shapes
-from pallas_kernels.residual_rmsnorm.kernel import Config, residual_rmsnorm_pallas
-from pallas_kernels.residual_rmsnorm.reference import Arrays
+from pallas_kernels.rmsnorm import cases as shapes
+from pallas_kernels.rmsnorm.kernel import Config, residual_rmsnorm_pallas
+from pallas_kernels.rmsnorm.reference import Residual
 
 EPS = 1e-5
 SMOKE = ("one_part",)
 DECODE, PROMPT = (
-    next(shape for shape in shapes.CASES if shape.name == name)
+    next(shape for shape in shapes.RESIDUAL_CASES if shape.name == name)
     for name in ("hybrid_7b", "hybrid_7b_prompt")
 )
 CASES = (
@@ -39,7 +39,7 @@ CASES = (
 SWEEP = [Config(num_warps=warps) for warps in (1, 2, 4, 8, 16, 32)]
 
 
-def draw(shape: shapes.Case, key: jax.Array):
+def draw(shape: shapes.ResidualCase, key: jax.Array):
     keys, size = jax.random.split(key, 3), (*shape.lead, shape.size)
     update = jax.random.normal(keys[1], (shape.parts, *size) if shape.parts else size)
     return (), {
@@ -50,11 +50,11 @@ def draw(shape: shapes.Case, key: jax.Array):
     }
 
 
-def call(shape: shapes.Case, run, carry, inputs):
+def call(shape: shapes.ResidualCase, run, carry, inputs):
     return run(**inputs, eps=EPS, multiplier=shape.multiplier), carry
 
 
-def mamba_ssm(shape: shapes.Case, carry, inputs):
+def mamba_ssm(shape: shapes.ResidualCase, carry, inputs):
     norm = need("mamba_ssm.ops.triton.layer_norm").rms_norm_fn
     update, h, weight = to_torch(*(inputs[name] for name in ("update", "h", "weight")))
 
@@ -65,7 +65,7 @@ def mamba_ssm(shape: shapes.Case, carry, inputs):
     return run
 
 
-def case_of(shape: shapes.Case) -> Case:
+def case_of(shape: shapes.ResidualCase) -> Case:
     calls = {
         name: functools.partial(
             call, shape, functools.partial(residual_rmsnorm, implementation=name)
@@ -83,7 +83,7 @@ def case_of(shape: shapes.Case) -> Case:
         peers=() if shape.parts or shape.masked else (peer,),
         configs={
             f"{c.num_warps}w": functools.partial(
-                call, shape, with_config(residual_rmsnorm_pallas, Arrays, c)
+                call, shape, with_config(residual_rmsnorm_pallas, Residual, c)
             )
             for c in SWEEP
         },
@@ -92,7 +92,7 @@ def case_of(shape: shapes.Case) -> Case:
 
 
 def cases(*, smoke: bool) -> list[Case]:
-    found = [shape for shape in shapes.CASES if shape.name in SMOKE] if smoke else CASES
+    found = [shape for shape in shapes.RESIDUAL_CASES if shape.name in SMOKE] if smoke else CASES
     return [case_of(shape) for shape in found]
 
 

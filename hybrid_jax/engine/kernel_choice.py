@@ -21,7 +21,7 @@ from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.room import steps_on
 from pallas_kernels import jax_triton
 from pallas_kernels.paged_attention.kernel import why_unsupported as attention_unsupported
-from pallas_kernels.residual_rmsnorm.kernel import why_unsupported as residual_unsupported
+from pallas_kernels.rmsnorm.kernel import residual_unsupported
 from pallas_kernels.token_sampling import sample_tokens
 
 LOG = logging.getLogger("hybrid_jax.kernels")

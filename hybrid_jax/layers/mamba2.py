@@ -15,7 +15,7 @@ from hybrid_jax.config import Mamba2
 from hybrid_jax.layers.linear import linear
 from pallas_kernels import fold as ssd_fold
 from pallas_kernels import ssd_scan, ssd_window_frames
-from pallas_kernels.gated_rmsnorm import gated_rmsnorm
+from pallas_kernels.rmsnorm import gated_rmsnorm
 
 
 class Records(NamedTuple):

@@ -19,8 +19,8 @@ from hybrid_jax.layers.linear import LINEARS, LINEARS_IN_PARTS, linear_transpose
 from hybrid_jax.layers.mlp import mlp
 from hybrid_jax.layers.moe import moe
 from pallas_kernels.operands import whole
-from pallas_kernels.residual_rmsnorm import residual_rmsnorm
-from pallas_kernels.residual_rmsnorm.xla import residual_sum, rms_norm
+from pallas_kernels.rmsnorm import residual_rmsnorm
+from pallas_kernels.rmsnorm.xla import residual_sum, rms_norm
 
 # From a mixer's weights, its normed inputs [B, T, D], its spec, and its layer with its number among the layer's mixers,
 # the mixer's update [B, T, D], or parts of it.

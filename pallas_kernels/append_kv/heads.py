@@ -9,7 +9,7 @@ from pallas_kernels.append_kv.reference import Arrays, Options
 from pallas_kernels.frame_io.xla import repeat
 from pallas_kernels.operands import whole
 from pallas_kernels.paged_attention.layout import pack_heads
-from pallas_kernels.residual_rmsnorm.xla import rms_norm
+from pallas_kernels.rmsnorm.xla import rms_norm
 
 
 def turns(positions: jax.Array, frequencies: jax.Array) -> tuple[jax.Array, jax.Array]:

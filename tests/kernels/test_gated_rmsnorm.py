@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 
 from pallas_kernels import gated_rmsnorm
-from pallas_kernels.gated_rmsnorm.api import NORMS
-from pallas_kernels.gated_rmsnorm.cases import SMALL_CASES, Case, make_inputs
+from pallas_kernels.rmsnorm.api import GATED
+from pallas_kernels.rmsnorm.cases import SMALL_GATED_CASES, GatedCase, make_gated_inputs
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_window import relative_error
 
-FAST = sorted(set(NORMS) - {"reference"})
+FAST = sorted(set(GATED) - {"reference"})
 TOLERANCE = {"float32": 1e-6, "bfloat16": 2e-3}  # of the norm
-BLOCKS = Case(name="blocks", size=96, groups=4, behind=55)
+BLOCKS = GatedCase(name="blocks", size=96, groups=4, behind=55)
 EPS = 1e-3
 
 STATIC = ("eps", "groups", "implementation")
 norm = functools.partial(jax.jit, static_argnames=STATIC)(gated_rmsnorm)
 
 
-def run(case: Case, inputs: dict, implementation):
+def run(case: GatedCase, inputs: dict, implementation):
     return norm(**inputs, eps=EPS, groups=case.groups, implementation=implementation)
 
 
@@ -32,7 +32,7 @@ def assert_close(got, want) -> None:
 
 
 def test_the_reference_is_the_definition():
-    inputs = make_inputs(BLOCKS)
+    inputs = make_gated_inputs(BLOCKS)
     got = run(BLOCKS, inputs, "reference")
     y, gate, weight = (np.asarray(inputs[name], np.float64) for name in ("y", "gate", "weight"))
     z = gate[..., :96]
@@ -43,7 +43,7 @@ def test_the_reference_is_the_definition():
 
 @pytest.mark.parametrize("implementation", FAST)
 class TestImplementation:
-    @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+    @pytest.mark.parametrize("case", SMALL_GATED_CASES, ids=lambda case: case.name)
     @pytest.mark.parametrize(
         ("dtype", "y_dtype"),
         [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")],
@@ -51,7 +51,7 @@ class TestImplementation:
     def test_equals_the_reference_whatever_stands_beside_z(
         self, implementation, case, dtype, y_dtype
     ):
-        inputs = make_inputs(case, dtype=dtype, y_dtype=y_dtype)
+        inputs = make_gated_inputs(case, dtype=dtype, y_dtype=y_dtype)
         want = run(case, inputs, "reference")
         beside = np.arange(inputs["gate"].shape[-1]) >= case.size
         inputs["gate"] = jnp.where(beside, jnp.nan, inputs["gate"])
@@ -62,7 +62,7 @@ class TestImplementation:
     def test_is_what_the_engines_layer_computes_in_the_same_dtypes(
         self, implementation, gate, weight
     ):
-        inputs = make_inputs(BLOCKS, dtype=gate, y_dtype="bfloat16")
+        inputs = make_gated_inputs(BLOCKS, dtype=gate, y_dtype="bfloat16")
         inputs["weight"] = inputs["weight"].astype(weight)
         z = inputs["gate"][..., :96]
         want = run(BLOCKS, inputs | {"gate": z}, "xla")
@@ -70,21 +70,21 @@ class TestImplementation:
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_a_gate_in_parts_counts_as_their_sum(self, implementation, dtype):
-        inputs = make_inputs(BLOCKS, dtype=dtype)
-        parts = jnp.stack([make_inputs(BLOCKS, seed=seed)["gate"] for seed in range(3)])
+        inputs = make_gated_inputs(BLOCKS, dtype=dtype)
+        parts = jnp.stack([make_gated_inputs(BLOCKS, seed=seed)["gate"] for seed in range(3)])
         want = run(BLOCKS, inputs | {"gate": parts.sum(0).astype(dtype)}, "reference")
         assert_close(run(BLOCKS, inputs | {"gate": parts}, implementation), want)
         got = run(BLOCKS, inputs | {"gate": parts[1:]}, implementation)
         assert relative_error(got, want) > 100 * TOLERANCE["float32"]
 
     def test_a_token_of_zeros_stays_zero(self, implementation):
-        inputs = make_inputs(BLOCKS)
+        inputs = make_gated_inputs(BLOCKS)
         inputs["y"] = inputs["y"].at[0, 1].set(0)
         got = np.asarray(run(BLOCKS, inputs, implementation))
         assert not got[0, 1].any() and np.isfinite(got).all()
 
     def test_swapped_operands_exceed_the_tolerance(self, implementation):
-        inputs = make_inputs(BLOCKS)
+        inputs = make_gated_inputs(BLOCKS)
         want = run(BLOCKS, inputs, "reference")
         z, limit = inputs["gate"][..., :96], 100 * TOLERANCE["float32"]
         swapped = inputs | {"y": z, "gate": inputs["gate"].at[..., :96].set(inputs["y"])}
@@ -96,7 +96,7 @@ class TestImplementation:
 
 
 def test_none_chooses_by_platform_and_a_name_is_obeyed():
-    inputs = make_inputs(BLOCKS, dtype="bfloat16")
+    inputs = make_gated_inputs(BLOCKS, dtype="bfloat16")
 
     def with_name(name):
         return lambda x: gated_rmsnorm(**x, eps=EPS, groups=4, implementation=name)
@@ -107,7 +107,7 @@ def test_none_chooses_by_platform_and_a_name_is_obeyed():
 
 
 def test_blocks_too_large_for_the_kernel_are_refused_by_name_and_run_by_default():
-    inputs = make_inputs(Case(name="huge", lead=(1,), size=32 * 1024 + 1))
+    inputs = make_gated_inputs(GatedCase(name="huge", lead=(1,), size=32 * 1024 + 1))
     with pytest.raises(NotImplementedError, match="at most 32768 elements .* got 32769"):
         gated_rmsnorm(**inputs, eps=EPS, implementation="pallas")
     assert kernels_in(lambda x: gated_rmsnorm(**x, eps=EPS), inputs) == []
@@ -132,4 +132,4 @@ def test_blocks_too_large_for_the_kernel_are_refused_by_name_and_run_by_default(
 )
 def test_a_wrong_argument_is_named(change, message):
     with pytest.raises(ValueError, match=message):
-        gated_rmsnorm(**{"eps": EPS, "groups": 4} | make_inputs(BLOCKS) | change)
+        gated_rmsnorm(**{"eps": EPS, "groups": 4} | make_gated_inputs(BLOCKS) | change)

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from pallas_kernels import residual_rmsnorm
-from pallas_kernels.residual_rmsnorm.api import NORMS
-from pallas_kernels.residual_rmsnorm.cases import SMALL_CASES, Case, make_inputs
-from pallas_kernels.residual_rmsnorm.xla import rms_norm
+from pallas_kernels.rmsnorm.api import RESIDUAL
+from pallas_kernels.rmsnorm.cases import SMALL_RESIDUAL_CASES, ResidualCase, make_residual_inputs
+from pallas_kernels.rmsnorm.xla import rms_norm
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_window import assert_same_bits, relative_error
 
-FAST = sorted(set(NORMS) - {"reference"})
+FAST = sorted(set(RESIDUAL) - {"reference"})
 TOLERANCE = {"float32": 1e-6, "bfloat16": 2e-3}  # of the norm
 DTYPES = pytest.mark.parametrize(
     ("dtype", "h_dtype"),
     [("float32", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")],
 )
-PADDED = next(case for case in SMALL_CASES if case.name == "padding")
-PARTS = Case(name="parts", size=96, parts=3, multiplier=0.3, masked=True)
+PADDED = next(case for case in SMALL_RESIDUAL_CASES if case.name == "padding")
+PARTS = ResidualCase(name="parts", size=96, parts=3, multiplier=0.3, masked=True)
 EPS = 1e-3
 
 STATIC = ("eps", "multiplier", "implementation")
@@ -30,7 +30,7 @@ compiled = functools.partial(jax.jit, compiler_options={"xla_allow_excess_precis
 norm = compiled(residual_rmsnorm, static_argnames=STATIC)
 
 
-def run(case: Case, inputs: dict, implementation):
+def run(case: ResidualCase, inputs: dict, implementation):
     static = {"eps": EPS, "multiplier": case.multiplier}
     return norm(**inputs, **static, implementation=implementation)
 
@@ -52,7 +52,7 @@ def assert_close(got, want, limit: float | None = None) -> None:
 
 @pytest.mark.parametrize("case", [PADDED, PARTS], ids=lambda case: case.name)
 def test_the_reference_is_the_definition(case):
-    inputs = make_inputs(case)
+    inputs = make_residual_inputs(case)
     got = run(case, inputs, "reference")
     h, update, weight = (np.asarray(inputs[name], np.float64) for name in ("h", "update", "weight"))
     h = h + case.multiplier * (update.sum(0) if case.parts else update)
@@ -64,10 +64,10 @@ def test_the_reference_is_the_definition(case):
 
 @pytest.mark.parametrize("implementation", FAST)
 class TestImplementation:
-    @pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
+    @pytest.mark.parametrize("case", SMALL_RESIDUAL_CASES, ids=lambda case: case.name)
     @DTYPES
     def test_equals_the_reference(self, implementation, case, dtype, h_dtype):
-        inputs = make_inputs(case, dtype=dtype, h_dtype=h_dtype)
+        inputs = make_residual_inputs(case, dtype=dtype, h_dtype=h_dtype)
         got = run(case, inputs, implementation)
         assert got[0].dtype == h_dtype and got[1].dtype == dtype
         want = run(case, inputs, "reference")
@@ -85,7 +85,7 @@ class TestImplementation:
     def test_padding_is_zero_and_changes_no_bit_whatever_it_holds(
         self, implementation, case, dtype, h_dtype
     ):
-        inputs = make_inputs(case, dtype=dtype, h_dtype=h_dtype)
+        inputs = make_residual_inputs(case, dtype=dtype, h_dtype=h_dtype)
         padding = ~inputs["valid"][..., None]
         poisoned = inputs | {
             name: jnp.where(padding, jnp.nan, inputs[name]) for name in ("h", "update")
@@ -100,8 +100,8 @@ class TestImplementation:
     def test_is_what_the_engine_computes_one_after_the_other(
         self, implementation, multiplier, dtype, h_dtype
     ):
-        case = Case(name="engine", size=192, multiplier=multiplier)
-        inputs = make_inputs(case, dtype=dtype, h_dtype=h_dtype)
+        case = ResidualCase(name="engine", size=192, multiplier=multiplier)
+        inputs = make_residual_inputs(case, dtype=dtype, h_dtype=h_dtype)
 
         @compiled
         def engine(h, update, weight):
@@ -116,15 +116,15 @@ class TestImplementation:
         assert_close(got, want)
 
     def test_a_token_of_zeros_stays_zero(self, implementation):
-        case = Case(name="zeros", size=64)
-        inputs = make_inputs(case)
+        case = ResidualCase(name="zeros", size=64)
+        inputs = make_residual_inputs(case)
         inputs["h"] = inputs["h"].at[0, 1].set(-inputs["update"][0, 1])
         got = run(case, inputs, implementation)
         assert not any(np.asarray(x)[0, 1].any() for x in got)
         assert all(np.isfinite(np.asarray(x)).all() for x in got)
 
     def test_mistakes_exceed_the_tolerance(self, implementation):
-        inputs = make_inputs(PARTS)
+        inputs = make_residual_inputs(PARTS)
         want, limit = run(PARTS, inputs, "reference"), 100 * TOLERANCE["float32"]
 
         def wrong(change: dict, **static):
@@ -142,7 +142,7 @@ class TestImplementation:
 
 
 def test_none_chooses_by_platform_and_a_name_is_obeyed():
-    inputs = make_inputs(PARTS, dtype="bfloat16")
+    inputs = make_residual_inputs(PARTS, dtype="bfloat16")
 
     def with_name(name):
         return lambda x: residual_rmsnorm(**x, eps=EPS, implementation=name)
@@ -153,7 +153,7 @@ def test_none_chooses_by_platform_and_a_name_is_obeyed():
 
 
 def test_tokens_too_large_for_the_kernel_are_refused_by_name_and_run_by_default():
-    inputs = make_inputs(Case(name="huge", lead=(1,), size=16 * 1024 + 1))
+    inputs = make_residual_inputs(ResidualCase(name="huge", lead=(1,), size=16 * 1024 + 1))
     with pytest.raises(NotImplementedError, match="at most 16384 channels .* got 16385; use 'xla'"):
         residual_rmsnorm(**inputs, eps=EPS, implementation="pallas")
     assert kernels_in(lambda x: residual_rmsnorm(**x, eps=EPS), inputs) == []
@@ -180,4 +180,4 @@ def test_tokens_too_large_for_the_kernel_are_refused_by_name_and_run_by_default(
 )
 def test_a_wrong_argument_is_named(change, message):
     with pytest.raises(ValueError, match=message):
-        residual_rmsnorm(**{"eps": EPS} | make_inputs(PARTS) | change)
+        residual_rmsnorm(**{"eps": EPS} | make_residual_inputs(PARTS) | change)

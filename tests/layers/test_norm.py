@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.gated_rmsnorm import gated_rmsnorm
-from pallas_kernels.residual_rmsnorm.xla import rms_norm
+from pallas_kernels.rmsnorm import gated_rmsnorm
+from pallas_kernels.rmsnorm.xla import rms_norm
 
 XLA = {"implementation": "xla"}
 

@@ -24,8 +24,8 @@ from hybrid_jax.state import State
 from pallas_kernels.causal_conv import ProjectionLayout, causal_conv, causal_conv_window
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
 from pallas_kernels.checkpoint import store_columns
-from pallas_kernels.gated_rmsnorm import gated_rmsnorm
-from pallas_kernels.gated_rmsnorm.kernel import why_unsupported as norm_unsupported
+from pallas_kernels.rmsnorm import gated_rmsnorm
+from pallas_kernels.rmsnorm.kernel import gated_unsupported
 from pallas_kernels.ssd_scan import ssd_scan_frames, store_tail
 from pallas_kernels.ssd_scan.kernel import why_unsupported as scan_unsupported
 from pallas_kernels.ssd_scan.triton_scan import segment_tokens
@@ -181,7 +181,7 @@ class Mamba2Pallas(LayerSteps):
             conv_unsupported(sizes, geometry.grain if engine.exact else 1),
             scan_unsupported(sizes, geometry.dtype),
             window_unsupported(sizes, geometry.grain),
-            norm_unsupported(spec.inner_size // spec.norm_groups),
+            gated_unsupported(spec.inner_size // spec.norm_groups),
         )
         return next((reason for reason in reasons if reason is not None), None)
 

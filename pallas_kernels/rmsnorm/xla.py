@@ -1,13 +1,25 @@
-"""The sum and the norm one after another, as XLA fuses them with what stands around them."""
+"""The norms as XLA fuses them with what stands around them."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.gated_rmsnorm.reference import widest
 from pallas_kernels.operands import whole
-from pallas_kernels.residual_rmsnorm.reference import Arrays
+from pallas_kernels.rmsnorm.reference import Gated, Residual, widest
+
+
+def gated_rmsnorm_xla(arrays: Gated, *, eps: float, groups: int):
+    """See `api.gated_rmsnorm`; all blocks at once."""
+    y, gate, weight = arrays
+    gate = whole(gate, y.ndim, weight.dtype)
+    gate = jax.lax.slice_in_dim(gate, 0, y.shape[-1], axis=-1)
+    wide = y.astype(jnp.float32) * jax.nn.silu(gate.astype(jnp.float32))
+    blocks = wide.reshape(*wide.shape[:-1], groups, -1)
+    scale = jax.lax.rsqrt(jnp.mean(blocks * blocks, axis=-1, keepdims=True) + eps)
+    normed = (blocks * scale).reshape(wide.shape).astype(gate.dtype)
+    dtype = widest(gate.dtype, weight.dtype)
+    return normed.astype(dtype) * weight.astype(dtype)
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
@@ -26,8 +38,8 @@ def residual_sum(h: jax.Array, update: jax.Array, dtype: jnp.dtype, multiplier: 
     return h + update.astype(h.dtype)
 
 
-def residual_rmsnorm_xla(arrays: Arrays, *, eps: float, multiplier: float):
-    """See `api.residual_rmsnorm`."""
+def residual_rmsnorm_xla(arrays: Residual, *, eps: float, multiplier: float):
+    """See `api.residual_rmsnorm`: the sum and the norm one after another."""
     h, update, weight, valid = arrays
     h = residual_sum(h, update, weight.dtype, multiplier)
     if valid is not None:
