@@ -20,16 +20,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a fi
 from benchmarks.kernels import report
 from benchmarks.kernels.harness import Case, Side, Work, with_config
 from pallas_kernels import frame_io
-from pallas_kernels.frame_io import kernel
-from pallas_kernels.frame_io.kernel import Config
-from pallas_kernels.frame_io.reference import Copy, Read
+from pallas_kernels.frame_io import Config, Copy, Read
 
 FRAME_WORDS = 65536
 SWEEP = [Config(words=words, num_warps=warps) for words in (512, 1024, 4096) for warps in (2, 4, 8)]
 NAMES = ("pallas", "xla", "reference")
 OWN = {
-    "read_frames": (kernel.read_frames_pallas, Read),
-    "copy_frames": (kernel.copy_frames_pallas, Copy),
+    "read_frames": (frame_io.read_frames_pallas, Read),
+    "copy_frames": (frame_io.copy_frames_pallas, Copy),
 }
 MOST_WRITES = 16  # frames up to which the reference of a write is compiled
 

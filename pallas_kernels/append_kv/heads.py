@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.append_kv.reference import Arrays, Options
-from pallas_kernels.frame_io.xla import repeat
+from pallas_kernels.frame_io import repeat
 from pallas_kernels.operands import whole
 from pallas_kernels.paged_attention.layout import pack_heads
 from pallas_kernels.rmsnorm.xla import rms_norm
@@ -70,7 +70,7 @@ def append_kv_xla(arrays: Arrays, *, options: Options):
 def _updated(arrays: Arrays, values: jax.Array, options: Options):
     """The arena with records uint32[B, T, w] at positions base + t, if in [begin, end).
 
-    One token goes by its own slice, more by rewriting the pages they touch: dynamic slices, as in `frame_io.xla`.
+    One token goes by its own slice, more by rewriting the pages they touch: dynamic slices, as in `frame_io`.
     """
     _, arena, table, base, begin, end, *_ = arrays
     table, offset = table[:, options.group], options.layout.offset

@@ -23,7 +23,7 @@ from hybrid_jax.layers import linear
 from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.state import state_specs
-from pallas_kernels.row_product import kernel as row_kernel
+from pallas_kernels import row_product as row_kernel
 from tests.kernels.lowered import kernels_in
 from tests.tiny_models import VOCAB, tiny_model
 

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from pallas_kernels.frame_io import (
+    COPY,
+    READ,
+    UNROLL_LIMIT,
+    WRITE,
     copy_frames,
     read_frames,
     write_frames,
 )
-from pallas_kernels.frame_io.api import COPY, READ, WRITE
-from pallas_kernels.frame_io.xla import UNROLL_LIMIT
 from tests.kernels.lowered import kernels_in
 
 FAST = ("pallas", "xla")

@@ -7,9 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.row_product import row_product
-from pallas_kernels.row_product.api import PRODUCTS
-from pallas_kernels.row_product.kernel import num_parts
+from pallas_kernels.row_product import PRODUCTS, num_parts, row_product
 from tests.kernels.lowered import kernels_in
 
 SHAPES = [(64, 64), (1, 5), (300, 70), (512, 130), (1000, 64), (2112, 200)]

@@ -13,9 +13,9 @@ from hybrid_jax.layers.linear import (
     linear_transposed,
 )
 from hybrid_jax.layers.parts import num_parts
+from pallas_kernels import row_product as row_kernel
 from pallas_kernels import triton
 from pallas_kernels.paged_attention.kernel import Config
-from pallas_kernels.row_product import kernel as row_kernel
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -1,7 +1,8 @@
-"""The product of one row on a GPU, bound by reading the matrix.
+"""A lone row times a matrix, as in a decode step of one sequence.
 
-A program takes a block of columns and a part of the inner dimension. Its threads keep sums of their own places of a
-tile, 16 bytes of a matrix row each, and add them up across the tile once, at the end.
+On a GPU it is bound by reading the matrix. A program takes a block of columns and a part of the inner dimension. Its
+threads keep sums of their own places of a tile, 16 bytes of a matrix row each, and add them up across the tile once, at
+the end.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.arguments import FLOATS
+from pallas_kernels.arguments import FLOATS, check, check_dtype
+from pallas_kernels.dispatch import HIGHEST, Implementation, run
 from pallas_kernels.operands import widen
 from pallas_kernels.triton import NUM_SMS, Ref, call, cdiv, iota, load, store
 
@@ -23,10 +25,36 @@ LEAST = 256  # elements of the inner dimension that are worth a program
 
 
 class Arrays(NamedTuple):
-    """Arrays of `api.row_product`."""
+    """Arrays of `row_product`."""
 
     x: Annotated[jax.Array, FLOATS, "I"]
     weight: Annotated[jax.Array, FLOATS, "I O"]
+
+
+def row_product(
+    x: jax.Array, weight: jax.Array, *, implementation: Implementation | None = None
+) -> jax.Array:
+    """x @ weight in parts of the inner dimension: as many as a GPU needs to be busy (`num_parts`).
+
+    Products and sums are float32, also of bfloat16. XLA for GPUs makes a multiplication and sums of such a product, and
+    for some shapes writes all products to memory first.
+
+    Args:
+        x: [I]. weight: [I, O], of the same dtype.
+        implementation: "reference", "pallas", or None to choose. A named one never falls back.
+
+    Returns:
+        float32[S, O], whose sum over S is the product.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> row_product(jnp.ones(1024), jnp.ones((1024, 24))).sum(0)[0]
+        Array(1024., dtype=float32)
+    """
+    where, arrays = "row_product", Arrays(x, weight)
+    check(where, arrays)
+    check_dtype(where, "weight", weight, (x.dtype.name,))
+    return run(where, implementation, PRODUCTS, arrays)
 
 
 def part_length(inner: int, columns: int) -> int:
@@ -45,6 +73,17 @@ def part_length(inner: int, columns: int) -> int:
 def num_parts(inner: int, columns: int) -> int:
     """Parts of a product."""
     return cdiv(inner, part_length(inner, columns))
+
+
+def row_product_reference(arrays: Arrays) -> jax.Array:
+    """See `row_product`; the last part may be shorter than the others."""
+    x, weight = arrays
+    inner, columns = weight.shape
+    length = part_length(inner, columns)
+    padding = -inner % length
+    x = jnp.pad(x.astype(jnp.float32), (0, padding)).reshape(-1, length)
+    weight = jnp.pad(weight, ((0, padding), (0, 0))).reshape(-1, length, columns)
+    return jnp.einsum("si,sio->so", x, weight.astype(jnp.float32), precision=HIGHEST)
 
 
 def _kernel(
@@ -77,7 +116,7 @@ def _kernel(
 
 
 def row_product_pallas(arrays: Arrays) -> jax.Array:
-    """See `api.row_product`. The grid walks over blocks of columns, then parts."""
+    """See `row_product`. The grid walks over blocks of columns, then parts."""
     inner, columns = arrays.weight.shape
     length, parts = part_length(inner, columns), num_parts(inner, columns)
     (product,) = call(
@@ -90,3 +129,9 @@ def row_product_pallas(arrays: Arrays) -> jax.Array:
         length=length,
     )
     return product
+
+
+PRODUCTS = {
+    "reference": row_product_reference,
+    "pallas": row_product_pallas,
+}
