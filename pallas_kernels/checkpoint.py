@@ -119,7 +119,6 @@ def store_columns_reference(arrays: Columns, *, columns: int):
 
 
 def _store_kernel(
-    arena_in_ref: Ref,
     frames_ref: Ref,
     folds_ref: Ref,
     conv_ref: Ref,

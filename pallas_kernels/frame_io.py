@@ -211,9 +211,7 @@ def read_frames_pallas(arrays: Read, *, offset: int, words: int, config: Config 
     return out.reshape(*ids.shape, words)
 
 
-def _copy_kernel(
-    arena_in_ref: Ref, sources_ref: Ref, targets_ref: Ref, arena_ref: Ref, *, config: Config
-):
+def _copy_kernel(sources_ref: Ref, targets_ref: Ref, arena_ref: Ref, *, config: Config):
     place = pl.program_id(0)
     words, inside = _block(pl.program_id(1), arena_ref.shape[1], config)
     # A frame is shared among programs, so that one copy of few frames still uses many multiprocessors.

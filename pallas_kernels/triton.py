@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -52,7 +51,7 @@ def call(
     """Runs a kernel on whole arrays: compiled for CUDA, interpreted on a CPU.
 
     Args:
-        kernel: takes a ref per operand, then one per output, and the constants by name.
+        kernel: takes a ref per operand that it does not write, then one per output, and the constants by name.
         grid: programs. name: of the kernel in lowered text and profiles.
         outputs: shape and dtype of each; or the index of an operand that the kernel writes in place.
         synchronizes: gives the kernel `barrier`, a function that lets a program's threads wait for each
@@ -63,9 +62,15 @@ def call(
     out_shape = tuple(jax.ShapeDtypeStruct(like.shape, like.dtype) for like in described)
 
     def run(interpret: bool):
-        barrier = {"barrier": lambda: None if interpret else pltriton.debug_barrier()}
+        given = dict(constants)
+        if synchronizes:
+            given["barrier"] = lambda: None if interpret else pltriton.debug_barrier()
+
+        def of_refs(*refs: Ref):
+            kernel(*(ref for i, ref in enumerate(refs) if i not in aliases), **given)
+
         return pl.pallas_call(
-            functools.partial(kernel, **constants, **(barrier if synchronizes else {})),
+            of_refs,
             grid=grid,
             out_shape=out_shape,
             input_output_aliases=aliases,

@@ -31,7 +31,6 @@ CONFIG = Config()
 
 
 def _kernel(
-    arena_in_ref: Ref,  # [U, W], the same memory as arena_ref
     qkv_ref: Ref,  # [S, B, T, (N + 2 K) H]
     table_ref: Ref,  # [B, groups x pages]
     base_ref: Ref,  # [B]
@@ -42,7 +41,7 @@ def _kernel(
     q_norm_ref: Ref,  # [H]
     k_norm_ref: Ref,  # [H]
     q_ref: Ref,  # [B, T, N, H]
-    arena_ref: Ref,
+    arena_ref: Ref,  # [U, W]
     *,
     options: Options,
     pages: int,

@@ -200,9 +200,6 @@ def _window_kernel(
     first_ref: Ref,  # [B]
     valid_ref: Ref,  # [B]
     ancestors_ref: Ref,  # [B, T]
-    _conv_ref: Ref,  # the same memory as conv_ref, and so on
-    _xB_ref: Ref,
-    _dt_ref: Ref,
     conv_ref: Ref,  # [L, B', W - 1 + T', E]
     xB_ref: Ref,  # [L, B', S, M P + G R]
     dt_ref: Ref,  # [L, B', S, M]

@@ -326,11 +326,8 @@ def paged_attention_pallas(arrays: Arrays, *, options: Options, config: Config |
     keys = pages * layout.page_tokens
     plan = make_plan(config, q.shape, layout.num_kv_heads, keys, options.window)
     out = jax.ShapeDtypeStruct(q.shape, options.dtype)
-    parts = (
-        jax.ShapeDtypeStruct((plan.splits, *q.shape), jnp.float32),
-        jax.ShapeDtypeStruct((plan.splits, *q.shape[:3]), jnp.float32),
-        jax.ShapeDtypeStruct((plan.splits, *q.shape[:3]), jnp.float32),
-    )
+    of_queries = jax.ShapeDtypeStruct((plan.splits, *q.shape[:3]), jnp.float32)
+    parts = (jax.ShapeDtypeStruct((plan.splits, *q.shape), jnp.float32), of_queries, of_queries)
     found = call(
         _attention_kernel,
         *(q, arena, table.reshape(rows, -1), base, end),

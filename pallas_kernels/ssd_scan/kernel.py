@@ -184,7 +184,6 @@ class Tile:
 
 
 def _scan_kernel(
-    arena_in_ref: Ref,  # [U, W], the same memory as arena_ref
     starts_ref: Ref,  # [B, M, N, P R] states at the segments' starts; not read where there is one segment
     read_ref: Ref,  # [B, n]
     write_ref: Ref,  # [B, n]
@@ -285,12 +284,11 @@ def _segment_kernel(
 
 
 def _starts_kernel(
-    added_in_ref: Ref,  # [B, M, N, P R], the same memory as starts_ref
     arena_ref: Ref,  # [U, W]
     read_ref: Ref,  # [B, n]
     exists_ref: Ref,  # [B]
     decay_ref: Ref,  # [B, M, N]
-    starts_ref: Ref,  # [B, M, N, P R]
+    starts_ref: Ref,  # [B, M, N, P R]; at first what the segments add
     *,
     tile: Tile,
 ):

@@ -115,10 +115,6 @@ def _cut(x: jax.Array, start: jax.Array, count: int) -> jax.Array:
 
 
 def _tail_kernel(
-    _arena_ref: Ref,  # the same memory as arena_ref, and so on
-    _conv_ref: Ref,
-    _xB_ref: Ref,
-    _dt_ref: Ref,
     projected_ref: Ref,  # [B, T, z | x | B | C | dt]
     history_ref: Ref,  # [B, W - 1, E]
     xBC_ref: Ref,  # [B, T, E]

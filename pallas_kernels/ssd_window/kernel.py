@@ -180,7 +180,6 @@ def ssd_window_rings_pallas(
 
 
 def _fold_kernel(
-    arena_in_ref: Ref,  # [U, W], the same memory as arena_ref
     read_ref: Ref,  # [B, F]
     write_ref: Ref,  # [B, F]
     exists_ref: Ref,  # [B]
@@ -188,7 +187,7 @@ def _fold_kernel(
     xB_ref: Ref,  # [L, B', S, M P + G R]
     dt_ref: Ref,  # [L, B', S, M]
     A_ref: Ref,  # [L, M]
-    arena_ref: Ref,
+    arena_ref: Ref,  # [U, W]
     *,
     records: RecordSizes,
     per_frame: int,
