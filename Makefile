@@ -7,19 +7,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := hybrid_jax pallas_kernels tests examples benchmarks
-KERNEL_TESTS := tests/kernels
-# What runs kernels in steps and in scripts.
-KERNEL_USERS := tests/engine/test_kernel_paths.py tests/test_benchmarks.py tests/test_gpu_7b_smoke.py tests/test_on_gpu.py
-# Most of the time goes into compiling. What compares numbers to the last bits, or with other libraries, is compiled as
-# users have it; for the rest LLVM need not optimize. XLA's own passes (fusions, copies, memory) are the same in both.
-# `make test-all` has everything compiled as users have it, and takes what the matrix and random traffic leave out.
-SAMPLING_TESTS := tests/engine/test_sampling.py tests/engine/test_sampling_groups.py tests/engine/test_sampling_noise.py
-# These compare tokens, with an excuse where only rounding decides.
-TRAFFIC_TESTS := $(addprefix tests/exactness/,test_cache_policies.py test_planted_bugs.py test_random_traffic.py \
-	test_tiny_pool.py)
-NUMERIC_TESTS := $(filter-out $(TRAFFIC_TESTS),$(wildcard tests/exactness/test_*.py)) tests/parity tests/layers \
-	$(SAMPLING_TESTS)
-QUICKLY := XLA_FLAGS="$$XLA_FLAGS --xla_backend_optimization_level=0"
+# Most of the time goes into compiling. So most tests have programs compiled quickly (tests/conftest.py); what is marked
+# `as_users` compares last bits or reads what the compiler made, and is compiled as users have it. `make test-all` has
+# all compiled so, and takes what the matrix and random traffic leave out.
+QUICKLY := HYBRID_JAX_COMPILE=quickly
+NUMERIC_TESTS := tests/exactness tests/kernels tests/layers tests/parity
+ELSEWHERE := tests/aot tests/interpreted
 # No model runs in these.
 FAST_TESTS := tests/cache tests/constraints tests/models tests/test_config.py tests/test_costs.py \
 	tests/test_docstrings.py tests/test_geometry.py tests/test_layering.py tests/test_machine.py \
@@ -36,18 +29,16 @@ OTHER ?= $(shell for p in python3.13 python3.12 python3.11 $(HOME)/.pyenv/versio
 VERSION = $(shell $(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=",")' 2>/dev/null)
 OTHER_VENV := .venv-other
 OTHER_JAX := 0.12.0.1
-OTHER_NUMERIC := tests/layers tests/parity $(SAMPLING_TESTS)
-OTHER_TESTS := tests/kernels tests/engine/test_donation.py tests/engine/test_fusion_names.py
-# Of the tests of kernels one part runs on one version of jax, another on a second; in `make test-all` all run on both.
-SHARE_HERE := $(if $(OTHER),--kernels-share=0/3)
-SHARE_OTHER := --kernels-share=1/3
+OTHER_TESTS := tests/engine/test_donation.py tests/engine/test_fusion_names.py tests/layers tests/parity
+# Of the tests of kernels this part runs on the second version of jax too; in `make test-all` all of them do.
+OTHER_KERNELS := --kernels-share=1/8 tests/kernels
 AOT_JAX := 0.11.2
 AOT_VENV := $(if $(OTHER),.venv-aot,$(VENV))
 # Beside the environment: the plugin, once found, would greet every program on a machine without a GPU.
 AOT := $(AOT_VENV)/aot
 
 .PHONY: help demo check check-fast check-more test test-all checks test-numeric test-engine \
-	test-kernels test-versions test-aot test-triton test-other lint format clean
+	test-as-users test-versions test-aot test-triton test-other lint format clean
 
 help:
 	@echo "make demo    install into $(VENV) and let the bundled model continue some code"
@@ -74,21 +65,20 @@ test: $(VENV)/.installed-test lint
 	+@$(MAKE) --no-print-directory --jobs=2 --output-sync=target checks
 
 test-all: $(VENV)/.installed-test lint
-	+@HYBRID_JAX_EXACTNESS=all $(MAKE) --no-print-directory QUICKLY= SHARE_HERE= SHARE_OTHER= checks
+	+@HYBRID_JAX_EXACTNESS=all $(MAKE) --no-print-directory QUICKLY= \
+		OTHER_KERNELS="tests/kernels $(wildcard tests/engine/test_sampling*.py)" checks
 
 # The longest first.
-checks: test-numeric test-versions test-engine test-kernels
+checks: test-numeric test-engine test-versions test-as-users
 
 test-numeric: $(VENV)/.installed-test
-	$(BIN)/$(PYTEST) $(NUMERIC_TESTS)
+	$(QUICKLY) $(BIN)/$(PYTEST) -m "not as_users" $(NUMERIC_TESTS)
 
 test-engine: $(VENV)/.installed-test
-	$(QUICKLY) $(BIN)/$(PYTEST) $(addprefix --ignore=,$(NUMERIC_TESTS) $(KERNEL_TESTS) \
-		$(KERNEL_USERS) tests/aot tests/interpreted)
+	$(QUICKLY) $(BIN)/$(PYTEST) -m "not as_users" $(addprefix --ignore=,$(NUMERIC_TESTS) $(ELSEWHERE))
 
-test-kernels: $(VENV)/.installed-test
-	$(BIN)/$(PYTEST) $(SHARE_HERE) $(KERNEL_TESTS)
-	$(QUICKLY) $(BIN)/$(PYTEST) $(KERNEL_USERS)
+test-as-users: $(VENV)/.installed-test
+	$(BIN)/$(PYTEST) -m as_users $(addprefix --ignore=,$(ELSEWHERE))
 
 test-versions:
 	+@$(MAKE) --no-print-directory --jobs=1 test-aot test-triton test-other
@@ -104,8 +94,7 @@ test-other: $(if $(OTHER),$(OTHER_VENV)/.installed-test)
 ifeq ($(OTHER),)
 	@echo "make: no second Python found; the tests ran on one version of jax"
 else
-	$(OTHER_VENV)/bin/$(PYTEST) $(OTHER_NUMERIC)
-	$(OTHER_VENV)/bin/$(PYTEST) $(SHARE_OTHER) $(OTHER_TESTS)
+	$(OTHER_VENV)/bin/$(PYTEST) $(OTHER_TESTS) $(OTHER_KERNELS)
 endif
 
 lint: $(VENV)/.installed-test
