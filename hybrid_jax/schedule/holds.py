@@ -170,12 +170,3 @@ class Holds:
             "checkpoints": self._slots.num_held,
             **self.counters.stats(),
         }
-
-    def check_invariants(self, frames: set[int], slots: set[int]) -> None:
-        """Compares the counts with what sequences list; raises AssertionError with both numbers if they differ."""
-        assert self.page_frames == len(frames), (
-            f"holds: counts {self.page_frames} live page frames, sequences list {len(frames)}"
-        )
-        assert self.num_slots == len(slots), (
-            f"holds: counts {self.num_slots} live checkpoints, sequences have {len(slots)}"
-        )

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.costs import Costs
 from hybrid_jax.geometry import Geometry
@@ -354,17 +355,17 @@ class Scheduler:
         check_seats(self.seats)
         for sequence in self.seats.running:
             check_running(sequence, flights, self.memory)
-        assert all(s.phase is Phase.WAITING for s in self.admission.waiting), (
-            "scheduler: a queued one runs"
+        queue, tree = self.admission.waiting, self.memory.tree
+        agree(
+            "scheduler",
+            queued_but_not_waiting=([s.owner for s in queue if s.phase is not Phase.WAITING], []),
+            live_requests=(len(self._sequences), len(self.seats.running) + len(queue)),
         )
-        if self.memory.tree is not None:
-            expected = [s.owner for s in self._sequences.values() if s.expected]
-            queue = self.admission.waiting
-            waiting = [s.owner for s in queue if not s.request.lacks_prompt_logprobs]
-            assert sorted(expected) == sorted(waiting) and len(self.memory.tree.expected) == len(
-                waiting
-            ), f"scheduler: {waiting} wait, {expected} are expected"
-        live = len(self.seats.running) + len(self.admission.waiting)
-        assert live == len(self._sequences), (
-            f"scheduler: {len(self._sequences)} live requests, {live} running or waiting"
-        )
+        if tree is not None:
+            expected = sorted(s.owner for s in self._sequences.values() if s.expected)
+            waiting = sorted(s.owner for s in queue if not s.request.lacks_prompt_logprobs)
+            agree(
+                "scheduler",
+                expected_requests=(expected, waiting),
+                prompts_expected_in_the_tree=(len(tree.expected), len(waiting)),
+            )

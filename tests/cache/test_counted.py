@@ -136,20 +136,20 @@ def test_a_simulated_tree_shows_itself(cache):
 
 def test_bytes_that_nobody_holds_are_noticed(cache):
     cache.budget.take(7)
-    with pytest.raises(AssertionError, match=r"^simulated cache: counts 64 bytes, nodes take 57"):
+    with pytest.raises(AssertionError, match=r"^simulated cache: counts 64 bytes, found 57"):
         cache.check_invariants()
 
 
 def test_a_lost_page_is_noticed(cache):
     node = next(iter(cache.tree.root.children.values()))
     node.pages = node.pages[:-1]
-    with pytest.raises(AssertionError, match=r"^counted pages: 27 tokens counted, nodes list 26"):
+    with pytest.raises(AssertionError, match=r"^counted pages: counts 27 tokens, found 26"):
         cache.check_invariants()
 
 
 def test_a_checkpoint_that_no_node_lists_is_noticed(cache):
     cache._slots.allocate()
-    with pytest.raises(AssertionError, match=r"^simulated cache: 4 checkpoints held, nodes list 3"):
+    with pytest.raises(AssertionError, match=r"^simulated cache: counts 4 checkpoints, found 3"):
         cache.check_invariants()
 
 

@@ -19,7 +19,7 @@ POLICIES = {"lru": lambda costs: LeastRecentlyUsed(), "adaptive": Adaptive}
 
 
 def evictable(cache: SimulatedCache) -> list[Node]:
-    return [n for n in cache.tree.root.walk() if cache.tree._candidates._is_evictable(n)]
+    return [n for n in cache.tree.root.walk() if cache.tree._candidates._where(n) is not None]
 
 
 def given_back(cache: SimulatedCache, node: Node) -> int:

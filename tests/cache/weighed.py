@@ -49,7 +49,9 @@ class CheckedAdaptive(Adaptive):
         return ratio**SAVINGS_EXPONENT * self.points.tables.index[life_class, step]
 
     def pop(self) -> Node | None:
-        candidates = [n for n in self.tree.root.walk() if self.tree._candidates._is_evictable(n)]
+        candidates = [
+            n for n in self.tree.root.walk() if self.tree._candidates._where(n) is not None
+        ]
         scores = {node: self.score(node) for node in candidates}
         victim = super().pop()
         if victim is None:

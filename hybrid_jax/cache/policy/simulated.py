@@ -12,6 +12,7 @@ import numpy as np
 
 from hybrid_jax.cache.policy.value import align_down
 from hybrid_jax.cache.pools.counted import ByteBudget, CountedPages, CountedSlots
+from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.tree.eviction import EvictionPolicy
 from hybrid_jax.cache.tree.look_up import Match
 from hybrid_jax.cache.tree.node import Node, branch_point
@@ -182,14 +183,14 @@ class SimulatedCache:
     def check_invariants(self) -> None:
         """Recounts bytes from what the nodes list; raises AssertionError with both numbers when they differ."""
         self.tree.check_invariants()
-        listed, held = self.tree.slot_nodes, self._slots.num_held
-        assert held == len(listed), (
-            f"simulated cache: {held} checkpoints held, nodes list {len(listed)}"
-        )
-        costs, tokens = self.costs, self.tree.page_holds.num_frames
-        num_bytes = tokens * costs.kv_bytes + held * costs.checkpoint_bytes
+        held, tokens = self._slots.num_held, self.tree.page_holds.num_frames
+        taken = tokens * self.costs.kv_bytes + held * self.costs.checkpoint_bytes
         used, peak = self.budget.used, self.budget.peak
-        assert used == num_bytes, f"simulated cache: counts {used} bytes, nodes take {num_bytes}"
+        agree(
+            "simulated cache",
+            checkpoints=(held, len(self.tree.slot_nodes)),
+            bytes=(used, taken),
+        )
         assert used <= peak <= self.capacity, (
             f"simulated cache: {used} bytes used, {peak} at most, of {self.capacity}"
         )

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from hybrid_jax.cache.pools.frames import OutOfFrames
 from hybrid_jax.cache.pools.pages import PageStore, RowPages
+from hybrid_jax.cache.pools.recount import agree
 
 
 class ByteBudget:
@@ -98,10 +99,7 @@ class CountedPages(PageStore):
         return range(sum(map(len, parts)))
 
     def check_invariants(self, listed: Sequence[range]) -> None:
-        tokens = sum(map(len, listed))
-        assert tokens == self.num_frames, (
-            f"counted pages: {self.num_frames} tokens counted, nodes list {tokens}"
-        )
+        agree("counted pages", tokens=(self.num_frames, sum(map(len, listed))))
 
 
 class CountedSlots:

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hybrid_jax.cache.pools import handles
+from hybrid_jax.cache.pools.recount import agree
 
 SINK = 0  # padding writes here, nothing reads it; never allocated
 ONE = np.int32(1)  # of the counts' own type: ufunc.at takes four times as long with another
@@ -150,21 +151,15 @@ class FrameAllocator:
 
     def check_invariants(self) -> None:
         """Recounts the free list; raises AssertionError with both numbers when they differ."""
-        free = set(self._free[: self.num_free].tolist())
-        assert len(free) == self.num_free, (
-            f"frames: {self.num_free} entries in the free list, {len(free)} different"
-        )
-        unheld: set[int] = set(np.flatnonzero(self._holders[1:-1] == 0) + 1)
-        assert free == unheld, (
-            f"frames: {len(free)} in the free list, {len(unheld)} without holders"
-        )
-        assert SINK not in free and self._holders[SINK] == 0, "frames: the sink was handed out"
-        assert self._holders[-1] == 0, "frames: what is no frame was handed out"
-        assert (self._holders >= 0).all(), "frames: a frame has fewer than no holders"
+        held, frames = self._holders[1:-1], np.arange(1, self.num_frames)
         kinds, _, named = handles.unpack(self._handles[1:])
-        expected = np.where(self._holders[1:-1] > 0, np.arange(1, self.num_frames), 0)
-        assert (kinds == handles.FRAME).all() and (named == expected).all(), (
-            "frames: a handle names another frame, or a free one"
+        agree(
+            "frames",
+            free_frames=(sorted(self._free[: self.num_free].tolist()), frames[held == 0].tolist()),
+            holders_below_0=(frames[held < 0].tolist(), []),
+            holders_of_the_sink_and_of_no_frame=(self._holders[[SINK, -1]].tolist(), [0, 0]),
+            kinds_of_names=(set(kinds.tolist()), {handles.FRAME}),
+            ids_of_names=(named.tolist(), np.where(held > 0, frames, 0).tolist()),
         )
 
     def __repr__(self) -> str:

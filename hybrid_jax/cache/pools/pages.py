@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from hybrid_jax.cache.pools.frames import ONE, FrameAllocator, indices
+from hybrid_jax.cache.pools.recount import agree
 
 RowPages = Any  # what a row lists: an array of frame ids, or a range where pages are only counted
 NodePages = Any  # what a node lists; slices are its parts
@@ -123,11 +125,9 @@ class PageHolds(FrameHolds, PageStore):
         return self.ids(np.concatenate(parts)).astype(np.int32)
 
     def check_invariants(self, listed: Sequence[np.ndarray]) -> None:
-        count = np.zeros_like(self._holds)
-        for pages in listed:
-            np.add.at(count, self.ids(pages).reshape(-1), 1)
-        assert (count == self._holds).all(), (
-            f"radix: counts {self._holds.sum()} page holds, nodes list {count.sum()} frames"
+        found = Counter(frame for pages in listed for frame in indices(self.ids(pages)).tolist())
+        agree(
+            "radix",
+            page_holds=(self.as_dict(), found),
+            page_frames=(self.num_frames, len(found)),
         )
-        held = np.count_nonzero(count)
-        assert held == self.num_frames, f"radix: counts {self.num_frames} page frames, {held} held"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from hybrid_jax.cache.pools import handles
 from hybrid_jax.cache.pools.frames import FrameAllocator
+from hybrid_jax.cache.pools.recount import agree
 
 NO_FRAMES: np.ndarray = np.zeros(0, np.int32)
 
@@ -125,26 +128,19 @@ class SlotTable:
 
     def check_invariants(self) -> None:
         """Recounts slots and their frames; raises AssertionError with both numbers when they differ."""
-        held = [slot for slot in range(1, self.max_slots) if self._holders[slot]]
-        assert len(held) == self.num_held, (
-            f"slots: {self.num_held} counted, {len(held)} with holders"
-        )
-        assert set(held).isdisjoint(self._free), "slots: a held slot is in the free list"
-        assert len(set(self._free)) == len(self._free), "slots: a slot is twice in the free list"
+        held = [slot for slot, count in enumerate(self._holders) if count]
+        free = [slot for slot, count in enumerate(self._holders) if slot and not count]
         frames = [frame for slot in held for frame in self._frames[slot].tolist()]
-        assert len(frames) == len(held) * self.state_frames, (
-            f"slots: {len(frames)} frames in {len(held)} slots of {self.state_frames}"
+        once = dict.fromkeys(frames, 1)
+        agree(
+            "slots",
+            free_slots=(sorted(self._free), free),
+            sizes=([len(self._frames[slot]) for slot in held], [self.state_frames] * len(held)),
+            frames_of_free_slots=([slot for slot in free if self._frames[slot].size], []),
+            new_slots_that_are_free=([slot for slot in free if slot in self._new], []),
+            frames=(Counter(frames), once),
+            holders_of_frames=({frame: self._allocator.holders(frame) for frame in once}, once),
         )
-        assert len(set(frames)) == len(frames), (
-            f"slots: {len(frames)} frames listed, {len(set(frames))} different"
-        )
-        for frame in frames:
-            count = self._allocator.holders(frame)
-            assert count == 1, f"slots: frame {frame} of a checkpoint has {count} holders, not 1"
-        for slot in range(1, self.max_slots):
-            if not self._holders[slot]:
-                assert not self._frames[slot].size, f"slots: free slot {slot} lists frames"
-                assert slot not in self._new, f"slots: free slot {slot} is announced as new"
 
     def __repr__(self) -> str:
         return f"SlotTable({self.num_held} of {self.max_slots - 1} checkpoints held)"

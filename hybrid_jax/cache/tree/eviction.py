@@ -7,10 +7,12 @@ apart and goes last.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.tree.node import Node
 
 if TYPE_CHECKING:
@@ -157,9 +159,7 @@ class Candidates:
         """Puts the node into the sets it belongs to now, and out of the others; its order may be another too."""
         if node.parent is None:
             self.evictable.forget(node)
-        belongs = None
-        if self._is_evictable(node):
-            belongs = self.expected if node.num_expected else self.evictable
+        belongs = self._where(node)
         for candidates in (self.evictable, self.expected):
             if candidates is belongs:
                 candidates.add(node)
@@ -175,27 +175,25 @@ class Candidates:
         node = self.evictable.pop()
         return self.expected.pop() if node is None else node
 
-    def _is_evictable(self, node: Node) -> bool:
+    def _where(self, node: Node) -> EvictionPolicy | OrderedCandidates | None:
+        """Which set of those that are evicted from a node belongs to; None for a node that may not go."""
         if node.pages is None or node.pins or node.parent is None:
-            return False
-        if node.num_cached_children == 0:
-            return True
+            return None
         inside = node.num_cached_children == 1 and node.slot != 0
-        return inside and not self.evictable.leaves_only
+        if node.num_cached_children and not (inside and not self.evictable.leaves_only):
+            return None
+        return self.expected if node.num_expected else self.evictable
 
     def check_invariants(self, root: Node) -> None:
         """Asks every node below `root` anew; raises AssertionError where a set disagrees."""
         for node in root.walk():
-            evictable, expected = self._is_evictable(node), node.num_expected > 0
-            for name, candidates, belongs in (
-                ("evictable", self.evictable, evictable and not expected),
-                ("expected", self.expected, evictable and expected),
-                ("prunable", self.prunable, _is_prunable(node)),
-            ):
-                assert (node in candidates) == belongs, (
-                    f"radix: node [{node.start}, {node.end}) listed as {name}: {node in candidates}, "
-                    f"it is: {belongs}"
-                )
+            belongs = self._where(node)
+            agree(
+                f"radix: node {node}",
+                evictable=(node in self.evictable, belongs is self.evictable),
+                expected=(node in self.expected, belongs is self.expected),
+                prunable=(node in self.prunable, _is_prunable(node)),
+            )
 
 
 def _is_prunable(node: Node) -> bool:
@@ -244,12 +242,8 @@ class Expected:
 
     def check_invariants(self, root: Node) -> None:
         """Counts the prompts of every node anew; raises AssertionError with both numbers when they differ."""
-        found: dict[Node, int] = {}
+        found: Counter[Node] = Counter()
         for end_node, count in self._prompts.items():
-            for node in end_node.path():
-                found[node] = found.get(node, 0) + count
-        for node in root.walk():
-            assert node.num_expected == found.get(node, 0), (
-                f"radix: node [{node.start}, {node.end}) is expected by {node.num_expected}, "
-                f"{found.get(node, 0)} prompts wait"
-            )
+            found.update(dict.fromkeys(end_node.path(), count))
+        counted = {node: node.num_expected for node in root.walk() if node.num_expected}
+        agree("radix", expected_prompts=(counted, found))

@@ -28,7 +28,7 @@ class Loss:
     pages: bool
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, repr=False)
 class Node:
     """A span of tokens below its parent; the object keeps its identity as long as its end stands.
 
@@ -72,6 +72,9 @@ class Node:
 
     def __post_init__(self) -> None:
         self.end = self.start + len(self.tokens)  # never changes
+
+    def __repr__(self) -> str:
+        return f"[{self.start}, {self.end})"
 
     @property
     def cached(self) -> bool:

@@ -14,11 +14,12 @@ import numpy as np
 from hybrid_jax.cache.pools.counted import ByteBudget, CountedSlots
 from hybrid_jax.cache.pools.frames import FrameAllocator
 from hybrid_jax.cache.pools.pages import PageHolds, PageStore, RowPages
+from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.eviction import Candidates, EvictionPolicy, Expected
 from hybrid_jax.cache.tree.look_up import Match
 from hybrid_jax.cache.tree.node import Loss, Node, describe_tree, shared_len
-from hybrid_jax.cache.tree.span_tree import Census, SpanTree
+from hybrid_jax.cache.tree.span_tree import SpanTree
 
 
 @dataclass(kw_only=True)
@@ -420,14 +421,17 @@ class RadixTree(SpanTree):
             f"{self.page_holds.num_frames} page frames)"
         )
 
-    def check_invariants(self) -> Census:
-        seen = super().check_invariants()
-        promises = {owner: held for owner, held in self._promises.items() if held}
-        assert promises == seen.promises, (
-            f"radix: promises by {sorted(promises)}, nodes say {sorted(seen.promises)}"
+    def check_invariants(self) -> list[Node]:
+        nodes = super().check_invariants()
+        promised: dict[str, dict[int, Node]] = {}
+        for node in nodes:
+            for owner in node.promised_by:
+                promised.setdefault(owner, {})[node.end] = node
+        agree(
+            "radix",
+            promises=({owner: held for owner, held in self._promises.items() if held}, promised),
+            checkpoints_off_the_grain=([n for n in nodes if n.slot and n.end % self.grain], []),
         )
-        for slot, node in seen.slots.items():
-            assert node.end % self.grain == 0, f"radix: checkpoint {slot:#x} at {node.end}"
         self._candidates.check_invariants(self.root)
         self.expected.check_invariants(self.root)
-        return seen
+        return nodes

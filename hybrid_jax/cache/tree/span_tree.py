@@ -11,12 +11,12 @@ page: the row that filled it may go on writing behind that, everybody else copie
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from hybrid_jax.cache.pools.counted import CountedSlots
-from hybrid_jax.cache.pools.pages import NodePages, PageStore
+from hybrid_jax.cache.pools.pages import PageStore
+from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.node import LOSSES_KEPT, Node, shared_len
 
@@ -278,36 +278,53 @@ class SpanTree:
 
     # --- looking at it --------------------------------------------------------------------------
 
-    def check_invariants(self) -> Census:
+    def check_invariants(self) -> list[Node]:
         """Recomputes every count and link; raises AssertionError with both numbers when they differ.
 
         Returns:
-            The counts, for whoever keeps tables of nodes beside the tree.
+            All nodes but the root.
         """
-        seen = count_nodes(self.root)
-        counted = (self.num_nodes, self.num_known_nodes, self.num_known_tokens)
-        found = (seen.nodes, seen.known_nodes, seen.known_tokens)
-        assert counted == found, f"radix: nodes, known nodes, known tokens {counted}, has {found}"
-        self.page_holds.check_invariants(seen.pages)
-        assert seen.slots == self.slot_nodes, (
-            f"radix: lists {len(self.slot_nodes)} slots, nodes have {len(seen.slots)}"
+        _, *nodes = self.root.walk()
+        known = [node for node in nodes if not node.cached]
+        agree(
+            "radix",
+            nodes=(self.num_nodes, len(nodes)),
+            known_nodes=(self.num_known_nodes, len(known)),
+            known_tokens=(self.num_known_tokens, sum(len(node.tokens) for node in known)),
+            checkpoints=(self.slot_nodes, {node.slot: node for node in nodes if node.slot}),
         )
-        for node in self.root.walk():
-            if node is not self.root:
-                self._check_node(node)
-        return seen
+        self.page_holds.check_invariants([node.pages for node in nodes if node.cached])
+        self._check_links(self.root)
+        for node in nodes:
+            self._check_links(node)
+            self._check_form(node)
+        return nodes
 
-    def _check_node(self, node: Node) -> None:
-        span = f"[{node.start}, {node.end})"
-        expected = self.num_pages(node.end) - self._page_start(node)
-        assert not node.cached or len(node.pages) == expected, (
-            f"radix: node {span} lists {len(node.pages)} pages, overlaps {expected}"
+    def _check_links(self, node: Node) -> None:
+        children = node.children.values()
+        pages = self.num_pages(node.end) - self._page_start(node)
+        agree(
+            f"radix: node {node}",
+            pages=(len(node.pages) if node.cached else pages, pages),
+            cached_children=(node.num_cached_children, sum(child.cached for child in children)),
+            first_tokens=(
+                [[first] for first in node.children],
+                [child.tokens[:1].tolist() for child in children],
+            ),
+            parents_of_children=([child.parent for child in children], [node] * len(children)),
+            starts_of_children=([child.start for child in children], [node.end] * len(children)),
         )
+
+    def _check_form(self, node: Node) -> None:
         if node.slot:
             self._slots.resolve(node.slot)
-            assert node.cached, f"radix: checkpoint at {node.end} without pages below it"
-        elif self.needs_slots and node.cached and not node.pins:
-            assert node.num_cached_children, f"radix: leaf {span} has pages, no checkpoint"
+        assert node.cached or not (node.slot or node.num_cached_children), (
+            f"radix: node {node} has no pages, but there is a checkpoint or a cached node below it"
+        )
+        used = node.slot or node.num_cached_children or node.pins
+        assert used or not (self.needs_slots and node.cached), (
+            f"radix: leaf {node} has pages, no checkpoint"
+        )
         assert not self._mergeable(node), f"radix: the boundary at {node.end} is needless"
 
 
@@ -325,64 +342,3 @@ def _first_slots(node: Node, through: Callable[[Node], bool]) -> Iterator[Node]:
             yield child
         elif through(child):
             stack.append(iter(child.children.values()))
-
-
-# --- counting from scratch, for checks ------------------------------------------------------------
-
-
-@dataclass(kw_only=True)
-class Census:
-    """What all nodes together hold, which the tree's own counters and tables must agree with.
-
-    Attributes:
-        nodes, known_nodes, known_tokens: nodes; those without pages, and their tokens.
-        pages: the pages of every cached node.
-        slots: the node of each checkpoint.
-        promises: per owner the promised nodes, by position.
-    """
-
-    nodes: int = 0
-    known_nodes: int = 0
-    known_tokens: int = 0
-    pages: list[NodePages] = field(default_factory=list)
-    slots: dict[int, Node] = field(default_factory=dict)
-    promises: dict[str, dict[int, Node]] = field(default_factory=dict)
-
-
-def count_nodes(root: Node) -> Census:
-    """Walks a tree, checks its links on the way, and counts; raises AssertionError on a broken link."""
-    seen = Census()
-    for node in root.walk():
-        _check_links(node)
-        if node is root:
-            continue
-        seen.nodes += 1
-        if node.cached:
-            seen.pages.append(node.pages)
-        else:
-            seen.known_nodes += 1
-            seen.known_tokens += len(node.tokens)
-        if node.slot:
-            seen.slots[node.slot] = node
-        for owner in node.promised_by:
-            seen.promises.setdefault(owner, {})[node.end] = node
-    return seen
-
-
-def _check_links(node: Node) -> None:
-    cached = sum(child.cached for child in node.children.values())
-    assert cached == node.num_cached_children, (
-        f"radix: node [{node.start}, {node.end}) counts {node.num_cached_children} cached children, "
-        f"has {cached}"
-    )
-    for first, child in node.children.items():
-        assert len(child.tokens) > 0, f"radix: an empty edge below {node.end}"
-        assert child.parent is node and child.start == node.end, (
-            f"radix: child at {child.start} hangs below a node that ends at {node.end}"
-        )
-        assert first == int(child.tokens[0]), (
-            f"radix: child under {first} starts with {child.tokens[0]}"
-        )
-        assert node.cached or not child.cached, (
-            f"radix: cached at {child.end} below known {node.end}"
-        )
