@@ -16,7 +16,7 @@ from hybrid_jax.engine import pack
 from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled
-from hybrid_jax.schedule.bucket import shapes_of
+from hybrid_jax.schedule.bucket import Shapes, shapes_of
 from hybrid_jax.schedule.plan import Plan, PrefillRow, Row
 from hybrid_jax.schedule.request import TokenLogprobs
 
@@ -70,7 +70,6 @@ class StepKind(abc.ABC):
         name: name of its programs.
         takes_weights: the weights are the first argument of the device function.
         run: the device function: (weights,) state, adjust, int32 rows, `rest` and keywords -> state, adjust, `Made`.
-        shapes: the engine's padded shapes.
     """
 
     name: ClassVar[str]
@@ -79,7 +78,11 @@ class StepKind(abc.ABC):
 
     def __init__(self, engine: EngineConfig, model: Model, max_pages: int) -> None:
         self.engine, self.model, self.max_pages = engine, model, max_pages
-        self.shapes = shapes_of(engine)
+
+    @property
+    def shapes(self) -> Shapes:
+        """The engine's padded shapes."""
+        return shapes_of(self.engine)
 
     # --- shapes -----------------------------------------------------------------------------------
 
