@@ -133,7 +133,7 @@ def rows_of(engine, rows: int) -> list:
                 sequence=Sequence.make(request, arrival=row, limit=24),
                 row=row,
                 position=geometry.grain if row % 3 == 0 else 5 + row % 9,
-                checkpoint_position=0,
+                checkpoint=0,
                 read_slot=0,
                 fold_slot=slot,
                 num_steps=4,

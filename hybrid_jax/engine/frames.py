@@ -85,10 +85,12 @@ def write_columns(
     return write_frames(arena, own, words, implementation="xla")
 
 
-def copy_pages(arena: jax.Array, sources: jax.Array, targets: jax.Array, model: Model) -> jax.Array:
+def copy_pages(state: State, sources: jax.Array, targets: jax.Array, model: Model) -> State:
     """Copies frames int32[...] to frames int32[...], for rows that continue inside a shared page."""
+    if not model.geometry.has_pages:
+        return state
     flat = sources.reshape(-1), targets.reshape(-1)
-    return copy_frames(arena, *flat, implementation=model.kernels)
+    return state.replace(arena=copy_frames(state.arena, *flat, implementation=model.kernels))
 
 
 def _read(

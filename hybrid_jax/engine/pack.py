@@ -73,6 +73,11 @@ def _spans(layout: Layout) -> dict[str, slice]:
     return spans
 
 
+def row_layout(numbers: Sequence[str], *fields: tuple[str, int]) -> Layout:
+    """A layout of columns that hold one number each, then those for sampling, then other fields."""
+    return Layout((*((name, 1) for name in numbers), *SAMPLING, *fields))
+
+
 def adjust_fields(vocab_size: int) -> tuple[tuple[str, int], ...]:
     """Further columns of a row in a step that may adjust logits."""
     return (

@@ -75,6 +75,11 @@ class PrefillRow(Row):
     samples: bool = False
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)
 
+    @property
+    def length(self) -> int:
+        """Tokens of the chunk."""
+        return len(self.tokens)
+
 
 @dataclass(kw_only=True, eq=False)
 class ForkRow(Row):
@@ -100,15 +105,15 @@ class DecodeRow(Row):
     Attributes:
         position: the most tokens that the row may have when the plan starts. It has fewer if a plan in flight brings
             fewer than it may.
-        checkpoint_position: where the row's checkpoint stood after the plans received.
-        read_slot: slot of that checkpoint; 0 if checkpoint_position is 0.
+        checkpoint: where the row's checkpoint stood after the plans received.
+        read_slot: slot of that checkpoint; 0 if checkpoint is 0.
         fold_slot: slot of every later checkpoint of the row, into which its ring folds when it is full. 0 if that
             cannot happen. It equals read_slot if the row is the only holder of that slot.
         num_steps: the most tokens that may come; the device stops the row earlier at a stop token.
     """
 
     position: int
-    checkpoint_position: int
+    checkpoint: int
     read_slot: int
     fold_slot: int
     num_steps: int

@@ -174,7 +174,7 @@ class Turn:
                 sequence=sequence,
                 row=sequence.row,
                 position=position,
-                checkpoint_position=sequence.real_checkpoint,
+                checkpoint=sequence.real_checkpoint,
                 read_slot=memory.slots.resolve(sequence.real_slot),
                 fold_slot=memory.slots.resolve(sequence.slot) if folds else 0,
                 num_steps=steps,

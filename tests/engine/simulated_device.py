@@ -55,7 +55,7 @@ class Ring:
 
 def _slot(row: DecodeRow, ring: Ring) -> int:
     """Of the checkpoint that a ring follows."""
-    return row.read_slot if ring.base == row.checkpoint_position else row.fold_slot
+    return row.read_slot if ring.base == row.checkpoint else row.fold_slot
 
 
 class SimulatedDevice:
@@ -213,7 +213,7 @@ class SimulatedDevice:
                 self._count("inert rows")
                 continue
             ring.true = self._truth(row.request, row.position + 1)[: row.position + 1]
-            assert ring.base >= row.checkpoint_position, f"row {row.row}: {ring.base} < {row}"
+            assert ring.base >= row.checkpoint, f"row {row.row}: {ring.base} < {row}"
             assert ring.base + len(ring.records) == row.position
             self._check_pages(row.pages, row.position, ring.true)
         self._no_write_meets_another(self._live(rows))

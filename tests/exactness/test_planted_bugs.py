@@ -85,7 +85,7 @@ IN_PLANS = {
     "a wrong page": lambda: change_rows(Decode, stale_page),
     "a checkpoint older than it is": lambda: change_rows(
         Decode,
-        lambda rows: [replace(r, checkpoint_position=max(r.checkpoint_position - 1, 0)) for r in rows],
+        lambda rows: [replace(r, checkpoint=max(r.checkpoint - 1, 0)) for r in rows],
     ),
     "a checkpoint of fewer tokens": lambda: change_rows(
         Prefill, lambda rows: [replace(r, state_len=r.state_len // 2) for r in rows]

@@ -13,7 +13,7 @@ from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.cursor import cursor
 from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
 from hybrid_jax.engine.model import Model
-from hybrid_jax.engine.pack import SAMPLING, Layout
+from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Logprobs, Sampled
 from hybrid_jax.engine.steps.kind import Made, StepKind
 from hybrid_jax.engine.walk import fold_rows, share, window
@@ -142,6 +142,7 @@ class Decode(StepKind):
     """See `decode`. The line of each row is its ring row."""
 
     name = "decode"
+    numbers = ("checkpoint", "read_slot", "fold_slot", "num_steps")
     run = staticmethod(decode)
 
     def buckets(self) -> list[DecodeBucket]:
@@ -173,24 +174,8 @@ class Decode(StepKind):
         return [[*plan.decode, *begun]]
 
     def layout(self, bucket: DecodeBucket) -> Layout:
-        return Layout(
-            (
-                ("checkpoint", 1),
-                ("read_slot", 1),
-                ("fold_slot", 1),
-                ("num_steps", 1),
-                *SAMPLING,
-                *pack.page_fields(bucket.width, self.model.geometry.frames_per_page),
-            )
-        )
-
-    def columns(self, row: DecodeRow) -> dict[str, int]:
-        return {
-            "checkpoint": row.checkpoint_position,
-            "read_slot": row.read_slot,
-            "fold_slot": row.fold_slot,
-            "num_steps": row.num_steps,
-        }
+        per_page = self.model.geometry.frames_per_page
+        return pack.row_layout(self.numbers, *pack.page_fields(bucket.width, per_page))
 
     def rest(self, rows: Sequence[DecodeRow], before: Made | None) -> tuple:
         return (np.int32(max(row.num_steps for row in rows)),)

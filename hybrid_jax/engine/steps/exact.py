@@ -15,7 +15,7 @@ from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.cursor import Cursor, cursor
 from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
 from hybrid_jax.engine.model import Model
-from hybrid_jax.engine.pack import SAMPLING, Layout
+from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.steps.kind import Made, StepKind, Variant
 from hybrid_jax.engine.walk import fold_rows, load_columns, share, window
 from hybrid_jax.models import decoder
@@ -55,9 +55,7 @@ def exact_step(
     geometry, config = model.geometry, model.config
     get = lambda name: layout.get(batch, name)  # noqa: E731
     table = get("table").reshape(num_rows, max(geometry.frames_per_page, 1), -1)
-    if geometry.has_pages:
-        arena = frames.copy_pages(state.arena, get("sources"), get("targets"), model)
-        state = state.replace(arena=arena)
+    state = frames.copy_pages(state, get("sources"), get("targets"), model)
     feeds, length = get("feeds") > 0, get("length")
     alive = jnp.where(feeds, state.tokens[:num_rows] >= 0, length > 0)
     known, read_slot, fold_slot = get("checkpoint"), get("read_slot"), get("fold_slot")
@@ -107,6 +105,7 @@ class Exact(StepKind):
     """See `exact_step`. The line of each row is its ring row."""
 
     name = "exact"
+    numbers = ("checkpoint", "read_slot", "fold_slot", "length", "feeds", "samples")
     run = staticmethod(exact_step)
 
     def buckets(self) -> list[ExactBucket]:
@@ -135,28 +134,20 @@ class Exact(StepKind):
 
     def layout(self, bucket: ExactBucket) -> Layout:
         per_page = self.model.geometry.frames_per_page
-        return Layout(
-            (
-                ("checkpoint", 1),
-                ("read_slot", 1),
-                ("fold_slot", 1),
-                ("length", 1),
-                ("feeds", 1),
-                ("samples", 1),
-                *SAMPLING,
-                *pack.copy_fields(per_page),
-                *pack.page_fields(bucket.width, per_page),
-                ("tokens", bucket.tokens),
-            )
+        return pack.row_layout(
+            self.numbers,
+            *pack.copy_fields(per_page),
+            *pack.page_fields(bucket.width, per_page),
+            ("tokens", bucket.tokens),
         )
 
     def columns(self, row: PrefillRow | DecodeRow) -> dict[str, int | list[int]]:
         own: dict[str, int | list[int]] = {"read_slot": row.read_slot, "samples": row.samples}
         if isinstance(row, DecodeRow):
-            own |= {"checkpoint": row.checkpoint_position, "fold_slot": row.fold_slot, "feeds": 1}
+            own |= {"checkpoint": row.checkpoint, "fold_slot": row.fold_slot, "feeds": 1}
         else:
             own |= {"checkpoint": row.start, "fold_slot": row.write_slot}
-            own |= {"length": len(row.tokens), "tokens": row.tokens}
+            own |= {"length": row.length, "tokens": row.tokens}
         return own
 
     def line(self, row: PrefillRow | DecodeRow, place: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from hybrid_jax.engine import frames, pack, rings
 from hybrid_jax.engine.adjust import Adjust
 from hybrid_jax.engine.model import Model
-from hybrid_jax.engine.pack import SAMPLING, Layout
+from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.steps.kind import Made, StepKind
 from hybrid_jax.engine.steps.prefill import first_tokens
 from hybrid_jax.schedule.bucket import PrefillBucket
@@ -49,9 +49,7 @@ def fork(
         State, adjust, and tokens int32[F].
     """
     get = lambda name: layout.get(batch, name)  # noqa: E731
-    if model.geometry.has_pages:
-        arena = frames.copy_pages(state.arena, get("sources"), get("targets"), model)
-        state = state.replace(arena=arena)
+    state = frames.copy_pages(state, get("sources"), get("targets"), model)
     source, target = get("source"), get("row")
     if model.geometry.has_state:
 
@@ -72,6 +70,7 @@ class Fork(StepKind):
     """See `fork`. It follows the prefill of its plan."""
 
     name = "fork"
+    numbers = ("row", "source", "line", "position")
     takes_weights = False
     run = staticmethod(fork)
 
@@ -91,25 +90,7 @@ class Fork(StepKind):
         return [plan.forks]
 
     def layout(self, bucket: ForkBucket) -> Layout:
-        per_page = self.model.geometry.frames_per_page
-        return Layout(
-            (
-                ("row", 1),
-                ("source", 1),
-                ("line", 1),
-                ("position", 1),
-                *SAMPLING,
-                *pack.copy_fields(per_page),
-            )
-        )
-
-    def columns(self, row: ForkRow) -> dict[str, int]:
-        return {
-            "row": row.row,
-            "source": row.source,
-            "line": row.line,
-            "position": row.position,
-        }
+        return pack.row_layout(self.numbers, *pack.copy_fields(self.model.geometry.frames_per_page))
 
     def num_lines(self, bucket: ForkBucket) -> int:
         return self.engine.max_rows

@@ -69,11 +69,13 @@ class StepKind(abc.ABC):
     Attributes:
         name: name of its programs.
         takes_weights: the weights are the first argument of the device function.
+        numbers: the columns that hold one number each, in order; the others are in `layout`.
         run: the device function: (weights,) state, adjust, int32 rows, `rest` and keywords -> state, adjust, `Made`.
     """
 
     name: ClassVar[str]
     takes_weights: ClassVar[bool] = True
+    numbers: ClassVar[tuple[str, ...]]
     run: ClassVar[Callable]
 
     def __init__(self, engine: EngineConfig, model: Model, max_pages: int) -> None:
@@ -150,9 +152,9 @@ class StepKind(abc.ABC):
     def layout(self, bucket: Any) -> Layout:
         """The columns of its rows."""
 
-    @abc.abstractmethod
     def columns(self, row: Any) -> dict[str, Any]:
         """What the columns of a row hold, beside its pages, its copies and its sampling parameters."""
+        return {name: getattr(row, name) for name in self.numbers}
 
     def num_lines(self, bucket: Any) -> int:
         """Lines of the packed rows."""

@@ -11,7 +11,7 @@ from hybrid_jax.engine import frames, pack, rings
 from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.kinds.kind import ChunkRows
 from hybrid_jax.engine.model import Model
-from hybrid_jax.engine.pack import SAMPLING, Layout
+from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.steps.kind import Made, StepKind
 from hybrid_jax.engine.walk import chunk
@@ -46,9 +46,7 @@ def prefill(
     get = lambda name: layout.get(batch, name)  # noqa: E731
     tokens, start, length, state_len = get("tokens"), get("start"), get("length"), get("state_len")
     end = start + length
-    if geometry.has_pages:
-        arena = frames.copy_pages(state.arena, get("sources"), get("targets"), model)
-        state = state.replace(arena=arena)
+    state = frames.copy_pages(state, get("sources"), get("targets"), model)
     rows = ChunkRows(
         tokens=tokens,
         start=start,
@@ -102,6 +100,7 @@ class Prefill(StepKind):
     """See `prefill`. The rows are in the plan's order."""
 
     name = "prefill"
+    numbers = ("row", "start", "length", "state_len", "read_slot", "write_slot", "samples")
     run = staticmethod(prefill)
 
     def buckets(self) -> list[PrefillBucket]:
@@ -130,30 +129,12 @@ class Prefill(StepKind):
 
     def layout(self, bucket: PrefillBucket) -> Layout:
         per_page = self.model.geometry.frames_per_page
-        return Layout(
-            (
-                ("row", 1),
-                ("start", 1),
-                ("length", 1),
-                ("state_len", 1),
-                ("read_slot", 1),
-                ("write_slot", 1),
-                ("samples", 1),
-                *SAMPLING,
-                *pack.copy_fields(per_page),
-                *pack.page_fields(bucket.width, per_page),
-                ("tokens", bucket.tokens),
-            )
+        return pack.row_layout(
+            self.numbers,
+            *pack.copy_fields(per_page),
+            *pack.page_fields(bucket.width, per_page),
+            ("tokens", bucket.tokens),
         )
 
     def columns(self, row: PrefillRow) -> dict[str, int | list[int]]:
-        return {
-            "row": row.row,
-            "start": row.start,
-            "length": len(row.tokens),
-            "state_len": row.state_len,
-            "read_slot": row.read_slot,
-            "write_slot": row.write_slot,
-            "samples": row.samples,
-            "tokens": row.tokens,
-        }
+        return super().columns(row) | {"tokens": row.tokens}
