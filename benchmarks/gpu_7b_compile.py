@@ -22,10 +22,6 @@ from hybrid_jax.sizing.defaults import choose_settings
 PROMPT, OUTPUT, REQUESTS = 96, 32, 4  # tokens of the requests whose tokens are compared
 
 
-class OutOfTime(Exception):
-    """The budget ended inside a warm-up."""
-
-
 def compile_times(bench: Bench, kernel: str, over: Callable[[], bool]) -> dict:
     """Warm-up of an engine that finds no program stored, and of a second one that finds those of the first. Both then
     serve the same requests."""
@@ -70,16 +66,15 @@ def _warmup(engine: Engine, over: Callable[[], bool]) -> dict:
     """Seconds of each program's compilation and first run, in all and by kind; what was done when time ran out."""
     marks: list[tuple[str, float]] = []
 
-    def progress(done: int, total: int, name: str) -> None:
-        marks.append((name, time.perf_counter()))
-        if over() and done < total:
-            raise OutOfTime
-
     complete = True
-    try:
-        engine.warmup(progress)
-    except OutOfTime:
-        complete = False
+    for program in engine.warm_ups():
+        marks.append((program.name, time.perf_counter()))
+        if over():
+            complete = False
+            break
+        program.run()
+    else:
+        marks.append(("done", time.perf_counter()))
     pairs = zip(marks, marks[1:], strict=False)
     programs = {name: end - start for (name, start), (_, end) in pairs}
     kinds: dict[str, list[float]] = {}

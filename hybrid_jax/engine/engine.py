@@ -170,31 +170,14 @@ class Engine:
         with self._books():
             self.scheduler.reset_prefix_cache()
 
-    def warmup(
-        self,
-        progress: Callable[[int, int, str], None] | None = None,
-        *,
-        logprobs: bool = False,
-        adjusts: bool = False,
-    ) -> int:
-        """Compiles every shape a run can meet; returns how many programs there are.
+    def warm_ups(self, *, logprobs: bool = False, adjusts: bool = False) -> list[WarmUp]:
+        """Programs that compile every shape a run can meet. Turns may come between their calls.
 
         Args:
-            progress: called with (done, total, name of the program) before each compilation and at the end.
-            logprobs, adjusts: also compile the programs that report log-probabilities of the output, and those that
-                change logits before sampling. Other programs, such as those for log-probabilities of prompts, are
-                compiled when the first request needs them.
+            logprobs, adjusts: also the programs that report log-probabilities of the output, and those that change
+                logits before sampling. Other programs, such as those for log-probabilities of prompts, are compiled
+                when the first request needs them.
         """
-        programs = self.warm_ups(logprobs=logprobs, adjusts=adjusts)
-        report = progress or (lambda done, total, name: None)
-        for done, program in enumerate(programs):
-            report(done, len(programs), program.name)
-            program.run()
-        report(len(programs), len(programs), "done")
-        return len(programs)
-
-    def warm_ups(self, *, logprobs: bool = False, adjusts: bool = False) -> list[WarmUp]:
-        """The programs of `warmup`. Turns may come between their calls."""
         self._recover()
         programs = self.runner.warm_ups(logprobs=logprobs, adjusts=adjusts)
         return [p._replace(run=functools.partial(self._compile, p.run)) for p in programs]

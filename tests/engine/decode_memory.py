@@ -74,7 +74,8 @@ def make_engine(arena_bytes: int) -> Engine:
 
 def empty_out(engine: Engine) -> None:
     """Compiles every program, runs it once, and throws the state away."""
-    engine.warmup()
+    for program in engine.warm_ups():
+        program.run()
     engine.runner.state = None
     gc.collect()
     give_back_free_memory()

@@ -22,6 +22,14 @@ def all_buckets(runner: Runner) -> list:
     return [shape for kind in runner.kinds for shape in kind.buckets()]
 
 
+def warmed(engine: Engine, **wanted: bool) -> list[str]:
+    """Runs every program of a warm-up; returns their names."""
+    programs = engine.warm_ups(**wanted)
+    for program in programs:
+        program.run()
+    return [program.name for program in programs]
+
+
 def run_traffic(engine: Engine, *, num_requests: int, seed: int, logprobs: bool = False) -> None:
     """Random prompt and output lengths, arrivals between steps, shared prefixes, all kinds of sampling."""
     rng = np.random.default_rng(seed)
@@ -86,8 +94,8 @@ def test_mixed_traffic_traces_each_bucket_at_most_once(exact):
 @pytest.mark.parametrize("settings", [{}, {"exact": True}], ids=["default", "exact"])
 def test_nothing_is_traced_after_a_warmup(settings):
     engine = tiny_engine(**settings)
-    calls = []
-    count = engine.warmup(lambda *call: calls.append(call))
+    names = warmed(engine)
+    count = len(names)
     shapes = all_buckets(engine.runner)
     moves = 3 if engine.engine_config.exact else 1
     assert (
@@ -95,17 +103,14 @@ def test_nothing_is_traced_after_a_warmup(settings):
         == moves + len(shapes_of(engine.engine_config).slot_lines) + len(shapes)
         == engine.runner.num_traces
     )
-    assert [done for done, _, _ in calls] == list(range(count + 1))
-    assert {total for _, total, _ in calls} == {count}
-    names = [name for _, _, name in calls]
-    assert names[0] == "move_row" and names[-1] == "done"
-    for shape, name in zip(shapes, names[-1 - len(shapes) : -1], strict=True):
+    assert names[0] == "move_row"
+    for shape, name in zip(shapes, names[-len(shapes) :], strict=True):
         assert name.startswith(str(shape))
     assert len(set(names)) == len(names)
     assert not engine.runner.state.arena[1:].any()  # a warm-up writes to the sink alone
     run_traffic(engine, num_requests=14, seed=2)
     assert engine.runner.num_traces == count
-    assert engine.warmup() == count
+    assert warmed(engine) == names
     assert engine.runner.num_traces == count
     run_traffic(engine, num_requests=2, seed=3, logprobs=True)
     # Shapes with log-probabilities come when they are asked for; exact mode's one shape has them.
@@ -114,9 +119,9 @@ def test_nothing_is_traced_after_a_warmup(settings):
 
 def test_a_warmup_covers_what_it_is_asked_for():
     engine = tiny_engine(max_rows=2, prefill_tokens=32, max_model_len=128)
-    names = []
-    count = engine.warmup(lambda _, __, name: names.append(name), logprobs=True, adjusts=True)
-    assert count == engine.runner.num_traces == len(names) - 1 == len(set(names)) - 1
+    names = warmed(engine, logprobs=True, adjusts=True)
+    count = len(names)
+    assert count == engine.runner.num_traces == len(set(names))
     run_traffic(engine, num_requests=4, seed=3, logprobs=True)
     params = SamplingParams(repetition_penalty=1.2, logprobs=1, max_tokens=9)
     for n in range(2):
@@ -134,6 +139,6 @@ def test_a_model_without_state_warms_no_slots():
     engine = tiny_engine(
         "llama", max_rows=1, prefill_tokens=32, steps_per_dispatch=2, max_model_len=64
     )
-    count = engine.warmup()
+    count = len(warmed(engine))
     shapes = all_buckets(engine.runner)
     assert count == engine.runner.num_traces == 1 + len(shapes)
