@@ -128,13 +128,10 @@ class Runner:
 
     def _build(self, name: str, shape: Any = None) -> Program:
         """Makes one of the small programs around the steps."""
-        static = {}
-        if name == "prompt_logprobs":
-            static = {"model": self.model, "num_logprobs": MAX_LOGPROBS}
-            function, donated = functools.partial(prompt_logprobs, **static), ()
-        else:
-            function, donated = CHANGES[name], 0
-        return self._program(name, name, function, donated, f"{name} {shape} {static}")
+        if name != "prompt_logprobs":
+            return self._program(name, name, shape, CHANGES[name], 0, {})
+        static = {"model": self.model, "num_logprobs": MAX_LOGPROBS}
+        return self._program(name, name, shape, prompt_logprobs, (), static)
 
     def _build_step(self, name: str, shape: Any, variant: Variant = PLAIN) -> Program:
         kind = self._by_name[name]
@@ -144,20 +141,21 @@ class Runner:
             "num_logprobs": variant.num_logprobs,
             **kind.static(shape),
         }
-        return self._program(
-            kind.name,
-            f"{shape}{variant.suffix}",
-            functools.partial(kind.run, **static),
-            (1, 2) if kind.takes_weights else (0, 1),
-            f"{kind.name} {shape} {static}",
-        )
+        donated = (1, 2) if kind.takes_weights else (0, 1)
+        return self._program(name, f"{shape}{variant.suffix}", shape, kind.run, donated, static)
 
     def _program(
-        self, name: str, title: str, function: Callable, donated: int | tuple, identity: str
+        self,
+        name: str,
+        title: str,
+        shape: Any,
+        function: Callable,
+        donated: int | tuple[int, ...],
+        static: dict[str, Any],
     ) -> Program:
         def traced(*args):
             self.num_traces += 1
-            return function(*args)
+            return function(*args, **static)
 
         traced.__name__ = name
         return Program(
@@ -167,7 +165,7 @@ class Runner:
             self._platform,
             name=title,
             store=self._store,
-            identity=identity,
+            identity=f"{name} {shape} {static}",
         )
 
     def begin(self) -> int:
