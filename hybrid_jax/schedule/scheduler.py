@@ -161,11 +161,6 @@ class Scheduler:
         return len(self._flights)
 
     @property
-    def num_running(self) -> int:
-        """Sequences that have a row."""
-        return len(self.seats.running)
-
-    @property
     def num_waiting(self) -> int:
         """Sequences in the queue."""
         return len(self.admission.waiting)

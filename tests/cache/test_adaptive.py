@@ -264,7 +264,7 @@ def test_points_survive_their_eviction_and_count_as_used_after_it():
     ask(cache, LINE)
     point = points(cache)[LINE]
     cache.tree.make_room(1000)
-    assert checkpoints(cache) == set() and points(cache) == {LINE: point} and point.alive
+    assert checkpoints(cache) == set() and points(cache) == {LINE: point} and point.life
     assert ask(cache, LINE + "b") == 0
     assert points(cache)[LINE] is point and point.hits == 1
 
@@ -285,7 +285,7 @@ def test_points_die_with_their_tokens():
     point = points(cache)["a" * 40]
     ask(cache, "b" * 40)
     cache.tree.make_room(1000)
-    assert points(cache).keys() == {"b" * 40} and not point.alive
+    assert points(cache).keys() == {"b" * 40} and not point.life
 
 
 def test_a_reset_leaves_no_trace_of_the_tree():

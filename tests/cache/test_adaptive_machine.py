@@ -81,7 +81,7 @@ class AdaptiveMachine(ShadowMachine):
     def every_checkpoint_is_a_point_and_every_point_a_life(self):
         for node in self.cache.tree.root.walk():
             assert node.note is not None or not node.slot
-            assert node.note is None or (node.note.alive and node.parent is not None)
+            assert node.note is None or (node.note.life and node.parent is not None)
 
     @invariant()
     def what_is_known_but_not_cached_is_within_bounds(self):

@@ -237,7 +237,7 @@ def test_another_point_is_replaced_when_it_is_known_what_it_is(points, kind):
     before = node.note
     requests(points, 1)
     points.add(node, Relation(kind=CONTINUED, run=3), kind, share=0.5)
-    assert node.note is not before and not before.alive and before.node is None
+    assert node.note is not before and not before.life and before.node is None
     assert (node.note.kind, node.note.relation) == (kind, CONTINUED)
     assert node.note.detail == (3 if kind == END else 2)
     assert counts(points) == {"used": [], "lived": [1], "lost": [0, 1]}

@@ -174,7 +174,7 @@ class Engine:
             assert request.finish_reason == (
                 "stop" if expected[-1] in request.stop_ids else "length"
             )
-        assert scheduler.num_running == scheduler.num_waiting == scheduler.num_flights == 0
+        assert len(scheduler.seats.running) == scheduler.num_waiting == scheduler.num_flights == 0
         scheduler.reset_prefix_cache()
         scheduler.check_invariants()
         assert scheduler.stats()["free_frames"] == scheduler.num_frames - 1

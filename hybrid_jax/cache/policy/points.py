@@ -39,7 +39,8 @@ class Point:
         split: 0, or 1 + the position, in fifths, at which a later path left its own.
         depth: octaves of its position.
         since: when it was last used or made, on the clock; request: the same in requests.
-        life: number of the present life, 0 for none; outdated events name an older one.
+        life: number of the present life, which a use, a loss or a branch ends; 0 for none. Outdated events name an
+            older one.
         life_class: its class in the present life.
         step: part of an age bin that its age is in.
     """
@@ -56,11 +57,6 @@ class Point:
     life: int = 0
     life_class: int = 0
     step: int = 0
-
-    @property
-    def alive(self) -> bool:
-        """Whether a life is under way, which a use, a loss or a branch ends."""
-        return self.life > 0
 
     @property
     def features(self) -> tuple:
