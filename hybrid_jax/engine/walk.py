@@ -17,6 +17,7 @@ from hybrid_jax.engine.kinds.kind import (
     ChunkRows,
     Entry,
     FoldRows,
+    LoadRows,
     Tail,
     WindowPlan,
     WindowRows,
@@ -68,11 +69,11 @@ def load_columns(
     Returns:
         State, and arrays that exist only once the arena has been read.
     """
-    own, exists = frames.slot_frames(state, slot), checkpoint > 0
+    rows = LoadRows(needed, frames.slot_frames(state, slot), checkpoint > 0)
     read: list[jax.Array] = []
     for number, group in enumerate(model.geometry.groups):
         steps = steps_of(group.layout.spec, model)
-        state, parts = steps.load(state, number, needed, own, exists, model)
+        state, parts = steps.load(state, number, rows, model)
         read += parts
     return state, read
 

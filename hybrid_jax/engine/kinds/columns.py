@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.kind import FoldRows, LayerSteps, WindowPlan
+from hybrid_jax.engine.kinds.kind import FoldRows, LayerSteps, LoadRows, WindowPlan
 from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.rings import put_row, ring_bits
 from hybrid_jax.state import State, from_bits
@@ -50,14 +50,15 @@ def next_columns(columns: jax.Array, history: int, plan: WindowPlan) -> jax.Arra
     return ring_bits(jnp.concatenate([kept, columns[:, history:]], axis=1), plan.model)
 
 
-def read_columns(
-    state: State, group: int, own: jax.Array, exists: jax.Array, model: Model
-) -> jax.Array:
-    """The columns bits[L, B, W - 1, E] of all layers of a group, from whole checkpoints' frames int32[B, F]."""
+def read_columns(state: State, group: int, rows: LoadRows, model: Model) -> jax.Array:
+    """The columns bits[L, B, W - 1, E] of all layers of a group in the rows' checkpoints."""
     place = model.geometry.groups[group]
     layers = range(place.num_layers)
     return jnp.stack(
-        [frames.read_columns(state.arena, own, exists, layer, place, model) for layer in layers]
+        [
+            frames.read_columns(state.arena, rows.frames, rows.exists, layer, place, model)
+            for layer in layers
+        ]
     )
 
 
@@ -79,20 +80,14 @@ class WithColumns(LayerSteps):
         return state.with_ring(group, conv=conv)
 
     def load(
-        self,
-        state: State,
-        group: int,
-        needed: jax.Array,
-        own: jax.Array,
-        exists: jax.Array,
-        model: Model,
+        self, state: State, group: int, rows: LoadRows, model: Model
     ) -> tuple[State, list[jax.Array]]:
         if model.geometry.groups[group].layout.columns == 0:
             return state, []
-        bits = read_columns(state, group, own, exists, model)
+        bits = read_columns(state, group, rows, model)
         conv, sink = state.rings[group]["conv"], state.tokens.shape[0] - 1
-        for b in range(needed.shape[0]):
-            conv = put_row(conv, bits[:, b : b + 1], jnp.where(needed[b], b, sink))
+        for b in range(rows.needed.shape[0]):
+            conv = put_row(conv, bits[:, b : b + 1], jnp.where(rows.needed[b], b, sink))
         return state.with_ring(group, conv=conv), [conv]
 
 

@@ -96,6 +96,20 @@ class FoldRows(NamedTuple):
     write_slot: jax.Array
 
 
+class LoadRows(NamedTuple):
+    """Rows whose window may begin at a checkpoint.
+
+    Attributes:
+        needed: bool[B] which of them do.
+        frames: int32[B, F] frames of their checkpoints.
+        exists: bool[B] false where there is none, and the columns are zero.
+    """
+
+    needed: jax.Array
+    frames: jax.Array
+    exists: jax.Array
+
+
 @flax.struct.dataclass
 class Entry:
     """Values to be written to one array of a ring.
@@ -148,19 +162,9 @@ class LayerSteps:
         raise NotImplementedError
 
     def load(
-        self,
-        state: State,
-        group: int,
-        needed: jax.Array,
-        own: jax.Array,
-        exists: jax.Array,
-        model: Model,
+        self, state: State, group: int, rows: LoadRows, model: Model
     ) -> tuple[State, list[jax.Array]]:
         """Puts the convolution columns of checkpoints into the rings of rows whose window begins at one.
-
-        Args:
-            needed: bool[B] which rows. own: int32[B, F] frames of their checkpoints.
-            exists: bool[B] false where there is none, and the columns are zero.
 
         Returns:
             State, and arrays that exist only once the arena has been read.

@@ -15,7 +15,7 @@ import numpy as np
 from hybrid_jax.config import EngineConfig, Mamba2
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.kinds.columns import read_columns
-from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, LayerSteps, WindowPlan
+from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, LayerSteps, LoadRows, WindowPlan
 from hybrid_jax.engine.model import Model
 from hybrid_jax.geometry import Geometry, StateGroup, StatePlace
 from hybrid_jax.layers import mamba2
@@ -101,18 +101,12 @@ class Mamba2Pallas(LayerSteps):
         return state.with_ring(group, conv=conv.at[:, : count.shape[0], :history].set(moved))
 
     def load(
-        self,
-        state: State,
-        group: int,
-        needed: jax.Array,
-        own: jax.Array,
-        exists: jax.Array,
-        model: Model,
+        self, state: State, group: int, rows: LoadRows, model: Model
     ) -> tuple[State, list[jax.Array]]:
         """Loads all rows at once; a layer's kernel then has the ring to itself."""
-        bits, conv = read_columns(state, group, own, exists, model), state.rings[group]["conv"]
-        place = jnp.index_exp[:, : needed.shape[0], : bits.shape[2]]
-        bits = jnp.where(needed[:, None, None], bits, conv[place])
+        bits, conv = read_columns(state, group, rows, model), state.rings[group]["conv"]
+        place = jnp.index_exp[:, : rows.needed.shape[0], : bits.shape[2]]
+        bits = jnp.where(rows.needed[:, None, None], bits, conv[place])
         return state.with_ring(group, conv=conv.at[place].set(bits)), [bits]
 
     def chunk(
