@@ -134,7 +134,7 @@ def choose(
     fed = jnp.where(samples & ~stopped(tokens, rows), tokens, -1)
     extra = None
     if num_logprobs:
-        extra = logprobs(logits, tokens, min(num_logprobs, logits.shape[1]))
+        extra = logprobs(logits, tokens, num_logprobs)
     if adjust is not None:
         adjust = count(adjust, lines, tokens, samples)
     return Sampled(tokens, extra), fed, adjust

@@ -341,11 +341,11 @@ def _keep_likely(
 
 
 def logprobs(logits: jax.Array, tokens: jax.Array, count: int) -> Logprobs:
-    """Log-probabilities of the chosen tokens and of the `count` most likely tokens, from the unscaled logits."""
+    """Log-probabilities of the chosen tokens and of the `count` most likely ones, if there are so many; unscaled."""
     own = jnp.take_along_axis(logits, tokens[:, None], axis=-1)
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
     rank = (logits > own).sum(-1).astype(jnp.int32) + 1
-    best, ids = largest(logits, count)
+    best, ids = largest(logits, min(count, logits.shape[1]))
     return Logprobs((own - total)[:, 0], rank, ids, best - total)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import jax
@@ -14,7 +15,7 @@ from hybrid_jax.engine.cursor import cursor
 from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
 from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import Layout
-from hybrid_jax.engine.sampling import Logprobs, Sampled
+from hybrid_jax.engine.sampling import Sampled, logprobs
 from hybrid_jax.engine.steps.kind import Made, StepKind
 from hybrid_jax.engine.walk import fold_rows, share, window
 from hybrid_jax.models import decoder
@@ -55,22 +56,16 @@ def decode(
     start = cursor(state, get("checkpoint"), get("read_slot"), fold_slot, model)
     has_state = model.geometry.has_state
     shared = share(params, model)
-    vocab = model.config.vocab_size
 
-    def blank(*shape, dtype):
-        return jnp.zeros((max_steps, num_rows, *shape), dtype)
+    def blank(of_step):
+        return jnp.zeros((max_steps, *of_step.shape), of_step.dtype)
 
-    out = Sampled(blank(dtype=jnp.int32) - 1, None)
+    drawn = jax.ShapeDtypeStruct((num_rows,), jnp.int32)
+    out = Sampled(blank(drawn) - 1, None)
     if num_logprobs:
-        count = min(num_logprobs, vocab)
-        out = out._replace(
-            logprobs=Logprobs(
-                blank(dtype=jnp.float32),
-                blank(dtype=jnp.int32),
-                blank(count, dtype=jnp.int32),
-                blank(count, dtype=jnp.float32),
-            )
-        )
+        logits = jax.ShapeDtypeStruct((num_rows, model.config.vocab_size), jnp.float32)
+        found = jax.eval_shape(functools.partial(logprobs, count=num_logprobs), logits, drawn)
+        out = out._replace(logprobs=jax.tree.map(blank, found))
 
     def going(step, state):
         return (state.tokens[:num_rows] >= 0) & (step < limits)

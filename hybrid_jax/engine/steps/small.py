@@ -40,7 +40,6 @@ def prompt_logprobs(
     Returns:
         The tokens int32[R, T], and logprobs with the same leading axes.
     """
-    count = min(num_logprobs, model.config.vocab_size)
 
     def blocks_of(x):
         x = x.reshape(-1, *x.shape[2:])
@@ -48,7 +47,7 @@ def prompt_logprobs(
         return x.reshape(-1, PROMPT_POSITIONS, *x.shape[1:])
 
     def some(block):
-        return logprobs(decoder.logits(params, block[0], model.config), block[1], count)
+        return logprobs(decoder.logits(params, block[0], model.config), block[1], num_logprobs)
 
     found = jax.lax.map(some, (blocks_of(h), blocks_of(tokens)))
 
