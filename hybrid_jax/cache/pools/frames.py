@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import numpy.typing as npt
 
@@ -152,14 +154,18 @@ class FrameAllocator:
     def check_invariants(self) -> None:
         """Recounts the free list; raises AssertionError with both numbers when they differ."""
         held, frames = self._holders[1:-1], np.arange(1, self.num_frames)
-        kinds, _, named = handles.unpack(self._handles[1:])
+        kinds, _, ids = handles.unpack(self._handles[1:])
+        own_ids = np.where(held > 0, frames, 0)
         agree(
             "frames",
-            free_frames=(sorted(self._free[: self.num_free].tolist()), frames[held == 0].tolist()),
+            free_frames=(
+                Counter(self._free[: self.num_free].tolist()),
+                dict.fromkeys(frames[held == 0].tolist(), 1),
+            ),
             holders_below_0=(frames[held < 0].tolist(), []),
             holders_of_the_sink_and_of_no_frame=(self._holders[[SINK, -1]].tolist(), [0, 0]),
             kinds_of_names=(set(kinds.tolist()), {handles.FRAME}),
-            ids_of_names=(named.tolist(), np.where(held > 0, frames, 0).tolist()),
+            ids_of_names=(dict(enumerate(ids.tolist(), 1)), dict(enumerate(own_ids.tolist(), 1))),
         )
 
     def __repr__(self) -> str:

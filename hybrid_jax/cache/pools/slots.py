@@ -134,7 +134,7 @@ class SlotTable:
         once = dict.fromkeys(frames, 1)
         agree(
             "slots",
-            free_slots=(sorted(self._free), free),
+            free_slots=(Counter(self._free), dict.fromkeys(free, 1)),
             sizes=([len(self._frames[slot]) for slot in held], [self.state_frames] * len(held)),
             frames_of_free_slots=([slot for slot in free if self._frames[slot].size], []),
             new_slots_that_are_free=([slot for slot in free if slot in self._new], []),
