@@ -57,10 +57,7 @@ def start_over(engine: Engine, room: float, *, policy: str = "adaptive") -> None
 
 @contextlib.contextmanager
 def one_shape(tokens: int = 64) -> Iterator[None]:
-    """One prefill shape of [2, tokens] and one decode shape: less to compile, more padding to survive.
-
-    For making an engine and for running it.
-    """
+    """One prefill shape of [2, tokens] and one decode shape: less to compile, more padding to survive."""
 
     class OneShape(bucket.FineShapes):
         def __init__(self, engine: EngineConfig) -> None:
