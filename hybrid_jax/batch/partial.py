@@ -11,16 +11,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from hybrid_jax.batch.fields import brief
 from hybrid_jax.batch.input_file import InputFile
@@ -33,8 +29,6 @@ except ImportError:  # Windows has no flock, so nothing stops a second run of th
 
 FORMAT = 2  # version of the partial file, and of how lines get their seeds
 PARTS = {"custom_id", "response", "error"}  # keys of every line
-WELL_FORMED = re.compile("batch_req_[0-9a-f]{32}")
-HEAD = slice(10, 26)  # 64 of an id's 128 bits
 
 
 class BatchStopped(RuntimeError):
@@ -54,53 +48,6 @@ def sidecar_path(output: Path) -> Path:
 def sorted_path(output: Path) -> Path:
     """The file in which the lines are put in order at the end."""
     return output.with_name(output.name + ".partial.sorted")
-
-
-class AnswerFinder:
-    """Finds by its id which line of the input an answer belongs to, at once where answers come in order.
-
-    Args:
-        digest: of the input.
-        num_lines: of the input.
-
-    Example:
-        >>> finder = AnswerFinder("0123", 5)
-        >>> [finder.find(AnswerIds("0123", index).line_id) for index in (2, 3, 0, 7)], finder.find("2")
-        ([2, 3, 0, None], None)
-    """
-
-    def __init__(self, digest: str, num_lines: int) -> None:
-        self._digest, self._num_lines = digest, num_lines
-        self._next = 0  # the line after the one found last
-
-    def find(self, line_id: object) -> int | None:
-        """The index of the line whose answer has that id; None if there is no such line."""
-        if self._next < self._num_lines and self._id(self._next) == line_id:
-            found: int | None = self._next
-        else:
-            found = self._search(line_id)
-        if found is not None:
-            self._next = found + 1
-        return found
-
-    def _search(self, line_id: object) -> int | None:
-        if not isinstance(line_id, str) or not WELL_FORMED.fullmatch(line_id):
-            return None
-        head = np.uint64(int(line_id[HEAD], 16))
-        heads, indices = self._sorted_heads
-        first, end = (np.searchsorted(heads, head, side) for side in ("left", "right"))
-        return next((i for i in indices[first:end].tolist() if self._id(i) == line_id), None)
-
-    @cached_property
-    def _sorted_heads(self) -> tuple[np.ndarray, np.ndarray]:
-        """The first digits of all ids, ascending, and the lines they belong to: 16 bytes a line."""
-        digits = (int(self._id(index)[HEAD], 16) for index in range(self._num_lines))
-        heads = np.fromiter(digits, np.uint64, self._num_lines)
-        indices = np.argsort(heads)
-        return heads[indices], indices
-
-    def _id(self, index: int) -> str:
-        return AnswerIds(self._digest, index).line_id
 
 
 class PartialOutput:
@@ -177,17 +124,19 @@ class PartialOutput:
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         """The lines before the first one that is incomplete."""
-        finder = AnswerFinder(self.source.digest, self.source.num_lines)
+        indices = range(self.source.num_lines)
+        by_id = {AnswerIds(self.source.digest, index).line_id: index for index in indices}
         with open(self.path, "rb") as file:
             for data in file:
                 line = read_answer(data)
                 if line is None:
                     break
-                self._note(self._index_of(line, finder), len(data))
+                self._note(self._index_of(line, by_id), len(data))
                 yield line
 
-    def _index_of(self, line: dict[str, Any], finder: AnswerFinder) -> int:
-        index, remedy = finder.find(line.get("id")), "delete the partial file to start over"
+    def _index_of(self, line: dict[str, Any], by_id: dict[str, int]) -> int:
+        """The line of the input that a line of the file answers."""
+        index, remedy = by_id.get(str(line.get("id"))), "delete the partial file to start over"
         if index is None:
             raise ValueError(
                 f"run-batch: line {self.num_lines + 1} of {self.path} is not this run's answer to a "

@@ -211,7 +211,7 @@ def test_a_partial_file_nobody_vouches_for_is_refused(make_seeded, files, beside
     assert path.read_text() == "precious\n"
 
 
-@pytest.mark.parametrize("change", ["double", "again", "strange", "odd"])
+@pytest.mark.parametrize("change", ["double", "again", "strange", "short", "odd"])
 def test_lines_that_answer_nothing_new_are_refused(make_seeded, files, change):
     path = interrupted(files, make_seeded())
     lines = path.read_bytes().splitlines(keepends=True)
@@ -220,7 +220,8 @@ def test_lines_that_answer_nothing_new_are_refused(make_seeded, files, change):
         message = f"line 5 of {path} answers request [0-9]+ of {files[0]} a second time"
     else:
         entry = json.loads(lines[4])
-        entry["id"] = {"strange": "batch_req_" + "0" * 32, "odd": {}}[change]
+        short = entry["id"][:-1]
+        entry["id"] = {"strange": "batch_req_" + "0" * 32, "short": short, "odd": {}}[change]
         lines[4] = json.dumps(entry).encode() + b"\n"
         message = f"line 5 of {path} is not this run's answer to a request of {files[0]}"
     before = b"".join(lines)

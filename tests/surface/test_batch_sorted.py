@@ -14,8 +14,7 @@ from hybrid_jax.api import llm as llm_module
 from hybrid_jax.batch import BatchStopped, partial_path
 from hybrid_jax.batch import partial as partial_module
 from hybrid_jax.batch import run as run_module
-from hybrid_jax.batch.partial import AnswerFinder, sidecar_path, sorted_path
-from hybrid_jax.batch.responses import AnswerIds
+from hybrid_jax.batch.partial import sidecar_path, sorted_path
 from tests.surface.batch_files import (
     SeededEngine,
     Stop,
@@ -334,35 +333,3 @@ def test_an_id_answered_before_an_interruption_is_taken(make_seeded, files):
     assert ids(path) == ["3", "1"]
     run_batch(source, output, make_seeded())
     assert answers(output) == answers(output.with_name("whole.jsonl"))
-
-
-def test_ids_that_begin_alike_are_told_apart(monkeypatch):
-    monkeypatch.setattr("hybrid_jax.batch.partial.HEAD", slice(10, 12))  # 8 bits
-    finder = AnswerFinder("digest", 2000)
-    order = list(range(2000))
-    random.Random(0).shuffle(order)
-    assert [finder.find(AnswerIds("digest", place).line_id) for place in order] == order
-    assert finder.find(AnswerIds("digest", 2000).line_id) is None
-
-
-def test_places_are_found_in_any_order():
-    order = list(range(2000))
-    random.Random(0).shuffle(order)
-    order[500:700] = range(3000, 3200)  # of another file, longer than this one
-    finder = AnswerFinder("digest", 2000)
-    found = [finder.find(AnswerIds("digest", place).line_id) for place in order]
-    assert found == [place if place < 2000 else None for place in order]
-    good = AnswerIds("digest", 5).line_id
-    for strange in (
-        None,
-        5,
-        {},
-        [],
-        "",
-        "x",
-        good[:-1],
-        good + "0",
-        good.upper(),
-        "batch_req_+" + "0" * 31,
-    ):
-        assert finder.find(strange) is None
