@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn
@@ -21,41 +21,31 @@ _told: list[Callable[[], object]] = []
 
 
 @contextmanager
-def bar_on_stderr(
-    what: str, *columns: ProgressColumn, total: float | None = None, **fields: Any
-) -> Iterator[Callable[..., None]]:
-    """A bar that says `what`, or in its place which program is being compiled.
+def progress_of(
+    progress: ProgressOption, what: str, *columns: ProgressColumn, unit: float = 1
+) -> Iterator[Callable[[int, int], None]]:
+    """Yields a function of (done, total): the caller's own, one that moves a bar, or one that does nothing.
 
     Args:
+        progress: what the caller wants.
+        what: the bar says this, or in its place which program is being compiled.
         columns: of the bar; none for rich's own.
-        total: how far the bar goes; None if that is not known yet.
-        fields: values that the columns show.
-
-    Yields:
-        rich's `Progress.update` for this bar.
+        unit: of the bar, in units of done and total.
     """
+    if callable(progress):
+        yield progress
+        return
+    if not progress:
+        yield lambda done, total: None
+        return
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        update = functools.partial(bar.update, bar.add_task(what, total=total, **fields))
+        update = functools.partial(bar.update, bar.add_task(what, total=None))
         entry = update, what
         _bars.append(entry)
         try:
-            yield update
+            yield lambda done, total: update(completed=done * unit, total=total * unit)
         finally:
             _bars.remove(entry)
-
-
-@contextmanager
-def progress_of(
-    progress: ProgressOption, what: str, *, unit: float = 1
-) -> Iterator[Callable[[int, int], None]]:
-    """Yields a function of (done, total): the caller's own, one that moves a bar, or one that does nothing."""
-    if callable(progress):
-        yield progress
-    elif not progress:
-        yield lambda done, total: None
-    else:
-        with bar_on_stderr(what) as update:
-            yield lambda done, total: update(completed=done * unit, total=total * unit)
 
 
 def show_compiling(number: int, total: int) -> None:

@@ -15,9 +15,9 @@ from typing import Any, Unpack
 
 from hybrid_jax.api.llm import LLM
 from hybrid_jax.api.options import LLMOptions, peak_memory_bytes
-from hybrid_jax.api.progress_bar import ProgressOption
+from hybrid_jax.api.progress_bar import ProgressOption, progress_of
 from hybrid_jax.batch.input_file import InputFile
-from hybrid_jax.batch.meter import meter
+from hybrid_jax.batch.meter import Meter
 from hybrid_jax.batch.partial import (
     BatchStopped,
     PartialOutput,
@@ -100,14 +100,14 @@ def run_batch(
             name = "bundled" if model is None else Path(model).name
         run = Run(llm, source, partial_output, chat_template=chat_template, model=name)
         num_resumed = run.recover()
-        bar = stack.enter_context(meter(progress, source.num_lines))
-        bar.begin(run.counts)
-        run.run(bar)
+        meter = Meter(run.counts)
+        report = stack.enter_context(progress_of(progress, "lines", *meter.columns()))
+        run.run(report, meter)
         return BatchSummary(
             **{**files, **run.counts},
             num_resumed=num_resumed,
-            seconds=bar.seconds,
-            tokens_per_s=bar.rate(run.counts["completion_tokens"]),
+            seconds=meter.seconds,
+            tokens_per_s=meter.rate,
             peak_memory_bytes=peak_memory_bytes(),
             default_temperature=llm.get_default_sampling_params().temperature,
         )

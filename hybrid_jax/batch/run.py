@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -166,23 +166,31 @@ class Run:
             self.counts.update(line_counts(line))
         return self.counts["num_lines"]
 
-    def run(self, meter: Meter) -> None:
+    def run(self, report: Callable[[int, int], None], meter: Meter) -> None:
         """Answers the other lines and finishes the output.
+
+        Args:
+            report: called with (lines done, lines in all) whenever that has changed.
+            meter: gets to know the tokens of lines under way.
 
         Raises:
             BatchStopped: the output cannot be written, or the input has changed.
         """
         digest = hashlib.blake2b(digest_size=16)
         lines = self._rest(digest)
-        more = True
+        more, told = True, self.counts["num_lines"]
+        report(told, self._source.num_lines)
         with self._llm.feed() as feed:
+            meter.num_live_tokens = lambda: feed.num_tokens
             while more or self._ahead or self._running:
                 more = more and self._read_some(lines)
                 self._start_some(feed)
                 for ticket in feed.step():
                     self._answer(ticket)
                 self._write()
-                meter.show(self.counts, lambda: feed.num_tokens)
+                if self.counts["num_lines"] != told:
+                    told = self.counts["num_lines"]
+                    report(told, self._source.num_lines)
         if digest.hexdigest() != self._source.digest:
             raise BatchStopped(
                 f"run-batch: {self._source.path} was changed while it was read; delete the partial "
