@@ -223,18 +223,15 @@ class CacheView:
 
     def describe(self) -> str:
         """The engine's memory, and the prefix tree: span and first tokens of each node, and what of it is cached."""
-        tree = self._tree()
-        shown = "the cache is off" if tree is None else tree
-        return f"{self._ask(lambda engine: engine.describe())}\n{shown}"
+        memory = self._ask(lambda engine: engine.describe())
+        return f"{memory}\n{self.tree() or 'the cache is off'}"
 
     def tree(self) -> Picture:
         """The prefix tree alone: one line a node, indented below its parent. Empty if the cache is off."""
-        return Picture(self._tree() or "")
 
-    def _tree(self) -> str | None:
-        def picture(engine: Engine) -> str | None:
+        def picture(engine: Engine) -> Picture:
             tree = engine.scheduler.memory.tree
-            return None if tree is None else tree.describe()
+            return Picture("" if tree is None else tree.describe())
 
         return self._ask(picture)
 
