@@ -13,34 +13,31 @@ from hybrid_jax.text.prompts import Prompts
 Accept = Callable[[Prompts, SamplingParams | Sequence[SamplingParams] | None], list[Job]]
 
 
-class Ticket:
+class Ticket(Call):
     """Prompts that were added together; made by `Feed.add`."""
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
 
     @property
     def finished(self) -> bool:
         """Whether nothing more will come."""
-        return self.call.over
+        return self.over
 
     @property
     def num_unfinished(self) -> int:
         """Completions that still grow."""
-        if self.call.over:
+        if self.over:
             return 0
-        return sum(c.finish_reason is None for job in self.call.jobs for c in job.completions)
+        return sum(c.finish_reason is None for job in self.jobs for c in job.completions)
 
     @property
     def num_tokens(self) -> int:
         """Tokens generated so far."""
-        return sum(job.num_tokens for job in self.call.jobs)
+        return sum(job.num_tokens for job in self.jobs)
 
     def outputs(self) -> list[RequestOutput]:
         """What `generate` would have returned or raised. Of an unfinished ticket, what there is so far."""
-        if self.call.error is not None:
-            raise own_error(self.call.error)
-        return [job.output() for job in self.call.jobs]
+        if self.error is not None:
+            raise own_error(self.error)
+        return [job.output() for job in self.jobs]
 
 
 class Feed:
@@ -56,7 +53,7 @@ class Feed:
     def __init__(self, thread: EngineThread, accept: Accept) -> None:
         self._thread, self._accept = thread, accept
         self._tickets: list[Ticket] = []
-        self._added: list[Call] = []  # since the last step
+        self._added: list[Ticket] = []  # since the last step
         self._closed = False
 
     def add(
@@ -71,11 +68,9 @@ class Feed:
             RuntimeError: the LLM or this feed was closed.
         """
         self._check()
-        jobs = self._accept(prompts, sampling_params)
-        call = Call(jobs, stepped=True)
-        ticket = Ticket(call)
+        ticket = Ticket(self._accept(prompts, sampling_params), stepped=True)
         self._tickets.append(ticket)
-        self._added.append(call)
+        self._added.append(ticket)
         return ticket
 
     def step(self) -> list[Ticket]:
@@ -95,7 +90,7 @@ class Feed:
         if self.num_unfinished:
             self._thread.turn()
         finished = [ticket for ticket in self._tickets if ticket.finished]
-        failed = [ticket for ticket in finished if ticket.call.engine_failed]
+        failed = [ticket for ticket in finished if ticket.engine_failed]
         for ticket in failed or finished:
             self._tickets.remove(ticket)
         if failed:
@@ -123,7 +118,7 @@ class Feed:
         """Ends what still runs, and refuses new prompts."""
         self._closed = True
         for ticket in self._tickets:
-            self._thread.leave(ticket.call)
+            self._thread.leave(ticket)
         self._tickets, self._added = [], []
 
     __del__ = close  # dropped without `close`

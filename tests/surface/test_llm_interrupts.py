@@ -291,7 +291,7 @@ def test_what_finished_beside_a_ticket_that_failed_is_not_lost(make_llm):
 
         def ends_one():
             results = step()
-            llm._thread._loop.end_call(tickets[1].call, RuntimeError("lost"), engine_failed=True)
+            llm._thread._loop.end_call(tickets[1], RuntimeError("lost"), engine_failed=True)
             return results
 
         llm._engine.step = ends_one
