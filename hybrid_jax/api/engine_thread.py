@@ -262,7 +262,9 @@ class EngineThread:
         """Ends what still runs, closes the engine, and waits until that is done."""
         self._closed = True
         if os.getpid() == self._pid:
-            _join(self._loop, self._thread)
+            self._loop.stop()
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
 
 
 def check_process() -> None:
@@ -283,15 +285,11 @@ def own_error(error: BaseException) -> BaseException:
     return own.with_traceback(error.__traceback__) if type(own) is type(error) else error
 
 
-def _join(loop: _Loop, thread: threading.Thread) -> None:
-    """Ends the thread, and waits for that unless it is the current one."""
-    loop.stop()
-    if threading.current_thread() is not thread:
-        thread.join()
-
-
 def _join_at_exit(loop: _Loop, thread: threading.Thread) -> None:
-    """As `_join`, at the end of the program. Ctrl-C ends the wait and the process: Python aborts if XLA outlives it."""
+    """Ends the thread with the program, and waits for that.
+
+    Ctrl-C ends the wait and the process: Python aborts if XLA outlives it.
+    """
     try:
         loop.stop()
         thread.join(PATIENCE)
