@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import reprlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -217,17 +216,10 @@ def resolve_stop_ids(index: int, params: SamplingParams, config: ModelConfig) ->
         params, config: of the request and of the model.
 
     Raises:
-        ValueError: an id is outside the vocabulary, or there are more than the engine supports.
+        ValueError: there are more than the engine supports.
     """
-    own = params.stop_token_ids or ()
-    for token in own:
-        if token >= config.vocab_size:
-            raise ValueError(
-                f"prompt {index}: stop_token_ids must lie below the vocabulary's {config.vocab_size}, "
-                f"got {reprlib.repr(token)}"
-            )
     eos_ids = () if params.ignore_eos else config.eos_token_ids
-    stops = frozenset((*eos_ids, *own))
+    stops = frozenset((*eos_ids, *(params.stop_token_ids or ())))
     if len(stops) > MAX_STOP_IDS:
         raise ValueError(
             f"prompt {index}: at most {MAX_STOP_IDS} stop token ids are supported, the "

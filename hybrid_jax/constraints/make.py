@@ -130,8 +130,9 @@ class Constraints:
 
 
 def _check_token_ids(index: int, params: SamplingParams, vocab_size: int) -> None:
-    """ValueError if `logit_bias` or `allowed_token_ids` name a token outside the vocabulary."""
+    """ValueError if a parameter names a token outside the vocabulary."""
     named = {
+        "stop_token_ids": params.stop_token_ids or (),
         "logit_bias": dict(params.logit_bias or ()),
         "allowed_token_ids": params.allowed_token_ids or (),
     }

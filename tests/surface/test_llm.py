@@ -118,7 +118,7 @@ def test_a_bad_prompt_is_named_before_anything_runs(llm, prompt, message):
         ({"n": 1}, "sampling_params must be SamplingParams or a list of them, got dict"),
         (
             [GREEDY, SamplingParams(stop_token_ids=[3, 256])],
-            "prompt 1: stop_token_ids must lie below the vocabulary's 256, got 256",
+            "prompt 1: stop_token_ids must name token ids below the vocabulary's 256, got 256",
         ),
         (
             SamplingParams(min_tokens=10**12),
@@ -127,7 +127,7 @@ def test_a_bad_prompt_is_named_before_anything_runs(llm, prompt, message):
         ),
         (
             SamplingParams(stop_token_ids=[2**31]),
-            "prompt 0: stop_token_ids must lie below the vocabulary's 256, got 2147483648",
+            "prompt 0: stop_token_ids must name token ids below the vocabulary's 256, got 2147483648",
         ),
         (SamplingParams(stop_token_ids=range(16)), "at most 16 stop token ids .*, got 17"),
     ],
