@@ -191,19 +191,13 @@ def _read_prompts(body: Mapping[str, Any]) -> list[PromptLike]:
     prompt = body.get("prompt")
     if prompt is None:
         raise LineError("the body has no prompt", code="missing_required_parameter", param="prompt")
-    breakpoints = body.get("cache_breakpoints")
-    shared = {} if breakpoints is None else {"cache_breakpoints": breakpoints}
-    if isinstance(prompt, str):
-        return [{"prompt": prompt} | shared]
-    if isinstance(prompt, list) and prompt:
-        if all(isinstance(entry, str) for entry in prompt):
-            return [{"prompt": entry} | shared for entry in prompt]
-        if _are_ids(prompt):
-            return [{"prompt_token_ids": prompt} | shared]
-        if all(_are_ids(entry) for entry in prompt):
-            return [{"prompt_token_ids": entry} | shared for entry in prompt]
+    listed = [prompt] if isinstance(prompt, str) or _are_ids(prompt) else prompt
+    texts = isinstance(listed, list) and all(isinstance(entry, str) for entry in listed)
+    good = isinstance(listed, list) and bool(listed) and (texts or all(map(_are_ids, listed)))
     what = "a string, a list of strings, a list of token ids or a list of such lists, none of them empty"
-    raise LineError(f"prompt must be {what}, got {brief(prompt)}", param="prompt")
+    require(good, "prompt", what, prompt)
+    key = "prompt" if texts else "prompt_token_ids"
+    return [{key: entry, "cache_breakpoints": body.get("cache_breakpoints")} for entry in listed]
 
 
 def _are_ids(value: Any) -> bool:
