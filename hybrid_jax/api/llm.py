@@ -22,13 +22,12 @@ from hybrid_jax.api.options import (
     device_memory_for,
     engine_options,
     peak_memory_bytes,
-    resolve_dtype,
 )
 from hybrid_jax.api.outputs import Delta, RequestOutput
 from hybrid_jax.api.overview import fingerprint, overview
 from hybrid_jax.api.progress_bar import ProgressOption, progress_of
 from hybrid_jax.api.warm_up import warm_up
-from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
+from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig, resolve_dtype
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
@@ -113,11 +112,12 @@ class LLM:
         folder = BUNDLED if model is None else model_folder(model)
         if model is None and not (folder / "config.json").is_file():
             raise FileNotFoundError(f"LLM: this copy holds no bundled model at {folder}; name one")
-        dtype = resolve_dtype(dtype, lambda: load_config(folder).dtype)
+        stored, device = load_config(folder), first_device()
+        dtype = resolve_dtype(dtype, stored.dtype, on_cpu=device.platform == "cpu")
         defaults = default_params(folder)
         wait_for_dropped(SECONDS_FOR_DROPPED)
-        engine_config = choose_engine_config(load_config(folder), settings, dtype=dtype)
-        programs = enable_compile_cache(device=first_device())
+        engine_config = choose_engine_config(stored, settings, dtype=dtype)
+        programs = enable_compile_cache(device=device)
         no_room = device_memory_for("the weights", "use dtype='bfloat16' or a smaller model")
         with progress_of(progress, "loading", unit=1e-6) as report, no_room:
             config, params = load_model(folder, dtype=dtype, progress=report)

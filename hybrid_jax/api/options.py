@@ -1,8 +1,8 @@
-"""The options of `LLM`: how keywords become an `EngineConfig`, the dtype, and the model's own sampling defaults."""
+"""The options of `LLM`: how keywords become an `EngineConfig`, and the model's own sampling defaults."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -11,22 +11,15 @@ from typing import Any, Literal, TypedDict
 import jax
 
 from hybrid_jax.byte_sizes import format_size, parse_size
-from hybrid_jax.config import (
-    CACHE_POLICIES,
-    CacheConfig,
-    EngineConfig,
-    ModelConfig,
-    fixed_alpha,
-)
+from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.config.other_names import refuse_name
 from hybrid_jax.config.sampling_params import SamplingParams
-from hybrid_jax.engine.this_device import first_device, held_bytes, this_device
+from hybrid_jax.engine.this_device import held_bytes, this_device
 from hybrid_jax.machine import peak_resident_bytes
 from hybrid_jax.sizing.defaults import chooser
 from hybrid_jax.sizing.room import find_room, require_room
 from hybrid_jax.weights import read_json
 
-DTYPES = ("auto", "float32", "bfloat16")
 # Fields of generation_config.json about sampling, and their names here.
 GENERATION_FIELDS = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")},
@@ -112,31 +105,11 @@ def engine_options(
     options = {name: value for name, value in options.items() if value is not None}
     if "memory" in options:
         options["memory"] = parse_size(options["memory"], name="memory")
-    if "cache" in options:
-        options["cache"] = _cache_config(options["cache"])
+    cache = options.get("cache")
+    if cache is not None and not isinstance(cache, CacheConfig):
+        options["cache"] = CacheConfig(policy=cache)
     EngineConfig(**options)  # mistakes show before anything is loaded
     return options
-
-
-def _cache_config(cache: str | CacheConfig) -> CacheConfig:
-    if isinstance(cache, CacheConfig):
-        return cache
-    if cache not in CACHE_POLICIES and fixed_alpha(cache) is None:
-        raise ValueError(
-            f"LLM: cache must be one of {', '.join(CACHE_POLICIES)}, or alpha:X with a number X >= 0, or a "
-            f"CacheConfig, got {cache!r}"
-        )
-    return CacheConfig(policy=cache)
-
-
-def resolve_dtype(dtype: str, stored: Callable[[], str]) -> Literal["float32", "bfloat16"]:
-    """The dtype to use: "auto" means float32 on a CPU, which has no fast bfloat16, and elsewhere the stored one."""
-    if dtype not in DTYPES:
-        raise ValueError(f"LLM: dtype must be auto, float32 or bfloat16, got {dtype!r}")
-    wide = dtype == "float32"
-    if dtype == "auto":
-        wide = first_device().platform == "cpu" or stored() == "float32"
-    return "float32" if wide else "bfloat16"
 
 
 # --- memory ---------------------------------------------------------------------------------------

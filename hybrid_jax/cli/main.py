@@ -23,6 +23,7 @@ from hybrid_jax.cli.exits import JsonOption, note, read_stdin, run, write, write
 from hybrid_jax.cli.pool_sim import pool_sim
 from hybrid_jax.cli.simulate import simulate
 from hybrid_jax.cli.words import Options, shell_words
+from hybrid_jax.config import resolve_dtype
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from hybrid_jax.machine import has_accelerator, wants_missing_gpu
 from hybrid_jax.sizing.devices import CARDS
@@ -214,14 +215,11 @@ def _form(json_schema: Path | None, regex: str | None) -> StructuredOutputsParam
 
 def _text_of(option: str, path: Path) -> str:
     """The text of the file that an option names."""
-    data = path.read_bytes()
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{option} {path}: is not valid UTF-8, it has byte "
-            f"0x{data[error.start]:02x} at byte {error.start}; save it as UTF-8"
-        ) from error
+    from hybrid_jax.text.prompts import check_unicode
+
+    text = path.read_bytes().decode(errors="surrogateescape")
+    check_unicode(f"{option} {path}", text)
+    return text
 
 
 def _check_text(llm: LLM, model: str | None, chat: bool) -> None:
@@ -404,8 +402,6 @@ def inspect(
     from hybrid_jax.sizing.devices import card, host, installed_gpu
 
     config = read_config(model if model is not None else PACKAGE / "bundled")
-    if dtype not in ("auto", "float32", "bfloat16"):
-        raise ValueError(f"--dtype must be auto, float32 or bfloat16, got {dtype!r}")
     if device is not None:
         where = card(device)
     elif wanted := wants_missing_gpu():
@@ -414,8 +410,7 @@ def inspect(
         )
     else:
         where = installed_gpu() if has_accelerator() else host()
-    if dtype == "auto":
-        dtype = "float32" if where.is_host or config.dtype == "float32" else "bfloat16"
+    dtype = resolve_dtype(dtype, config.dtype, on_cpu=where.is_host)
     given: dict[str, Any] = {
         "memory": None if memory is None else parse_size(memory, name="memory"),
         "max_rows": max_rows,

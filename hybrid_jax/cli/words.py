@@ -12,6 +12,7 @@ OTHER_NAMES = {
     "structured_outputs.json": "json_schema",
     "structured_outputs.regex": "regex",
     "sources": "source",
+    "policy": "cache",
 }
 CLASS = r"\b(?:LLM|(?:[A-Z][a-z]+){2,})\b"
 # "LLM: ", "SamplingParams: ", "load_model: ": the part of the library that found it, which means nothing in a shell.

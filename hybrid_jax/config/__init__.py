@@ -8,6 +8,7 @@ from hybrid_jax.config.engine import MAX_GRAIN as MAX_GRAIN
 from hybrid_jax.config.engine import CacheConfig as CacheConfig
 from hybrid_jax.config.engine import EngineConfig as EngineConfig
 from hybrid_jax.config.engine import fixed_alpha as fixed_alpha
+from hybrid_jax.config.engine import resolve_dtype as resolve_dtype
 from hybrid_jax.config.layers import ACTIVATIONS as ACTIVATIONS
 from hybrid_jax.config.layers import MLP as MLP
 from hybrid_jax.config.layers import ROUTINGS as ROUTINGS

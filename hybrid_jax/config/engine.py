@@ -46,6 +46,18 @@ class CacheConfig:
         must(self, "history_tokens", self.history_tokens >= 0, "at least 0")
 
 
+def resolve_dtype(dtype: str, stored: str, *, on_cpu: bool) -> Literal["float32", "bfloat16"]:
+    """The dtype to use: "auto" means float32 on a CPU, which has no fast bfloat16, and elsewhere the stored one.
+
+    Raises:
+        ValueError: it is none that an engine has.
+    """
+    if dtype not in ("auto", *DTYPES[:2]):
+        raise ValueError(f"LLM: dtype must be auto, float32 or bfloat16, got {dtype!r}")
+    wide = (on_cpu or stored == "float32") if dtype == "auto" else dtype == "float32"
+    return "float32" if wide else "bfloat16"
+
+
 def fixed_alpha(policy: object) -> float | None:
     """The X of "alpha:X", a number of at least 0; None for anything else."""
     kind, _, value = policy.partition(":") if isinstance(policy, str) else ("", "", "")

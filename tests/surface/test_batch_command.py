@@ -248,8 +248,8 @@ def test_a_template_that_is_no_utf8_is_named(command, files, tmp_path):
     code, out, err = command("--chat-template", template)
     assert (code, out) == (2, "")
     assert err == (
-        f"hybrid-jax: --chat-template {template}: is not valid UTF-8, it has byte 0xff at byte 2; "
-        "save it as UTF-8\n"
+        f"hybrid-jax: --chat-template {template}: is not valid UTF-8, it has byte 0xff at character 2; "
+        "convert it first\n"
     )
     assert [path.name for path in files[0].parent.iterdir()] == ["in.jsonl"]
 

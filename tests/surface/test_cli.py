@@ -103,7 +103,7 @@ def test_a_schema_and_a_regex_reach_the_sampler(generate, monkeypatch, tmp_path)
     assert (code, out) == (2, "") and "--json-schema and --regex exclude each other; leave" in err
     schema.write_bytes(b"\xff")
     code, out, err = generate("ab", "--json-schema", schema)
-    assert (code, out) == (2, "") and "is not valid UTF-8, it has byte 0xff at byte 0" in err
+    assert (code, out) == (2, "") and "is not valid UTF-8, it has byte 0xff at character 0" in err
     schema.write_text("[")
     code, out, err = generate("ab", "--json-schema", schema)
     assert (code, out) == (2, "") and "schema.json: must be a JSON schema (Expecting value" in err

@@ -144,10 +144,10 @@ def test_numbers_of_numpy_become_pythons_own():
         (
             {"cache": "best"},
             ValueError,
-            "cache must be one of off, lru, .* CacheConfig, got 'best'",
+            "CacheConfig: policy must be one of off, lru, .*, or alpha:X .*, got 'best'",
         ),
         ({"cache": "alpha:-1"}, ValueError, "alpha:X with a number X >= 0, .*got 'alpha:-1'"),
-        ({"cache": 3}, ValueError, "cache must be one of .*got 3"),
+        ({"cache": 3}, ValueError, "CacheConfig: policy must be one of .*got 3"),
         ({"max_num_seqs": 4}, TypeError, "'max_num_seqs'; did you mean max_rows"),
         ({"colour": 4}, TypeError, "unknown option 'colour'; it has cache, dtype, exact"),
         ({"memory": "lots"}, ValueError, "memory: a size must look like 5GB.*'lots'"),
