@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hybrid_jax.cli.words import Options, shell_words
+from hybrid_jax.cli.words import flags_of, shell_words
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # How typer words the message about a wrong value.
@@ -93,7 +93,7 @@ def run(app: typer.Typer, arguments: list[str]) -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except Exception as error:
-        code = _report(error, Options.of(app, arguments))
+        code = _report(error, flags_of(app, arguments))
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -103,7 +103,7 @@ def _forget_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _report(error: Exception, options: Options) -> int:
+def _report(error: Exception, flags: dict[str, str]) -> int:
     """Says what went wrong, and returns the exit code: one line for a caller's mistake, a traceback for a bug here."""
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # typer's usage errors
         note(_usage_message(error))
@@ -112,7 +112,7 @@ def _report(error: Exception, options: Options) -> int:
         note(f"{error.strerror}: {error.filename}")
         return 2
     if isinstance(error, CALLERS_MISTAKES) and _raised_by_us(error):
-        note(shell_words(str(error), options))
+        note(shell_words(str(error), flags))
         return 2
     traceback.print_exception(error)
     return 1

@@ -22,7 +22,7 @@ from hybrid_jax.byte_sizes import parse_size
 from hybrid_jax.cli.exits import JsonOption, note, read_stdin, run, write, write_json, write_rows
 from hybrid_jax.cli.pool_sim import pool_sim
 from hybrid_jax.cli.simulate import simulate
-from hybrid_jax.cli.words import Options, shell_words
+from hybrid_jax.cli.words import flags_of, shell_words
 from hybrid_jax.config import resolve_dtype
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from hybrid_jax.machine import has_accelerator, wants_missing_gpu
@@ -422,7 +422,7 @@ def inspect(
     choose = chooser(config, where, given, dtype=dtype)
     found = inspect_model(config, choose({}), where, choose)
     if found["remedy"] is not None:
-        found["remedy"] = shell_words(found["remedy"], Options.of(app, ["inspect"]))
+        found["remedy"] = shell_words(found["remedy"], flags_of(app, ["inspect"]))
     if as_json:
         write_json(found)
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import typer
 
@@ -24,51 +23,38 @@ VERBS = "change|give|lower|pass|raise|set|use"
 QUOTED = r"'[^']*'|\"[^\"]*\""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The options of one command.
+def flags_of(app: typer.Typer, arguments: list[str]) -> dict[str, str]:
+    """The options of the command that the arguments call; none if they call no command.
 
-    Attributes:
-        flags: from the library's name of each to what is typed: {"max_rows": "--max-rows"}.
-        negative: the same for those that another word switches off: {"resume": "--no-resume"}.
+    Returns:
+        From the library's name of each to what is typed: {"max_rows": "--max-rows"}.
     """
-
-    flags: dict[str, str]
-    negative: dict[str, str]
-
-    @classmethod
-    def of(cls, app: typer.Typer, arguments: list[str]) -> Options:
-        """The options of the command that the arguments call; none if they call no command."""
-        name = next((word for word in arguments if not word.startswith("-")), "")
-        command = typer.main.get_group(app).commands.get(name)
-        given = [] if command is None else [p for p in command.params if p.opts[0].startswith("-")]
-        flags = {str(param.name): param.opts[0] for param in given}
-        flags |= {other: flags[name] for other, name in OTHER_NAMES.items() if name in flags}
-        negative = {
-            str(param.name): param.secondary_opts[0] for param in given if param.secondary_opts
-        }
-        return cls(flags=flags, negative=negative)
+    name = next((word for word in arguments if not word.startswith("-")), "")
+    command = typer.main.get_group(app).commands.get(name)
+    params = [] if command is None else command.params
+    flags = {str(param.name): param.opts[0] for param in params if param.opts[0].startswith("-")}
+    return flags | {other: flags[name] for other, name in OTHER_NAMES.items() if name in flags}
 
 
-def shell_words(message: str, options: Options) -> str:
+def shell_words(message: str, flags: dict[str, str]) -> str:
     """A message of the library, reworded for a command. Values in quotes and paths stay as they are.
 
     Example:
-        >>> options = Options(flags={"dtype": "--dtype", "max_rows": "--max-rows"}, negative={})
-        >>> shell_words("LLM: max_rows=9 needs 5 GiB; use dtype='bfloat16' or lower max_rows", options)
+        >>> flags = {"dtype": "--dtype", "max_rows": "--max-rows"}
+        >>> shell_words("LLM: max_rows=9 needs 5 GiB; use dtype='bfloat16' or lower max_rows", flags)
         '--max-rows 9 needs 5 GiB; use --dtype bfloat16 or lower --max-rows'
-        >>> shell_words("EngineConfig: dtype must be None or text, got 'max_rows'", options)
+        >>> shell_words("EngineConfig: dtype must be None or text, got 'max_rows'", flags)
         "--dtype must be text, got 'max_rows'"
     """
     text = AFTER_FILE.sub("", FINDERS.sub("", message))
-    if not options.flags or OF_A_FILE.match(text):
+    if not flags or OF_A_FILE.match(text):
         return text
-    return _pattern(options).sub(lambda found: _translated(found, options), text)
+    return _pattern(flags).sub(lambda found: _translated(found, flags), text)
 
 
-def _pattern(options: Options) -> re.Pattern[str]:
+def _pattern(flags: dict[str, str]) -> re.Pattern[str]:
     """Matches what needs other words. What only looks like that is matched first, by rules of its own."""
-    names = [re.escape(name) for name in sorted(options.flags, key=len, reverse=True)]
+    names = [re.escape(name) for name in sorted(flags, key=len, reverse=True)]
     name = rf"(?:{'|'.join(names)})(?![\w=])"
     # A name with an underscore or a dot can only be an option; other names are also plain words.
     sure = [name for name in names if not name.isalpha()]
@@ -86,15 +72,14 @@ def _pattern(options: Options) -> re.Pattern[str]:
     return re.compile("|".join(f"(?P<{rule}>{pattern})" for rule, pattern in rules.items()))
 
 
-def _translated(found: re.Match[str], options: Options) -> str:
-    flags = options.flags
+def _translated(found: re.Match[str], flags: dict[str, str]) -> str:
     match found.lastgroup:
         case "keyword":
             key, value = found["key"], found["value"].strip("'\"")
             if value == "True":
                 return flags[key]
             if value == "False":
-                return options.negative.get(key, f"no {flags[key]}")
+                return f"--no-{flags[key].removeprefix('--')}"
             return f"{flags[key]} {value}"
         case "bytes":
             return f"it has byte {found['byte']} at byte {found['place']}, which is not UTF-8"

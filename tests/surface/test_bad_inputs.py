@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from hybrid_jax.cli import main as cli
-from hybrid_jax.cli.words import Options, shell_words
+from hybrid_jax.cli.words import flags_of, shell_words
 from tests.surface.batch_files import CHAT, line
 
 FILES = {
@@ -246,12 +246,12 @@ def test_a_mistake_in_a_models_file_names_the_file_and_its_field(run, fake_model
 
 # --- the words themselves -------------------------------------------------------------------------
 
-GENERATES = Options.of(cli.app, ["generate", "ab"])
-TRAINS = Options.of(cli.app, ["train-tiny", "out"])
+GENERATES = flags_of(cli.app, ["generate", "ab"])
+TRAINS = flags_of(cli.app, ["train-tiny", "out"])
 
 
 @pytest.mark.parametrize(
-    "options, message, said",
+    "flags, message, said",
     [
         (
             GENERATES,
@@ -283,8 +283,8 @@ TRAINS = Options.of(cli.app, ["train-tiny", "out"])
             "train_tiny: state.npz was made with seed 1; use another directory or resume=False",
             "state.npz was made with seed 1; use another directory or --no-resume",
         ),
-        (Options.of(cli.app, ["dance"]), "LLM: lower max_rows", "lower max_rows"),
+        (flags_of(cli.app, ["dance"]), "LLM: lower max_rows", "lower max_rows"),
     ],
 )
-def test_a_message_of_the_library_in_words_of_the_shell(options, message, said):
-    assert shell_words(message, options) == said
+def test_a_message_of_the_library_in_words_of_the_shell(flags, message, said):
+    assert shell_words(message, flags) == said
