@@ -17,15 +17,19 @@ from hybrid_jax.text.prompts import Prompt
 from hybrid_jax.text.tokenizer import Tokenizer
 
 
-def derive_seed(seed: int, number: int) -> int:
-    """The seed, in [0, 2**63), of the `number`-th request of an LLM that has the given seed.
+def derive_seed(seed: int, name: int | str) -> int:
+    """The seed, in [0, 2**63), of a request of an LLM that has the given seed.
+
+    Args:
+        seed: of the LLM.
+        name: tells the request from others: its number, or a name for it that does not depend on the order.
 
     Example:
         >>> derive_seed(0, 1) == derive_seed(0, 1) != derive_seed(0, 2)
         True
     """
-    digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    data = f"{seed}/{name}".encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
 
 
 def logprob_entries(found: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hybrid_jax.api.completions import derive_seed
 from hybrid_jax.api.llm import LLM
 from hybrid_jax.batch.fields import (
     CHAT,
@@ -58,16 +59,6 @@ def note_id(seen: set[bytes], custom_id: str) -> bool:
     known = len(seen)
     seen.add(hashlib.blake2b(data, digest_size=16).digest())
     return len(seen) > known
-
-
-def line_seed(seed: int, custom_id: str, index: int) -> int:
-    """The seed, in [0, 2**63), of a prompt whose line gives none.
-
-    It depends only on the run's seed, the line's id and the prompt's index in the line. So a run that goes on after an
-    interruption gives the same texts, and so does a file whose lines were put in another order.
-    """
-    data = f"{seed}/{index}/{custom_id}".encode(errors="surrogatepass")
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
 
 
 def read_envelope(line: Line) -> dict[str, Any]:
@@ -138,8 +129,10 @@ def read_request(
             param="n" if params.n > 1 else "prompt",
         )
     if params.seed is None:
-        seeds = [line_seed(llm.engine_config.seed, custom_id, i) for i in range(len(prompts))]
-        each = [replace(params, seed=own) for own in seeds]
+        # Seeds depend on nothing else, so a run that goes on after an interruption gives the same texts, and so does a
+        # file whose lines were put in another order.
+        base, names = llm.engine_config.seed, [f"{i}/{custom_id}" for i in range(len(prompts))]
+        each = [replace(params, seed=derive_seed(base, name)) for name in names]
     else:
         each = [params] * len(prompts)
     # Many requests wait for their turn, and arrays take a tenth of the memory of tuples.
