@@ -45,7 +45,6 @@ class Entry:
     """One line between reading and writing.
 
     Attributes:
-        index: of the line among those that are not blank, from 0.
         number: of the line in the file, from 1, with blank lines counted.
         num_bytes: bytes of the line.
         ids: the ids in its answer.
@@ -53,7 +52,6 @@ class Entry:
         request: what the line asks for; set once that has been read.
     """
 
-    index: int
     number: int
     num_bytes: int
     ids: AnswerIds
@@ -226,12 +224,8 @@ class Run:
 
     def _read(self, line: Line) -> None:
         """Reads what a line asks for, or answers it with an error."""
-        entry = Entry(
-            index=line.index,
-            number=line.number,
-            num_bytes=len(line.data or b""),
-            ids=AnswerIds(self._source.digest, line.index),
-        )
+        ids = AnswerIds(self._source.digest, line.index)
+        entry = Entry(number=line.number, num_bytes=len(line.data or b""), ids=ids)
         with self._mistakes_of(entry):
             envelope = read_envelope(line)
             entry.custom_id = custom_id_of(envelope)
@@ -309,6 +303,6 @@ class Run:
         """Writes the lines that were answered since it was called last."""
         answered, self._unwritten = self._unwritten, []
         if answered:
-            self._output.append((entry.index, as_line(line)) for entry, line in answered)
+            self._output.append((entry.ids.index, as_line(line)) for entry, line in answered)
         for _, line in answered:
             self.counts.update(line_counts(line))

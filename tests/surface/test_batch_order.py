@@ -155,7 +155,7 @@ def entry(*lengths, place=0, num_bytes=1):
     """A line of prompts of that many tokens, each of them `place`."""
     prompts = [np.full(length, place, np.int32) for length in lengths]
     request = BatchRequest(url="", model=None, prompts=prompts, breakpoints=[], params=[])
-    made = Entry(index=place, number=place, num_bytes=num_bytes, ids=AnswerIds("", place))
+    made = Entry(number=place, num_bytes=num_bytes, ids=AnswerIds("", place))
     made.request = request
     return made
 
@@ -190,7 +190,7 @@ def test_a_block_is_what_was_read_since_the_last():
     ahead = Ahead(1)
     for place in (1, 2, 1):
         ahead.add(entry(3, place=place))
-    assert ahead.pop().index == 1
+    assert ahead.pop().number == 1
     for place in (1, 3):
         ahead.add(entry(3, place=place))
-    assert [ahead.pop().index for _ in range(len(ahead))] == [1, 2, 1, 3]
+    assert [ahead.pop().number for _ in range(len(ahead))] == [1, 2, 1, 3]
