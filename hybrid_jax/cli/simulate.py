@@ -108,13 +108,16 @@ def share(value: float) -> str:
     return f"{100 * value:.2f} %"
 
 
-def _hit_rows(result: CacheResult) -> list[tuple[str, str]]:
-    """What both clocks tell of hits and memory."""
+def _rows(result: CacheResult) -> list[tuple[str, str]]:
+    """What both clocks tell."""
     distances = (
         ("a clairvoyant hits", result.distance_to_optimal),
         ("an endless cache hits", result.distance_to_infinite),
     )
     return [
+        ("policy", result.policy),
+        ("model", result.model_spec),
+        ("requests", f"{result.requests:,}, {result.input_tokens:,} prompt tokens"),
         ("token hit rate", share(result.token_hit_rate)),
         *((name, f"{share(d)} of the tokens more") for name, d in distances if d is not None),
         ("FLOPs saved", share(result.flops_saved_rate)),
@@ -122,25 +125,22 @@ def _hit_rows(result: CacheResult) -> list[tuple[str, str]]:
             "memory",
             f"{format_size(result.used_max)} of {format_size(result.capacity)} used at most",
         ),
+        ("evictions", f"{result.evictions:,}"),
+        ("processor time", f"{result.seconds:.2f} s"),
     ]
 
 
 def _print_in_flight(result: InFlightResult) -> None:
     rows = [
-        ("policy", result.policy),
-        ("model", result.model_spec),
-        ("requests", f"{result.requests:,}, {result.input_tokens:,} prompt tokens"),
+        *_rows(result),
         ("never fit", f"{result.infeasible:,}"),
-        *_hit_rows(result),
         ("time to first token", _times(result.ttft_s)),
         ("time to last token", _times(result.latency_s)),
         ("padding", _padding(result)),
         ("device", result.timing),
         ("span", f"{result.span_s:,.0f} s of the trace's time"),
         ("preemptions", f"{result.preemptions:,}"),
-        ("evictions", f"{result.evictions:,}"),
         ("waited for another's", f"{result.waits:,}"),
-        ("processor time", f"{result.seconds:.2f} s"),
     ]
     write_rows(rows)
 
@@ -155,14 +155,11 @@ def _padding(result: InFlightResult) -> str:
 
 def _print(result: Result) -> None:
     rows = [
-        ("policy", result.policy + ("" if result.alpha is None else f", alpha {result.alpha:g}")),
-        ("model", result.model_spec),
-        ("requests", f"{result.requests:,}, {result.input_tokens:,} prompt tokens"),
-        *_hit_rows(result),
-        ("evictions", f"{result.evictions:,}"),
+        *_rows(result),
         ("time to first token", f"{_times(result.ttft_s)} ({result.timing})"),
-        ("processor time", f"{result.seconds:.2f} s"),
     ]
+    if result.alpha is not None:
+        rows.append(("alpha", f"{result.alpha:g}"))
     write_rows(rows)
     table = Table("prompt tokens from", "requests", "token hit rate", box=None)
     for part in result.length_bins:
