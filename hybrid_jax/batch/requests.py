@@ -23,6 +23,7 @@ from hybrid_jax.batch.fields import (
     unsupported,
 )
 from hybrid_jax.batch.input_file import MAX_LINE_BYTES, Line
+from hybrid_jax.config.checks import refuse_constant
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.text.conversation import ConversationError, check_tools
 from hybrid_jax.text.prompts import PromptLike, read_prompts
@@ -73,7 +74,7 @@ def read_envelope(line: Line) -> dict[str, Any]:
             code="line_too_long",
         )
     try:
-        envelope = json.loads(line.data.decode(), parse_constant=_no_constant)
+        envelope = json.loads(line.data.decode(), parse_constant=refuse_constant)
         if ESCAPED_SURROGATE.search(line.data):
             json.dumps(envelope, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
@@ -236,7 +237,3 @@ def chat_arguments(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _malformed(what: str) -> LineError:
     return LineError(what, code="invalid_json_line")
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")

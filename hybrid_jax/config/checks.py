@@ -79,6 +79,11 @@ def integers_of(given: Any) -> tuple[int, ...] | None:
     return tuple(map(operator.index, entries)) if all(map(is_integer, entries)) else None
 
 
+def refuse_constant(name: str) -> None:
+    """For `json.loads`, which takes NaN and Infinity for numbers. JSON has neither."""
+    raise ValueError(f"{name} is not a JSON number")
+
+
 def is_unicode(text: str) -> bool:
     """Whether UTF-8 can write a text: a lone surrogate stands in no text."""
     try:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from hybrid_jax.config.checks import is_unicode, must, refusal
+from hybrid_jax.config.checks import is_unicode, must, refusal, refuse_constant
 from hybrid_jax.config.other_names import refuses_other_names
 
 
@@ -92,7 +92,7 @@ class StructuredOutputsParams:
         must(self, "json", not hasattr(schema, "model_json_schema"), what)
         try:
             if isinstance(schema, str):
-                schema = json.loads(schema, parse_constant=_no_constant)
+                schema = json.loads(schema, parse_constant=refuse_constant)
             text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
         except RecursionError:
             raise refusal(self, "json", "a JSON schema that is not nested too deeply") from None
@@ -115,7 +115,3 @@ class StructuredOutputsParams:
     def _check_text(self, name: str, text: Any) -> None:
         must(self, name, isinstance(text, str) and bool(text), "made of non-empty text")
         must(self, name, is_unicode(text), "valid Unicode")
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")

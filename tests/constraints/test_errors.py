@@ -168,7 +168,7 @@ def test_a_word_no_token_of_the_model_can_write_is_refused():
             "json must be a JSON schema, or a class that has model_json_schema(), got <class 'int'>",
         ),
         ({"json": {"maximum": float("inf")}}, "json must be a JSON schema (Out of range float"),
-        ({"json": '{"maximum": NaN}'}, "json must be a JSON schema (NaN is no JSON number)"),
+        ({"json": '{"maximum": NaN}'}, "json must be a JSON schema (NaN is not a JSON number)"),
         ({"regex": 3}, "regex must be made of non-empty text, got 3"),
         ({"regex": ""}, "regex must be made of non-empty text, got ''"),
         ({"choice": "red"}, "choice must be a list of texts, got 'red'"),
