@@ -126,7 +126,6 @@ class Field:
             asks for nothing.
         read: makes the value of that field.
         nothing: values that ask for nothing, for a field that sets none.
-        ignored: any value is accepted and changes nothing.
         only: the one url that has this field; None for both.
         remedy: what to do instead.
     """
@@ -134,12 +133,10 @@ class Field:
     to: str | None = None
     read: Callable[[str, Any], Any] = _plain
     nothing: tuple[Any, ...] = ()
-    ignored: bool = False
     only: str | None = None
     remedy: str = "leave it out"
 
 
-IGNORED = Field(ignored=True)
 WHOLE = "a batch line is answered as a whole; leave it out or set it to false"
 TEXT_ONLY = "this engine reads and writes text; leave it out"
 TEMPLATE = "templates that know it get it through chat_template_kwargs"
@@ -188,23 +185,21 @@ FIELDS = {
     "verbosity": Field(nothing=("medium",), only=CHAT, remedy=TEMPLATE),
     "continue_final_message": Field(nothing=(False,), only=CHAT),
     "chat_template": Field(only=CHAT, remedy="name one for the whole run: --chat-template FILE"),
-    # about accounts, storage and speed: no answer depends on them
-    **{
-        name: IGNORED
-        for name in (
-            *("user", "metadata", "store", "service_tier", "safety_identifier", "stream_options"),
-            *("prompt_cache_key", "prompt_cache_retention", "prediction", "priority"),
-        )
-    },
 }
-# Fields that are read elsewhere, together with others on which they depend.
+# About accounts, storage and speed: no answer depends on them.
+IGNORED = {
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "stream_options"),
+    *("prompt_cache_key", "prompt_cache_retention", "prediction", "priority"),
+}
+# Fields that are ignored, or read elsewhere, together with others on which they depend.
 ELSEWHERE = {
-    CHAT: {
+    CHAT: IGNORED
+    | {
         *("model", "messages", "logprobs", "top_logprobs", "tools", "tool_choice"),
         *("parallel_tool_calls", "chat_template_kwargs", "add_generation_prompt"),
         "cache_breakpoints",
     },
-    COMPLETIONS: {"model", "prompt", "logprobs", "best_of", "cache_breakpoints"},
+    COMPLETIONS: IGNORED | {"model", "prompt", "logprobs", "best_of", "cache_breakpoints"},
 }
 
 
@@ -221,10 +216,10 @@ def read_params(body: Mapping[str, Any], url: str, defaults: SamplingParams) -> 
         field = FIELDS.get(name)
         if field is None or field.only not in (None, url):
             raise _unknown(name, url)
-        if field.to is None:
-            _refuse_unless_nothing(name, value, field)
-        else:
+        if field.to is not None:
             _add(given, field.to, name, _read(field, name, value))
+        elif not any(_same(value, nothing) for nothing in field.nothing):
+            raise unsupported(name, value, field.remedy)
     _add_logprobs(given, body, url)
     try:
         params = replace(defaults, **{to: value for to, (_, value) in given.items()})
@@ -282,11 +277,6 @@ def _check_best_of(best_of: Any, n: int) -> None:
             code="unsupported_parameter",
             param="best_of",
         )
-
-
-def _refuse_unless_nothing(name: str, value: Any, field: Field) -> None:
-    if not (field.ignored or any(_same(value, nothing) for nothing in field.nothing)):
-        raise unsupported(name, value, field.remedy)
 
 
 def _same(value: Any, other: Any) -> bool:
