@@ -52,10 +52,10 @@ def write_json(value: dict[str, Any]) -> None:
     write(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def write_rows(rows: list[tuple[str, str]]) -> None:
+def write_rows(rows: dict[str, str]) -> None:
     """Writes names and values, the values below each other."""
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
+    width = max(map(len, rows))
+    for name, value in rows.items():
         write(f"{name:<{width}}  {value}")
 
 

@@ -222,65 +222,49 @@ def _cache(found: dict[str, Any]) -> str:
 # --- for people -----------------------------------------------------------------------------------
 
 
-def lines(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """(name, value) pairs of what `inspect_model` found."""
+def lines(found: dict[str, Any]) -> dict[str, str]:
+    """What `inspect_model` found, in words, by name."""
     fit, fits = found["fit"], found["fits"] is not False
     kinds = ", ".join(f"{count} {kind}" for kind, count in found["layers"].items())
     rows = ", ".join(f"{count:,} of {length:,}" for length, count in fit["rows"].items())
     device = found["device"] or ("this machine" if found["platform"] == "cpu" else "this GPU")
     weights = f"{format_size(found['weight_bytes'])} {found['dtype']}"
-    told = [
-        (True, device, _fits_device(found)),
-        (
-            True,
-            "family",
-            f"{found['family']}, width {found['width']:,}, vocabulary {found['vocab_size']:,}",
-        ),
-        (True, "blocks", kinds),
-        (
-            True,
-            "dtype",
-            f"{found['dtype']}, stored as {found['stored_dtype']} (auto: float32 on a CPU, elsewhere as stored)",
-        ),
-        (True, "parameters", f"{found['parameters']:,} ({weights})"),
-        (True, "prefill", f"{found['flops_per_token'] / 1e9:.3g} GFLOP a token"),
-        (True, "context", f"{found['max_position']:,} tokens"),
-        (found["kv_bytes_per_token"], "KV", f"{format_size(found['kv_bytes_per_token'])} a token"),
-        (
-            found["frames_per_checkpoint"],
-            "checkpoint",
-            f"{format_size(found['checkpoint_bytes'])} in {_frames(found['frames_per_checkpoint'])} "
-            f"({found['checkpoint_padding']:.1%} padding)",
-        ),
-        (
-            found["page_tokens"],
-            "page",
-            f"{found['page_tokens']} tokens in {_frames(found['frames_per_page'])} "
-            f"({found['page_padding']:.1%} padding)",
-        ),
-        (True, "frame", format_size(found["frame_bytes"])),
-        (found["ring_bytes_per_row"], "ring", f"{format_size(found['ring_bytes_per_row'])} a row"),
-        (
-            True,
-            "steps",
-            f"{_rows(found['max_rows'])}, chunks of up to {found['prefill_tokens']:,} prompt tokens, "
-            f"{found['steps_per_dispatch']} tokens a row and dispatch",
-        ),
-        (True, "kernels", KERNELS[found["kernels"]]),
-        (True, "default memory", _default_memory(found)),
-        (
-            fits,
-            "budget",
-            f"{format_size(fit['memory'])}: arena {format_size(fit['arena_bytes'])} in {fit['num_frames']:,} "
-            f"frames, rings {format_size(fit['ring_bytes'])} for {_rows(found['max_rows'])}, tables "
-            f"{format_size(fit['table_bytes'])} for {fit['num_slots']:,} checkpoints, logits "
-            f"{format_size(fit['logits_bytes'])}, penalties and biases {format_size(fit['adjust_bytes'])}",
-        ),
-        (fits, "longest context", f"{fit['longest_context']:,} tokens"),
-        (fits, "most rows", rows or "none"),
-        (True, "prefix cache", found["cache"]),
-    ]
-    return [(name, value) for shown, name, value in told if shown]
+    told = {
+        device: _fits_device(found),
+        "family": f"{found['family']}, width {found['width']:,}, vocabulary {found['vocab_size']:,}",
+        "blocks": kinds,
+        "dtype": f"{found['dtype']}, stored as {found['stored_dtype']} (auto: float32 on a CPU, elsewhere as stored)",
+        "parameters": f"{found['parameters']:,} ({weights})",
+        "prefill": f"{found['flops_per_token'] / 1e9:.3g} GFLOP a token",
+        "context": f"{found['max_position']:,} tokens",
+        "KV": f"{format_size(found['kv_bytes_per_token'])} a token",
+        "checkpoint": f"{format_size(found['checkpoint_bytes'])} in {_frames(found['frames_per_checkpoint'])} "
+        f"({found['checkpoint_padding']:.1%} padding)",
+        "page": f"{found['page_tokens']} tokens in {_frames(found['frames_per_page'])} "
+        f"({found['page_padding']:.1%} padding)",
+        "frame": format_size(found["frame_bytes"]),
+        "ring": f"{format_size(found['ring_bytes_per_row'])} a row",
+        "steps": f"{_rows(found['max_rows'])}, chunks of up to {found['prefill_tokens']:,} prompt tokens, "
+        f"{found['steps_per_dispatch']} tokens a row and dispatch",
+        "kernels": KERNELS[found["kernels"]],
+        "default memory": _default_memory(found),
+        "budget": f"{format_size(fit['memory'])}: arena {format_size(fit['arena_bytes'])} in {fit['num_frames']:,} "
+        f"frames, rings {format_size(fit['ring_bytes'])} for {_rows(found['max_rows'])}, tables "
+        f"{format_size(fit['table_bytes'])} for {fit['num_slots']:,} checkpoints, logits "
+        f"{format_size(fit['logits_bytes'])}, penalties and biases {format_size(fit['adjust_bytes'])}",
+        "longest context": f"{fit['longest_context']:,} tokens",
+        "most rows": rows or "none",
+        "prefix cache": found["cache"],
+    }
+    # What a model does not have is left out, and what says nothing if it does not fit. All else is shown.
+    shown = {
+        "KV": found["kv_bytes_per_token"],
+        "checkpoint": found["frames_per_checkpoint"],
+        "page": found["page_tokens"],
+        "ring": found["ring_bytes_per_row"],
+        **dict.fromkeys(("budget", "longest context", "most rows"), fits),
+    }
+    return {name: value for name, value in told.items() if shown.get(name, True)}
 
 
 def _fits_device(found: dict[str, Any]) -> str:

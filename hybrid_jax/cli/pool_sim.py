@@ -93,61 +93,42 @@ def pool_sim(
         write_json(honest.as_dict()) if as_json else write_rows(_honest_rows(honest))
 
 
-def _asked(result: PoolResult) -> list[tuple[str, str]]:
-    return [
-        ("allocator", f"{result.allocator}, {format_size(result.pool_bytes)}"),
-        ("model", result.model_spec),
-        ("workload", f"{result.workload}, seed {result.seed}, {result.requests:,} requests"),
-    ]
+def _asked(result: PoolResult) -> dict[str, str]:
+    return {
+        "allocator": f"{result.allocator}, {format_size(result.pool_bytes)}",
+        "model": result.model_spec,
+        "workload": f"{result.workload}, seed {result.seed}, {result.requests:,} requests",
+    }
 
 
-def _paper_rows(result: PaperResult) -> list[tuple[str, str]]:
-    moves = (
-        f"{result.rebalance_count:,} done, {format_size(result.migrated_bytes)}; "
-        f"{result.rebalances_refused:,} refused; {format_size(result.wasted_bytes)} lost for ever"
-    )
-    return [
-        *_asked(result),
-        ("failed calls", f"{result.oom_count:,} of {result.allocate_calls:,}"),
-        ("completed", f"{result.completed:,}, as the paper counts"),
-        ("of those hollow", f"{result.hollow:,}; they lost memory while they ran"),
-        ("completed intact", f"{result.intact:,}"),
-        ("evictions", f"{result.evictions:,}, {result.pages_evicted:,} pages and states"),
-        ("rebalances", moves),
-        (
-            "memory",
-            f"{format_size(result.peak_bytes)} in use at most, {format_size(result.reserved_bytes)} reserved",
-        ),
-        ("processor time", f"{result.cpu_seconds:.2f} s"),
-    ]
+def _paper_rows(result: PaperResult) -> dict[str, str]:
+    return _asked(result) | {
+        "failed calls": f"{result.oom_count:,} of {result.allocate_calls:,}",
+        "completed": f"{result.completed:,}, as the paper counts",
+        "of those hollow": f"{result.hollow:,}; they lost memory while they ran",
+        "completed intact": f"{result.intact:,}",
+        "evictions": f"{result.evictions:,}, {result.pages_evicted:,} pages and states",
+        "rebalances": f"{result.rebalance_count:,} done, {format_size(result.migrated_bytes)}; "
+        f"{result.rebalances_refused:,} refused; {format_size(result.wasted_bytes)} lost for ever",
+        "memory": f"{format_size(result.peak_bytes)} in use at most, {format_size(result.reserved_bytes)} reserved",
+        "processor time": f"{result.cpu_seconds:.2f} s",
+    }
 
 
-def _honest_rows(result: TickResult) -> list[tuple[str, str]]:
-    return [
-        *_asked(result),
-        (
-            "tokens per tick",
-            f"{result.tokens_per_tick:.2f}, {result.of_ideal:.4f} of the byte-fluid ideal's",
-        ),
-        ("completed", f"{result.completed:,} in {result.makespan:,} ticks"),
-        ("of those hollow", f"{result.hollow:,}; their memory was gone at the end"),
-        ("infeasible", f"{result.infeasible:,}; the ideal refuses {result.ideal_infeasible:,}"),
-        (
-            "preempted",
-            f"{result.preempted:,} times, {result.recomputed_tokens:,} tokens computed for nothing",
-        ),
-        ("running", f"{result.mean_running:.1f} on average, {result.most_running:,} at most"),
-        ("memory in use", f"{100 * result.utilisation:.1f} % of the budget, while others wait"),
-        (
-            "memory taken",
-            f"{result.peak_footprint:.3f} of the budget; {100 * result.slot_padding:.2f} % of a state is padding",
-        ),
-        (
-            "moved",
-            f"{format_size(result.migrated_bytes)} changed kind, {format_size(result.copied_bytes)} copied, "
-            f"{format_size(result.wasted_bytes)} lost for ever, {format_size(result.leaked_bytes)} leaked",
-        ),
-        ("folds", f"{result.folds_in_place:,} in place, {result.folds_to_new:,} to new memory"),
-        ("prefixes", f"may end at multiples of {result.prefix_tokens:,} tokens"),
-        ("processor time", f"{result.cpu_seconds:.2f} s, {result.allocate_calls:,} allocate calls"),
-    ]
+def _honest_rows(result: TickResult) -> dict[str, str]:
+    return _asked(result) | {
+        "tokens per tick": f"{result.tokens_per_tick:.2f}, {result.of_ideal:.4f} of the byte-fluid ideal's",
+        "completed": f"{result.completed:,} in {result.makespan:,} ticks",
+        "of those hollow": f"{result.hollow:,}; their memory was gone at the end",
+        "infeasible": f"{result.infeasible:,}; the ideal refuses {result.ideal_infeasible:,}",
+        "preempted": f"{result.preempted:,} times, {result.recomputed_tokens:,} tokens computed for nothing",
+        "running": f"{result.mean_running:.1f} on average, {result.most_running:,} at most",
+        "memory in use": f"{100 * result.utilisation:.1f} % of the budget, while others wait",
+        "memory taken": f"{result.peak_footprint:.3f} of the budget; {100 * result.slot_padding:.2f} % of a state is "
+        "padding",
+        "moved": f"{format_size(result.migrated_bytes)} changed kind, {format_size(result.copied_bytes)} copied, "
+        f"{format_size(result.wasted_bytes)} lost for ever, {format_size(result.leaked_bytes)} leaked",
+        "folds": f"{result.folds_in_place:,} in place, {result.folds_to_new:,} to new memory",
+        "prefixes": f"may end at multiples of {result.prefix_tokens:,} tokens",
+        "processor time": f"{result.cpu_seconds:.2f} s, {result.allocate_calls:,} allocate calls",
+    }

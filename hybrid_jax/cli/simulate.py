@@ -108,58 +108,46 @@ def share(value: float) -> str:
     return f"{100 * value:.2f} %"
 
 
-def _rows(result: CacheResult) -> list[tuple[str, str]]:
+def _rows(result: CacheResult) -> dict[str, str]:
     """What both clocks tell."""
-    distances = (
-        ("a clairvoyant hits", result.distance_to_optimal),
-        ("an endless cache hits", result.distance_to_infinite),
-    )
-    return [
-        ("policy", result.policy),
-        ("model", result.model_spec),
-        ("requests", f"{result.requests:,}, {result.input_tokens:,} prompt tokens"),
-        ("token hit rate", share(result.token_hit_rate)),
-        *((name, f"{share(d)} of the tokens more") for name, d in distances if d is not None),
-        ("FLOPs saved", share(result.flops_saved_rate)),
-        (
-            "memory",
-            f"{format_size(result.used_max)} of {format_size(result.capacity)} used at most",
-        ),
-        ("evictions", f"{result.evictions:,}"),
-        ("processor time", f"{result.seconds:.2f} s"),
-    ]
+    distances = {
+        "a clairvoyant hits": result.distance_to_optimal,
+        "an endless cache hits": result.distance_to_infinite,
+    }
+    return {
+        "policy": result.policy,
+        "model": result.model_spec,
+        "requests": f"{result.requests:,}, {result.input_tokens:,} prompt tokens",
+        "token hit rate": share(result.token_hit_rate),
+        **{n: f"{share(d)} of the tokens more" for n, d in distances.items() if d is not None},
+        "FLOPs saved": share(result.flops_saved_rate),
+        "memory": f"{format_size(result.used_max)} of {format_size(result.capacity)} used at most",
+        "evictions": f"{result.evictions:,}",
+        "processor time": f"{result.seconds:.2f} s",
+    }
 
 
 def _print_in_flight(result: InFlightResult) -> None:
-    rows = [
-        *_rows(result),
-        ("never fit", f"{result.infeasible:,}"),
-        ("time to first token", _times(result.ttft_s)),
-        ("time to last token", _times(result.latency_s)),
-        ("padding", _padding(result)),
-        ("device", result.timing),
-        ("span", f"{result.span_s:,.0f} s of the trace's time"),
-        ("preemptions", f"{result.preemptions:,}"),
-        ("waited for another's", f"{result.waits:,}"),
-    ]
-    write_rows(rows)
-
-
-def _padding(result: InFlightResult) -> str:
     part = result.padded_tokens / max(1, result.prefill_tokens + result.padded_tokens)
-    return (
-        f"{result.padded_tokens:,} tokens beside {result.prefill_tokens:,} of prompts, {share(part)} of what is "
-        f"computed, {result.padded_s:,.0f} s"
-    )
+    own = {
+        "never fit": f"{result.infeasible:,}",
+        "time to first token": _times(result.ttft_s),
+        "time to last token": _times(result.latency_s),
+        "padding": f"{result.padded_tokens:,} tokens beside {result.prefill_tokens:,} of prompts, {share(part)} of "
+        f"what is computed, {result.padded_s:,.0f} s",
+        "device": result.timing,
+        "span": f"{result.span_s:,.0f} s of the trace's time",
+        "preemptions": f"{result.preemptions:,}",
+        "waited for another's": f"{result.waits:,}",
+    }
+    write_rows(_rows(result) | own)
 
 
 def _print(result: Result) -> None:
-    rows = [
-        *_rows(result),
-        ("time to first token", f"{_times(result.ttft_s)} ({result.timing})"),
-    ]
+    rows = _rows(result)
+    rows["time to first token"] = f"{_times(result.ttft_s)} ({result.timing})"
     if result.alpha is not None:
-        rows.append(("alpha", f"{result.alpha:g}"))
+        rows["alpha"] = f"{result.alpha:g}"
     write_rows(rows)
     table = Table("prompt tokens from", "requests", "token hit rate", box=None)
     for part in result.length_bins:
