@@ -86,14 +86,16 @@ class Call:
         self.jobs, self.streams, self.stepped = jobs, streams, stepped
         self._send = send or self.news.put
         self.num_finished, self.over = 0, False
+        self._num_told = 0  # of the finished prompts
         self.error: BaseException | None = None
         self.engine_failed = False
         self.has_shown_text = False
 
-    def tell(self, deltas: Sequence[Delta], *, finished_some: bool) -> None:
+    def tell(self, deltas: Sequence[Delta]) -> None:
         """Sends what a turn brought, if the caller wants to know. Raises if the caller cannot be reached."""
         self.over = self.num_finished == len(self.jobs)
-        if self.over or finished_some or self.streams:
+        if self.over or self.streams or self.num_finished != self._num_told:
+            self._num_told = self.num_finished
             self.has_shown_text = self.has_shown_text or bool(deltas)
             self._send(News(deltas=deltas, num_finished=self.num_finished, over=self.over))
 
@@ -419,21 +421,21 @@ class _Loop:
             self._fail_turn(error)
             return
         now = time.perf_counter()
-        news: dict[Call, tuple[list[Delta], int]] = {}
+        news: dict[Call, list[Delta]] = {}
         for result in results:
             entry = self._live.get(result.request.request_id)
             if entry is None:  # it ended at a stop string, or its caller has left
                 continue
             call, job, completion = entry
-            deltas, _ = news.setdefault(call, ([], call.num_finished))
+            deltas = news.setdefault(call, [])
             try:
                 self._hand_on(call, job, completion, deltas, now)
             except BaseException as error:
                 # Its tokens cannot become text. That does not concern the other calls.
                 news.pop(call, None)
                 self.end_call(call, error)
-        for call, (deltas, num_finished) in news.items():
-            self._tell(call, deltas, finished_some=call.num_finished != num_finished)
+        for call, deltas in news.items():
+            self._tell(call, deltas)
 
     def _hand_on(
         self, call: Call, job: Job, completion: Completion, deltas: list[Delta], now: float
@@ -451,11 +453,11 @@ class _Loop:
             call.num_finished += 1
             self._record(job)
 
-    def _tell(self, call: Call, deltas: list[Delta], *, finished_some: bool) -> None:
+    def _tell(self, call: Call, deltas: list[Delta]) -> None:
         if call.num_finished == len(call.jobs):
             self._calls.pop(call, None)
         try:
-            call.tell(deltas, finished_some=finished_some)
+            call.tell(deltas)
         except Exception:  # its event loop is closed
             self.end_call(call)
 
@@ -496,7 +498,7 @@ class _Loop:
                 self.end_call(call, error, engine_failed=lost)
             else:
                 if not call.jobs:
-                    self._tell(call, [], finished_some=False)
+                    self._tell(call, [])
 
     def _add(self, call: Call) -> None:
         order = self.engine.order([job.completions[0].request.prompt for job in call.jobs])
