@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from hybrid_jax.api.completions import Job, derive_seed
+from hybrid_jax.api.engine_thread import EngineThread
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.constraints import Constraints
@@ -47,8 +48,7 @@ class Intake:
         config, engine_config: of the model and its engine.
         tokenizer: None for a model that came without one.
         defaults: the parameters of prompts that come without any; the temperature is None if the model names none.
-        max_model_len: returns the longest sequence in tokens, or raises if the engine is closed.
-        compile_seconds: returns how long the engine has compiled so far.
+        thread: of the engine.
     """
 
     def __init__(
@@ -57,13 +57,11 @@ class Intake:
         engine_config: EngineConfig,
         tokenizer: Tokenizer | None,
         defaults: SamplingParams,
-        max_model_len: Callable[[], int],
-        compile_seconds: Callable[[], float],
+        thread: EngineThread,
     ) -> None:
         self.tokenizer, self.defaults, self.num_requests = tokenizer, defaults, 0
-        self._numbering, self._compile_seconds = threading.Lock(), compile_seconds
+        self._numbering, self._thread = threading.Lock(), thread
         self._config, self._seed = config, engine_config.seed
-        self._max_model_len = max_model_len
         self._constraints = Constraints(tokenizer, config)
 
     def jobs(
@@ -75,8 +73,9 @@ class Intake:
 
         Raises:
             ValueError: something is wrong with a prompt or its parameters. No request has been numbered.
+            RuntimeError: the engine is closed.
         """
-        max_model_len = self._max_model_len()
+        engine = self._thread.engine
         read = read_prompts(prompts, self.tokenizer, vocab_size=self._config.vocab_size)
         paired = pair_params(params, len(read), self.defaults)
         complete = {id(own): self.complete(own) for own in paired}  # often there is one for all
@@ -92,7 +91,7 @@ class Intake:
                 index,
                 len(prompt.token_ids),
                 own,
-                max_model_len,
+                engine.max_model_len,
                 default=self.defaults.max_tokens,
             )
             stop_ids = resolve_stop_ids(index, own, self._config)
@@ -106,7 +105,7 @@ class Intake:
                 stop_ids=stop_ids,
                 max_tokens=max_tokens,
                 limits=limits,
-                compile_seconds=self._compile_seconds,
+                compile_seconds=engine.compile_seconds,
             )
             makers.append(make)
         with self._numbering:

@@ -169,16 +169,9 @@ class LLM:
         self._params = params
         self._weight_bytes = held_bytes(params)
         self._ledger = Ledger()
-        self._thread = thread = EngineThread(engine, record=self._ledger.record)
+        self._thread = EngineThread(engine, record=self._ledger.record)
         # Nothing here may hold this object, so that one that nobody else holds frees its memory soon.
-        self._intake = Intake(
-            config,
-            engine_config,
-            tokenizer,
-            defaults,
-            max_model_len=lambda: thread.engine.max_model_len,
-            compile_seconds=engine.compile_seconds,
-        )
+        self._intake = Intake(config, engine_config, tokenizer, defaults, self._thread)
         self._cache = CacheView(self._thread.ask, self._ledger.seen, config, engine_config)
         if not quiet:
             print(self.describe(), file=sys.stderr)
