@@ -278,15 +278,10 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _make_environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-    )
-    # Plain JSON. Jinja's own filter escapes it for HTML, and no model was trained on that.
-    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment
-
-
-_ENVIRONMENT = _make_environment()
+_ENVIRONMENT = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+)
+# Plain JSON. Jinja's own filter escapes it for HTML, and no model was trained on that.
+_ENVIRONMENT.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
+_ENVIRONMENT.globals["raise_exception"] = _raise_exception
+_ENVIRONMENT.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
