@@ -6,7 +6,6 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TextIO
 
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn
@@ -61,10 +60,6 @@ def show_compiling(number: int, total: int) -> None:
             update(description=text)
             _told.append(functools.partial(update, description=what))
         elif sys.stderr.isatty() or type(sys.stderr).__module__ == "ipykernel.iostream":
-            _write(sys.stderr, f"\r{text:<{WIDTH}}")
-            _told.append(functools.partial(_write, sys.stderr, f"\r{'':<{WIDTH}}\r"))
-
-
-def _write(stream: TextIO, text: str) -> None:
-    stream.write(text)
-    stream.flush()
+            write = functools.partial(print, end="", file=sys.stderr, flush=True)
+            write(f"\r{text:<{WIDTH}}")
+            _told.append(functools.partial(write, f"\r{'':<{WIDTH}}\r"))
