@@ -3,17 +3,13 @@
 May import: nothing of the package.
 """
 
-from hybrid_jax.config.engine import CACHE_POLICIES as CACHE_POLICIES
 from hybrid_jax.config.engine import MAX_GRAIN as MAX_GRAIN
 from hybrid_jax.config.engine import CacheConfig as CacheConfig
 from hybrid_jax.config.engine import EngineConfig as EngineConfig
 from hybrid_jax.config.engine import fixed_alpha as fixed_alpha
 from hybrid_jax.config.engine import resolve_dtype as resolve_dtype
-from hybrid_jax.config.layers import ACTIVATIONS as ACTIVATIONS
 from hybrid_jax.config.layers import MLP as MLP
-from hybrid_jax.config.layers import ROUTINGS as ROUTINGS
 from hybrid_jax.config.layers import Attention as Attention
-from hybrid_jax.config.layers import FeedForward as FeedForward
 from hybrid_jax.config.layers import GatedDelta as GatedDelta
 from hybrid_jax.config.layers import LayerSpec as LayerSpec
 from hybrid_jax.config.layers import Mamba1 as Mamba1
