@@ -7,10 +7,9 @@ also reads a prediction). Attention adds 4 * N * H per visible key. Norms, activ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig, MoE, RecurrentMixer
+from hybrid_jax.config import MLP, Attention, ModelConfig, MoE, RecurrentMixer
 from hybrid_jax.geometry import ITEM_BYTES, Geometry, checkpoint_bytes
 from hybrid_jax.kinds.kind import all_weights
 from hybrid_jax.kinds.table import kind_of, model_weights, recurrent_kind
@@ -77,55 +76,43 @@ def frame_costs(geometry: Geometry) -> Costs:
     )
 
 
-def model_costs(model: ModelConfig, geometry: Geometry, *, cut: int | None = None) -> Costs:
-    """Costs of a model as an engine runs it: bytes are those of frames, their padding included.
-
-    Args:
-        cut: layers that prompt tokens go through; the later ones only write KV and state from what the cut leaves
-            (SwiftKV, arXiv 2410.03960, and its like for recurrent layers). None for all.
-    """
+def model_costs(model: ModelConfig, geometry: Geometry) -> Costs:
+    """Costs of a model as an engine runs it: bytes are those of frames, their padding included."""
     taken = frame_costs(geometry)
     return block_costs(
-        _blocks(model.layers[:cut]),
+        _blocks(model),
         width=model.width,
         kv_bytes=taken.kv_bytes,
         checkpoint_bytes=taken.checkpoint_bytes,
-        written=[] if cut is None else _blocks(model.layers[cut:]),
     )
 
 
-def _blocks(layers: Sequence[LayerSpec]) -> list[tuple[int, Block]]:
-    blocks = [block for layer in layers for block in (*layer.mixers, layer.mlp)]
+def _blocks(model: ModelConfig) -> list[tuple[int, Block]]:
+    blocks = [block for layer in model.layers for block in (*layer.mixers, layer.mlp)]
     return [(1, block) for block in blocks if block is not None]
 
 
 def block_costs(
-    blocks: list[tuple[int, Block]],
-    *,
-    width: int,
-    kv_bytes: int,
-    checkpoint_bytes: int,
-    written: Sequence[tuple[int, Block]] = (),
+    blocks: list[tuple[int, Block]], *, width: int, kv_bytes: int, checkpoint_bytes: int
 ) -> Costs:
     """Costs of a stack of blocks.
 
     Args:
         blocks: (how many, block) pairs.
-        written: more of them, which only write their KV and state.
         width: D of the residual stream.
         kv_bytes, checkpoint_bytes: what the cache takes for a token and a state.
     """
     windows: dict[int, float] = {}
     per_token = per_key = 0.0
     for count, block in blocks:
-        per_token += count * token_flops(block, width)
-        flops = count * kind_of(block).key_flops(block)
-        seen = kind_of(block).keys_seen(block)
+        kind = kind_of(block)
+        per_token += count * (2 * kind.active_weights(block, width) + kind.recurrence_flops(block))
+        flops = count * kind.key_flops(block)
+        seen = kind.keys_seen(block)
         if seen is None:
             per_key += flops
         else:
             windows[seen] = windows.get(seen, 0.0) + flops
-    per_token += sum(count * kind_of(block).written_flops(block, width) for count, block in written)
     return Costs(
         flops_per_token=per_token,
         flops_per_key=per_key,
@@ -137,7 +124,7 @@ def block_costs(
 
 def prefill_flops(model: ModelConfig, num_tokens: int, start: int = 0) -> int:
     """FLOPs to run tokens `start .. start + num_tokens` of one sequence, without the logits."""
-    costs = block_costs(_blocks(model.layers), width=model.width, kv_bytes=0, checkpoint_bytes=0)
+    costs = block_costs(_blocks(model), width=model.width, kv_bytes=0, checkpoint_bytes=0)
     return int(costs.flops(start + num_tokens, start))
 
 
@@ -145,12 +132,6 @@ def _windowed(position: int, window: int) -> int:
     """Sum over the first `position` queries of the keys a sliding window lets each see."""
     ramp = min(position, window)
     return ramp * (ramp + 1) // 2 + (position - ramp) * window
-
-
-def token_flops(block: Block, width: int) -> int:
-    """FLOPs of one block for one token, without what attention does with keys."""
-    kind = kind_of(block)
-    return 2 * kind.active_weights(block, width) + kind.recurrence_flops(block)
 
 
 def state_elements(mixer: RecurrentMixer) -> tuple[int, int]:

@@ -49,9 +49,6 @@ class AttentionKind(Kind):
             )
         return tree
 
-    def written_flops(self, spec: Attention, width: int) -> int:
-        return 4 * width * _sizes(spec)[1]
-
     def token_elements(self, spec: Attention) -> int:
         return 2 * _sizes(spec)[1]
 

@@ -39,8 +39,3 @@ class GatedDeltaKind(RecurrentKind):
         if spec.conv_bias:
             tree["conv_bias"] = Weight(shape=(spec.conv_size,), draw="zeros")
         return tree
-
-    def written(self, spec: GatedDelta, width: int) -> tuple[int, int]:
-        """k, v, beta and the decay."""
-        channels = spec.conv_size - spec.num_key_heads * spec.key_dim
-        return width * (channels + 2 * spec.num_value_heads), channels

@@ -129,10 +129,6 @@ class Kind:
         """FLOPs of one token beside those of the weights."""
         return 0
 
-    def written_flops(self, spec: Any, width: int) -> int:
-        """FLOPs of one token that only leaves its K and V, or enters the state, while nothing is read."""
-        return 0
-
     def token_elements(self, spec: Any) -> int:
         """Elements that a page holds of each token: its K and V."""
         return 0
@@ -177,13 +173,3 @@ class RecurrentKind(Kind):
 
     def recurrence_flops(self, spec: Any) -> int:
         return self.state_flops * self.layout(spec).state_words
-
-    def written(self, spec: Any, width: int) -> tuple[int, int]:
-        """How many weights the projections that lead to a token's record have, and how many channels are convolved."""
-        raise NotImplementedError
-
-    def written_flops(self, spec: Any, width: int) -> int:
-        projected, channels = self.written(spec, width)
-        layout = self.layout(spec)
-        convolved = (layout.columns + 1) * channels
-        return 2 * projected + 2 * convolved + (self.state_flops - 2) * layout.state_words

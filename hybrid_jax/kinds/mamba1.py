@@ -36,8 +36,3 @@ class Mamba1Kind(RecurrentKind):
         if spec.conv_bias:
             tree["conv_bias"] = Weight(shape=(inner,), draw="zeros")
         return tree
-
-    def written(self, spec: Mamba1, width: int) -> tuple[int, int]:
-        """x, and then dt and B, which are made from x."""
-        inner, rank = spec.inner_size, spec.dt_rank
-        return width * inner + inner * (2 * rank + spec.state_size), inner

@@ -68,10 +68,6 @@ class Mamba2Kind(RecurrentKind):
             tree["out_bias"] = vector(f"{prefix}.out_proj.bias", width)
         return tree
 
-    def written(self, spec: Mamba2, width: int) -> tuple[int, int]:
-        """x, B and dt."""
-        return width * (spec.record_size + spec.num_heads), spec.record_size
-
     def row_bytes(self, spec: Mamba2, step: StepSize) -> int:
         return step.product(spec.proj_size) + 2 * spec.inner_size * step.item
 

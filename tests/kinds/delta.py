@@ -80,9 +80,6 @@ class DeltaKind(RecurrentKind):
             "out_proj": matrix(spec.values, (f"{prefix}.out_proj.weight", width)),
         }
 
-    def written(self, spec: Delta, width: int) -> tuple[int, int]:
-        return width * (spec.channels + 2 * spec.num_heads), spec.channels
-
     def row_bytes(self, spec: Delta, step: StepSize) -> int:
         return 6 * spec.channels * step.item
 

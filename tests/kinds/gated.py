@@ -60,9 +60,6 @@ class GatedKind(RecurrentKind):
             "out_proj": matrix(spec.channels, (f"{prefix}.out_proj.weight", width)),
         }
 
-    def written(self, spec: Gated, width: int) -> tuple[int, int]:
-        return 2 * width * spec.channels, 0
-
     def row_bytes(self, spec: Gated, step: StepSize) -> int:
         return 6 * spec.channels * step.item
 
