@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hybrid_jax.config import Attention
 from hybrid_jax.kinds.kind import FLOAT32_BYTES, Kind, StepSize, Weight, Weights
-from hybrid_jax.kinds.tensors import bias, matrix
 from hybrid_jax.layers.parts import ATTENTION_PROGRAMS, LEAST_SPLIT, NUM_SMS
 
 # Up to so many queries per row and KV head, attention is bound by reading and has tiles of its own.
@@ -15,38 +14,26 @@ class AttentionKind(Kind):
     """See `config.Attention`."""
 
     name = "attention"
+    tensors = {
+        "qkv": ("q_proj.weight", "k_proj.weight", "v_proj.weight"),
+        "qkv_bias": ("q_proj.bias", "k_proj.bias", "v_proj.bias"),
+        "out": "o_proj.weight",
+        "out_bias": "o_proj.bias",
+    }
 
     def weights(self, spec: Attention, width: int) -> Weights:
         q, kv = _sizes(spec)
+        fused = (q, kv, kv)
         tree = {
-            "qkv": Weight(shape=(width, q + 2 * kv), draw="matrix"),
+            "qkv": Weight(shape=(width, sum(fused)), draw="matrix", fused=fused),
             "out": Weight(shape=(q, width), draw="output"),
         }
         if spec.qkv_bias:
-            tree["qkv_bias"] = Weight(shape=(q + 2 * kv,), draw="zeros")
+            tree["qkv_bias"] = Weight(shape=(sum(fused),), draw="zeros", fused=fused)
         if spec.out_bias:
             tree["out_bias"] = Weight(shape=(width,), draw="zeros")
         if spec.qk_norm:
             tree |= dict.fromkeys(("q_norm", "k_norm"), Weight(shape=(spec.head_dim,), draw="ones"))
-        return tree
-
-    def stored(
-        self, prefix: str, width: int, spec: Attention, *, zeros_if_absent: bool = False
-    ) -> dict:
-        """`q_proj`, `k_proj`, `v_proj`, `o_proj` under `prefix`."""
-        q, kv = _sizes(spec)
-        outputs = (("q_proj", q), ("k_proj", kv), ("v_proj", kv))
-        tree = {
-            "qkv": matrix(width, *((f"{prefix}.{name}.weight", size) for name, size in outputs)),
-            "out": matrix(q, (f"{prefix}.o_proj.weight", width)),
-        }
-        if spec.qkv_bias:
-            biases = ((f"{prefix}.{name}.bias", size) for name, size in outputs)
-            tree["qkv_bias"] = bias(*biases, zeros_if_absent=zeros_if_absent)
-        if spec.out_bias:
-            tree["out_bias"] = bias(
-                (f"{prefix}.o_proj.bias", width), zeros_if_absent=zeros_if_absent
-            )
         return tree
 
     def token_elements(self, spec: Attention) -> int:

@@ -30,7 +30,7 @@ class GatedDeltaKind(RecurrentKind):
         heads, value = spec.num_value_heads, spec.num_value_heads * spec.value_dim
         tree = {
             "in_proj": Weight(shape=(width, spec.conv_size + value + 2 * heads), draw="matrix"),
-            "conv": Weight(shape=(spec.conv_width, spec.conv_size), draw="matrix"),
+            "conv": Weight(shape=(spec.conv_width, spec.conv_size), draw="conv"),
             "dt_bias": Weight(shape=(heads,), draw="step_bias", float32=True),
             "A_log": Weight(shape=(heads,), draw="log_decay", float32=True),
             "norm": Weight(shape=(spec.value_dim,), draw="ones"),

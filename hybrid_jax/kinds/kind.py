@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from hybrid_jax.layers.parts import num_parts, row_parts
 
-Draw = Literal["embedding", "matrix", "output", "ones", "zeros", "step_bias", "log_decay"]
+Draw = Literal["embedding", "matrix", "conv", "output", "ones", "zeros", "step_bias", "log_decay"]
 FLOAT32_BYTES = 4
 
 
@@ -19,14 +19,16 @@ class Weight:
 
     Attributes:
         shape: the shape that the layers expect.
-        draw: how random weights are drawn. "embedding", "matrix" and "output" (onto the residual stream) are normal;
-            "step_bias" and "log_decay" are for step sizes and decay rates (arXiv 2405.21060).
+        draw: how random weights are drawn. "embedding", "matrix", "conv" and "output" (onto the residual stream) are
+            normal; "step_bias" and "log_decay" are for step sizes and decay rates (arXiv 2405.21060).
         float32: it is kept in float32, whatever dtype the other weights have.
+        fused: columns of each linear map, where several lie side by side.
     """
 
     shape: tuple[int, ...]
     draw: Draw
     float32: bool = False
+    fused: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -35,6 +37,7 @@ class Weight:
 
 
 Weights = dict[str, Any]  # of `Weight`, or of dictionaries and lists of these
+Names = Any  # of the tensors that weights are made from: a tree like theirs, with a name or several at each leaf
 
 
 def map_weights(make: Callable[[Weight], Any], tree: Any) -> Any:
@@ -112,13 +115,10 @@ class Kind:
     """A kind of block: a mixer or a feed-forward block. `spec` is of its class in `hybrid_jax.config`; `width` is D."""
 
     name: str  # in files that list the blocks of a model
+    tensors: Names  # in the checkpoints of all families, for a mixer
 
     def weights(self, spec: Any, width: int) -> Weights:
         """The arrays of a block, without the norm in front of it."""
-        raise NotImplementedError
-
-    def stored(self, prefix: str, width: int, spec: Any) -> dict:
-        """The same tree with `Stored` leaves: the tensors of a checkpoint under a prefix."""
         raise NotImplementedError
 
     def active_weights(self, spec: Any, width: int) -> int:

@@ -25,7 +25,7 @@ class Mamba1Kind(RecurrentKind):
         inner, rank = spec.inner_size, spec.dt_rank
         tree = {
             "in_proj": Weight(shape=(width, 2 * inner), draw="matrix"),
-            "conv": Weight(shape=(spec.conv_width, inner), draw="matrix"),
+            "conv": Weight(shape=(spec.conv_width, inner), draw="conv"),
             "x_proj": Weight(shape=(inner, rank + 2 * spec.state_size), draw="matrix"),
             "dt_proj": Weight(shape=(rank, inner), draw="matrix"),
             "dt_bias": Weight(shape=(inner,), draw="step_bias", float32=True),

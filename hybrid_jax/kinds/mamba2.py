@@ -12,7 +12,6 @@ from hybrid_jax.kinds.kind import (
     Weight,
     Weights,
 )
-from hybrid_jax.kinds.tensors import Stored, matrix, vector
 
 
 class Mamba2Kind(RecurrentKind):
@@ -20,6 +19,18 @@ class Mamba2Kind(RecurrentKind):
 
     name = "mamba2"
     state_flops = 6
+    tensors = {
+        "in_proj": "in_proj.weight",
+        "in_bias": "in_proj.bias",
+        "conv": "conv1d.weight",
+        "conv_bias": "conv1d.bias",
+        "A_log": "A_log",
+        "D": "D",
+        "dt_bias": "dt_bias",
+        "norm": "norm.weight",
+        "out_proj": "out_proj.weight",
+        "out_bias": "out_proj.bias",
+    }
 
     def layout(self, spec: Mamba2) -> StateLayout:
         return StateLayout(
@@ -35,7 +46,7 @@ class Mamba2Kind(RecurrentKind):
         tree = {
             "dt_bias": Weight(shape=heads, draw="step_bias", float32=True),
             "in_proj": Weight(shape=(width, spec.proj_size), draw="matrix"),
-            "conv": Weight(shape=(spec.conv_width, spec.conv_size), draw="matrix"),
+            "conv": Weight(shape=(spec.conv_width, spec.conv_size), draw="conv"),
             "A_log": Weight(shape=heads, draw="log_decay", float32=True),
             "D": Weight(shape=heads, draw="ones", float32=True),
             "norm": Weight(shape=(spec.inner_size,), draw="ones"),
@@ -46,26 +57,6 @@ class Mamba2Kind(RecurrentKind):
         if spec.proj_bias:
             tree["in_bias"] = Weight(shape=(spec.proj_size,), draw="zeros")
             tree["out_bias"] = Weight(shape=(width,), draw="zeros")
-        return tree
-
-    def stored(self, prefix: str, width: int, spec: Mamba2) -> dict:
-        """Every family uses the same names."""
-        inner, heads = spec.inner_size, spec.num_heads
-        conv = (f"{prefix}.conv1d.weight", (spec.conv_size, 1, spec.conv_width))
-        tree = {
-            "in_proj": matrix(width, (f"{prefix}.in_proj.weight", spec.proj_size)),
-            "conv": Stored(parts=(conv,), layout="conv"),
-            "A_log": vector(f"{prefix}.A_log", heads, keep_dtype=True),
-            "D": vector(f"{prefix}.D", heads, keep_dtype=True),
-            "dt_bias": vector(f"{prefix}.dt_bias", heads, keep_dtype=True),
-            "norm": vector(f"{prefix}.norm.weight", inner),
-            "out_proj": matrix(inner, (f"{prefix}.out_proj.weight", width)),
-        }
-        if spec.conv_bias:
-            tree["conv_bias"] = vector(f"{prefix}.conv1d.bias", spec.conv_size)
-        if spec.proj_bias:
-            tree["in_bias"] = vector(f"{prefix}.in_proj.bias", spec.proj_size)
-            tree["out_bias"] = vector(f"{prefix}.out_proj.bias", width)
         return tree
 
     def row_bytes(self, spec: Mamba2, step: StepSize) -> int:

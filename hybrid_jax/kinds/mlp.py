@@ -76,13 +76,13 @@ def _matrices(spec: MLP | MoE) -> int:
 def _block(width: int, hidden: int, spec: MLP | MoE, count: int | None = None) -> Weights:
     """The weights of a feed-forward block of `hidden` units, or of `count` such blocks side by side."""
     lead = () if count is None else (count,)
-    first = (_matrices(spec) - 1) * hidden
+    fused = (hidden,) * (_matrices(spec) - 1)
     tree = {
-        "up": Weight(shape=(*lead, width, first), draw="matrix"),
+        "up": Weight(shape=(*lead, width, sum(fused)), draw="matrix", fused=fused),
         "down": Weight(shape=(*lead, hidden, width), draw="output"),
     }
     if spec.bias:
-        tree["up_bias"] = Weight(shape=(*lead, first), draw="zeros")
+        tree["up_bias"] = Weight(shape=(*lead, sum(fused)), draw="zeros", fused=fused)
         tree["down_bias"] = Weight(shape=(*lead, width), draw="zeros")
     return tree
 

@@ -8,50 +8,14 @@ Packages: jax, numpy.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from types import ModuleType
-
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.models import bamba, granitemoehybrid, llama, mamba2, nemotron_h
+from hybrid_jax.models.family import Family as Family
 from hybrid_jax.models.hf_config import HFConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """One checkpoint layout.
-
-    Attributes:
-        read_config: fields of config.json to `ModelConfig`.
-        stored: `ModelConfig` to the parameter tree with `tensors.Stored` leaves.
-        renames: (pattern, replacement) applied to the names of a file, for layouts with two spellings.
-        ignored: patterns of tensors that a file may hold and the model does not use.
-    """
-
-    read_config: Callable[[HFConfig], ModelConfig]
-    stored: Callable[[ModelConfig], dict]
-    renames: tuple[tuple[str, str], ...] = ()
-    ignored: tuple[str, ...] = (r"\.rotary_emb\.inv_freq$", r"^mtp\.", r"^(model\.)?visual\.")
-
-    def canonical(self, name: str) -> str:
-        """The name of a file's tensor as `stored` spells it."""
-        for pattern, replacement in self.renames:
-            name = re.sub(pattern, replacement, name)
-        return name
-
-    def ignores(self, name: str) -> bool:
-        """Whether a tensor of this name may be there without being used."""
-        return any(re.search(pattern, name) for pattern in self.ignored)
-
-
-def _family(module: ModuleType) -> Family:
-    return Family(read_config=module.read_config, stored=module.stored, renames=module.RENAMES)
-
 
 # By the name of its file, which is its model_type.
 FAMILIES = {
-    module.__name__.rpartition(".")[2]: _family(module)
+    module.__name__.rpartition(".")[2]: module.FAMILY
     for module in (bamba, granitemoehybrid, llama, mamba2, nemotron_h)
 }
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig, RecurrentMixer
-from hybrid_jax.kinds import tensors
-from hybrid_jax.kinds.table import kind_of
+from hybrid_jax.config import MLP, LayerSpec, ModelConfig, RecurrentMixer
+from hybrid_jax.kinds.tensors import GATED_MLP, under
+from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
-RENAMES = ()
 NORM_EPS = 1e-5  # of layers and mixers, where the file says nothing
 ROTATED = 0.5  # share of each head, where the file says nothing
 
@@ -69,17 +68,9 @@ def recurrent_mixer(fields: HFConfig, default_eps: float) -> RecurrentMixer:
     )
 
 
-def stored(config: ModelConfig) -> dict:
-    """Our parameter tree in terms of the checkpoint's tensors."""
-
-    def layer(index: int, spec: LayerSpec) -> dict:
-        prefix, (mixer,) = f"model.layers.{index}", spec.mixers
-        name = "self_attn" if isinstance(mixer, Attention) else "mamba"
-        return {
-            "norm": tensors.vector(f"{prefix}.input_layernorm.weight", config.width),
-            "mixers": [kind_of(mixer).stored(f"{prefix}.{name}", config.width, mixer)],
-            "mlp_norm": tensors.vector(f"{prefix}.pre_ff_layernorm.weight", config.width),
-            "mlp": tensors.gated_mlp(f"{prefix}.feed_forward", config.width, spec.mlp),
-        }
-
-    return tensors.model(config, "model.embed_tokens.weight", "model.final_layernorm.weight", layer)
+FAMILY = Family(
+    read_config=read_config,
+    norm="model.final_layernorm.weight",
+    mlp_norm="pre_ff_layernorm.weight",
+    feed_forward={MLP: under("feed_forward", GATED_MLP)},
+)

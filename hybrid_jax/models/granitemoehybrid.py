@@ -6,17 +6,12 @@ Four multipliers: on the embeddings, on every residual update, on q·k (in place
 
 from __future__ import annotations
 
-from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig, MoE
-from hybrid_jax.kinds import tensors
-from hybrid_jax.kinds.table import kind_of
+from hybrid_jax.config import MLP, LayerSpec, ModelConfig, MoE
+from hybrid_jax.kinds.tensors import under
 from hybrid_jax.models.bamba import recurrent_mixer
+from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, MIXER_KINDS, HFConfig
 
-RENAMES = (
-    (r"\.block_sparse_moe\.experts\.gate_up_proj$", ".block_sparse_moe.input_linear.weight"),
-    (r"\.block_sparse_moe\.experts\.down_proj$", ".block_sparse_moe.output_linear.weight"),
-    (r"\.block_sparse_moe\.router\.weight$", ".block_sparse_moe.router.layer.weight"),
-)
 NORM_EPS = 1e-6  # of layers and mixers, where the file says nothing
 
 
@@ -65,40 +60,21 @@ def _feed_forward(fields: HFConfig) -> MLP | MoE:
     )
 
 
-def stored(config: ModelConfig) -> dict:
-    """Our parameter tree in terms of the checkpoint's tensors."""
-    width = config.width
-
-    def shared(prefix: str, hidden: int) -> dict:
-        return {
-            "up": tensors.matrix(width, (f"{prefix}.shared_mlp.input_linear.weight", 2 * hidden)),
-            "down": tensors.matrix(hidden, (f"{prefix}.shared_mlp.output_linear.weight", width)),
-        }
-
-    def experts(prefix: str, spec: MoE) -> dict:
-        prefix, count = f"{prefix}.block_sparse_moe", spec.num_experts
-        up = (f"{prefix}.input_linear.weight", (count, 2 * spec.width, width))
-        down = (f"{prefix}.output_linear.weight", (count, width, spec.width))
-        return {
-            "router": tensors.matrix(width, (f"{prefix}.router.layer.weight", count)),
-            "up": tensors.Stored(parts=(up,), layout="linear"),
-            "down": tensors.Stored(parts=(down,), layout="linear"),
-        }
-
-    def layer(index: int, spec: LayerSpec) -> dict:
-        prefix, (mixer,) = f"model.layers.{index}", spec.mixers
-        name = "self_attn" if isinstance(mixer, Attention) else "mamba"
-        if isinstance(spec.mlp, MLP):
-            mlp = shared(prefix, spec.mlp.width)
-        else:
-            mlp = experts(prefix, spec.mlp)
-            if spec.mlp.shared_width:
-                mlp["shared"] = shared(prefix, spec.mlp.shared_width)
-        return {
-            "norm": tensors.vector(f"{prefix}.input_layernorm.weight", width),
-            "mixers": [kind_of(mixer).stored(f"{prefix}.{name}", width, mixer)],
-            "mlp_norm": tensors.vector(f"{prefix}.post_attention_layernorm.weight", width),
-            "mlp": mlp,
-        }
-
-    return tensors.model(config, "model.embed_tokens.weight", "model.norm.weight", layer)
+SHARED_MLP = under("shared_mlp", {"up": "input_linear.weight", "down": "output_linear.weight"})
+EXPERTS = under(
+    "block_sparse_moe",
+    {
+        "router": "router.layer.weight",
+        "up": "input_linear.weight",
+        "down": "output_linear.weight",
+    },
+)
+FAMILY = Family(
+    read_config=read_config,
+    feed_forward={MLP: SHARED_MLP, MoE: EXPERTS | {"shared": SHARED_MLP}},
+    renames=(
+        (r"\.block_sparse_moe\.experts\.gate_up_proj$", ".block_sparse_moe.input_linear.weight"),
+        (r"\.block_sparse_moe\.experts\.down_proj$", ".block_sparse_moe.output_linear.weight"),
+        (r"\.block_sparse_moe\.router\.weight$", ".block_sparse_moe.router.layer.weight"),
+    ),
+)

@@ -33,7 +33,7 @@ def random_params(config: ModelConfig, seed: int, dtype: str = "float32") -> dic
         match weight.draw:
             case "embedding":
                 return normal(*weight.shape, scale=math.sqrt(weight.shape[0]) * 0.02)
-            case "matrix":
+            case "matrix" | "conv":
                 return normal(*weight.shape)
             case "output":
                 return normal(*weight.shape, scale=1 / math.sqrt(2 * depth))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from hybrid_jax.config import MLP, LayerSpec, ModelConfig
-from hybrid_jax.kinds import tensors
-from hybrid_jax.kinds.table import kind_of
+from hybrid_jax.kinds.tensors import GATED_MLP, under
+from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
-
-RENAMES = ()
 
 
 def read_config(fields: HFConfig) -> ModelConfig:
@@ -24,18 +22,4 @@ def read_config(fields: HFConfig) -> ModelConfig:
     )
 
 
-def stored(config: ModelConfig) -> dict:
-    """Our parameter tree in terms of the checkpoint's tensors."""
-
-    def layer(index: int, spec: LayerSpec) -> dict:
-        prefix = f"model.layers.{index}"
-        return {
-            "norm": tensors.vector(f"{prefix}.input_layernorm.weight", config.width),
-            "mixers": [
-                kind_of(spec.mixers[0]).stored(f"{prefix}.self_attn", config.width, spec.mixers[0])
-            ],
-            "mlp_norm": tensors.vector(f"{prefix}.post_attention_layernorm.weight", config.width),
-            "mlp": tensors.gated_mlp(f"{prefix}.mlp", config.width, spec.mlp),
-        }
-
-    return tensors.model(config, "model.embed_tokens.weight", "model.norm.weight", layer)
+FAMILY = Family(read_config=read_config, feed_forward={MLP: under("mlp", GATED_MLP)})

@@ -7,11 +7,9 @@ the gated norm always multiplies by the gate first.
 from __future__ import annotations
 
 from hybrid_jax.config import LayerSpec, ModelConfig
-from hybrid_jax.kinds import tensors
-from hybrid_jax.kinds.table import kind_of
+from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
-RENAMES = ((r"^backbone\.embedding\.", "backbone.embeddings."),)
 MAX_POSITION = 262_144  # no position encoding bounds the length; files name none
 
 
@@ -39,16 +37,13 @@ def read_config(fields: HFConfig) -> ModelConfig:
     )
 
 
-def stored(config: ModelConfig) -> dict:
-    """Our parameter tree in terms of the checkpoint's tensors."""
-
-    def layer(index: int, spec: LayerSpec) -> dict:
-        prefix = f"backbone.layers.{index}"
-        return {
-            "norm": tensors.vector(f"{prefix}.norm.weight", config.width),
-            "mixers": [
-                kind_of(spec.mixers[0]).stored(f"{prefix}.mixer", config.width, spec.mixers[0])
-            ],
-        }
-
-    return tensors.model(config, "backbone.embeddings.weight", "backbone.norm_f.weight", layer)
+FAMILY = Family(
+    read_config=read_config,
+    embed="backbone.embeddings.weight",
+    norm="backbone.norm_f.weight",
+    layers="backbone.layers",
+    mixer_norm="norm.weight",
+    recurrent="mixer",
+    feed_forward={},
+    renames=((r"^backbone\.embedding\.", "backbone.embeddings."),),
+)

@@ -7,11 +7,10 @@ The step size is bounded by `time_step_limit` alone; some implementations also r
 from __future__ import annotations
 
 from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig, MoE, RecurrentMixer
-from hybrid_jax.kinds import tensors
-from hybrid_jax.kinds.table import kind_of
+from hybrid_jax.kinds.tensors import PLAIN_MLP, under
+from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MIXER_KINDS, HFConfig
 
-RENAMES = ((r"^model\.", "backbone."),)
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 KINDS = MIXER_KINDS | {"mlp": "mlp", "moe": "moe"}
 
@@ -101,55 +100,31 @@ def _moe(fields: HFConfig) -> MoE:
     )
 
 
-def stored(config: ModelConfig) -> dict:
-    """Our parameter tree in terms of the checkpoint's tensors."""
-
-    def layer(index: int, spec: LayerSpec) -> dict:
-        prefix = f"backbone.layers.{index}"
-        norm = tensors.vector(f"{prefix}.norm.weight", config.width)
-        prefix = f"{prefix}.mixer"
-        if isinstance(spec.mlp, MLP):
-            mlp = tensors.relu2_mlp(prefix, config.width, spec.mlp, spec.mlp.width)
-            return {"mlp_norm": norm, "mlp": mlp}
-        if isinstance(spec.mlp, MoE):
-            return {"mlp_norm": norm, "mlp": _stored_moe(prefix, config.width, spec.mlp)}
-        (mixer,) = spec.mixers
-        # attention_bias is sometimes set in files whose attention has none
-        absent = {"zeros_if_absent": True} if isinstance(mixer, Attention) else {}
-        mixed = kind_of(mixer).stored(prefix, config.width, mixer, **absent)
-        return {"norm": norm, "mixers": [mixed]}
-
-    return tensors.model(config, "backbone.embeddings.weight", "backbone.norm_f.weight", layer)
-
-
-def _stored_moe(prefix: str, width: int, spec: MoE) -> dict:
-    inner = spec.latent_width or width
-
-    def experts(name: str, shape: tuple[int, ...], layout: str) -> tensors.Stored:
-        parts = tuple((f"{prefix}.experts.{x}.{name}", shape) for x in range(spec.num_experts))
-        # with mlp_bias the routed experts of some files have biases, those of others none
-        return tensors.Stored(
-            parts=parts, layout=layout, join="stack", zeros_if_absent=name.endswith("bias")
-        )
-
-    correction = f"{prefix}.gate.e_score_correction_bias"
-    tree = {
-        "router": tensors.matrix(width, (f"{prefix}.gate.weight", spec.num_experts)),
-        "router_bias": tensors.vector(correction, spec.num_experts, keep_dtype=True),
-        "up": experts("up_proj.weight", (spec.width, inner), "linear"),
-        "down": experts("down_proj.weight", (inner, spec.width), "linear"),
-    }
-    if spec.bias:
-        tree["up_bias"] = experts("up_proj.bias", (spec.width,), "same")
-        tree["down_bias"] = experts("down_proj.bias", (inner,), "same")
-    if spec.shared_width:
-        shared = f"{prefix}.shared_experts"
-        tree["shared"] = tensors.relu2_mlp(shared, width, spec, spec.shared_width)
-    if spec.latent_width:
-        down, up = f"{prefix}.fc1_latent_proj", f"{prefix}.fc2_latent_proj"
-        tree["latent_down"] = tensors.matrix(width, (f"{down}.weight", inner))
-        tree["latent_up"] = tensors.matrix(inner, (f"{up}.weight", width))
-        if spec.bias:
-            tree["latent_down_bias"] = tensors.bias((f"{down}.bias", inner))
-            tree["latent_up_bias"] = tensors.bias((f"{up}.bias", width))
-    return tree
+MOE = {
+    "router": "gate.weight",
+    "router_bias": "gate.e_score_correction_bias",
+    "up": "experts.{}.up_proj.weight",
+    "down": "experts.{}.down_proj.weight",
+    "up_bias": "experts.{}.up_proj.bias",
+    "down_bias": "experts.{}.down_proj.bias",
+    "shared": under("shared_experts", PLAIN_MLP),
+    "latent_down": "fc1_latent_proj.weight",
+    "latent_down_bias": "fc1_latent_proj.bias",
+    "latent_up": "fc2_latent_proj.weight",
+    "latent_up_bias": "fc2_latent_proj.bias",
+}
+FAMILY = Family(
+    read_config=read_config,
+    embed="backbone.embeddings.weight",
+    norm="backbone.norm_f.weight",
+    layers="backbone.layers",
+    mixer_norm="norm.weight",
+    mlp_norm="norm.weight",
+    attention="mixer",
+    recurrent="mixer",
+    feed_forward={MLP: under("mixer", PLAIN_MLP), MoE: under("mixer", MOE)},
+    renames=((r"^model\.", "backbone."),),
+    # attention_bias is sometimes set in files whose attention has none. With mlp_bias the experts of some files have
+    # biases, those of others none.
+    zeros=r"\.[qkvo]_proj\.bias$|\.experts\.\d+\.(up|down)_proj\.bias$",
+)

@@ -80,7 +80,7 @@ def _check(
         for name, shape in leaf.parts:
             expected.add(name)
             if name not in tensors:
-                if leaf.zeros_if_absent:
+                if family.may_lack(name):
                     continue
                 raise ValueError(
                     f"load_model: tensor {name} {shape} is missing from the safetensors files of {folder}, "

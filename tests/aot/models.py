@@ -16,10 +16,9 @@ from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.exact import Exact, ExactBucket
 from hybrid_jax.engine.steps.prefill import Prefill
 from hybrid_jax.geometry import make_geometry
-from hybrid_jax.kinds import tensors
-from hybrid_jax.kinds.table import kind_of
-from hybrid_jax.kinds.tensors import Stored
-from hybrid_jax.models import FAMILIES, config_from_hf
+from hybrid_jax.kinds.kind import Weight, map_weights
+from hybrid_jax.kinds.table import model_weights
+from hybrid_jax.models import config_from_hf
 from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
 from hybrid_jax.state import state_specs
 
@@ -47,22 +46,11 @@ def side_by_side(*, attention_first: bool) -> ModelConfig:
 
 def weights(config: ModelConfig, dtype: str = "bfloat16") -> dict:
     """Shapes of all weights; A_log, D and dt_bias are float32."""
-    if any(len(layer.mixers) > 1 for layer in config.layers):  # no family stores such layers
-        tree = FAMILIES[config.family].stored(hybrid_7b(1))
-        tree["layers"] = [
-            {
-                "norm": tensors.vector("norm", config.width),
-                "mixers": [kind_of(m).stored("mixer", config.width, m) for m in layer.mixers],
-            }
-            for layer in config.layers
-        ]
-    else:
-        tree = FAMILIES[config.family].stored(config)
 
-    def shape(leaf: Stored) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, jnp.float32 if leaf.keep_dtype else dtype)
+    def shape(weight: Weight) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(weight.shape, jnp.float32 if weight.float32 else dtype)
 
-    return jax.tree.map(shape, tree, is_leaf=lambda leaf: isinstance(leaf, Stored))
+    return map_weights(shape, model_weights(config))
 
 
 def decode_step(

@@ -17,7 +17,6 @@ from hybrid_jax.engine.kinds import table as engine_kinds
 from hybrid_jax.engine.kinds.replay import Past, Recurrence, Replay
 from hybrid_jax.kinds import table as kinds
 from hybrid_jax.kinds.kind import RecurrentKind, StateLayout, StepSize, Weight, Weights
-from hybrid_jax.kinds.tensors import Stored, matrix, vector
 from hybrid_jax.layers.linear import HIGHEST, linear
 from hybrid_jax.models import decoder
 
@@ -46,6 +45,12 @@ class Delta:
 
 class DeltaKind(RecurrentKind):
     name = "delta"
+    tensors = {
+        "in_proj": "in_proj.weight",
+        "conv": "conv.weight",
+        "A_log": "A_log",
+        "out_proj": "out_proj.weight",
+    }
     state_flops = 8
 
     def layout(self, spec: Delta) -> StateLayout:
@@ -65,19 +70,9 @@ class DeltaKind(RecurrentKind):
         columns = spec.channels + spec.keys + 2 * spec.num_heads
         return {
             "in_proj": Weight(shape=(width, columns), draw="matrix"),
-            "conv": Weight(shape=(spec.conv_width, spec.channels), draw="matrix"),
+            "conv": Weight(shape=(spec.conv_width, spec.channels), draw="conv"),
             "A_log": Weight(shape=(spec.num_heads,), draw="log_decay", float32=True),
             "out_proj": Weight(shape=(spec.values, width), draw="output"),
-        }
-
-    def stored(self, prefix: str, width: int, spec: Delta) -> dict:
-        columns = spec.channels + spec.keys + 2 * spec.num_heads
-        conv = (f"{prefix}.conv.weight", (spec.channels, 1, spec.conv_width))
-        return {
-            "in_proj": matrix(width, (f"{prefix}.in_proj.weight", columns)),
-            "conv": Stored(parts=(conv,), layout="conv"),
-            "A_log": vector(f"{prefix}.A_log", spec.num_heads, keep_dtype=True),
-            "out_proj": matrix(spec.values, (f"{prefix}.out_proj.weight", width)),
         }
 
     def row_bytes(self, spec: Delta, step: StepSize) -> int:

@@ -15,7 +15,6 @@ from hybrid_jax.engine.kinds import table as engine_kinds
 from hybrid_jax.engine.kinds.carry import Carry, Recurrence
 from hybrid_jax.kinds import table as kinds
 from hybrid_jax.kinds.kind import RecurrentKind, StateLayout, StepSize, Weight, Weights
-from hybrid_jax.kinds.tensors import bias, matrix
 from hybrid_jax.layers.linear import linear
 from hybrid_jax.models import decoder
 
@@ -34,6 +33,11 @@ class Gated:
 
 class GatedKind(RecurrentKind):
     name = "gated"
+    tensors = {
+        "in_proj": "in_proj.weight",
+        "gate_bias": "gate.bias",
+        "out_proj": "out_proj.weight",
+    }
     state_flops = 4
 
     def layout(self, spec: Gated) -> StateLayout:
@@ -51,13 +55,6 @@ class GatedKind(RecurrentKind):
             "in_proj": Weight(shape=(width, 3 * spec.channels), draw="matrix"),
             "gate_bias": Weight(shape=(spec.channels,), draw="zeros"),
             "out_proj": Weight(shape=(spec.channels, width), draw="output"),
-        }
-
-    def stored(self, prefix: str, width: int, spec: Gated) -> dict:
-        return {
-            "in_proj": matrix(width, (f"{prefix}.in_proj.weight", 3 * spec.channels)),
-            "gate_bias": bias((f"{prefix}.gate.bias", spec.channels)),
-            "out_proj": matrix(spec.channels, (f"{prefix}.out_proj.weight", width)),
         }
 
     def row_bytes(self, spec: Gated, step: StepSize) -> int:
