@@ -25,10 +25,7 @@ def read_config(fields: HFConfig) -> ModelConfig:
         )
     mixers = {}
     if places:
-        bias = fields.flag("attention_bias")
-        mixers[True] = fields.attention(
-            rope=True, rope_fraction=ROTATED, qkv_bias=bias, out_bias=bias
-        )
+        mixers[True] = fields.attention(rope=True, rope_fraction=ROTATED)
     if len(set(places)) < num_layers:
         mixers[False] = recurrent_mixer(fields, NORM_EPS)
     mlp = MLP(width=fields.integer("intermediate_size"), bias=fields.flag("mlp_bias"))

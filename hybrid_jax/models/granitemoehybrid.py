@@ -31,9 +31,8 @@ def read_config(fields: HFConfig) -> ModelConfig:
     kinds = [MIXER_KINDS[kind] for kind in kinds]
     mixers = {}
     if "attention" in kinds:
-        bias = fields.flag("attention_bias")
         scale = fields.number("attention_multiplier", default=1.0)
-        mixers["attention"] = fields.attention(rope=rope, scale=scale, qkv_bias=bias, out_bias=bias)
+        mixers["attention"] = fields.attention(rope=rope, scale=scale)
     if "mamba" in kinds:
         mixers["mamba"] = recurrent_mixer(fields, NORM_EPS)
     mlp = _feed_forward(fields)

@@ -175,14 +175,16 @@ class HFConfig:
         return name
 
     def attention(
-        self, *, rope: bool, rope_fraction: float | None = None, **extra: Any
+        self, *, rope: bool, rope_fraction: float = 1.0, scale: float | None = None
     ) -> Attention:
-        """The attention mixer of a family; `extra` goes to `Attention` as it is.
+        """The attention mixer of a family.
 
         Args:
-            rope: whether the family rotates. rope_fraction: share of each head that is rotated where the
-                file names none, for families that rotate a part; None for those that rotate all of it.
+            rope: whether the family rotates. rope_fraction: share of each head that is rotated where the file names
+                none; a family with 1 always rotates all of it.
+            scale: of the scores; None for head_dim ** -0.5.
         """
+        bias = self.flag("attention_bias")
         num_heads = self.integer("num_attention_heads")
         head_dim = self.integer("head_dim", "attention_head_dim", default=None)
         if head_dim is None:
@@ -198,28 +200,25 @@ class HFConfig:
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             rope=self._rope(head_dim, rope_fraction) if rope else None,
-            **extra,
+            scale=scale,
+            qkv_bias=bias,
+            out_bias=bias,
         )
 
-    def _rope(self, head_dim: int, default_fraction: float | None) -> Rope:
+    def _rope(self, head_dim: int, default_fraction: float) -> Rope:
         """`rope_parameters` (5.x), or `rope_theta`, `rope_scaling`, `partial_rotary_factor` (4.x)."""
         given = self.get("rope_parameters", "rope_scaling", default={})
         if not isinstance(given, dict):
             raise ValueError(
                 f"{self.family}: rope_parameters in config.json must be an object, got {given!r}"
             )
-
-        def pick(name: str) -> Any:
-            value = given.get(name)
-            return value if value is not None else self.get(name)
-
-        fraction = pick("partial_rotary_factor")
-        if default_fraction is None and fraction not in (None, 1):
+        there = {name: value for name, value in given.items() if value is not None}
+        fields = HFConfig(self.values | there, self.family)
+        fraction = fields.get("partial_rotary_factor", default=default_fraction)
+        if default_fraction == 1 and fraction != 1:
             raise NotImplementedError(
                 f"{self.family}: partial_rotary_factor {fraction!r} is not supported, only 1.0"
             )
-        if fraction is None:
-            fraction = 1.0 if default_fraction is None else default_fraction
         name = ("partial_rotary_factor",)
         fraction = self.checked_number(name, fraction, "a number in (0, 1]", True)
         if fraction > 1:
@@ -230,9 +229,7 @@ class HFConfig:
                 f"{self.family}: partial_rotary_factor {fraction!r} rotates {dim} of head_dim "
                 f"{head_dim} channels; only even counts are supported"
             )
-        theta = pick("rope_theta")
-        theta = 10_000.0 if theta is None else theta
-        theta = self.checked_number(("rope_theta",), theta, "a positive number", True)
+        theta = fields.number("rope_theta", default=10_000.0, positive=True)
         return Rope(dim=dim, theta=theta, scaling=self._scaling(given))
 
     def _scaling(self, given: dict) -> RopeScaling | None:

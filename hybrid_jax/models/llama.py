@@ -11,9 +11,8 @@ from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 def read_config(fields: HFConfig) -> ModelConfig:
     """config.json with model_type "llama" to `ModelConfig`."""
     fields.silu("hidden_act")
-    attention_bias = fields.flag("attention_bias")
     layer = LayerSpec(
-        mixers=(fields.attention(rope=True, qkv_bias=attention_bias, out_bias=attention_bias),),
+        mixers=(fields.attention(rope=True),),
         mlp=MLP(width=fields.integer("intermediate_size"), bias=fields.flag("mlp_bias")),
     )
     return ModelConfig(

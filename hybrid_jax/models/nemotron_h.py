@@ -69,8 +69,7 @@ def _recurrent_mixer(fields: HFConfig) -> RecurrentMixer:
 
 
 def _attention(fields: HFConfig) -> Attention:
-    bias = fields.flag("attention_bias")
-    return fields.attention(rope=False, qkv_bias=bias, out_bias=bias)
+    return fields.attention(rope=False)
 
 
 def _mlp(fields: HFConfig) -> MLP:

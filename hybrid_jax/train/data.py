@@ -13,7 +13,6 @@ import numpy as np
 END = 256  # the token "<|endoftext|>": before every document, and so after every one too
 PAD = 257
 SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", "<|reserved_0|>", "<|reserved_1|>")
-VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 
 # Installed packages, and tables that are data rather than code.
 SKIPPED_FOLDERS = frozenset({"site-packages", "__pycache__", "encodings", "pydoc_data"})

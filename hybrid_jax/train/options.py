@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 
-OPTIONAL = ("steps", "minutes")
-INTEGERS = ("steps", "seed", "batch", "context", "eval_every")
 # Tokens of a row; longer rows need more memory than a trial is worth.
 MIN_CONTEXT, MAX_CONTEXT = 16, 32768
 
@@ -25,12 +23,13 @@ class TrainOptions:
     save_minutes: float = 4.0
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if value is None and name in OPTIONAL:
+        for field in fields(self):
+            name, value, kind = field.name, getattr(self, field.name), str(field.type)
+            if value is None and kind.endswith("| None"):
                 continue
-            kinds = int if name in INTEGERS else int | float
-            if not isinstance(value, kinds) or isinstance(value, bool):
-                what = "an integer" if name in INTEGERS else "a number"
+            is_integer = kind.startswith("int")
+            if not isinstance(value, int if is_integer else int | float) or isinstance(value, bool):
+                what = "an integer" if is_integer else "a number"
                 raise ValueError(f"train_tiny: {name} must be {what}, got {value!r}")
             if name != "seed" and not 0 < value < math.inf:  # NaN is neither
                 raise ValueError(f"train_tiny: {name} must be positive, got {value}")
