@@ -211,10 +211,14 @@ class FixedDual:
 
     def _allocate(self, request: int, kind: int, num_units: int) -> bool:
         pool = self.pools[kind]
+        if self._take(pool, request, num_units):
+            return True
+        self._evict_one(pool, request)
+        return self._take(pool, request, num_units)
+
+    def _take(self, pool: UnitPool, request: int, num_units: int) -> bool:
         if len(pool.free) < num_units:
-            self._evict_one(pool, request)
-            if len(pool.free) < num_units:
-                return False
+            return False
         pool.take(request, num_units)
         return True
 
@@ -285,18 +289,12 @@ class Avmp(FixedDual):
         return True
 
     def _allocate(self, request: int, kind: int, num_units: int) -> bool:
-        pool = self.pools[kind]
-        done = self._take(pool, request, num_units)
-        if not done:
-            self._evict_one(pool, request)
-            done = self._take(pool, request, num_units)
-        if not done and self.rebalance(kind):
-            done = self._take(pool, request, num_units)
-        return done
+        if super()._allocate(request, kind, num_units):
+            return True
+        return self.rebalance(kind) and self._take(self.pools[kind], request, num_units)
 
     def _take(self, pool: UnitPool, request: int, num_units: int) -> bool:
-        if len(pool.free) < num_units:
+        taken = super()._take(pool, request, num_units)
+        if not taken:
             pool.free.reverse()  # all were popped, and pushed back in the order in which they came
-            return False
-        pool.take(request, num_units)
-        return True
+        return taken
