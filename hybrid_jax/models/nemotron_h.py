@@ -6,7 +6,9 @@ The step size is bounded by `time_step_limit` alone; some implementations also r
 
 from __future__ import annotations
 
-from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig, MoE, RecurrentMixer
+import functools
+
+from hybrid_jax.config import MLP, LayerSpec, ModelConfig, MoE, RecurrentMixer
 from hybrid_jax.kinds.tensors import PLAIN_MLP, under
 from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MIXER_KINDS, HFConfig
@@ -19,7 +21,8 @@ def read_config(fields: HFConfig) -> ModelConfig:
     """config.json with model_type "nemotron_h" to `ModelConfig`."""
     kinds = _layer_kinds(fields)
     fields.only("sliding_window", (None,), None)
-    makers = {"mamba": _recurrent_mixer, "attention": _attention, "mlp": _mlp, "moe": _moe}
+    without_rope = functools.partial(HFConfig.attention, rope=False)
+    makers = {"mamba": _recurrent_mixer, "attention": without_rope, "mlp": _mlp, "moe": _moe}
     specs = {kind: makers[kind](fields) for kind in set(kinds)}
     return ModelConfig(
         layers=tuple(
@@ -66,10 +69,6 @@ def _recurrent_mixer(fields: HFConfig) -> RecurrentMixer:
         dt_limits=("mamba_dt_limit", "time_step_limit"),
         norm_eps=fields.number("layer_norm_epsilon", default=1e-5, positive=True),
     )
-
-
-def _attention(fields: HFConfig) -> Attention:
-    return fields.attention(rope=False)
 
 
 def _mlp(fields: HFConfig) -> MLP:

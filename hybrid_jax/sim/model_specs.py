@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from hybrid_jax.config import Attention
 from hybrid_jax.costs import Block, Costs, block_costs, state_elements
 from hybrid_jax.kinds.kind import RecurrentKind
 from hybrid_jax.kinds.table import KINDS, kind_of
@@ -83,9 +82,9 @@ def _stack(entry: dict[str, Any], where: str) -> tuple[Costs, tuple[tuple[int, B
     state_item = _whole(entry, "state_item_bytes", where, default=4)
     token_bytes = checkpoint = 0
     for count, block in blocks:
-        if isinstance(block, Attention):
-            token_bytes += count * 2 * block.num_kv_heads * block.head_dim * kv_item
-        elif isinstance(kind_of(block), RecurrentKind):
+        kind = kind_of(block)
+        token_bytes += count * kind.token_elements(block) * kv_item
+        if isinstance(kind, RecurrentKind):
             state, columns = state_elements(block)
             checkpoint += count * (state * state_item + columns * kv_item)
     width = _whole(entry, "width", where)

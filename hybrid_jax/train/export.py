@@ -78,7 +78,7 @@ def hf_tensors(params: dict, config: ModelConfig) -> dict[str, np.ndarray]:
             assert piece.shape == shape, f"{name}: {piece.shape}, its family says {shape}"
             tensors[name] = np.ascontiguousarray(piece.astype(dtype))
 
-    jax.tree.map(write, tree, params, is_leaf=lambda leaf: isinstance(leaf, Stored))
+    jax.tree.map(write, tree, params)  # a Stored is a leaf
     return tensors
 
 
@@ -89,7 +89,7 @@ def rounded(params: dict, config: ModelConfig) -> dict:
     def through(leaf: Stored, value: jax.Array) -> jax.Array:
         return value if leaf.keep_dtype else value.astype(jax.numpy.bfloat16).astype(value.dtype)
 
-    return jax.tree.map(through, tree, params, is_leaf=lambda leaf: isinstance(leaf, Stored))
+    return jax.tree.map(through, tree, params)
 
 
 def byte_tokenizer() -> tokenizers.Tokenizer:

@@ -26,12 +26,11 @@ def load_hf(
     """Parameters from safetensors, and the config with what only the tensors tell: the dtype and whether heads are
     tied."""
     family = FAMILIES[config.family]
-    tensors = {family.canonical(name): tensor for name, tensor in read_tensors(folder)}
+    tensors = {family.canonical(tensor.name): tensor for tensor in read_tensors(folder)}
     config = _settle_head(config, family, tensors)
     tree = family.stored(config)
     _check(tree, family, tensors, config, folder)
-    embed = tree["embed"].parts[0][0]
-    stored_dtype = str(tensors[embed].array().dtype)
+    stored_dtype = str(tensors[family.embed].array().dtype)
     config = replace(config, dtype=stored_dtype if dtype == "auto" else dtype)
     parts = [name for leaf in jax.tree.leaves(tree) for name, _ in leaf.parts]
     total = sum(tensors[name].data.nbytes for name in parts if name in tensors)
@@ -55,11 +54,8 @@ def _settle_head(
     config: ModelConfig, family: Family, tensors: dict[str, StoredTensor]
 ) -> ModelConfig:
     """Tied weights that a file stores twice are dropped when equal; different ones are both used."""
-    head = tensors.get("lm_head.weight")
-    if not config.tie_embeddings or head is None:
-        return config
-    embed = tensors.get(family.stored(config)["embed"].parts[0][0])
-    if embed is None:
+    head, embed = tensors.get("lm_head.weight"), tensors.get(family.embed)
+    if not config.tie_embeddings or head is None or embed is None:
         return config
     same = (embed.dtype, embed.shape) == (head.dtype, head.shape)
     if same and all(
@@ -92,8 +88,8 @@ def _check(
                     f"{tensors[name].shape}, config.json makes it {shape}; {REMEDY}"
                 )
             tensors[name].array()  # refuses quantised ones before anything is read
-    unexpected = [t.name for name, t in tensors.items() if name not in expected]
-    unexpected = sorted(name for name in unexpected if not family.ignores(name))
+    spare = [tensor.name for name, tensor in tensors.items() if name not in expected]
+    unexpected = sorted(name for name in spare if not family.ignores(name))
     if unexpected:
         some = ", ".join(unexpected[:3]) + (", ..." if len(unexpected) > 3 else "")
         raise ValueError(

@@ -57,11 +57,11 @@ class StoredTensor:
         return self.data.view(ARRAY_DTYPES[self.dtype]).reshape(self.shape)
 
 
-def read_tensors(folder: Path) -> Iterator[tuple[str, StoredTensor]]:
+def read_tensors(folder: Path) -> Iterator[StoredTensor]:
     """Every tensor of model.safetensors, or of the shards its index names."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
-        yield from _read_safetensors(single).items()
+        yield from _read_safetensors(single).values()
         return
     if not index.is_file():
         others = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt"))
@@ -78,7 +78,7 @@ def read_tensors(folder: Path) -> Iterator[tuple[str, StoredTensor]]:
             shards[shard] = _read_safetensors(folder / shard)
         if name not in shards[shard]:
             raise ValueError(f"load_model: tensor {name} is not in {shard}, where {index} puts it")
-        yield name, shards[shard][name]
+        yield shards[shard][name]
 
 
 def _read_safetensors(file: Path) -> dict[str, StoredTensor]:
