@@ -52,8 +52,7 @@ class AttentionKind(Kind):
 
     def chunk_bytes(self, spec: Attention, step: StepSize) -> int:
         q, kv = _sizes(spec)
-        held = max(step.product(q + 2 * kv), _split_bytes(spec, step))
-        return (2 * q + 2 * kv) * step.item + held
+        return self.row_bytes(spec, step) + (q + 2 * kv) * step.item
 
     def xla_elements(self, spec: Attention, width: int) -> int:
         q, kv = _sizes(spec)

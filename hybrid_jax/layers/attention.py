@@ -15,10 +15,10 @@ from pallas_kernels.append_kv.heads import split_heads
 
 
 def project(
-    params: dict, h: jax.Array, positions: jax.Array, spec: Attention, first: Linear = linear
+    params: dict, h: jax.Array, positions: jax.Array, spec: Attention
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Projects h [B, T, D] at positions int32[B, T] to q [B, T, N, H] and k, v [B, T, K, H]."""
-    qkv = first(h, params["qkv"], params.get("qkv_bias"))
+    qkv = linear(h, params["qkv"], params.get("qkv_bias"))
     sizes = {"num_heads": spec.num_heads, "head_dim": spec.head_dim}
     return split_heads(qkv, **norms_and_rotation(params, positions, spec), **sizes)
 

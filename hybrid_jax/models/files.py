@@ -36,12 +36,12 @@ def model_path(path: str | Path, where: str = "load_model") -> Path:
         raise CheckpointNotFound(f"{where}: {path}: {error}") from error
 
 
-def model_folder(path: str | Path, where: str = "load_model") -> Path:
+def model_folder(path: str | Path) -> Path:
     """The directory that `path` names; raises CheckpointNotFound when there is none."""
-    folder = model_path(path, where)
+    folder = model_path(path)
     if not folder.is_dir():
         what = "is a file, not a directory" if folder.exists() else "does not exist"
-        raise CheckpointNotFound(f"{where}: {folder} {what}; {how_to_get(path)}")
+        raise CheckpointNotFound(f"load_model: {folder} {what}; {how_to_get(path)}")
     return folder
 
 

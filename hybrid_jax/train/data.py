@@ -68,7 +68,7 @@ def is_held_out(name: str, share: float = HELD_OUT_SHARE) -> bool:
     return value < share * 2**64
 
 
-def read_corpus(sources: Sequence[str | Path], share: float = HELD_OUT_SHARE) -> Corpus:
+def read_corpus(sources: Sequence[str | Path]) -> Corpus:
     """Reads all .py files below `sources` that are UTF-8 and not empty.
 
     Raises:
@@ -81,8 +81,8 @@ def read_corpus(sources: Sequence[str | Path], share: float = HELD_OUT_SHARE) ->
             duplicates += document.name in found
             found.setdefault(document.name, document)
     ordered = [found[name] for name in sorted(found)]
-    held_out, seen, repeated = _unique([d for d in ordered if is_held_out(d.name, share)], set())
-    train, _, again = _unique([d for d in ordered if not is_held_out(d.name, share)], seen)
+    held_out, seen, repeated = _unique([d for d in ordered if is_held_out(d.name)], set())
+    train, _, again = _unique([d for d in ordered if not is_held_out(d.name)], seen)
     known = {line for document in held_out for line in _long_lines(document)}
     copies = tuple(d.name for d in train if _is_copy(d, known))
     train = [d for d in train if d.name not in set(copies)]

@@ -226,7 +226,7 @@ def _sizes(
     return ModelSizes(
         layers=layers,
         frames=frames,
-        window_bytes=sum(spec.num_bytes for spec in rings.values()) - frames.grain * record,
+        window_bytes=conv.num_bytes,
         record_bytes=record,
         raw_bytes=conv.num_bytes // conv.shape[2] + floats if layout.columns else record,
     )
