@@ -4,7 +4,8 @@
         x: Annotated[jax.Array, FLOATS, "B T M"]
         bias: Annotated[jax.Array | None, FLOATS, "None M"]
 
-The API checks them by that list (`check`), and every implementation takes them as one value.
+The API checks them by that list (`check`), and every implementation takes them as one value. Operations on an engine's
+memory take that value from their caller, too.
 """
 
 from __future__ import annotations

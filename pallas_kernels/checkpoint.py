@@ -65,7 +65,13 @@ def word_of(element: Callable, place: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 
 class Columns(NamedTuple):
-    """Arrays of `store_columns`."""
+    """Arrays of `store_columns`.
+
+    Attributes:
+        arena: uint32[U, W]. frames: int32[B, n] frames that hold the columns of one checkpoint.
+        folds: int32[B], below 0 for rows that are left alone.
+        conv: uint16 or uint32[L, B', C, E] rings, B' >= B: bits of bfloat16 or float32.
+    """
 
     arena: Annotated[jax.Array, WORDS, "frames words"]
     frames: Annotated[jax.Array, INTS, "B n"]
@@ -74,23 +80,14 @@ class Columns(NamedTuple):
 
 
 def store_columns(
-    arena: jax.Array,
-    frames: jax.Array,
-    folds: jax.Array,
-    conv: jax.Array,
-    *,
-    columns: int,
-    implementation: Implementation | None = None,
+    arrays: Columns, *, columns: int, implementation: Implementation | None = None
 ) -> jax.Array:
     """Writes the first `columns` raw columns of some rows' rings into frames; returns the arena.
 
     Args:
-        arena: uint32[U, W]. frames: int32[B, n] frames that hold the columns of one checkpoint.
-        folds: int32[B], below 0 for rows that are left alone.
-        conv: uint16 or uint32[L, B', C, E] rings, B' >= B: bits of bfloat16 or float32.
         columns: W - 1. implementation: "reference", "pallas", or None to choose.
     """
-    where, arrays = "store_columns", Columns(arena, frames, folds, conv)
+    where, conv = "store_columns", arrays.conv
     sizes = check(where, arrays)
     needed = sizes.L * layer_words(columns, sizes.E, conv.dtype)
     if needed > sizes.n * sizes.words:

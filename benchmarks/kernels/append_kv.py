@@ -18,10 +18,9 @@ import jax.numpy as jnp
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.kernels import report
 from benchmarks.kernels.harness import Case, Side, Work
-from pallas_kernels.append_kv import append_kv
+from pallas_kernels.append_kv import AppendArrays, AppendOptions, append_kv
 from pallas_kernels.append_kv import cases as shapes
 from pallas_kernels.append_kv.kernel import Config, append_kv_pallas
-from pallas_kernels.append_kv.reference import Arrays, Options
 
 SWEEP = [Config(words=words, num_warps=warps) for words in (512, 1024, 2048) for warps in (2, 4, 8)]
 
@@ -36,19 +35,18 @@ def draw(shape: shapes.Case, dtype: str, key: jax.Array):
     return inputs.pop("arena"), inputs
 
 
-def static_of(shape: shapes.Case, dtype: str) -> dict:
-    return {"layout": shape.layout(dtype), "group": shape.group, "eps": 1e-6}
+def options_of(shape: shapes.Case, dtype: str) -> AppendOptions:
+    return AppendOptions(shape.layout(dtype), group=shape.group, eps=1e-6, dtype=jnp.dtype(dtype))
 
 
 def by_name(implementation: str, shape: shapes.Case, dtype: str, arena, inputs):
-    static = static_of(shape, dtype) | {"dtype": dtype}
-    return append_kv(arena=arena, **inputs, **static, implementation=implementation)
+    arrays = AppendArrays(arena=arena, **inputs)
+    return append_kv(arrays, options=options_of(shape, dtype), implementation=implementation)
 
 
 def configured(config: Config, shape: shapes.Case, dtype: str, arena, inputs):
-    static = static_of(shape, dtype) | {"dtype": jnp.dtype(dtype), "num_heads": shape.heads}
-    arrays, options = Arrays(arena=arena, **inputs), Options(**static)
-    return append_kv_pallas(arrays, options=options, config=config)
+    arrays = AppendArrays(arena=arena, **inputs)
+    return append_kv_pallas(arrays, options=options_of(shape, dtype), config=config)
 
 
 def case_of(shape: shapes.Case, dtype: str = "bfloat16", truth: str = "xla") -> Case:

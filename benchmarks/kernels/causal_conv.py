@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.kernels import report
-from benchmarks.kernels.harness import Case, Peer, Side, Work, with_config
+from benchmarks.kernels.harness import Case, Peer, Side, Work, with_arrays
 from benchmarks.kernels.peers import need, to_torch
 from pallas_kernels import causal_conv, causal_conv_window
 from pallas_kernels.causal_conv import ProjectionLayout
@@ -27,7 +27,7 @@ from pallas_kernels.causal_conv.kernel import (
     causal_conv_pallas,
     causal_conv_window_pallas,
 )
-from pallas_kernels.causal_conv.reference import Chunk, Window
+from pallas_kernels.causal_conv.reference import Chunk, ConvWindow
 from pallas_kernels.operands import floats, stored
 
 GRANITE_4_H_SMALL = ProjectionLayout(num_heads=128, head_dim=64, num_groups=1, state_size=128)
@@ -114,7 +114,9 @@ def prompt_case(shape: shapes.Case) -> Case:
         sides=tuple(Side(name=name, call=call) for name, call in calls.items()),
         peers=(Peer(name="causal_conv1d", build=functools.partial(causal_conv1d, layout)),),
         configs={
-            label(c): functools.partial(prompt, layout, with_config(causal_conv_pallas, Chunk, c))
+            label(c): functools.partial(
+                prompt, layout, with_arrays(causal_conv_pallas, Chunk, config=c)
+            )
             for c in PROMPT_SWEEP
         },
         work=Work(bytes=tokens * (2 * columns + 4 * layout.num_heads), tokens=tokens),
@@ -152,7 +154,7 @@ def window_case(shape: shapes.WindowCase) -> Case:
     layout, tokens = shape.layout, sum(shape.num_valid)
     calls = {
         name: functools.partial(
-            window, layout, functools.partial(causal_conv_window, implementation=way)
+            window, layout, with_arrays(causal_conv_window, ConvWindow, implementation=way)
         )
         for name, way in WAYS.items()
     }
@@ -171,7 +173,7 @@ def window_case(shape: shapes.WindowCase) -> Case:
         sides=tuple(Side(name=name, call=call) for name, call in calls.items()),
         configs={
             label(c): functools.partial(
-                window, layout, with_config(causal_conv_window_pallas, Window, c)
+                window, layout, with_arrays(causal_conv_window_pallas, ConvWindow, config=c)
             )
             for c in window_sweep(shape.tokens)
         },

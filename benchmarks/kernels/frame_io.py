@@ -18,7 +18,7 @@ import jax
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.kernels import report
-from benchmarks.kernels.harness import Case, Side, Work, with_config
+from benchmarks.kernels.harness import Case, Side, Work, with_arrays
 from pallas_kernels import frame_io
 from pallas_kernels.frame_io import Config, Copy, Read
 
@@ -51,7 +51,8 @@ def made(name: str, operation: str, wrap, *, names=NAMES, others=(), **fields) -
         truth=sides[-1].call,
         sides=(*sides, *others),
         configs={
-            f"{c.words} words {c.num_warps}w": wrap(with_config(own, arrays, c)) for c in SWEEP
+            f"{c.words} words {c.num_warps}w": wrap(with_arrays(own, arrays, config=c))
+            for c in SWEEP
         },
         tolerance=0.0,
         **fields,

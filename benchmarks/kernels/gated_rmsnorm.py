@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.kernels import report
-from benchmarks.kernels.harness import Case, Peer, Side, Work, with_config
+from benchmarks.kernels.harness import Case, Peer, Side, Work, with_arrays
 from benchmarks.kernels.peers import need, to_torch
 from pallas_kernels import gated_rmsnorm
 from pallas_kernels.rmsnorm import cases as shapes
@@ -78,7 +78,7 @@ def case_of(shape: shapes.GatedCase) -> Case:
         peers=(Peer(name="mamba_ssm rmsnorm", build=functools.partial(mamba_ssm, shape)),),
         configs={
             f"{c.num_warps}w": functools.partial(
-                call, shape, with_config(gated_rmsnorm_pallas, Gated, c)
+                call, shape, with_arrays(gated_rmsnorm_pallas, Gated, config=c)
             )
             for c in SWEEP
         },

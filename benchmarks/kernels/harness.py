@@ -38,16 +38,16 @@ PEER_SLACK = 3  # public kernels keep more in bfloat16
 HOST_BOUND = 0.9  # share of a round spent in dispatching above which a row says so
 
 
-def with_config(kernel: Callable, kind: type[tuple], config: Any) -> Callable:
-    """The kernel with launch parameters of its own, called as its public function is: with each array by name.
+def with_arrays(function: Callable, kind: type[tuple], **static: Any) -> Callable:
+    """The function with some arguments given, and with each of its arrays as an argument by name.
 
     Args:
-        kind: the NamedTuple in which the kernel takes its arrays.
+        kind: the NamedTuple in which it takes its arrays.
     """
 
     def call(**given: Any):
         arrays = {name: given.pop(name) for name in kind._fields if name in given}
-        return kernel(kind(**arrays), **given, config=config)
+        return function(kind(**arrays), **given, **static)
 
     return call
 

@@ -21,11 +21,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a fi
 from benchmarks.kernels import report
 from benchmarks.kernels.harness import Case, Peer, Side, Work
 from benchmarks.kernels.peers import need, to_torch
+from pallas_kernels.paged_attention import AttentionArrays, AttentionOptions, paged_attention
 from pallas_kernels.paged_attention import cases as shapes
-from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.paged_attention.kernel import Config, paged_attention_pallas
 from pallas_kernels.paged_attention.layout import pack_heads
-from pallas_kernels.paged_attention.reference import Arrays, Options
 
 PAGE_TOKENS, SCALE = 64, 128**-0.5
 CONTIGUOUS = "contiguous K and V"
@@ -110,15 +109,18 @@ def draw_pages(shape: shapes.Case, key: jax.Array):
     }
 
 
+def options_of(shape: shapes.Case) -> AttentionOptions:
+    return AttentionOptions(shape.layout("bfloat16"), scale=SCALE, dtype=jnp.dtype("bfloat16"))
+
+
 def run(shape: shapes.Case, implementation: str, carry, inputs):
-    static = {"layout": shape.layout("bfloat16"), "scale": SCALE, "dtype": jnp.bfloat16}
-    return paged_attention(**inputs, **static, implementation=implementation), carry
+    arrays, options = AttentionArrays(**inputs), options_of(shape)
+    return paged_attention(arrays, options=options, implementation=implementation), carry
 
 
 def run_config(shape: shapes.Case, config: Config, carry, inputs):
-    options = Options(layout=shape.layout("bfloat16"), scale=SCALE, dtype=jnp.dtype("bfloat16"))
-    y = paged_attention_pallas(Arrays(**inputs), options=options, config=config)
-    return y, carry
+    arrays = AttentionArrays(**inputs)
+    return paged_attention_pallas(arrays, options=options_of(shape), config=config), carry
 
 
 def jax_cudnn(shape: shapes.Case, carry, inputs):

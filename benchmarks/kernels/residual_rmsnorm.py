@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.kernels import report
-from benchmarks.kernels.harness import Case, Peer, Side, Work, with_config
+from benchmarks.kernels.harness import Case, Peer, Side, Work, with_arrays
 from benchmarks.kernels.peers import need, to_torch
 from pallas_kernels import residual_rmsnorm
 from pallas_kernels.rmsnorm import cases as shapes
@@ -83,7 +83,7 @@ def case_of(shape: shapes.ResidualCase) -> Case:
         peers=() if shape.parts or shape.masked else (peer,),
         configs={
             f"{c.num_warps}w": functools.partial(
-                call, shape, with_config(residual_rmsnorm_pallas, Residual, c)
+                call, shape, with_arrays(residual_rmsnorm_pallas, Residual, config=c)
             )
             for c in SWEEP
         },

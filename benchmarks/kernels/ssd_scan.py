@@ -87,7 +87,8 @@ def draw(shape: shapes.Case, dtype: str, key: jax.Array):
 
 
 def run(records: RecordSizes, implementation: str, arena, inputs):
-    return ssd_scan_frames(arena, **inputs, records=records, implementation=implementation)
+    arrays = ScanFrames(arena=arena, **inputs)
+    return ssd_scan_frames(arrays, records=records, implementation=implementation)
 
 
 def triton(records: RecordSizes, arena, inputs):

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a file
 from benchmarks.kernels import report
-from benchmarks.kernels.harness import Case, Peer, Side, Work, with_config
+from benchmarks.kernels.harness import Case, Peer, Side, Work, with_arrays
 from benchmarks.kernels.peers import need, to_torch
 from pallas_kernels.mamba2 import RecordSizes, read_states, split_records, write_states
 from pallas_kernels.ssd_window import cases as shapes
@@ -106,10 +106,8 @@ def draw_window(shape: shapes.Case, key: jax.Array):
 
 
 def window(records: RecordSizes, implementation: str, carry, inputs):
-    y = ssd_window_rings(
-        **inputs, layer=0, records=records, dtype=jnp.bfloat16, implementation=implementation
-    )
-    return y, carry
+    static = {"records": records, "dtype": jnp.bfloat16, "implementation": implementation}
+    return ssd_window_rings(WindowRings(**inputs), layer=0, **static), carry
 
 
 def window_gather(records: RecordSizes, carry, inputs):
@@ -224,7 +222,7 @@ def fold_result(shape: shapes.Case, outputs, arena, inputs):
 def fold_case(shape: shapes.Case, truth: str = "xla") -> Case:
     records = records_of(shape)
     runs = {
-        name: functools.partial(fold_frames, implementation=name)
+        name: with_arrays(fold_frames, FoldFrames, implementation=name)
         # Those of 64 rows take a minute to compile, and go over the whole arena once a row.
         for name in (("pallas",) if truth == "xla" else ("pallas", "reference"))
     }
@@ -232,7 +230,7 @@ def fold_case(shape: shapes.Case, truth: str = "xla") -> Case:
     calls = {name: functools.partial(fold_call, shape, run) for name, run in runs.items()}
     configs = {
         label(c): functools.partial(
-            fold_call, shape, with_config(fold_frames_pallas, FoldFrames, c)
+            fold_call, shape, with_arrays(fold_frames_pallas, FoldFrames, config=c)
         )
         for c in FOLD_SWEEP
     }

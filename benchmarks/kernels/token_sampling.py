@@ -23,7 +23,7 @@ from benchmarks.kernels.harness import Case, Peer, Side, Work
 from benchmarks.kernels.peers import NotInstalled, need, to_torch
 from hybrid_jax.engine import sampling
 from pallas_kernels import jax_triton
-from pallas_kernels.token_sampling import sample_tokens
+from pallas_kernels.token_sampling import SamplingArrays, sample_tokens
 
 SPREAD = 3.0  # standard deviation of the logits
 KINDS = {  # temperature, top_k, top_p
@@ -78,7 +78,7 @@ def rows_of(inputs) -> sampling.SamplingRows:
 
 def call(implementation: str, carry, inputs):
     given = {name: value for name, value in inputs.items() if name != "seed"}
-    return sample_tokens(**given, implementation=implementation), carry
+    return sample_tokens(SamplingArrays(**given), implementation=implementation), carry
 
 
 def triton(carry, inputs):

@@ -10,9 +10,9 @@ from hybrid_jax.engine.model import Model
 from hybrid_jax.geometry import Geometry, KVPlace
 from hybrid_jax.layers import attention
 from hybrid_jax.layers.linear import LINEARS_IN_PARTS
-from pallas_kernels.append_kv import append_kv
-from pallas_kernels.paged_attention import paged_attention
-from pallas_kernels.paged_attention.api import PageLayout
+from pallas_kernels.append_kv import AppendArrays, AppendOptions, append_kv
+from pallas_kernels.paged_attention import AttentionArrays, AttentionOptions, paged_attention
+from pallas_kernels.paged_attention.layout import PageLayout
 
 
 def page_layout(spec: Attention, place: KVPlace, geometry: Geometry) -> PageLayout:
@@ -52,31 +52,22 @@ def attend_pages(
     positions = base[:, None] + jnp.arange(h.shape[1])
     linear = LINEARS_IN_PARTS[model.kernels]
     qkv = linear(h, params["qkv"], params.get("qkv_bias"))
-    q, arena = append_kv(
-        qkv,
-        arena,
-        table,
-        base=base,
-        begin=begin,
-        end=end,
-        layout=layout,
-        group=place.frame,
+    new = AppendArrays(
+        *(qkv, arena, table, base, begin, end),
         **attention.norms_and_rotation(params, positions, spec),
-        dtype=h.dtype,
-        implementation=model.kernels,
     )
+    options = AppendOptions(layout, group=place.frame, eps=spec.qk_norm_eps, dtype=h.dtype)
+    q, arena = append_kv(new, options=options, implementation=model.kernels)
     y = paged_attention(
-        q,
-        arena,
-        table,
-        base=base,
-        end=end,
-        layout=layout,
-        group=place.frame,
-        scale=spec.softmax_scale,
-        window=spec.window,
-        soft_cap=spec.soft_cap,
-        dtype=h.dtype,
+        AttentionArrays(q, arena, table, base, end),
+        options=AttentionOptions(
+            layout=layout,
+            scale=spec.softmax_scale,
+            group=place.frame,
+            window=spec.window,
+            soft_cap=spec.soft_cap,
+            dtype=h.dtype,
+        ),
         implementation=model.kernels,
     )
     return attention.output(params, y, linear), arena

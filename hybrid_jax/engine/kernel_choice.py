@@ -22,7 +22,7 @@ from hybrid_jax.sizing.room import steps_on
 from pallas_kernels import jax_triton
 from pallas_kernels.paged_attention.kernel import why_unsupported as attention_unsupported
 from pallas_kernels.rmsnorm.kernel import residual_unsupported
-from pallas_kernels.token_sampling import sample_tokens
+from pallas_kernels.token_sampling import SamplingArrays, sample_tokens
 
 LOG = logging.getLogger("hybrid_jax.kernels")
 # Rows of the trial of sampling: temperature, top_k, top_p and min_p. Top-p keeps many tokens or few.
@@ -214,29 +214,29 @@ def try_sampling(vocab_size: int) -> str | None:
     logits = jax.random.normal(keys[0], (rows, vocab_size)).at[len(SETTINGS) - 1].set(1.0)
     bans = jnp.where(jnp.arange(rows) < len(SETTINGS), -1, jnp.argmax(logits, -1))
     unused = jnp.full((rows, MAX_STOP_IDS - 1), -1)  # as many bans as in the steps
-    given = {
-        "logits": logits,
-        "keys": jax.random.bits(keys[1], (rows, 2)),
-        "temperature": temperature,
-        "top_k": top_k.astype(jnp.int32),
-        "top_p": top_p,
-        "min_p": min_p,
-        "banned": jnp.concatenate([bans[:, None], unused], axis=1),
-    }
+    given = SamplingArrays(
+        logits=logits,
+        keys=jax.random.bits(keys[1], (rows, 2)),
+        temperature=temperature,
+        top_k=top_k.astype(jnp.int32),
+        top_p=top_p,
+        min_p=min_p,
+        banned=jnp.concatenate([bans[:, None], unused], axis=1),
+    )
     want, found = (_tokens(given, implementation) for implementation in ("pallas", "triton"))
     wrong = int((found != want).sum())
     return f"{wrong} of {want.size} tokens are not the Pallas kernel's" if wrong else None
 
 
-def _tokens(given: dict, implementation: str) -> np.ndarray:
+def _tokens(given: SamplingArrays, implementation: str) -> np.ndarray:
     """The tokens int32[2, B] of two steps, each with keys of its own."""
 
     def draw(step, tokens):
-        keys = given["keys"] + step.astype(jnp.uint32)
-        drawn = sample_tokens(**given | {"keys": keys}, implementation=implementation)
+        keys = given.keys + step.astype(jnp.uint32)
+        drawn = sample_tokens(given._replace(keys=keys), implementation=implementation)
         return tokens.at[step].set(drawn)
 
     def run(num_steps):  # an argument, so that the compiler does not know that there are two
-        return jax.lax.fori_loop(0, num_steps, draw, jnp.zeros((2, len(given["keys"])), jnp.int32))
+        return jax.lax.fori_loop(0, num_steps, draw, jnp.zeros((2, len(given.keys)), jnp.int32))
 
     return np.asarray(jax.jit(run)(jnp.int32(2)))

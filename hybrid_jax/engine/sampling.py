@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from hybrid_jax.engine import groups
 from hybrid_jax.engine.groups import GROUP, largest
 from hybrid_jax.engine.pack import Layout
-from pallas_kernels.token_sampling import sample_tokens
+from pallas_kernels.token_sampling import SamplingArrays, sample_tokens
 from pallas_kernels.token_sampling.numbers import gumbel, sortable, token_hash
 
 # Groups of tokens that are tried before the whole vocabulary. With top-k and top-p these are the groups of the most
@@ -91,11 +91,11 @@ def sample(
         int32[B] token ids.
     """
     if sampler != "xla":
-        return sample_tokens(
+        given = SamplingArrays(
             *(logits, noise_keys(rows, positions), rows.temperature),
             *(rows.top_k, rows.top_p, rows.min_p, _banned(rows, positions)),
-            implementation=sampler,
         )
+        return sample_tokens(given, implementation=sampler)
     random = rows.temperature > 0
     scores = score(logits, rows, positions)
     greedy = _greedy(scores)

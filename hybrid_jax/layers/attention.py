@@ -19,19 +19,18 @@ def project(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Projects h [B, T, D] at positions int32[B, T] to q [B, T, N, H] and k, v [B, T, K, H]."""
     qkv = linear(h, params["qkv"], params.get("qkv_bias"))
-    sizes = {"num_heads": spec.num_heads, "head_dim": spec.head_dim}
-    return split_heads(qkv, **norms_and_rotation(params, positions, spec), **sizes)
+    static = {"eps": spec.qk_norm_eps, "num_heads": spec.num_heads, "head_dim": spec.head_dim}
+    return split_heads(qkv, **norms_and_rotation(params, positions, spec), **static)
 
 
 def norms_and_rotation(params: dict, positions: jax.Array, spec: Attention) -> dict:
-    """Norms and rotations of queries and keys at positions int32[B, T]: arguments of `split_heads` and `append_kv`."""
+    """Norms and rotations of queries and keys at positions int32[B, T]: arrays of `split_heads` and `append_kv`."""
     cos, sin = (None, None) if spec.rope is None else turns(positions, spec.rope)
     return {
         "cos": cos,
         "sin": sin,
         "q_norm": params["q_norm"] if spec.qk_norm else None,
         "k_norm": params["k_norm"] if spec.qk_norm else None,
-        "eps": spec.qk_norm_eps,
     }
 
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import Mamba2
 from hybrid_jax.layers.linear import linear
+from pallas_kernels import WindowFrames, ssd_scan, ssd_window_frames
 from pallas_kernels import fold as ssd_fold
-from pallas_kernels import ssd_scan, ssd_window_frames
 from pallas_kernels.rmsnorm import gated_rmsnorm
 
 
@@ -171,9 +171,11 @@ def window_frames(
     """
     ring_x, ring_B = split_records(ring.xB, spec)
     C = C.reshape(*C.shape[:2], spec.num_groups, spec.state_size)
-    span = {"starts": starts, "num_valid": num_valid, "implementation": implementation}
-    rates = decay_rates(params)
-    y, arena = ssd_window_frames(arena, frames, exists, ring_x, ring.dt, rates, ring_B, C, **span)
+    arrays = WindowFrames(
+        *(ring_x, ring.dt, decay_rates(params), ring_B, C, arena, frames, exists),
+        *(starts, num_valid),
+    )
+    y, arena = ssd_window_frames(arrays, implementation=implementation)
     return output(params, y, x.reshape(y.shape), z, spec), arena
 
 

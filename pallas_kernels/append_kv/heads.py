@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.append_kv.reference import Arrays, Options
+from pallas_kernels.append_kv.reference import AppendArrays, AppendOptions
 from pallas_kernels.frame_io import repeat
 from pallas_kernels.operands import whole
 from pallas_kernels.paged_attention.layout import pack_heads
@@ -52,14 +52,14 @@ def split_heads(
     return q, k, v
 
 
-def append_kv_xla(arrays: Arrays, *, options: Options):
+def append_kv_xla(arrays: AppendArrays, *, options: AppendOptions):
     """See `api.append_kv`."""
     qkv, *_, cos, sin, q_norm, k_norm = arrays
-    layout, _, num_heads, eps, dtype = options
+    layout, _, eps, dtype = options
     qkv = whole(qkv, 3, dtype)
     q, k, v = split_heads(
         *(qkv, cos, sin, q_norm, k_norm, eps),
-        num_heads=num_heads,
+        num_heads=qkv.shape[-1] // layout.head_dim - 2 * layout.num_kv_heads,
         head_dim=layout.head_dim,
     )
     records = pack_heads(jnp.stack([k, v], axis=2).astype(layout.dtype))
@@ -67,7 +67,7 @@ def append_kv_xla(arrays: Arrays, *, options: Options):
     return q.astype(dtype), _updated(arrays, records, options)
 
 
-def _updated(arrays: Arrays, values: jax.Array, options: Options):
+def _updated(arrays: AppendArrays, values: jax.Array, options: AppendOptions):
     """The arena with records uint32[B, T, w] at positions base + t, if in [begin, end).
 
     One token goes by its own slice, more by rewriting the pages they touch: dynamic slices, as in `frame_io`.

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.append_kv.reference import Arrays, Options
+from pallas_kernels.append_kv.reference import AppendArrays, AppendOptions
 from pallas_kernels.operands import as_parts, load_sum, stored, widen
 from pallas_kernels.paged_attention.layout import PageLayout
 from pallas_kernels.triton import NOWHERE, Ref, call, cdiv, iota, load, power_of_two, store
@@ -43,13 +43,13 @@ def _kernel(
     q_ref: Ref,  # [B, T, N, H]
     arena_ref: Ref,  # [U, W]
     *,
-    options: Options,
+    options: AppendOptions,
     pages: int,
     lines: int,
     rotated: int,
     normed: bool,
 ):
-    layout, _, _, eps, dtype = options
+    layout, _, eps, dtype = options
     first_page = options.group * pages
     _, tokens, num_heads, size = q_ref.shape
     heads = num_heads + 2 * layout.num_kv_heads
@@ -126,14 +126,14 @@ def _words(parts: list[jax.Array], layout: PageLayout) -> jax.Array:
     return low | (high << 16)
 
 
-def append_kv_pallas(arrays: Arrays, *, options: Options, config: Config = CONFIG):
+def append_kv_pallas(arrays: AppendArrays, *, options: AppendOptions, config: Config = CONFIG):
     """See `api.append_kv`."""
     qkv, arena, table, base, begin, end, cos, sin, q_norm, k_norm = arrays
-    layout, num_heads = options.layout, options.num_heads
-    parts = as_parts(qkv, 3)
-    rows, tokens = parts.shape[1:3]
+    layout, parts = options.layout, as_parts(qkv, 3)
+    rows, tokens, columns = parts.shape[1:]
     pages = table.shape[2]
-    heads = num_heads + 2 * layout.num_kv_heads
+    heads = columns // layout.head_dim
+    num_heads = heads - 2 * layout.num_kv_heads
     lines = max(config.words // power_of_two(layout.head_words), 1)
     lines = min(lines, power_of_two(tokens * heads))
     unused = base  # in place of an array that the kernel does not read

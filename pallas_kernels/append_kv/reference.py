@@ -12,8 +12,20 @@ from pallas_kernels.operands import as_parts
 from pallas_kernels.paged_attention.layout import PageLayout, pack_heads
 
 
-class Arrays(NamedTuple):
-    """Arrays of `api.append_kv`."""
+class AppendArrays(NamedTuple):
+    """Arrays of `api.append_kv`.
+
+    Attributes:
+        qkv: [B, T, (N + 2 K) H], heads of queries, keys, values; or parts float32[S, B, T, ...], whose sum is rounded
+            to `AppendOptions.dtype` (`operands.whole`).
+        arena: uint32[U, W]. table: int32[B, groups, pages] frame of each page, trusted.
+        base: int32[B]; token t of row b stands at position base[b] + t.
+        begin, end: int32[B]; only positions in [begin, end) are written, all of them within [base, base + T) and
+            within the table.
+        cos, sin: float32[B, T, F] of the angles by which channels j and j + F of queries and keys are rotated
+            (arXiv 2104.09864; `heads.turns` makes them), both or none.
+        q_norm, k_norm: [H] weights of a norm of each head before that, both or none.
+    """
 
     qkv: Annotated[jax.Array, FLOATS, "parts? B T columns"]
     arena: Annotated[jax.Array, WORDS, "frames words"]
@@ -27,23 +39,29 @@ class Arrays(NamedTuple):
     k_norm: Annotated[jax.Array | None, FLOATS, "None H"] = None
 
 
-class Options(NamedTuple):
-    """What a program of `api.append_kv` is made for, besides shapes."""
+class AppendOptions(NamedTuple):
+    """What a program of `api.append_kv` is made for, besides shapes.
+
+    Attributes:
+        layout: where the layer's keys and values lie. group: which of the table's lines.
+        eps: of the norm of heads.
+        dtype: of the queries, and of what is rounded on the way.
+    """
 
     layout: PageLayout
-    group: int
-    num_heads: int
-    eps: float
-    dtype: jnp.dtype
+    group: int = 0
+    eps: float = 0.0
+    dtype: jnp.dtype = jnp.dtype("float32")
 
 
-def append_kv_reference(arrays: Arrays, *, options: Options):
+def append_kv_reference(arrays: AppendArrays, *, options: AppendOptions):
     """See `api.append_kv`."""
     qkv, arena, table, base, begin, end, cos, sin, q_norm, k_norm = arrays
-    layout, group, num_heads, eps, dtype = options
+    layout, group, eps, dtype = options
     parts = as_parts(qkv, 3).astype(jnp.float32)
     rows, tokens = parts.shape[1:3]
     heads = sum(parts[1:], parts[0]).astype(dtype).reshape(rows, tokens, -1, layout.head_dim)
+    num_heads = heads.shape[2] - 2 * layout.num_kv_heads
     q, k = heads[:, :, :num_heads], heads[:, :, num_heads : num_heads + layout.num_kv_heads]
     v = heads[:, :, num_heads + layout.num_kv_heads :]
     q, k = _normed(q, q_norm, eps), _normed(k, k_norm, eps)

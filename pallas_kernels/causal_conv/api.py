@@ -6,7 +6,7 @@ import jax
 
 from pallas_kernels.arguments import check, check_tree
 from pallas_kernels.causal_conv import kernel, reference
-from pallas_kernels.causal_conv.reference import Chunk, Window
+from pallas_kernels.causal_conv.reference import Chunk, ConvWindow
 from pallas_kernels.dispatch import Implementation, run
 from pallas_kernels.mamba2 import ProjectionLayout, check_rings
 
@@ -62,20 +62,10 @@ def causal_conv(
 
 
 def causal_conv_window(
-    projected: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None,
-    dt_bias: jax.Array,
-    conv: jax.Array,
-    xB: jax.Array,
-    dt: jax.Array,
+    arrays: ConvWindow,
     *,
     layer: int,
     layout: ProjectionLayout,
-    starts: jax.Array,
-    first: jax.Array,
-    num_valid: jax.Array,
-    ancestors: jax.Array | None = None,
     moves: bool = True,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
@@ -85,18 +75,7 @@ def causal_conv_window(
     ones count as zero. A row without new tokens is left alone, and so are rows past B and other layers.
 
     Args:
-        projected: as in `causal_conv`, or parts float32[S, B, T, ...] of that product, whose sum counts in the
-            dtype of `weight`.
-        weight, bias, dt_bias, layout: as in `causal_conv`.
-        conv: [L, B', W - 1 + T', E] raw columns, B' >= B and T' >= T: the W - 1 before the window, then those of
-            its tokens; floats, or their bits as unsigned integers.
-        xB: [L, B', S, M P + G R] records, as floats or bits. dt: float32[L, B', S, M] step sizes.
-        layer: which of the rings.
-        starts: int32[B] slot of each row's token 0; starts + num_valid is at most S.
-        first: int32[B] leading tokens that the rings hold already.
-        num_valid: int32[B] tokens that exist; at most T.
-        ancestors: int32[B, T] of a tree of tokens, as in `ssd_window_frames`: bit j of ancestors[b, t] is set where
-            token j is an ancestor of token t, or t itself, and ancestors come first. None for a chain.
+        layer: which of the rings. layout: as in `causal_conv`.
         moves: the next window begins behind the last of T tokens, if all exist. Never true of a tree, nor where it is
             decided later how many of the tokens stay.
         implementation: as in `causal_conv`.
@@ -111,26 +90,23 @@ def causal_conv_window(
     Example:
         >>> import jax.numpy as jnp
         >>> layout = ProjectionLayout(num_heads=2, head_dim=4, num_groups=1, state_size=3)
-        >>> rings = jnp.zeros((1, 1, 4, 14)), jnp.zeros((1, 1, 32, 11)), jnp.zeros((1, 1, 32, 2))
-        >>> here = {"starts": jnp.array([7]), "first": jnp.array([0]), "num_valid": jnp.array([1])}
+        >>> rings = jnp.zeros((1, 1, 32, 11)), jnp.zeros((1, 1, 32, 2)), jnp.zeros((1, 1, 4, 14))
+        >>> row = {"starts": jnp.array([7]), "first": jnp.array([0]), "num_valid": jnp.array([1])}
         >>> projected, weight = jnp.ones((1, 1, layout.projected_size)), jnp.ones((4, 14))
-        >>> conv, xB, dt, C, scores = causal_conv_window(
-        ...     projected, weight, None, jnp.ones(2), *rings, layer=0, layout=layout, **here
-        ... )
+        >>> arrays = ConvWindow(projected, weight, None, jnp.ones(2), *rings, **row)
+        >>> conv, xB, dt, C, scores = causal_conv_window(arrays, layer=0, layout=layout)
         >>> C.shape, scores.shape
         ((1, 1, 3), (1, 1, 1, 32))
     """
     where = "causal_conv_window"
-    rows = (starts, first, num_valid, ancestors)
-    arrays = Window(projected, weight, bias, dt_bias, xB, dt, conv, *rows)
     sizes = check(where, arrays, **layout.dimensions)
     if sizes.C < layout.history + sizes.T:
         raise ValueError(
             f"{where}: conv must have room for {layout.history} + {sizes.T} columns, got {sizes.C}; "
             "make the ring for wider windows"
         )
-    check_rings(where, xB, layer, sizes.B)
-    check_tree(where, ancestors)
+    check_rings(where, arrays.xB, layer, sizes.B)
+    check_tree(where, arrays.ancestors)
     reason = kernel.why_unsupported(layout, sizes.T)
-    static = {"layer": layer, "layout": layout, "moves": moves and ancestors is None}
+    static = {"layer": layer, "layout": layout, "moves": moves and arrays.ancestors is None}
     return run(where, implementation, WINDOWS, arrays, unsupported=reason, **static)

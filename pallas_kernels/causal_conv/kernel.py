@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.causal_conv.reference import Chunk, Window
+from pallas_kernels.causal_conv.reference import Chunk, ConvWindow
 from pallas_kernels.dispatch import over_limit
 from pallas_kernels.mamba2 import ProjectionLayout
 from pallas_kernels.operands import as_parts, load_sum, stored, widen
@@ -324,7 +324,7 @@ def _window_kernel(
 
 
 def causal_conv_window_pallas(
-    arrays: Window,
+    arrays: ConvWindow,
     *,
     layer: int,
     layout: ProjectionLayout,

@@ -25,8 +25,21 @@ class Chunk(NamedTuple):
     lengths: Annotated[jax.Array, INTS, "B"]
 
 
-class Window(NamedTuple):
-    """Arrays of `api.causal_conv_window`."""
+class ConvWindow(NamedTuple):
+    """Arrays of `api.causal_conv_window`.
+
+    Attributes:
+        projected: as in `api.causal_conv`, or parts float32[S, B, T, ...] of that product, whose sum counts in the
+            dtype of `weight`.
+        weight, bias, dt_bias: as in `api.causal_conv`.
+        xB: [L, B', S, M P + G R] records, as floats or bits. dt: float32[L, B', S, M] step sizes.
+        conv: [L, B', W - 1 + T', E] raw columns, B' >= B and T' >= T: the W - 1 before the window, then those of its
+            tokens; floats, or their bits as unsigned integers.
+        starts: int32[B] slot of each row's token 0; starts + num_valid is at most S.
+        first: int32[B] leading tokens that the rings hold already.
+        num_valid: int32[B] tokens that exist; at most T.
+        ancestors: int32[B, T] of a tree of tokens, as in `ssd_window.WindowFrames`; None for a chain.
+    """
 
     projected: Annotated[jax.Array, FLOATS, "parts? B T columns"]
     weight: Annotated[jax.Array, FLOATS, "W E"]
@@ -69,7 +82,7 @@ def causal_conv_reference(arrays: Chunk, *, layout: ProjectionLayout):
 
 
 def causal_conv_window_reference(
-    arrays: Window, *, layer: int, layout: ProjectionLayout, moves: bool = True
+    arrays: ConvWindow, *, layer: int, layout: ProjectionLayout, moves: bool = True
 ):
     """See `api.causal_conv_window`: each row by itself."""
     projected, weight, _, _, xB, dt, conv, starts, first, num_valid, ancestors = arrays
@@ -89,7 +102,7 @@ def causal_conv_window_reference(
     return conv, xB, dt, C, scores
 
 
-def _row(arrays: Window, layout: ProjectionLayout, moves: bool, row: tuple):
+def _row(arrays: ConvWindow, layout: ProjectionLayout, moves: bool, row: tuple):
     """One row: projected [T, .], conv [W - 1 + T', E], xB [S, .], dt [S, M], three numbers, paths bool[T, T]."""
     projected, conv, xB, dt, start, first, count, paths = row
     tokens, slots, history = projected.shape[0], xB.shape[0], layout.history

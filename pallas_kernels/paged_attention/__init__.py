@@ -2,3 +2,5 @@
 
 from pallas_kernels.paged_attention.api import paged_attention as paged_attention
 from pallas_kernels.paged_attention.layout import PageLayout as PageLayout
+from pallas_kernels.paged_attention.reference import AttentionArrays as AttentionArrays
+from pallas_kernels.paged_attention.reference import AttentionOptions as AttentionOptions

@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.dispatch import over_limit
 from pallas_kernels.paged_attention.layout import PageLayout
-from pallas_kernels.paged_attention.reference import Arrays, Options, depths
+from pallas_kernels.paged_attention.reference import AttentionArrays, AttentionOptions, depths
 from pallas_kernels.triton import NUM_SMS, Ref, call, cdiv, dot, iota, load, power_of_two, store
 
 MAX_HEAD_DIM = 256
@@ -135,7 +135,7 @@ def _attention_kernel(
     ancestors_ref: Ref,  # [B, T]
     *out_refs: Ref,  # y [B, T, N, H]; or parts [splits, B, T, N, H], peaks and totals [splits, B, T, N]
     plan: Plan,
-    options: Options,
+    options: AttentionOptions,
     pages: int,
     tree: bool,
 ):
@@ -315,7 +315,9 @@ def _join_kernel(
     store(y_ref, row, t, head, lane, value=y, mask=lane < width)
 
 
-def paged_attention_pallas(arrays: Arrays, *, options: Options, config: Config | None = None):
+def paged_attention_pallas(
+    arrays: AttentionArrays, *, options: AttentionOptions, config: Config | None = None
+):
     """See `api.paged_attention`. The grid walks over splits of blocks of queries, rows and KV heads: programs
     that read the same keys run at the same time."""
     q, arena, table, base, end, ancestors = arrays

@@ -12,8 +12,20 @@ from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.paged_attention.layout import PageLayout, unpack_heads
 
 
-class Arrays(NamedTuple):
-    """Arrays of `api.paged_attention`."""
+class AttentionArrays(NamedTuple):
+    """Arrays of `api.paged_attention`.
+
+    Attributes:
+        q: [B, T, N, H]; query t of row b stands at position base[b] + t. "pallas" rounds it to bfloat16 unless the
+            pages are float32.
+        arena: uint32[U, W]. table: int32[B, pages] or int32[B, groups, pages] frame of each page, trusted; unused
+            entries are 0.
+        base: int32[B]. end: int32[B] positions below it exist; 0 makes the row inert. What lies in frames at or past
+            it is never read into a result, NaN included.
+        ancestors: int32[B, T] of a tree of new tokens: bit j of ancestors[b, t] is set where token j is an ancestor of
+            token t, or t itself. None for a chain. Token j's K and V lie at base[b] + j; for the window it stands at
+            base[b] + the number of its proper ancestors.
+    """
 
     q: Annotated[jax.Array, FLOATS, "B T N H"]
     arena: Annotated[jax.Array, WORDS, "frames words"]
@@ -23,8 +35,15 @@ class Arrays(NamedTuple):
     ancestors: Annotated[jax.Array | None, INTS, "None B T"] = None
 
 
-class Options(NamedTuple):
-    """What a program of `api.paged_attention` is made for, besides shapes."""
+class AttentionOptions(NamedTuple):
+    """What a program of `api.paged_attention` is made for, besides shapes.
+
+    Attributes:
+        layout: where the layer's keys and values lie.
+        scale: factor on q . k. group: which of the table's lines. window: a query sees this many keys, itself included.
+        soft_cap: scores become cap * tanh(scores / cap).
+        dtype: of the result.
+    """
 
     layout: PageLayout
     scale: float
@@ -34,7 +53,7 @@ class Options(NamedTuple):
     dtype: jnp.dtype = jnp.dtype("float32")
 
 
-def paged_attention_reference(arrays: Arrays, *, options: Options):
+def paged_attention_reference(arrays: AttentionArrays, *, options: AttentionOptions):
     """See `api.paged_attention`."""
     q, arena, table, base, end, ancestors = arrays
     layout, scale, group, window, soft_cap, dtype = options

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.frame_io import read_frames
 from pallas_kernels.paged_attention.layout import unpack_heads
-from pallas_kernels.paged_attention.reference import Arrays, Options, visible
+from pallas_kernels.paged_attention.reference import AttentionArrays, AttentionOptions, visible
 
 TILE_TOKENS = 128
 MASKED = -1e30
 
 
-def paged_attention_xla(arrays: Arrays, *, options: Options):
+def paged_attention_xla(arrays: AttentionArrays, *, options: AttentionOptions):
     """See `api.paged_attention`.
 
     Tiles stand at absolute positions, and one whose keys are all masked leaves every accumulator as it was,

@@ -86,32 +86,17 @@ def ssd_scan(
 
 
 def ssd_scan_frames(
-    arena: jax.Array,
-    read: jax.Array,
-    write: jax.Array,
-    exists: jax.Array,
-    xBC: jax.Array,
-    dt: jax.Array,
-    A: jax.Array,
+    arrays: ScanFrames,
     *,
     records: RecordSizes,
     first_frame: int = 0,
-    lengths: jax.Array,
-    state_lengths: jax.Array,
-    D: jax.Array | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """`ssd_scan` from states in frames to states in frames, with the skip D x added to the outputs.
 
     Args:
-        arena: uint32[U, W]; a frame holds W // (P R) whole heads of float32 bits, [h, P, R].
-        read, write: int32[B, F] frames of each row's first and last checkpoint, the same or others; those of the
-            layer begin at `first_frame`.
-        exists: bool[B]; where false the first state is zero, whatever its frames hold.
-        xBC: [B, T, M P + 2 G R] outputs of the convolution, x | B | C.
-        dt, A: as in `ssd_scan`. D: float32[M] factor of x in the outputs, or None.
         records: how x and B lie in xBC.
-        lengths, state_lengths: int32[B], as in `ssd_scan`.
+        first_frame: where the layer's begin among the frames of a row.
         implementation: "reference", "xla", "pallas", "triton" (bfloat16 on an NVIDIA GPU, with the packages jax-triton
             and triton), or None to choose among "xla" and "pallas". A named one never falls back.
 
@@ -119,12 +104,11 @@ def ssd_scan_frames(
         y [B, T, M P] in the dtype of xBC, zero on padding; the arena.
     """
     where = "ssd_scan_frames"
-    arrays = ScanFrames(xBC, dt, A, D, arena, read, write, exists, lengths, state_lengths)
     tokens = check(where, arrays, **records.dimensions).T
-    for name, frames in (("read", read), ("write", write)):
-        check_frames(where, arena, name, frames, records, first=first_frame)
+    check_frames(where, arrays.arena, "read", arrays.read, records, first=first_frame)
+    dtype = arrays.xBC.dtype
     static = {"records": records, "first_frame": first_frame}
-    static |= {"unsupported": kernel.why_unsupported(records, xBC.dtype)}
+    static |= {"unsupported": kernel.why_unsupported(records, dtype)}
     if implementation == "triton":
-        static["no_triton"] = triton_scan.why_unsupported(records, xBC.dtype, tokens)
+        static["no_triton"] = triton_scan.why_unsupported(records, dtype, tokens)
     return run(where, implementation, FRAMES, arrays, **static)

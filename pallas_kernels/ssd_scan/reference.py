@@ -27,7 +27,16 @@ class Scan(NamedTuple):
 
 
 class ScanFrames(NamedTuple):
-    """Arrays of `api.ssd_scan_frames`."""
+    """Arrays of `api.ssd_scan_frames`.
+
+    Attributes:
+        xBC: [B, T, M P + 2 G R] outputs of the convolution, x | B | C.
+        dt, A: as in `api.ssd_scan`. D: float32[M] factor of x in the outputs, or None.
+        arena: uint32[U, W]; a frame holds W // (P R) whole heads of float32 bits, [h, P, R].
+        read, write: int32[B, F] frames of each row's first and last checkpoint, the same or others.
+        exists: bool[B]; where false the first state is zero, whatever its frames hold.
+        lengths, state_lengths: int32[B], as in `api.ssd_scan`.
+    """
 
     xBC: Annotated[jax.Array, FLOATS, "B T E"]
     dt: Annotated[jax.Array, FLOATS, "B T M"]

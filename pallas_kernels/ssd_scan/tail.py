@@ -21,7 +21,17 @@ BLOCK_WORDS = 256  # words of a checkpoint, each put together from two elements 
 
 
 class Tail(NamedTuple):
-    """Arrays of `store_tail`."""
+    """Arrays of `store_tail`.
+
+    Attributes:
+        arena: uint32[U, W].
+        conv: uint16 or uint32[L, B', C, E]; xB: the same[L, B', S, M P + G R]; dt: float32[L, B', S, M]: rings of all
+            layers, bits of bfloat16 or float32.
+        projected: [B, T, proj] what in_proj gave. history: bits[B, W - 1, E] columns before the chunk.
+        xBC: [B, T, E] after the convolution. steps: float32[B, T, M].
+        frames: int32[B, n] frames of the columns of each row's next checkpoint.
+        rows: int32[B] ring rows. lengths, state_lengths: int32[B] tokens of the chunk, and before the checkpoint.
+    """
 
     arena: Annotated[jax.Array, WORDS, "frames words"]
     conv: Annotated[jax.Array, BITS, "L rows C E"]
@@ -38,18 +48,7 @@ class Tail(NamedTuple):
 
 
 def store_tail(
-    arena: jax.Array,
-    conv: jax.Array,
-    xB: jax.Array,
-    dt: jax.Array,
-    projected: jax.Array,
-    history: jax.Array,
-    xBC: jax.Array,
-    steps: jax.Array,
-    frames: jax.Array,
-    rows: jax.Array,
-    lengths: jax.Array,
-    state_lengths: jax.Array,
+    arrays: Tail,
     *,
     layer: int,
     layout: ProjectionLayout,
@@ -61,23 +60,16 @@ def store_tail(
     the tokens from `state_lengths` on; the checkpoint's frames get the raw columns before that token.
 
     Args:
-        arena: uint32[U, W]. conv: uint16 or uint32[L, B', C, E]; xB: the same[L, B', S, M P + G R]; dt:
-            float32[L, B', S, M]: rings of all layers, bits of bfloat16 or float32.
-        projected: [B, T, proj] what in_proj gave. history: bits[B, W - 1, E] columns before the chunk.
-        xBC: [B, T, E] after the convolution. steps: float32[B, T, M].
-        frames: int32[B, n] frames of the columns of each row's next checkpoint.
-        rows: int32[B] ring rows. lengths, state_lengths: int32[B] tokens of the chunk, and before the checkpoint.
         layer: of the rings and of the frames. layout: how a token's projection is laid out.
         implementation: "reference", "pallas", or None to choose. A named one never falls back.
 
     Returns:
         arena, conv, xB, dt. Slots behind the chunk's last token hold nothing that means anything.
     """
-    where, ends = "store_tail", (rows, lengths, state_lengths)
-    arrays = Tail(arena, conv, xB, dt, projected, history, xBC, steps, frames, *ends)
+    where, conv = "store_tail", arrays.conv
     sizes = check(where, arrays, **layout.dimensions)
-    for name, array in (("xB", xB), ("history", history)):
-        check_dtype(where, name, array, (conv.dtype.name,))
+    for name in ("xB", "history"):
+        check_dtype(where, name, getattr(arrays, name), (conv.dtype.name,))
     if not 0 <= layer < conv.shape[0]:
         raise ValueError(f"{where}: layer must lie in [0, {conv.shape[0]}), got {layer}")
     needed = (layer + 1) * layer_words(layout.history, layout.conv_size, conv.dtype)

@@ -13,7 +13,22 @@ from pallas_kernels.ssd_scan.reference import Scan, ssd_scan_reference
 
 
 class WindowFrames(NamedTuple):
-    """Arrays of `api.ssd_window_frames`, which fills in `num_valid`."""
+    """Arrays of `api.ssd_window_frames`, which fills in `num_valid`.
+
+    Attributes:
+        x: [B, S, M, P] ring records; slots past the last valid query are never read.
+        dt: [B, S, M] float32 ring step sizes.
+        A: [M] decay rates, negative.
+        B: [B, S, G, R] ring records.
+        C: [B, T, G, R] of the new tokens.
+        arena: uint32[U, W] frames; a frame holds W // (P R) whole heads of float32 bits, [h, P, R].
+        frames: int32[B, F] frames of each row's state, in the order of its heads; the last one may be partly empty.
+        exists: bool[B]; where false the state is zero, and what its frames hold does not matter.
+        starts: int32[B] slot of the first new token; starts + num_valid is at most S.
+        num_valid: int32[B] new tokens that count, or None for T.
+        ancestors: int32[B, T] of a tree of new tokens: bit j of ancestors[b, t] is set where token j is an ancestor of
+            token t, or t itself, and ancestors come first. None for a chain.
+    """
 
     x: Annotated[jax.Array, FLOATS, "B S M P"]
     dt: Annotated[jax.Array, FLOATS, "B S M"]
@@ -24,12 +39,24 @@ class WindowFrames(NamedTuple):
     frames: Annotated[jax.Array, INTS, "B F"]
     exists: Annotated[jax.Array, FLAGS, "B"]
     starts: Annotated[jax.Array, INTS, "B"]
-    num_valid: Annotated[jax.Array, INTS, "None B"]
+    num_valid: Annotated[jax.Array | None, INTS, "None B"] = None
     ancestors: Annotated[jax.Array | None, INTS, "None B T"] = None
 
 
 class WindowRings(NamedTuple):
-    """Arrays of `api.ssd_window_rings`."""
+    """Arrays of `api.ssd_window_rings`.
+
+    Attributes:
+        C: [B, T, G R] of the new tokens.
+        xB: [L, B', S, M P + G R] rings of all layers, B' >= B; floats, or their bits as unsigned integers.
+        dt: float32[L, B', S, M] rings of the step sizes.
+        A: float32[L, M] decay rates of all layers.
+        D: float32[M] factor of a new token's own x in its output.
+        scores: float32[B, T, G, S] C . B of every query and slot, as `causal_conv_window` leaves them; those of slots
+            a query does not see do not matter.
+        frames: int32[B, F] frames of whole checkpoints.
+        arena, exists, starts, num_valid, ancestors: as in `WindowFrames`.
+    """
 
     C: Annotated[jax.Array, FLOATS, "B T GR"]
     xB: Annotated[jax.Array, FLOATS + BITS, "L rows S record"]
@@ -57,7 +84,16 @@ class Fold(NamedTuple):
 
 
 class FoldFrames(NamedTuple):
-    """Arrays of `api.fold_frames`."""
+    """Arrays of `api.fold_frames`.
+
+    Attributes:
+        lengths: int32[B] records to fold; a row of length -1 is left alone.
+        xB, dt, A: as in `WindowRings`; row b's records are at place b of the rings.
+        arena: as in `WindowFrames`.
+        read, write: int32[B, F] frames of each row's old and new checkpoint, the same or others, layer by layer; what
+            follows the last layer's is not looked at.
+        exists: bool[B]; where false the old state is zero.
+    """
 
     lengths: Annotated[jax.Array, INTS, "B"]
     xB: Annotated[jax.Array, FLOATS + BITS, "L rows S record"]

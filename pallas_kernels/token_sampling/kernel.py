@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.token_sampling.numbers import gumbel, middle, sortable, token_hash
-from pallas_kernels.token_sampling.reference import Arrays
+from pallas_kernels.token_sampling.reference import SamplingArrays
 from pallas_kernels.triton import Ref, call, cdiv, iota, load
 
 BLOCK = 2048  # 4 values in each of 512 threads
@@ -145,7 +145,7 @@ def _sample_kernel(
         tokens_ref[row] = token
 
 
-def sample_tokens_pallas(arrays: Arrays) -> jax.Array:
+def sample_tokens_pallas(arrays: SamplingArrays) -> jax.Array:
     """See `api.sample_tokens`, whose arrays the kernel takes as they are."""
     rows = arrays.logits.shape[0]
     (tokens,) = call(

@@ -11,8 +11,15 @@ from pallas_kernels.arguments import FLOAT32, FLOATS, INTS, WORDS
 from pallas_kernels.token_sampling.numbers import gumbel, token_hash
 
 
-class Arrays(NamedTuple):
-    """Arrays of `api.sample_tokens`."""
+class SamplingArrays(NamedTuple):
+    """Arrays of `api.sample_tokens`.
+
+    Attributes:
+        logits: float32[B, V]. keys: uint32[B, 2].
+        temperature: float32[B], 0 takes the largest logit, the first of equal ones.
+        top_k: int32[B], 0 for no limit. top_p: float32[B], 1 for no limit. min_p: float32[B], 0 for no limit.
+        banned: int32[B, n] tokens that are not drawn, -1 where unused; n may be 0. A NaN is not drawn either.
+    """
 
     logits: Annotated[jax.Array, FLOAT32, "B V"]
     keys: Annotated[jax.Array, WORDS, "B 2"]
@@ -23,7 +30,7 @@ class Arrays(NamedTuple):
     banned: Annotated[jax.Array, INTS, "B n"]
 
 
-def sample_tokens_reference(arrays: Arrays):
+def sample_tokens_reference(arrays: SamplingArrays):
     """See `api.sample_tokens`."""
     logits, keys, temperature, top_k, top_p, min_p, banned = arrays
     tokens = jnp.arange(logits.shape[1])

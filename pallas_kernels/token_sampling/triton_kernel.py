@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from pallas_kernels.jax_triton import call
-from pallas_kernels.token_sampling.reference import Arrays
+from pallas_kernels.token_sampling.reference import SamplingArrays
 from pallas_kernels.triton import cdiv, power_of_two
 
 LEVELS = tl.constexpr(16)  # sums of mass: at or above 15 levels, and of all tokens
@@ -640,7 +640,7 @@ def _choose(
     tl.store(chosen + row, tl.where(token == VOCAB, 0, token))
 
 
-def sample_tokens_triton(arrays: Arrays, *, config: Config | None = None):
+def sample_tokens_triton(arrays: SamplingArrays, *, config: Config | None = None):
     """See `api.sample_tokens`."""
     logits, keys, temperature, top_k, top_p, min_p, banned = arrays
     config = config or Config()

@@ -10,7 +10,13 @@ import jax.numpy as jnp
 import pytest
 
 from hybrid_jax.layers.linear import linear, linear_in_parts
-from pallas_kernels import causal_conv, causal_conv_window, gated_rmsnorm, residual_rmsnorm
+from pallas_kernels import (
+    ConvWindow,
+    causal_conv,
+    causal_conv_window,
+    gated_rmsnorm,
+    residual_rmsnorm,
+)
 from pallas_kernels.causal_conv import ProjectionLayout
 from pallas_kernels.causal_conv.cases import GRANITE_4_H_TINY, NEMOTRON_H_8B
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
@@ -74,15 +80,11 @@ def test_convolution_of_a_window_in_place(layout, tokens, tree, parts):
     )
 
     def window(projected, weight, bias, dt_bias, conv, xB, dt, starts, first, num_valid, ancestors):
-        return causal_conv_window(
-            *(projected, weight, bias, dt_bias, conv, xB, dt),
-            layer=1,
-            layout=layout,
-            starts=starts,
-            first=first,
-            num_valid=num_valid,
+        arrays = ConvWindow(
+            *(projected, weight, bias, dt_bias, xB, dt, conv, starts, first, num_valid),
             ancestors=ancestors if tree else None,
         )
+        return causal_conv_window(arrays, layer=1, layout=layout)
 
     compiled = compile_for_h200(
         window,

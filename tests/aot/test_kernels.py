@@ -8,8 +8,8 @@ import pytest
 
 from pallas_kernels.frame_io import copy_frames, read_frames
 from pallas_kernels.mamba2 import RecordSizes
-from pallas_kernels.ssd_scan import ssd_scan_frames
-from pallas_kernels.ssd_window import fold_frames, ssd_window_rings
+from pallas_kernels.ssd_scan import ScanFrames, ssd_scan_frames
+from pallas_kernels.ssd_window import FoldFrames, WindowRings, fold_frames, ssd_window_rings
 from tests.aot import sass
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
 
@@ -48,15 +48,12 @@ def window_of(records: RecordSizes, tokens: int) -> tuple:
     slots = 32 + tokens - 1
 
     def window(arena, frames, exists, xB, dt, A, C, D, starts, num_valid, scores):
+        arrays = (C, xB, dt, A, D, scores, arena, frames, exists, starts, num_valid)
         return ssd_window_rings(
-            *(arena, frames, exists, xB, dt, A, C),
+            WindowRings(*arrays),
             layer=1,
             first_frame=PER_LAYER,
             records=records,
-            starts=starts,
-            num_valid=num_valid,
-            D=D,
-            scores=scores,
             dtype=jnp.bfloat16,
         )
 
@@ -80,9 +77,8 @@ def fold_of(records: RecordSizes, bits: str = "uint16") -> tuple:
     """A call of `fold_frames`, whose first argument is donated, and the shapes of its arguments."""
 
     def fold(arena, read, write, exists, lengths, xB, dt, A):
-        return fold_frames(
-            *(arena, read, write, exists, lengths, xB, dt, A), records=records, per_layer=PER_LAYER
-        )
+        arrays = FoldFrames(lengths, xB, dt, A, arena, read, write, exists)
+        return fold_frames(arrays, records=records, per_layer=PER_LAYER)
 
     frames = spec(ROWS, LAYERS * PER_LAYER + 1, dtype="int32")
     return (
@@ -143,13 +139,8 @@ def test_scan_in_place(records, rows, kernels, dtype):
     tokens, width = 4096, records.conv_size
 
     def scan(arena, read, write, exists, xBC, dt, A, D, lengths, state_lengths):
-        return ssd_scan_frames(
-            *(arena, read, write, exists, xBC, dt, A),
-            records=records,
-            lengths=lengths,
-            state_lengths=state_lengths,
-            D=D,
-        )
+        arrays = (xBC, dt, A, D, arena, read, write, exists, lengths, state_lengths)
+        return ssd_scan_frames(ScanFrames(*arrays), records=records)
 
     def compiled(frames: int) -> Compiled:
         table, row = spec(rows, PER_LAYER, dtype="int32"), spec(rows, dtype="int32")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels.append_kv import append_kv
+from pallas_kernels.append_kv import AppendArrays, AppendOptions, append_kv
 from pallas_kernels.append_kv import cases as appends
-from pallas_kernels.paged_attention import PageLayout, paged_attention
+from pallas_kernels.paged_attention import (
+    AttentionArrays,
+    AttentionOptions,
+    PageLayout,
+    paged_attention,
+)
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
 from tests.aot.test_kernels import assert_only
 
@@ -44,9 +47,9 @@ def compiled_for(
     )
     float_type = "float32" if dtype == "float32" else "bfloat16"
 
-    def attend(q, arena, table, base, end, ancestors):
-        run = functools.partial(paged_attention, layout=layout, scale=0.1, dtype=q.dtype, **options)
-        return run(q, arena, table, base=base, end=end, ancestors=ancestors)
+    def attend(*arrays):
+        static = AttentionOptions(layout, scale=0.1, dtype=arrays[0].dtype, **options)
+        return paged_attention(AttentionArrays(*arrays), options=static)
 
     return compile_for_h200(
         attend,
@@ -145,11 +148,11 @@ def test_memory_does_not_grow_with_the_arena():
 def test_new_tokens_are_written_in_one_launch(case, dtype):
     inputs = jax.eval_shape(lambda: appends.make_places(case))
     inputs |= appends.shapes_of(case, dtype)
-    static = {"layout": case.layout(dtype), "dtype": dtype, "eps": 1e-6}
+    options = AppendOptions(case.layout(dtype), eps=1e-6, dtype=dtype)
     arena = inputs.pop("arena")
 
     def append(arena, inputs):
-        return append_kv(arena=arena, **inputs, **static)
+        return append_kv(AppendArrays(arena=arena, **inputs), options=options)
 
     compiled = compile_for_h200(append, arena, inputs, donate=(0,))
     assert_only(compiled, "append_kv")

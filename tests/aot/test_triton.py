@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from pallas_kernels.mamba2 import RecordSizes
-from pallas_kernels.ssd_scan import ssd_scan_frames, triton_scan
+from pallas_kernels.ssd_scan import ScanFrames, ssd_scan_frames, triton_scan
 from tests.aot.h200 import compile_for_h200
 from tests.aot.sass import NO_TOOLS, recorded
 from tests.aot.test_kernels import (
@@ -48,15 +48,9 @@ SMALLER = RecordSizes(num_heads=32, head_dim=64, num_groups=1, state_size=64)
 @pytest.mark.parametrize("skips", [True, False], ids=["D", "no_D"])
 def test_scan_in_place(records, rows, tokens, skips):
     def scan(arena, read, write, exists, xBC, dt, A, D, lengths, state_lengths):
-        return ssd_scan_frames(
-            *(arena, read, write, exists, xBC, dt, A),
-            records=records,
-            first_frame=0,
-            lengths=lengths,
-            state_lengths=state_lengths,
-            D=D if skips else None,
-            implementation="triton",
-        )
+        skip = D if skips else None
+        arrays = (xBC, dt, A, skip, arena, read, write, exists, lengths, state_lengths)
+        return ssd_scan_frames(ScanFrames(*arrays), records=records, implementation="triton")
 
     arena = arena_of(records, 8 * FRAMES)
     table, row = spec(rows, PER_LAYER, dtype="int32"), spec(rows, dtype="int32")

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from pallas_kernels.mamba2 import RecordSizes, read_states
-from pallas_kernels.ssd_scan import ssd_scan_frames, triton_scan
+from pallas_kernels.ssd_scan import triton_scan
 from pallas_kernels.ssd_scan.cases import CASES, Case, make_inputs
+from tests.kernels.by_name import ssd_scan_frames
 from tests.kernels.test_ssd_scan import (
     RAGGED,
     ROUNDED,
@@ -63,9 +64,9 @@ def in_triton(x, dt, A, B, C, *, initial_state=None, lengths=None, state_lengths
     y, arena = jax.jit(
         functools.partial(ssd_scan_frames, records=RecordSizes.of(x, B), implementation="triton")
     )(
-        *(arena, table, table, exists),
-        jnp.concatenate([a.reshape(rows, tokens, -1) for a in (x, B, C)], axis=-1),
-        *(dt, A),
+        **{"arena": arena, "read": table, "write": table, "exists": exists, "dt": dt, "A": A},
+        D=None,
+        xBC=jnp.concatenate([a.reshape(rows, tokens, -1) for a in (x, B, C)], axis=-1),
         lengths=lengths,
         state_lengths=lengths if state_lengths is None else state_lengths,
     )

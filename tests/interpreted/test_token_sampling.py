@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.token_sampling.reference import Arrays
+from pallas_kernels.token_sampling.reference import SamplingArrays
 from tests.kernels.test_token_sampling import ROWS, arguments, tokens
 
 try:
@@ -133,14 +133,14 @@ def test_nan_banned_and_infinite_logits():
 def test_more_candidates_than_there_is_room_for(room):
     given = arguments(PART + 77, 3)
     run = jax.jit(functools.partial(sample_tokens_triton, config=Config(room=room)))
-    np.testing.assert_array_equal(run(Arrays(**given)), tokens(given, "reference"))
+    np.testing.assert_array_equal(run(SamplingArrays(**given)), tokens(given, "reference"))
 
 
 def test_tokens_do_not_depend_on_sizes():  # nor on the order of candidates
     given = rows(arguments(1100, 4), *range(12))
     config = Config(part=256, line=128, group=2, piece=128, room=512, block=64)
     run = jax.jit(functools.partial(sample_tokens_triton, config=config))
-    np.testing.assert_array_equal(run(Arrays(**given)), tokens(given, "triton"))
+    np.testing.assert_array_equal(run(SamplingArrays(**given)), tokens(given, "triton"))
 
 
 def test_a_row_draws_the_same_in_any_batch():

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.append_kv import append_kv
 from pallas_kernels.append_kv.api import IMPLEMENTATIONS
 from pallas_kernels.append_kv.cases import SMALL_CASES, Case, frequencies, make_inputs
 from pallas_kernels.paged_attention.layout import unpack_heads
+from tests.kernels.by_name import append_kv
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_window import assert_same_bits, relative_error
 

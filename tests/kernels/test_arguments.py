@@ -9,22 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import (
-    causal_conv,
-    causal_conv_window,
-    fold,
-    gated_rmsnorm,
-    residual_rmsnorm,
-    ssd_scan,
-)
-from pallas_kernels.append_kv import append_kv
+from pallas_kernels import causal_conv, fold, gated_rmsnorm, residual_rmsnorm, ssd_scan
 from pallas_kernels.causal_conv import ProjectionLayout
-from pallas_kernels.checkpoint import store_columns
 from pallas_kernels.frame_io import copy_frames, read_frames, write_frames
-from pallas_kernels.paged_attention import PageLayout, paged_attention
-from pallas_kernels.ssd_scan import ssd_scan_frames, store_tail
-from pallas_kernels.ssd_window import RecordSizes, fold_frames, ssd_window_frames, ssd_window_rings
-from pallas_kernels.token_sampling import sample_tokens
+from pallas_kernels.paged_attention import PageLayout
+from pallas_kernels.ssd_window import RecordSizes
+from tests.kernels.by_name import (
+    append_kv,
+    causal_conv_window,
+    fold_frames,
+    paged_attention,
+    sample_tokens,
+    ssd_scan_frames,
+    ssd_window_frames,
+    ssd_window_rings,
+    store_columns,
+    store_tail,
+)
 
 RECORDS = RecordSizes(num_heads=2, head_dim=4, num_groups=1, state_size=16)
 PROJECTION = ProjectionLayout(num_heads=2, head_dim=4, num_groups=1, state_size=3)

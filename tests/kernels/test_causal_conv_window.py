@@ -10,7 +10,6 @@ import pytest
 
 from hybrid_jax.config import Mamba2
 from hybrid_jax.layers import mamba2
-from pallas_kernels import causal_conv_window
 from pallas_kernels.causal_conv.api import WINDOWS
 from pallas_kernels.causal_conv.cases import (
     SMALL,
@@ -19,8 +18,9 @@ from pallas_kernels.causal_conv.cases import (
     make_window_inputs,
 )
 from pallas_kernels.causal_conv.kernel import Config, causal_conv_window_pallas
-from pallas_kernels.causal_conv.reference import Window
+from pallas_kernels.causal_conv.reference import ConvWindow
 from pallas_kernels.operands import floats, stored
+from tests.kernels.by_name import causal_conv_window
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_window import assert_same_bits, relative_error
 
@@ -281,7 +281,7 @@ def test_blocks_of_any_size_give_the_same_rings(config):
     inputs = make_window_inputs(VERIFY)
     want = run(VERIFY, inputs, "pallas")
     call = functools.partial(causal_conv_window_pallas, layout=SMALL, layer=1, config=config)
-    for name, got in zip(OUTPUTS, jax.jit(call)(Window(**inputs)), strict=True):
+    for name, got in zip(OUTPUTS, jax.jit(call)(ConvWindow(**inputs)), strict=True):
         if name == "scores":
             assert_close(got, want[name])
         else:

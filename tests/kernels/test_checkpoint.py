@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.checkpoint import STORES, store_columns
+from pallas_kernels.checkpoint import STORES
+from tests.kernels.by_name import store_columns
 from tests.kernels.lowered import kernels_in
 
 

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.paged_attention import paged_attention
 from pallas_kernels.paged_attention.api import IMPLEMENTATIONS
 from pallas_kernels.paged_attention.cases import CASES, Case, make_inputs
 from pallas_kernels.paged_attention.layout import unpack_heads
+from tests.kernels.by_name import paged_attention
 from tests.kernels.lowered import kernels_in
 
 FAST = sorted(set(IMPLEMENTATIONS) - {"reference"})

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.paged_attention import PageLayout, paged_attention
+from pallas_kernels.paged_attention import AttentionArrays, AttentionOptions, PageLayout
 from pallas_kernels.paged_attention.cases import CASES, TREE, Case, make_inputs
 from pallas_kernels.paged_attention.kernel import (
     Config,
@@ -17,7 +17,7 @@ from pallas_kernels.paged_attention.kernel import (
     paged_attention_pallas,
 )
 from pallas_kernels.paged_attention.layout import pack_heads, unpack_heads
-from pallas_kernels.paged_attention.reference import Arrays, Options
+from tests.kernels.by_name import paged_attention
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_paged_attention import (
     BITS,
@@ -36,13 +36,13 @@ SPLIT = Config(block_q=16, block_k=16, programs_per_sm=10**6, min_split=32)
 
 @functools.partial(jax.jit, static_argnames=("case", "dtype", "config"))
 def split_attend(inputs: dict, case: Case, dtype: str, config: Config = SPLIT) -> jax.Array:
-    options = Options(
+    options = AttentionOptions(
         layout=case.layout(dtype),
         scale=case.head_dim**-0.5,
         window=case.window,
         soft_cap=case.soft_cap,
     )
-    return paged_attention_pallas(Arrays(**inputs), options=options, config=config)
+    return paged_attention_pallas(AttentionArrays(**inputs), options=options, config=config)
 
 
 def plan_of(case: Case, config: Config):
@@ -134,11 +134,13 @@ class TestSplits:
             attend = functools.partial(paged_attention, layout=layout, scale=1.0)
             spec = jax.ShapeDtypeStruct
             return kernels_in(
-                lambda q, arena, table, base, end: attend(q, arena, table, base=base, end=end),
-                spec((rows, 1, 4, 8), jnp.bfloat16),
-                spec((9, layout.page_words), jnp.uint32),
-                spec((rows, pages), jnp.int32),
-                *[spec((rows,), jnp.int32)] * 2,
+                lambda given: attend(**given),
+                {
+                    "q": spec((rows, 1, 4, 8), jnp.bfloat16),
+                    "arena": spec((9, layout.page_words), jnp.uint32),
+                    "table": spec((rows, pages), jnp.int32),
+                    **dict.fromkeys(("base", "end"), spec((rows,), jnp.int32)),
+                },
             )
 
         assert kernels(2, 64) == ["paged_attention", "paged_attention_join"]

@@ -10,11 +10,12 @@ import pytest
 
 from pallas_kernels import fold, jax_triton, ssd_scan
 from pallas_kernels.mamba2 import RecordSizes, read_states, state_words, write_states
-from pallas_kernels.ssd_scan import kernel, ssd_scan_frames, triton_scan
+from pallas_kernels.ssd_scan import kernel, triton_scan
 from pallas_kernels.ssd_scan.api import FRAMES
 from pallas_kernels.ssd_scan.cases import Case, make_inputs
 from pallas_kernels.ssd_scan.reference import Scan
 from pallas_kernels.triton import NOWHERE
+from tests.kernels.by_name import ssd_scan_frames
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_scan import (
     RAGGED,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pallas_kernels.causal_conv import ProjectionLayout
-from pallas_kernels.ssd_scan import store_tail
 from pallas_kernels.ssd_scan.tail import TAILS
+from tests.kernels.by_name import store_tail
 from tests.kernels.lowered import kernels_in
 
 SIZES = ProjectionLayout(num_heads=3, head_dim=5, num_groups=1, state_size=7)

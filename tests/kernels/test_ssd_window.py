@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import fold, ssd_scan, ssd_window_frames
-from pallas_kernels.ssd_window import RecordSizes, fold_frames, ssd_window_rings
+from pallas_kernels import fold, ssd_scan
+from pallas_kernels.ssd_window import RecordSizes
 from pallas_kernels.ssd_window.cases import CASES, Case, make_inputs
+from tests.kernels.by_name import fold_frames, ssd_window_frames, ssd_window_rings
 from tests.kernels.lowered import kernels_in
 
 FAST = ("pallas", "xla")
@@ -61,13 +62,14 @@ def window(state, x, dt, A, B, C, *, starts, num_valid=None, ancestors=None, imp
     """The window by the function that has the implementation: over rings for "pallas", which gets no skip here."""
     arena, table, exists = framed(state)
     at = {"starts": starts, "ancestors": ancestors, "implementation": implementation}
+    at |= {"arena": arena, "frames": table, "exists": exists}
     if num_valid is None:
         num_valid = jnp.full(len(starts), C.shape[1])
     if implementation != "pallas":
-        return ssd_window_frames(arena, table, exists, x, dt, A, B, C, **at, num_valid=num_valid)[0]
+        return ssd_window_frames(**at, x=x, dt=dt, A=A, B=B, C=C, num_valid=num_valid)[0]
     return ssd_window_rings(
-        *(arena, table, exists, ringed(x, B), dt[None], A[None]),
-        C.reshape(*C.shape[:2], -1),
+        **{"xB": ringed(x, B), "dt": dt[None], "A": A[None]},
+        C=C.reshape(*C.shape[:2], -1),
         layer=0,
         records=RecordSizes.of(x, B),
         num_valid=num_valid,
@@ -85,7 +87,8 @@ def folded(state, x, dt, A, B, *, lengths=None, implementation):
     arena, table, exists = framed(state)
     lengths = jnp.full(x.shape[0], x.shape[1]) if lengths is None else lengths
     arena = fold_frames(
-        *(arena, table, table, exists, lengths, ringed(x, B), dt[None], A[None]),
+        **{"arena": arena, "read": table, "write": table, "exists": exists, "lengths": lengths},
+        **{"xB": ringed(x, B), "dt": dt[None], "A": A[None]},
         records=RecordSizes.of(x, B),
         per_layer=x.shape[2],
         implementation=implementation,

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import fold, ssd_window_frames
+from pallas_kernels import fold
 from pallas_kernels.mamba2 import read_states
-from pallas_kernels.ssd_window import RecordSizes, fold_frames, ssd_window_rings
+from pallas_kernels.ssd_window import RecordSizes
 from pallas_kernels.ssd_window.api import FRAME_FOLDS, FRAMES, RINGS
 from pallas_kernels.ssd_window.cases import CASES, make_inputs
+from tests.kernels.by_name import fold_frames, ssd_window_frames, ssd_window_rings
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_window import (
     FAST,
@@ -54,7 +55,7 @@ def test_states_in_frames_give_the_windows_outputs(case, per_frame, implementati
     arena, table = in_frames(state, per_frame)
     table = jnp.where(exists[:, None], table, 0)  # frame 0 is NaN throughout
     run = jax.jit(functools.partial(ssd_window_frames, implementation=implementation))
-    y, after = run(arena, table, exists, **inputs)
+    y, after = run(arena=arena, frames=table, exists=exists, **inputs)
     empty = jnp.where(exists[:, None, None, None], state, 0.0)
     assert_close(y, window(empty, **inputs, implementation="reference"))
     assert_same_bits(after, arena)
@@ -65,7 +66,7 @@ def test_frames_that_cannot_hold_the_heads_are_refused():
     inputs = make_inputs(case)
     arena, table = in_frames(inputs.pop("state"), 2)
     with pytest.raises(ValueError, match="must hold 6 heads of each of 4 rows, got 4 in"):
-        ssd_window_frames(arena, table[:, :2], jnp.ones(4, bool), **inputs)
+        ssd_window_frames(arena=arena, frames=table[:, :2], exists=jnp.ones(4, bool), **inputs)
 
 
 def in_rings(inputs: dict, layers: int, layer: int, spare_rows: int = 1) -> tuple:
@@ -103,7 +104,8 @@ def test_records_in_rings_give_the_windows_outputs(case, dtype, implementation):
     x = jnp.take_along_axis(inputs["x"], own, axis=1).astype(jnp.float32)
     counts = (jnp.arange(case.tokens) < inputs["num_valid"][:, None])[..., None, None]
     want = jnp.where(counts, want + D[:, None] * x, 0)
-    assert_close(run(arena, table, exists, xB, dt, A, C, D=D, scores=scores), want)
+    states = {"arena": arena, "frames": table, "exists": exists}
+    assert_close(run(**states, xB=xB, dt=dt, A=A, C=C, D=D, scores=scores), want)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -129,7 +131,8 @@ def test_folds_between_frames_are_folds_of_each_layer(dtype, per_frame, implemen
     A = jnp.stack([x["A"] for x in layers])
     run = functools.partial(fold_frames, records=rings[0][2], per_layer=tables[0].shape[1])
     run = jax.jit(functools.partial(run, implementation=implementation))
-    got = np.asarray(run(arena, read, write, exists, lengths, xB, dt, A))
+    frames = {"arena": arena, "read": read, "write": write, "exists": exists}
+    got = np.asarray(run(**frames, lengths=lengths, xB=xB, dt=dt, A=A))
     words = RING.width * RING.size
     for index, inputs in enumerate(layers):
         state = jnp.where(exists[:, None, None, None], inputs["state"], 0.0)
@@ -137,8 +140,8 @@ def test_folds_between_frames_are_folds_of_each_layer(dtype, per_frame, implemen
         counted = jnp.maximum(lengths, 0)
         want = fold(state, **records, lengths=counted, implementation="reference")
         for row in range(3):
-            frames = write[row].reshape(2, -1)[index]
-            heads = got[np.asarray(frames), : per_frame * words].view(np.float32)
+            own = write[row].reshape(2, -1)[index]
+            heads = got[np.asarray(own), : per_frame * words].view(np.float32)
             assert_close(heads.reshape(-1, RING.width, RING.size)[: RING.heads], want[row])
     untouched = np.setdiff1d(np.arange(len(got)), np.asarray(write[:3]))
     assert_same_bits(got[untouched], np.asarray(arena)[untouched])
@@ -153,9 +156,10 @@ def test_any_rows_of_a_batch_fold_and_none_past_its_ring(dtype, implementation):
     lengths = jnp.asarray([-1, 20, -1, -1, 0, 20, 7, -1, 1, 25, 12], jnp.int32)
     arena, table = in_frames(inputs["state"], 3)
     xB, dt, records = in_rings(inputs, layers=1, layer=0)[:3]
-    given = (arena, table, table, jnp.ones(case.rows, bool), lengths, xB, dt, inputs["A"][None])
+    given = {"arena": arena, "read": table, "write": table, "exists": jnp.ones(case.rows, bool)}
+    given |= {"lengths": lengths, "xB": xB, "dt": dt, "A": inputs["A"][None]}
     run = functools.partial(fold_frames, records=records, per_layer=table.shape[1])
-    got = jax.jit(functools.partial(run, implementation=implementation))(*given)
+    got = jax.jit(functools.partial(run, implementation=implementation))(**given)
     got = read_states(got, table, jnp.ones(case.rows, bool), records)
     kept = {name: inputs[name] for name in ("state", "x", "dt", "A", "B")}
     want = fold(**kept, lengths=jnp.clip(lengths, 0, case.slots), implementation="reference")
@@ -174,12 +178,14 @@ def test_rings_and_frames_name_their_kernels():
 
     def windows(name, arena, table, xB, dt, A, C):
         run = functools.partial(ssd_window_rings, layer=0, records=records, **rows)
-        return run(arena, table, exists, xB, dt, A[None], C, implementation=name)
+        given = {"arena": arena, "frames": table, "exists": exists, "xB": xB, "dt": dt}
+        return run(**given, A=A[None], C=C, implementation=name)
 
     def folds(name, arena, table, xB, dt, A):
-        given = (arena, table, table, exists, inputs["num_valid"], xB, dt, A[None])
+        given = {"arena": arena, "read": table, "write": table, "exists": exists, "xB": xB}
+        given |= {"dt": dt, "A": A[None], "lengths": inputs["num_valid"]}
         static = {"records": records, "per_layer": table.shape[1]}
-        return fold_frames(*given, **static, implementation=name)
+        return fold_frames(**given, **static, implementation=name)
 
     for function, more, kernel in ((windows, [C], "ssd_window"), (folds, [], "ssd_fold")):
         given = (arena, table, xB, dt, inputs["A"], *more)
@@ -237,8 +243,9 @@ def test_shapes_a_kernel_cannot_take_are_refused_by_name_and_run_by_default():
 
     def by_default(xB):
         return ssd_window_rings(
-            *(arena, table, jnp.ones(4, bool), xB, dt, inputs["A"][None]),
-            inputs["C"].reshape(4, 1, -1),
+            **{"arena": arena, "frames": table, "exists": jnp.ones(4, bool)},
+            **{"xB": xB, "dt": dt, "A": inputs["A"][None]},
+            C=inputs["C"].reshape(4, 1, -1),
             layer=0,
             records=records,
             starts=inputs["starts"],

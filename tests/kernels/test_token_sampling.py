@@ -9,8 +9,8 @@ import pytest
 
 from hybrid_jax.engine import sampling
 from pallas_kernels import jax_triton
-from pallas_kernels.token_sampling import sample_tokens
 from pallas_kernels.token_sampling.kernel import BLOCK
+from tests.kernels.by_name import sample_tokens
 from tests.kernels.lowered import kernels_in
 
 ROWS = 24

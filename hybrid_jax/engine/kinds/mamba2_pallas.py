@@ -21,16 +21,17 @@ from hybrid_jax.geometry import Geometry, StateGroup, StatePlace
 from hybrid_jax.layers import mamba2
 from hybrid_jax.layers.linear import linear, linear_in_parts
 from hybrid_jax.state import State
-from pallas_kernels.causal_conv import ProjectionLayout, causal_conv, causal_conv_window
+from pallas_kernels.causal_conv import ConvWindow, causal_conv, causal_conv_window
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
-from pallas_kernels.checkpoint import store_columns
+from pallas_kernels.checkpoint import Columns, store_columns
+from pallas_kernels.mamba2 import ProjectionLayout
 from pallas_kernels.rmsnorm import gated_rmsnorm
 from pallas_kernels.rmsnorm.kernel import gated_unsupported
-from pallas_kernels.ssd_scan import ssd_scan_frames, store_tail
+from pallas_kernels.ssd_scan import ScanFrames, Tail, ssd_scan_frames, store_tail
 from pallas_kernels.ssd_scan.kernel import why_unsupported as scan_unsupported
 from pallas_kernels.ssd_scan.triton_scan import segment_tokens
 from pallas_kernels.ssd_scan.triton_scan import why_unsupported as triton_unsupported
-from pallas_kernels.ssd_window import fold_frames, ssd_window_rings
+from pallas_kernels.ssd_window import FoldFrames, WindowRings, fold_frames, ssd_window_rings
 from pallas_kernels.ssd_window.kernel import why_unsupported as window_unsupported
 
 PALLAS = {"implementation": "pallas"}
@@ -68,26 +69,25 @@ class Mamba2Pallas(LayerSteps):
             "starts": rows.base - rows.checkpoint,
             "num_valid": jnp.maximum(rows.end - rows.base, 0),
         }
-        conv, xB, dt, C, scores = causal_conv_window(
+        arrays = ConvWindow(
             *(projected, params["conv"], params.get("conv_bias"), params["dt_bias"]),
-            *(ring["conv"], ring["xB"], ring["dt"]),
-            layer=at.layer,
-            layout=sizes,
-            moves=plan.commits,
             first=jnp.maximum(rows.begin - rows.base, 0),
+            **ring,
             **here,
-            **PALLAS,
+        )
+        conv, xB, dt, C, scores = causal_conv_window(
+            arrays, layer=at.layer, layout=sizes, moves=plan.commits, **PALLAS
         )
         y = ssd_window_rings(
-            *(state.arena, plan.frames, plan.exists.astype(jnp.int32), xB, dt),
-            *(plan.shared[at.group], C),
+            WindowRings(
+                *(C, xB, dt, plan.shared[at.group], params["D"], scores),
+                *(state.arena, plan.frames, plan.exists.astype(jnp.int32)),
+                **here,
+            ),
             layer=at.layer,
             first_frame=group.state_frame(at.layer),
             records=sizes,
-            D=params["D"],
-            scores=scores,
             dtype=h.dtype,
-            **here,
             **PALLAS,
         )
         state = state.with_ring(at.group, conv=conv, xB=xB, dt=dt)
@@ -124,23 +124,19 @@ class Mamba2Pallas(LayerSteps):
             layout=sizes,
             **PALLAS,
         )
-        y, arena = ssd_scan_frames(
-            *(state.arena, rows.read, rows.write, exists.astype(jnp.int32), xBC, dt),
-            mamba2.decay_rates(params),
-            records=sizes,
-            first_frame=group.state_frame(at.layer),
-            lengths=rows.length,
-            state_lengths=rows.state_len,
-            D=params["D"],
-            implementation=model.scan,
+        flags, first = exists.astype(jnp.int32), group.state_frame(at.layer)
+        chunk = ScanFrames(
+            *(xBC, dt, mamba2.decay_rates(params), params["D"]),
+            *(state.arena, rows.read, rows.write, flags, rows.length, rows.state_len),
         )
-        arena, conv, xB, dt = store_tail(
+        y, arena = ssd_scan_frames(
+            chunk, records=sizes, first_frame=first, implementation=model.scan
+        )
+        tail = Tail(
             *(arena, ring["conv"], ring["xB"], ring["dt"], projected, history, xBC, dt),
             *(rows.write[:, group.columns], rows.row, rows.length, rows.state_len),
-            layer=at.layer,
-            layout=sizes,
-            **PALLAS,
         )
+        arena, conv, xB, dt = store_tail(tail, layer=at.layer, layout=sizes, **PALLAS)
         state = state.replace(arena=arena).with_ring(at.group, conv=conv, xB=xB, dt=dt)
         return _output(params, y, projected, spec), state, None
 
@@ -154,18 +150,18 @@ class Mamba2Pallas(LayerSteps):
             frames.slot_frames(state, slot)[:, own.first_frame :]
             for slot in (rows.read_slot, rows.write_slot)
         )
+        exists = (rows.checkpoint > 0).astype(jnp.int32)
         arena = fold_frames(
-            *(state.arena, read, write, (rows.checkpoint > 0).astype(jnp.int32), folds),
-            *(ring["xB"], ring["dt"], shared),
+            FoldFrames(
+                *(folds, ring["xB"], ring["dt"], shared), *(state.arena, read, write, exists)
+            ),
             records=sizes_of(own.layout.spec),
             per_layer=own.frames_per_layer,
             **PALLAS,
         )
-        columns = slice(own.num_frames - own.column_frames, own.num_frames)
+        columns = write[:, own.num_frames - own.column_frames : own.num_frames]
         arena = store_columns(
-            *(arena, write[:, columns], folds, ring["conv"]),
-            columns=own.layout.columns,
-            **PALLAS,
+            Columns(arena, columns, folds, ring["conv"]), columns=own.layout.columns, **PALLAS
         )
         return state.replace(arena=arena)
 
@@ -215,23 +211,23 @@ def try_scan(group: StateGroup, geometry: Geometry) -> str | None:
     shape = (1 + 4 * layer, geometry.frame_words)
     for tokens in (segment_tokens(spec.num_heads) + 65, 65):
         lengths = jnp.array([tokens, tokens - 37], jnp.int32)
-        given = {
-            "arena": jax.lax.bitcast_convert_type(jax.random.normal(keys[0], shape), jnp.uint32),
-            "read": table.at[:, first : first + layer].set(read),
-            "write": table.at[:, first : first + layer].set(write),
-            "exists": jnp.array([1, 0], jnp.int32),
-            "xBC": jax.random.normal(keys[1], (2, tokens, sizes.conv_size), dtype),
-            "dt": jax.random.uniform(keys[2], (2, tokens, spec.num_heads), maxval=0.1),
-            "A": -jnp.linspace(1, 16, spec.num_heads),
-            "D": jax.random.normal(keys[3], (spec.num_heads,)),
-            "lengths": lengths,
-            "state_lengths": lengths - 1,
-        }
+        given = ScanFrames(
+            arena=jax.lax.bitcast_convert_type(jax.random.normal(keys[0], shape), jnp.uint32),
+            read=table.at[:, first : first + layer].set(read),
+            write=table.at[:, first : first + layer].set(write),
+            exists=jnp.array([1, 0], jnp.int32),
+            xBC=jax.random.normal(keys[1], (2, tokens, sizes.conv_size), dtype),
+            dt=jax.random.uniform(keys[2], (2, tokens, spec.num_heads), maxval=0.1),
+            A=-jnp.linspace(1, 16, spec.num_heads),
+            D=jax.random.normal(keys[3], (spec.num_heads,)),
+            lengths=lengths,
+            state_lengths=lengths - 1,
+        )
 
-        def made(implementation: str, given: dict = given) -> tuple[np.ndarray, np.ndarray]:
+        def made(implementation: str, given: ScanFrames = given) -> tuple[np.ndarray, np.ndarray]:
             """Outputs and states, in float32."""
             static = {"records": sizes, "first_frame": first, "implementation": implementation}
-            y, arena = jax.jit(functools.partial(ssd_scan_frames, **static))(**given)
+            y, arena = jax.jit(functools.partial(ssd_scan_frames, **static))(given)
             return np.asarray(y, np.float32), np.asarray(arena)[write].view(np.float32)
 
         for name, a, b in zip(("outputs", "states"), made("triton"), made("xla"), strict=True):

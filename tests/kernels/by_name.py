@@ -1,0 +1,49 @@
+"""The operations that take a tuple of arrays, called with each array by name, and with each option by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pallas_kernels import append_kv as append
+from pallas_kernels import checkpoint, ssd_window, token_sampling
+from pallas_kernels import paged_attention as attention
+from pallas_kernels.causal_conv import ConvWindow
+from pallas_kernels.causal_conv.api import causal_conv_window as conv_window
+from pallas_kernels.ssd_scan import ScanFrames, Tail
+from pallas_kernels.ssd_scan.api import ssd_scan_frames as scan_frames
+from pallas_kernels.ssd_scan.tail import store_tail as tail
+
+
+def by_name(function: Callable, kind: type[tuple], options: type[tuple] | None = None) -> Callable:
+    """The function with the fields of its tuples as arguments.
+
+    Args:
+        kind: the NamedTuple of its arrays. options: that of its argument `options`, where it has one.
+    """
+
+    def call(**given: Any):
+        def taken(kind: type[tuple]) -> tuple:
+            return kind(**{name: given.pop(name) for name in kind._fields if name in given})
+
+        arrays = taken(kind)
+        if options is not None:
+            given["options"] = taken(options)
+        return function(arrays, **given)
+
+    call.__name__ = function.__name__
+    return call
+
+
+append_kv = by_name(append.append_kv, append.AppendArrays, append.AppendOptions)
+causal_conv_window = by_name(conv_window, ConvWindow)
+fold_frames = by_name(ssd_window.fold_frames, ssd_window.FoldFrames)
+paged_attention = by_name(
+    attention.paged_attention, attention.AttentionArrays, attention.AttentionOptions
+)
+sample_tokens = by_name(token_sampling.sample_tokens, token_sampling.SamplingArrays)
+ssd_scan_frames = by_name(scan_frames, ScanFrames)
+ssd_window_frames = by_name(ssd_window.ssd_window_frames, ssd_window.WindowFrames)
+ssd_window_rings = by_name(ssd_window.ssd_window_rings, ssd_window.WindowRings)
+store_columns = by_name(checkpoint.store_columns, checkpoint.Columns)
+store_tail = by_name(tail, Tail)
