@@ -15,6 +15,7 @@ from hybrid_jax.config import Mamba2
 from hybrid_jax.layers.linear import linear
 from pallas_kernels import WindowFrames, ssd_scan, ssd_window_frames
 from pallas_kernels import fold as ssd_fold
+from pallas_kernels.mamba2 import ProjectionLayout, split_records
 from pallas_kernels.rmsnorm import gated_rmsnorm
 
 
@@ -74,13 +75,15 @@ def decay_rates(params: dict) -> jax.Array:
     return -jnp.exp(params["A_log"].astype(jnp.float32))
 
 
-def split_records(xB: jax.Array, spec: Mamba2) -> tuple[jax.Array, jax.Array]:
-    """xB [B, S, M P + G R] to x [B, S, M, P] and B [B, S, G, R]."""
-    x, B = jnp.split(xB, [spec.inner_size], axis=-1)
-    lead = xB.shape[:2]
-    return (
-        x.reshape(*lead, spec.num_heads, spec.head_dim),
-        B.reshape(*lead, spec.num_groups, spec.state_size),
+def sizes_of(spec: Mamba2) -> ProjectionLayout:
+    """How the mixer's projections, records and states lie in memory."""
+    return ProjectionLayout(
+        num_heads=spec.num_heads,
+        head_dim=spec.head_dim,
+        num_groups=spec.num_groups,
+        state_size=spec.state_size,
+        conv_width=spec.conv_width,
+        dt_limits=spec.dt_limits,
     )
 
 
@@ -114,7 +117,7 @@ def scan(
     columns = jnp.concatenate([conv.astype(raw.dtype), raw], axis=1)
     xBC = convolve(params, columns, spec)
     xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
-    x, B = split_records(xB, spec)
+    x, B = split_records(xB, sizes_of(spec))
     C = C.reshape(B.shape)
     y, state = ssd_scan(
         x,
@@ -169,7 +172,7 @@ def window_frames(
     Returns:
         out [B, T, D], and the arena as it was.
     """
-    ring_x, ring_B = split_records(ring.xB, spec)
+    ring_x, ring_B = split_records(ring.xB, sizes_of(spec))
     C = C.reshape(*C.shape[:2], spec.num_groups, spec.state_size)
     arrays = WindowFrames(
         *(ring_x, ring.dt, decay_rates(params), ring_B, C, arena, frames, exists),
@@ -188,5 +191,5 @@ def fold(
     implementation: str | None = None,
 ) -> jax.Array:
     """Makes the next checkpoint from a checkpoint [B, M, P, R] and ring records; A comes from `decay_rates`."""
-    x, B = split_records(ring.xB, spec)
+    x, B = split_records(ring.xB, sizes_of(spec))
     return ssd_fold(state, x, ring.dt, A, B, lengths=lengths, implementation=implementation)

@@ -24,7 +24,6 @@ from hybrid_jax.state import State
 from pallas_kernels.causal_conv import ConvWindow, causal_conv, causal_conv_window
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
 from pallas_kernels.checkpoint import Columns, store_columns
-from pallas_kernels.mamba2 import ProjectionLayout
 from pallas_kernels.rmsnorm import gated_rmsnorm
 from pallas_kernels.rmsnorm.kernel import gated_unsupported
 from pallas_kernels.ssd_scan import ScanFrames, Tail, ssd_scan_frames, store_tail
@@ -39,18 +38,6 @@ PALLAS = {"implementation": "pallas"}
 LARGEST_ERROR = 0.02
 
 
-def sizes_of(spec: Mamba2) -> ProjectionLayout:
-    """How the mixer's projections, records and states lie in memory."""
-    return ProjectionLayout(
-        num_heads=spec.num_heads,
-        head_dim=spec.head_dim,
-        num_groups=spec.num_groups,
-        state_size=spec.state_size,
-        conv_width=spec.conv_width,
-        dt_limits=spec.dt_limits,
-    )
-
-
 class Mamba2Pallas(LayerSteps):
     """See `LayerSteps`."""
 
@@ -63,7 +50,7 @@ class Mamba2Pallas(LayerSteps):
     ) -> tuple[jax.Array, State, dict]:
         rows, ring, group = plan.rows, state.rings[at.group], at.of(plan.model.geometry)
         spec = group.layout.spec
-        sizes = sizes_of(spec)
+        sizes = mamba2.sizes_of(spec)
         projected = linear_in_parts(h, params["in_proj"], params.get("in_bias"))
         here = {
             "starts": rows.base - rows.checkpoint,
@@ -115,7 +102,7 @@ class Mamba2Pallas(LayerSteps):
         rows, model = plan
         group, ring, exists = at.of(model.geometry), state.rings[at.group], rows.start > 0
         spec = group.layout.spec
-        sizes = sizes_of(spec)
+        sizes = mamba2.sizes_of(spec)
         projected = linear(h, params["in_proj"], params.get("in_bias"))
         history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
         xBC, dt = causal_conv(
@@ -155,7 +142,7 @@ class Mamba2Pallas(LayerSteps):
             FoldFrames(
                 *(folds, ring["xB"], ring["dt"], shared), *(state.arena, read, write, exists)
             ),
-            records=sizes_of(own.layout.spec),
+            records=mamba2.sizes_of(own.layout.spec),
             per_layer=own.frames_per_layer,
             **PALLAS,
         )
@@ -166,7 +153,7 @@ class Mamba2Pallas(LayerSteps):
         return state.replace(arena=arena)
 
     def why_unsupported(self, spec: Mamba2, geometry: Geometry, engine: EngineConfig) -> str | None:
-        sizes = sizes_of(spec)
+        sizes = mamba2.sizes_of(spec)
         reasons = (
             conv_unsupported(sizes, geometry.grain if engine.exact else 1),
             scan_unsupported(sizes, geometry.dtype),
@@ -176,7 +163,7 @@ class Mamba2Pallas(LayerSteps):
         return next((reason for reason in reasons if reason is not None), None)
 
     def triton_unsupported(self, spec: Mamba2, geometry: Geometry) -> str | None:
-        return triton_unsupported(sizes_of(spec), geometry.dtype)
+        return triton_unsupported(mamba2.sizes_of(spec), geometry.dtype)
 
     def try_triton(self, group: StateGroup, geometry: Geometry) -> str | None:
         return try_scan(group, geometry)
@@ -200,7 +187,7 @@ def _output(params: dict, y: jax.Array, projected: jax.Array, spec: Mamba2) -> j
 def try_scan(group: StateGroup, geometry: Geometry) -> str | None:
     """Scans rows of one segment and of two, from a checkpoint and from nothing. Says what is far from XLA's numbers."""
     spec = group.layout.spec
-    sizes, dtype = sizes_of(spec), jnp.dtype(geometry.dtype)
+    sizes, dtype = mamba2.sizes_of(spec), jnp.dtype(geometry.dtype)
     keys = jax.random.split(jax.random.key(0), 4)
     # The table is as wide as that of the steps, so they can use what is compiled for it. The second layer's frames are
     # used.
