@@ -7,6 +7,7 @@ also reads a prediction). Attention adds 4 * N * H per visible key. Norms, activ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hybrid_jax.config import MLP, Attention, ModelConfig, MoE, RecurrentMixer
@@ -59,11 +60,6 @@ class Costs:
             windows=tuple((max(1, w // block), block * block * f) for w, f in self.windows),
         )
 
-    @property
-    def tokens_per_checkpoint(self) -> float:
-        """Tokens of KV that take as much memory as one checkpoint; infinite without KV."""
-        return self.checkpoint_bytes / self.kv_bytes if self.kv_bytes else float("inf")
-
 
 def frame_costs(geometry: Geometry) -> Costs:
     """Costs that a geometry alone gives: the bytes of frames, and one FLOP a token."""
@@ -79,21 +75,12 @@ def frame_costs(geometry: Geometry) -> Costs:
 def model_costs(model: ModelConfig, geometry: Geometry) -> Costs:
     """Costs of a model as an engine runs it: bytes are those of frames, their padding included."""
     taken = frame_costs(geometry)
-    return block_costs(
-        _blocks(model),
-        width=model.width,
-        kv_bytes=taken.kv_bytes,
-        checkpoint_bytes=taken.checkpoint_bytes,
-    )
-
-
-def _blocks(model: ModelConfig) -> list[tuple[int, Block]]:
-    blocks = [block for layer in model.layers for block in (*layer.mixers, layer.mlp)]
-    return [(1, block) for block in blocks if block is not None]
+    sizes = {"kv_bytes": taken.kv_bytes, "checkpoint_bytes": taken.checkpoint_bytes}
+    return block_costs([(1, block) for block in model.blocks], width=model.width, **sizes)
 
 
 def block_costs(
-    blocks: list[tuple[int, Block]], *, width: int, kv_bytes: int, checkpoint_bytes: int
+    blocks: Sequence[tuple[int, Block]], *, width: int, kv_bytes: int, checkpoint_bytes: int
 ) -> Costs:
     """Costs of a stack of blocks.
 
@@ -124,7 +111,8 @@ def block_costs(
 
 def prefill_flops(model: ModelConfig, num_tokens: int, start: int = 0) -> int:
     """FLOPs to run tokens `start .. start + num_tokens` of one sequence, without the logits."""
-    costs = block_costs(_blocks(model), width=model.width, kv_bytes=0, checkpoint_bytes=0)
+    blocks = [(1, block) for block in model.blocks]
+    costs = block_costs(blocks, width=model.width, kv_bytes=0, checkpoint_bytes=0)
     return int(costs.flops(start + num_tokens, start))
 
 

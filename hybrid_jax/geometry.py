@@ -28,11 +28,10 @@ KERNEL_LOGITS_MARGIN = 1.05  # for log-probabilities; tests/aot
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """Shape, dtype and axis names of one device array."""
+    """Shape and dtype of one device array."""
 
     shape: tuple[int, ...]
     dtype: str
-    axes: tuple[str, ...]
 
     @property
     def num_bytes(self) -> int:
@@ -187,9 +186,7 @@ def token_words(attention: Attention, dtype: str) -> int:
     return kind_of(attention).token_elements(attention) * ITEM_BYTES[dtype] // 4
 
 
-def make_geometry(
-    model: ModelConfig, engine: EngineConfig, *, min_page_tokens: int = 64
-) -> Geometry:
+def make_geometry(model: ModelConfig, engine: EngineConfig) -> Geometry:
     """Chooses frame size and page size so that pages and checkpoints both fill their frames.
 
     Every frame of a page holds the same number of layers, one after the other.
@@ -197,26 +194,30 @@ def make_geometry(
     Args:
         model: the model.
         engine: gives grain, page size (or None) and dtype.
-        min_page_tokens: the smallest page that is considered if the engine leaves the size open. 64 suits a CPU, where
-            shorter pages make the loop over pages too long.
 
     Raises:
         ValueError: the grain is shorter than the convolution's history.
     """
     tokens = [token_words(mixer, engine.dtype) for mixer in model.mixers(Attention)]
     layouts = [replace(recurrent_kind(spec).layout(spec), spec=spec) for spec in model.recurrent]
-    return fit_geometry(tokens, layouts, engine, min_page_tokens=min_page_tokens)
+    return fit_geometry(tokens, layouts, engine)
 
 
 def fit_geometry(
-    tokens: list[int], layouts: list[StateLayout], engine: EngineConfig, *, min_page_tokens: int
+    tokens: list[int],
+    layouts: list[StateLayout],
+    engine: EngineConfig,
+    *,
+    min_page_tokens: int = 64,
 ) -> Geometry:
     """`make_geometry` for a model of which it is only known what its layers cache.
 
     Args:
         tokens: for each attention layer, the words of one token's K and V.
         layouts: what each recurrent layer caches.
-        engine, min_page_tokens: as in `make_geometry`.
+        engine: as in `make_geometry`.
+        min_page_tokens: the smallest page that is considered if the engine leaves the size open. 64 suits a CPU, where
+            shorter pages make the loop over pages too long.
     """
     for layout in layouts:
         if engine.grain < layout.columns:
@@ -267,7 +268,6 @@ def sized_geometry(
     token_words: int,
     state_frames: int,
     grain: int,
-    dtype: str = "bfloat16",
 ) -> Geometry:
     """A geometry for a model of which only sizes are known: one layer has all K and V, another the whole state.
 
@@ -278,7 +278,7 @@ def sized_geometry(
     layout = StateLayout(
         units=state_frames, unit_words=frame_words, columns=0, channels=0, records=()
     )
-    groups, states = _state_groups([layout] if state_frames else [], frame_words, dtype)
+    groups, states = _state_groups([layout] if state_frames else [], frame_words, "bfloat16")
     return Geometry(
         frame_words=frame_words,
         page_tokens=page_tokens,
@@ -287,7 +287,7 @@ def sized_geometry(
         groups=groups,
         states=states,
         grain=grain,
-        dtype=dtype,
+        dtype="bfloat16",
     )
 
 
@@ -395,22 +395,22 @@ def ring_specs(
         rings = {}
         if layout.columns:
             columns = (layout.columns + window, layout.channels)
-            rings["conv"] = ArraySpec((*lead, *columns), bits, ("L", "B", "W-1+T", "E"))
+            rings["conv"] = ArraySpec((*lead, *columns), bits)
         if layout.carries:
             states = (copies, layout.state_words)
-            rings["state"] = ArraySpec((*lead, *states), "float32", ("L", "B", "copies", "C"))
+            rings["state"] = ArraySpec((*lead, *states), "float32")
         for name, size, dtype in layout.records:
-            rings[name] = ArraySpec((*lead, slots, size), dtype or bits, ("L", "B", "S", "C"))
+            rings[name] = ArraySpec((*lead, slots, size), dtype or bits)
         found.append(rings)
     return tuple(found)
 
 
 def table_specs(geometry: Geometry, *, max_slots: int, max_rows: int) -> dict[str, ArraySpec]:
     """Specs of the small arrays of a state: the slot table, and the next token and the length of each row."""
-    row = ArraySpec((max_rows + 1,), "int32", ("B",))
+    row = ArraySpec((max_rows + 1,), "int32")
     frames = max(geometry.state_frames, 1)
     return {
-        "slots": ArraySpec((max_slots, frames), "int32", ("slots", "F")),
+        "slots": ArraySpec((max_slots, frames), "int32"),
         "tokens": row,
         "lengths": row,
     }
@@ -418,8 +418,8 @@ def table_specs(geometry: Geometry, *, max_slots: int, max_rows: int) -> dict[st
 
 def adjust_specs(model: ModelConfig, *, num_rows: int) -> dict[str, ArraySpec]:
     """Specs of the arrays that change logits before sampling; `num_rows` includes the sink row."""
-    shape, axes = (num_rows, model.vocab_size), ("B", "V")
-    return {"counts": ArraySpec(shape, "int32", axes), "bias": ArraySpec(shape, "float32", axes)}
+    shape = (num_rows, model.vocab_size)
+    return {"counts": ArraySpec(shape, "int32"), "bias": ArraySpec(shape, "float32")}
 
 
 # --- bytes ----------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def state_specs(
 ) -> State:
     """The state's tree with `ArraySpec` leaves. It has one row more than `max_rows`, which is the sink."""
     return State(
-        arena=ArraySpec((num_frames, geometry.frame_words), "uint32", ("U", "W")),
+        arena=ArraySpec((num_frames, geometry.frame_words), "uint32"),
         rings=ring_specs(geometry, num_rows=max_rows + 1, window=window, aligned=aligned),
         **table_specs(geometry, max_slots=max_slots, max_rows=max_rows),
     )

@@ -53,16 +53,6 @@ def test_windows_of_equal_width_are_counted_together():
 
 
 @pytest.mark.parametrize(
-    ("kv_bytes", "checkpoint", "tokens"), [(8, 100, 12.5), (0, 100, float("inf")), (8, 0, 0)]
-)
-def test_tokens_that_take_as_much_as_a_checkpoint(kv_bytes, checkpoint, tokens):
-    costs = Costs(
-        flops_per_token=1, flops_per_key=1, kv_bytes=kv_bytes, checkpoint_bytes=checkpoint
-    )
-    assert costs.tokens_per_checkpoint == tokens
-
-
-@pytest.mark.parametrize(
     "mixers", [(ATTENTION, MAMBA, MAMBA), (ATTENTION, ATTENTION), (MAMBA,)], ids=len
 )
 def test_a_models_bytes_are_those_of_the_engines_frames(mixers):

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass, replace
 
 from hybrid_jax.config.checks import one_of, positive, require
-from hybrid_jax.config.layers import Attention, LayerSpec, RecurrentMixer
+from hybrid_jax.config.layers import Attention, FeedForward, LayerSpec, Mixer, RecurrentMixer
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -72,6 +72,12 @@ class ModelConfig:
     def mixers(self, kind: type) -> tuple:
         """All mixers of one kind, in layer order; their positions here are those of their places in a `Geometry`."""
         return tuple(m for layer in self.layers for m in layer.mixers if isinstance(m, kind))
+
+    @property
+    def blocks(self) -> list[Mixer | FeedForward]:
+        """All mixers and feed-forward blocks, in the order in which they run."""
+        blocks = [block for layer in self.layers for block in (*layer.mixers, layer.mlp)]
+        return [block for block in blocks if block is not None]
 
     @property
     def attention(self) -> Attention | None:

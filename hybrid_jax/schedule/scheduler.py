@@ -130,7 +130,7 @@ class Scheduler:
         self.memory.announce(sequence)
         self.admission.waiting.append(sequence)
 
-    def abort(self, request_id: str, reason: str = "abort") -> bool:
+    def abort(self, request_id: str) -> bool:
         """Ends a request now; no more of its tokens are reported. Returns False if the request is not live.
 
         Its memory is released once no plan in flight names it. What it computed stays in the prefix tree.
@@ -138,7 +138,7 @@ class Scheduler:
         sequence = self._sequences.get(request_id)
         if sequence is None or sequence.phase is Phase.STOPPING:
             return False
-        sequence.request.finish_reason = reason
+        sequence.request.finish_reason = "abort"
         if sequence.phase is Phase.WAITING:
             self.admission.waiting.remove(sequence)
             self.memory.withdraw(sequence)

@@ -6,7 +6,6 @@ Logits are not included, since `memory` covers them (`geometry.logits_bytes`).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.costs import state_elements, weight_count
@@ -51,19 +50,14 @@ def kernel_step_bytes(model: ModelConfig, engine: EngineConfig, *, rows: int, to
     stream = model.width * ITEM_BYTES["float32" if model.residual_in_fp32 else engine.dtype]
     keys = engine.max_model_len or model.max_position
     step = StepSize(width=model.width, item=item, rows=rows, tokens=tokens, keys=keys)
-    blocks = _blocks(model)
     if tokens == 1:
-        held = max(kind_of(block).row_bytes(block, step) for block in blocks)
+        held = max(kind_of(block).row_bytes(block, step) for block in model.blocks)
         return SMALL_BYTES + rows * (ROW_BYTES + stream + held)
     if engine.exact:
-        held = max(kind_of(block).window_bytes(block, step) for block in blocks)
+        held = max(kind_of(block).window_bytes(block, step) for block in model.blocks)
     else:
-        held = max(kind_of(block).chunk_bytes(block, step) for block in blocks)
+        held = max(kind_of(block).chunk_bytes(block, step) for block in model.blocks)
     return SMALL_BYTES + int(GAPS * rows * tokens * (stream + held))
-
-
-def _blocks(model: ModelConfig) -> list[Any]:
-    return [b for layer in model.layers for b in (*layer.mixers, layer.mlp) if b is not None]
 
 
 # --- steps that XLA makes, on a CPU ---------------------------------------------------------------
@@ -76,11 +70,11 @@ def _xla_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int
     Widened weights exist of all layers at once, but only of one expert of a mixture.
     """
     columns = 3 * model.width
-    columns += max(kind_of(block).xla_elements(block, model.width) for block in _blocks(model))
+    columns += max(kind_of(block).xla_elements(block, model.width) for block in model.blocks)
     states = [state_elements(mixer)[0] for mixer in model.recurrent]
     window = engine.window_tokens
     tile = max(TILE_TOKENS, make_geometry(model, engine).page_tokens)
-    copied = tile * max(kind_of(block).token_elements(block) for block in _blocks(model))
+    copied = tile * max(kind_of(block).token_elements(block) for block in model.blocks)
     decode = engine.max_rows * (window * columns + 2 * copied)
     count = max(decode, engine.prefill_tokens * columns)
     count += 2 * engine.max_rows * max(states, default=0)

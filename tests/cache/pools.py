@@ -49,5 +49,12 @@ class Pools:
         self.tree.check_invariants()
 
 
+def evict(tree, num_frames):
+    """Evicts the least valuable entries until that many more frames are free; how many became free."""
+    before = tree._frames.num_free
+    tree.make_room(before + num_frames)
+    return tree._frames.num_free - before
+
+
 def seq(*parts):
     return [token for start, count in parts for token in range(start, start + count)]

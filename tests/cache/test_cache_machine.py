@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hybrid_jax.cache.pools.frames import FrameAllocator, OutOfFrames
 from hybrid_jax.cache.pools.slots import OutOfSlots, SlotTable
 from hybrid_jax.cache.tree.radix import RadixTree
+from tests.cache.pools import evict
 
 GRAIN, NUM_FRAMES, MAX_SLOTS, STATE_FRAMES = 8, 60, 12, 3
 
@@ -191,12 +192,12 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 20))
     def evict(self, count):
         free = self.frames.num_free
-        freed = self.tree.evict(count)
+        freed = evict(self.tree, count)
         assert freed == self.frames.num_free - free
         lost = {p for p in self.resumable if self.found(p) != len(p)}
         self.resumable -= lost
         if freed < count:  # then all that is left in the tree is held by rows too, or is above such
-            self.tree.evict(NUM_FRAMES)
+            evict(self.tree, NUM_FRAMES)
             assert self.frames.num_free == free + freed
 
     @precondition(lambda self: not self.rows)

@@ -5,7 +5,7 @@ import pytest
 
 from hybrid_jax.cache.policy.table import make_policy
 from hybrid_jax.costs import Costs
-from tests.cache.pools import Pools, seq
+from tests.cache.pools import Pools, evict, seq
 
 COSTS = Costs(flops_per_token=1.0, flops_per_key=0.0, kv_bytes=1.0, checkpoint_bytes=64)
 
@@ -37,13 +37,13 @@ def test_what_a_waiting_prompt_will_use_goes_last(policy):
     for prefix in (FIRST, SECOND, THIRD):
         pools.insert(prefix)
     end_node = expect(pools, [*FIRST, 5])
-    pools.tree.evict(1)
-    pools.tree.evict(1)
+    evict(pools.tree, 1)
+    evict(pools.tree, 1)
     assert hits(pools, FIRST, SECOND, THIRD) == [32, 0, 0]
     arrive(pools, end_node)
     pools.insert(SECOND)
     pools.tree.use(pools.match([*SECOND, -1]))
-    pools.tree.evict(1)
+    evict(pools.tree, 1)
     assert hits(pools, FIRST, SECOND) == [0, 32]  # nobody waits for it any more
 
 
@@ -55,7 +55,7 @@ def test_of_several_the_last_to_be_used_goes_first():
         expect(pools, [*prefix, 5], turn)
     expect(pools, [*THIRD, 6], turn=1)  # its last prompt counts
     order = []
-    while pools.tree.evict(1):
+    while evict(pools.tree, 1):
         order.append(hits(pools, FIRST, SECOND, THIRD))
     assert order == [[32, 0, 32], [32, 0, 0], [0, 0, 0]]
 
@@ -67,7 +67,7 @@ def test_a_prompt_that_comes_later_moves_what_it_will_use():
     expect(pools, [*FIRST, 5], turn=1)
     expect(pools, [*SECOND, 5], turn=2)
     expect(pools, [*FIRST, 6], turn=3)
-    pools.tree.evict(1)
+    evict(pools.tree, 1)
     assert hits(pools, FIRST, SECOND) == [0, 32]
 
 
@@ -76,7 +76,7 @@ def test_nodes_above_the_end_of_a_prompt_are_kept_too_and_those_below_are_not():
     pools.insert(seq((0, 16)))
     pools.insert(seq((0, 48)))
     expect(pools, seq((0, 20)))  # splits an edge: the half above is expected
-    pools.tree.evict(1)
+    evict(pools.tree, 1)
     assert hits(pools, seq((0, 16)), seq((0, 48))) == [16, 16]
     pools.check()
 
@@ -89,9 +89,9 @@ def test_a_path_that_is_split_later_is_expected_on_both_sides():
     expect(pools, [*SECOND, 5], turn=3)
     pools.insert(FIRST[:16])
     # All that wait for the upper half go on through the lower one, so the upper checkpoint goes first.
-    pools.tree.evict(1)
+    evict(pools.tree, 1)
     assert hits(pools, FIRST[:16], FIRST, SECOND) == [0, 32, 32]
-    pools.tree.evict(1)
+    evict(pools.tree, 1)
     assert hits(pools, FIRST, SECOND) == [0, 32]
 
 
@@ -101,14 +101,14 @@ def test_of_two_on_one_path_the_one_that_fewer_wait_for_goes_first():
     pools.insert(FIRST)
     expect(pools, [*FIRST[:16], 5], turn=1)
     below = expect(pools, [*FIRST, 5], turn=2)
-    pools.tree.evict(1)
+    evict(pools.tree, 1)
     assert hits(pools, FIRST[:16], FIRST) == [16, 16]
     pools.insert(FIRST)
     arrive(pools, expect(pools, [*FIRST[:16], 6], turn=2))
     upper = pools.match([*FIRST[:16], 9]).node
     pools.tree.pin(upper)
     pools.tree.unpin(upper)
-    pools.tree.evict(1)
+    evict(pools.tree, 1)
     assert hits(pools, FIRST[:16], FIRST) == [16, 16]
     arrive(pools, below)
 

@@ -12,6 +12,7 @@ import pytest
 from hybrid_jax.cache.policy.flop_aware import STEPS_PER_OCTAVE, FlopAware
 from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.costs import Costs
+from tests.cache.pools import evict
 
 COSTS = Costs(flops_per_token=1, flops_per_key=0, kv_bytes=1, checkpoint_bytes=10)
 
@@ -70,7 +71,7 @@ def test_in_a_tree_the_same_three_go_in_the_same_order():
         cache = simulated(alpha)
         for text in ("a" * 40, "b" * 10, "c" * 20):
             ask(cache, text)
-        cache.tree.evict(1)
+        evict(cache.tree, 1)
         assert [t for t in ("a" * 40, "b" * 10, "c" * 20) if not stands(cache, t)] == [victim]
 
 
@@ -197,7 +198,7 @@ def test_when_the_checkpoint_above_goes_what_is_below_is_worth_more():
         if rebased:
             node = next(n for n in cache.tree.root.walk() if n.end == 50 and n.slot)
             cache.tree.disown(node.slot)
-        cache.tree.evict(1)
+        evict(cache.tree, 1)
         assert [text for text in (TAIL, OTHER) if not stands(cache, text)] == [victim]
 
 
@@ -210,7 +211,7 @@ def test_when_a_checkpoint_comes_between_what_is_below_is_worth_less():
             ask(cache, text)
         if parted:
             ask(cache, LINE + "x" * 60)
-        cache.tree.evict(1)
+        evict(cache.tree, 1)
         assert [text for text in (TAIL, OTHER) if not stands(cache, text)] == [victim]
 
 
@@ -222,5 +223,5 @@ def test_a_chain_of_checkpoints_is_rebased_link_by_link():
     for text in chain:
         ask(cache, text)
     for count in (4, 3, 2):
-        cache.tree.evict(1)
+        evict(cache.tree, 1)
         assert [stands(cache, text) for text in chain] == [True] * count + [False] * (5 - count)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.cache.tree.node import common_prefix_len, shared_len
-from tests.cache.pools import Pools, seq
+from tests.cache.pools import Pools, evict, seq
 
 
 def test_an_empty_tree_matches_nothing():
@@ -103,7 +103,7 @@ def test_an_evicted_interior_checkpoint_leaves_its_pages_to_the_child():
     pools.insert(seq((0, 24), (100, 40)))
     held = pools.frames.num_held
     assert (
-        pools.tree.evict(1) == 3
+        evict(pools.tree, 1) == 3
     )  # the checkpoint's frames, and the page the child has a better copy of
     pools.check()
     assert pools.frames.num_held == held - 3
@@ -121,7 +121,7 @@ def test_eviction_takes_the_entry_used_longest_ago():
     pages, slot = pools.tree.acquire(pools.match(seq((0, 17))))
     pools.frames.release(pages[0])
     pools.slots.release(slot)
-    pools.tree.evict(1)
+    evict(pools.tree, 1)
     hits = [pools.match(seq((start, 17))).hit_len for start in (0, 100, 200)]
     assert hits == [16, 0, 16]
     pools.check()
@@ -142,9 +142,9 @@ def test_pinned_nodes_stay():
     pools = Pools()
     node = pools.insert(seq((0, 32)))
     pools.tree.pin(node)
-    assert pools.tree.evict(1) == 0
+    assert evict(pools.tree, 1) == 0
     pools.tree.unpin(node)
-    assert pools.tree.evict(1) == 4
+    assert evict(pools.tree, 1) == 4
     pools.check()
 
 
@@ -152,7 +152,7 @@ def test_nodes_whose_memory_rows_hold_are_passed_over():
     pools = Pools()
     pools.insert(seq((0, 32)))
     pools.tree.acquire(pools.match(seq((0, 33))))
-    assert pools.tree.evict(1) == 0
+    assert evict(pools.tree, 1) == 0
     assert pools.match(seq((0, 33))).hit_len == 32
     pools.check()
 

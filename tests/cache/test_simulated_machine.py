@@ -19,6 +19,7 @@ from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.policy.value import freed_bytes
 from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
 from hybrid_jax.costs import Costs
+from tests.cache.pools import evict
 
 COSTS = {
     "hybrid": Costs(flops_per_token=10, flops_per_key=2, kv_bytes=1, checkpoint_bytes=10),
@@ -110,7 +111,7 @@ class ShadowMachine(RuleBasedStateMachine):
         """The bytes that go are those that the policies reckon with."""
         noted, pop = [], self.policy.pop
         self.policy.pop = lambda: noted.append(pop()) or self.price(noted)
-        freed = self.cache.tree.evict(1)
+        freed = evict(self.cache.tree, 1)
         del self.policy.pop
         assert freed == (noted[-1] if noted else 0)
         self.ends = self.ends_in_the_tree()

@@ -19,7 +19,7 @@ def make_geometry(*, page_tokens=64, kind="hybrid", grain=GRAIN):
     pages, state = kind != "recurrent", kind != "attention"
     return sized_geometry(
         frame_words=64, page_tokens=page_tokens if pages else 0, frames_per_page=2 * pages,
-        token_words=2 * pages, state_frames=3 * state, grain=grain, dtype="float32",
+        token_words=2 * pages, state_frames=3 * state, grain=grain,
     )  # fmt: skip
 
 

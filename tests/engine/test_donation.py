@@ -88,7 +88,7 @@ def struct(*shape: int, dtype=np.int32) -> jax.ShapeDtypeStruct:
 
 def state_struct(runner: Runner, num_frames: int) -> State:
     words = runner.specs.arena.shape[1]
-    specs = runner.specs.replace(arena=ArraySpec((num_frames, words), "uint32", ("U", "W")))
+    specs = runner.specs.replace(arena=ArraySpec((num_frames, words), "uint32"))
     return jax.tree.map(lambda spec: struct(*spec.shape, dtype=spec.dtype), specs)
 
 

@@ -54,7 +54,7 @@ def test_an_abort_with_plans_in_flight_reports_nothing_more_and_frees_everything
     for _ in range(5):
         engine.step()
     before = len(requests[1].output)
-    assert engine.scheduler.abort("r1", reason="abort")
+    assert engine.scheduler.abort("r1")
     engine.run()
     assert len(requests[1].output) == before and requests[1].finish_reason == "abort"
     assert not engine.scheduler.abort("r1") and not engine.scheduler.abort("nobody")

@@ -10,6 +10,7 @@ import pytest
 from hybrid_jax.costs import Costs
 from hybrid_jax.sim.prefix_cache.caches import make_cache
 from hybrid_jax.sim.prefix_cache.clairvoyant import Clairvoyant, Future
+from tests.cache.pools import evict
 from tests.sim.tiny import COSTS, hits, request
 
 KINDS = {
@@ -147,5 +148,5 @@ def test_once_the_deeper_checkpoint_is_gone_the_one_above_has_its_uses():
     upper, lower = sorted(order._ratio, key=lambda node: node.end)
     assert (order._next_use(upper), order._next_use(lower)) == (math.inf, 2)
     order.discard(upper)  # so that the lower one is all there is to evict
-    assert cache.tree.evict(1) == 4 + 10
+    assert evict(cache.tree, 1) == 4 + 10
     assert order._next_use(upper) == 2

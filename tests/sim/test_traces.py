@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 
+from hybrid_jax.sim.prefix_cache import traces
 from hybrid_jax.sim.prefix_cache.traces import BLOCK_TOKENS, VOCAB, Segments, read_trace
 from tests.sim.tiny import BLOCKS, SEGMENTS, TOKENS
 
@@ -50,8 +51,9 @@ def test_a_segment_expands_to_splitmix64_of_its_number_and_place(segment):
     assert found.tolist() == expanded(segment, 5) + expanded(segment, 3, 1000)
 
 
-def test_the_vocabulary_bounds_the_tokens_of_a_segment():
-    found = Segments(vocab=10).tokens([[4, 200]], "in")
+def test_the_vocabulary_bounds_the_tokens_of_a_segment(monkeypatch):
+    monkeypatch.setattr(traces, "VOCAB", 10)
+    found = Segments().tokens([[4, 200]], "in")
     assert found.tolist() == expanded(4, 200, vocab=10)
     assert set(found.tolist()) == set(range(3, 10))
 

@@ -128,18 +128,8 @@ class CountedSlots:
         self._holders[self._last] = 1
         return self._last
 
-    def resolve(self, slot: int) -> int:
-        """The number of a checkpoint that is held, as it came.
-
-        Raises:
-            KeyError: it was released.
-        """
-        if slot and slot not in self._holders:
-            raise KeyError(f"CountedSlots: checkpoint {slot} was released")
-        return slot
-
     def holders(self, slot: int) -> int:
-        """How many hold a checkpoint."""
+        """How many hold a checkpoint; KeyError if nobody does."""
         return self._holders[slot]
 
     def retain(self, slot: int) -> None:

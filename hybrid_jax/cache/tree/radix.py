@@ -350,12 +350,6 @@ class RadixTree(SpanTree):
         self._prune()
         return self._frames.num_free >= num_frames and self._slots.num_free >= num_slots
 
-    def evict(self, num_frames: int) -> int:
-        """Evicts the least valuable entries until `num_frames` more frames are free; returns how many."""
-        before = self._frames.num_free
-        self.make_room(before + num_frames)
-        return self._frames.num_free - before
-
     def _frees_something(self, node: Node) -> bool:
         """Evicting this node, or it and then what it shares pages with, returns memory to the pools."""
         if node.slot and self._slots.holders(node.slot) == 1:

@@ -317,7 +317,7 @@ class SpanTree:
 
     def _check_form(self, node: Node) -> None:
         if node.slot:
-            self._slots.resolve(node.slot)
+            self._slots.holders(node.slot)  # raises if it was released
         assert node.cached or not (node.slot or node.num_cached_children), (
             f"radix: node {node} has no pages, but there is a checkpoint or a cached node below it"
         )

@@ -177,8 +177,7 @@ def _token_ids(values: Any, name: str) -> np.ndarray:
 class Segments:
     """Token ids of segments. Each id is computed once, when it is first asked for."""
 
-    def __init__(self, vocab: int = VOCAB):
-        self._vocab = vocab
+    def __init__(self) -> None:
         self._known: dict[int, np.ndarray] = {}
 
     def tokens(self, spans: Any, name: str) -> np.ndarray:
@@ -209,4 +208,4 @@ class Segments:
             x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
             x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
             x ^= x >> np.uint64(31)
-        return (3 + x % np.uint64(self._vocab - 3)).astype(np.int32)
+        return (3 + x % np.uint64(VOCAB - 3)).astype(np.int32)
