@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.sim.allocators.model_sizes import LayerSizes
 
 KV, STATE = 0, 1  # kinds of memory: pages of keys and values, recurrent states
@@ -101,12 +102,9 @@ class UnitPool:
         self.num_units += num_units
 
     def check_invariants(self) -> None:
-        """Every unit is free or held by one request, once; raises AssertionError with both numbers."""
+        """Every unit is free or held by one request, once; raises AssertionError with both lists."""
         units = sorted(self.free + [unit for held in self.held.values() for unit in held])
-        if units != list(range(self.num_units)):
-            raise AssertionError(
-                f"pool: {len(units)} units free or held, of {self.num_units} units"
-            )
+        agree("pool", units=(list(range(self.num_units)), units))
 
 
 class StaleNumbersPool(UnitPool):
@@ -149,10 +147,7 @@ class StaleNumbersPool(UnitPool):
     def check_invariants(self) -> None:
         super().check_invariants()
         held = {unit: request for request, units in self.held.items() for unit in units}
-        if held != self.owners:
-            raise AssertionError(
-                f"pool: {len(held)} units held, {len(self.owners)} have an owner, or not the same"
-            )
+        agree("pool", owners=(self.owners, held))
 
 
 class FixedDual:
@@ -202,8 +197,7 @@ class FixedDual:
         for pool in pools:
             pool.check_invariants()
         size = sum(pool.num_units * pool.unit_bytes for pool in pools)
-        if size > self.pool_bytes:
-            raise AssertionError(f"pools: {size} bytes in units, of {self.pool_bytes} bytes")
+        assert size <= self.pool_bytes, f"pools: {size} bytes in units, of {self.pool_bytes} bytes"
 
     def _note_peak(self) -> None:
         """Called before memory becomes free. In between, what is in use only rises."""

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 
+from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.sim.allocators.engine_frames import ENTRY_BYTES, require_frames
 from hybrid_jax.sim.allocators.loads import PoolLoad
 from hybrid_jax.sim.allocators.model_sizes import ModelSizes
@@ -95,8 +96,8 @@ class Amounts(PoolSizes):
         held = [self._by_pool(self._held(request)) for request in self._tokens]
         for pool, (units, free) in enumerate(zip(self.units, self.free, strict=True)):
             used = sum(parts[pool] for parts in held)
-            if free < 0 or free + used != units:
-                raise AssertionError(f"pool {pool}: {free} units free, {used} held, of {units}")
+            assert free >= 0, f"pool {pool}: {free} units free"
+            agree(f"pool {pool}", units=(units, free + used))
 
     def _change(self, request: int, before: Parts, num_tokens: int) -> bool:
         """Gives a request that has some parts those of so many tokens, if there is room for what grows."""
@@ -409,11 +410,11 @@ class Superblocks(Amounts):
     def check_invariants(self) -> None:
         counted = tuple(sum(held.values(), Counter()) for held in self.held)
         blocks = sorted([*self.empty, *self.used[KV], *self.used[STATE]])
-        if counted != self.used or blocks != list(range(self.num_blocks)):
-            raise AssertionError(
-                f"superblocks: {len(self.empty)} free, {list(map(len, self.used))} in use, "
-                f"{list(map(len, counted))} held, of {self.num_blocks}"
-            )
+        agree(
+            "superblocks",
+            objects=(self.used, counted),
+            blocks=(list(range(self.num_blocks)), blocks),
+        )
 
     def _held(self, request: int) -> Parts:
         return tuple(sum(held.get(request, {}).values()) for held in self.held)
@@ -527,18 +528,16 @@ class TwoEnded(Amounts):
         return self._bytes(self.parts(num_tokens)) <= self.reserved_bytes
 
     def check_invariants(self) -> None:
-        if self._gap() < 0:
-            tops = [end.top * end.unit_bytes for end in self.ends]
-            raise AssertionError(f"two_ended: {tops} bytes overlap, of {self.reserved_bytes}")
+        assert self._gap() >= 0, f"two_ended: the ends overlap by {-self._gap()} bytes"
         for end in self.ends:
             holes = [place for place in end.holes if place < end.top]
             places = sorted([*end.owners, *holes])
             held = sorted(place for places in end.held.values() for place in places)
-            if places != list(range(end.top)) or held != sorted(end.owners):
-                raise AssertionError(
-                    f"two_ended: {len(end.owners)} units, {len(holes)} holes, {len(held)} held, "
-                    f"below {end.top}"
-                )
+            agree(
+                "two_ended",
+                places=(list(range(end.top)), places),
+                units=(sorted(end.owners), held),
+            )
 
     def _bytes(self, units: Sequence[int]) -> int:
         return sum(n * size for n, size in zip(units, self.unit_bytes, strict=True))
