@@ -3,7 +3,7 @@
     python benchmarks/moe_experts.py [--dtype bfloat16] [--json benchmarks/results/moe_experts.json]
 
 Baseline, `plain`: blocks of 8 to 64 visits, the expert's matrices sliced out of the stack in the loop. Against it
-`moe` (`hybrid_jax.layers.moe`), `switch` (a branch per expert, its weights in arrays of their own), and for few
+`moe` (`hybrid_jax.layers.mlp`), `switch` (a branch per expert, its weights in arrays of their own), and for few
 tokens `gather` (matrices of all visits at once), `dense` (all experts) and `ragged` (`lax.ragged_dot`).
 Inside the clock: from routed tokens to what each expert made of them. Each call has other tokens than the one
 before, so that weights come from memory. Medians of rounds taken in turns, with 10th and 90th percentiles.
@@ -22,8 +22,7 @@ from common import header, quantiles, write_json
 
 from hybrid_jax.config import MoE
 from hybrid_jax.layers.linear import HIGHEST, linear
-from hybrid_jax.layers.mlp import activate
-from hybrid_jax.layers.moe import _visit_experts, route
+from hybrid_jax.layers.mlp import _visit_experts, activate, route
 
 CASES = {  # width of the model, experts
     "granite_4_tiny": (1536, MoE(num_experts=64, top_k=8, width=512)),

@@ -1,17 +1,19 @@
-"""Grouped-query attention: its projections, and its plain form over whole sequences.
+"""Grouped-query attention: its projections, rotary positions, and its plain form over whole sequences.
 
 Parameters: qkv [D, (N + 2K) H], out [N H, D], optional qkv_bias, out_bias, q_norm [H], k_norm [H].
 """
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from hybrid_jax.config import Attention
+from hybrid_jax.config import Attention, Rope
 from hybrid_jax.layers.linear import HIGHEST, Linear, linear
-from hybrid_jax.layers.rope import turns
-from pallas_kernels.append_kv.heads import split_heads
+from pallas_kernels.append_kv import heads
 
 
 def project(
@@ -20,7 +22,7 @@ def project(
     """Projects h [B, T, D] at positions int32[B, T] to q [B, T, N, H] and k, v [B, T, K, H]."""
     qkv = linear(h, params["qkv"], params.get("qkv_bias"))
     static = {"eps": spec.qk_norm_eps, "num_heads": spec.num_heads, "head_dim": spec.head_dim}
-    return split_heads(qkv, **norms_and_rotation(params, positions, spec), **static)
+    return heads.split_heads(qkv, **norms_and_rotation(params, positions, spec), **static)
 
 
 def norms_and_rotation(params: dict, positions: jax.Array, spec: Attention) -> dict:
@@ -80,3 +82,29 @@ def whole(
     """Runs whole sequences h [B, T, D] at positions int32[B, T], with lengths int32[B] real tokens: [B, T, D]."""
     q, k, v = project(params, h, positions, spec)
     return output(params, attend(q, k, v, positions, lengths, spec))
+
+
+# --- rotary position embedding ----------------------------------------------------------------------
+# On the first channels of each head, in the half-split convention.
+
+
+def frequencies(rope: Rope) -> np.ndarray:
+    """Radians per position, float32[dim / 2], with scaling applied."""
+    exponent = np.arange(0, rope.dim, 2, dtype=np.float32) / rope.dim
+    base = (1.0 / (np.float32(rope.theta) ** exponent)).astype(np.float32)
+    scaling = rope.scaling
+    if scaling is None:
+        return base
+    if scaling.kind == "linear":
+        return (base / scaling.factor).astype(np.float32)
+    # As in Llama 3: long wavelengths are divided, short ones are kept, and those in between are blended linearly.
+    wavelength = 2 * math.pi / base
+    turns = scaling.original_max_position / wavelength
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    blend = np.clip((turns - scaling.low_freq_factor) / span, 0.0, 1.0)
+    return ((1 - blend) * base / scaling.factor + blend * base).astype(np.float32)
+
+
+def turns(positions: jax.Array, rope: Rope) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines, float32[B, T, dim / 2], of the angles at positions int32[B, T]."""
+    return heads.turns(positions, frequencies(rope))

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from hybrid_jax.config import MLP, Attention, Mamba2, Mixer, ModelConfig, MoE
 from hybrid_jax.layers import attention, mamba2
 from hybrid_jax.layers.linear import LINEARS, LINEARS_IN_PARTS, linear_transposed
-from hybrid_jax.layers.mlp import mlp
-from hybrid_jax.layers.moe import moe
+from hybrid_jax.layers.mlp import mlp, moe
 from pallas_kernels.operands import whole
 from pallas_kernels.rmsnorm import residual_rmsnorm
 from pallas_kernels.rmsnorm.xla import residual_sum, rms_norm

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import MoE
-from hybrid_jax.layers.moe import moe, route
+from hybrid_jax.layers.mlp import moe, route
 from tests.tiny_models import GRANITE_MOE, NEMOTRON_MOE
 
 WIDTH = 10

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import Rope, RopeScaling
-from hybrid_jax.layers.rope import frequencies, turns
+from hybrid_jax.layers.attention import frequencies, turns
 from pallas_kernels.append_kv import heads
 
 LLAMA3 = RopeScaling(
