@@ -66,7 +66,7 @@ class Load:
             seed=0,
             max_tokens=OUTPUT,
         )
-        sequence = Sequence.make(request, arrival=self.num_made, limit=PROMPT + OUTPUT)
+        sequence = Sequence(request=request, arrival=self.num_made, limit=PROMPT + OUTPUT)
         self.num_made += 1
         self.memory.announce(sequence)
         return sequence

@@ -130,7 +130,7 @@ def rows_of(engine, rows: int) -> list:
         slot = memory.slots.resolve(memory.holds.allocate_slot())
         lines.append(
             DecodeRow(
-                sequence=Sequence.make(request, arrival=row, limit=24),
+                sequence=Sequence(request=request, arrival=row, limit=24),
                 row=row,
                 position=geometry.grain if row % 3 == 0 else 5 + row % 9,
                 checkpoint=0,

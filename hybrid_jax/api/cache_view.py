@@ -12,6 +12,7 @@ from hybrid_jax.api.completions import Job
 from hybrid_jax.api.outputs import Delta, RequestOutput
 from hybrid_jax.byte_sizes import format_size, parse_size
 from hybrid_jax.cache.tree.look_up import LookUp, Why
+from hybrid_jax.cache.tree.node import describe_tree
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ class CacheView:
 
         def picture(engine: Engine) -> Picture:
             tree = engine.scheduler.memory.tree
-            return Picture("" if tree is None else tree.describe())
+            return Picture("" if tree is None else describe_tree(tree.root))
 
         return self._ask(picture)
 

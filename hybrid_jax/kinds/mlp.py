@@ -22,7 +22,7 @@ class MLPKind(Kind):
     chunk_bytes = row_bytes
 
     def xla_elements(self, spec: MLP, width: int) -> int:
-        return (_matrices(spec)) * spec.width
+        return _matrices(spec) * spec.width
 
 
 class MoEKind(Kind):

@@ -29,10 +29,6 @@ class MemoryCounters:
     evicted_checkpoint_frames: int = 0
     peak_live_frames: int = 0
 
-    def stats(self) -> dict[str, int]:
-        """All counters by name."""
-        return asdict(self)
-
 
 class Holds:
     """Takes frames and slots for sequences and gives them back: the pools, with a count of what is live.
@@ -137,7 +133,8 @@ class Holds:
     def num_frames_of(self, match: Match) -> int:
         """How many frames of a match's pages and checkpoint no sequence holds yet; taking them makes them live."""
         assert self._tree is not None, "holds: a match without a tree"
-        pages, slot = indices(self._tree.pages_of(match)), match.node.slot
+        pages = indices(self._tree.pages_to(match.node, match.hit_len))
+        slot = match.node.slot
         new_slots = bool(slot) and slot not in self._slot_holds
         return pages.size - self._pages.num_held(pages) + new_slots * self._slots.state_frames
 
@@ -168,5 +165,5 @@ class Holds:
             "cached_checkpoints": num_cached,
             "cached_checkpoint_bytes": cached_checkpoints * frame_bytes,
             "checkpoints": self._slots.num_held,
-            **self.counters.stats(),
+            **asdict(self.counters),
         }

@@ -124,7 +124,7 @@ class Scheduler:
                     f"{what} holds {most}; shorten the prompt or max_tokens, or raise {setting}"
                 )
         limit = min(prompt_len + request.max_tokens, prompt_len + self.max_output(prompt_len))
-        sequence = Sequence.make(request, arrival=self._num_arrivals, limit=limit)
+        sequence = Sequence(request=request, arrival=self._num_arrivals, limit=limit)
         self._num_arrivals += 1
         self._sequences[request.request_id] = sequence
         self.memory.announce(sequence)

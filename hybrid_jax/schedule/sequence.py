@@ -60,8 +60,8 @@ class Sequence:
     request: Request
     arrival: int
     limit: int
-    tokens: list[int]
-    prompt: np.ndarray
+    tokens: list[int] = field(init=False)
+    prompt: np.ndarray = field(init=False)
     phase: Phase = Phase.WAITING
     row: int = -1
     pages: np.ndarray = field(default_factory=lambda: NO_PAGES)
@@ -83,17 +83,9 @@ class Sequence:
     wanted_version: int = -1
     num_overtaken: int = 0
 
-    @classmethod
-    def make(cls, request: Request, *, arrival: int, limit: int) -> Sequence:
-        """A waiting sequence with the tokens that its request has so far."""
-        tokens = request.tokens
-        return cls(
-            request=request,
-            arrival=arrival,
-            limit=limit,
-            tokens=tokens,
-            prompt=np.array(tokens, np.int32),
-        )
+    def __post_init__(self) -> None:
+        self.tokens = self.request.tokens
+        self.prompt = np.array(self.tokens, np.int32)
 
     @property
     def owner(self) -> str:

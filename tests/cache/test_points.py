@@ -105,9 +105,11 @@ def test_old_gaps_fade_behind_the_newest_fifty(points, end):
     assert speed(points) == pytest.approx(TYPICAL_AGE / 8 ** (1 / 50))
 
 
-def test_tables_are_updated_every_thirty_two_requests():
-    points = Points()
-    assert [points.next_request() for _ in range(65)] == [n in (32, 64) for n in range(1, 66)]
+def test_tables_are_updated_every_thirty_two_requests(monkeypatch):
+    points, updated_at = Points(), []
+    monkeypatch.setattr(points.tables, "update", lambda: updated_at.append(points._request))
+    requests(points, 65)
+    assert updated_at == [32, 64]
 
 
 # --- what is counted ------------------------------------------------------------------------------

@@ -107,16 +107,14 @@ class Points:
         self._coming: list[deque[tuple[float, int, Point]]] = [deque() for _ in self.tables.steps]
         self._coming.append(deque(maxlen=0))
 
-    def next_request(self) -> bool:
-        """Lets time pass; True when the tables were updated, so that every index may have changed."""
+    def next_request(self) -> None:
+        """Lets time pass; every so many requests the tables are updated, so that every index may change."""
         self._request += 1
         gap = math.exp(self._mean_log_gap) if self._num_gaps else TYPICAL_AGE
         self._clock += TYPICAL_AGE / gap
         self._grow_older()
-        if self._request % UPDATE_EVERY:
-            return False
-        self.tables.update()
-        return True
+        if not self._request % UPDATE_EVERY:
+            self.tables.update()
 
     def _grow_older(self) -> None:
         """Moves the lives that have come to a step on to the next."""

@@ -11,6 +11,7 @@ import numpy as np
 from hybrid_jax.cache.pools.pages import NodePages
 
 LOSSES_KEPT = 8  # per node, the deepest
+MAX_NODES, MAX_TOKENS = 200, 6  # of the picture of a tree, and of each node in it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,17 +150,17 @@ def common_prefix_len(a: np.ndarray, b: np.ndarray) -> int:
     return first if length and different[first] else length
 
 
-def describe_tree(root: Node, *, max_nodes: int = 200, max_tokens: int = 6) -> str:
+def describe_tree(root: Node) -> str:
     """An indented picture of a tree: span, first tokens, what is cached, who needs it."""
     lines: list[str] = []
     stack = [(child, 0) for child in reversed(list(root.children.values()))]
     while stack:
         node, depth = stack.pop()
-        if len(lines) == max_nodes:
+        if len(lines) == MAX_NODES:
             lines.append("...")
             break
-        tokens = " ".join(str(token) for token in node.tokens[:max_tokens])
-        dots = " ..." if len(node.tokens) > max_tokens else ""
+        tokens = " ".join(str(token) for token in node.tokens[:MAX_TOKENS])
+        dots = " ..." if len(node.tokens) > MAX_TOKENS else ""
         marks = [f"{len(node.pages)} pages" if node.cached else "known"]
         marks += ["checkpoint"] if node.slot else []
         marks += [f"pinned {node.pins}"] if node.pins else []

@@ -18,7 +18,7 @@ from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.eviction import Candidates, EvictionPolicy, Expected
 from hybrid_jax.cache.tree.look_up import Match
-from hybrid_jax.cache.tree.node import Loss, Node, describe_tree, shared_len
+from hybrid_jax.cache.tree.node import Loss, Node, shared_len
 from hybrid_jax.cache.tree.span_tree import SpanTree
 
 
@@ -181,15 +181,11 @@ class RadixTree(SpanTree):
             The last page is shared: it must be copied before it is written when hit_len lies inside it.
         """
         self.use(match)
-        pages, slot = self.pages_of(match), match.node.slot
+        pages, slot = self.pages_to(match.node, match.hit_len), match.node.slot
         self._frames.retain(pages)
         if slot:
             self._slots.retain(slot)
         return pages, slot
-
-    def pages_of(self, match: Match) -> np.ndarray:
-        """The pages that overlap [0, hit_len) of a hit: int32[n, frames_per_page] frame ids."""
-        return self.pages_to(match.node, match.hit_len)
 
     def use(self, match: Match) -> None:
         """Counts a look-up, and the resume point it found as just used."""
@@ -404,10 +400,6 @@ class RadixTree(SpanTree):
             self.forget(node)
 
     # --- looking at it --------------------------------------------------------------------------
-
-    def describe(self, *, max_nodes: int = 200) -> str:
-        """An indented picture of the tree."""
-        return describe_tree(self.root, max_nodes=max_nodes)
 
     def __repr__(self) -> str:
         return (

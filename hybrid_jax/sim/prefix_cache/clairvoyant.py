@@ -136,12 +136,10 @@ class Clairvoyant(EvictionPolicy):
         for node in reversed(path[:shorter]):  # what ends before the prompt does
             if node is place:
                 return False
-            if node in self._here and self._resumes(self._here[node]):
+            here = self._here.get(node)
+            if here is not None and (here.slot if self.costs.checkpoint_bytes else here.cached):
                 return True
         return False
-
-    def _resumes(self, node: Node) -> bool:
-        return bool(node.slot) if self.costs.checkpoint_bytes else node.cached
 
     def __contains__(self, node: Node) -> bool:
         return node in self._ratio

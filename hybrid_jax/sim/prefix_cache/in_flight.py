@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -134,7 +134,7 @@ def simulate_in_flight(
         preemptions=counters.preemptions,
         evictions=0 if tree is None else tree.counters.evictions,
         waits=counters.waits,
-        memory=run.scheduler.memory.holds.counters.stats(),
+        memory=asdict(run.scheduler.memory.holds.counters),
         timing=run.device.describe(),
         seconds=seconds,
     )
