@@ -27,7 +27,7 @@ from hybrid_jax.config import resolve_dtype
 from hybrid_jax.config.structured_outputs import StructuredOutputsParams
 from hybrid_jax.machine import has_accelerator, wants_missing_gpu
 from hybrid_jax.sizing.devices import CARDS
-from hybrid_jax.train.options import TrainOptions
+from hybrid_jax.train import TrainOptions
 
 if TYPE_CHECKING:
     from hybrid_jax.api.llm import LLM

@@ -5,7 +5,7 @@ A walk may go over the layers in parts. Everything that it must do once all laye
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,41 @@ from hybrid_jax.engine.model import Model
 from hybrid_jax.geometry import KVPlace
 from hybrid_jax.models import decoder
 from hybrid_jax.state import State
+
+# --- where rows stand, by what the device knows -----------------------------------------------------
+
+
+class Cursor(NamedTuple):
+    """Where B decoding rows stand.
+
+    Attributes:
+        position: int32[B] position of the next token. checkpoint, slot: int32[B] position and slot of the checkpoint.
+    """
+
+    position: jax.Array
+    checkpoint: jax.Array
+    slot: jax.Array
+
+
+def cursor(
+    state: State, known: jax.Array, read_slot: jax.Array, fold_slot: jax.Array, model: Model
+) -> Cursor:
+    """Where the first B rows stand. Each has at least one token in its ring.
+
+    The host may not know yet what plans in flight have brought. It knows what each row's checkpoint was before them,
+    and the one slot of all later checkpoints.
+
+    Args:
+        known: int32[B] positions of the checkpoints that the host knows. read_slot: int32[B] the slots of these.
+        fold_slot: int32[B] slots of later checkpoints.
+    """
+    position = state.lengths[: known.shape[0]]
+    last = jnp.maximum(position - 1, 0)
+    checkpoint = last - last % model.geometry.grain
+    return Cursor(position, checkpoint, jnp.where(checkpoint > known, fold_slot, read_slot))
+
+
+# --- what is done with all groups -------------------------------------------------------------------
 
 
 def share(params: dict, model: Model) -> tuple[Any, ...]:
@@ -76,6 +111,9 @@ def load_columns(
         state, parts = steps.load(state, number, rows, model)
         read += parts
     return state, read
+
+
+# --- walks ------------------------------------------------------------------------------------------
 
 
 class WindowWalk:

@@ -19,8 +19,8 @@ from hybrid_jax.config import ModelConfig
 from hybrid_jax.kinds.tensors import Stored
 from hybrid_jax.models import FAMILIES, config_from_hf
 from hybrid_jax.text.tokenizer import byte_alphabet
+from hybrid_jax.train import TrainOptions
 from hybrid_jax.train.data import HELD_OUT_SHARE, SPECIAL_TOKENS, Corpus
-from hybrid_jax.train.options import TrainOptions
 from hybrid_jax.train.state import TrainProgress
 
 WEIGHTS_FILE = "model.safetensors"

@@ -19,11 +19,11 @@ import numpy as np
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine import walk
 from hybrid_jax.engine.adjust import choose
-from hybrid_jax.engine.cursor import cursor
 from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
 from hybrid_jax.engine.steps import table
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.kind import Made
+from hybrid_jax.engine.walk import cursor
 from hybrid_jax.models import decoder
 
 TOKENS = 4
