@@ -23,11 +23,11 @@ from jax.experimental import serialize_executable
 from jax.sharding import use_abstract_mesh
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.programs.compiling import GPU_OPTIONS
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.prefill import Prefill
 from hybrid_jax.geometry import make_geometry
+from hybrid_jax.state import Model
 from pallas_kernels.triton import for_cuda
 from tests.aot.h200 import on_chip, sharding
 from tests.aot.models import decode_step, hybrid_7b, prefill_step

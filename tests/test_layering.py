@@ -48,7 +48,7 @@ FILES = (
     Room("costs", ("config", "geometry", "kinds")),
     Room("machine"),
     Room("byte_sizes"),
-    Room("state", ("geometry",), ("jax", "flax")),
+    Room("state", ("config", "geometry"), ("jax", "flax")),
     Room("__main__", ("cli",)),
     Room("", ()),  # the package itself: lazy
 )

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hybrid_jax.api.completions import Job
 from hybrid_jax.api.outputs import Delta, RequestOutput
 from hybrid_jax.byte_sizes import format_size, parse_size
-from hybrid_jax.cache.tree.look_up import LookUp, Why
-from hybrid_jax.cache.tree.node import describe_tree
+from hybrid_jax.cache.tree.node import LookUp, Why, describe_tree
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 
 if TYPE_CHECKING:

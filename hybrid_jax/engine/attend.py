@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import Attention
-from hybrid_jax.engine.model import Model
 from hybrid_jax.geometry import Geometry, KVPlace
 from hybrid_jax.layers import attention
 from hybrid_jax.layers.linear import LINEARS_IN_PARTS
+from hybrid_jax.state import Model
 from pallas_kernels.append_kv import AppendArrays, AppendOptions, append_kv
 from pallas_kernels.paged_attention import AttentionArrays, AttentionOptions, paged_attention
 from pallas_kernels.paged_attention.layout import PageLayout

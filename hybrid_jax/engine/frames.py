@@ -5,9 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.engine.model import Model
 from hybrid_jax.geometry import StateGroup
-from hybrid_jax.state import State, to_bits
+from hybrid_jax.state import Model, State, to_bits
 from pallas_kernels.checkpoint import pack_columns, pack_states, unpack_columns, unpack_states
 from pallas_kernels.frame_io import copy_frames, read_frames, write_frames
 

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.kinds.kind import ChunkRows, Entry, Tail, WindowPlan
-from hybrid_jax.engine.model import Model
-from hybrid_jax.state import State, to_bits
+from hybrid_jax.state import Model, State, to_bits
 
 
 def put_row(

@@ -15,7 +15,6 @@ from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine import pack
 from hybrid_jax.engine.adjust import Adjust, make_adjust, row_of
 from hybrid_jax.engine.kernel_choice import Kernels
-from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.programs.compiling import Behind, Compiling, Program, WarmUp, shapes_of
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.sampling import Sampled
@@ -26,7 +25,7 @@ from hybrid_jax.engine.this_device import device_of
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.schedule.bucket import shapes_of as padded_shapes
 from hybrid_jax.schedule.plan import Plan, PrefillRow, Row
-from hybrid_jax.state import State, make_state, state_specs
+from hybrid_jax.state import Model, State, make_state, state_specs
 from pallas_kernels import jax_triton
 
 

@@ -23,10 +23,9 @@ from hybrid_jax.engine.kinds.kind import (
     WindowRows,
 )
 from hybrid_jax.engine.kinds.table import steps_of
-from hybrid_jax.engine.model import Model
 from hybrid_jax.geometry import KVPlace
 from hybrid_jax.models import decoder
-from hybrid_jax.state import State
+from hybrid_jax.state import Model, State
 
 # --- where rows stand, by what the device knows -----------------------------------------------------
 

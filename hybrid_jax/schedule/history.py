@@ -10,8 +10,7 @@ from hybrid_jax.cache.policy.simulated import LEAST_BRANCH, SimulatedCache
 from hybrid_jax.cache.policy.table import TUNED, make_policy
 from hybrid_jax.cache.policy.tuner import AlphaTuner
 from hybrid_jax.cache.tree.eviction import EvictionPolicy
-from hybrid_jax.cache.tree.look_up import LookUp, Match, Why, look_up_result
-from hybrid_jax.cache.tree.node import Node
+from hybrid_jax.cache.tree.node import LookUp, Match, Node, Why, look_up_result
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.costs import Costs
 from hybrid_jax.schedule.sequence import Sequence

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from hybrid_jax.cache.pools.frames import FrameAllocator, indices
 from hybrid_jax.cache.pools.pages import FrameHolds
 from hybrid_jax.cache.pools.slots import SlotTable
-from hybrid_jax.cache.tree.look_up import Match
+from hybrid_jax.cache.tree.node import Match
 from hybrid_jax.cache.tree.radix import RadixTree
 
 

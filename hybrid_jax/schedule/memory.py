@@ -12,8 +12,7 @@ from hybrid_jax.cache.policy.table import make_policy
 from hybrid_jax.cache.policy.value import wanted_checkpoints
 from hybrid_jax.cache.pools.frames import FrameAllocator
 from hybrid_jax.cache.pools.slots import SlotTable
-from hybrid_jax.cache.tree.look_up import Match
-from hybrid_jax.cache.tree.node import Node
+from hybrid_jax.cache.tree.node import Match, Node
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.config import CacheConfig
 from hybrid_jax.costs import Costs, frame_costs

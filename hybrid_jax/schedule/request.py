@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hybrid_jax.cache.tree.look_up import LookUp
+from hybrid_jax.cache.tree.node import LookUp
 from hybrid_jax.config.sampling_params import SamplingParams
 
 

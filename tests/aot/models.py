@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig
-from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.exact import Exact, ExactBucket
 from hybrid_jax.engine.steps.prefill import Prefill
@@ -20,7 +19,7 @@ from hybrid_jax.kinds.kind import Weight, map_weights
 from hybrid_jax.kinds.table import model_weights
 from hybrid_jax.models import config_from_hf
 from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
-from hybrid_jax.state import state_specs
+from hybrid_jax.state import Model, state_specs
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs/models/hybrid_7b/config.json"
 PERIOD = 14  # blocks of the pattern: 6 Mamba-2, 1 attention, 7 MLP

@@ -14,7 +14,6 @@ import pytest
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
-from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.exact import Exact, ExactBucket
 from hybrid_jax.engine.steps.prefill import Prefill
@@ -22,7 +21,7 @@ from hybrid_jax.geometry import make_geometry
 from hybrid_jax.layers import linear
 from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
 from hybrid_jax.schedule.request import Request
-from hybrid_jax.state import state_specs
+from hybrid_jax.state import Model, state_specs
 from pallas_kernels import row_product as row_kernel
 from tests.kernels.lowered import kernels_in
 from tests.tiny_models import VOCAB, tiny_model

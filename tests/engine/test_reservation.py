@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hybrid_jax.cache.tree.look_up import Match
+from hybrid_jax.cache.tree.node import Match
 from tests.engine.simulated_engine import Engine, make_geometry, tokens_of
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from hybrid_jax.cache.policy.request_log import RequestLog, block_hashes
 from hybrid_jax.cache.policy.tuner import ALPHAS
-from hybrid_jax.cache.tree.look_up import Why
+from hybrid_jax.cache.tree.node import Why
 from tests.engine.simulated_engine import Engine, tokens_of
 
 

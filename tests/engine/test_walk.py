@@ -9,11 +9,10 @@ import pytest
 
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine.kinds.kind import ChunkRows, WindowRows
-from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.walk import ChunkWalk, WindowWalk, chunk, share, window
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.models import decoder
-from hybrid_jax.state import State, make_state, state_specs
+from hybrid_jax.state import Model, State, make_state, state_specs
 from tests.tiny_models import VOCAB, tiny_model
 
 ROWS, TOKENS, PAGE = 2, 40, 64

@@ -10,7 +10,7 @@ import pytest
 
 from hybrid_jax.api.cache_view import CacheView
 from hybrid_jax.api.outputs import Delta
-from hybrid_jax.cache.tree.look_up import LookUp, Why
+from hybrid_jax.cache.tree.node import LookUp, Why
 from hybrid_jax.config import CacheConfig, EngineConfig
 from tests.engine.simulated_engine import Engine, tokens_of
 

@@ -14,8 +14,7 @@ from hybrid_jax.cache.policy.value import align_down
 from hybrid_jax.cache.pools.counted import ByteBudget, CountedPages, CountedSlots
 from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.tree.eviction import EvictionPolicy
-from hybrid_jax.cache.tree.look_up import Match
-from hybrid_jax.cache.tree.node import Node, branch_point
+from hybrid_jax.cache.tree.node import Match, Node, branch_point
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.costs import Costs
 

@@ -17,8 +17,7 @@ from hybrid_jax.cache.pools.pages import PageHolds, PageStore, RowPages
 from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.eviction import Candidates, EvictionPolicy, Expected
-from hybrid_jax.cache.tree.look_up import Match
-from hybrid_jax.cache.tree.node import Loss, Node, shared_len
+from hybrid_jax.cache.tree.node import Loss, Match, Node, shared_len
 from hybrid_jax.cache.tree.span_tree import SpanTree
 
 

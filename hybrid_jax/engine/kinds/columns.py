@@ -9,9 +9,8 @@ import jax.numpy as jnp
 
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.kinds.kind import FoldRows, LayerSteps, LoadRows, WindowPlan
-from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.rings import put_row, ring_bits
-from hybrid_jax.state import State, from_bits
+from hybrid_jax.state import Model, State, from_bits
 
 # --- in a window ----------------------------------------------------------------------------------
 

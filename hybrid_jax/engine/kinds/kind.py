@@ -9,9 +9,8 @@ import flax.struct
 import jax
 
 from hybrid_jax.config import EngineConfig, RecurrentMixer
-from hybrid_jax.engine.model import Model
 from hybrid_jax.geometry import Geometry, StateGroup, StatePlace
-from hybrid_jax.state import State
+from hybrid_jax.state import Model, State
 
 
 class WindowRows(NamedTuple):

@@ -16,11 +16,10 @@ from hybrid_jax.config import EngineConfig, Mamba2
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.kinds.columns import read_columns
 from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, LayerSteps, LoadRows, WindowPlan
-from hybrid_jax.engine.model import Model
 from hybrid_jax.geometry import Geometry, StateGroup, StatePlace
 from hybrid_jax.layers import mamba2
 from hybrid_jax.layers.linear import linear, linear_in_parts
-from hybrid_jax.state import State
+from hybrid_jax.state import Model, State
 from pallas_kernels.causal_conv import ConvWindow, causal_conv, causal_conv_window
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
 from pallas_kernels.checkpoint import Columns, store_columns

@@ -27,10 +27,9 @@ from hybrid_jax.engine.kinds.kind import (
     Tail,
     WindowPlan,
 )
-from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.rings import ring_bits, slice_tokens
 from hybrid_jax.geometry import StatePlace
-from hybrid_jax.state import State, from_bits
+from hybrid_jax.state import Model, State, from_bits
 
 Fields = dict[str, jax.Array]  # of records
 

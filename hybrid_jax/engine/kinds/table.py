@@ -9,7 +9,7 @@ from hybrid_jax.engine.kinds.kind import LayerSteps
 from hybrid_jax.engine.kinds.mamba2_pallas import Mamba2Pallas
 from hybrid_jax.engine.kinds.mamba2_xla import Mamba2Recurrence
 from hybrid_jax.engine.kinds.replay import Replay
-from hybrid_jax.engine.model import Model
+from hybrid_jax.state import Model
 
 KINDS: dict[str, dict[type, LayerSteps]] = {
     "xla": {Mamba2: Replay(Mamba2Recurrence())},

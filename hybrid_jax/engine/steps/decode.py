@@ -12,7 +12,6 @@ import numpy as np
 from hybrid_jax.engine import frames, pack
 from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
-from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled, logprobs
 from hybrid_jax.engine.steps.kind import Made, StepKind
@@ -20,7 +19,7 @@ from hybrid_jax.engine.walk import cursor, fold_rows, share, window
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import DecodeBucket
 from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow
-from hybrid_jax.state import State
+from hybrid_jax.state import Model, State
 
 
 def decode(

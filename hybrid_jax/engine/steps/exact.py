@@ -13,14 +13,13 @@ from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine import frames, pack, rings
 from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
-from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.steps.kind import Made, StepKind, Variant
 from hybrid_jax.engine.walk import Cursor, cursor, fold_rows, load_columns, share, window
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import PrefillBucket
 from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow
-from hybrid_jax.state import State
+from hybrid_jax.state import Model, State
 
 WHOLE = Variant(num_logprobs=MAX_LOGPROBS, adjusts=True)
 

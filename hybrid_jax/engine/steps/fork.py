@@ -11,13 +11,12 @@ import numpy as np
 
 from hybrid_jax.engine import frames, pack, rings
 from hybrid_jax.engine.adjust import Adjust
-from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.steps.kind import Made, StepKind
 from hybrid_jax.engine.steps.prefill import first_tokens
 from hybrid_jax.schedule.bucket import PrefillBucket
 from hybrid_jax.schedule.plan import ForkRow, Plan
-from hybrid_jax.state import State
+from hybrid_jax.state import Model, State
 
 
 @dataclass(frozen=True, order=True)

@@ -13,12 +13,12 @@ import numpy as np
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine import pack
-from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.schedule.bucket import Shapes, shapes_of
 from hybrid_jax.schedule.plan import Plan, PrefillRow, Row
 from hybrid_jax.schedule.request import TokenLogprobs
+from hybrid_jax.state import Model
 
 
 @dataclass(frozen=True)

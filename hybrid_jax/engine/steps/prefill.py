@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from hybrid_jax.engine import frames, pack, rings
 from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.kinds.kind import ChunkRows
-from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.steps.kind import Made, StepKind
@@ -18,7 +17,7 @@ from hybrid_jax.engine.walk import chunk
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import PrefillBucket
 from hybrid_jax.schedule.plan import Plan, PrefillRow
-from hybrid_jax.state import State
+from hybrid_jax.state import Model, State
 
 
 def prefill(

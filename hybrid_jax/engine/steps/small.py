@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.engine import adjust, rings
-from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.sampling import Sampled, logprobs
 from hybrid_jax.geometry import PROMPT_POSITIONS
 from hybrid_jax.models import decoder
-from hybrid_jax.state import State
+from hybrid_jax.state import Model, State
 
 
 def write_slots(state: State, ids: jax.Array, frames: jax.Array) -> State:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.engine.model import Model
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.exact import Exact
 from hybrid_jax.engine.steps.fork import Fork
 from hybrid_jax.engine.steps.kind import StepKind
 from hybrid_jax.engine.steps.prefill import Prefill
+from hybrid_jax.state import Model
 
 ORDINARY: tuple[type[StepKind], ...] = (Prefill, Fork, Decode)
 EXACT_MODE: tuple[type[StepKind], ...] = (Exact,)
