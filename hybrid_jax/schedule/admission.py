@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.schedule.bucket import shapes_of
 from hybrid_jax.schedule.memory import Memory
@@ -44,6 +45,19 @@ class Seats:
         """Frees a sequence's row."""
         self.rows[sequence.row] = None
         self.running.remove(sequence)
+
+    def check_invariants(self) -> None:
+        """Checks that every running sequence sits in the row that it names, and that nothing else sits in a row."""
+        seated = {row: sequence for row, sequence in enumerate(self.rows) if sequence is not None}
+        agree(
+            "scheduler",
+            rows=(list(seated), [s.row for s in seated.values()]),
+            seated=(
+                sorted(s.arrival for s in seated.values()),
+                [s.arrival for s in self.running],
+            ),
+            seated_but_not_running=([s.owner for s in self.running if not s.running], []),
+        )
 
 
 class Admission:

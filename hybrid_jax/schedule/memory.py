@@ -6,11 +6,15 @@ given to another row. `advance` and `take_copies` keep such holds until `end_pla
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from hybrid_jax.cache.policy.table import make_policy
 from hybrid_jax.cache.policy.value import wanted_checkpoints
 from hybrid_jax.cache.pools.frames import FrameAllocator
+from hybrid_jax.cache.pools.pages import PageHolds
+from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.node import Match, Node
 from hybrid_jax.cache.tree.radix import RadixTree
@@ -371,11 +375,6 @@ class Memory:
 
     # --- looking at it --------------------------------------------------------------------------
 
-    @property
-    def later(self) -> tuple[list[list[int]], list[int]]:
-        """Frames and slots that will be released at the end of the plan."""
-        return self._later_frames, self._later_slots
-
     def stats(self) -> dict[str, int | float]:
         """Present numbers and counters of frames, checkpoints and the prefix cache."""
         tree, cache = self.tree, {}
@@ -383,6 +382,38 @@ class Memory:
             cache = {f"cache_{name}": v for name, v in tree.counters.as_dict().items()}
             cache["cache_nodes"] = tree.num_nodes
         return self.holds.stats(self.geometry.frame_bytes) | cache
+
+    def check_invariants(self, sequences: list[Sequence]) -> None:
+        """Recounts who holds which frame and slot, of these sequences and the tree; raises AssertionError with both
+        numbers when they differ."""
+        self.frames.check_invariants()
+        self.slots.check_invariants()
+        assert not (self._later_frames or self._later_slots), "memory: a plan was left unfinished"
+        frames = Counter(frame for s in sequences for frame in s.pages.reshape(-1).tolist())
+        frames.update(frame for s in sequences for frame in _sources(s.copies))
+        held = [slot for s in sequences for slot in (*{s.slot, s.real_slot}, s.reserved_slot)]
+        slots = Counter(filter(None, held))
+        agree(
+            "holds",
+            live_page_frames=(self.holds.page_frames, len(frames)),
+            live_checkpoints=(self.holds.num_slots, len(slots)),
+        )
+        if self.tree is not None:
+            self.tree.check_invariants()
+            page_holds = self.tree.page_holds
+            assert isinstance(page_holds, PageHolds), "memory: an engine's tree lists frames"
+            frames.update(page_holds.as_dict())
+            slots.update(list(self.tree.slot_nodes))
+        for slot in slots:
+            frames.update(self.slots.frames(slot))
+        numbers = range(self.frames.num_frames)
+        frame_holders = {frame: self.frames.holders(frame) for frame in numbers}
+        agree(
+            "memory",
+            slots=(self.slots.num_held, len(slots)),
+            slot_holders=({slot: self.slots.holders(slot) for slot in slots}, slots),
+            frame_holders=(frame_holders, {frame: frames[frame] for frame in numbers}),
+        )
 
 
 def _sources(copies: list[tuple[Page, Page]]) -> list[int]:

@@ -31,7 +31,6 @@ from hybrid_jax.config import EngineConfig
 from hybrid_jax.costs import Costs
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.schedule.admission import Admission, Seats
-from hybrid_jax.schedule.audit import check_memory, check_running, check_seats
 from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.plan import (
     NEED_RESULTS,
@@ -345,11 +344,10 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Recounts who holds what and who sits where; raises AssertionError with both numbers if they differ."""
-        flights = list(self._flights)
-        check_memory(self.memory, self.seats.running)
-        check_seats(self.seats)
+        self.memory.check_invariants(self.seats.running)
+        self.seats.check_invariants()
         for sequence in self.seats.running:
-            check_running(sequence, flights, self.memory)
+            self._check_running(sequence)
         queue, tree = self.admission.waiting, self.memory.tree
         agree(
             "scheduler",
@@ -364,3 +362,18 @@ class Scheduler:
                 expected_requests=(expected, waiting),
                 prompts_expected_in_the_tree=(len(tree.expected), len(waiting)),
             )
+
+    def _check_running(self, sequence: Sequence) -> None:
+        """Checks one sequence: its flights, where its checkpoint stands, and its hold on that checkpoint."""
+        checkpoint, real, flights = sequence.real_checkpoint, sequence.real_position, self._flights
+        assert checkpoint <= real <= checkpoint + self.geometry.grain, (
+            f"scheduler: {sequence.owner} at {real}, checkpoint {checkpoint}"
+        )
+        rows = [row for plan in flights for row in plan.decode if row.sequence is sequence]
+        agree(
+            f"scheduler: {sequence.owner}",
+            flights=(sequence.num_flights, sum(sequence in plan.sequences for plan in flights)),
+            tokens_at_most=(sequence.position, real + sum(row.num_steps for row in rows)),
+        )
+        if sequence.slot:
+            self.memory.slots.resolve(sequence.slot)

@@ -226,7 +226,7 @@ def books(memory: Memory, sequences: list[Sequence]) -> dict:
         "slots": {slot: count for slot, count in slot_holds.items() if count},
         "live": (memory.holds.page_frames, memory.holds.num_slots),
         "pins": pins,
-        "to release": tuple(map(list, memory.later)),
+        "to release": (list(memory._later_frames), list(memory._later_slots)),
         "sequences": [_fields(sequence) for sequence in sequences],
     }
 
