@@ -94,8 +94,8 @@ def test_of_equals_the_one_that_came_first_goes_first():
         ask(cache, prompt)
     order = cache.tree.policy
     order.catch_up()
-    nodes = {text(node): node for node in order._place}
-    row = order._place[nodes["aaaa"]]
+    nodes = {text(node): node for node in order.candidates}
+    row = order.candidates[nodes["aaaa"]]
     assert list(order._members[row]) == [nodes["aaaa"], nodes["bbbb"]]
     for prompt in nodes.keys() - {"aaaa", "bbbb"}:
         order.discard(nodes[prompt])
@@ -109,8 +109,8 @@ def key(cache: SimulatedCache, prefix: str) -> tuple[int, int, int]:
     """Class, step and level of the queue that a prefix's node is in."""
     order = cache.tree.policy
     order.catch_up()
-    (node,) = (n for n in order._place if text(n) == prefix)
-    return order._keys[order._place[node]]
+    (node,) = (n for n in order.candidates if text(n) == prefix)
+    return order._keys[order.candidates[node]]
 
 
 def test_a_node_changes_its_group_when_its_point_is_of_another_class():

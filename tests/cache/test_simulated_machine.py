@@ -196,8 +196,9 @@ class ShadowMachine(RuleBasedStateMachine):
     @invariant()
     def efficiencies_are_those_of_the_tree_as_it_is(self):
         if isinstance(self.policy, FlopAware):
-            listed = dict(self.policy._level_of)
-            assert listed == {node: self.policy._level(node) for node in listed}
+            listed = dict(self.policy.candidates)
+            places = self.policy._places
+            assert listed == {node: places[self.policy._level(node)] for node in listed}
 
 
 def text(node):

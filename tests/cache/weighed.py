@@ -65,10 +65,10 @@ class CheckedAdaptive(Adaptive):
         """Every candidate is in its queue, and nothing is kept of nodes that left the tree."""
         self.catch_up()
         nodes = set(self.tree.root.walk())
-        assert set(self._place) <= nodes
-        for node, row in self._place.items():
+        assert set(self.candidates) <= nodes
+        for node, row in self.candidates.items():
             assert self._keys[row] == self.key(node) and node in self._members[row]
-        assert sum(map(len, self._members)) == len(self._place)
+        assert sum(map(len, self._members)) == len(self.candidates)
         assert {key for key, row in self._rows.items() if self._members[row]} == set(self._rows)
         for row, members in enumerate(self._members):
             assert math.isinf(self._values[row]) == (not members) == (row in self._free)

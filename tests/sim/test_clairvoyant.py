@@ -145,7 +145,7 @@ def test_once_the_deeper_checkpoint_is_gone_the_one_above_has_its_uses():
     for asked in trace[:2]:
         cache.request(asked.prompt, asked.whole)
     order = cache.tree.policy
-    upper, lower = sorted(order._ratio, key=lambda node: node.end)
+    upper, lower = sorted(order.candidates, key=lambda node: node.end)
     assert (order._next_use(upper), order._next_use(lower)) == (math.inf, 2)
     order.discard(upper)  # so that the lower one is all there is to evict
     assert evict(cache.tree, 1) == 4 + 10

@@ -40,7 +40,7 @@ class Adaptive(EvictionPolicy):
     def __init__(self, costs: Costs):
         self.costs = costs
         self.points = Points()
-        self._place: dict[Node, int] = {}  # the row of its queue
+        self.candidates: dict[Node, int] = {}  # the row of its queue
         self._rows: dict[tuple[int, int, int], int] = {}
         self._keys: list[tuple[int, int, int]] = []
         self._members: list[dict[Node, None]] = []
@@ -55,7 +55,7 @@ class Adaptive(EvictionPolicy):
             self.points.add(node, Relation(kind=FRESH, run=0), OTHER)
         ratio = saved_tokens(node) / max(1, freed_bytes(node, self.costs))
         level = round(STEPS_PER_OCTAVE * math.log2(ratio)) if ratio > 0 else -(1 << 16)
-        self._put(node, self._place.get(node), level)
+        self._put(node, self.candidates.get(node), level)
 
     def _put(self, node: Node, old: int | None, level: int) -> None:
         """Into the queue of its class, step and level, and out of the one it was in."""
@@ -68,7 +68,7 @@ class Adaptive(EvictionPolicy):
             return
         if old is not None:
             self._take(node, old)
-        self._place[node] = row
+        self.candidates[node] = row
         self._members[row][node] = None
 
     def _new_row(self, key: tuple[int, int, int]) -> int:
@@ -89,7 +89,7 @@ class Adaptive(EvictionPolicy):
         return row
 
     def discard(self, node: Node) -> None:
-        row = self._place.pop(node, None)
+        row = self.candidates.pop(node, None)
         if row is not None:
             self._take(node, row)
 
@@ -102,7 +102,7 @@ class Adaptive(EvictionPolicy):
 
     def pop(self) -> Node | None:
         self.catch_up()
-        if not self._place:
+        if not self.candidates:
             return None
         used = len(self._keys)
         index: np.ndarray = self.points.tables.index.reshape(-1).take(self._cells[:used])
@@ -115,7 +115,7 @@ class Adaptive(EvictionPolicy):
         """Moves the nodes whose points grew older, or are of another class, to where they belong."""
         moved, self.points.moved = self.points.moved, {}
         for node in moved:
-            row = self._place.get(node)
+            row = self.candidates.get(node)
             if row is not None:
                 self._put(node, row, self._keys[row][2])  # its level is what it was
 
@@ -169,9 +169,3 @@ class Adaptive(EvictionPolicy):
             if len(below.children) != 1:
                 return
             (below,) = below.children.values()
-
-    def __contains__(self, node: Node) -> bool:
-        return node in self._place
-
-    def __len__(self) -> int:
-        return len(self._place)

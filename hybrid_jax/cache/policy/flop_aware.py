@@ -43,16 +43,16 @@ class FlopAware(EvictionPolicy):
             raise ValueError(f"FlopAware: alpha must be a number of at least 0, got {alpha}")
         self.alpha, self.costs = alpha, costs
         self.efficiency = own_edge_efficiency if efficiency is None else efficiency
-        self._level_of: dict[Node, int] = {}
-        self._levels: dict[int, LeastRecentlyUsed] = {}
+        self.candidates: dict[Node, int] = {}  # the place of their level
         self._newest = OrderedCandidates(key=lambda node: -node.last_use)
         self._clock = 0
-        # Per level, in the order of first use: its efficiency, and the last use of its first node (inf: empty).
+        # Per level, in the order of first use: its nodes, its efficiency, and the last use of its first node (inf for
+        # an empty level).
         self._places: dict[int, int] = {}
-        self._order: list[int] = []
+        self._levels: list[LeastRecentlyUsed] = []
         self._values = np.zeros(64)
         self._uses = np.full(64, np.inf)
-        self._outdated: set[int] = set()  # levels whose first node may be another one now
+        self._outdated: set[int] = set()  # places of levels whose first node may be another one now
 
     def with_alpha(self, alpha: float) -> FlopAware:
         """The same policy with another weight, empty."""
@@ -60,47 +60,47 @@ class FlopAware(EvictionPolicy):
 
     def add(self, node: Node) -> None:
         level = self._level(node)
-        old = self._level_of.get(node)
-        if old is not None and old != level:
+        place, old = self._places.get(level), self.candidates.get(node)
+        if place is None:
+            place = self._new_level(level)
+        if old is not None and old != place:
             self._take(node, old)
-        if level not in self._places:
-            self._new_level(level)
-        self._level_of[node] = level
-        self._levels[level].add(node)
+        self.candidates[node] = place
+        self._levels[place].add(node)
         self._newest.add(node)
-        self._outdated.add(level)
+        self._outdated.add(place)
         self._clock = max(self._clock, node.last_use)
 
     def _level(self, node: Node) -> int:
         value = self.efficiency(node, self.costs)
         return round(STEPS_PER_OCTAVE * math.log2(value)) if value > 0 else -(1 << 16)
 
-    def _new_level(self, level: int) -> None:
-        place = self._places[level] = len(self._order)
-        self._order.append(level)
-        self._levels[level] = LeastRecentlyUsed()
+    def _new_level(self, level: int) -> int:
+        place = self._places[level] = len(self._levels)
+        self._levels.append(LeastRecentlyUsed())
         if place == len(self._values):
             self._values = np.concatenate((self._values, np.zeros(place)))
             self._uses = np.concatenate((self._uses, np.full(place, np.inf)))
         self._values[place] = 2.0 ** (level / STEPS_PER_OCTAVE)
+        return place
 
     def discard(self, node: Node) -> None:
-        level = self._level_of.pop(node, None)
-        if level is not None:
-            self._take(node, level)
+        place = self.candidates.pop(node, None)
+        if place is not None:
+            self._take(node, place)
             self._newest.discard(node)
 
-    def _take(self, node: Node, level: int) -> None:
-        self._levels[level].discard(node)
-        self._outdated.add(level)
+    def _take(self, node: Node, place: int) -> None:
+        self._levels[place].discard(node)
+        self._outdated.add(place)
 
     def pop(self) -> Node | None:
         newest = self._newest.first()
         if newest is None:
             return None
-        for level in self._outdated:
-            first = self._levels[level].first()
-            self._uses[self._places[level]] = np.inf if first is None else first.last_use
+        for place in self._outdated:
+            first = self._levels[place].first()
+            self._uses[place] = np.inf if first is None else first.last_use
         self._outdated.clear()
         filled = np.flatnonzero(self._uses < np.inf)
         uses, values = self._uses[filled], self._values[filled]
@@ -110,16 +110,10 @@ class FlopAware(EvictionPolicy):
         scores = scores + self.alpha * _scaled(values, values.min(), values.max())
         best = np.flatnonzero(scores == scores.min())
         place = int(filled[best[np.argmin(uses[best])]])
-        node = self._levels[self._order[place]].first()
+        node = self._levels[place].first()
         assert node is not None, "flop_aware: the chosen level is empty"
         self.discard(node)
         return node
-
-    def __contains__(self, node: Node) -> bool:
-        return node in self._level_of
-
-    def __len__(self) -> int:
-        return len(self._level_of)
 
 
 def own_edge_efficiency(node: Node, costs: Costs) -> float:

@@ -25,7 +25,6 @@ class AlphaTuner:
         policy: whose alpha is set.
         replay: makes an empty cache like the real one, with the policy it is given.
         bootstrap: length of the period, as above; 5 to 15 in the paper.
-        alphas: the candidates, in any order.
         pace: requests replayed for every one that is observed after the period, all alphas together; None
             replays everything at once.
         max_before: most requests before the first eviction that are kept, the latest of them; None keeps all. A
@@ -38,12 +37,10 @@ class AlphaTuner:
         replay: Callable[[FlopAware], SimulatedCache],
         *,
         bootstrap: int = 5,
-        alphas: tuple[float, ...] = ALPHAS,
         pace: int | None = None,
         max_before: int | None = None,
     ):
         self.policy, self._replay, self._bootstrap = policy, replay, bootstrap
-        self._alphas = sorted(alphas)
         self._pace, self._max_before = pace, max_before
         self._replays: Iterator[None] | None = None
         self._log: list[tuple[np.ndarray, np.ndarray]] | None = []
@@ -76,13 +73,13 @@ class AlphaTuner:
         self, log: list[tuple[np.ndarray, np.ndarray]], first_eviction: int
     ) -> Iterator[None]:
         """Replays the log for every alpha, a request a step, and sets the best."""
-        hits: np.ndarray = np.zeros(len(self._alphas), np.int64)
-        for place, alpha in enumerate(self._alphas):
+        hits: np.ndarray = np.zeros(len(ALPHAS), np.int64)
+        for place, alpha in enumerate(ALPHAS):
             cache = self._replay(self.policy.with_alpha(alpha))
             for number, (prompt, whole) in enumerate(log):
                 hit_len = cache.request(prompt, whole).hit_len
                 if number >= first_eviction:
                     hits[place] += hit_len
                 yield
-        self.policy.alpha = self._alphas[int(np.argmax(hits))]
+        self.policy.alpha = ALPHAS[int(np.argmax(hits))]
         self._log = None

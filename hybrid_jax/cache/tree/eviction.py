@@ -30,11 +30,13 @@ class EvictionPolicy(Protocol):
         touches_path: a use refreshes all nodes from the root, not the resume point alone.
         learns: it is told of every prompt and every end, and compares new entries with old ones. It may keep what it
             knows of a node in `Node.note`.
+        candidates: each candidate, with its place in the order.
     """
 
     leaves_only: bool = False
     touches_path: bool = False
     learns: bool = False
+    candidates: dict[Node, Any]
 
     def add(self, node: Node) -> None:
         """Makes the node a candidate, or moves it to where it belongs now."""
@@ -49,9 +51,11 @@ class EvictionPolicy(Protocol):
         """The node left the tree for good; nothing is kept of those that did."""
         return None
 
-    def __contains__(self, node: Node) -> bool: ...
+    def __contains__(self, node: Node) -> bool:
+        return node in self.candidates
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.candidates)
 
     def asked(
         self, tree: RadixTree, end_node: Node, known_len: int, declared: Iterable[int] = ()
@@ -72,34 +76,38 @@ class EvictionPolicy(Protocol):
 
 
 class OrderedCandidates:
-    """A set ordered by `key`, smallest first: a heap whose outdated entries are skipped when they surface."""
+    """A set ordered by `key`, smallest first: a heap whose outdated entries are skipped when they surface.
+
+    Attributes:
+        candidates: the nodes, with the valid entry of each.
+    """
 
     def __init__(self, key: Callable[[Node], Any]):
         self._key = key
         self._heap: list[tuple[Any, int, Node]] = []
-        self._current: dict[Node, tuple[Any, int, Node]] = {}  # the valid entry of each node
+        self.candidates: dict[Node, tuple[Any, int, Node]] = {}
         self._serial = 0
 
     def add(self, node: Node) -> None:
         """Inserts the node, or moves it to where its key says now."""
         key = self._key(node)
-        current = self._current.get(node)
+        current = self.candidates.get(node)
         if current is not None and current[0] == key:
             return
         self._serial += 1
-        entry = self._current[node] = (key, self._serial, node)
+        entry = self.candidates[node] = (key, self._serial, node)
         heapq.heappush(self._heap, entry)
-        if len(self._heap) > 64 + 2 * len(self._current):
-            self._heap = list(self._current.values())
+        if len(self._heap) > 64 + 2 * len(self.candidates):
+            self._heap = list(self.candidates.values())
             heapq.heapify(self._heap)
 
     def discard(self, node: Node) -> None:
         """Takes the node out if it is in."""
-        self._current.pop(node, None)
+        self.candidates.pop(node, None)
 
     def first(self) -> Node | None:
         """The node with the smallest key; None when there is none."""
-        heap, current = self._heap, self._current
+        heap, current = self._heap, self.candidates
         while heap:
             node = heap[0][2]
             if current.get(node) is heap[0]:
@@ -112,14 +120,14 @@ class OrderedCandidates:
         node = self.first()
         if node is not None:
             heapq.heappop(self._heap)
-            del self._current[node]
+            del self.candidates[node]
         return node
 
     def __contains__(self, node: Node) -> bool:
-        return node in self._current
+        return node in self.candidates
 
     def __len__(self) -> int:
-        return len(self._current)
+        return len(self.candidates)
 
 
 class LeastRecentlyUsed(OrderedCandidates, EvictionPolicy):

@@ -65,7 +65,7 @@ class Clairvoyant(EvictionPolicy):
     def __init__(self, trace: Sequence[TraceRequest], costs: Costs):
         self.costs, self._future = costs, Future(trace)
         self._now = -1
-        self._ratio: dict[Node, float] = {}  # of candidates
+        self.candidates: dict[Node, float] = {}  # tokens spared per byte
         self._place: dict[Node, Node] = {}  # in the tree of the whole trace
         self._here: dict[Node, Node] = {}  # the other way round
         self._next: dict[Node, tuple[int, float]] = {}  # as of which request, the next use
@@ -80,10 +80,10 @@ class Clairvoyant(EvictionPolicy):
         if node not in self._place:
             place = self._place[node] = self._future.place(node)
             self._here[place] = node
-        self._ratio[node] = saved_tokens(node) / max(1, freed_bytes(node, self.costs))
+        self.candidates[node] = saved_tokens(node) / max(1, freed_bytes(node, self.costs))
 
     def discard(self, node: Node) -> None:
-        self._ratio.pop(node, None)
+        self.candidates.pop(node, None)
 
     def forget(self, node: Node) -> None:
         """The node left the tree for good."""
@@ -93,10 +93,10 @@ class Clairvoyant(EvictionPolicy):
             del self._here[place]
 
     def pop(self) -> Node | None:
-        if not self._ratio:
+        if not self.candidates:
             return None
-        nodes = list(self._ratio)
-        ratios = np.array([self._ratio[node] for node in nodes])
+        nodes = list(self.candidates)
+        ratios = np.array([self.candidates[node] for node in nodes])
         waits = np.array([self._next_use(node) for node in nodes]) - self._now
         victim = nodes[int(np.argmin(ratios / waits))]
         self.discard(victim)
@@ -140,9 +140,3 @@ class Clairvoyant(EvictionPolicy):
             if here is not None and (here.slot if self.costs.checkpoint_bytes else here.cached):
                 return True
         return False
-
-    def __contains__(self, node: Node) -> bool:
-        return node in self._ratio
-
-    def __len__(self) -> int:
-        return len(self._ratio)
