@@ -40,15 +40,16 @@ class AdaptiveMachine(ShadowMachine):
         hit, evicted = self.expected_hit(prompt), self.evictions
         known_len = max((common(prompt, k) for k in self.known), default=0)
         parts = self.branch_point(prompt, known_len)
+        match = self.cache.tree.match(np.array(prompt, np.int32))
         found = self.cache.request(np.array(prompt, np.int32), np.array(whole, np.int32))
-        assert found.hit_len == hit
-        assert hit <= found.cached_len <= found.match_len <= found.num_tokens == len(prompt)
+        assert found.hit_len == match.hit_len == hit
+        assert hit <= match.cached_len <= match.match_len <= match.num_tokens == len(prompt)
         last = whole[: self.align(len(whole))]
         self.known |= {prompt, last}
         if self.evictions != evicted or not self.remembers_all:
             self.ends = self.ends_in_the_tree()
         else:
-            assert found.match_len == known_len
+            assert match.match_len == known_len
             stored = self.store(last)
             if self.costs.checkpoint_bytes and parts >= hit + LEAST_BRANCH and last:
                 self.store(prompt[:parts])

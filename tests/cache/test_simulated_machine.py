@@ -73,11 +73,10 @@ class ShadowMachine(RuleBasedStateMachine):
         self.asked.append(prompt + output)
         hit = self.expected_hit(prompt)
         evicted = self.evictions
+        match = self.cache.tree.match(np.array(prompt, np.int32))
         found = self.cache.request(np.array(prompt, np.int32), np.array(prompt + output, np.int32))
-        assert found.hit_len == hit
-        assert (
-            found.hit_len <= found.cached_len <= found.match_len <= found.num_tokens == len(prompt)
-        )
+        assert found.hit_len == match.hit_len == hit
+        assert hit <= match.cached_len <= match.match_len <= match.num_tokens == len(prompt)
         if self.evictions != evicted:
             self.ends = self.ends_in_the_tree()
             return

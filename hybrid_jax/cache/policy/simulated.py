@@ -26,17 +26,11 @@ class Outcome:
     """What the cache did for one request.
 
     Attributes:
-        num_tokens: of the prompt.
-        hit_len: tokens skipped.
-        match_len: leading tokens that were known, cached or not.
-        cached_len: leading tokens whose KV was cached.
+        hit_len: tokens of the prompt that were skipped.
         stored: prompt and output are cached now.
     """
 
-    num_tokens: int
     hit_len: int
-    match_len: int
-    cached_len: int
     stored: bool
 
 
@@ -97,13 +91,7 @@ class SimulatedCache:
         end_node = tree.announce(prompt)
         stored = (self._weigh if self._weighs else self._insert)(end_node, match, whole)
         tree.conclude(end_node)
-        return Outcome(
-            num_tokens=match.num_tokens,
-            hit_len=match.hit_len,
-            match_len=match.match_len,
-            cached_len=match.cached_len,
-            stored=stored,
-        )
+        return Outcome(hit_len=match.hit_len, stored=stored)
 
     def _insert(self, end_node: Node, match: Match, whole: np.ndarray) -> bool:
         """Makes room for what is new, then caches it."""

@@ -141,7 +141,7 @@ class NoCache:
 
     def request(self, prompt: np.ndarray, whole: np.ndarray) -> Outcome:
         """Nothing is ever hit."""
-        return Outcome(num_tokens=len(prompt), hit_len=0, match_len=0, cached_len=0, stored=False)
+        return Outcome(hit_len=0, stored=False)
 
 
 class LongestPrefix(Simulated):
@@ -206,14 +206,7 @@ class BlockCache:
             self.evictions += 1
         self._blocks.update(dict.fromkeys(reversed(kept)))
         self.peak = max(self.peak, len(self._blocks) * self._block_bytes)
-        hit_len = hits * self.block_tokens
-        return Outcome(
-            num_tokens=len(prompt),
-            hit_len=hit_len,
-            match_len=hit_len,
-            cached_len=hit_len,
-            stored=len(names) <= self._most,
-        )
+        return Outcome(hit_len=hits * self.block_tokens, stored=len(names) <= self._most)
 
     def _path(self, tokens: np.ndarray) -> list[int]:
         names, name, size = [], 0, self.block_tokens
