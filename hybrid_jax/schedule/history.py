@@ -63,17 +63,14 @@ class History:
         request = sequence.request
         if request.look_up is not None or request.num_preemptions or request.output:
             return
+        known_len = sequence.known_len or 0
         if match is None:
-            possible = (len(request.prompt) - 1) // self.log.grain * self.log.grain
-            known_len = sequence.known_len or 0
-            request.look_up = LookUp(
-                match_len=known_len, cached_len=0, hit_len=0, possible=possible, why=Why.ASKED_FOR
-            )
+            request.look_up = LookUp(match_len=known_len, hit_len=0, why=Why.ASKED_FOR)
             return
         request.look_up = look_up_result(
             match,
             hit_len,
-            known_len=sequence.known_len or 0,
+            known_len=known_len,
             grain=self.log.grain,
             look_ups=self._tree.counters.lookups,
             policy=self._policy,

@@ -41,9 +41,7 @@ def told(why, *, hit_len=32, match_len=100, **more):
     view = CacheView(lambda question: question(None), seen, MODEL, EngineConfig())
     look_up = LookUp(
         match_len=match_len,
-        cached_len=32,
         hit_len=hit_len,
-        possible=192,
         why=why,
         policy="lru",
         **more,

@@ -193,8 +193,7 @@ class LookUp:
     """What the tree knew about a prompt when it was seated.
 
     Attributes:
-        match_len, cached_len, hit_len: tokens known, with their pages cached, and skipped.
-        possible: most that could have been skipped.
+        match_len, hit_len: tokens known, and skipped.
         why: what kept it from more.
         position: where it would have resumed, had that been kept; 0 where nothing was.
         ago: prompts looked up since it was given away.
@@ -203,9 +202,7 @@ class LookUp:
     """
 
     match_len: int
-    cached_len: int
     hit_len: int
-    possible: int
     why: Why
     position: int = 0
     ago: int = 0
@@ -243,9 +240,7 @@ def look_up_result(
             why, position = Why.NOT_ADMITTED, reach
     return LookUp(
         match_len=known_len,
-        cached_len=match.cached_len,
         hit_len=hit_len,
-        possible=possible,
         why=why,
         position=position,
         ago=look_ups - deepest.look_up if deepest else 0,
