@@ -105,7 +105,7 @@ class History:
         tuner = self._tuner(order, capacity, pace=None) if policy in TUNED else None
         hit = 0
         for request in self.log:
-            hit += cache.request(request.prompt, request.whole).hit_len * grain
+            hit += cache.request(request.prompt, request.whole) * grain
             if tuner is not None:
                 tuner.observe(request.prompt, request.whole, evictions=cache.evictions)
         return hit / max(1, sum(request.num_tokens for request in self.log))

@@ -56,5 +56,14 @@ def evict(tree, num_frames):
     return tree._frames.num_free - before
 
 
+def is_stored(cache, whole):
+    """Whether a simulated cache has a prompt and its output, as far as a resume point can lie."""
+    length = len(whole) // cache.grain * cache.grain
+    return (
+        length > 0
+        and cache.tree.match(np.array(whole[:length], np.int32), least=0).hit_len == length
+    )
+
+
 def seq(*parts):
     return [token for start, count in parts for token in range(start, start + count)]

@@ -11,6 +11,7 @@ from hybrid_jax.cache.policy.adaptive import Adaptive
 from hybrid_jax.cache.policy.points import BRANCH, CONTINUED, END, FRESH, OTHER, PARTED
 from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.tree.node import Node
+from tests.cache.pools import is_stored
 from tests.cache.weighed import COSTS, checked
 
 
@@ -19,7 +20,7 @@ def tokens(text: str) -> np.ndarray:
 
 
 def ask(cache: SimulatedCache, prompt: str, output: str = "") -> int:
-    return cache.request(tokens(prompt), tokens(prompt + output)).hit_len
+    return cache.request(tokens(prompt), tokens(prompt + output))
 
 
 def text(node: Node) -> str:
@@ -310,7 +311,10 @@ def test_a_reset_leaves_no_trace_of_the_tree():
 def test_what_is_new_and_worth_least_goes_itself():
     # The line takes 50 bytes, a tail of one token 11: of 60 both do not fit. The line is what all prompts share.
     cache, letters = checked("hybrid", 60), "abcdefghijklmnop"
-    stored = [cache.request(*[tokens(LINE + letter)] * 2).stored for letter in letters]
+    stored = []
+    for letter in letters:
+        ask(cache, LINE + letter)
+        stored.append(is_stored(cache, tokens(LINE + letter)))
     assert not any(stored[2:])
     assert checkpoints(cache) == {LINE}
     assert len(points(cache)) == 1 + len(letters)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from hybrid_jax.cache.policy.simulated import SimulatedCache
+from tests.cache.pools import is_stored
 from tests.cache.test_simulated_machine import ShadowMachine, common, outputs, prompts
 from tests.cache.weighed import COSTS, CheckedAdaptive
 
@@ -42,7 +43,7 @@ class AdaptiveMachine(ShadowMachine):
         parts = self.branch_point(prompt, known_len)
         match = self.cache.tree.match(np.array(prompt, np.int32))
         found = self.cache.request(np.array(prompt, np.int32), np.array(whole, np.int32))
-        assert found.hit_len == match.hit_len == hit
+        assert found == match.hit_len == hit
         assert hit <= match.cached_len <= match.match_len <= match.num_tokens == len(prompt)
         last = whole[: self.align(len(whole))]
         self.known |= {prompt, last}
@@ -53,8 +54,8 @@ class AdaptiveMachine(ShadowMachine):
             stored = self.store(last)
             if self.costs.checkpoint_bytes and parts >= hit + LEAST_BRANCH and last:
                 self.store(prompt[:parts])
-            assert found.stored == stored
-        assert found.stored == (last in self.ends_in_the_tree())
+            assert is_stored(self.cache, whole) == stored
+        assert is_stored(self.cache, whole) == (last in self.ends_in_the_tree())
 
     @property
     def remembers_all(self):

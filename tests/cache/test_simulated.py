@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.tree.eviction import LeastRecentlyUsed
 from hybrid_jax.costs import Costs
+from tests.cache.pools import is_stored
 
 COSTS = Costs(flops_per_token=1, flops_per_key=0, kv_bytes=1, checkpoint_bytes=10)
 
@@ -20,10 +23,12 @@ def simulated(capacity: int = 1000, *, leaves_only: bool = False, **options) -> 
     return SimulatedCache(COSTS, capacity, LeastRecentlyUsed(leaves_only=leaves_only), **options)
 
 
-def ask(cache: SimulatedCache, prompt: str, output: str = ""):
-    found = cache.request(tokens(prompt), tokens(prompt + output))
+def ask(cache: SimulatedCache, prompt: str, output: str = "") -> SimpleNamespace:
+    """Tokens that were skipped, and whether prompt and output are cached now."""
+    hit_len = cache.request(tokens(prompt), tokens(prompt + output))
     cache.check_invariants()
-    return found
+    stored = is_stored(cache, tokens(prompt + output))
+    return SimpleNamespace(hit_len=hit_len, stored=stored)
 
 
 def checkpoints(cache: SimulatedCache) -> list[int]:

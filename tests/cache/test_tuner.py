@@ -26,8 +26,8 @@ class Scripted:
     def __call__(self, policy: FlopAware):
         self.made.append(policy.alpha)
         asked = iter(range(10**6))
-        hit = lambda: SimpleNamespace(hit_len=self._hit_len(policy.alpha, next(asked)))
-        return SimpleNamespace(request=lambda prompt, whole: hit())
+        hit_len = lambda: self._hit_len(policy.alpha, next(asked))
+        return SimpleNamespace(request=lambda prompt, whole: hit_len())
 
 
 def tuner(hit_len, **options) -> tuple[AlphaTuner, Scripted]:
@@ -116,8 +116,8 @@ def test_a_replay_hits_what_going_on_from_a_snapshot_before_the_first_eviction_h
     for alpha in (0.0, 0.4, 2.0):
         replay, went_on = make(alpha), copy.deepcopy(snapshot)
         went_on.tree._candidates.evictable.alpha = alpha
-        expected = [went_on.request(prompt, prompt).hit_len for prompt in asked[first:]]
-        found = [replay.request(prompt, prompt).hit_len for prompt in asked]
+        expected = [went_on.request(prompt, prompt) for prompt in asked[first:]]
+        found = [replay.request(prompt, prompt) for prompt in asked]
         assert found[first:] == expected
         totals.add(sum(expected))
     assert first > 5 and len(totals) > 1
@@ -141,7 +141,7 @@ def test_what_it_finds_is_the_best_of_the_fixed_ones():
 
     def hits(alpha):
         replay = make(FlopAware(alpha, COSTS))
-        return sum([replay.request(prompt, prompt).hit_len for prompt in asked[:seen]][first:])
+        return sum([replay.request(prompt, prompt) for prompt in asked[:seen]][first:])
 
     by_alpha = {alpha: hits(alpha) for alpha in ALPHAS}
     best = max(by_alpha.values())

@@ -48,4 +48,4 @@ def hits(policy: str, capacity: int, *pairs, costs: Costs = COSTS, grain: int = 
     """Tokens that each of these (prompt, output) pairs skips, one after the other."""
     trace = [request(*pair) for pair in pairs]
     cache = make_cache(policy, costs, capacity, trace, grain=grain)
-    return [cache.request(r.prompt, r.whole).hit_len for r in trace]
+    return [cache.request(r.prompt, r.whole) for r in trace]

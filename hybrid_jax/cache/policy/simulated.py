@@ -6,8 +6,6 @@ through one; a tuner replays a log through several, to see what each policy is w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from hybrid_jax.cache.policy.value import align_down
@@ -19,19 +17,6 @@ from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.costs import Costs
 
 LEAST_BRANCH = 32
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What the cache did for one request.
-
-    Attributes:
-        hit_len: tokens of the prompt that were skipped.
-        stored: prompt and output are cached now.
-    """
-
-    hit_len: int
-    stored: bool
 
 
 class SimulatedCache:
@@ -78,22 +63,25 @@ class SimulatedCache:
         """Entries evicted so far."""
         return self.tree.counters.evictions
 
-    def request(self, prompt: np.ndarray, whole: np.ndarray) -> Outcome:
+    def request(self, prompt: np.ndarray, whole: np.ndarray) -> int:
         """Looks a prompt up, caches it where it parts from known paths, then with its output at its end.
 
         Args:
             prompt: int32[n] ids of tokens, or of blocks of tokens.
             whole: int32[m] the prompt and its output.
+
+        Returns:
+            Tokens of the prompt that were skipped.
         """
         tree = self.tree
         match = tree.match(prompt)
         tree.use(match)
         end_node = tree.announce(prompt)
-        stored = (self._weigh if self._weighs else self._insert)(end_node, match, whole)
+        (self._weigh if self._weighs else self._insert)(end_node, match, whole)
         tree.conclude(end_node)
-        return Outcome(hit_len=match.hit_len, stored=stored)
+        return match.hit_len
 
-    def _insert(self, end_node: Node, match: Match, whole: np.ndarray) -> bool:
+    def _insert(self, end_node: Node, match: Match, whole: np.ndarray) -> None:
         """Makes room for what is new, then caches it."""
         tree, last = self.tree, align_down(len(whole), self.grain)
         branches = tree.branch_points(end_node)[0] if self.costs.checkpoint_bytes else []
@@ -102,15 +90,15 @@ class SimulatedCache:
         for branch in sorted(align_down(branch, self.grain) for branch in branches):
             if branch > match.hit_len:
                 self._store(whole[:branch])
-        stored = last > 0 and self._store(whole[:last])
+        if last:
+            self._store(whole[:last])
         if match.hit_len:
             tree.unpin(match.node)
-        return stored
 
-    def _store(self, tokens: np.ndarray) -> bool:
-        """Caches a prefix with a checkpoint at its end; False where that does not fit."""
+    def _store(self, tokens: np.ndarray) -> None:
+        """Caches a prefix with a checkpoint at its end, if that fits."""
         if self._bytes(len(tokens)) > self.capacity:
-            return False
+            return
         while True:
             cached_len, end = self._cached(tokens)
             if end is not None:
@@ -120,11 +108,10 @@ class SimulatedCache:
             if needed <= self.budget.num_free:
                 break
             if not self.tree.make_room(needed):
-                return False
+                return
         self._fill(tokens, end)
-        return True
 
-    def _weigh(self, end_node: Node, match: Match, whole: np.ndarray) -> bool:
+    def _weigh(self, end_node: Node, match: Match, whole: np.ndarray) -> None:
         """Caches what is new in the request's own memory, then evicts what is worth least, old or new."""
         tree, costs = self.tree, self.costs
         parts = branch_point(end_node, match.match_len)
@@ -132,7 +119,7 @@ class SimulatedCache:
         relation = self._policy.asked(tree, end_node, match.match_len)
         last = align_down(len(whole), self.grain)
         if not last:
-            return False
+            return
         end = tree.announce(whole[:last])
         self._policy.ended(end, relation)
         ends = (
@@ -147,7 +134,6 @@ class SimulatedCache:
         tree.make_room(0)
         self.budget.settle()
         tree.conclude(end)
-        return bool(end.slot) if costs.checkpoint_bytes else end.cached
 
     def _cached(self, tokens: np.ndarray) -> tuple[int, Node | None]:
         """How many leading tokens have their pages cached, and the node at their end if it is a resume point."""

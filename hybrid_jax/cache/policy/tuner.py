@@ -77,7 +77,7 @@ class AlphaTuner:
         for place, alpha in enumerate(ALPHAS):
             cache = self._replay(self.policy.with_alpha(alpha))
             for number, (prompt, whole) in enumerate(log):
-                hit_len = cache.request(prompt, whole).hit_len
+                hit_len = cache.request(prompt, whole)
                 if number >= first_eviction:
                     hits[place] += hit_len
                 yield

@@ -23,7 +23,7 @@ from hybrid_jax.cache.policy.flop_aware import (
     own_edge_efficiency,
     whole_prefix_efficiency,
 )
-from hybrid_jax.cache.policy.simulated import Outcome, SimulatedCache
+from hybrid_jax.cache.policy.simulated import SimulatedCache
 from hybrid_jax.cache.policy.table import TUNED, make_policy
 from hybrid_jax.cache.policy.tuner import AlphaTuner
 from hybrid_jax.cache.tree.eviction import EvictionPolicy, LeastRecentlyUsed
@@ -127,10 +127,10 @@ class Tuned(Simulated):
         """The weight of FLOPs over recency; 0 until it is tuned."""
         return self._tuner.policy.alpha
 
-    def request(self, prompt: np.ndarray, whole: np.ndarray) -> Outcome:
-        outcome = super().request(prompt, whole)
+    def request(self, prompt: np.ndarray, whole: np.ndarray) -> int:
+        hit_len = super().request(prompt, whole)
         self._tuner.observe(prompt, whole, evictions=self.evictions)
-        return outcome
+        return hit_len
 
 
 class NoCache:
@@ -139,9 +139,9 @@ class NoCache:
     peak = evictions = 0
     alpha: float | None = None
 
-    def request(self, prompt: np.ndarray, whole: np.ndarray) -> Outcome:
+    def request(self, prompt: np.ndarray, whole: np.ndarray) -> int:
         """Nothing is ever hit."""
-        return Outcome(hit_len=0, stored=False)
+        return 0
 
 
 class LongestPrefix(Simulated):
@@ -189,7 +189,7 @@ class BlockCache:
         """Different blocks seen so far, cached now or not."""
         return len(self._names)
 
-    def request(self, prompt: np.ndarray, whole: np.ndarray) -> Outcome:
+    def request(self, prompt: np.ndarray, whole: np.ndarray) -> int:
         """Hits leading blocks of the prompt, and stores those of the whole."""
         names = self._path(whole)
         limit = (len(prompt) - 1) // self.block_tokens
@@ -206,7 +206,7 @@ class BlockCache:
             self.evictions += 1
         self._blocks.update(dict.fromkeys(reversed(kept)))
         self.peak = max(self.peak, len(self._blocks) * self._block_bytes)
-        return Outcome(hit_len=hits * self.block_tokens, stored=len(names) <= self._most)
+        return hits * self.block_tokens
 
     def _path(self, tokens: np.ndarray) -> list[int]:
         names, name, size = [], 0, self.block_tokens

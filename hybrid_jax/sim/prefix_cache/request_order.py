@@ -119,7 +119,7 @@ def simulate(
     timing = CostModel() if timing is None else timing
     started = time.process_time()
     cache = make_cache(policy, costs, capacity, trace, grain=grain)
-    hits = np.array([cache.request(r.prompt, r.whole).hit_len for r in trace])
+    hits = np.array([cache.request(r.prompt, r.whole) for r in trace])
     seconds = time.process_time() - started
     lengths = np.array([len(r.prompt) for r in trace])
     times = [timing.seconds(costs, int(n), int(h)) for n, h in zip(lengths, hits, strict=True)]
