@@ -77,7 +77,10 @@ def _stack(entry: dict[str, Any], where: str) -> tuple[Costs, tuple[tuple[int, B
     missing = sorted({"width", "blocks"} - entry.keys())
     if missing:
         raise ValueError(f"{where}: must have the key {missing[0]!r}")
-    blocks = [_block(block, where) for block in _tables(entry["blocks"], "blocks", where)]
+    listed = entry["blocks"]
+    if not isinstance(listed, list) or not all(isinstance(item, dict) for item in listed):
+        raise ValueError(f"{where}: blocks must be a list of tables, got {listed!r}")
+    blocks = [_block(block, where) for block in listed]
     kv_item = _whole(entry, "kv_item_bytes", where, default=2)
     state_item = _whole(entry, "state_item_bytes", where, default=4)
     token_bytes = checkpoint = 0
@@ -132,12 +135,6 @@ def _check_keys(entry: dict[str, Any], known: set[str], where: str) -> None:
 def _table(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{where} must be a table, got {value!r}")
-    return value
-
-
-def _tables(value: Any, key: str, where: str) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        raise ValueError(f"{where}: {key} must be a list of tables, got {value!r}")
     return value
 
 

@@ -124,7 +124,7 @@ def train(
         at.runs.append({"from_step": at.step} | asdict(options))
     last_save = time.monotonic()
     step_tokens = options.batch * options.context
-    with Report(progress, options.steps, options.minutes) as report:
+    with Report(progress) as report:
         report.start(corpus, arrays["params"], at)
         while True:
             at.seconds = time.monotonic() - begun
@@ -245,8 +245,8 @@ class Report:
     A context manager.
     """
 
-    def __init__(self, enabled: bool, steps: int | None, minutes: float | None) -> None:
-        self.enabled, self.steps, self.minutes = enabled, steps, minutes
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
         self.console = Console(stderr=True, soft_wrap=True, highlight=False)
         self.bar: Progress | None = None
         self.held_out = "-"

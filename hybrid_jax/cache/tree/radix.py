@@ -87,6 +87,7 @@ class RadixTree(SpanTree):
         max_known_nodes, max_known_tokens: bounds on what is known but not cached and needed by nobody.
 
     Attributes:
+        policy: what orders the eviction candidates.
         expected: which announced prompts wait, for whom what they share is kept.
     """
 
@@ -109,6 +110,7 @@ class RadixTree(SpanTree):
         self.version = 0  # changes whenever paths part in new places
         self._frames = frames
         self._candidates = Candidates(policy)
+        self.policy = self._candidates.evictable
         self.expected = Expected(self._candidates.refresh)
         self._promises: dict[str, dict[int, Node]] = {}
         self._num_announced = self._announced_tokens = 0
@@ -122,11 +124,6 @@ class RadixTree(SpanTree):
             needs_slots=needs_slots,
             changed=self._candidates.refresh,
         )
-
-    @property
-    def policy(self) -> EvictionPolicy:
-        """What orders the eviction candidates."""
-        return self._candidates.evictable
 
     # --- look-up --------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine import pack
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled
-from hybrid_jax.schedule.bucket import Shapes, shapes_of
+from hybrid_jax.schedule.bucket import shapes_of
 from hybrid_jax.schedule.plan import Plan, PrefillRow, Row
 from hybrid_jax.schedule.request import TokenLogprobs
 from hybrid_jax.state import Model
@@ -68,6 +68,7 @@ class StepKind(abc.ABC):
 
     Attributes:
         name: name of its programs.
+        shapes: the engine's padded shapes.
         takes_weights: the weights are the first argument of the device function.
         numbers: the columns that hold one number each, in order; the others are in `layout`.
         run: the device function: (weights,) state, adjust, int32 rows, `rest` and keywords -> state, adjust, `Made`.
@@ -80,11 +81,7 @@ class StepKind(abc.ABC):
 
     def __init__(self, engine: EngineConfig, model: Model, max_pages: int) -> None:
         self.engine, self.model, self.max_pages = engine, model, max_pages
-
-    @property
-    def shapes(self) -> Shapes:
-        """The engine's padded shapes."""
-        return shapes_of(self.engine)
+        self.shapes = shapes_of(engine)
 
     # --- shapes -----------------------------------------------------------------------------------
 
