@@ -110,10 +110,12 @@ def bench_of(plain_of) -> Callable[..., Bench]:
 
     def make(name: str, settings: str) -> Bench:
         config, params = load(name, SETTINGS[settings].dtype)
-        engine = make_engine(config, params, SETTINGS[settings], room=ROOMS.get(settings, ROOM))
         shapes = contextlib.nullcontext
         if settings in ONE_SHAPE:
             shapes = functools.partial(one_shape, ONE_SHAPE[settings])
+        with shapes():
+            room = ROOMS.get(settings, ROOM)
+            engine = make_engine(config, params, SETTINGS[settings], room=room)
         return Bench(config, engine, plain_of(name), Poison(engine), shapes)
 
     def fresh(name: str, settings: str) -> Bench:

@@ -57,7 +57,10 @@ def start_over(engine: Engine, room: float, *, policy: str = "adaptive") -> None
 
 @contextlib.contextmanager
 def one_shape(tokens: int = 64) -> Iterator[None]:
-    """One prefill shape of [2, tokens] and one decode shape: less to compile, more padding to survive."""
+    """One prefill shape of [2, tokens] and one decode shape: less to compile, more padding to survive.
+
+    For making an engine and for running it.
+    """
 
     class OneShape(bucket.FineShapes):
         def __init__(self, engine: EngineConfig) -> None:

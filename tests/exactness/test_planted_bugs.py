@@ -212,6 +212,7 @@ def test_a_bug_in_a_step_is_reported(plain_of, bug):
     prompt = lambda length, seed: random_prompt(length, seed, config.vocab_size)
     with contextlib.ExitStack() as stack:
         stack.enter_context(IN_STEPS[bug]())
+        stack.enter_context(one_shape())
         engine = make_engine(config, params, SETTINGS["padded"], room=ROOM)
         found = mismatches(engine, plain_of(MODEL), Poison(engine), prompt)
     assert found

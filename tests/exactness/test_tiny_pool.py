@@ -96,7 +96,8 @@ def all_jobs(count: int) -> list[Job]:
 def new_engine(page_tokens: int, room: float) -> Engine:
     steps = CASES[page_tokens].steps
     settings = replace(SETTINGS, page_tokens=page_tokens, steps_per_dispatch=steps)
-    return make_engine(*load(MODEL), settings, room=room)
+    with one_shape(32):
+        return make_engine(*load(MODEL), settings, room=room)
 
 
 @functools.cache
