@@ -6,6 +6,9 @@ import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+import numpy as np
+
+from hybrid_jax.cache.tree.node import Node
 from hybrid_jax.config import Attention, LayerSpec, ModelConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.programs.compiling import WarmUp
@@ -67,7 +70,9 @@ class FakeEngine:
         )
         self.device = Device(num_bytes=1 << 30)
         self.kernels, self.not_triton = "xla", {}
-        tree = SimpleNamespace(describe=lambda: "[0, 4) 97 98: known")
+        root = Node(np.zeros(0, np.int32), 0)
+        root.children[97] = Node(np.int32([97, 98]), 0, parent=root)
+        tree = SimpleNamespace(root=root)
         off = engine_config.cache.policy == "off"
         self.scheduler = SimpleNamespace(memory=SimpleNamespace(tree=None if off else tree))
 
