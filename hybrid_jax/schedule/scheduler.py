@@ -257,7 +257,8 @@ class Scheduler:
                 f"the oldest of {len(self._flights)} in flight"
             )
         self._flights.popleft()
-        for sequence in plan.sequences:
+        sequences = plan.sequences
+        for sequence in sequences:
             sequence.num_flights -= 1
         news: dict[Sequence, NewTokens] = {}
         for chunk in plan.prefill:
@@ -266,7 +267,7 @@ class Scheduler:
         for row in plan.rows:
             if row.sequence.phase is not Phase.DONE:
                 self._settle(news, row)
-        for sequence in plan.sequences:
+        for sequence in sequences:
             if sequence.phase is Phase.STOPPING and sequence.num_flights == 0:
                 self._finish(sequence)
         return list(news.values())
