@@ -37,6 +37,7 @@ class IncrementalDecoder:
         self._prompt = list(prompt[-KEPT:])  # until the first piece
         self._tail = self._prompt  # never written into, so that a shallow copy is a copy
         self._sent = 0  # characters of the tail's text already given out
+        self._partial = 0  # tokens since the last one that ended a character
         self._limit = TAIL
 
     def push(self, token: int) -> str:
@@ -45,7 +46,9 @@ class IncrementalDecoder:
         text = self._decode(self._tail)
         end = len(text)
         held = end - len(text.rstrip(REPLACEMENT))
-        if held > MAX_HELD:
+        self._partial = self._partial + 1 if held else 0
+        # Some decoders write U+FFFD for every byte of a run that ends in an incomplete character, however long.
+        if held > MAX_HELD and self._partial > MAX_PARTIAL:
             end -= 1  # all except the last one, which may still become a character
         elif held:
             return ""
@@ -62,6 +65,10 @@ class IncrementalDecoder:
             return ""
         text = self._decode(self._tail)
         self._leave_prompt(text)
+        if 0 < self._partial <= MAX_PARTIAL:
+            whole = self._decode(self._tail[: -self._partial])
+            if not text.startswith(whole):  # they are lost in a run of bytes, see `push`
+                return self._decode(self._tail[-self._partial :])
         return text[self._sent :]
 
     def _leave_prompt(self, text: str) -> None:
@@ -79,13 +86,16 @@ class IncrementalDecoder:
 
     def _cut(self, text: str, pending: int) -> None:
         """Forgets old tokens if the recent ones decode to the same text; `pending` characters are not given out yet."""
-        recent = self._tail[-KEPT:]
-        tail = self._decode(recent)
-        alike = tail and text.endswith(tail) and not tail.startswith(REPLACEMENT)
-        if alike or len(self._tail) >= MAX_TAIL:
-            self._tail, self._sent, self._limit = recent, max(0, len(tail) - pending), TAIL
+        for kept in range(KEPT, KEPT + MAX_PARTIAL + 1):  # one of them begins with a character
+            tail = self._decode(self._tail[-kept:])
+            if tail and text.endswith(tail) and not tail.startswith(REPLACEMENT):
+                break
         else:
-            self._limit = min(2 * len(self._tail), MAX_TAIL - 1)  # do not try again at once
+            if len(self._tail) < MAX_TAIL:
+                self._limit = min(2 * len(self._tail), MAX_TAIL - 1)  # do not try again at once
+                return
+        self._tail, self._sent = self._tail[-kept:], max(0, len(tail) - pending)
+        self._limit = TAIL
 
 
 class StopStrings:

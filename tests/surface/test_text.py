@@ -94,6 +94,24 @@ def test_byte_fallback_tokens_join_across_tokens():
     assert tokenizer.decode(ids).startswith("def aaé你 a def")
 
 
+@pytest.mark.parametrize("text", ["你好世界" * 30, "🙂🙃" * 60, "é你🙂" * 50, "ab" * 200])
+def test_a_long_run_of_byte_tokens_is_given_out_by_whole_characters(text):
+    """Its decoder replaces all bytes of a run as long as the last character is incomplete."""
+    tokenizer, sizes = byte_fallback(), []
+    ids = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
+
+    def decode(ids):
+        sizes.append(len(ids))
+        return tokenizer.decode(ids)
+
+    given = pieces(decode, ids)
+    assert [piece for piece in given if piece] == list(text)
+    assert max(sizes) < 30
+    cut = pieces(tokenizer.decode, ids[:-1])
+    assert "".join(cut).rstrip("\ufffd") == text[:-1]
+    assert len(cut[-1]) == len(text[-1].encode()) - 1
+
+
 def test_long_garbage_is_given_out_and_costs_a_bounded_window():
     sizes = []
 
