@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOURCES := hybrid_jax pallas_kernels tests examples benchmarks
 # Most of the time goes into compiling. So most tests have programs compiled quickly (tests/conftest.py); what is marked
 # `as_users` compares last bits or reads what the compiler made, and is compiled as users have it. `make test-all` has
-# all compiled so, and takes what the matrix and random traffic leave out.
+# all compiled so, and takes what tests/drawing.py leaves out.
 QUICKLY := HYBRID_JAX_COMPILE=quickly
 NUMERIC_TESTS := tests/exactness tests/kernels tests/layers tests/parity
 ELSEWHERE := tests/aot tests/interpreted
@@ -29,9 +29,9 @@ OTHER ?= $(shell for p in python3.13 python3.12 python3.11 $(HOME)/.pyenv/versio
 VERSION = $(shell $(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=",")' 2>/dev/null)
 OTHER_VENV := .venv-other
 OTHER_JAX := 0.12.0.1
-OTHER_TESTS := tests/engine/test_donation.py tests/engine/test_fusion_names.py tests/layers tests/parity
-# Of the tests of kernels this part runs on the second version of jax too; in `make test-all` all of them do.
-OTHER_KERNELS := --kernels-share=1/8 tests/kernels
+# Of the tests of kernels those against the reference.
+OTHER_OF := -k "donation or fusion_names or layers or parity or equals"
+OTHER_TESTS := tests/engine/test_donation.py tests/engine/test_fusion_names.py tests/kernels tests/layers tests/parity
 AOT_JAX := 0.11.2
 AOT_VENV := $(if $(OTHER),.venv-aot,$(VENV))
 # Beside the environment: the plugin, once found, would greet every program on a machine without a GPU.
@@ -44,7 +44,7 @@ help:
 	@echo "make demo    install into $(VENV) and let the bundled model continue some code"
 	@echo "make check   lint, types, layering and the tests without a model: under three minutes, before each commit"
 	@echo "make test    install into $(VENV) and run lint, tests and the documentation's examples: before a change goes in"
-	@echo "make test-all  the same with everything compiled as users have it, and far more random traffic: hours"
+	@echo "make test-all  the same with all cases, everything compiled as users have it, and far more random traffic: hours"
 	@echo "make lint    ruff and mypy only;  make format  rewrites the sources with ruff"
 	@echo "make test-aot  compile kernels and steps for an H200, without a GPU"
 	@echo "make clean   remove $(VENV) and caches"
@@ -65,8 +65,7 @@ test: $(VENV)/.installed-test lint
 	+@$(MAKE) --no-print-directory --jobs=2 --output-sync=target checks
 
 test-all: $(VENV)/.installed-test lint
-	+@HYBRID_JAX_EXACTNESS=all $(MAKE) --no-print-directory QUICKLY= \
-		OTHER_KERNELS="tests/kernels $(wildcard tests/engine/test_sampling*.py)" checks
+	+@HYBRID_JAX_TESTS=all $(MAKE) --no-print-directory QUICKLY= OTHER_OF= checks
 
 # The longest first.
 checks: test-numeric test-engine test-versions test-as-users
@@ -94,7 +93,7 @@ test-other: $(if $(OTHER),$(OTHER_VENV)/.installed-test)
 ifeq ($(OTHER),)
 	@echo "make: no second Python found; the tests ran on one version of jax"
 else
-	$(OTHER_VENV)/bin/$(PYTEST) $(OTHER_TESTS) $(OTHER_KERNELS)
+	$(OTHER_VENV)/bin/$(PYTEST) $(OTHER_OF) $(OTHER_TESTS)
 endif
 
 lint: $(VENV)/.installed-test

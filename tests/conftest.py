@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-import zlib
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -17,6 +16,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.engine.programs.compiling import Program
+from tests.drawing import EVERYTHING, covering
 
 # Most of a run goes into compiling. With HYBRID_JAX_COMPILE=quickly LLVM does not optimize, and fusions get an older,
 # simpler code generator, which only jax 0.10 has: 4 to 6 times as fast. Newer versions of jax compile as ever, because
@@ -41,27 +41,33 @@ ROOT = Path(__file__).resolve().parent.parent
 # crashes at the next one.
 MAPS, MOST_MAPS, CHECK_EVERY = Path("/proc/self/maps"), 25_000, 10
 FINISHED = itertools.count(1)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--kernels-share",
-        default="0/1",
-        help="Run this part of tests/kernels: 1/2 is the second half. Other versions of jax run the rest.",
-    )
+# Tests whose cases are drawn.
+DRAWN = ("aot", "kernels", "engine/test_sampling_groups.py", "engine/test_scheduler_traffic.py")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves tests of kernels to another version of jax, by a hash of their names."""
-    own, count = map(int, config.getoption("--kernels-share").split("/"))
-    left = {
-        item
-        for item in items
-        if ROOT / "tests" / "kernels" in item.path.parents
-        and zlib.crc32(item.nodeid.encode()) % count != own
-    }
+    """Takes as few cases of these tests as have each value of each parameter, unless all are asked for."""
+    if EVERYTHING:
+        return
+    left = {item for item in items if item.get_closest_marker("left_to_all")}
+    of_a_test: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        drawn = any(ROOT / "tests" / name in (item.path, *item.path.parents) for name in DRAWN)
+        if drawn and hasattr(item, "callspec") and item not in left:
+            of_a_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in of_a_test.values():
+        taken = covering([parameters(case) for case in cases])
+        left |= {case for place, case in enumerate(cases) if place not in taken}
     config.hook.pytest_deselected(items=[item for item in items if item in left])
     items[:] = [item for item in items if item not in left]
+
+
+def parameters(case: pytest.Item) -> list[tuple[int, ...]]:
+    """Which value each `parametrize` gave to a case; names that one `parametrize` gives together are one."""
+    given = case.callspec.params
+    names = [mark.args[0] for mark in case.iter_markers("parametrize")]
+    split = [x.replace(" ", "").split(",") if isinstance(x, str) else x for x in names]
+    return [tuple(id(given[name]) for name in together) for together in split]
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:

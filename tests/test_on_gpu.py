@@ -142,7 +142,7 @@ class Item:
 
 def listed(*arguments) -> list[Item]:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *map(str, arguments)]
-    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "HYBRID_JAX_TESTS": "all"}
     found = subprocess.run(command, capture_output=True, text=True, env=env).stdout
     return [Item(line) for line in found.splitlines() if "::" in line]
 

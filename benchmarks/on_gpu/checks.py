@@ -10,6 +10,7 @@ others. The file is written after each test.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections import defaultdict
@@ -80,6 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--few", action="store_true", help="one test a file")
     asked = parser.parse_args(argv)
     recorder = Recorder(asked.out, asked.few)
+    os.environ["HYBRID_JAX_TESTS"] = "all"  # it draws its own
     code = pytest.main(
         [str(TESTS), str(TRITON_TESTS), "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT)],
         [recorder],

@@ -14,7 +14,7 @@ trap 'rm -rf "$SCRATCH"' EXIT
 COMMON=(--kernels pallas --json "$OUT/engine.json" --cache "$SCRATCH/programs" --trace "$SCRATCH/trace")
 [ "$COMMIT" ] && COMMON+=(--commit "$COMMIT")
 if [ "$SMOKE" ]; then
-    part 300 engine python benchmarks/gpu_7b.py --smoke "${COMMON[@]}" --only decode,prefill,ttft
+    part 300 engine python benchmarks/gpu_7b.py --smoke "${COMMON[@]}" --only decode
 else
     part 320 engine python benchmarks/gpu_7b.py "${COMMON[@]}" --only decode,prefill,ttft --rows 64,1 --steps 4 \
         --lengths 8192 --chunks 8192 --minutes 4.5

@@ -23,6 +23,7 @@ from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.state import Model, state_specs
 from pallas_kernels import row_product as row_kernel
+from tests.drawing import left_to_all
 from tests.kernels.lowered import kernels_in
 from tests.tiny_models import VOCAB, tiny_model
 
@@ -85,7 +86,7 @@ def outputs(engine: Engine) -> tuple[list[list[int]], int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bamba", "windowed"])
+@pytest.mark.parametrize("name", ["bamba", pytest.param("windowed", marks=left_to_all)])
 def test_tokens_are_those_of_xla(name):
     got, hits = outputs(engine_on("pallas", name))
     want, same_hits = outputs(engine_on("xla", name))
@@ -110,6 +111,7 @@ def test_tokens_are_those_of_xla_where_products_are_split():
 
 
 @pytest.mark.slow
+@left_to_all
 def test_bfloat16_runs_and_a_stream_repeats():
     first, hits = outputs(engine_on("pallas", "mamba2", "bfloat16"))
     again, _ = outputs(engine_on("pallas", "mamba2", "bfloat16"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ import pytest
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.weights import load_model
+from tests.drawing import EVERYTHING
 from tests.exactness.definition import Plain
 from tests.exactness.engines import make_engine, one_shape, start_over
 from tests.exactness.jobs import Job, Run, drive, random_prompt
@@ -20,16 +20,14 @@ from tests.exactness.poison import Poison
 from tests.parity.goldens import FOLDER, GOLDENS
 from tests.tiny_models import MODELS, tiny_model
 
-# HYBRID_JAX_EXACTNESS=all takes every golden, not one with both mixers, and far more random traffic.
-EVERYTHING = os.environ.get("HYBRID_JAX_EXACTNESS") == "all"
-if EVERYTHING:
+if EVERYTHING:  # every golden, not one with both mixers
     CHOSEN = tuple(golden.name for golden in GOLDENS)
 else:
     CHOSEN = ("nemotron_h_biases_limits",)
 # The draw of `make test`: each kind of layer, of cached shape and of block is in one of these, in exact mode too.
 LEFT_TO_ALL = () if EVERYTHING else ("with_two_shapes",)  # with_unknown_kinds has two shapes of KV
 NAMES = tuple(name for name in (*MODELS, *CHOSEN) if name not in LEFT_TO_ALL)
-DRAWN = ("llama", "mamba2", "nemotron_h_moe", "parallel", "windowed", "with_unknown_kinds")
+DRAWN = ("nemotron_h_moe", "parallel", "windowed", "with_unknown_kinds")
 EXACT_NAMES = NAMES if EVERYTHING else DRAWN
 FORCED_NAMES = ("llama", "parallel", "with_two_shapes", "with_unknown_kinds")
 FORCED_NAMES = tuple(name for name in FORCED_NAMES if name in NAMES)

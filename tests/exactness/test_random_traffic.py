@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.exactness.conftest import EVERYTHING
+from tests.drawing import EVERYTHING
 from tests.exactness.jobs import Job
 from tests.tiny_models import MODELS
 
@@ -64,7 +64,7 @@ def test_random_traffic_gives_the_plain_tokens(bench_of, name, engine):
     bench = bench_of(name, engine)
     seen: Counter = Counter()
 
-    @settings(max_examples=200 if EVERYTHING else 40)
+    @settings(max_examples=200 if EVERYTHING else 20)
     @given(
         # Jobs come from a generator: hypothesis likes them alike, and then nobody is ever preempted.
         count=st.integers(3, 9),

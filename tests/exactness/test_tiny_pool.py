@@ -1,4 +1,4 @@
-"""A pool far too small for its load: hundreds of preemptions and evictions, and not one other token.
+"""A pool far too small for its load: many preemptions and evictions, and not one other token.
 
 The loads are the published ones for allocators (`sim.allocators.loads`), lengths scaled down to a tiny model, all at
 once:
@@ -10,6 +10,7 @@ the same executables.
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass, replace
 from unittest import mock
 
@@ -22,6 +23,7 @@ from hybrid_jax.engine.runner import Runner
 from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.sequence import Sequence
 from hybrid_jax.sim.allocators.loads import make_load
+from tests.drawing import EVERYTHING, left_to_all
 from tests.exactness.conftest import load
 from tests.exactness.engines import make_engine, one_shape, start_over
 from tests.exactness.jobs import Job, Run, drive, random_prompt
@@ -54,10 +56,18 @@ class Case:
     preemptions: int
 
 
-CASES = {  # by tokens of a page
-    16: Case(steps=8, count=120, ample=420, tight=1.2, preemptions=100),
-    64: Case(steps=4, count=160, ample=600, tight=1.2, preemptions=50),
-}
+if EVERYTHING:
+    CASES = {  # by tokens of a page
+        16: Case(steps=8, count=120, ample=420, tight=1.2, preemptions=100),
+        64: Case(steps=4, count=160, ample=600, tight=1.2, preemptions=50),
+    }
+    RUNS = list(itertools.product(CASES, ("adaptive", "lru")))
+else:
+    CASES = {
+        16: Case(steps=8, count=60, ample=210, tight=1.2, preemptions=50),
+        64: Case(steps=4, count=80, ample=300, tight=1.2, preemptions=25),
+    }
+    RUNS = [(16, "adaptive"), (64, "lru")]
 
 
 def jobs_of(workload: str, count: int, vocab: int) -> list[Job]:
@@ -133,27 +143,28 @@ def undisturbed(page_tokens: int, policy: str) -> list[list[int]]:
 
 
 def check(run: Run, page_tokens: int, policy: str) -> None:
-    """Short of memory hundreds of times, and the same outputs, token for token."""
+    """Short of memory again and again, and the same outputs, token for token."""
     moved = run.moved
-    assert moved["preemptions"] >= CASES[page_tokens].preemptions and num_evictions(run) >= 200, (
-        moved
-    )
+    assert (
+        moved["preemptions"] >= CASES[page_tokens].preemptions
+        and num_evictions(run) >= 2 * CASES[page_tokens].preemptions
+    ), moved
     assert min(moved[name] for name in ("cache_hits", "forks", "copies")) > 0, moved
-    assert min(moved[name] for name in ("folds_to_new", "folds_in_place")) >= 100, moved
+    assert min(moved[name] for name in ("folds_to_new", "folds_in_place")) >= 50, moved
     assert run.outputs == undisturbed(page_tokens, policy)
     assert {request.finish_reason for request in run.requests} == {"length"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["adaptive", "lru"])
-@pytest.mark.parametrize("page_tokens", CASES)
-def test_hundreds_of_preemptions_and_evictions_change_no_token(page_tokens, policy):
+@pytest.mark.parametrize(("page_tokens", "policy"), RUNS)
+def test_preemptions_and_evictions_change_no_token(page_tokens, policy):
     engine, case = engine_of(page_tokens), CASES[page_tokens]
     start_over(engine, case.tight, policy=policy)
     check(serve(engine, all_jobs(case.count)), page_tokens, policy)
 
 
 @pytest.mark.slow
+@left_to_all
 def test_an_engine_whose_memory_is_that_tiny_gives_the_same_tokens():
     """An arena of 19 frames, as `EngineConfig(memory=...)` makes it, and executables of its own."""
     engine = new_engine(16, CASES[16].tight)

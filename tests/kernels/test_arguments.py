@@ -162,8 +162,9 @@ def test_arrays_of_numpy_do_as_well(function):
     given = GOOD[function]
     arrays = {n: np.asarray(v) for n, v in given.items() if isinstance(v, jax.Array)}
     for implementation in implementations(function):
-        want = function(**given, implementation=implementation)
-        got = function(**given | arrays, implementation=implementation)
+        call = lambda given, name=implementation: function(**given, implementation=name)
+        want = jax.jit(lambda call=call: call(given))()
+        got = jax.jit(lambda call=call: call(given | arrays))()
         jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
@@ -245,9 +246,9 @@ def test_a_batch_of_calls_is_the_calls(function):
     arrays = {n: jnp.stack([v, v]) for n, v in given.items() if isinstance(v, jax.Array)}
     static = {n: v for n, v in given.items() if n not in arrays}
     for implementation in (None, implementations(function)[-1]):
-        want = function(**given, implementation=implementation)
         call = lambda arrays, name=implementation: function(**arrays, **static, implementation=name)
-        got = jax.tree.map(lambda x: x[1], jax.vmap(call)(arrays))
+        want = jax.jit(call)({name: both[1] for name, both in arrays.items()})
+        got = jax.tree.map(lambda x: x[1], jax.jit(jax.vmap(call))(arrays))
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), got, want)
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
+from tests.drawing import EVERYTHING
 from tests.parity.goldens import GOLDENS, load_answers
 
 TOLERANCE = 5e-4
-EVERYTHING = os.environ.get("HYBRID_JAX_EXACTNESS") == "all"
 # One golden per family: compiling an engine is what takes the time.
 CHOSEN = GOLDENS if EVERYTHING else [g for g in GOLDENS if g.name.endswith(("_tied", "_groups"))]
 

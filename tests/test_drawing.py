@@ -1,0 +1,23 @@
+"""What `make test` draws of the cases of a test."""
+
+import itertools
+
+from tests.drawing import covering
+
+
+def test_every_value_occurs_in_few_cases():
+    cases = list(itertools.product(range(7), "ab", range(3)))
+    picked = [cases[place] for place in covering(cases)]
+    assert len(picked) == 7
+    assert all({case[i] for case in picked} == {case[i] for case in cases} for i in range(3))
+    assert (
+        len({case[1:] for case in picked}) == 6
+    )  # the others pair in as many ways as there is room for
+
+
+def test_of_one_parameter_every_case_is_taken():
+    assert covering([("a",), ("b",), ("c",)]) == [0, 1, 2]
+
+
+def test_the_same_value_at_another_place_is_another_value():
+    assert covering([(1, 2), (2, 1), (1, 1), (2, 2)]) == [0, 1]
