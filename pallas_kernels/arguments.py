@@ -97,11 +97,11 @@ def check_words(where: str, arena: jax.Array, offset: int, words: int) -> None:
         )
 
 
-def check_group(where: str, table: jax.Array, group: int) -> None:
-    """Checks which line of a page table int32[B, groups, pages] is asked for."""
-    if not 0 <= group < table.shape[1]:
+def check_table(where: str, table: jax.Array, page_frame: int) -> None:
+    """Checks which frame of each page a table int32[B, frames_per_page, pages] is asked for."""
+    if not 0 <= page_frame < table.shape[1]:
         raise ValueError(
-            f"{where}: group must be one of the table's {table.shape[1]} lines, got {group}"
+            f"{where}: page_frame must be one of the table's {table.shape[1]} frames per page, got {page_frame}"
         )
 
 

@@ -36,7 +36,9 @@ def draw(shape: shapes.Case, dtype: str, key: jax.Array):
 
 
 def options_of(shape: shapes.Case, dtype: str) -> AppendOptions:
-    return AppendOptions(shape.layout(dtype), group=shape.group, eps=1e-6, dtype=jnp.dtype(dtype))
+    return AppendOptions(
+        shape.layout(dtype), page_frame=shape.page_frame, eps=1e-6, dtype=jnp.dtype(dtype)
+    )
 
 
 def by_name(implementation: str, shape: shapes.Case, dtype: str, arena, inputs):

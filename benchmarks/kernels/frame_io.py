@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernels.frame_io [--smoke] [--cases copy] [--sweep] [--out FILE]
 
-Frames of 256 KB: a page of 64 tokens of one group of layers, or 8 heads of a state of 64 x 128. Everything is bytes,
+Frames of 256 KB: a page of 64 tokens of a few layers, or 8 heads of a state of 64 x 128. Everything is bytes,
 so the share of the floor is the share of the copy's bandwidth. Results are compared word by word. "xla" goes by slices,
 as on a CPU; "xla scatter" is what one would write for a GPU. The reference writes one frame after another: of large
 cases it would take hours to compile, and "xla" is the truth there.

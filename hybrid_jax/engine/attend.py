@@ -56,14 +56,14 @@ def attend_pages(
         *(qkv, arena, table, base, begin, end),
         **attention.norms_and_rotation(params, positions, spec),
     )
-    options = AppendOptions(layout, group=place.frame, eps=spec.qk_norm_eps, dtype=h.dtype)
+    options = AppendOptions(layout, page_frame=place.frame, eps=spec.qk_norm_eps, dtype=h.dtype)
     q, arena = append_kv(new, options=options, implementation=model.kernels)
     y = paged_attention(
         AttentionArrays(q, arena, table, base, end),
         options=AttentionOptions(
             layout=layout,
             scale=spec.softmax_scale,
-            group=place.frame,
+            page_frame=place.frame,
             window=spec.window,
             soft_cap=spec.soft_cap,
             dtype=h.dtype,

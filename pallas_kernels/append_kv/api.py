@@ -7,7 +7,7 @@ import jax
 from pallas_kernels.append_kv.heads import append_kv_xla
 from pallas_kernels.append_kv.kernel import append_kv_pallas
 from pallas_kernels.append_kv.reference import AppendArrays, AppendOptions, append_kv_reference
-from pallas_kernels.arguments import check, check_group, check_result_dtype, check_words
+from pallas_kernels.arguments import check, check_result_dtype, check_table, check_words
 from pallas_kernels.dispatch import Implementation, run
 
 IMPLEMENTATIONS = {
@@ -52,7 +52,7 @@ def append_kv(
             f"{where}: qkv must have (N + 2 x {layout.num_kv_heads}) heads x {size} columns with N > 0, "
             f"got {columns}"
         )
-    check_group(where, arrays.table, options.group)
+    check_table(where, arrays.table, options.page_frame)
     cos = arrays.cos
     if (arrays.q_norm is None) != (arrays.k_norm is None) or (cos is None) != (arrays.sin is None):
         raise ValueError(

@@ -20,7 +20,7 @@ class Case(NewTokens):
         begin: positions from here to `end` are written; None for all from `base` on.
         rotated: channels that are rotated. normed: with norms of heads.
         parts: parts of the projection, 0 for a whole one.
-        groups, group: lines of the page table, and the layer's.
+        frames_per_page, page_frame: frames of each page, and which of them the layer uses.
         unused: entries at the end of a page table that name the sink. shared: page 0 is one frame for all rows.
         large: from a real model, for benchmarks; unit tests leave it out.
     """
@@ -31,8 +31,8 @@ class Case(NewTokens):
     normed: bool = False
     parts: int = 0
     pages: int = 4
-    groups: int = 1
-    group: int = 0
+    frames_per_page: int = 1
+    page_frame: int = 0
     unused: int = 0
     shared: bool = False
     large: bool = False
@@ -47,11 +47,11 @@ CASES = (
     Case(name="half_rotated", tokens=2, base=(7,), head_dim=24, rotated=12, heads=3, kv_heads=1),
     Case(name="heads_normed", tokens=5, base=(0, 11, 37), normed=True, parts=2),
     Case(
-        name="a_line_of_the_table",
+        name="a_frame_of_each_page",
         tokens=5,
         base=(12, 28),
-        groups=3,
-        group=1,
+        frames_per_page=3,
+        page_frame=1,
         before=128,
         behind=12,
     ),
@@ -141,7 +141,7 @@ def shapes_of(case: Case, dtype: str = "float32") -> dict[str, jax.ShapeDtypeStr
     columns = (case.heads + 2 * case.kv_heads) * case.head_dim
     lead = [case.parts] if case.parts else []
     words = case.before + case.layout(dtype).page_words + case.behind
-    frames = 4 + case.rows * case.groups * case.pages
+    frames = 4 + case.rows * case.frames_per_page * case.pages
     shapes = {
         "qkv": ((*lead, case.rows, case.tokens, columns), "float32" if case.parts else dtype),
         "arena": ((frames, words), "uint32"),
@@ -153,9 +153,9 @@ def shapes_of(case: Case, dtype: str = "float32") -> dict[str, jax.ShapeDtypeStr
 
 def make_places(case: Case, seed: int = 0) -> dict[str, jax.Array]:
     """Where tokens stand and lie; frames lie in shuffled order, with spare ones between."""
-    count = case.rows * case.groups * case.pages
+    count = case.rows * case.frames_per_page * case.pages
     ids = np.random.default_rng(seed).permutation(np.arange(1, count + 4))[:count]
-    table = ids.reshape(case.rows, case.groups, case.pages)
+    table = ids.reshape(case.rows, case.frames_per_page, case.pages)
     table[..., case.pages - case.unused :] = 0
     if case.shared:
         table[..., 0] = table[0, :, 0]

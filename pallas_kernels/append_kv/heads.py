@@ -73,7 +73,7 @@ def _updated(arrays: AppendArrays, values: jax.Array, options: AppendOptions):
     One token goes by its own slice, more by rewriting the pages they touch: dynamic slices, as in `frame_io`.
     """
     _, arena, table, base, begin, end, *_ = arrays
-    table, offset = table[:, options.group], options.layout.offset
+    table, offset = table[:, options.page_frame], options.layout.offset
     page_tokens, (rows, tokens, width) = options.layout.page_tokens, values.shape
     if tokens == 1:
         live = (base >= begin) & (base < end)

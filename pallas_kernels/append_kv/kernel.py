@@ -32,7 +32,7 @@ CONFIG = Config()
 
 def _kernel(
     qkv_ref: Ref,  # [S, B, T, (N + 2 K) H]
-    table_ref: Ref,  # [B, groups x pages]
+    table_ref: Ref,  # [B, frames per page x pages]
     base_ref: Ref,  # [B]
     begin_ref: Ref,  # [B]
     end_ref: Ref,  # [B]
@@ -50,7 +50,7 @@ def _kernel(
     normed: bool,
 ):
     layout, _, eps, dtype = options
-    first_page = options.group * pages
+    first_page = options.page_frame * pages
     _, tokens, num_heads, size = q_ref.shape
     heads = num_heads + 2 * layout.num_kv_heads
     row = pl.program_id(0)

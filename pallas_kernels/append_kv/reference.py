@@ -18,7 +18,7 @@ class AppendArrays(NamedTuple):
     Attributes:
         qkv: [B, T, (N + 2 K) H], heads of queries, keys, values; or parts float32[S, B, T, ...], whose sum is rounded
             to `AppendOptions.dtype` (`operands.whole`).
-        arena: uint32[U, W]. table: int32[B, groups, pages] frame of each page, trusted.
+        arena: uint32[U, W]. table: int32[B, frames_per_page, pages] frames of each page, trusted.
         base: int32[B]; token t of row b stands at position base[b] + t.
         begin, end: int32[B]; only positions in [begin, end) are written, all of them within [base, base + T) and
             within the table.
@@ -29,7 +29,7 @@ class AppendArrays(NamedTuple):
 
     qkv: Annotated[jax.Array, FLOATS, "parts? B T columns"]
     arena: Annotated[jax.Array, WORDS, "frames words"]
-    table: Annotated[jax.Array, INTS, "B groups pages"]
+    table: Annotated[jax.Array, INTS, "B frames_per_page pages"]
     base: Annotated[jax.Array, INTS, "B"]
     begin: Annotated[jax.Array, INTS, "B"]
     end: Annotated[jax.Array, INTS, "B"]
@@ -43,13 +43,13 @@ class AppendOptions(NamedTuple):
     """What a program of `api.append_kv` is made for, besides shapes.
 
     Attributes:
-        layout: where the layer's keys and values lie. group: which of the table's lines.
+        layout: where the layer's keys and values lie. page_frame: in which frame of each page.
         eps: of the norm of heads.
         dtype: of the queries, and of what is rounded on the way.
     """
 
     layout: PageLayout
-    group: int = 0
+    page_frame: int = 0
     eps: float = 0.0
     dtype: jnp.dtype = jnp.dtype("float32")
 
@@ -57,7 +57,7 @@ class AppendOptions(NamedTuple):
 def append_kv_reference(arrays: AppendArrays, *, options: AppendOptions):
     """See `api.append_kv`."""
     qkv, arena, table, base, begin, end, cos, sin, q_norm, k_norm = arrays
-    layout, group, eps, dtype = options
+    layout, page_frame, eps, dtype = options
     parts = as_parts(qkv, 3).astype(jnp.float32)
     rows, tokens = parts.shape[1:3]
     heads = sum(parts[1:], parts[0]).astype(dtype).reshape(rows, tokens, -1, layout.head_dim)
@@ -68,7 +68,7 @@ def append_kv_reference(arrays: AppendArrays, *, options: AppendOptions):
     q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
     records = pack_heads(jnp.stack([k, v], axis=2).astype(layout.dtype))
     records = records.reshape(rows, tokens, layout.token_words)
-    table = table[:, group]
+    table = table[:, page_frame]
 
     def put(i: jax.Array, arena: jax.Array):
         row, index = i // tokens, i % tokens

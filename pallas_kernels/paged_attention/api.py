@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.arguments import check, check_group, check_result_dtype, check_tree, check_words
+from pallas_kernels.arguments import check, check_result_dtype, check_table, check_tree, check_words
 from pallas_kernels.dispatch import Implementation, run
 from pallas_kernels.paged_attention.kernel import paged_attention_pallas, why_unsupported
 from pallas_kernels.paged_attention.reference import (
@@ -49,11 +49,11 @@ def paged_attention(
         (1, 1, 4, 8)
     """
     where = "paged_attention"
-    layout, _, group, window, soft_cap, dtype = options
+    layout, _, page_frame, window, soft_cap, dtype = options
     sizes = check(where, arrays)
     if arrays.table.ndim == 2:
         arrays = arrays._replace(table=jnp.expand_dims(arrays.table, 1))
-    check_group(where, arrays.table, group)
+    check_table(where, arrays.table, page_frame)
     check_result_dtype(where, dtype)
     if sizes.N % layout.num_kv_heads or sizes.H != layout.head_dim:
         raise ValueError(

@@ -2,7 +2,7 @@
 
 A program takes one row, one KV head and a block of queries: the T new tokens times the g = N / K query heads that
 share the KV head, token by token. It walks over the keys in tiles with an online softmax in base 2. One page is read
-once per block, for all heads of its group. Where the blocks alone would leave the chip idle (decode), the context is
+once per block, for all of these heads. Where the blocks alone would leave the chip idle (decode), the context is
 split as well; the second kernel then joins the splits.
 
 A word of a page holds elements j and j + H / 2 (bfloat16), so a tile of words is taken
@@ -36,7 +36,7 @@ class Config:
     """Launch parameters.
 
     Attributes:
-        block_q: most queries (tokens times heads of a group) of a program.
+        block_q: most queries (tokens times the query heads of a KV head) of a program.
         block_k: keys of a tile.
         num_warps, num_stages: of a program; stages of the loop's loads.
         programs_per_sm: programs that a multiprocessor may get; up to that, the context is split.
@@ -129,7 +129,7 @@ def elements(words: jax.Array, dtype: str) -> tuple[jax.Array, ...]:
 def _attention_kernel(
     q_ref: Ref,  # [B, T, N, H]
     arena_ref: Ref,  # [U, W] uint32
-    table_ref: Ref,  # [B, groups x pages]
+    table_ref: Ref,  # [B, frames per page x pages]
     base_ref: Ref,  # [B]
     end_ref: Ref,  # [B]
     ancestors_ref: Ref,  # [B, T]
@@ -140,9 +140,9 @@ def _attention_kernel(
     tree: bool,
 ):
     layout, scale, _, window, soft_cap, _ = options
-    first_page = options.group * pages
+    first_page = options.page_frame * pages
     _, tokens, heads, _ = q_ref.shape
-    group = heads // layout.num_kv_heads
+    per_kv = heads // layout.num_kv_heads
     keys = pages * layout.page_tokens
     compute = jnp.float32 if layout.dtype == "float32" else jnp.bfloat16
     row, kv_head = pl.program_id(1), pl.program_id(2)
@@ -152,10 +152,10 @@ def _attention_kernel(
     # Queries of all heads that share the KV head stand side by side: a page is read once for all of them, and a
     # product on tensor cores has rows enough.
     query = block * plan.block_q + iota(plan.block_q)  # [block_q], likewise below
-    real = query < tokens * group
-    t, head = query // group, kv_head * group + query % group
-    first_t = block * plan.block_q // group
-    last_t = jnp.minimum((block * plan.block_q + plan.block_q - 1) // group, tokens - 1)
+    real = query < tokens * per_kv
+    t, head = query // per_kv, kv_head * per_kv + query % per_kv
+    first_t = block * plan.block_q // per_kv
+    last_t = jnp.minimum((block * plan.block_q + plan.block_q - 1) // per_kv, tokens - 1)
     base = base_ref[row]
 
     # Keys [lower, upper) are seen by some query of the block, those below `plain` by all but for the window.

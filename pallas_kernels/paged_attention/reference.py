@@ -18,8 +18,8 @@ class AttentionArrays(NamedTuple):
     Attributes:
         q: [B, T, N, H]; query t of row b stands at position base[b] + t. "pallas" rounds it to bfloat16 unless the
             pages are float32.
-        arena: uint32[U, W]. table: int32[B, pages] or int32[B, groups, pages] frame of each page, trusted; unused
-            entries are 0.
+        arena: uint32[U, W]. table: int32[B, pages] or int32[B, frames_per_page, pages] frames of each page, trusted;
+            unused entries are 0.
         base: int32[B]. end: int32[B] positions below it exist; 0 makes the row inert. What lies in frames at or past
             it is never read into a result, NaN included.
         ancestors: int32[B, T] of a tree of new tokens: bit j of ancestors[b, t] is set where token j is an ancestor of
@@ -29,7 +29,7 @@ class AttentionArrays(NamedTuple):
 
     q: Annotated[jax.Array, FLOATS, "B T N H"]
     arena: Annotated[jax.Array, WORDS, "frames words"]
-    table: Annotated[jax.Array, INTS, "B groups? pages"]
+    table: Annotated[jax.Array, INTS, "B frames_per_page? pages"]
     base: Annotated[jax.Array, INTS, "B"]
     end: Annotated[jax.Array, INTS, "B"]
     ancestors: Annotated[jax.Array | None, INTS, "None B T"] = None
@@ -40,14 +40,15 @@ class AttentionOptions(NamedTuple):
 
     Attributes:
         layout: where the layer's keys and values lie.
-        scale: factor on q . k. group: which of the table's lines. window: a query sees this many keys, itself included.
+        scale: factor on q . k. page_frame: which frame of each page has the layer's keys and values.
+        window: a query sees this many keys, itself included.
         soft_cap: scores become cap * tanh(scores / cap).
         dtype: of the result.
     """
 
     layout: PageLayout
     scale: float
-    group: int = 0
+    page_frame: int = 0
     window: int | None = None
     soft_cap: float | None = None
     dtype: jnp.dtype = jnp.dtype("float32")
@@ -56,9 +57,9 @@ class AttentionOptions(NamedTuple):
 def paged_attention_reference(arrays: AttentionArrays, *, options: AttentionOptions):
     """See `api.paged_attention`."""
     q, arena, table, base, end, ancestors = arrays
-    layout, scale, group, window, soft_cap, dtype = options
+    layout, scale, page_frame, window, soft_cap, dtype = options
     rows, tokens, heads, width = q.shape
-    table = table[:, group]
+    table = table[:, page_frame]
     pages = arena[table, layout.offset : layout.offset + layout.page_words]  # [B, pages, words]
     keys = table.shape[1] * layout.page_tokens
     kv = unpack_heads(

@@ -21,9 +21,9 @@ def paged_attention_xla(arrays: AttentionArrays, *, options: AttentionOptions):
     bit for bit, so a row's result does not depend on how far the other rows make the loop run.
     """
     q, arena, table, base, end, ancestors = arrays
-    layout, scale, group, window, soft_cap, dtype = options
+    layout, scale, page_frame, window, soft_cap, dtype = options
     rows, tokens, heads, width = q.shape
-    table = table[:, group]
+    table = table[:, page_frame]
     kv_heads, page_tokens = layout.num_kv_heads, layout.page_tokens
     pages_per_tile = max(1, TILE_TOKENS // page_tokens)
     tile = pages_per_tile * page_tokens

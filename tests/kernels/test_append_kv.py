@@ -24,7 +24,12 @@ every_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 
 @functools.partial(jax.jit, static_argnames=("case", "dtype", "implementation"))
 def run(case: Case, dtype: str, inputs: dict, implementation: str):
-    static = {"layout": case.layout(dtype), "group": case.group, "eps": EPS, "dtype": dtype}
+    static = {
+        "layout": case.layout(dtype),
+        "page_frame": case.page_frame,
+        "eps": EPS,
+        "dtype": dtype,
+    }
     return append_kv(**inputs, **static, implementation=implementation)
 
 
@@ -56,7 +61,7 @@ def expected(case: Case, inputs: dict) -> tuple[np.ndarray, dict]:
                 x[row, token, :, j], x[row, token, :, j + half] = pair.real, pair.imag
         split[index] = x
     written = {}
-    table = np.asarray(inputs["table"])[:, case.group]
+    table = np.asarray(inputs["table"])[:, case.page_frame]
     for row, token in np.ndindex(case.rows, case.tokens):
         position = case.base[row] + token
         if inputs["begin"][row] <= position < inputs["end"][row]:
@@ -154,7 +159,7 @@ def test_on_a_gpu_it_is_one_kernel():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"group": 3}, "group must be one of the table's 1 lines, got 3"),
+        ({"page_frame": 3}, "page_frame must be one of the table's 1 frames per page, got 3"),
         (
             {"qkv": jnp.ones((4, 1, 100))},
             r"qkv must have \(N \+ 2 x 2\) heads x 16 columns .* got 100",
