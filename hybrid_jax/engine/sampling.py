@@ -7,9 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.engine import groups
-from hybrid_jax.engine.groups import GROUP, largest
+from hybrid_jax.engine import token_groups
 from hybrid_jax.engine.pack import Layout
+from hybrid_jax.engine.token_groups import GROUP, largest
 from pallas_kernels.token_sampling import SamplingArrays, sample_tokens
 from pallas_kernels.token_sampling.numbers import gumbel, sortable, token_hash
 
@@ -102,7 +102,7 @@ def sample(
 
     def draw():
         keys = noise_keys(rows, positions)
-        if scores.groups.shape[1] <= BOUNDED_GROUPS:
+        if scores.maxima.shape[1] <= BOUNDED_GROUPS:
             return jnp.where(random, draw_among_all(scores, rows, keys, random), greedy)
         edged = random & ((rows.top_k > 0) | (rows.top_p < 1.0))
         free = random & ~edged
@@ -139,13 +139,13 @@ class Scores(NamedTuple):
 
     Attributes:
         logits: float32[B, V]. banned: int32[B, n] tokens that may not be drawn yet, -1 where unused.
-        groups: float32[B, ceil(V / GROUP)] largest logit of each group of neighbours, without banned tokens.
+        maxima: float32[B, ceil(V / GROUP)] largest logit of each group of neighbours, without banned tokens.
         top: float32[B, 1] largest logit. temperature: float32[B, 1], 1 for greedy rows.
     """
 
     logits: jax.Array
     banned: jax.Array
-    groups: jax.Array
+    maxima: jax.Array
     top: jax.Array
     temperature: jax.Array
 
@@ -155,7 +155,7 @@ class Scores(NamedTuple):
 
     def of_groups(self, places: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Logits of the groups int32[B, m], one group after the other, and their token ids, both [B, m * GROUP]."""
-        values, ids = groups.take(self.logits, places)
+        values, ids = token_groups.take(self.logits, places)
         banned = (ids[:, :, None] == self.banned[:, None]).any(-1)
         return jnp.where(banned, -jnp.inf, values), ids
 
@@ -169,8 +169,8 @@ def score(logits: jax.Array, rows: SamplingRows, positions: jax.Array) -> Scores
     banned = _banned(rows, positions)
     maxima = jax.lax.cond(
         (banned >= 0).any(),
-        lambda: groups.maxima(_without(logits, banned)),
-        lambda: groups.maxima(logits),
+        lambda: token_groups.maxima(_without(logits, banned)),
+        lambda: token_groups.maxima(logits),
     )
     temperature = jnp.where(rows.temperature > 0, rows.temperature, 1.0)
     return Scores(logits, banned, maxima, maxima.max(-1, keepdims=True), temperature[:, None])
@@ -189,8 +189,8 @@ def _without(logits: jax.Array, banned: jax.Array) -> jax.Array:
 
 def _greedy(scores: Scores) -> jax.Array:
     """The first of the most likely tokens of each row, int32[B]."""
-    values, ids = scores.of_groups(groups.argmax(scores.groups)[:, None])
-    return groups.at(ids, jnp.argmax(values, axis=-1))
+    values, ids = scores.of_groups(token_groups.argmax(scores.maxima)[:, None])
+    return token_groups.at(ids, jnp.argmax(values, axis=-1))
 
 
 # --- noise ----------------------------------------------------------------------------------------
@@ -239,10 +239,10 @@ def draw_among_likely(
     Returns:
         tokens int32[B]; enough bool[B], whether these groups hold everything that a row's filters keep.
     """
-    places, left_out = groups.best(scores.groups, count)
+    places, left_out = token_groups.best(scores.maxima, count)
     values, ids = scores.of_groups(places)
     kept, lowest = _keep_likely(scores.scaled(values), rows, mass)
-    tokens = groups.at(ids, groups.argmax(kept + token_noise(keys, ids)))
+    tokens = token_groups.at(ids, token_groups.argmax(kept + token_noise(keys, ids)))
     less = scores.scaled(left_out[:, None])[:, 0]
     return tokens, lowest > less
 
@@ -257,17 +257,17 @@ def draw_by_bounds(scores: Scores, rows: SamplingRows, keys: jax.Array) -> tuple
     Returns:
         tokens int32[B]; proven bool[B], whether no other group can hold a better token.
     """
-    maxima, floor = scores.scaled(scores.groups), _floor(rows)
+    maxima, floor = scores.scaled(scores.maxima), _floor(rows)
     tokens = jnp.arange(maxima.shape[1] * GROUP)[None]
     hashes = token_hash(keys[:, :1], keys[:, 1:], tokens).reshape(*maxima.shape, GROUP).min(-1)
     # Without the barrier, XLA hashes again for each use inside the logarithms.
     hashes = jax.lax.optimization_barrier(hashes)
     bounds = jnp.where(maxima >= floor, maxima + gumbel(hashes), -jnp.inf)
-    places, left_out = groups.best(bounds, BOUNDED_GROUPS)
+    places, left_out = token_groups.best(bounds, BOUNDED_GROUPS)
     values, ids = scores.of_groups(places)
     scaled = scores.scaled(values)
     drawn = jnp.where(scaled >= floor, scaled, -jnp.inf) + token_noise(keys, ids)
-    return groups.at(ids, groups.argmax(drawn)), drawn.max(-1) > left_out + BOUND_SLACK
+    return token_groups.at(ids, token_groups.argmax(drawn)), drawn.max(-1) > left_out + BOUND_SLACK
 
 
 def draw_among_all(
@@ -278,7 +278,7 @@ def draw_among_all(
     filtered = which & ((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0))
     kept = jax.lax.cond(filtered.any(), keep_likely, lambda x, _: x, scaled, rows)
     drawn = kept + token_noise(keys, jnp.arange(scaled.shape[1])[None])
-    return groups.argmax(drawn)
+    return token_groups.argmax(drawn)
 
 
 # --- filters --------------------------------------------------------------------------------------
@@ -325,13 +325,13 @@ def _keep_likely(
     nowhere = jnp.full(k.shape, jnp.iinfo(jnp.int32).min, jnp.int32)
     edge = jax.lax.cond(
         by_count.any(),
-        lambda: groups.largest_edge(order, jnp.ones_like(scaled), k.astype(jnp.float32)),
+        lambda: token_groups.largest_edge(order, jnp.ones_like(scaled), k.astype(jnp.float32)),
         lambda: nowhere,
     )
     counted = jnp.where(by_count[:, None] & (order < edge[:, None]), -jnp.inf, scaled)
     weights = jnp.exp(counted)
     needed = rows.top_p * jnp.where(by_count, weights.sum(-1), mass)
-    edge = groups.largest_edge(order, weights, needed)
+    edge = token_groups.largest_edge(order, weights, needed)
     kept = jnp.where(by_mass[:, None] & (order < edge[:, None]), -jnp.inf, counted)
     decisive = jnp.where(by_count[:, None], counted, kept)
     return kept, jnp.where(decisive > -jnp.inf, decisive, jnp.inf).min(-1)

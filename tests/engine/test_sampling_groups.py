@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.engine import groups
+from hybrid_jax.engine import token_groups
 from hybrid_jax.engine.sampling import (
     LIKELY_GROUPS,
     draw_among_all,
@@ -135,7 +135,7 @@ def test_the_largest_of_a_row_are_those_of_top_k(size, count):
     rng = np.random.default_rng(3)
     for low in (-3, -40):
         x = jnp.asarray(rng.integers(low, 4, (20, size)), jnp.float32).at[0].set(-jnp.inf)
-        for got, want in zip(groups.largest(x, count), jax.lax.top_k(x, count), strict=True):
+        for got, want in zip(token_groups.largest(x, count), jax.lax.top_k(x, count), strict=True):
             np.testing.assert_array_equal(got, want)
 
 
@@ -145,7 +145,7 @@ def test_the_best_groups_and_the_least_of_them_are_those_of_sorting(size, count)
     rng = np.random.default_rng(11)
     maxima = rng.integers(-20, 20, (6, size)).astype(np.float32)
     maxima[0] = np.sort(maxima[0])  # the best lie together
-    places, least = groups.best(jnp.asarray(maxima), count)
+    places, least = token_groups.best(jnp.asarray(maxima), count)
     for row, got, edge in zip(maxima, np.asarray(places), least, strict=True):
         order = np.argsort(-row, kind="stable")
         np.testing.assert_array_equal(got, np.sort(order[:count]))
@@ -154,12 +154,12 @@ def test_the_best_groups_and_the_least_of_them_are_those_of_sorting(size, count)
 
 def test_many_groups_are_those_of_sorting_or_none_are_promised():
     """Rows of distinct maxima, of ties that end at the edge, of ties across it, and of few finite ones."""
-    size, count = 3001, groups.MANY + 88
+    size, count = 3001, token_groups.MANY + 88
     maxima = np.stack([np.random.default_rng(n).permutation(size) for n in range(4)]) - 1500.0
     maxima[1] = np.minimum(maxima[1], size - 1500.0 - count)  # all that are in tie
     maxima[2] = np.minimum(maxima[2], 0)  # more than fit
     maxima[3, maxima[3] < size - 1500 - 300] = -np.inf
-    places, least = groups.best(jnp.asarray(maxima, jnp.float32), count)
+    places, least = token_groups.best(jnp.asarray(maxima, jnp.float32), count)
     for row in (0, 1):
         np.testing.assert_array_equal(places[row], np.sort(np.argsort(-maxima[row])[:count]))
         assert least[row] == size - 1500 - count
@@ -190,4 +190,4 @@ def test_a_row_draws_the_same_whichever_way_its_neighbours_go():
 def test_the_largest_is_found_by_groups(size):
     x = np.random.default_rng(9).integers(-3, 3, (50, size)).astype(np.float32)
     x[3] = -np.inf
-    np.testing.assert_array_equal(groups.argmax(jnp.asarray(x)), np.argmax(x, axis=-1))
+    np.testing.assert_array_equal(token_groups.argmax(jnp.asarray(x)), np.argmax(x, axis=-1))

@@ -1,4 +1,4 @@
-"""The largest values of a vocabulary, found by groups of neighbours and without a sort.
+"""The largest values of a vocabulary, found by groups of neighbouring tokens and without a sort.
 
 On a CPU, XLA sorts the whole input for `lax.top_k`, and its argmax is not vectorised. Taking the largest of a few
 neighbours is.
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.token_sampling.numbers import middle, sortable
 
-GROUP = 16  # neighbours in a group
+GROUP = 16  # tokens in a group
 WIDE = 8  # groups that are looked at together first
 DIRECT = 128  # up to so many columns argmax takes them as they are
 MANY = 512  # from so many groups on they are chosen by bisection, not by a top-k
