@@ -174,7 +174,7 @@ class Job:
                     params=others if sample else params,
                     seed=seed if params.seed is None else params.seed,
                     sample_index=sample,
-                    group=None if params.n == 1 else request_id,
+                    sibling_group=None if params.n == 1 else request_id,
                     stop_ids=stop_ids,
                     max_tokens=max_tokens,
                     forbidden_ids=limits.forbidden_ids,

@@ -88,7 +88,7 @@ class Admission:
         admitted: list[Sequence] = []
         passed: list[Sequence] = []
         num_free = self.seats.num_free
-        computing = self._groups_computed(turn)
+        computing = self._sibling_groups_computed(turn)
         for sequence in self.waiting:
             if num_free <= 0 or turn.full:
                 break
@@ -117,23 +117,23 @@ class Admission:
             admitted.append(sequence)
             self.seats.take(sequence, hit_len)
             num_free -= 1
-            if sequence.group is not None:
-                computing = self._groups_computed(turn)
+            if sequence.sibling_group is not None:
+                computing = self._sibling_groups_computed(turn)
             self.memory.promise(sequence)
             turn.chunk(sequence)
         for sequence in admitted:
             self.waiting.remove(sequence)
 
-    def _groups_computed(self, turn: Turn) -> set[str]:
+    def _sibling_groups_computed(self, turn: Turn) -> set[str]:
         """Groups in which one sequence computes the prompt now, so that the others will fork from it."""
         if not self._forks:
             return set()
         leaders = [s for s in self.seats.running if s.phase is Phase.PREFILL] + turn.ended
-        return {s.group for s in leaders if s.group is not None}
+        return {s.sibling_group for s in leaders if s.sibling_group is not None}
 
     def fork(self, turn: Turn) -> None:
         """Seats waiting siblings of the sequences whose prompts end in this plan, as far as rows and memory allow."""
-        computed = {s.group: s for s in turn.ended if s.group is not None}
+        computed = {s.sibling_group: s for s in turn.ended if s.sibling_group is not None}
         if not self._forks or not computed:
             return
         for sequence in list(self.waiting):

@@ -35,8 +35,8 @@ class Request:
         params: sampling parameters; n is 1 here, because the caller splits completions.
         seed: seed of the sampling noise, resolved.
         sample_index: which of the prompt's completions this is.
-        group: a name that all completions of one prompt share. One of them computes the prompt, and the others fork
-            from it. None for a completion without siblings.
+        sibling_group: a name that all completions of one prompt share. One of them computes the prompt, and the others
+            fork from it. None for a completion without siblings.
         stop_ids: token ids that end it, the model's own included unless ignore_eos.
         max_tokens: resolved limit on the output.
         forbidden_ids: token ids that are never drawn.
@@ -58,7 +58,7 @@ class Request:
     params: SamplingParams
     seed: int
     sample_index: int = 0
-    group: str | None = None
+    sibling_group: str | None = None
     stop_ids: frozenset[int] = frozenset()
     max_tokens: int = 1
     forbidden_ids: frozenset[int] = frozenset()

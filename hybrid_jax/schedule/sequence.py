@@ -98,14 +98,14 @@ class Sequence:
         return len(self.prompt)
 
     @property
-    def group(self) -> str | None:
+    def sibling_group(self) -> str | None:
         """The group of siblings with which it shares its prompt; None once it has tokens of its own."""
-        return self.request.group if self.goal == len(self.request.prompt) else None
+        return self.request.sibling_group if self.goal == len(self.request.prompt) else None
 
     @property
     def forks_from(self) -> str | None:
         """The group it may fork from; None if it must compute its prompt itself."""
-        return None if self.request.lacks_prompt_logprobs else self.group
+        return None if self.request.lacks_prompt_logprobs else self.sibling_group
 
     @property
     def running(self) -> bool:

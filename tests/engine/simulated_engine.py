@@ -87,7 +87,7 @@ class Engine:
     def add_siblings(self, count, prompt, **options):
         """Completions of one prompt, which may fork from each other."""
         group = f"g{len(self.requests)}" if count > 1 else None
-        return [self.add(prompt, group=group, **options) for _ in range(count)]
+        return [self.add(prompt, sibling_group=group, **options) for _ in range(count)]
 
     def step(self):
         """One turn of the loop; False when nothing is left to do."""

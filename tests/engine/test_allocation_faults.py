@@ -84,7 +84,7 @@ def traffic() -> list[tuple[int, dict]]:
     for index, (turn, shared, own, count, most) in enumerate(TRAFFIC):
         prompt = trunk[:shared] + tokens_of(rng, own, 200)
         group = f"g{index}" if count > 1 else None
-        asked = {"prompt": prompt, "max_tokens": most, "group": group}
+        asked = {"prompt": prompt, "max_tokens": most, "sibling_group": group}
         requests += [(turn, asked)] * count
     return requests
 

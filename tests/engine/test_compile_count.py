@@ -55,7 +55,7 @@ def run_traffic(engine: Engine, *, num_requests: int, seed: int, logprobs: bool 
                     params=params,
                     seed=number,
                     sample_index=sample,
-                    group=f"{seed}-{number}",
+                    sibling_group=f"{seed}-{number}",
                     max_tokens=max_tokens,
                     stop_ids=frozenset(rng.integers(0, VOCAB, number % 3).tolist()),
                 )
@@ -127,7 +127,7 @@ def test_a_warmup_covers_what_it_is_asked_for():
     for n in range(2):
         name, prompt = f"p{n}", [1, 2, 3]
         request = Request(
-            request_id=name, prompt=prompt, params=params, seed=n, max_tokens=9, group="p"
+            request_id=name, prompt=prompt, params=params, seed=n, max_tokens=9, sibling_group="p"
         )
         engine.add(request)
     while engine.has_work:

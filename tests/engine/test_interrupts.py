@@ -90,7 +90,7 @@ def make_requests() -> list[Request]:
             prompt=list(prompt),
             params=params[i],
             seed=i,
-            group="fork" if i >= 3 else None,
+            sibling_group="fork" if i >= 3 else None,
             max_tokens=(14, 9, 5, 36, 11)[i],
             stop_ids=frozenset({3}) if i == 2 else frozenset(),
         )

@@ -65,7 +65,7 @@ def requests() -> list[Request]:
             seed=3,
             max_tokens=20,
             sample_index=int(i == 5),
-            group="pair" if i > 3 else None,
+            sibling_group="pair" if i > 3 else None,
         )
         for i, (prompt, params) in enumerate(zip(prompts, ways, strict=True))
     ]

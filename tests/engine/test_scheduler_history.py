@@ -113,7 +113,7 @@ def test_a_replay_of_the_log_hits_what_the_engine_hit():
 def test_of_siblings_one_is_logged():
     engine, prompt = Engine.make(), tokens_of(random.Random(0), 100)
     for index in range(4):
-        engine.add(prompt, group="g", sample_index=index, max_tokens=3, stop_ids=())
+        engine.add(prompt, sibling_group="g", sample_index=index, max_tokens=3, stop_ids=())
     engine.run()
     history = engine.scheduler.memory.history
     assert engine.counters["prefill_tokens"] == 100 and len(history.log) == 1

@@ -35,7 +35,7 @@ def test_siblings_ask_once_and_end_once():
     asked, ended = watched(engine)
     prompt = tokens_of(random.Random(0), 100)
     for index in range(4):
-        engine.add(prompt, group="g", sample_index=index, max_tokens=40, stop_ids=())
+        engine.add(prompt, sibling_group="g", sample_index=index, max_tokens=40, stop_ids=())
     engine.run()
     assert asked == [(100, 0)]
     assert ended == [128]  # 139 tokens were processed

@@ -71,7 +71,7 @@ class Job:
             params=params,
             seed=self.seed,
             sample_index=self.sample_index,
-            group=self.group,
+            sibling_group=self.group,
             stop_ids=self.stop_ids,
             max_tokens=self.max_tokens,
             constraint=self.constraint,
