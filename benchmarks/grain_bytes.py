@@ -44,9 +44,9 @@ def ring_traffic(model: ModelSizes, length: int, *, folds_in_window: bool, raw: 
     records = (
         (length + 1) / 2 * record + record + record
     )  # read by windows and by the fold; written
-    window = columns if raw else columns + model.window_bytes  # read, and written with a new one
+    kept = columns if raw else columns + model.column_bytes  # read, and written with a new one
     fold = state + columns if folds_in_window else 2 * (state + columns)
-    return state + records + window + fold / length
+    return state + records + kept + fold / length
 
 
 def overwriting_traffic(model: ModelSizes) -> int:

@@ -61,7 +61,7 @@ class Attention:
         qkv_bias, out_bias: biases on the projections.
         qk_norm: RMS norm over each head of q and k before the rotation.
         qk_norm_eps: its epsilon.
-        window: a query sees itself and the `window - 1` tokens before it; None for all.
+        window: the sliding window: a query sees itself and the `window - 1` tokens before it; None for all.
         soft_cap: logits become cap * tanh(logits / cap); None for none.
     """
 

@@ -62,7 +62,9 @@ def paged_attention(
         )
     check_words(where, arrays.arena, layout.offset, layout.page_words)
     if window is not None and window < 1:
-        raise ValueError(f"{where}: window must be at least 1, or None for all keys, got {window}")
+        raise ValueError(
+            f"{where}: sliding_window must be at least 1, or None for all keys, got {window}"
+        )
     if soft_cap is not None and soft_cap <= 0:
         raise ValueError(f"{where}: soft_cap must be positive, or None for none, got {soft_cap}")
     check_tree(where, arrays.ancestors)

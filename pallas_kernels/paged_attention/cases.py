@@ -62,7 +62,7 @@ class Case(NewTokens):
     """One call of `paged_attention`.
 
     Attributes:
-        window, soft_cap: as in `paged_attention`.
+        window: `AttentionOptions.sliding_window`. soft_cap: as there.
         tree: ancestor bits of each new token, the same in every row; None for a chain.
     """
 

@@ -326,7 +326,7 @@ def paged_attention_pallas(
     if config is None:
         config = choose_config(layout, tokens * heads // layout.num_kv_heads)
     keys = pages * layout.page_tokens
-    plan = make_plan(config, q.shape, layout.num_kv_heads, keys, options.window)
+    plan = make_plan(config, q.shape, layout.num_kv_heads, keys, options.sliding_window)
     out = jax.ShapeDtypeStruct(q.shape, options.dtype)
     of_queries = jax.ShapeDtypeStruct((plan.splits, *q.shape[:3]), jnp.float32)
     parts = (jax.ShapeDtypeStruct((plan.splits, *q.shape), jnp.float32), of_queries, of_queries)

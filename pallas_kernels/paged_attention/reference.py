@@ -23,8 +23,8 @@ class AttentionArrays(NamedTuple):
         base: int32[B]. end: int32[B] positions below it exist; 0 makes the row inert. What lies in frames at or past
             it is never read into a result, NaN included.
         ancestors: int32[B, T] of a tree of new tokens: bit j of ancestors[b, t] is set where token j is an ancestor of
-            token t, or t itself. None for a chain. Token j's K and V lie at base[b] + j; for the window it stands at
-            base[b] + the number of its proper ancestors.
+            token t, or t itself. None for a chain. Token j's K and V lie at base[b] + j; for the sliding window it
+            stands at base[b] + the number of its proper ancestors.
     """
 
     q: Annotated[jax.Array, FLOATS, "B T N H"]
@@ -41,7 +41,7 @@ class AttentionOptions(NamedTuple):
     Attributes:
         layout: where the layer's keys and values lie.
         scale: factor on q . k. page_frame: which frame of each page has the layer's keys and values.
-        window: a query sees this many keys, itself included.
+        sliding_window: a query sees this many keys, itself included.
         soft_cap: scores become cap * tanh(scores / cap).
         dtype: of the result.
     """
@@ -49,7 +49,7 @@ class AttentionOptions(NamedTuple):
     layout: PageLayout
     scale: float
     page_frame: int = 0
-    window: int | None = None
+    sliding_window: int | None = None
     soft_cap: float | None = None
     dtype: jnp.dtype = jnp.dtype("float32")
 

@@ -1,4 +1,4 @@
-"""Alpha is found once, by replaying a window: when, which one, and from where."""
+"""Alpha is found once, by replaying requests: when, which one, and from where."""
 
 from __future__ import annotations
 

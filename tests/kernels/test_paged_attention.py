@@ -28,7 +28,7 @@ BITS = Case(
 
 attend = jax.jit(
     paged_attention,
-    static_argnames=("layout", "scale", "window", "soft_cap", "dtype", "implementation"),
+    static_argnames=("layout", "scale", "sliding_window", "soft_cap", "dtype", "implementation"),
 )
 
 
@@ -37,7 +37,7 @@ def run(case: Case, inputs: dict, implementation: str | None, dtype: str = "floa
         **inputs,
         layout=case.layout(dtype),
         scale=case.head_dim**-0.5,
-        window=case.window,
+        sliding_window=case.window,
         soft_cap=case.soft_cap,
         implementation=implementation,
     )

@@ -39,7 +39,7 @@ def split_attend(inputs: dict, case: Case, dtype: str, config: Config = SPLIT) -
     options = AttentionOptions(
         layout=case.layout(dtype),
         scale=case.head_dim**-0.5,
-        window=case.window,
+        sliding_window=case.window,
         soft_cap=case.soft_cap,
     )
     return paged_attention_pallas(AttentionArrays(**inputs), options=options, config=config)

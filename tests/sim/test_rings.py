@@ -113,7 +113,7 @@ def test_rings_are_those_of_the_engines_layout():
     for grain in (1, 8, 32):
         (specs,) = ring_specs(model.at_grain(grain).frames, num_rows=1, window=1)
         assert model.at_grain(grain).ring_bytes == sum(each.num_bytes for each in specs.values())
-    assert model.window_bytes == 24 * 4 * 10240 * 2
+    assert model.column_bytes == 24 * 4 * 10240 * 2
     assert model.record_bytes == 24 * (9216 * 2 + 128 * 4)
     assert model.raw_bytes == 24 * (10240 * 2 + 128 * 4)
 

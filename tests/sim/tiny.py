@@ -21,7 +21,7 @@ POOL = LayerSizes(
 FRAMES = sized_geometry(
     frame_words=5, page_tokens=4, frames_per_page=1, token_words=2, state_frames=3, grain=8
 )
-MODEL = ModelSizes(layers=POOL, frames=FRAMES, window_bytes=6, record_bytes=2, raw_bytes=4)
+MODEL = ModelSizes(layers=POOL, frames=FRAMES, column_bytes=6, record_bytes=2, raw_bytes=4)
 # A line of a trace in each of its forms.
 SEGMENTS = {"session_id": 7, "turn_id": 2, "ts": 1.5, "in": [[5, 3], [9, 2, 4]], "out": [[6, 1]]}
 TOKENS = {"session_id": "a", "turn_id": 0, "ts": 2, "input_tokens": [3, 1, 2], "output_tokens": [9]}

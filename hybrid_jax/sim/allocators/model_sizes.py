@@ -55,7 +55,7 @@ class ModelSizes:
     Attributes:
         layers: pages and states of single layers.
         frames: the same state as the engine lays it out.
-        window_bytes: bytes of a row's ring that do not depend on its length, such as the convolution's columns; of all
+        column_bytes: bytes of a row's ring that do not depend on its length, such as the convolution's columns; of all
             layers.
         record_bytes: bytes of one token's record in the ring.
         raw_bytes: bytes of a record that keeps what enters the convolution instead, so that it needs no columns.
@@ -63,7 +63,7 @@ class ModelSizes:
 
     layers: LayerSizes
     frames: Geometry
-    window_bytes: int
+    column_bytes: int
     record_bytes: int
     raw_bytes: int
 
@@ -90,7 +90,7 @@ class ModelSizes:
     @property
     def ring_bytes(self) -> int:
         """One row's ring."""
-        return self.window_bytes + self.frames.grain * self.record_bytes
+        return self.column_bytes + self.frames.grain * self.record_bytes
 
     def at_grain(self, grain: int) -> ModelSizes:
         """The same with rings of so many tokens."""
@@ -226,7 +226,7 @@ def _sizes(
     return ModelSizes(
         layers=layers,
         frames=frames,
-        window_bytes=conv.num_bytes,
+        column_bytes=conv.num_bytes,
         record_bytes=record,
         raw_bytes=conv.num_bytes // conv.shape[2] + floats if layout.columns else record,
     )

@@ -339,7 +339,7 @@ def rings_in_frames(model: ModelSizes, pool_bytes: int, *, kind: str) -> Amounts
     """
     geometry = model.frames
     grain, state, frame = geometry.grain, geometry.state_frames, geometry.frame_bytes
-    columns = 0 if kind == "raw" else model.window_bytes
+    columns = 0 if kind == "raw" else model.column_bytes
     record = model.raw_bytes if kind == "raw" else model.record_bytes
 
     def ring(num_tokens: int) -> int:

@@ -4,7 +4,7 @@
 - vllm: blocks of 32 tokens, a state for each, least recently used goes first.
 - sglang: checkpoints at branch points and ends; of whole paths the ends go, least recently used first.
 - lru: the same checkpoints; any with at most one child goes, least recently used first.
-- marconi: FLOP-aware eviction as the paper reads, alpha tuned by replaying a window.
+- marconi: FLOP-aware eviction as the paper reads, alpha tuned by replaying the first requests.
 - marconi-code: FLOP-aware eviction as the published code computes it, alpha tuned the same way.
 - adaptive: what has the least to gain goes first, by reuse as learned from what was asked.
 - optimal: knows what will be asked: a lower bound of what can be reached.
