@@ -387,7 +387,7 @@ def ring_specs(
         aligned: windows are aligned to the grain, so the ring needs no room behind its last record.
     """
     bits = "uint16" if geometry.dtype != "float32" else "uint32"
-    slots = geometry.grain + (0 if aligned else window - 1)
+    room = geometry.grain + (0 if aligned else window - 1)
     copies = 1 if aligned or window == 1 else window + 1
     found = []
     for group in geometry.groups:
@@ -400,7 +400,7 @@ def ring_specs(
             states = (copies, layout.state_words)
             rings["state"] = ArraySpec((*lead, *states), "float32")
         for name, size, dtype in layout.records:
-            rings[name] = ArraySpec((*lead, slots, size), dtype or bits)
+            rings[name] = ArraySpec((*lead, room, size), dtype or bits)
         found.append(rings)
     return tuple(found)
 

@@ -65,7 +65,7 @@ class State:
     """Everything that a step reads and writes; donated to each step and returned by it.
 
     The sizes are U frames of W words, L layers of a group (`StateGroup`), B rows of which the last one is a sink for
-    padding, T tokens that a window may append, S = grain + T - 1 slots of records, and F frames of a checkpoint.
+    padding, T tokens that a window may append, S = grain + T - 1 records in a ring, and F frames of a checkpoint.
 
     Attributes:
         arena: uint32[U, W]; frame 0 is the sink.

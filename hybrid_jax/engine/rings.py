@@ -11,10 +11,10 @@ from hybrid_jax.state import Model, State, to_bits
 
 
 def put_row(
-    array: jax.Array, value: jax.Array, row: jax.Array, slot: jax.Array | int = 0, layer: int = 0
+    array: jax.Array, value: jax.Array, row: jax.Array, start: jax.Array | int = 0, layer: int = 0
 ) -> jax.Array:
-    """Writes value [l, 1, s, c] into array [L, B, S, C] at one row, from `layer` and `slot` on."""
-    return jax.lax.dynamic_update_slice(array, value, (layer, row, slot, 0))
+    """Writes value [l, 1, s, c] into array [L, B, S, C] at one row, from `layer` and `start` on."""
+    return jax.lax.dynamic_update_slice(array, value, (layer, row, start, 0))
 
 
 def copy_row(ring: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
@@ -65,15 +65,15 @@ def write_window(
     renewed = [name for name, entry in entries.items() if entry.renews]
     added = [name for name in entries if name not in renewed]
 
-    def slot_of(name: str, b) -> jax.Array | int:
-        slots = entries[name].slot
-        return 0 if slots is None else jnp.where(live[b], slots[b], 0)
+    def start_of(name: str, b) -> jax.Array | int:
+        starts = entries[name].start
+        return 0 if starts is None else jnp.where(live[b], starts[b], 0)
 
     for b in range(num_rows):
         row = jnp.where(live[b], b, sink) + zero
         for name in added:
             value = values[name][:, b : b + 1]
-            rings[name] = put_row(rings[name], value, row, slot_of(name, b), first)
+            rings[name] = put_row(rings[name], value, row, start_of(name, b), first)
 
     # These are written in loops, because what enters a loop is an array of its own. Outside a loop, XLA would fuse the
     # read of the old values into the write of the new ones and keep a copy of the ring.
@@ -84,7 +84,7 @@ def write_window(
 
         def put(b, ring, name=name):
             value = jax.lax.dynamic_slice_in_dim(values[name], b, 1, axis=1)
-            return put_row(ring, value, jnp.where(live[b], b, sink), slot_of(name, b), first)
+            return put_row(ring, value, jnp.where(live[b], b, sink), start_of(name, b), first)
 
         rings[name] = jax.lax.fori_loop(zero, num_rows + zero, put, rings[name])
         after = [name]
@@ -114,6 +114,6 @@ def write_tails(
     new = dict(state.rings[group])
     for r in range(rows.row.shape[0]):
         for name, tail in tails.rings.items():
-            slot = 0 if tail.slot is None else tail.slot[0, r]
-            new[name] = put_row(new[name], tail.values[:, r : r + 1], rows.row[r], slot)
+            start = 0 if tail.start is None else tail.start[0, r]
+            new[name] = put_row(new[name], tail.values[:, r : r + 1], rows.row[r], start)
     return state.replace(arena=arena).with_ring(group, **new)

@@ -79,13 +79,13 @@ def _updated(arrays: AppendArrays, values: jax.Array, options: AppendOptions):
         live = (base >= begin) & (base < end)
 
         def put(row: jax.Array, arena: jax.Array):
-            page, slot = base[row] // page_tokens, base[row] % page_tokens
+            page, place = base[row] // page_tokens, base[row] % page_tokens
             frame = jnp.where(live[row], table[row, jnp.minimum(page, table.shape[1] - 1)], 0)
             if isinstance(row, int):  # "slice": no name of XLA's own is like it (docs/design.md)
                 line = jax.lax.slice_in_dim(values, row, row + 1)
             else:
                 line = jax.lax.dynamic_slice(values, (row, 0, 0), (1, 1, width))
-            return jax.lax.dynamic_update_slice(arena, line[0], (frame, offset + slot * width))
+            return jax.lax.dynamic_update_slice(arena, line[0], (frame, offset + place * width))
 
         return repeat(rows, put, arena)
 

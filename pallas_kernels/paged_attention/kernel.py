@@ -214,7 +214,7 @@ def _attention_kernel(
         peak, total, mixed = carry
         place = tile * plan.block_k + iota(plan.block_k)
         page = jax.lax.div(place, layout.page_tokens)
-        slot = jax.lax.rem(place, layout.page_tokens)
+        in_page = jax.lax.rem(place, layout.page_tokens)
         # No mask where every key of the tile exists: it would cost instructions at every load.
         live = None
         if window is not None:
@@ -226,7 +226,7 @@ def _attention_kernel(
             mask = inside[None, :] if mask is None else mask & inside[None, :]
         # A page may be smaller or larger than a tile, so each key looks up its own frame. Neighbours hit the cache.
         frame = load(table_ref, row, first_page + page, mask=live)
-        word = layout.offset + slot * layout.token_words + kv_head * layout.head_words
+        word = layout.offset + in_page * layout.token_words + kv_head * layout.head_words
         word = word[:, None] + lane[None, :]
         k = load(arena_ref, frame[:, None], word, mask=mask)
         v_word = word + layout.num_kv_heads * layout.head_words

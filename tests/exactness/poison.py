@@ -107,10 +107,10 @@ def _fill(state: State, whole, tails, records, columns, which, tokens, *, histor
 
     def unread(name, array, before):
         """bool[B, S] entries that nothing may read: all but one copy of a state that a row carries."""
-        slot = jnp.arange(array.shape[2])
+        place = jnp.arange(array.shape[2])
         if name == "state":
-            return (records[:, None] == 0) | (slot != (state.lengths % len(slot))[:, None])
-        return slot >= (columns + before if name == "conv" else records)[:, None]
+            return (records[:, None] == 0) | (place != (state.lengths % len(place))[:, None])
+        return place >= (columns + before if name == "conv" else records)[:, None]
 
     rings = tuple(
         {name: ring(array, unread(name, array, before)) for name, array in arrays.items()}

@@ -140,8 +140,8 @@ def ring_off_by_one():
     return mock.patch.object(
         rings,
         "put_row",
-        lambda array, value, row, slot=0, layer=0: put(
-            array, value, row, slot if isinstance(slot, int) else slot + 1, layer
+        lambda array, value, row, start=0, layer=0: put(
+            array, value, row, start if isinstance(start, int) else start + 1, layer
         ),
     )
 

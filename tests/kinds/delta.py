@@ -166,16 +166,16 @@ class DeltaRecurrence(Recurrence):
     ) -> tuple:
         own, rows = rest | convolve(params, columns, spec), past.plan.rows
         ring, width = past.records(), rest["q"].shape[1]
-        slot, starts = jnp.arange(ring["k"].shape[1]), (rows.base - rows.checkpoint)[:, None]
-        source = jnp.clip(slot - starts, 0, width - 1)  # the token that a slot is for
-        new = jnp.take_along_axis(past.plan.valid, source, axis=1) & (slot - starts == source)
-        old = slot < (rows.begin - rows.checkpoint)[:, None]
+        place, starts = jnp.arange(ring["k"].shape[1]), (rows.base - rows.checkpoint)[:, None]
+        source = jnp.clip(place - starts, 0, width - 1)  # the token that a place is for
+        new = jnp.take_along_axis(past.plan.valid, source, axis=1) & (place - starts == source)
+        old = place < (rows.begin - rows.checkpoint)[:, None]
         spread = lambda part: jnp.take_along_axis(part, source[..., None], axis=1)  # noqa: E731
         tokens = {name: spread(part) for name, part in own.items()}
         for name, part in ring.items():
             tokens[name] = jnp.where(old[..., None], part, tokens.get(name, 0))
         _, u, y = run(past.state(), tokens, old, new, jnp.zeros_like(rows.base), spec)
-        back = jnp.clip(starts + jnp.arange(width), 0, slot.size - 1)[..., None]
+        back = jnp.clip(starts + jnp.arange(width), 0, place.size - 1)[..., None]
         u, y = (jnp.take_along_axis(part, back, axis=1) for part in (u, y))
         _, entries = past.join({"k": own["k"], "u": u, "log_a": own["log_a"]})
         return output(params, y), past.arena, entries

@@ -97,15 +97,15 @@ class Carry(WithColumns):
             params, columns, rest, old, plan.valid, kept, group.layout.spec
         )
         new = new.reshape(*new.shape[:2], -1)
-        slot = None if count == 1 else rows.end % count
+        start = None if count == 1 else rows.end % count
         if not plan.commits:
             # The copies from the window's base on: first those of its tokens, then those that it leaves as they are.
             after = (jnp.arange(count) - rows.base[:, None]) % count
             source = jnp.clip(after - 1, 0, width - 1)[..., None]
             written = (after > 0) & (after <= width)
             new = jnp.take_along_axis(new, source, axis=1)
-            new, slot = jnp.where(written[..., None], new, copies), None
-        entries = {"state": Entry(new, slot, renews=True)}
+            new, start = jnp.where(written[..., None], new, copies), None
+        entries = {"state": Entry(new, start, renews=True)}
         if history:
             entries["conv"] = Entry(next_columns(columns, history, plan), renews=True)
         return out, state, entries
@@ -128,8 +128,8 @@ class Carry(WithColumns):
             params, columns, rest, old, valid, kept, group.layout.spec
         )
         last = new[:, 1:].reshape(new.shape[0], 1, -1)
-        slot = None if ring.shape[2] == 1 else (rows.start + rows.length) % ring.shape[2]
-        rings = {"state": Entry(last, slot)}
+        start = None if ring.shape[2] == 1 else (rows.start + rows.length) % ring.shape[2]
+        rings = {"state": Entry(last, start)}
         if history:
             conv = ring_bits(slice_tokens(columns, rows.length, history), model)
             rings["conv"] = Entry(conv)

@@ -115,12 +115,12 @@ class Entry:
 
     Attributes:
         values: [B, n, ...] the values of each row.
-        slot: int32[B] the slot for the first value; None for slot 0.
+        start: int32[B] where in the array the first value goes; None for 0.
         renews: the values are computed from what the array held before.
     """
 
     values: jax.Array
-    slot: jax.Array | None = None
+    start: jax.Array | None = None
     renews: bool = flax.struct.field(pytree_node=False, default=False)
 
 

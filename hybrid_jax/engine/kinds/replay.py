@@ -75,7 +75,8 @@ class Past(NamedTuple):
 class Recurrence(Protocol):
     """The arithmetic of a kind.
 
-    T is tokens, S is slots of a ring, and there are W - 1 columns of E channels. States are [B, units, unit_words].
+    T is tokens, S is records that a ring has room for, and there are W - 1 columns of E channels. States are
+    [B, units, unit_words].
     """
 
     def share(self, params: Sequence[dict]) -> Any:
@@ -184,13 +185,13 @@ class Replay(WithColumns):
 def _merge(old: Fields, new: Fields, plan: WindowPlan) -> tuple[Fields, dict[str, Entry]]:
     """Rings [B, S, ...] with the new records [B, T, ...] among the old ones, and the entries to be written."""
     rows, valid = plan.rows, plan.valid
-    width, slots = valid.shape[1], next(iter(old.values())).shape[1]
+    width, room = valid.shape[1], next(iter(old.values())).shape[1]
     starts = rows.base - rows.checkpoint
-    if width == slots:  # a window as long as the ring begins where the ring does
+    if width == room:  # a window as long as the ring begins where the ring does
         merged = {n: jnp.where(valid[..., None], new[n], ring) for n, ring in old.items()}
         return merged, {name: Entry(ring) for name, ring in merged.items()}
     entries = {name: Entry(record, starts) for name, record in new.items()}
-    place = jnp.arange(slots) - starts[:, None]
+    place = jnp.arange(room) - starts[:, None]
     if width == 1:
         here = (place == 0) & valid
     else:
