@@ -59,17 +59,17 @@ def load_row(adjust: Adjust, row: jax.Array, counts: jax.Array, bias: jax.Array)
 
 
 def move_row(adjust: Adjust, source: jax.Array, target: jax.Array) -> Adjust:
-    """Copies one ring row's line to another place."""
+    """Copies what one ring row has to another."""
 
     def move(array):
-        line = jax.lax.dynamic_slice(array, (source, 0), (1, array.shape[1]))
-        return jax.lax.dynamic_update_slice(array, line, (target, 0))
+        part = jax.lax.dynamic_slice(array, (source, 0), (1, array.shape[1]))
+        return jax.lax.dynamic_update_slice(array, part, (target, 0))
 
     return jax.tree.map(move, adjust)
 
 
 def adjusted(
-    logits: jax.Array, adjust: Adjust, lines: jax.Array, layout: Layout, batch: jax.Array
+    logits: jax.Array, adjust: Adjust, ring_rows: jax.Array, layout: Layout, batch: jax.Array
 ) -> jax.Array:
     """The logits to sample from.
 
@@ -79,12 +79,12 @@ def adjusted(
 
     Args:
         logits: float32[B, V].
-        lines: int32[B] ring rows.
+        ring_rows: int32[B] where each row stands in `adjust`.
         layout, batch: the rows' columns.
     """
     get = lambda name: layout.get(batch, name)  # noqa: E731
     floats = lambda name: jax.lax.bitcast_convert_type(get(name), jnp.float32)[:, None]  # noqa: E731
-    counts, out = adjust.counts[lines], logits + adjust.bias[lines]
+    counts, out = adjust.counts[ring_rows], logits + adjust.bias[ring_rows]
     repeated = jnp.where(out > 0, out / floats("repetition"), out * floats("repetition"))
     out = jnp.where(counts > 0, repeated, out)
     generated = counts >> 1
@@ -97,11 +97,11 @@ def adjusted(
     return jnp.where(get("adjusted")[:, None] > 0, out, logits)
 
 
-def count(adjust: Adjust, lines: jax.Array, tokens: jax.Array, counted: jax.Array) -> Adjust:
-    """Counts generated tokens int32[B] of ring rows `lines`, where `counted` is true."""
+def count(adjust: Adjust, ring_rows: jax.Array, tokens: jax.Array, counted: jax.Array) -> Adjust:
+    """Counts generated tokens int32[B] of rows, where `counted` is true."""
     sink = adjust.counts.shape[0] - 1
-    lines = jnp.where(counted, lines, sink)
-    return adjust.replace(counts=adjust.counts.at[lines, tokens].add(2))
+    ring_rows = jnp.where(counted, ring_rows, sink)
+    return adjust.replace(counts=adjust.counts.at[ring_rows, tokens].add(2))
 
 
 def choose(
@@ -112,7 +112,7 @@ def choose(
     samples: jax.Array,
     num_logprobs: int,
     adjust: Adjust | None,
-    lines: jax.Array,
+    ring_rows: jax.Array,
     sampler: str,
 ) -> tuple[Sampled, jax.Array, Adjust | None]:
     """Samples a token per row, from adjusted logits if there are any, and counts the tokens drawn.
@@ -122,19 +122,19 @@ def choose(
         batch, layout: the rows' columns. positions: int32[B] absolute positions of the tokens to draw.
         samples: bool[B] false for rows that draw no token here; what is sampled for them means nothing.
         num_logprobs: how many of the most likely tokens to report; 0 for no log-probabilities.
-        adjust: None if no row asks for it. lines: int32[B] ring rows.
+        adjust: None if no row asks for it. ring_rows: int32[B] where each row stands in it.
         sampler: as in `sample`.
 
     Returns:
         What was sampled; int32[B] the token to feed, -1 after a stop token and for rows that do not sample; adjust.
     """
     rows = unpack_sampling(layout, batch)
-    other = logits if adjust is None else adjusted(logits, adjust, lines, layout, batch)
+    other = logits if adjust is None else adjusted(logits, adjust, ring_rows, layout, batch)
     tokens = sample(other, rows, positions, sampler)
     fed = jnp.where(samples & ~stopped(tokens, rows), tokens, -1)
     extra = None
     if num_logprobs:
         extra = logprobs(logits, tokens, num_logprobs)
     if adjust is not None:
-        adjust = count(adjust, lines, tokens, samples)
+        adjust = count(adjust, ring_rows, tokens, samples)
     return Sampled(tokens, extra), fed, adjust

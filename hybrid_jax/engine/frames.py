@@ -14,7 +14,7 @@ from pallas_kernels.frame_io import copy_frames, read_frames, write_frames
 def slot_frames(state: State, slots: jax.Array) -> jax.Array:
     """Frames int32[B, F] of the checkpoints in slots int32[B].
 
-    A single line is sliced, not gathered. XLA would turn such a gather into a slice with a name of its own. On a CPU it
+    A single slot is sliced, not gathered. XLA would turn such a gather into a slice with a name of its own. On a CPU it
     confuses two slices of a fusion whose names differ only in - and _ (docs/design.md).
     """
     if slots.shape[0] > 1:
@@ -124,7 +124,7 @@ def zero_after(state: State, *values: jax.Array) -> jax.Array:
     """An int32[] 0 that only exists once all `values` do.
 
     Added to an index, it orders a write after the reads that led to `values`. Without it, XLA would keep a copy of what
-    is written. Line 0 of the slot table belongs to the sink and is always 0, but the compiler does not know that.
+    is written. Slot 0 of the table belongs to the sink and is always 0, but the compiler does not know that.
     """
     zero = state.slots[0, 0]
     for value in values:

@@ -247,8 +247,8 @@ class Runner:
         return sum(key not in known or not known[key].compiled for key in needed)
 
     def _slot_sizes(self, count: int) -> list[int]:
-        """The sizes of the dispatches that write `count` lines of the slot table."""
-        sizes = padded_shapes(self.engine).slot_lines
+        """The sizes of the dispatches that write `count` slots."""
+        sizes = padded_shapes(self.engine).slot_writes
         parts = [min(sizes[-1], count - begin) for begin in range(0, count, sizes[-1])]
         return [next(size for size in sizes if size >= part) for part in parts]
 
@@ -277,16 +277,16 @@ class Runner:
     ) -> Sampled | None:
         """Log-probabilities of the prompts of rows that ask for them, from hidden states [R, T, D]."""
         wanted = [
-            (place, row)
-            for place, row in enumerate(rows)
+            (index, row)
+            for index, row in enumerate(rows)
             if isinstance(row, PrefillRow) and row.request.lacks_prompt_logprobs
         ]
         if hidden is None or not wanted:
             return None
         tokens = np.zeros(hidden.shape[:2], np.int32)
-        for place, row in wanted:
+        for index, row in wanted:
             following = row.request.prompt[row.start + 1 : row.start + len(row.tokens) + 1]
-            tokens[kind.line(row, place), : len(following)] = following
+            tokens[kind.line(row, index), : len(following)] = following
         return self.executable("prompt_logprobs", tokens.shape)(self.params, hidden, tokens)
 
     def _run(
@@ -340,10 +340,10 @@ class Runner:
         move = functools.partial(self._move_row, sink, sink)
         jobs: list[tuple[str, Callable[[], object]]] = [("move_row", move)]
         if self.model.geometry.has_state:
-            line = (0, (0,) * self.model.geometry.state_frames)
+            sink = (0, (0,) * self.model.geometry.state_frames)
             jobs += [
-                (f"write_slots {n}", functools.partial(self._write_slots, [line] * n))
-                for n in padded_shapes(self.engine).slot_lines
+                (f"write_slots {n}", functools.partial(self._write_slots, [sink] * n))
+                for n in padded_shapes(self.engine).slot_writes
             ]
         steps = self._warm_steps(logprobs, adjusts)
         if any(variant.adjusts for *_, variant in steps):

@@ -182,9 +182,9 @@ def _banned(rows: SamplingRows, positions: jax.Array) -> jax.Array:
 
 
 def _without(logits: jax.Array, banned: jax.Array) -> jax.Array:
-    lines = jnp.arange(logits.shape[0])[:, None]
+    rows = jnp.arange(logits.shape[0])[:, None]
     ids = jnp.where(banned >= 0, banned, logits.shape[1])
-    return logits.at[lines, ids].set(-jnp.inf, mode="drop")
+    return logits.at[rows, ids].set(-jnp.inf, mode="drop")
 
 
 def _greedy(scores: Scores) -> jax.Array:

@@ -80,7 +80,7 @@ class Shapes:
         prefill_rows, prefill_tokens: rows of prefill dispatches, and tokens per row, ascending. The last number of
             tokens is the longest chunk.
         decode_steps: room for results of decode dispatches.
-        slot_lines: lines of the slot table that one dispatch writes, ascending.
+        slot_writes: slots that one dispatch writes to the device's table, ascending.
         forks: whether siblings fork.
     """
 
@@ -97,7 +97,7 @@ class Shapes:
         self.prefill_tokens = tuple(sorted({tokens for _, tokens in self.prefill}))
         self.decode_rows = tuple(sorted(decode_rows))
         self.decode_steps = engine.steps_per_dispatch
-        self.slot_lines = (64,) if engine.shapes == "coarse" else (1, 8, 64)
+        self.slot_writes = (64,) if engine.shapes == "coarse" else (1, 8, 64)
 
     def widths(self, max_pages: int) -> tuple[int, ...]:
         """Page-table widths, ascending; (1,) for a model without attention."""

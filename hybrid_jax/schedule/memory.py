@@ -32,7 +32,7 @@ class Memory:
     Args:
         geometry: page and checkpoint sizes in frames.
         num_frames: frames of the arena, the sink included.
-        max_slots: lines of the device's slot table, the empty slot 0 included.
+        max_slots: slots of the device's table, the empty slot 0 included.
         cache: the engine's cache settings. With the policy "off" there is no prefix tree, and every prompt is computed
             in full.
         costs: the model's costs; None for what the geometry alone tells.

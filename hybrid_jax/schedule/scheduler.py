@@ -53,7 +53,7 @@ class Scheduler:
         geometry: page and checkpoint sizes.
         engine: rows, budgets, cache policy.
         num_frames: frames of the arena, the sink included.
-        max_slots: lines of the device's slot table, slot 0 included.
+        max_slots: slots of the device's table, slot 0 included.
         max_model_len: the most tokens of a sequence, prompt and output together.
         costs: the model's costs, for policies that weigh them.
     """

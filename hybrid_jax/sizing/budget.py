@@ -16,7 +16,7 @@ from hybrid_jax.geometry import (
 
 DEFAULT_LENGTH = 4096  # tokens per row that the default memory holds
 DEFAULT_CHECKPOINTS = 8  # cached checkpoints per row that the default memory holds
-MIN_SLOTS, MAX_SLOTS = 2, 1 << 16  # lines of the slot table
+MIN_SLOTS, MAX_SLOTS = 2, 1 << 16  # slots of the table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class MemorySplit:
 
     Attributes:
         num_frames: frames of the arena, the sink included.
-        max_slots: lines of the slot table, slot 0 included.
+        max_slots: slots of the table, slot 0 included.
         max_model_len: longest sequence in tokens that model and settings allow; the arena may hold less.
         arena_bytes, ring_bytes, table_bytes: of the state.
         logits_bytes: of logits and similar arrays in the largest step.

@@ -100,7 +100,7 @@ def test_nothing_is_traced_after_a_warmup(settings):
     moves = 3 if engine.engine_config.exact else 1
     assert (
         count
-        == moves + len(shapes_of(engine.engine_config).slot_lines) + len(shapes)
+        == moves + len(shapes_of(engine.engine_config).slot_writes) + len(shapes)
         == engine.runner.num_traces
     )
     assert names[0] == "move_row"

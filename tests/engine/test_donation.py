@@ -288,7 +288,7 @@ def test_a_prefill_holds_the_activations_of_few_layers():
 def test_slots_and_moves_update_the_state_in_place():
     runner = make_runner()
     check(runner, "move_row")
-    for count in bucket.shapes_of(runner.engine).slot_lines:
+    for count in bucket.shapes_of(runner.engine).slot_writes:
         check(runner, "write_slots", count)
 
 

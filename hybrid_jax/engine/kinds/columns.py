@@ -117,15 +117,15 @@ def fold_layers(
         arena, rings = carry
         row, layer = order[i // layers], i % layers
         new = folded(arena, rings, row, layer)
-        line = jax.lax.dynamic_slice_in_dim(state.slots, rows.write_slot[row], 1)
-        return frames.write_state(arena, frames.layer_frames(line, layer, own), new, own), rings
+        target = jax.lax.dynamic_slice_in_dim(state.slots, rows.write_slot[row], 1)
+        return frames.write_state(arena, frames.layer_frames(target, layer, own), new, own), rings
 
     def fold_columns(i, carry):
         arena, conv = carry
         row = order[i]
         bits = jax.lax.dynamic_slice(conv, (0, row, 0, 0), (layers, 1, columns, conv.shape[3]))
-        line = jax.lax.dynamic_slice_in_dim(state.slots, rows.write_slot[row], 1)
-        return frames.write_columns(arena, line, bits, own), conv
+        target = jax.lax.dynamic_slice_in_dim(state.slots, rows.write_slot[row], 1)
+        return frames.write_columns(arena, target, bits, own), conv
 
     arena, rings = jax.lax.fori_loop(0, count * layers, fold_layer, (state.arena, rings))
     if conv is not None:

@@ -94,7 +94,7 @@ def decode(
         h, state = window(params, state, rows, shared=shared, model=model)
         with jax.named_scope("sample"):
             logits = decoder.logits(params, h[:, 0], model.config, model.kernels)
-            lines = jnp.arange(num_rows)
+            ring_rows = jnp.arange(num_rows)
             new, fed, adjust = choose(
                 logits,
                 batch,
@@ -103,7 +103,7 @@ def decode(
                 alive,
                 num_logprobs,
                 adjust,
-                lines,
+                ring_rows,
                 model.sampler,
             )
             out = _store(out, step, new, alive)
@@ -176,7 +176,7 @@ class Decode(StepKind):
     def inert(self, bucket: DecodeBucket) -> tuple:
         return (np.int32(0),)
 
-    def line(self, row: DecodeRow, place: int) -> int:
+    def line(self, row: DecodeRow, index: int) -> int:
         return row.row
 
     def places(self, row: DecodeRow, line: int) -> list[tuple[int, ...]]:

@@ -86,9 +86,9 @@ def exact_step(
     last = rings.slice_tokens(h, jnp.maximum(end - base - 1, 0), 1)[:, 0]
     logits = decoder.logits(params, last, config)
     samples = alive & (get("samples") > 0)
-    lines = jnp.arange(num_rows)
+    ring_rows = jnp.arange(num_rows)
     sampled, fed, adjust = choose(
-        logits, batch, layout, end, samples, num_logprobs, adjust, lines, model.sampler
+        logits, batch, layout, end, samples, num_logprobs, adjust, ring_rows, model.sampler
     )
     fed = jnp.where(alive, fed, state.tokens[:num_rows])
     ends = jnp.where(alive, end, state.lengths[:num_rows])
@@ -148,5 +148,5 @@ class Exact(StepKind):
             own |= {"length": row.length, "tokens": row.tokens}
         return own
 
-    def line(self, row: PrefillRow | DecodeRow, place: int) -> int:
+    def line(self, row: PrefillRow | DecodeRow, index: int) -> int:
         return row.row

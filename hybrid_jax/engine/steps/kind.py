@@ -182,9 +182,9 @@ class StepKind(abc.ABC):
 
     # --- results ----------------------------------------------------------------------------------
 
-    def line(self, row: Any, place: int) -> int:
-        """The line of a row in the results of a dispatch; `place` is the row's index in the dispatch."""
-        return place
+    def line(self, row: Any, index: int) -> int:
+        """The line of a row in the results of a dispatch; `index` says which row of the dispatch it is."""
+        return index
 
     def places(self, row: Any, line: int) -> list[tuple[int, ...]]:
         """Where a row's tokens are among those that were sampled, in order. A negative number there is no token."""

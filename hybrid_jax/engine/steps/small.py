@@ -13,7 +13,7 @@ from hybrid_jax.state import Model, State
 
 
 def write_slots(state: State, ids: jax.Array, frames: jax.Array) -> State:
-    """Writes lines int32[n, F] of the slot table; padding repeats a real line."""
+    """Writes the frames int32[n, F] of slots int32[n]; padding repeats a real slot."""
     return state.replace(slots=state.slots.at[ids].set(frames))
 
 
