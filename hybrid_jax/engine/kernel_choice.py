@@ -13,7 +13,7 @@ import numpy as np
 
 from hybrid_jax.config import Attention, EngineConfig, ModelConfig
 from hybrid_jax.engine.attend import page_layout
-from hybrid_jax.engine.kinds.table import KINDS
+from hybrid_jax.engine.kinds.table import LAYER_STEPS
 from hybrid_jax.engine.pack import MAX_STOP_IDS
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.geometry import Geometry, StateGroup
@@ -111,7 +111,7 @@ def why_unsupported(config: ModelConfig, geometry: Geometry, engine: EngineConfi
     for spec, place in zip(config.mixers(Attention), geometry.kv, strict=True):
         reasons.append(attention_unsupported(page_layout(spec, place, geometry)))
     for spec in config.recurrent:
-        kind = KINDS["pallas"].get(type(spec))
+        kind = LAYER_STEPS["pallas"].get(type(spec))
         if kind is None:
             reasons.append(f"there are no kernels for {type(spec).__name__}")
         else:
@@ -157,7 +157,7 @@ class Trials:
     def of_scan(self, group: StateGroup, geometry: Geometry) -> str | None:
         """Tries the kernels that scan prompts through layers of one group."""
         spec = group.layout.spec
-        kind = KINDS["pallas"][type(spec)]
+        kind = LAYER_STEPS["pallas"][type(spec)]
         return kind.triton_unsupported(spec, geometry) or self._tried(
             f"scan {group} {geometry}", lambda: kind.try_triton(group, geometry)
         )

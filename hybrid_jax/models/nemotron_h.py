@@ -14,7 +14,7 @@ from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MIXER_KINDS, HFConfig
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-KINDS = MIXER_KINDS | {"mlp": "mlp", "moe": "moe"}
+LAYER_TYPES = MIXER_KINDS | {"mlp": "mlp", "moe": "moe"}
 
 
 def read_config(fields: HFConfig) -> ModelConfig:
@@ -38,7 +38,7 @@ def read_config(fields: HFConfig) -> ModelConfig:
 
 def _layer_kinds(fields: HFConfig) -> list[str]:
     """The kind of each layer, from the list or the pattern; `num_hidden_layers` follows from it."""
-    field, known = "layers_block_type", ", ".join(KINDS)
+    field, known = "layers_block_type", ", ".join(LAYER_TYPES)
     names = fields.names(field, "layer_types")
     if names is None:
         field, known = "hybrid_override_pattern", "".join(LETTERS)
@@ -48,12 +48,12 @@ def _layer_kinds(fields: HFConfig) -> list[str]:
                 f"nemotron_h: config.json needs {field} or layers_block_type, it has {pattern!r}"
             )
         names = [LETTERS.get(letter, letter) for letter in pattern]
-    unknown = sorted({name for name in names if name not in KINDS})
+    unknown = sorted({name for name in names if name not in LAYER_TYPES})
     if unknown:
         raise ValueError(
             f"nemotron_h: {field} in config.json must name layers among {known}, got {unknown}"
         )
-    return [KINDS[name] for name in names]
+    return [LAYER_TYPES[name] for name in names]
 
 
 def _recurrent_mixer(fields: HFConfig) -> RecurrentMixer:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.engine.kinds import table as engine_kinds
-from hybrid_jax.engine.kinds.replay import Past, Recurrence, Replay
+from hybrid_jax.engine.kinds.replay import Past, Replay, ReplayRecurrence
 from hybrid_jax.kinds import table as kinds
 from hybrid_jax.kinds.kind import RecurrentKind, StateLayout, StepSize, Weight, Weights
 from hybrid_jax.layers.linear import HIGHEST, linear
@@ -152,7 +152,7 @@ def output(params: dict, y: jax.Array) -> jax.Array:
     return linear(y.astype(params["out_proj"].dtype), params["out_proj"])
 
 
-class DeltaRecurrence(Recurrence):
+class DeltaRecurrence(ReplayRecurrence):
     """Runs over the whole ring in each window."""
 
     def share(self, params: Sequence[dict]) -> None:
@@ -215,4 +215,4 @@ def register() -> None:
     """Into the three tables that the package finds kinds in."""
     kinds.KINDS[Delta] = DeltaKind()
     decoder.MIXERS[Delta] = whole
-    engine_kinds.KINDS["xla"][Delta] = Replay(DeltaRecurrence())
+    engine_kinds.LAYER_STEPS["xla"][Delta] = Replay(DeltaRecurrence())

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.engine.kinds import table as engine_kinds
-from hybrid_jax.engine.kinds.carry import Carry, Recurrence
+from hybrid_jax.engine.kinds.carry import Carry, CarryRecurrence
 from hybrid_jax.kinds import table as kinds
 from hybrid_jax.kinds.kind import RecurrentKind, StateLayout, StepSize, Weight, Weights
 from hybrid_jax.layers.linear import linear
@@ -67,7 +67,7 @@ class GatedKind(RecurrentKind):
         return 8 * spec.channels
 
 
-class GatedRecurrence(Recurrence):
+class GatedRecurrence(CarryRecurrence):
     """One token after the other."""
 
     def project(self, params: dict, h: jax.Array, spec: Gated) -> tuple[jax.Array, tuple]:
@@ -117,4 +117,4 @@ def register() -> None:
     """Into the three tables that the package finds kinds in."""
     kinds.KINDS[Gated] = GatedKind()
     decoder.MIXERS[Gated] = whole
-    engine_kinds.KINDS["xla"][Gated] = Carry(GatedRecurrence())
+    engine_kinds.LAYER_STEPS["xla"][Gated] = Carry(GatedRecurrence())

@@ -32,7 +32,7 @@ from hybrid_jax.geometry import StatePlace
 from hybrid_jax.state import Model, State, from_bits
 
 
-class Recurrence(Protocol):
+class CarryRecurrence(Protocol):
     """The arithmetic of a kind: T tokens, W - 1 columns of E channels, states [B, units, unit_words]."""
 
     def project(self, params: dict, h: jax.Array, spec: RecurrentMixer) -> tuple[jax.Array, Any]:
@@ -65,7 +65,7 @@ class Recurrence(Protocol):
 class Carry(WithColumns):
     """`LayerSteps` for a recurrence that XLA runs."""
 
-    def __init__(self, recurrence: Recurrence) -> None:
+    def __init__(self, recurrence: CarryRecurrence) -> None:
         self.recurrence = recurrence
 
     def share(self, params: Sequence[dict]) -> None:

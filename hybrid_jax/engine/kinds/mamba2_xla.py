@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import Mamba2
 from hybrid_jax.engine.kinds.kind import ChunkRows, Entry
-from hybrid_jax.engine.kinds.replay import Fields, Past, Recurrence
+from hybrid_jax.engine.kinds.replay import Fields, Past, ReplayRecurrence
 from hybrid_jax.layers import mamba2
 
 
-class Mamba2Recurrence(Recurrence):
+class Mamba2Recurrence(ReplayRecurrence):
     """Records are x and B in one array, and the step sizes in float32."""
 
     def share(self, params: Sequence[dict]) -> jax.Array:

@@ -72,7 +72,7 @@ class Past(NamedTuple):
         return self._replace(ring=merged).records(), entries
 
 
-class Recurrence(Protocol):
+class ReplayRecurrence(Protocol):
     """The arithmetic of a kind.
 
     T is tokens, S is records that a ring has room for, and there are W - 1 columns of E channels. States are
@@ -115,7 +115,7 @@ class Recurrence(Protocol):
 class Replay(WithColumns):
     """`LayerSteps` for a recurrence that XLA runs."""
 
-    def __init__(self, recurrence: Recurrence) -> None:
+    def __init__(self, recurrence: ReplayRecurrence) -> None:
         self.recurrence = recurrence
 
     def share(self, params: Sequence[dict]) -> Any:

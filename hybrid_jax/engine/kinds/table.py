@@ -11,7 +11,7 @@ from hybrid_jax.engine.kinds.mamba2_xla import Mamba2Recurrence
 from hybrid_jax.engine.kinds.replay import Replay
 from hybrid_jax.state import Model
 
-KINDS: dict[str, dict[type, LayerSteps]] = {
+LAYER_STEPS: dict[str, dict[type, LayerSteps]] = {
     "xla": {Mamba2: Replay(Mamba2Recurrence())},
     "pallas": {Mamba2: Mamba2Pallas()},
 }
@@ -19,4 +19,4 @@ KINDS: dict[str, dict[type, LayerSteps]] = {
 
 def steps_of(spec: Any, model: Model) -> LayerSteps:
     """What layers of a spec do in the steps of a model."""
-    return KINDS[model.kernels][type(spec)]
+    return LAYER_STEPS[model.kernels][type(spec)]
