@@ -340,9 +340,9 @@ class Runner:
         move = functools.partial(self._move_row, sink, sink)
         jobs: list[tuple[str, Callable[[], object]]] = [("move_row", move)]
         if self.model.geometry.has_state:
-            sink = (0, (0,) * self.model.geometry.state_frames)
+            empty_slot = (0, (0,) * self.model.geometry.state_frames)
             jobs += [
-                (f"write_slots {n}", functools.partial(self._write_slots, [sink] * n))
+                (f"write_slots {n}", functools.partial(self._write_slots, [empty_slot] * n))
                 for n in padded_shapes(self.engine).slot_writes
             ]
         steps = self._warm_steps(logprobs, adjusts)
