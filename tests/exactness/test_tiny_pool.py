@@ -65,7 +65,7 @@ if EVERYTHING:
 else:
     CASES = {
         16: Case(steps=8, count=60, ample=210, tight=1.2, preemptions=50),
-        64: Case(steps=4, count=80, ample=300, tight=1.2, preemptions=25),
+        64: Case(steps=4, count=120, ample=450, tight=1.2, preemptions=30),
     }
     RUNS = [(16, "adaptive"), (64, "lru")]
 
