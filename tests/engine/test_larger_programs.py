@@ -201,3 +201,4 @@ def test_after_close_no_further_program_is_begun():
     engine.close()
     with pytest.raises(RuntimeError, match="after shutdown"):
         pool.submit(print)
+    pool.shutdown(wait=True)  # what was begun would be logged in the next test
