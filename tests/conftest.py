@@ -41,8 +41,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # crashes at the next one.
 MAPS, MOST_MAPS, CHECK_EVERY = Path("/proc/self/maps"), 25_000, 10
 FINISHED = itertools.count(1)
-# Tests whose cases are drawn.
-DRAWN = ("aot", "kernels", "engine/test_sampling_groups.py", "engine/test_scheduler_traffic.py")
+# Tests of which a run takes few cases.
+FEW_CASES = ("aot", "kernels", "engine/test_sampling_groups.py", "engine/test_scheduler_traffic.py")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left = {item for item in items if item.get_closest_marker("left_to_all")}
     of_a_test: dict[str, list[pytest.Item]] = {}
     for item in items:
-        drawn = any(ROOT / "tests" / name in (item.path, *item.path.parents) for name in DRAWN)
+        drawn = any(ROOT / "tests" / name in (item.path, *item.path.parents) for name in FEW_CASES)
         if drawn and hasattr(item, "callspec") and item not in left:
             of_a_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in of_a_test.values():

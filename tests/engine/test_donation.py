@@ -27,7 +27,7 @@ from hybrid_jax.schedule import bucket
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.state import State
 from pallas_kernels.paged_attention.xla import TILE_TOKENS
-from tests.drawing import EVERYTHING
+from tests.drawing import left_to_all
 from tests.kinds import delta, gated
 from tests.kinds.delta import Delta
 from tests.kinds.forced import Told, decoding_by
@@ -238,8 +238,6 @@ CASES = {
     "exact_unknown_kinds": ("RCARC", "float32", "exact", 8, 32),
     "fork_unknown_kinds": ("RCARC", "float32", "fork", 4, None),
 }
-
-
 LEFT_TO_ALL = {
     *("decode_logprobs", "decode_bfloat16", "decode_one_frame_a_layer", "decode_side_by_side"),
     *("decode_unknown_kinds", "prefill_rows", "prefill_bfloat16", "prefill_attention"),
@@ -248,7 +246,10 @@ LEFT_TO_ALL = {
 }
 
 
-@pytest.mark.parametrize("name", CASES if EVERYTHING else sorted(CASES.keys() - LEFT_TO_ALL))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[left_to_all] * (name in LEFT_TO_ALL)) for name in CASES],
+)
 def test_a_step_updates_its_state_in_place(name):
     """All of the state is aliased, nothing arena-sized or ring-sized is copied, no temporary grows with U."""
     pattern, dtype, kind, rows, tokens = CASES[name]

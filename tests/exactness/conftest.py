@@ -27,7 +27,7 @@ else:
 # The draw of `make test`: each kind of layer, of cached shape and of block is in one of these, in exact mode too.
 LEFT_TO_ALL = () if EVERYTHING else ("with_two_shapes",)  # with_unknown_kinds has two shapes of KV
 NAMES = tuple(name for name in (*MODELS, *CHOSEN) if name not in LEFT_TO_ALL)
-DRAWN = ("nemotron_h_moe", "parallel", "windowed", "with_unknown_kinds")
+DRAWN = ("llama", "mamba2", "nemotron_h_moe", "parallel", "windowed", "with_unknown_kinds")
 EXACT_NAMES = NAMES if EVERYTHING else DRAWN
 FORCED_NAMES = ("llama", "parallel", "with_two_shapes", "with_unknown_kinds")
 FORCED_NAMES = tuple(name for name in FORCED_NAMES if name in NAMES)

@@ -10,7 +10,6 @@ the same executables.
 from __future__ import annotations
 
 import functools
-import itertools
 from dataclasses import dataclass, replace
 from unittest import mock
 
@@ -61,13 +60,13 @@ if EVERYTHING:
         16: Case(steps=8, count=120, ample=420, tight=1.2, preemptions=100),
         64: Case(steps=4, count=160, ample=600, tight=1.2, preemptions=50),
     }
-    RUNS = list(itertools.product(CASES, ("adaptive", "lru")))
 else:
     CASES = {
         16: Case(steps=8, count=60, ample=210, tight=1.2, preemptions=50),
-        64: Case(steps=4, count=120, ample=450, tight=1.2, preemptions=30),
+        64: Case(steps=4, count=120, ample=450, tight=1.2, preemptions=40),
     }
-    RUNS = [(16, "adaptive"), (64, "lru")]
+LEFT = [(16, "lru"), (64, "adaptive")]
+RUNS = [(16, "adaptive"), (64, "lru"), *(pytest.param(*run, marks=left_to_all) for run in LEFT)]
 
 
 def jobs_of(workload: str, count: int, vocab: int) -> list[Job]:
@@ -145,12 +144,11 @@ def undisturbed(page_tokens: int, policy: str) -> list[list[int]]:
 def check(run: Run, page_tokens: int, policy: str) -> None:
     """Short of memory again and again, and the same outputs, token for token."""
     moved = run.moved
-    assert (
-        moved["preemptions"] >= CASES[page_tokens].preemptions
-        and num_evictions(run) >= 2 * CASES[page_tokens].preemptions
-    ), moved
+    assert moved["preemptions"] >= CASES[page_tokens].preemptions and num_evictions(run) >= 200, (
+        moved
+    )
     assert min(moved[name] for name in ("cache_hits", "forks", "copies")) > 0, moved
-    assert min(moved[name] for name in ("folds_to_new", "folds_in_place")) >= 50, moved
+    assert min(moved[name] for name in ("folds_to_new", "folds_in_place")) >= 100, moved
     assert run.outputs == undisturbed(page_tokens, policy)
     assert {request.finish_reason for request in run.requests} == {"length"}
 

@@ -162,9 +162,9 @@ def test_arrays_of_numpy_do_as_well(function):
     given = GOOD[function]
     arrays = {n: np.asarray(v) for n, v in given.items() if isinstance(v, jax.Array)}
     for implementation in implementations(function):
-        call = lambda given, name=implementation: function(**given, implementation=name)
-        want = jax.jit(lambda call=call: call(given))()
-        got = jax.jit(lambda call=call: call(given | arrays))()
+        call = functools.partial(function, implementation=implementation)
+        want = jax.jit(functools.partial(call, **given))()
+        got = jax.jit(functools.partial(call, **given | arrays))()
         jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
