@@ -57,7 +57,6 @@ def compiled_loop(engine: Engine, rows: int):
         count = geometry.num_pages(PROMPT_LEN + NUM_STEPS)
         own = memory.frames.allocate(count * geometry.frames_per_page).reshape(count, -1)
         frames += own.reshape(-1).tolist()
-        layout.set(batch, row, "position", PROMPT_LEN)
         layout.set(batch, row, "checkpoint", PROMPT_LEN)
         layout.set(batch, row, "read_slot", ids[row])
         layout.set(batch, row, "fold_slot", ids[row])
@@ -68,7 +67,8 @@ def compiled_loop(engine: Engine, rows: int):
 
     def once() -> float:
         tokens = jax.numpy.full_like(runner.state.tokens, 97)
-        runner.state = runner.state.replace(tokens=tokens)
+        lengths = jax.numpy.full_like(runner.state.lengths, PROMPT_LEN)
+        runner.state = runner.state.replace(tokens=tokens, lengths=lengths)
         jax.block_until_ready(runner.state)
         start = time.perf_counter()
         count = np.int32(NUM_STEPS)

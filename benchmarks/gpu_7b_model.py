@@ -19,9 +19,9 @@ from hybrid_jax.models import FAMILIES, config_from_hf
 from hybrid_jax.sizing.budget import split_memory
 
 CONFIG = ROOT / "configs/models/hybrid_7b/config.json"
-TINY = {  # two periods of a short pattern, for the smoke run
-    "hybrid_override_pattern": "M-*-" * 2,
-    "num_hidden_layers": 8,
+TINY = {  # one period of a short pattern, for the smoke run
+    "hybrid_override_pattern": "M-*-",
+    "num_hidden_layers": 4,
     "hidden_size": 32,
     "intermediate_size": 64,
     "vocab_size": 96,

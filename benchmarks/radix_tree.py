@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.common import header, write_json
 from hybrid_jax.cache.policy.table import make_policy
 from hybrid_jax.cache.pools.frames import FrameAllocator
+from hybrid_jax.cache.pools.pages import PageHolds
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.radix import RadixTree
 from hybrid_jax.costs import Costs
@@ -44,6 +45,7 @@ class Load:
         self.tree = RadixTree(
             self.frames,
             self.slots,
+            PageHolds(self.frames),
             grain=GRAIN,
             page_tokens=PAGE_TOKENS,
             needs_slots=True,

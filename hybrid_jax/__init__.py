@@ -12,20 +12,26 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from hybrid_jax.api.llm import LLM
-    from hybrid_jax.api.outputs import (
-        CompletionOutput,
-        Delta,
-        Logprob,
-        RequestMetrics,
-        RequestOutput,
+if (
+    TYPE_CHECKING
+):  # type checkers and editors do not read `_HOMES`; "as" tells them that a name is public
+    from hybrid_jax.api.llm import LLM as LLM
+    from hybrid_jax.api.outputs import CompletionOutput as CompletionOutput
+    from hybrid_jax.api.outputs import Delta as Delta
+    from hybrid_jax.api.outputs import Logprob as Logprob
+    from hybrid_jax.api.outputs import RequestMetrics as RequestMetrics
+    from hybrid_jax.api.outputs import RequestOutput as RequestOutput
+    from hybrid_jax.batch import BatchSummary as BatchSummary
+    from hybrid_jax.batch import run_batch as run_batch
+    from hybrid_jax.config import CacheConfig as CacheConfig
+    from hybrid_jax.config import EngineConfig as EngineConfig
+    from hybrid_jax.config import ModelConfig as ModelConfig
+    from hybrid_jax.config.sampling_params import RequestOutputKind as RequestOutputKind
+    from hybrid_jax.config.sampling_params import SamplingParams as SamplingParams
+    from hybrid_jax.config.structured_outputs import (
+        StructuredOutputsParams as StructuredOutputsParams,
     )
-    from hybrid_jax.batch import BatchSummary, run_batch
-    from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
-    from hybrid_jax.config.sampling_params import RequestOutputKind, SamplingParams
-    from hybrid_jax.config.structured_outputs import StructuredOutputsParams
-    from hybrid_jax.weights import load_model
+    from hybrid_jax.weights import load_model as load_model
 
 __version__ = "0.1.0"
 
@@ -39,24 +45,7 @@ _HOMES = {
     "weights": ("load_model",),
 }
 
-# Written out, because type checkers and editors do not read `_HOMES`.
-__all__ = [
-    "BatchSummary",
-    "CacheConfig",
-    "CompletionOutput",
-    "Delta",
-    "EngineConfig",
-    "LLM",
-    "Logprob",
-    "ModelConfig",
-    "RequestMetrics",
-    "RequestOutput",
-    "RequestOutputKind",
-    "SamplingParams",
-    "StructuredOutputsParams",
-    "load_model",
-    "run_batch",
-]
+__all__ = sorted(name for names in _HOMES.values() for name in names)
 
 if not TYPE_CHECKING:  # for a checker it would make every wrong name a right one
 

@@ -1,4 +1,4 @@
-"""Byte counts as people write them: "5GB", "5GiB" or plain bytes."""
+"""Sizes and counts as people write them: "5GB", "5GiB" or plain bytes, "1 row"."""
 
 from __future__ import annotations
 
@@ -83,3 +83,13 @@ def _in_unit(num_bytes: float) -> tuple[float, str]:
     while power < len(UNITS) - 1 and abs(num_bytes) >= 1024 ** (power + 1):
         power += 1
     return num_bytes / 1024**power, UNITS[power]
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    Example:
+        >>> counted(1, "row"), counted(2048, "row")
+        ('1 row', '2,048 rows')
+    """
+    return f"{number:,} {noun}" + "s" * (number != 1)

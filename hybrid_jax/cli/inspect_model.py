@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hybrid_jax.byte_sizes import format_size
+from hybrid_jax.byte_sizes import counted, format_size
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.costs import prefill_flops, weight_count
 from hybrid_jax.geometry import (
@@ -238,18 +238,18 @@ def lines(found: dict[str, Any]) -> dict[str, str]:
         "prefill": f"{found['flops_per_token'] / 1e9:.3g} GFLOP a token",
         "context": f"{found['max_position']:,} tokens",
         "KV": f"{format_size(found['kv_bytes_per_token'])} a token",
-        "checkpoint": f"{format_size(found['checkpoint_bytes'])} in {_frames(found['frames_per_checkpoint'])} "
+        "checkpoint": f"{format_size(found['checkpoint_bytes'])} in {counted(found['frames_per_checkpoint'], 'frame')} "
         f"({found['checkpoint_padding']:.1%} padding)",
-        "page": f"{found['page_tokens']} tokens in {_frames(found['frames_per_page'])} "
+        "page": f"{found['page_tokens']} tokens in {counted(found['frames_per_page'], 'frame')} "
         f"({found['page_padding']:.1%} padding)",
         "frame": format_size(found["frame_bytes"]),
         "ring": f"{format_size(found['ring_bytes_per_row'])} a row",
-        "steps": f"{_rows(found['max_rows'])}, chunks of up to {found['prefill_tokens']:,} prompt tokens, "
+        "steps": f"{counted(found['max_rows'], 'row')}, chunks of up to {found['prefill_tokens']:,} prompt tokens, "
         f"{found['steps_per_dispatch']} tokens a row and dispatch",
         "kernels": KERNELS[found["kernels"]],
         "default memory": _default_memory(found),
         "budget": f"{format_size(fit['memory'])}: arena {format_size(fit['arena_bytes'])} in {fit['num_frames']:,} "
-        f"frames, rings {format_size(fit['ring_bytes'])} for {_rows(found['max_rows'])}, tables "
+        f"frames, rings {format_size(fit['ring_bytes'])} for {counted(found['max_rows'], 'row')}, tables "
         f"{format_size(fit['table_bytes'])} for {fit['num_slots']:,} checkpoints, logits "
         f"{format_size(fit['logits_bytes'])}, penalties and biases {format_size(fit['adjust_bytes'])}",
         "longest context": f"{fit['longest_context']:,} tokens",
@@ -291,7 +291,7 @@ def _default_memory(found: dict[str, Any]) -> str:
             "can time the largest product"
         )
     length = min(found["max_model_len"], DEFAULT_LENGTH)
-    said = f"{size} for {_rows(found['max_rows'])} of up to {length:,} tokens"
+    said = f"{size} for {counted(found['max_rows'], 'row')} of up to {length:,} tokens"
     if not is_host:
         return said
     return (
@@ -313,14 +313,6 @@ def table(found: dict[str, Any]) -> list[list[str]]:
         for line in told:
             del line[-2]
     return told
-
-
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count:,} rows"
-
-
-def _frames(count: int) -> str:
-    return "1 frame" if count == 1 else f"{count} frames"
 
 
 # --- how many sequences fit -----------------------------------------------------------------------

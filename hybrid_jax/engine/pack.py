@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,18 +36,26 @@ class Layout:
 
     fields: tuple[tuple[str, int], ...]
 
-    @property
+    @functools.cached_property
     def size(self) -> int:
         """How many columns a row has."""
         return sum(width for _, width in self.fields)
 
+    @functools.cached_property
+    def _spans(self) -> dict[str, slice]:
+        ends = itertools.accumulate(width for _, width in self.fields)
+        return {
+            name: slice(end - width, end)
+            for (name, width), end in zip(self.fields, ends, strict=True)
+        }
+
     def span(self, name: str) -> slice:
         """The columns of one field, as a slice."""
-        return _spans(self)[name]
+        return self._spans[name]
 
     def has(self, name: str) -> bool:
         """Whether there is such a field."""
-        return name in _spans(self)
+        return name in self._spans
 
     def get(self, batch: Any, name: str) -> Any:
         """The columns of one field: [rows] if it has one column, else [rows, width]; numpy or jax."""
@@ -62,15 +71,6 @@ class Layout:
             batch[row, start] = value
         else:
             batch[row, start : start + len(value)] = value
-
-
-@functools.lru_cache(maxsize=256)
-def _spans(layout: Layout) -> dict[str, slice]:
-    spans, start = {}, 0
-    for name, width in layout.fields:
-        spans[name] = slice(start, start + width)
-        start += width
-    return spans
 
 
 def row_layout(numbers: Sequence[str], *fields: tuple[str, int]) -> Layout:
@@ -127,6 +127,11 @@ def set_pages(layout: Layout, batch: np.ndarray, row: int, pages: np.ndarray) ->
         count, per_page = pages.shape
         table = batch[row, layout.span("table")].reshape(per_page, -1)
         table[:, :count] = pages.T
+
+
+def get_pages(layout: Layout, batch: Any, frames_per_page: int) -> Any:
+    """The page tables of all rows, [rows, frames_per_page, width]."""
+    return batch[:, layout.span("table")].reshape(len(batch), max(frames_per_page, 1), -1)
 
 
 def set_copies(layout: Layout, batch: np.ndarray, row: int, copies: list) -> None:

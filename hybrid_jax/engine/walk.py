@@ -82,6 +82,26 @@ def fold_rows(state: State, rows: FoldRows, shared: tuple[Any, ...], model: Mode
     return state
 
 
+def fold_full(
+    state: State,
+    at: Cursor,
+    alive: jax.Array,
+    fold_slot: jax.Array,
+    shared: tuple[Any, ...],
+    model: Model,
+) -> tuple[State, Cursor]:
+    """Folds the rings that are full, so that a token fits. The checkpoints of these rows then stand where the rows do.
+
+    Args:
+        alive: bool[B] the rows that go on. fold_slot: int32[B] slots of the new checkpoints.
+    """
+    full = alive & (at.position - at.checkpoint == model.geometry.grain)
+    rows = FoldRows(full, at.checkpoint, at.slot, fold_slot)
+    state = fold_rows(state, rows, shared, model)
+    checkpoint = jnp.where(full, at.position, at.checkpoint)
+    return state, Cursor(at.position, checkpoint, jnp.where(full, fold_slot, at.slot))
+
+
 def commit(state: State, count: jax.Array, model: Model) -> State:
     """Lets the first `count` int32[B] tokens of the last window stay: lengths and convolution columns move on by them.
 

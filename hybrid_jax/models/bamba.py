@@ -60,7 +60,6 @@ def recurrent_mixer(fields: HFConfig, default_eps: float) -> RecurrentMixer:
         conv_width=("mamba_d_conv",),
         conv_bias=("mamba_conv_bias",),
         proj_bias="mamba_proj_bias",
-        dt_limits=("time_step_limit",),
         norm_eps=fields.number("rms_norm_eps", default=default_eps, positive=True),
     )
 

@@ -270,8 +270,8 @@ class HFConfig:
         conv_width: Names,
         conv_bias: Names,
         proj_bias: str,
-        dt_limits: Names,
         norm_eps: float,
+        dt_limits: Names = ("time_step_limit",),
     ) -> Mamba2:
         """The `config.Mamba2` mixer, from the fields that have these names.
 

@@ -24,7 +24,6 @@ def read_config(fields: HFConfig) -> ModelConfig:
         conv_width=("conv_kernel",),
         conv_bias=("use_conv_bias",),
         proj_bias="use_bias",
-        dt_limits=("time_step_limit",),
         norm_eps=fields.number("layer_norm_epsilon", default=1e-5, positive=True),
     )
     expanded = fields.integer("expand", default=2) * fields.integer("hidden_size")

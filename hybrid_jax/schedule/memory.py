@@ -54,21 +54,20 @@ class Memory:
         costs = frame_costs(geometry) if costs is None else costs
         self.frames = FrameAllocator(num_frames)
         self.slots = SlotTable(self.frames, state_frames=geometry.state_frames, max_slots=max_slots)
-        self.tree = (
-            RadixTree(
+        self.page_holds = PageHolds(self.frames)
+        self.tree: RadixTree | None = None
+        self.history: History | None = None
+        if cache.policy != "off":
+            self.tree = RadixTree(
                 self.frames,
                 self.slots,
+                self.page_holds,
                 grain=geometry.grain,
                 page_tokens=geometry.page_tokens,
                 needs_slots=geometry.has_state,
                 policy=make_policy(cache.policy, costs),
                 max_known_tokens=cache.history_tokens,
             )
-            if cache.policy != "off"
-            else None
-        )
-        self.history = None
-        if self.tree is not None:
             self.history = History(
                 self.tree,
                 cache.policy,
@@ -400,9 +399,7 @@ class Memory:
         )
         if self.tree is not None:
             self.tree.check_invariants()
-            page_holds = self.tree.page_holds
-            assert isinstance(page_holds, PageHolds), "memory: an engine's tree lists frames"
-            frames.update(page_holds.as_dict())
+            frames.update(self.page_holds.as_dict())
             slots.update(list(self.tree.slot_nodes))
         for slot in slots:
             frames.update(self.slots.frames(slot))

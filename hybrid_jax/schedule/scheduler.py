@@ -370,7 +370,7 @@ class Scheduler:
         assert checkpoint <= real <= checkpoint + self.geometry.grain, (
             f"scheduler: {sequence.owner} at {real}, checkpoint {checkpoint}"
         )
-        rows = [row for plan in flights for row in plan.decode if row.sequence is sequence]
+        rows = [row for plan in flights for row in plan.rows if row.sequence is sequence]
         agree(
             f"scheduler: {sequence.owner}",
             flights=(sequence.num_flights, sum(sequence in plan.sequences for plan in flights)),

@@ -52,7 +52,7 @@ class Turn:
     @property
     def empty(self) -> bool:
         """Whether the plan has no work for the device."""
-        return not (self.plan.prefill or self.plan.decode or self.plan.moves)
+        return not (self.plan.rows or self.plan.moves)
 
     def close_holes(self, rows: list[Sequence | None]) -> None:
         """Moves the highest decoding rows into free lower ones, if that makes the decode shape smaller."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hybrid_jax.byte_sizes import counted
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.geometry import (
     NUM_FRAMES_LIMIT,
@@ -118,7 +119,7 @@ def split_memory(
     num_frames = min(num_frames, NUM_FRAMES_LIMIT)
     if num_frames - 1 < least:
         needed = fixed + (least + 1) * per_frame
-        rows = f"{engine.max_rows} row" + ("s" if engine.max_rows > 1 else "")
+        rows = counted(engine.max_rows, "row")
         raise ValueError(
             f"EngineConfig: memory must hold the rings and logits of {rows} and one short sequence, {needed} bytes at "
             f"least, got {engine.memory}; raise memory or lower max_rows"

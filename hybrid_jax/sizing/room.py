@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from hybrid_jax.byte_sizes import format_size, parse_size, round_size
+from hybrid_jax.byte_sizes import counted, format_size, parse_size, round_size
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.costs import weight_bytes
 from hybrid_jax.geometry import ITEM_BYTES, make_geometry
@@ -73,7 +73,7 @@ class Room:
     def parts(self) -> str:
         """What is needed, as a sum: "weights 8 GiB (float32) + ... = 9 GiB"."""
         least = "at least " if self.fits is False and self.engine.memory is None else ""
-        rows = f"{self.engine.max_rows} row" + ("s" if self.engine.max_rows > 1 else "")
+        rows = counted(self.engine.max_rows, "row")
         why = " (jax before 0.11 copies bfloat16 weights to float32)"
         copies = why if self.device.widens and self.engine.dtype == "bfloat16" else ""
         return (

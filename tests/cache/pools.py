@@ -3,6 +3,7 @@
 import numpy as np
 
 from hybrid_jax.cache.pools.frames import FrameAllocator
+from hybrid_jax.cache.pools.pages import PageHolds
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.radix import RadixTree
 
@@ -19,6 +20,7 @@ class Pools:
         self.tree = RadixTree(
             self.frames,
             self.slots,
+            PageHolds(self.frames),
             grain=GRAIN,
             page_tokens=page_tokens,
             needs_slots=needs_slots,

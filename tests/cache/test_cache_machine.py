@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from hybrid_jax.cache.pools.frames import FrameAllocator, OutOfFrames
+from hybrid_jax.cache.pools.pages import PageHolds
 from hybrid_jax.cache.pools.slots import OutOfSlots, SlotTable
 from hybrid_jax.cache.tree.radix import RadixTree
 from tests.cache.pools import evict
@@ -41,8 +42,8 @@ class CacheMachine(RuleBasedStateMachine):
             self.frames, state_frames=STATE_FRAMES if self.needs_slots else 0, max_slots=MAX_SLOTS
         )
         self.tree = RadixTree(
-            self.frames, self.slots, grain=GRAIN, page_tokens=self.page_tokens, needs_slots=self.needs_slots,
-            max_known_nodes=12,
+            self.frames, self.slots, PageHolds(self.frames), grain=GRAIN, page_tokens=self.page_tokens,
+            needs_slots=self.needs_slots, max_known_nodes=12,
         )  # fmt: skip
         self.rows = []  # (tokens, pages, slot)
         self.resumable = set()  # prefixes that must hit

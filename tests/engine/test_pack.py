@@ -124,7 +124,7 @@ def test_page_tables_are_group_major_and_padded_with_the_sink():
     layout = LAYOUTS["prefill"]
     batch = np.zeros((2, layout.size), np.int32)
     pack.set_pages(layout, batch, 1, np.array([(3, 4), (8, 6), (5, 7)]))
-    table = layout.get(batch, "table").reshape(2, 2, 5)
+    table = pack.get_pages(layout, batch, 2)
     np.testing.assert_array_equal(table[1], [[3, 8, 5, 0, 0], [4, 6, 7, 0, 0]])
     assert not table[0].any()
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from hybrid_jax.config import EngineConfig
+from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.kernel_choice import Trials
 from hybrid_jax.geometry import make_geometry
-from tests.engine.test_kernel_paths import engine_on, requests
-from tests.tiny_models import tiny_model
+from tests.engine.test_kernel_paths import SMALL, requests
+from tests.tiny_models import redrawn, tiny_model
 
 
 def test_the_trial_of_the_scan_passes():
@@ -26,9 +27,11 @@ def test_the_trial_of_sampling_passes(vocab):
 
 
 def test_an_engine_draws_the_same_tokens_by_either_kernel():
-    drawn = []
+    config, _ = tiny_model("mamba2")
+    config, drawn = replace(config, layers=config.layers[:1]), []
+    settings = EngineConfig(kernels="pallas", **SMALL | {"steps_per_dispatch": 2})
     for sampling in ("pallas", "triton"):
-        engine = engine_on("pallas", "mamba2", steps_per_dispatch=2)
+        engine = Engine(config, redrawn(config, seed=2), settings)
         engine.runner.model = replace(engine.runner.model, sampling=sampling)
         asked = [replace(request, max_tokens=3) for request in requests()[1:4:2]]
         for request in asked:

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.engine import walk
+from hybrid_jax.engine import pack, walk
 from hybrid_jax.engine.adjust import choose
-from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
+from hybrid_jax.engine.kinds.kind import WindowRows
 from hybrid_jax.engine.steps import table
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.kind import Made
@@ -35,13 +35,12 @@ def forced_step(params, state, adjust, batch, guesses, *, model, layout, num_log
     num_rows, grain = batch.shape[0], model.geometry.grain
     get = lambda name: layout.get(batch, name)  # noqa: E731
     fold_slot, limits = get("fold_slot"), get("num_steps")
-    base, checkpoint, slot = cursor(state, get("checkpoint"), get("read_slot"), fold_slot, model)
+    at = cursor(state, get("checkpoint"), get("read_slot"), fold_slot, model)
     alive = (state.tokens[:num_rows] >= 0) & (limits > 0)
     shared = walk.share(params, model)
+    state, at = walk.fold_full(state, at, alive, fold_slot, shared, model)
+    base, checkpoint, slot = at
     if model.geometry.has_state:
-        full = alive & (base - checkpoint == grain)
-        state = walk.fold_rows(state, FoldRows(full, checkpoint, slot, fold_slot), shared, model)
-        checkpoint, slot = jnp.where(full, base, checkpoint), jnp.where(full, fold_slot, slot)
         limits = jnp.minimum(limits, grain - (base - checkpoint))  # nothing past a boundary stays
     offsets = jnp.arange(TOKENS)
     behind = jnp.minimum(base[:, None] + offsets, guesses.shape[1] - 1)
@@ -51,9 +50,9 @@ def forced_step(params, state, adjust, batch, guesses, *, model, layout, num_log
         base=base,
         begin=jnp.where(alive, base, 0),
         end=jnp.where(alive, base + jnp.minimum(limits, TOKENS), 0),
-        checkpoint=checkpoint if model.geometry.has_state else base,
+        checkpoint=checkpoint,
         slot=slot,
-        table=get("table").reshape(num_rows, max(model.geometry.frames_per_page, 1), -1),
+        table=pack.get_pages(layout, batch, model.geometry.frames_per_page),
     )
     h, state = walk.window(params, state, rows, shared=shared, model=model, commits=False)
     most = jnp.minimum(1 + (base * 7 + jnp.arange(num_rows)) % 5, limits)  # by chance fewer

@@ -49,10 +49,10 @@ class SimulatedCache:
         self.tree = RadixTree(
             self.budget,
             self._slots,
+            CountedPages(self.budget, costs.kv_bytes),
             grain=grain,
             page_tokens=1 if costs.kv_bytes else 0,
             needs_slots=costs.checkpoint_bytes > 0,
-            page_holds=CountedPages(self.budget, costs.kv_bytes),
             policy=policy,
             max_known_nodes=history_tokens,
             max_known_tokens=history_tokens,

@@ -13,7 +13,7 @@ import numpy as np
 
 from hybrid_jax.cache.pools.counted import ByteBudget, CountedSlots
 from hybrid_jax.cache.pools.frames import FrameAllocator
-from hybrid_jax.cache.pools.pages import PageHolds, PageStore, RowPages
+from hybrid_jax.cache.pools.pages import PageStore, RowPages
 from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.cache.pools.slots import SlotTable
 from hybrid_jax.cache.tree.eviction import Candidates, EvictionPolicy, Expected
@@ -79,10 +79,10 @@ class RadixTree(SpanTree):
 
     Args:
         frames, slots: the pools; the tree is one holder among others.
+        page_holds: the tree's side of `frames`.
         grain: tokens between positions where checkpoints may lie.
         page_tokens: tokens of a page; 0 for a model without attention, whose nodes list no pages.
         needs_slots: the model has recurrent layers, so resuming takes a checkpoint.
-        page_holds: the tree's side of `frames`; `PageHolds` when None.
         policy: orders the eviction candidates; least recently used when None.
         max_known_nodes, max_known_tokens: bounds on what is known but not cached and needed by nobody.
 
@@ -95,11 +95,11 @@ class RadixTree(SpanTree):
         self,
         frames: FrameAllocator | ByteBudget,
         slots: SlotTable | CountedSlots,
+        page_holds: PageStore,
         *,
         grain: int,
         page_tokens: int,
         needs_slots: bool,
-        page_holds: PageStore | None = None,
         policy: EvictionPolicy | None = None,
         max_known_nodes: int = 4096,
         max_known_tokens: int = 1 << 22,
@@ -114,9 +114,6 @@ class RadixTree(SpanTree):
         self.expected = Expected(self._candidates.refresh)
         self._promises: dict[str, dict[int, Node]] = {}
         self._num_announced = self._announced_tokens = 0
-        if page_holds is None:
-            assert isinstance(frames, FrameAllocator), f"radix: {frames} needs page_holds"
-            page_holds = PageHolds(frames)
         super().__init__(
             page_holds,
             slots,

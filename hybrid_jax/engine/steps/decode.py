@@ -11,11 +11,11 @@ import numpy as np
 
 from hybrid_jax.engine import frames, pack
 from hybrid_jax.engine.adjust import Adjust, choose
-from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
+from hybrid_jax.engine.kinds.kind import WindowRows
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled, logprobs
 from hybrid_jax.engine.steps.kind import Made, StepKind
-from hybrid_jax.engine.walk import cursor, fold_rows, share, window
+from hybrid_jax.engine.walk import Cursor, cursor, fold_full, share, window
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import DecodeBucket
 from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow
@@ -49,10 +49,9 @@ def decode(
     """
     num_rows = batch.shape[0]
     get = lambda name: layout.get(batch, name)  # noqa: E731
-    table = get("table").reshape(num_rows, max(model.geometry.frames_per_page, 1), -1)
+    table = pack.get_pages(layout, batch, model.geometry.frames_per_page)
     limits, fold_slot = get("num_steps"), get("fold_slot")
     start = cursor(state, get("checkpoint"), get("read_slot"), fold_slot, model)
-    has_state = model.geometry.has_state
     shared = share(params, model)
 
     def blank(of_step):
@@ -73,22 +72,19 @@ def decode(
         return (step < num_steps) & going(step, state).any()
 
     def advance(carry):
-        step, state, position, checkpoint, slot, out, adjust = carry
+        step, state, at, out, adjust = carry
         alive = going(step, state)
-        if has_state:
+        if model.geometry.has_state:
             with jax.named_scope("fold"):
-                full = alive & (position - checkpoint == model.geometry.grain)
-                rows = FoldRows(full, checkpoint, slot, fold_slot)
-                state = fold_rows(state, rows, shared, model)
-                checkpoint = jnp.where(full, position, checkpoint)
-                slot = jnp.where(full, fold_slot, slot)
+                state, at = fold_full(state, at, alive, fold_slot, shared, model)
+        position = at.position
         rows = WindowRows(
             tokens=state.tokens[:num_rows, None],
             base=position,
             begin=jnp.where(alive, position, 0),
             end=jnp.where(alive, position + 1, 0),
-            checkpoint=checkpoint if has_state else position,
-            slot=slot,
+            checkpoint=at.checkpoint,
+            slot=at.slot,
             table=table,
         )
         h, state = window(params, state, rows, shared=shared, model=model)
@@ -109,18 +105,18 @@ def decode(
             out = _store(out, step, new, alive)
             fed = jnp.where(alive, fed, state.tokens[:num_rows])
             state = state.replace(tokens=state.tokens.at[:num_rows].set(fed))
-        position = position + alive.astype(jnp.int32)
+        at = at._replace(position=position + alive.astype(jnp.int32))
         if model.kernels == "pallas":
             # These change only once the whole step has read the old ones. Otherwise XLA would launch a copy of each.
             zero = frames.zero_after(state, new.tokens)
-            position, checkpoint, slot = position + zero, checkpoint + zero, slot + zero
+            at = Cursor(*(number + zero for number in at))
         # As a sum and not as a slice, which XLA would copy outside the step's command buffer.
         longer = jnp.pad(alive.astype(jnp.int32), (0, state.lengths.shape[0] - num_rows))
         state = state.replace(lengths=state.lengths + longer)
-        return step + 1, state, position, checkpoint, slot, out, adjust
+        return step + 1, state, at, out, adjust
 
-    carry = (jnp.int32(0), state, *start, out, adjust)
-    _, state, _, _, _, out, adjust = jax.lax.while_loop(keep_on, advance, carry)
+    carry = (jnp.int32(0), state, start, out, adjust)
+    _, state, _, out, adjust = jax.lax.while_loop(keep_on, advance, carry)
     return state, adjust, Made(out)
 
 

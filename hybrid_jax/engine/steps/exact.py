@@ -15,7 +15,7 @@ from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.steps.kind import Made, StepKind, Variant
-from hybrid_jax.engine.walk import Cursor, cursor, fold_rows, load_columns, share, window
+from hybrid_jax.engine.walk import Cursor, cursor, fold_full, fold_rows, load_columns, share, window
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import PrefillBucket
 from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow
@@ -52,7 +52,7 @@ def exact_step(
     num_rows = batch.shape[0]
     geometry, config = model.geometry, model.config
     get = lambda name: layout.get(batch, name)  # noqa: E731
-    table = get("table").reshape(num_rows, max(geometry.frames_per_page, 1), -1)
+    table = pack.get_pages(layout, batch, geometry.frames_per_page)
     state = frames.copy_pages(state, get("sources"), get("targets"), model)
     feeds, length = get("feeds") > 0, get("length")
     alive = jnp.where(feeds, state.tokens[:num_rows] >= 0, length > 0)
@@ -60,16 +60,11 @@ def exact_step(
     decoding = cursor(state, known, read_slot, fold_slot, model)
     # A prompt's chunk begins at a checkpoint, while a row that decodes stands up to a grain behind one.
     chunk = Cursor(known, known, read_slot)
-    own = functools.partial(jnp.where, feeds)
-    begin, checkpoint, slot = jax.tree.map(own, decoding, chunk)
+    at = jax.tree.map(functools.partial(jnp.where, feeds), decoding, chunk)
     shared = share(params, model)
-    full = alive & (begin - checkpoint == geometry.grain)
-    base = jnp.where(full, begin, checkpoint)
+    state, (begin, base, slot) = fold_full(state, at, alive, fold_slot, shared, model)
+    starts = alive & ~feeds
     if geometry.has_state:
-        folds = FoldRows(full, checkpoint, slot, fold_slot)
-        state = fold_rows(state, folds, shared, model)
-        slot = jnp.where(full, fold_slot, slot)
-        starts = alive & ~feeds
         state, read = load_columns(state, starts, base, slot, model)
         # An attention layer in front writes to the arena that this has read, but depends on nothing of it.
         table = table + frames.zero_after(state, *read)
@@ -80,9 +75,8 @@ def exact_step(
     tokens = jnp.where(fed, state.tokens[:num_rows, None], get("tokens"))
     rows = WindowRows(tokens, base, begin, end, base, slot, table)
     h, state = window(params, state, rows, shared=shared, model=model)
-    if geometry.has_state:
-        folds = FoldRows(starts & (fold_slot > 0), base, slot, fold_slot)
-        state = fold_rows(state, folds, shared, model)
+    folds = FoldRows(starts & (fold_slot > 0), base, slot, fold_slot)
+    state = fold_rows(state, folds, shared, model)
     last = rings.slice_tokens(h, jnp.maximum(end - base - 1, 0), 1)[:, 0]
     logits = decoder.logits(params, last, config)
     samples = alive & (get("samples") > 0)

@@ -41,7 +41,7 @@ def prefill(
         State, adjust, and tokens int32[R] (meaningless if a row does not sample), their logits
         float32[max(R, logits_rows), V], and the hidden states [R, T, D].
     """
-    geometry, num_rows = model.geometry, batch.shape[0]
+    geometry = model.geometry
     get = lambda name: layout.get(batch, name)  # noqa: E731
     tokens, start, length, state_len = get("tokens"), get("start"), get("length"), get("state_len")
     end = start + length
@@ -54,7 +54,7 @@ def prefill(
         row=get("row"),
         read=frames.slot_frames(state, get("read_slot")),
         write=frames.slot_frames(state, get("write_slot")),
-        table=get("table").reshape(num_rows, max(geometry.frames_per_page, 1), -1),
+        table=pack.get_pages(layout, batch, geometry.frames_per_page),
     )
     h, state = chunk(params, state, rows, model=model)
     with jax.named_scope("sample"):
@@ -63,7 +63,7 @@ def prefill(
         state, adjust, sampled = first_tokens(
             state, adjust, logits, batch, end, get("samples") > 0, layout, num_logprobs, model
         )
-        logits = jnp.pad(logits, ((0, max(0, logits_rows - num_rows)), (0, 0)))
+        logits = jnp.pad(logits, ((0, max(0, logits_rows - len(batch))), (0, 0)))
     return state, adjust, Made(sampled, logits, h)
 
 
