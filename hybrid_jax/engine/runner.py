@@ -103,9 +103,8 @@ class Runner:
         self.num_traces = 0
         self.compiling = Compiling()
         self._executables: dict[tuple, Program] = {}
-        self._since: dict[
-            tuple, int
-        ] = {}  # the generation of requests that first may run a program
+        # The generation of requests that first may run a program.
+        self._since: dict[tuple, int] = {}
         self._generation = 0
         self._behind = Behind()
 

@@ -19,9 +19,8 @@ GAP_MEMORY = 50  # reuses over which the typical gap is taken
 END, BRANCH, OTHER, DECLARED = range(4)
 FRESH, CONTINUED, PARTED = range(3)
 SAME_PATH = 0.5  # share of a prompt that must be known before it counts as related to what is known
-SAME_PLACE = (
-    0.02  # share of a prompt that may lie between a point and the branch that still goes on from it
-)
+# Share of a prompt that may lie between a point and the branch that still goes on from it.
+SAME_PLACE = 0.02
 DEAD = 0.001  # of the parents' hazard
 MAX_RUN, MAX_PARTED_RUN = 8, 2
 

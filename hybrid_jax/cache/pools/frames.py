@@ -44,9 +44,8 @@ class FrameAllocator:
         self.num_frames = num_frames
         self._free: np.ndarray = np.arange(num_frames - 1, SINK, -1, dtype=np.int32)  # a stack
         self.num_free = num_frames - 1  # its height
-        self._holders: np.ndarray = np.zeros(
-            num_frames + 1, np.int32
-        )  # the last stands for no frame
+        # The last stands for no frame.
+        self._holders: np.ndarray = np.zeros(num_frames + 1, np.int32)
         # A free frame has the handle it will have next, without its id. So no handle that was given out equals it.
         self._handles: np.ndarray = np.full(
             num_frames, handles.pack(handles.FRAME, 0, 0), np.uint32
@@ -114,9 +113,8 @@ class FrameAllocator:
 
     def _require_held(self, frames: np.ndarray, action: str) -> np.ndarray:
         """Holders of each frame, all at least 1."""
-        held: np.ndarray = self._holders.take(
-            frames, mode="clip"
-        )  # to the first or last entry: nobody's
+        # What is no frame is clipped to the first or last entry, which nobody holds.
+        held: np.ndarray = self._holders.take(frames, mode="clip")
         if np.count_nonzero(held) == len(held):
             return held
         frame = next(f for f in frames.tolist() if not self._is_held(f))

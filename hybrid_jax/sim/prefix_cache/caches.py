@@ -176,9 +176,8 @@ class BlockCache:
         self.capacity, self.block_tokens = capacity, block_tokens
         self._block_bytes = costs.checkpoint_bytes + block_tokens * costs.kv_bytes
         self._most = capacity // self._block_bytes
-        self._blocks: OrderedDict[int, None] = (
-            OrderedDict()
-        )  # names; what was used last stands last
+        # Names; what was used last stands last.
+        self._blocks: OrderedDict[int, None] = OrderedDict()
         self._names: dict[tuple[int, bytes], int] = {}  # (name of the block before, tokens) -> name
         self.evictions = self.peak = 0
         self.reused: set[int] = set()
