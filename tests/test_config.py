@@ -70,7 +70,11 @@ def layers(*specs) -> dict:
             ATTENTION | {"rope": Rope(dim=16)},
             "Attention: rope dim must be at most head_dim 8, got 16",
         ),
-        (Attention, ATTENTION | {"window": 0}, "Attention: window must be positive, got 0"),
+        (
+            Attention,
+            ATTENTION | {"sliding_window": 0},
+            "Attention: sliding_window must be positive, got 0",
+        ),
         (
             Mamba2,
             MAMBA | {"num_groups": 4},
@@ -285,7 +289,7 @@ def test_an_impossible_value_is_named(kind, fields, message):
 
 
 def test_mixers_may_differ_in_what_they_do_not_cache():
-    local = Attention(**ATTENTION | {"window": 4, "qk_norm": True})
+    local = Attention(**ATTENTION | {"sliding_window": 4, "qk_norm": True})
     model = ModelConfig(
         **MODEL | layers(LayerSpec(mixers=(Attention(**ATTENTION),)), LayerSpec(mixers=(local,)))
     )

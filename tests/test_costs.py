@@ -21,7 +21,7 @@ from hybrid_jax.costs import (
 from hybrid_jax.geometry import checkpoint_bytes, make_geometry
 
 ATTENTION = Attention(num_heads=4, num_kv_heads=2, head_dim=8)
-WINDOWED = Attention(num_heads=4, num_kv_heads=2, head_dim=8, window=5)
+WINDOWED = Attention(num_heads=4, num_kv_heads=2, head_dim=8, sliding_window=5)
 MAMBA = Mamba2(num_heads=4, head_dim=8, state_size=16)
 
 

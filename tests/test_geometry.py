@@ -197,7 +197,9 @@ def test_bytes_of_an_array_spec():
 
 # --- counts ---------------------------------------------------------------------------------------
 
-SWA = Attention(num_heads=6, num_kv_heads=2, head_dim=8, window=5, qkv_bias=True, qk_norm=True)
+SWA = Attention(
+    num_heads=6, num_kv_heads=2, head_dim=8, sliding_window=5, qkv_bias=True, qk_norm=True
+)
 FULL = Attention(num_heads=4, num_kv_heads=2, head_dim=8, rope=Rope(dim=4), out_bias=True)
 PLAIN = Mamba2(num_heads=6, head_dim=4, state_size=8, num_groups=3, norm_groups=3)
 BIASED = Mamba2(
@@ -258,7 +260,7 @@ def test_prefill_flops_add_up_over_chunks(name):
 
 @pytest.mark.parametrize("window", [None, 1, 5, 200])
 def test_attention_flops_count_each_visible_key(window):
-    spec = Attention(num_heads=6, num_kv_heads=2, head_dim=8, window=window)
+    spec = Attention(num_heads=6, num_kv_heads=2, head_dim=8, sliding_window=window)
     model = ModelConfig(family="x", vocab_size=8, width=16, layers=(LayerSpec(mixers=(spec,)),))
     projections = 2 * 16 * (6 + 2 + 2 + 6) * 8
     for start, tokens in ((0, 1), (0, 40), (3, 9), (60, 12)):

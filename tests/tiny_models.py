@@ -121,7 +121,7 @@ def _shared() -> ModelConfig:
 
 def _windowed() -> ModelConfig:
     shape = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "rope": Rope(dim=8)}
-    near = Attention(**shape, window=37, soft_cap=5.0, qk_norm=True)
+    near = Attention(**shape, sliding_window=37, soft_cap=5.0, qk_norm=True)
     far = Attention(**shape, qk_norm=True, qk_norm_eps=1e-3)
     layers = [_layer(mixer, mlp=_MLP) for mixer in (near, _MAMBA, far)]
     return _config("windowed", *layers)

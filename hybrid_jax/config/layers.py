@@ -61,7 +61,7 @@ class Attention:
         qkv_bias, out_bias: biases on the projections.
         qk_norm: RMS norm over each head of q and k before the rotation.
         qk_norm_eps: its epsilon.
-        window: the sliding window: a query sees itself and the `window - 1` tokens before it; None for all.
+        sliding_window: a query sees itself and the `sliding_window - 1` tokens before it; None for all.
         soft_cap: logits become cap * tanh(logits / cap); None for none.
     """
 
@@ -74,7 +74,7 @@ class Attention:
     out_bias: bool = False
     qk_norm: bool = False
     qk_norm_eps: float = 1e-6
-    window: int | None = None
+    sliding_window: int | None = None
     soft_cap: float | None = None
 
     def __post_init__(self) -> None:
@@ -87,8 +87,8 @@ class Attention:
                 "Attention",
                 f"rope dim must be at most head_dim {self.head_dim}, got {self.rope.dim}",
             )
-        if self.window is not None:
-            positive(self, "window")
+        if self.sliding_window is not None:
+            positive(self, "sliding_window")
 
     @property
     def softmax_scale(self) -> float:

@@ -64,7 +64,7 @@ def attend_pages(
             layout=layout,
             scale=spec.softmax_scale,
             page_frame=place.frame,
-            sliding_window=spec.window,
+            sliding_window=spec.sliding_window,
             soft_cap=spec.soft_cap,
             dtype=h.dtype,
         ),

@@ -43,7 +43,7 @@ class AttentionKind(Kind):
         return 4 * _sizes(spec)[0]
 
     def keys_seen(self, spec: Attention) -> int | None:
-        return spec.window
+        return spec.sliding_window
 
     def row_bytes(self, spec: Attention, step: StepSize) -> int:
         q, kv = _sizes(spec)

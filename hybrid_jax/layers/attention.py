@@ -67,8 +67,8 @@ def attend(
     lag = positions[:, :, None] - positions[:, None, :]  # [B, T, S]
     exists = jnp.arange(tokens)[None] < lengths[:, None]  # [B, S]
     seen = (lag >= 0) & exists[:, None]
-    if spec.window is not None:
-        seen &= lag < spec.window
+    if spec.sliding_window is not None:
+        seen &= lag < spec.sliding_window
     scores = jnp.where(seen[:, None, None], scores, -1e30)
     weights = jax.nn.softmax(scores, axis=-1)
     v = jnp.where(exists[:, :, None, None], v, 0).astype(jnp.float32)  # 0 * NaN would be NaN

@@ -45,7 +45,7 @@ TURN = (
     *(Prefill.bucket, Decode.bucket),
     *(StepKind.pack, Prefill.columns, Decode.columns, Fork.columns),
     Pending.read,
-    *(StepKind.unpack, kinds.logprobs_at, Decode.places),
+    *(StepKind.unpack, kinds.logprobs_at, Decode.drawn_at),
     Scheduler.plan,
     Scheduler._turn,
     Admission.admit,

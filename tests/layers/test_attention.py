@@ -17,10 +17,10 @@ SPECS = {
     "grouped": BASE,
     "one_head_each": replace(BASE, num_kv_heads=6),
     "one_kv_head": replace(BASE, num_kv_heads=1, scale=0.3),
-    "window": replace(BASE, window=3),
-    "window_of_one": replace(BASE, window=1),
+    "window": replace(BASE, sliding_window=3),
+    "window_of_one": replace(BASE, sliding_window=1),
     "soft_cap": replace(BASE, soft_cap=0.7),
-    "window_and_soft_cap": replace(BASE, window=5, soft_cap=2.0, scale=1.0),
+    "window_and_soft_cap": replace(BASE, sliding_window=5, soft_cap=2.0, scale=1.0),
 }
 LENGTHS = (11, 4, 1)
 
@@ -46,7 +46,7 @@ def slow_attend(q, k, v, lengths, spec: Attention) -> np.ndarray:
     y = np.zeros(q.shape)
     for b, length in enumerate(np.asarray(lengths)):
         for t in range(length):
-            first = 0 if spec.window is None else max(0, t - spec.window + 1)
+            first = 0 if spec.sliding_window is None else max(0, t - spec.sliding_window + 1)
             for n in range(spec.num_heads):
                 head = n // (spec.num_heads // spec.num_kv_heads)
                 scores = [
@@ -74,7 +74,7 @@ def test_attend_equals_the_loop(name):
 
 
 def test_positions_may_start_anywhere():
-    inputs, spec = make_inputs(BASE), replace(BASE, window=3)
+    inputs, spec = make_inputs(BASE), replace(BASE, sliding_window=3)
     moved = (*inputs[:3], inputs[3] + 1000, inputs[4])
     assert np.array_equal(attend(*moved, spec), attend(*inputs, spec))
 

@@ -48,7 +48,7 @@ def test_configs_survive_json(golden):
 
 def test_config_of_no_family_survives_json():
     rope = Rope(dim=4, scaling=RopeScaling(kind="linear", factor=2.0))
-    attention = Attention(num_heads=2, num_kv_heads=1, head_dim=4, rope=rope, window=9)
+    attention = Attention(num_heads=2, num_kv_heads=1, head_dim=4, rope=rope, sliding_window=9)
     layers = (LayerSpec(mixers=(attention,), mlp=MLP(width=8)), LayerSpec(mlp=MLP(width=4)))
     config = ModelConfig(family="own", vocab_size=9, width=8, layers=layers, eos_token_ids=(3, 4))
     assert from_json(to_json(config)) == config

@@ -51,11 +51,11 @@ def next_columns(columns: jax.Array, history: int, plan: WindowPlan) -> jax.Arra
 
 def read_columns(state: State, group: int, rows: LoadRows, model: Model) -> jax.Array:
     """The columns bits[L, B, W - 1, E] of all layers of a group in the rows' checkpoints."""
-    place = model.geometry.groups[group]
-    layers = range(place.num_layers)
+    own = model.geometry.groups[group]
+    layers = range(own.num_layers)
     return jnp.stack(
         [
-            frames.read_columns(state.arena, rows.frames, rows.exists, layer, place, model)
+            frames.read_columns(state.arena, rows.frames, rows.exists, layer, own, model)
             for layer in layers
         ]
     )

@@ -175,5 +175,5 @@ class Decode(StepKind):
     def line(self, row: DecodeRow, index: int) -> int:
         return row.row
 
-    def places(self, row: DecodeRow, line: int) -> list[tuple[int, ...]]:
+    def drawn_at(self, row: DecodeRow, line: int) -> list[tuple[int, ...]]:
         return [(step, line) for step in range(row.num_steps)]

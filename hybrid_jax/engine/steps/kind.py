@@ -186,7 +186,7 @@ class StepKind(abc.ABC):
         """The line of a row in the results of a dispatch; `index` says which row of the dispatch it is."""
         return index
 
-    def places(self, row: Any, line: int) -> list[tuple[int, ...]]:
+    def drawn_at(self, row: Any, line: int) -> list[tuple[int, ...]]:
         """Where a row's tokens are among those that were sampled, in order. A negative number there is no token."""
         return [(line,)] if row.samples else []
 
@@ -198,7 +198,7 @@ class StepKind(abc.ABC):
         """
         for index, row in enumerate(rows):
             line = self.line(row, index)
-            drawn = [place for place in self.places(row, line) if sampled.tokens[place] >= 0]
+            drawn = [place for place in self.drawn_at(row, line) if sampled.tokens[place] >= 0]
             row.new_tokens = [int(sampled.tokens[place]) for place in drawn]
             count = row.request.params.logprobs
             if count is not None:
