@@ -45,10 +45,8 @@ ALLOCATORS = {
 
 def models() -> Iterator[tuple[str, dict]]:
     """Every tiny model in both dtypes, through chunks, hits, evictions, forks and log-probabilities; exact mode too."""
-    from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
     from tests.tiny_models import MODELS
 
-    enable_compile_cache("xla-tests")
     for name in MODELS:
         for dtype in ("float32", "bfloat16"):
             for exact in (False, True):
@@ -230,7 +228,8 @@ def against(commit: str, parts: list[str], aot_python: str | None, keep: Path) -
                     continue
                 python = aot_python if part == "aot" and aot_python else sys.executable
                 command = [python, __file__, "record", str(files[side]), "--only", part]
-                env = os.environ | {"JAX_PLATFORMS": "cpu"}
+                cache = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(keep / "xla"))
+                env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": cache}
                 env["PYTHONPATH"] = f"{tree}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
                 subprocess.run(command, cwd=tree, env=env, check=True)
     old, new = (json.loads(files[side].read_text()) for side in ("old", "new"))

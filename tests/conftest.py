@@ -99,6 +99,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in left]
 
 
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: the garbage collector need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 def parameters(case: pytest.Item) -> list[tuple[int, ...]]:
     """Which value each `parametrize` gave to a case; names that one `parametrize` gives together are one."""
     given = case.callspec.params
