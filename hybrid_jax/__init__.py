@@ -12,9 +12,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if (
-    TYPE_CHECKING
-):  # type checkers and editors do not read `_HOMES`; "as" tells them that a name is public
+# Type checkers and editors do not read `_HOMES`. To them, "as" says that a name is public.
+if TYPE_CHECKING:
     from hybrid_jax.api.llm import LLM as LLM
     from hybrid_jax.api.outputs import CompletionOutput as CompletionOutput
     from hybrid_jax.api.outputs import Delta as Delta

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import itertools
 import os
 from pathlib import Path
@@ -68,13 +69,12 @@ SHARED = SharedPrograms()
 make_program = Program.__init__
 
 
-def make_shared_program(
-    self: Program, *args: Any, store: ProgramStore | None = None, identity: str = "", **more: Any
-) -> None:
+def make_shared_program(self: Program, *args: Any, **named: Any) -> None:
     """`Program`, which finds what another engine has compiled."""
-    if store is None and identity and SHARED.on:
-        store = SHARED
-    make_program(self, *args, store=store, identity=identity, **more)
+    given = inspect.signature(make_program).bind(self, *args, **named).arguments
+    if given.get("store") is None and given.get("identity") and SHARED.on:
+        given["store"] = SHARED
+    make_program(**given)
 
 
 Program.__init__ = make_shared_program
