@@ -1,11 +1,12 @@
 # `make demo` and `make test` need Python 3.11 or newer and nothing else: each installs into .venv first.
-# Tests run as four jobs, two at a time; `make -j1 checks` runs one after the other.
+# Tests run as four jobs, two at a time, and lint beside them; `make -j1 checks` runs one after the other.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Python compiles what it imports; for pip to compile everything takes longer than the rest of an installation.
+PIP = python -m pip --disable-pip-version-check --quiet install --no-compile
 SOURCES := hybrid_jax pallas_kernels tests examples benchmarks
 # Most of the time goes into compiling. So most tests have programs compiled quickly (tests/conftest.py); what is marked
 # `as_users` compares last bits or reads what the compiler made, and is compiled as users have it. `make test-all` has
@@ -61,14 +62,14 @@ check-fast: $(VENV)/.installed-test
 check-more: $(VENV)/.installed-test lint
 	$(BIN)/$(PYTEST) -q -m "not slow" $(MORE_FAST_TESTS)
 
-test: $(VENV)/.installed-test lint
+test: $(VENV)/.installed-test
 	+@$(MAKE) --no-print-directory --jobs=2 --output-sync=target checks
 
-test-all: $(VENV)/.installed-test lint
+test-all: $(VENV)/.installed-test
 	+@HYBRID_JAX_TESTS=all $(MAKE) --no-print-directory QUICKLY= OTHER_OF= checks
 
 # The longest first.
-checks: test-numeric test-engine test-versions test-as-users
+checks: test-numeric test-engine test-versions test-as-users lint
 
 test-numeric: $(VENV)/.installed-test
 	$(QUICKLY) $(BIN)/$(PYTEST) -m "not as_users" $(NUMERIC_TESTS)
@@ -111,27 +112,26 @@ $(BIN)/python:
 
 # The stamps make both targets install once, and again when the dependencies change.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	$(PIP) install --editable .
+	$(BIN)/$(PIP) --editable .
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
-	$(PIP) install --editable '.[test]'
+	$(BIN)/$(PIP) --editable '.[test]'
 	@touch $@ $(VENV)/.installed
 
 $(OTHER_VENV)/.installed-test: pyproject.toml
 	test -d $(OTHER_VENV) || $(OTHER) -m venv $(OTHER_VENV)
-	$(OTHER_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade --editable '.[test]' \
-		'jax<=$(OTHER_JAX)'
+	$(OTHER_VENV)/bin/$(PIP) --upgrade --editable '.[test]' 'jax<=$(OTHER_JAX)'
 	@touch $@
 
 .venv-aot/bin/python:
 	$(OTHER) -m venv .venv-aot
-	.venv-aot/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[test]' jax==$(AOT_JAX)
+	.venv-aot/bin/$(PIP) --editable '.[test]' jax==$(AOT_JAX)
 
 # Only what compiles: jax's plugin and its runtime, of the version of jax that is there, and Triton where jax-triton runs.
 $(AOT_VENV)/.installed-aot: pyproject.toml | $(AOT_VENV)/bin/python
 	version=$$($(AOT_VENV)/bin/python -c 'import jax; print(jax.__version__)') && \
-	$(AOT_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --no-deps --upgrade --target $(AOT) \
+	$(AOT_VENV)/bin/$(PIP) --no-deps --upgrade --target $(AOT) \
 		jax-cuda12-plugin==$$version jax-cuda12-pjrt==$$version $(if $(OTHER),'jax-triton>=0.4' 'triton<3.9')
 	@touch $@
 
