@@ -13,6 +13,7 @@ RESULT = {
         "bamba": {
             "greedy": {"tokens": [[1, 2]], "bits": [["0x1p-1", "0x1p+0"]]},
             "stats": {"folds": 3, "num_traces": 5},
+            "seconds": 1.5,
         }
     },
     "aot": {"decode 64": {"launches": 174, "temp_bytes": 1000}},
@@ -50,7 +51,12 @@ def test_what_differs_is_said(where, value, said):
 
 @pytest.mark.parametrize(
     "where, value",
-    [("aot/decode 64/launches", 170), ("models/bamba/stats/num_traces", 4), ("aot", RESULT["aot"])],
+    [
+        ("aot/decode 64/launches", 170),
+        ("models/bamba/stats/num_traces", 4),
+        ("models/bamba/seconds", 2.5),
+        ("aot", RESULT["aot"]),
+    ],
 )
 def test_what_may_change_is_not_said(where, value):
     assert compare(RESULT, changed(where, value)) == []
