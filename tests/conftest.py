@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import itertools
 import os
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -18,7 +16,6 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.engine.programs.compiling import Program
-from hybrid_jax.engine.programs.store import ProgramStore
 from tests.drawing import EVERYTHING, covering
 
 # Most of a run goes into compiling. With HYBRID_JAX_COMPILE=quickly LLVM does not optimize, and fusions get an older,
@@ -44,40 +41,6 @@ ROOT = Path(__file__).resolve().parent.parent
 # crashes at the next one.
 MAPS, MOST_MAPS, CHECK_EVERY = Path("/proc/self/maps"), 25_000, 10
 FINISHED = itertools.count(1)
-
-
-class SharedPrograms(ProgramStore):
-    """Compiled programs of this process: engines that are made alike share them, as processes do on a GPU.
-
-    Tracing takes as long as compiling quickly does. What a program is made from decides whether it is shared, with the
-    rules of `ProgramStore`. A test that counts traces, or changes what is traced, is marked `own_programs`.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(Path(os.devnull), jax.devices()[0])
-        self.programs: dict[str, Any] = {}
-        self.on = True
-
-    def load(self, name: str) -> Any:
-        return self.programs.get(name)
-
-    def compiled(self, name: str, lowered: jax.stages.Lowered) -> Any:
-        return self.programs.setdefault(name, lowered.compile())
-
-
-SHARED = SharedPrograms()
-make_program = Program.__init__
-
-
-def make_shared_program(self: Program, *args: Any, **named: Any) -> None:
-    """`Program`, which finds what another engine has compiled."""
-    given = inspect.signature(make_program).bind(self, *args, **named).arguments
-    if given.get("store") is None and given.get("identity") and SHARED.on:
-        given["store"] = SHARED
-    make_program(**given)
-
-
-Program.__init__ = make_shared_program
 # Tests of which a run takes few cases.
 FEW_CASES = ("aot", "kernels", "engine/test_sampling_groups.py", "engine/test_scheduler_traffic.py")
 
@@ -119,15 +82,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
         with MAPS.open("rb") as maps:
             if sum(1 for _ in maps) > MOST_MAPS:
                 jax.clear_caches()
-                SHARED.programs.clear()
                 for program in [x for x in gc.get_objects() if isinstance(x, Program)]:
                     program._run = None
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Programs are not shared with a test that is marked so."""
-    SHARED.on = item.get_closest_marker("own_programs") is None
 
 
 @pytest.fixture(scope="session")

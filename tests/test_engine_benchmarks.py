@@ -33,7 +33,6 @@ def test_the_compiled_loop_takes_all_its_steps_and_gives_its_memory_back(benchma
     engine.close()
 
 
-@pytest.mark.own_programs
 def test_host_time_leaves_the_device_out_and_nothing_else(benchmark):
     script = benchmark("host_time")
     calls, real = [], Program.__call__

@@ -14,7 +14,6 @@ from hybrid_jax.schedule.bucket import shapes_of
 from hybrid_jax.schedule.request import Request
 from tests.tiny_models import VOCAB, tiny_engine
 
-pytestmark = pytest.mark.own_programs
 KINDS = {"prefill", "fork", "decode", "exact", "write_slots", "move_row", "move_adjust"}
 
 

@@ -100,7 +100,6 @@ def test_tokens_are_those_of_xla(name):
 
 
 @pytest.mark.slow
-@pytest.mark.own_programs
 def test_tokens_are_those_of_xla_where_products_are_split():
     """Products in parts that sum in the kernels, which no tiny model has by itself; those of a lone row too."""
 

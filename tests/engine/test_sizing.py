@@ -247,7 +247,7 @@ def test_more_rows_cost_rings_and_leave_fewer_frames():
 
 
 def test_rings_that_alone_exceed_the_memory_are_refused_with_the_rows():
-    with pytest.raises(ValueError, match="rings and logits of 4096 rows .* lower max_rows"):
+    with pytest.raises(ValueError, match="rings and logits of 4,096 rows .* lower max_rows"):
         sizes(model("MAM"), EngineConfig(memory=10**6, max_rows=4096))
 
 

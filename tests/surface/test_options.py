@@ -298,11 +298,11 @@ def small_machine(monkeypatch):
         ),
         (
             {"max_rows": 10**6},
-            r"memory at least .* for 1000000 rows .* has 1 GiB; use at most max_rows=\d+",
+            r"memory at least .* for 1,000,000 rows .* has 1 GiB; use at most max_rows=\d+",
         ),
         (
             {"max_rows": 10**6, "memory": "8TiB"},
-            r"memory 8 TiB for 1000000 rows .* has 1 GiB; use at most max_rows=\d+ and at most memory=\"[\d.]+MiB\"",
+            r"memory 8 TiB for 1,000,000 rows .* has 1 GiB; use at most max_rows=\d+ and at most memory=\"[\d.]+MiB\"",
         ),
     ],
 )
