@@ -9,6 +9,15 @@ from hybrid_jax.cache.pools.frames import FrameAllocator, OutOfFrames
 from hybrid_jax.cache.pools.slots import OutOfSlots, SlotTable
 
 
+def test_pools_that_are_too_small_or_too_large_for_handles_are_refused():
+    for count in (1, handles.MAX_ID + 2):
+        with pytest.raises(ValueError, match=rf"num_frames must be between 2 and .* got {count}"):
+            FrameAllocator(count)
+    for count in (0, handles.MAX_ID + 2):
+        with pytest.raises(ValueError, match=f"max_slots must be between 1 and .* got {count}"):
+            SlotTable(FrameAllocator(4), state_frames=1, max_slots=count)
+
+
 def test_last_released_frame_is_handed_out_first():
     frames = FrameAllocator(6)
     a, b, c = frames.allocate(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from hybrid_jax.byte_sizes import parse_size
 from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig, MoE
 from hybrid_jax.costs import weight_bytes
+from hybrid_jax.engine import this_device
 from hybrid_jax.engine.this_device import held_bytes
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.sizing.devices import Device
@@ -142,3 +144,23 @@ def test_widened_weights_are_temporaries_but_experts_are_widened_one_at_a_time()
     assert 0.9 < (widened - plain) / (weight_bytes(config, "float32") - 3 * expert) < 1.1
     float32 = replace(engine, dtype="float32")
     assert temporary_bytes(config, float32, kernels=False, widens=True) == plain
+
+
+@pytest.mark.parametrize(
+    "wanted, remedy", [("cuda", 'pip install "hybrid_jax[cuda12]"'), ("tpu", "leave it out")]
+)
+def test_a_platform_that_jax_cannot_use_is_named_with_the_remedy(monkeypatch, wanted, remedy):
+    def fails():
+        raise RuntimeError("Unable to initialize backend")
+
+    asked = SimpleNamespace(devices=fails, config=SimpleNamespace(jax_platforms=wanted))
+    monkeypatch.setattr(this_device, "jax", asked)
+    monkeypatch.setattr(this_device, "claim_gpu", lambda: None)
+    with pytest.raises(
+        ValueError, match=f"LLM: JAX_PLATFORMS={wanted} asks for a device"
+    ) as caught:
+        this_device.first_device()
+    assert remedy in str(caught.value)
+    asked.config.jax_platforms = None
+    with pytest.raises(RuntimeError, match="Unable to initialize backend"):
+        this_device.first_device()

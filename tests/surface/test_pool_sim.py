@@ -203,6 +203,19 @@ def test_an_honest_mistake_is_one_line_that_names_the_value(honest, options, mes
     check_mistake(honest(*options), message)
 
 
+def test_a_model_file_with_other_item_sizes_has_no_geometry(honest, tmp_path):
+    file = tmp_path / "wide.toml"
+    file.write_text(
+        "width = 64\nkv_item_bytes = 4\n"
+        "[[blocks]]\nattention = { num_heads = 4, num_kv_heads = 2, head_dim = 16 }\n"
+        "[[blocks]]\nmamba2 = { num_heads = 4, head_dim = 16, state_size = 16, num_groups = 1 }\n"
+    )
+    message = (
+        f"pool-sim: {file}: only KV and convolutions of 2 bytes and states of 4 have a geometry"
+    )
+    check_mistake(honest("--model-spec", str(file)), message)
+
+
 def test_the_program_runs_without_jax(root, trace):
     asked = ["pool-sim", "--mode", "paper", "--json", "--trace", trace, "--workload", "own"]
     assert json.loads(run_without_jax(root, asked))["requests"] == 2

@@ -164,6 +164,8 @@ def test_with_arrivals_the_table_tells_the_same_to_people(arrive):
         (("--limit", "-1"), "--limit must be at least 1, got -1"),
         (("--max-rows", "0"), "--max-rows must be at least 1, got 0"),
         (("--clock", "wall"), "--clock must be order or arrivals, got 'wall'"),
+        (("--clock", "arrivals", "--shapes", "odd"), "--shapes must be fine or coarse, got 'odd'"),
+        (("--shapes", "coarse"), "--shapes goes with --clock arrivals only, got coarse"),
         (
             ("--clock", "arrivals", "--ttft-table", "times.csv"),
             "--ttft-table goes with --clock order only, got times.csv",

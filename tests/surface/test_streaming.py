@@ -109,6 +109,15 @@ def test_a_mistake_is_raised_where_the_stream_is_read(llm):
         asyncio.run(main())
 
 
+def test_a_failure_of_the_engine_is_raised_where_the_stream_is_awaited(llm, monkeypatch):
+    async def main():
+        async for _ in llm.astream("ab", SamplingParams(max_tokens=30)):
+            monkeypatch.setattr(llm._engine, "step", lambda: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(main())
+
+
 def test_deltas_join_to_what_generate_returns(make_llm, monkeypatch):
     llm = make_llm(steps_per_dispatch=3)
     monkeypatch.setattr(type(llm._engine), "script", "né 你好 🙂 stop".encode())
