@@ -1,5 +1,6 @@
 """Frames of real models, counts beside slow definitions, and shapes derived from them."""
 
+import itertools
 import math
 
 import jax
@@ -33,6 +34,7 @@ from hybrid_jax.geometry import (
 from hybrid_jax.kinds.table import recurrent_kind
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.state import state_specs
+from tests import tiny_models
 
 BF16 = EngineConfig(dtype="bfloat16")
 
@@ -303,3 +305,22 @@ def test_a_state_of_two_kinds_has_at_most_twelve_donated_leaves():
     specs = state_specs(make_geometry(model, BF16), num_frames=4, max_slots=4, max_rows=2)
     assert len(jax.tree.leaves(specs)) == 4 + 3 + 4
     assert len(jax.tree.leaves(specs)) <= 12
+
+
+def test_experts_work_in_the_latent_width():
+    spec = MoE(num_experts=6, top_k=2, width=12, latent_width=4)
+    model = ModelConfig(family="x", vocab_size=8, width=16, layers=(LayerSpec(mlp=spec),))
+    router, latent, expert = 16 * 6, 2 * 16 * 4, 3 * 4 * 12
+    assert prefill_flops(model, 1, 7) == 2 * (router + latent + 2 * expert)
+
+
+@pytest.mark.parametrize("name", sorted(tiny_models.MODELS))
+def test_no_two_layers_share_words_of_a_page(name):
+    geometry = make_geometry(tiny_models.MODELS[name](), EngineConfig())
+    spans: dict[int, list[tuple[int, int]]] = {}
+    for place in geometry.kv:
+        end = place.offset + geometry.page_tokens * place.token_words
+        spans.setdefault(place.frame, []).append((place.offset, end))
+    for found in map(sorted, spans.values()):
+        assert found[-1][1] <= geometry.frame_words
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(found))

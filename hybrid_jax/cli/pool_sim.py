@@ -37,8 +37,8 @@ def pool_sim(
     model_spec: Annotated[
         str,
         typer.Option(
-            help="The paper's models in the paper's sizes: jamba_1_5_mini and mamba2_1b3. In "
-            "honest mode also nemotron_h_8b, qwen3_next_80b, bamba_9b, granite_4_h_small, "
+            help="The paper's models in the paper's sizes: jamba_1_5_mini, and one with larger states. A "
+            "wrong name lists all. In honest mode also nemotron_h_8b, qwen3_next_80b, bamba_9b, granite_4_h_small, "
             "paper_7b_float32, or a .toml file."
         ),
     ] = "jamba_1_5_mini",

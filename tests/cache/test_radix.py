@@ -148,6 +148,26 @@ def test_pinned_nodes_stay():
     pools.check()
 
 
+def test_of_a_page_cut_by_a_boundary_that_goes_the_child_s_copy_stays():
+    pools = Pools(page_tokens=64)
+    pools.insert(seq((0, 24)))
+    pools.insert(seq((0, 24), (100, 40)))  # a row that copied the page inside which it resumed
+    whole = seq((0, 24), (100, 40), (0, 1))
+    before, _ = pools.tree.acquire(pools.match(whole))
+    pools.frames.release(before)
+    assert evict(pools.tree, 1) == 3  # the checkpoint between, and the upper's copy
+    after, _ = pools.tree.acquire(pools.match(whole))
+    assert after.tolist() == before.tolist()
+
+
+def test_a_node_of_which_a_row_holds_some_pages_gives_back_the_others():
+    pools = Pools(needs_slots=False)
+    pools.insert(seq((0, 32)))
+    pools.tree.acquire(pools.match(seq((0, 20), (100, 5))))  # holds the first of two pages
+    assert evict(pools.tree, 1) == 1
+    pools.check()
+
+
 def test_nodes_whose_memory_rows_hold_are_passed_over():
     pools = Pools()
     pools.insert(seq((0, 32)))

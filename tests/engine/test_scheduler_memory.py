@@ -123,3 +123,22 @@ def test_what_can_never_fit_is_refused_with_the_numbers():
         engine.add([3], name="a")
     engine.run()
     assert engine.requests["a"].finish_reason
+
+
+@pytest.mark.parametrize(("num_frames", "seated"), [(17, 2), (16, 1)])
+def test_a_hit_whose_memory_is_live_already_is_not_counted_again(num_frames, seated):
+    """The prefix has 5 frames, and what may go has 5; either row takes 5 more and asks for 2 beyond."""
+    engine = Engine.make(num_frames=num_frames + 1, cache="lru")
+    rng = random.Random(0)
+    prefix, other = tokens_of(rng, 64), tokens_of(rng, 64)
+    engine.add([*other, 1], max_tokens=2, stop_ids=())  # 5 frames that may go
+    engine.run()
+    for last in (1, 2):
+        engine.add([*prefix, last], max_tokens=2, stop_ids=())
+        engine.run()
+    for last in (3, 4):
+        engine.add([*prefix, *[last] * 5], max_tokens=60, stop_ids=())
+    engine.step()
+    assert len(engine.scheduler.seats.running) == seated
+    engine.run()
+    engine.check()

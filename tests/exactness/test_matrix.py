@@ -195,18 +195,19 @@ def test_penalties_bias_and_allowed_tokens(bench):
     some = tuple(range(0, vocab, 2))
     prompt = bench.prompt(50, seed=30)
     jobs = [
-        Job(prompt=prompt, max_tokens=70, **PENALTIES),
-        Job(prompt=bench.prompt(9, seed=31), max_tokens=30),
         Job(prompt=prompt, seed=1, group="g", allowed_token_ids=some, **PENALTIES, **SAMPLED),
         Job(prompt=prompt, seed=1, group="g", sample_index=1, **PENALTIES, **SAMPLED),
+        Job(prompt=prompt, max_tokens=70, **PENALTIES),
+        Job(prompt=bench.prompt(9, seed=31), max_tokens=30),
         Job(prompt=bench.prompt(40, seed=32), logit_bias=((3, 60.0), (4, -60.0))),
     ]
     run = bench.check(jobs)
     plain = bench.check(
-        [replace(jobs[0], **dict.fromkeys(PENALTIES, 0.0) | {"repetition_penalty": 1.0})]
+        [replace(jobs[2], **dict.fromkeys(PENALTIES, 0.0) | {"repetition_penalty": 1.0})]
     )
-    assert run.outputs[0] != plain.outputs[0]
-    assert set(run.outputs[2]) <= set(some)
+    assert run.moved["forks"] >= 1
+    assert run.outputs[2] != plain.outputs[0]
+    assert set(run.outputs[0]) <= set(some)
     assert set(run.outputs[4]) == {3}
     alone = [bench.check([replace(job, group=None)]).outputs[0] for job in jobs]
     assert alone == run.outputs
