@@ -131,3 +131,15 @@ def test_a_reset_expects_nothing():
     pools.tree.reset()
     assert len(pools.tree.expected) == 0
     pools.check()
+
+
+def test_the_turn_of_prompts_that_are_gone_does_not_count():
+    """A preempted request comes back with an earlier turn."""
+    pools = Pools()
+    for prefix in (FIRST, SECOND):
+        pools.insert(prefix)
+    arrive(pools, expect(pools, [*FIRST, 5], 9))
+    expect(pools, [*FIRST, 6], 1)
+    expect(pools, [*SECOND, 5], 5)
+    evict(pools.tree, 1)
+    assert hits(pools, FIRST, SECOND) == [32, 0]

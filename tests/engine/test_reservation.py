@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from hybrid_jax.cache.tree.node import Match
@@ -143,3 +144,16 @@ def test_a_full_slot_table_holds_an_admission_back_before_pages_are_taken():
     free = memory.frames.num_free
     assert memory.start(engine.scheduler.admission.waiting[0], None, alone=False) is None
     assert memory.frames.num_free == free
+
+
+def test_a_hit_is_asked_for_what_it_takes_and_for_nothing_once_it_is_live():
+    engine = Engine.make()
+    prompt = tokens_of(random.Random(0), 100)
+    engine.add(prompt, max_tokens=2, stop_ids=())
+    engine.run()
+    memory = engine.scheduler.memory
+    match = memory.tree.match(np.array(prompt, np.int32))
+    before, asked = memory.holds.num_frames, memory.holds.num_frames_of(match)
+    memory.holds.acquire(match)
+    assert memory.holds.num_frames - before == asked > 0
+    assert memory.holds.num_frames_of(match) == 0

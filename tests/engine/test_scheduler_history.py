@@ -137,3 +137,10 @@ def test_names_of_blocks_differ_where_tokens_do():
         assert texts.setdefault(name, block) == block
     assert len(texts) > 3000 and names.dtype == np.int32 and names.min() >= 0
     assert (block_hashes(tokens[:70], 32) == block_hashes(tokens[:64], 32)).all()
+
+
+def test_a_request_of_one_token_is_remembered():
+    engine = Engine.make()
+    engine.add(tokens_of(random.Random(0), 100), max_tokens=1, stop_ids=())
+    engine.run()
+    assert len(engine.scheduler.memory.history.log) == 1

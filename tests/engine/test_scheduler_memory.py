@@ -142,3 +142,14 @@ def test_a_hit_whose_memory_is_live_already_is_not_counted_again(num_frames, sea
     assert len(engine.scheduler.seats.running) == seated
     engine.run()
     engine.check()
+
+
+def test_patience_begins_anew_after_a_preemption():
+    engine = Engine.make(num_frames=26, max_rows=2)
+    rng = random.Random(0)
+    requests = [engine.add(tokens_of(rng, 100), max_tokens=200, stop_ids=()) for _ in range(2)]
+    second = engine.scheduler._sequences[requests[1].request_id]
+    second.num_overtaken = 7
+    while not requests[1].num_preemptions:
+        assert engine.step()
+    assert second.num_overtaken == 0
