@@ -19,9 +19,9 @@ from hybrid_jax.models import FAMILIES, config_from_hf
 from hybrid_jax.sizing.budget import split_memory
 
 CONFIG = ROOT / "configs/models/hybrid_7b/config.json"
-TINY = {  # one period of a short pattern, for the smoke run
-    "hybrid_override_pattern": "M-*-",
-    "num_hidden_layers": 4,
+TINY = {  # two layers with each mixer, for the smoke run
+    "hybrid_override_pattern": "M*-M*",
+    "num_hidden_layers": 5,
     "hidden_size": 32,
     "intermediate_size": 64,
     "vocab_size": 96,

@@ -19,6 +19,7 @@ from unittest import mock
 import jax
 import numpy as np
 from common import header, quantiles, request, write_json
+from engine_core import BUNDLED, prompts
 
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine.engine import Engine
@@ -26,7 +27,6 @@ from hybrid_jax.engine.programs.compiling import Program
 from hybrid_jax.state import State
 from hybrid_jax.weights import load_model
 
-BUNDLED = Path(__file__).resolve().parent.parent / "hybrid_jax" / "bundled"
 PROMPT_LEN, NUM_TOKENS = 24, 200
 ALIVE = 97  # the token that every row draws
 
@@ -51,8 +51,8 @@ def answers(real) -> Any:
 
 def turns(engine: Engine, rng: np.random.Generator, rows: int) -> list[float]:
     """Seconds of each turn in which all rows decode."""
-    prompts = rng.integers(32, 127, (rows, PROMPT_LEN)).tolist()
-    requests = [request(f"h{i}", prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)]
+    texts = prompts(rng, rows, PROMPT_LEN)
+    requests = [request(f"h{i}", text, NUM_TOKENS) for i, text in enumerate(texts)]
     for one in requests:
         engine.add(one)
     while any(not one.output for one in requests):

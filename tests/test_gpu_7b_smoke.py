@@ -12,7 +12,7 @@ import pytest
 
 SECTIONS = ("decode", "prefill", "ttft", "compile")
 ROWS = 2
-KV_BYTES = 2 * 2 * 16 * 2  # of a token: K and V, 2 heads of 16, 2 bytes each
+KV_BYTES = 2 * 2 * 2 * 16 * 2  # of a token: 2 layers, K and V, 2 heads of 16, 2 bytes each
 
 
 def start(root, *arguments: str) -> subprocess.CompletedProcess:
@@ -69,9 +69,9 @@ def test_bytes_of_the_decode_floor_are_those_counted_by_hand(smoke):
     ends = 2 * (32 + 32 * 96) + ROWS * 2 * 32  # last norm and head; a line of the embedding per row
     for side in sides(report, "decode"):
         assert side["parts"] == {
-            "weights": mamba + attention + 2 * mlp + ends,
-            "states": ROWS * 4 * 4 * 16 * 16,
-            "rings": ROWS * (16 * (2 * 96 + 4 * 4) + 2 * 3 * 128),
+            "weights": 2 * (mamba + attention) + mlp + ends,
+            "states": ROWS * 2 * (4 * 4 * 16 * 16),
+            "rings": ROWS * 2 * (16 * (2 * 96 + 4 * 4) + 2 * 3 * 128),
             "kv": ROWS * side["context"] * KV_BYTES,
         }
 

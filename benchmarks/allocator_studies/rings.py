@@ -47,8 +47,7 @@ class Study:
     """
 
     def __init__(self, kept: Kept, *, smoke: bool):
-        self.kept = kept
-        self.loads = loads(smoke=smoke)[: 1 if smoke else None]
+        self.kept, self.loads = kept, loads(smoke=smoke)
         self.geometries = GEOMETRIES[:1] if smoke else GEOMETRIES
         self.lengths = (8, 1) if smoke else LENGTHS
         self.rows = ROWS[::5] if smoke else ROWS

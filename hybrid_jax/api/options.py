@@ -16,7 +16,7 @@ from hybrid_jax.config.other_names import refuse_name
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.this_device import held_bytes, this_device
 from hybrid_jax.machine import peak_resident_bytes
-from hybrid_jax.sizing.defaults import choose_settings
+from hybrid_jax.sizing.defaults import chooser
 from hybrid_jax.sizing.room import find_room, require_room
 from hybrid_jax.weights import read_json
 
@@ -131,9 +131,7 @@ def choose_engine_config(
     """
     held = None if params is None else held_bytes(params)
     device = this_device(held=held or 0)
-    choose = lambda change: choose_settings(  # noqa: E731
-        model, device, {**options, **change}, dtype=dtype, held=held
-    )
+    choose = chooser(model, device, options, dtype=dtype, held=held)
     engine = choose({})
     require_room(find_room(model, engine, device, held=held, choose=choose))
     return engine

@@ -263,9 +263,10 @@ class Run:
             yield
         except LineError as error:
             self._fail(entry, error)
+        except TooLong as error:
+            self._fail(entry, LineError(str(error), code="context_length_exceeded"))
         except ValueError as error:
-            code = "context_length_exceeded" if isinstance(error, TooLong) else "invalid_value"
-            self._fail(entry, LineError(str(error), code=code))
+            self._fail(entry, LineError(str(error)))
         except Exception as error:  # a bug here, which must not affect the other lines
             what = LineError(f"{type(error).__name__}: {error}", code="internal_error")
             self._fail(entry, what, status_code=500)

@@ -119,10 +119,9 @@ def split_memory(
     num_frames = min(num_frames, NUM_FRAMES_LIMIT)
     if num_frames - 1 < least:
         needed = fixed + (least + 1) * per_frame
-        rows = counted(engine.max_rows, "row")
         raise ValueError(
-            f"EngineConfig: memory must hold the rings and logits of {rows} and one short sequence, {needed} bytes at "
-            f"least, got {engine.memory}; raise memory or lower max_rows"
+            f"EngineConfig: memory must hold the rings and logits of {counted(engine.max_rows, 'row')} and one short "
+            f"sequence, {needed} bytes at least, got {engine.memory}; raise memory or lower max_rows"
         )
     max_slots = MIN_SLOTS
     if geometry.has_state:

@@ -20,7 +20,7 @@ from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.sizing.budget import DEFAULT_LENGTH
 from hybrid_jax.sizing.devices import Device
-from hybrid_jax.sizing.room import Room, find_room
+from hybrid_jax.sizing.room import Choose, Room, find_room
 
 GPU_DEFAULTS: dict[str, Any] = {"steps_per_dispatch": 4, "shapes": "coarse"}
 GPU_CHUNKS = (8192, 4096, 2048, 1024, 512)  # tokens
@@ -84,6 +84,20 @@ def choose_settings(
         counts = (n for n in GPU_ROWS if fits(_holds_its_rows, max_rows=n))
         settings["max_rows"] = next(counts, GPU_ROWS[-1])
     return EngineConfig(**settings)
+
+
+def chooser(
+    model: ModelConfig,
+    device: Device,
+    given: Mapping[str, Any],
+    *,
+    dtype: str,
+    held: int | None = None,
+) -> Choose:
+    """A function that returns `choose_settings` of these arguments after some settings were changed."""
+    return lambda change: choose_settings(
+        model, device, {**given, **change}, dtype=dtype, held=held
+    )
 
 
 def _is_light(room: Room) -> bool:

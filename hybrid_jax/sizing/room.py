@@ -73,12 +73,11 @@ class Room:
     def parts(self) -> str:
         """What is needed, as a sum: "weights 8 GiB (float32) + ... = 9 GiB"."""
         least = "at least " if self.fits is False and self.engine.memory is None else ""
-        rows = counted(self.engine.max_rows, "row")
         why = " (jax before 0.11 copies bfloat16 weights to float32)"
         copies = why if self.device.widens and self.engine.dtype == "bfloat16" else ""
         return (
             f"weights {format_size(self.weight_bytes)} ({self.engine.dtype}) + "
-            f"memory {least}{format_size(self.memory_bytes)} for {rows} + "
+            f"memory {least}{format_size(self.memory_bytes)} for {counted(self.engine.max_rows, 'row')} + "
             f"temporaries {format_size(self.temporary_bytes)}{copies} = {format_size(self.needed_bytes)}"
         )
 
