@@ -1,4 +1,7 @@
-"""The configs of the committed goldens, as transformers takes them: every family in two odd shapes or more."""
+"""The configs of the committed goldens, as transformers takes them: every family in two odd shapes or more.
+
+`seed` is that of the weights and prompts. A golden that states none has one that follows from its name.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ M, A = "linear_attention", "full_attention"
 GOLDENS = {
     "llama_linear_biases_tied": dict(
         family="llama",
+        seed=1000,
         vocab_size=97,
         hidden_size=36,
         intermediate_size=50,
@@ -22,6 +26,7 @@ GOLDENS = {
     ),
     "llama_llama3": dict(
         family="llama",
+        seed=1001,
         vocab_size=83,
         hidden_size=48,
         intermediate_size=60,
@@ -40,6 +45,7 @@ GOLDENS = {
     ),
     "mamba2_groups_limits": dict(
         family="mamba2",
+        seed=1002,
         vocab_size=97,
         hidden_size=36,
         num_hidden_layers=3,
@@ -55,6 +61,7 @@ GOLDENS = {
     ),
     "mamba2_biases_tied": dict(
         family="mamba2",
+        seed=1003,
         vocab_size=101,
         hidden_size=30,
         num_hidden_layers=2,
@@ -70,6 +77,7 @@ GOLDENS = {
     ),
     "nemotron_h_dense": dict(
         family="nemotron_h",
+        seed=1004,
         vocab_size=89,
         hidden_size=40,
         layers_block_type=[M, "mlp", M, A, "mlp", M, "mlp"],
@@ -85,6 +93,7 @@ GOLDENS = {
     ),
     "nemotron_h_biases_limits": dict(
         family="nemotron_h",
+        seed=1005,
         vocab_size=79,
         hidden_size=32,
         layers_block_type=[A, M, "mlp", M, M],
@@ -105,6 +114,7 @@ GOLDENS = {
     ),
     "nemotron_h_moe_groups": dict(
         family="nemotron_h",
+        seed=1006,
         vocab_size=91,
         hidden_size=36,
         layers_block_type=[M, "moe", A, "moe", M, "mlp"],
@@ -127,6 +137,7 @@ GOLDENS = {
     ),
     "nemotron_h_moe_latent_biases": dict(
         family="nemotron_h",
+        seed=1007,
         vocab_size=90,
         hidden_size=32,
         layers_block_type=["moe", M, A, M, "moe"],
@@ -149,6 +160,7 @@ GOLDENS = {
     ),
     "bamba_biases_tied": dict(
         family="bamba",
+        seed=1008,
         vocab_size=93,
         hidden_size=48,
         intermediate_size=40,
@@ -170,6 +182,7 @@ GOLDENS = {
     ),
     "bamba_quarter_limits": dict(
         family="bamba",
+        seed=1009,
         vocab_size=85,
         hidden_size=40,
         intermediate_size=44,
@@ -187,6 +200,7 @@ GOLDENS = {
     ),
     "granite_dense_rope_biases": dict(
         family="granitemoehybrid",
+        seed=1010,
         vocab_size=95,
         hidden_size=42,
         intermediate_size=20,
@@ -212,6 +226,7 @@ GOLDENS = {
     ),
     "granite_moe_nope_tied": dict(
         family="granitemoehybrid",
+        seed=1011,
         vocab_size=88,
         hidden_size=40,
         intermediate_size=18,

@@ -5,13 +5,18 @@ HYBRID_JAX_GOLDENS names another folder of them, as `make_goldens --random` writ
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-FOLDER = Path(os.environ.get("HYBRID_JAX_GOLDENS") or Path(__file__).parent / "goldens")
+from hybrid_jax.config import ModelConfig
+from hybrid_jax.models import config_from_hf
+
+COMMITTED = Path(__file__).parent / "goldens"
+FOLDER = Path(os.environ.get("HYBRID_JAX_GOLDENS") or COMMITTED)
 GOLDENS: list[Path] = sorted(answers.parent for answers in FOLDER.glob("*/answers.npz"))
 
 
@@ -27,6 +32,11 @@ class Answer:
     prompt: list[int]
     continuation: list[int]
     logits: np.ndarray
+
+
+def config_of(golden: Path) -> ModelConfig:
+    """What its config.json says."""
+    return config_from_hf(json.loads((golden / "config.json").read_text()))
 
 
 def load_answers(golden: Path) -> list[Answer]:

@@ -1,6 +1,8 @@
 """Makes tiny random models with transformers, and what they answer, for test_parity.py.
 
-    python -m tests.parity.make_goldens                              rewrite the committed goldens
+    python -m tests.parity.make_goldens                              write all committed goldens anew
+    python -m tests.parity.make_goldens --family llama               only those of one family
+    python -m tests.parity.make_goldens --only llama_llama3          only those named
     python -m tests.parity.make_goldens --random 5 --seed 7 --out D  others, of random shapes, into D
 
 Needs the extra `parity` (torch on a CPU, transformers 5). Every parameter is redrawn, because the
@@ -16,29 +18,20 @@ import argparse
 import math
 import random
 import shutil
+import zlib
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
 
+from hybrid_jax.models import FAMILIES
 from tests.parity.golden_variants import GOLDENS
 from tests.parity.random_variants import random_variant
 
 HERE = Path(__file__).resolve().parent / "goldens"
 NUM_NEW = 32
 MIN_GAP = 5e-3  # between the two best logits of every greedy step: ten times the tolerance
-
-CLASSES = {
-    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
-    "mamba2": (transformers.Mamba2Config, transformers.Mamba2ForCausalLM),
-    "nemotron_h": (transformers.NemotronHConfig, transformers.NemotronHForCausalLM),
-    "bamba": (transformers.BambaConfig, transformers.BambaForCausalLM),
-    "granitemoehybrid": (
-        transformers.GraniteMoeHybridConfig,
-        transformers.GraniteMoeHybridForCausalLM,
-    ),
-}
 
 
 class NearTie(RuntimeError):
@@ -98,18 +91,24 @@ def answers(model: torch.nn.Module, prompt: list[int]) -> tuple[np.ndarray, list
     return logits.float().numpy(), tokens[len(prompt) :], gap
 
 
-def make(
-    folder: Path, variant: dict, seed: int, lengths: tuple[int, ...], shard: str | None = None
-):
-    """Writes one model and its answers; takes other prompts until no greedy step is a near tie."""
+def config_and_seed(name: str, variant: dict) -> tuple[transformers.PretrainedConfig, int]:
+    """The config of a variant, and the seed of its weights and prompts, which follows from `name` if it states none."""
     fields = dict(variant)
-    config_class, model_class = CLASSES[fields.pop("family")]
-    fields = {"max_position_embeddings": 512, "chunk_size": 16, "mamba_chunk_size": 16} | fields
-    known = set(config_class().to_dict())
-    fields = {k: v for k, v in fields.items() if k in known or k in ("tie_word_embeddings",)}
-    config = config_class(**fields)
+    family, seed = fields.pop("family"), fields.pop("seed", zlib.crc32(name.encode()))
+    known = transformers.AutoConfig.for_model(family).to_dict()
+    if unknown := fields.keys() - known:
+        raise ValueError(f"{name}: transformers knows no field {sorted(unknown)} of {family!r}")
+    usual = {"max_position_embeddings": 512, "chunk_size": 16, "mamba_chunk_size": 16}
+    fields = {field: value for field, value in usual.items() if field in known} | fields
+    return transformers.AutoConfig.for_model(family, **fields), seed
+
+
+def make(folder: Path, variant: dict, lengths: tuple[int, ...], shard: str | None = None) -> None:
+    """Writes one model and its answers; takes other prompts until no greedy step is a near tie."""
+    config, seed = config_and_seed(folder.name, variant)
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
+    model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model = model_class(config).float().eval()
     redraw(model, seed)
     follow_published_limits(model)
@@ -145,23 +144,30 @@ def make(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--random", type=int, default=0, help="random variants per family")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--family", choices=FAMILIES, help="this family only")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--only", nargs="+", choices=GOLDENS, metavar="NAME", help="these only")
+    which.add_argument("--random", type=int, default=0, help="random variants per family")
+    parser.add_argument("--seed", type=int, default=0, help="of the random variants")
     parser.add_argument("--out", type=Path, default=HERE)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    families = [args.family] if args.family else list(FAMILIES)
     if not args.random:
-        for index, (name, variant) in enumerate(GOLDENS.items()):
-            make(args.out / name, variant, 1000 + index, (1, 2, 9, 70))
+        names = [n for n in args.only or GOLDENS if GOLDENS[n]["family"] in families]
+        if not names:
+            parser.error(f"golden_variants.py has none of these of family {args.family}")
+        for name in names:
+            make(args.out / name, GOLDENS[name], (1, 2, 9, 70))
         return
-    for family in CLASSES:
+    for family in families:
         for index in range(args.random):
             seed = args.seed * 1000 + index
             variant = random_variant(family, random.Random(f"{family} {seed}"))
             print(variant)
             shard = "20KB" if index % 3 == 0 else None
             try:
-                make(args.out / f"{family}_{seed}", variant, seed, (1, 5, 66), shard)
+                make(args.out / f"{family}_{seed}", variant, (1, 5, 66), shard)
             except NearTie as error:
                 print(error)
 

@@ -9,7 +9,7 @@ from tests.parity.golden_variants import A, M
 
 
 def random_variant(family: str, rng: random.Random) -> dict:
-    """Keyword arguments of a config of odd shape."""
+    """Keyword arguments of a config of odd shape, and the family."""
     pick = rng.choice
     heads, kv = pick([(1, 1), (3, 1), (3, 3), (4, 2), (6, 3), (6, 2), (5, 5), (7, 1)])
     head_dim = pick([8, 16, 24])
@@ -140,15 +140,17 @@ def random_variant(family: str, rng: random.Random) -> dict:
             mlp_bias=flag(),
             rope_parameters=rope | dict(partial_rotary_factor=pick([0.25, 0.5, 0.5, 1.0])),
         )
-    experts = pick([0, 0, 3, 5])
-    return both | dict(
-        layer_types=kinds,
-        shared_intermediate_size=rng.randrange(10, 40),
-        num_local_experts=experts,
-        num_experts_per_tok=pick([1, 2, experts]) if experts else 2,
-        position_embedding_type=pick(["nope", None, "rope"]),
-        embedding_multiplier=pick([1.0, 12.0, 0.7]),
-        residual_multiplier=pick([1.0, 0.22, 0.6]),
-        attention_multiplier=pick([1.0, 0.125, 0.03]),
-        logits_scaling=pick([1.0, 8.0, 0.4]),
-    )
+    if family == "granitemoehybrid":
+        experts = pick([0, 0, 3, 5])
+        return both | dict(
+            layer_types=kinds,
+            shared_intermediate_size=rng.randrange(10, 40),
+            num_local_experts=experts,
+            num_experts_per_tok=pick([1, 2, experts]) if experts else 2,
+            position_embedding_type=pick(["nope", None, "rope"]),
+            embedding_multiplier=pick([1.0, 12.0, 0.7]),
+            residual_multiplier=pick([1.0, 0.22, 0.6]),
+            attention_multiplier=pick([1.0, 0.125, 0.03]),
+            logits_scaling=pick([1.0, 8.0, 0.4]),
+        )
+    raise ValueError(f"random_variants.py has no branch for family {family!r}")

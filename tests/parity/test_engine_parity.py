@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hybrid_jax import LLM, SamplingParams
+from hybrid_jax.config import MoE
 from tests.drawing import EVERYTHING
-from tests.parity.goldens import GOLDENS, load_answers
+from tests.parity.goldens import GOLDENS, config_of, load_answers
 
 TOLERANCE = 5e-4
-# One golden per family: compiling an engine is what takes the time.
-CHOSEN = GOLDENS if EVERYTHING else [g for g in GOLDENS if g.name.endswith(("_tied", "_groups"))]
+
+
+def one_of_each_family() -> list[Path]:
+    """The first golden of each family; the first with experts, where one has experts."""
+    experts, plain = {}, {}
+    for golden in GOLDENS:
+        config = config_of(golden)
+        has_experts = any(isinstance(layer.mlp, MoE) for layer in config.layers)
+        (experts if has_experts else plain).setdefault(config.family, golden)
+    return list((plain | experts).values())
+
+
+# Compiling an engine is what takes the time.
+CHOSEN = GOLDENS if EVERYTHING else one_of_each_family()
 
 
 def log_probabilities(logits: np.ndarray) -> np.ndarray:
