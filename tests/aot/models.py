@@ -20,6 +20,7 @@ from hybrid_jax.kinds.table import model_weights
 from hybrid_jax.models import config_from_hf
 from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
 from hybrid_jax.state import Model, state_specs
+from tests.kinds import forced
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs/models/hybrid_7b/config.json"
 PERIOD = 14  # blocks of the pattern: 6 Mamba-2, 1 attention, 7 MLP
@@ -112,8 +113,26 @@ def window_step(
     return lambda params, state, batch: run(params, state, None, batch), specs
 
 
+def forced_window_step(config: ModelConfig, *, rows: int, num_frames: int, tokens: int = 8192):
+    """A step of windows of which some tokens stay, and the shapes of its arguments; the second is donated."""
+    model, state = _model_and_state(config, rows, num_frames, "bfloat16", window=forced.TOKENS)
+    bucket = DecodeBucket(rows, forced.TOKENS, model.geometry.num_pages(tokens))
+    layout = Decode(EngineConfig(max_rows=rows), model, bucket.width).layout(bucket)
+    run = functools.partial(forced.forced_step, model=model, layout=layout, num_logprobs=0)
+    columns = (layout.size, forced.LONGEST)
+    arrays = [jax.ShapeDtypeStruct((rows, count), jnp.int32) for count in columns]
+    specs = (weights(config), state, *arrays)
+    return lambda params, state, batch, guesses: run(params, state, None, batch, guesses), specs
+
+
 def _model_and_state(
-    config: ModelConfig, rows: int, num_frames: int, dtype: str, *, exact: bool = False
+    config: ModelConfig,
+    rows: int,
+    num_frames: int,
+    dtype: str,
+    *,
+    exact: bool = False,
+    window: int = 1,
 ):
     engine = EngineConfig(dtype=dtype, max_rows=rows, kernels="pallas", exact=exact)
     geometry = make_geometry(config, engine)
@@ -122,7 +141,7 @@ def _model_and_state(
         num_frames=num_frames,
         max_slots=512,
         max_rows=rows,
-        window=geometry.grain if exact else 1,
+        window=geometry.grain if exact else window,
         aligned=exact,
     )
     state = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)), specs)

@@ -18,6 +18,7 @@ from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
 from tests.aot.models import (
     PERIODS,
     decode_step,
+    forced_window_step,
     hybrid_7b,
     prefill_step,
     side_by_side,
@@ -179,6 +180,19 @@ def test_exact_mode_writes_in_place_and_holds_what_the_formula_says(rows):
     engine = EngineConfig(dtype="bfloat16", max_rows=rows, max_model_len=8192, exact=True)
     counted = kernel_step_bytes(config, engine, rows=rows, tokens=engine.grain)
     assert compiled.temp_bytes <= counted <= 1.25 * compiled.temp_bytes
+
+
+def test_a_window_of_which_some_tokens_stay_is_written_in_place():
+    """One period is enough: what is moved by how many tokens stay is moved for all layers at once."""
+    step, specs = forced_window_step(hybrid_7b(1), rows=64, num_frames=FRAMES)
+    compiled = compile_for_h200(step, *specs, donate=(1,))
+    state = specs[1]
+    assert set(compiled.kinds) == {"kCustomKernel"}
+    for name in ("causal_conv_window", "ssd_window"):
+        assert len(compiled.named(name)) == BLOCKS["mamba2"], name
+    assert compiled.alias_bytes >= sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
+    conv = state.rings[0]["conv"]
+    assert compiled.temp_bytes < conv.size * conv.dtype.itemsize / 2
 
 
 def test_the_logits_of_a_step_are_what_is_counted_for_them():

@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -14,6 +15,7 @@ import pytest
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.engine.kernel_choice import why_unsupported
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.exact import Exact, ExactBucket
 from hybrid_jax.engine.steps.prefill import Prefill
@@ -23,8 +25,11 @@ from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.state import Model, state_specs
 from pallas_kernels import row_product as row_kernel
+from pallas_kernels.ssd_window import kernel as ssd_window_kernel
 from tests.drawing import left_to_all
+from tests.exactness.engines import one_shape
 from tests.kernels.lowered import kernels_in
+from tests.kinds.forced import Forced, Told, decoding_by
 from tests.tiny_models import VOCAB, tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,6 +141,64 @@ def test_exact_mode_gives_the_same_bits_cold_and_from_the_cache():
     cold, hit = runs
     assert cold.num_cached_tokens == 0 < hit.num_cached_tokens
     assert cold.output == hit.output and cold.logprobs == hit.logprobs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mamba2", pytest.param("bamba", marks=left_to_all)])
+def test_windows_of_which_some_tokens_stay_give_plain_tokens(name):
+    """Only the windows run on Pallas kernels. XLA computes the prompts, into the same state."""
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(0, VOCAB, n).tolist() for n in (5, 17, 30)]
+
+    def run(engine: Engine) -> list[list[int]]:
+        asked = [
+            Request(
+                request_id=str(i),
+                prompt=prompt,
+                params=SamplingParams(temperature=0.0),
+                seed=0,
+                max_tokens=40,
+            )
+            for i, prompt in enumerate(prompts)
+        ]
+        for request in asked:
+            engine.add(request)
+        while engine.has_work:
+            engine.step()
+        return [request.output for request in asked]
+
+    def static(step: Forced, bucket: DecodeBucket) -> dict:
+        return {"model": replace(step.model, kernels="pallas")}
+
+    told = Told(SMALL["max_rows"])
+    with one_shape(16), mock.patch.object(Forced, "static", static):
+        want = run(engine_on("xla", name))
+        for prompt, output in zip(prompts, want, strict=True):
+            wrong = rng.random(len(output)) < 0.3
+            told.guesses[tuple(prompt)] = ((np.array(output) + wrong) % VOCAB).tolist()
+        with decoding_by(told):
+            engine = engine_on("xla", name)
+        assert run(engine) == want
+    assert set(told.came) == {1, 2, 3, 4} and engine.stats()["folds_in_place"] > 0
+
+
+def test_windows_and_rings_that_are_too_long_for_a_kernel_are_said_at_once():
+    engine = EngineConfig(**SMALL | {"grain": 64, "prefill_tokens": 64})
+    config, _ = tiny_model("bamba")
+    geometry = make_geometry(config, engine)
+
+    def reason(tokens: int) -> str | None:
+        with mock.patch.object(EngineConfig, "window_tokens", tokens):
+            return why_unsupported(config, geometry, engine)
+
+    assert reason(1) is reason(4) is reason(32) is None
+    assert reason(33) == "a window must have at most 32 tokens for 'pallas', got 33; use 'xla'"
+    with mock.patch.object(ssd_window_kernel, "MAX_SLOTS", 64 + 3):
+        assert reason(4) is None
+        assert reason(5) == "a ring must have at most 67 slots for 'pallas', got 68; use 'xla'"
+    with mock.patch.object(EngineConfig, "window_tokens", 33):
+        with pytest.raises(NotImplementedError, match="kernels='pallas': a window .*, got 33"):
+            engine_on("pallas", "bamba", grain=64, prefill_tokens=64, memory=1 << 20)
 
 
 def step_and_specs(

@@ -10,11 +10,13 @@ import pytest
 
 from hybrid_jax.config import Mamba2
 from hybrid_jax.layers import mamba2
-from pallas_kernels.causal_conv.api import WINDOWS
+from pallas_kernels.causal_conv.api import WINDOWS, causal_conv
 from pallas_kernels.causal_conv.cases import (
     SMALL,
     WINDOW_CASES,
+    Case,
     WindowCase,
+    make_inputs,
     make_window_inputs,
 )
 from pallas_kernels.causal_conv.kernel import Config, causal_conv_window_pallas
@@ -230,6 +232,45 @@ class TestImplementation:
         assert_close(floats(rings["xB"])[0, :3, :24], xBC[..., : SMALL.record_size])
         assert_close(rings["dt"][0, :3, :24], dt)
         assert_same_bits(floats(rings["conv"])[0, :3, : SMALL.history], columns[:, 24:])
+
+    def test_windows_of_which_some_tokens_stay_give_the_records_of_all_that_stay(
+        self, implementation
+    ):
+        """A sequence of 24 tokens, of which each window has one to four. What it has behind them does not stay."""
+        chunk = make_inputs(Case(name="sequence", tokens=24, lengths=(24,) * 3))
+        xBC, dt = causal_conv(**chunk, layout=SMALL, implementation="reference")
+        case = replace(CASE["decode"], tokens=4, slots=27, layers=1)
+        inputs = make_window_inputs(case) | {n: chunk[n] for n in ("weight", "bias", "dt_bias")}
+        rows, history = np.arange(3)[:, None], np.arange(SMALL.history)
+        conv = np.array(floats(inputs["conv"]))
+        conv[0, :3, history] = np.swapaxes(chunk["history"], 0, 1)
+        rng, done, ends = np.random.default_rng(4), np.zeros(3, int), set()
+        while (done < 24).any():
+            stay = np.minimum(rng.integers(1, 5, 3), 24 - done)
+            end = np.where(stay > 0, rng.integers(stay, 5), 0)
+            places = np.minimum(done[:, None] + np.arange(4), 23)
+            stays = np.arange(4) < stay[:, None]
+            noise = rng.normal(size=(3, 4, SMALL.projected_size))
+            own = np.where(stays[..., None], np.asarray(chunk["projected"])[rows, places], noise)
+            now = {
+                "projected": jnp.asarray(own, jnp.float32),
+                "conv": stored(jnp.asarray(conv), jnp.uint32),
+                "starts": jnp.asarray(done),
+                "num_valid": jnp.asarray(end),
+            }
+            got = run(case, inputs | now | {"moves": False}, implementation)
+            inputs |= {name: got[name] for name in ("xB", "dt")}
+            want = np.asarray(xBC)[rows, places, SMALL.record_size :]
+            assert_close(np.asarray(got["C"])[stays], want[stays])
+            conv = np.array(floats(got["conv"]))
+            conv[0, :3, : SMALL.history] = conv[0, rows, stay[:, None] + history]
+            ends |= set(zip(stay, end, strict=True))
+            done += stay
+        assert len(ends) > 8  # of the ten pairs of tokens that stay and tokens of a window
+        assert_close(floats(inputs["xB"])[0, :3, :24], xBC[..., : SMALL.record_size])
+        assert_close(inputs["dt"][0, :3, :24], dt)
+        raw, _ = SMALL.split(chunk["projected"])
+        assert_same_bits(conv[0, :3, : SMALL.history], raw[:, -SMALL.history :])
 
     def test_a_node_of_a_tree_is_the_end_of_its_own_chain(self, implementation):
         """Every node gives what a window over its path alone would give."""

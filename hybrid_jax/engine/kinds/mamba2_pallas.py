@@ -16,7 +16,7 @@ from hybrid_jax.config import EngineConfig, Mamba2
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.kinds.columns import read_columns
 from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, LayerSteps, LoadRows, WindowPlan
-from hybrid_jax.geometry import Geometry, StateGroup, StatePlace
+from hybrid_jax.geometry import Geometry, StateGroup, StatePlace, ring_specs
 from hybrid_jax.layers import mamba2
 from hybrid_jax.layers.linear import linear, linear_in_parts
 from hybrid_jax.state import Model, State
@@ -152,11 +152,13 @@ class Mamba2Pallas(LayerSteps):
         return state.replace(arena=arena)
 
     def why_unsupported(self, spec: Mamba2, geometry: Geometry, engine: EngineConfig) -> str | None:
-        sizes = mamba2.sizes_of(spec)
+        sizes, window = mamba2.sizes_of(spec), engine.window_tokens
+        rings = ring_specs(geometry, num_rows=1, window=window, aligned=engine.exact)
+        slots = max(ring["xB"].shape[2] for ring in rings if "xB" in ring)  # all are the same
         reasons = (
-            conv_unsupported(sizes, geometry.grain if engine.exact else 1),
+            conv_unsupported(sizes, window),
             scan_unsupported(sizes, geometry.dtype),
-            window_unsupported(sizes, geometry.grain),
+            window_unsupported(sizes, slots),
             gated_unsupported(spec.inner_size // spec.norm_groups),
         )
         return next((reason for reason in reasons if reason is not None), None)
