@@ -154,11 +154,10 @@ class Mamba2Pallas(LayerSteps):
     def why_unsupported(self, spec: Mamba2, geometry: Geometry, engine: EngineConfig) -> str | None:
         sizes, window = mamba2.sizes_of(spec), engine.window_tokens
         rings = ring_specs(geometry, num_rows=1, window=window, aligned=engine.exact)
-        slots = max(ring["xB"].shape[2] for ring in rings if "xB" in ring)  # all are the same
         reasons = (
             conv_unsupported(sizes, window),
             scan_unsupported(sizes, geometry.dtype),
-            window_unsupported(sizes, slots),
+            window_unsupported(sizes, max(ring["xB"].shape[2] for ring in rings if "xB" in ring)),
             gated_unsupported(spec.inner_size // spec.norm_groups),
         )
         return next((reason for reason in reasons if reason is not None), None)
