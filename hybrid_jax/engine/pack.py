@@ -106,19 +106,29 @@ def float_bits(value: float) -> int:
 
 
 def set_sampling(layout: Layout, batch: np.ndarray, row: int, request: Request) -> None:
-    """Writes a request's sampling columns."""
-    params = request.params
-    seed = np.array([request.seed & 0xFFFFFFFF, request.seed >> 32], np.uint32).view(np.int32)
-    layout.set(batch, row, "seed", seed)
-    layout.set(batch, row, "sample_index", request.sample_index)
-    layout.set(batch, row, "temperature", float_bits(params.engine_temperature))
-    layout.set(batch, row, "top_k", max(params.top_k, 0))
-    layout.set(batch, row, "top_p", float_bits(params.top_p))
-    layout.set(batch, row, "min_p", float_bits(params.min_p))
-    layout.set(batch, row, "min_end", len(request.prompt) + params.min_tokens)
-    stops = sorted(request.stop_ids)
-    layout.set(batch, row, "stop_ids", stops + [-1] * (MAX_STOP_IDS - len(stops)))
+    """Writes a request's sampling columns. They never change, so they are made once."""
+    if request.packed is None:
+        request.packed = _sampling(request)
+    start = layout.span(SAMPLING[0][0]).start
+    batch[row, start : start + len(request.packed)] = request.packed
     set_adjust(layout, batch, row, request)
+
+
+def _sampling(request: Request) -> np.ndarray:
+    """A request's columns `SAMPLING`."""
+    layout, params = Layout(SAMPLING), request.params
+    batch = np.zeros((1, layout.size), np.int32)
+    seed = np.array([request.seed & 0xFFFFFFFF, request.seed >> 32], np.uint32).view(np.int32)
+    layout.set(batch, 0, "seed", seed)
+    layout.set(batch, 0, "sample_index", request.sample_index)
+    layout.set(batch, 0, "temperature", float_bits(params.engine_temperature))
+    layout.set(batch, 0, "top_k", max(params.top_k, 0))
+    layout.set(batch, 0, "top_p", float_bits(params.top_p))
+    layout.set(batch, 0, "min_p", float_bits(params.min_p))
+    layout.set(batch, 0, "min_end", len(request.prompt) + params.min_tokens)
+    stops = sorted(request.stop_ids)
+    layout.set(batch, 0, "stop_ids", stops + [-1] * (MAX_STOP_IDS - len(stops)))
+    return batch[0]
 
 
 def set_pages(layout: Layout, batch: np.ndarray, row: int, pages: np.ndarray) -> None:
@@ -143,7 +153,7 @@ def set_copies(layout: Layout, batch: np.ndarray, row: int, copies: list) -> Non
 
 def set_adjust(layout: Layout, batch: np.ndarray, row: int, request: Request) -> None:
     """Writes what adjusts a request's logits, if the layout has room for it and the request asks for it."""
-    if not request.adjusts_logits or not layout.has("adjusted"):
+    if not layout.has("adjusted") or not request.adjusts_logits:
         return
     params = request.params
     layout.set(batch, row, "adjusted", 1)

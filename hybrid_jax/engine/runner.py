@@ -193,9 +193,10 @@ class Runner:
             return wanted
         return next(filter(usable, kind.larger(wanted)), wanted)
 
-    def _step_shape(self, kind: StepKind, wanted: Any, rows: Sequence[Row]) -> Any:
+    def _step_shape(
+        self, kind: StepKind, wanted: Any, variant: Variant, rows: Sequence[Row]
+    ) -> Any:
         """The bucket to use; a bucket that would fit better is compiled behind, for later calls."""
-        variant = kind.variant(rows)
         shape = self._serving(kind, wanted, variant, rows)
         if shape != wanted:
             key = (kind.name, wanted, variant)
@@ -225,8 +226,9 @@ class Runner:
                         self._load_adjust(
                             row.row, *row_of(row.request, self.model.config.vocab_size)
                         )
-                shape = self._step_shape(kind, kind.bucket(rows, shape), rows)
-                made = self._run(kind, shape, rows, *kind.rest(rows, made))
+                variant = kind.variant(rows)
+                shape = self._step_shape(kind, kind.bucket(rows, shape), variant, rows)
+                made = self._run(kind, shape, variant, rows, *kind.rest(rows, made))
                 prompt = self._prompt_logprobs(kind, rows, made.hidden)
                 pending.dispatches.append((kind, rows, made.sampled, prompt))
         return pending
@@ -292,12 +294,11 @@ class Runner:
         self,
         kind: StepKind,
         shape: Any,
+        variant: Variant,
         rows: Sequence[Row],
         *rest: Any,
-        variant: Variant | None = None,
     ) -> Made:
         """Packs rows and dispatches one step; returns what the step makes beside the state."""
-        variant = kind.variant(rows) if variant is None else variant
         run, args = self._call(kind, shape, rows, rest, variant)
         self.state, adjust, made = run(*args)
         # No other program could take its place, so all requests may run it.
@@ -379,7 +380,7 @@ class Runner:
         jax.block_until_ready(self.state)
 
     def _warm_step(self, kind: StepKind, shape: Any, variant: Variant) -> None:
-        self._run(kind, shape, [], *kind.inert(shape), variant=variant)
+        self._run(kind, shape, variant, [], *kind.inert(shape))
 
     def _ahead(self, kind: StepKind, shape: Any, variant: Variant) -> Callable[[], object]:
         """A call that compiles a step in any thread."""

@@ -22,12 +22,15 @@ class MemoryCounters:
         memory_shortages: how often a sequence could not get the memory it needed even if the whole cache were evicted.
         evicted_page_frames, evicted_checkpoint_frames: frames that evictions freed.
         peak_live_frames: the most frames that running sequences ever held.
+        folds_in_place, folds_to_new: folds into the row's own checkpoint, and into another slot.
     """
 
     memory_shortages: int = 0
     evicted_page_frames: int = 0
     evicted_checkpoint_frames: int = 0
     peak_live_frames: int = 0
+    folds_in_place: int = 0
+    folds_to_new: int = 0
 
 
 class Holds:

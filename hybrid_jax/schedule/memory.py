@@ -203,10 +203,8 @@ class Memory:
 
     def _take(self, num_pages: int, own_slot: bool = False) -> tuple[np.ndarray, int]:
         """Takes new pages int32[num_pages, frames_per_page] and, if asked for, a slot (else 0): both, or it raises."""
-        slot, per_page = (
-            self.holds.allocate_slot() if own_slot else 0,
-            self.geometry.frames_per_page,
-        )
+        per_page = self.geometry.frames_per_page
+        slot = self.holds.allocate_slot() if own_slot else 0
         try:
             frames = self.holds.allocate_frames(num_pages * per_page)
             return frames.reshape(num_pages, per_page), slot
@@ -290,6 +288,11 @@ class Memory:
         sequence.real_position += num_tokens
         checkpoint = self.geometry.checkpoint(sequence.real_position)
         if checkpoint > sequence.real_checkpoint:
+            if self.geometry.has_state:
+                folds = (checkpoint - sequence.real_checkpoint) // self.geometry.grain
+                to_new = sequence.real_slot != sequence.slot
+                self.holds.counters.folds_to_new += to_new
+                self.holds.counters.folds_in_place += folds - to_new
             old, sequence.real_slot = sequence.real_slot, sequence.slot
             sequence.real_checkpoint = checkpoint
             if old != sequence.slot:

@@ -176,7 +176,6 @@ class SchedulerCounters:
         plans: plans made.
         prefill_rows, prefill_tokens: chunks and their tokens.
         decode_rows, decode_steps: decode rows and the steps planned for them.
-        folds_in_place, folds_to_new: folds planned over the row's own slot, and into another slot.
         forks: rows that started behind a sibling's prompt.
         copies: pages copied because a row resumed or forked inside them.
         moves: ring rows moved to close holes.
@@ -190,8 +189,6 @@ class SchedulerCounters:
     prefill_tokens: int = 0
     decode_rows: int = 0
     decode_steps: int = 0
-    folds_in_place: int = 0
-    folds_to_new: int = 0
     forks: int = 0
     copies: int = 0
     moves: int = 0

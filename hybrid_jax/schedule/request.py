@@ -51,6 +51,7 @@ class Request:
         look_up: what the prefix cache knew of the prompt, and why it hit no further.
         finish_reason: None while it runs, then "stop", "length" or "abort".
         stop_reason: the stop token id that ended it, if that is not one of the model's own.
+        packed: int32[n] its sampling parameters as steps read them; None until a step has packed them.
     """
 
     request_id: str
@@ -74,6 +75,7 @@ class Request:
     num_preemptions: int = 0
     finish_reason: str | None = None
     stop_reason: int | None = None
+    packed: np.ndarray | None = field(default=None, repr=False)
 
     @property
     def adjusts_logits(self) -> bool:

@@ -32,13 +32,7 @@ from hybrid_jax.costs import Costs
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.schedule.admission import Admission, Seats
 from hybrid_jax.schedule.memory import Memory
-from hybrid_jax.schedule.plan import (
-    NEED_RESULTS,
-    NeedResults,
-    Plan,
-    Row,
-    SchedulerCounters,
-)
+from hybrid_jax.schedule.plan import NEED_RESULTS, NeedResults, Plan, Row, SchedulerCounters
 from hybrid_jax.schedule.request import NewTokens, Request
 from hybrid_jax.schedule.sequence import Phase, Sequence
 from hybrid_jax.schedule.turn import Turn

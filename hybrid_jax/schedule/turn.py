@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.schedule.bucket import shapes_of, smallest_that_fits
+from hybrid_jax.schedule.bucket import shapes_of
 from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.plan import DecodeRow, ForkRow, Plan, PrefillRow, SchedulerCounters
 from hybrid_jax.schedule.request import Request
@@ -56,18 +56,18 @@ class Turn:
 
     def close_holes(self, rows: list[Sequence | None]) -> None:
         """Moves the highest decoding rows into free lower ones, if that makes the decode shape smaller."""
-        sizes = self.shapes.decode_rows
-        if len(sizes) == 1:
-            return
-        for sequence in sorted(filter(None, rows), key=lambda s: -s.row):
+        seated = [sequence for sequence in rows if sequence is not None]
+        free = (row for row, sequence in enumerate(rows) if sequence is None)
+        target = next(free, len(rows))
+        for sequence in reversed(seated):
             source = sequence.row
-            target = rows.index(None) if None in rows else source
-            shapes = [smallest_that_fits(sizes, r + 1, "rows") for r in (target, source)]
-            if sequence.phase is not Phase.DECODE or shapes[0] >= shapes[1]:
-                continue
-            rows[source], rows[target], sequence.row = None, sequence, target
-            self.plan.moves.append((source, target))
-            self.counters.moves += 1
+            if not any(target < size <= source for size in self.shapes.decode_rows):
+                return
+            if sequence.phase is Phase.DECODE:
+                rows[source], rows[target], sequence.row = None, sequence, target
+                self.plan.moves.append((source, target))
+                self.counters.moves += 1
+                target = next(free, len(rows))
 
     def chunk(self, sequence: Sequence) -> bool:
         """Plans the next chunk of a prompt if the budget has room; returns False if there is not enough memory."""
@@ -165,8 +165,6 @@ class Turn:
             memory.give_back_reserve(sequence)  # it needs the next page before the next checkpoint
             return self.decode(sequence)
         if fold_step < steps and geometry.has_state:
-            self.counters.folds_in_place += slot == sequence.slot
-            self.counters.folds_to_new += slot != sequence.slot
             sequence.slot = slot
         folds = geometry.checkpoint(position + steps) > sequence.real_checkpoint
         self.plan.decode.append(

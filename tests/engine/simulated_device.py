@@ -1,15 +1,18 @@
 """A device made of dictionaries: it runs plans exactly and knows what every read should have found.
 
-A token prefix is summed up in one number (`extend`). A page's frame remembers, per offset, the summary
-of the prefix that ends there and which layer group wrote it; a checkpoint's frames remember the summary of
-the prefix they cover; a ring row remembers its tokens since the checkpoint. Every read is checked against
-the summary of the row's own tokens, so memory that was lost, overwritten or mixed up between requests is
-found where it is read, not where it shows. The next token is a function of the prefix alone.
+A token prefix is summed up in one number (`extend`). A page's frame remembers which layer group wrote it, and per
+offset the summary of the prefix that ends there; a checkpoint's frames remember the summary of the prefix they
+cover; a ring row remembers its tokens since the checkpoint. Every read is checked against the summary of the row's
+own tokens, so memory that was lost, overwritten or mixed up between requests is found where it is read, not where it
+shows. The next token is a function of the prefix alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow
@@ -43,6 +46,18 @@ def plain_loop(prompt: list[int], *, vocab: int, stop_ids: frozenset[int], limit
 
 
 @dataclass
+class Frame:
+    """What a frame holds: a page's summaries by offset, of one layer group, or a part of a checkpoint."""
+
+    group: int = -1
+    summaries: list[int | None] = field(default_factory=list)
+    state: tuple[int, int] | None = None  # summary, which part
+
+    def copy(self) -> Frame:
+        return replace(self, summaries=list(self.summaries))
+
+
+@dataclass
 class Ring:
     """One ring row: the summary at the checkpoint, the tokens since, the token to feed next (-1: inert)."""
 
@@ -52,6 +67,11 @@ class Ring:
     token: int = -1
     true: list[int] = field(default_factory=list)  # summaries of the row's own prefixes, by length
 
+    @property
+    def position(self) -> int:
+        """How many tokens it has been fed."""
+        return self.base + len(self.records)
+
 
 def _slot(row: DecodeRow, ring: Ring) -> int:
     """Of the checkpoint that a ring follows."""
@@ -60,6 +80,10 @@ def _slot(row: DecodeRow, ring: Ring) -> int:
 
 class SimulatedDevice:
     """Runs plans in order; `execute` gives rows their results, and the caller may hand the plan over later.
+
+    Args:
+        keep: how many of a decode row's steps stay, 1 to as many as are given to it. The others leave what is not true
+            in the row's pages. None if all stay.
 
     Attributes:
         events: how often each mechanism ran: folds, copies, inert rows, ...
@@ -73,10 +97,11 @@ class SimulatedDevice:
         max_rows: int,
         vocab: int,
         exact: bool = False,
+        keep: Callable[[int], int] | None = None,
         events: dict | None = None,
     ):
-        self.geometry, self.vocab, self.exact = geometry, vocab, exact
-        self.frames: list[dict] = [{} for _ in range(num_frames)]
+        self.geometry, self.vocab, self.exact, self.keep = geometry, vocab, exact, keep
+        self.frames = [Frame() for _ in range(num_frames)]
         self.table: dict[int, tuple[int, ...]] = {0: ()}
         self.rings = [Ring() for _ in range(max_rows)]
         self.events: dict[str, int] = {} if events is None else events
@@ -111,7 +136,7 @@ class SimulatedDevice:
         for row in rows:
             for source, target in row.copies:
                 for a, b in zip(source, target, strict=True):
-                    self.frames[b] = dict(self.frames[a])
+                    self.frames[b] = self.frames[a].copy()
                 self._count("copies")
         truths = [self._truth(row.request, row.start + len(row.tokens)) for row in rows]
         for row, true in zip(rows, truths, strict=True):
@@ -159,11 +184,10 @@ class SimulatedDevice:
             slot = (row.write_slot if row.state_len else 0) if chunk else row.fold_slot
             own = set(self.table[slot])
             if page:
-                first = (row.start if chunk else row.position) // page
-                own |= {frame for group in row.pages[first:] for frame in group}
+                first = (row.start if chunk else self.rings[row.row].position) // page
+                own.update(row.pages[first:].ravel().tolist())
             writes.append(own)
-            read = {frame for group in row.pages for frame in group}
-            reads.append(read | set(self.table[row.read_slot]))
+            reads.append({*row.pages.ravel().tolist(), *self.table[row.read_slot]})
         seen: dict[int, int] = {}
         for index, own in enumerate(writes):
             for frame in own:
@@ -190,7 +214,7 @@ class SimulatedDevice:
             assert row.position == source.start + len(source.tokens) == len(row.request.prompt)
             for page, target in row.copies:
                 for a, b in zip(page, target, strict=True):
-                    self.frames[b] = dict(self.frames[a])
+                    self.frames[b] = self.frames[a].copy()
             ring = self.rings[row.source]
             true = self._truth(row.request, row.position)
             token = next_token(true[row.position], self.vocab)
@@ -212,18 +236,28 @@ class SimulatedDevice:
             if ring.token < 0:
                 self._count("inert rows")
                 continue
-            ring.true = self._truth(row.request, row.position + 1)[: row.position + 1]
+            position = ring.position
+            ring.true = self._truth(row.request, position + 1)[: position + 1]
             assert ring.base >= row.checkpoint, f"row {row.row}: {ring.base} < {row}"
-            assert ring.base + len(ring.records) == row.position
-            self._check_pages(row.pages, row.position, ring.true)
-        self._no_write_meets_another(self._live(rows))
+            assert position <= row.position, "more tokens than the plan says at most"
+            if position < row.position:
+                assert self.keep is not None, "fewer tokens than the plan says"
+                self._count("rows behind their plan")
+            self._check_pages(row.pages, position, ring.true)
+        live = self._live(rows)
+        self._no_write_meets_another(live)
+        steps = [row.num_steps if self.keep is None else self.keep(row.num_steps) for row in live]
+        most = [self.rings[row.row].position + row.num_steps for row in live]
         for step in range(plan.num_steps):
-            for row in rows:
-                if step < row.num_steps and self.rings[row.row].token >= 0:
+            for row, num_steps in zip(live, steps, strict=True):
+                if step < num_steps and self.rings[row.row].token >= 0:
                     row.new_tokens.append(self._step(row, self.rings[row.row]))
+        for row, end in zip(live, most, strict=True):
+            for position in range(self.rings[row.row].position, end if self.keep else 0):
+                self._write_page(row.pages, position, None)
         for row in rows:
             ring = self.rings[row.row]
-            self._check_pages(row.pages, ring.base + len(ring.records), ring.true)
+            self._check_pages(row.pages, ring.position, ring.true)
             if ring.token >= 0 and self.geometry.has_state:
                 self._check_state(_slot(row, ring), ring.base, ring.true)
 
@@ -247,7 +281,7 @@ class SimulatedDevice:
         summary = ring.summary
         for token in ring.records:
             summary = extend(summary, token)
-        position = ring.base + len(ring.records) - 1
+        position = ring.position - 1
         ring.true.append(extend(ring.true[-1], ring.token))
         self._write_page(row.pages, position, summary)
         token = next_token(summary, self.vocab)
@@ -267,7 +301,11 @@ class SimulatedDevice:
         return summaries
 
     def _state(self, slot: int) -> int:
-        return self.frames[self.table[slot][0]]["state"][0] if slot else EMPTY
+        if not slot:
+            return EMPTY
+        state = self.frames[self.table[slot][0]].state
+        assert state is not None
+        return state[0]
 
     def _check_state(self, slot: int, position: int, true: list[int]) -> None:
         if not self.geometry.has_state:
@@ -275,32 +313,34 @@ class SimulatedDevice:
             return
         assert (slot == 0) == (position == 0), f"slot {slot} for a checkpoint at {position}"
         for index, frame in enumerate(self.table[slot]):
-            found = self.frames[frame].get("state")
+            found = self.frames[frame].state
             assert found == (true[position], index), f"frame {frame} of slot {slot} holds {found}"
 
     def _write_state(self, slot: int, summary: int) -> None:
         assert slot > 0, "a checkpoint written without a slot"
         for index, frame in enumerate(self.table[slot]):
-            self.frames[frame] = {"state": (summary, index)}
+            self.frames[frame] = Frame(state=(summary, index))
 
-    def _check_pages(self, pages: list, length: int, true: list[int]) -> None:
+    def _check_pages(self, pages: np.ndarray, length: int, true: list[int]) -> None:
         if not self.geometry.has_pages:
             return
-        for position in range(length):
-            page, offset = divmod(position, self.geometry.page_tokens)
-            for group, frame in enumerate(pages[page]):
-                found = self.frames[frame].get(offset)
-                assert found == (true[position + 1], group), (
-                    f"frame {frame} offset {offset} (position {position}) holds {found}"
+        size = self.geometry.page_tokens
+        for start, page in zip(range(0, length, size), pages.tolist(), strict=False):
+            wanted = true[start + 1 : min(start + size, length) + 1]
+            for group, frame in enumerate(page):
+                held = self.frames[frame]
+                found = held.summaries[: len(wanted)]
+                assert (held.group, found) == (group, wanted), (
+                    f"frame {frame} holds {found} of layer group {held.group} behind position {start}"
                 )
 
-    def _write_page(self, pages: list, position: int, summary: int) -> None:
+    def _write_page(self, pages: np.ndarray, position: int, summary: int | None) -> None:
         if not self.geometry.has_pages:
             return
         page, offset = divmod(position, self.geometry.page_tokens)
         assert len(pages[page]) == self.geometry.frames_per_page
-        for group, frame in enumerate(pages[page]):
+        for group, frame in enumerate(pages[page].tolist()):
             assert frame > 0
-            if "state" in self.frames[frame]:
-                self.frames[frame] = {}
-            self.frames[frame][offset] = (summary, group)
+            if self.frames[frame].group != group:
+                self.frames[frame] = Frame(group, [None] * self.geometry.page_tokens)
+            self.frames[frame].summaries[offset] = summary

@@ -47,6 +47,7 @@ class Engine:
         vocab=50,
         lag=1,
         geometry=None,
+        keep=None,
         **options,
     ):
         geometry = geometry or make_geometry()
@@ -66,6 +67,7 @@ class Engine:
             max_rows=engine.max_rows,
             vocab=vocab,
             exact=engine.exact,
+            keep=keep,
         )
         return cls(scheduler, device, vocab, lag)
 
@@ -128,7 +130,7 @@ class Engine:
         self.device = SimulatedDevice(
             self.scheduler.geometry, num_frames=self.scheduler.num_frames,
             max_rows=self.scheduler.engine.max_rows, vocab=self.vocab, events=self.device.events,
-            exact=self.device.exact,
+            exact=self.device.exact, keep=self.device.keep,
         )  # fmt: skip
 
     def run(self, max_turns=20000):

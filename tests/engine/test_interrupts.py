@@ -20,7 +20,6 @@ from hybrid_jax.engine.runner import Pending, Runner
 from hybrid_jax.engine.steps import kind as kinds
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.exact import Exact
-from hybrid_jax.engine.steps.fork import Fork
 from hybrid_jax.engine.steps.kind import StepKind
 from hybrid_jax.engine.steps.prefill import Prefill
 from hybrid_jax.schedule.admission import Admission
@@ -43,7 +42,7 @@ TURN = (
     Runner.executable,
     Runner.layout,
     *(Prefill.bucket, Decode.bucket),
-    *(StepKind.pack, Prefill.columns, Decode.columns, Fork.columns),
+    *(StepKind.pack, StepKind.values),
     Pending.read,
     *(StepKind.unpack, kinds.logprobs_at, Decode.drawn_at),
     Scheduler.plan,

@@ -92,6 +92,32 @@ def test_random_traffic_in_every_mode(exact, cache, steps):
         random_traffic(seed, engine, turns=60)
 
 
+@pytest.mark.parametrize(
+    ("kind", "page_tokens", "num_frames"),
+    [("hybrid", 16, 62), ("hybrid", 128, 13), ("attention", 64, 16), ("recurrent", 0, 40)],
+)
+@pytest.mark.parametrize("steps", [4, 32])
+def test_random_traffic_of_which_some_tokens_stay(kind, page_tokens, num_frames, steps):
+    """The device decides how many of a row's steps stay, so plans run ahead of what the rows have."""
+    total = {}
+    for seed in range(3):
+        rng = random.Random(seed)
+        engine = Engine.make(
+            geometry=make_geometry(page_tokens=page_tokens, kind=kind), num_frames=num_frames,
+            max_model_len=340, vocab=200, steps_per_dispatch=steps,
+            keep=lambda most, rng=rng: most if rng.random() < 0.3 else rng.randint(1, most),
+        )  # fmt: skip
+        random_traffic(seed, engine, turns=60)
+        for name, count in {**engine.counters, **engine.device.events}.items():
+            total[name] = total.get(name, 0) + count
+    fired = ["rows behind their plan", "cache_hits", "inert rows", "forks"]
+    fired += ["preemptions"] if page_tokens else ["moves"]
+    fired += ["folds in place", "folds to new"] if kind != "attention" else []
+    assert not [name for name in fired if not total.get(name)], total
+    for where in ("in place", "to new"):  # counted once each, however many plans ran ahead of it
+        assert total[f"folds_{where.replace(' ', '_')}"] == total.get(f"folds {where}", 0)
+
+
 @pytest.mark.slow
 def test_a_long_run_of_random_traffic():
     geometry = make_geometry(page_tokens=16)

@@ -56,15 +56,15 @@ def start_over(engine: Engine, room: float, *, policy: str = "adaptive") -> None
 
 
 @contextlib.contextmanager
-def one_shape(tokens: int = 64) -> Iterator[None]:
+def one_shape(tokens: int = 64, *, decode_rows: tuple[int, ...] = ()) -> Iterator[None]:
     """One prefill shape of [2, tokens] and one decode shape: less to compile, more padding to survive.
 
-    For making an engine and for running it.
+    For making an engine and for running it. Decode has these further row counts.
     """
 
     class OneShape(bucket.FineShapes):
         def __init__(self, engine: EngineConfig) -> None:
-            bucket.Shapes.__init__(self, engine, [(2, tokens)], [engine.max_rows])
+            bucket.Shapes.__init__(self, engine, [(2, tokens)], {*decode_rows, engine.max_rows})
 
     bucket.shapes_of.cache_clear()
     try:

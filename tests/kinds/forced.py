@@ -31,8 +31,9 @@ LONGEST = 256  # tokens that guesses are kept of
 
 
 def forced_step(params, state, adjust, batch, guesses, *, model, layout, num_logprobs):
-    """One window of each row; `guesses` int32[B, LONGEST] what may stand at each position."""
+    """One window of each row; `guesses` int32[at least B, LONGEST] what may stand at each position."""
     num_rows, grain = batch.shape[0], model.geometry.grain
+    guesses = guesses[:num_rows]
     get = lambda name: layout.get(batch, name)  # noqa: E731
     fold_slot, limits = get("fold_slot"), get("num_steps")
     at = cursor(state, get("checkpoint"), get("read_slot"), fold_slot, model)
@@ -76,7 +77,7 @@ class Told:
     """What a test tells the step, and what the step tells the test.
 
     Attributes:
-        num_rows: of every bucket.
+        num_rows: of the largest bucket.
         guesses: outputs by prompt.
         came: how many tokens stayed, of each row of each plan.
     """
@@ -108,7 +109,7 @@ class Forced(Decode):
         return (guesses,)
 
     def inert(self, bucket) -> tuple:
-        return (np.zeros((bucket.rows, LONGEST), np.int32),)
+        return (np.zeros((self.told.num_rows, LONGEST), np.int32),)
 
     def unpack(self, rows, sampled, prompt) -> None:
         super().unpack(rows, sampled, prompt)

@@ -133,14 +133,10 @@ class Exact(StepKind):
             ("tokens", bucket.tokens),
         )
 
-    def columns(self, row: PrefillRow | DecodeRow) -> dict[str, int | list[int]]:
-        own: dict[str, int | list[int]] = {"read_slot": row.read_slot, "samples": row.samples}
+    def values(self, row: PrefillRow | DecodeRow) -> list[int]:
         if isinstance(row, DecodeRow):
-            own |= {"checkpoint": row.checkpoint, "fold_slot": row.fold_slot, "feeds": 1}
-        else:
-            own |= {"checkpoint": row.start, "fold_slot": row.write_slot}
-            own |= {"length": row.length, "tokens": row.tokens}
-        return own
+            return [row.checkpoint, row.read_slot, row.fold_slot, 0, 1, row.samples]
+        return [row.start, row.read_slot, row.write_slot, row.length, 0, row.samples]
 
     def line(self, row: PrefillRow | DecodeRow, index: int) -> int:
         return row.row

@@ -70,7 +70,7 @@ class StepKind(abc.ABC):
         name: name of its programs.
         shapes: the engine's padded shapes.
         takes_weights: the weights are the first argument of the device function.
-        numbers: the columns that hold one number each, in order; the others are in `layout`.
+        numbers: the first columns, which hold one number each, in order; the others are in `layout`.
         run: the device function: (weights,) state, adjust, int32 rows, `rest` and keywords -> state, adjust, `Made`.
     """
 
@@ -149,9 +149,9 @@ class StepKind(abc.ABC):
     def layout(self, bucket: Any) -> Layout:
         """The columns of its rows."""
 
-    def columns(self, row: Any) -> dict[str, Any]:
-        """What the columns of a row hold, beside its pages, its copies and its sampling parameters."""
-        return {name: getattr(row, name) for name in self.numbers}
+    def values(self, row: Any) -> list[int]:
+        """What the columns `numbers` of a row hold."""
+        return [getattr(row, name) for name in self.numbers]
 
     def num_lines(self, bucket: Any) -> int:
         """Lines of the packed rows."""
@@ -164,8 +164,9 @@ class StepKind(abc.ABC):
             batch[:, layout.span("row")] = self.engine.max_rows
         for index, row in enumerate(rows):
             line = self.line(row, index)
-            for name, value in self.columns(row).items():
-                layout.set(batch, line, name, value)
+            batch[line, : len(self.numbers)] = self.values(row)
+            if isinstance(row, PrefillRow):
+                layout.set(batch, line, "tokens", row.tokens)
             pack.set_pages(layout, batch, line, row.pages)
             pack.set_copies(layout, batch, line, row.copies)
             if row.samples:

@@ -134,6 +134,3 @@ class Prefill(StepKind):
             *pack.page_fields(bucket.width, per_page),
             ("tokens", bucket.tokens),
         )
-
-    def columns(self, row: PrefillRow) -> dict[str, int | list[int]]:
-        return super().columns(row) | {"tokens": row.tokens}

@@ -180,7 +180,8 @@ class SchedulerRun(TickRun):
         return has_pages and (slot > 0 or tokens <= geometry.grain)
 
     def _result(self, *told: Any) -> TickResult:
-        memory, counters = self.scheduler.memory, self.scheduler.counters
+        memory = self.scheduler.memory
+        counters = memory.holds.counters
         self.frames.num_held = memory.frames.num_held
         self.pool.counters.folds_in_place = counters.folds_in_place
         self.pool.counters.folds_to_new = counters.folds_to_new
