@@ -110,17 +110,15 @@ class Load:
         def planned() -> None:
             for sequence in sequences:
                 memory.grow(sequence, sequence.position + 1)
+                sequence.position += 1
             for sequence in due:
                 sequence.slot = memory.slot_to_write(sequence)
-                sequence.position += 1
             memory.end_plan()
-            for sequence in due:
+            for sequence in sequences:
                 memory.settle(sequence, 1, 1)
 
         elapsed = timed(planned)
         for sequence in sequences:
-            if sequence not in due:
-                sequence.position = sequence.real_position = sequence.position + 1
             assert self.geometry.num_pages(sequence.position) <= len(sequence.pages), "no room"
         return elapsed
 

@@ -63,7 +63,7 @@ def cursor(
 # --- what is done with all groups -------------------------------------------------------------------
 
 
-def share(params: dict, model: Model) -> tuple[Any, ...]:
+def prepare(params: dict, model: Model) -> tuple[Any, ...]:
     """For each group, what windows and folds need of the weights of all its layers at once."""
     weights: list[list[dict]] = [[] for _ in model.geometry.groups]
     for (index, number), place in model.places.items():
@@ -71,7 +71,7 @@ def share(params: dict, model: Model) -> tuple[Any, ...]:
             mixers = decoder.layer_params(params, index, model.config)["mixers"]
             weights[place.group].append(mixers[number])
     pairs = zip(model.geometry.groups, weights, strict=True)
-    return tuple(steps_of(group.layout.spec, model).share(own) for group, own in pairs)
+    return tuple(steps_of(group.layout.spec, model).prepare(own) for group, own in pairs)
 
 
 def fold_rows(state: State, rows: FoldRows, shared: tuple[Any, ...], model: Model) -> State:
@@ -141,7 +141,7 @@ class WindowWalk:
     A row's window begins at its first new token. In exact mode it begins at the checkpoint and is as long as the ring.
 
     Args:
-        shared: as `share` makes it.
+        shared: as `prepare` makes it.
         commits: all new tokens stay. With T > 1, either all T tokens are new or the next window begins where this one
             does. If `commits` is false, a call of `commit` must follow.
     """

@@ -9,7 +9,7 @@ import pytest
 
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine.kinds.kind import ChunkRows, WindowRows
-from hybrid_jax.engine.walk import ChunkWalk, WindowWalk, chunk, share, window
+from hybrid_jax.engine.walk import ChunkWalk, WindowWalk, chunk, prepare, window
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.models import decoder
 from hybrid_jax.state import Model, State, make_state, state_specs
@@ -94,7 +94,7 @@ def test_a_walk_in_two_parts_gives_the_numbers_of_the_whole(name):
     @jax.jit(static_argnames="cut")
     def window_in_parts(params, state, cut: int):
         """Two walks, each of which writes the rings of its own layers."""
-        stream, shared = None, share(params, model)
+        stream, shared = None, prepare(params, model)
         for layers in (range(cut), range(cut, len(config.layers))):
             walk = WindowWalk(state, following, shared=shared, model=model)
             if stream is None:
@@ -105,7 +105,7 @@ def test_a_walk_in_two_parts_gives_the_numbers_of_the_whole(name):
 
     @jax.jit
     def whole(params, state):
-        return window(params, state, following, shared=share(params, model), model=model)
+        return window(params, state, following, shared=prepare(params, model), model=model)
 
     expected = whole(params, begun)
     assert not np.array_equal(expected[1].arena, begun.arena)

@@ -155,7 +155,7 @@ def output(params: dict, y: jax.Array) -> jax.Array:
 class DeltaRecurrence(ReplayRecurrence):
     """Runs over the whole ring in each window."""
 
-    def share(self, params: Sequence[dict]) -> None:
+    def prepare(self, params: Sequence[dict]) -> None:
         """Nothing, because records have the decay."""
 
     def project(self, params: dict, h: jax.Array, spec: Delta) -> tuple[jax.Array, dict]:

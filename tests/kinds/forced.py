@@ -38,7 +38,7 @@ def forced_step(params, state, adjust, batch, guesses, *, model, layout, num_log
     fold_slot, limits = get("fold_slot"), get("num_steps")
     at = cursor(state, get("checkpoint"), get("read_slot"), fold_slot, model)
     alive = (state.tokens[:num_rows] >= 0) & (limits > 0)
-    shared = walk.share(params, model)
+    shared = walk.prepare(params, model)
     state, at = walk.fold_full(state, at, alive, fold_slot, shared, model)
     base, checkpoint, slot = at
     if model.geometry.has_state:

@@ -68,7 +68,7 @@ class Carry(WithColumns):
     def __init__(self, recurrence: CarryRecurrence) -> None:
         self.recurrence = recurrence
 
-    def share(self, params: Sequence[dict]) -> None:
+    def prepare(self, params: Sequence[dict]) -> None:
         """Nothing, because a fold needs no weights."""
 
     def window(

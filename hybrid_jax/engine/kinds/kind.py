@@ -38,7 +38,7 @@ class WindowPlan(NamedTuple):
         rows: the rows of the window.
         valid: bool[B, T] tokens that are new and real.
         frames: int32[B, F] frames of the rows' checkpoints. exists: bool[B], false if the state is zero.
-        shared: for each group, what its kind has made of the weights of all its layers (`LayerSteps.share`).
+        shared: for each group, what its kind has made of the weights of all its layers (`LayerSteps.prepare`).
         commits: all new tokens stay. Otherwise a call of `LayerSteps.commit` says how many tokens of each row stay.
         model: what the step is specialised on.
     """
@@ -141,7 +141,7 @@ class Tail(NamedTuple):
 class LayerSteps(Protocol):
     """What a kind does in steps on one backend. All methods that take arrays are pure functions."""
 
-    def share(self, params: Sequence[dict]) -> Any:
+    def prepare(self, params: Sequence[dict]) -> Any:
         """Prepares what windows and folds need of the weights of a whole group, such as decay rates [L, ...]."""
 
     def window(
@@ -172,7 +172,7 @@ class LayerSteps(Protocol):
         """One layer of a chunk: outputs [R, T, D] or parts of them, the state, and what it has not written itself."""
 
     def fold(self, state: State, group: int, rows: FoldRows, shared: Any, model: Model) -> State:
-        """Folds the rings of all layers of a group into checkpoints; `shared` is what `share` has made of them."""
+        """Folds the rings of all layers of a group into checkpoints; `shared` is what `prepare` has made of them."""
 
     def why_unsupported(
         self, spec: RecurrentMixer, geometry: Geometry, engine: EngineConfig

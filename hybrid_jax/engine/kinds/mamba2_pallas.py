@@ -40,7 +40,7 @@ LARGEST_ERROR = 0.02
 class Mamba2Pallas(LayerSteps):
     """See `LayerSteps`."""
 
-    def share(self, params: Sequence[dict]) -> jax.Array:
+    def prepare(self, params: Sequence[dict]) -> jax.Array:
         """Decay rates float32[L, M]."""
         return jnp.stack([mamba2.decay_rates(weights) for weights in params])
 

@@ -16,7 +16,7 @@ from hybrid_jax.layers import mamba2
 class Mamba2Recurrence(ReplayRecurrence):
     """Records are x and B in one array, and the step sizes in float32."""
 
-    def share(self, params: Sequence[dict]) -> jax.Array:
+    def prepare(self, params: Sequence[dict]) -> jax.Array:
         """Decay rates float32[L, M]."""
         return jnp.stack([mamba2.decay_rates(weights) for weights in params])
 

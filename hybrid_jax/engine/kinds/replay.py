@@ -79,7 +79,7 @@ class ReplayRecurrence(Protocol):
     [B, units, unit_words].
     """
 
-    def share(self, params: Sequence[dict]) -> Any:
+    def prepare(self, params: Sequence[dict]) -> Any:
         """As in `LayerSteps`."""
 
     def project(self, params: dict, h: jax.Array, spec: RecurrentMixer) -> tuple[jax.Array, Any]:
@@ -118,8 +118,8 @@ class Replay(WithColumns):
     def __init__(self, recurrence: ReplayRecurrence) -> None:
         self.recurrence = recurrence
 
-    def share(self, params: Sequence[dict]) -> Any:
-        return self.recurrence.share(params)
+    def prepare(self, params: Sequence[dict]) -> Any:
+        return self.recurrence.prepare(params)
 
     def window(
         self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: WindowPlan

@@ -15,7 +15,7 @@ from hybrid_jax.engine.kinds.kind import WindowRows
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled, logprobs
 from hybrid_jax.engine.steps.kind import Made, StepKind
-from hybrid_jax.engine.walk import Cursor, cursor, fold_full, share, window
+from hybrid_jax.engine.walk import Cursor, cursor, fold_full, prepare, window
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import DecodeBucket
 from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow
@@ -52,7 +52,7 @@ def decode(
     table = pack.get_pages(layout, batch, model.geometry.frames_per_page)
     limits, fold_slot = get("num_steps"), get("fold_slot")
     start = cursor(state, get("checkpoint"), get("read_slot"), fold_slot, model)
-    shared = share(params, model)
+    shared = prepare(params, model)
 
     def blank(of_step):
         return jnp.zeros((max_steps, *of_step.shape), of_step.dtype)

@@ -15,7 +15,15 @@ from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.steps.kind import Made, StepKind, Variant
-from hybrid_jax.engine.walk import Cursor, cursor, fold_full, fold_rows, load_columns, share, window
+from hybrid_jax.engine.walk import (
+    Cursor,
+    cursor,
+    fold_full,
+    fold_rows,
+    load_columns,
+    prepare,
+    window,
+)
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import PrefillBucket
 from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow
@@ -61,7 +69,7 @@ def exact_step(
     # A prompt's chunk begins at a checkpoint, while a row that decodes stands up to a grain behind one.
     chunk = Cursor(known, known, read_slot)
     at = jax.tree.map(functools.partial(jnp.where, feeds), decoding, chunk)
-    shared = share(params, model)
+    shared = prepare(params, model)
     state, (begin, base, slot) = fold_full(state, at, alive, fold_slot, shared, model)
     starts = alive & ~feeds
     if geometry.has_state:
