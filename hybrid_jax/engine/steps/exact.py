@@ -10,20 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config.sampling_params import MAX_LOGPROBS
-from hybrid_jax.engine import frames, pack, rings
+from hybrid_jax.engine import frames, pack, rings, walk
 from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.steps.kind import Made, StepKind, Variant
-from hybrid_jax.engine.walk import (
-    Cursor,
-    cursor,
-    fold_full,
-    fold_rows,
-    load_columns,
-    prepare,
-    window,
-)
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import PrefillBucket
 from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow
@@ -65,15 +56,15 @@ def exact_step(
     feeds, length = get("feeds") > 0, get("length")
     alive = jnp.where(feeds, state.tokens[:num_rows] >= 0, length > 0)
     known, read_slot, fold_slot = get("checkpoint"), get("read_slot"), get("fold_slot")
-    decoding = cursor(state, known, read_slot, fold_slot, model)
+    decoding = walk.cursor(state, known, read_slot, fold_slot, model)
     # A prompt's chunk begins at a checkpoint, while a row that decodes stands up to a grain behind one.
-    chunk = Cursor(known, known, read_slot)
+    chunk = walk.Cursor(known, known, read_slot)
     at = jax.tree.map(functools.partial(jnp.where, feeds), decoding, chunk)
-    shared = prepare(params, model)
-    state, (begin, base, slot) = fold_full(state, at, alive, fold_slot, shared, model)
+    shared = walk.prepare(params, model)
+    state, (begin, base, slot) = walk.fold_full(state, at, alive, fold_slot, shared, model)
     starts = alive & ~feeds
     if geometry.has_state:
-        state, read = load_columns(state, starts, base, slot, model)
+        state, read = walk.load_columns(state, starts, base, slot, model)
         # An attention layer in front writes to the arena that this has read, but depends on nothing of it.
         table = table + frames.zero_after(state, *read)
     end = jnp.where(alive, begin + jnp.where(feeds, 1, length), 0)
@@ -82,9 +73,9 @@ def exact_step(
     fed = feeds[:, None] & (positions == begin[:, None])
     tokens = jnp.where(fed, state.tokens[:num_rows, None], get("tokens"))
     rows = WindowRows(tokens, base, begin, end, base, slot, table)
-    h, state = window(params, state, rows, shared=shared, model=model)
+    h, state = walk.window(params, state, rows, shared=shared, model=model)
     folds = FoldRows(starts & (fold_slot > 0), base, slot, fold_slot)
-    state = fold_rows(state, folds, shared, model)
+    state = walk.fold_rows(state, folds, shared, model)
     last = rings.slice_tokens(h, jnp.maximum(end - base - 1, 0), 1)[:, 0]
     logits = decoder.logits(params, last, config)
     samples = alive & (get("samples") > 0)
