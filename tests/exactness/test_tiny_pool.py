@@ -63,7 +63,7 @@ if EVERYTHING:
 else:
     CASES = {
         16: Case(steps=8, count=60, ample=210, tight=1.2, preemptions=50),
-        64: Case(steps=4, count=120, ample=450, tight=1.2, preemptions=40),
+        64: Case(steps=4, count=84, ample=330, tight=1.2, preemptions=25),
     }
 LEFT = [(16, "lru"), (64, "adaptive")]
 RUNS = [(16, "adaptive"), (64, "lru"), *(pytest.param(*run, marks=left_to_all) for run in LEFT)]
