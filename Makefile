@@ -1,5 +1,5 @@
 # `make demo` and `make test` need Python 3.11 or newer and nothing else: each installs into .venv first.
-# Tests run as four jobs, two at a time, and lint beside them; `make -j1 checks` runs one after the other.
+# Tests run as six jobs, two at a time, and lint after them; `make -j1 checks` runs one after the other.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -39,7 +39,7 @@ AOT_VENV := $(if $(OTHER),.venv-aot,$(VENV))
 AOT := $(AOT_VENV)/aot
 
 .PHONY: help demo check check-fast check-more test test-all checks test-numeric test-engine \
-	test-as-users test-versions test-aot test-triton test-other lint format clean
+	test-as-users test-aot test-triton test-other lint format clean
 
 help:
 	@echo "make demo    install into $(VENV) and let the bundled model continue some code"
@@ -69,7 +69,7 @@ test-all: $(VENV)/.installed-test
 	+@HYBRID_JAX_TESTS=all $(MAKE) --no-print-directory QUICKLY= OTHER_OF= checks
 
 # The longest first.
-checks: test-numeric test-engine test-versions test-as-users lint
+checks: test-engine test-numeric test-aot test-as-users test-other test-triton lint
 
 test-numeric: $(VENV)/.installed-test
 	$(QUICKLY) $(BIN)/$(PYTEST) -m "not as_users" $(NUMERIC_TESTS)
@@ -79,9 +79,6 @@ test-engine: $(VENV)/.installed-test
 
 test-as-users: $(VENV)/.installed-test
 	$(BIN)/$(PYTEST) -m as_users $(addprefix --ignore=,$(ELSEWHERE))
-
-test-versions:
-	+@$(MAKE) --no-print-directory --jobs=1 test-aot test-triton test-other
 
 test-aot: $(VENV)/.installed-test $(AOT_VENV)/.installed-aot
 	HYBRID_JAX_AOT=required JAX_PLATFORMS=cpu PYTHONPATH=$(AOT) $(AOT_VENV)/bin/$(PYTEST) tests/aot
