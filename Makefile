@@ -1,5 +1,5 @@
 # `make demo` and `make test` need Python 3.11 or newer and nothing else: each installs into .venv first.
-# Tests run as six jobs, two at a time, and lint after them; `make -j1 checks` runs one after the other.
+# Tests run as six jobs, two at a time, and lint before them; `make -j1 checks` runs one after the other.
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -69,7 +69,7 @@ test-all: $(VENV)/.installed-test
 	+@HYBRID_JAX_TESTS=all $(MAKE) --no-print-directory QUICKLY= OTHER_OF= checks
 
 # The longest first.
-checks: test-engine test-numeric test-aot test-as-users test-other test-triton lint
+checks: lint test-engine test-numeric test-aot test-as-users test-other test-triton
 
 test-numeric: $(VENV)/.installed-test
 	$(QUICKLY) $(BIN)/$(PYTEST) -m "not as_users" $(NUMERIC_TESTS)
