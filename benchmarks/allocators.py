@@ -1,8 +1,8 @@
 """Allocators of KV and states: the tables of the AVMP paper (arXiv 2605.22416) by its own rules, and honest ones.
 
 Loads without a model, counts without a clock but for one table. A file of runs is gone on with: what it has is not
-run again. `--rings` makes the tables of what rings cost instead, rings.md and rings.json, in half an hour of
-a core.
+run again. `--rings` makes the tables of what rings cost instead, rings.md and rings.json, in some hours of a
+core.
 
     python benchmarks/allocators.py [--rings] [--out FOLDER] [--smoke]
 """

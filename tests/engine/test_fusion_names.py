@@ -20,7 +20,6 @@ from hybrid_jax.engine.steps.exact import WHOLE
 from hybrid_jax.engine.steps.kind import Variant
 from pallas_kernels.frame_io import read_frames
 from tests.engine.test_donation import (
-    FRAMES,
     compile_step,
     make_runner,
     mistakable,
@@ -68,7 +67,7 @@ def test_a_step_of_one_row_has_no_fusion_with_both_spellings(name):
     shape = shape_of(runner, kind, 1)
     variant = Variant(MAX_LOGPROBS, True) if name.endswith("adjusted") else Variant()
     variant = WHOLE if kind == "exact" else variant
-    assert not mistakable(compile_step(runner, FRAMES[0], kind, shape, variant).text)
+    assert not mistakable(compile_step(runner, kind, shape, variant).text)
 
 
 def test_both_spellings_are_seen_where_a_line_is_gathered():
