@@ -286,8 +286,8 @@ class Memory:
         """
         sequence.position -= num_steps - num_tokens
         sequence.real_position += num_tokens
-        checkpoint = self.geometry.checkpoint(sequence.real_position)
-        if checkpoint > sequence.real_checkpoint:
+        if sequence.real_position > sequence.real_checkpoint + self.geometry.grain:
+            checkpoint = self.geometry.checkpoint(sequence.real_position)
             if self.geometry.has_state:
                 folds = (checkpoint - sequence.real_checkpoint) // self.geometry.grain
                 to_new = sequence.real_slot != sequence.slot
