@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 
 import pytest
 
@@ -110,9 +111,16 @@ def test_a_mistake_is_raised_where_the_stream_is_read(llm):
 
 
 def test_a_failure_of_the_engine_is_raised_where_the_stream_is_awaited(llm, monkeypatch):
+    step, turns = llm._engine.step, itertools.count(1)
+
+    def breaks():
+        return step() if next(turns) < 3 else 1 / 0
+
+    monkeypatch.setattr(llm._engine, "step", breaks)
+
     async def main():
         async for _ in llm.astream("ab", SamplingParams(max_tokens=30)):
-            monkeypatch.setattr(llm._engine, "step", lambda: 1 / 0)
+            pass
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(main())
