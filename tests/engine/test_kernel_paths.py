@@ -28,6 +28,7 @@ from pallas_kernels import row_product as row_kernel
 from pallas_kernels.ssd_window import kernel as ssd_window_kernel
 from tests.drawing import EVERYTHING, left_to_all
 from tests.exactness.engines import one_shape
+from tests.exactness.jobs import Job, drive
 from tests.kernels.lowered import kernels_in
 from tests.kinds.forced import Forced, Told, decoding_by
 from tests.tiny_models import VOCAB, tiny_model
@@ -151,35 +152,20 @@ def test_windows_of_which_some_tokens_stay_give_plain_tokens(name):
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, VOCAB, n).tolist() for n in (5, 17, 30)]
 
-    def run(engine: Engine) -> list[list[int]]:
-        asked = [
-            Request(
-                request_id=str(i),
-                prompt=prompt,
-                params=SamplingParams(temperature=0.0),
-                seed=0,
-                max_tokens=40,
-            )
-            for i, prompt in enumerate(prompts)
-        ]
-        for request in asked:
-            engine.add(request)
-        while engine.has_work:
-            engine.step()
-        return [request.output for request in asked]
+    jobs = [Job(prompt=tuple(prompt), logprobs=None) for prompt in prompts]
 
     def static(step: Forced, bucket: DecodeBucket) -> dict:
         return {"model": replace(step.model, kernels="pallas")}
 
     told = Told(SMALL["max_rows"])
     with one_shape(16), mock.patch.object(Forced, "static", static):
-        want = run(engine_on("xla", name))
+        want = drive(engine_on("xla", name), jobs).outputs
         for prompt, output in zip(prompts, want, strict=True):
             wrong = rng.random(len(output)) < 0.3
             told.guesses[tuple(prompt)] = ((np.array(output) + wrong) % VOCAB).tolist()
         with decoding_by(told):
             engine = engine_on("xla", name)
-        assert run(engine) == want
+        assert drive(engine, jobs).outputs == want
     assert set(told.came) == {1, 2, 3, 4} and engine.stats()["folds_in_place"] > 0
 
 

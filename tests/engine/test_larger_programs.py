@@ -18,6 +18,7 @@ from hybrid_jax.engine.steps.kind import PLAIN
 from hybrid_jax.engine.steps.prefill import Prefill
 from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
 from hybrid_jax.schedule.request import Request
+from tests.exactness.jobs import Job, drive
 from tests.tiny_models import VOCAB, tiny_engine, tiny_model
 
 COARSE = EngineConfig(max_rows=3, prefill_tokens=512, shapes="coarse")
@@ -42,21 +43,8 @@ def engine(monkeypatch):
 
 def generate(engine, length: int = 20, count: int = 1, max_tokens: int = 6) -> list[list[int]]:
     prompts = np.random.default_rng(length).integers(0, VOCAB, (count, length)).tolist()
-    requests = [
-        Request(
-            request_id=str(number),
-            prompt=prompt,
-            params=SamplingParams(temperature=0.0),
-            max_tokens=max_tokens,
-            seed=0,
-        )
-        for number, prompt in enumerate(prompts)
-    ]
-    for request in requests:
-        engine.add(request)
-    while engine.has_work:
-        engine.step()
-    return [request.output for request in requests]
+    jobs = [Job(prompt=tuple(ids), max_tokens=max_tokens, logprobs=None) for ids in prompts]
+    return drive(engine, jobs).outputs
 
 
 def compiled(engine) -> set[tuple[int, int]]:
