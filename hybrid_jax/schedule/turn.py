@@ -152,20 +152,17 @@ class Turn:
         steps = min(steps, memory.grow(sequence, position + steps) - position)
         checkpoint = geometry.checkpoint(position)
         fold_step = checkpoint + geometry.grain - position
-        slot = sequence.slot
         if 0 < steps and fold_step < steps:
             target = memory.slot_to_write(sequence)
             if target is None:
                 steps = fold_step
             else:
-                slot = target
+                sequence.slot = target
         if steps <= 0:
             if not sequence.reserved_slot:
                 return False
             memory.give_back_reserve(sequence)  # it needs the next page before the next checkpoint
             return self.decode(sequence)
-        if fold_step < steps and geometry.has_state:
-            sequence.slot = slot
         folds = geometry.checkpoint(position + steps) > sequence.real_checkpoint
         self.plan.decode.append(
             DecodeRow(
