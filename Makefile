@@ -68,7 +68,7 @@ test: $(VENV)/.installed-test
 test-all: $(VENV)/.installed-test
 	+@HYBRID_JAX_TESTS=all $(MAKE) --no-print-directory QUICKLY= OTHER_OF= checks
 
-# The longest first.
+# Lint, then the longest first.
 checks: lint test-engine test-numeric test-aot test-as-users test-other test-triton
 
 test-numeric: $(VENV)/.installed-test
