@@ -11,7 +11,12 @@ from hybrid_jax.layers import attention
 from hybrid_jax.layers.linear import LINEARS_IN_PARTS
 from hybrid_jax.state import Model
 from pallas_kernels.append_kv import AppendArrays, AppendOptions, append_kv
-from pallas_kernels.paged_attention import AttentionArrays, AttentionOptions, paged_attention
+from pallas_kernels.paged_attention import (
+    AttentionArrays,
+    AttentionOptions,
+    depths,
+    paged_attention,
+)
 from pallas_kernels.paged_attention.layout import PageLayout
 
 
@@ -37,19 +42,21 @@ def attend_pages(
     place: KVPlace,
     spec: Attention,
     model: Model,
+    ancestors: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """One attention layer: writes the new tokens' K and V to their pages, then reads everything from pages.
 
     Args:
-        h: [B, T, D] normed inputs; token t of row b stands at base[b] + t.
+        h: [B, T, D] normed inputs; token t of row b lies at base[b] + t.
         table: int32[B, frames_per_page, pages]. begin, end: int32[B] positions [begin, end) are new and real.
-        place: where this layer has its K and V.
+        place: where this layer has its K and V. ancestors: as in `WindowRows`.
 
     Returns:
         out [B, T, D], or parts of it for a kernel to sum, and the arena.
     """
     layout = page_layout(spec, place, model.geometry)
-    positions = base[:, None] + jnp.arange(h.shape[1])
+    offsets = jnp.arange(h.shape[1])
+    positions = base[:, None] + (offsets if ancestors is None else depths(ancestors, offsets))
     linear = LINEARS_IN_PARTS[model.kernels]
     qkv = linear(h, params["qkv"], params.get("qkv_bias"))
     new = AppendArrays(
@@ -59,7 +66,7 @@ def attend_pages(
     options = AppendOptions(layout, page_frame=place.frame, eps=spec.qk_norm_eps, dtype=h.dtype)
     q, arena = append_kv(new, options=options, implementation=model.kernels)
     y = paged_attention(
-        AttentionArrays(q, arena, table, base, end),
+        AttentionArrays(q, arena, table, base, end, ancestors),
         options=AttentionOptions(
             layout=layout,
             scale=spec.softmax_scale,

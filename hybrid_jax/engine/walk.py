@@ -143,7 +143,7 @@ class WindowWalk:
     Args:
         shared: as `prepare` makes it.
         commits: all new tokens stay. With T > 1, either all T tokens are new or the next window begins where this one
-            does. If `commits` is false, a call of `commit` must follow.
+            does. If `commits` is false, a call of `commit` must follow. A tree never commits.
     """
 
     def __init__(
@@ -175,7 +175,8 @@ class WindowWalk:
                 table = table + frames.zero_after(self.state, *read)
             span = (rows.base, rows.begin, rows.end, place)
             out, arena = attend_pages(
-                weights, normed, self.state.arena, table, *span, spec, self.model
+                *(weights, normed, self.state.arena, table, *span),
+                *(spec, self.model, rows.ancestors),
             )
             self.state = self.state.replace(arena=arena)
             return out

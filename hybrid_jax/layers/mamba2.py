@@ -155,7 +155,7 @@ def window_frames(
     starts: jax.Array,
     num_valid: jax.Array,
     spec: Mamba2,
-    implementation: str | None = None,
+    ancestors: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Computes the outputs of T new tokens. Their records are in the ring already; no state is written.
 
@@ -167,7 +167,7 @@ def window_frames(
         ring: records since the checkpoints, [B, S, ...].
         starts: int32[B] ring slot of the first new token; num_valid: int32[B] how many tokens count.
         spec: sizes of the mixer.
-        implementation: as `ssd_window_frames` takes it.
+        ancestors: int32[B, T] of a tree, as in `WindowFrames`; None for a chain.
 
     Returns:
         out [B, T, D], and the arena as it was.
@@ -176,9 +176,9 @@ def window_frames(
     C = C.reshape(*C.shape[:2], spec.num_groups, spec.state_size)
     arrays = WindowFrames(
         *(ring_x, ring.dt, decay_rates(params), ring_B, C, arena, frames, exists),
-        *(starts, num_valid),
+        *(starts, num_valid, ancestors),
     )
-    y, arena = ssd_window_frames(arrays, implementation=implementation)
+    y, arena = ssd_window_frames(arrays, implementation="xla")
     return output(params, y, x.reshape(y.shape), z, spec), arena
 
 
@@ -188,8 +188,7 @@ def fold(
     ring: Records,
     lengths: jax.Array,
     spec: Mamba2,
-    implementation: str | None = None,
 ) -> jax.Array:
     """Makes the next checkpoint from a checkpoint [B, M, P, R] and ring records; A comes from `decay_rates`."""
     x, B = split_records(ring.xB, sizes_of(spec))
-    return ssd_fold(state, x, ring.dt, A, B, lengths=lengths, implementation=implementation)
+    return ssd_fold(state, x, ring.dt, A, B, lengths=lengths, implementation="xla")

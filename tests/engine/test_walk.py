@@ -1,6 +1,8 @@
-"""A walk over the layers in two parts gives the numbers of the whole walk, wherever the layers are cut."""
+"""Walks over the layers: in two parts, wherever they are cut; and of new tokens that branch like a tree."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +20,14 @@ from tests.tiny_models import VOCAB, tiny_model
 ROWS, TOKENS, PAGE = 2, 40, 64
 
 
-def setting(name: str) -> tuple[Model, dict, State]:
+def setting(name: str, window: int = 1) -> tuple[Model, dict, State]:
     """A model whose rows have a checkpoint in slots 1 and 2 and a page in frames of its own."""
     config, params = tiny_model(name)
     geometry = make_geometry(config, EngineConfig(page_tokens=PAGE))
     per_row = geometry.state_frames + geometry.frames_per_page
-    specs = state_specs(geometry, num_frames=1 + ROWS * per_row, max_slots=3, max_rows=ROWS)
+    specs = state_specs(
+        geometry, num_frames=1 + ROWS * per_row, max_slots=3, max_rows=ROWS, window=window
+    )
     state = make_state(specs)
     count = geometry.state_frames
     for row in range(ROWS):
@@ -111,3 +115,53 @@ def test_a_walk_in_two_parts_gives_the_numbers_of_the_whole(name):
     assert not np.array_equal(expected[1].arena, begun.arena)
     for cut in range(1, len(config.layers)):
         alike(window_in_parts(params, begun, cut), expected)
+
+
+# Each token's parent among the new tokens of a row, -1 for one that follows the context.
+PARENTS = np.array([[-1, 0, 0, 1, 2, 2, 3], [-1, -1, 1, 0, 2, 3, 2]])
+NUM_NEW = (7, 6)
+
+
+def paths(row: int) -> list[list[int]]:
+    """The numbers of the tokens on the way to each token of a row, itself last."""
+    found: list[list[int]] = []
+    for token, parent in enumerate(PARENTS[row]):
+        found.append([*(found[parent] if parent >= 0 else []), token])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        *((name, "xla") for name in ("with_unknown_kinds", "parallel", "windowed", "llama")),
+        *(pytest.param(name, "pallas", marks=pytest.mark.slow) for name in ("bamba", "windowed")),
+    ],
+)
+def test_a_token_of_a_tree_gives_the_numbers_of_its_path(name, kernels):
+    width = PARENTS.shape[1]
+    model, params, state = setting(name, window=width)
+    model = replace(model, kernels=kernels)
+    rows = prompt_chunk(model, state)
+    _, state = jax.jit(lambda params, state: chunk(params, state, rows, model=model))(params, state)
+    drawn = np.random.default_rng(0).permutation(VOCAB)[: ROWS * width].reshape(ROWS, width)
+    first = next_token(model, rows)
+
+    @jax.jit
+    def outputs(tokens, num_new, ancestors):
+        given = first._replace(tokens=tokens, end=first.base + num_new, ancestors=ancestors)
+        shared = prepare(params, model)
+        return window(params, state, given, shared=shared, model=model, commits=False)[0]
+
+    ways = [paths(row) for row in range(ROWS)]
+    bits = [[sum(1 << other for other in path) for path in own] for own in ways]
+    of_tree = outputs(jnp.asarray(drawn), jnp.array(NUM_NEW), jnp.array(bits, jnp.int32))
+    for token in range(width):
+        chains = np.zeros_like(drawn)
+        for row in range(ROWS):
+            chains[row, : len(ways[row][token])] = drawn[row, ways[row][token]]
+        lengths = [len(own[token]) for own in ways]
+        of_chains = outputs(jnp.asarray(chains), jnp.array(lengths), None)
+        for row in range(ROWS):
+            if token < NUM_NEW[row]:
+                got, expected = of_tree[row, token], of_chains[row, lengths[row] - 1]
+                np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)

@@ -161,10 +161,11 @@ class DeltaRecurrence(ReplayRecurrence):
     def project(self, params: dict, h: jax.Array, spec: Delta) -> tuple[jax.Array, dict]:
         return project(params, h, spec)
 
-    def window(
-        self, params: dict, columns: jax.Array, rest: dict, past: Past, spec: Delta
-    ) -> tuple:
-        own, rows = rest | convolve(params, columns, spec), past.plan.rows
+    def convolve(self, params: dict, columns: jax.Array, spec: Delta) -> dict:
+        return convolve(params, columns, spec)
+
+    def window(self, params: dict, convolved: dict, rest: dict, past: Past, spec: Delta) -> tuple:
+        own, rows = rest | convolved, past.plan.rows
         ring, width = past.records(), rest["q"].shape[1]
         place, starts = jnp.arange(ring["k"].shape[1]), (rows.base - rows.checkpoint)[:, None]
         source = jnp.clip(place - starts, 0, width - 1)  # the token that a place is for
@@ -174,9 +175,17 @@ class DeltaRecurrence(ReplayRecurrence):
         tokens = {name: spread(part) for name, part in own.items()}
         for name, part in ring.items():
             tokens[name] = jnp.where(old[..., None], part, tokens.get(name, 0))
-        _, u, y = run(past.state(), tokens, old, new, jnp.zeros_like(rows.base), spec)
-        back = jnp.clip(starts + jnp.arange(width), 0, place.size - 1)[..., None]
+        back = jnp.clip(starts + jnp.arange(width), 0, place.size - 1)
+        state = past.state()
+        if rows.ancestors is not None:  # each token in a row of its own, where only its path is new
+            path = (rows.ancestors[:, :, None] >> source[:, None]) & 1 > 0
+            new = (new[:, None] & path).reshape(-1, place.size)
+            many = lambda part: jnp.repeat(part, width, axis=0)  # noqa: E731
+            state, tokens, old = jax.tree.map(many, (state, tokens, old))
+        _, u, y = run(state, tokens, old, new, jnp.zeros(len(old), jnp.int32), spec)
+        back = back.reshape(len(old), -1, 1)
         u, y = (jnp.take_along_axis(part, back, axis=1) for part in (u, y))
+        u, y = (part.reshape(*rest["beta"].shape[:2], -1) for part in (u, y))
         _, entries = past.join({"k": own["k"], "u": u, "log_a": own["log_a"]})
         return output(params, y), past.arena, entries
 

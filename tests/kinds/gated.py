@@ -78,7 +78,7 @@ class GatedRecurrence(CarryRecurrence):
     def advance(
         self,
         params: dict,
-        columns: jax.Array,
+        convolved: None,
         rest: tuple,
         state: jax.Array,
         valid: jax.Array,
@@ -107,10 +107,10 @@ def whole(
     params: dict, h: jax.Array, positions: jax.Array, lengths: jax.Array, spec: Gated
 ) -> jax.Array:
     recurrence = GatedRecurrence()
-    raw, rest = recurrence.project(params, h, spec)
+    _, rest = recurrence.project(params, h, spec)
     state = jnp.zeros((h.shape[0], spec.num_blocks, spec.block_size), jnp.float32)
     valid = jnp.arange(h.shape[1]) < lengths[:, None]
-    return recurrence.advance(params, raw, rest, state, valid, lengths[:, None], spec)[0]
+    return recurrence.advance(params, None, rest, state, valid, lengths[:, None], spec)[0]
 
 
 def register() -> None:

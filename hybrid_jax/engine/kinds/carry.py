@@ -6,7 +6,8 @@ has a copy of the state for each number of tokens, and the row's length says whi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -15,10 +16,10 @@ import jax.numpy as jnp
 from hybrid_jax.config import RecurrentMixer
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.kinds.columns import (
+    Convolved,
     WithColumns,
+    convolve_window,
     fold_layers,
-    next_columns,
-    window_columns,
 )
 from hybrid_jax.engine.kinds.kind import (
     ChunkPlan,
@@ -32,16 +33,13 @@ from hybrid_jax.geometry import StatePlace
 from hybrid_jax.state import Model, State, from_bits
 
 
-class CarryRecurrence(Protocol):
-    """The arithmetic of a kind: T tokens, W - 1 columns of E channels, states [B, units, unit_words]."""
-
-    def project(self, params: dict, h: jax.Array, spec: RecurrentMixer) -> tuple[jax.Array, Any]:
-        """From h [B, T, D], the raw inputs [B, T, E] of the convolution and the rest of the projection."""
+class CarryRecurrence(Convolved, Protocol):
+    """The arithmetic of a kind. States are [B, units, unit_words]."""
 
     def advance(
         self,
         params: dict,
-        columns: jax.Array,
+        convolved: Any,
         rest: Any,
         state: jax.Array,
         valid: jax.Array,
@@ -53,7 +51,7 @@ class CarryRecurrence(Protocol):
         For exact mode a token must give the same bits wherever it stands among the T.
 
         Args:
-            columns: [B, W - 1 + T, E]. rest: from `project`. state: the state before the first token.
+            convolved, rest: from `convolve` and `project`. state: the state before the first token.
             valid: bool[B, T] tokens that are real; others leave the state as it is.
             kept: int32[B, K] numbers of tokens after which a state is wanted.
 
@@ -76,10 +74,8 @@ class Carry(WithColumns):
     ) -> tuple[jax.Array, State, dict[str, Entry]]:
         rows, (num_rows, width) = plan.rows, h.shape[:2]
         group, ring = at.of(plan.model.geometry), state.rings[at.group]
-        history = group.layout.columns
-        raw, rest = self.recurrence.project(params, h, group.layout.spec)
-        conv = ring["conv"][at.layer][:num_rows] if history else None
-        columns = window_columns(raw, conv, history, plan)
+        conv = ring["conv"][at.layer][:num_rows] if group.layout.columns else None
+        *given, moved = convolve_window(self.recurrence, params, h, conv, group, plan)
         copies = ring["state"][at.layer][:num_rows]
         count = copies.shape[1]
         old = copies[:, 0]
@@ -93,9 +89,11 @@ class Carry(WithColumns):
             old = jnp.where((rows.begin == rows.checkpoint)[:, None, None], first, old)
         ends = jnp.arange(1, width + 1) if not plan.commits else jnp.full(1, width)
         kept = jnp.broadcast_to(ends, (num_rows, len(ends)))
-        out, new = self.recurrence.advance(
-            params, columns, rest, old, plan.valid, kept, group.layout.spec
-        )
+        advance = functools.partial(self.recurrence.advance, params, spec=group.layout.spec)
+        if rows.ancestors is None:
+            out, new = advance(*given, old, plan.valid, kept)
+        else:
+            out, new = _advance_tree(advance, given, old, plan.valid, rows.ancestors)
         new = new.reshape(*new.shape[:2], -1)
         start = None if count == 1 else rows.end % count
         if not plan.commits:
@@ -105,10 +103,7 @@ class Carry(WithColumns):
             written = (after > 0) & (after <= width)
             new = jnp.take_along_axis(new, source, axis=1)
             new, start = jnp.where(written[..., None], new, copies), None
-        entries = {"state": Entry(new, start, renews=True)}
-        if history:
-            entries["conv"] = Entry(next_columns(columns, history, plan), renews=True)
-        return out, state, entries
+        return out, state, {"state": Entry(new, start, renews=True)} | moved
 
     def chunk(
         self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
@@ -124,8 +119,9 @@ class Carry(WithColumns):
         raw = jnp.where(valid[..., None], raw, 0)
         columns = jnp.concatenate([from_bits(before).astype(raw.dtype), raw], axis=1)
         kept = jnp.stack([rows.state_len, rows.length], axis=1)
+        convolved = self.recurrence.convolve(params, columns, group.layout.spec)
         out, new = self.recurrence.advance(
-            params, columns, rest, old, valid, kept, group.layout.spec
+            params, convolved, rest, old, valid, kept, group.layout.spec
         )
         last = new[:, 1:].reshape(new.shape[0], 1, -1)
         start = None if ring.shape[2] == 1 else (rows.start + rows.length) % ring.shape[2]
@@ -146,3 +142,29 @@ class Carry(WithColumns):
             return words.reshape(1, layout.units, layout.unit_words)
 
         return fold_layers(state, group, rows, folded, model)
+
+
+def _advance_tree(
+    advance: Callable[..., tuple[jax.Array, jax.Array]],
+    given: Sequence[Any],
+    state: jax.Array,
+    valid: jax.Array,
+    ancestors: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Advances the tokens of a tree one after the other, each from its parent's state.
+
+    Returns:
+        Outputs [B, T, D], and the states after each token.
+    """
+    rows, tokens = ancestors.shape
+    states = jnp.zeros((rows, 1 + tokens, *state.shape[1:])).at[:, 0].set(state)
+    outputs = []
+    for t in range(tokens):
+        # The parent's number, plus 1; 0 stands for the state before the tree.
+        parent = 32 - jax.lax.clz(ancestors[:, t] & ~(1 << t))
+        first = jnp.take_along_axis(states, parent[:, None, None, None], axis=1)[:, 0]
+        own = jax.tree.map(lambda part, t=t: part[:, t : t + 1], (*given, valid))
+        out, new = advance(*own[:2], first, own[2], jnp.ones((rows, 1), jnp.int32))
+        outputs.append(out)
+        states = states.at[:, t + 1].set(new[:, 0])
+    return jnp.concatenate(outputs, axis=1), states[:, 1:]

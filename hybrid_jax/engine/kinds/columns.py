@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
+from hybrid_jax.config import RecurrentMixer
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.kind import FoldRows, LayerSteps, LoadRows, WindowPlan
+from hybrid_jax.engine.kinds.kind import Entry, FoldRows, LayerSteps, LoadRows, WindowPlan
 from hybrid_jax.engine.rings import put_row, ring_bits
+from hybrid_jax.geometry import StateGroup
 from hybrid_jax.state import Model, State, from_bits
+
+
+class Convolved(Protocol):
+    """What stands in front of a recurrence over T tokens: a projection, and a convolution of W taps and E channels."""
+
+    def project(self, params: dict, h: jax.Array, spec: RecurrentMixer) -> tuple[jax.Array, Any]:
+        """From h [B, T, D], the raw inputs [B, T, E] of the convolution and the rest of the projection, [B, T, ...]."""
+
+    def convolve(self, params: dict, columns: jax.Array, spec: RecurrentMixer) -> Any:
+        """From raw columns [B, W - 1 + T, E], arrays [B, T, ...]. None where there is no convolution."""
+
 
 # --- in a window ----------------------------------------------------------------------------------
 
@@ -33,6 +48,51 @@ def window_columns(
     earlier = (positions >= rows.checkpoint[:, None]) & (positions < rows.begin[:, None])
     raw = jnp.where(earlier[..., None], old[:, history : history + width], raw)
     return jnp.concatenate([old[:, :history], raw], axis=1)
+
+
+def convolve_paths(
+    convolve: Callable[[jax.Array], Any], columns: jax.Array, ancestors: jax.Array | None
+) -> Any:
+    """What a convolution makes of the tokens of a window: arrays [B, T, ...].
+
+    Args:
+        convolve: makes arrays [B', T', ...] of columns [B', W - 1 + T', E].
+        columns: [B, W - 1 + T, E]. ancestors: as in `WindowRows`. In a tree each token has its own W columns.
+    """
+    if ancestors is None:
+        return convolve(columns)
+    (rows, tokens), length = ancestors.shape, columns.shape[1]
+    history = length - tokens
+    own = (ancestors[:, :, None] >> jnp.arange(tokens)) & 1 > 0
+    path = jnp.pad(own, ((0, 0), (0, 0), (history, 0)), constant_values=True)  # [B, T, W - 1 + T]
+    places = jnp.sort(jnp.where(path, jnp.arange(length), -1))[..., -history - 1 :]
+    taken = jax.vmap(lambda one, at: one[at])(columns, places)  # [B, T, W, E]
+    made = convolve(taken.reshape(rows * tokens, *taken.shape[2:]))
+    return jax.tree.map(lambda part: part.reshape(rows, tokens, *part.shape[2:]), made)
+
+
+def convolve_window(
+    recurrence: Convolved,
+    params: dict,
+    h: jax.Array,
+    conv: jax.Array | None,
+    group: StateGroup,
+    plan: WindowPlan,
+) -> tuple[Any, Any, dict[str, Entry]]:
+    """What `convolve` and `project` give for the tokens h [B, T, D] of a window, and the columns to be stored.
+
+    Args:
+        conv: as in `window_columns`.
+    """
+    layout = group.layout
+    raw, rest = recurrence.project(params, h, layout.spec)
+    columns = window_columns(raw, conv, layout.columns, plan)
+    convolve = functools.partial(recurrence.convolve, params, spec=layout.spec)
+    convolved = convolve_paths(convolve, columns, plan.rows.ancestors)
+    if layout.columns == 0:
+        return convolved, rest, {}
+    moved = next_columns(columns, layout.columns, plan)
+    return convolved, rest, {"conv": Entry(moved, renews=True)}
 
 
 def next_columns(columns: jax.Array, history: int, plan: WindowPlan) -> jax.Array:

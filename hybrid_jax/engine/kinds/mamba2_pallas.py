@@ -54,6 +54,7 @@ class Mamba2Pallas(LayerSteps):
         here = {
             "starts": rows.base - rows.checkpoint,
             "num_valid": jnp.maximum(rows.end - rows.base, 0),
+            "ancestors": rows.ancestors,
         }
         arrays = ConvWindow(
             *(projected, params["conv"], params.get("conv_bias"), params["dt_bias"]),

@@ -26,11 +26,13 @@ class Mamba2Recurrence(ReplayRecurrence):
         z, raw, dt = mamba2.project(params, h, spec)
         return raw, (z, dt)
 
+    def convolve(self, params: dict, columns: jax.Array, spec: Mamba2) -> jax.Array:
+        return mamba2.convolve(params, columns, spec)
+
     def window(
-        self, params: dict, columns: jax.Array, rest: tuple, past: Past, spec: Mamba2
+        self, params: dict, xBC: jax.Array, rest: tuple, past: Past, spec: Mamba2
     ) -> tuple[jax.Array, jax.Array, dict[str, Entry]]:
         (z, dt), plan, rows = rest, past.plan, past.plan.rows
-        xBC = mamba2.convolve(params, columns, spec)
         xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
         x = xBC[..., : spec.inner_size]
         ring, entries = past.join({"xB": xB, "dt": dt})
@@ -42,7 +44,7 @@ class Mamba2Recurrence(ReplayRecurrence):
             rows.base - rows.checkpoint,
             jnp.maximum(rows.end - rows.base, 0),
             spec,
-            "xla",
+            rows.ancestors,
         )
         return out, arena, entries
 
@@ -65,7 +67,7 @@ class Mamba2Recurrence(ReplayRecurrence):
         self, shared: jax.Array, state: jax.Array, ring: Fields, count: jax.Array, spec: Mamba2
     ) -> jax.Array:
         records = mamba2.Records(ring["xB"], ring["dt"])
-        new = mamba2.fold(shared, _heads(state, spec), records, count, spec, "xla")
+        new = mamba2.fold(shared, _heads(state, spec), records, count, spec)
         return new.reshape(state.shape)
 
 

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from hybrid_jax.config import RecurrentMixer
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.kinds.columns import (
+    Convolved,
     WithColumns,
+    convolve_window,
     fold_layers,
-    next_columns,
-    window_columns,
 )
 from hybrid_jax.engine.kinds.kind import (
     ChunkPlan,
@@ -72,23 +72,16 @@ class Past(NamedTuple):
         return self._replace(ring=merged).records(), entries
 
 
-class ReplayRecurrence(Protocol):
-    """The arithmetic of a kind.
-
-    T is tokens, S is records that a ring has room for, and there are W - 1 columns of E channels. States are
-    [B, units, unit_words].
-    """
+class ReplayRecurrence(Convolved, Protocol):
+    """The arithmetic of a kind. S is records that a ring has room for. States are [B, units, unit_words]."""
 
     def prepare(self, params: Sequence[dict]) -> Any:
         """As in `LayerSteps`."""
 
-    def project(self, params: dict, h: jax.Array, spec: RecurrentMixer) -> tuple[jax.Array, Any]:
-        """From h [B, T, D], the raw inputs [B, T, E] of the convolution and the rest of the projection."""
-
     def window(
-        self, params: dict, columns: jax.Array, rest: Any, past: Past, spec: RecurrentMixer
+        self, params: dict, convolved: Any, rest: Any, past: Past, spec: RecurrentMixer
     ) -> tuple[jax.Array, jax.Array, dict[str, Entry]]:
-        """The tokens of a window, from raw columns [B, W - 1 + T, E] and the rest of the projection.
+        """The tokens of a window, which may be a tree, from what `convolve` and `project` give.
 
         Returns:
             Outputs [B, T, D], the arena as it was, and the entries from `past.join`.
@@ -128,14 +121,11 @@ class Replay(WithColumns):
         num_rows = h.shape[0]
         group = at.of(plan.model.geometry)
         old = {name: ring[at.layer][:num_rows] for name, ring in state.rings[at.group].items()}
-        raw, rest = self.recurrence.project(params, h, group.layout.spec)
-        columns = window_columns(raw, old.pop("conv", None), group.layout.columns, plan)
+        conv = old.pop("conv", None)
+        *given, moved = convolve_window(self.recurrence, params, h, conv, group, plan)
         past = Past(state.arena, at, plan, old)
-        out, arena, entries = self.recurrence.window(params, columns, rest, past, group.layout.spec)
-        if group.layout.columns:
-            kept = next_columns(columns, group.layout.columns, plan)
-            entries["conv"] = Entry(kept, renews=True)
-        return out, state.replace(arena=arena), entries
+        out, arena, entries = self.recurrence.window(params, *given, past, group.layout.spec)
+        return out, state.replace(arena=arena), entries | moved
 
     def chunk(
         self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
