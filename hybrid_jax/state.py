@@ -53,13 +53,6 @@ class Model:
         return jnp.dtype(self.geometry.dtype)
 
 
-def describe(self) -> str:
-    """Dtypes and shapes; printing a state never copies it to the host."""
-    shown = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", vars(self))
-    fields = ", ".join(f"{name}={value}" for name, value in shown.items())
-    return f"{type(self).__name__}({fields})".replace("'", "")
-
-
 @flax.struct.dataclass(kw_only=True, repr=False)
 class State:
     """Everything that a step reads and writes; donated to each step and returned by it.
@@ -83,7 +76,11 @@ class State:
     tokens: jax.Array
     lengths: jax.Array
 
-    __repr__ = describe
+    def __repr__(self) -> str:
+        """Dtypes and shapes; printing a state never copies it to the host."""
+        shown = jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", vars(self))
+        fields = ", ".join(f"{name}={value}" for name, value in shown.items())
+        return f"{type(self).__name__}({fields})".replace("'", "")
 
     def with_ring(self, group: int, **arrays: jax.Array) -> State:
         """A state with other arrays in one group's ring."""

@@ -26,7 +26,7 @@ UNROLL_LIMIT = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Launch parameters: a block of 1,024 words is two 16-byte accesses in each thread."""
+    """Launch parameters: words of a program, 8 in each thread, which are two 16-byte accesses."""
 
     words: int = 1024
     num_warps: int = 4

@@ -273,7 +273,7 @@ def test_a_sweep_lists_configs_by_time(tmp_path, settings_restored):
     out = tmp_path / "sweep.json"
     every.main(["--smoke", "--sweep", "--out", str(out), "--only", "gated_rmsnorm"])
     rows = json.loads(out.read_text())["rows"]
-    assert {row["side"] for row in rows} == {f"{c.num_warps}w" for c in gated_rmsnorm.SWEEP}
+    assert {row["side"] for row in rows} == {f"{warps}w" for warps in gated_rmsnorm.SWEEP}
     times = [row["us"]["median"] for row in rows]
     assert times == sorted(times)
 

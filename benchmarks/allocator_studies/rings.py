@@ -50,7 +50,7 @@ class Study:
         self.kept, self.loads = kept, loads(smoke=smoke)
         self.geometries = GEOMETRIES[:1] if smoke else GEOMETRIES
         self.lengths = (8, 1) if smoke else LENGTHS
-        self.rows = ROWS[::5] if smoke else ROWS
+        self.rows = ROWS[::10] if smoke else ROWS
 
     def points(self, share: float = 1.0) -> list[Point]:
         """All of them; with a pool of more than the budget only those with rings in frames."""

@@ -21,7 +21,7 @@ from benchmarks.kernels.harness import Case, Peer, Side, Work, with_arrays
 from benchmarks.kernels.peers import need, to_torch
 from pallas_kernels import gated_rmsnorm
 from pallas_kernels.rmsnorm import cases as shapes
-from pallas_kernels.rmsnorm.kernel import Config, gated_rmsnorm_pallas
+from pallas_kernels.rmsnorm.kernel import gated_rmsnorm_pallas
 from pallas_kernels.rmsnorm.reference import Gated
 
 EPS = 1e-5
@@ -36,7 +36,7 @@ CASES = (
     replace(GRANITE, name="decode_granite_4_h_small_64", lead=(64, 1)),
     replace(NEMOTRON, name="prefill_nemotron_h_8b_1x8192", lead=(1, 8192)),
 )
-SWEEP = [Config(num_warps=warps) for warps in (1, 2, 4, 8, 16, 32)]
+SWEEP = (1, 2, 4, 8, 16, 32)  # warps
 
 
 def draw(shape: shapes.GatedCase, key: jax.Array):
@@ -77,10 +77,10 @@ def case_of(shape: shapes.GatedCase) -> Case:
         sides=tuple(Side(name=name, call=call) for name, call in calls.items()),
         peers=(Peer(name="mamba_ssm rmsnorm", build=functools.partial(mamba_ssm, shape)),),
         configs={
-            f"{c.num_warps}w": functools.partial(
-                call, shape, with_arrays(gated_rmsnorm_pallas, Gated, config=c)
+            f"{warps}w": functools.partial(
+                call, shape, with_arrays(gated_rmsnorm_pallas, Gated, num_warps=warps)
             )
-            for c in SWEEP
+            for warps in SWEEP
         },
         work=Work(bytes=2.0 * shape.size * (3 * tokens + 1), tokens=tokens),
     )

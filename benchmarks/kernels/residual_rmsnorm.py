@@ -22,7 +22,7 @@ from benchmarks.kernels.harness import Case, Peer, Side, Work, with_arrays
 from benchmarks.kernels.peers import need, to_torch
 from pallas_kernels import residual_rmsnorm
 from pallas_kernels.rmsnorm import cases as shapes
-from pallas_kernels.rmsnorm.kernel import Config, residual_rmsnorm_pallas
+from pallas_kernels.rmsnorm.kernel import residual_rmsnorm_pallas
 from pallas_kernels.rmsnorm.reference import Residual
 
 EPS = 1e-5
@@ -36,7 +36,7 @@ CASES = (
     replace(PROMPT, name="prefill_hybrid_7b_2x2048", masked=False),
     replace(DECODE, name="decode_hybrid_7b_64", parts=0, masked=False),
 )
-SWEEP = [Config(num_warps=warps) for warps in (1, 2, 4, 8, 16, 32)]
+SWEEP = (1, 2, 4, 8, 16, 32)  # warps
 
 
 def draw(shape: shapes.ResidualCase, key: jax.Array):
@@ -82,10 +82,10 @@ def case_of(shape: shapes.ResidualCase) -> Case:
         sides=tuple(Side(name=name, call=call) for name, call in calls.items()),
         peers=() if shape.parts or shape.masked else (peer,),
         configs={
-            f"{c.num_warps}w": functools.partial(
-                call, shape, with_arrays(residual_rmsnorm_pallas, Residual, config=c)
+            f"{warps}w": functools.partial(
+                call, shape, with_arrays(residual_rmsnorm_pallas, Residual, num_warps=warps)
             )
-            for c in SWEEP
+            for warps in SWEEP
         },
         work=Work(bytes=float(shape.size * (tokens * (read + 6) + 2)), tokens=tokens),
     )

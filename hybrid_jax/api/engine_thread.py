@@ -124,12 +124,15 @@ class EngineThread:
         engine: used only by the thread from now on.
         record: called there with each prompt that has ended, or was given up after its first token. It must not hold a
             reference to this object, which could then never be dropped.
+
+    Attributes:
+        closed: `close` was called.
     """
 
     def __init__(self, engine: Engine, *, record: Callable[[Job], None]) -> None:
         global _first_process
         _first_process = _first_process or os.getpid()
-        self._loop, self._pid, self._closed = _Loop(engine, record), os.getpid(), False
+        self._loop, self._pid, self.closed = _Loop(engine, record), os.getpid(), False
         self._thread = threading.Thread(target=self._loop.run, name="hybrid_jax", daemon=True)
         self._thread.start()
         # The garbage collector may drop this object in any thread, so that must not wait.
@@ -144,14 +147,9 @@ class EngineThread:
         self.check()
         return self._loop.engine
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
-
     def check(self) -> None:
         """RuntimeError if nothing can run: after `close`, and in a fork of the process that made this object."""
-        if self._closed:
+        if self.closed:
             raise RuntimeError(CLOSED)
         if os.getpid() != self._pid:
             raise RuntimeError(
@@ -262,7 +260,7 @@ class EngineThread:
 
     def close(self) -> None:
         """Ends what still runs, closes the engine, and waits until that is done."""
-        self._closed = True
+        self.closed = True
         if os.getpid() == self._pid:
             self._loop.stop()
             if threading.current_thread() is not self._thread:

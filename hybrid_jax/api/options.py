@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -16,7 +17,7 @@ from hybrid_jax.config.other_names import refuse_name
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.this_device import held_bytes, this_device
 from hybrid_jax.machine import peak_resident_bytes
-from hybrid_jax.sizing.defaults import chooser
+from hybrid_jax.sizing.defaults import choose_settings
 from hybrid_jax.sizing.room import find_room, require_room
 from hybrid_jax.weights import read_json
 
@@ -131,7 +132,7 @@ def choose_engine_config(
     """
     held = None if params is None else held_bytes(params)
     device = this_device(held=held or 0)
-    choose = chooser(model, device, options, dtype=dtype, held=held)
+    choose = functools.partial(choose_settings, model, device, options, dtype=dtype, held=held)
     engine = choose({})
     require_room(find_room(model, engine, device, held=held, choose=choose))
     return engine

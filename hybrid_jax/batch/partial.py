@@ -69,34 +69,34 @@ class PartialOutput:
         self._offsets = array("q", [-1]) * source.num_lines
 
     def __enter__(self) -> PartialOutput:
-        path = self.path
         while True:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             try:
-                self._lock(path)
-                if _is_still(self._descriptor, path):
+                self._lock()
+                if _is_still(self._descriptor, self.path):
                     return self
             except BaseException:
                 os.close(self._descriptor)
                 raise
             os.close(self._descriptor)  # another run finished it a moment ago
 
-    def _lock(self, path: Path) -> None:
+    def _lock(self) -> None:
         if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
-            raise ValueError(f"run-batch: {path} must be a regular file; remove it")
+            raise ValueError(f"run-batch: {self.path} must be a regular file; remove it")
         if fcntl is None:
             return
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ValueError(f"run-batch: another run is writing {path}; wait for it") from error
+            raise ValueError(
+                f"run-batch: another run is writing {self.path}; wait for it"
+            ) from error
 
     def __exit__(self, *_: object) -> None:
         """Closes the file, and deletes it if it is empty."""
-        path = self.path
-        if os.fstat(self._descriptor).st_size == 0 and _is_still(self._descriptor, path):
+        if os.fstat(self._descriptor).st_size == 0 and _is_still(self._descriptor, self.path):
             sidecar_path(self.output).unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
         os.close(self._descriptor)
 
     # --- going on -----------------------------------------------------------------------------------

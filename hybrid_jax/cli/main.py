@@ -6,6 +6,7 @@ Ctrl-C, and 1 for any other failure, such as a batch file without requests.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -398,7 +399,7 @@ def inspect(
 ) -> None:
     """Shows what a model costs and what fits. It reads only the config.json."""
     from hybrid_jax.cli.inspect_model import inspect_model, lines, read_config, table
-    from hybrid_jax.sizing.defaults import chooser
+    from hybrid_jax.sizing.defaults import choose_settings
     from hybrid_jax.sizing.devices import card, host, installed_gpu
 
     config = read_config(model if model is not None else PACKAGE / "bundled")
@@ -419,7 +420,7 @@ def inspect(
         "page_tokens": page_tokens,
     }
     given = {name: value for name, value in given.items() if value is not None}
-    choose = chooser(config, where, given, dtype=dtype)
+    choose = functools.partial(choose_settings, config, where, given, dtype=dtype)
     found = inspect_model(config, choose({}), where, choose)
     if found["remedy"] is not None:
         found["remedy"] = shell_words(found["remedy"], flags_of(app, ["inspect"]))

@@ -42,31 +42,28 @@ class Layout:
         return sum(width for _, width in self.fields)
 
     @functools.cached_property
-    def _spans(self) -> dict[str, slice]:
+    def spans(self) -> dict[str, slice]:
+        """The columns of each field, as a slice."""
         ends = itertools.accumulate(width for _, width in self.fields)
         return {
             name: slice(end - width, end)
             for (name, width), end in zip(self.fields, ends, strict=True)
         }
 
-    def span(self, name: str) -> slice:
-        """The columns of one field, as a slice."""
-        return self._spans[name]
-
     def has(self, name: str) -> bool:
         """Whether there is such a field."""
-        return name in self._spans
+        return name in self.spans
 
     def get(self, batch: Any, name: str) -> Any:
         """The columns of one field: [rows] if it has one column, else [rows, width]; numpy or jax."""
-        span = self.span(name)
+        span = self.spans[name]
         return batch[:, span.start] if span.stop - span.start == 1 else batch[:, span]
 
     def set(
         self, batch: np.ndarray, row: int, name: str, value: int | Sequence[int] | np.ndarray
     ) -> None:
         """Writes one field of one row; a sequence that is shorter than the field fills its front."""
-        start = self.span(name).start
+        start = self.spans[name].start
         if isinstance(value, int | np.integer):
             batch[row, start] = value
         else:
@@ -109,7 +106,7 @@ def set_sampling(layout: Layout, batch: np.ndarray, row: int, request: Request) 
     """Writes a request's sampling columns. They never change, so they are made once."""
     if request.packed is None:
         request.packed = _sampling(request)
-    start = layout.span(SAMPLING[0][0]).start
+    start = layout.spans[SAMPLING[0][0]].start
     batch[row, start : start + len(request.packed)] = request.packed
     set_adjust(layout, batch, row, request)
 
@@ -135,13 +132,13 @@ def set_pages(layout: Layout, batch: np.ndarray, row: int, pages: np.ndarray) ->
     """Writes a page table: [frames_per_page, width] flattened."""
     if pages.size:
         count, per_page = pages.shape
-        table = batch[row, layout.span("table")].reshape(per_page, -1)
+        table = batch[row, layout.spans["table"]].reshape(per_page, -1)
         table[:, :count] = pages.T
 
 
 def get_pages(layout: Layout, batch: Any, frames_per_page: int) -> Any:
     """The page tables of all rows, [rows, frames_per_page, width]."""
-    return batch[:, layout.span("table")].reshape(len(batch), max(frames_per_page, 1), -1)
+    return batch[:, layout.spans["table"]].reshape(len(batch), max(frames_per_page, 1), -1)
 
 
 def set_copies(layout: Layout, batch: np.ndarray, row: int, copies: list) -> None:

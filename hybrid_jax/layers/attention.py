@@ -27,7 +27,9 @@ def project(
 
 def norms_and_rotation(params: dict, positions: jax.Array, spec: Attention) -> dict:
     """Norms and rotations of queries and keys at positions int32[B, T]: arrays of `split_heads` and `append_kv`."""
-    cos, sin = (None, None) if spec.rope is None else turns(positions, spec.rope)
+    cos, sin = None, None
+    if spec.rope is not None:
+        cos, sin = heads.turns(positions, frequencies(spec.rope))
     return {
         "cos": cos,
         "sin": sin,
@@ -103,8 +105,3 @@ def frequencies(rope: Rope) -> np.ndarray:
     span = scaling.high_freq_factor - scaling.low_freq_factor
     blend = np.clip((turns - scaling.low_freq_factor) / span, 0.0, 1.0)
     return ((1 - blend) * base / scaling.factor + blend * base).astype(np.float32)
-
-
-def turns(positions: jax.Array, rope: Rope) -> tuple[jax.Array, jax.Array]:
-    """Cosines and sines, float32[B, T, dim / 2], of the angles at positions int32[B, T]."""
-    return heads.turns(positions, frequencies(rope))

@@ -86,9 +86,16 @@ def read_config(file: Path, where: str = "load_model") -> ModelConfig:
 # --- a `ModelConfig` as JSON: each dataclass is an object whose "type" names its class ---------------
 
 
-def to_json(config: ModelConfig) -> dict:
-    """A `ModelConfig` as JSON data; infinity becomes {"__float__": "Infinity"}."""
-    return _encode(config)
+def to_json(value: Any) -> Any:
+    """A `ModelConfig`, or a value in one, as JSON data; infinity becomes {"__float__": "Infinity"}."""
+    if dataclasses.is_dataclass(value):
+        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"type": type(value).__name__} | fields
+    if isinstance(value, tuple):
+        return [to_json(item) for item in value]
+    if isinstance(value, float) and math.isinf(value):
+        return {"__float__": "Infinity" if value > 0 else "-Infinity"}
+    return value
 
 
 def from_json(data: dict) -> ModelConfig:
@@ -101,17 +108,6 @@ def from_json(data: dict) -> ModelConfig:
     if not isinstance(config, ModelConfig):
         raise ValueError(f"model config: type must be 'ModelConfig', got {data.get('type')!r}")
     return config
-
-
-def _encode(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        fields = {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"type": type(value).__name__} | fields
-    if isinstance(value, tuple):
-        return [_encode(item) for item in value]
-    if isinstance(value, float) and math.isinf(value):
-        return {"__float__": "Infinity" if value > 0 else "-Infinity"}
-    return value
 
 
 def _decode(value: Any) -> Any:

@@ -140,14 +140,13 @@ class HFConfig:
 
     # --- groups of fields -------------------------------------------------------------------------
 
-    def common(self, norm_eps: str, default_eps: float, default_length: int | None = None) -> dict:
+    def common(self, norm_eps: str, default_eps: float, default_length: Any = REQUIRED) -> dict:
         """The arguments of `ModelConfig` that every family reads the same way.
 
         Args:
             norm_eps: name of the norms' epsilon. default_eps: its value where the file has none.
-            default_length: longest sequence where the file names none; None requires the field.
+            default_length: longest sequence where the file names none; without it the field is required.
         """
-        length_default = REQUIRED if default_length is None else default_length
         vocab_size = self.integer("vocab_size")
         eos = self.get("eos_token_id")
         try:
@@ -160,7 +159,7 @@ class HFConfig:
             "width": self.integer("hidden_size"),
             "norm_eps": self.number(norm_eps, default=default_eps, positive=True),
             "tie_embeddings": self.flag("tie_word_embeddings"),
-            "max_position": self.integer("max_position_embeddings", default=length_default),
+            "max_position": self.integer("max_position_embeddings", default=default_length),
             "dtype": self._dtype(),
             "eos_token_ids": eos_token_ids,
             "bos_token_id": self.get("bos_token_id"),

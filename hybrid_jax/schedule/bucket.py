@@ -148,14 +148,9 @@ class FineShapes(Shapes):
 
     def __init__(self, engine: EngineConfig):
         budget, most = engine.prefill_tokens, engine.max_rows
-        tokens, size = {engine.grain, budget}, 4 * engine.grain
-        while size < budget:
-            tokens.add(size)
-            size *= 2
-        rows, size = {min(most, budget // engine.grain)}, 1
-        while size < max(rows):
-            rows.add(size)
-            size *= 4
+        widest = min(most, budget // engine.grain)
+        tokens = {engine.grain, budget, *_growing(4 * engine.grain, budget, 2)}
+        rows = {widest, *_growing(1, widest, 4)}
         decode_rows = {1, most}
         if most >= 8:
             middle = 2
@@ -165,11 +160,7 @@ class FineShapes(Shapes):
         super().__init__(engine, _within(budget, rows, tokens), decode_rows)
 
     def widths(self, max_pages: int) -> tuple[int, ...]:
-        sizes, size = [], SMALLEST_WIDTH
-        while size < max_pages:
-            sizes.append(size)
-            size *= 4
-        return (*sizes, max(max_pages, 1))
+        return (*_growing(SMALLEST_WIDTH, max_pages, 4), max(max_pages, 1))
 
 
 class CoarseShapes(Shapes):
@@ -212,6 +203,13 @@ def shapes_of(engine: EngineConfig) -> Shapes:
     if engine.exact:
         return ExactShapes(engine)
     return CoarseShapes(engine) if engine.shapes == "coarse" else FineShapes(engine)
+
+
+def _growing(first: int, below: int, factor: int) -> Iterator[int]:
+    """first, first * factor, ... below a limit."""
+    while first < below:
+        yield first
+        first *= factor
 
 
 def _within(budget: int, rows: set[int], tokens: set[int]) -> Iterator[tuple[int, int]]:

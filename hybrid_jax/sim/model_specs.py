@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from hybrid_jax.config.checks import whole
 from hybrid_jax.costs import Block, Costs, block_costs, state_elements
 from hybrid_jax.kinds.kind import RecurrentKind
 from hybrid_jax.kinds.table import KINDS, kind_of
@@ -141,12 +142,7 @@ def _table(value: Any, where: str) -> dict[str, Any]:
 def _whole(
     entry: dict[str, Any], key: str, where: str, *, default: int | None = None, least: int = 1
 ) -> int:
-    value = entry.get(key, default)
-    if type(value) is not int or value < least:
-        raise ValueError(
-            f"{where}: {key} must be a whole number of at least {least}, got {value!r}"
-        )
-    return value
+    return whole(entry.get(key, default), f"{where}: {key}", least=least)
 
 
 def paper_costs(*, width: int, state_size: int, attention: int, ssm: int, mlp: int) -> Costs:

@@ -20,7 +20,7 @@ from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.sizing.budget import DEFAULT_LENGTH
 from hybrid_jax.sizing.devices import Device
-from hybrid_jax.sizing.room import Choose, Room, find_room
+from hybrid_jax.sizing.room import Room, find_room
 
 GPU_DEFAULTS: dict[str, Any] = {"steps_per_dispatch": 4, "shapes": "coarse"}
 GPU_CHUNKS = (8192, 4096, 2048, 1024, 512)  # tokens
@@ -33,6 +33,7 @@ def choose_settings(
     model: ModelConfig,
     device: Device,
     given: Mapping[str, Any],
+    change: Mapping[str, Any] | None = None,
     *,
     dtype: str,
     held: int | None = None,
@@ -42,7 +43,7 @@ def choose_settings(
     Args:
         model: what it runs.
         device: where it runs.
-        given: fields of `EngineConfig` that its user set.
+        given: fields of `EngineConfig` that its user set. change: others in place of these, to try what they do.
         dtype: of the weights, unless it is given.
         held: bytes of the weights if they are in memory already.
 
@@ -60,7 +61,7 @@ def choose_settings(
         >>> engine.max_rows, engine.prefill_tokens
         (32, 8192)
     """
-    given = {"dtype": dtype, **given}
+    given = {"dtype": dtype, **given, **(change or {})}
     as_given = EngineConfig(**given)  # names what is wrong as the user gave it
     if device.platform != "gpu":
         return as_given
@@ -84,20 +85,6 @@ def choose_settings(
         counts = (n for n in GPU_ROWS if fits(_holds_its_rows, max_rows=n))
         settings["max_rows"] = next(counts, GPU_ROWS[-1])
     return EngineConfig(**settings)
-
-
-def chooser(
-    model: ModelConfig,
-    device: Device,
-    given: Mapping[str, Any],
-    *,
-    dtype: str,
-    held: int | None = None,
-) -> Choose:
-    """A function that returns `choose_settings` of these arguments after some settings were changed."""
-    return lambda change: choose_settings(
-        model, device, {**given, **change}, dtype=dtype, held=held
-    )
 
 
 def _is_light(room: Room) -> bool:

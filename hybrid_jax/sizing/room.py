@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from hybrid_jax.sizing.budget import MemorySplit, split_memory
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.temporaries import temporary_bytes
 
-Change = dict[str, str | int]  # settings by name
+Change = dict[str, Any]  # settings by name
 Choose = Callable[[Change], EngineConfig]  # settings of an engine after a change
 # Advice leaves this much for Python, the compiler and its programs, or a twentieth of the memory if that is less.
 HOST_BYTES = 1 << 30
@@ -210,7 +209,7 @@ def _change(room: Room, names: Iterable[str]) -> Change | None:
 def _fitting(room: Room, change: Change, lower_memory: bool) -> Change | None:
     """The change if the model then fits; with the largest `memory` that fits if that is to be lowered."""
     held, has = room.weight_bytes if room.weights_given else None, room.device.num_bytes or 0
-    settings = room.choose or functools.partial(_changed, room.engine)
+    settings = room.choose or (lambda change: replace(room.engine, **change))
     try:
         engine = settings(change)
         if lower_memory:
@@ -225,10 +224,6 @@ def _fitting(room: Room, change: Change, lower_memory: bool) -> Change | None:
     except ValueError:  # this memory cannot hold one sequence
         return None
     return change if fits else None
-
-
-def _changed(engine: EngineConfig, change: dict[str, Any]) -> EngineConfig:
-    return replace(engine, **change)
 
 
 def _words(change: Change, room: Room) -> str:

@@ -7,27 +7,15 @@ it loads the channel it is rotated with, which the cache has.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.append_kv.reference import AppendArrays, AppendOptions
+from pallas_kernels.frame_io import CONFIG, Config
 from pallas_kernels.operands import as_parts, load_sum, stored, widen
 from pallas_kernels.paged_attention.layout import PageLayout
 from pallas_kernels.triton import NOWHERE, Ref, call, cdiv, iota, load, power_of_two, store
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """Launch parameters: words of a program's heads; 8 in each thread."""
-
-    words: int = 1024
-    num_warps: int = 4
-
-
-CONFIG = Config()
 
 
 def _kernel(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -140,10 +141,9 @@ WINDOW_CASES = (
 )
 
 
-def _weights(rng: np.random.Generator, layout: ProjectionLayout, biased: bool, dtype: str) -> dict:
-    def normal(*shape: int) -> jnp.ndarray:
-        return jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype)
-
+def _weights(
+    rng: np.random.Generator, normal: Callable, layout: ProjectionLayout, biased: bool
+) -> dict:
     return {
         "weight": normal(layout.conv_width, layout.conv_size),
         "bias": normal(layout.conv_size) if biased else None,
@@ -163,7 +163,7 @@ def make_inputs(case: Case, *, seed: int = 0, dtype: str = "float32") -> dict:
         "projected": normal(case.rows, case.tokens, layout.projected_size),
         "history": normal(case.rows, layout.history, layout.conv_size),
         "lengths": jnp.asarray(case.lengths, jnp.int32),
-        **_weights(rng, layout, case.biased, dtype),
+        **_weights(rng, normal, layout, case.biased),
     }
 
 
@@ -190,5 +190,5 @@ def make_window_inputs(case: WindowCase, *, seed: int = 0, dtype: str = "float32
         "first": jnp.asarray(case.first, jnp.int32),
         "num_valid": jnp.asarray(case.num_valid, jnp.int32),
         "ancestors": ancestors,
-        **_weights(rng, layout, case.biased, dtype),
+        **_weights(rng, normal, layout, case.biased),
     }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
@@ -17,16 +15,9 @@ from pallas_kernels.triton import Ref, call, iota, load, power_of_two, store
 MAX_BLOCK, MAX_SIZE = 32 * 1024, 16 * 1024
 
 
-@dataclass(frozen=True)
-class Config:
-    """Launch parameters."""
-
-    num_warps: int
-
-    @classmethod
-    def of(cls, size: int, each: int) -> Config:
-        """As many warps as have `each` elements in a thread."""
-        return cls(min(max(power_of_two(size) // (32 * each), 1), 32))
+def _warps(size: int, each: int) -> int:
+    """As many warps as have `each` elements in a thread."""
+    return min(max(power_of_two(size) // (32 * each), 1), 32)
 
 
 def gated_unsupported(size: int) -> str | None:
@@ -65,12 +56,12 @@ def _gated_kernel(
     store(out_ref, token, column, value=widen(normed) * widen(weight), mask=inside)
 
 
-def gated_rmsnorm_pallas(arrays: Gated, *, eps: float, groups: int, config: Config | None = None):
+def gated_rmsnorm_pallas(arrays: Gated, *, eps: float, groups: int, num_warps: int | None = None):
     """See `api.gated_rmsnorm`."""
     y, gate, weight = arrays
     size = y.shape[-1] // groups
     # Two loads of 16 bytes of each bfloat16 operand in a thread.
-    config = config or Config.of(size, 16)
+    num_warps = num_warps or _warps(size, 16)
     tokens = y.size // y.shape[-1]
     dtype = weight.dtype if gate.ndim > y.ndim else gate.dtype
     gate = as_parts(gate, y.ndim)
@@ -80,7 +71,7 @@ def gated_rmsnorm_pallas(arrays: Gated, *, eps: float, groups: int, config: Conf
         grid=(tokens, groups),
         outputs=[jax.ShapeDtypeStruct((tokens, y.shape[-1]), widest(dtype, weight.dtype))],
         name="gated_rmsnorm",
-        num_warps=config.num_warps,
+        num_warps=num_warps,
         size=size,
         eps=eps,
         dtype=dtype,
@@ -124,7 +115,7 @@ def _residual_kernel(
 
 
 def residual_rmsnorm_pallas(
-    arrays: Residual, *, eps: float, multiplier: float, config: Config | None = None
+    arrays: Residual, *, eps: float, multiplier: float, num_warps: int | None = None
 ):
     """See `api.residual_rmsnorm`."""
     h, update, weight, valid = arrays
@@ -132,11 +123,11 @@ def residual_rmsnorm_pallas(
     tokens = h.size // size
     rounded = weight.dtype if update.ndim > h.ndim else update.dtype
     parts = as_parts(update, h.ndim)
-    if config is None:
+    if num_warps is None:
         # 16 bytes of the update a thread: 8 elements, or 4 of each part. Of wide tokens 16 elements: 8 of 8 parts spill
         # registers, by compiling.
         each = 8 if parts.shape[0] == 1 else 4
-        config = Config.of(size, 16 if power_of_two(size) > 4096 else each)
+        num_warps = _warps(size, 16 if power_of_two(size) > 4096 else each)
     flags = jnp.ones(1, jnp.int32) if valid is None else valid.reshape(-1).astype(jnp.int32)
     out, normed = call(
         _residual_kernel,
@@ -144,7 +135,7 @@ def residual_rmsnorm_pallas(
         grid=(tokens,),
         outputs=[jax.ShapeDtypeStruct((tokens, size), like.dtype) for like in (h, weight)],
         name="residual_rmsnorm",
-        num_warps=config.num_warps,
+        num_warps=num_warps,
         rounded=rounded,
         masked=valid is not None,
         eps=eps,

@@ -44,7 +44,7 @@ def test_fields_cover_the_row_without_overlap(name):
     assert len(set(names)) == len(names)
     owners = np.zeros(layout.size, int)
     for field in names:
-        owners[layout.span(field)] += 1
+        owners[layout.spans[field]] += 1
     assert (owners == 1).all()
 
 
@@ -73,7 +73,7 @@ def test_a_shorter_value_fills_the_front():
 
 def test_an_unknown_field_is_named():
     with pytest.raises(KeyError, match="nothing"):
-        LAYOUTS["decode"].span("nothing")
+        LAYOUTS["decode"].spans["nothing"]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**32 + 5, 2**63 - 1])

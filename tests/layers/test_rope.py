@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import Rope, RopeScaling
-from hybrid_jax.layers.attention import frequencies, turns
+from hybrid_jax.layers.attention import frequencies
 from pallas_kernels.append_kv import heads
 
 LLAMA3 = RopeScaling(
@@ -16,7 +16,7 @@ LLAMA3 = RopeScaling(
 
 
 def rotate(x, positions, rope: Rope):
-    return heads.rotate(x, *turns(positions, rope))
+    return heads.rotate(x, *heads.turns(positions, frequencies(rope)))
 
 
 def draw(*shape: int) -> np.ndarray:

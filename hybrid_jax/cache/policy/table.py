@@ -12,7 +12,8 @@ from hybrid_jax.cache.tree.eviction import EvictionPolicy, LeastRecentlyUsed
 from hybrid_jax.config import fixed_alpha
 from hybrid_jax.costs import Costs
 
-TUNED = ("marconi", "marconi-code")  # alpha is found by replays: see `tuner`
+# Alpha is found by replays: see `tuner`.
+TUNED = {"marconi": own_edge_efficiency, "marconi-code": whole_prefix_efficiency}
 
 
 def make_policy(name: str, costs: Costs) -> EvictionPolicy:
@@ -27,10 +28,8 @@ def make_policy(name: str, costs: Costs) -> EvictionPolicy:
     """
     if name in ("lru", "sglang"):
         return LeastRecentlyUsed(leaves_only=name == "sglang")
-    if name == "marconi":
-        return FlopAware(0.0, costs, efficiency=own_edge_efficiency)
-    if name == "marconi-code":
-        return FlopAware(0.0, costs, efficiency=whole_prefix_efficiency)
+    if name in TUNED:
+        return FlopAware(0.0, costs, efficiency=TUNED[name])
     if name == "adaptive":
         return Adaptive(costs)
     alpha = fixed_alpha(name)

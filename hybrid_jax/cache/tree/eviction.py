@@ -75,7 +75,7 @@ class EvictionPolicy(Protocol):
         return None
 
 
-class OrderedCandidates:
+class OrderedCandidates(EvictionPolicy):
     """A set ordered by `key`, smallest first: a heap whose outdated entries are skipped when they surface.
 
     Attributes:
@@ -123,14 +123,8 @@ class OrderedCandidates:
             del self.candidates[node]
         return node
 
-    def __contains__(self, node: Node) -> bool:
-        return node in self.candidates
 
-    def __len__(self) -> int:
-        return len(self.candidates)
-
-
-class LeastRecentlyUsed(OrderedCandidates, EvictionPolicy):
+class LeastRecentlyUsed(OrderedCandidates):
     """The node whose resume point was used longest ago goes first.
 
     Args:
@@ -183,7 +177,7 @@ class Candidates:
         node = self.evictable.pop()
         return self.expected.pop() if node is None else node
 
-    def _where(self, node: Node) -> EvictionPolicy | OrderedCandidates | None:
+    def _where(self, node: Node) -> EvictionPolicy | None:
         """Which set of those that are evicted from a node belongs to; None for a node that may not go."""
         if node.pages is None or node.pins or node.parent is None:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -66,10 +67,8 @@ def _processor(device: jax.Device | None) -> str:
     lines = {platform.machine(), platform.processor()}
     if device is not None and device.platform != "cpu":
         lines |= {device.device_kind, device.client.platform_version}
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             if line.startswith(("flags", "Features", "model name")):
                 lines.add(line)
-    except OSError:
-        pass
     return hashlib.blake2b("\n".join(sorted(lines)).encode(), digest_size=4).hexdigest()

@@ -121,11 +121,9 @@ class ProgramStore:
 
     def _tidy(self) -> None:
         for path in self._folder.iterdir():
-            try:
+            with contextlib.suppress(OSError):  # another process was first
                 if path.stat().st_mtime < time.time() - UNUSED_SECONDS:
                     path.unlink()
-            except OSError:  # another process was first
-                pass
 
 
 def _digest(data: bytes) -> bytes:
@@ -186,12 +184,9 @@ def _hits() -> int:
 @functools.cache
 def _versions() -> tuple[str, ...]:
     """Versions of what compiles a program and of what it calls: jax's packages, Triton's, and CUDA's own libraries."""
-    found = {
-        f"{dist.name.lower().replace('_', '-')} {dist.version}"
-        for dist in metadata.distributions()
-        if dist.name.lower().replace("_", "-").startswith(COMPILERS)
-    }
-    return tuple(sorted(found))
+    installed = metadata.distributions()
+    found = {f"{dist.name.lower().replace('_', '-')} {dist.version}" for dist in installed}
+    return tuple(sorted(name for name in found if name.startswith(COMPILERS)))
 
 
 @functools.cache

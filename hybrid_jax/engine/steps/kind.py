@@ -161,7 +161,7 @@ class StepKind(abc.ABC):
         """The packed rows int32[lines, layout.size]; lines without a row are zero, but name the sink's ring row."""
         batch = np.zeros((self.num_lines(bucket), layout.size), np.int32)
         if layout.has("row"):
-            batch[:, layout.span("row")] = self.engine.max_rows
+            batch[:, layout.spans["row"]] = self.engine.max_rows
         for index, row in enumerate(rows):
             line = self.line(row, index)
             batch[line, : len(self.numbers)] = self.values(row)

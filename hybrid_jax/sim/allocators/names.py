@@ -77,10 +77,7 @@ def make_published(name: str, layers: LayerSizes, pool_bytes: int) -> FixedDual:
     """
     if name == "padded_unified":
         return PaddedUnified(layers, pool_bytes)
-    split = _split(name)
-    if split is None:
-        raise _unknown(name, PAPER_NAMES, PAPER_EXAMPLES)
-    kind, share, batch = split
+    kind, share, batch = _split(name, PAPER_NAMES, PAPER_EXAMPLES)
     made = (
         FixedDual(layers, pool_bytes, share)
         if kind == "fixed_dual"
@@ -114,10 +111,7 @@ def make_memory(name: str, model: ModelSizes, pool_bytes: int) -> Amounts | Engi
         return _frames(name, match, model, pool_bytes)
     if name.startswith(SUPERBLOCKS):
         return _superblocks(name, model, pool_bytes)
-    split = _split(name)
-    if split is None:
-        raise _unknown(name, HONEST_NAMES, EXAMPLES)
-    kind, share, batch = split
+    kind, share, batch = _split(name, HONEST_NAMES, EXAMPLES)
     if kind == "fixed_dual":
         return fixed_dual(model, pool_bytes, share)
     return AvmpMemory(model, pool_bytes, share, batch)
@@ -142,24 +136,20 @@ def run_beside_ideal(
     return found
 
 
-def _unknown(name: str, known: Sequence[str], examples: str) -> ValueError:
-    return ValueError(
-        f"pool-sim: no allocator {name!r}; known are {', '.join(known)}, as in {examples}"
-    )
-
-
-def _split(name: str) -> tuple[str, float, int | None] | None:
-    """(kind, the share of states, the batch of a rebalance) of two pools; None for any other name.
+def _split(name: str, known: Sequence[str], examples: str) -> tuple[str, float, int | None]:
+    """(kind, the share of states, the batch of a rebalance) of two pools.
 
     Raises:
-        ValueError: the share leaves nothing for one kind.
+        ValueError: no such name, or a share that leaves nothing for one kind.
     """
     if name == "fixed_dual_sglang":
         return "fixed_dual", SGLANG_SHARE, None
     if match := BATCH.fullmatch(name):
         return "avmp", 0.5, int(match[1])
     if (match := SHARE.fullmatch(name)) is None:
-        return None
+        raise ValueError(
+            f"pool-sim: no allocator {name!r}; known are {', '.join(known)}, as in {examples}"
+        )
     share = float(match[3] or f"{match[2][0]}.{match[2][1:]}")
     if not 0 < share < 1:
         raise ValueError(

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from hybrid_jax.config.checks import whole
+
 VOCAB = 32_000
 BLOCK_TOKENS = 512  # of a Mooncake hash
 SEGMENT_TOKENS = 1 << 20  # room for one segment among the seeds of its tokens
@@ -119,7 +121,7 @@ def _request(entry: Any, index: int, segments: Segments) -> TraceRequest:
         raise ValueError(f"session_id must be a number or a name, got {session!r}")
     return TraceRequest(
         session_id=session,
-        turn_id=_whole(entry["turn_id"], "turn_id"),
+        turn_id=whole(entry["turn_id"], "turn_id"),
         arrival_s=_seconds(entry["ts"], "ts"),
         prompt=prompt,
         output=output,
@@ -127,11 +129,11 @@ def _request(entry: Any, index: int, segments: Segments) -> TraceRequest:
 
 
 def _mooncake(entry: dict, index: int, segments: Segments) -> TraceRequest:
-    length = _whole(entry["input_length"], "input_length", least=1)
+    length = whole(entry["input_length"], "input_length", least=1)
     blocks = entry["hash_ids"]
     if not isinstance(blocks, list):
         raise ValueError(f"hash_ids must be a list of block ids, got {blocks!r}")
-    blocks = [_whole(block, "hash_ids") for block in blocks]
+    blocks = [whole(block, "hash_ids") for block in blocks]
     if len(blocks) != -(-length // BLOCK_TOKENS):
         raise ValueError(
             f"input_length {length} takes {-(-length // BLOCK_TOKENS)} blocks of {BLOCK_TOKENS} tokens, "
@@ -139,7 +141,7 @@ def _mooncake(entry: dict, index: int, segments: Segments) -> TraceRequest:
         )
     sizes = [min(BLOCK_TOKENS, length - BLOCK_TOKENS * i) for i in range(len(blocks))]
     spans = [[2 * block, size] for block, size in zip(blocks, sizes, strict=True)]
-    output = _whole(entry["output_length"], "output_length")
+    output = whole(entry["output_length"], "output_length")
     return TraceRequest(
         session_id=index,
         turn_id=0,
@@ -147,12 +149,6 @@ def _mooncake(entry: dict, index: int, segments: Segments) -> TraceRequest:
         prompt=segments.tokens(spans, "hash_ids"),
         output=segments.tokens([[2 * index + 1, output]], "output_length"),
     )
-
-
-def _whole(value: Any, name: str, *, least: int = 0) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
-    return value
 
 
 def _seconds(value: Any, name: str) -> float:
@@ -190,8 +186,8 @@ class Segments:
     def _span(self, span: Any, name: str) -> np.ndarray:
         if not isinstance(span, list) or len(span) not in (2, 3):
             raise ValueError(f"{name}: a segment is [id, length] or with an offset, got {span!r}")
-        segment, length = _whole(span[0], f"{name}: id"), _whole(span[1], f"{name}: length")
-        start = _whole(span[2], f"{name}: offset") if len(span) == 3 else 0
+        segment, length = whole(span[0], f"{name}: id"), whole(span[1], f"{name}: length")
+        start = whole(span[2], f"{name}: offset") if len(span) == 3 else 0
         if start + length > SEGMENT_TOKENS:
             raise ValueError(
                 f"{name}: a segment has at most {SEGMENT_TOKENS} tokens, got {start + length}"
