@@ -68,19 +68,16 @@ class Completion:
             )
         self._stops = StopStrings(params.stop or (), include=params.include_stop_str_in_output)
 
-    @property
-    def _num_ready(self) -> int:
-        """How many tokens of the request can be taken. Their log-probabilities must be there if they were asked for."""
-        ready = len(self.request.output)
-        return ready if self.logprobs is None else min(ready, len(self.request.logprobs))
-
     def take(self) -> None:
         """Takes the tokens that are new. Sets `finish_reason` if the completion ends with them.
 
         Tokens after a stop string are dropped, because their number depends on the engine's step size.
         """
         request = self.request
-        for index in range(len(self.token_ids), self._num_ready):
+        ready = len(request.output)
+        if self.logprobs is not None:  # they come a moment later
+            ready = min(ready, len(request.logprobs))
+        for index in range(len(self.token_ids), ready):
             token = request.output[index]
             self.token_ids.append(token)
             if self.logprobs is not None:

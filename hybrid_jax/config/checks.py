@@ -54,7 +54,7 @@ def integers(config: object, *names: str) -> None:
         object.__setattr__(config, name, operator.index(value))
 
 
-def whole(value: Any, name: str, *, least: int = 0) -> int:
+def natural(value: Any, name: str, *, least: int = 0) -> int:
     """A number of a file that must be whole, and at least `least`."""
     if type(value) is not int or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")

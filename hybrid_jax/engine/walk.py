@@ -26,6 +26,7 @@ from hybrid_jax.engine.kinds.table import steps_of
 from hybrid_jax.geometry import KVPlace
 from hybrid_jax.models import decoder
 from hybrid_jax.state import Model, State
+from pallas_kernels.arguments import check_tree
 
 # --- where rows stand, by what the device knows -----------------------------------------------------
 
@@ -143,7 +144,7 @@ class WindowWalk:
     Args:
         shared: as `prepare` makes it.
         commits: all new tokens stay. With T > 1, either all T tokens are new or the next window begins where this one
-            does. If `commits` is false, a call of `commit` must follow. A tree never commits.
+            does. If `commits` is false, a call of `commit` must follow. It must be false for a tree.
     """
 
     def __init__(
@@ -155,6 +156,9 @@ class WindowWalk:
         model: Model,
         commits: bool = True,
     ) -> None:
+        check_tree("window", rows.ancestors)
+        if commits and rows.ancestors is not None:
+            raise ValueError("window: a tree needs commits=False, and a call of commit later")
         positions = rows.base[:, None] + jnp.arange(rows.tokens.shape[1])
         valid = (positions >= rows.begin[:, None]) & (positions < rows.end[:, None])  # [B, T]
         own = frames.slot_frames(state, rows.slot)  # [B, F]

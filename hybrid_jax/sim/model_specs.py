@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from hybrid_jax.config.checks import whole
+from hybrid_jax.config.checks import natural
 from hybrid_jax.costs import Block, Costs, block_costs, state_elements
 from hybrid_jax.kinds.kind import RecurrentKind
 from hybrid_jax.kinds.table import KINDS, kind_of
@@ -142,7 +142,7 @@ def _table(value: Any, where: str) -> dict[str, Any]:
 def _whole(
     entry: dict[str, Any], key: str, where: str, *, default: int | None = None, least: int = 1
 ) -> int:
-    return whole(entry.get(key, default), f"{where}: {key}", least=least)
+    return natural(entry.get(key, default), f"{where}: {key}", least=least)
 
 
 def paper_costs(*, width: int, state_size: int, attention: int, ssm: int, mlp: int) -> Costs:

@@ -1,4 +1,4 @@
-"""Walks over the layers: in two parts, wherever they are cut; and of new tokens that branch like a tree."""
+"""A walk in two parts gives the numbers of the whole walk, and a token of a tree those of its path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine.kinds.kind import ChunkRows, WindowRows
-from hybrid_jax.engine.walk import ChunkWalk, WindowWalk, chunk, prepare, window
+from hybrid_jax.engine.walk import ChunkWalk, WindowWalk, chunk, commit, prepare, window
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.models import decoder
 from hybrid_jax.state import Model, State, make_state, state_specs
@@ -146,22 +146,40 @@ def test_a_token_of_a_tree_gives_the_numbers_of_its_path(name, kernels):
     drawn = np.random.default_rng(0).permutation(VOCAB)[: ROWS * width].reshape(ROWS, width)
     first = next_token(model, rows)
 
+    kept = jnp.array([2, 1])  # as many of the first tokens as are a chain in either tree
+
     @jax.jit
     def outputs(tokens, num_new, ancestors):
+        """Of the window, and of one more token after the first ones of it are kept."""
         given = first._replace(tokens=tokens, end=first.base + num_new, ancestors=ancestors)
         shared = prepare(params, model)
-        return window(params, state, given, shared=shared, model=model, commits=False)[0]
+        h, after = window(params, state, given, shared=shared, model=model, commits=False)
+        after = commit(after, kept, model)
+        base = first.base + kept
+        given = first._replace(base=base, begin=base, end=base + 1)
+        return h, window(params, after, given, shared=shared, model=model, commits=False)[0]
 
     ways = [paths(row) for row in range(ROWS)]
     bits = [[sum(1 << other for other in path) for path in own] for own in ways]
-    of_tree = outputs(jnp.asarray(drawn), jnp.array(NUM_NEW), jnp.array(bits, jnp.int32))
+    of_tree, following = outputs(jnp.asarray(drawn), jnp.array(NUM_NEW), jnp.array(bits, jnp.int32))
+    expected = outputs(jnp.asarray(drawn), jnp.array(NUM_NEW), None)[1]
+    np.testing.assert_allclose(following, expected, rtol=2e-5, atol=2e-5)
     for token in range(width):
         chains = np.zeros_like(drawn)
         for row in range(ROWS):
             chains[row, : len(ways[row][token])] = drawn[row, ways[row][token]]
         lengths = [len(own[token]) for own in ways]
-        of_chains = outputs(jnp.asarray(chains), jnp.array(lengths), None)
+        of_chains = outputs(jnp.asarray(chains), jnp.array(lengths), None)[0]
         for row in range(ROWS):
             if token < NUM_NEW[row]:
                 got, expected = of_tree[row, token], of_chains[row, lengths[row] - 1]
                 np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_a_tree_that_is_too_large_or_commits_is_refused():
+    model, _, state = setting("llama")
+    first = next_token(model, prompt_chunk(model, state))
+    for tokens, commits, words in ((32, False, "at most 31"), (1, True, "commits=False")):
+        rows = first._replace(ancestors=jnp.ones((ROWS, tokens), jnp.int32))
+        with pytest.raises(ValueError, match=words):
+            WindowWalk(state, rows, shared=(), model=model, commits=commits)

@@ -161,7 +161,7 @@ def _advance_tree(
     outputs = []
     for t in range(tokens):
         # The parent's number, plus 1; 0 stands for the state before the tree.
-        parent = 32 - jax.lax.clz(ancestors[:, t] & ~(1 << t))
+        parent = 32 - jax.lax.clz(ancestors[:, t] & ((1 << t) - 1))
         first = jnp.take_along_axis(states, parent[:, None, None, None], axis=1)[:, 0]
         own = jax.tree.map(lambda part, t=t: part[:, t : t + 1], (*given, valid))
         out, new = advance(*own[:2], first, own[2], jnp.ones((rows, 1), jnp.int32))

@@ -24,7 +24,10 @@ class Convolved(Protocol):
         """From h [B, T, D], the raw inputs [B, T, E] of the convolution and the rest of the projection, [B, T, ...]."""
 
     def convolve(self, params: dict, columns: jax.Array, spec: RecurrentMixer) -> Any:
-        """From raw columns [B, W - 1 + T, E], arrays [B, T, ...]. None where there is no convolution."""
+        """From raw columns [B, W - 1 + T, E], arrays [B, T, ...]. None where there is no convolution.
+
+        In a tree each token is a row of its own, so nothing may depend on B or T.
+        """
 
 
 # --- in a window ----------------------------------------------------------------------------------
@@ -64,6 +67,7 @@ def convolve_paths(
     (rows, tokens), length = ancestors.shape, columns.shape[1]
     history = length - tokens
     own = (ancestors[:, :, None] >> jnp.arange(tokens)) & 1 > 0
+    # Columns off the path become -1 and sort to the front, so the last W are the token's.
     path = jnp.pad(own, ((0, 0), (0, 0), (history, 0)), constant_values=True)  # [B, T, W - 1 + T]
     places = jnp.sort(jnp.where(path, jnp.arange(length), -1))[..., -history - 1 :]
     taken = jax.vmap(lambda one, at: one[at])(columns, places)  # [B, T, W, E]
@@ -91,8 +95,8 @@ def convolve_window(
     convolved = convolve_paths(convolve, columns, plan.rows.ancestors)
     if layout.columns == 0:
         return convolved, rest, {}
-    moved = next_columns(columns, layout.columns, plan)
-    return convolved, rest, {"conv": Entry(moved, renews=True)}
+    moved = Entry(next_columns(columns, layout.columns, plan), renews=True)
+    return convolved, rest, {"conv": moved}
 
 
 def next_columns(columns: jax.Array, history: int, plan: WindowPlan) -> jax.Array:

@@ -20,9 +20,10 @@ class WindowRows(NamedTuple):
         tokens: int32[B, T]. base, begin, end: int32[B]; a row with begin = end = 0 is inert.
         checkpoint, slot: int32[B] position and slot of the row's checkpoint.
         table: int32[B, frames_per_page, pages].
-        ancestors: int32[B, T] where the tokens are a tree: bit j of ancestors[b, t] is set if token j is an ancestor of
-            token t, or t itself. Ancestors come first. Token t then lies at base + t, but counts as standing at base +
-            the number of its ancestors. None for a chain.
+        ancestors: int32[B, T] where the tokens branch like a tree: bit j of ancestors[b, t] is set if token t follows
+            token j, or is token j. A token has a larger number than those it follows; several may follow the context
+            directly. Token t lies at base + t, but stands at base + the number of tokens that it follows. At most 31
+            tokens. None for a chain.
     """
 
     tokens: jax.Array

@@ -36,10 +36,9 @@ class Mamba2Recurrence(ReplayRecurrence):
         xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
         x = xBC[..., : spec.inner_size]
         ring, entries = past.join({"xB": xB, "dt": dt})
-        own = past.frames()
         out, arena = mamba2.window_frames(
             *(params, z, jnp.where(plan.valid[..., None], C, 0), x),
-            *(past.arena, own, plan.exists),
+            *(past.arena, past.frames(), plan.exists),
             mamba2.Records(ring["xB"], ring["dt"]),
             rows.base - rows.checkpoint,
             jnp.maximum(rows.end - rows.base, 0),

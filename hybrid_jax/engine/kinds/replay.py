@@ -73,7 +73,10 @@ class Past(NamedTuple):
 
 
 class ReplayRecurrence(Convolved, Protocol):
-    """The arithmetic of a kind. S is records that a ring has room for. States are [B, units, unit_words]."""
+    """The arithmetic of a kind. T, W and E are as in `Convolved`; S is records that a ring has room for.
+
+    States are [B, units, unit_words].
+    """
 
     def prepare(self, params: Sequence[dict]) -> Any:
         """As in `LayerSteps`."""

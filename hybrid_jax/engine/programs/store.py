@@ -184,9 +184,9 @@ def _hits() -> int:
 @functools.cache
 def _versions() -> tuple[str, ...]:
     """Versions of what compiles a program and of what it calls: jax's packages, Triton's, and CUDA's own libraries."""
-    installed = metadata.distributions()
-    found = {f"{dist.name.lower().replace('_', '-')} {dist.version}" for dist in installed}
-    return tuple(sorted(name for name in found if name.startswith(COMPILERS)))
+    named = ((dist.name.lower().replace("_", "-"), dist) for dist in metadata.distributions())
+    found = {f"{name} {dist.version}" for name, dist in named if name.startswith(COMPILERS)}
+    return tuple(sorted(found))
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from hybrid_jax.config.checks import whole
+from hybrid_jax.config.checks import natural
 
 VOCAB = 32_000
 BLOCK_TOKENS = 512  # of a Mooncake hash
@@ -121,7 +121,7 @@ def _request(entry: Any, index: int, segments: Segments) -> TraceRequest:
         raise ValueError(f"session_id must be a number or a name, got {session!r}")
     return TraceRequest(
         session_id=session,
-        turn_id=whole(entry["turn_id"], "turn_id"),
+        turn_id=natural(entry["turn_id"], "turn_id"),
         arrival_s=_seconds(entry["ts"], "ts"),
         prompt=prompt,
         output=output,
@@ -129,11 +129,11 @@ def _request(entry: Any, index: int, segments: Segments) -> TraceRequest:
 
 
 def _mooncake(entry: dict, index: int, segments: Segments) -> TraceRequest:
-    length = whole(entry["input_length"], "input_length", least=1)
+    length = natural(entry["input_length"], "input_length", least=1)
     blocks = entry["hash_ids"]
     if not isinstance(blocks, list):
         raise ValueError(f"hash_ids must be a list of block ids, got {blocks!r}")
-    blocks = [whole(block, "hash_ids") for block in blocks]
+    blocks = [natural(block, "hash_ids") for block in blocks]
     if len(blocks) != -(-length // BLOCK_TOKENS):
         raise ValueError(
             f"input_length {length} takes {-(-length // BLOCK_TOKENS)} blocks of {BLOCK_TOKENS} tokens, "
@@ -141,7 +141,7 @@ def _mooncake(entry: dict, index: int, segments: Segments) -> TraceRequest:
         )
     sizes = [min(BLOCK_TOKENS, length - BLOCK_TOKENS * i) for i in range(len(blocks))]
     spans = [[2 * block, size] for block, size in zip(blocks, sizes, strict=True)]
-    output = whole(entry["output_length"], "output_length")
+    output = natural(entry["output_length"], "output_length")
     return TraceRequest(
         session_id=index,
         turn_id=0,
@@ -186,8 +186,8 @@ class Segments:
     def _span(self, span: Any, name: str) -> np.ndarray:
         if not isinstance(span, list) or len(span) not in (2, 3):
             raise ValueError(f"{name}: a segment is [id, length] or with an offset, got {span!r}")
-        segment, length = whole(span[0], f"{name}: id"), whole(span[1], f"{name}: length")
-        start = whole(span[2], f"{name}: offset") if len(span) == 3 else 0
+        segment, length = natural(span[0], f"{name}: id"), natural(span[1], f"{name}: length")
+        start = natural(span[2], f"{name}: offset") if len(span) == 3 else 0
         if start + length > SEGMENT_TOKENS:
             raise ValueError(
                 f"{name}: a segment has at most {SEGMENT_TOKENS} tokens, got {start + length}"
