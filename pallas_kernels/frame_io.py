@@ -26,7 +26,7 @@ UNROLL_LIMIT = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Launch parameters, also of `append_kv`. By default a thread has 8 words: two accesses of 16 bytes."""
+    """Launch parameters: a block of 1,024 words is two 16-byte accesses in each thread."""
 
     words: int = 1024
     num_warps: int = 4

@@ -75,7 +75,7 @@ class Completion:
         """
         request = self.request
         ready = len(request.output)
-        if self.logprobs is not None:  # they come a moment later
+        if self.logprobs is not None:  # a token waits for its log-probabilities
             ready = min(ready, len(request.logprobs))
         for index in range(len(self.token_ids), ready):
             token = request.output[index]

@@ -11,13 +11,9 @@ from hybrid_jax.layers import attention
 from hybrid_jax.layers.linear import LINEARS_IN_PARTS
 from hybrid_jax.state import Model
 from pallas_kernels.append_kv import AppendArrays, AppendOptions, append_kv
-from pallas_kernels.paged_attention import (
-    AttentionArrays,
-    AttentionOptions,
-    depths,
-    paged_attention,
-)
+from pallas_kernels.paged_attention import AttentionArrays, AttentionOptions, paged_attention
 from pallas_kernels.paged_attention.layout import PageLayout
+from pallas_kernels.paged_attention.reference import depths
 
 
 def page_layout(spec: Attention, place: KVPlace, geometry: Geometry) -> PageLayout:

@@ -185,12 +185,13 @@ class Tokenizer:
         if wanted is None and with_tools and "tool_use" in self.chat_templates:
             wanted = "tool_use"
         source = self.chat_templates.get(wanted or "default", wanted)
-        known = ", ".join(self.chat_templates) or "none"
         if source is None:
+            known = ", ".join(self.chat_templates) or "none"
             what = f"chat template: this model has no default one (it has: {known})"
             remedy = "pass chat_template=... or use generate() with a prompt of your own"
             raise NoTemplate(f"{what}; {remedy}")
         if wanted not in (None, *self.chat_templates) and "{" not in source:
+            known = ", ".join(self.chat_templates) or "none"
             raise ValueError(
                 f"chat template: {reprlib.repr(wanted)} is neither Jinja nor the name of a template of this model (it "
                 f"has: {known}); if it is a file, read it first"

@@ -12,10 +12,12 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.append_kv.reference import AppendArrays, AppendOptions
-from pallas_kernels.frame_io import CONFIG, Config
+from pallas_kernels.frame_io import Config
 from pallas_kernels.operands import as_parts, load_sum, stored, widen
 from pallas_kernels.paged_attention.layout import PageLayout
 from pallas_kernels.triton import NOWHERE, Ref, call, cdiv, iota, load, power_of_two, store
+
+CONFIG = Config(words=1024, num_warps=4)  # words of a program's heads; 8 in each thread
 
 
 def _kernel(

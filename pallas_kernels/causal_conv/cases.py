@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -141,9 +141,12 @@ WINDOW_CASES = (
 )
 
 
-def _weights(
-    rng: np.random.Generator, normal: Callable, layout: ProjectionLayout, biased: bool
-) -> dict:
+def _normal(rng: np.random.Generator, dtype: str, *shape: int) -> jnp.ndarray:
+    return jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype)
+
+
+def _weights(rng: np.random.Generator, layout: ProjectionLayout, biased: bool, dtype: str) -> dict:
+    normal = functools.partial(_normal, rng, dtype)
     return {
         "weight": normal(layout.conv_width, layout.conv_size),
         "bias": normal(layout.conv_size) if biased else None,
@@ -154,28 +157,20 @@ def _weights(
 def make_inputs(case: Case, *, seed: int = 0, dtype: str = "float32") -> dict:
     """Random arguments of `causal_conv` for a case; tokens past the lengths hold plausible values too."""
     rng = np.random.default_rng(seed)
-    layout = case.layout
-
-    def normal(*shape: int) -> jnp.ndarray:
-        return jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype)
-
+    layout, normal = case.layout, functools.partial(_normal, rng, dtype)
     return {
         "projected": normal(case.rows, case.tokens, layout.projected_size),
         "history": normal(case.rows, layout.history, layout.conv_size),
         "lengths": jnp.asarray(case.lengths, jnp.int32),
-        **_weights(rng, normal, layout, case.biased),
+        **_weights(rng, layout, case.biased, dtype),
     }
 
 
 def make_window_inputs(case: WindowCase, *, seed: int = 0, dtype: str = "float32") -> dict:
     """Random arguments of `causal_conv_window` for a case; rings as bits, plausible values everywhere."""
     rng = np.random.default_rng(seed)
-    layout = case.layout
+    layout, normal = case.layout, functools.partial(_normal, rng, dtype)
     bits = jnp.uint16 if dtype == "bfloat16" else jnp.uint32
-
-    def normal(*shape: int) -> jnp.ndarray:
-        return jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype)
-
     lead = (case.layers, case.rows + case.spare_rows)
     columns = layout.history + case.tokens + case.spare_columns
     ancestors = None
@@ -190,5 +185,5 @@ def make_window_inputs(case: WindowCase, *, seed: int = 0, dtype: str = "float32
         "first": jnp.asarray(case.first, jnp.int32),
         "num_valid": jnp.asarray(case.num_valid, jnp.int32),
         "ancestors": ancestors,
-        **_weights(rng, normal, layout, case.biased),
+        **_weights(rng, layout, case.biased, dtype),
     }

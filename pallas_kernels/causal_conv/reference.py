@@ -54,6 +54,19 @@ class ConvWindow(NamedTuple):
     ancestors: Annotated[jax.Array | None, INTS, "None B T"] = None
 
 
+def tap_places(paths: jax.Array, history: int) -> jax.Array:
+    """int32[..., T, W]: the last W columns of each token's path.
+
+    Args:
+        paths: bool[..., T, T] the tokens of each token's path, itself included. history: W - 1 columns before them.
+    """
+    tokens = paths.shape[-1]
+    before = jnp.ones((*paths.shape[:-1], history), bool)
+    on_path = jnp.concatenate([before, paths], axis=-1)
+    # What is not on the path sorts to the front.
+    return jnp.sort(jnp.where(on_path, jnp.arange(history + tokens), -1))[..., -history - 1 :]
+
+
 def convolved(taps: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
     """Raw columns [..., W, E], the token's own last, to outputs [..., E]."""
     y = jnp.einsum(
@@ -114,10 +127,7 @@ def _row(arrays: ConvWindow, layout: ProjectionLayout, moves: bool, row: tuple):
     raw = jnp.where((token < first)[:, None], old[history:], raw)
     columns = jnp.concatenate([old[:history], raw])
 
-    on_path = jnp.concatenate([jnp.ones((tokens, history), bool), paths], axis=1)
-    places = jnp.where(on_path, jnp.arange(history + tokens), -1)
-    places = jnp.sort(places, axis=1)[:, -layout.conv_width :]  # the last W columns of each path
-    xBC = convolved(columns[places], arrays.weight, arrays.bias)
+    xBC = convolved(columns[tap_places(paths, history)], arrays.weight, arrays.bias)
     records, C = jnp.split(xBC, [layout.record_size], axis=-1)
 
     own = new & (slot[:, None] == start + token)  # [S, T]

@@ -4,4 +4,3 @@ from pallas_kernels.paged_attention.api import paged_attention as paged_attentio
 from pallas_kernels.paged_attention.layout import PageLayout as PageLayout
 from pallas_kernels.paged_attention.reference import AttentionArrays as AttentionArrays
 from pallas_kernels.paged_attention.reference import AttentionOptions as AttentionOptions
-from pallas_kernels.paged_attention.reference import depths as depths

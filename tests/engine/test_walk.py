@@ -145,7 +145,6 @@ def test_a_token_of_a_tree_gives_the_numbers_of_its_path(name, kernels):
     _, state = jax.jit(lambda params, state: chunk(params, state, rows, model=model))(params, state)
     drawn = np.random.default_rng(0).permutation(VOCAB)[: ROWS * width].reshape(ROWS, width)
     first = next_token(model, rows)
-
     kept = jnp.array([2, 1])  # as many of the first tokens as are a chain in either tree
 
     @jax.jit

@@ -15,6 +15,7 @@ from hybrid_jax.engine.kinds.kind import Entry, FoldRows, LayerSteps, LoadRows, 
 from hybrid_jax.engine.rings import put_row, ring_bits
 from hybrid_jax.geometry import StateGroup
 from hybrid_jax.state import Model, State, from_bits
+from pallas_kernels.causal_conv.reference import tap_places
 
 
 class Convolved(Protocol):
@@ -64,12 +65,9 @@ def convolve_paths(
     """
     if ancestors is None:
         return convolve(columns)
-    (rows, tokens), length = ancestors.shape, columns.shape[1]
-    history = length - tokens
-    own = (ancestors[:, :, None] >> jnp.arange(tokens)) & 1 > 0
-    # Columns off the path become -1 and sort to the front, so the last W are the token's.
-    path = jnp.pad(own, ((0, 0), (0, 0), (history, 0)), constant_values=True)  # [B, T, W - 1 + T]
-    places = jnp.sort(jnp.where(path, jnp.arange(length), -1))[..., -history - 1 :]
+    rows, tokens = ancestors.shape
+    paths = (ancestors[:, :, None] >> jnp.arange(tokens)) & 1 > 0
+    places = tap_places(paths, columns.shape[1] - tokens)
     taken = jax.vmap(lambda one, at: one[at])(columns, places)  # [B, T, W, E]
     made = convolve(taken.reshape(rows * tokens, *taken.shape[2:]))
     return jax.tree.map(lambda part: part.reshape(rows, tokens, *part.shape[2:]), made)
