@@ -70,7 +70,7 @@ def make_weights(config: ModelConfig, dtype: str, seed: int = 0) -> dict:
                 np.float32(scale),
                 kind="matrix" if len(leaf.shape) > 1 else name,
                 shape=leaf.shape,
-                dtype="float32" if leaf.keep_dtype else dtype,
+                dtype="float32" if leaf.float32 else dtype,
             )
         )
     return jax.block_until_ready(tree.unflatten(params))

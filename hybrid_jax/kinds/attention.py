@@ -14,12 +14,6 @@ class AttentionKind(Kind):
     """See `config.Attention`."""
 
     name = "attention"
-    tensors = {
-        "qkv": ("q_proj.weight", "k_proj.weight", "v_proj.weight"),
-        "qkv_bias": ("q_proj.bias", "k_proj.bias", "v_proj.bias"),
-        "out": "o_proj.weight",
-        "out_bias": "o_proj.bias",
-    }
 
     def weights(self, spec: Attention, width: int) -> Weights:
         q, kv = _sizes(spec)

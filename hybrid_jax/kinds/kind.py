@@ -115,7 +115,6 @@ class Kind:
     """A kind of block: a mixer or a feed-forward block. `spec` is of its class in `hybrid_jax.config`; `width` is D."""
 
     name: str  # in files that list the blocks of a model
-    tensors: Names  # in the checkpoints of all families, for a mixer
 
     def weights(self, spec: Any, width: int) -> Weights:
         """The arrays of a block, without the norm in front of it."""

@@ -19,18 +19,6 @@ class Mamba2Kind(RecurrentKind):
 
     name = "mamba2"
     state_flops = 6
-    tensors = {
-        "in_proj": "in_proj.weight",
-        "in_bias": "in_proj.bias",
-        "conv": "conv1d.weight",
-        "conv_bias": "conv1d.bias",
-        "A_log": "A_log",
-        "D": "D",
-        "dt_bias": "dt_bias",
-        "norm": "norm.weight",
-        "out_proj": "out_proj.weight",
-        "out_bias": "out_proj.bias",
-    }
 
     def layout(self, spec: Mamba2) -> StateLayout:
         return StateLayout(

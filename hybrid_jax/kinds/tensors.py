@@ -6,16 +6,98 @@ each parameter, which `weights.load_model` reads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import EllipsisType
 from typing import Any, Literal
 
 from hybrid_jax.kinds.kind import Draw, Names, Weight, Weights
 
 Layout = Literal["same", "linear", "conv"]
-Join = Literal["last", "stack"]
 LAYOUTS: dict[Draw, Layout] = {"matrix": "linear", "output": "linear", "conv": "conv"}
 
-# Names of the tensors of a feed-forward block.
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Some rows of a tensor whose rows come in equal blocks, such as heads: rows start .. stop - 1 of each block."""
+
+    blocks: int
+    size: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A tensor of which a parameter is made, where it is not simply the whole tensor.
+
+    Attributes:
+        name: of the tensor.
+        rows: those that belong to the parameter; None for all.
+        plus: is added to every value, in float32.
+    """
+
+    name: str
+    rows: Rows | None = None
+    plus: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One tensor's share of a parameter.
+
+    Attributes:
+        name, shape: of the tensor, as stored.
+        place: index of the share in the parameter.
+        rows, plus: as in `Piece`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    place: tuple[int | slice | EllipsisType, ...]
+    rows: Rows | None
+    plus: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """One leaf of our tree and the tensors it is made from.
+
+    Attributes:
+        shape: of the leaf.
+        parts: the tensors.
+        layout: of every tensor: "same"; "linear" swaps the last two axes, [..., out, in] to [..., in, out]; "conv"
+            turns [E, 1, W] into [W, E].
+        float32: the values are kept in float32, because these few are worth it.
+    """
+
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+    layout: Layout
+    float32: bool
+
+
+# --- names that most families use -----------------------------------------------------------------
+
+ATTENTION: Names = {
+    "qkv": ("q_proj.weight", "k_proj.weight", "v_proj.weight"),
+    "qkv_bias": ("q_proj.bias", "k_proj.bias", "v_proj.bias"),
+    "out": "o_proj.weight",
+    "out_bias": "o_proj.bias",
+    "q_norm": "q_norm.weight",
+    "k_norm": "k_norm.weight",
+}
+MAMBA2: Names = {
+    "in_proj": "in_proj.weight",
+    "in_bias": "in_proj.bias",
+    "conv": "conv1d.weight",
+    "conv_bias": "conv1d.bias",
+    "A_log": "A_log",
+    "D": "D",
+    "dt_bias": "dt_bias",
+    "norm": "norm.weight",
+    "out_proj": "out_proj.weight",
+    "out_bias": "out_proj.bias",
+}
 GATED_MLP: Names = {
     "up": ("gate_proj.weight", "up_proj.weight"),
     "down": "down_proj.weight",
@@ -25,28 +107,26 @@ GATED_MLP: Names = {
 PLAIN_MLP: Names = GATED_MLP | {"up": "up_proj.weight", "up_bias": "up_proj.bias"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stored:
-    """One leaf of our tree and the tensors it is made from.
+def under(prefix: str, names: Names) -> Any:
+    """The same names, each with a prefix and a dot in front of it."""
+    if isinstance(names, str):
+        return f"{prefix}.{names}"
+    if isinstance(names, Piece):
+        return replace(names, name=f"{prefix}.{names.name}")
+    if isinstance(names, dict):
+        return {key: under(prefix, name) for key, name in names.items()}
+    return type(names)(under(prefix, name) for name in names)
 
-    Attributes:
-        shape: of the leaf.
-        parts: (name, shape as stored) of each tensor.
-        layout: "same"; "linear" swaps the last two axes, [..., out, in] to [..., in, out]; "conv" turns
-            [E, 1, W] into [W, E].
-        join: "last" concatenates the parts along the last axis, "stack" stacks them on a new first one.
-        keep_dtype: the values are never cast, because these few are worth their stored precision.
-    """
 
-    shape: tuple[int, ...]
-    parts: tuple[tuple[str, tuple[int, ...]], ...]
-    layout: Layout
-    join: Join
-    keep_dtype: bool
+# --- trees ----------------------------------------------------------------------------------------
 
 
 def stored(weights: Weights | Weight, names: Names) -> Any:
-    """A tree of weights with a `Stored` for each of them. `names` may have more than the weights need."""
+    """A tree of weights with a `Stored` for each of them. `names` may have more than the weights need.
+
+    The name of a leaf is a string or a `Piece`, or a tuple of these for tensors that lie side by side in it. Names with
+    {} stand for as many tensors as the leaf has experts.
+    """
     if isinstance(weights, Weight):
         return _leaf(weights, names)
     if isinstance(weights, list):
@@ -54,33 +134,33 @@ def stored(weights: Weights | Weight, names: Names) -> Any:
     return {key: stored(weight, names[key]) for key, weight in weights.items()}
 
 
-def under(prefix: str, names: Names) -> Any:
-    """The same names, each with a prefix and a dot in front of it."""
-    if isinstance(names, str):
-        return f"{prefix}.{names}"
-    if isinstance(names, dict):
-        return {key: under(prefix, name) for key, name in names.items()}
-    return [under(prefix, name) for name in names]
-
-
 def _leaf(weight: Weight, names: Names) -> Stored:
     layout, shape = LAYOUTS.get(weight.draw, "same"), weight.shape
-    join: Join = "last"
-    if isinstance(names, str) and "{}" in names:
-        parts = [(names.format(index), shape[1:]) for index in range(shape[0])]
-        join = "stack"
-    elif isinstance(names, str):
-        parts = [(names, shape)]
-    else:
-        sizes = zip(names, weight.fused, strict=True)
-        parts = [(name, (*shape[:-1], size)) for name, size in sizes]
-    return Stored(
-        shape=shape,
-        parts=tuple((name, _as_stored(part, layout)) for name, part in parts),
-        layout=layout,
-        join=join,
-        keep_dtype=weight.float32,
-    )
+    names = names if isinstance(names, tuple) else (names,)
+    pieces = [Piece(name=name) if isinstance(name, str) else name for name in names]
+    sizes = weight.fused if len(pieces) > 1 else (shape[-1],)
+    parts, start = [], 0
+    for piece, size in zip(pieces, sizes, strict=True):
+        columns = slice(start, start + size)
+        start += size
+        if "{}" in piece.name:
+            whole = _as_stored((*shape[1:-1], size), layout)
+            for index in range(shape[0]):
+                one = replace(piece, name=piece.name.format(index))
+                parts.append(_part(one, whole, (index, ..., columns)))
+        else:
+            whole = _as_stored((*shape[:-1], size), layout)
+            parts.append(_part(piece, whole, (..., columns)))
+    return Stored(shape=shape, parts=tuple(parts), layout=layout, float32=weight.float32)
+
+
+def _part(piece: Piece, shape: tuple[int, ...], place: tuple) -> Part:
+    """The share of a piece that has this shape as stored, but for rows that it leaves out."""
+    rows = piece.rows
+    if rows is not None:
+        assert shape[0] == rows.blocks * (rows.stop - rows.start), f"{piece} is to fill {shape}"
+        shape = (rows.blocks * rows.size, *shape[1:])
+    return Part(name=piece.name, shape=shape, place=place, rows=rows, plus=piece.plus)
 
 
 def _as_stored(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:

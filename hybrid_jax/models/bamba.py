@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hybrid_jax.config import MLP, LayerSpec, ModelConfig, RecurrentMixer
-from hybrid_jax.kinds.tensors import GATED_MLP, under
+from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.kinds.tensors import ATTENTION, GATED_MLP, MAMBA2, under
 from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
@@ -37,7 +37,7 @@ def read_config(fields: HFConfig) -> ModelConfig:
     )
 
 
-def recurrent_mixer(fields: HFConfig, default_eps: float) -> RecurrentMixer:
+def recurrent_mixer(fields: HFConfig, default_eps: float) -> Mamba2:
     """The recurrent mixer under the field names that Granite has too.
 
     Args:
@@ -68,5 +68,9 @@ FAMILY = Family(
     read_config=read_config,
     norm="model.final_layernorm.weight",
     mlp_norm="pre_ff_layernorm.weight",
-    feed_forward={MLP: under("feed_forward", GATED_MLP)},
+    tensors={
+        Attention: under("self_attn", ATTENTION),
+        Mamba2: under("mamba", MAMBA2),
+        MLP: under("feed_forward", GATED_MLP),
+    },
 )

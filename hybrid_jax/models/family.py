@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from hybrid_jax.config import Attention, LayerSpec, ModelConfig
+from hybrid_jax.config import LayerSpec, ModelConfig
 from hybrid_jax.kinds.kind import Names
-from hybrid_jax.kinds.table import kind_of, model_weights
+from hybrid_jax.kinds.table import model_weights
 from hybrid_jax.kinds.tensors import stored, under
 from hybrid_jax.models.hf_config import HFConfig
 
@@ -22,9 +23,8 @@ class Family:
         embed, norm: names of the embedding and of the last norm.
         layers: what stands before the number of a layer. The names below follow that number.
         mixer_norm, mlp_norm: names of the norms of a layer.
-        attention, recurrent: what stands before the names of a mixer's tensors.
-        feed_forward: names of the tensors of a feed-forward block, by its class. One with {} stands for as many tensors
-            as there are experts.
+        tensors: names of the tensors of mixers and feed-forward blocks, by the class of the block's spec (see
+            `tensors.stored`); or a function that makes them from the spec.
         renames: (pattern, replacement) applied to the names of a file, for layouts with two spellings.
         ignored: pattern of tensors that a file may hold and the model does not use.
         zeros: pattern of tensors that a file may lack; they are zero then.
@@ -32,13 +32,11 @@ class Family:
 
     read_config: Callable[[HFConfig], ModelConfig]
     embed: str = "model.embed_tokens.weight"
-    norm: str = "model.norm.weight"
+    norm: Names = "model.norm.weight"
     layers: str = "model.layers"
-    mixer_norm: str = "input_layernorm.weight"
-    mlp_norm: str = "post_attention_layernorm.weight"
-    attention: str = "self_attn"
-    recurrent: str = "mamba"
-    feed_forward: Mapping[type, Names]
+    mixer_norm: Names = "input_layernorm.weight"
+    mlp_norm: Names = "post_attention_layernorm.weight"
+    tensors: Mapping[type, Names | Callable[[Any], Names]]
     renames: tuple[tuple[str, str], ...] = ()
     ignored: str = r"\.rotary_emb\.inv_freq$|^mtp\.|^(model\.)?visual\."
     zeros: str = "^$"
@@ -54,13 +52,15 @@ class Family:
         return stored(model_weights(config), names)
 
     def _layer(self, index: int, spec: LayerSpec) -> Names:
-        names: Names = {"norm": self.mixer_norm, "mixers": [], "mlp_norm": self.mlp_norm}
-        for mixer in spec.mixers:
-            prefix = self.attention if isinstance(mixer, Attention) else self.recurrent
-            names["mixers"].append(under(prefix, kind_of(mixer).tensors))
+        names: Names = {"norm": self.mixer_norm, "mlp_norm": self.mlp_norm}
+        names["mixers"] = [self._block(mixer) for mixer in spec.mixers]
         if spec.mlp is not None:
-            names["mlp"] = self.feed_forward[type(spec.mlp)]
+            names["mlp"] = self._block(spec.mlp)
         return under(f"{self.layers}.{index}", names)
+
+    def _block(self, spec: Any) -> Names:
+        names = self.tensors[type(spec)]
+        return names(spec) if callable(names) else names
 
     def canonical(self, name: str) -> str:
         """The name of a file's tensor as `stored` spells it."""

@@ -6,8 +6,8 @@ Four multipliers: on the embeddings, on every residual update, on q·k (in place
 
 from __future__ import annotations
 
-from hybrid_jax.config import MLP, LayerSpec, ModelConfig, MoE
-from hybrid_jax.kinds.tensors import under
+from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig, MoE
+from hybrid_jax.kinds.tensors import ATTENTION, MAMBA2, under
 from hybrid_jax.models.bamba import recurrent_mixer
 from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, MIXER_KINDS, HFConfig
@@ -70,7 +70,12 @@ EXPERTS = under(
 )
 FAMILY = Family(
     read_config=read_config,
-    feed_forward={MLP: SHARED_MLP, MoE: EXPERTS | {"shared": SHARED_MLP}},
+    tensors={
+        Attention: under("self_attn", ATTENTION),
+        Mamba2: under("mamba", MAMBA2),
+        MLP: SHARED_MLP,
+        MoE: EXPERTS | {"shared": SHARED_MLP},
+    },
     renames=(
         (r"\.block_sparse_moe\.experts\.gate_up_proj$", ".block_sparse_moe.input_linear.weight"),
         (r"\.block_sparse_moe\.experts\.down_proj$", ".block_sparse_moe.output_linear.weight"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hybrid_jax.config import MLP, LayerSpec, ModelConfig
-from hybrid_jax.kinds.tensors import GATED_MLP, under
+from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig
+from hybrid_jax.kinds.tensors import ATTENTION, GATED_MLP, under
 from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
@@ -21,4 +21,7 @@ def read_config(fields: HFConfig) -> ModelConfig:
     )
 
 
-FAMILY = Family(read_config=read_config, feed_forward={MLP: under("mlp", GATED_MLP)})
+FAMILY = Family(
+    read_config=read_config,
+    tensors={Attention: under("self_attn", ATTENTION), MLP: under("mlp", GATED_MLP)},
+)

@@ -6,7 +6,8 @@ the gated norm always multiplies by the gate first.
 
 from __future__ import annotations
 
-from hybrid_jax.config import LayerSpec, ModelConfig
+from hybrid_jax.config import LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.kinds.tensors import MAMBA2, under
 from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
@@ -42,7 +43,6 @@ FAMILY = Family(
     norm="backbone.norm_f.weight",
     layers="backbone.layers",
     mixer_norm="norm.weight",
-    recurrent="mixer",
-    feed_forward={},
+    tensors={Mamba2: under("mixer", MAMBA2)},
     renames=((r"^backbone\.embedding\.", "backbone.embeddings."),),
 )

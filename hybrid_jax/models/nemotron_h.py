@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 
-from hybrid_jax.config import MLP, LayerSpec, ModelConfig, MoE, RecurrentMixer
-from hybrid_jax.kinds.tensors import PLAIN_MLP, under
+from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig, MoE
+from hybrid_jax.kinds.tensors import ATTENTION, MAMBA2, PLAIN_MLP, under
 from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MIXER_KINDS, HFConfig
 
@@ -56,7 +56,7 @@ def _layer_kinds(fields: HFConfig) -> list[str]:
     return [LAYER_TYPES[name] for name in names]
 
 
-def _recurrent_mixer(fields: HFConfig) -> RecurrentMixer:
+def _recurrent_mixer(fields: HFConfig) -> Mamba2:
     fields.silu("mamba_hidden_act")
     return fields.ssd_mixer(
         heads="mamba_num_heads",
@@ -118,9 +118,12 @@ FAMILY = Family(
     layers="backbone.layers",
     mixer_norm="norm.weight",
     mlp_norm="norm.weight",
-    attention="mixer",
-    recurrent="mixer",
-    feed_forward={MLP: under("mixer", PLAIN_MLP), MoE: under("mixer", MOE)},
+    tensors={
+        Attention: under("mixer", ATTENTION),
+        Mamba2: under("mixer", MAMBA2),
+        MLP: under("mixer", PLAIN_MLP),
+        MoE: under("mixer", MOE),
+    },
     renames=((r"^model\.", "backbone."),),
     # attention_bias is sometimes set in files whose attention has none. With mlp_bias the experts of some files have
     # biases, those of others none.

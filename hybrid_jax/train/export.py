@@ -67,16 +67,19 @@ def hf_tensors(params: dict, config: ModelConfig) -> dict[str, np.ndarray]:
 
     def write(leaf: Stored, value: jax.Array) -> None:
         value = np.asarray(value, np.float32)
-        sizes = [shape[0] for _, shape in leaf.parts] if len(leaf.parts) > 1 else []
-        pieces = np.split(value, np.cumsum(sizes)[:-1], axis=-1) if sizes else [value]
-        dtype = np.float32 if leaf.keep_dtype else ml_dtypes.bfloat16
-        for (name, shape), piece in zip(leaf.parts, pieces, strict=True):
+        dtype = np.float32 if leaf.float32 else ml_dtypes.bfloat16
+        for part in leaf.parts:
+            piece = value[part.place] - np.float32(part.plus)
             if leaf.layout == "linear":
                 piece = np.swapaxes(piece, -1, -2)
             elif leaf.layout == "conv":
                 piece = piece.T[:, None]  # [W, E] to [E, 1, W]
-            assert piece.shape == shape, f"{name}: {piece.shape}, its family says {shape}"
-            tensors[name] = np.ascontiguousarray(piece.astype(dtype))
+            tensor = tensors.setdefault(part.name, np.empty(part.shape, dtype))
+            if (rows := part.rows) is None:
+                tensor[...] = piece
+            else:
+                blocks = tensor.reshape(rows.blocks, rows.size, *part.shape[1:])
+                blocks[:, rows.start : rows.stop] = piece.reshape(rows.blocks, -1, *part.shape[1:])
 
     jax.tree.map(write, tree, params)  # a Stored is a leaf
     return tensors
@@ -87,7 +90,7 @@ def rounded(params: dict, config: ModelConfig) -> dict:
     tree = FAMILIES[config.family].stored(config)
 
     def through(leaf: Stored, value: jax.Array) -> jax.Array:
-        return value if leaf.keep_dtype else value.astype(jax.numpy.bfloat16).astype(value.dtype)
+        return value if leaf.float32 else value.astype(jax.numpy.bfloat16).astype(value.dtype)
 
     return jax.tree.map(through, tree, params)
 

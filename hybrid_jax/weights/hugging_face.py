@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from hybrid_jax.config import ModelConfig
-from hybrid_jax.kinds.tensors import Stored
+from hybrid_jax.kinds.tensors import Rows, Stored
 from hybrid_jax.models import FAMILIES, Family
 from hybrid_jax.models.files import ReportBytes
 from hybrid_jax.weights.safetensors import StoredTensor, read_tensors
@@ -32,7 +32,7 @@ def load_hf(
     _check(tree, family, tensors, config, folder)
     stored_dtype = str(tensors[family.embed].array().dtype)
     config = replace(config, dtype=stored_dtype if dtype == "auto" else dtype)
-    parts = [name for leaf in jax.tree.leaves(tree) for name, _ in leaf.parts]
+    parts = [name for leaf in jax.tree.leaves(tree) for name in _names(leaf)]
     total = sum(tensors[name].data.nbytes for name in parts if name in tensors)
     done = 0
     progress(done, total)
@@ -40,7 +40,7 @@ def load_hf(
     def build(leaf: Stored) -> jax.Array:
         nonlocal done
         array = jax.device_put(_assemble(leaf, tensors, np.dtype(config.dtype)))
-        read = [tensors[name] for name, _ in leaf.parts if name in tensors]
+        read = [tensors[name] for name in _names(leaf) if name in tensors]
         for tensor in read:
             tensor.let_go()
         done += sum(tensor.data.nbytes for tensor in read)
@@ -73,7 +73,8 @@ def _check(
     """Checks that every tensor is there, in the right shape, and that no tensor would be ignored silently."""
     expected = set()
     for leaf in jax.tree.leaves(tree):
-        for name, shape in leaf.parts:
+        for part in leaf.parts:
+            name, shape = part.name, part.shape
             expected.add(name)
             if name not in tensors:
                 if family.may_lack(name):
@@ -98,25 +99,32 @@ def _check(
         )
 
 
+def _names(leaf: Stored) -> list[str]:
+    """The tensors that a leaf is made from, each once."""
+    return list(dict.fromkeys(part.name for part in leaf.parts))
+
+
 def _assemble(leaf: Stored, tensors: dict[str, StoredTensor], dtype: np.dtype) -> np.ndarray:
     """One parameter, from its parts, in its own memory."""
-    if leaf.keep_dtype:
-        dtype = tensors[leaf.parts[0][0]].array().dtype
-    out = np.empty(leaf.shape, dtype)
-    start = 0
-    for index, (name, shape) in enumerate(leaf.parts):
-        if leaf.join == "stack":
-            place = out[index]
-        else:
-            width = out.shape[-1] if len(leaf.parts) == 1 else shape[0]
-            place = out[..., start : start + width]
-            start += width
-        if name not in tensors:
-            place[...] = 0
-        else:
-            _check_finite(tensors[name])
-            _place(place, tensors[name].array(), leaf.layout)
+    out = np.empty(leaf.shape, np.float32 if leaf.float32 else dtype)
+    for part in leaf.parts:
+        if part.name not in tensors:
+            out[part.place] = 0
+            continue
+        _check_finite(tensors[part.name])
+        source = _rows(tensors[part.name].array(), part.rows)
+        if part.plus:
+            source = source.astype(np.float32) + np.float32(part.plus)
+        _place(out[part.place], source, leaf.layout)
     return out
+
+
+def _rows(source: np.ndarray, rows: Rows | None) -> np.ndarray:
+    """Some rows of a tensor."""
+    if rows is None:
+        return source
+    blocks = source.reshape(rows.blocks, rows.size, *source.shape[1:])
+    return blocks[:, rows.start : rows.stop].reshape(-1, *source.shape[1:])
 
 
 def _check_finite(tensor: StoredTensor) -> None:

@@ -32,7 +32,7 @@ def load_model(
         path: a directory with config.json and model.safetensors (or its shards and their index), or an
             orbax directory.
         dtype: of the parameters; "auto" keeps the one they are stored in. A_log, D, dt_bias and the
-            router's correction bias are never cast.
+            router's correction bias are float32 always.
         progress: called with (bytes done, bytes in all) as the parameters arrive.
 
     Returns:

@@ -45,12 +45,6 @@ class Delta:
 
 class DeltaKind(RecurrentKind):
     name = "delta"
-    tensors = {
-        "in_proj": "in_proj.weight",
-        "conv": "conv.weight",
-        "A_log": "A_log",
-        "out_proj": "out_proj.weight",
-    }
     state_flops = 8
 
     def layout(self, spec: Delta) -> StateLayout:

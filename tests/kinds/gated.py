@@ -33,11 +33,6 @@ class Gated:
 
 class GatedKind(RecurrentKind):
     name = "gated"
-    tensors = {
-        "in_proj": "in_proj.weight",
-        "gate_bias": "gate.bias",
-        "out_proj": "out_proj.weight",
-    }
     state_flops = 4
 
     def layout(self, spec: Gated) -> StateLayout:
