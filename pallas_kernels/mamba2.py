@@ -213,11 +213,13 @@ def coarse_and_fine(exponents: jax.Array) -> tuple[jax.Array, jax.Array]:
     return coarse, exponents - coarse
 
 
-def check_groups(where: str, groups: int, heads: int) -> None:
-    """Checks that the groups of B and C divide the heads of x."""
+def check_groups(
+    where: str, groups: int, heads: int, of_groups: str = "B", of_heads: str = "x"
+) -> None:
+    """Checks that the groups of B and C divide the heads of x; or those of other arrays, by their names."""
     if heads % groups:
         raise ValueError(
-            f"{where}: groups of B must divide the heads of x, got {groups} and {heads}"
+            f"{where}: groups of {of_groups} must divide the heads of {of_heads}, got {groups} and {heads}"
         )
 
 

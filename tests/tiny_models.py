@@ -16,6 +16,7 @@ from hybrid_jax.config import (
     MLP,
     Attention,
     EngineConfig,
+    GatedDelta,
     LayerSpec,
     Mamba2,
     ModelConfig,
@@ -48,6 +49,11 @@ NEMOTRON_MOE = MoE(
     top_groups=2,
     scale=1.7,
     shared_width=20,
+)
+
+
+QWEN_MOE = MoE(
+    num_experts=5, top_k=2, width=12, routing="softmax_topk", shared_width=16, shared_gate=True
 )
 
 
@@ -107,6 +113,22 @@ def _granite() -> ModelConfig:
     )
 
 
+def _qwen3_next() -> ModelConfig:
+    delta = GatedDelta(num_key_heads=2, num_value_heads=4, key_dim=6, value_dim=4, conv_width=3)
+    attention = Attention(
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        rope=Rope(dim=4),
+        qk_norm=True,
+        float32_norms=True,
+        gate=True,
+    )
+    mixers = [(delta, QWEN_MOE), (attention, _MLP), (delta, _MLP)]
+    layers = [_layer(mixer, mlp=mlp) for mixer, mlp in mixers]
+    return _config("qwen3_next", *layers, float32_norms=True)
+
+
 def _parallel() -> ModelConfig:
     both = _layer(_MAMBA, _ATTENTION, mlp=_MLP)
     return _config("parallel", both, both)
@@ -152,6 +174,7 @@ MODELS = {
     "nemotron_h_moe": _nemotron_h_moe,
     "bamba": _bamba,
     "granite": _granite,
+    "qwen3_next": _qwen3_next,
     "parallel": _parallel,
     "shared": _shared,
     "windowed": _windowed,

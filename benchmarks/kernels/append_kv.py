@@ -37,7 +37,11 @@ def draw(shape: shapes.Case, dtype: str, key: jax.Array):
 
 def options_of(shape: shapes.Case, dtype: str) -> AppendOptions:
     return AppendOptions(
-        shape.layout(dtype), page_frame=shape.page_frame, eps=1e-6, dtype=jnp.dtype(dtype)
+        shape.layout(dtype),
+        page_frame=shape.page_frame,
+        eps=1e-6,
+        dtype=jnp.dtype(dtype),
+        num_heads=shape.heads,
     )
 
 

@@ -26,15 +26,17 @@ from pallas_kernels.rmsnorm.reference import Gated
 
 EPS = 1e-5
 SMOKE = ("blocks_in_a_projection",)
-GRANITE, NEMOTRON = (
+GRANITE, NEMOTRON, QWEN = (
     next(shape for shape in shapes.GATED_CASES if shape.name == name)
-    for name in ("granite_4_h_small", "nemotron_h_8b")
+    for name in ("granite_4_h_small", "nemotron_h_8b", "qwen3_next")
 )
 CASES = (
     replace(NEMOTRON, name="decode_nemotron_h_8b_64"),
     replace(GRANITE, name="prefill_granite_4_h_small_1x8192", lead=(1, 8192)),
     replace(GRANITE, name="decode_granite_4_h_small_64", lead=(64, 1)),
     replace(NEMOTRON, name="prefill_nemotron_h_8b_1x8192", lead=(1, 8192)),
+    replace(QWEN, name="decode_qwen3_next_64"),
+    replace(QWEN, name="prefill_qwen3_next_1x8192", lead=(1, 8192)),
 )
 SWEEP = (1, 2, 4, 8, 16, 32)  # warps
 
@@ -42,7 +44,8 @@ SWEEP = (1, 2, 4, 8, 16, 32)  # warps
 def draw(shape: shapes.GatedCase, key: jax.Array):
     keys = jax.random.split(key, 3)
     gate = (*shape.lead, shape.size + shape.behind)
-    sizes = {"y": (*shape.lead, shape.size), "gate": gate, "weight": (shape.size,)}
+    weights = shape.size // shape.groups if shape.shared else shape.size
+    sizes = {"y": (*shape.lead, shape.size), "gate": gate, "weight": (weights,)}
     return (), {
         name: jax.random.normal(key, size, jnp.bfloat16)
         for key, (name, size) in zip(keys, sizes.items(), strict=True)
@@ -50,7 +53,8 @@ def draw(shape: shapes.GatedCase, key: jax.Array):
 
 
 def call(shape: shapes.GatedCase, run, carry, inputs):
-    return run(**inputs, eps=EPS, groups=shape.groups), carry
+    static = {"groups": shape.groups, "norm_before_gate": shape.norm_before_gate}
+    return run(**inputs, eps=EPS, **static), carry
 
 
 def mamba_ssm(shape: shapes.GatedCase, carry, inputs):
@@ -58,7 +62,10 @@ def mamba_ssm(shape: shapes.GatedCase, carry, inputs):
     y, gate, weight = to_torch(*(inputs[name] for name in ("y", "gate", "weight")))
     z = gate[..., : shape.size]
     size = shape.size // shape.groups
-    return lambda: norm(y, weight, None, z=z, eps=EPS, group_size=size, norm_before_gate=False)
+    if shape.shared:
+        weight = weight.repeat(shape.groups)
+    static = {"group_size": size, "norm_before_gate": shape.norm_before_gate}
+    return lambda: norm(y, weight, None, z=z, eps=EPS, **static)
 
 
 def case_of(shape: shapes.GatedCase) -> Case:

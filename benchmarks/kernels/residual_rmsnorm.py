@@ -51,7 +51,8 @@ def draw(shape: shapes.ResidualCase, key: jax.Array):
 
 
 def call(shape: shapes.ResidualCase, run, carry, inputs):
-    return run(**inputs, eps=EPS, multiplier=shape.multiplier), carry
+    static = {"multiplier": shape.multiplier, "dtype": jnp.bfloat16}
+    return run(**inputs, eps=EPS, **static), carry
 
 
 def mamba_ssm(shape: shapes.ResidualCase, carry, inputs):

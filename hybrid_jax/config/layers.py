@@ -9,7 +9,7 @@ from typing import Literal
 from hybrid_jax.config.checks import multiple, must, one_of, positive, require
 
 ACTIVATIONS = ("gated_silu", "relu2")
-ROUTINGS = ("topk_softmax", "sigmoid")
+ROUTINGS = ("topk_softmax", "softmax_topk", "sigmoid")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,8 @@ class Attention:
         qkv_bias, out_bias: biases on the projections.
         qk_norm: RMS norm over each head of q and k before the rotation.
         qk_norm_eps: its epsilon.
+        float32_norms: the weights of that norm are float32, whatever the model's dtype.
+        gate: what attention gives is multiplied by the sigmoid of a further projection, before the last one.
         sliding_window: a query sees itself and the `sliding_window - 1` tokens before it; None for all.
         soft_cap: logits become cap * tanh(logits / cap); None for none.
     """
@@ -74,6 +76,8 @@ class Attention:
     out_bias: bool = False
     qk_norm: bool = False
     qk_norm_eps: float = 1e-6
+    float32_norms: bool = False
+    gate: bool = False
     sliding_window: int | None = None
     soft_cap: float | None = None
 
@@ -181,15 +185,15 @@ class Mamba1:
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDelta:
-    """Gated delta net (arXiv 2412.06464), one matrix of key by value channels per head. Sizes alone: no engine
-    runs it yet, cache studies do.
+    """Gated delta net (arXiv 2412.06464): a state of value by key channels per head, which each token corrects.
 
     Attributes:
-        num_key_heads, num_value_heads: heads of q and k, and of v and the state; equal blocks of value heads
+        num_key_heads, num_value_heads: G heads of q and k, and M heads of v and the state; equal blocks of value heads
             share a key head.
-        key_dim, value_dim: channels of one head.
-        conv_width: taps of the causal depthwise convolution over q, k, v.
+        key_dim, value_dim: R and P, channels of one head.
+        conv_width: taps of the causal depthwise convolution over v, k, q.
         conv_bias: its bias.
+        norm_eps: epsilon of the RMS norm over each head of the output, which comes before the gate.
     """
 
     num_key_heads: int
@@ -198,15 +202,37 @@ class GatedDelta:
     value_dim: int
     conv_width: int = 4
     conv_bias: bool = False
+    norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        positive(self, "num_key_heads", "num_value_heads", "key_dim", "value_dim", "conv_width")
+        positive(self, "num_key_heads", "num_value_heads", "key_dim", "value_dim")
         multiple(self, "num_value_heads", "num_key_heads")
+        must(self, "conv_width", self.conv_width >= 2, "at least 2")
+
+    @property
+    def key_size(self) -> int:
+        """G * R, channels of all keys."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        """M * P, channels of all values."""
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def record_size(self) -> int:
+        """Channels of u and k together, what a ring record keeps: M * P + G * R."""
+        return self.value_size + self.key_size
 
     @property
     def conv_size(self) -> int:
-        """Convolved channels: q, k and v."""
-        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+        """E, the convolved channels v, k, q: M * P + 2 * G * R."""
+        return self.value_size + 2 * self.key_size
+
+    @property
+    def proj_size(self) -> int:
+        """Outputs of in_proj: z, v, k, q, b, a."""
+        return self.value_size + self.conv_size + 2 * self.num_value_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,12 +263,14 @@ class MoE:
         width: hidden width of one expert.
         kind: activation of the experts, as in `MLP`.
         routing: "topk_softmax" picks by raw logits, then softmax over the picked ones (Granite 4).
+            "softmax_topk" is a softmax over all experts, of which the largest count (Qwen).
             "sigmoid" scores with a sigmoid, picks by score + correction bias within the best
             groups, and weighs by the raw score (Nemotron-H).
         num_groups, top_groups: expert groups and how many stay in the choice ("sigmoid" only).
-        normalize: divide the picked weights by their sum ("sigmoid" only).
+        normalize: divide the picked weights by their sum ("softmax_topk" and "sigmoid").
         scale: factor on the picked weights ("sigmoid" only).
         shared_width: hidden width of the shared expert; 0 for none.
+        shared_gate: the shared expert is multiplied by the sigmoid of a projection to one number.
         latent_width: the experts work on a projection of this width; 0 for the model's own width.
         bias: biases in experts and shared expert.
     """
@@ -251,12 +279,13 @@ class MoE:
     top_k: int
     width: int
     kind: Literal["gated_silu", "relu2"] = "gated_silu"
-    routing: Literal["topk_softmax", "sigmoid"] = "topk_softmax"
+    routing: Literal["topk_softmax", "softmax_topk", "sigmoid"] = "topk_softmax"
     num_groups: int = 1
     top_groups: int = 1
     normalize: bool = True
     scale: float = 1.0
     shared_width: int = 0
+    shared_gate: bool = False
     latent_width: int = 0
     bias: bool = False
 
@@ -274,7 +303,7 @@ class MoE:
         )
 
 
-Mixer = Attention | Mamba2
+Mixer = Attention | Mamba2 | GatedDelta
 RecurrentMixer = Mamba1 | Mamba2 | GatedDelta
 FeedForward = MLP | MoE
 

@@ -25,6 +25,7 @@ class ModelConfig:
         embedding_multiplier, residual_multiplier, logits_multiplier: factors on the embeddings,
             on what each block adds to the residual stream, and on the logits.
         residual_in_fp32: keep the residual stream in float32 whatever the dtype.
+        float32_norms: the weights of the layers' norms and of the last one are float32, whatever the dtype.
         dtype: the weights' dtype as stored.
         eos_token_ids: any of these ends a sequence.
         bos_token_id: what the tokenizer puts first, when it does.
@@ -49,6 +50,7 @@ class ModelConfig:
     residual_multiplier: float = 1.0
     logits_multiplier: float = 1.0
     residual_in_fp32: bool = False
+    float32_norms: bool = False
     dtype: str = "float32"
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None

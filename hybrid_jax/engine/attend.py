@@ -59,7 +59,13 @@ def attend_pages(
         *(qkv, arena, table, base, begin, end),
         **attention.norms_and_rotation(params, positions, spec),
     )
-    options = AppendOptions(layout, page_frame=place.frame, eps=spec.qk_norm_eps, dtype=h.dtype)
+    options = AppendOptions(
+        layout,
+        page_frame=place.frame,
+        eps=spec.qk_norm_eps,
+        dtype=h.dtype,
+        num_heads=spec.num_heads,
+    )
     q, arena = append_kv(new, options=options, implementation=model.kernels)
     y = paged_attention(
         AttentionArrays(q, arena, table, base, end, ancestors),
@@ -73,4 +79,4 @@ def attend_pages(
         ),
         implementation=model.kernels,
     )
-    return attention.output(params, y, linear), arena
+    return attention.output(params, y, qkv, spec, linear), arena

@@ -17,7 +17,7 @@ class AttentionKind(Kind):
 
     def weights(self, spec: Attention, width: int) -> Weights:
         q, kv = _sizes(spec)
-        fused = (q, kv, kv)
+        fused = (q, kv, kv, q) if spec.gate else (q, kv, kv)
         tree = {
             "qkv": Weight(shape=(width, sum(fused)), draw="matrix", fused=fused),
             "out": Weight(shape=(q, width), draw="output"),
@@ -27,7 +27,8 @@ class AttentionKind(Kind):
         if spec.out_bias:
             tree["out_bias"] = Weight(shape=(width,), draw="zeros")
         if spec.qk_norm:
-            tree |= dict.fromkeys(("q_norm", "k_norm"), Weight(shape=(spec.head_dim,), draw="ones"))
+            norm = Weight(shape=(spec.head_dim,), draw="ones", float32=spec.float32_norms)
+            tree |= {"q_norm": norm, "k_norm": norm}
         return tree
 
     def token_elements(self, spec: Attention) -> int:
@@ -40,22 +41,28 @@ class AttentionKind(Kind):
         return spec.sliding_window
 
     def row_bytes(self, spec: Attention, step: StepSize) -> int:
-        q, kv = _sizes(spec)
-        # The projection is gone when the splits exist.
-        return q * step.item + max(step.product(q + 2 * kv), _split_bytes(spec, step))
+        q, _ = _sizes(spec)
+        projected = step.product(_columns(spec))
+        if spec.gate:  # it is needed again at the end
+            return q * step.item + projected + _split_bytes(spec, step)
+        return q * step.item + max(projected, _split_bytes(spec, step))
 
     def chunk_bytes(self, spec: Attention, step: StepSize) -> int:
-        q, kv = _sizes(spec)
-        return self.row_bytes(spec, step) + (q + 2 * kv) * step.item
+        return self.row_bytes(spec, step) + _columns(spec) * step.item
 
     def xla_elements(self, spec: Attention, width: int) -> int:
-        q, kv = _sizes(spec)
-        return 3 * (q + 2 * kv)
+        return 3 * _columns(spec)
 
 
 def _sizes(spec: Attention) -> tuple[int, int]:
     """Channels of all queries, and of all keys."""
     return spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+
+
+def _columns(spec: Attention) -> int:
+    """Columns of the projection to queries, keys, values, and the gate."""
+    q, kv = _sizes(spec)
+    return (2 * q if spec.gate else q) + 2 * kv
 
 
 def _split_bytes(spec: Attention, step: StepSize) -> int:

@@ -1,9 +1,17 @@
-"""Gated delta net (arXiv 2412.06464): a matrix of key by value channels for each head. Only sizes, for studies."""
+"""Gated delta net (arXiv 2412.06464): a matrix of P x R for each value head, and a record u, k, log decay per token."""
 
 from __future__ import annotations
 
 from hybrid_jax.config import GatedDelta
-from hybrid_jax.kinds.kind import RecurrentKind, StateLayout, Weight, Weights
+from hybrid_jax.config.engine import MAX_GRAIN
+from hybrid_jax.kinds.kind import (
+    FLOAT32_BYTES,
+    RecurrentKind,
+    StateLayout,
+    StepSize,
+    Weight,
+    Weights,
+)
 
 
 class GatedDeltaKind(RecurrentKind):
@@ -13,29 +21,40 @@ class GatedDeltaKind(RecurrentKind):
     state_flops = 8  # it also reads a prediction
 
     def layout(self, spec: GatedDelta) -> StateLayout:
-        keys, values = spec.num_key_heads * spec.key_dim, spec.num_value_heads * spec.value_dim
         return StateLayout(
             units=spec.num_value_heads,
-            unit_words=spec.key_dim * spec.value_dim,
+            unit_words=spec.value_dim * spec.key_dim,
             columns=spec.conv_width - 1,
             channels=spec.conv_size,
             records=(
-                ("k", keys, None),
-                ("u", values, None),
-                ("decay", spec.num_value_heads, "float32"),
+                ("uk", spec.record_size, None),
+                ("log_decay", spec.num_value_heads, "float32"),
             ),
         )
 
     def weights(self, spec: GatedDelta, width: int) -> Weights:
-        heads, value = spec.num_value_heads, spec.num_value_heads * spec.value_dim
+        heads, values, keys = spec.num_value_heads, spec.value_size, spec.key_size
+        fused = (values, values, keys, keys, heads, heads)
+        convolved = (values, keys, keys)
         tree = {
-            "in_proj": Weight(shape=(width, spec.conv_size + value + 2 * heads), draw="matrix"),
-            "conv": Weight(shape=(spec.conv_width, spec.conv_size), draw="conv"),
             "dt_bias": Weight(shape=(heads,), draw="step_bias", float32=True),
+            "in_proj": Weight(shape=(width, spec.proj_size), draw="matrix", fused=fused),
+            "conv": Weight(shape=(spec.conv_width, spec.conv_size), draw="conv", fused=convolved),
             "A_log": Weight(shape=(heads,), draw="log_decay", float32=True),
             "norm": Weight(shape=(spec.value_dim,), draw="ones"),
-            "out_proj": Weight(shape=(value, width), draw="output"),
+            "out_proj": Weight(shape=(values, width), draw="output"),
         }
         if spec.conv_bias:
-            tree["conv_bias"] = Weight(shape=(spec.conv_size,), draw="zeros")
+            tree["conv_bias"] = Weight(shape=(spec.conv_size,), draw="zeros", fused=convolved)
         return tree
+
+    def row_bytes(self, spec: GatedDelta, step: StepSize) -> int:
+        return step.product(spec.proj_size) + 2 * spec.value_size * step.item
+
+    def chunk_bytes(self, spec: GatedDelta, step: StepSize) -> int:
+        beside = (spec.conv_size + 2 * spec.value_size) * step.item
+        return step.product(spec.proj_size) + beside + FLOAT32_BYTES * spec.num_value_heads
+
+    def xla_elements(self, spec: GatedDelta, width: int) -> int:
+        """The projection and the arrays made from it, and the decay matrices of a tile."""
+        return 6 * spec.proj_size + 6 * MAX_GRAIN * spec.num_value_heads

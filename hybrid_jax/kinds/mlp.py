@@ -38,6 +38,8 @@ class MoEKind(Kind):
             tree["router_bias"] = Weight(shape=(count,), draw="zeros", float32=True)
         if spec.shared_width:
             tree["shared"] = _block(width, spec.shared_width, spec)
+            if spec.shared_gate:
+                tree["shared_gate"] = Weight(shape=(width, 1), draw="matrix")
         if spec.latent_width:
             tree["latent_down"] = Weight(shape=(width, inner), draw="matrix")
             tree["latent_up"] = Weight(shape=(inner, width), draw="matrix")

@@ -43,7 +43,7 @@ def recurrent_kind(spec: object) -> RecurrentKind:
 
 def model_weights(config: ModelConfig) -> Weights:
     """All arrays of a model, in a tree like its parameters (`models.decoder`)."""
-    norm = Weight(shape=(config.width,), draw="ones")
+    norm = Weight(shape=(config.width,), draw="ones", float32=config.float32_norms)
 
     def block(spec: object) -> Weights:
         return kind_of(spec).weights(spec, config.width)

@@ -1,6 +1,7 @@
 """Grouped-query attention: its projections, rotary positions, and its plain form over whole sequences.
 
-Parameters: qkv [D, (N + 2K) H], out [N H, D], optional qkv_bias, out_bias, q_norm [H], k_norm [H].
+Parameters: qkv [D, (N + 2K) H], or with a gate [D, (2N + 2K) H] and the gate's columns last; out [N H, D]; optional
+qkv_bias, out_bias, q_norm [H], k_norm [H].
 """
 
 from __future__ import annotations
@@ -13,16 +14,24 @@ import numpy as np
 
 from hybrid_jax.config import Attention, Rope
 from hybrid_jax.layers.linear import HIGHEST, Linear, linear
+from pallas_kernels import operands
 from pallas_kernels.append_kv import heads
 
 
 def project(
     params: dict, h: jax.Array, positions: jax.Array, spec: Attention
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Projects h [B, T, D] at positions int32[B, T] to q [B, T, N, H] and k, v [B, T, K, H]."""
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Projects h [B, T, D] at positions int32[B, T] to q [B, T, N, H] and k, v [B, T, K, H]; the projection, too."""
     qkv = linear(h, params["qkv"], params.get("qkv_bias"))
-    static = {"eps": spec.qk_norm_eps, "num_heads": spec.num_heads, "head_dim": spec.head_dim}
-    return heads.split_heads(qkv, **norms_and_rotation(params, positions, spec), **static)
+    q, k, v = heads.split_heads(
+        qkv,
+        **norms_and_rotation(params, positions, spec),
+        eps=spec.qk_norm_eps,
+        num_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+    )
+    return q.astype(h.dtype), k.astype(h.dtype), v, qkv
 
 
 def norms_and_rotation(params: dict, positions: jax.Array, spec: Attention) -> dict:
@@ -38,9 +47,21 @@ def norms_and_rotation(params: dict, positions: jax.Array, spec: Attention) -> d
     }
 
 
-def output(params: dict, y: jax.Array, last: Linear = linear) -> jax.Array:
-    """Projects y [B, T, N, H] to [B, T, D], or to parts of it if `last` makes parts."""
-    return last(y.reshape(*y.shape[:2], -1), params["out"], params.get("out_bias"))
+def output(
+    params: dict, y: jax.Array, qkv: jax.Array, spec: Attention, last: Linear = linear
+) -> jax.Array:
+    """Gates y [B, T, N, H], if the layer does, and projects it to [B, T, D], or to parts of it if `last` makes parts.
+
+    Args:
+        qkv: [B, T, columns] what the layer has projected to, or parts of it; the gate stands in its last N H columns.
+    """
+    y = y.reshape(*y.shape[:2], -1)
+    if spec.gate:
+        size = qkv.shape[-1]
+        gate = jax.lax.slice_in_dim(qkv, size - y.shape[-1], size, axis=-1)
+        gate = operands.whole(gate, y.ndim, y.dtype).astype(jnp.float32)
+        y = (y.astype(jnp.float32) * jax.nn.sigmoid(gate)).astype(y.dtype)
+    return last(y, params["out"], params.get("out_bias"))
 
 
 def attend(
@@ -82,8 +103,8 @@ def whole(
     params: dict, h: jax.Array, positions: jax.Array, lengths: jax.Array, spec: Attention
 ) -> jax.Array:
     """Runs whole sequences h [B, T, D] at positions int32[B, T], with lengths int32[B] real tokens: [B, T, D]."""
-    q, k, v = project(params, h, positions, spec)
-    return output(params, attend(q, k, v, positions, lengths, spec))
+    q, k, v, qkv = project(params, h, positions, spec)
+    return output(params, attend(q, k, v, positions, lengths, spec), qkv, spec)
 
 
 # --- rotary position embedding ----------------------------------------------------------------------

@@ -4,9 +4,9 @@ Parameters of a block: up [D, F], or [D, 2 F] with the gate's columns first; dow
 down_bias.
 
 Parameters of a mixture: router [D, X], optional router_bias [X] float32 (corrects the choice of experts), up
-[X, D, F or 2 F], down [X, F, D], optional up_bias [X, .], down_bias [X, D], shared (a block), latent_down [D, Z],
-latent_up [Z, D], optional latent_down_bias [Z], latent_up_bias [D]. With a latent, the experts have width Z in place of
-D.
+[X, D, F or 2 F], down [X, F, D], optional up_bias [X, .], down_bias [X, D], shared (a block), shared_gate [D, 1],
+latent_down [D, Z], latent_up [Z, D], optional latent_down_bias [Z], latent_up_bias [D]. With a latent, the experts have
+width Z in place of D.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ def route(params: dict, h: jax.Array, spec: MoE) -> tuple[jax.Array, jax.Array]:
     if spec.routing == "topk_softmax":
         best, ids = jax.lax.top_k(logits, spec.top_k)
         return ids, jax.nn.softmax(best, axis=-1)
+    if spec.routing == "softmax_topk":
+        weights, ids = jax.lax.top_k(jax.nn.softmax(logits, axis=-1), spec.top_k)
+        return ids, weights / weights.sum(-1, keepdims=True) if spec.normalize else weights
     scores = jax.nn.sigmoid(logits)
     choice = scores + params["router_bias"].astype(jnp.float32)
     if spec.num_groups > 1:
@@ -79,7 +82,11 @@ def moe(
     if spec.latent_width:
         mixed = product(mixed, params["latent_up"], params.get("latent_up_bias"))
     if spec.shared_width:
-        mixed = mixed + mlp(params["shared"], flat, spec.kind, product, product)
+        shared = mlp(params["shared"], flat, spec.kind, product, product)
+        if spec.shared_gate:
+            gate = jax.nn.sigmoid(linear(flat, params["shared_gate"]).astype(jnp.float32))
+            shared = (shared.astype(jnp.float32) * gate).astype(shared.dtype)
+        mixed = mixed + shared
     return mixed.reshape(h.shape)
 
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import MLP, Attention, Mamba2, Mixer, ModelConfig, MoE
-from hybrid_jax.layers import attention, mamba2
+from hybrid_jax.config import MLP, Attention, GatedDelta, Mamba2, Mixer, ModelConfig, MoE
+from hybrid_jax.layers import attention, gated_delta, mamba2
 from hybrid_jax.layers.linear import LINEARS, LINEARS_IN_PARTS, linear_transposed
 from hybrid_jax.layers.mlp import mlp, moe
 from pallas_kernels.operands import whole
@@ -48,19 +48,26 @@ def enter_block(
     update: jax.Array | None,
     weight: jax.Array,
     valid: jax.Array | None,
+    dtype: jnp.dtype,
     config: ModelConfig,
     kernels: str,
 ) -> tuple[jax.Array, jax.Array]:
     """The residual stream with the last block's update in it, if there was one, and the block's normed input."""
     if update is None:
-        return h, rms_norm(h, weight, config.norm_eps).astype(weight.dtype)
+        return h, rms_norm(h, weight, config.norm_eps).astype(dtype)
     return residual_rmsnorm(
         *(h, update, weight),
         eps=config.norm_eps,
         multiplier=config.residual_multiplier,
         valid=valid,
+        dtype=dtype,
         implementation=kernels,
     )
+
+
+def activation_dtype(params: dict) -> jnp.dtype:
+    """The dtype in which blocks compute: that of the embeddings. Some weights are kept wider."""
+    return params["embed"].dtype
 
 
 def mix_all(
@@ -91,6 +98,7 @@ def _moe(params: dict, normed: jax.Array, valid: jax.Array, spec: MoE, kernels: 
 MIXERS: dict[type, Callable[..., jax.Array]] = {
     Attention: attention.whole,
     Mamba2: mamba2.whole,
+    GatedDelta: gated_delta.whole,
 }
 FEED_FORWARD: dict[type, Callable[..., jax.Array]] = {MLP: _mlp, MoE: _moe}
 
@@ -115,16 +123,17 @@ def through(
     kernels: str = "xla",
 ) -> Stream:
     """The stream behind some layers; arguments as for `walk`."""
-    h, update = stream
+    (h, update), dtype = stream, activation_dtype(params)
     for index in layers:
         spec, weights, real = config.layers[index], layer_params(params, index, config), valid
         if spec.mixers:
-            h, normed = enter_block(h, update, weights["norm"], real, config, kernels)
+            h, normed = enter_block(h, update, weights["norm"], real, dtype, config, kernels)
             update = mix_all(weights["mixers"], normed, index, spec.mixers, mix)
             real = None  # once a layer is enough
         if spec.mlp is not None:
             with jax.named_scope("mlp"):
-                h, normed = enter_block(h, update, weights["mlp_norm"], real, config, kernels)
+                given = (h, update, weights["mlp_norm"], real, dtype)
+                h, normed = enter_block(*given, config, kernels)
                 run = FEED_FORWARD[type(spec.mlp)]
                 update = run(weights["mlp"], normed, valid, spec.mlp, kernels)
     return Stream(h, update)
@@ -132,8 +141,7 @@ def through(
 
 def leave(params: dict, stream: Stream, valid: jax.Array, config: ModelConfig) -> jax.Array:
     """The last hidden state [B, T, D] before the last norm, from the stream behind the last layer."""
-    dtype = params["norm"].dtype
-    h = residual_sum(*stream, dtype, config.residual_multiplier)
+    h = residual_sum(*stream, activation_dtype(params), config.residual_multiplier)
     return jnp.where(valid[..., None], h, 0)
 
 
@@ -159,7 +167,7 @@ def walk(
 
 def logits(params: dict, h: jax.Array, config: ModelConfig, kernels: str = "xla") -> jax.Array:
     """h [..., D] to float32 logits [..., V]; `kernels` as in `walk`."""
-    h = rms_norm(h, params["norm"], config.norm_eps).astype(params["norm"].dtype)
+    h = rms_norm(h, params["norm"], config.norm_eps).astype(activation_dtype(params))
     if config.tie_embeddings:
         out = linear_transposed(h, params["embed"])
     else:

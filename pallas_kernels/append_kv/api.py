@@ -47,9 +47,11 @@ def append_kv(
     size = layout.head_dim
     columns = check(where, arrays, H=size).columns
     check_result_dtype(where, options.dtype)
-    if columns % size or columns // size <= 2 * layout.num_kv_heads:
+    num_heads = options.query_heads(columns)
+    if columns % size or not 0 < num_heads <= columns // size - 2 * layout.num_kv_heads:
+        least = "with N > 0" if options.num_heads is None else f"or more, with N = {num_heads} > 0"
         raise ValueError(
-            f"{where}: qkv must have (N + 2 x {layout.num_kv_heads}) heads x {size} columns with N > 0, "
+            f"{where}: qkv must have (N + 2 x {layout.num_kv_heads}) heads x {size} columns {least}, "
             f"got {columns}"
         )
     check_table(where, arrays.table, options.page_frame)

@@ -19,7 +19,8 @@ class Case(NewTokens):
     Attributes:
         begin: positions from here to `end` are written; None for all from `base` on.
         rotated: channels that are rotated. normed: with norms of heads.
-        parts: parts of the projection, 0 for a whole one.
+        parts: parts of the projection, 0 for a whole one. gate: heads that stand behind the values.
+        float32_norms: weights of the norms, whatever the dtype of the rest.
         frames_per_page, page_frame: frames of each page, and which of them the layer uses.
         unused: entries at the end of a page table that name the sink. shared: page 0 is one frame for all rows.
         large: from a real model, for benchmarks; unit tests leave it out.
@@ -30,6 +31,8 @@ class Case(NewTokens):
     rotated: int = 16
     normed: bool = False
     parts: int = 0
+    gate: int = 0
+    float32_norms: bool = False
     pages: int = 4
     frames_per_page: int = 1
     page_frame: int = 0
@@ -46,6 +49,15 @@ CASES = (
     Case(name="a_quarter_rotated", tokens=5, base=(11, 30), head_dim=32, rotated=8, normed=True),
     Case(name="half_rotated", tokens=2, base=(7,), head_dim=24, rotated=12, heads=3, kv_heads=1),
     Case(name="heads_normed", tokens=5, base=(0, 11, 37), normed=True, parts=2),
+    Case(
+        name="gate_and_float32_norms",
+        tokens=3,
+        base=(14, 0),
+        rotated=8,
+        normed=True,
+        float32_norms=True,
+        gate=4,
+    ),
     Case(
         name="a_frame_of_each_page",
         tokens=5,
@@ -128,6 +140,8 @@ CASES = (
         head_dim=256,
         rotated=64,
         normed=True,
+        float32_norms=True,
+        gate=16,
         page_tokens=64,
         pages=34,
         large=True,
@@ -138,7 +152,7 @@ SMALL_CASES = tuple(case for case in CASES if not case.large)
 
 def shapes_of(case: Case, dtype: str = "float32") -> dict[str, jax.ShapeDtypeStruct]:
     """The arguments of a case that hold numbers."""
-    columns = (case.heads + 2 * case.kv_heads) * case.head_dim
+    columns = (case.heads + 2 * case.kv_heads + case.gate) * case.head_dim
     lead = [case.parts] if case.parts else []
     words = case.before + case.layout(dtype).page_words + case.behind
     frames = 4 + case.rows * case.frames_per_page * case.pages
@@ -147,7 +161,8 @@ def shapes_of(case: Case, dtype: str = "float32") -> dict[str, jax.ShapeDtypeStr
         "arena": ((frames, words), "uint32"),
     }
     if case.normed:
-        shapes |= {name: ((case.head_dim,), dtype) for name in ("q_norm", "k_norm")}
+        norm = ((case.head_dim,), "float32" if case.float32_norms else dtype)
+        shapes |= {"q_norm": norm, "k_norm": norm}
     return {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
 
 

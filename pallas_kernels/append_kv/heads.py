@@ -38,13 +38,13 @@ def split_heads(
     eps: float,
     *,
     num_heads: int,
+    num_kv_heads: int,
     head_dim: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """qkv [B, T, (N + 2 K) H] to q [B, T, N, H] and k, v [B, T, K, H], q and k normed and rotated."""
-    heads = qkv.shape[-1] // head_dim
-    num_kv_heads = (heads - num_heads) // 2
-    qkv = qkv.reshape(*qkv.shape[:2], heads, head_dim)
-    q, k, v = jnp.split(qkv, [num_heads, num_heads + num_kv_heads], axis=2)
+    """qkv [B, T, >= (N + 2 K) H] to q [B, T, N, H] and k, v [B, T, K, H], q and k normed and rotated."""
+    qkv = qkv.reshape(*qkv.shape[:2], -1, head_dim)
+    ends = [num_heads, num_heads + num_kv_heads, num_heads + 2 * num_kv_heads]
+    q, k, v, *_ = jnp.split(qkv, ends, axis=2)
     if q_norm is not None:
         q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
     if cos is not None:
@@ -55,14 +55,15 @@ def split_heads(
 def append_kv_xla(arrays: AppendArrays, *, options: AppendOptions):
     """See `api.append_kv`."""
     qkv, *_, cos, sin, q_norm, k_norm = arrays
-    layout, _, eps, dtype = options
+    layout, _, eps, dtype, _ = options
     qkv = whole(qkv, 3, dtype)
     q, k, v = split_heads(
         *(qkv, cos, sin, q_norm, k_norm, eps),
-        num_heads=qkv.shape[-1] // layout.head_dim - 2 * layout.num_kv_heads,
+        num_heads=options.query_heads(qkv.shape[-1]),
+        num_kv_heads=layout.num_kv_heads,
         head_dim=layout.head_dim,
     )
-    records = pack_heads(jnp.stack([k, v], axis=2).astype(layout.dtype))
+    records = pack_heads(jnp.stack([k, v.astype(k.dtype)], axis=2).astype(layout.dtype))
     records = records.reshape(*qkv.shape[:2], layout.token_words)
     return q.astype(dtype), _updated(arrays, records, options)
 

@@ -15,13 +15,14 @@ from pallas_kernels.append_kv.reference import AppendArrays, AppendOptions
 from pallas_kernels.frame_io import Config
 from pallas_kernels.operands import as_parts, load_sum, stored, widen
 from pallas_kernels.paged_attention.layout import PageLayout
+from pallas_kernels.rmsnorm.reference import widest
 from pallas_kernels.triton import NOWHERE, Ref, call, cdiv, iota, load, power_of_two, store
 
 CONFIG = Config(words=1024, num_warps=4)  # words of a program's heads; 8 in each thread
 
 
 def _kernel(
-    qkv_ref: Ref,  # [S, B, T, (N + 2 K) H]
+    qkv_ref: Ref,  # [S, B, T, >= (N + 2 K) H]
     table_ref: Ref,  # [B, frames per page x pages]
     base_ref: Ref,  # [B]
     begin_ref: Ref,  # [B]
@@ -39,7 +40,7 @@ def _kernel(
     rotated: int,
     normed: bool,
 ):
-    layout, _, eps, dtype = options
+    layout, _, eps, dtype, _ = options
     first_page = options.page_frame * pages
     _, tokens, num_heads, size = q_ref.shape
     heads = num_heads + 2 * layout.num_kv_heads
@@ -71,8 +72,9 @@ def _kernel(
         def norm(x: jax.Array, channel: jax.Array, mask: jax.Array):
             weights = (load(ref, channel, mask=mask) for ref in (q_norm_ref, k_norm_ref))
             of_q, of_k = map(widen, weights)
-            weighted = widen((x * scale).astype(dtype)) * jnp.where(is_q, of_q, of_k)
-            return jnp.where(is_v, x, widen(weighted.astype(dtype)))
+            wider = widest(dtype, q_norm_ref.dtype)
+            weighted = widen((x * scale).astype(wider)) * jnp.where(is_q, of_q, of_k)
+            return jnp.where(is_v, x, widen(weighted.astype(wider)))
 
     made = []
     for channel, value in zip(parts, values, strict=True):
@@ -122,8 +124,8 @@ def append_kv_pallas(arrays: AppendArrays, *, options: AppendOptions, config: Co
     layout, parts = options.layout, as_parts(qkv, 3)
     rows, tokens, columns = parts.shape[1:]
     pages = table.shape[2]
-    heads = columns // layout.head_dim
-    num_heads = heads - 2 * layout.num_kv_heads
+    num_heads = options.query_heads(columns)
+    heads = num_heads + 2 * layout.num_kv_heads
     lines = max(config.words // power_of_two(layout.head_words), 1)
     lines = min(lines, power_of_two(tokens * heads))
     unused = base  # in place of an array that the kernel does not read

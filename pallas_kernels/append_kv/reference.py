@@ -10,14 +10,15 @@ import jax.numpy as jnp
 from pallas_kernels.arguments import FLOAT32, FLOATS, INTS, WORDS
 from pallas_kernels.operands import as_parts
 from pallas_kernels.paged_attention.layout import PageLayout, pack_heads
+from pallas_kernels.rmsnorm.reference import widest
 
 
 class AppendArrays(NamedTuple):
     """Arrays of `api.append_kv`.
 
     Attributes:
-        qkv: [B, T, (N + 2 K) H], heads of queries, keys, values; or parts float32[S, B, T, ...], whose sum is rounded
-            to `AppendOptions.dtype` (`operands.whole`).
+        qkv: [B, T, >= (N + 2 K) H], heads of queries, keys, values; or parts float32[S, B, T, ...], whose sum is
+            rounded to `AppendOptions.dtype` (`operands.whole`).
         arena: uint32[U, W]. table: int32[B, frames_per_page, pages] frames of each page, trusted.
         base: int32[B]; token t of row b lies at base[b] + t.
         begin, end: int32[B]; only positions in [begin, end) are written, all of them within [base, base + T) and
@@ -46,27 +47,36 @@ class AppendOptions(NamedTuple):
         layout: where the layer's keys and values lie. page_frame: in which frame of each page.
         eps: of the norm of heads.
         dtype: of the queries, and of what is rounded on the way.
+        num_heads: N, where other columns stand behind those of the values; None if there are none.
     """
 
     layout: PageLayout
     page_frame: int = 0
     eps: float = 0.0
     dtype: jnp.dtype = jnp.dtype("float32")
+    num_heads: int | None = None
+
+    def query_heads(self, columns: int) -> int:
+        """N of a projection that has so many columns."""
+        if self.num_heads is not None:
+            return self.num_heads
+        return columns // self.layout.head_dim - 2 * self.layout.num_kv_heads
 
 
 def append_kv_reference(arrays: AppendArrays, *, options: AppendOptions):
     """See `api.append_kv`."""
     qkv, arena, table, base, begin, end, cos, sin, q_norm, k_norm = arrays
-    layout, page_frame, eps, dtype = options
+    layout, page_frame, eps, dtype, _ = options
     parts = as_parts(qkv, 3).astype(jnp.float32)
-    rows, tokens = parts.shape[1:3]
+    rows, tokens, columns = parts.shape[1:]
     heads = sum(parts[1:], parts[0]).astype(dtype).reshape(rows, tokens, -1, layout.head_dim)
-    num_heads = heads.shape[2] - 2 * layout.num_kv_heads
-    q, k = heads[:, :, :num_heads], heads[:, :, num_heads : num_heads + layout.num_kv_heads]
-    v = heads[:, :, num_heads + layout.num_kv_heads :]
+    first_k = options.query_heads(columns)
+    first_v = first_k + layout.num_kv_heads
+    q, k = heads[:, :, :first_k], heads[:, :, first_k:first_v]
+    v = heads[:, :, first_v : first_v + layout.num_kv_heads]
     q, k = _normed(q, q_norm, eps), _normed(k, k_norm, eps)
     q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
-    records = pack_heads(jnp.stack([k, v], axis=2).astype(layout.dtype))
+    records = pack_heads(jnp.stack([k, v.astype(k.dtype)], axis=2).astype(layout.dtype))
     records = records.reshape(rows, tokens, layout.token_words)
     table = table[:, page_frame]
 
@@ -87,7 +97,8 @@ def _normed(x: jax.Array, weight: jax.Array | None, eps: float):
         return x
     wide = x.astype(jnp.float32)
     square = jnp.sum(wide * wide, axis=-1, keepdims=True) / x.shape[-1]
-    return (wide / jnp.sqrt(square + eps)).astype(x.dtype) * weight
+    dtype = widest(x.dtype, weight.dtype)
+    return (wide / jnp.sqrt(square + eps)).astype(dtype) * weight.astype(dtype)
 
 
 def _rotated(x: jax.Array, cos: jax.Array | None, sin: jax.Array | None):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 
-from pallas_kernels.arguments import check
+from pallas_kernels.arguments import check, check_result_dtype
 from pallas_kernels.dispatch import Implementation, run
 from pallas_kernels.rmsnorm import kernel, reference, xla
 
@@ -27,9 +28,10 @@ def gated_rmsnorm(
     *,
     eps: float,
     groups: int = 1,
+    norm_before_gate: bool = False,
     implementation: Implementation | None = None,
 ) -> jax.Array:
-    """weight * norm(y * silu(z)), where z stands in front of what else is in `gate`.
+    """weight * norm(y * silu(z)), or weight * norm(y) * silu(z), where z stands in front of what else is in `gate`.
 
     In float32 until the norm, which is rounded to the dtype of `gate` before the weight.
 
@@ -37,8 +39,9 @@ def gated_rmsnorm(
         y: [..., M P] outputs of the recurrence, of any float dtype.
         gate: [..., >= M P]; z is at 0 .. M P - 1 of the last axis, so that what in_proj gave can be passed whole;
             or parts float32[S, ...] of a product, whose sum counts in the dtype of `weight`.
-        weight: [M P].
+        weight: [M P], or [M P / groups] if all groups share it.
         eps: added to the mean square. groups: equal blocks, each with a mean square of its own.
+        norm_before_gate: the second form, as in gated delta nets (arXiv 2412.06464); the first is that of Mamba-2.
         implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
 
     Returns:
@@ -57,8 +60,12 @@ def gated_rmsnorm(
         raise ValueError(f"{where}: groups must divide the last axis of y, got {groups} and {size}")
     if sizes.columns < size:
         raise ValueError(f"{where}: gate must have {size} columns or more, got {sizes.columns}")
+    if sizes.weights not in (size, size // groups):
+        raise ValueError(
+            f"{where}: weight must have {size} elements, or the {size // groups} of a group, got {sizes.weights}"
+        )
     reason = kernel.gated_unsupported(size // groups)
-    static = {"eps": eps, "groups": groups}
+    static = {"eps": eps, "groups": groups, "norm_before_gate": norm_before_gate}
     return run(where, implementation, GATED, arrays, unsupported=reason, **static)
 
 
@@ -70,23 +77,25 @@ def residual_rmsnorm(
     eps: float,
     multiplier: float = 1.0,
     valid: jax.Array | None = None,
+    dtype: jnp.dtype | None = None,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """h + multiplier * update, and weight * norm of it: what the last block did, and what the next one reads.
 
     The product is rounded to the dtype of `update`, the sum to that of h; the norm is computed in float32, and
-    rounded to the dtype of h before the weight.
+    rounded to the wider dtype of h and `weight` before the weight.
 
     Args:
         h: [..., D] residual stream.
-        update: [..., D], or parts float32[S, ..., D] of a product, whose sum counts in the dtype of `weight`.
+        update: [..., D], or parts float32[S, ..., D] of a product, whose sum counts in `dtype`.
         weight: [D].
         eps: added to the mean square. multiplier: factor on the update.
         valid: bool[...] tokens that are real; the others become zero whatever they hold. None for all.
+        dtype: of the norm; None for that of `weight`.
         implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
 
     Returns:
-        The sum [..., D] in the dtype of h, and its norm [..., D] in the dtype of `weight`.
+        The sum [..., D] in the dtype of h, and its norm [..., D] in `dtype`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -97,5 +106,7 @@ def residual_rmsnorm(
     """
     where, arrays = "residual_rmsnorm", reference.Residual(h, update, weight, valid)
     reason = kernel.residual_unsupported(check(where, arrays).channels)
-    static = {"eps": eps, "multiplier": multiplier}
+    dtype = jnp.dtype(arrays.weight.dtype if dtype is None else dtype)
+    check_result_dtype(where, dtype)
+    static = {"eps": eps, "multiplier": multiplier, "dtype": dtype}
     return run(where, implementation, RESIDUAL, arrays, unsupported=reason, **static)

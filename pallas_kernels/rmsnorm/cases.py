@@ -17,6 +17,7 @@ class GatedCase:
         name: says what the shape is for.
         lead: leading axes. size: M P. groups: blocks.
         behind: columns of the gate behind z.
+        norm_before_gate: as in `gated_rmsnorm`. shared: one weight for all blocks.
         large: from a real model, for benchmarks; unit tests leave it out.
     """
 
@@ -25,6 +26,8 @@ class GatedCase:
     size: int
     groups: int = 1
     behind: int = 0
+    norm_before_gate: bool = False
+    shared: bool = False
     large: bool = False
 
 
@@ -33,9 +36,21 @@ GATED_CASES = (
     GatedCase(name="blocks_in_a_projection", size=96, groups=4, behind=50),
     GatedCase(name="odd_blocks", lead=(5,), size=60, groups=3, behind=3),
     GatedCase(name="block_that_is_no_power_of_two", lead=(1, 2), size=1536),
+    GatedCase(name="norm_first", size=96, groups=4, behind=50, norm_before_gate=True, shared=True),
+    GatedCase(name="norm_first_of_one_block", lead=(5,), size=60, norm_before_gate=True),
     GatedCase(name="one_element", lead=(3, 1, 1), size=2, groups=2),
     GatedCase(name="nemotron_h_8b", lead=(64, 1), size=8192, groups=8, behind=10368, large=True),
     GatedCase(name="granite_4_h_small", lead=(2, 512), size=8192, behind=8576, large=True),
+    GatedCase(
+        name="qwen3_next",
+        lead=(64, 1),
+        size=4096,
+        groups=32,
+        behind=8256,
+        norm_before_gate=True,
+        shared=True,
+        large=True,
+    ),
 )
 SMALL_GATED_CASES = tuple(case for case in GATED_CASES if not case.large)
 
@@ -49,7 +64,7 @@ def make_gated_inputs(
     return {
         "y": normal(*case.lead, case.size).astype(y_dtype or dtype),
         "gate": normal(*case.lead, case.size + case.behind).astype(dtype),
-        "weight": normal(case.size).astype(dtype),
+        "weight": normal(case.size // case.groups if case.shared else case.size).astype(dtype),
     }
 
 
@@ -63,6 +78,7 @@ class ResidualCase:
         parts: of the update, or 0 where it is whole.
         multiplier: factor on the update.
         masked: some tokens are not real.
+        float32_weight: whatever the dtype of the rest.
         large: from a real model, for benchmarks; unit tests leave it out.
     """
 
@@ -72,6 +88,7 @@ class ResidualCase:
     parts: int = 0
     multiplier: float = 1.0
     masked: bool = False
+    float32_weight: bool = False
     large: bool = False
 
 
@@ -81,6 +98,8 @@ RESIDUAL_CASES = (
     ResidualCase(name="odd_sizes", lead=(3, 1), size=77, masked=True),
     ResidualCase(name="padding", size=100, masked=True, multiplier=0.22),
     ResidualCase(name="parts", lead=(4, 1), size=96, parts=8),
+    ResidualCase(name="float32_weight", size=80, parts=2, masked=True, float32_weight=True),
+    ResidualCase(name="float32_weight_of_one_update", size=80, float32_weight=True),
     ResidualCase(name="one_part", lead=(4, 1), size=96, parts=1, masked=True),
     ResidualCase(name="odd_parts_and_padding", size=1531, parts=3, multiplier=0.3, masked=True),
     ResidualCase(name="hybrid_7b", lead=(64, 1), size=4096, parts=8, masked=True, large=True),
@@ -101,7 +120,7 @@ def make_residual_inputs(
     valid = None
     if case.masked:
         valid = jnp.asarray(rng.random(case.lead) < 0.6).at[(0,) * len(case.lead)].set(False)
-    weight = normal(case.size).astype(dtype)
+    weight = normal(case.size).astype("float32" if case.float32_weight else dtype)
     return {"h": h.astype(h_dtype or dtype), "update": update, "weight": weight, "valid": valid}
 
 

@@ -33,12 +33,13 @@ def residual_unsupported(size: int) -> str | None:
 def _gated_kernel(
     y_ref: Ref,  # [N, M P]
     gate_ref: Ref,  # [S, N, M P + more]
-    weight_ref: Ref,  # [M P]
+    weight_ref: Ref,  # [M P], or [M P / groups]
     out_ref: Ref,  # [N, M P]
     *,
     size: int,
     eps: float,
     dtype: jnp.dtype,
+    norm_before_gate: bool,
 ):
     token, group = pl.program_id(0), pl.program_id(1)
     place = iota(size)
@@ -47,16 +48,25 @@ def _gated_kernel(
     # loaded as zero, so it adds nothing to the sum.
     y = widen(load(y_ref, token, column, mask=inside))
     z = widen(load_sum(gate_ref, token, column, mask=inside, dtype=dtype))
-    weight = load(weight_ref, column, mask=inside)
-    gated = y * jax.nn.silu(z)
+    weight = load(weight_ref, place if weight_ref.size == size else column, mask=inside)
+    gated = y if norm_before_gate else y * jax.nn.silu(z)
     # The block is still in registers, so the second pass reads nothing.
     scale = jax.lax.rsqrt(jnp.sum(gated * gated) / size + eps)
     # Rounded before the weight, as the layer's definition does, so that all forms agree.
-    normed = (gated * scale).astype(dtype)
-    store(out_ref, token, column, value=widen(normed) * widen(weight), mask=inside)
+    weighed = widen((gated * scale).astype(dtype)) * widen(weight)
+    if norm_before_gate:
+        weighed = weighed * jax.nn.silu(z)
+    store(out_ref, token, column, value=weighed, mask=inside)
 
 
-def gated_rmsnorm_pallas(arrays: Gated, *, eps: float, groups: int, num_warps: int | None = None):
+def gated_rmsnorm_pallas(
+    arrays: Gated,
+    *,
+    eps: float,
+    groups: int,
+    norm_before_gate: bool,
+    num_warps: int | None = None,
+):
     """See `api.gated_rmsnorm`."""
     y, gate, weight = arrays
     size = y.shape[-1] // groups
@@ -75,6 +85,7 @@ def gated_rmsnorm_pallas(arrays: Gated, *, eps: float, groups: int, num_warps: i
         size=size,
         eps=eps,
         dtype=dtype,
+        norm_before_gate=norm_before_gate,
     )
     return out.reshape(y.shape)
 
@@ -109,19 +120,24 @@ def _residual_kernel(
     wide = widen(h)
     # Masked channels are zero, so the sum over all of them is the sum over the token.
     scale = jax.lax.rsqrt(jnp.sum(wide * wide) / size + eps)
-    normed = (wide * scale).astype(out_ref.dtype)
+    normed = (wide * scale).astype(widest(out_ref.dtype, weight_ref.dtype))
     weight = load(weight_ref, channel, mask=inside)
     store(normed_ref, token, channel, value=widen(normed) * widen(weight), mask=inside)
 
 
 def residual_rmsnorm_pallas(
-    arrays: Residual, *, eps: float, multiplier: float, num_warps: int | None = None
+    arrays: Residual,
+    *,
+    eps: float,
+    multiplier: float,
+    dtype: jnp.dtype,
+    num_warps: int | None = None,
 ):
     """See `api.residual_rmsnorm`."""
     h, update, weight, valid = arrays
     size = h.shape[-1]
     tokens = h.size // size
-    rounded = weight.dtype if update.ndim > h.ndim else update.dtype
+    rounded = dtype if update.ndim > h.ndim else update.dtype
     parts = as_parts(update, h.ndim)
     if num_warps is None:
         # 16 bytes of the update a thread: 8 elements, or 4 of each part. Of wide tokens 16 elements: 8 of 8 parts spill
@@ -133,7 +149,7 @@ def residual_rmsnorm_pallas(
         _residual_kernel,
         *(h.reshape(tokens, size), parts.reshape(-1, tokens, size), weight, flags),
         grid=(tokens,),
-        outputs=[jax.ShapeDtypeStruct((tokens, size), like.dtype) for like in (h, weight)],
+        outputs=[jax.ShapeDtypeStruct((tokens, size), each) for each in (h.dtype, dtype)],
         name="residual_rmsnorm",
         num_warps=num_warps,
         rounded=rounded,

@@ -16,7 +16,7 @@ class Gated(NamedTuple):
 
     y: Annotated[jax.Array, FLOATS, "... channels"]
     gate: Annotated[jax.Array, FLOATS, "parts? ... columns"]
-    weight: Annotated[jax.Array, FLOATS, "channels"]
+    weight: Annotated[jax.Array, FLOATS, "weights"]
 
 
 class Residual(NamedTuple):
@@ -28,7 +28,7 @@ class Residual(NamedTuple):
     valid: Annotated[jax.Array | None, FLAGS, "None ..."]
 
 
-def gated_rmsnorm_reference(arrays: Gated, *, eps: float, groups: int):
+def gated_rmsnorm_reference(arrays: Gated, *, eps: float, groups: int, norm_before_gate: bool):
     """See `api.gated_rmsnorm`."""
     y, gate, weight = arrays
     size, gate = y.shape[-1] // groups, whole(gate, y.ndim, weight.dtype)
@@ -36,18 +36,27 @@ def gated_rmsnorm_reference(arrays: Gated, *, eps: float, groups: int):
     parts = []
     for group in range(groups):
         own = slice(group * size, (group + 1) * size)
+        weights = weight if weight.size == size else weight[own]
         z = gate[..., own].astype(jnp.float32)
-        gated = y[..., own].astype(jnp.float32) * z * jax.nn.sigmoid(z)
-        square = jnp.sum(gated * gated, axis=-1, keepdims=True) / size
-        normed = (gated / jnp.sqrt(square + eps)).astype(gate.dtype)
-        parts.append(normed.astype(dtype) * weight[own].astype(dtype))
+        silu, normed = z * jax.nn.sigmoid(z), y[..., own].astype(jnp.float32)
+        if not norm_before_gate:
+            normed = normed * silu
+        square = jnp.sum(normed * normed, axis=-1, keepdims=True) / size
+        normed = (normed / jnp.sqrt(square + eps)).astype(gate.dtype)
+        if norm_before_gate:
+            weighed = normed.astype(jnp.float32) * weights.astype(jnp.float32) * silu
+            parts.append(weighed.astype(dtype))
+        else:
+            parts.append(normed.astype(dtype) * weights.astype(dtype))
     return jnp.concatenate(parts, axis=-1)
 
 
-def residual_rmsnorm_reference(arrays: Residual, *, eps: float, multiplier: float):
+def residual_rmsnorm_reference(
+    arrays: Residual, *, eps: float, multiplier: float, dtype: jnp.dtype
+):
     """See `api.residual_rmsnorm`."""
     h, update, weight, valid = arrays
-    rounded = weight.dtype if update.ndim > h.ndim else update.dtype
+    rounded = dtype if update.ndim > h.ndim else update.dtype
     wide = jnp.zeros(h.shape, jnp.float32)
     for part in as_parts(update, h.ndim):
         wide = wide + part.astype(jnp.float32)
@@ -60,9 +69,9 @@ def residual_rmsnorm_reference(arrays: Residual, *, eps: float, multiplier: floa
         h = jnp.where(valid[..., None], h, 0)
     wide = h.astype(jnp.float32)
     square = jnp.sum(wide * wide, axis=-1, keepdims=True) / h.shape[-1]
-    normed = (wide / jnp.sqrt(square + eps)).astype(h.dtype)
-    dtype = widest(h.dtype, weight.dtype)
-    return h, (normed.astype(dtype) * weight.astype(dtype)).astype(weight.dtype)
+    wider = widest(h.dtype, weight.dtype)
+    normed = (wide / jnp.sqrt(square + eps)).astype(wider)
+    return h, (normed * weight.astype(wider)).astype(dtype)
 
 
 def widest(a: jnp.dtype, b: jnp.dtype) -> jnp.dtype:

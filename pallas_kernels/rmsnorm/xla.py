@@ -9,25 +9,31 @@ from pallas_kernels.operands import whole
 from pallas_kernels.rmsnorm.reference import Gated, Residual, widest
 
 
-def gated_rmsnorm_xla(arrays: Gated, *, eps: float, groups: int):
+def gated_rmsnorm_xla(arrays: Gated, *, eps: float, groups: int, norm_before_gate: bool):
     """See `api.gated_rmsnorm`; all blocks at once."""
     y, gate, weight = arrays
     gate = whole(gate, y.ndim, weight.dtype)
     gate = jax.lax.slice_in_dim(gate, 0, y.shape[-1], axis=-1)
-    wide = y.astype(jnp.float32) * jax.nn.silu(gate.astype(jnp.float32))
-    blocks = wide.reshape(*wide.shape[:-1], groups, -1)
+    silu, wide = jax.nn.silu(gate.astype(jnp.float32)), y.astype(jnp.float32)
+    blocks = (wide if norm_before_gate else wide * silu).reshape(*wide.shape[:-1], groups, -1)
     scale = jax.lax.rsqrt(jnp.mean(blocks * blocks, axis=-1, keepdims=True) + eps)
-    normed = (blocks * scale).reshape(wide.shape).astype(gate.dtype)
-    dtype = widest(gate.dtype, weight.dtype)
-    return normed.astype(dtype) * weight.astype(dtype)
+    normed, dtype = (blocks * scale).astype(gate.dtype), widest(gate.dtype, weight.dtype)
+    if weight.size != wide.shape[-1]:  # all blocks share it
+        weight = weight[None]
+    else:
+        weight = weight.reshape(groups, -1)
+    if not norm_before_gate:
+        return (normed.astype(dtype) * weight.astype(dtype)).reshape(wide.shape)
+    weighed = normed.astype(jnp.float32) * weight.astype(jnp.float32)
+    return (weighed.reshape(wide.shape) * silu).astype(dtype)
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """weight * x / rms(x) over the last axis, rounded to the dtype of x before the weight."""
+    """weight * x / rms(x) over the last axis, rounded to the wider dtype of both before and after the weight."""
     wide = x.astype(jnp.float32)
     scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     dtype = widest(x.dtype, weight.dtype)
-    return (wide * scale).astype(x.dtype).astype(dtype) * weight.astype(dtype)
+    return (wide * scale).astype(dtype) * weight.astype(dtype)
 
 
 def residual_sum(h: jax.Array, update: jax.Array, dtype: jnp.dtype, multiplier: float) -> jax.Array:
@@ -38,10 +44,10 @@ def residual_sum(h: jax.Array, update: jax.Array, dtype: jnp.dtype, multiplier: 
     return h + update.astype(h.dtype)
 
 
-def residual_rmsnorm_xla(arrays: Residual, *, eps: float, multiplier: float):
+def residual_rmsnorm_xla(arrays: Residual, *, eps: float, multiplier: float, dtype: jnp.dtype):
     """See `api.residual_rmsnorm`: the sum and the norm one after another."""
     h, update, weight, valid = arrays
-    h = residual_sum(h, update, weight.dtype, multiplier)
+    h = residual_sum(h, update, dtype, multiplier)
     if valid is not None:
         h = jnp.where(valid[..., None], h, 0)
-    return h, rms_norm(h, weight, eps).astype(weight.dtype)
+    return h, rms_norm(h, weight, eps).astype(dtype)

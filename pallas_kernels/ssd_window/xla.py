@@ -7,23 +7,65 @@ import jax.numpy as jnp
 
 from pallas_kernels.checkpoint import unpack_states
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.mamba2 import RecordSizes, lag, running_decay
+from pallas_kernels.mamba2 import lag, running_decay
 from pallas_kernels.ssd_window.reference import Fold, WindowFrames, visible
 
 
 def ssd_window_frames_xla(arrays: WindowFrames):
-    """See `api.ssd_window_frames`. A loop over frames: what a step reads of the arena stays in the cache.
+    """See `api.ssd_window_frames`.
 
     With c the running sum of dt A over the ring: for the query at slot i,
     y_i = exp(c_i) S C_i + sum over slots j <= i of exp(c_i - c_j) dt_j (C_i . B_j) x_j.
     """
-    x, dt, A, B, C, arena, frames, exists, starts, num_valid, ancestors = arrays
-    rows, tokens, groups, size = C.shape
-    heads, width = x.shape[2:]
-    per_frame = RecordSizes.of(x, B).per_frame(arena)  # whole heads, then padding
-    per_row = frames.shape[1]
-    counts = jnp.arange(tokens)[None] < num_valid[:, None]
+    x, _, _, _, C, arena, frames, exists, _, num_valid, _ = arrays
+    counts = jnp.arange(C.shape[1])[None] < num_valid[:, None]
     C = jnp.where(counts[:, :, None, None], C, 0).astype(jnp.float32)
+    carried, arena = read_states_by(C, arena, frames, exists, *x.shape[2:])
+    return outputs(carried, arrays._replace(C=C)), arena
+
+
+def outputs(carried: jax.Array, arrays: WindowFrames):
+    """The window's outputs from what the checkpoint carries, S C of [B, T, G, h, P], and the ring.
+
+    Records past the live slots are zeroed, not only masked, so garbage there (NaN too) is inert.
+    """
+    x, dt, A, B, C, *_, starts, num_valid, ancestors = arrays
+    rows, tokens, groups, _ = C.shape
+    slots, heads, width = x.shape[1:]
+    live = jnp.arange(slots) < (starts + num_valid)[:, None]
+    counts = jnp.arange(tokens)[None] < num_valid[:, None]
+    x = jnp.where(live[:, :, None, None], x, 0).astype(jnp.float32)
+    B = jnp.where(live[:, :, None, None], B, 0).astype(jnp.float32)
+    dt = jnp.where(live[:, :, None], dt, 0.0)
+    x = x.reshape(rows, slots, groups, -1, width)
+    dt = dt.reshape(rows, slots, groups, -1)
+    kept, between = window_decays(dt * A.reshape(groups, -1), starts, tokens, ancestors)
+    scores = jnp.einsum("btgr,bsgr->btsg", C, B, precision=HIGHEST)
+    weights = scores[..., None] * between * dt[:, None]  # [B, T, S, G, h]
+    y = weigh(weights, x) + carried * kept[..., None]
+    y = y.reshape(rows, tokens, heads, width)
+    return jnp.where(counts[:, :, None, None], y, 0)  # even where the state is not finite
+
+
+def read_states_by(
+    C: jax.Array,
+    arena: jax.Array,
+    frames: jax.Array,
+    exists: jax.Array,
+    heads: int,
+    width: int,
+) -> tuple[jax.Array, jax.Array]:
+    """What vectors read in the states of checkpoints: S C, float32[B, T, G, h, P], and the arena as it was.
+
+    A loop over frames: what a step reads of the arena stays in the cache.
+
+    Args:
+        C: float32[B, T, G, R] of each group of heads. heads, width: M and P.
+        arena, frames, exists: as in `WindowFrames`.
+    """
+    rows, tokens, groups, size = C.shape
+    per_frame = min(arena.shape[1] // (width * size), heads)  # whole heads, then padding
+    per_row = frames.shape[1]
     by_head = jnp.repeat(C, heads // groups, axis=2)  # [B, T, M, R]
     by_head = jnp.pad(by_head, ((0, 0), (0, 0), (0, per_row * per_frame - heads), (0, 0)))
     by_frame = by_head.reshape(rows, tokens, per_row, per_frame, size).swapaxes(1, 2)
@@ -44,66 +86,64 @@ def ssd_window_frames_xla(arrays: WindowFrames):
     carried = out.reshape(rows, per_row, tokens, per_frame, width).swapaxes(1, 2)
     carried = carried.reshape(rows, tokens, per_row * per_frame, width)[:, :, :heads]
     carried = jnp.where(exists[:, None, None, None], carried, 0.0)
-    carried = carried.reshape(rows, tokens, groups, heads // groups, width)
-    return outputs(carried, arrays._replace(C=C)), arena
+    return carried.reshape(rows, tokens, groups, heads // groups, width), arena
 
 
-def outputs(carried: jax.Array, arrays: WindowFrames):
-    """The window's outputs from what the checkpoint carries, S C of [B, T, G, h, P], and the ring.
+def window_decays(
+    exponents: jax.Array, starts: jax.Array, tokens: int, ancestors: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """What is left for T queries of the state [B, T, G, h], and of each record [B, T, S, G, h]; 0 of unseen ones.
 
-    Records past the live slots are zeroed, not only masked, so garbage there (NaN too) is inert.
+    Args:
+        exponents: float32[B, S, G, h] logarithms of the decays. starts, ancestors: as in `WindowFrames`.
     """
-    x, dt, A, B, C, *_, starts, num_valid, ancestors = arrays
-    rows, tokens, groups, size = C.shape
-    slots, heads, width = x.shape[1:]
-    per_group = heads // groups
-    f32 = jnp.float32
-    slot = jnp.arange(slots)
-    query = starts[:, None] + jnp.arange(tokens)  # [B, T] slot of each query
-    live = slot[None] < (starts + num_valid)[:, None]  # [B, S]
-    counts = jnp.arange(tokens)[None] < num_valid[:, None]  # [B, T]
-    x = jnp.where(live[:, :, None, None], x, 0).astype(f32)
-    B = jnp.where(live[:, :, None, None], B, 0).astype(f32)
-    dt = jnp.where(live[:, :, None], dt, 0.0)
-    x = x.reshape(rows, slots, groups, per_group, width)
-    dt = dt.reshape(rows, slots, groups, per_group)
-    steps = dt * A.reshape(groups, per_group)
+    slots = exponents.shape[1]
     seen = visible(starts, tokens, slots, ancestors)[..., None, None]  # [B, T, S, 1, 1]
     if ancestors is None:
-        decay = running_decay(steps, axis=1)  # [B, S, G, h] twice
-        place = jnp.minimum(query, slots - 1)[:, :, None, None]
+        decay = running_decay(exponents, axis=1)  # [B, S, G, h] twice
+        place = starts[:, None] + jnp.arange(tokens)  # of each query
+        place = jnp.minimum(place, slots - 1)[:, :, None, None]
         at_query = [jnp.take_along_axis(part, place, axis=1) for part in decay]
         decay = [part[:, None] for part in decay]
     else:
-        decay = running_decay(jnp.where(seen, steps[:, None], 0.0), axis=2)  # [B, T, S, G, h] twice
+        decay = running_decay(jnp.where(seen, exponents[:, None], 0.0), axis=2)  # [B, T, S, G, h]
         at_query = [part[:, :, -1] for part in decay]
     between = lag([part[:, :, None] for part in at_query], decay)
-    between = jnp.where(seen, between, -jnp.inf)
-    scores = jnp.einsum("btgr,bsgr->btsg", C, B, precision=HIGHEST)
-    weights = scores[..., None] * jnp.exp(between) * dt[:, None]  # [B, T, S, G, h]
-    if tokens == 1:  # a product would have x transposed first
-        y = (weights[:, 0, ..., None] * x).sum(1)[:, None]
-    else:
-        y = jnp.einsum("btsgh,bsghp->btghp", weights, x, precision=HIGHEST)
-    y = y + carried * jnp.exp(sum(at_query))[..., None]
-    y = y.reshape(rows, tokens, heads, width)
-    return jnp.where(counts[:, :, None, None], y, 0)  # even where the state is not finite
+    return jnp.exp(sum(at_query)), jnp.exp(jnp.where(seen, between, -jnp.inf))
+
+
+def weigh(weights: jax.Array, x: jax.Array) -> jax.Array:
+    """Sums of x [B, S, G, h, P] with weights [B, T, S, G, h]: [B, T, G, h, P]."""
+    if weights.shape[1] == 1:  # a product would have x transposed first
+        return (weights[:, 0, ..., None] * x).sum(1)[:, None]
+    return jnp.einsum("btsgh,bsghp->btghp", weights, x, precision=HIGHEST)
 
 
 def fold_xla(arrays: Fold):
-    """See `api.fold`: S' = exp(c_last) S + sum over j of exp(c_last - c_j) dt_j x_j B_j^T."""
+    """See `api.fold`."""
     x, dt, A, B, state, lengths = arrays
+    live = jnp.arange(x.shape[1])[None] < lengths[:, None]
+    x = jnp.where(live[:, :, None, None], x, 0).astype(jnp.float32)
+    B = jnp.where(live[:, :, None, None], B, 0).astype(jnp.float32)
+    dt = jnp.where(live[:, :, None], dt, 0.0)
+    return add_records(state, x, dt * A, B, dt)
+
+
+def add_records(
+    state: jax.Array, x: jax.Array, exponents: jax.Array, B: jax.Array, scale: jax.Array
+) -> jax.Array:
+    """The state after records: S' = exp(c_last) S + sum over j of exp(c_last - c_j) scale_j x_j B_j^T.
+
+    Args:
+        state: float32[B, M, P, R]. x: float32[B, S, M, P]. B: float32[B, S, G, R].
+        exponents: float32[B, S, M] logarithms of the decays, of which c is the running sum.
+        scale: float32[B, S, M], or any shape that goes with it.
+    """
     rows, slots, heads, width = x.shape
     groups, size = B.shape[2:]
-    per_group = heads // groups
-    f32 = jnp.float32
-    live = jnp.arange(slots)[None] < lengths[:, None]
-    x = jnp.where(live[:, :, None, None], x, 0).astype(f32)
-    B = jnp.where(live[:, :, None, None], B, 0).astype(f32)
-    dt = jnp.where(live[:, :, None], dt, 0.0)
-    decay = running_decay(dt * A, axis=1)  # [B, S, M] twice
+    decay = running_decay(exponents, axis=1)  # [B, S, M] twice
     last = [part[:, -1:] for part in decay]
-    left = x * (dt * jnp.exp(lag(last, decay)))[..., None]
-    left = left.reshape(rows, slots, groups, per_group, width)
+    left = x * (scale * jnp.exp(lag(last, decay)))[..., None]
+    left = left.reshape(rows, slots, groups, heads // groups, width)
     added = jnp.einsum("bsghp,bsgr->bghpr", left, B, precision=HIGHEST)
     return state * jnp.exp(sum(last))[:, 0, :, None, None] + added.reshape(rows, heads, width, size)

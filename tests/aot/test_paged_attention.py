@@ -148,7 +148,8 @@ def test_memory_does_not_grow_with_the_arena():
 def test_new_tokens_are_written_in_one_launch(case, dtype):
     inputs = jax.eval_shape(lambda: appends.make_places(case))
     inputs |= appends.shapes_of(case, dtype)
-    options = AppendOptions(case.layout(dtype), eps=1e-6, dtype=dtype)
+    sizes = {"eps": 1e-6, "dtype": dtype, "num_heads": case.heads}
+    options = AppendOptions(case.layout(dtype), **sizes)
     arena = inputs.pop("arena")
 
     def append(arena, inputs):

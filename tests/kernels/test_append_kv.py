@@ -29,6 +29,7 @@ def run(case: Case, dtype: str, inputs: dict, implementation: str):
         "page_frame": case.page_frame,
         "eps": EPS,
         "dtype": dtype,
+        "num_heads": case.heads if case.gate else None,
     }
     return append_kv(**inputs, **static, implementation=implementation)
 
@@ -46,6 +47,7 @@ def expected(case: Case, inputs: dict) -> tuple[np.ndarray, dict]:
     given = {name: np.asarray(x, np.float64) for name, x in inputs.items()}
     qkv = given["qkv"].sum(0) if case.parts else given["qkv"]
     heads = qkv.reshape(case.rows, case.tokens, -1, case.head_dim)
+    heads = heads[:, :, : heads.shape[2] - case.gate]
     split = np.split(heads, [case.heads, case.heads + case.kv_heads], axis=2)
     for index, norm in enumerate(("q_norm", "k_norm")):
         x = split[index].copy()
@@ -165,6 +167,7 @@ def test_on_a_gpu_it_is_one_kernel():
             r"qkv must have \(N \+ 2 x 2\) heads x 16 columns .* got 100",
         ),
         ({"qkv": jnp.ones((4, 1, 64))}, r"columns with N > 0, got 64"),
+        ({"num_heads": 9}, r"heads x 16 columns or more, with N = 9 > 0, got 128"),
         ({"q_norm": jnp.ones(16)}, "q_norm and k_norm must be given together, or neither"),
         (
             {"q_norm": jnp.ones(8), "k_norm": jnp.ones(16)},

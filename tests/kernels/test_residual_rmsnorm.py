@@ -24,14 +24,14 @@ PADDED = next(case for case in SMALL_RESIDUAL_CASES if case.name == "padding")
 PARTS = ResidualCase(name="parts", size=96, parts=3, multiplier=0.3, masked=True)
 EPS = 1e-3
 
-STATIC = ("eps", "multiplier", "implementation")
+STATIC = ("eps", "multiplier", "dtype", "implementation")
 # XLA may leave out roundings inside what it fuses; here each one counts.
 compiled = functools.partial(jax.jit, compiler_options={"xla_allow_excess_precision": False})
 norm = compiled(residual_rmsnorm, static_argnames=STATIC)
 
 
-def run(case: ResidualCase, inputs: dict, implementation):
-    static = {"eps": EPS, "multiplier": case.multiplier}
+def run(case: ResidualCase, inputs: dict, implementation, dtype: str | None = None):
+    static = {"eps": EPS, "multiplier": case.multiplier, "dtype": dtype}
     return norm(**inputs, **static, implementation=implementation)
 
 
@@ -68,15 +68,15 @@ class TestImplementation:
     @DTYPES
     def test_equals_the_reference(self, implementation, case, dtype, h_dtype):
         inputs = make_residual_inputs(case, dtype=dtype, h_dtype=h_dtype)
-        got = run(case, inputs, implementation)
+        got = run(case, inputs, implementation, dtype)
         assert got[0].dtype == h_dtype and got[1].dtype == dtype
-        want = run(case, inputs, "reference")
+        want = run(case, inputs, "reference", dtype)
         if not case.parts or dtype == "float32":
             # Parts are summed in some order, and the last sum may be rounded the other way.
             assert_close(got, want, TOLERANCE[dtype] if case.parts else None)
             return
         # On a CPU, XLA leaves out roundings between the parts and the sum: never farther from the truth.
-        truth = run(case, jax.tree.map(widened, inputs), "reference")
+        truth = run(case, jax.tree.map(widened, inputs), "reference")  # in float32
         for a, b, exact in zip(got, want, truth, strict=True):
             assert relative_error(a, exact) <= 1.02 * relative_error(b, exact)
 

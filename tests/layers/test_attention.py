@@ -129,7 +129,8 @@ def test_project_splits_norms_and_then_rotates():
         )
         return np.concatenate([turned.real, turned.imag, x[..., 4:]], axis=-1)
 
-    got = jax.jit(attention.project, static_argnums=3)(params, h, positions, FULL)
+    *got, projected = jax.jit(attention.project, static_argnums=3)(params, h, positions, FULL)
+    np.testing.assert_allclose(projected, mixed, rtol=2e-4, atol=2e-5)
     for a, b in zip(got, (finish(q, wide["q_norm"]), finish(k, wide["k_norm"]), v), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
 
@@ -138,17 +139,17 @@ def test_output_joins_the_heads():
     params, y = make_params(FULL), draw(2, 5, 6, 8)
     flat = np.asarray(y, np.float64).reshape(2, 5, 48)
     want = flat @ np.asarray(params["out"], np.float64) + np.asarray(params["out_bias"])
-    np.testing.assert_allclose(attention.output(params, y), want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(attention.output(params, y, y, FULL), want, rtol=1e-4, atol=1e-5)
 
 
 def test_a_bfloat16_layer_keeps_its_dtype():
     @jax.jit
     def layer(params, h):
         positions = jnp.broadcast_to(jnp.arange(5), (2, 5))
-        q, k, v = attention.project(params, h, positions, FULL)
+        q, k, v, qkv = attention.project(params, h, positions, FULL)
         assert q.dtype == k.dtype == v.dtype == h.dtype
         y = attention.attend(q, k, v, positions, jnp.full(2, 5), FULL)
-        return attention.output(params, y)
+        return attention.output(params, y, qkv, FULL)
 
     half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (make_params(FULL), draw(2, 5, 10)))
     got = layer(*half)

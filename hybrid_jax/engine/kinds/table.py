@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hybrid_jax.config import Mamba2
+from hybrid_jax.config import GatedDelta, Mamba2
+from hybrid_jax.engine.kinds.gated_delta_xla import GatedDeltaRecurrence
 from hybrid_jax.engine.kinds.kind import LayerSteps
 from hybrid_jax.engine.kinds.mamba2_pallas import Mamba2Pallas
 from hybrid_jax.engine.kinds.mamba2_xla import Mamba2Recurrence
@@ -12,7 +13,10 @@ from hybrid_jax.engine.kinds.replay import Replay
 from hybrid_jax.state import Model
 
 LAYER_STEPS: dict[str, dict[type, LayerSteps]] = {
-    "xla": {Mamba2: Replay(Mamba2Recurrence())},
+    "xla": {
+        Mamba2: Replay(Mamba2Recurrence()),
+        GatedDelta: Replay(GatedDeltaRecurrence()),
+    },
     "pallas": {Mamba2: Mamba2Pallas()},
 }
 

@@ -1,0 +1,168 @@
+"""The gated delta net: scan a prompt chunk, run a window of new tokens, fold records.
+
+Parameters: in_proj [D, z | v | k | q | b | a], conv [W, E] with E = v | k | q, optional conv_bias [E], A_log and
+dt_bias [M] float32, norm [P], out_proj [M P, D].
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.config import GatedDelta
+from hybrid_jax.layers.linear import linear
+from pallas_kernels.gated_delta import (
+    gated_delta_fold,
+    gated_delta_scan,
+)
+from pallas_kernels.rmsnorm import gated_rmsnorm
+
+LENGTH_EPS = 1e-6  # under the root of the length of q and k
+
+
+class Records(NamedTuple):
+    """What the recurrence needs to know of each token.
+
+    uk: [B, S, M P + G R] what it writes, and its key, in the activation dtype. log_decay: float32[B, S, M].
+    """
+
+    uk: jax.Array
+    log_decay: jax.Array
+
+
+class Inputs(NamedTuple):
+    """Outputs of in_proj.
+
+    z: [B, T, M P] gates. vkq: [B, T, E] convolution inputs. beta, log_decay: float32[B, T, M].
+    """
+
+    z: jax.Array
+    vkq: jax.Array
+    beta: jax.Array
+    log_decay: jax.Array
+
+
+class Convolved(NamedTuple):
+    """What the convolution gives: v [B, T, M, P] and k [B, T, G, R] in the activation dtype, q float32[B, T, G, R]."""
+
+    v: jax.Array
+    k: jax.Array
+    q: jax.Array
+
+
+def project(params: dict, h: jax.Array, spec: GatedDelta) -> Inputs:
+    """Projects h [B, T, D] to the mixer's inputs: beta = sigmoid(b), log decay = -exp(A_log) softplus(a + dt_bias)."""
+    projected = linear(h, params["in_proj"])
+    sizes = (spec.value_size, spec.conv_size, spec.num_value_heads)
+    z, vkq, b, a = jnp.split(projected, [sum(sizes[: i + 1]) for i in range(3)], axis=-1)
+    step = jax.nn.softplus(a.astype(jnp.float32) + params["dt_bias"].astype(jnp.float32))
+    log_decay = -jnp.exp(params["A_log"].astype(jnp.float32)) * step
+    return Inputs(z, vkq, jax.nn.sigmoid(b.astype(jnp.float32)), log_decay)
+
+
+def convolve(params: dict, columns: jax.Array, spec: GatedDelta) -> Convolved:
+    """Causal depthwise convolution and SiLU of raw columns [B, W - 1 + T, E]; k of length 1, q of length R^-1/2."""
+    tokens = columns.shape[1] - (spec.conv_width - 1)
+    wide, taps = columns.astype(jnp.float32), params["conv"].astype(jnp.float32)
+    y = sum(wide[:, w : w + tokens] * taps[w] for w in range(spec.conv_width))
+    if spec.conv_bias:
+        y = y + params["conv_bias"].astype(jnp.float32)
+    v, k, q = jnp.split(
+        jax.nn.silu(y).astype(columns.dtype),
+        [spec.value_size, spec.record_size],
+        axis=-1,
+    )
+    k, q = (
+        _of_length_one(x.reshape(*x.shape[:2], spec.num_key_heads, spec.key_dim)) for x in (k, q)
+    )
+    v = v.reshape(*v.shape[:2], spec.num_value_heads, spec.value_dim)
+    return Convolved(v, k.astype(columns.dtype), q * spec.key_dim**-0.5)
+
+
+def _of_length_one(x: jax.Array) -> jax.Array:
+    """float32 of x [..., R], scaled to length 1."""
+    wide = x.astype(jnp.float32)
+    return wide * jax.lax.rsqrt(jnp.square(wide).sum(-1, keepdims=True) + LENGTH_EPS)
+
+
+def output(params: dict, y: jax.Array, z: jax.Array, spec: GatedDelta) -> jax.Array:
+    """Norm of each head of y [B, T, M, P], gate z [B, T, M P] and out_proj: [B, T, D]."""
+    y = gated_rmsnorm(
+        *(y.reshape(z.shape).astype(z.dtype), z, params["norm"]),
+        eps=spec.norm_eps,
+        groups=spec.num_value_heads,
+        norm_before_gate=True,
+        implementation="xla",
+    )
+    return linear(y, params["out_proj"])
+
+
+def join_records(u: jax.Array, k: jax.Array, log_decay: jax.Array) -> Records:
+    """Records of u [B, T, M, P], k [B, T, G, R] and log decay float32[B, T, M], in the dtype of k."""
+    flat = [x.reshape(*x.shape[:2], -1).astype(k.dtype) for x in (u, k)]
+    return Records(jnp.concatenate(flat, axis=-1), log_decay)
+
+
+def split_records(records: Records, spec: GatedDelta) -> tuple[jax.Array, jax.Array]:
+    """u [B, S, M, P] and k [B, S, G, R] of records."""
+    u, k = jnp.split(records.uk, [spec.value_size], axis=-1)
+    lead = u.shape[:2]
+    u = u.reshape(*lead, spec.num_value_heads, spec.value_dim)
+    return u, k.reshape(*lead, spec.num_key_heads, spec.key_dim)
+
+
+def scan(
+    params: dict,
+    h: jax.Array,
+    state: jax.Array,
+    conv: jax.Array,
+    lengths: jax.Array,
+    state_lengths: jax.Array,
+    spec: GatedDelta,
+    implementation: str | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array, Records]:
+    """Runs a chunk of tokens from a checkpoint.
+
+    Args:
+        h: [B, T, D] normed inputs.
+        state: [B, M, P, R] float32; conv: [B, W - 1, E] raw convolution inputs before the chunk.
+        lengths: int32[B] valid tokens. state_lengths: int32[B] how many tokens the returned state covers.
+            `lengths - state_lengths` is at most one grain, which divides the scan's tile.
+        implementation: as `gated_delta_scan` takes it.
+
+    Returns:
+        out [B, T, D]; the state after `state_lengths` tokens; raw columns [B, W - 1 + T, E] with the history in front,
+        so that columns[b, n : n + W - 1] is the history after n tokens; and the records, which mean nothing past
+        `lengths`.
+    """
+    valid = (jnp.arange(h.shape[1]) < lengths[:, None])[..., None]
+    z, raw, beta, log_decay = project(params, h, spec)
+    raw = jnp.where(valid, raw, 0)
+    columns = jnp.concatenate([conv.astype(raw.dtype), raw], axis=1)
+    v, k, q = convolve(params, columns, spec)
+    y, u, state = gated_delta_scan(
+        *(q, k, v.astype(jnp.float32), log_decay, beta),
+        initial_state=state,
+        lengths=lengths,
+        state_lengths=state_lengths,
+        implementation=implementation,
+    )
+    return output(params, y, z, spec), state, columns, join_records(u, k, log_decay)
+
+
+def whole(
+    params: dict, h: jax.Array, positions: jax.Array, lengths: jax.Array, spec: GatedDelta
+) -> jax.Array:
+    """Runs whole sequences h [B, T, D] from a zero state, with lengths int32[B] real tokens: [B, T, D]."""
+    rows = h.shape[0]
+    state = jnp.zeros((rows, spec.num_value_heads, spec.value_dim, spec.key_dim), jnp.float32)
+    conv = jnp.zeros((rows, spec.conv_width - 1, spec.conv_size), h.dtype)
+    return scan(params, h, state, conv, lengths, lengths, spec)[0]
+
+
+def fold(state: jax.Array, ring: Records, lengths: jax.Array, spec: GatedDelta) -> jax.Array:
+    """Makes the next checkpoint from a checkpoint [B, M, P, R] and the first `lengths` int32[B] records of a ring."""
+    u, k = split_records(ring, spec)
+    return gated_delta_fold(state, u, k, ring.log_decay, lengths=lengths, implementation="xla")

@@ -1,0 +1,153 @@
+"""The definitions, token by token."""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.arguments import FLAGS, FLOAT32, FLOATS, INTS, WORDS
+from pallas_kernels.dispatch import HIGHEST
+from pallas_kernels.mamba2 import RecordSizes, read_states
+from pallas_kernels.ssd_window.reference import visible
+
+
+class DeltaScan(NamedTuple):
+    """Arrays of `api.gated_delta_scan`, which fills in the last three."""
+
+    q: Annotated[jax.Array, FLOATS, "B T G R"]
+    k: Annotated[jax.Array, FLOATS, "B T G R"]
+    v: Annotated[jax.Array, FLOATS, "B T M P"]
+    log_decay: Annotated[jax.Array, FLOATS, "B T M"]
+    beta: Annotated[jax.Array, FLOATS, "B T M"]
+    initial_state: Annotated[jax.Array | None, FLOATS, "None B M P R"]
+    lengths: Annotated[jax.Array | None, INTS, "None B"]
+    state_lengths: Annotated[jax.Array | None, INTS, "None B"]
+
+
+class DeltaWindow(NamedTuple):
+    """Arrays of `api.gated_delta_window_frames`.
+
+    Attributes:
+        q: [B, T, G, R], v: [B, T, M, P], beta: float32[B, T, M] of the new tokens.
+        u: [B, S, M, P] ring records; those of new tokens do not matter.
+        k: [B, S, G, R], log_decay: float32[B, S, M] ring records, with those of the new tokens.
+        arena: uint32[U, W] frames; a frame holds W // (P R) whole heads of float32 bits, [h, P, R].
+        frames: int32[B, F] frames of each row's state, in the order of its heads; the last one may be partly empty.
+        exists: bool[B]; where false the state is zero, and what its frames hold does not matter.
+        starts: int32[B] slot of the first token of the window.
+        num_known, num_valid: int32[B]. The first `num_known` tokens of the window have their u in the ring already;
+            the tokens from there to `num_valid` are new. starts + num_valid is at most S.
+        ancestors: int32[B, T] of a tree of new tokens, as in `ssd_window.WindowFrames`; None for a chain.
+    """
+
+    q: Annotated[jax.Array, FLOATS, "B T G R"]
+    v: Annotated[jax.Array, FLOATS, "B T M P"]
+    beta: Annotated[jax.Array, FLOAT32, "B T M"]
+    u: Annotated[jax.Array, FLOATS, "B S M P"]
+    k: Annotated[jax.Array, FLOATS, "B S G R"]
+    log_decay: Annotated[jax.Array, FLOAT32, "B S M"]
+    arena: Annotated[jax.Array, WORDS, "frames words"]
+    frames: Annotated[jax.Array, INTS, "B F"]
+    exists: Annotated[jax.Array, FLAGS, "B"]
+    starts: Annotated[jax.Array, INTS, "B"]
+    num_known: Annotated[jax.Array, INTS, "B"]
+    num_valid: Annotated[jax.Array, INTS, "B"]
+    ancestors: Annotated[jax.Array | None, INTS, "None B T"] = None
+
+
+class DeltaFold(NamedTuple):
+    """Arrays of `api.gated_delta_fold`, which fills in `lengths`."""
+
+    u: Annotated[jax.Array, FLOATS, "B S M P"]
+    k: Annotated[jax.Array, FLOATS, "B S G R"]
+    log_decay: Annotated[jax.Array, FLOATS, "B S M"]
+    state: Annotated[jax.Array, FLOAT32, "B M P R"]
+    lengths: Annotated[jax.Array | None, INTS, "None B"]
+
+
+def gated_delta_scan_reference(arrays: DeltaScan):
+    """See `api.gated_delta_scan`; one token after another."""
+    q, k, v, log_decay, beta, initial_state, lengths, state_lengths = arrays
+    per_group = v.shape[2] // k.shape[2]
+    positions = jnp.arange(v.shape[1])
+    q, k = (jnp.repeat(x, per_group, axis=2).astype(jnp.float32) for x in (q, k))
+
+    def step(carry: tuple, token: tuple):
+        state, kept = carry
+        t, q, k, v, log_decay, beta = token
+        new, u = _updated(state, k, v, log_decay, beta)
+        valid = (t < lengths)[:, None, None]
+        state = jnp.where(valid[..., None], new, state)
+        kept = jnp.where((t < state_lengths)[:, None, None, None], state, kept)
+        y = jnp.einsum("bmpr,bmr->bmp", state, q, precision=HIGHEST)
+        return (state, kept), (jnp.where(valid, y, 0), jnp.where(valid, u, 0))
+
+    tokens = (positions, *(jnp.moveaxis(x, 1, 0) for x in (q, k, v, log_decay, beta)))
+    (_, kept), (y, u) = jax.lax.scan(step, (initial_state, initial_state), tokens)
+    return jnp.moveaxis(y, 0, 1).astype(v.dtype), jnp.moveaxis(u, 0, 1), kept
+
+
+def gated_delta_window_frames_reference(arrays: DeltaWindow):
+    """Gathers the states, and runs the recurrence over the ring for each new token, by the records that it sees."""
+    q, v, beta, u, k, log_decay, arena, frames, exists, starts, known, valid, ancestors = arrays
+    tokens, (slots, groups) = q.shape[1], k.shape[1:3]
+    first = read_states(arena, frames, exists, RecordSizes.of(u, k))
+    q, k = (jnp.repeat(x, v.shape[2] // groups, axis=2).astype(jnp.float32) for x in (q, k))
+    number = jnp.arange(slots) - starts[:, None]  # [B, S] of the token of the window at a slot
+    at_slot = jnp.clip(number, 0, tokens - 1)
+    v, beta = (
+        jnp.take_along_axis(x, at_slot.reshape(*at_slot.shape, *(1,) * (x.ndim - 2)), axis=1)
+        for x in (v, beta)
+    )
+    seen = visible(starts, tokens, slots, ancestors) & (number < valid[:, None])[:, None]
+
+    def record(carry: tuple, slot: tuple):
+        state, _ = carry
+        u, v, k, log_decay, beta, known, seen = slot
+        _, made = _updated(state, k, v, log_decay, beta)
+        made = jnp.where(known[:, None, None], u, made.astype(u.dtype))
+        decayed = jnp.exp(log_decay)[..., None, None] * state
+        new = decayed + made.astype(jnp.float32)[..., None] * k[:, :, None]
+        return jax.tree.map(
+            lambda new, old: jnp.where(seen.reshape(-1, *(1,) * (new.ndim - 1)), new, old),
+            *((new, made), carry),
+        ), None
+
+    def token(inputs: tuple):
+        q_t, seen_t = inputs
+        per_slot = (u, v, k, log_decay, beta, number < known[:, None], seen_t)
+        by_slot = [jnp.moveaxis(x, 1, 0) for x in per_slot]
+        (state, made), _ = jax.lax.scan(record, (first, jnp.zeros_like(u[:, 0])), by_slot)
+        return jnp.einsum("bmpr,bmr->bmp", state, q_t, precision=HIGHEST), made
+
+    made = jax.lax.map(token, (jnp.moveaxis(q, 1, 0), jnp.moveaxis(seen, 1, 0)))
+    counts = (jnp.arange(tokens) < valid[:, None])[..., None, None]
+    y, made = (jnp.where(counts, jnp.moveaxis(x, 0, 1), 0) for x in made)
+    return y, made, arena
+
+
+def gated_delta_fold_reference(arrays: DeltaFold):
+    """See `api.gated_delta_fold`; one record after another."""
+    u, k, log_decay, state, lengths = arrays
+    k = jnp.repeat(k, u.shape[2] // k.shape[2], axis=2)
+
+    def record(state: jax.Array, slot: tuple):
+        place, *parts = slot
+        u, k, log_decay = (x.astype(jnp.float32) for x in parts)
+        new = jnp.exp(log_decay)[..., None, None] * state + u[..., None] * k[:, :, None]
+        return jnp.where((place < lengths)[:, None, None, None], new, state), None
+
+    slots = (jnp.arange(u.shape[1]), *(jnp.moveaxis(x, 1, 0) for x in (u, k, log_decay)))
+    return jax.lax.scan(record, state, slots)[0]
+
+
+def _updated(
+    state: jax.Array, k: jax.Array, v: jax.Array, log_decay: jax.Array, beta: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The state [B, M, P, R] after a token with k [B, M, R], v [B, M, P], log_decay and beta [B, M]; and u."""
+    decayed = jnp.exp(log_decay.astype(jnp.float32))[..., None, None] * state
+    seen = jnp.einsum("bmpr,bmr->bmp", decayed, k, precision=HIGHEST)
+    u = beta.astype(jnp.float32)[..., None] * (v.astype(jnp.float32) - seen)
+    return decayed + u[..., None] * k[:, :, None], u
