@@ -120,7 +120,7 @@ def layers(*specs) -> dict:
         (
             MoE,
             EXPERTS | {"routing": "hash"},
-            "MoE: routing must be one of ('topk_softmax', 'sigmoid'), got 'hash'",
+            "MoE: routing must be one of ('topk_softmax', 'softmax_topk', 'sigmoid'), got 'hash'",
         ),
         (
             MoE,

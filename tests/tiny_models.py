@@ -26,11 +26,9 @@ from hybrid_jax.config import (
 )
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.models.initialize import random_params
-from tests.kinds import delta, gated
-from tests.kinds.delta import Delta
+from tests.kinds import gated
 from tests.kinds.gated import Gated
 
-delta.register()
 gated.register()
 VOCAB = 61
 MAX_POSITION = 256
@@ -157,10 +155,10 @@ def _two_shapes() -> ModelConfig:
     return _config("two_shapes", *(_layer(mixer) for mixer in mixers), _layer(small, wide))
 
 
-def _unknown_kinds() -> ModelConfig:
-    """A kind that keeps records and one that carries its state, alone, side by side and beside Mamba-2, between two
-    shapes of KV."""
-    replay = Delta(num_heads=3, value_dim=4, key_dim=6, conv_width=3)
+def _unknown_kind() -> ModelConfig:
+    """A kind that only the tests know and that carries its state, alone and beside kinds that keep records, between
+    two shapes of KV."""
+    replay = GatedDelta(num_key_heads=1, num_value_heads=3, key_dim=6, value_dim=4, conv_width=3)
     carry = Gated(num_blocks=5, block_size=4)
     wide = Attention(num_heads=4, num_kv_heads=4, head_dim=6, rope=Rope(dim=6))
     mixers = [(replay,), (wide,), (carry,), (_MAMBA, carry), (_ATTENTION,), (replay, carry)]
@@ -179,7 +177,7 @@ MODELS = {
     "shared": _shared,
     "windowed": _windowed,
     "with_two_shapes": _two_shapes,
-    "with_unknown_kinds": _unknown_kinds,
+    "with_unknown_kind": _unknown_kind,
 }
 
 

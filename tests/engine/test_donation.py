@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.config import (
+    MLP,
+    Attention,
+    EngineConfig,
+    GatedDelta,
+    LayerSpec,
+    Mamba2,
+    ModelConfig,
+)
 from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine.adjust import Adjust
 from hybrid_jax.engine.kernel_choice import choose_kernels
@@ -29,12 +37,10 @@ from hybrid_jax.sizing.devices import Device
 from hybrid_jax.state import State
 from pallas_kernels.paged_attention.xla import TILE_TOKENS
 from tests.drawing import left_to_all
-from tests.kinds import delta, gated
-from tests.kinds.delta import Delta
+from tests.kinds import gated
 from tests.kinds.forced import Told, decoding_by
 from tests.kinds.gated import Gated
 
-delta.register()
 gated.register()
 
 # A prime, so that a shape tells what it is, and so large that a byte of each frame is more than all temporaries.
@@ -46,14 +52,15 @@ pytestmark = [pytest.mark.usefixtures("no_compile_cache"), pytest.mark.as_users]
 
 def model(pattern: str, dtype: str) -> ModelConfig:
     """The bundled model's widths with other layers: M, A, or both side by side in either order, P and Q. N and B have
-    other shapes than M and A. R keeps records, C carries its state."""
+    other shapes than M and A. D is a gated delta net, G has a gate, C carries its state."""
     mamba2 = Mamba2(num_heads=6, head_dim=64, state_size=64)
     attention = Attention(num_heads=3, num_kv_heads=1, head_dim=64)
     mixers = {
         **{"M": (mamba2,), "A": (attention,), "P": (mamba2, attention), "Q": (attention, mamba2)},
         "N": (Mamba2(num_heads=5, head_dim=64, state_size=48, num_groups=5),),
         "B": (Attention(num_heads=2, num_kv_heads=2, head_dim=96),),
-        "R": (Delta(num_heads=6, value_dim=64, key_dim=64, conv_width=4),),
+        "D": (GatedDelta(num_key_heads=2, num_value_heads=6, key_dim=64, value_dim=64),),
+        "G": (replace(attention, gate=True, qk_norm=True, float32_norms=True),),
         "C": (Gated(num_blocks=6, block_size=4096),),
     }
     return ModelConfig(
@@ -233,15 +240,15 @@ CASES = {
     "prefill_two_shapes": ("MNBAN", "float32", "prefill", 4, 32),
     "exact_two_shapes": ("MNBMAN", "float32", "exact", 8, 32),
     "fork_two_shapes": ("MNBAN", "float32", "fork", 4, None),
-    "decode_unknown_kinds": ("RCARC", "float32", "decode", 8, None),
-    "decode_unknown_kinds_bfloat16": ("MCAR", "bfloat16", "decode", 8, None),
-    "prefill_unknown_kinds": ("RCARC", "float32", "prefill", 4, 32),
-    "exact_unknown_kinds": ("RCARC", "float32", "exact", 8, 32),
-    "fork_unknown_kinds": ("RCARC", "float32", "fork", 4, None),
+    "decode_other_kinds": ("DCGDC", "float32", "decode", 8, None),
+    "decode_other_kinds_bfloat16": ("MCAD", "bfloat16", "decode", 8, None),
+    "prefill_other_kinds": ("DCGDC", "float32", "prefill", 4, 32),
+    "exact_other_kinds": ("DCGDC", "float32", "exact", 8, 32),
+    "fork_other_kinds": ("DCGDC", "float32", "fork", 4, None),
 }
 LEFT_TO_ALL = {
     *("decode_logprobs", "decode_bfloat16", "decode_one_frame_a_layer", "decode_side_by_side"),
-    *("decode_unknown_kinds", "prefill_rows", "prefill_bfloat16", "prefill_attention"),
+    *("decode_other_kinds", "prefill_rows", "prefill_bfloat16", "prefill_attention"),
     *("prefill_attention_last", "exact", "exact_side_by_side", "fork", "fork_recurrent"),
     "fork_two_shapes",
 }
@@ -260,7 +267,7 @@ def test_a_step_updates_its_state_in_place(name):
     check(runner, kind, shape, variant if kind != "exact" else WHOLE)
 
 
-@pytest.mark.parametrize("pattern", ["MAM", "RCARC"])
+@pytest.mark.parametrize("pattern", ["MAM", "DCGDC"])
 def test_a_window_of_which_some_tokens_stay_updates_its_state_in_place(pattern):
     with decoding_by(Told(8)):
         runner = make_runner(pattern)

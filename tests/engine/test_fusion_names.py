@@ -57,6 +57,9 @@ STEPS = {
     "prefill_bfloat16": ("MMMA", "bfloat16", "prefill"),
     "prefill_logprobs_adjusted": ("PQ", "float32", "prefill"),
     "exact": ("MAM", "float32", "exact"),
+    "decode_delta": ("DGD", "float32", "decode"),
+    "prefill_delta": ("DGD", "float32", "prefill"),
+    "exact_delta": ("DGD", "float32", "exact"),
 }
 
 

@@ -97,7 +97,7 @@ def make_requests() -> list[Request]:
     ]
 
 
-def make_engine(name: str = "with_unknown_kinds", **settings) -> Engine:
+def make_engine(name: str = "with_unknown_kind", **settings) -> Engine:
     return tiny_engine(name, max_rows=3, prefill_tokens=32, max_model_len=128, **settings)
 
 

@@ -15,6 +15,7 @@ from hybrid_jax.config import (
     Attention,
     CacheConfig,
     EngineConfig,
+    GatedDelta,
     LayerSpec,
     Mamba2,
     ModelConfig,
@@ -179,6 +180,12 @@ WIDE = {
         mixers=(Attention(num_heads=16, num_kv_heads=16, head_dim=64),), mlp=MLP(width=512)
     ),
     "mamba": LayerSpec(mixers=(Mamba2(num_heads=16, head_dim=64, state_size=64),)),
+    "gated": LayerSpec(
+        mixers=(Attention(num_heads=8, num_kv_heads=2, head_dim=64, gate=True, qk_norm=True),)
+    ),
+    "delta": LayerSpec(
+        mixers=(GatedDelta(num_key_heads=8, num_value_heads=16, key_dim=64, value_dim=64),)
+    ),
 }
 
 
@@ -191,6 +198,9 @@ WIDE = {
         (["attention"], {"max_rows": 256}),
         (["attention", "mamba"], {"max_rows": 128}),
         (["attention", "mamba"], {"max_rows": 64, "exact": True}),
+        (["delta"], {"max_rows": 2, "prefill_tokens": 512}),
+        (["gated", "delta"], {"max_rows": 128}),
+        (["gated", "delta"], {"max_rows": 64, "exact": True}),
     ],
 )
 def test_no_step_holds_more_than_is_counted_for_temporaries(kinds, settings, monkeypatch):

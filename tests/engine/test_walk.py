@@ -74,7 +74,7 @@ def alike(one: tuple, other: tuple) -> None:
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-@pytest.mark.parametrize("name", ["with_unknown_kinds", "parallel"])
+@pytest.mark.parametrize("name", ["with_unknown_kind", "parallel"])
 def test_a_walk_in_two_parts_gives_the_numbers_of_the_whole(name):
     model, params, state = setting(name)
     config = model.config
@@ -133,7 +133,8 @@ def paths(row: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
-        *((name, "xla") for name in ("with_unknown_kinds", "parallel", "windowed", "llama")),
+        *((name, "xla") for name in ("with_unknown_kind", "parallel", "windowed", "llama")),
+        ("qwen3_next", "xla"),
         *(pytest.param(name, "pallas", marks=pytest.mark.slow) for name in ("bamba", "windowed")),
     ],
 )

@@ -25,11 +25,14 @@ if EVERYTHING:  # every golden, not one with both mixers
 else:
     CHOSEN = ("nemotron_h_biases_limits",)
 # The draw of `make test`: each kind of layer, of cached shape and of block is in one of these, in exact mode too.
-LEFT_TO_ALL = () if EVERYTHING else ("with_two_shapes",)  # with_unknown_kinds has two shapes of KV
+LEFT_TO_ALL = () if EVERYTHING else ("with_two_shapes",)  # with_unknown_kind has two shapes of KV
 NAMES = tuple(name for name in (*MODELS, *CHOSEN) if name not in LEFT_TO_ALL)
-DRAWN = ("llama", "mamba2", "nemotron_h_moe", "parallel", "windowed", "with_unknown_kinds")
+DRAWN = (
+    *("llama", "mamba2", "nemotron_h_moe", "qwen3_next", "parallel", "windowed"),
+    "with_unknown_kind",
+)
 EXACT_NAMES = NAMES if EVERYTHING else DRAWN
-FORCED_NAMES = ("llama", "parallel", "with_two_shapes", "with_unknown_kinds")
+FORCED_NAMES = ("llama", "qwen3_next", "parallel", "with_two_shapes", "with_unknown_kind")
 FORCED_NAMES = tuple(name for name in FORCED_NAMES if name in NAMES)
 FLOAT32 = EngineConfig(max_rows=3, prefill_tokens=128, steps_per_dispatch=3, page_tokens=64)
 SETTINGS = {

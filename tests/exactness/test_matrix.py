@@ -17,7 +17,7 @@ from tests.exactness.engines import short_of_memory
 from tests.exactness.jobs import Job
 
 # These two have every kind of layer. The others are compiled quickly in `make test`.
-AS_USERS = ("llama", "with_unknown_kinds")
+AS_USERS = ("llama", "with_unknown_kind")
 QUICKLY = tuple(name for name in NAMES if name not in AS_USERS)
 BENCHES = [(name, "padded") for name in QUICKLY]
 BENCHES += [("nemotron_h_moe", "fine"), ("windowed", "fine"), ("windowed", "coarse")]
