@@ -10,6 +10,7 @@ from hybrid_jax.config.engine import fixed_alpha as fixed_alpha
 from hybrid_jax.config.engine import resolve_dtype as resolve_dtype
 from hybrid_jax.config.layers import MLP as MLP
 from hybrid_jax.config.layers import Attention as Attention
+from hybrid_jax.config.layers import FeedForward as FeedForward
 from hybrid_jax.config.layers import GatedDelta as GatedDelta
 from hybrid_jax.config.layers import LayerSpec as LayerSpec
 from hybrid_jax.config.layers import Mamba1 as Mamba1

@@ -6,6 +6,7 @@ each parameter, which `weights.load_model` reads.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from types import EllipsisType
 from typing import Any, Literal
@@ -39,6 +40,14 @@ class Piece:
     name: str
     rows: Rows | None = None
     plus: float = 0.0
+
+
+@dataclass(frozen=True)
+class Either:
+    """Two ways in which files name the tensors of a parameter: the first, unless only the second is there."""
+
+    first: Names
+    second: Names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +122,8 @@ def under(prefix: str, names: Names) -> Any:
         return f"{prefix}.{names}"
     if isinstance(names, Piece):
         return replace(names, name=f"{prefix}.{names.name}")
+    if isinstance(names, Either):
+        return Either(under(prefix, names.first), under(prefix, names.second))
     if isinstance(names, dict):
         return {key: under(prefix, name) for key, name in names.items()}
     return type(names)(under(prefix, name) for name in names)
@@ -121,17 +132,25 @@ def under(prefix: str, names: Names) -> Any:
 # --- trees ----------------------------------------------------------------------------------------
 
 
-def stored(weights: Weights | Weight, names: Names) -> Any:
+def stored(weights: Weights | Weight, names: Names, there: Container[str] = ()) -> Any:
     """A tree of weights with a `Stored` for each of them. `names` may have more than the weights need.
 
-    The name of a leaf is a string or a `Piece`, or a tuple of these for tensors that lie side by side in it. Names with
-    {} stand for as many tensors as the leaf has experts.
+    The name of a leaf is a string or a `Piece`, a tuple of these for tensors that lie side by side in it, or `Either`
+    of two. Names with {} stand for as many tensors as the leaf has experts.
+
+    Args:
+        there: names of the tensors of a file.
     """
     if isinstance(weights, Weight):
-        return _leaf(weights, names)
+        if not isinstance(names, Either):
+            return _leaf(weights, names)
+        leaves = [_leaf(weights, names.first), _leaf(weights, names.second)]
+        found = [any(part.name in there for part in leaf.parts) for leaf in leaves]
+        return leaves[found == [False, True]]
     if isinstance(weights, list):
-        return [stored(*pair) for pair in zip(weights, names, strict=True)]
-    return {key: stored(weight, names[key]) for key, weight in weights.items()}
+        pairs = zip(weights, names, strict=True)
+        return [stored(weight, name, there) for weight, name in pairs]
+    return {key: stored(weight, names[key], there) for key, weight in weights.items()}
 
 
 def _leaf(weight: Weight, names: Names) -> Stored:

@@ -9,14 +9,24 @@ Packages: jax, numpy.
 from __future__ import annotations
 
 from hybrid_jax.config import ModelConfig
-from hybrid_jax.models import bamba, granitemoehybrid, llama, mamba2, nemotron_h
+from hybrid_jax.models import (
+    bamba,
+    granitemoehybrid,
+    llama,
+    mamba2,
+    nemotron_h,
+    qwen3_5,
+    qwen3_5_moe,
+    qwen3_next,
+)
 from hybrid_jax.models.family import Family as Family
 from hybrid_jax.models.hf_config import HFConfig
 
+MODULES = (*(bamba, granitemoehybrid, llama, mamba2, nemotron_h, qwen3_5, qwen3_5_moe, qwen3_next),)
 # By the name of its file, which is its model_type.
-FAMILIES = {
-    module.__name__.rpartition(".")[2]: module.FAMILY
-    for module in (bamba, granitemoehybrid, llama, mamba2, nemotron_h)
+FAMILIES = {module.__name__.rpartition(".")[2]: module.FAMILY for module in MODULES}
+MODEL_TYPES = {name: name for name in FAMILIES} | {
+    other: name for name, family in FAMILIES.items() for other in family.also
 }
 
 
@@ -41,8 +51,9 @@ def config_from_hf(values: dict) -> ModelConfig:
     name = values.get("model_type")
     if name is None:
         raise ValueError(f"config.json: needs model_type, one of {', '.join(FAMILIES)}")
-    if not isinstance(name, str) or name not in FAMILIES:
+    if not isinstance(name, str) or name not in MODEL_TYPES:
         raise ValueError(
             f"config.json: model_type {name!r} is not supported, only {', '.join(FAMILIES)}"
         )
-    return FAMILIES[name].read_config(HFConfig(values, name))
+    family = MODEL_TYPES[name]
+    return FAMILIES[family].read_config(HFConfig(values, family))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ class Family:
         renames: (pattern, replacement) applied to the names of a file, for layouts with two spellings.
         ignored: pattern of tensors that a file may hold and the model does not use.
         zeros: pattern of tensors that a file may lack; they are zero then.
+        also: further `model_type`s that mean this family.
     """
 
     read_config: Callable[[HFConfig], ModelConfig]
@@ -40,16 +41,21 @@ class Family:
     renames: tuple[tuple[str, str], ...] = ()
     ignored: str = r"\.rotary_emb\.inv_freq$|^mtp\.|^(model\.)?visual\."
     zeros: str = "^$"
+    also: tuple[str, ...] = ()
 
-    def stored(self, config: ModelConfig) -> dict:
-        """Our parameter tree in terms of the checkpoint's tensors: a `tensors.Stored` at each leaf."""
+    def stored(self, config: ModelConfig, there: Container[str] = ()) -> dict:
+        """Our parameter tree in terms of the checkpoint's tensors: a `tensors.Stored` at each leaf.
+
+        Args:
+            there: names of the tensors that a checkpoint has, for families with two layouts.
+        """
         names = {
             "embed": self.embed,
             "layers": [self._layer(index, spec) for index, spec in enumerate(config.layers)],
             "norm": self.norm,
             "head": "lm_head.weight",
         }
-        return stored(model_weights(config), names)
+        return stored(model_weights(config), names, there)
 
     def _layer(self, index: int, spec: LayerSpec) -> Names:
         names: Names = {"norm": self.mixer_norm, "mlp_norm": self.mlp_norm}

@@ -125,6 +125,24 @@ class HFConfig:
         """Requires the SiLU activation, which some configurations call swish."""
         self.only(name, ("silu", "swish"), "silu")
 
+    def text(self) -> HFConfig:
+        """The fields of the text part, where those of a model of text and images lie in `text_config`.
+
+        What is not of the text alone may also stand outside. Whether the head is tied is said there, if anywhere.
+        """
+        own = self.values.get("text_config")
+        if own is None:
+            return self
+        if not isinstance(own, dict):
+            self._refuse(("text_config",), "an object", own)
+        there = {name: value for name, value in self.values.items() if value is not None}
+        given = {name: value for name, value in own.items() if value is not None}
+        shared = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id")
+        given = {name: there[name] for name in shared if name in there} | given
+        if "tie_word_embeddings" in there:
+            given["tie_word_embeddings"] = there["tie_word_embeddings"]
+        return HFConfig(given, self.family)
+
     def _refuse(self, names: tuple[str, ...], what: str, value: Any) -> None:
         name = next((n for n in names if self.values.get(n) is not None), names[0])
         shown = reprlib.repr(value)
@@ -174,7 +192,7 @@ class HFConfig:
         return name
 
     def attention(
-        self, *, rope: bool, rope_fraction: float = 1.0, scale: float | None = None
+        self, *, rope: bool, rope_fraction: float = 1.0, scale: float | None = None, **more: Any
     ) -> Attention:
         """The attention mixer of a family.
 
@@ -182,6 +200,7 @@ class HFConfig:
             rope: whether the family rotates. rope_fraction: share of each head that is rotated where the file names
                 none; a family with 1 always rotates all of it.
             scale: of the scores; None for head_dim ** -0.5.
+            more: further fields of `config.Attention`.
         """
         bias = self.flag("attention_bias")
         num_heads = self.integer("num_attention_heads")
@@ -202,6 +221,7 @@ class HFConfig:
             scale=scale,
             qkv_bias=bias,
             out_bias=bias,
+            **more,
         )
 
     def _rope(self, head_dim: int, default_fraction: float) -> Rope:

@@ -28,7 +28,7 @@ def load_hf(
     family = FAMILIES[config.family]
     tensors = {family.canonical(tensor.name): tensor for tensor in read_tensors(folder)}
     config = _settle_head(config, family, tensors)
-    tree = family.stored(config)
+    tree = family.stored(config, tensors)
     _check(tree, family, tensors, config, folder)
     stored_dtype = str(tensors[family.embed].array().dtype)
     config = replace(config, dtype=stored_dtype if dtype == "auto" else dtype)

@@ -95,6 +95,7 @@ def config_and_seed(name: str, variant: dict) -> tuple[transformers.PretrainedCo
     """The config of a variant, and the seed of its weights and prompts, which follows from `name` if it states none."""
     fields = dict(variant)
     family, seed = fields.pop("family"), fields.pop("seed", zlib.crc32(name.encode()))
+    family = fields.pop("model_type", family)
     known = transformers.AutoConfig.for_model(family).to_dict()
     if unknown := fields.keys() - known:
         raise ValueError(f"{name}: transformers knows no field {sorted(unknown)} of {family!r}")
@@ -108,7 +109,10 @@ def make(folder: Path, variant: dict, lengths: tuple[int, ...], shard: str | Non
     config, seed = config_and_seed(folder.name, variant)
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
-    model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if "text_config" in variant:
+        model_class = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+    else:
+        model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     model = model_class(config).float().eval()
     redraw(model, seed)
     follow_published_limits(model)
@@ -116,7 +120,7 @@ def make(folder: Path, variant: dict, lengths: tuple[int, ...], shard: str | Non
     prompts, logits, continuations = [], [], []
     for length in lengths:
         for _ in range(20):
-            prompt = [rng.randrange(config.vocab_size) for _ in range(length)]
+            prompt = [rng.randrange(config.get_text_config().vocab_size) for _ in range(length)]
             values, new, gap = answers(model, prompt)
             if gap > MIN_GAP:
                 break

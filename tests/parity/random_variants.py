@@ -110,6 +110,47 @@ def random_variant(family: str, rng: random.Random) -> dict:
                 routed_scaling_factor=pick([1.0, 2.5]),
             )
         )
+    if family in ("qwen3_next", "qwen3_5", "qwen3_5_moe"):
+        experts, top_k = pick([(4, 1), (5, 5), (6, 2), (8, 3)])
+        qwen = (
+            common
+            | mixed
+            | dict(
+                hidden_size=rng.randrange(24, 50),
+                head_dim=head_dim,
+                layer_types=kinds,
+                num_hidden_layers=num_layers,
+                attention_bias=flag(),
+                linear_num_key_heads=groups,
+                linear_num_value_heads=ssm_heads,
+                linear_key_head_dim=pick([4, 7, 16]),
+                linear_value_head_dim=pick([3, 8, 12]),
+                linear_conv_kernel_dim=rng.randrange(2, 6),
+                rms_norm_eps=eps,
+                rope_parameters=rope | dict(partial_rotary_factor=pick([0.25, 0.5, 1.0])),
+            )
+        )
+        sparse = dict(
+            num_experts=experts,
+            num_experts_per_tok=top_k,
+            moe_intermediate_size=rng.randrange(8, 30),
+            shared_expert_intermediate_size=rng.randrange(8, 30),
+        )
+        if family == "qwen3_5":
+            dense = dict(intermediate_size=rng.randrange(20, 70))
+            return qwen | dense | dict(model_type="qwen3_5_text")
+        if family == "qwen3_5_moe":
+            return qwen | sparse | dict(model_type="qwen3_5_moe_text")
+        return (
+            qwen
+            | sparse
+            | dict(
+                intermediate_size=rng.randrange(20, 70),
+                norm_topk_prob=flag(),
+                decoder_sparse_step=pick([1, 2]),
+                mlp_only_layers=[i for i in range(num_layers) if rng.random() < 0.3],
+            )
+        )
     hidden = heads * pick([8, 16, 24])
     groups = groups if 2 * hidden % groups == 0 else 1
     ssm_heads = next(h for h in (groups * 4, groups * 2, groups) if 2 * hidden % h == 0)

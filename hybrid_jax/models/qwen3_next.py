@@ -1,0 +1,217 @@
+"""Qwen3-Next: gated delta nets, every few layers gated attention, and experts or a gated MLP in every layer.
+
+Norms multiply by 1 + w, but for the one of the gated delta net, which comes before its gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hybrid_jax.config import (
+    MLP,
+    Attention,
+    FeedForward,
+    GatedDelta,
+    LayerSpec,
+    Mixer,
+    ModelConfig,
+    MoE,
+)
+from hybrid_jax.kinds.kind import Names
+from hybrid_jax.kinds.tensors import ATTENTION, GATED_MLP, Either, Piece, Rows, under
+from hybrid_jax.models.family import Family
+from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
+
+NORM_EPS = 1e-6  # where the file says nothing, as for the three below
+ROTATED = 0.25  # share of each head
+ATTENTION_EVERY = 4  # layers
+LENGTH = 32_768
+# Names of mixers in lists of layers.
+DELTA, FULL = "linear_attention", "full_attention"
+
+
+def read_config(fields: HFConfig) -> ModelConfig:
+    """config.json with model_type "qwen3_next" to `ModelConfig`."""
+    num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    dense = fields.get("mlp_only_layers", default=[])
+    if not isinstance(dense, list) or not all(type(index) is int for index in dense):
+        raise ValueError(
+            f"{fields.family}: mlp_only_layers in config.json must be a list of layers, got {dense!r}"
+        )
+    step = fields.integer("decoder_sparse_step", default=1)
+    num_experts = fields.integer("num_experts", minimum=0)
+    sparse = [
+        num_experts > 0 and index not in dense and (index + 1) % step == 0
+        for index in range(num_layers)
+    ]
+    normalize = fields.flag("norm_topk_prob", default=True)
+    made: dict[bool, FeedForward] = {}
+    if True in sparse:
+        made[True] = experts(fields, normalize=normalize)
+    if False in sparse:
+        made[False] = MLP(width=fields.integer("intermediate_size"))
+    return config_of(fields, [made[kind] for kind in sparse])
+
+
+def config_of(fields: HFConfig, feed_forward: Sequence[FeedForward]) -> ModelConfig:
+    """The model whose layers have these feed-forward blocks."""
+    fields.silu("hidden_act")
+    num_layers = len(feed_forward)
+    kinds = fields.names("layer_types")
+    if kinds is None:
+        every = fields.integer("full_attention_interval", default=ATTENTION_EVERY)
+        kinds = [DELTA if (index + 1) % every else FULL for index in range(num_layers)]
+    unknown = sorted({kind for kind in kinds if kind not in (DELTA, FULL)})
+    if unknown or len(kinds) != num_layers:
+        raise ValueError(
+            f"{fields.family}: layer_types in config.json must name {num_layers} layers, each one of {DELTA}, "
+            f"{FULL}, got {len(kinds)}, unknown among them: {unknown}"
+        )
+    makers = {DELTA: gated_delta, FULL: gated_attention}
+    mixers: dict[str, Mixer] = {kind: makers[kind](fields) for kind in dict.fromkeys(kinds)}
+    pairs = zip(kinds, feed_forward, strict=True)
+    return ModelConfig(
+        layers=tuple(LayerSpec(mixers=(mixers[kind],), mlp=block) for kind, block in pairs),
+        float32_norms=True,
+        **fields.common("rms_norm_eps", NORM_EPS, LENGTH),
+    )
+
+
+def gated_attention(fields: HFConfig) -> Attention:
+    """Attention with a gate, norms of heads, and positions on a part of each head."""
+    fields.only("attn_output_gate", (True,), True)
+    return fields.attention(
+        rope=True,
+        rope_fraction=ROTATED,
+        gate=True,
+        qk_norm=True,
+        qk_norm_eps=fields.number("rms_norm_eps", default=NORM_EPS, positive=True),
+        float32_norms=True,
+    )
+
+
+def gated_delta(fields: HFConfig) -> GatedDelta:
+    """The recurrent mixer."""
+    keys, values = "linear_num_key_heads", "linear_num_value_heads"
+    num_keys, num_values = fields.integer(keys), fields.integer(values)
+    fields.divides(keys, num_keys, values, num_values)
+    return GatedDelta(
+        num_key_heads=num_keys,
+        num_value_heads=num_values,
+        key_dim=fields.integer("linear_key_head_dim"),
+        value_dim=fields.integer("linear_value_head_dim"),
+        conv_width=fields.integer("linear_conv_kernel_dim", default=4, minimum=2),
+        norm_eps=fields.number("rms_norm_eps", default=NORM_EPS, positive=True),
+    )
+
+
+def experts(fields: HFConfig, *, normalize: bool) -> MoE:
+    """A mixture of experts with a shared one, which has a gate."""
+    num_experts = fields.integer("num_experts")
+    return MoE(
+        num_experts=num_experts,
+        top_k=fields.integer("num_experts_per_tok", maximum=num_experts),
+        width=fields.integer("moe_intermediate_size"),
+        routing="softmax_topk",
+        normalize=normalize,
+        shared_width=fields.integer("shared_expert_intermediate_size"),
+        shared_gate=True,
+    )
+
+
+# --- names of tensors -----------------------------------------------------------------------------
+
+
+def norm(name: str) -> Piece:
+    """A norm's weight, which is stored less 1."""
+    return Piece(name=name, plus=1.0)
+
+
+def attention_names(spec: Attention) -> Names:
+    """Queries and gates alternate by head in one tensor."""
+
+    def own(kind: str) -> tuple:
+        size = 2 * spec.head_dim
+        q, gate = (
+            Piece(
+                name=f"q_proj.{kind}",
+                rows=Rows(
+                    blocks=spec.num_heads, size=size, start=start, stop=start + spec.head_dim
+                ),
+            )
+            for start in (0, spec.head_dim)
+        )
+        return (q, f"k_proj.{kind}", f"v_proj.{kind}", gate)
+
+    names = ATTENTION | {"qkv": own("weight"), "qkv_bias": own("bias")}
+    return under(
+        "self_attn", names | {name: norm(f"{name}.weight") for name in ("q_norm", "k_norm")}
+    )
+
+
+def convolved_names(spec: GatedDelta, name: str) -> tuple[Piece, ...]:
+    """Rows of a tensor with those of q, k and v, in our order: v, k, q."""
+    keys, size = spec.key_size, spec.conv_size
+    spans = ((2 * keys, size), (keys, 2 * keys), (0, keys))
+    return tuple(
+        Piece(name=name, rows=Rows(blocks=1, size=size, start=start, stop=stop))
+        for start, stop in spans
+    )
+
+
+def _delta_names(spec: GatedDelta) -> Names:
+    """Rows of q, k, v and z alternate by key head in one tensor, and those of b and a in another."""
+    heads = spec.num_value_heads // spec.num_key_heads
+    key, value = spec.key_dim, heads * spec.value_dim
+    edges = [0, key, 2 * key, 2 * key + value, 2 * key + 2 * value]
+
+    def rows(name: str, start: int, stop: int, size: int) -> Piece:
+        own = Rows(blocks=spec.num_key_heads, size=size, start=start, stop=stop)
+        return Piece(name=name, rows=own)
+
+    q, k, v, z = (
+        rows("in_proj_qkvz.weight", start, stop, edges[-1])
+        for start, stop in zip(edges, edges[1:], strict=False)
+    )
+    b, a = (rows("in_proj_ba.weight", start, start + heads, 2 * heads) for start in (0, heads))
+    return delta_names(spec, (z, v, k, q, b, a))
+
+
+def delta_names(spec: GatedDelta, in_proj: tuple) -> Names:
+    """Names of a gated delta net, given those of its projection to z, v, k, q, b, a."""
+    names = {
+        "in_proj": in_proj,
+        "conv": convolved_names(spec, "conv1d.weight"),
+        "A_log": "A_log",
+        "dt_bias": "dt_bias",
+        "norm": "norm.weight",
+        "out_proj": "out_proj.weight",
+    }
+    return under("linear_attn", names)
+
+
+# One tensor for each expert, or those of all experts in one.
+EXPERTS = under(
+    "mlp",
+    {
+        "router": "gate.weight",
+        "up": Either(
+            ("experts.{}.gate_proj.weight", "experts.{}.up_proj.weight"), "experts.gate_up_proj"
+        ),
+        "down": Either("experts.{}.down_proj.weight", "experts.down_proj"),
+        "shared": under("shared_expert", GATED_MLP),
+        "shared_gate": "shared_expert_gate.weight",
+    },
+)
+FAMILY = Family(
+    read_config=read_config,
+    norm=norm("model.norm.weight"),
+    mixer_norm=norm("input_layernorm.weight"),
+    mlp_norm=norm("post_attention_layernorm.weight"),
+    tensors={
+        Attention: attention_names,
+        GatedDelta: _delta_names,
+        MLP: under("mlp", GATED_MLP),
+        MoE: EXPERTS,
+    },
+)
