@@ -112,6 +112,35 @@ def test_other_spellings_of_names_are_understood(edit):
     assert same_bits(load_model(folder)[1], load_model(GOLDEN["nemotron_h_dense"])[1])
 
 
+def test_experts_in_one_tensor_are_those_of_many(edit):
+    def fused(tensors):
+        lone = {name: tensors.pop(name) for name in list(tensors) if ".experts." in name}
+        for prefix in {name.split(".experts.")[0] for name in lone}:
+            parts = {
+                kind: np.stack([lone[f"{prefix}.experts.{i}.{kind}_proj.weight"] for i in range(7)])
+                for kind in ("gate", "up", "down")
+            }
+            joined = np.concatenate([parts["gate"], parts["up"]], axis=1)
+            tensors[f"{prefix}.experts.gate_up_proj"] = joined
+            tensors[f"{prefix}.experts.down_proj"] = parts["down"]
+
+    folder = edit("qwen3_5_moe_text", fused)
+    assert len(read(folder / "model.safetensors")) < 70
+    assert same_bits(load_model(folder)[1], load_model(GOLDEN["qwen3_5_moe_text"])[1])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_norms_that_are_stored_less_one_stay_in_float32(dtype):
+    stored = read(GOLDEN["qwen3_5_dense_tied"] / "model.safetensors")
+    _, params = load_model(GOLDEN["qwen3_5_dense_tied"], dtype=dtype)
+    want = 1 + stored["model.layers.1.self_attn.q_norm.weight"]
+    assert np.array_equal(params["layers"][1]["mixers"][0]["q_norm"], want)
+    assert np.array_equal(params["norm"], 1 + stored["model.norm.weight"])
+    assert params["norm"].dtype == "float32" and params["embed"].dtype == dtype
+    gated = params["layers"][0]["mixers"][0]["norm"]
+    assert np.array_equal(gated, stored["model.layers.0.linear_attn.norm.weight"].astype(dtype))
+
+
 def test_progress_ends_at_the_bytes_of_the_file():
     golden = GOLDEN["mamba2_groups_limits"]
     seen = []

@@ -70,6 +70,27 @@ def test_released_bamba_rotates_half_of_each_head():
     assert [i for i, yes in enumerate(attention) if yes] == [9, 18, 27]
 
 
+def test_a_file_of_text_and_images_is_read_as_its_text():
+    values = golden("qwen3_5_with_a_vision_tower")
+    text = values["text_config"] | {"tie_word_embeddings": values["tie_word_embeddings"]}
+    config = config_from_hf(values)
+    assert text["model_type"] == "qwen3_5_text"
+    assert config == config_from_hf(text) and config.family == "qwen3_5"
+    inside = values | {"text_config": text | {"tie_word_embeddings": True}}
+    assert config_from_hf(inside) == config  # what stands outside counts
+    del inside["tie_word_embeddings"]
+    assert config_from_hf(inside).tie_embeddings
+
+
+def test_attention_every_few_layers_needs_no_list():
+    values = golden("qwen3_next_experts_and_dense")
+    del values["layer_types"]
+    for every in (None, 2):
+        config = config_from_hf(values | {"full_attention_interval": every})
+        attention = [isinstance(layer.mixers[0], Attention) for layer in config.layers]
+        assert attention == [(index + 1) % (every or 4) == 0 for index in range(4)]
+
+
 def test_released_llama_scales_its_rotation():
     rope = config_from_hf(released("llama-3.1-8b")).attention.rope
     assert (rope.theta, rope.scaling.kind, rope.scaling.factor) == (500_000.0, "llama3", 8.0)
@@ -164,6 +185,8 @@ def test_unknown_family_names_the_supported_ones(name):
         ("granite_moe_nope_tied", "hidden_act", "gelu"),
         ("granite_moe_nope_tied", "position_embedding_type", "alibi"),
         ("granite_moe_nope_tied", "normalization_function", "layernorm"),
+        ("qwen3_next_experts_and_dense", "hidden_act", "gelu"),
+        ("qwen3_next_experts_and_dense", "attn_output_gate", False),
     ],
 )
 def test_unsupported_field_is_named_with_its_value_and_family(name, field, value):
@@ -203,6 +226,9 @@ def test_unsupported_rope_type_is_named(kind, field):
         ("bamba_biases_tied", "num_hidden_layers"),
         ("granite_moe_nope_tied", "num_experts_per_tok"),
         ("granite_moe_nope_tied", "vocab_size"),
+        ("qwen3_next_experts_and_dense", "linear_num_key_heads"),
+        ("qwen3_next_experts_and_dense", "intermediate_size"),
+        ("qwen3_next_experts_and_dense", "shared_expert_intermediate_size"),
     ],
 )
 @pytest.mark.parametrize("absent", [True, False], ids=["absent", "null"])
@@ -246,6 +272,12 @@ def test_missing_field_is_named(name, field, absent):
         ("nemotron_h_moe_groups", "n_group", 7),
         ("nemotron_h_moe_groups", "topk_group", 99),
         ("bamba_biases_tied", "mamba_n_groups", 7),
+        ("qwen3_next_experts_and_dense", "linear_num_key_heads", 4),
+        ("qwen3_next_experts_and_dense", "linear_conv_kernel_dim", 1),
+        ("qwen3_next_experts_and_dense", "mlp_only_layers", ["all"]),
+        ("qwen3_next_experts_and_dense", "layer_types", ["sliding_attention"]),
+        ("qwen3_next_experts_and_dense", "num_experts_per_tok", 7),
+        ("qwen3_5_with_a_vision_tower", "text_config", 3),
     ],
 )
 def test_malformed_field_is_named(name, field, value):
