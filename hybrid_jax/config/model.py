@@ -27,6 +27,7 @@ class ModelConfig:
         residual_in_fp32: keep the residual stream in float32 whatever the dtype.
         float32_norms: the weights of the layers' norms and of the last one are float32, whatever the dtype.
         dtype: the weights' dtype as stored.
+        mtp: layers of the head that predicts a token further (multi-token prediction); none unless it was asked for.
         eos_token_ids: any of these ends a sequence.
         bos_token_id: what the tokenizer puts first, when it does.
 
@@ -52,6 +53,7 @@ class ModelConfig:
     residual_in_fp32: bool = False
     float32_norms: bool = False
     dtype: str = "float32"
+    mtp: tuple[LayerSpec, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
 

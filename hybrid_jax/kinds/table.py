@@ -63,6 +63,14 @@ def model_weights(config: ModelConfig) -> Weights:
         "layers": [layer(spec) for spec in config.layers],
         "norm": norm,
     }
+    if config.mtp:
+        tree["mtp"] = {
+            "embed_norm": norm,
+            "hidden_norm": norm,
+            "in_proj": Weight(shape=(2 * config.width, config.width), draw="matrix"),
+            "layers": [layer(spec) for spec in config.mtp],
+            "norm": norm,
+        }
     if not config.tie_embeddings:
         tree["head"] = Weight(shape=(config.width, config.vocab_size), draw="matrix")
     return tree

@@ -3,6 +3,9 @@
 Parameters of a model: {"embed": [V, D], "layers": [layer, ...], "norm": [D], "head": [D, V] unless tied}.
 A layer: {"norm": [D], "mixers": [mixer, ...]} if it has mixers, {"mlp_norm": [D], "mlp": {...}} if it has
 an mlp; a layer that shares weights is an empty dict.
+
+A head for multi-token prediction, "mtp": norms of embeddings and of hidden states "embed_norm", "hidden_norm" [D],
+"in_proj" [2 D, D] of both, the embedding first, and its own "layers" and "norm".
 """
 
 from __future__ import annotations

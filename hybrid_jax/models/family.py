@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hybrid_jax.config import LayerSpec, ModelConfig
 from hybrid_jax.kinds.kind import Names
 from hybrid_jax.kinds.table import model_weights
-from hybrid_jax.kinds.tensors import stored, under
+from hybrid_jax.kinds.tensors import Piece, stored, under
 from hybrid_jax.models.hf_config import HFConfig
+
+# Names of the tensors of a head for multi-token prediction, but for its layers. Its norms are stored less 1.
+MTP: Names = {
+    "embed_norm": Piece(name="mtp.pre_fc_norm_embedding.weight", plus=1.0),
+    "hidden_norm": Piece(name="mtp.pre_fc_norm_hidden.weight", plus=1.0),
+    "in_proj": "mtp.fc.weight",
+    "norm": Piece(name="mtp.norm.weight", plus=1.0),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +37,7 @@ class Family:
         ignored: pattern of tensors that a file may hold and the model does not use.
         zeros: pattern of tensors that a file may lack; they are zero then.
         also: further `model_type`s that mean this family.
+        mtp: the layers of the head for multi-token prediction of a model, if files of this family have one.
     """
 
     read_config: Callable[[HFConfig], ModelConfig]
@@ -42,6 +51,7 @@ class Family:
     ignored: str = r"\.rotary_emb\.inv_freq$|^mtp\.|^(model\.)?visual\."
     zeros: str = "^$"
     also: tuple[str, ...] = ()
+    mtp: Callable[[ModelConfig], tuple[LayerSpec, ...]] | None = None
 
     def stored(self, config: ModelConfig, there: Container[str] = ()) -> dict:
         """Our parameter tree in terms of the checkpoint's tensors: a `tensors.Stored` at each leaf.
@@ -51,18 +61,22 @@ class Family:
         """
         names = {
             "embed": self.embed,
-            "layers": [self._layer(index, spec) for index, spec in enumerate(config.layers)],
+            "layers": self._layers(self.layers, config.layers),
             "norm": self.norm,
             "head": "lm_head.weight",
+            "mtp": MTP | {"layers": self._layers("mtp.layers", config.mtp)},
         }
         return stored(model_weights(config), names, there)
 
-    def _layer(self, index: int, spec: LayerSpec) -> Names:
+    def _layers(self, prefix: str, specs: Sequence[LayerSpec]) -> list[Names]:
+        return [under(f"{prefix}.{index}", self._layer(spec)) for index, spec in enumerate(specs)]
+
+    def _layer(self, spec: LayerSpec) -> Names:
         names: Names = {"norm": self.mixer_norm, "mlp_norm": self.mlp_norm}
         names["mixers"] = [self._block(mixer) for mixer in spec.mixers]
         if spec.mlp is not None:
             names["mlp"] = self._block(spec.mlp)
-        return under(f"{self.layers}.{index}", names)
+        return names
 
     def _block(self, spec: Any) -> Names:
         names = self.tensors[type(spec)]

@@ -6,6 +6,7 @@ Norms multiply by 1 + w, but for the one of the gated delta net, which comes bef
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hybrid_jax.config import (
     MLP,
@@ -119,6 +120,12 @@ def experts(fields: HFConfig, *, normalize: bool) -> MoE:
     )
 
 
+def mtp_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    """One layer with attention, and the feed-forward block of the model's last layer."""
+    last = config.layers[-1]
+    return (replace(last, mixers=(config.attention,) if config.attention else last.mixers),)
+
+
 # --- names of tensors -----------------------------------------------------------------------------
 
 
@@ -214,4 +221,5 @@ FAMILY = Family(
         MLP: under("mlp", GATED_MLP),
         MoE: EXPERTS,
     },
+    mtp=mtp_layers,
 )

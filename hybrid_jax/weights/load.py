@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from hybrid_jax.config import DTYPES, ModelConfig
+from hybrid_jax.config import DTYPES, LayerSpec, ModelConfig
+from hybrid_jax.models import FAMILIES
 from hybrid_jax.models.files import (
     CONFIG_FILE,
     STORED_CONFIG_FILE,
@@ -24,7 +25,11 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 def load_model(
-    path: str | Path, *, dtype: Dtype = "auto", progress: ReportBytes | None = None
+    path: str | Path,
+    *,
+    dtype: Dtype = "auto",
+    mtp: bool = False,
+    progress: ReportBytes | None = None,
 ) -> tuple[ModelConfig, dict]:
     """Reads a model from a Hugging Face directory or from one written by `save_orbax`.
 
@@ -33,6 +38,7 @@ def load_model(
             orbax directory.
         dtype: of the parameters; "auto" keeps the one they are stored in. A_log, D, dt_bias and the
             router's correction bias are float32 always.
+        mtp: also read the head for multi-token prediction, into params["mtp"].
         progress: called with (bytes done, bytes in all) as the parameters arrive.
 
     Returns:
@@ -56,10 +62,27 @@ def load_model(
         raise ValueError(f"load_model: dtype must be auto or one of {DTYPES}, got {dtype!r}")
     folder = model_folder(path)
     config = load_config(folder)
+    if mtp and not config.mtp:
+        config = replace(config, mtp=_mtp_layers(folder, config))
     report = progress or (lambda done, total: None)
     if (folder / STORED_CONFIG_FILE).is_file():
-        return load_orbax(folder, config, dtype, report)
+        config, params = load_orbax(folder, config, dtype, report)
+        if config.mtp and not mtp:
+            params.pop("mtp")
+            config = replace(config, mtp=())
+        return config, params
     return load_hf(folder, config, dtype, report)
+
+
+def _mtp_layers(folder: Path, config: ModelConfig) -> tuple[LayerSpec, ...]:
+    make = FAMILIES[config.family].mtp if config.family in FAMILIES else None
+    if make is None or (folder / STORED_CONFIG_FILE).is_file():
+        known = ", ".join(name for name, family in FAMILIES.items() if family.mtp)
+        raise ValueError(
+            f"load_model: mtp=True, and {folder} of family {config.family} has no head for multi-token prediction "
+            f"that is supported; Hugging Face checkpoints of {known} may have one"
+        )
+    return make(config)
 
 
 def load_config(path: str | Path) -> ModelConfig:
