@@ -9,6 +9,7 @@ from typing import Literal
 from hybrid_jax.config.checks import multiple, must, one_of, positive, require
 
 ACTIVATIONS = ("gated_silu", "relu2")
+GATED_NORMS = ("gate_first", "norm_first", "none")
 ROUTINGS = ("topk_softmax", "softmax_topk", "sigmoid")
 
 
@@ -111,7 +112,9 @@ class Mamba2:
         conv_width: taps of the causal depthwise convolution.
         conv_bias, proj_bias: biases of the convolution and of in_proj / out_proj.
         dt_limits: (low, high) bounds on the step size after softplus.
-        norm_groups: the gated RMS norm works on this many equal blocks of the inner width.
+        gated_norm: the output is multiplied by silu(z) and then normed ("gate_first"), the other way round
+            ("norm_first"), or only multiplied ("none").
+        norm_groups: that RMS norm works on this many equal blocks of the inner width.
         norm_eps: its epsilon.
     """
 
@@ -123,6 +126,7 @@ class Mamba2:
     conv_bias: bool = True
     proj_bias: bool = False
     dt_limits: tuple[float, float] = (0.0, math.inf)
+    gated_norm: Literal["gate_first", "norm_first", "none"] = "gate_first"
     norm_groups: int = 1
     norm_eps: float = 1e-5
 
@@ -131,6 +135,7 @@ class Mamba2:
         multiple(self, "num_heads", "num_groups", "its groups")
         multiple(self, "inner_size", "norm_groups", "its groups")
         must(self, "conv_width", self.conv_width >= 2, "at least 2")
+        one_of(self, "gated_norm", GATED_NORMS)
         low, high = self.dt_limits
         must(self, "dt_limits", 0 <= low < high, "ordered")
 
@@ -150,9 +155,15 @@ class Mamba2:
         return self.inner_size + 2 * self.num_groups * self.state_size
 
     @property
+    def proj_sizes(self) -> tuple[int, ...]:
+        """Outputs of in_proj: those of z, x, B, C, dt."""
+        shared = self.num_groups * self.state_size
+        return (self.inner_size, self.inner_size, shared, shared, self.num_heads)
+
+    @property
     def proj_size(self) -> int:
-        """Outputs of in_proj: z, x, B, C, dt."""
-        return self.inner_size + self.conv_size + self.num_heads
+        """All outputs of in_proj."""
+        return sum(self.proj_sizes)
 
 
 @dataclass(frozen=True, kw_only=True)

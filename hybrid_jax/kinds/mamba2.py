@@ -33,17 +33,18 @@ class Mamba2Kind(RecurrentKind):
         heads = (spec.num_heads,)
         tree = {
             "dt_bias": Weight(shape=heads, draw="step_bias", float32=True),
-            "in_proj": Weight(shape=(width, spec.proj_size), draw="matrix"),
+            "in_proj": Weight(shape=(width, spec.proj_size), draw="matrix", fused=spec.proj_sizes),
             "conv": Weight(shape=(spec.conv_width, spec.conv_size), draw="conv"),
             "A_log": Weight(shape=heads, draw="log_decay", float32=True),
             "D": Weight(shape=heads, draw="ones", float32=True),
-            "norm": Weight(shape=(spec.inner_size,), draw="ones"),
             "out_proj": Weight(shape=(spec.inner_size, width), draw="output"),
         }
+        if spec.gated_norm != "none":
+            tree["norm"] = Weight(shape=(spec.inner_size,), draw="ones")
         if spec.conv_bias:
             tree["conv_bias"] = Weight(shape=(spec.conv_size,), draw="zeros")
         if spec.proj_bias:
-            tree["in_bias"] = Weight(shape=(spec.proj_size,), draw="zeros")
+            tree["in_bias"] = Weight(shape=(spec.proj_size,), draw="zeros", fused=spec.proj_sizes)
             tree["out_bias"] = Weight(shape=(width,), draw="zeros")
         return tree
 

@@ -34,11 +34,12 @@ class Piece:
     Attributes:
         name: of the tensor.
         rows: those that belong to the parameter; None for all.
-        plus: is added to every value, in float32.
+        factor, plus: every value is multiplied by one and the other is added, in float32.
     """
 
     name: str
     rows: Rows | None = None
+    factor: float = 1.0
     plus: float = 0.0
 
 
@@ -57,13 +58,14 @@ class Part:
     Attributes:
         name, shape: of the tensor, as stored.
         place: index of the share in the parameter.
-        rows, plus: as in `Piece`.
+        rows, factor, plus: as in `Piece`.
     """
 
     name: str
     shape: tuple[int, ...]
     place: tuple[int | slice | EllipsisType, ...]
     rows: Rows | None
+    factor: float
     plus: float
 
 
@@ -179,7 +181,14 @@ def _part(piece: Piece, shape: tuple[int, ...], place: tuple) -> Part:
     if rows is not None:
         assert shape[0] == rows.blocks * (rows.stop - rows.start), f"{piece} is to fill {shape}"
         shape = (rows.blocks * rows.size, *shape[1:])
-    return Part(name=piece.name, shape=shape, place=place, rows=rows, plus=piece.plus)
+    return Part(
+        name=piece.name,
+        shape=shape,
+        place=place,
+        rows=rows,
+        factor=piece.factor,
+        plus=piece.plus,
+    )
 
 
 def _as_stored(shape: tuple[int, ...], layout: Layout) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """The Mamba-2 mixer: scan a prompt chunk, run a window of new tokens, fold records.
 
 Parameters: in_proj [D, z | x | B | C | dt], conv [W, E], optional conv_bias [E], A_log, D, dt_bias
-[M] float32, norm [M P], out_proj [M P, D], optional in_bias, out_bias.
+[M] float32, out_proj [M P, D], optional norm [M P], in_bias, out_bias.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import Mamba2
 from hybrid_jax.layers.linear import linear
-from pallas_kernels import WindowFrames, ssd_scan, ssd_window_frames
+from pallas_kernels import WindowFrames, operands, ssd_scan, ssd_window_frames
 from pallas_kernels import fold as ssd_fold
 from pallas_kernels.mamba2 import ProjectionLayout, split_records
 from pallas_kernels.rmsnorm import gated_rmsnorm
@@ -64,10 +64,29 @@ def output(params: dict, y: jax.Array, x: jax.Array, z: jax.Array, spec: Mamba2)
     y: [B, T, M, P] of the recurrence; x: [B, T, M, P]; z: [B, T, M P]. Returns [B, T, D].
     """
     y = y.astype(jnp.float32) + params["D"].astype(jnp.float32)[:, None] * x.astype(jnp.float32)
-    y = y.reshape(z.shape).astype(z.dtype)
-    sizes = {"eps": spec.norm_eps, "groups": spec.norm_groups}
-    y = gated_rmsnorm(y, z, params["norm"], **sizes, implementation="xla")
+    y = gate(params, y.reshape(z.shape).astype(z.dtype), z, spec, "xla")
     return linear(y, params["out_proj"], params.get("out_bias"))
+
+
+def gate(
+    params: dict, y: jax.Array, projected: jax.Array, spec: Mamba2, implementation: str
+) -> jax.Array:
+    """y [B, T, M P] times silu(z), with the norm that the spec says.
+
+    Args:
+        projected: [B, T, >= M P] with z in front, or parts of it. implementation: as `gated_rmsnorm` takes it.
+    """
+    if spec.gated_norm == "none":
+        z = jax.lax.slice_in_dim(projected, 0, spec.inner_size, axis=-1)
+        z = operands.whole(z, y.ndim, y.dtype).astype(jnp.float32)
+        return (y.astype(jnp.float32) * jax.nn.silu(z)).astype(y.dtype)
+    return gated_rmsnorm(
+        *(y, projected, params["norm"]),
+        eps=spec.norm_eps,
+        groups=spec.norm_groups,
+        norm_before_gate=spec.gated_norm == "norm_first",
+        implementation=implementation,
+    )
 
 
 def decay_rates(params: dict) -> jax.Array:

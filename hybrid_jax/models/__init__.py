@@ -11,6 +11,7 @@ from __future__ import annotations
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.models import (
     bamba,
+    falcon_h1,
     granitemoehybrid,
     llama,
     mamba2,
@@ -22,7 +23,10 @@ from hybrid_jax.models import (
 from hybrid_jax.models.family import Family as Family
 from hybrid_jax.models.hf_config import HFConfig
 
-MODULES = (*(bamba, granitemoehybrid, llama, mamba2, nemotron_h, qwen3_5, qwen3_5_moe, qwen3_next),)
+MODULES = (
+    *(bamba, falcon_h1, granitemoehybrid, llama, mamba2, nemotron_h),
+    *(qwen3_5, qwen3_5_moe, qwen3_next),
+)
 # By the name of its file, which is its model_type.
 FAMILIES = {module.__name__.rpartition(".")[2]: module.FAMILY for module in MODULES}
 MODEL_TYPES = {name: name for name in FAMILIES} | {

@@ -37,6 +37,8 @@ class Family:
         ignored: pattern of tensors that a file may hold and the model does not use.
         zeros: pattern of tensors that a file may lack; they are zero then.
         also: further `model_type`s that mean this family.
+        of_config: makes the family of one model, where its config.json says by what tensors are multiplied as they are
+            read.
         mtp: the layers of the head for multi-token prediction of a model, if files of this family have one.
     """
 
@@ -51,6 +53,7 @@ class Family:
     ignored: str = r"\.rotary_emb\.inv_freq$|^mtp\.|^(model\.)?visual\."
     zeros: str = "^$"
     also: tuple[str, ...] = ()
+    of_config: Callable[[HFConfig], Family] | None = None
     mtp: Callable[[ModelConfig], tuple[LayerSpec, ...]] | None = None
 
     def stored(self, config: ModelConfig, there: Container[str] = ()) -> dict:

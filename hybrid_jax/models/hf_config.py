@@ -95,6 +95,14 @@ class HFConfig:
             self._refuse(names, what, value)
         return float(value)
 
+    def numbers(self, name: str, count: int) -> list[float]:
+        """So many finite numbers; all 1 where the field is absent."""
+        value = self.get(name, default=[1.0] * count)
+        what = f"{count} finite numbers"
+        if not isinstance(value, list) or len(value) != count:
+            self._refuse((name,), what, value)
+        return [self.checked_number((name,), item, what, False) for item in value]
+
     def flag(self, *names: str, default: bool = False) -> bool:
         """True or false."""
         value = self.get(*names, default=default)
@@ -291,15 +299,18 @@ class HFConfig:
         proj_bias: str,
         norm_eps: float,
         dt_limits: Names = ("time_step_limit",),
+        **more: Any,
     ) -> Mamba2:
         """The `config.Mamba2` mixer, from the fields that have these names.
 
         Args:
             head_dim: channels of a head, if they are known already.
             norm_eps: of its norm.
+            more: further fields of `config.Mamba2`.
         """
         num_heads, num_groups = self.integer(heads), self.integer(*groups)
         self.divides(groups[-1], num_groups, heads, num_heads)
+        given: dict[str, Any] = {"norm_groups": num_groups} | more
         return Mamba2(
             num_heads=num_heads,
             head_dim=head_dim if isinstance(head_dim, int) else self.integer(*head_dim),
@@ -309,8 +320,8 @@ class HFConfig:
             conv_bias=self.flag(*conv_bias, default=True),
             proj_bias=self.flag(proj_bias),
             dt_limits=self._dt_limits(dt_limits),
-            norm_groups=num_groups,
             norm_eps=norm_eps,
+            **given,
         )
 
     def _dt_limits(self, names: Names) -> tuple[float, float]:

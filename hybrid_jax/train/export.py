@@ -69,7 +69,7 @@ def hf_tensors(params: dict, config: ModelConfig) -> dict[str, np.ndarray]:
         value = np.asarray(value, np.float32)
         dtype = np.float32 if leaf.float32 else ml_dtypes.bfloat16
         for part in leaf.parts:
-            piece = value[part.place] - np.float32(part.plus)
+            piece = (value[part.place] - np.float32(part.plus)) / np.float32(part.factor)
             if leaf.layout == "linear":
                 piece = np.swapaxes(piece, -1, -2)
             elif leaf.layout == "conv":

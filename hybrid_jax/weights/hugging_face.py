@@ -11,7 +11,8 @@ import numpy as np
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.kinds.tensors import Rows, Stored
 from hybrid_jax.models import FAMILIES, Family
-from hybrid_jax.models.files import ReportBytes
+from hybrid_jax.models.files import CONFIG_FILE, ReportBytes, read_json
+from hybrid_jax.models.hf_config import HFConfig
 from hybrid_jax.weights.safetensors import StoredTensor, read_tensors
 
 PIECE = 1 << 24  # bytes compared at a time
@@ -26,6 +27,8 @@ def load_hf(
     """Parameters from safetensors, and the config with what only the tensors tell: the dtype and whether heads are
     tied."""
     family = FAMILIES[config.family]
+    if family.of_config is not None:
+        family = family.of_config(HFConfig(read_json(folder / CONFIG_FILE), config.family))
     tensors = {family.canonical(tensor.name): tensor for tensor in read_tensors(folder)}
     config = _settle_head(config, family, tensors)
     tree = family.stored(config, tensors)
@@ -113,8 +116,8 @@ def _assemble(leaf: Stored, tensors: dict[str, StoredTensor], dtype: np.dtype) -
             continue
         _check_finite(tensors[part.name])
         source = _rows(tensors[part.name].array(), part.rows)
-        if part.plus:
-            source = source.astype(np.float32) + np.float32(part.plus)
+        if part.plus or part.factor != 1.0:
+            source = source.astype(np.float32) * np.float32(part.factor) + np.float32(part.plus)
         _place(out[part.place], source, leaf.layout)
     return out
 

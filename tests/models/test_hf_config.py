@@ -187,6 +187,7 @@ def test_unknown_family_names_the_supported_ones(name):
         ("granite_moe_nope_tied", "normalization_function", "layernorm"),
         ("qwen3_next_experts_and_dense", "hidden_act", "gelu"),
         ("qwen3_next_experts_and_dense", "attn_output_gate", False),
+        ("falcon_h1_norm_first_biases", "hidden_act", "gelu"),
     ],
 )
 def test_unsupported_field_is_named_with_its_value_and_family(name, field, value):
@@ -278,6 +279,11 @@ def test_missing_field_is_named(name, field, absent):
         ("qwen3_next_experts_and_dense", "layer_types", ["sliding_attention"]),
         ("qwen3_next_experts_and_dense", "num_experts_per_tok", 7),
         ("qwen3_5_with_a_vision_tower", "text_config", 3),
+        ("falcon_h1_norm_first_biases", "mlp_multipliers", [1.0]),
+        ("falcon_h1_norm_first_biases", "ssm_multipliers", [1, 1, 1, 1, "x"]),
+        ("falcon_h1_norm_first_biases", "mamba_d_head", 5),
+        ("falcon_h1_norm_first_biases", "mamba_n_heads", 7),
+        ("falcon_h1_norm_first_biases", "key_multiplier", "x"),
     ],
 )
 def test_malformed_field_is_named(name, field, value):

@@ -175,6 +175,32 @@ def random_variant(family: str, rng: random.Random) -> dict:
             rope_parameters=rope,
         )
     )
+    if family == "falcon_h1":
+        several = lambda count: [pick([1.0, 0.7, 1.6]) for _ in range(count)]
+        names = (
+            "lm_head",
+            "embedding",
+            "key",
+            "attention_in",
+            "attention_out",
+            "ssm_in",
+            "ssm_out",
+        )
+        inner = pick([None, ssm_heads * 4])
+        return (
+            both
+            | {f"{name}_multiplier": pick([1.0, 0.6, 2.1]) for name in names}
+            | dict(
+                mamba_d_ssm=inner,
+                mamba_d_head=pick(["auto", (inner or 2 * hidden) // ssm_heads]),
+                mlp_multipliers=several(2),
+                ssm_multipliers=several(5),
+                mamba_rms_norm=flag(),
+                mamba_norm_before_gate=flag(),
+                projectors_bias=flag(),
+                mlp_bias=flag(),
+            )
+        )
     if family == "bamba":
         return both | dict(
             attn_layer_indices=[i for i, kind in enumerate(kinds) if kind == A] or None,

@@ -14,10 +14,8 @@ import pytest
 from hybrid_jax.models import FAMILIES
 from hybrid_jax.models.decoder import forward
 from hybrid_jax.weights import load_model
-from tests.parity.goldens import COMMITTED, FOLDER, GOLDENS, config_of, load_answers
+from tests.parity.goldens import COMMITTED, FOLDER, GOLDENS, config_of, load_answers, tolerance
 from tests.parity.random_variants import random_variant
-
-TOLERANCE = 5e-4
 
 
 @functools.cache
@@ -32,7 +30,7 @@ def case(golden: Path):
     run = jax.jit(
         lambda tokens, lengths: forward(params, tokens, config, lengths=lengths),
     )
-    return answers, tokens, run
+    return config, answers, tokens, run
 
 
 @pytest.mark.skipif(FOLDER != COMMITTED, reason="HYBRID_JAX_GOLDENS names other goldens")
@@ -56,17 +54,17 @@ def test_a_family_without_random_variants_is_named():
 
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
 def test_logits_agree_with_transformers(golden):
-    answers, tokens, run = case(golden)
+    config, answers, tokens, run = case(golden)
     lengths = np.array([len(answer.logits) for answer in answers], np.int32)
     logits = np.asarray(run(jnp.asarray(tokens), jnp.asarray(lengths)))
     for row, answer in zip(logits, answers, strict=True):
         difference = np.abs(row[: len(answer.logits)] - answer.logits).max()
-        assert difference < TOLERANCE, f"prompt of {len(answer.prompt)} tokens"
+        assert difference < tolerance(config), f"prompt of {len(answer.prompt)} tokens"
 
 
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
 def test_greedy_continuations_agree_with_transformers(golden):
-    answers, tokens, run = case(golden)
+    _, answers, tokens, run = case(golden)
     lengths = np.array([len(answer.prompt) for answer in answers], np.int32)
     tokens = np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, 0)
     rows = np.arange(len(answers))

@@ -23,7 +23,6 @@ from hybrid_jax.state import Model, State
 from pallas_kernels.causal_conv import ConvWindow, causal_conv, causal_conv_window
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
 from pallas_kernels.checkpoint import Columns, store_columns
-from pallas_kernels.rmsnorm import gated_rmsnorm
 from pallas_kernels.rmsnorm.kernel import gated_unsupported
 from pallas_kernels.ssd_scan import ScanFrames, Tail, ssd_scan_frames, store_tail
 from pallas_kernels.ssd_scan.kernel import why_unsupported as scan_unsupported
@@ -171,14 +170,11 @@ class Mamba2Pallas(LayerSteps):
 
 
 def _output(params: dict, y: jax.Array, projected: jax.Array, spec: Mamba2) -> jax.Array:
-    """Gated norm of y [B, T, ...], which includes the D skip, by the gates in front of `projected`; then out_proj.
+    """Gates and norms y [B, T, ...], which includes the D skip, by the gates in front of `projected`; then out_proj.
 
     Both products may come in parts.
     """
-    y = y.reshape(*y.shape[:2], -1)
-    y = gated_rmsnorm(
-        *(y, projected, params["norm"]), eps=spec.norm_eps, groups=spec.norm_groups, **PALLAS
-    )
+    y = mamba2.gate(params, y.reshape(*y.shape[:2], -1), projected, spec, "pallas")
     return linear_in_parts(y, params["out_proj"], params.get("out_bias"))
 
 
