@@ -18,6 +18,7 @@ from hybrid_jax.kinds.table import kind_of, recurrent_kind
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint32": 4, "int32": 4, "uint16": 2}
 FRAME_TARGET_BYTES = 256 * 1024
+LEAST_FRAME_WORDS = 16
 NUM_FRAMES_LIMIT = 1 << 24  # a handle keeps 24 bits of frame id
 PROMPT_POSITIONS = 32  # prompt positions whose logits exist at once, for their log-probabilities
 # How many arrays as large as the logits XLA holds at once, by its own count; tests/engine/test_sizing.py checks this.
@@ -308,7 +309,7 @@ def _state_groups(
             StateGroup(
                 layout=layout,
                 num_layers=count,
-                units_per_frame=min(words // layout.unit_words, layout.units),
+                units_per_frame=_units_per_frame(layout, words),
                 first_frame=sum(group.num_frames for group in groups),
                 column_words=columns,
                 column_frames=-(-count * columns // words),
@@ -327,10 +328,10 @@ def _frame_options(page_words: int, layouts: list[StateLayout]) -> list[int]:
     """Frame sizes that are worth trying: the page's own size, and whole blocks of units that hold a page."""
     if not layouts:
         return [page_words]
-    least = max(page_words, *(layout.unit_words for layout in layouts))
+    least = max(page_words, LEAST_FRAME_WORDS, *(layout.unit_words for layout in layouts))
     sizes = {_round_up(least, 16)}
     for layout in set(layouts):
-        for frames in range(1, layout.units + 1):
+        for frames in range(1, layout.units + 1):  # none where columns are all that is cached
             words = _round_up(-(-layout.units // frames) * layout.unit_words, 16)
             if words >= least:
                 sizes.add(words)
@@ -341,13 +342,16 @@ def _cost(words: int, page: list[int], layouts: list[StateLayout]) -> float:
     """Wasted share of pages and checkpoints, plus a pull towards the usual frame size."""
     held = len(page) * words
     waste = (held - sum(page)) / held if held else 0.0
-    if layouts:
-        frames = sum(
-            -(-layout.units // min(words // layout.unit_words, layout.units)) for layout in layouts
-        )
+    frames = sum(-(-layout.units // _units_per_frame(layout, words)) for layout in layouts)
+    if frames:
         waste += 1 - sum(layout.state_words for layout in layouts) / (frames * words)
     distance = abs(math.log2(4 * words / FRAME_TARGET_BYTES))
     return waste + 0.02 * distance
+
+
+def _units_per_frame(layout: StateLayout, words: int) -> int:
+    """How many units of a state a frame of so many words holds; any number for a layer that has none."""
+    return min(words // layout.unit_words, layout.units) if layout.units else 1
 
 
 def _round_up(value: int, step: int) -> int:

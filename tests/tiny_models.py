@@ -23,6 +23,7 @@ from hybrid_jax.config import (
     MoE,
     Rope,
     RopeScaling,
+    ShortConv,
 )
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.models.initialize import random_params
@@ -127,6 +128,12 @@ def _qwen3_next() -> ModelConfig:
     return _config("qwen3_next", *layers, float32_norms=True)
 
 
+def _lfm2() -> ModelConfig:
+    attention = Attention(num_heads=4, num_kv_heads=2, head_dim=8, rope=Rope(dim=8), qk_norm=True)
+    mixers = [ShortConv(size=28), attention, ShortConv(size=28)]
+    return _config("lfm2", *(_layer(mixer, mlp=_MLP) for mixer in mixers), tie_embeddings=True)
+
+
 def _parallel() -> ModelConfig:
     both = _layer(_MAMBA, _ATTENTION, mlp=_MLP)
     return _config("parallel", both, both)
@@ -156,12 +163,13 @@ def _two_shapes() -> ModelConfig:
 
 
 def _unknown_kind() -> ModelConfig:
-    """A kind that only the tests know and that carries its state, alone and beside kinds that keep records, between
-    two shapes of KV."""
+    """A kind that only the tests know and that carries its state, alone and beside one that keeps records, between two
+    shapes of KV; one that keeps records beside one that caches columns alone."""
     replay = GatedDelta(num_key_heads=1, num_value_heads=3, key_dim=6, value_dim=4, conv_width=3)
     carry = Gated(num_blocks=5, block_size=4)
     wide = Attention(num_heads=4, num_kv_heads=4, head_dim=6, rope=Rope(dim=6))
-    mixers = [(replay,), (wide,), (carry,), (_MAMBA, carry), (_ATTENTION,), (replay, carry)]
+    short = ShortConv(size=20, conv_width=4, bias=True)
+    mixers = [(replay,), (wide,), (carry,), (_MAMBA, carry), (_ATTENTION,), (short, replay)]
     return _config("unknown_kinds", *(_layer(*mixer, mlp=_MLP) for mixer in mixers))
 
 
@@ -173,6 +181,7 @@ MODELS = {
     "bamba": _bamba,
     "granite": _granite,
     "qwen3_next": _qwen3_next,
+    "lfm2": _lfm2,
     "parallel": _parallel,
     "shared": _shared,
     "windowed": _windowed,

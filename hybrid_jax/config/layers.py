@@ -247,6 +247,25 @@ class GatedDelta:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShortConv:
+    """Gated short convolution (LFM2): C * conv(B * x), whose last inputs are all that it remembers.
+
+    Attributes:
+        size: E, channels of each of B, C and x.
+        conv_width: W, taps of the causal depthwise convolution.
+        bias: of both projections and of the convolution.
+    """
+
+    size: int
+    conv_width: int = 3
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        positive(self, "size")
+        must(self, "conv_width", self.conv_width >= 2, "at least 2")
+
+
+@dataclass(frozen=True, kw_only=True)
 class MLP:
     """Feed-forward block.
 
@@ -314,8 +333,8 @@ class MoE:
         )
 
 
-Mixer = Attention | Mamba2 | GatedDelta
-RecurrentMixer = Mamba1 | Mamba2 | GatedDelta
+RecurrentMixer = Mamba1 | Mamba2 | GatedDelta | ShortConv
+Mixer = Attention | RecurrentMixer
 FeedForward = MLP | MoE
 
 

@@ -252,6 +252,8 @@ class ChunkWalk:
         # 86 MB for 512 tokens of 173 M weights.
         # It also comes after the pages, if an attention layer beside this one has read them.
         parts = [part for part in jax.tree.leaves(joined) if part.size]
+        if tail.state is None:
+            return out
         own = frames.layer_frames(rows.write, place.layer, group)
         own = own + frames.zero_after(self.state, *parts, *self.beside.of(normed))
         arena = frames.write_state(self.state.arena, own, tail.state, group)

@@ -62,7 +62,7 @@ class StateLayout:
 
     Attributes:
         units, unit_words: how many equal parts its float32 state has, such as heads, and the elements of one part. A
-            frame holds a part whole.
+            frame holds a part whole. Both are 0 for a layer that caches columns alone.
         columns, channels: how many of the last inputs of its convolution the next token needs, and the elements of one
             input.
         records: (name, elements, dtype) for each field that it keeps of every token since the checkpoint. The dtype

@@ -11,6 +11,7 @@ from hybrid_jax.config import (
     Mamba2,
     ModelConfig,
     MoE,
+    ShortConv,
 )
 from hybrid_jax.kinds.attention import AttentionKind
 from hybrid_jax.kinds.gated_delta import GatedDeltaKind
@@ -18,12 +19,14 @@ from hybrid_jax.kinds.kind import Kind, RecurrentKind, Weight, Weights
 from hybrid_jax.kinds.mamba1 import Mamba1Kind
 from hybrid_jax.kinds.mamba2 import Mamba2Kind
 from hybrid_jax.kinds.mlp import MLPKind, MoEKind
+from hybrid_jax.kinds.short_conv import ShortConvKind
 
 KINDS: dict[type, Kind] = {
     Attention: AttentionKind(),
     Mamba1: Mamba1Kind(),
     Mamba2: Mamba2Kind(),
     GatedDelta: GatedDeltaKind(),
+    ShortConv: ShortConvKind(),
     MLP: MLPKind(),
     MoE: MoEKind(),
 }

@@ -13,6 +13,8 @@ from hybrid_jax.models import (
     bamba,
     falcon_h1,
     granitemoehybrid,
+    lfm2,
+    lfm2_moe,
     llama,
     mamba2,
     nemotron_h,
@@ -24,7 +26,7 @@ from hybrid_jax.models.family import Family as Family
 from hybrid_jax.models.hf_config import HFConfig
 
 MODULES = (
-    *(bamba, falcon_h1, granitemoehybrid, llama, mamba2, nemotron_h),
+    *(bamba, falcon_h1, granitemoehybrid, lfm2, lfm2_moe, llama, mamba2, nemotron_h),
     *(qwen3_5, qwen3_5_moe, qwen3_next),
 )
 # By the name of its file, which is its model_type.

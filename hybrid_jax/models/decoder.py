@@ -16,8 +16,17 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import MLP, Attention, GatedDelta, Mamba2, Mixer, ModelConfig, MoE
-from hybrid_jax.layers import attention, gated_delta, mamba2
+from hybrid_jax.config import (
+    MLP,
+    Attention,
+    GatedDelta,
+    Mamba2,
+    Mixer,
+    ModelConfig,
+    MoE,
+    ShortConv,
+)
+from hybrid_jax.layers import attention, gated_delta, mamba2, short_conv
 from hybrid_jax.layers.linear import LINEARS, LINEARS_IN_PARTS, linear_transposed
 from hybrid_jax.layers.mlp import mlp, moe
 from pallas_kernels.operands import whole
@@ -102,6 +111,7 @@ MIXERS: dict[type, Callable[..., jax.Array]] = {
     Attention: attention.whole,
     Mamba2: mamba2.whole,
     GatedDelta: gated_delta.whole,
+    ShortConv: short_conv.whole,
 }
 FEED_FORWARD: dict[type, Callable[..., jax.Array]] = {MLP: _mlp, MoE: _moe}
 

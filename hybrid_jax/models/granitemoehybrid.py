@@ -22,12 +22,7 @@ def read_config(fields: HFConfig) -> ModelConfig:
     rope = fields.only("position_embedding_type", ("nope", "rope"), "nope") == "rope"
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     kinds = fields.names("layer_types", "layers_block_type") or ["mamba"] * num_layers
-    unknown = [kind for kind in kinds if kind not in MIXER_KINDS]
-    if unknown or len(kinds) != num_layers:
-        raise ValueError(
-            f"granitemoehybrid: layer_types in config.json must name {num_layers} layers, each one of "
-            f"{', '.join(MIXER_KINDS)}, got {len(kinds)}, unknown among them: {unknown}"
-        )
+    fields.layer_kinds("layer_types", kinds, MIXER_KINDS, num_layers)
     kinds = [MIXER_KINDS[kind] for kind in kinds]
     mixers = {}
     if "attention" in kinds:

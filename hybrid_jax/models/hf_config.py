@@ -164,14 +164,33 @@ class HFConfig:
                 f"got {size} and {num_groups}"
             )
 
+    def layer_kinds(
+        self, name: str, kinds: list[str], known: Collection[str], num_layers: int
+    ) -> None:
+        """Checks that a list has one of the `known` kinds for each layer."""
+        unknown = sorted({kind for kind in kinds if kind not in known})
+        if unknown or len(kinds) != num_layers:
+            raise ValueError(
+                f"{self.family}: {name} in config.json must name {num_layers} layers, each one of "
+                f"{', '.join(known)}, got {len(kinds)}, unknown among them: {unknown}"
+            )
+
     # --- groups of fields -------------------------------------------------------------------------
 
-    def common(self, norm_eps: str, default_eps: float, default_length: Any = REQUIRED) -> dict:
+    def common(
+        self,
+        norm_eps: str,
+        default_eps: float,
+        default_length: Any = REQUIRED,
+        *,
+        tied: tuple[Names, bool] = (("tie_word_embeddings",), False),
+    ) -> dict:
         """The arguments of `ModelConfig` that every family reads the same way.
 
         Args:
             norm_eps: name of the norms' epsilon. default_eps: its value where the file has none.
             default_length: longest sequence where the file names none; without it the field is required.
+            tied: names of the field for tied embeddings, and its value where the file has none.
         """
         vocab_size = self.integer("vocab_size")
         eos = self.get("eos_token_id")
@@ -184,7 +203,7 @@ class HFConfig:
             "vocab_size": vocab_size,
             "width": self.integer("hidden_size"),
             "norm_eps": self.number(norm_eps, default=default_eps, positive=True),
-            "tie_embeddings": self.flag("tie_word_embeddings"),
+            "tie_embeddings": self.flag(*tied[0], default=tied[1]),
             "max_position": self.integer("max_position_embeddings", default=default_length),
             "dtype": self._dtype(),
             "eos_token_ids": eos_token_ids,
@@ -200,13 +219,19 @@ class HFConfig:
         return name
 
     def attention(
-        self, *, rope: bool, rope_fraction: float = 1.0, scale: float | None = None, **more: Any
+        self,
+        *,
+        rope: bool,
+        rope_fraction: float = 1.0,
+        theta: float = 10_000.0,
+        scale: float | None = None,
+        **more: Any,
     ) -> Attention:
         """The attention mixer of a family.
 
         Args:
             rope: whether the family rotates. rope_fraction: share of each head that is rotated where the file names
-                none; a family with 1 always rotates all of it.
+                none; a family with 1 always rotates all of it. theta: base of the rotation where the file names none.
             scale: of the scores; None for head_dim ** -0.5.
             more: further fields of `config.Attention`.
         """
@@ -225,14 +250,14 @@ class HFConfig:
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
-            rope=self._rope(head_dim, rope_fraction) if rope else None,
+            rope=self._rope(head_dim, rope_fraction, theta) if rope else None,
             scale=scale,
             qkv_bias=bias,
             out_bias=bias,
             **more,
         )
 
-    def _rope(self, head_dim: int, default_fraction: float) -> Rope:
+    def _rope(self, head_dim: int, default_fraction: float, default_theta: float) -> Rope:
         """`rope_parameters` (5.x), or `rope_theta`, `rope_scaling`, `partial_rotary_factor` (4.x)."""
         given = self.get("rope_parameters", "rope_scaling", default={})
         if not isinstance(given, dict):
@@ -256,7 +281,7 @@ class HFConfig:
                 f"{self.family}: partial_rotary_factor {fraction!r} rotates {dim} of head_dim "
                 f"{head_dim} channels; only even counts are supported"
             )
-        theta = fields.number("rope_theta", default=10_000.0, positive=True)
+        theta = fields.number("rope_theta", default=default_theta, positive=True)
         return Rope(dim=dim, theta=theta, scaling=self._scaling(given))
 
     def _scaling(self, given: dict) -> RopeScaling | None:

@@ -62,12 +62,7 @@ def config_of(fields: HFConfig, feed_forward: Sequence[FeedForward]) -> ModelCon
     if kinds is None:
         every = fields.integer("full_attention_interval", default=ATTENTION_EVERY)
         kinds = [DELTA if (index + 1) % every else FULL for index in range(num_layers)]
-    unknown = sorted({kind for kind in kinds if kind not in (DELTA, FULL)})
-    if unknown or len(kinds) != num_layers:
-        raise ValueError(
-            f"{fields.family}: layer_types in config.json must name {num_layers} layers, each one of {DELTA}, "
-            f"{FULL}, got {len(kinds)}, unknown among them: {unknown}"
-        )
+    fields.layer_kinds("layer_types", kinds, (DELTA, FULL), num_layers)
     makers = {DELTA: gated_delta, FULL: gated_attention}
     mixers: dict[str, Mixer] = {kind: makers[kind](fields) for kind in dict.fromkeys(kinds)}
     pairs = zip(kinds, feed_forward, strict=True)

@@ -19,6 +19,7 @@ from hybrid_jax.config import (
     LayerSpec,
     Mamba2,
     ModelConfig,
+    ShortConv,
 )
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine import runner as runners
@@ -180,6 +181,7 @@ WIDE = {
         mixers=(Attention(num_heads=16, num_kv_heads=16, head_dim=64),), mlp=MLP(width=512)
     ),
     "mamba": LayerSpec(mixers=(Mamba2(num_heads=16, head_dim=64, state_size=64),)),
+    "short": LayerSpec(mixers=(ShortConv(size=512),)),
     "gated": LayerSpec(
         mixers=(Attention(num_heads=8, num_kv_heads=2, head_dim=64, gate=True, qk_norm=True),)
     ),
@@ -200,6 +202,8 @@ WIDE = {
         (["attention", "mamba"], {"max_rows": 64, "exact": True}),
         (["delta"], {"max_rows": 2, "prefill_tokens": 512}),
         (["gated", "delta"], {"max_rows": 128}),
+        (["short"], {"max_rows": 2, "prefill_tokens": 512}),
+        (["short", "attention"], {"max_rows": 64, "exact": True}),
         (["gated", "delta"], {"max_rows": 64, "exact": True}),
     ],
 )

@@ -116,7 +116,7 @@ def older(values: dict) -> dict:
         kinds = values.pop("layers_block_type")
         values["hybrid_override_pattern"] = "".join(letters[kind] for kind in kinds)
         values["num_hidden_layers"] = len(kinds)
-    if "layer_types" in values and not values["model_type"].startswith("qwen"):
+    if "layer_types" in values and not values["model_type"].startswith(("qwen", "lfm2")):
         short = {"linear_attention": "mamba", "full_attention": "attention"}
         values["layer_types"] = [short[kind] for kind in values["layer_types"]]
     return json.loads(json.dumps(values))  # Infinity as released files spell it

@@ -57,13 +57,13 @@ def redraw(model: torch.nn.Module, seed: int) -> None:
             uniform(tensor, -5.0, 2.0)
         elif last == "D":
             normal(tensor, 0.0, 1.0)
-        elif last == "e_score_correction_bias":
+        elif last in ("e_score_correction_bias", "expert_bias"):
             normal(tensor, 0.0, 0.5)
         elif last == "bias":
             normal(tensor, 0.0, 0.4)
         elif tensor.ndim == 1:
             normal(tensor, 1.0, 0.3)
-        elif "conv1d" in name:
+        elif "conv1d" in name or ".conv.conv." in name:
             normal(tensor, 0.0, 0.6)
         elif "embed" in name:
             normal(tensor, 0.0, 1.0)

@@ -110,6 +110,37 @@ def random_variant(family: str, rng: random.Random) -> dict:
                 routed_scaling_factor=pick([1.0, 2.5]),
             )
         )
+    if family in ("lfm2", "lfm2_moe"):
+        lfm2 = (
+            common
+            | mixed
+            | dict(
+                hidden_size=heads * head_dim,
+                layer_types=["conv" if kind == M else A for kind in kinds],
+                num_hidden_layers=num_layers,
+                intermediate_size=rng.randrange(20, 70),
+                conv_bias=flag(),
+                conv_L_cache=rng.randrange(2, 6),
+                norm_eps=eps,
+                rope_parameters=rope,
+            )
+        )
+        if family == "lfm2":
+            return lfm2 | dict(
+                block_auto_adjust_ff_dim=flag(),
+                block_multiple_of=pick([1, 8, 32]),
+                block_ffn_dim_multiplier=pick([1.0, 1.3, 0.7]),
+            )
+        experts, top_k = pick([(4, 1), (5, 5), (6, 2), (8, 3)])
+        return lfm2 | dict(
+            num_dense_layers=rng.randrange(0, 3),
+            num_experts=experts,
+            num_experts_per_tok=top_k,
+            moe_intermediate_size=rng.randrange(8, 30),
+            use_expert_bias=flag(),
+            norm_topk_prob=flag(),
+            routed_scaling_factor=pick([1.0, 2.5]),
+        )
     if family in ("qwen3_next", "qwen3_5", "qwen3_5_moe"):
         experts, top_k = pick([(4, 1), (5, 5), (6, 2), (8, 3)])
         qwen = (

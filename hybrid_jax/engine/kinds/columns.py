@@ -159,13 +159,14 @@ def fold_layers(
     state: State,
     group: int,
     rows: FoldRows,
-    folded: Callable[[jax.Array, dict[str, jax.Array], jax.Array, jax.Array], jax.Array],
+    folded: Callable[[jax.Array, dict[str, jax.Array], jax.Array, jax.Array], jax.Array] | None,
     model: Model,
 ) -> State:
     """Writes the checkpoints of rows whose ring is full: states one (row, layer) at a time, columns one row at a time.
 
     Args:
         folded: makes the new state: arena, rings without the columns, row, layer -> float32[1, units, unit_words].
+            None where there are only columns.
     """
     own, rings = model.geometry.groups[group], dict(state.rings[group])
     layers, columns = own.num_layers, own.layout.columns
@@ -178,6 +179,7 @@ def fold_layers(
     def fold_layer(i, carry):
         arena, rings = carry
         row, layer = order[i // layers], i % layers
+        assert folded is not None
         new = folded(arena, rings, row, layer)
         target = jax.lax.dynamic_slice_in_dim(state.slots, rows.write_slot[row], 1)
         return frames.write_state(arena, frames.layer_frames(target, layer, own), new, own), rings
@@ -189,7 +191,9 @@ def fold_layers(
         target = jax.lax.dynamic_slice_in_dim(state.slots, rows.write_slot[row], 1)
         return frames.write_columns(arena, target, bits, own), conv
 
-    arena, rings = jax.lax.fori_loop(0, count * layers, fold_layer, (state.arena, rings))
+    arena = state.arena
+    if folded is not None:
+        arena, rings = jax.lax.fori_loop(0, count * layers, fold_layer, (arena, rings))
     if conv is not None:
         arena, rings["conv"] = jax.lax.fori_loop(0, count, fold_columns, (arena, conv))
     return state.replace(arena=arena).with_ring(group, **rings)

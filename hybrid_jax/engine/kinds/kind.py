@@ -135,12 +135,12 @@ class Tail(NamedTuple):
     Attributes:
         rings: what goes to the rows' rings, by array.
         columns: bits[R, W - 1, E] columns of the checkpoint after the chunk.
-        state: float32[R, units, unit_words] state of that checkpoint.
+        state: float32[R, units, unit_words] state of that checkpoint; None where there are only columns.
     """
 
     rings: dict[str, Entry]
     columns: jax.Array
-    state: jax.Array
+    state: jax.Array | None
 
 
 class LayerSteps(Protocol):

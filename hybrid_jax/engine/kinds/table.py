@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from hybrid_jax.config import GatedDelta, Mamba2
+from hybrid_jax.config import GatedDelta, Mamba2, ShortConv
 from hybrid_jax.engine.kinds.gated_delta_xla import GatedDeltaRecurrence
 from hybrid_jax.engine.kinds.kind import LayerSteps
 from hybrid_jax.engine.kinds.mamba2_pallas import Mamba2Pallas
 from hybrid_jax.engine.kinds.mamba2_xla import Mamba2Recurrence
 from hybrid_jax.engine.kinds.replay import Replay
+from hybrid_jax.engine.kinds.short_conv_xla import ShortConvSteps
 from hybrid_jax.state import Model
 
 LAYER_STEPS: dict[str, dict[type, LayerSteps]] = {
     "xla": {
         Mamba2: Replay(Mamba2Recurrence()),
         GatedDelta: Replay(GatedDeltaRecurrence()),
+        ShortConv: ShortConvSteps(),
     },
     "pallas": {Mamba2: Mamba2Pallas()},
 }
