@@ -18,6 +18,7 @@ from hybrid_jax.config import (
     EngineConfig,
     GatedDelta,
     LayerSpec,
+    Mamba1,
     Mamba2,
     ModelConfig,
     MoE,
@@ -134,6 +135,14 @@ def _lfm2() -> ModelConfig:
     return _config("lfm2", *(_layer(mixer, mlp=_MLP) for mixer in mixers), tie_embeddings=True)
 
 
+def _jamba() -> ModelConfig:
+    mixer = Mamba1(inner_size=20, state_size=5, dt_rank=3, conv_width=3, norms="weighted")
+    attention = Attention(num_heads=4, num_kv_heads=2, head_dim=6)
+    experts = MoE(num_experts=5, top_k=2, width=12, routing="softmax_topk", normalize=False)
+    pairs = [(mixer, experts), (attention, _MLP), (mixer, _MLP)]
+    return _config("jamba", *(_layer(mixer, mlp=mlp) for mixer, mlp in pairs))
+
+
 def _parallel() -> ModelConfig:
     both = _layer(_MAMBA, _ATTENTION, mlp=_MLP)
     return _config("parallel", both, both)
@@ -182,6 +191,7 @@ MODELS = {
     "granite": _granite,
     "qwen3_next": _qwen3_next,
     "lfm2": _lfm2,
+    "jamba": _jamba,
     "parallel": _parallel,
     "shared": _shared,
     "windowed": _windowed,
@@ -214,7 +224,7 @@ def redrawn(config: ModelConfig, seed: int, dtype: str = "float32") -> dict:
             values = np.log(np.expm1(rng.uniform(0.05, 0.6, leaf.shape)))
         elif name == "A_log":  # 2 to 200 tokens of memory
             values = np.log(rng.uniform(0.02, 1.0, leaf.shape))
-        elif name in ("D", "norm", "mlp_norm", "q_norm", "k_norm"):
+        elif name in ("D", "mlp_norm") or name.endswith("norm"):
             values = rng.uniform(0.6, 1.6, leaf.shape)
         elif name.endswith("_bias"):
             values = rng.normal(0, 0.3, leaf.shape)

@@ -168,15 +168,17 @@ class Mamba2:
 
 @dataclass(frozen=True, kw_only=True)
 class Mamba1:
-    """Mamba mixer (S6, arXiv 2312.00752), one decay rate per channel and state element. Sizes alone: no engine
-    runs it yet, cache studies do.
+    """Mamba mixer (S6, arXiv 2312.00752), one decay rate per channel and state element.
 
     Attributes:
-        inner_size: channels of the state.
+        inner_size: E, channels of the state.
         state_size: R, elements per channel.
         dt_rank: width that step sizes are projected from.
         conv_width: taps of the causal depthwise convolution.
-        conv_bias: its bias.
+        conv_bias, proj_bias: biases of the convolution and of in_proj / out_proj.
+        norms: RMS norms of what step sizes are projected from, of B and of C: none, with weights (Jamba), or without
+            (Falcon-Mamba).
+        norm_eps: their epsilon.
     """
 
     inner_size: int
@@ -184,9 +186,14 @@ class Mamba1:
     dt_rank: int
     conv_width: int = 4
     conv_bias: bool = True
+    proj_bias: bool = False
+    norms: Literal["none", "weighted", "weightless"] = "none"
+    norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
-        positive(self, "inner_size", "state_size", "dt_rank", "conv_width")
+        positive(self, "inner_size", "state_size", "dt_rank")
+        must(self, "conv_width", self.conv_width >= 2, "at least 2")
+        one_of(self, "norms", ("none", "weighted", "weightless"))
 
     @property
     def conv_size(self) -> int:

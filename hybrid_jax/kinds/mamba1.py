@@ -1,9 +1,18 @@
-"""Mamba (S6, arXiv 2312.00752): one decay rate for each channel and element of the state. Only sizes, for studies."""
+"""Mamba (S6, arXiv 2312.00752): one decay rate for each channel and element of the state, which is carried."""
 
 from __future__ import annotations
 
 from hybrid_jax.config import Mamba1
-from hybrid_jax.kinds.kind import RecurrentKind, StateLayout, Weight, Weights
+from hybrid_jax.kinds.kind import (
+    FLOAT32_BYTES,
+    RecurrentKind,
+    StateLayout,
+    StepSize,
+    Weight,
+    Weights,
+)
+
+TILE = 8  # tokens whose states XLA holds at once (`pallas_kernels.selective_scan.xla`)
 
 
 class Mamba1Kind(RecurrentKind):
@@ -19,20 +28,37 @@ class Mamba1Kind(RecurrentKind):
             columns=spec.conv_width - 1,
             channels=spec.conv_size,
             records=(),
+            carries=True,
         )
 
     def weights(self, spec: Mamba1, width: int) -> Weights:
-        inner, rank = spec.inner_size, spec.dt_rank
+        inner, rank, size = spec.inner_size, spec.dt_rank, spec.state_size
         tree = {
             "in_proj": Weight(shape=(width, 2 * inner), draw="matrix"),
             "conv": Weight(shape=(spec.conv_width, inner), draw="conv"),
-            "x_proj": Weight(shape=(inner, rank + 2 * spec.state_size), draw="matrix"),
+            "x_proj": Weight(shape=(inner, rank + 2 * size), draw="matrix"),
             "dt_proj": Weight(shape=(rank, inner), draw="matrix"),
             "dt_bias": Weight(shape=(inner,), draw="step_bias", float32=True),
-            "A_log": Weight(shape=(inner, spec.state_size), draw="log_decay", float32=True),
+            "A_log": Weight(shape=(inner, size), draw="log_decay", float32=True),
             "D": Weight(shape=(inner,), draw="ones", float32=True),
             "out_proj": Weight(shape=(inner, width), draw="output"),
         }
         if spec.conv_bias:
             tree["conv_bias"] = Weight(shape=(inner,), draw="zeros")
+        if spec.proj_bias:
+            tree["in_bias"] = Weight(shape=(2 * inner,), draw="zeros")
+            tree["out_bias"] = Weight(shape=(width,), draw="zeros")
+        if spec.norms == "weighted":
+            for name, channels in (("dt_norm", rank), ("B_norm", size), ("C_norm", size)):
+                tree[name] = Weight(shape=(channels,), draw="ones")
         return tree
+
+    def row_bytes(self, spec: Mamba1, step: StepSize) -> int:
+        beside = 2 * spec.inner_size * step.item + FLOAT32_BYTES * spec.inner_size
+        return step.product(2 * spec.inner_size) + beside
+
+    def chunk_bytes(self, spec: Mamba1, step: StepSize) -> int:
+        return self.row_bytes(spec, step)
+
+    def xla_elements(self, spec: Mamba1, width: int) -> int:
+        return 10 * spec.inner_size

@@ -109,6 +109,22 @@ MAMBA2: Names = {
     "out_proj": "out_proj.weight",
     "out_bias": "out_proj.bias",
 }
+MAMBA1: Names = {
+    "in_proj": "in_proj.weight",
+    "in_bias": "in_proj.bias",
+    "conv": "conv1d.weight",
+    "conv_bias": "conv1d.bias",
+    "x_proj": "x_proj.weight",
+    "dt_proj": "dt_proj.weight",
+    "dt_bias": "dt_proj.bias",
+    "A_log": "A_log",
+    "D": "D",
+    "out_proj": "out_proj.weight",
+    "out_bias": "out_proj.bias",
+    "dt_norm": "dt_layernorm.weight",
+    "B_norm": "b_layernorm.weight",
+    "C_norm": "c_layernorm.weight",
+}
 GATED_MLP: Names = {
     "up": ("gate_proj.weight", "up_proj.weight"),
     "down": "down_proj.weight",

@@ -12,10 +12,13 @@ from hybrid_jax.config import ModelConfig
 from hybrid_jax.models import (
     bamba,
     falcon_h1,
+    falcon_mamba,
     granitemoehybrid,
+    jamba,
     lfm2,
     lfm2_moe,
     llama,
+    mamba,
     mamba2,
     nemotron_h,
     qwen3_5,
@@ -26,8 +29,8 @@ from hybrid_jax.models.family import Family as Family
 from hybrid_jax.models.hf_config import HFConfig
 
 MODULES = (
-    *(bamba, falcon_h1, granitemoehybrid, lfm2, lfm2_moe, llama, mamba2, nemotron_h),
-    *(qwen3_5, qwen3_5_moe, qwen3_next),
+    *(bamba, falcon_h1, falcon_mamba, granitemoehybrid, jamba, lfm2, lfm2_moe, llama, mamba),
+    *(mamba2, nemotron_h, qwen3_5, qwen3_5_moe, qwen3_next),
 )
 # By the name of its file, which is its model_type.
 FAMILIES = {module.__name__.rpartition(".")[2]: module.FAMILY for module in MODULES}

@@ -20,13 +20,14 @@ from hybrid_jax.config import (
     MLP,
     Attention,
     GatedDelta,
+    Mamba1,
     Mamba2,
     Mixer,
     ModelConfig,
     MoE,
     ShortConv,
 )
-from hybrid_jax.layers import attention, gated_delta, mamba2, short_conv
+from hybrid_jax.layers import attention, gated_delta, mamba1, mamba2, short_conv
 from hybrid_jax.layers.linear import LINEARS, LINEARS_IN_PARTS, linear_transposed
 from hybrid_jax.layers.mlp import mlp, moe
 from pallas_kernels.operands import whole
@@ -112,6 +113,7 @@ MIXERS: dict[type, Callable[..., jax.Array]] = {
     Mamba2: mamba2.whole,
     GatedDelta: gated_delta.whole,
     ShortConv: short_conv.whole,
+    Mamba1: mamba1.whole,
 }
 FEED_FORWARD: dict[type, Callable[..., jax.Array]] = {MLP: _mlp, MoE: _moe}
 

@@ -103,6 +103,12 @@ class HFConfig:
             self._refuse((name,), what, value)
         return [self.checked_number((name,), item, what, False) for item in value]
 
+    def dt_rank(self, name: str, width: int) -> int:
+        """The rank of the step sizes of Mamba: a sixteenth of the width, rounded up, unless the file says another."""
+        if self.get(name, default="auto") == "auto":
+            return -(-width // 16)
+        return self.integer(name)
+
     def flag(self, *names: str, default: bool = False) -> bool:
         """True or false."""
         value = self.get(*names, default=default)

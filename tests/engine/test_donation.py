@@ -21,6 +21,7 @@ from hybrid_jax.config import (
     EngineConfig,
     GatedDelta,
     LayerSpec,
+    Mamba1,
     Mamba2,
     ModelConfig,
     ShortConv,
@@ -54,7 +55,7 @@ pytestmark = [pytest.mark.usefixtures("no_compile_cache"), pytest.mark.as_users]
 def model(pattern: str, dtype: str) -> ModelConfig:
     """The bundled model's widths with other layers: M, A, or both side by side in either order, P and Q. N and B have
     other shapes than M and A. D is a gated delta net, G has a gate, S caches columns
-    alone, C carries its state."""
+    alone, J and C carry their state."""
     mamba2 = Mamba2(num_heads=6, head_dim=64, state_size=64)
     attention = Attention(num_heads=3, num_kv_heads=1, head_dim=64)
     mixers = {
@@ -64,6 +65,7 @@ def model(pattern: str, dtype: str) -> ModelConfig:
         "D": (GatedDelta(num_key_heads=2, num_value_heads=6, key_dim=64, value_dim=64),),
         "G": (replace(attention, gate=True, qk_norm=True, float32_norms=True),),
         "S": (ShortConv(size=192),),
+        "J": (Mamba1(inner_size=384, state_size=64, dt_rank=12),),
         "C": (Gated(num_blocks=6, block_size=4096),),
     }
     return ModelConfig(
@@ -243,11 +245,11 @@ CASES = {
     "prefill_two_shapes": ("MNBAN", "float32", "prefill", 4, 32),
     "exact_two_shapes": ("MNBMAN", "float32", "exact", 8, 32),
     "fork_two_shapes": ("MNBAN", "float32", "fork", 4, None),
-    "decode_other_kinds": ("DCGSDC", "float32", "decode", 8, None),
-    "decode_other_kinds_bfloat16": ("MCAD", "bfloat16", "decode", 8, None),
-    "prefill_other_kinds": ("DCGSDC", "float32", "prefill", 4, 32),
-    "exact_other_kinds": ("DCGSDC", "float32", "exact", 8, 32),
-    "fork_other_kinds": ("DCGSDC", "float32", "fork", 4, None),
+    "decode_other_kinds": ("DJCGSJD", "float32", "decode", 8, None),
+    "decode_other_kinds_bfloat16": ("MJCAD", "bfloat16", "decode", 8, None),
+    "prefill_other_kinds": ("DJCGSJD", "float32", "prefill", 4, 32),
+    "exact_other_kinds": ("DJCGSJD", "float32", "exact", 8, 32),
+    "fork_other_kinds": ("DJCGSJD", "float32", "fork", 4, None),
 }
 LEFT_TO_ALL = {
     *("decode_logprobs", "decode_bfloat16", "decode_one_frame_a_layer", "decode_side_by_side"),
@@ -270,7 +272,7 @@ def test_a_step_updates_its_state_in_place(name):
     check(runner, kind, shape, variant if kind != "exact" else WHOLE)
 
 
-@pytest.mark.parametrize("pattern", ["MAM", "DCGSDC"])
+@pytest.mark.parametrize("pattern", ["MAM", "DJCGSJD"])
 def test_a_window_of_which_some_tokens_stay_updates_its_state_in_place(pattern):
     with decoding_by(Told(8)):
         runner = make_runner(pattern)

@@ -17,6 +17,7 @@ from hybrid_jax.config import (
     EngineConfig,
     GatedDelta,
     LayerSpec,
+    Mamba1,
     Mamba2,
     ModelConfig,
     ShortConv,
@@ -181,6 +182,7 @@ WIDE = {
         mixers=(Attention(num_heads=16, num_kv_heads=16, head_dim=64),), mlp=MLP(width=512)
     ),
     "mamba": LayerSpec(mixers=(Mamba2(num_heads=16, head_dim=64, state_size=64),)),
+    "mamba1": LayerSpec(mixers=(Mamba1(inner_size=1024, state_size=16, dt_rank=32),)),
     "short": LayerSpec(mixers=(ShortConv(size=512),)),
     "gated": LayerSpec(
         mixers=(Attention(num_heads=8, num_kv_heads=2, head_dim=64, gate=True, qk_norm=True),)
@@ -203,6 +205,8 @@ WIDE = {
         (["delta"], {"max_rows": 2, "prefill_tokens": 512}),
         (["gated", "delta"], {"max_rows": 128}),
         (["short"], {"max_rows": 2, "prefill_tokens": 512}),
+        (["mamba1"], {"max_rows": 2, "prefill_tokens": 512}),
+        (["mamba1", "attention"], {"max_rows": 64, "exact": True}),
         (["short", "attention"], {"max_rows": 64, "exact": True}),
         (["gated", "delta"], {"max_rows": 64, "exact": True}),
     ],

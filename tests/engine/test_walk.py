@@ -134,7 +134,7 @@ def paths(row: int) -> list[list[int]]:
     ("name", "kernels"),
     [
         *((name, "xla") for name in ("with_unknown_kind", "parallel", "windowed", "llama")),
-        ("qwen3_next", "xla"),
+        *(("qwen3_next", "xla"), ("jamba", "xla")),
         *(pytest.param(name, "pallas", marks=pytest.mark.slow) for name in ("bamba", "windowed")),
     ],
 )

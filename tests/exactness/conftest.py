@@ -28,11 +28,11 @@ else:
 LEFT_TO_ALL = () if EVERYTHING else ("with_two_shapes",)  # with_unknown_kind has two shapes of KV
 NAMES = tuple(name for name in (*MODELS, *CHOSEN) if name not in LEFT_TO_ALL)
 DRAWN = (
-    *("llama", "mamba2", "nemotron_h_moe", "qwen3_next", "parallel", "windowed"),
+    *("llama", "mamba2", "nemotron_h_moe", "qwen3_next", "jamba", "parallel", "windowed"),
     "with_unknown_kind",
 )
 EXACT_NAMES = NAMES if EVERYTHING else DRAWN
-FORCED_NAMES = ("llama", "qwen3_next", "parallel", "with_two_shapes", "with_unknown_kind")
+FORCED_NAMES = ("llama", "qwen3_next", "jamba", "parallel", "with_two_shapes", "with_unknown_kind")
 FORCED_NAMES = tuple(name for name in FORCED_NAMES if name in NAMES)
 FLOAT32 = EngineConfig(max_rows=3, prefill_tokens=128, steps_per_dispatch=3, page_tokens=64)
 SETTINGS = {

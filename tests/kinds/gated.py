@@ -80,7 +80,7 @@ class GatedRecurrence(CarryRecurrence):
         kept: jax.Array,
         spec: Gated,
     ) -> tuple[jax.Array, jax.Array]:
-        x, a, z = rest
+        x, a, _ = rest
         first = state.reshape(state.shape[0], -1)
 
         def step(carry, token):
@@ -93,9 +93,12 @@ class GatedRecurrence(CarryRecurrence):
         states = jnp.repeat(first[:, None], kept.shape[1], axis=1)
         tokens = jax.tree.map(lambda part: jnp.moveaxis(part, 1, 0), (x, a, valid))
         (_, states, _), y = jax.lax.scan(step, (first, states, 0), tokens)
-        y = jnp.moveaxis(y, 0, 1) * jax.nn.silu(z.astype(jnp.float32))
-        out = linear(y.astype(z.dtype), params["out_proj"])
-        return out, states.reshape(*kept.shape, *state.shape[1:])
+        return jnp.moveaxis(y, 0, 1), states.reshape(*kept.shape, *state.shape[1:])
+
+    def output(self, params: dict, y: jax.Array, rest: tuple, spec: Gated) -> jax.Array:
+        z = rest[2]
+        y = y * jax.nn.silu(z.astype(jnp.float32))
+        return linear(y.astype(z.dtype), params["out_proj"])
 
 
 def whole(
@@ -105,7 +108,8 @@ def whole(
     _, rest = recurrence.project(params, h, spec)
     state = jnp.zeros((h.shape[0], spec.num_blocks, spec.block_size), jnp.float32)
     valid = jnp.arange(h.shape[1]) < lengths[:, None]
-    return recurrence.advance(params, None, rest, state, valid, lengths[:, None], spec)[0]
+    y, _ = recurrence.advance(params, None, rest, state, valid, lengths[:, None], spec)
+    return recurrence.output(params, y, rest, spec)
 
 
 def register() -> None:

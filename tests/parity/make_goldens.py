@@ -53,7 +53,7 @@ def redraw(model: torch.nn.Module, seed: int) -> None:
         last = name.rsplit(".", 1)[-1]
         if last == "A_log":
             uniform(tensor, -1.5, 2.5)
-        elif last == "dt_bias":
+        elif last == "dt_bias" or name.endswith("dt_proj.bias"):
             uniform(tensor, -5.0, 2.0)
         elif last == "D":
             normal(tensor, 0.0, 1.0)

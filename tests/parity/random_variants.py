@@ -110,6 +110,45 @@ def random_variant(family: str, rng: random.Random) -> dict:
                 routed_scaling_factor=pick([1.0, 2.5]),
             )
         )
+    if family in ("mamba", "falcon_mamba"):
+        stack = common | dict(
+            hidden_size=rng.randrange(20, 50),
+            num_hidden_layers=num_layers,
+            state_size=pick([3, 8, 16]),
+            conv_kernel=rng.randrange(2, 6),
+            expand=pick([1, 2, 3]),
+            time_step_rank=pick(["auto", 3, 7]),
+            use_bias=flag(),
+            use_conv_bias=flag(),
+            residual_in_fp32=flag(),
+            layer_norm_epsilon=eps,
+        )
+        return stack | (dict(mixer_rms_eps=eps) if family == "falcon_mamba" else {})
+    if family == "jamba":
+        experts, top_k = pick([(1, 1), (4, 1), (5, 5), (6, 2)])
+        attention_period, expert_period = pick([1, 2, 3]), pick([1, 2, 3])
+        return (
+            common
+            | mixed
+            | dict(
+                hidden_size=heads * pick([8, 12]),
+                intermediate_size=rng.randrange(20, 50),
+                num_hidden_layers=num_layers,
+                attn_layer_period=attention_period,
+                attn_layer_offset=rng.randrange(attention_period),
+                expert_layer_period=expert_period,
+                expert_layer_offset=rng.randrange(expert_period),
+                num_experts=experts,
+                num_experts_per_tok=top_k,
+                mamba_d_state=pick([3, 8, 16]),
+                mamba_d_conv=rng.randrange(2, 6),
+                mamba_expand=pick([1, 2, 3]),
+                mamba_dt_rank=pick(["auto", 3, 7]),
+                mamba_conv_bias=flag(),
+                mamba_proj_bias=flag(),
+                rms_norm_eps=eps,
+            )
+        )
     if family in ("lfm2", "lfm2_moe"):
         lfm2 = (
             common

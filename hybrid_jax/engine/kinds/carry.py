@@ -46,7 +46,7 @@ class CarryRecurrence(Convolved, Protocol):
         kept: jax.Array,
         spec: RecurrentMixer,
     ) -> tuple[jax.Array, jax.Array]:
-        """Outputs [B, T, D], and K states of each row.
+        """What each token reads, [B, T, ...], and K states of each row.
 
         For exact mode a token must give the same bits wherever it stands among the T.
 
@@ -56,8 +56,11 @@ class CarryRecurrence(Convolved, Protocol):
             kept: int32[B, K] numbers of tokens after which a state is wanted.
 
         Returns:
-            Outputs, and float32[B, K, units, unit_words].
+            What each token reads, and float32[B, K, units, unit_words].
         """
+
+    def output(self, params: dict, y: jax.Array, rest: Any, spec: RecurrentMixer) -> jax.Array:
+        """Outputs [B, T, D] from what the tokens read, and the rest of the projection."""
 
 
 class Carry(WithColumns):
@@ -91,9 +94,10 @@ class Carry(WithColumns):
         kept = jnp.broadcast_to(ends, (num_rows, len(ends)))
         advance = functools.partial(self.recurrence.advance, params, spec=group.layout.spec)
         if rows.ancestors is None:
-            out, new = advance(*given, old, plan.valid, kept)
+            y, new = advance(*given, old, plan.valid, kept)
         else:
-            out, new = _advance_tree(advance, given, old, plan.valid, rows.ancestors)
+            y, new = _advance_tree(advance, given, old, plan.valid, rows.ancestors)
+        out = self.recurrence.output(params, y, given[1], group.layout.spec)
         new = new.reshape(*new.shape[:2], -1)
         start = None if count == 1 else rows.end % count
         if not plan.commits:
@@ -120,9 +124,10 @@ class Carry(WithColumns):
         columns = jnp.concatenate([from_bits(before).astype(raw.dtype), raw], axis=1)
         kept = jnp.stack([rows.state_len, rows.length], axis=1)
         convolved = self.recurrence.convolve(params, columns, group.layout.spec)
-        out, new = self.recurrence.advance(
+        y, new = self.recurrence.advance(
             params, convolved, rest, old, valid, kept, group.layout.spec
         )
+        out = self.recurrence.output(params, y, rest, group.layout.spec)
         last = new[:, 1:].reshape(new.shape[0], 1, -1)
         start = None if ring.shape[2] == 1 else (rows.start + rows.length) % ring.shape[2]
         rings = {"state": Entry(last, start)}
@@ -154,17 +159,23 @@ def _advance_tree(
     """Advances the tokens of a tree one after the other, each from its parent's state.
 
     Returns:
-        Outputs [B, T, D], and the states after each token.
+        What the tokens read, [B, T, ...], and the states after each of them.
     """
     rows, tokens = ancestors.shape
-    states = jnp.zeros((rows, 1 + tokens, *state.shape[1:])).at[:, 0].set(state)
-    outputs = []
-    for t in range(tokens):
+    one = jnp.ones((rows, 1), jnp.int32)
+
+    def token(states: jax.Array, inputs: tuple) -> tuple[jax.Array, jax.Array]:
+        t, path, own, valid = inputs
         # The parent's number, plus 1; 0 stands for the state before the tree.
-        parent = 32 - jax.lax.clz(ancestors[:, t] & ((1 << t) - 1))
+        parent = 32 - jax.lax.clz(path & ((1 << t) - 1))
         first = jnp.take_along_axis(states, parent[:, None, None, None], axis=1)[:, 0]
-        own = jax.tree.map(lambda part, t=t: part[:, t : t + 1], (*given, valid))
-        out, new = advance(*own[:2], first, own[2], jnp.ones((rows, 1), jnp.int32))
-        outputs.append(out)
-        states = states.at[:, t + 1].set(new[:, 0])
-    return jnp.concatenate(outputs, axis=1), states[:, 1:]
+        own = jax.tree.map(lambda part: part[:, None], own)
+        y, new = advance(*own, first, valid[:, None], one)
+        return jax.lax.dynamic_update_slice_in_dim(states, new, t + 1, axis=1), y[:, 0]
+
+    states = jnp.zeros((rows, 1 + tokens, *state.shape[1:])).at[:, 0].set(state)
+    first_axis = jax.tree.map(
+        lambda part: jnp.moveaxis(part, 1, 0), (ancestors, tuple(given), valid)
+    )
+    states, y = jax.lax.scan(token, states, (jnp.arange(tokens), *first_axis))
+    return jnp.moveaxis(y, 0, 1), states[:, 1:]

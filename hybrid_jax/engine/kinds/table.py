@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from hybrid_jax.config import GatedDelta, Mamba2, ShortConv
+from hybrid_jax.config import GatedDelta, Mamba1, Mamba2, ShortConv
+from hybrid_jax.engine.kinds.carry import Carry
 from hybrid_jax.engine.kinds.gated_delta_xla import GatedDeltaRecurrence
 from hybrid_jax.engine.kinds.kind import LayerSteps
+from hybrid_jax.engine.kinds.mamba1_xla import Mamba1Recurrence
 from hybrid_jax.engine.kinds.mamba2_pallas import Mamba2Pallas
 from hybrid_jax.engine.kinds.mamba2_xla import Mamba2Recurrence
 from hybrid_jax.engine.kinds.replay import Replay
@@ -18,6 +20,7 @@ LAYER_STEPS: dict[str, dict[type, LayerSteps]] = {
         Mamba2: Replay(Mamba2Recurrence()),
         GatedDelta: Replay(GatedDeltaRecurrence()),
         ShortConv: ShortConvSteps(),
+        Mamba1: Carry(Mamba1Recurrence()),
     },
     "pallas": {Mamba2: Mamba2Pallas()},
 }

@@ -1,0 +1,4 @@
+"""The selective scan of Mamba: a state for each channel, from an initial one to those after some tokens."""
+
+from pallas_kernels.selective_scan.api import selective_scan as selective_scan
+from pallas_kernels.selective_scan.reference import SelectiveScan as SelectiveScan
