@@ -454,6 +454,9 @@ def train_tiny(
     source: Annotated[
         list[Path] | None, typer.Option(help="Directory of .py files; may be repeated.")
     ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="config.json of another model than the bundled one.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Trains the small byte-level model on Python sources; needs: pip install 'hybrid_jax[train]'."""
@@ -469,6 +472,7 @@ def train_tiny(
             batch=batch,
             context=context,
             sources=source,
+            config=config,
             progress=not as_json,
         )
     except ModuleNotFoundError as error:

@@ -27,11 +27,12 @@ class TrainOptions:
     learning_rate: float = 0.02
     eval_every: int = 200
     save_minutes: float = 4.0
+    config: str | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
             name, value, kind = field.name, getattr(self, field.name), str(field.type)
-            if value is None and kind.endswith("| None"):
+            if (value is None and kind.endswith("| None")) or kind.startswith("str"):
                 continue
             is_integer = kind.startswith("int")
             if not isinstance(value, int if is_integer else int | float) or isinstance(value, bool):
@@ -61,6 +62,7 @@ def train_tiny(
     learning_rate: float = TrainOptions.learning_rate,
     eval_every: int = TrainOptions.eval_every,
     save_minutes: float = TrainOptions.save_minutes,
+    config: str | Path | None = None,
 ) -> dict:
     """Trains the byte-level hybrid on Python sources and writes a Hugging Face directory.
 
@@ -79,12 +81,15 @@ def train_tiny(
         learning_rate: peak rate of Muon; vectors and embeddings get a fifth of it, by Adam.
         eval_every: steps between held-out measurements.
         save_minutes: minutes between checkpoints.
+        config: config.json of the model to train, of any family, with the vocabulary of the bundled model; None for
+            that of the bundled model. It holds at least `context` tokens.
 
     Returns:
         The training record, as written to `training_record.json`.
 
     Raises:
-        ValueError: no source files, or a state that belongs to another seed, batch, context or corpus.
+        ValueError: no source files, a config whose tokens are not bytes, or a state that belongs to another seed,
+            batch, context, model or corpus.
         ModuleNotFoundError: optax is not installed.
     """
     from hybrid_jax.train.loop import train
@@ -98,5 +103,6 @@ def train_tiny(
         learning_rate=learning_rate,
         eval_every=eval_every,
         save_minutes=save_minutes,
+        config=None if config is None else str(config),
     )
     return train(Path(out_dir), options, resume=resume, sources=sources, progress=progress)

@@ -16,8 +16,10 @@ import tokenizers
 from safetensors.numpy import save_file
 
 from hybrid_jax.config import ModelConfig
+from hybrid_jax.kinds.table import kind_of
 from hybrid_jax.kinds.tensors import Stored
 from hybrid_jax.models import FAMILIES, config_from_hf
+from hybrid_jax.models.files import to_json
 from hybrid_jax.text.tokenizer import byte_alphabet
 from hybrid_jax.train import TrainOptions
 from hybrid_jax.train.data import HELD_OUT_SHARE, SPECIAL_TOKENS, Corpus
@@ -132,6 +134,8 @@ def training_record(
     """
     arguments = {k: v for k, v in asdict(options).items() if v is not None}
     arguments["sources"] = [source.name for source in sources]
+    if options.config is not None:
+        arguments["config"] = Path(*Path(options.config).parts[-2:]).as_posix()
     call = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     step_bytes = options.batch * options.context
     return {
@@ -164,16 +168,15 @@ def training_record(
 
 
 def _summary(config: ModelConfig) -> dict:
-    mamba, attention = config.recurrent[0], config.attention
+    recurrent, attention, mlp = config.recurrent[0], config.attention, config.layers[0].mlp
     return {
         "pattern": "".join(type(s.mixers[0]).__name__[0] for s in config.layers),
         "width": config.width,
-        "mlp_width": config.layers[0].mlp.width,
+        "mlp_width": None if mlp is None else mlp.width,
         "vocab_size": config.vocab_size,
         "max_position": config.max_position,
-        type(mamba).__name__.lower(): asdict(mamba)
-        | {"dt_limits": [str(v) for v in mamba.dt_limits]},
-        "attention": asdict(attention),
+        kind_of(recurrent).name: to_json(recurrent),
+        "attention": None if attention is None else to_json(attention),
     }
 
 

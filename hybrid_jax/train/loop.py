@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.models import config_from_hf
+from hybrid_jax.models.files import read_json
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.train import TrainOptions
 from hybrid_jax.train import state as saved
@@ -39,13 +40,20 @@ LOG_EVERY = 20  # steps
 BUNDLED_CONFIG = Path(__file__).parents[1] / "bundled" / "config.json"
 
 
-def tiny_fields(context: int = 0) -> dict:
-    """The config.json of the bundled model, for sequences of at least `context` tokens.
+def tiny_fields(context: int = 0, config: str | None = None) -> dict:
+    """A config.json, by default that of the bundled model, for sequences of at least `context` tokens.
 
-    4.1 M parameters over bytes. Its recurrent layers come first and see the order of the bytes, so attention needs
-    no position encoding and is not tied to the lengths seen in training.
+    The bundled model has 4.1 M parameters over bytes. Its recurrent layers come first and see the order of the bytes,
+    so attention needs no position encoding and is not tied to the lengths seen in training.
     """
-    fields = json.loads(BUNDLED_CONFIG.read_text())
+    usual = json.loads(BUNDLED_CONFIG.read_text())
+    fields = usual if config is None else read_json(Path(config), "train_tiny")
+    for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"):
+        if fields.get(name) != usual[name]:
+            raise ValueError(
+                f"train_tiny: {name} of {config} must be {usual[name]}, because tokens are bytes, "
+                f"got {fields.get(name)!r}"
+            )
     return fields | {"max_position_embeddings": max(fields["max_position_embeddings"], context)}
 
 
@@ -113,7 +121,7 @@ def train(
     if options.steps is None and options.minutes is None:
         options = replace(options, steps=DEFAULT_STEPS)
     enable_compile_cache()
-    fields = tiny_fields(options.context) if fields is None else fields
+    fields = tiny_fields(options.context, options.config) if fields is None else fields
     config = replace(config_from_hf(fields), dtype="float32")
     sources = tuple(Path(s) for s in sources) if sources else default_sources()
     corpus = read_corpus(sources)
@@ -121,7 +129,7 @@ def train(
     arrays, at = _start(out_dir, options, corpus, config, resume)
     begun -= at.seconds
     if progress_of(at.step, at.seconds, options.steps, options.minutes) < 1.0:
-        at.runs.append({"from_step": at.step} | asdict(options))
+        at.runs.append({"from_step": at.step} | asdict(replace(options, config=None)))
     last_save = time.monotonic()
     step_tokens = options.batch * options.context
     with Report(progress) as report:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hybrid_jax.models import config_from_hf
 from hybrid_jax.models.decoder import forward
 from hybrid_jax.models.initialize import random_params
-from hybrid_jax.train import loop, state
+from hybrid_jax.train import loop, state, train_tiny
 from hybrid_jax.train.data import Document, read_corpus
 from hybrid_jax.train.evaluate import bits_per_byte
+from hybrid_jax.train.export import rounded, write_model
 from hybrid_jax.train.loop import (
     DECAY_FROM,
     STATE_FILE,
@@ -22,9 +25,12 @@ from hybrid_jax.train.loop import (
     progress_of,
     rate_factor,
     row_length,
+    tiny_fields,
     train,
 )
 from hybrid_jax.weights import load_model
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "models"
 
 
 def options(**changes) -> TrainOptions:
@@ -109,6 +115,35 @@ def test_the_record_says_what_was_done(trained, sources):
     corpus = read_corpus([sources])
     assert record["corpus"]["held_out_names"] == [d.name for d in corpus.held_out]
     assert record["held_out"]["context_64"]["bytes"] == sum(len(d.content) for d in corpus.held_out)
+
+
+def test_another_model_is_trained_by_its_config(tmp_path, sources):
+    """Gated delta nets: their tensors are written as their family reads them."""
+    fields = json.loads((CONFIGS / "tiny_gated_delta" / "config.json").read_text())
+    fields |= {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    fields |= {"layer_types": ["linear_attention", "full_attention"], "head_dim": 8}
+    fields |= {"linear_key_head_dim": 4, "linear_value_head_dim": 4}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(fields))
+    given = {"steps": 2, "batch": 2, "context": 64, "sources": [sources], "progress": False}
+    record = train_tiny(tmp_path / "out", config=file, **given)
+    assert record["config"]["pattern"] == "GA" and record["config"]["gated_delta"]["key_dim"] == 4
+    assert all(0 < each["bits_per_byte"] < 20 for each in record["held_out"].values())
+    config = config_from_hf(fields)
+    params = random_params(config, seed=3)
+    write_model(tmp_path / "out", params, fields)
+    _, loaded = load_model(tmp_path / "out", dtype="float32")
+    for a, b in zip(jax.tree.leaves(loaded), jax.tree.leaves(rounded(params, config)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name, value", [("vocab_size", 300), ("pad_token_id", None)])
+def test_a_config_whose_tokens_are_not_bytes_is_refused(tmp_path, name, value):
+    fields = tiny_fields() | {name: value}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(fields))
+    with pytest.raises(ValueError, match=f"train_tiny: {name} of .* must be .*, got {value}"):
+        train_tiny(tmp_path / "out", config=file, steps=1, progress=False)
 
 
 def test_a_failed_save_leaves_the_old_state(tmp_path, monkeypatch):
