@@ -20,6 +20,7 @@ from hybrid_jax.geometry import (
     make_geometry,
     page_padding,
 )
+from hybrid_jax.models import known as known_models
 from hybrid_jax.models.files import (
     CONFIG_FILE,
     STORED_CONFIG_FILE,
@@ -46,7 +47,9 @@ RoomOf = Callable[[int], Room | None]
 
 
 def read_config(path: str | Path) -> ModelConfig:
-    """The config of a model directory, or of a config.json given by itself. There need not be any weights.
+    """The config of a model directory, of a config.json given by itself, or of a known model by its name.
+
+    There need not be any weights. Nothing is downloaded.
 
     Raises:
         FileNotFoundError: nothing is there.
@@ -55,10 +58,13 @@ def read_config(path: str | Path) -> ModelConfig:
     given = model_path(path, "inspect")
     files = [given] if given.is_file() else [given / STORED_CONFIG_FILE, given / CONFIG_FILE]
     file = next((f for f in files if f.is_file()), None)
+    if file is None and not given.exists() and (name := known_models.find(str(path))) is not None:
+        return known_models.load_known(name)
     if file is None:
         what = f"it has no {CONFIG_FILE}" if given.exists() else "it does not exist"
         raise CheckpointNotFound(
-            f"inspect: {given} is not a model directory: {what}; {how_to_get(path)}"
+            f"inspect: {given} is not a model directory: {what}; {how_to_get(path)}; or give a known model: "
+            f"{', '.join(known_models.known())}"
         )
     return read_config_file(file, "inspect")
 

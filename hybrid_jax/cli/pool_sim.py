@@ -38,8 +38,8 @@ def pool_sim(
         str,
         typer.Option(
             help="The paper's models in the paper's sizes: jamba_1_5_mini, and one with larger states. A "
-            "wrong name lists all. In honest mode also nemotron_h_8b, qwen3_next_80b, bamba_9b, granite_4_h_small, "
-            "paper_7b_float32, or a .toml file."
+            "wrong name lists all. In honest mode also the known models of `simulate` that have one kind of attention "
+            "and one of recurrent layers, such as qwen3_5_9b, or a .toml file."
         ),
     ] = "jamba_1_5_mini",
     pool: Annotated[str, typer.Option(help="Memory to share: 1GiB, 4GiB or bytes.")] = "4GiB",

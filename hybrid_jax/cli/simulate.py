@@ -24,8 +24,10 @@ def simulate(
     model_spec: Annotated[
         str,
         typer.Option(
-            help="paper_7b, paper_7b_real, paper_7b_float32, jamba_1_5_mini, nemotron_h_8b, qwen3_next_80b, bamba_9b, "
-            "granite_4_h_small, transformer_8b, mamba_7b, or the path of a .toml file."
+            help="paper_7b, paper_7b_real, paper_7b_float32, granite_4_h_small, a known model (bamba_9b, "
+            "codestral_mamba_7b, granite_4_h_tiny, hybrid_7b, jamba_1_5_mini, llama_3_1_8b, nemotron_3_nano_30b, "
+            "nemotron_h_8b, qwen3_5_35b_a3b, qwen3_5_9b, qwen3_next_80b, tiny_gated_delta), also by the name of its "
+            "repository on the hub, or the path of a .toml file."
         ),
     ] = "paper_7b",
     policy: Annotated[

@@ -9,34 +9,10 @@ Packages: jax, numpy.
 from __future__ import annotations
 
 from hybrid_jax.config import ModelConfig
-from hybrid_jax.models import (
-    bamba,
-    falcon_h1,
-    falcon_mamba,
-    granitemoehybrid,
-    jamba,
-    lfm2,
-    lfm2_moe,
-    llama,
-    mamba,
-    mamba2,
-    nemotron_h,
-    qwen3_5,
-    qwen3_5_moe,
-    qwen3_next,
-)
+from hybrid_jax.models.families import FAMILIES as FAMILIES
+from hybrid_jax.models.families import MODEL_TYPES
 from hybrid_jax.models.family import Family as Family
 from hybrid_jax.models.hf_config import HFConfig
-
-MODULES = (
-    *(bamba, falcon_h1, falcon_mamba, granitemoehybrid, jamba, lfm2, lfm2_moe, llama, mamba),
-    *(mamba2, nemotron_h, qwen3_5, qwen3_5_moe, qwen3_next),
-)
-# By the name of its file, which is its model_type.
-FAMILIES = {module.__name__.rpartition(".")[2]: module.FAMILY for module in MODULES}
-MODEL_TYPES = {name: name for name in FAMILIES} | {
-    other: name for name, family in FAMILIES.items() for other in family.also
-}
 
 
 def config_from_hf(values: dict) -> ModelConfig:

@@ -1,16 +1,20 @@
-"""Models by their sizes alone: named ones, and files of the same form."""
+"""Models by their sizes alone: known ones, a few that are no real models, and files of the form of these."""
 
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from hybrid_jax.config import ModelConfig
 from hybrid_jax.config.checks import natural
 from hybrid_jax.costs import Block, Costs, block_costs, state_elements
 from hybrid_jax.kinds.kind import RecurrentKind
 from hybrid_jax.kinds.table import KINDS, kind_of
+from hybrid_jax.models.known import find, known, load_known
 
 FOLDER = Path(__file__).parent / "specs"
 PAPER_CONV_WIDTH = 4
@@ -35,16 +39,18 @@ class ModelSpec:
 
 def names() -> list[str]:
     """The models that are known by name."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+    return sorted([*(path.stem for path in FOLDER.glob("*.toml")), *known()])
 
 
 def load_spec(name: str) -> ModelSpec:
-    """A model by its name, or from a .toml file.
+    """A model by its name, or the name of its repository on the hub, or from a .toml file.
 
     Raises:
         ValueError: no such name or file, or a file that does not describe a model.
     """
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if not path.is_file() and (own := find(name)) is not None:
+        return _of_config(load_known(own), own, known()[own]["_source"])
     if not path.is_file():
         raise ValueError(
             f"model spec: no model {name!r}; known are {', '.join(names())}, or the path of a .toml file"
@@ -73,6 +79,26 @@ def parse_spec(entry: dict[str, Any], name: str) -> ModelSpec:
     return ModelSpec(name=name, about=entry.get("about", ""), costs=costs, blocks=blocks)
 
 
+def _of_config(config: ModelConfig, name: str, about: str) -> ModelSpec:
+    """A model by its config, with K, V and columns of 2 bytes an element."""
+    blocks = tuple((count, block) for block, count in Counter(config.blocks).items())
+    return ModelSpec(name=name, about=about, costs=_costs(blocks, config.width), blocks=blocks)
+
+
+def _costs(
+    blocks: Sequence[tuple[int, Block]], width: int, kv_item: int = 2, state_item: int = 4
+) -> Costs:
+    """Costs of blocks, given the bytes of an element of KV or columns, and of a state."""
+    token_bytes = checkpoint = 0
+    for count, block in blocks:
+        kind = kind_of(block)
+        token_bytes += count * kind.token_elements(block) * kv_item
+        if isinstance(kind, RecurrentKind):
+            state, columns = state_elements(block)
+            checkpoint += count * (state * state_item + columns * kv_item)
+    return block_costs(blocks, width=width, kv_bytes=token_bytes, checkpoint_bytes=checkpoint)
+
+
 def _stack(entry: dict[str, Any], where: str) -> tuple[Costs, tuple[tuple[int, Block], ...]]:
     """Costs of a model that lists its blocks, and the blocks."""
     missing = sorted({"width", "blocks"} - entry.keys())
@@ -84,16 +110,8 @@ def _stack(entry: dict[str, Any], where: str) -> tuple[Costs, tuple[tuple[int, B
     blocks = [_block(block, where) for block in listed]
     kv_item = _whole(entry, "kv_item_bytes", where, default=2)
     state_item = _whole(entry, "state_item_bytes", where, default=4)
-    token_bytes = checkpoint = 0
-    for count, block in blocks:
-        kind = kind_of(block)
-        token_bytes += count * kind.token_elements(block) * kv_item
-        if isinstance(kind, RecurrentKind):
-            state, columns = state_elements(block)
-            checkpoint += count * (state * state_item + columns * kv_item)
     width = _whole(entry, "width", where)
-    costs = block_costs(blocks, width=width, kv_bytes=token_bytes, checkpoint_bytes=checkpoint)
-    return costs, tuple(blocks)
+    return _costs(blocks, width, kv_item, state_item), tuple(blocks)
 
 
 SPEC_KEYS = {"about", "width", "blocks", "kv_item_bytes", "state_item_bytes"}

@@ -6,28 +6,29 @@ import json
 import math
 import re
 import reprlib
-from pathlib import Path
 
 import pytest
 
 from hybrid_jax.config import Attention, Mamba2, MoE
 from hybrid_jax.costs import weight_count
 from hybrid_jax.models import config_from_hf
+from hybrid_jax.models.known import known
 from tests.parity.goldens import GOLDENS
 
-CONFIGS = Path(__file__).parent / "configs"
 RELEASED = {  # parameters as published, exactly or in billions
-    "bamba-9b": 9.78e9,
-    "codestral-mamba-7b": 7_285_403_648,
-    "granite-4.0-h-tiny": 6.94e9,
-    "llama-3.1-8b": 8_030_261_248,
-    "nemotron-3-nano-30b-a3b": 31.58e9,
-    "nemotron-h-8b": 8.1e9,
+    "bamba_9b": 9.78e9,
+    "codestral_mamba_7b": 7_285_403_648,
+    "granite_4_h_tiny": 6.94e9,
+    "jamba_1_5_mini": 51.6e9,
+    "llama_3_1_8b": 8_030_261_248,
+    "nemotron_3_nano_30b": 31.58e9,
+    "nemotron_h_8b": 8.1e9,
+    "qwen3_next_80b": 79.7e9,
 }
 
 
 def released(name: str) -> dict:
-    return json.loads((CONFIGS / f"{name}.json").read_text())
+    return known()[name]
 
 
 def golden(name: str) -> dict:
@@ -42,7 +43,7 @@ def test_released_models_have_their_known_size(name):
 
 
 def test_released_nemotron_h():
-    config = config_from_hf(released("nemotron-h-8b"))
+    config = config_from_hf(released("nemotron_h_8b"))
     assert len(config.layers) == 52
     assert (len(config.mixers(Mamba2)), len(config.mixers(Attention))) == (24, 4)
     assert config.attention == Attention(num_heads=32, num_kv_heads=8, head_dim=128)
@@ -52,7 +53,7 @@ def test_released_nemotron_h():
 
 
 def test_released_granite_keeps_its_multipliers():
-    config = config_from_hf(released("granite-4.0-h-tiny"))
+    config = config_from_hf(released("granite_4_h_tiny"))
     assert config.embedding_multiplier == 12
     assert config.residual_multiplier == 0.22
     assert config.logits_multiplier == pytest.approx(1 / 6)
@@ -64,7 +65,7 @@ def test_released_granite_keeps_its_multipliers():
 
 
 def test_released_bamba_rotates_half_of_each_head():
-    config = config_from_hf(released("bamba-9b"))
+    config = config_from_hf(released("bamba_9b"))
     assert config.attention.rope.dim == 64
     attention = [bool(isinstance(layer.mixers[0], Attention)) for layer in config.layers]
     assert [i for i, yes in enumerate(attention) if yes] == [9, 18, 27]
@@ -92,7 +93,7 @@ def test_attention_every_few_layers_needs_no_list():
 
 
 def test_released_llama_scales_its_rotation():
-    rope = config_from_hf(released("llama-3.1-8b")).attention.rope
+    rope = config_from_hf(released("llama_3_1_8b")).attention.rope
     assert (rope.theta, rope.scaling.kind, rope.scaling.factor) == (500_000.0, "llama3", 8.0)
     assert rope.scaling.original_max_position == 8192
 

@@ -8,6 +8,7 @@ import tomllib
 import pytest
 
 from hybrid_jax.kinds.table import KINDS
+from hybrid_jax.models.known import FOLDER as KNOWN
 from hybrid_jax.sim.model_specs import FOLDER, load_spec, names, paper_costs, parse_spec
 
 # name: (bytes of a token's K and V, bytes of a checkpoint). K and V and convolution columns take 2 bytes an element,
@@ -16,24 +17,33 @@ MAMBA2 = (
     128 * 64 * 128 * 4 + 3 * (128 * 64 + 2 * 8 * 128) * 2
 )  # 128 heads x 64, state 128, 8 groups
 ONE_GROUP = 128 * 64 * 128 * 4 + 3 * (128 * 64 + 2 * 128) * 2
+TINY = 48 * 64 * 128 * 4 + 3 * (48 * 64 + 2 * 128) * 2
+NANO = 64 * 64 * 128 * 4 + 3 * (64 * 64 + 2 * 8 * 128) * 2
+DELTA = 32 * 128 * 128 * 4 + 3 * (16 + 16 + 32) * 128 * 2
 BYTES = {
     "bamba_9b": (3 * 2 * 8 * 128 * 2, 29 * ONE_GROUP),
     "granite_4_h_small": (4 * 2 * 8 * 128 * 2, 36 * ONE_GROUP),
     # 4 layers of 2 * 8 heads * 128 channels; 8192 channels of 16
     "jamba_1_5_mini": (4 * 2 * 8 * 128 * 2, 28 * (8192 * 16 * 4 + 3 * 8192 * 2)),
-    "mamba_7b": (0, 64 * MAMBA2),
+    "codestral_mamba_7b": (0, 64 * MAMBA2),
     "nemotron_h_8b": (4 * 2 * 8 * 128 * 2, 24 * MAMBA2),
     # table 1: 4 D bytes of KV; 2 D N of state and, for the convolution, 2 * 4 * (2 D + 2 N)
     "paper_7b": (4 * 4 * 4096, 24 * (2 * 4096 * 128 + 8 * (2 * 4096 + 2 * 128))),
     # a KV head per query head; 64 heads x 64 are the paper's 4096 channels, of 128 elements each
     "paper_7b_float32": (4 * 4 * 4096, 24 * (4096 * 128 * 4 + 3 * (4096 + 2 * 128) * 2)),
     "paper_7b_real": (4 * 2 * 8 * 128 * 2, 24 * MAMBA2),
+    "granite_4_h_tiny": (4 * 2 * 4 * 128 * 2, 36 * TINY),
+    "hybrid_7b": (4 * 2 * 8 * 128 * 2, 24 * MAMBA2),
+    "nemotron_3_nano_30b": (6 * 2 * 2 * 128 * 2, 23 * NANO),
+    "qwen3_5_35b_a3b": (10 * 2 * 2 * 256 * 2, 30 * DELTA),
+    "qwen3_5_9b": (8 * 2 * 4 * 256 * 2, 24 * DELTA),
+    "tiny_gated_delta": (2 * 2 * 64 * 2, 6 * (6 * 64 * 64 * 4 + 3 * 12 * 64 * 2)),
     # 32 heads of 128 x 128; q and k of 16 heads and v of 32, each 128 channels
     "qwen3_next_80b": (
         12 * 2 * 2 * 256 * 2,
-        36 * (32 * 128 * 128 * 4 + 3 * (16 + 16 + 32) * 128 * 2),
+        36 * DELTA,
     ),
-    "transformer_8b": (32 * 2 * 8 * 128 * 2, 0),
+    "llama_3_1_8b": (32 * 2 * 8 * 128 * 2, 0),
 }
 
 
@@ -62,8 +72,8 @@ def test_bytes_of_a_token_and_a_checkpoint(name):
         ("paper_7b_real", 6234),
         ("qwen3_next_80b", 3144),
         ("paper_7b", 408.75),
-        ("transformer_8b", 0),
-        ("mamba_7b", None),  # no KV
+        ("llama_3_1_8b", 0),
+        ("codestral_mamba_7b", None),  # no KV
     ],
 )
 def test_tokens_whose_kv_takes_as_much_as_a_checkpoint(name, tokens):
@@ -109,6 +119,7 @@ def test_flops_of_jamba_count_the_experts_in_use_alone():
     attention = D * (2 * 32 * 128 + 2 * 8 * 128)
     mamba = 3 * D * inner + inner * (rank + 2 * state) + (rank + 1) * inner  # in and out; x; dt
     mamba += inner * 5 + inner * (state + 1)  # convolution; A and D
+    mamba += rank + 2 * state  # norms of step sizes, B and C
     expert = 3 * D * 14336
     weights = 4 * attention + 28 * mamba + 16 * expert + 16 * (2 * expert + 16 * D)
     costs = load_spec("jamba_1_5_mini").costs
@@ -117,10 +128,12 @@ def test_flops_of_jamba_count_the_experts_in_use_alone():
 
 def test_flops_of_qwen3_next():
     D, key, value = 2048, 16 * 128, 32 * 128
-    attention = D * (2 * 16 * 256 + 2 * 2 * 256)
+    attention = D * (3 * 16 * 256 + 2 * 2 * 256) + 2 * 256  # q, its gate, out; k, v; two norms
     delta = D * (2 * key + 2 * value + 2 * 32) + value * D  # q, k, v, z, two gates a head; out
     delta += 4 * (2 * key + value) + 2 * 32 + 128  # convolution; A, dt bias; the norm
-    experts = 11 * 3 * D * 512 + 512 * D  # ten and the shared one; the router
+    experts = (
+        11 * 3 * D * 512 + 512 * D + D
+    )  # ten and the shared one; the router; the shared one's gate
     weights = 12 * attention + 36 * delta + 48 * experts
     costs = load_spec("qwen3_next_80b").costs
     assert costs.flops_per_token == 2 * weights + 36 * 8 * 32 * 128 * 128
@@ -128,7 +141,7 @@ def test_flops_of_qwen3_next():
 
 def test_flops_of_a_transformer():
     weights = 32 * (4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336)
-    costs = load_spec("transformer_8b").costs
+    costs = load_spec("llama_3_1_8b").costs
     assert costs.flops_per_token == 2 * weights
     assert costs.flops(100) == 200 * weights + 32 * 4 * 4096 * 5050
 
@@ -141,7 +154,7 @@ def test_the_named_models_are_installed_with_the_package(root):
     package = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
     globs = package["package-data"]["hybrid_jax"]
     installed = {path for glob in globs for path in (root / "hybrid_jax").glob(glob)}
-    assert set(FOLDER.glob("*.toml")) <= installed
+    assert {*FOLDER.glob("*.toml"), *KNOWN.glob("*/config.json")} <= installed
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -179,6 +192,7 @@ def test_a_file_that_is_no_toml_is_an_error_that_names_it(tmp_path, content, rea
         load_spec(str(path))
 
 
+BLOCKS = "attention, mamba1, mamba2, gated_delta, short_conv, mlp, moe"
 ATTENTION = {"num_heads": 2, "num_kv_heads": 1, "head_dim": 4}
 PAPER = {"width": 8, "state_size": 4, "attention": 1, "ssm": 2, "mlp": 3}
 COUNTS = "must be a whole number of at least"
@@ -201,14 +215,14 @@ def stack(**changes):
         (stack(state_item_bytes=-4), f": state_item_bytes {COUNTS} 1, got -4"),
         (stack(blocks=5), ": blocks must be a list of tables, got 5"),
         (stack(blocks=[5]), ": blocks must be a list of tables, got [5]"),
-        (stack(blocks=[{"count": 2}]), ": a block is one of attention, mamba1, mamba2, gated_delta, mlp, moe, got []"),
+        (stack(blocks=[{"count": 2}]), f": a block is one of {BLOCKS}, got []"),
         (
             stack(blocks=[{"mamba3": {}}]),
-            ": a block is one of attention, mamba1, mamba2, gated_delta, mlp, moe, got ['mamba3']",
+            f": a block is one of {BLOCKS}, got ['mamba3']",
         ),
         (
             stack(blocks=[{"mlp": {"width": 4}, "attention": ATTENTION}]),
-            ": a block is one of attention, mamba1, mamba2, gated_delta, mlp, moe, got ['attention', 'mlp']",
+            f": a block is one of {BLOCKS}, got ['attention', 'mlp']",
         ),
         (stack(blocks=[{"count": 0, "attention": ATTENTION}]), f": count {COUNTS} 1, got 0"),
         (stack(blocks=[{"count": "4", "attention": ATTENTION}]), f": count {COUNTS} 1, got '4'"),

@@ -192,7 +192,7 @@ def test_a_file_may_be_run_honestly(honest, trace):
         (("--allocator", "superblocks:big"), "pool-sim: superblocks: a size must look like 5GB, "),
         (("--allocator", "fixed_dual:1.5"), "pool-sim: fixed_dual:1.5: the share of states must lie between 0 and 1, "),
         (("--model-spec", "gpt_9"), "pool-sim: no model 'gpt_9'; known are jamba_1_5_mini, mamba2_1b3, bamba_9b, "),
-        (("--model-spec", "mamba_7b"), "pool-sim: mamba_7b: needs one kind of attention and one of recurrent blocks, "),
+        (("--model-spec", "codestral_mamba_7b"), "pool-sim: codestral_mamba_7b: needs one kind of attention "),
         (("--model-spec", "none.toml"), "model spec: no model 'none.toml'; known are "),
         (("--workload", "chat"), "pool-sim: no workload 'chat'; known are uniform_short, "),
         (("--pool", "8 Gib"), f"{POOL_FORM}, got '8 Gib'"),

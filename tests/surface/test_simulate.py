@@ -159,7 +159,7 @@ def test_with_arrivals_the_table_tells_the_same_to_people(arrive):
             "--capacity: a size must look like 5GB, 5GiB (capital B, for bytes) or a positive number of "
             "bytes, got 'lots'",
         ),
-        (("--model-spec", "gpt_9"), "model spec: no model 'gpt_9'; known are bamba_9b, granite_4_h_small, "),
+        (("--model-spec", "gpt_9"), "model spec: no model 'gpt_9'; known are bamba_9b, codestral_mamba_7b, "),
         (("--grain", "0"), "--grain must be at least 1, got 0"),
         (("--limit", "-1"), "--limit must be at least 1, got -1"),
         (("--max-rows", "0"), "--max-rows must be at least 1, got 0"),
@@ -252,5 +252,5 @@ def test_a_policy_that_holds_nothing_takes_any_capacity(simulate):
 def test_the_help_names_every_policy_and_model(capsys):
     with pytest.raises(SystemExit):
         cli.main(["simulate", "--help"])
-    words = set(re.split(r"[\s,│]+", capsys.readouterr().out))
+    words = set(re.split(r"[\s,│()]+", capsys.readouterr().out))
     assert {*NAMES, *names()} <= words

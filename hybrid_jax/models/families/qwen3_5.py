@@ -11,7 +11,7 @@ from dataclasses import replace
 from hybrid_jax.config import MLP, Attention, GatedDelta, ModelConfig
 from hybrid_jax.kinds.kind import Names
 from hybrid_jax.kinds.tensors import GATED_MLP, under
-from hybrid_jax.models import qwen3_next
+from hybrid_jax.models.families import qwen3_next
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
 

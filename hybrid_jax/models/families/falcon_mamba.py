@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hybrid_jax.config import ModelConfig
-from hybrid_jax.models import mamba
+from hybrid_jax.models.families import mamba
 from hybrid_jax.models.hf_config import HFConfig
 
 MIXER_EPS = 1e-6

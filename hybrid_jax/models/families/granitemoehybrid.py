@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig, MoE
 from hybrid_jax.kinds.tensors import ATTENTION, MAMBA2, under
-from hybrid_jax.models.bamba import recurrent_mixer
+from hybrid_jax.models.families.bamba import recurrent_mixer
 from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, MIXER_KINDS, HFConfig
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hybrid_jax.config import MLP, ModelConfig, MoE
 from hybrid_jax.kinds.tensors import Either, under
-from hybrid_jax.models import lfm2
+from hybrid_jax.models.families import lfm2
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hybrid_jax.config import Attention, GatedDelta, ModelConfig, MoE
-from hybrid_jax.models import qwen3_5, qwen3_next
+from hybrid_jax.models.families import qwen3_5, qwen3_next
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
 
