@@ -66,7 +66,7 @@ CASES = (
     Case(name="lone_token_in_parts", tokens=1, width=300, kind="relu2"),
     Case(name="relu2_with_biases", tokens=9, kind="relu2", biased=True),
     Case(name="blocks_that_are_not_full", tokens=12, width=70, hidden=75, top_k=3),
-    Case(name="one_expert_for_all", tokens=37, top_k=1, same=True, num_experts=3),
+    Case(name="one_expert_for_all", tokens=37, top_k=1, same=True, num_experts=8),
     Case(name="every_expert_for_all", tokens=20, top_k=5),
     Case(name="invalid_tokens", tokens=18, invalid=7, idle=1),
     Case(name="no_visits", tokens=6, invalid=6),

@@ -179,22 +179,22 @@ def _visits_kernel(
 
 
 def _tile(order_ref: Ref, first_ref: Ref, plan: Plan, tile: jax.Array, num_experts: int):
-    """The expert of a tile, the sorted places int32[rows] of its visits, and which of them exist."""
+    """The expert of a tile, the sorted places int32[rows] of its visits, and which of them exist; any expert where none
+    does."""
     row = iota(plan.config.rows)
     if plan.lone:
         expert = order_ref[tile]  # the ids themselves: nothing is sorted
-        return expert, tile + row, (row == 0) & (expert < num_experts)
+        exists = (row == 0) & (expert < num_experts)
+        return jnp.minimum(expert, num_experts - 1), tile + row, exists
     each = iota(num_experts)
-    exists = each < num_experts
-    first = load(first_ref, each, mask=exists)
-    tiles = cdiv(load(first_ref, each + 1, mask=exists) - first, plan.config.rows)
+    real = each < num_experts
+    first = load(first_ref, each, mask=real)
+    tiles = cdiv(load(first_ref, each + 1, mask=real) - first, plan.config.rows)
     last = jnp.cumsum(tiles)
-    expert = ((last <= tile) & exists).astype(jnp.int32).sum()
-    # What lies in front of the tile, of its own expert: 0 past the last tile, where no visit exists.
-    own = each == expert
-    start = jnp.where(own, first + (tile - last + tiles) * plan.config.rows, 0).sum()
-    end = load(first_ref, expert + 1, mask=expert < num_experts)
-    return expert, start + row, start + row < end
+    expert = ((last <= tile) & real).astype(jnp.int32).sum()
+    start = jnp.where(each == expert, first + (tile - last + tiles) * plan.config.rows, 0).sum()
+    end = load(first_ref, expert + 1, mask=expert < num_experts)  # 0 past the last tile
+    return jnp.minimum(expert, num_experts - 1), start + row, start + row < end
 
 
 def _up_kernel(
