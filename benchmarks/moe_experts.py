@@ -2,9 +2,10 @@
 
     python benchmarks/moe_experts.py [--dtype bfloat16] [--json benchmarks/results/moe_experts.json]
 
-Baseline, `plain`: blocks of 8 to 64 visits, the expert's matrices sliced out of the stack in the loop. Against it
-`moe` (`hybrid_jax.layers.mlp`), `switch` (a branch per expert, its weights in arrays of their own), and for few
-tokens `gather` (matrices of all visits at once), `dense` (all experts) and `ragged` (`lax.ragged_dot`).
+Baseline, `plain`: blocks of 8 to 64 visits, the expert's matrices sliced out of the stack in the loop. Against it `moe`
+(`pallas_kernels.grouped_linear.xla`), `switch` (a branch per expert, its weights in arrays of their own), and for few
+tokens `gather` (matrices of all visits at once), `dense` (all experts) and `ragged` (`lax.ragged_dot`). The kernels for
+GPUs are measured by `benchmarks.kernels.grouped_linear`.
 Inside the clock: from routed tokens to what each expert made of them. Each call has other tokens than the one
 before, so that weights come from memory. Medians of rounds taken in turns, with 10th and 90th percentiles.
 """
@@ -22,7 +23,9 @@ from common import header, quantiles, write_json
 
 from hybrid_jax.config import MoE
 from hybrid_jax.layers.linear import HIGHEST, linear
-from hybrid_jax.layers.mlp import _visit_experts, activate, route
+from hybrid_jax.layers.mlp import route
+from pallas_kernels.grouped_linear import ExpertArrays, activate
+from pallas_kernels.grouped_linear.xla import visit_experts
 
 CASES = {  # width of the model, experts
     "granite_4_tiny": (1536, MoE(num_experts=64, top_k=8, width=512)),
@@ -64,6 +67,12 @@ def plain(params: dict, x: jax.Array, ids: jax.Array, spec: MoE) -> jax.Array:
     return blocks(x, ids, spec, one_expert)
 
 
+def moe(params: dict, x: jax.Array, ids: jax.Array, spec: MoE) -> jax.Array:
+    weights = jnp.ones(ids.shape, jnp.float32)  # not used: parts are not yet weighted
+    arrays = ExpertArrays(x, ids, weights, params["up"], params["down"])
+    return visit_experts(arrays, kind=spec.kind)
+
+
 def switch(params: dict, x: jax.Array, ids: jax.Array, spec: MoE) -> jax.Array:
     def branch(up, down):
         return lambda x: linear(activate(linear(x, up), spec.kind), down)
@@ -97,7 +106,7 @@ def ragged(params: dict, x: jax.Array, ids: jax.Array, spec: MoE) -> jax.Array:
 
 WAYS = {
     "plain": plain,
-    "moe": _visit_experts,
+    "moe": moe,
     "switch": switch,
     "gather": gather,
     "dense": dense,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybrid_jax.config import Attention, EngineConfig, ModelConfig
+from hybrid_jax.config import Attention, EngineConfig, ModelConfig, MoE
 from hybrid_jax.engine.attend import page_layout
 from hybrid_jax.engine.kinds.table import LAYER_STEPS
 from hybrid_jax.engine.pack import MAX_STOP_IDS
@@ -20,6 +20,7 @@ from hybrid_jax.geometry import Geometry, StateGroup
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.room import steps_on
 from pallas_kernels import jax_triton
+from pallas_kernels.grouped_linear.kernel import why_unsupported as experts_unsupported
 from pallas_kernels.paged_attention.kernel import why_unsupported as attention_unsupported
 from pallas_kernels.rmsnorm.kernel import residual_unsupported
 from pallas_kernels.token_sampling import SamplingArrays, sample_tokens
@@ -110,6 +111,9 @@ def why_unsupported(config: ModelConfig, geometry: Geometry, engine: EngineConfi
     reasons = [residual_unsupported(config.width)]
     for spec, place in zip(config.mixers(Attention), geometry.kv, strict=True):
         reasons.append(attention_unsupported(page_layout(spec, place, geometry)))
+    for block in config.blocks:
+        if isinstance(block, MoE):
+            reasons.append(experts_unsupported(block.num_experts))
     for spec in config.recurrent:
         kind = LAYER_STEPS["pallas"].get(type(spec))
         if kind is None:

@@ -101,13 +101,14 @@ class StepSize:
     tokens: int
     keys: int
 
-    def product(self, columns: int) -> int:
-        """Bytes per token of a projection to `columns` columns, which may come in float32 parts."""
-        total = self.rows * self.tokens
+    def product(self, columns: int, inner: int | None = None) -> int:
+        """Bytes per token of a projection to `columns` columns, which may come in float32 parts: from D channels, or
+        from `inner`."""
+        total, inner = self.rows * self.tokens, inner or self.width
         if total == 1:
-            parts = row_parts(self.width, columns)
+            parts = row_parts(inner, columns)
         else:
-            parts = num_parts(total, self.width, columns)
+            parts = num_parts(total, inner, columns)
         return columns * (FLOAT32_BYTES * parts if parts > 1 else self.item)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hybrid_jax.config import MLP, MoE
-from hybrid_jax.kinds.kind import FLOAT32_BYTES, Kind, StepSize, Weight, Weights
+from hybrid_jax.kinds.kind import Kind, StepSize, Weight, Weights
 
 
 class MLPKind(Kind):
@@ -57,11 +57,15 @@ class MoEKind(Kind):
         return replace(spec, num_experts=1, top_k=1, num_groups=1, top_groups=1)
 
     def row_bytes(self, spec: MoE, step: StepSize) -> int:
-        """The outputs of a token's experts, in float32, and their input."""
+        """Of each of a token's experts its hidden units and its output, or the hidden units of the shared expert; and
+        the shared expert's output, or the block's input."""
         inner = spec.latent_width or step.width
+        visits = spec.top_k * (spec.width + inner) * step.item
         shared = _hidden(spec.kind, spec.shared_width, step.item, step.item)
-        visits = FLOAT32_BYTES * spec.top_k * inner
-        return visits + max(shared, 2 * inner * step.item) + step.width * step.item
+        beside = step.width * step.item
+        if spec.shared_width:
+            beside = step.product(step.width, spec.shared_width)
+        return max(visits, shared) + beside
 
     chunk_bytes = row_bytes
 

@@ -102,7 +102,7 @@ def _mlp(params: dict, normed: jax.Array, valid: jax.Array, spec: MLP, kernels: 
 
 
 def _moe(params: dict, normed: jax.Array, valid: jax.Array, spec: MoE, kernels: str) -> jax.Array:
-    return moe(params, normed, valid, spec, LINEARS[kernels])
+    return moe(params, normed, valid, spec, LINEARS[kernels], kernels)
 
 
 # By the class of the spec. Each mixer takes whole sequences from a zero state, which is the definition that engines are

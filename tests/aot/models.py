@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig
+from hybrid_jax.config import Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig, MoE
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.exact import Exact, ExactBucket
 from hybrid_jax.engine.steps.prefill import Prefill
@@ -42,6 +42,23 @@ def side_by_side(*, attention_first: bool) -> ModelConfig:
     mixers = [mixer for layer in config.layers for mixer in layer.mixers]
     both = tuple(next(mixer for mixer in mixers if isinstance(mixer, kind)) for kind in kinds)
     return replace(config, layers=(LayerSpec(mixers=both),) * 2)
+
+
+def mixture(layers: str = "MM*") -> ModelConfig:
+    """Mamba-2 layers "M" and attention layers "*", each followed by experts: the shapes of Granite-4.0-H-Tiny."""
+    mixers = {
+        "M": Mamba2(num_heads=48, head_dim=64, state_size=128),
+        "*": Attention(num_heads=12, num_kv_heads=4, head_dim=128),
+    }
+    experts = MoE(num_experts=64, top_k=6, width=512, shared_width=1024)
+    return ModelConfig(
+        family="granitemoehybrid",
+        width=1536,
+        vocab_size=100_352,
+        max_position=131_072,
+        layers=tuple(LayerSpec(mixers=(mixers[letter],), mlp=experts) for letter in layers),
+        tie_embeddings=True,
+    )
 
 
 def weights(config: ModelConfig, dtype: str = "bfloat16") -> dict:

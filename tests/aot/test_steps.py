@@ -1,5 +1,5 @@
-"""The engine's decode and prefill steps of the 7B hybrid, compiled for an H200 over an arena of 100 GB: two periods of
-its pattern, and at full depth with all tests."""
+"""The engine's decode and prefill steps, compiled for an H200 over an arena of 100 GB: of the 7B hybrid two periods of
+its pattern, and at full depth with all tests; and three layers with experts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from hybrid_jax.config import EngineConfig
+from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.geometry import logits_bytes
 from hybrid_jax.sizing.temporaries import kernel_step_bytes
 from pallas_kernels import jax_triton
@@ -21,6 +21,7 @@ from tests.aot.models import (
     decode_step,
     forced_window_step,
     hybrid_7b,
+    mixture,
     prefill_step,
     side_by_side,
     window_step,
@@ -36,12 +37,19 @@ DECODE_BUDGET = {"mamba2": 6, "attention": 6, "mlp": 4, "rest": 34}
 ONE_ROW_BUDGET = {"mamba2": 5, "attention": 6, "mlp": 4, "rest": 48}
 PREFILL_BUDGET = {"mamba2": 10, "attention": 5, "mlp": 4, "rest": 31}
 ONE_ROW_PREFILL_BUDGET = {"mamba2": 10, "attention": 10, "mlp": 4, "rest": 24}
+# Of three layers with experts.
+EXPERT_LAYERS = {"mamba2": 2, "attention": 1, "moe": 3}
+EXPERTS_DECODE_BUDGET = DECODE_BUDGET | {"moe": 12}
+EXPERTS_PREFILL_BUDGET = PREFILL_BUDGET | {"moe": 12}
+# Rows, tokens, and how much more than it holds may be counted for a step. XLA splits fewer products of few tokens.
+EXPERTS_STEPS = [(64, 1, 1.25), (2, 2048, 1.25)]
 # (rows, periods) and (rows, tokens, periods)
 DECODES = [(1, 2), (64, 2), (256, 2)]
 PREFILLS = [(1, 512, 2), (1, 8192, 2), (2, 2048, 2)]
 if EVERYTHING:
     DECODES += [(64, PERIODS)]
     PREFILLS += [(1, 2048, 2), (1, 8192, PERIODS)]
+    EXPERTS_STEPS += [(1, 512, 1.5), (1, 8192, 1.25)]
 
 
 def budget(of: dict[str, int], periods: int) -> int:
@@ -49,16 +57,17 @@ def budget(of: dict[str, int], periods: int) -> int:
 
 
 @functools.cache
-def compiled_step(make: Callable, periods: int, **sizes) -> Compiled:
+def compiled_step(make: Callable, config: ModelConfig, **sizes) -> Compiled:
     """The same object however a test writes what it asks for: a step compiles once."""
-    step, specs = make(hybrid_7b(periods), **sizes)
+    step, specs = make(config, **sizes)
     return compile_for_h200(step, *specs, donate=(1,))
 
 
 def decode(
     rows: int = 64, periods: int = 2, num_frames: int = FRAMES, sampling: str = "pallas"
 ) -> Compiled:
-    return compiled_step(decode_step, periods, rows=rows, num_frames=num_frames, sampling=sampling)
+    config = hybrid_7b(periods)
+    return compiled_step(decode_step, config, rows=rows, num_frames=num_frames, sampling=sampling)
 
 
 def prefill(
@@ -68,8 +77,9 @@ def prefill(
     num_frames: int = FRAMES,
     scan: str = "pallas",
 ) -> Compiled:
+    config = hybrid_7b(periods)
     return compiled_step(
-        prefill_step, periods, rows=rows, chunk=tokens, num_frames=num_frames, scan=scan
+        prefill_step, config, rows=rows, chunk=tokens, num_frames=num_frames, scan=scan
     )
 
 
@@ -197,6 +207,47 @@ def test_a_window_of_which_some_tokens_stay_is_written_in_place():
     assert compiled.alias_bytes >= sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
     conv = state.rings[0]["conv"]
     assert compiled.temp_bytes < conv.size * conv.dtype.itemsize / 2
+
+
+def step_with_experts(rows: int, tokens: int) -> Compiled:
+    if tokens == 1:
+        return compiled_step(decode_step, mixture(), rows=rows, num_frames=FRAMES)
+    return compiled_step(prefill_step, mixture(), rows=rows, chunk=tokens, num_frames=FRAMES)
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+def test_experts_of_a_decode_step_are_in_its_command_buffer(rows):
+    """The loop over steps is the only one: there is none over experts."""
+    compiled = step_with_experts(rows, 1)
+    assert compiled.body == ("kCommandBuffer",)
+    assert Counter(compiled.outer) - Counter(kCommandBuffer=1, kCopy=1) == Counter(kWhile=1)
+    assert compiled.kinds["kWhile"] == 1
+    of = EXPERTS_DECODE_BUDGET
+    assert len(compiled.launches) <= of["rest"] + sum(
+        count * of[kind] for kind, count in EXPERT_LAYERS.items()
+    )
+    layers = EXPERT_LAYERS["moe"]
+    for name in ("expert_up", "expert_down"):
+        assert len(compiled.named(name)) == layers, name
+    assert len(compiled.named("expert_visits")) == (layers if rows > 1 else 0)
+
+
+def test_experts_of_a_prefill_step_are_in_its_command_buffer():
+    compiled = step_with_experts(2, 2048)
+    assert compiled.outer == ("kCommandBuffer",) and set(compiled.kinds) == {"kCustomKernel"}
+    of = EXPERTS_PREFILL_BUDGET
+    assert len(compiled.launches) <= of["rest"] + sum(
+        count * of[kind] for kind, count in EXPERT_LAYERS.items()
+    )
+
+
+@pytest.mark.parametrize("rows, tokens, most", EXPERTS_STEPS)
+def test_temporaries_of_experts_are_what_the_formula_says(rows, tokens, most):
+    engine = EngineConfig(dtype="bfloat16", max_rows=rows, max_model_len=8192)
+    counted = kernel_step_bytes(mixture(), engine, rows=rows, tokens=tokens)
+    counted = max(counted, int(6 * 1.05 * rows * mixture().vocab_size))
+    held = step_with_experts(rows, tokens).temp_bytes
+    assert held <= counted <= most * held
 
 
 def test_the_logits_of_a_step_are_what_is_counted_for_them():

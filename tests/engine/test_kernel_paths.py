@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -96,7 +97,9 @@ def outputs(engine: Engine, *, adjusted: bool = True) -> tuple[list[list[int]], 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bamba", pytest.param("windowed", marks=left_to_all)])
+@pytest.mark.parametrize(
+    "name", ["bamba", *(pytest.param(name, marks=left_to_all) for name in ("windowed", "granite"))]
+)
 def test_tokens_are_those_of_xla(name):
     with one_shape(16):
         got, hits = outputs(engine_on("pallas", name), adjusted=EVERYTHING)
@@ -188,6 +191,17 @@ def test_windows_and_rings_that_are_too_long_for_a_kernel_are_said_at_once():
             engine_on("pallas", "bamba", grain=64, prefill_tokens=64, memory=1 << 20)
 
 
+def test_too_many_experts_for_a_kernel_are_said_at_once():
+    engine = EngineConfig(**SMALL)
+    config, _ = tiny_model("granite")
+    geometry = make_geometry(config, engine)
+    assert why_unsupported(config, geometry, engine) is None
+    many = replace(config.layers[1].mlp, num_experts=1025)
+    config = replace(config, layers=(config.layers[0], replace(config.layers[1], mlp=many)))
+    reason = "there must be at most 1024 experts for 'pallas', got 1025; use 'xla'"
+    assert why_unsupported(config, geometry, engine) == reason
+
+
 def step_and_specs(
     kind: str, kernels: str = "pallas", name: str = "bamba", sampling: str = "pallas"
 ):
@@ -238,6 +252,7 @@ KERNELS = {
 }
 
 
+EXPERTS = {"expert_visits", "expert_up", "expert_down"}  # of a model that has them
 # Kernels that need shapes these steps do not have.
 ELSEWHERE = {"ssd_scan_segments", "ssd_scan_starts", "paged_attention_join"}
 
@@ -245,7 +260,7 @@ ELSEWHERE = {"ssd_scan_segments", "ssd_scan_starts", "paged_attention_join"}
 def test_no_kernel_exists_unused():
     files = [f for f in (ROOT / "pallas_kernels").rglob("*.py") if f.name != "cases.py"]
     names = {name for file in files for name in re.findall(r'name="(\w+)",', file.read_text())}
-    assert set().union(*KERNELS.values()) | ELSEWHERE == names
+    assert set().union(*KERNELS.values()) | EXPERTS | ELSEWHERE == names
 
 
 @pytest.mark.parametrize("kind", sorted(KERNELS))
@@ -253,6 +268,15 @@ def test_on_a_gpu_the_steps_call_their_kernels(kind):
     step, specs = step_and_specs(kind)
     assert set(kernels_in(step, *specs)) >= KERNELS[kind]
     assert kernels_in(*_with_specs(step_and_specs(kind, "xla"))) == []
+
+
+@pytest.mark.parametrize("kind", ["decode", "lone", "prefill"])
+def test_on_a_gpu_a_layer_with_experts_calls_each_of_their_kernels_once(kind):
+    step, specs = step_and_specs(kind, name="granite")
+    found = Counter(name for name in kernels_in(step, *specs) if name in EXPERTS)
+    once = dict.fromkeys(EXPERTS - ({"expert_visits"} if kind == "lone" else set()), 2)
+    assert found == Counter(once)
+    assert kernels_in(*_with_specs(step_and_specs(kind, "xla", "granite"))) == []
 
 
 def _with_specs(step_and_its_specs):

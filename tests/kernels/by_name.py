@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pallas_kernels import append_kv as append
-from pallas_kernels import checkpoint, ssd_window, token_sampling
+from pallas_kernels import checkpoint, grouped_linear, ssd_window, token_sampling
 from pallas_kernels import paged_attention as attention
 from pallas_kernels.causal_conv import ConvWindow
 from pallas_kernels.causal_conv.api import causal_conv_window as conv_window
@@ -41,6 +41,7 @@ append_kv = by_name(append.append_kv, append.AppendArrays, append.AppendOptions)
 causal_conv_window = by_name(conv_window, ConvWindow)
 fold_frames = by_name(ssd_window.fold_frames, ssd_window.FoldFrames)
 gated_delta_window_frames = by_name(delta_window, DeltaWindow)
+mix_experts = by_name(grouped_linear.mix_experts, grouped_linear.ExpertArrays)
 paged_attention = by_name(
     attention.paged_attention, attention.AttentionArrays, attention.AttentionOptions
 )

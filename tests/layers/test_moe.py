@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import MoE
+from hybrid_jax.layers.linear import LINEARS
 from hybrid_jax.layers.mlp import moe, route
 from tests.tiny_models import GRANITE_MOE, NEMOTRON_MOE
 
@@ -22,8 +23,13 @@ SPECS = {
     "raw_weights_no_groups": replace(NEMOTRON_MOE, normalize=False, num_groups=1, top_groups=1),
 }
 
-run = functools.partial(jax.jit, static_argnums=3)(moe)
+jitted = functools.partial(jax.jit, static_argnums=(3, 4, 5))(moe)
+KERNELS = pytest.mark.parametrize("kernels", ["xla", "pallas"])
 choose = functools.partial(jax.jit, static_argnums=2)(route)
+
+
+def run(params: dict, h, valid, spec: MoE, kernels: str = "xla") -> jax.Array:
+    return jitted(params, h, valid, spec, LINEARS[kernels], kernels)
 
 
 def draw(*shape: int, seed: int = 0) -> np.ndarray:
@@ -147,12 +153,16 @@ def test_routing_of_bfloat16_is_done_in_float32():
     assert np.array_equal(ids, want_ids) and np.array_equal(weights, want_weights)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (2, 9), (5, 40)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "kernels"),
+    [((1, 1), "xla"), ((2, 9), "xla"), ((5, 40), "xla"), ((2, 9), "pallas")],
+    ids=str,
+)
 @pytest.mark.parametrize("name", SPECS)
-def test_moe_equals_the_chosen_experts_one_by_one(name, shape):
+def test_moe_equals_the_chosen_experts_one_by_one(name, shape, kernels):
     """Blocks of one visit, blocks of a few, and experts with more visits than the largest block has."""
     spec, params, h = SPECS[name], make_params(SPECS[name]), draw(*shape, WIDTH)
-    got = run(params, h, jnp.ones(shape, bool), spec)
+    got = run(params, h, jnp.ones(shape, bool), spec, kernels)
     want = np.array([[slow_moe(params, token, spec) for token in row] for row in h])
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
@@ -182,29 +192,31 @@ def test_a_token_has_the_same_bits_whatever_the_others_are_and_wherever_it_stand
         assert np.array_equal(np.asarray(got).reshape(32, WIDTH)[place], want[1, 3])
 
 
+@KERNELS
 @pytest.mark.parametrize("garbage", [np.nan, np.inf, 9.0])
 @pytest.mark.parametrize("name", ["granite", "nemotron"])
-def test_invalid_tokens_change_no_bit_of_valid_ones(name, garbage):
+def test_invalid_tokens_change_no_bit_of_valid_ones(name, garbage, kernels):
     spec, params, h = SPECS[name], make_params(SPECS[name]), draw(2, 9, WIDTH)
     valid = np.arange(9) < np.array([[4], [0]])
-    want = np.asarray(run(params, h, jnp.asarray(valid), spec))
+    want = np.asarray(run(params, h, jnp.asarray(valid), spec, kernels))
     dirty = np.where(valid[..., None], h, np.float32(garbage))
-    got = np.asarray(run(params, dirty, jnp.asarray(valid), spec))
+    got = np.asarray(run(params, dirty, jnp.asarray(valid), spec, kernels))
     assert np.array_equal(got[valid], want[valid])
 
 
-def test_invalid_tokens_visit_no_expert():
+@KERNELS
+def test_invalid_tokens_visit_no_expert(kernels):
     spec = replace(GRANITE_MOE, shared_width=0)
     params, h = make_params(spec), draw(2, 9, WIDTH)
     valid = jnp.asarray(np.arange(9) < np.array([[4], [0]]))
-    got = np.asarray(run(params, h, valid, spec))
+    got = np.asarray(run(params, h, valid, spec, kernels))
     assert not got[~np.asarray(valid)].any() and got[np.asarray(valid)].any()
     # An expert nobody chose is not even computed: its weights may be anything.
     ids = np.asarray(choose(params, h.reshape(-1, WIDTH), spec)[0]).reshape(2, 9, -1)
     unused = set(range(spec.num_experts)) - set(ids[0, :1].ravel())
     poisoned = params | {"up": params["up"].at[jnp.array(sorted(unused))].set(jnp.nan)}
     one = jnp.zeros((2, 9), bool).at[0, 0].set(True)
-    assert np.array_equal(run(poisoned, h, one, spec)[0, 0], got[0, 0])
+    assert np.array_equal(run(poisoned, h, one, spec, kernels)[0, 0], got[0, 0])
 
 
 @pytest.mark.usefixtures("no_compile_cache")

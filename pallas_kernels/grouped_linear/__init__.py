@@ -1,0 +1,6 @@
+"""What a mixture's experts make of the tokens that visit them."""
+
+from pallas_kernels.grouped_linear.api import mix_experts as mix_experts
+from pallas_kernels.grouped_linear.reference import Activation as Activation
+from pallas_kernels.grouped_linear.reference import ExpertArrays as ExpertArrays
+from pallas_kernels.grouped_linear.reference import activate as activate

@@ -1,0 +1,92 @@
+"""Experts compiled for an H200 at the shapes of models: no spills, few launches, and tensor cores where they pay."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from pallas_kernels.grouped_linear import ExpertArrays, mix_experts
+from pallas_kernels.grouped_linear.cases import CASES, Case, shapes_of
+from pallas_kernels.grouped_linear.kernel import MAX_EXPERTS
+from tests.aot import sass
+from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
+
+needs_disassembler = pytest.mark.skipif(sass.NO_TOOLS is not None, reason=str(sass.NO_TOOLS))
+MODELS = {case.name: case for case in CASES if case.large}
+# Not those of a model: a few tokens, most experts, biases, and columns and rows that fill no tile.
+OTHERS = [
+    Case(name="few", tokens=2, top_k=6, num_experts=64, width=1536, hidden=512),
+    Case(name="experts", tokens=64, top_k=8, num_experts=MAX_EXPERTS, width=1024, hidden=256),
+    Case(name="chunk", tokens=512, top_k=6, num_experts=64, width=1536, hidden=512, biased=True),
+    Case(name="ragged", tokens=256, top_k=3, num_experts=48, width=1000, hidden=500, kind="relu2"),
+]
+
+
+def program_of(case: Case, dtype: str) -> tuple:
+    """A call of `mix_experts` and the shapes of its arguments."""
+    visits = (case.tokens, case.top_k)
+    shapes = shapes_of(case, dtype) | {
+        name: jax.ShapeDtypeStruct(visits, of)
+        for name, of in (("ids", "int32"), ("weights", "float32"))
+    }
+
+    def call(shapes: dict) -> jax.Array:
+        return mix_experts(ExpertArrays(**shapes), kind=case.kind)
+
+    return call, shapes
+
+
+def assert_few_launches(compiled: Compiled, case: Case) -> None:
+    """Two products, and what sorts, activates and sums; all of them kernels."""
+    assert set(compiled.kinds) == {"kCustomKernel"}
+    assert max(launch.shared_bytes for launch in compiled.launches) <= SHARED_MEMORY
+    for name in ("expert_up", "expert_down"):
+        assert len(compiled.named(name)) == 1
+    assert len(compiled.named("expert_visits")) == (case.tokens > 1)
+    assert len(compiled.launches) <= 5
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("tokens", [1, 64, 8192])
+@pytest.mark.parametrize(
+    "model", ["granite_4_h_tiny", "nemotron_3_nano", "qwen3_next", "jamba_mini"]
+)
+def test_experts_of_models(model, tokens, dtype):
+    case = MODELS[f"{model}_{tokens}"]
+    compiled = compile_for_h200(*program_of(case, dtype))
+    assert_few_launches(compiled, case)
+    # What experts make of each visit, and its hidden units; ids and counters, and parts of a lone token's.
+    item = 2 if dtype == "bfloat16" else 4
+    held = case.tokens * case.top_k * (case.width + case.hidden) * item
+    assert compiled.temp_bytes <= 1.02 * held + 200_000
+
+
+@pytest.mark.parametrize("case", OTHERS, ids=lambda case: case.name)
+def test_experts_of_other_shapes(case):
+    assert_few_launches(compile_for_h200(*program_of(case, "bfloat16")), case)
+
+
+@needs_disassembler
+@pytest.mark.parametrize(
+    ("model", "up", "down"),
+    [("granite_4_h_tiny", "m64n128k16", "m64n256k16"), ("nemotron_3_nano", *["m64n256k16"] * 2)],
+)
+def test_long_prompts_take_the_widest_products(model, up, down):
+    codes = sass.of_program(*program_of(MODELS[f"{model}_8192"], "bfloat16"))
+    found = {code.name: code for code in codes}
+    for name, product in (("expert_up", up), ("expert_down", down)):
+        assert found[name].products == {product} and found[name].registers <= 192
+
+
+@needs_disassembler
+@pytest.mark.parametrize("model", ["granite_4_h_tiny", "nemotron_3_nano"])
+def test_few_rows_leave_room_for_four_programs_of_each_product(model):
+    """By registers; by shared memory, four take 220 KB of 228."""
+    program = program_of(MODELS[f"{model}_64"], "bfloat16")
+    launches = compile_for_h200(*program).launches
+    for code in sass.of_program(*program):
+        if code.name in ("expert_up", "expert_down"):
+            assert code.registers <= 128
+            assert "mma.sync.aligned.m16n8k16" in code.ptx  # rows of a tile: 16, not 64
+            (launch,) = (launch for launch in launches if launch.name == code.name)
+            assert 4 * (launch.shared_bytes + 1024) <= 228 * 1024
