@@ -249,7 +249,7 @@ class GatedDelta:
 
     @property
     def proj_size(self) -> int:
-        """Outputs of in_proj: z, v, k, q, b, a."""
+        """Outputs of in_proj: z, v, k, q, a, b."""
         return self.value_size + self.conv_size + 2 * self.num_value_heads
 
 

@@ -1,4 +1,4 @@
-"""Gated delta net (arXiv 2412.06464): a matrix of P x R for each value head, and a record u, k, log decay per token."""
+"""Gated delta net (arXiv 2412.06464): a matrix of P x R for each value head, and a record u, k, dt of each token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GatedDeltaKind(RecurrentKind):
             channels=spec.conv_size,
             records=(
                 ("uk", spec.record_size, None),
-                ("log_decay", spec.num_value_heads, "float32"),
+                ("dt", spec.num_value_heads, "float32"),
             ),
         )
 

@@ -1,6 +1,6 @@
 """The gated delta net: scan a prompt chunk, run a window of new tokens, fold records.
 
-Parameters: in_proj [D, z | v | k | q | b | a], conv [W, E] with E = v | k | q, optional conv_bias [E], A_log and
+Parameters: in_proj [D, z | v | k | q | a | b], conv [W, E] with E = v | k | q, optional conv_bias [E], A_log and
 dt_bias [M] float32, norm [P], out_proj [M P, D].
 """
 
@@ -25,23 +25,24 @@ LENGTH_EPS = 1e-6  # under the root of the length of q and k
 class Records(NamedTuple):
     """What the recurrence needs to know of each token.
 
-    uk: [B, S, M P + G R] what it writes, and its key, in the activation dtype. log_decay: float32[B, S, M].
+    uk: [B, S, M P + G R] what it writes, and its key, in the activation dtype. dt: float32[B, S, M] step sizes, by
+    which the rates of decay are multiplied.
     """
 
     uk: jax.Array
-    log_decay: jax.Array
+    dt: jax.Array
 
 
 class Inputs(NamedTuple):
     """Outputs of in_proj.
 
-    z: [B, T, M P] gates. vkq: [B, T, E] convolution inputs. beta, log_decay: float32[B, T, M].
+    z: [B, T, M P] gates. vkq: [B, T, E] convolution inputs. dt, beta: float32[B, T, M].
     """
 
     z: jax.Array
     vkq: jax.Array
+    dt: jax.Array
     beta: jax.Array
-    log_decay: jax.Array
 
 
 class Convolved(NamedTuple):
@@ -53,13 +54,17 @@ class Convolved(NamedTuple):
 
 
 def project(params: dict, h: jax.Array, spec: GatedDelta) -> Inputs:
-    """Projects h [B, T, D] to the mixer's inputs: beta = sigmoid(b), log decay = -exp(A_log) softplus(a + dt_bias)."""
+    """Projects h [B, T, D] to the mixer's inputs: dt = softplus(a + dt_bias), beta = sigmoid(b)."""
     projected = linear(h, params["in_proj"])
     sizes = (spec.value_size, spec.conv_size, spec.num_value_heads)
-    z, vkq, b, a = jnp.split(projected, [sum(sizes[: i + 1]) for i in range(3)], axis=-1)
-    step = jax.nn.softplus(a.astype(jnp.float32) + params["dt_bias"].astype(jnp.float32))
-    log_decay = -jnp.exp(params["A_log"].astype(jnp.float32)) * step
-    return Inputs(z, vkq, jax.nn.sigmoid(b.astype(jnp.float32)), log_decay)
+    z, vkq, a, b = jnp.split(projected, [sum(sizes[: i + 1]) for i in range(3)], axis=-1)
+    dt = jax.nn.softplus(a.astype(jnp.float32) + params["dt_bias"].astype(jnp.float32))
+    return Inputs(z, vkq, dt, jax.nn.sigmoid(b.astype(jnp.float32)))
+
+
+def decay_rates(params: dict) -> jax.Array:
+    """A = -exp(A_log), float32[M]; the logarithm of a token's decay is dt A."""
+    return -jnp.exp(params["A_log"].astype(jnp.float32))
 
 
 def convolve(params: dict, columns: jax.Array, spec: GatedDelta) -> Convolved:
@@ -99,10 +104,10 @@ def output(params: dict, y: jax.Array, z: jax.Array, spec: GatedDelta) -> jax.Ar
     return linear(y, params["out_proj"])
 
 
-def join_records(u: jax.Array, k: jax.Array, log_decay: jax.Array) -> Records:
-    """Records of u [B, T, M, P], k [B, T, G, R] and log decay float32[B, T, M], in the dtype of k."""
+def join_records(u: jax.Array, k: jax.Array, dt: jax.Array) -> Records:
+    """Records of u [B, T, M, P], k [B, T, G, R] and dt float32[B, T, M], in the dtype of k."""
     flat = [x.reshape(*x.shape[:2], -1).astype(k.dtype) for x in (u, k)]
-    return Records(jnp.concatenate(flat, axis=-1), log_decay)
+    return Records(jnp.concatenate(flat, axis=-1), dt)
 
 
 def split_records(records: Records, spec: GatedDelta) -> tuple[jax.Array, jax.Array]:
@@ -138,18 +143,18 @@ def scan(
         `lengths`.
     """
     valid = (jnp.arange(h.shape[1]) < lengths[:, None])[..., None]
-    z, raw, beta, log_decay = project(params, h, spec)
+    z, raw, dt, beta = project(params, h, spec)
     raw = jnp.where(valid, raw, 0)
     columns = jnp.concatenate([conv.astype(raw.dtype), raw], axis=1)
     v, k, q = convolve(params, columns, spec)
     y, u, state = gated_delta_scan(
-        *(q, k, v.astype(jnp.float32), log_decay, beta),
+        *(q, k, v.astype(jnp.float32), dt * decay_rates(params), beta),
         initial_state=state,
         lengths=lengths,
         state_lengths=state_lengths,
         implementation=implementation,
     )
-    return output(params, y, z, spec), state, columns, join_records(u, k, log_decay)
+    return output(params, y, z, spec), state, columns, join_records(u, k, dt)
 
 
 def whole(
@@ -162,7 +167,10 @@ def whole(
     return scan(params, h, state, conv, lengths, lengths, spec)[0]
 
 
-def fold(state: jax.Array, ring: Records, lengths: jax.Array, spec: GatedDelta) -> jax.Array:
-    """Makes the next checkpoint from a checkpoint [B, M, P, R] and the first `lengths` int32[B] records of a ring."""
+def fold(
+    A: jax.Array, state: jax.Array, ring: Records, lengths: jax.Array, spec: GatedDelta
+) -> jax.Array:
+    """Makes the next checkpoint from a checkpoint [B, M, P, R] and the first `lengths` int32[B] records of a ring;
+    A comes from `decay_rates`."""
     u, k = split_records(ring, spec)
-    return gated_delta_fold(state, u, k, ring.log_decay, lengths=lengths, implementation="xla")
+    return gated_delta_fold(state, u, k, ring.dt * A, lengths=lengths, implementation="xla")

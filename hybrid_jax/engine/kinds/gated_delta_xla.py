@@ -16,10 +16,11 @@ from pallas_kernels.gated_delta import DeltaWindow, gated_delta_window_frames
 
 
 class GatedDeltaRecurrence(ReplayRecurrence):
-    """Records are u and k in one array, and the logarithms of decays in float32."""
+    """Records are u and k in one array, and the step sizes in float32."""
 
-    def prepare(self, params: Sequence[dict]) -> None:
-        """Nothing, because records have the decays."""
+    def prepare(self, params: Sequence[dict]) -> jax.Array:
+        """Decay rates float32[L, M]."""
+        return jnp.stack([gated_delta.decay_rates(weights) for weights in params])
 
     def project(self, params: dict, h: jax.Array, spec: GatedDelta) -> tuple[jax.Array, Inputs]:
         inputs = gated_delta.project(params, h, spec)
@@ -33,12 +34,13 @@ class GatedDeltaRecurrence(ReplayRecurrence):
     ) -> tuple[jax.Array, jax.Array, dict[str, Entry]]:
         (v, k, q), rows = convolved, past.plan.rows
         # The ring gets the new keys and decays first: what the tokens write follows from these.
-        new = gated_delta.join_records(jnp.zeros_like(v), k, rest.log_decay)
+        new = gated_delta.join_records(jnp.zeros_like(v), k, rest.dt)
         ring, _ = past.join(new._asdict())
         ring_u, ring_k = gated_delta.split_records(Records(**ring), spec)
         y, u, arena = gated_delta_window_frames(
             DeltaWindow(
-                *(q, v, rest.beta, ring_u, ring_k, ring["log_decay"]),
+                *(q, v, rest.beta, ring_u, ring_k),
+                ring["dt"] * gated_delta.decay_rates(params),
                 *(past.arena, past.frames(), past.plan.exists),
                 starts=rows.base - rows.checkpoint,
                 num_known=jnp.maximum(rows.begin - rows.base, 0),
@@ -47,7 +49,7 @@ class GatedDeltaRecurrence(ReplayRecurrence):
             ),
             implementation="xla",
         )
-        new = gated_delta.join_records(u, k, rest.log_decay)
+        new = gated_delta.join_records(u, k, rest.dt)
         _, entries = past.join(new._asdict())
         return gated_delta.output(params, y, rest.z, spec), arena, entries
 
@@ -67,9 +69,9 @@ class GatedDeltaRecurrence(ReplayRecurrence):
         return out, new.reshape(state.shape), columns, records._asdict()
 
     def fold(
-        self, shared: None, state: jax.Array, ring: Fields, count: jax.Array, spec: GatedDelta
+        self, shared: jax.Array, state: jax.Array, ring: Fields, count: jax.Array, spec: GatedDelta
     ) -> jax.Array:
-        new = gated_delta.fold(_heads(state, spec), Records(**ring), count, spec)
+        new = gated_delta.fold(shared, _heads(state, spec), Records(**ring), count, spec)
         return new.reshape(state.shape)
 
 

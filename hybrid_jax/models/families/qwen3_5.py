@@ -27,7 +27,7 @@ def delta_names(spec: GatedDelta) -> Names:
     """Each projection but that of q, k and v has a tensor of its own."""
     convolved = qwen3_next.convolved_names(spec, "in_proj_qkv.weight")
     z, b, a = (f"in_proj_{name}.weight" for name in "zba")
-    return qwen3_next.delta_names(spec, (z, *convolved, b, a))
+    return qwen3_next.delta_names(spec, (z, *convolved, a, b))
 
 
 FAMILY = replace(

@@ -176,11 +176,11 @@ def _delta_names(spec: GatedDelta) -> Names:
         for start, stop in zip(edges, edges[1:], strict=False)
     )
     b, a = (rows("in_proj_ba.weight", start, start + heads, 2 * heads) for start in (0, heads))
-    return delta_names(spec, (z, v, k, q, b, a))
+    return delta_names(spec, (z, v, k, q, a, b))
 
 
 def delta_names(spec: GatedDelta, in_proj: tuple) -> Names:
-    """Names of a gated delta net, given those of its projection to z, v, k, q, b, a."""
+    """Names of a gated delta net, given those of its projection to z, v, k, q, a, b."""
     names = {
         "in_proj": in_proj,
         "conv": convolved_names(spec, "conv1d.weight"),
