@@ -1,0 +1,153 @@
+"""Makes docs/models.md from the code: python -m tests.models.model_table
+
+What a family has follows from the configs of its goldens, which cover every field that changes the result, and from the
+tables in which kinds and kernels are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from hybrid_jax.config import MLP, Attention, Mamba1, Mamba2, ModelConfig, MoE
+from hybrid_jax.costs import weight_count
+from hybrid_jax.engine.kinds.table import LAYER_STEPS
+from hybrid_jax.kinds.table import KINDS
+from hybrid_jax.models import FAMILIES
+from hybrid_jax.models.known import known, load_known
+from tests.parity.goldens import GOLDENS, config_of
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+HEAD = """# Models
+
+`LLM(path)` reads Hugging Face directories of these families (`model_type` in config.json). Each is compared with
+transformers on tiny random models of odd shapes (`tests/parity`): logits within 5e-4 in float32, or 2e-3 with gated delta
+nets, and 32 greedy tokens each. A field that changes the result and is not supported is refused with its name and value.
+A quantised checkpoint is refused too.
+
+This page is made from the code, by `python -m tests.models.model_table`, and a test compares it.
+"""
+KINDS_HEAD = """
+## Kinds of recurrent layers
+
+| kind | what is kept since a checkpoint | on a CPU | on an NVIDIA GPU |
+| --- | --- | --- | --- |
+"""
+FAMILIES_HEAD = """
+## Families
+
+| `model_type` | recurrent layers | attention | feed-forward | more |
+| --- | --- | --- | --- | --- |
+"""
+KNOWN_HEAD = """
+## Known sizes
+
+`inspect`, `simulate` and `pool-sim` take these by name, also by the name of a repository on the hub. There are no weights,
+and nothing is downloaded.
+
+| name | family | parameters | repositories |
+| --- | --- | --- | --- |
+"""
+NOTES = {
+    "mamba2": "also Codestral Mamba",
+    "qwen3_5": "Qwen3.5 and 3.6; the text of a model of text and images, whose vision tower is not read",
+    "qwen3_5_moe": "as `qwen3_5`",
+    "falcon_h1": "attention and Mamba-2 side by side; multipliers, those inside layers in the weights",
+}
+
+
+def page() -> str:
+    """The whole page."""
+    text = HEAD + KINDS_HEAD
+    for spec, kind in KINDS.items():
+        if spec in LAYER_STEPS["xla"] and spec.__module__.startswith("hybrid_jax."):
+            gpu = "Pallas kernels" if spec in LAYER_STEPS["pallas"] else "what XLA compiles"
+            text += f"| {kind.name} | {_kept(spec)} | what XLA compiles | {gpu} |\n"
+    text += FAMILIES_HEAD
+    for family in FAMILIES:
+        configs = [config for config in map(config_of, GOLDENS) if config.family == family]
+        cells = (_recurrent(configs), _attention(configs), _feed_forward(configs))
+        text += f"| `{family}` | {' | '.join(cells)} | {_more(family, configs)} |\n"
+    text += KNOWN_HEAD
+    for name, fields in known().items():
+        config = load_known(name)
+        repositories = ", ".join(fields.get("_repositories", ())) or "-"
+        count = weight_count(config)
+        size = f"{count / 1e9:.2f} B" if count > 1e8 else f"{count / 1e6:.2f} M"
+        text += f"| `{name}` | `{config.family}` | {size} | {repositories} |\n"
+    return text
+
+
+def _kept(spec: type) -> str:
+    layouts = [
+        KINDS[spec].layout(mixer)
+        for config in map(config_of, GOLDENS)
+        for mixer in config.recurrent
+        if type(mixer) is spec
+    ]
+    if layouts[0].carries:
+        return "the state"
+    return "a record of each token" if layouts[0].records else "the last inputs alone"
+
+
+def _all(found: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(found)) or "none"
+
+
+def _recurrent(configs: list[ModelConfig]) -> str:
+    def words(mixer: object) -> str:
+        name = KINDS[type(mixer)].name
+        if isinstance(mixer, Mamba2) and mixer.gated_norm != "gate_first":
+            return (
+                f"{name}, {'norm before gate' if mixer.gated_norm == 'norm_first' else 'no norm'}"
+            )
+        if isinstance(mixer, Mamba1) and mixer.norms != "none":
+            return f"{name}, {mixer.norms} norms of dt, B, C"
+        return name
+
+    return _all(words(mixer) for config in configs for mixer in config.recurrent)
+
+
+def _attention(configs: list[ModelConfig]) -> str:
+    def words(spec: Attention) -> str:
+        rotation = "no rotation"
+        if spec.rope is not None:
+            whole = spec.rope.dim == spec.head_dim
+            rotation = "rotated" if whole else "partly rotated"
+        scale = "own scale" if spec.scale is not None else ""
+        named = (("q and k normed", spec.qk_norm), ("gated", spec.gate), (scale, bool(scale)))
+        return ", ".join([rotation, *(name for name, there in named if there)])
+
+    return _all(words(spec) for config in configs for spec in config.mixers(Attention))
+
+
+def _feed_forward(configs: list[ModelConfig]) -> str:
+    def words(spec: MLP | MoE) -> str:
+        act = "gated SiLU" if spec.kind == "gated_silu" else "relu²"
+        if isinstance(spec, MLP):
+            return act
+        shared = ", a shared one" if spec.shared_width else ""
+        gate = " with a gate" if spec.shared_gate else ""
+        return f"experts ({act}, {spec.routing}){shared}{gate}"
+
+    layers = [layer for config in configs for layer in config.layers]
+    return _all(words(layer.mlp) for layer in layers if layer.mlp is not None)
+
+
+def _more(family: str, configs: list[ModelConfig]) -> str:
+    found = [NOTES[family]] if family in NOTES else []
+    if FAMILIES[family].mtp is not None:
+        found.append("`load_model(mtp=True)` reads the head for multi-token prediction")
+    multiplied = any(config.embedding_multiplier != 1 for config in configs)
+    if multiplied and family not in NOTES:
+        found.append("multipliers")
+    return "; ".join(found) or "-"
+
+
+def main() -> None:
+    """Writes the page."""
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
