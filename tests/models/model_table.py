@@ -21,9 +21,9 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 HEAD = """# Models
 
 `LLM(path)` reads Hugging Face directories of these families (`model_type` in config.json). Each is compared with
-transformers on tiny random models of odd shapes (`tests/parity`): logits within 5e-4 in float32, or 2e-3 with gated delta
-nets, and 32 greedy tokens each. A field that changes the result and is not supported is refused with its name and value.
-A quantised checkpoint is refused too.
+transformers on tiny random models of odd shapes (`tests/parity`): logits within 5e-4 in float32, or 2e-3 with gated
+delta nets, and 32 greedy tokens each. A field that changes the result and is not supported is refused with its name and
+value. A quantised checkpoint is refused too.
 
 This page is made from the code, by `python -m tests.models.model_table`, and a test compares it.
 """
@@ -42,8 +42,8 @@ FAMILIES_HEAD = """
 KNOWN_HEAD = """
 ## Known sizes
 
-`inspect`, `simulate` and `pool-sim` take these by name, also by the name of a repository on the hub. There are no weights,
-and nothing is downloaded.
+`inspect`, `simulate` and `pool-sim` take these by name, also by the name of a repository on the hub. There are no
+weights, and nothing is downloaded.
 
 | name | family | parameters | repositories |
 | --- | --- | --- | --- |
