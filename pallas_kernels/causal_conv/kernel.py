@@ -174,20 +174,20 @@ def causal_conv_pallas(arrays: Chunk, *, layout: ProjectionLayout, config: Confi
     )
 
 
-def _places(ancestors: jax.Array | None, tokens: int, layout: ProjectionLayout) -> list[jax.Array]:
+def places_of_taps(ancestors: jax.Array | None, tokens: int, conv_width: int) -> list[jax.Array]:
     """int32[t, 1] column of each tap of each token; `ancestors` int32[t, 1], or None for a chain."""
-    token = iota(tokens, 0, 2)
+    token, history = iota(tokens, 0, 2), conv_width - 1
     if ancestors is None:
-        return [token + w for w in range(layout.conv_width)]
+        return [token + w for w in range(conv_width)]
     other = iota(tokens, 1, 2)
     above = ((ancestors >> other) & 1 > 0) & (other < token)  # [t, t]
     depth = jnp.sum(above.astype(jnp.int32), axis=1)[:, None]
-    nearest, places = token, [token + layout.history]
-    for back in range(1, layout.conv_width):
+    nearest, places = token, [token + history]
+    for back in range(1, conv_width):
         earlier = jnp.where(above & (other < nearest), other, -1)
         nearest = jnp.max(earlier, axis=1)[:, None]
         before = depth - back  # of the columns before the window when negative
-        places.append(layout.history + jnp.where(before < 0, before, nearest))
+        places.append(history + jnp.where(before < 0, before, nearest))
     return places[::-1]
 
 
@@ -228,7 +228,7 @@ def _window_kernel(
     ancestors = None
     if tree:
         ancestors = load(ancestors_ref, row, token, mask=fits)
-    places = _places(ancestors, tokens, layout)
+    places = places_of_taps(ancestors, tokens, layout.conv_width)
 
     def columns(place: jax.Array, channel: jax.Array, inside: jax.Array):
         """Raw inputs [n, c] at columns int32[n, 1] of the window, the history first."""

@@ -12,6 +12,9 @@ from pallas_kernels.causal_conv import ConvWindow
 from pallas_kernels.causal_conv.api import causal_conv_window as conv_window
 from pallas_kernels.gated_delta import DeltaWindow
 from pallas_kernels.gated_delta.api import gated_delta_window_frames as delta_window
+from pallas_kernels.short_conv import ShortTail, ShortWindow
+from pallas_kernels.short_conv.api import short_conv_window as conv_of_windows
+from pallas_kernels.short_conv.api import store_short_tail as short_tail
 from pallas_kernels.ssd_scan import ScanFrames, Tail
 from pallas_kernels.ssd_scan.api import ssd_scan_frames as scan_frames
 from pallas_kernels.ssd_scan.tail import store_tail as tail
@@ -45,6 +48,8 @@ mix_experts = by_name(grouped_linear.mix_experts, grouped_linear.ExpertArrays)
 paged_attention = by_name(
     attention.paged_attention, attention.AttentionArrays, attention.AttentionOptions
 )
+short_conv_window = by_name(conv_of_windows, ShortWindow)
+store_short_tail = by_name(short_tail, ShortTail)
 sample_tokens = by_name(token_sampling.sample_tokens, token_sampling.SamplingArrays)
 ssd_scan_frames = by_name(scan_frames, ScanFrames)
 ssd_window_frames = by_name(ssd_window.ssd_window_frames, ssd_window.WindowFrames)

@@ -14,15 +14,14 @@ import numpy as np
 
 from hybrid_jax.config import EngineConfig, Mamba2
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.columns import read_columns
-from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, LayerSteps, LoadRows, WindowPlan
+from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns, fold_columns
+from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, WindowPlan
 from hybrid_jax.geometry import Geometry, StateGroup, StatePlace, ring_specs
 from hybrid_jax.layers import mamba2
 from hybrid_jax.layers.linear import linear, linear_in_parts
 from hybrid_jax.state import Model, State
 from pallas_kernels.causal_conv import ConvWindow, causal_conv, causal_conv_window
 from pallas_kernels.causal_conv.kernel import why_unsupported as conv_unsupported
-from pallas_kernels.checkpoint import Columns, store_columns
 from pallas_kernels.rmsnorm.kernel import gated_unsupported
 from pallas_kernels.ssd_scan import ScanFrames, Tail, ssd_scan_frames, store_tail
 from pallas_kernels.ssd_scan.kernel import why_unsupported as scan_unsupported
@@ -36,7 +35,7 @@ PALLAS = {"implementation": "pallas"}
 LARGEST_ERROR = 0.02
 
 
-class Mamba2Pallas(LayerSteps):
+class Mamba2Pallas(WithPallasColumns):
     """See `LayerSteps`."""
 
     def prepare(self, params: Sequence[dict]) -> jax.Array:
@@ -78,22 +77,6 @@ class Mamba2Pallas(LayerSteps):
         )
         state = state.with_ring(at.group, conv=conv, xB=xB, dt=dt)
         return _output(params, y, projected, spec), state, {}
-
-    def commit(self, state: State, group: int, count: jax.Array, model: Model) -> State:
-        """Moves the columns of all rows at once."""
-        history, conv = model.geometry.groups[group].layout.columns, state.rings[group]["conv"]
-        places = count[:, None] + jnp.arange(history)
-        moved = jnp.take_along_axis(conv[:, : count.shape[0]], places[None, ..., None], axis=2)
-        return state.with_ring(group, conv=conv.at[:, : count.shape[0], :history].set(moved))
-
-    def load(
-        self, state: State, group: int, rows: LoadRows, model: Model
-    ) -> tuple[State, list[jax.Array]]:
-        """Loads all rows at once; a layer's kernel then has the ring to itself."""
-        bits, conv = read_columns(state, group, rows, model), state.rings[group]["conv"]
-        place = jnp.index_exp[:, : rows.needed.shape[0], : bits.shape[2]]
-        bits = jnp.where(rows.needed[:, None, None], bits, conv[place])
-        return state.with_ring(group, conv=conv.at[place].set(bits)), [bits]
 
     def chunk(
         self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
@@ -145,11 +128,7 @@ class Mamba2Pallas(LayerSteps):
             per_layer=own.frames_per_layer,
             **PALLAS,
         )
-        columns = write[:, own.num_frames - own.column_frames : own.num_frames]
-        arena = store_columns(
-            Columns(arena, columns, folds, ring["conv"]), columns=own.layout.columns, **PALLAS
-        )
-        return state.replace(arena=arena)
+        return fold_columns(state.replace(arena=arena), group, rows, folds, model)
 
     def why_unsupported(self, spec: Mamba2, geometry: Geometry, engine: EngineConfig) -> str | None:
         sizes, window = mamba2.sizes_of(spec), engine.window_tokens

@@ -12,6 +12,7 @@ from hybrid_jax.engine.kinds.mamba1_xla import Mamba1Recurrence
 from hybrid_jax.engine.kinds.mamba2_pallas import Mamba2Pallas
 from hybrid_jax.engine.kinds.mamba2_xla import Mamba2Recurrence
 from hybrid_jax.engine.kinds.replay import Replay
+from hybrid_jax.engine.kinds.short_conv_pallas import ShortConvPallas
 from hybrid_jax.engine.kinds.short_conv_xla import ShortConvSteps
 from hybrid_jax.state import Model
 
@@ -22,7 +23,7 @@ LAYER_STEPS: dict[str, dict[type, LayerSteps]] = {
         ShortConv: ShortConvSteps(),
         Mamba1: Carry(Mamba1Recurrence()),
     },
-    "pallas": {Mamba2: Mamba2Pallas()},
+    "pallas": {Mamba2: Mamba2Pallas(), ShortConv: ShortConvPallas()},
 }
 
 

@@ -1,0 +1,45 @@
+"""Convolution columns and their folds, as every kind does them where layers are made of Pallas kernels."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.engine import frames
+from hybrid_jax.engine.kinds.columns import read_columns
+from hybrid_jax.engine.kinds.kind import FoldRows, LayerSteps, LoadRows
+from hybrid_jax.state import Model, State
+from pallas_kernels.checkpoint import Columns, store_columns
+
+
+class WithPallasColumns(LayerSteps):
+    """What all kinds do with the columns in their rings."""
+
+    def commit(self, state: State, group: int, count: jax.Array, model: Model) -> State:
+        """Moves the columns of all rows at once."""
+        history, conv = model.geometry.groups[group].layout.columns, state.rings[group]["conv"]
+        places = count[:, None] + jnp.arange(history)
+        moved = jnp.take_along_axis(conv[:, : count.shape[0]], places[None, ..., None], axis=2)
+        return state.with_ring(group, conv=conv.at[:, : count.shape[0], :history].set(moved))
+
+    def load(
+        self, state: State, group: int, rows: LoadRows, model: Model
+    ) -> tuple[State, list[jax.Array]]:
+        """Loads all rows at once; a layer's kernel then has the ring to itself."""
+        bits, conv = read_columns(state, group, rows, model), state.rings[group]["conv"]
+        place = jnp.index_exp[:, : rows.needed.shape[0], : bits.shape[2]]
+        bits = jnp.where(rows.needed[:, None, None], bits, conv[place])
+        return state.with_ring(group, conv=conv.at[place].set(bits)), [bits]
+
+
+def fold_columns(state: State, group: int, rows: FoldRows, folds: jax.Array, model: Model) -> State:
+    """Writes the columns of rows whose ring is full into their checkpoints, in one launch for all layers.
+
+    Args:
+        folds: int32[B], below 0 for rows that are left alone.
+    """
+    own = model.geometry.groups[group]
+    write = frames.slot_frames(state, rows.write_slot)[:, own.columns]
+    arrays = Columns(state.arena, write, folds, state.rings[group]["conv"])
+    arena = store_columns(arrays, columns=own.layout.columns, implementation="pallas")
+    return state.replace(arena=arena)

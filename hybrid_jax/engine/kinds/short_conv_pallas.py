@@ -1,0 +1,74 @@
+"""Gated short convolutions on Pallas kernels, which read and write rings and checkpoints where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.config import EngineConfig, ShortConv
+from hybrid_jax.engine import frames
+from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns, fold_columns
+from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, WindowPlan
+from hybrid_jax.geometry import Geometry, StatePlace
+from hybrid_jax.layers.linear import linear, linear_in_parts
+from hybrid_jax.state import Model, State
+from pallas_kernels.short_conv import (
+    ShortTail,
+    ShortWindow,
+    short_conv,
+    short_conv_window,
+    store_short_tail,
+)
+from pallas_kernels.short_conv.kernel import window_unsupported
+
+PALLAS = {"implementation": "pallas"}
+
+
+class ShortConvPallas(WithPallasColumns):
+    """See `LayerSteps`."""
+
+    def prepare(self, params: Sequence[dict]) -> None:
+        """Nothing, because a fold needs no weights."""
+
+    def window(
+        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: WindowPlan
+    ) -> tuple[jax.Array, State, dict]:
+        rows = plan.rows
+        projected = linear_in_parts(h, params["in_proj"], params.get("in_bias"))
+        arrays = ShortWindow(
+            *(projected, params["conv"], params.get("conv_bias"), state.rings[at.group]["conv"]),
+            first=jnp.maximum(rows.begin - rows.base, 0),
+            num_valid=jnp.maximum(rows.end - rows.base, 0),
+            ancestors=rows.ancestors,
+        )
+        conv, y = short_conv_window(arrays, layer=at.layer, moves=plan.commits, **PALLAS)
+        out = linear_in_parts(y, params["out_proj"], params.get("out_bias"))
+        return out, state.with_ring(at.group, conv=conv), {}
+
+    def chunk(
+        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
+    ) -> tuple[jax.Array, State, None]:
+        rows, model = plan
+        group, exists = at.of(model.geometry), rows.start > 0
+        projected = linear(h, params["in_proj"], params.get("in_bias"))
+        history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
+        given = (projected, history, params["conv"], params.get("conv_bias"), rows.length)
+        y = short_conv(*given, **PALLAS)
+        tail = ShortTail(
+            *(state.arena, state.rings[at.group]["conv"], projected, history),
+            *(rows.write[:, group.columns], rows.row, rows.length, rows.state_len),
+        )
+        arena, conv = store_short_tail(tail, layer=at.layer, **PALLAS)
+        state = state.replace(arena=arena).with_ring(at.group, conv=conv)
+        return linear_in_parts(y, params["out_proj"], params.get("out_bias")), state, None
+
+    def fold(self, state: State, group: int, rows: FoldRows, shared: None, model: Model) -> State:
+        folds = jnp.where(rows.needed, model.geometry.grain, -1).astype(jnp.int32)
+        return fold_columns(state, group, rows, folds, model)
+
+    def why_unsupported(
+        self, spec: ShortConv, geometry: Geometry, engine: EngineConfig
+    ) -> str | None:
+        return window_unsupported(engine.window_tokens)
