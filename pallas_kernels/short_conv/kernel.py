@@ -34,10 +34,11 @@ class Config:
         return cls(min(16, power_of_two(tokens)), 512 // jnp.dtype(dtype).itemsize, 1)
 
     @classmethod
-    def of_window(cls, tokens: int) -> Config:
-        """All tokens of a window at once."""
+    def of_window(cls, tokens: int, parts: int = 1) -> Config:
+        """All tokens of a window at once; of a projection in parts fewer channels, or registers spill."""
         tokens = power_of_two(tokens)
-        return cls(tokens, max(128, 512 // tokens), min(8, max(2, tokens // 2)))
+        channels = max(128, 512 // tokens)
+        return cls(tokens, channels if parts == 1 else 128, min(8, max(2, tokens // 2)))
 
 
 def window_unsupported(tokens: int) -> str | None:
@@ -95,7 +96,7 @@ def short_conv_pallas(arrays: ShortChunk, *, config: Config | None = None):
     config = config or Config.of_chunk(tokens, projected.dtype)
     (y,) = call(
         _chunk_kernel,
-        *(projected, history, weight, weight[0] if bias is None else bias, lengths),
+        *(projected, history, weight, weight if bias is None else bias, lengths),
         grid=(rows, cdiv(tokens, config.block_tokens), cdiv(channels, config.block_channels)),
         outputs=[jax.ShapeDtypeStruct((rows, tokens, channels), projected.dtype)],
         name="short_conv",
@@ -173,11 +174,11 @@ def short_conv_window_pallas(
     projected, weight, bias, conv, first, num_valid, ancestors = arrays
     dtype = weight.dtype if projected.ndim > 3 else projected.dtype
     projected = as_parts(projected, 3)
-    (_, rows, tokens, _), channels = projected.shape, weight.shape[1]
-    config = config or Config.of_window(tokens)
+    (parts, rows, tokens, _), channels = projected.shape, weight.shape[1]
+    config = config or Config.of_window(tokens, parts)
     return call(
         _window_kernel,
-        *(projected, weight, weight[0] if bias is None else bias, first, num_valid),
+        *(projected, weight, weight if bias is None else bias, first, num_valid),
         *(first if ancestors is None else ancestors, conv),
         grid=(rows, cdiv(channels, config.block_channels)),
         outputs=[6, jax.ShapeDtypeStruct((rows, tokens, channels), dtype)],
