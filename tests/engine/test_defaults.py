@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
-from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.config import EngineConfig
 from hybrid_jax.geometry import make_geometry
-from hybrid_jax.models import config_from_hf
+from hybrid_jax.models.known import known, load_known
 from hybrid_jax.sizing.defaults import choose_settings
 from hybrid_jax.sizing.devices import CARDS, Device, card
 from hybrid_jax.sizing.room import find_room
 
-CONFIGS = Path(__file__).resolve().parent.parent / "models/configs"
-NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))
-
-
-def model(name: str) -> ModelConfig:
-    return config_from_hf(json.loads((CONFIGS / f"{name}.json").read_text()))
-
 
 def chosen(name: str, where: str, **given) -> EngineConfig:
-    return choose_settings(model(name), card(where), given, dtype="bfloat16")
+    return choose_settings(load_known(name), card(where), given, dtype="bfloat16")
 
 
 @pytest.mark.parametrize(
     "name, where, rows, chunk",
     [
-        ("nemotron-h-8b", "h200", 256, 8192),
-        ("nemotron-h-8b", "h100", 128, 8192),
-        ("nemotron-h-8b", "a100-40gb", 64, 8192),
-        ("nemotron-3-nano-30b-a3b", "h200", 256, 8192),
-        ("nemotron-3-nano-30b-a3b", "h100", 64, 8192),
-        ("granite-4.0-h-tiny", "h100", 256, 8192),
-        ("bamba-9b", "h200", 256, 8192),
-        ("bamba-9b", "h100", 128, 8192),
-        ("llama-3.1-8b", "h200", 128, 8192),
-        ("llama-3.1-8b", "h100", 64, 8192),
-        ("codestral-mamba-7b", "h200", 128, 8192),
+        ("nemotron_h_8b", "h200", 256, 8192),
+        ("nemotron_h_8b", "h100", 128, 8192),
+        ("nemotron_h_8b", "a100-40gb", 64, 8192),
+        ("nemotron_3_nano_30b", "h200", 256, 8192),
+        ("nemotron_3_nano_30b", "h100", 64, 8192),
+        ("granite_4_h_tiny", "h100", 256, 8192),
+        ("bamba_9b", "h200", 256, 8192),
+        ("bamba_9b", "h100", 128, 8192),
+        ("llama_3_1_8b", "h200", 128, 8192),
+        ("llama_3_1_8b", "h100", 64, 8192),
+        ("codestral_mamba_7b", "h200", 128, 8192),
+        ("qwen3_5_9b", "h200", 256, 8192),
+        ("qwen3_5_9b", "h100", 128, 8192),
+        ("qwen3_5_35b_a3b", "h100", 32, 8192),
     ],
 )
 def test_rows_and_chunks_of_known_cards(name, where, rows, chunk):
@@ -49,15 +42,15 @@ def test_rows_and_chunks_of_known_cards(name, where, rows, chunk):
 
 
 def test_a_cpu_keeps_the_defaults_of_the_engine():
-    found = choose_settings(model("bamba-9b"), Device(num_bytes=1 << 35), {}, dtype="float32")
+    found = choose_settings(load_known("bamba_9b"), Device(num_bytes=1 << 35), {}, dtype="float32")
     assert found == EngineConfig()
     assert (found.max_rows, found.prefill_tokens, found.steps_per_dispatch) == (8, 512, 8)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(known()))
 @pytest.mark.parametrize("where", sorted(CARDS))
 def test_what_is_chosen_fits_and_uses_nine_tenths_of_what_is_free(name, where):
-    config, device = model(name), card(where)
+    config, device = load_known(name), card(where)
     engine = choose_settings(config, device, {}, dtype="bfloat16")
     room = find_room(config, engine, device)
     if room.weight_bytes > device.num_bytes:
@@ -81,16 +74,16 @@ def test_what_is_chosen_fits_and_uses_nine_tenths_of_what_is_free(name, where):
 
 def test_what_is_given_is_kept_and_the_rest_follows_it():
     given = {"max_rows": 7, "grain": 8, "prefill_tokens": 1024, "steps_per_dispatch": 2}
-    found = chosen("nemotron-h-8b", "h200", **given)
+    found = chosen("nemotron_h_8b", "h200", **given)
     assert {name: getattr(found, name) for name in given} == given
-    assert chosen("nemotron-h-8b", "h200", shapes="fine").shapes == "fine"
-    small = chosen("nemotron-h-8b", "h200", memory=4 << 30)
+    assert chosen("nemotron_h_8b", "h200", shapes="fine").shapes == "fine"
+    small = chosen("nemotron_h_8b", "h200", memory=4 << 30)
     assert (small.memory, small.max_rows) == (4 << 30, 8)
-    assert chosen("nemotron-h-8b", "h200", memory=1 << 40).max_rows == 256  # refused elsewhere
+    assert chosen("nemotron_h_8b", "h200", memory=1 << 40).max_rows == 256  # refused elsewhere
 
 
 def test_chunks_are_shorter_where_weights_leave_little():
-    config = model("nemotron-h-8b")
+    config = load_known("nemotron_h_8b")
     found = [
         choose_settings(
             config, Device(platform="gpu", num_bytes=n << 30), {}, dtype="bfloat16"
@@ -101,11 +94,11 @@ def test_chunks_are_shorter_where_weights_leave_little():
 
 
 def test_a_gpu_of_unknown_size_gets_a_middling_engine():
-    found = choose_settings(model("bamba-9b"), Device(platform="gpu"), {}, dtype="bfloat16")
+    found = choose_settings(load_known("bamba_9b"), Device(platform="gpu"), {}, dtype="bfloat16")
     assert (found.max_rows, found.prefill_tokens, found.memory) == (64, 8192, None)
 
 
 def test_a_mistake_is_refused_on_any_device():
     for where in ("cpu", "h200"):
         with pytest.raises(ValueError, match="EngineConfig: max_rows must be"):
-            chosen("bamba-9b", where, max_rows=0)
+            chosen("bamba_9b", where, max_rows=0)
