@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest import mock
 
 import jax.numpy as jnp
 import pytest
 
 from hybrid_jax.engine import frames, rings
+from hybrid_jax.engine.kinds import columns, gated_delta_xla, short_conv_xla
+from hybrid_jax.engine.kinds.mamba1_xla import Mamba1Recurrence
 from hybrid_jax.engine.steps import decode
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.fork import Fork
 from hybrid_jax.engine.steps.kind import StepKind
 from hybrid_jax.engine.steps.prefill import Prefill
-from hybrid_jax.layers import mamba2
+from hybrid_jax.layers import gated_delta, mamba2
+from hybrid_jax.layers.linear import linear
 from hybrid_jax.schedule.memory import Memory
+from pallas_kernels.rmsnorm import gated_rmsnorm
 from tests.exactness.conftest import ROOM, SETTINGS, load
 from tests.exactness.engines import make_engine, one_shape
 from tests.exactness.jobs import Job, drive, random_prompt
@@ -195,6 +200,71 @@ def fold_forgets_the_convolution():
     return mock.patch.object(frames, "write_columns", lambda arena, own, bits, group: arena)
 
 
+def u_is_v_in_windows():
+    """The ring gets what a token would write if nothing were known under its key."""
+    window = gated_delta_xla.gated_delta_window_frames
+
+    def changed(arrays, **options):
+        y, _, arena = window(arrays, **options)
+        return y, arrays.v, arena
+
+    return mock.patch.object(gated_delta_xla, "gated_delta_window_frames", changed)
+
+
+def u_is_v_in_chunks():
+    scan = gated_delta.gated_delta_scan
+
+    def changed(q, k, v, *rest, **options):
+        y, _, state = scan(q, k, v, *rest, **options)
+        return y, v, state
+
+    return mock.patch.object(gated_delta, "gated_delta_scan", changed)
+
+
+def gate_before_norm():
+    """In windows alone, because the definition has the same layer in whole prompts."""
+
+    def output(params, y, z, spec):
+        y = gated_rmsnorm(
+            *(y.reshape(z.shape), z, params["norm"]),
+            eps=spec.norm_eps,
+            groups=spec.num_value_heads,
+            implementation="xla",
+        )
+        return linear(y, params["out_proj"])
+
+    own = SimpleNamespace(**vars(gated_delta) | {"output": output})
+    return mock.patch.object(gated_delta_xla, "gated_delta", own)
+
+
+def state_of_another_row():
+    advance = Mamba1Recurrence.advance
+
+    def changed(self, params, convolved, z, state, *rest, **options):
+        return advance(self, params, convolved, z, jnp.roll(state, 1, axis=0), *rest, **options)
+
+    return mock.patch.object(Mamba1Recurrence, "advance", changed)
+
+
+def columns_off_by_one_in_windows():
+    """The next window finds the columns as they were one token earlier."""
+    following = columns.next_columns
+
+    def behind(arrays, history, plan):
+        return following(jnp.roll(arrays, 1, axis=1), history, plan)
+
+    return mock.patch.object(columns, "next_columns", behind)
+
+
+def columns_off_by_one_in_chunks():
+    cut = short_conv_xla.slice_tokens
+    return mock.patch.object(
+        short_conv_xla,
+        "slice_tokens",
+        lambda array, start, count: cut(array, jnp.maximum(start - 1, 0), count),
+    )
+
+
 IN_STEPS = {
     "ring_off_by_one": ring_off_by_one,
     "length_off_by_one": length_off_by_one,
@@ -206,13 +276,32 @@ IN_STEPS = {
 }
 
 
-@pytest.mark.parametrize("bug", IN_STEPS)
-def test_a_bug_in_a_step_is_reported(plain_of, bug):
-    config, params = load(MODEL)
+IN_KINDS = [
+    ("qwen3_next", u_is_v_in_windows),
+    ("qwen3_next", u_is_v_in_chunks),
+    ("qwen3_next", gate_before_norm),
+    ("jamba", state_of_another_row),
+    ("lfm2", columns_off_by_one_in_windows),
+    ("lfm2", columns_off_by_one_in_chunks),
+]
+
+
+def found_with(bug, model: str, plain_of) -> list[str]:
+    """What the matrix reports of an engine that was compiled with a bug."""
+    config, params = load(model)
     prompt = lambda length, seed: random_prompt(length, seed, config.vocab_size)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(IN_STEPS[bug]())
+        stack.enter_context(bug())
         stack.enter_context(one_shape())
         engine = make_engine(config, params, SETTINGS["padded"], room=ROOM)
-        found = mismatches(engine, plain_of(MODEL), Poison(engine), prompt)
-    assert found
+        return mismatches(engine, plain_of(model), Poison(engine), prompt)
+
+
+@pytest.mark.parametrize("bug", IN_STEPS)
+def test_a_bug_in_a_step_is_reported(plain_of, bug):
+    assert found_with(IN_STEPS[bug], MODEL, plain_of)
+
+
+@pytest.mark.parametrize("model, bug", IN_KINDS)
+def test_a_bug_in_a_kind_is_reported(plain_of, model, bug):
+    assert found_with(bug, model, plain_of)
