@@ -181,42 +181,40 @@ def _scan_kernel(
     def factor(place: int, token: jax.Array):
         return load(factors_ref, row, head, place, token)
 
-    def write(number: jax.Array, state: jax.Array):
-        """A tile's tokens [Q, 1], their keys [Q, R], and what they write [Q, width]."""
-        token = number * chunk + i
-        k = load(ukq_ref, row, token, tile.B + in_group, mask=(token < end) & held)
-        v = load(vkq_ref, row, token, column, mask=(token < end) & inside)
-        seen = factor(BEFORE, token) * dot(k, state.astype(dtype))
-        right = factor(BETA, token) * (widen(v) - seen)
-        u = dot(load(inverse_ref, row, head, number, i, j), right.astype(dtype))
-        return token, k, u
-
     def after(state: jax.Array, decay: jax.Array, k: jax.Array, u: jax.Array, behind: jax.Array):
         """The state after tokens with decays `behind` them."""
         return decay * state + dot(k.T, (u * behind).astype(dtype))
 
     def scan(number: jax.Array, state: jax.Array):
         first = number * chunk
+        token = first + i
+        keys, values = (token < end) & held, (token < end) & inside
+        k = load(ukq_ref, row, token, tile.B + in_group, mask=keys)
+        q = load(ukq_ref, row, token, tile.C + in_group, mask=keys)
+        v = load(vkq_ref, row, token, column, mask=values)
+        inverse = load(inverse_ref, row, head, number, i, j)
+        weights = load(weights_ref, row, head, number, i, j)
+        beta, before, behind = (
+            load(factors_ref, row, head, place, token) for place in (BETA, BEFORE, BEHIND)
+        )
+        rounded = state.astype(dtype)
+        right = beta * (widen(v) - before * dot(k, rounded))
+        u = dot(inverse, right.astype(dtype))
+        y = before * dot(q, rounded) + dot(weights, u.astype(dtype))
 
-        # The checkpoint may stand within a tile. That tile is worked on twice, the first time only up to there: so
-        # the loop itself needs no second state in registers.
+        # The checkpoint may stand within a tile. What tokens write does not depend on later ones.
         @pl.when((first < kept) & (kept <= first + chunk))
         def _():
-            token, k, u = write(number, state)
             dt = load(dt_ref, row, token, head, mask=token < kept)
             sums, totals = _log_decays(dt, A_ref[head], dtype)
-            behind = jnp.where(token < kept, _behind(sums, totals), 0.0)
-            kept_state = after(state, jnp.exp(sum(totals)), k, u, behind)
+            up_to = jnp.where(token < kept, _behind(sums, totals), 0.0)
+            kept_state = after(state, jnp.exp(sum(totals)), k, u, up_to)
             tile.write_state(arena_ref, write_ref, row, kept_state)
 
-        token, k, u = write(number, state)
-        store(ukq_ref, row, token, column, value=u, mask=inside & (token < end))
-        q = load(ukq_ref, row, token, tile.C + in_group, mask=(token < end) & held)
-        y = factor(BEFORE, token) * dot(q, state.astype(dtype))
-        y = y + dot(load(weights_ref, row, head, number, i, j), u.astype(dtype))
-        store(y_ref, row, token, column, value=y, mask=inside & (token < end))
+        store(ukq_ref, row, token, column, value=u, mask=values)
+        store(y_ref, row, token, column, value=y, mask=values)
         decay = factors_ref[row, head, BEFORE, first + chunk - 1]
-        return after(state, decay, k, u, factor(BEHIND, token))
+        return after(state, decay, k, u, behind)
 
     jax.lax.fori_loop(0, cdiv(end, chunk), scan, state)
 
