@@ -131,9 +131,7 @@ def gated_delta_scan_frames_reference(
     valid = (jnp.arange(lead[1]) < lengths[:, None])[..., None]
     vkq, dt, b = (jnp.where(valid, x, 0) for x in (vkq, dt, projected[..., -heads:]))
     v, k, q = jnp.split(vkq, [records.inner_size, records.record_size], axis=-1)
-    k, q = (
-        of_length_one(x.reshape(*lead, records.num_groups, records.state_size)) for x in (k, q)
-    )
+    k, q = (of_length_one(x.reshape(*lead, records.num_groups, records.state_size)) for x in (k, q))
     k, q = k.astype(vkq.dtype), q * records.state_size**-0.5
     per_layer = -(-heads // records.per_frame(arena))
     read, write = (a[:, first_frame : first_frame + per_layer] for a in (read, write))

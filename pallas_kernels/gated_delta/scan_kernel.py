@@ -69,7 +69,7 @@ def _behind(sums: list, totals: list) -> jax.Array:
     return jnp.exp(sum(t - part for t, part in zip(totals, sums, strict=True)))
 
 
-def _inverse(triangle: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def inverse_by_products(triangle: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """(I + A)^-1 of a strictly lower triangle float32 A [Q, Q], Q a power of two, by products of `dtype` alone.
 
     As in `xla.inverse`, blocks are put together in pairs: [[a, 0], [c, b]]^-1 = [[a', 0], [-b' c a', b']]. All pairs at
@@ -113,16 +113,16 @@ def _solve_kernel(
     def of_length(start: int, length: float):
         x = widen(load(vkq_ref, row, token, start + column, mask=valid & held))
         scale = jax.lax.rsqrt(jnp.sum(x * x, axis=1)[:, None] + LENGTH_EPS)
-        return (x * (scale * length)).astype(dtype)
+        x = (x * (scale * length)).astype(dtype)
 
-    k = of_length(records.inner_size, 1.0)
-    q = of_length(records.record_size, size**-0.5)
-
-    # All heads of a group have made them; one writes them, zeros on padding.
-    @pl.when(head % per_group == 0)
-    def _():
-        for start, x in ((records.inner_size, k), (records.record_size, q)):
+        # All heads of a group make them, and one writes them: zeros on padding.
+        @pl.when(head % per_group == 0)
+        def _():
             store(ukq_ref, row, token, start + column, value=x, mask=(token < tokens) & held)
+
+        return x
+
+    k, q = of_length(records.inner_size, 1.0), of_length(records.record_size, size**-0.5)
 
     @pl.when(first < end)
     def _():
@@ -140,7 +140,7 @@ def _solve_kernel(
         triangle = jnp.where(i > j, beta * dot(k, k.T) * between, 0.0)
         # With rates of at most 1 and keys of length one, no element of any of these products exceeds 1. So float16 holds
         # them, three bits better than bfloat16.
-        inverse = _inverse(triangle, dtype if dtype == jnp.float32 else jnp.float16)
+        inverse = inverse_by_products(triangle, dtype if dtype == jnp.float32 else jnp.float16)
         store(inverse_ref, row, head, number, i, j, value=inverse)
 
 
