@@ -138,8 +138,8 @@ def _solve_kernel(
         between = jnp.where(i >= j, jnp.exp(sum(part - part.T for part in sums)), 0.0)
         store(weights_ref, row, head, number, i, j, value=dot(q, k.T) * between)
         triangle = jnp.where(i > j, beta * dot(k, k.T) * between, 0.0)
-        # With rates of at most 1 and keys of length one, no element of any of these products exceeds 1. So float16 holds
-        # them, three bits better than bfloat16.
+        # Rates of at most 1 and keys of length one: no element of these products exceeds 1, so that float16 holds them,
+        # with three bits more than bfloat16.
         inverse = inverse_by_products(triangle, dtype if dtype == jnp.float32 else jnp.float16)
         store(inverse_ref, row, head, number, i, j, value=inverse)
 

@@ -154,11 +154,11 @@ def test_a_prompt_in_two_chunks_is_a_prompt():
 
 
 def test_mistakes_exceed_the_tolerance():
-    case = ScanCase(name="mistakes", tokens=40, heads=4, groups=2)
+    case = ScanCase(name="mistakes", rows=3, tokens=40, heads=4, groups=2)
     given = arguments(case, "float32")
     want = run(case, given, "reference")[0]
     v, k, q = jnp.split(given["vkq"], [32, 64], axis=-1)
-    groups = k.reshape(2, 40, 2, 16)[:, :, ::-1].reshape(k.shape)
+    groups = k.reshape(3, 40, 2, 16)[:, :, ::-1].reshape(k.shape)
     changes = (
         {"vkq": jnp.concatenate([v, q, k], axis=-1)},
         {"vkq": jnp.concatenate([v, groups, q], axis=-1)},
