@@ -6,6 +6,7 @@ whose differences keep full precision.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -116,10 +117,12 @@ class ProjectionLayout(RecordSizes):
     Attributes:
         conv_width: W, taps of the convolution.
         dt_limits: (low, high) bounds of a step size after softplus.
+        behind: columns behind those of the step sizes, such as the M rates of writing of a gated delta net.
     """
 
     conv_width: int = 4
     dt_limits: tuple[float, float] = (0.0, math.inf)
+    behind: int = 0
 
     @property
     def dimensions(self) -> dict[str, int]:
@@ -129,7 +132,7 @@ class ProjectionLayout(RecordSizes):
     @property
     def projected_size(self) -> int:
         """Columns of what in_proj gives for a token."""
-        return self.inner_size + self.conv_size + self.num_heads
+        return self.inner_size + self.conv_size + self.num_heads + self.behind
 
     @property
     def history(self) -> int:
@@ -138,8 +141,8 @@ class ProjectionLayout(RecordSizes):
 
     def split(self, projected: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The convolution's inputs [..., E] and those of the step sizes [..., M]."""
-        cuts = [self.inner_size, self.inner_size + self.conv_size]
-        _, xBC, dt = jnp.split(projected, cuts, axis=-1)
+        ends = itertools.accumulate((self.inner_size, self.conv_size, self.num_heads))
+        _, xBC, dt, _ = jnp.split(projected, list(ends), axis=-1)
         return xBC, dt
 
 

@@ -17,9 +17,8 @@ from pallas_kernels.gated_delta import (
     gated_delta_fold,
     gated_delta_scan,
 )
+from pallas_kernels.gated_delta.reference import of_length_one
 from pallas_kernels.rmsnorm import gated_rmsnorm
-
-LENGTH_EPS = 1e-6  # under the root of the length of q and k
 
 
 class Records(NamedTuple):
@@ -80,16 +79,10 @@ def convolve(params: dict, columns: jax.Array, spec: GatedDelta) -> Convolved:
         axis=-1,
     )
     k, q = (
-        _of_length_one(x.reshape(*x.shape[:2], spec.num_key_heads, spec.key_dim)) for x in (k, q)
+        of_length_one(x.reshape(*x.shape[:2], spec.num_key_heads, spec.key_dim)) for x in (k, q)
     )
     v = v.reshape(*v.shape[:2], spec.num_value_heads, spec.value_dim)
     return Convolved(v, k.astype(columns.dtype), q * spec.key_dim**-0.5)
-
-
-def _of_length_one(x: jax.Array) -> jax.Array:
-    """float32 of x [..., R], scaled to length 1."""
-    wide = x.astype(jnp.float32)
-    return wide * jax.lax.rsqrt(jnp.square(wide).sum(-1, keepdims=True) + LENGTH_EPS)
 
 
 def output(params: dict, y: jax.Array, z: jax.Array, spec: GatedDelta) -> jax.Array:

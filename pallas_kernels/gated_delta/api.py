@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.arguments import check, check_tree
 from pallas_kernels.dispatch import Implementation, run
-from pallas_kernels.gated_delta import reference, xla
-from pallas_kernels.gated_delta.reference import DeltaFold, DeltaScan, DeltaWindow
+from pallas_kernels.gated_delta import reference, scan_kernel, xla
+from pallas_kernels.gated_delta.reference import DeltaFold, DeltaScan, DeltaScanFrames, DeltaWindow
 from pallas_kernels.mamba2 import RecordSizes, check_frames, check_groups
 
 SCANS = {"reference": reference.gated_delta_scan_reference, "xla": xla.gated_delta_scan_xla}
+SCAN_FRAMES = {
+    "reference": reference.gated_delta_scan_frames_reference,
+    "xla": functools.partial(
+        reference.gated_delta_scan_frames_reference, scan=xla.gated_delta_scan_xla
+    ),
+    "pallas": scan_kernel.gated_delta_scan_frames_pallas,
+}
 FRAMES = {
     "reference": reference.gated_delta_window_frames_reference,
     "xla": xla.gated_delta_window_frames_xla,
@@ -73,6 +82,39 @@ def gated_delta_scan(
     state = initial_state.astype(jnp.float32)
     arrays = DeltaScan(q, k, v, log_decay, beta, state, lengths, state_lengths)
     return run(where, implementation, SCANS, arrays)
+
+
+def gated_delta_scan_frames(
+    arrays: DeltaScanFrames,
+    *,
+    records: RecordSizes,
+    first_frame: int = 0,
+    implementation: Implementation | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`gated_delta_scan` from states in frames to states in frames, of what the convolution gave.
+
+    Keys are scaled to length 1, queries to length R^-1/2, and the rates of writing are the sigmoids of b.
+
+    Args:
+        records: how v and k lie in vkq: v as x, and k as B.
+        first_frame: where the layer's begin among the frames of a row.
+        implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back. "xla" takes
+            `state_lengths` as `gated_delta_scan` does, the others anywhere in a row.
+
+    Returns:
+        y [B, T, M P]; the records u | k | q [B, T, E], of which the first M P + G R columns are what a ring keeps; both
+        in the dtype of vkq, and zero on padding. The arena.
+    """
+    where = "gated_delta_scan_frames"
+    sizes = check(where, arrays, **records.dimensions)
+    if sizes.columns < records.num_heads:
+        raise ValueError(
+            f"{where}: projected must end in {records.num_heads} columns of b, got {sizes.columns} in all"
+        )
+    check_frames(where, arrays.arena, "read", arrays.read, records, first=first_frame)
+    reason = scan_kernel.why_unsupported(records, arrays.vkq.dtype)
+    static = {"records": records, "first_frame": first_frame, "unsupported": reason}
+    return run(where, implementation, SCAN_FRAMES, arrays, **static)
 
 
 def gated_delta_window_frames(

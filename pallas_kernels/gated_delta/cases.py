@@ -120,6 +120,26 @@ def make_scan_inputs(case: ScanCase, *, seed: int = 0, dtype: str = "float32") -
     return inputs
 
 
+def make_scan_frames_inputs(case: ScanCase, *, seed: int = 0, dtype: str = "float32") -> dict:
+    """Random arrays of `DeltaScanFrames`, with `state` in place of frames; keys and queries of any length."""
+    rng = np.random.default_rng(seed)
+    lead, heads = (case.rows, case.tokens), case.heads
+    v, q = _normal(rng, *lead, heads * case.width), _normal(rng, *lead, case.groups * case.size)
+    k = _keys(rng, case.alike, *lead, case.groups, case.size)
+    k = 3 * k * jnp.asarray(rng.uniform(0.5, 1.5, (*lead, case.groups, 1)), jnp.float32)
+    all_tokens = (case.tokens,) * case.rows
+    lengths = case.lengths or all_tokens
+    return {
+        "vkq": jnp.concatenate([v, k.reshape(q.shape), q], axis=-1).astype(dtype),
+        "dt": jnp.asarray(rng.uniform(0, 1, (*lead, heads)), jnp.float32),
+        "A": jnp.asarray(-case.forget * np.linspace(0.5, 1, heads), jnp.float32),
+        "projected": 2 * _normal(rng, *lead, heads + 3).astype(dtype),
+        "state": _normal(rng, case.rows, heads, case.width, case.size),
+        "lengths": jnp.asarray(lengths, jnp.int32),
+        "state_lengths": jnp.asarray(case.state_lengths or lengths, jnp.int32),
+    }
+
+
 def make_window_inputs(case: WindowCase, *, seed: int = 0, dtype: str = "float32") -> dict:
     """Random arrays of `DeltaWindow`, with `state` in place of frames; q, v, u and k in `dtype`, the rest float32.
 

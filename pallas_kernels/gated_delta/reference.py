@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, NamedTuple
 
 import jax
@@ -9,8 +10,10 @@ import jax.numpy as jnp
 
 from pallas_kernels.arguments import FLAGS, FLOAT32, FLOATS, INTS, WORDS
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.mamba2 import RecordSizes, read_states
+from pallas_kernels.mamba2 import RecordSizes, read_states, write_states
 from pallas_kernels.ssd_window.reference import visible
+
+LENGTH_EPS = 1e-6  # under the root of the length of q and k
 
 
 class DeltaScan(NamedTuple):
@@ -24,6 +27,32 @@ class DeltaScan(NamedTuple):
     initial_state: Annotated[jax.Array | None, FLOATS, "None B M P R"]
     lengths: Annotated[jax.Array | None, INTS, "None B"]
     state_lengths: Annotated[jax.Array | None, INTS, "None B"]
+
+
+class DeltaScanFrames(NamedTuple):
+    """Arrays of `api.gated_delta_scan_frames`.
+
+    Attributes:
+        vkq: [B, T, E] outputs of the convolution, v [M P] | k [G R] | q [G R]; k and q of any length.
+        dt: float32[B, T, M] step sizes. A: float32[M] rates of decay, negative; dt A is the logarithm of a decay.
+        projected: [B, T, columns] of which the last M are b, the logits of the rates of writing; the others are not
+            read.
+        arena: uint32[U, W]; a frame holds W // (P R) whole heads of float32 bits, [h, P, R].
+        read, write: int32[B, F] frames of each row's first and last checkpoint, the same or others.
+        exists: bool[B]; where false the first state is zero, whatever its frames hold.
+        lengths, state_lengths: int32[B] tokens of each row, and those after which the last checkpoint stands.
+    """
+
+    vkq: Annotated[jax.Array, FLOATS, "B T E"]
+    dt: Annotated[jax.Array, FLOAT32, "B T M"]
+    A: Annotated[jax.Array, FLOAT32, "M"]
+    projected: Annotated[jax.Array, FLOATS, "B T columns"]
+    arena: Annotated[jax.Array, WORDS, "frames words"]
+    read: Annotated[jax.Array, INTS, "B F"]
+    write: Annotated[jax.Array, INTS, "B F"]
+    exists: Annotated[jax.Array, FLAGS, "B"]
+    lengths: Annotated[jax.Array, INTS, "B"]
+    state_lengths: Annotated[jax.Array, INTS, "B"]
 
 
 class DeltaWindow(NamedTuple):
@@ -87,6 +116,38 @@ def gated_delta_scan_reference(arrays: DeltaScan):
     tokens = (positions, *(jnp.moveaxis(x, 1, 0) for x in (q, k, v, log_decay, beta)))
     (_, kept), (y, u) = jax.lax.scan(step, (initial_state, initial_state), tokens)
     return jnp.moveaxis(y, 0, 1).astype(v.dtype), jnp.moveaxis(u, 0, 1), kept
+
+
+def gated_delta_scan_frames_reference(
+    arrays: DeltaScanFrames,
+    *,
+    records: RecordSizes,
+    first_frame: int,
+    scan: Callable = gated_delta_scan_reference,
+):
+    """Reads all states, scans, and writes all states."""
+    vkq, dt, A, projected, arena, read, write, exists, lengths, state_lengths = arrays
+    lead, heads = vkq.shape[:2], records.num_heads
+    valid = (jnp.arange(lead[1]) < lengths[:, None])[..., None]
+    vkq, dt, b = (jnp.where(valid, x, 0) for x in (vkq, dt, projected[..., -heads:]))
+    v, k, q = jnp.split(vkq, [records.inner_size, records.record_size], axis=-1)
+    k, q = (of_length_one(x.reshape(*lead, records.num_groups, records.state_size)) for x in (k, q))
+    k, q = k.astype(vkq.dtype), q * records.state_size**-0.5
+    per_layer = -(-heads // records.per_frame(arena))
+    read, write = (a[:, first_frame : first_frame + per_layer] for a in (read, write))
+    state = read_states(arena, read, exists, records)
+    v = v.reshape(*lead, heads, records.head_dim).astype(jnp.float32)
+    beta = jax.nn.sigmoid(b.astype(jnp.float32))
+    y, u, state = scan(DeltaScan(q, k, v, dt * A, beta, state, lengths, state_lengths))
+    ukq = jnp.concatenate([x.reshape(*lead, -1).astype(vkq.dtype) for x in (u, k, q)], axis=-1)
+    y = y.reshape(*lead, -1).astype(vkq.dtype)
+    return y, ukq, write_states(arena, write, state, records)
+
+
+def of_length_one(x: jax.Array) -> jax.Array:
+    """float32 of x [..., R], scaled to length 1."""
+    wide = x.astype(jnp.float32)
+    return wide * jax.lax.rsqrt(jnp.square(wide).sum(-1, keepdims=True) + LENGTH_EPS)
 
 
 def gated_delta_window_frames_reference(arrays: DeltaWindow):

@@ -10,7 +10,8 @@ from pallas_kernels import checkpoint, grouped_linear, ssd_window, token_samplin
 from pallas_kernels import paged_attention as attention
 from pallas_kernels.causal_conv import ConvWindow
 from pallas_kernels.causal_conv.api import causal_conv_window as conv_window
-from pallas_kernels.gated_delta import DeltaWindow
+from pallas_kernels.gated_delta import DeltaScanFrames, DeltaWindow
+from pallas_kernels.gated_delta.api import gated_delta_scan_frames as delta_scan
 from pallas_kernels.gated_delta.api import gated_delta_window_frames as delta_window
 from pallas_kernels.short_conv import ShortTail, ShortWindow
 from pallas_kernels.short_conv.api import short_conv_window as conv_of_windows
@@ -43,6 +44,7 @@ def by_name(function: Callable, kind: type[tuple], options: type[tuple] | None =
 append_kv = by_name(append.append_kv, append.AppendArrays, append.AppendOptions)
 causal_conv_window = by_name(conv_window, ConvWindow)
 fold_frames = by_name(ssd_window.fold_frames, ssd_window.FoldFrames)
+gated_delta_scan_frames = by_name(delta_scan, DeltaScanFrames)
 gated_delta_window_frames = by_name(delta_window, DeltaWindow)
 mix_experts = by_name(grouped_linear.mix_experts, grouped_linear.ExpertArrays)
 paged_attention = by_name(
