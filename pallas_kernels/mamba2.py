@@ -1,4 +1,4 @@
-"""What the kernels of Mamba-2 share.
+"""What the kernels of Mamba-2 and of the gated delta net share.
 
 How a token's projection and its record lie in memory, how states lie in frames, and running sums of decay exponents
 whose differences keep full precision.
@@ -7,6 +7,7 @@ whose differences keep full precision.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -116,10 +117,13 @@ class ProjectionLayout(RecordSizes):
     Attributes:
         conv_width: W, taps of the convolution.
         dt_limits: (low, high) bounds of a step size after softplus.
+        delta: a gated delta net's, with v in place of x, k of B, and q of C; behind dt come M more columns, of which
+            sigmoid makes the rates of writing.
     """
 
     conv_width: int = 4
     dt_limits: tuple[float, float] = (0.0, math.inf)
+    delta: bool = False
 
     @property
     def dimensions(self) -> dict[str, int]:
@@ -129,7 +133,7 @@ class ProjectionLayout(RecordSizes):
     @property
     def projected_size(self) -> int:
         """Columns of what in_proj gives for a token."""
-        return self.inner_size + self.conv_size + self.num_heads
+        return self.inner_size + self.conv_size + self.num_heads * (2 if self.delta else 1)
 
     @property
     def history(self) -> int:
@@ -138,8 +142,8 @@ class ProjectionLayout(RecordSizes):
 
     def split(self, projected: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The convolution's inputs [..., E] and those of the step sizes [..., M]."""
-        cuts = [self.inner_size, self.inner_size + self.conv_size]
-        _, xBC, dt = jnp.split(projected, cuts, axis=-1)
+        sizes = (self.inner_size, self.conv_size, self.num_heads)
+        _, xBC, dt, _ = jnp.split(projected, [sum(sizes[: i + 1]) for i in range(3)], axis=-1)
         return xBC, dt
 
 
@@ -211,6 +215,15 @@ def coarse_and_fine(exponents: jax.Array) -> tuple[jax.Array, jax.Array]:
     exponents = jnp.maximum(exponents, LOWEST)
     coarse = jnp.floor(exponents * STEPS_PER_UNIT + 0.5) / STEPS_PER_UNIT
     return coarse, exponents - coarse
+
+
+def lags(parts: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """The sum of all exponents, and of those behind each slot [S, 1], from `coarse_and_fine`; for kernels."""
+    totals = [jnp.sum(part) for part in parts]
+    behind = sum(
+        total - jnp.cumsum(part, axis=0) for total, part in zip(totals, parts, strict=True)
+    )
+    return totals[0] + totals[1], behind
 
 
 def check_groups(

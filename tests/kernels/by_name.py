@@ -10,8 +10,9 @@ from pallas_kernels import checkpoint, grouped_linear, ssd_window, token_samplin
 from pallas_kernels import paged_attention as attention
 from pallas_kernels.causal_conv import ConvWindow
 from pallas_kernels.causal_conv.api import causal_conv_window as conv_window
-from pallas_kernels.gated_delta import DeltaWindow
+from pallas_kernels.gated_delta import DeltaRings, DeltaWindow
 from pallas_kernels.gated_delta.api import gated_delta_window_frames as delta_window
+from pallas_kernels.gated_delta.api import gated_delta_window_rings as delta_rings
 from pallas_kernels.ssd_scan import ScanFrames, Tail
 from pallas_kernels.ssd_scan.api import ssd_scan_frames as scan_frames
 from pallas_kernels.ssd_scan.tail import store_tail as tail
@@ -41,6 +42,7 @@ append_kv = by_name(append.append_kv, append.AppendArrays, append.AppendOptions)
 causal_conv_window = by_name(conv_window, ConvWindow)
 fold_frames = by_name(ssd_window.fold_frames, ssd_window.FoldFrames)
 gated_delta_window_frames = by_name(delta_window, DeltaWindow)
+gated_delta_window_rings = by_name(delta_rings, DeltaRings)
 mix_experts = by_name(grouped_linear.mix_experts, grouped_linear.ExpertArrays)
 paged_attention = by_name(
     attention.paged_attention, attention.AttentionArrays, attention.AttentionOptions
