@@ -34,7 +34,8 @@ class ConvWindow(NamedTuple):
         projected: as in `api.causal_conv`, or parts float32[S, B, T, ...] of that product, whose sum counts in the
             dtype of `weight`.
         weight, bias, dt_bias: as in `api.causal_conv`.
-        xB: [L, B', S, M P + G R] records, as floats or bits; u and k of a gated delta net. dt: float32[L, B', S, M] step sizes.
+        xB: [L, B', S, M P + G R] records, as floats or bits; of a gated delta net u and k.
+        dt: float32[L, B', S, M] step sizes.
         conv: [L, B', W - 1 + T', E] raw columns, B' >= B and T' >= T: the W - 1 before the window, then those of its
             tokens; floats, or their bits as unsigned integers.
         starts: int32[B] slot of each row's token 0; starts + num_valid is at most S.
