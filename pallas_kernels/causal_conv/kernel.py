@@ -41,15 +41,15 @@ class Config:
         return cls(min(16, power_of_two(tokens)), 512 // jnp.dtype(dtype).itemsize, 1)
 
     @classmethod
-    def of_window(cls, tokens: int, parts: int = 1) -> Config:
-        """All tokens of a window at once. What spills no register at states of 64 to 128 columns, by compiling:
-        it is not monotonous in anything."""
+    def of_window(cls, tokens: int, parts: int = 1, delta: bool = False) -> Config:
+        """All tokens of a window at once. What spills no register at states of 64 to 128 columns, or of 128 of a gated
+        delta net, by compiling: it is not monotonous in anything."""
         tokens = power_of_two(tokens)
         known = {
             1: cls(1, 512, 2),
             2: cls(2, 256, 2) if parts == 1 else cls(2, 512, 4, block_slots=8),
             4: cls(4, 512, 2, block_slots=8),
-            8: cls(8, 128, 8),
+            8: cls(8, 512 if delta else 128, 8),
         }
         return known.get(tokens) or cls(tokens, 256, tokens // 2)
 
@@ -364,7 +364,7 @@ def causal_conv_window_pallas(
     dtype = weight.dtype if projected.ndim > 3 else projected.dtype
     projected = as_parts(projected, 3)
     parts, rows, tokens, _ = projected.shape
-    config = config or Config.of_window(tokens, parts)
+    config = config or Config.of_window(tokens, parts, layout.delta)
     scores = (rows, tokens, layout.num_groups, xB.shape[2])
     outputs = [((rows, tokens, layout.shared_size), dtype), (scores, jnp.float32)]
     if layout.delta:
