@@ -10,10 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.gated_delta import gated_delta_fold
 from pallas_kernels.gated_delta.api import RINGS
 from pallas_kernels.gated_delta.cases import WINDOWS, WindowCase, make_window_inputs
-from pallas_kernels.mamba2 import RecordSizes
+from pallas_kernels.mamba2 import RecordSizes, read_states
 from pallas_kernels.operands import floats
+from pallas_kernels.ssd_window import FoldFrames, fold_frames
+from pallas_kernels.ssd_window.api import FRAME_FOLDS
 from tests.kernels.by_name import gated_delta_window_rings
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_gated_delta import BY_NAME, RING, TOLERANCE, TREE, every_dtype, window
@@ -236,6 +239,38 @@ class TestRingsOnce:
         assert relative_error(y[:, 3], other[:, 3]) > 1e-3
         for a, b in ((y, other), (new_u(inputs, uk), new_u(inputs, other_uk))):
             assert_same_bits(a[:, [0, 1, 2, 4]], b[:, [0, 1, 2, 4]])
+
+
+@pytest.mark.parametrize("implementation", sorted(FRAME_FOLDS))
+@every_dtype
+def test_folds_between_frames_are_folds_of_the_rule(dtype, implementation):
+    """Row 0 folds in place, row 1 from nothing, row 2 some records, row 3 not at all; what does not count is NaN."""
+    inputs = make_window_inputs(RING, dtype=dtype)
+    lengths, exists = jnp.asarray([37, 32, 7, -1]), jnp.asarray([True, False, True, True])
+    beyond = jnp.arange(RING.slots) >= lengths[:, None]
+    u, k, log_decay = (
+        jnp.where(beyond.reshape(*beyond.shape, *(1,) * (x.ndim - 2)), jnp.nan, x)
+        for x in (inputs["u"], inputs["k"], inputs["log_decay"])
+    )
+    arena, table = in_frames(inputs["state"], 3)
+    A = jnp.linspace(-0.5, -2, RING.heads)
+    uk = jnp.concatenate([x.reshape(*x.shape[:2], -1) for x in (u, k)], axis=-1)
+    arrays = FoldFrames(
+        lengths, uk[None], (log_decay / A)[None], A[None], arena, table, table, exists
+    )
+    records = RecordSizes.of(u, k)
+    run = functools.partial(fold_frames, records=records, per_layer=table.shape[1])
+    run = jax.jit(functools.partial(run, implementation=implementation), static_argnames="scaled")
+    got, scaled = (
+        read_states(run(arrays, scaled=scaled), table, jnp.ones(4, bool), records)
+        for scaled in (False, True)
+    )
+    state = jnp.where(exists[:, None, None, None], inputs["state"], 0.0)
+    counted = jnp.maximum(lengths, 0)
+    want = gated_delta_fold(state, u, k, log_decay, lengths=counted, implementation="xla")
+    assert relative_error(got[:3], want[:3]) <= TOLERANCE["float32"]
+    assert relative_error(scaled[:3], want[:3]) > 0.1
+    assert_same_bits(got[3], inputs["state"][3])
 
 
 def by_default(inputs: dict, implementation: str | None = None) -> list[str]:
