@@ -217,13 +217,13 @@ def coarse_and_fine(exponents: jax.Array) -> tuple[jax.Array, jax.Array]:
     return coarse, exponents - coarse
 
 
-def lags(parts: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """The sum of all exponents, and of those behind each slot [S, 1], from `coarse_and_fine`; for kernels."""
+def lags(parts: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
+    """Sums of both parts of `coarse_and_fine`, and of the exponents behind each slot [S, 1]; for kernels."""
     totals = [jnp.sum(part) for part in parts]
     behind = sum(
         total - jnp.cumsum(part, axis=0) for total, part in zip(totals, parts, strict=True)
     )
-    return totals[0] + totals[1], behind
+    return totals, behind
 
 
 def check_groups(

@@ -111,8 +111,8 @@ def _window_kernel(
         if tree:
             bits = ancestors_ref[row, t] >> jnp.clip(slot - start, 0, 31)
             seen = (slot < start) | (seen & (bits & 1 > 0))
-        total, lag = lags([jnp.where(seen, part, 0.0) for part in decays])
-        before, kept = seen & (slot != start + t), jnp.exp(total)
+        totals, lag = lags([jnp.where(seen, part, 0.0) for part in decays])
+        before, kept = seen & (slot != start + t), jnp.exp(totals[0] + totals[1])
         between = jnp.where(before, jnp.exp(lag), 0.0)
 
         def read(which: int, columns: list[jax.Array]):

@@ -122,13 +122,13 @@ def _window_kernel(
         if tree:
             bits = ancestors_ref[row, t] >> jnp.clip(slot - start, 0, 31)
             seen = (slot < start) | (seen & (bits & 1 > 0))
-        total, lag = lags([jnp.where(seen, part, 0.0) for part in decays])
+        totals, lag = lags([jnp.where(seen, part, 0.0) for part in decays])
         scores = load(scores_ref, row, t, group, slot, mask=seen)
         # A slot that the query does not see must weigh nothing, whatever its step size is.
         weights = jnp.where(seen, jnp.exp(lag) * dt * scores, 0.0)
         y = jnp.sum(weights * x, axis=0)
         of_state = jnp.sum(functools.reduce(jnp.add, products), axis=1)
-        y = y + jnp.exp(total) * of_state
+        y = y + jnp.exp(totals[0] + totals[1]) * of_state
         skip = load(xB_ref, layer, row, start + t, column, mask=inside)
         y = y + D_ref[head] * widen(skip)
         store(y_ref, row, t, column, value=y, mask=inside)
@@ -216,14 +216,14 @@ def _fold_kernel(
         B = load(xB_ref, layer, row, slot, columns, mask=live & (r < records.state_size)[None, :])
         dt = load(dt_ref, layer, row, slot, head, mask=live)  # [S, 1]
         # The decay from each record to the end of the ring, by sums in two parts, as in a window.
-        total, lag = lags(coarse_and_fine(dt * A))
+        totals, lag = lags(coarse_and_fine(dt * A))
         # Scaled in float32 and split afterwards: rounded to bfloat16, a state would lose digits with every fold.
         x = widen(x) * (dt * jnp.exp(lag) if scaled else jnp.exp(lag))
         there = held & (exists_ref[row] > 0)
         added = _product(x, floats(B))
         # Read this late, it shares no registers with the product.
         old = widen(load(arena_ref, read_ref[row, frame], words, mask=there))
-        new = old * jnp.exp(total) + added
+        new = old * jnp.exp(totals[0] + totals[1]) + added
         store(arena_ref, write_ref[row, frame], words, value=stored(new, jnp.uint32), mask=held)
 
     count = jnp.sum(folds, dtype=jnp.int32)
