@@ -1,4 +1,4 @@
-"""What the kernels of Mamba-2 share.
+"""What the kernels of Mamba-2 and of the gated delta net share.
 
 How a token's projection and its record lie in memory, how states lie in frames, and running sums of decay exponents
 whose differences keep full precision.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -117,12 +118,13 @@ class ProjectionLayout(RecordSizes):
     Attributes:
         conv_width: W, taps of the convolution.
         dt_limits: (low, high) bounds of a step size after softplus.
-        behind: columns behind those of the step sizes, such as the M rates of writing of a gated delta net.
+        delta: a gated delta net's, with v in place of x, k of B, and q of C; behind dt come M more columns, of which
+            sigmoid makes the rates of writing.
     """
 
     conv_width: int = 4
     dt_limits: tuple[float, float] = (0.0, math.inf)
-    behind: int = 0
+    delta: bool = False
 
     @property
     def dimensions(self) -> dict[str, int]:
@@ -132,7 +134,7 @@ class ProjectionLayout(RecordSizes):
     @property
     def projected_size(self) -> int:
         """Columns of what in_proj gives for a token."""
-        return self.inner_size + self.conv_size + self.num_heads + self.behind
+        return self.inner_size + self.conv_size + self.num_heads * (2 if self.delta else 1)
 
     @property
     def history(self) -> int:
@@ -214,6 +216,15 @@ def coarse_and_fine(exponents: jax.Array) -> tuple[jax.Array, jax.Array]:
     exponents = jnp.maximum(exponents, LOWEST)
     coarse = jnp.floor(exponents * STEPS_PER_UNIT + 0.5) / STEPS_PER_UNIT
     return coarse, exponents - coarse
+
+
+def lags(parts: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
+    """Sums of both parts of `coarse_and_fine`, and of the exponents behind each slot [S, 1]; for kernels."""
+    totals = [jnp.sum(part) for part in parts]
+    behind = sum(
+        total - jnp.cumsum(part, axis=0) for total, part in zip(totals, parts, strict=True)
+    )
+    return totals, behind
 
 
 def check_groups(

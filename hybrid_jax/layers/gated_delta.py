@@ -13,11 +13,11 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import GatedDelta
 from hybrid_jax.layers.linear import linear
+from pallas_kernels.causal_conv.reference import of_length_one
 from pallas_kernels.gated_delta import (
     gated_delta_fold,
     gated_delta_scan,
 )
-from pallas_kernels.gated_delta.reference import of_length_one
 from pallas_kernels.rmsnorm import gated_rmsnorm
 
 

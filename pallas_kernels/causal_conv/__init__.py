@@ -1,4 +1,4 @@
-"""The causal convolution and step sizes of a Mamba-2 mixer, over prompts and over windows of new tokens."""
+"""The causal convolution and step sizes of Mamba-2 and gated delta nets, over prompts and windows of new tokens."""
 
 from pallas_kernels.causal_conv.api import causal_conv as causal_conv
 from pallas_kernels.causal_conv.api import causal_conv_window as causal_conv_window

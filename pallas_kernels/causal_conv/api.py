@@ -68,11 +68,14 @@ def causal_conv_window(
     layout: ProjectionLayout,
     moves: bool = True,
     implementation: Implementation | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     """Convolution and step sizes of a window of T tokens per row, written into one layer's rings in place.
 
     Tokens first <= t < num_valid are new. Raw columns of earlier ones are taken from the ring, those of later
     ones count as zero. A row without new tokens is left alone, and so are rows past B and other layers.
+
+    In a gated delta net (`layout.delta`), k and q of each group are scaled to length 1, and q also by R^-1/2, both in
+    float32. What a token writes follows from its outputs, so v is left beside the ring, which gets k alone.
 
     Args:
         layer: which of the rings. layout: as in `causal_conv`.
@@ -86,6 +89,10 @@ def causal_conv_window(
         xB, dt: the new tokens' entries are written.
         C: [B, T, G R] in the dtype of `projected`, of `weight` for parts; zero for tokens that are not new.
         scores: float32[B, T, G, S] C . B of each new token with the records at slots <= starts + t; else zero.
+
+        Of a gated delta net: conv; xB, of which the new tokens' k are written; dt; q float32[B, T, G R]; scores
+        float32[B, 2, T, G, S], k_t . k and then q_t . k; v [B, T, M P] in the dtype that C would have; and
+        beta float32[B, T, M], the rates of writing. q, v and beta are zero for tokens that are not new.
 
     Example:
         >>> import jax.numpy as jnp

@@ -13,6 +13,9 @@ from pallas_kernels.operands import stored
 
 NEMOTRON_H_8B = ProjectionLayout(num_heads=128, head_dim=64, num_groups=8, state_size=128)
 GRANITE_4_H_TINY = ProjectionLayout(num_heads=48, head_dim=64, num_groups=1, state_size=128)
+QWEN3_NEXT = ProjectionLayout(  # and Qwen3.5
+    num_heads=32, head_dim=128, num_groups=16, state_size=128, delta=True
+)
 SMALL = ProjectionLayout(num_heads=4, head_dim=8, num_groups=2, state_size=16)
 UNEVEN = ProjectionLayout(
     num_heads=6, head_dim=5, num_groups=3, state_size=7, conv_width=3, dt_limits=(0.1, 1.0)

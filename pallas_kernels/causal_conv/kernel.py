@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.causal_conv.reference import Chunk, ConvWindow
+from pallas_kernels.causal_conv.reference import Chunk, ConvWindow, of_length_one
 from pallas_kernels.dispatch import over_limit
 from pallas_kernels.mamba2 import ProjectionLayout
 from pallas_kernels.operands import as_parts, load_sum, stored, widen
@@ -41,15 +41,15 @@ class Config:
         return cls(min(16, power_of_two(tokens)), 512 // jnp.dtype(dtype).itemsize, 1)
 
     @classmethod
-    def of_window(cls, tokens: int, parts: int = 1) -> Config:
-        """All tokens of a window at once. What spills no register at states of 64 to 128 columns, by compiling:
-        it is not monotonous in anything."""
+    def of_window(cls, tokens: int, parts: int = 1, delta: bool = False) -> Config:
+        """All tokens of a window at once. What spills no register at states of 64 to 128 columns, or of 128 of a gated
+        delta net, by compiling: it is not monotonous in anything."""
         tokens = power_of_two(tokens)
         known = {
             1: cls(1, 512, 2),
             2: cls(2, 256, 2) if parts == 1 else cls(2, 512, 4, block_slots=8),
             4: cls(4, 512, 2, block_slots=8),
-            8: cls(8, 128, 8),
+            8: cls(8, 512 if delta else 128, 8),
         }
         return known.get(tokens) or cls(tokens, 256, tokens // 2)
 
@@ -204,7 +204,9 @@ def _window_kernel(
     xB_ref: Ref,  # [L, B', S, M P + G R]
     dt_ref: Ref,  # [L, B', S, M]
     C_ref: Ref,  # [B, T, G R]
-    scores_ref: Ref,  # [B, T, G, S]
+    scores_ref: Ref,  # [B, T, G, S], or [B, 2, T, G, S] of k and of q
+    x_ref: Ref | None = None,  # [B, T, M P] of v
+    beta_ref: Ref | None = None,  # [B, T, M]
     *,
     layer: int,
     layout: ProjectionLayout,
@@ -215,7 +217,8 @@ def _window_kernel(
     barrier: Callable,
 ):
     row, part = pl.program_id(0), pl.program_id(1)
-    tokens, slots, dtype = projected_ref.shape[2], xB_ref.shape[2], C_ref.dtype
+    tokens, slots, delta = projected_ref.shape[2], xB_ref.shape[2], layout.delta
+    dtype = x_ref.dtype if delta else C_ref.dtype
     # The projection may come in parts, which are summed where they are read.
     read = functools.partial(load_sum, projected_ref, row, dtype=dtype)
     start, first = starts_ref[row], jnp.maximum(first_ref[row], 0)
@@ -263,16 +266,20 @@ def _window_kernel(
             value = stored(moved, conv_ref.dtype)
             store(conv_ref, layer, row, before, channel, value=value, mask=moved_on & inside)
 
-    # Channels of x: nothing but the record leaves the program.
-    @pl.when(live & (part < blocks))
+    # Channels of x: nothing but the record leaves the program. What is left in place of v's is zero where no token is
+    # new, so those programs run for every row.
+    @pl.when((part < blocks) if delta else live & (part < blocks))
     def _():
         channel = part * config.block_channels + iota(config.block_channels, 1, 2)
         inside = channel < layout.inner_size
         x, kept = compute(channel, inside)
-        x = stored(x, xB_ref.dtype)
+        x = jnp.where(new, x, 0) if delta else stored(x, xB_ref.dtype)
         barrier()
         keep(kept, channel, inside)
-        store(xB_ref, layer, row, start + token, channel, value=x, mask=new & inside)
+        if delta:
+            store(x_ref, row, token, channel, value=x, mask=fits & inside)
+        else:
+            store(xB_ref, layer, row, start + token, channel, value=x, mask=new & inside)
 
     # A group's B and C, and the scores C . B that every head of the group needs: made once here, not once a head.
     @pl.when((part >= blocks) & (part < blocks + layout.num_groups))
@@ -291,6 +298,9 @@ def _window_kernel(
         old, _ = records(0, 0, begin)  # now, so that it does not wait for the barrier
         B, B_kept = compute(column, inside)
         C, C_kept = compute(layout.record_size + own, inside)
+        if delta:
+            B = of_length_one(B).astype(dtype)
+            C = of_length_one(C) * layout.state_size**-0.5
         B, C = stored(B, xB_ref.dtype), jnp.where(new, C, 0)
         barrier()
         keep(B_kept, column, inside)
@@ -308,19 +318,36 @@ def _window_kernel(
             def query(t: jax.Array, _: None, at: int = at, B: jax.Array = B):
                 C = widen(load(C_ref, row, t, own, mask=inside))
                 slot = at + iota(block_slots)
-                asks = (t >= first) & (t < count) & (slot <= start + t)
-                scores = jnp.where(asks, jnp.sum(C * B, axis=1), 0.0)
-                store(scores_ref, row, t, group, slot, value=scores, mask=slot < slots)
+                is_new = (t >= first) & (t < count)
+                asks = is_new & (slot <= start + t)
+
+                def keep_scores(vector: jax.Array, *place: jax.Array | int):
+                    scores = jnp.where(asks, jnp.sum(vector * B, axis=1), 0.0)
+                    store(scores_ref, *place, t, group, slot, value=scores, mask=slot < slots)
+
+                if delta:
+                    k = load(xB_ref, layer, row, start + t, column, mask=is_new & inside)
+                    keep_scores(widen(k), row, 0)
+                    keep_scores(C, row, 1)
+                else:
+                    keep_scores(C, row)
 
             jax.lax.fori_loop(0, tokens, query, None)
 
-    # The step sizes: few numbers, one program.
-    @pl.when(live & (part == blocks + layout.num_groups))
+    # The step sizes, and the rates of writing: few numbers, one program.
+    last = part == blocks + layout.num_groups
+
+    @pl.when(last if delta else live & last)
     def _():
         head = iota(layout.num_heads, 1, 2)
         dt = _step_sizes(read, dt_bias_ref, token, head, new, layout)
         mask = new & (head < layout.num_heads)
         store(dt_ref, layer, row, start + token, head, value=dt, mask=mask)
+        if delta:
+            behind = layout.inner_size + layout.conv_size + layout.num_heads
+            raw = widen(read(token, behind + head, mask=mask))
+            beta = jnp.where(new, jax.nn.sigmoid(raw), 0.0)
+            store(beta_ref, row, token, head, value=beta, mask=fits & (head < layout.num_heads))
 
 
 def causal_conv_window_pallas(
@@ -337,17 +364,22 @@ def causal_conv_window_pallas(
     dtype = weight.dtype if projected.ndim > 3 else projected.dtype
     projected = as_parts(projected, 3)
     parts, rows, tokens, _ = projected.shape
-    config = config or Config.of_window(tokens, parts)
+    config = config or Config.of_window(tokens, parts, layout.delta)
+    scores = (rows, tokens, layout.num_groups, xB.shape[2])
+    outputs = [((rows, tokens, layout.shared_size), dtype), (scores, jnp.float32)]
+    if layout.delta:
+        outputs = [
+            ((rows, tokens, layout.shared_size), jnp.float32),
+            ((rows, 2, *scores[1:]), jnp.float32),
+            ((rows, tokens, layout.inner_size), dtype),
+            ((rows, tokens, layout.num_heads), jnp.float32),
+        ]
     return call(
         _window_kernel,
         *(projected, weight, dt_bias if bias is None else bias, dt_bias, starts, first, num_valid),
         *(starts if ancestors is None else ancestors, conv, xB, dt),
         grid=(rows, cdiv(layout.inner_size, config.block_channels) + layout.num_groups + 1),
-        outputs=[
-            *(8, 9, 10),  # the rings
-            jax.ShapeDtypeStruct((rows, tokens, layout.shared_size), dtype),
-            jax.ShapeDtypeStruct((rows, tokens, layout.num_groups, xB.shape[2]), jnp.float32),
-        ],
+        outputs=[8, 9, 10, *(jax.ShapeDtypeStruct(*output) for output in outputs)],  # rings first
         name="causal_conv_window",
         num_warps=config.num_warps,
         synchronizes=True,

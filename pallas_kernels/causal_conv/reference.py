@@ -13,6 +13,8 @@ from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.mamba2 import ProjectionLayout
 from pallas_kernels.operands import floats, stored, whole
 
+LENGTH_EPS = 1e-6  # under the root of the length of k and q
+
 
 class Chunk(NamedTuple):
     """Arrays of `api.causal_conv`."""
@@ -32,7 +34,8 @@ class ConvWindow(NamedTuple):
         projected: as in `api.causal_conv`, or parts float32[S, B, T, ...] of that product, whose sum counts in the
             dtype of `weight`.
         weight, bias, dt_bias: as in `api.causal_conv`.
-        xB: [L, B', S, M P + G R] records, as floats or bits. dt: float32[L, B', S, M] step sizes.
+        xB: [L, B', S, M P + G R] records, as floats or bits; of a gated delta net u and k.
+        dt: float32[L, B', S, M] step sizes.
         conv: [L, B', W - 1 + T', E] raw columns, B' >= B and T' >= T: the W - 1 before the window, then those of its
             tokens; floats, or their bits as unsigned integers.
         starts: int32[B] slot of each row's token 0; starts + num_valid is at most S.
@@ -83,6 +86,12 @@ def step_sizes(dt: jax.Array, dt_bias: jax.Array, layout: ProjectionLayout) -> j
     return jnp.clip(jnp.logaddexp(dt, 0.0), *layout.dt_limits)
 
 
+def of_length_one(x: jax.Array) -> jax.Array:
+    """float32 of x [..., R], scaled to length 1; in kernels too."""
+    wide = x.astype(jnp.float32)
+    return wide * jax.lax.rsqrt(jnp.sum(wide * wide, axis=-1, keepdims=True) + LENGTH_EPS)
+
+
 def causal_conv_reference(arrays: Chunk, *, layout: ProjectionLayout):
     """See `api.causal_conv`."""
     projected, history, weight, bias, dt_bias, lengths = arrays
@@ -108,11 +117,11 @@ def causal_conv_window_reference(
         paths = (ancestors[:, :, None] >> token) & 1 > 0
     one = functools.partial(_row, arrays, layout, moves)
     old = (conv[layer, :rows], xB[layer, :rows], dt[layer, :rows])
-    new, C, scores = jax.vmap(one)((projected, *old, starts, first, num_valid, paths))
+    new, *made = jax.vmap(one)((projected, *old, starts, first, num_valid, paths))
     conv, xB, dt = (
         ring.at[layer, :rows].set(x) for ring, x in zip((conv, xB, dt), new, strict=True)
     )
-    return conv, xB, dt, C, scores
+    return conv, xB, dt, *made
 
 
 def _row(arrays: ConvWindow, layout: ProjectionLayout, moves: bool, row: tuple):
@@ -129,10 +138,17 @@ def _row(arrays: ConvWindow, layout: ProjectionLayout, moves: bool, row: tuple):
 
     xBC = convolved(columns[tap_places(paths, history)], arrays.weight, arrays.bias)
     records, C = jnp.split(xBC, [layout.record_size], axis=-1)
+    if layout.delta:
+        by_group = (tokens * layout.num_groups, layout.state_size)
+        v, k = jnp.split(records, [layout.inner_size], axis=-1)
+        k, q = (of_length_one(x.reshape(by_group)).reshape(C.shape) for x in (k, C))
+        records, C = k.astype(xBC.dtype), q * layout.state_size**-0.5
 
     own = new & (slot[:, None] == start + token)  # [S, T]
     written, source = own.any(1)[:, None], own.argmax(1)
-    xB = jnp.where(written, stored(records, xB.dtype)[source], xB)
+    rest, fresh = jnp.split(xB, [xB.shape[1] - records.shape[1]], axis=-1)
+    fresh = jnp.where(written, stored(records, xB.dtype)[source], fresh)
+    xB = jnp.concatenate([rest, fresh], axis=-1)
     dt = jnp.where(written, step_sizes(own_dt, arrays.dt_bias, layout)[source], dt)
 
     behind = jnp.where(
@@ -145,8 +161,16 @@ def _row(arrays: ConvWindow, layout: ProjectionLayout, moves: bool, row: tuple):
     C = jnp.where(new[:, None], C, 0)
     seen = new[:, None] & (slot <= start + token[:, None])  # [T, S]
     B = jnp.where(seen.any(0)[:, None], floats(xB[:, layout.inner_size :]), 0)
-    grouped = (x.reshape(-1, layout.num_groups, layout.state_size) for x in (C, B))
-    scores = jnp.einsum(
-        "tgr,sgr->tgs", *(x.astype(jnp.float32) for x in grouped), precision=HIGHEST
-    )
-    return (conv, xB, dt), C, jnp.where(seen[:, None], scores, 0)
+
+    def scores(x: jax.Array) -> jax.Array:
+        """float32[T, G, S] x . B"""
+        grouped = (a.reshape(-1, layout.num_groups, layout.state_size) for a in (x, B))
+        wide = (a.astype(jnp.float32) for a in grouped)
+        products = jnp.einsum("tgr,sgr->tgs", *wide, precision=HIGHEST)
+        return jnp.where(seen[:, None], products, 0)
+
+    if not layout.delta:
+        return (conv, xB, dt), C, scores(C)
+    beta = jax.nn.sigmoid(projected[:, -layout.num_heads :].astype(jnp.float32))
+    v, beta = (jnp.where(new[:, None], x, 0) for x in (v, beta))
+    return (conv, xB, dt), C, jnp.stack([scores(records), scores(C)]), v, beta

@@ -7,11 +7,17 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.arguments import check, check_tree
+from pallas_kernels.arguments import check, check_result_dtype, check_tree
 from pallas_kernels.dispatch import Implementation, run
-from pallas_kernels.gated_delta import reference, scan_kernel, xla
-from pallas_kernels.gated_delta.reference import DeltaFold, DeltaScan, DeltaScanFrames, DeltaWindow
-from pallas_kernels.mamba2 import RecordSizes, check_frames, check_groups
+from pallas_kernels.gated_delta import reference, scan_kernel, window_kernel, xla
+from pallas_kernels.gated_delta.reference import (
+    DeltaFold,
+    DeltaRings,
+    DeltaScan,
+    DeltaScanFrames,
+    DeltaWindow,
+)
+from pallas_kernels.mamba2 import RecordSizes, check_frames, check_groups, check_rings
 
 SCANS = {"reference": reference.gated_delta_scan_reference, "xla": xla.gated_delta_scan_xla}
 SCAN_FRAMES = {
@@ -24,6 +30,10 @@ SCAN_FRAMES = {
 FRAMES = {
     "reference": reference.gated_delta_window_frames_reference,
     "xla": xla.gated_delta_window_frames_xla,
+}
+RINGS = {
+    "reference": reference.gated_delta_window_rings_reference,
+    "pallas": window_kernel.gated_delta_window_rings_pallas,
 }
 FOLDS = {"reference": reference.gated_delta_fold_reference, "xla": xla.gated_delta_fold_xla}
 
@@ -139,6 +149,38 @@ def gated_delta_window_frames(
     records = RecordSizes.of(arrays.u, arrays.k)
     check_frames(where, arrays.arena, "frames", arrays.frames, records)
     return run(where, implementation, FRAMES, arrays)
+
+
+def gated_delta_window_rings(
+    arrays: DeltaRings,
+    *,
+    layer: int,
+    first_frame: int = 0,
+    records: RecordSizes,
+    dtype: jnp.dtype = jnp.float32,
+    implementation: Implementation | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """`gated_delta_window_frames` with one layer's records where an engine keeps them, and written there.
+
+    Args:
+        layer: which of the rings, and of the rates.
+        first_frame: where the layer's begin among the frames of a row.
+        records: how u and k lie in a record: M P of u, then G R of k.
+        dtype: of the outputs.
+        implementation: "reference", "pallas", or None to choose. A named one never falls back.
+
+    Returns:
+        y [B, T, M, P], zero where a token is not new; uk, with the u of the new tokens.
+    """
+    where = "gated_delta_window_rings"
+    sizes = check(where, arrays, **records.dimensions)
+    check_result_dtype(where, dtype)
+    check_rings(where, arrays.uk, layer, sizes.B)
+    check_tree(where, arrays.ancestors)
+    check_frames(where, arrays.arena, "frames", arrays.frames, records, first=first_frame)
+    reason = window_kernel.why_unsupported(records, sizes.S)
+    static = {"layer": layer, "first_frame": first_frame, "records": records, "dtype": dtype}
+    return run(where, implementation, RINGS, arrays, unsupported=reason, **static)
 
 
 def gated_delta_fold(

@@ -8,12 +8,12 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.arguments import FLAGS, FLOAT32, FLOATS, INTS, WORDS
+from pallas_kernels.arguments import BITS, FLAGS, FLOAT32, FLOATS, INTS, WORDS
+from pallas_kernels.causal_conv.reference import of_length_one
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.mamba2 import RecordSizes, read_states, write_states
-from pallas_kernels.ssd_window.reference import visible
-
-LENGTH_EPS = 1e-6  # under the root of the length of q and k
+from pallas_kernels.mamba2 import RecordSizes, read_states, split_records, write_states
+from pallas_kernels.operands import stored
+from pallas_kernels.ssd_window.reference import add_records_reference, visible
 
 
 class DeltaScan(NamedTuple):
@@ -86,6 +86,37 @@ class DeltaWindow(NamedTuple):
     ancestors: Annotated[jax.Array | None, INTS, "None B T"] = None
 
 
+class DeltaRings(NamedTuple):
+    """Arrays of `api.gated_delta_window_rings`.
+
+    Attributes:
+        q: [B, T, G R], v: [B, T, M P], beta: float32[B, T, M] of the new tokens.
+        scores: float32[B, 2, T, G, S] k_t . k and q_t . k of every token and slot, as `causal_conv_window` leaves them;
+            those of slots that a token does not see do not matter.
+        uk: [L, B', S, M P + G R] rings of all layers, B' >= B, with the k of the new tokens; floats, or their bits as
+            unsigned integers.
+        dt: float32[L, B', S, M] rings of the step sizes.
+        A: float32[L, M] decay rates of all layers; the logarithm of a decay is dt A.
+        frames: int32[B, F] frames of whole checkpoints.
+        arena, exists, starts, num_known, num_valid, ancestors: as in `DeltaWindow`.
+    """
+
+    q: Annotated[jax.Array, FLOATS, "B T GR"]
+    v: Annotated[jax.Array, FLOATS, "B T MP"]
+    beta: Annotated[jax.Array, FLOAT32, "B T M"]
+    scores: Annotated[jax.Array, FLOAT32, "B 2 T G S"]
+    uk: Annotated[jax.Array, FLOATS + BITS, "L rows S record"]
+    dt: Annotated[jax.Array, FLOAT32, "L rows S M"]
+    A: Annotated[jax.Array, FLOAT32, "L M"]
+    arena: Annotated[jax.Array, WORDS, "frames words"]
+    frames: Annotated[jax.Array, INTS, "B F"]
+    exists: Annotated[jax.Array, FLAGS, "B"]
+    starts: Annotated[jax.Array, INTS, "B"]
+    num_known: Annotated[jax.Array, INTS, "B"]
+    num_valid: Annotated[jax.Array, INTS, "B"]
+    ancestors: Annotated[jax.Array | None, INTS, "None B T"] = None
+
+
 class DeltaFold(NamedTuple):
     """Arrays of `api.gated_delta_fold`, which fills in `lengths`."""
 
@@ -144,12 +175,6 @@ def gated_delta_scan_frames_reference(
     return y, ukq, write_states(arena, write, state, records)
 
 
-def of_length_one(x: jax.Array) -> jax.Array:
-    """float32 of x [..., R], scaled to length 1."""
-    wide = x.astype(jnp.float32)
-    return wide * jax.lax.rsqrt(jnp.square(wide).sum(-1, keepdims=True) + LENGTH_EPS)
-
-
 def gated_delta_window_frames_reference(arrays: DeltaWindow):
     """Gathers the states, and runs the recurrence over the ring for each new token, by the records that it sees."""
     q, v, beta, u, k, log_decay, arena, frames, exists, starts, known, valid, ancestors = arrays
@@ -189,19 +214,44 @@ def gated_delta_window_frames_reference(arrays: DeltaWindow):
     return y, made, arena
 
 
+def gated_delta_window_rings_reference(
+    arrays: DeltaRings,
+    *,
+    layer: int,
+    first_frame: int,
+    records: RecordSizes,
+    dtype: jnp.dtype,
+):
+    """Cuts the layer's records out of the rings and asks the window over frames; makes its own scores."""
+    q, v, beta, _, uk, dt, A, arena, frames, exists, starts, known, valid, ancestors = arrays
+    (rows, tokens, _), slots = q.shape, uk.shape[2]
+    u, k = split_records(uk[layer, :rows], records)
+    per_layer = -(-records.num_heads // records.per_frame(arena))
+    y, made, _ = gated_delta_window_frames_reference(
+        DeltaWindow(
+            q.reshape(rows, tokens, *k.shape[2:]),
+            v.reshape(rows, tokens, *u.shape[2:]),
+            *(beta, u, k, dt[layer, :rows] * A[layer], arena),
+            frames[:, first_frame : first_frame + per_layer],
+            *(exists, starts, known, valid, ancestors),
+        )
+    )
+    token = jnp.arange(tokens)
+    new = (token >= known[:, None]) & (token < valid[:, None])  # [B, T]
+    own = new[:, None] & (jnp.arange(slots)[:, None] == (starts[:, None] + token)[:, None])
+    made = jnp.take_along_axis(made, own.argmax(2)[..., None, None], axis=1)  # [B, S, M, P]
+    made = stored(made.reshape(rows, slots, -1), uk.dtype)
+    old = uk[layer, :rows, :, : records.inner_size]
+    uk = uk.at[layer, :rows, :, : records.inner_size].set(
+        jnp.where(own.any(2)[..., None], made, old)
+    )
+    return jnp.where(new[..., None, None], y, 0).astype(dtype), uk
+
+
 def gated_delta_fold_reference(arrays: DeltaFold):
     """See `api.gated_delta_fold`; one record after another."""
     u, k, log_decay, state, lengths = arrays
-    k = jnp.repeat(k, u.shape[2] // k.shape[2], axis=2)
-
-    def record(state: jax.Array, slot: tuple):
-        place, *parts = slot
-        u, k, log_decay = (x.astype(jnp.float32) for x in parts)
-        new = jnp.exp(log_decay)[..., None, None] * state + u[..., None] * k[:, :, None]
-        return jnp.where((place < lengths)[:, None, None, None], new, state), None
-
-    slots = (jnp.arange(u.shape[1]), *(jnp.moveaxis(x, 1, 0) for x in (u, k, log_decay)))
-    return jax.lax.scan(record, state, slots)[0]
+    return add_records_reference(state, u, log_decay, k, lengths)
 
 
 def _updated(

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.causal_conv.reference import of_length_one
 from pallas_kernels.dispatch import over_limit
-from pallas_kernels.gated_delta.reference import LENGTH_EPS, DeltaScanFrames
+from pallas_kernels.gated_delta.reference import DeltaScanFrames
 from pallas_kernels.mamba2 import LOWEST, RecordSizes, coarse_and_fine
 from pallas_kernels.operands import widen
 from pallas_kernels.ssd_scan.kernel import Tile
@@ -111,9 +112,8 @@ def _solve_kernel(
     column = head // per_group * size + r
 
     def of_length(start: int, length: float):
-        x = widen(load(vkq_ref, row, token, start + column, mask=valid & held))
-        scale = jax.lax.rsqrt(jnp.sum(x * x, axis=1)[:, None] + LENGTH_EPS)
-        x = (x * (scale * length)).astype(dtype)
+        x = load(vkq_ref, row, token, start + column, mask=valid & held)
+        x = (of_length_one(x) * length).astype(dtype)
 
         # All heads of a group make them, and one writes them: zeros on padding.
         @pl.when(head % per_group == 0)
@@ -177,9 +177,6 @@ def _scan_kernel(
     @pl.when(kept <= 0)
     def _():
         tile.write_state(arena_ref, write_ref, row, state)
-
-    def factor(place: int, token: jax.Array):
-        return load(factors_ref, row, head, place, token)
 
     def after(state: jax.Array, decay: jax.Array, k: jax.Array, u: jax.Array, behind: jax.Array):
         """The state after tokens with decays `behind` them."""

@@ -132,12 +132,15 @@ def fold_frames(
     *,
     records: RecordSizes,
     per_layer: int,
+    scaled: bool = True,
     implementation: Implementation | None = None,
 ) -> jax.Array:
     """`fold` of all layers of some rows, from frames to frames of one arena; returns the arena.
 
     Args:
         records: how x and B lie in a record. per_layer: frames of one layer.
+        scaled: what a record adds is multiplied by its step size, as in Mamba-2; false for a gated delta net, whose
+            step sizes only make the decays.
         implementation: "reference", "pallas", or None to choose.
     """
     where = "fold_frames"
@@ -153,5 +156,5 @@ def fold_frames(
             f"{where}: read and write must have {needed} frames a row for {sizes.L} layers, got {sizes.F}"
         )
     reason = kernel.why_unsupported(records, sizes.S)
-    static = {"records": records, "per_layer": per_layer}
+    static = {"records": records, "per_layer": per_layer, "scaled": scaled}
     return run(where, implementation, FRAME_FOLDS, arrays, unsupported=reason, **static)

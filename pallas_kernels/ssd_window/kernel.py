@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.dispatch import over_limit
-from pallas_kernels.mamba2 import RecordSizes, coarse_and_fine, state_words
+from pallas_kernels.mamba2 import RecordSizes, coarse_and_fine, lags, state_words
 from pallas_kernels.operands import floats, stored, widen
 from pallas_kernels.ssd_window.reference import FoldFrames, WindowRings
 from pallas_kernels.triton import Ref, call, cdiv, dot, iota, load, power_of_two, store
@@ -105,7 +105,7 @@ def _window_kernel(
     x, dt = widen(x), load(dt_ref, layer, row, slot, head, mask=live)  # [S, P], [S, 1]
     # Decays are sums in two parts: a difference of two plain running sums would lose digits where a head forgets
     # fast.
-    coarse, fine = coarse_and_fine(dt * A_ref[layer, head])
+    decays = coarse_and_fine(dt * A_ref[layer, head])
 
     def query(t: jax.Array, _: None):
         # C times the state by columns of a cache line: the products add up within a thread, and across threads only
@@ -122,11 +122,7 @@ def _window_kernel(
         if tree:
             bits = ancestors_ref[row, t] >> jnp.clip(slot - start, 0, 31)
             seen = (slot < start) | (seen & (bits & 1 > 0))
-        parts = [jnp.where(seen, part, 0.0) for part in (coarse, fine)]
-        totals = [jnp.sum(part) for part in parts]
-        lag = sum(
-            total - jnp.cumsum(part, axis=0) for total, part in zip(totals, parts, strict=True)
-        )
+        totals, lag = lags([jnp.where(seen, part, 0.0) for part in decays])
         scores = load(scores_ref, row, t, group, slot, mask=seen)
         # A slot that the query does not see must weigh nothing, whatever its step size is.
         weights = jnp.where(seen, jnp.exp(lag) * dt * scores, 0.0)
@@ -192,6 +188,7 @@ def _fold_kernel(
     records: RecordSizes,
     per_frame: int,
     per_layer: int,
+    scaled: bool,
 ):
     """Folds one head in some of the rows that fold: every n-th, where n programs share them."""
     layer, head, part = pl.program_id(0), pl.program_id(1), pl.program_id(2)
@@ -219,13 +216,9 @@ def _fold_kernel(
         B = load(xB_ref, layer, row, slot, columns, mask=live & (r < records.state_size)[None, :])
         dt = load(dt_ref, layer, row, slot, head, mask=live)  # [S, 1]
         # The decay from each record to the end of the ring, by sums in two parts, as in a window.
-        decays = coarse_and_fine(dt * A)
-        totals = [jnp.sum(decay) for decay in decays]
-        lag = sum(
-            total - jnp.cumsum(decay, axis=0) for total, decay in zip(totals, decays, strict=True)
-        )
+        totals, lag = lags(coarse_and_fine(dt * A))
         # Scaled in float32 and split afterwards: rounded to bfloat16, a state would lose digits with every fold.
-        x = widen(x) * (dt * jnp.exp(lag))
+        x = widen(x) * (dt * jnp.exp(lag) if scaled else jnp.exp(lag))
         there = held & (exists_ref[row] > 0)
         added = _product(x, floats(B))
         # Read this late, it shares no registers with the product.
@@ -260,7 +253,12 @@ def _bfloat16s(x: jax.Array) -> list[jax.Array]:
 
 
 def fold_frames_pallas(
-    arrays: FoldFrames, *, records: RecordSizes, per_layer: int, config: Config | None = None
+    arrays: FoldFrames,
+    *,
+    records: RecordSizes,
+    per_layer: int,
+    scaled: bool,
+    config: Config | None = None,
 ):
     """See `api.fold_frames`. A few programs share a head of one layer, each with some of the rows that fold: a step in
     which no row folds costs no more than looking at their lengths."""
@@ -277,5 +275,6 @@ def fold_frames_pallas(
         records=records,
         per_frame=records.per_frame(arena),
         per_layer=per_layer,
+        scaled=scaled,
     )
     return arena

@@ -168,7 +168,29 @@ def fold_reference(arrays: Fold):
     return ssd_scan_reference(Scan(x, dt, A, B, B, state, lengths, lengths))[1]
 
 
-def fold_frames_reference(arrays: FoldFrames, *, records: RecordSizes, per_layer: int):
+def add_records_reference(
+    state: jax.Array, x: jax.Array, exponents: jax.Array, B: jax.Array, lengths: jax.Array
+) -> jax.Array:
+    """The state after each row's first `lengths` records, one after another: S' = exp(exponent_j) S + x_j B_j^T.
+
+    Args:
+        state: float32[B, M, P, R]. x: [B, S, M, P]. exponents: [B, S, M] logarithms of the decays. B: [B, S, G, R].
+    """
+    B = jnp.repeat(B, x.shape[2] // B.shape[2], axis=2)
+
+    def record(state: jax.Array, slot: tuple):
+        place, *parts = slot
+        x, exponents, B = (part.astype(jnp.float32) for part in parts)
+        new = jnp.exp(exponents)[..., None, None] * state + x[..., None] * B[:, :, None]
+        return jnp.where((place < lengths)[:, None, None, None], new, state), None
+
+    slots = (jnp.arange(x.shape[1]), *(jnp.moveaxis(part, 1, 0) for part in (x, exponents, B)))
+    return jax.lax.scan(record, state, slots)[0]
+
+
+def fold_frames_reference(
+    arrays: FoldFrames, *, records: RecordSizes, per_layer: int, scaled: bool
+):
     """Folds one row and one layer after another."""
     lengths, xB, dt, A, arena, read, write, exists = arrays
     for row in range(read.shape[0]):
@@ -178,7 +200,11 @@ def fold_frames_reference(arrays: FoldFrames, *, records: RecordSizes, per_layer
             old = read_states(arena, read[one, own], exists[one], records)
             x, B = split_records(xB[layer, one], records)
             length = jnp.maximum(lengths[one], 0)
-            new = fold_reference(Fold(x, dt[layer, one], A[layer], B, old, length))
+            steps = dt[layer, one]
+            if scaled:
+                new = fold_reference(Fold(x, steps, A[layer], B, old, length))
+            else:
+                new = add_records_reference(old, x, steps * A[layer], B, length)
             folded = write_states(arena, write[one, own], new, records)
             arena = jnp.where(lengths[row] >= 0, folded, arena)
     return arena

@@ -4,6 +4,7 @@ copied."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from pallas_kernels import (
     residual_rmsnorm,
 )
 from pallas_kernels.causal_conv import ProjectionLayout
-from pallas_kernels.causal_conv.cases import GRANITE_4_H_TINY, NEMOTRON_H_8B
+from pallas_kernels.causal_conv.cases import GRANITE_4_H_TINY, NEMOTRON_H_8B, QWEN3_NEXT
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
 
 MODELS = pytest.mark.parametrize("layout", [NEMOTRON_H_8B, GRANITE_4_H_TINY], ids=["G8", "G1"])
@@ -33,19 +34,21 @@ def assert_one_launch(compiled: Compiled, kernel: str) -> None:
     assert launch.shared_bytes <= SHARED_MEMORY and compiled.temp_bytes < 1024
 
 
-def weights(layout: ProjectionLayout) -> tuple:
+def weights(layout: ProjectionLayout, dtype: jnp.dtype = bf16) -> tuple:
     channels = layout.conv_size
     return (
-        spec((layout.conv_width, channels), bf16),
-        spec((channels,), bf16),
+        spec((layout.conv_width, channels), dtype),
+        spec((channels,), dtype),
         spec((layout.num_heads,), f32),
     )
 
 
-def projection(parts: int, tokens: int, layout: ProjectionLayout) -> jax.ShapeDtypeStruct:
+def projection(
+    parts: int, tokens: int, layout: ProjectionLayout, dtype: jnp.dtype = bf16
+) -> jax.ShapeDtypeStruct:
     """What in_proj gives, whole or in parts."""
     shape = (ROWS, tokens, layout.projected_size)
-    return spec((parts, *shape), f32) if parts else spec(shape, bf16)
+    return spec((parts, *shape), f32) if parts else spec(shape, dtype)
 
 
 @MODELS
@@ -61,21 +64,16 @@ def test_convolution_of_a_chunk(layout, rows, tokens):
     assert_one_launch(compiled, "causal_conv")
 
 
-@MODELS
-@pytest.mark.parametrize(
-    ("tokens", "tree", "parts"),
-    [
-        *((1, False, 0), (3, False, 0), (5, False, 0), (5, True, 0), (16, False, 0)),
-        *((32, False, 0), (1, False, 2), (1, False, 4), (2, False, 2), (5, True, 2)),
-        (32, False, 2),
-    ],
-)
-def test_convolution_of_a_window_in_place(layout, tokens, tree, parts):
+def window_of(
+    layout: ProjectionLayout, tokens: int, tree: bool, parts: int, dtype: jnp.dtype = bf16
+) -> tuple:
+    """A call of `causal_conv_window`, whose rings, at places 4 to 6, are donated, and the shapes of its arguments."""
     aligned = tokens == GRAIN  # such windows stand on the grain
     slots = GRAIN if aligned else GRAIN + tokens - 1
+    bits = {2: uint16, 4: jnp.dtype("uint32")}[dtype.itemsize]
     rings = (
-        spec((LAYERS, ROWS + 1, layout.history + tokens, layout.conv_size), uint16),
-        spec((LAYERS, ROWS + 1, slots, layout.record_size), uint16),
+        spec((LAYERS, ROWS + 1, layout.history + tokens, layout.conv_size), bits),
+        spec((LAYERS, ROWS + 1, slots, layout.record_size), bits),
         spec((LAYERS, ROWS + 1, slots, layout.num_heads), f32),
     )
 
@@ -86,17 +84,41 @@ def test_convolution_of_a_window_in_place(layout, tokens, tree, parts):
         )
         return causal_conv_window(arrays, layer=1, layout=layout)
 
-    compiled = compile_for_h200(
-        window,
-        projection(parts, tokens, layout),
-        *weights(layout),
-        *rings,
-        *[spec((ROWS,), int32)] * 3,
-        spec((ROWS, tokens), int32),
-        donate=(4, 5, 6),
+    return (
+        *(window, projection(parts, tokens, layout, dtype), *weights(layout, dtype), *rings),
+        *(*[spec((ROWS,), int32)] * 3, spec((ROWS, tokens), int32)),
     )
+
+
+def assert_in_place(function: Callable, *specs: jax.ShapeDtypeStruct) -> None:
+    compiled = compile_for_h200(function, *specs, donate=(4, 5, 6))
     assert_one_launch(compiled, "causal_conv_window")
-    assert compiled.alias_bytes >= sum(ring.size * ring.dtype.itemsize for ring in rings)
+    assert compiled.alias_bytes >= sum(ring.size * ring.dtype.itemsize for ring in specs[4:7])
+
+
+@MODELS
+@pytest.mark.parametrize(
+    ("tokens", "tree", "parts"),
+    [
+        *((1, False, 0), (3, False, 0), (5, False, 0), (5, True, 0), (16, False, 0)),
+        *((32, False, 0), (1, False, 2), (1, False, 4), (2, False, 2), (5, True, 2)),
+        (32, False, 2),
+    ],
+)
+def test_convolution_of_a_window_in_place(layout, tokens, tree, parts):
+    assert_in_place(*window_of(layout, tokens, tree, parts))
+
+
+@pytest.mark.parametrize("dtype", [bf16, f32], ids=str)
+@pytest.mark.parametrize(
+    ("tokens", "tree", "parts"),
+    [
+        *((1, False, 0), (1, False, 4), (2, False, 0), (3, False, 0), (5, False, 2)),
+        *((5, True, 0), (5, True, 2), (16, True, 0), (32, False, 0), (32, False, 2)),
+    ],
+)
+def test_convolution_of_a_window_of_the_delta_rule_in_place(tokens, tree, parts, dtype):
+    assert_in_place(*window_of(QWEN3_NEXT, tokens, tree, parts, dtype))
 
 
 @pytest.mark.parametrize("dtype", [bf16, f32], ids=str)

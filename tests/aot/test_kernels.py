@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels.frame_io import copy_frames, read_frames
+from pallas_kernels.gated_delta import DeltaRings, gated_delta_window_rings
 from pallas_kernels.mamba2 import RecordSizes
 from pallas_kernels.ssd_scan import ScanFrames, ssd_scan_frames
 from pallas_kernels.ssd_window import FoldFrames, WindowRings, fold_frames, ssd_window_rings
@@ -16,6 +17,7 @@ from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
 NEMOTRON_H_8B = RecordSizes(num_heads=128, head_dim=64, num_groups=8, state_size=128)
 GRANITE_4_H_SMALL = RecordSizes(num_heads=128, head_dim=64, num_groups=1, state_size=128)
 GRANITE_4_H_TINY = RecordSizes(num_heads=48, head_dim=64, num_groups=1, state_size=128)
+QWEN3_NEXT = RecordSizes(num_heads=32, head_dim=128, num_groups=16, state_size=128)  # and 3.5
 ROWS, LAYERS, FRAMES, PER_LAYER, SLOTS = 64, 3, 256, 16, 32
 REGISTERS = 65_536  # of a multiprocessor
 needs_disassembler = pytest.mark.skipif(sass.NO_TOOLS is not None, reason=str(sass.NO_TOOLS))
@@ -73,12 +75,44 @@ def window_of(records: RecordSizes, tokens: int) -> tuple:
     )
 
 
-def fold_of(records: RecordSizes, bits: str = "uint16") -> tuple:
+def delta_window_of(tokens: int, bits: str, tree: bool = False) -> tuple:
+    """A call of `gated_delta_window_rings`, whose ring is donated, and the shapes of its arguments."""
+    records, aligned = QWEN3_NEXT, tokens == SLOTS  # such windows stand on the grain
+    slots = SLOTS if aligned else SLOTS + tokens - 1
+
+    def window(uk, q, v, beta, scores, dt, A, arena, frames, exists, starts, known, valid, nodes):
+        arrays = (q, v, beta, scores, uk, dt, A, arena, frames, exists, starts, known, valid)
+        return gated_delta_window_rings(
+            DeltaRings(*arrays, ancestors=nodes if tree else None),
+            layer=1,
+            first_frame=PER_LAYER,
+            records=records,
+            dtype={"uint16": jnp.bfloat16, "uint32": jnp.float32}[bits],
+        )
+
+    row, dtype = spec(ROWS, dtype="int32"), {"uint16": "bfloat16", "uint32": "float32"}[bits]
+    return (
+        window,
+        spec(LAYERS, ROWS + 1, slots, records.record_size, dtype=bits),
+        spec(ROWS, tokens, records.shared_size),
+        spec(ROWS, tokens, records.inner_size, dtype=dtype),
+        spec(ROWS, tokens, records.num_heads),
+        spec(ROWS, 2, tokens, records.num_groups, slots),
+        spec(LAYERS, ROWS + 1, slots, records.num_heads),
+        spec(LAYERS, records.num_heads),
+        arena_of(records),
+        spec(ROWS, LAYERS * PER_LAYER, dtype="int32"),
+        *(row, row, row, row),
+        spec(ROWS, tokens, dtype="int32"),
+    )
+
+
+def fold_of(records: RecordSizes, bits: str = "uint16", scaled: bool = True) -> tuple:
     """A call of `fold_frames`, whose first argument is donated, and the shapes of its arguments."""
 
     def fold(arena, read, write, exists, lengths, xB, dt, A):
         arrays = FoldFrames(lengths, xB, dt, A, arena, read, write, exists)
-        return fold_frames(arrays, records=records, per_layer=PER_LAYER)
+        return fold_frames(arrays, records=records, per_layer=PER_LAYER, scaled=scaled)
 
     frames = spec(ROWS, LAYERS * PER_LAYER + 1, dtype="int32")
     return (
@@ -105,6 +139,24 @@ def test_fold_in_place(records, bits):
     compiled = compile_for_h200(*fold_of(records, bits), donate=(0,))
     assert_only(compiled, "ssd_fold")
     assert compiled.alias_bytes >= 4 * arena_of(records).size and compiled.temp_bytes < 1024
+
+
+@pytest.mark.parametrize("bits", ["uint16", "uint32"])
+@pytest.mark.parametrize(
+    ("tokens", "tree"), [(1, False), (5, False), (5, True), (16, True), (32, False)]
+)
+def test_window_of_the_delta_rule_in_place(tokens, tree, bits):
+    function, ring, *specs = delta_window_of(tokens, bits, tree)
+    compiled = compile_for_h200(function, ring, *specs, donate=(0,))
+    assert_only(compiled, "gated_delta_window")
+    assert compiled.alias_bytes >= ring.size * ring.dtype.itemsize and compiled.temp_bytes < 1024
+
+
+@pytest.mark.parametrize("bits", ["uint16", "uint32"])
+def test_fold_of_the_delta_rule_in_place(bits):
+    compiled = compile_for_h200(*fold_of(QWEN3_NEXT, bits, scaled=False), donate=(0,))
+    assert_only(compiled, "ssd_fold")
+    assert compiled.alias_bytes >= 4 * arena_of(QWEN3_NEXT).size and compiled.temp_bytes < 1024
 
 
 @needs_disassembler

@@ -10,9 +10,10 @@ from pallas_kernels import checkpoint, grouped_linear, ssd_window, token_samplin
 from pallas_kernels import paged_attention as attention
 from pallas_kernels.causal_conv import ConvWindow
 from pallas_kernels.causal_conv.api import causal_conv_window as conv_window
-from pallas_kernels.gated_delta import DeltaScanFrames, DeltaWindow
+from pallas_kernels.gated_delta import DeltaRings, DeltaScanFrames, DeltaWindow
 from pallas_kernels.gated_delta.api import gated_delta_scan_frames as delta_scan
 from pallas_kernels.gated_delta.api import gated_delta_window_frames as delta_window
+from pallas_kernels.gated_delta.api import gated_delta_window_rings as delta_rings
 from pallas_kernels.short_conv import ShortTail, ShortWindow
 from pallas_kernels.short_conv.api import short_conv_window as conv_of_windows
 from pallas_kernels.short_conv.api import store_short_tail as short_tail
@@ -46,6 +47,7 @@ causal_conv_window = by_name(conv_window, ConvWindow)
 fold_frames = by_name(ssd_window.fold_frames, ssd_window.FoldFrames)
 gated_delta_scan_frames = by_name(delta_scan, DeltaScanFrames)
 gated_delta_window_frames = by_name(delta_window, DeltaWindow)
+gated_delta_window_rings = by_name(delta_rings, DeltaRings)
 mix_experts = by_name(grouped_linear.mix_experts, grouped_linear.ExpertArrays)
 paged_attention = by_name(
     attention.paged_attention, attention.AttentionArrays, attention.AttentionOptions

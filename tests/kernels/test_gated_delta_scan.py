@@ -188,9 +188,7 @@ def test_triangles_of_keys_are_inverted_by_products(size, dtype, tolerance, alik
 def test_a_ring_takes_records_from_in_front_of_queries(dtype):
     """Convolution, scan and tail over one projection, whose last columns are rates of writing."""
     rows, tokens, heads, slots = 2, 21, 4, 8
-    layout = ProjectionLayout(
-        num_heads=heads, head_dim=8, num_groups=2, state_size=16, behind=heads
-    )
+    layout = ProjectionLayout(num_heads=heads, head_dim=8, num_groups=2, state_size=16, delta=True)
     rng = np.random.default_rng(0)
 
     def normal(*shape: int) -> jax.Array:
