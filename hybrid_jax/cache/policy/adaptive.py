@@ -128,6 +128,8 @@ class Adaptive(EvictionPolicy):
     ) -> Relation:
         """A prompt came: notes what it uses, where it parts from what is known, and how it relates to it.
 
+        It uses the deepest point on its path. If that was evicted, the prompt resumes further up, and uses that too.
+
         Args:
             tree: where it was announced.
             end_node: the node at its end.
@@ -137,11 +139,12 @@ class Adaptive(EvictionPolicy):
         points, num_tokens = self.points, end_node.end
         points.next_request()
         path = end_node.path()
-        reach = min(known_len, num_tokens - 1)
-        last = next((n for n in reversed(path) if n.note is not None and n.end <= reach), None)
+        last, resumed = self._used(path, min(known_len, num_tokens - 1))
         relation = points.relate(last, known_len, num_tokens)
         if last is not None:
             points.use(last)
+        if resumed is not None and resumed is not last:
+            points.use(resumed, timed=False)
         parts = branch_point(end_node, known_len)
         if parts is not None:
             if len(parts.children) == 2:
@@ -154,6 +157,16 @@ class Adaptive(EvictionPolicy):
             if position := align_down(count, tree.grain):
                 points.add(tree.boundary(end_node, position), relation, DECLARED)
         return relation
+
+    def _used(self, path: list[Node], reach: int) -> tuple[Node | None, Node | None]:
+        """The deepest nodes of a path, up to `reach`, that have a point; and that have one and are cached."""
+        last = None
+        for node in reversed(path):
+            if node.note is not None and node.end <= reach:
+                last = last or node
+                if node.slot or (node.cached and not self.costs.checkpoint_bytes):
+                    return last, node
+        return last, None
 
     def ended(self, node: Node, relation: Relation) -> None:
         """A sequence ends at this node; `relation` is what `asked` made of its prompt."""
