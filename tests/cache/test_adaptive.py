@@ -263,7 +263,7 @@ def without(cache: SimulatedCache, prefix: str) -> None:
     cache.tree._evict(node)
 
 
-def test_a_prompt_whose_point_was_evicted_uses_the_one_it_resumes_from_as_well():
+def test_a_prompt_whose_point_was_evicted_uses_the_branch_it_resumes_from_as_well():
     cache = checked("hybrid", 1000)
     for prompt in (LINE + "aa", LINE + "bb"):
         ask(cache, prompt)
@@ -272,6 +272,16 @@ def test_a_prompt_whose_point_was_evicted_uses_the_one_it_resumes_from_as_well()
     before = (found[LINE].hits, found[LINE + "aa"].hits)
     assert ask(cache, LINE + "aacc") == 40
     assert (found[LINE].hits, found[LINE + "aa"].hits) == (before[0] + 1, before[1] + 1)
+
+
+def test_a_prompt_whose_point_was_evicted_does_not_use_an_end_that_it_resumes_from():
+    cache = checked("hybrid", 1000)
+    for prompt in (LINE, LINE + "aa"):
+        ask(cache, prompt)
+    without(cache, LINE + "aa")
+    assert ask(cache, LINE + "aabb") == 40
+    found = points(cache)
+    assert (found[LINE].hits, found[LINE + "aa"].hits) == (1, 1)
 
 
 @pytest.mark.parametrize("kind", COSTS)
