@@ -6,10 +6,14 @@ runs through the same classes an engine uses, in request order. What counts is h
 traces are stand-ins but for Mooncake's log: see traces/README.md.
 
     python benchmarks/prefix_cache.py [--traces chat,log] [--specs paper_7b] [--json FILE]
+    python benchmarks/prefix_cache.py --drawn tuning|judging [--cells 200] [--again] [--json FILE]
     python benchmarks/prefix_cache.py --figures all|3a,3b,... [--out FOLDER] [--trace-folder FOLDER]
 
-A file is gone on with: cells that it has are not run again. With --figures, the Marconi paper's figures are made
-instead: see prefix_cache_figures/.
+A file is gone on with: cells that it has are not run again.
+
+With --drawn, loads, models and capacities are drawn at random (see drawn_cells.py), to see what `adaptive` can lose.
+Even seeds are there to try things on, odd ones to judge them. Each --again runs `adaptive` in all cells of the file
+once more and counts as an attempt. With --figures, the Marconi paper's figures are made: see prefix_cache_figures/.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.common import header, write_json
+from benchmarks.drawn_cells import draw_cell, draw_trace
 from benchmarks.prefix_cache_figures import command
 from benchmarks.prefix_cache_figures.loads import COMMITTED, FOLDER, Traces
 from benchmarks.prefix_cache_figures.runs import grain_of
@@ -39,6 +44,10 @@ SPECS = (
 )
 FIXED = ("lru", "alpha:0.2", "alpha:0.5", "alpha:1", "alpha:2", "marconi", "marconi-code")
 POLICIES = ("vllm", "sglang", *FIXED, "adaptive", "optimal", "infinite")
+DRAWN_POLICIES = ("lru", "sglang", "marconi", "adaptive", "optimal")
+PLAIN = ("lru", "sglang", "marconi")  # what `adaptive` is not to fall behind
+HALVES = {"tuning": 0, "judging": 1}  # the first seed; every other one follows
+NUM_WORST = 10
 LEAST_GAP = 0.01  # of the tokens, between sglang and optimal, for a share of it to mean something
 
 
@@ -53,13 +62,20 @@ def unbounded_bytes(trace: list[TraceRequest], spec: str) -> int:
 
 def run_cell(trace: list[TraceRequest], name: str, spec: str, share: float, whole: int) -> dict:
     """Hit rates and processor seconds of every policy in one cell."""
-    costs, capacity = load_spec(spec).costs, int(whole * share)
-    cell = {"trace": name, "spec": spec, "share": round(share, 4), "capacity": capacity}
-    for policy in POLICIES:
+    cell = {"trace": name, "spec": spec, "share": round(share, 4), "capacity": int(whole * share)}
+    return cell | rates(trace, spec, cell["capacity"], POLICIES)
+
+
+def rates(
+    trace: list[TraceRequest], spec: str, capacity: int, policies: tuple[str, ...]
+) -> dict[str, float]:
+    """Hit rate and processor seconds of each policy."""
+    costs, found = load_spec(spec).costs, {}
+    for policy in policies:
         result = simulate(trace, costs, policy, capacity, grain=grain_of(costs), bounds=False)
-        cell[policy] = round(result.token_hit_rate, 5)
-        cell[f"{policy} s"] = round(result.seconds, 3)
-    return cell
+        found[policy] = round(result.token_hit_rate, 5)
+        found[f"{policy} s"] = round(result.seconds, 3)
+    return found
 
 
 def closed(cell: dict, policy: str) -> float | None:
@@ -90,8 +106,8 @@ def summary(cells: list[dict]) -> dict:
 
 
 def print_cell(cell: dict) -> None:
-    rates = "  ".join(f"{policy} {100 * cell[policy]:.1f}" for policy in POLICIES)
-    print(f"{cell['trace']:<7}{cell['spec']:<16}{cell['share']:<8.3f}{rates}", flush=True)
+    told = "  ".join(f"{policy} {100 * cell[policy]:.1f}" for policy in POLICIES if policy in cell)
+    print(f"{cell['trace']:<7}{cell['spec']:<16}{cell['share']:<8.3f}{told}", flush=True)
 
 
 def run_cells(options: argparse.Namespace) -> None:
@@ -112,15 +128,77 @@ def run_cells(options: argparse.Namespace) -> None:
     print(json.dumps(summary(cells), indent=1))
 
 
+def behind(cell: dict) -> float:
+    """Points by which `adaptive` is behind the best plain policy; below 0 where it is ahead."""
+    return 100 * (max(cell[policy] for policy in PLAIN) - cell["adaptive"])
+
+
+def drawn_summary(cells: list[dict]) -> dict:
+    """How often and by how much `adaptive` is behind, and what it gains."""
+    lost, ranked = np.array([behind(cell) for cell in cells]), sorted(cells, key=behind)
+    with_gap = [cell for cell in cells if closed(cell, "adaptive") is not None]
+    gaps = np.array([behind(cell) for cell in with_gap])
+    return {
+        "cells": len(cells),
+        "cells_with_a_gap": len(with_gap),
+        "within_half_a_point_%": round(100 * float((lost <= 0.5).mean()), 1),
+        "within_a_point_%": round(100 * float((lost <= 1).mean()), 1),
+        "within_half_a_point_with_a_gap_%": round(100 * float((gaps <= 0.5).mean()), 1),
+        "worst_points": round(-float(lost.max()), 2),
+        "mean_points": round(-float(lost.mean()), 2),
+        "mean_share_of_gap_closed_%": round(
+            100 * float(np.mean([closed(cell, "adaptive") for cell in with_gap])), 2
+        ),
+        "worst_cells": [
+            {"seed": cell["seed"], "trace": cell["trace"], "spec": cell["spec"]}
+            | {"share": cell["share"], "points": round(-behind(cell), 2)}
+            for cell in ranked[: -1 - NUM_WORST : -1]
+        ],
+    }
+
+
+def run_drawn(options: argparse.Namespace) -> None:
+    """Cells of one half of the seeds that the file lacks, or `adaptive` in all that it has."""
+    report: dict = {"attempts": [], "cells": []}
+    if options.json and options.json.exists():
+        report = json.loads(options.json.read_text())
+    cells = {cell["seed"]: cell for cell in report["cells"]}
+    seeds = range(HALVES[options.drawn], 2 * options.cells, 2)
+    for seed in cells if options.again else [seed for seed in seeds if seed not in cells]:
+        drawn = draw_cell(seed)
+        trace = draw_trace(drawn)
+        if options.again:
+            cells[seed] |= rates(trace, drawn.spec, cells[seed]["capacity"], ("adaptive",))
+        else:
+            whole = unbounded_bytes(trace, drawn.spec)
+            cells[seed] = drawn.told() | {"capacity": int(whole * drawn.share)}
+            cells[seed] |= rates(trace, drawn.spec, cells[seed]["capacity"], DRAWN_POLICIES)
+            write_json(options.json, report | {"cells": list(cells.values())})
+        print_cell(cells[seed])
+    report = {"attempts": [*report["attempts"], header() | drawn_summary(list(cells.values()))]}
+    write_json(options.json, report | {"cells": list(cells.values())})
+    print(json.dumps(report["attempts"][-1], indent=1))
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--traces", default=",".join(COMMITTED))
     parser.add_argument("--specs", default=",".join(SPECS))
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--drawn", choices=HALVES, help="cells drawn at random, of this half of the seeds"
+    )
+    parser.add_argument("--cells", type=int, default=200, help="how many are drawn")
+    parser.add_argument(
+        "--again", action="store_true", help="run adaptive in the file's drawn cells"
+    )
     parser.add_argument("--figures", help=f"all, or some of {', '.join(command.FIGURES)}")
     parser.add_argument("--out", type=Path, default=command.OUT, help="folder of the figures")
     parser.add_argument("--trace-folder", type=Path, help="more traces for the figures")
     options = parser.parse_args(arguments)
+    if options.drawn:
+        run_drawn(options)
+        return
     if options.figures is None:
         run_cells(options)
         return

@@ -257,6 +257,55 @@ def test_a_prompt_uses_the_deepest_point_that_leaves_a_token_to_compute():
     assert (found[LINE].hits, found[LINE + "ab"].hits) == (2, 1)
 
 
+def without(cache: SimulatedCache, prefix: str) -> None:
+    """Evicts the checkpoint of a prefix; it stays known."""
+    (node,) = (n for n in cache.tree.root.walk() if n.slot and text(n) == prefix)
+    cache.tree._evict(node)
+
+
+def test_a_prompt_whose_point_was_evicted_uses_the_branch_it_resumes_from_as_well():
+    cache = checked("hybrid", 1000)
+    for prompt in (LINE + "aa", LINE + "bb"):
+        ask(cache, prompt)
+    without(cache, LINE + "aa")
+    found = points(cache)
+    before = (found[LINE].hits, found[LINE + "aa"].hits)
+    assert ask(cache, LINE + "aacc") == 40
+    assert (found[LINE].hits, found[LINE + "aa"].hits) == (before[0] + 1, before[1] + 1)
+
+
+def test_a_prompt_whose_point_was_evicted_does_not_use_an_end_that_it_resumes_from():
+    cache = checked("hybrid", 1000)
+    for prompt in (LINE, LINE + "aa"):
+        ask(cache, prompt)
+    without(cache, LINE + "aa")
+    assert ask(cache, LINE + "aabb") == 40
+    found = points(cache)
+    assert (found[LINE].hits, found[LINE + "aa"].hits) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", COSTS)
+def test_a_point_above_a_cached_one_is_not_used(kind):
+    cache = checked(kind, 1000)
+    for prompt in (LINE + "aa", LINE + "bb"):
+        ask(cache, prompt)
+    found = points(cache)
+    before = found[LINE].hits
+    assert ask(cache, LINE + "aacc") == 42
+    assert (found[LINE].hits, found[LINE + "aa"].hits) == (before, 1)
+
+
+@pytest.mark.parametrize("capacity", [60, 80, 100])
+def test_the_beginning_that_all_chats_share_stays_when_no_chat_does(capacity):
+    # The line takes 50 bytes. Twenty chats take turns, so the end of each is evicted before it is asked for again.
+    cache, chats = checked("hybrid", capacity), [LINE + letter for letter in "abcdefghijklmnopqrst"]
+    hits = []
+    for turn in range(300):
+        chats[turn % 20] += f"{turn:03}"
+        hits.append(ask(cache, chats[turn % 20]))
+    assert min(hits[100:]) == len(LINE)
+
+
 # --- history --------------------------------------------------------------------------------------
 
 

@@ -96,6 +96,12 @@ def test_gaps_of_branches_used_often_do_not_set_the_clock(points):
     assert speed(points) == pytest.approx(TYPICAL_AGE / 4)
 
 
+def test_the_gap_of_a_use_that_is_not_timed_does_not_set_the_clock(points, end):
+    requests(points, 8)
+    points.use(end, timed=False)
+    assert speed(points) == 1 and counts(points)["used"] == [0, 0, 0, 1]
+
+
 def test_old_gaps_fade_behind_the_newest_fifty(points, end):
     for _ in range(50):
         points.use(end)  # gaps of 1

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 STEPS_PER_OCTAVE = 8  # savings per byte are rounded to 9 %
 SAVINGS_EXPONENT = 2 / 3
+SHARED = (BRANCH, DECLARED)  # kinds of points that many prompts have in common
 
 
 class Adaptive(EvictionPolicy):
@@ -128,6 +129,9 @@ class Adaptive(EvictionPolicy):
     ) -> Relation:
         """A prompt came: notes what it uses, where it parts from what is known, and how it relates to it.
 
+        It uses the deepest point on its path. If that was evicted and it resumes from a branch further up, it uses
+        the branch as well.
+
         Args:
             tree: where it was announced.
             end_node: the node at its end.
@@ -137,11 +141,12 @@ class Adaptive(EvictionPolicy):
         points, num_tokens = self.points, end_node.end
         points.next_request()
         path = end_node.path()
-        reach = min(known_len, num_tokens - 1)
-        last = next((n for n in reversed(path) if n.note is not None and n.end <= reach), None)
+        last, resumed = self._deepest(path, min(known_len, num_tokens - 1))
         relation = points.relate(last, known_len, num_tokens)
         if last is not None:
             points.use(last)
+        if resumed is not last and resumed is not None and resumed.note.kind in SHARED:
+            points.use(resumed, timed=False)
         parts = branch_point(end_node, known_len)
         if parts is not None:
             if len(parts.children) == 2:
@@ -154,6 +159,16 @@ class Adaptive(EvictionPolicy):
             if position := align_down(count, tree.grain):
                 points.add(tree.boundary(end_node, position), relation, DECLARED)
         return relation
+
+    def _deepest(self, path: list[Node], reach: int) -> tuple[Node | None, Node | None]:
+        """The deepest node of a path with a point, up to `reach`, and the deepest of them that is cached."""
+        last = None
+        for node in reversed(path):
+            if node.note is not None and node.end <= reach:
+                last = last or node
+                if node.slot or (node.cached and not self.costs.checkpoint_bytes):
+                    return last, node
+        return last, None
 
     def ended(self, node: Node, relation: Relation) -> None:
         """A sequence ends at this node; `relation` is what `asked` made of its prompt."""

@@ -149,12 +149,16 @@ class Points:
         again = point is not None and point.relation == PARTED
         return Relation(kind=PARTED, run=MAX_PARTED_RUN if again else 1)
 
-    def use(self, node: Node) -> None:
-        """A request resumed here, or would have, had it been cached."""
+    def use(self, node: Node, *, timed: bool = True) -> None:
+        """A request resumed here, or would have, had it been cached.
+
+        Args:
+            timed: the gap since the last use counts for the clock.
+        """
         point = node.note
         self._end(point, USED)
-        gap = max(1, self._request - point.request)
-        if not (point.kind == BRANCH and point.hits >= 2):
+        if timed and not (point.kind == BRANCH and point.hits >= 2):
+            gap = max(1, self._request - point.request)
             self._num_gaps += 1
             weight = 1 / min(self._num_gaps, GAP_MEMORY)
             self._mean_log_gap += weight * (math.log(gap) - self._mean_log_gap)
