@@ -18,6 +18,7 @@ from pallas_kernels.gated_delta import (
     gated_delta_fold,
     gated_delta_scan,
 )
+from pallas_kernels.mamba2 import ProjectionLayout
 from pallas_kernels.rmsnorm import gated_rmsnorm
 
 
@@ -61,6 +62,18 @@ def project(params: dict, h: jax.Array, spec: GatedDelta) -> Inputs:
     return Inputs(z, vkq, dt, jax.nn.sigmoid(b.astype(jnp.float32)))
 
 
+def layout_of(spec: GatedDelta) -> ProjectionLayout:
+    """How the mixer's projections, records and states lie in memory."""
+    return ProjectionLayout(
+        num_heads=spec.num_value_heads,
+        head_dim=spec.value_dim,
+        num_groups=spec.num_key_heads,
+        state_size=spec.key_dim,
+        conv_width=spec.conv_width,
+        delta=True,
+    )
+
+
 def decay_rates(params: dict) -> jax.Array:
     """A = -exp(A_log), float32[M]; the logarithm of a token's decay is dt A."""
     return -jnp.exp(params["A_log"].astype(jnp.float32))
@@ -87,14 +100,25 @@ def convolve(params: dict, columns: jax.Array, spec: GatedDelta) -> Convolved:
 
 def output(params: dict, y: jax.Array, z: jax.Array, spec: GatedDelta) -> jax.Array:
     """Norm of each head of y [B, T, M, P], gate z [B, T, M P] and out_proj: [B, T, D]."""
-    y = gated_rmsnorm(
-        *(y.reshape(z.shape).astype(z.dtype), z, params["norm"]),
+    y = gate(params, y.reshape(z.shape).astype(z.dtype), z, spec, "xla")
+    return linear(y, params["out_proj"])
+
+
+def gate(
+    params: dict, y: jax.Array, projected: jax.Array, spec: GatedDelta, implementation: str
+) -> jax.Array:
+    """Norm of each head of y [B, T, M P], then times silu(z).
+
+    Args:
+        projected: [B, T, >= M P] with z in front, or parts of it. implementation: as `gated_rmsnorm` takes it.
+    """
+    return gated_rmsnorm(
+        *(y, projected, params["norm"]),
         eps=spec.norm_eps,
         groups=spec.num_value_heads,
         norm_before_gate=True,
-        implementation="xla",
+        implementation=implementation,
     )
-    return linear(y, params["out_proj"])
 
 
 def join_records(u: jax.Array, k: jax.Array, dt: jax.Array) -> Records:

@@ -99,7 +99,12 @@ def outputs(engine: Engine, *, adjusted: bool = True) -> tuple[list[list[int]], 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["bamba", "lfm2", *(pytest.param(name, marks=left_to_all) for name in ("windowed", "granite"))],
+    [
+        "bamba",
+        "lfm2",
+        "qwen3_next",
+        *(pytest.param(name, marks=left_to_all) for name in ("windowed", "granite")),
+    ],
 )
 def test_tokens_are_those_of_xla(name):
     with one_shape(16):

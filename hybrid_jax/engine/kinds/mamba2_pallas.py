@@ -14,8 +14,9 @@ import numpy as np
 
 from hybrid_jax.config import EngineConfig, Mamba2
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns, fold_columns
+from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns
 from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, WindowPlan
+from hybrid_jax.engine.kinds.replay_pallas import fold_records
 from hybrid_jax.geometry import Geometry, StateGroup, StatePlace, ring_specs
 from hybrid_jax.layers import mamba2
 from hybrid_jax.layers.linear import linear, linear_in_parts
@@ -27,7 +28,7 @@ from pallas_kernels.ssd_scan import ScanFrames, Tail, ssd_scan_frames, store_tai
 from pallas_kernels.ssd_scan.kernel import why_unsupported as scan_unsupported
 from pallas_kernels.ssd_scan.triton_scan import segment_tokens
 from pallas_kernels.ssd_scan.triton_scan import why_unsupported as triton_unsupported
-from pallas_kernels.ssd_window import FoldFrames, WindowRings, fold_frames, ssd_window_rings
+from pallas_kernels.ssd_window import WindowRings, ssd_window_rings
 from pallas_kernels.ssd_window.kernel import why_unsupported as window_unsupported
 
 PALLAS = {"implementation": "pallas"}
@@ -112,23 +113,10 @@ class Mamba2Pallas(WithPallasColumns):
     def fold(
         self, state: State, group: int, rows: FoldRows, shared: jax.Array, model: Model
     ) -> State:
-        """Folds with two launches for all rows and layers."""
-        own, ring = model.geometry.groups[group], state.rings[group]
-        folds = jnp.where(rows.needed, model.geometry.grain, -1).astype(jnp.int32)
-        read, write = (
-            frames.slot_frames(state, slot)[:, own.first_frame :]
-            for slot in (rows.read_slot, rows.write_slot)
+        layout = mamba2.sizes_of(model.geometry.groups[group].layout.spec)
+        return fold_records(
+            *(state, group, rows, shared, model), field="xB", records=layout, scaled=True
         )
-        exists = (rows.checkpoint > 0).astype(jnp.int32)
-        arena = fold_frames(
-            FoldFrames(
-                *(folds, ring["xB"], ring["dt"], shared), *(state.arena, read, write, exists)
-            ),
-            records=mamba2.sizes_of(own.layout.spec),
-            per_layer=own.frames_per_layer,
-            **PALLAS,
-        )
-        return fold_columns(state.replace(arena=arena), group, rows, folds, model)
 
     def why_unsupported(self, spec: Mamba2, geometry: Geometry, engine: EngineConfig) -> str | None:
         sizes, window = mamba2.sizes_of(spec), engine.window_tokens

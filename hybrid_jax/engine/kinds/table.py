@@ -6,6 +6,7 @@ from typing import Any
 
 from hybrid_jax.config import GatedDelta, Mamba1, Mamba2, ShortConv
 from hybrid_jax.engine.kinds.carry import Carry
+from hybrid_jax.engine.kinds.gated_delta_pallas import GatedDeltaPallas
 from hybrid_jax.engine.kinds.gated_delta_xla import GatedDeltaRecurrence
 from hybrid_jax.engine.kinds.kind import LayerSteps
 from hybrid_jax.engine.kinds.mamba1_xla import Mamba1Recurrence
@@ -23,7 +24,11 @@ LAYER_STEPS: dict[str, dict[type, LayerSteps]] = {
         ShortConv: ShortConvSteps(),
         Mamba1: Carry(Mamba1Recurrence()),
     },
-    "pallas": {Mamba2: Mamba2Pallas(), ShortConv: ShortConvPallas()},
+    "pallas": {
+        Mamba2: Mamba2Pallas(),
+        GatedDelta: GatedDeltaPallas(),
+        ShortConv: ShortConvPallas(),
+    },
 }
 
 
