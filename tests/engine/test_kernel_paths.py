@@ -258,6 +258,17 @@ KERNELS = {
 }
 
 
+# Beside them, those of models with other kinds of layers.
+OF_KINDS = {
+    "qwen3_next": {
+        "decode": {"causal_conv_window", "gated_delta_window", "ssd_fold", "store_columns"},
+        "prefill": {"causal_conv", "gated_delta_solve", "gated_delta_scan", "store_tail"},
+    },
+    "lfm2": {
+        "decode": {"short_conv_window", "store_columns"},
+        "prefill": {"short_conv", "store_short_tail"},
+    },
+}
 EXPERTS = {"expert_visits", "expert_up", "expert_down"}  # of a model that has them
 # Kernels that need shapes these steps do not have.
 ELSEWHERE = {"ssd_scan_segments", "ssd_scan_starts", "paged_attention_join"}
@@ -266,7 +277,8 @@ ELSEWHERE = {"ssd_scan_segments", "ssd_scan_starts", "paged_attention_join"}
 def test_no_kernel_exists_unused():
     files = [f for f in (ROOT / "pallas_kernels").rglob("*.py") if f.name != "cases.py"]
     names = {name for file in files for name in re.findall(r'name="(\w+)",', file.read_text())}
-    assert set().union(*KERNELS.values()) | EXPERTS | ELSEWHERE == names
+    found = [own for steps in (KERNELS, *OF_KINDS.values()) for own in steps.values()]
+    assert set().union(*found) | EXPERTS | ELSEWHERE == names
 
 
 @pytest.mark.parametrize("kind", sorted(KERNELS))
@@ -274,6 +286,14 @@ def test_on_a_gpu_the_steps_call_their_kernels(kind):
     step, specs = step_and_specs(kind)
     assert set(kernels_in(step, *specs)) >= KERNELS[kind]
     assert kernels_in(*_with_specs(step_and_specs(kind, "xla"))) == []
+
+
+@pytest.mark.parametrize("kind", ["decode", "prefill"])
+@pytest.mark.parametrize("name", OF_KINDS)
+def test_on_a_gpu_other_kinds_of_layers_call_their_kernels(name, kind):
+    step, specs = step_and_specs(kind, name=name)
+    assert set(kernels_in(step, *specs)) >= OF_KINDS[name][kind]
+    assert kernels_in(*_with_specs(step_and_specs(kind, "xla", name))) == []
 
 
 @pytest.mark.parametrize("kind", ["decode", "lone", "prefill"])
