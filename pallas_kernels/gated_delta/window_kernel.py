@@ -95,17 +95,6 @@ def _window_kernel(
     decays = coarse_and_fine(dt * A_ref[layer, head])
 
     def token(t: jax.Array, u: jax.Array):
-        # The state times k and times q by columns of a cache line: products add up within a thread, and across
-        # threads only once.
-        by_k, by_q = [], []
-        for i, columns in enumerate(state):
-            r = i * LANES + lane
-            own, in_group = group * records.state_size + r, r < records.state_size
-            place = records.inner_size + own
-            k = load(uk_ref, layer, row, start + t, place, mask=in_group)
-            q = load(q_ref, row, t, own, mask=in_group)
-            by_k.append(columns * widen(k)[None, :])
-            by_q.append(columns * widen(q)[None, :])
         # A token sees what was there before the window, and the tokens before it; in a tree, its ancestors.
         seen = slot <= start + t
         if tree:
@@ -115,19 +104,31 @@ def _window_kernel(
         before, kept = seen & (slot != start + t), jnp.exp(totals[0] + totals[1])
         between = jnp.where(before, jnp.exp(lag), 0.0)
 
-        def read(which: int, columns: list[jax.Array]):
-            """What k, or q, reads in the state and in what was written before the token."""
+        def read(which: int, *vector: Ref | jax.Array | int):
+            """What k, or q, reads in the state and in what was written before the token.
+
+            By columns of a cache line: products add up within a thread, and across threads only once.
+            """
+            products = []
+            for i, columns in enumerate(state):
+                r = i * LANES + lane
+                *place, first = vector
+                own = load(
+                    *place, first + group * records.state_size + r, mask=r < records.state_size
+                )
+                products.append(columns * widen(own)[None, :])
+            of_state = jnp.sum(functools.reduce(jnp.add, products), axis=1)
             scores = load(scores_ref, row, which, t, group, slot, mask=before)
-            of_state = jnp.sum(functools.reduce(jnp.add, columns), axis=1)
             return kept * of_state + jnp.sum(between * scores * u, axis=0)
 
         beta = beta_ref[row, t, head]
         v = widen(load(v_ref, row, t, column, mask=inside))
         # Rounded as the ring keeps it before anything reads it: a later window gets the same numbers.
-        new = stored(beta * (v - read(0, by_k)), uk_ref.dtype)
+        known = read(0, uk_ref, layer, row, start + t, records.inner_size)
+        new = stored(beta * (v - known), uk_ref.dtype)
         store(uk_ref, layer, row, start + t, column, value=new, mask=inside)
         new = widen(new)
-        y = read(1, by_q) + scores_ref[row, 1, t, group, start + t] * new
+        y = read(1, q_ref, row, t, 0) + scores_ref[row, 1, t, group, start + t] * new
         store(y_ref, row, t, column, value=y, mask=inside)
         return jnp.where(slot == start + t, new[None, :], u)
 
