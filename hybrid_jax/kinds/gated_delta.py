@@ -52,8 +52,11 @@ class GatedDeltaKind(RecurrentKind):
         return step.product(spec.proj_size) + 2 * spec.value_size * step.item
 
     def chunk_bytes(self, spec: GatedDelta, step: StepSize) -> int:
-        beside = (spec.conv_size + 2 * spec.value_size) * step.item
-        return step.product(spec.proj_size) + beside + FLOAT32_BYTES * spec.num_value_heads
+        """Beside the projection: v, k and q before and after the triangle is solved, outputs, inverses and weights of
+        tiles, and four factors of each head."""
+        squares = 2 * MAX_GRAIN * spec.num_value_heads
+        beside = (2 * spec.conv_size + spec.value_size + squares) * step.item
+        return step.product(spec.proj_size) + beside + 4 * FLOAT32_BYTES * spec.num_value_heads
 
     def xla_elements(self, spec: GatedDelta, width: int) -> int:
         """The projection and the arrays made from it, and the decay matrices of a tile."""

@@ -40,6 +40,9 @@ def fold_columns(state: State, group: int, rows: FoldRows, folds: jax.Array, mod
     """
     own = model.geometry.groups[group]
     write = frames.slot_frames(state, rows.write_slot)[:, own.columns]
-    arrays = Columns(state.arena, write, folds, state.rings[group]["conv"])
+    conv = state.rings[group]["conv"]
+    arrays = Columns(state.arena, write, folds, conv)
     arena = store_columns(arrays, columns=own.layout.columns, implementation="pallas")
-    return state.replace(arena=arena)
+    # Before a window writes the ring: XLA might put the fold behind that, and would copy the ring for it.
+    arena, conv = jax.lax.optimization_barrier((arena, conv))
+    return state.replace(arena=arena).with_ring(group, conv=conv)

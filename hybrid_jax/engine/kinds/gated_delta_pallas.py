@@ -105,6 +105,8 @@ class GatedDeltaPallas(WithPallasColumns):
             *(rows.write[:, group.columns], rows.row, rows.length, rows.state_len),
         )
         arena, conv, uk, dt = store_tail(tail, layer=at.layer, layout=layout, **PALLAS)
+        # The tail first: the projection and the records are then free before the next block.
+        y, arena = jax.lax.optimization_barrier((y, arena))
         state = state.replace(arena=arena).with_ring(at.group, conv=conv, uk=uk, dt=dt)
         return _output(params, y, projected, spec), state, None
 

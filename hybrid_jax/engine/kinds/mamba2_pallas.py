@@ -107,6 +107,8 @@ class Mamba2Pallas(WithPallasColumns):
             *(rows.write[:, group.columns], rows.row, rows.length, rows.state_len),
         )
         arena, conv, xB, dt = store_tail(tail, layer=at.layer, layout=sizes, **PALLAS)
+        # The tail first: the projection and the records are then free before the next block.
+        y, arena = jax.lax.optimization_barrier((y, arena))
         state = state.replace(arena=arena).with_ring(at.group, conv=conv, xB=xB, dt=dt)
         return _output(params, y, projected, spec), state, None
 
