@@ -25,11 +25,11 @@ SHARES = (1 / 24, 1 / 2)  # of what a cache that never evicts would hold
 SPECS = {  # and how likely each is; in the paper's bytes more was lost than in others
     "paper_7b": 0.25,
     "jamba_1_5_mini": 0.125,
-    "mamba_7b": 0.125,
+    "codestral_mamba_7b": 0.125,
     "nemotron_h_8b": 0.125,
     "paper_7b_real": 0.125,
     "qwen3_next_80b": 0.125,
-    "transformer_8b": 0.125,
+    "llama_3_1_8b": 0.125,
 }
 FIRST_SEGMENT = 1 << 30  # the log's own are smaller
 

@@ -1,4 +1,4 @@
-"""Random hybrids of 135 and 173 M parameters, made by transformers and saved as Hugging Face directories."""
+"""Random hybrids of 80 to 175 M parameters, made by transformers and saved as Hugging Face directories."""
 
 from __future__ import annotations
 
@@ -59,7 +59,85 @@ def granite_config():
     )
 
 
-CONFIGS = {"nemotron": nemotron_config, "granite": granite_config}
+def qwen3_5_config():
+    """138 M parameters in 12 layers of width 768: nine gated delta nets and three of attention."""
+    from transformers import Qwen3_5TextConfig
+
+    return Qwen3_5TextConfig(
+        vocab_size=32768,
+        hidden_size=768,
+        num_hidden_layers=12,
+        intermediate_size=2304,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=128,
+        linear_num_key_heads=6,
+        linear_num_value_heads=12,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    )
+
+
+def falcon_h1_config():
+    """Mamba-2 and attention side by side in each of 12 layers of width 768."""
+    from transformers import FalconH1Config
+
+    return FalconH1Config(
+        vocab_size=32768,
+        hidden_size=768,
+        num_hidden_layers=12,
+        intermediate_size=2048,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        head_dim=64,
+        mamba_d_ssm=1536,
+        mamba_n_heads=24,
+        mamba_d_head=64,
+        mamba_n_groups=1,
+        mamba_d_state=128,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    )
+
+
+def lfm2_config():
+    """Ten short convolutions and six layers of attention of width 768, in the order of LFM2-1.2B."""
+    from transformers import Lfm2Config
+
+    attention = (2, 5, 8, 10, 12, 14)
+    return Lfm2Config(
+        vocab_size=32768,
+        hidden_size=768,
+        num_hidden_layers=16,
+        intermediate_size=2304,
+        block_auto_adjust_ff_dim=False,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        layer_types=["full_attention" if i in attention else "conv" for i in range(16)],
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    )
+
+
+def mamba_config():
+    """129 M parameters, the sizes of mamba-130m: 24 layers of Mamba of width 768."""
+    from transformers import MambaConfig
+
+    return MambaConfig(
+        vocab_size=50280, hidden_size=768, num_hidden_layers=24, state_size=16, time_step_rank=48
+    )
+
+
+CONFIGS = {
+    "nemotron": nemotron_config,
+    "granite": granite_config,
+    "qwen3_5": qwen3_5_config,
+    "falcon_h1": falcon_h1_config,
+    "lfm2": lfm2_config,
+    "mamba": mamba_config,
+}
 
 
 def write_model(name: str, directory: Path) -> Path:

@@ -1,5 +1,5 @@
-"""Some sixty tests of the Pallas kernels on the device at hand, and twenty of the Triton kernels if they can be called:
-every kernel, dtype and edge.
+"""Some eighty tests of the Pallas kernels on the device at hand, and twenty of the Triton kernels if they can be
+called: every kernel, dtype and edge.
 
     JAX_PLATFORMS=cuda python -m benchmarks.on_gpu.checks --out FILE [--few]
 

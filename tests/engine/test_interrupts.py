@@ -91,7 +91,7 @@ def make_requests() -> list[Request]:
             seed=i,
             sibling_group="fork" if i >= 3 else None,
             max_tokens=(14, 9, 5, 36, 11)[i],
-            stop_ids=frozenset({3}) if i == 2 else frozenset(),
+            stop_ids=frozenset({21}) if i == 2 else frozenset(),
         )
         for i, prompt in enumerate(prompts)
     ]
