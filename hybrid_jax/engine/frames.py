@@ -134,10 +134,9 @@ def zero_after(state: State, *values: jax.Array) -> jax.Array:
 
 
 class Beside:
-    """The last mixer's input and output, to recognize two mixers side by side.
+    """The last mixers' input and their outputs, to recognize mixers side by side.
 
-    Neither of the two depends on the other, so XLA would keep a copy of what one still has to read while the other
-    writes.
+    None of them depends on another, so XLA would keep a copy of what one still has to read while another writes.
     """
 
     def __init__(self) -> None:
@@ -146,8 +145,15 @@ class Beside:
 
     def note(self, normed: jax.Array, made: jax.Array) -> None:
         """Remembers that a mixer made `made`, or parts of it, from its input `normed`."""
-        self._given, self._made = normed, (made,)
+        self._given, self._made = normed, (*self.of(normed), made)
 
     def of(self, normed: jax.Array) -> tuple[jax.Array, ...]:
-        """The output of the noted mixer if its input was `normed` too; else nothing."""
+        """The outputs of the noted mixers if their input was `normed` too; else nothing."""
         return self._made if self._given is normed else ()
+
+    def tie(
+        self, indices: jax.Array, normed: jax.Array, state: State, *more: jax.Array
+    ) -> jax.Array:
+        """The indices of a write, which then comes after what the noted mixers have read, and after `more`."""
+        after = (*more, *self.of(normed))
+        return indices + zero_after(state, *after) if after else indices

@@ -62,6 +62,7 @@ def make_engine(arena_bytes: int) -> Engine:
     """Few programs to compile, one step a dispatch, and so much memory in the arena."""
     beside = (arena_bytes >> 9) + (1 << 20)  # rings, tables, logits
     engine = tiny_engine(
+        "with_unknown_kind",  # every kind of layer but Mamba, and two shapes of KV
         max_rows=ROWS,
         prefill_tokens=32,
         steps_per_dispatch=1,

@@ -15,6 +15,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from hybrid_jax.config import EngineConfig
+from hybrid_jax.geometry import make_geometry as geometry_of
 from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.sequence import Sequence
 from tests.engine.faults import (
@@ -29,6 +31,7 @@ from tests.engine.faults import (
     say_no_when_empty,
 )
 from tests.engine.simulated_engine import Engine, make_geometry, tokens_of
+from tests.tiny_models import tiny_model
 
 # HYBRID_JAX_FAULTS=all refuses every call, not some of every site: minutes.
 ALL = os.environ.get("HYBRID_JAX_FAULTS") == "all"
@@ -43,6 +46,8 @@ CASES = {
     "attention": {"page_tokens": 64, "num_frames": 13, "kind": "attention"},
     "recurrent": {"page_tokens": 0, "num_frames": 9, "kind": "recurrent"},
     "no cache": {"page_tokens": 64, "num_frames": 22, "cache": "off"},
+    # Every kind of state but Mamba's, and two shapes of KV.
+    "a model of all kinds": {"page_tokens": 64, "num_frames": 31, "model": "with_unknown_kind"},
 }
 # (turn of arrival, tokens shared with the others, own tokens, completions, most output)
 TRAFFIC = [
@@ -73,6 +78,9 @@ SITES = {f"{work} > {word}" for work, words in ASKED.items() for word in words.s
 def make_engine(case: str) -> Engine:
     settings = SETTINGS | CASES[case]
     kind, page_tokens = settings.pop("kind"), settings.pop("page_tokens")
+    if (name := settings.pop("model", None)) is not None:
+        config = EngineConfig(page_tokens=page_tokens)
+        return Engine.make(geometry=geometry_of(tiny_model(name)[0], config), **settings)
     return Engine.make(geometry=make_geometry(page_tokens=page_tokens, kind=kind), **settings)
 
 

@@ -54,8 +54,8 @@ pytestmark = [pytest.mark.usefixtures("no_compile_cache"), pytest.mark.as_users]
 
 def model(pattern: str, dtype: str) -> ModelConfig:
     """The bundled model's widths with other layers: M, A, or both side by side in either order, P and Q. N and B have
-    other shapes than M and A. D is a gated delta net, G has a gate, S caches columns
-    alone, J and C carry their state."""
+    other shapes than M and A. D is a gated delta net, G has a gate, S caches columns alone, J and C carry their state.
+    R and T have S beside D and beside A."""
     mamba2 = Mamba2(num_heads=6, head_dim=64, state_size=64)
     attention = Attention(num_heads=3, num_kv_heads=1, head_dim=64)
     mixers = {
@@ -68,6 +68,7 @@ def model(pattern: str, dtype: str) -> ModelConfig:
         "J": (Mamba1(inner_size=384, state_size=64, dt_rank=12),),
         "C": (Gated(num_blocks=6, block_size=4096),),
     }
+    mixers |= {"R": mixers["S"] + mixers["D"], "T": mixers["S"] + mixers["A"]}
     return ModelConfig(
         family="test",
         vocab_size=260,
@@ -248,6 +249,9 @@ CASES = {
     "decode_other_kinds": ("DJCGSJD", "float32", "decode", 8, None),
     "decode_other_kinds_bfloat16": ("MJCAD", "bfloat16", "decode", 8, None),
     "prefill_other_kinds": ("DJCGSJD", "float32", "prefill", 4, 32),
+    "prefill_other_side_by_side": ("RCRTR", "float32", "prefill", 1, 32),
+    "prefill_rows_other_side_by_side": ("RTR", "float32", "prefill", 4, 32),
+    "decode_other_side_by_side": ("RTR", "float32", "decode", 8, None),
     "exact_other_kinds": ("DJCGSJD", "float32", "exact", 8, 32),
     "fork_other_kinds": ("DJCGSJD", "float32", "fork", 4, None),
 }
@@ -255,7 +259,7 @@ LEFT_TO_ALL = {
     *("decode_logprobs", "decode_bfloat16", "decode_one_frame_a_layer", "decode_side_by_side"),
     *("decode_other_kinds", "prefill_rows", "prefill_bfloat16", "prefill_attention"),
     *("prefill_attention_last", "exact", "exact_side_by_side", "fork", "fork_recurrent"),
-    "fork_two_shapes",
+    *("fork_two_shapes", "prefill_rows_other_side_by_side", "decode_other_side_by_side"),
 }
 
 
