@@ -30,9 +30,10 @@ OTHER ?= $(shell for p in python3.13 python3.12 python3.11 $(HOME)/.pyenv/versio
 VERSION = $(shell $(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=",")' 2>/dev/null)
 OTHER_VENV := .venv-other
 OTHER_JAX := 0.12.0.1
-# Of the tests of kernels those against the reference.
-OTHER_OF := -k "donation or fusion_names or layers or parity or equals"
-OTHER_TESTS := tests/engine/test_donation.py tests/engine/test_fusion_names.py tests/kernels tests/layers tests/parity
+# Of the engine beside transformers two families, and the kernels as an engine calls them: no jax but the oldest can
+# compile quickly.
+OTHER_OF := -k "donation or fusion_names or those_of_xla[ or test_parity or continues and (qwen3_5_dense or jamba)"
+OTHER_TESTS := $(addprefix tests/engine/test_,donation.py fusion_names.py kernel_paths.py) tests/parity
 AOT_JAX := 0.11.2
 AOT_VENV := $(if $(OTHER),.venv-aot,$(VENV))
 # Beside the environment: the plugin, once found, would greet every program on a machine without a GPU.

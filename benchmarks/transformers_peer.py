@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from pathlib import Path
 
@@ -28,6 +29,9 @@ class Peer:
             path, dtype=getattr(torch, dtype), attn_implementation="sdpa"
         ).eval()
         self.compiled = compiled
+        taken = inspect.signature(self.model.forward).parameters
+        # Those of Mamba alone name it otherwise.
+        self.cache_name = "cache_params" if "cache_params" in taken else "past_key_values"
         # Prompts and single tokens compile apart, each shape once.
         self.prompt_step = self.token_step = self.model.forward
         if compiled:
@@ -43,17 +47,17 @@ class Peer:
         if self.compiled:
             cache = StaticCache(config=self.model.config, max_cache_len=prompts.shape[1] + room)
         out = self.prompt_step(
-            input_ids=inputs, past_key_values=cache, use_cache=True, logits_to_keep=1
+            input_ids=inputs, **{self.cache_name: cache}, use_cache=True, logits_to_keep=1
         )
         token = out.logits[:, -1:].argmax(-1)
-        return time.perf_counter() - start, out.past_key_values, token
+        return time.perf_counter() - start, out[self.cache_name], token
 
     @torch.inference_mode()
     def decode(self, cache, token: torch.Tensor, steps: int) -> tuple[float, list[list[int]]]:
         """Seconds of `steps` greedy steps after `token` [B, 1], and the tokens, `token` first."""
         start, tokens = time.perf_counter(), [token]
         for _ in range(steps):
-            out = self.token_step(input_ids=tokens[-1], past_key_values=cache, use_cache=True)
+            out = self.token_step(input_ids=tokens[-1], **{self.cache_name: cache}, use_cache=True)
             tokens.append(out.logits[:, -1:].argmax(-1))
         elapsed = time.perf_counter() - start
         return elapsed, torch.cat(tokens, 1).tolist()

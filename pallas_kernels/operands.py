@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_kernels.triton import Ref, load
 
 
 def floats(array: jax.Array) -> jax.Array:
-    """Floats as they are; unsigned integers are the bits of bfloat16 or float32."""
+    """Floats as they are; unsigned integers are the bits of bfloat16 or float32. Of a NumPy array, one of NumPy."""
     if not jnp.issubdtype(array.dtype, jnp.unsignedinteger):
         return array
-    return jax.lax.bitcast_convert_type(
-        array, {2: jnp.bfloat16, 4: jnp.float32}[array.dtype.itemsize]
-    )
+    dtype = {2: jnp.bfloat16, 4: jnp.float32}[array.dtype.itemsize]
+    if isinstance(array, np.ndarray):
+        return array.view(dtype)
+    return jax.lax.bitcast_convert_type(array, dtype)
 
 
 def stored(x: jax.Array, dtype: jnp.dtype) -> jax.Array:

@@ -42,7 +42,10 @@ ROOT = Path(__file__).resolve().parent.parent
 MAPS, MOST_MAPS, CHECK_EVERY = Path("/proc/self/maps"), 25_000, 10
 FINISHED = itertools.count(1)
 # Tests of which a run takes few cases.
-FEW_CASES = ("aot", "kernels", "engine/test_sampling_groups.py", "engine/test_scheduler_traffic.py")
+FEW_CASES = (
+    *("aot", "kernels", "engine/test_sampling_groups.py", "engine/test_scheduler_traffic.py"),
+    "surface/test_cli.py",
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

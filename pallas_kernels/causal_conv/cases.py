@@ -145,7 +145,7 @@ WINDOW_CASES = (
 
 
 def _normal(rng: np.random.Generator, dtype: str, *shape: int) -> jnp.ndarray:
-    return jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype)
+    return jnp.asarray(rng.standard_normal(shape, np.float32), dtype)
 
 
 def _weights(rng: np.random.Generator, layout: ProjectionLayout, biased: bool, dtype: str) -> dict:

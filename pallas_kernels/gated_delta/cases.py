@@ -107,12 +107,12 @@ def make_scan_inputs(case: ScanCase, *, seed: int = 0, dtype: str = "float32") -
     lead = (case.rows, case.tokens)
     per_head = (*lead, case.heads)
     inputs = {
-        "q": _normal(rng, *lead, case.groups, case.size).astype(dtype),
-        "k": _keys(rng, case.alike, *lead, case.groups, case.size).astype(dtype),
-        "v": _normal(rng, *per_head, case.width).astype(dtype),
+        "q": jnp.asarray(_normal(rng, *lead, case.groups, case.size), dtype),
+        "k": jnp.asarray(_keys(rng, case.alike, *lead, case.groups, case.size), dtype),
+        "v": jnp.asarray(_normal(rng, *per_head, case.width), dtype),
         "log_decay": jnp.asarray(-rng.uniform(0, case.forget, per_head), jnp.float32),
         "beta": jnp.asarray(rng.uniform(0, 1, per_head), jnp.float32),
-        "initial_state": _normal(rng, case.rows, case.heads, case.width, case.size),
+        "initial_state": jnp.asarray(_normal(rng, case.rows, case.heads, case.width, case.size)),
     }
     for name in ("lengths", "state_lengths"):
         given = getattr(case, name)
@@ -126,15 +126,15 @@ def make_scan_frames_inputs(case: ScanCase, *, seed: int = 0, dtype: str = "floa
     lead, heads = (case.rows, case.tokens), case.heads
     v, q = _normal(rng, *lead, heads * case.width), _normal(rng, *lead, case.groups * case.size)
     k = _keys(rng, case.alike, *lead, case.groups, case.size)
-    k = 3 * k * jnp.asarray(rng.uniform(0.5, 1.5, (*lead, case.groups, 1)), jnp.float32)
+    k = 3 * k * rng.uniform(0.5, 1.5, (*lead, case.groups, 1)).astype(np.float32)
     all_tokens = (case.tokens,) * case.rows
     lengths = case.lengths or all_tokens
     return {
-        "vkq": jnp.concatenate([v, k.reshape(q.shape), q], axis=-1).astype(dtype),
+        "vkq": jnp.asarray(np.concatenate([v, k.reshape(q.shape), q], axis=-1), dtype),
         "dt": jnp.asarray(rng.uniform(0, 1, (*lead, heads)), jnp.float32),
         "A": jnp.asarray(-case.forget * np.linspace(0.5, 1, heads), jnp.float32),
-        "projected": 2 * _normal(rng, *lead, heads + 3).astype(dtype),
-        "state": _normal(rng, case.rows, heads, case.width, case.size),
+        "projected": jnp.asarray(2 * _normal(rng, *lead, heads + 3), dtype),
+        "state": jnp.asarray(_normal(rng, case.rows, heads, case.width, case.size)),
         "lengths": jnp.asarray(lengths, jnp.int32),
         "state_lengths": jnp.asarray(case.state_lengths or lengths, jnp.int32),
     }
@@ -149,12 +149,12 @@ def make_window_inputs(case: WindowCase, *, seed: int = 0, dtype: str = "float32
     rows, none = case.rows, (0,) * case.rows
     new, ring = (rows, case.tokens), (rows, case.slots)
     return {
-        "state": _normal(rng, rows, case.heads, case.width, case.size),
-        "q": _normal(rng, *new, case.groups, case.size).astype(dtype),
-        "v": _normal(rng, *new, case.heads, case.width).astype(dtype),
+        "state": jnp.asarray(_normal(rng, rows, case.heads, case.width, case.size)),
+        "q": jnp.asarray(_normal(rng, *new, case.groups, case.size), dtype),
+        "v": jnp.asarray(_normal(rng, *new, case.heads, case.width), dtype),
         "beta": jnp.asarray(rng.uniform(0, 1, (*new, case.heads)), jnp.float32),
-        "u": _normal(rng, *ring, case.heads, case.width).astype(dtype),
-        "k": _keys(rng, 0.0, *ring, case.groups, case.size).astype(dtype),
+        "u": jnp.asarray(_normal(rng, *ring, case.heads, case.width), dtype),
+        "k": jnp.asarray(_keys(rng, 0.0, *ring, case.groups, case.size), dtype),
         "log_decay": jnp.asarray(-rng.uniform(0, 0.5, (*ring, case.heads)), jnp.float32),
         "starts": jnp.asarray(case.starts, jnp.int32),
         "num_known": jnp.asarray(case.known or none, jnp.int32),
@@ -162,12 +162,12 @@ def make_window_inputs(case: WindowCase, *, seed: int = 0, dtype: str = "float32
     }
 
 
-def _normal(rng: np.random.Generator, *shape: int) -> jnp.ndarray:
-    return jnp.asarray(rng.standard_normal(shape, np.float32))
+def _normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape, np.float32)
 
 
-def _keys(rng: np.random.Generator, alike: float, *shape: int) -> jnp.ndarray:
+def _keys(rng: np.random.Generator, alike: float, *shape: int) -> np.ndarray:
     """Keys of length 1, in random directions or `alike`."""
     common = rng.standard_normal(shape[-1:], np.float32)
     keys = (1 - alike) * rng.standard_normal(shape, np.float32) + alike * common
-    return jnp.asarray(keys / np.sqrt(np.square(keys).sum(-1, keepdims=True)))
+    return keys / np.sqrt(np.square(keys).sum(-1, keepdims=True))

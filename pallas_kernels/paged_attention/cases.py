@@ -130,7 +130,7 @@ def make_inputs(case: Case, *, seed: int = 0, dtype: str = "float32") -> dict:
     for row, length in enumerate(case.lengths):
         ids[row, -(-length // size) :] = 0
         shape = (case.pages * size, 2, case.kv_heads, case.head_dim)
-        kv = jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype)
+        kv = jnp.asarray(rng.standard_normal(shape, np.float32), dtype)
         words = np.array(pack_heads(kv)).reshape(case.pages * size, -1)
         words[length:] = 0xFFFFFFFF
         for page in range(-(-length // size)):
@@ -138,7 +138,7 @@ def make_inputs(case: Case, *, seed: int = 0, dtype: str = "float32") -> dict:
             arena[ids[row, page], case.before : case.before + part.size] = part
     q = rng.standard_normal((case.rows, case.tokens, case.heads, case.head_dim), np.float32)
     inputs = {
-        "q": jnp.asarray(q).astype(dtype),
+        "q": jnp.asarray(q, dtype),
         "arena": jnp.asarray(arena),
         "table": jnp.asarray(ids, jnp.int32),
         "base": jnp.asarray(case.base, jnp.int32),

@@ -112,4 +112,4 @@ def _bits(dtype: str) -> jnp.dtype:
 
 def _drawn(seed: int, dtype: str):
     rng = np.random.default_rng(seed)
-    return lambda *shape: jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype)
+    return lambda *shape: jnp.asarray(rng.standard_normal(shape, np.float32), dtype)

@@ -15,6 +15,7 @@ from hybrid_jax.engine.walk import ChunkWalk, WindowWalk, chunk, commit, prepare
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.models import decoder
 from hybrid_jax.state import Model, State, make_state, state_specs
+from tests.drawing import EVERYTHING, left_to_all
 from tests.tiny_models import VOCAB, tiny_model
 
 ROWS, TOKENS, PAGE = 2, 40, 64
@@ -74,7 +75,7 @@ def alike(one: tuple, other: tuple) -> None:
     jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
-@pytest.mark.parametrize("name", ["with_unknown_kind", "parallel"])
+@pytest.mark.parametrize("name", ["with_unknown_kind", pytest.param("parallel", marks=left_to_all)])
 def test_a_walk_in_two_parts_gives_the_numbers_of_the_whole(name):
     model, params, state = setting(name)
     config = model.config
@@ -90,7 +91,8 @@ def test_a_walk_in_two_parts_gives_the_numbers_of_the_whole(name):
         return h, walk.finish(h)
 
     h, begun = jax.jit(lambda params, state: chunk(params, state, rows, model=model))(params, state)
-    for cut in range(1, len(config.layers)):
+    cuts = range(1, len(config.layers), 1 if EVERYTHING else 2)
+    for cut in cuts:
         alike(chunk_in_parts(params, state, cut), (h, begun))
 
     following = next_token(model, rows)
@@ -113,7 +115,7 @@ def test_a_walk_in_two_parts_gives_the_numbers_of_the_whole(name):
 
     expected = whole(params, begun)
     assert not np.array_equal(expected[1].arena, begun.arena)
-    for cut in range(1, len(config.layers)):
+    for cut in cuts:
         alike(window_in_parts(params, begun, cut), expected)
 
 
@@ -133,9 +135,13 @@ def paths(row: int) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
-        *((name, "xla") for name in ("with_unknown_kind", "parallel", "windowed", "llama")),
-        *(("qwen3_next", "xla"), ("jamba", "xla")),
-        *(pytest.param(name, "pallas", marks=pytest.mark.slow) for name in ("bamba", "windowed")),
+        *((name, "xla") for name in ("with_unknown_kind", "windowed", "jamba")),
+        *(
+            pytest.param(name, "xla", marks=left_to_all)
+            for name in ("parallel", "llama", "qwen3_next")
+        ),
+        pytest.param("bamba", "pallas", marks=pytest.mark.slow),
+        pytest.param("windowed", "pallas", marks=left_to_all),
     ],
 )
 def test_a_token_of_a_tree_gives_the_numbers_of_its_path(name, kernels):

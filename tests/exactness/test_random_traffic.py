@@ -54,7 +54,7 @@ def random_jobs(prompt, longest: int, count: int, rng: np.random.Generator) -> l
 
 # Exact mode does not fork; a prefill of one grain a step is never computing what another row waits for.
 NEVER = {"exact": {"forks"}, "fine": {"waits"}}
-BENCHES = [("bamba", "padded"), ("llama", "padded"), ("mamba2", "padded")]
+BENCHES = [("bamba", "padded"), ("mamba2", "padded")]
 if EVERYTHING:
     BENCHES = [(n, s) for n in MODELS for s in ("padded", "fine", "coarse", "exact")]
 

@@ -14,6 +14,7 @@ from pallas_kernels.causal_conv import ProjectionLayout
 from pallas_kernels.frame_io import copy_frames, read_frames, write_frames
 from pallas_kernels.paged_attention import PageLayout
 from pallas_kernels.ssd_window import RecordSizes
+from tests.drawing import EVERYTHING
 from tests.kernels.by_name import (
     append_kv,
     causal_conv_window,
@@ -163,9 +164,13 @@ def test_arrays_of_numpy_do_as_well(function):
     arrays = {n: np.asarray(v) for n, v in given.items() if isinstance(v, jax.Array)}
     for implementation in implementations(function):
         call = functools.partial(function, implementation=implementation)
-        want = jax.jit(functools.partial(call, **given))()
-        got = jax.jit(functools.partial(call, **given | arrays))()
-        jax.tree.map(np.testing.assert_array_equal, got, want)
+        run = jax.jit if EVERYTHING else lambda call: functools.partial(jax.eval_shape, call)
+        want = run(functools.partial(call, **given))()
+        got = run(functools.partial(call, **given | arrays))()
+        if EVERYTHING:
+            jax.tree.map(np.testing.assert_array_equal, got, want)
+        else:
+            assert got == want
 
 
 @every_function

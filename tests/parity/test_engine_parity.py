@@ -24,8 +24,9 @@ def one_of_each_family() -> list[Path]:
     return list((plain | experts).values())
 
 
-# Compiling an engine is what takes the time.
+# Compiling an engine is what takes the time. Log-probabilities of prompts know no layers, and mean more programs.
 CHOSEN = GOLDENS if EVERYTHING else one_of_each_family()
+PROMPTED = CHOSEN if EVERYTHING else CHOSEN[:2]
 
 
 def log_probabilities(logits: np.ndarray) -> np.ndarray:
@@ -41,7 +42,7 @@ def test_the_engine_continues_as_transformers_does(golden):
     asking = replace(params, max_tokens=1, prompt_logprobs=2, n=2)
     with LLM(golden, max_rows=2, prefill_tokens=32, steps_per_dispatch=4) as llm:
         cold, hit = (llm.generate(prompts, params) for _ in range(2))
-        prompted = llm.generate(prompts, asking)
+        prompted = llm.generate(prompts, asking) if golden in PROMPTED else []
         assert llm.stats()["prefill_rows"] >= len(prompts) + 2  # 70 tokens come in three chunks
     assert [output.num_cached_tokens for output in cold] == [0] * len(answers)
     assert hit[-1].num_cached_tokens == 64
@@ -53,7 +54,7 @@ def test_the_engine_continues_as_transformers_does(golden):
             for run in (output, again):
                 got = run.outputs[0].logprobs[index][token].logprob
                 assert abs(got - want) < limit, f"token {index} after {len(answer.prompt)}"
-    for output, answer in zip(prompted, answers, strict=True):
+    for output, answer in zip(prompted, answers, strict=golden in PROMPTED):
         assert output.num_cached_tokens == 0
         first, *entries = output.prompt_logprobs
         assert first is None and len(entries) == len(answer.prompt) - 1

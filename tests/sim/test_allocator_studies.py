@@ -10,6 +10,7 @@ from benchmarks import allocators
 from benchmarks.allocator_studies import runs, tables
 from benchmarks.allocator_studies.rings import climb
 from benchmarks.allocator_studies.runs import Cell
+from tests.drawing import left_to_all
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,7 @@ def test_honest_numbers_hold_what_they_must(smoke):
     assert rows["two_ended"]["GiB copied"] > 0 == rows["frames"]["GiB copied"]
 
 
+@left_to_all
 @pytest.mark.slow
 def test_a_smoke_run_of_rings_goes_on_with_the_same_file(smoke):
     before = json.loads((smoke / "runs.json").read_text())["runs"]

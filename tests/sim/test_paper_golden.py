@@ -14,6 +14,7 @@ from hybrid_jax.sim.allocators.model_sizes import PUBLISHED
 from hybrid_jax.sim.allocators.names import make_published
 from hybrid_jax.sim.allocators.paper_mode import PaperResult, run_paper
 from hybrid_jax.sim.allocators.published import KV, STATE
+from tests.drawing import left_to_all
 
 DATA = Path(__file__).parent / "data"
 GIB = 1 << 30
@@ -69,7 +70,10 @@ def test_every_counter_of_the_240_runs(allocator, workload):
         assert counters(run(allocator, workload, *cell)) == row
 
 
-@pytest.mark.parametrize("allocator", BATCHES)
+@pytest.mark.parametrize(
+    "allocator",
+    [pytest.param(x, marks=[left_to_all] * (x[-3:] not in ("_b1", "b16", "128"))) for x in BATCHES],
+)
 def test_the_published_sweep_of_batch_sizes(allocator):
     for row in (row for row in SWEEP if row["allocator"] == allocator):
         geometry, ooms, others = PUBLISHED[row["model_spec"]], [], []

@@ -15,6 +15,8 @@ from hybrid_jax.batch.run import Entry
 from tests.surface.batch_files import SeededEngine, ids, line, write
 from tests.surface.fake_engine import FakeEngine
 
+LINES = 1000
+
 
 class Watched(SeededEngine):
     """Notes how much is held at each step."""
@@ -36,7 +38,7 @@ def test_what_is_held_does_not_grow_with_the_file(make_llm, monkeypatch, files, 
     monkeypatch.setattr(run_module, "MAX_LINES", 100)
     Watched.most_requests = Watched.most_jobs = Watched.most_entries = 0
     source, output = files
-    lines = [line(f"{index}", max_tokens=2) for index in range(3000)]
+    lines = [line(f"{index}", max_tokens=2) for index in range(LINES)]
     lines[0]["body"]["max_tokens"] = 150 if slow_first else 2
     write(source, lines)
     llm, written = make_llm(max_rows=4, steps_per_dispatch=1), []
@@ -49,7 +51,7 @@ def test_what_is_held_does_not_grow_with_the_file(make_llm, monkeypatch, files, 
     monkeypatch.setattr(run_module.PartialOutput, "append", watching)
     gc.collect()  # what other tests left
     run_batch(source, output, llm)
-    assert ids(output) == [f"{index}" for index in range(3000)]
+    assert ids(output) == [f"{index}" for index in range(LINES)]
     most_live = 4 * run_module.LIVE_PER_ROW
     assert Watched.most_requests == most_live
     assert Watched.most_jobs <= most_live + 1  # one was answered just now
