@@ -4,9 +4,10 @@
     python benchmarks/engine.py --model nemotron [--dtype float32 bfloat16] [--only decode prefill ...] [--json FILE]
 
 Models: `random_models.py`. Peer: torch on all cores, eager, and compiled with a StaticCache (minutes of compiling
-a shape; `--peers eager` leaves it out). Every round gives all sides the same random prompts; the side that begins
-changes. Printed: median, 10th and 90th percentile of the value, and of ours over the side's in the same round,
-same dtype; then our best dtype over the best of theirs.
+a shape; `--peers eager` leaves it out). For `decode` and `prefill` in float32 there is also llama.cpp (`--peers
+llama.cpp --llama-cpp SOURCE`, see `llama_cpp_peer.py`). Every round gives all sides the same random prompts; the side
+that begins changes. Printed: median, 10th and 90th percentile of the value, and of ours over the side's in the same
+round, same dtype; then our best dtype over the best of theirs.
 
 - `limits`: what this machine streams (a sum over 512 MiB) and multiplies (512 rows with 16 Mi weights), the better of
   XLA and torch, and the tokens per second that allows: a decode step reads all weights but the embeddings and
@@ -39,6 +40,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from common import header, quantiles, request, run, run_decode, turns, write_json
+from random_models import CONFIGS, write_model
 
 from hybrid_jax.config import CacheConfig, EngineConfig
 from hybrid_jax.costs import prefill_flops, weight_count
@@ -109,12 +111,21 @@ class Ours:
 
 
 class Theirs:
-    """The peer under the same names."""
+    """The peer under the same names.
 
-    def __init__(self, path: Path, dtype: str, name: str) -> None:
-        from transformers_peer import Peer
+    Args:
+        source: folder of llama.cpp's source, for that peer.
+    """
 
-        self.peer = Peer(path, dtype, compiled=name == "compiled")
+    def __init__(self, path: Path, dtype: str, name: str, source: Path | None = None) -> None:
+        if name == "llama.cpp":
+            import llama_cpp_peer
+
+            self.peer = llama_cpp_peer.Peer(path, source)
+        else:
+            import transformers_peer
+
+            self.peer = transformers_peer.Peer(path, dtype, compiled=name == "compiled")
 
     def prefill(self, prompts: np.ndarray) -> float:
         return prompts.size / self.peer.prefill(prompts)[0]
@@ -343,7 +354,9 @@ def measure(path: Path, arguments: argparse.Namespace) -> dict:
         if "limits" in only:
             limits(report, ours, rounds, dtype)
     for name in arguments.peers:
-        sides |= {f"{name}, {dtype}": Theirs(path, dtype, name) for dtype in dtypes}
+        sides |= {
+            f"{name}, {dtype}": Theirs(path, dtype, name, arguments.llama_cpp) for dtype in dtypes
+        }
     if "decode" in only:
         compare_tokens(report, sides, rng, dtypes)
         calls = {name: side.decode for name, side in sides.items()}
@@ -362,23 +375,27 @@ def measure(path: Path, arguments: argparse.Namespace) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="nemotron", choices=["nemotron", "granite"])
+    parser.add_argument("--model", default="nemotron", choices=list(CONFIGS))
     dtypes = ["float32", "bfloat16"]
     parser.add_argument("--dtype", nargs="+", default=dtypes, choices=dtypes)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", default=list(CASES), choices=CASES)
     peers = ["eager", "compiled"]
-    parser.add_argument("--peers", nargs="*", default=peers, choices=peers)
+    parser.add_argument("--peers", nargs="*", default=peers, choices=[*peers, "llama.cpp"])
+    parser.add_argument("--llama-cpp", type=Path, metavar="SOURCE", help="folder of its source")
     parser.add_argument("--models", type=Path, help="where models are kept between runs")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--memory-of", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if "llama.cpp" in arguments.peers:
+        if arguments.llama_cpp is None or not (arguments.llama_cpp / "conversion").is_dir():
+            parser.error("--peers llama.cpp needs --llama-cpp, a folder of its source")
+        if arguments.dtype != ["float32"] or set(arguments.only) - {"decode", "prefill"}:
+            parser.error("--peers llama.cpp needs --dtype float32 --only decode prefill")
     enable_compile_cache()
     if arguments.memory_of:
         print(json.dumps(memory_here(arguments.memory_of, arguments.dtype[0])))
         return
-    from random_models import write_model
-
     with tempfile.TemporaryDirectory() as temporary:
         path = write_model(arguments.model, arguments.models or Path(temporary))
         report = measure(path, arguments)

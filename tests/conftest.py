@@ -16,7 +16,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.engine.programs.compiling import Program
-from tests.drawing import EVERYTHING, covering
+from tests.drawing import EVERYTHING, covering, is_long
 
 # Most of a run goes into compiling. With HYBRID_JAX_COMPILE=quickly LLVM does not optimize, and fusions get an older,
 # simpler code generator, which only jax 0.10 has: 4 to 6 times as fast. Newer versions of jax compile as ever, because
@@ -52,7 +52,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Takes as few cases of these tests as have each value of each parameter, unless all are asked for."""
     if EVERYTHING:
         return
-    left = {item for item in items if item.get_closest_marker("left_to_all")}
+    left = {
+        item
+        for item in items
+        if item.get_closest_marker("left_to_all")
+        or is_long(
+            item.path.relative_to(ROOT / "tests").as_posix(), item.nodeid.rpartition("::")[2]
+        )
+    }
     of_a_test: dict[str, list[pytest.Item]] = {}
     for item in items:
         drawn = any(ROOT / "tests" / name in (item.path, *item.path.parents) for name in FEW_CASES)

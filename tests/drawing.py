@@ -10,6 +10,73 @@ import pytest
 
 EVERYTHING = os.environ.get("HYBRID_JAX_TESTS") == "all"
 left_to_all = pytest.mark.left_to_all
+# The longest tests of what other tests look at too: by file and test, and how the case in brackets begins.
+LONG = {
+    "aot/test_kinds.py": (
+        "test_a_decode_step_is_one_command_buffer_and_stays_within_its_launches[qwen3_5_9b-1]",
+    ),
+    "aot/test_steps.py": (
+        "test_mixers_side_by_side_copy_neither_arena_nor_rings[True]",
+        "test_the_logits_of_a_step_are_what_is_counted_for_them",
+    ),
+    "engine/test_donation.py": (
+        "test_a_step_updates_its_state_in_place[exact_attention_first",
+        "test_a_step_updates_its_state_in_place[exact_two_shapes",
+        "test_a_step_updates_its_state_in_place[decode_two_shapes",
+        "test_a_step_updates_its_state_in_place[decode_side_by_side_attention_first",
+        "test_a_step_updates_its_state_in_place[fork_logprobs",
+        "test_a_step_updates_its_state_in_place[fork_adjusted",
+        "test_a_step_updates_its_state_in_place[prefill_one_frame",
+        "test_a_window_of_which_some_tokens_stay_updates_its_state_in_place[MAM",
+    ),
+    "engine/test_fusion_names.py": (
+        "test_a_step_of_one_row_has_no_fusion_with_both_spellings[decode_one_frame",
+        "test_a_step_of_one_row_has_no_fusion_with_both_spellings[prefill_bfloat16",
+        "test_a_step_of_one_row_has_no_fusion_with_both_spellings[prefill_delta",
+        "test_a_step_of_one_row_has_no_fusion_with_both_spellings[exact_delta",
+    ),
+    "engine/test_kernel_paths.py": ("test_tokens_are_those_of_xla[lfm2",),
+    "engine/test_program_store.py": ("test_another_engine_or_model_has_programs_of_its_own",),
+    "engine/test_sizing.py": (
+        "test_the_logits_of_every_step_fit_what_is_counted_for_them[16-False",
+        "test_no_step_holds_more_than_is_counted_for_temporaries[kinds2",
+        "test_no_step_holds_more_than_is_counted_for_temporaries[kinds3",
+        "test_no_step_holds_more_than_is_counted_for_temporaries[kinds8",
+        "test_no_step_holds_more_than_is_counted_for_temporaries[kinds9",
+    ),
+    "exactness/test_exact_mode.py": ("test_batches_rows_and_arrivals_change_no_bit[windowed",),
+    "exactness/test_forced_step.py": (
+        "test_windows_of_which_some_tokens_stay_give_plain_tokens[qwen3_next",
+    ),
+    "exactness/test_matrix.py": (
+        "test_few_rows_and_many_give_the_same_tokens[bamba",
+        "test_few_rows_and_many_give_the_same_tokens[windowed",
+    ),
+    "exactness/test_random_traffic.py": ("test_random_traffic_gives_the_plain_tokens[mamba2",),
+    "exactness/test_tiny_pool.py": ("test_preemptions_and_evictions_change_no_token[64",),
+    "interpreted/test_token_sampling.py": ("test_a_large_vocabulary",),
+    "interpreted/test_trial.py": ("test_an_engine_draws_the_same_tokens_by_either_kernel",),
+    "parity/test_engine_parity.py": tuple(
+        f"test_the_engine_continues_as_transformers_does[{family}"
+        for family in (
+            *("bamba", "falcon_mamba", "granite", "lfm2_attention", "mamba2", "mamba_"),
+            *("nemotron", "qwen3_next"),
+        )
+    ),
+    "surface/test_batch_kills.py": ("test_the_bundled_model_goes_on_with_the_same_texts",),
+    "surface/test_batch_order.py": ("test_a_tiny_memory_is_enough_for_shuffled_documents",),
+    "test_compare_commits.py": ("test_one_model_goes_through_hits_forks_and_evictions",),
+    "test_on_gpu.py": (
+        "test_both_scripts_leave_their_few_files",
+        "test_the_report_holds_every_table",
+    ),
+    "typing/test_editors.py": ("test_mypy_finds_the_installed_package_from_anywhere",),
+}
+
+
+def is_long(file: str, test: str) -> bool:
+    """Whether a test is in `LONG`: its file below tests/, and its name with its case."""
+    return test.startswith(LONG.get(file, ()))
 
 
 def covering(cases: Sequence[Sequence[Hashable]]) -> list[int]:
