@@ -1,4 +1,4 @@
-"""Public entries of the gated short convolution."""
+"""Public entries of the short convolution, with gates or with SiLU."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ def short_conv(
     bias: jax.Array | None,
     lengths: jax.Array,
     *,
+    gated: bool = True,
     implementation: Implementation | None = None,
 ) -> jax.Array:
-    """C * conv(B * x) over a chunk, a causal depthwise convolution without an activation.
+    """C * conv(B * x) over a chunk, a causal depthwise convolution without an activation; or silu(conv(x)).
 
     Args:
-        projected: [B, T, 3 E] B | C | x of each token.
-        history: [B, W - 1, E] products B x before the chunk, floats or their bits.
+        projected: [B, T, 3 E] B | C | x of each token; without gates [B, T, 2 E] x | z, of which z is not read.
+        history: [B, W - 1, E] products B x, or x, before the chunk, floats or their bits.
         weight: [W, E] taps. bias: [E] or None. lengths: int32[B] tokens that exist.
+        gated: with gates, or with SiLU.
         implementation: "reference", "pallas", or None to choose. A named one never falls back.
 
     Returns:
@@ -53,8 +55,8 @@ def short_conv(
     """
     where, arrays = "short_conv", ShortChunk(projected, history, weight, bias, lengths)
     sizes = check(where, arrays)
-    _check_sizes(where, sizes.columns, sizes.E, sizes.before, sizes.W)
-    return run(where, implementation, CHUNKS, arrays)
+    _check_sizes(where, sizes.columns, sizes.E, sizes.before, sizes.W, gated)
+    return run(where, implementation, CHUNKS, arrays, gated=gated)
 
 
 def short_conv_window(
@@ -62,9 +64,10 @@ def short_conv_window(
     *,
     layer: int,
     moves: bool = True,
+    gated: bool = True,
     implementation: Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """`short_conv` of a window of T tokens per row, whose products go to one layer's ring in place.
+    """`short_conv` of a window of T tokens per row, whose inputs go to one layer's ring in place.
 
     Tokens first <= t < num_valid are new. Columns of earlier ones are taken from the ring, those of later ones count as
     zero. A row without new tokens is left alone, and so are rows past B and other layers.
@@ -72,7 +75,7 @@ def short_conv_window(
     Args:
         layer: of the ring.
         moves: the next window begins behind the last of T tokens, if all exist.
-        implementation: as in `short_conv`.
+        gated, implementation: as in `short_conv`.
 
     Returns:
         conv, as `causal_conv_window` leaves it; y [B, T, E] in the dtype of `projected`, of `weight` for parts, zero
@@ -80,7 +83,7 @@ def short_conv_window(
     """
     where = "short_conv_window"
     sizes = check(where, arrays)
-    _check_sizes(where, sizes.columns, sizes.E, sizes.W - 1, sizes.W)
+    _check_sizes(where, sizes.columns, sizes.E, sizes.W - 1, sizes.W, gated)
     if sizes.C < sizes.W - 1 + sizes.T:
         raise ValueError(
             f"{where}: conv must have room for {sizes.W - 1} + {sizes.T} columns, got {sizes.C}; "
@@ -91,28 +94,32 @@ def short_conv_window(
             f"{where}: layer {layer} and {sizes.B} rows must lie within the rings {arrays.conv.shape[:2]}"
         )
     check_tree(where, arrays.ancestors)
-    static = {"layer": layer, "moves": moves and arrays.ancestors is None}
+    static = {"layer": layer, "moves": moves and arrays.ancestors is None, "gated": gated}
     reason = kernel.window_unsupported(sizes.T)
     return run(where, implementation, WINDOWS, arrays, unsupported=reason, **static)
 
 
 def store_short_tail(
-    arrays: ShortTail, *, layer: int, implementation: Implementation | None = None
+    arrays: ShortTail,
+    *,
+    layer: int,
+    gated: bool = True,
+    implementation: Implementation | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Writes a layer's share of ring and checkpoint after chunks of B rows.
 
-    The ring gets the products before the chunk's end; the checkpoint's frames those before token `state_lengths`.
+    The ring gets the inputs before the chunk's end; the checkpoint's frames those before token `state_lengths`.
 
     Args:
         layer: of the rings and of the frames.
-        implementation: "reference", "pallas", or None to choose. A named one never falls back.
+        gated, implementation: as in `short_conv`.
 
     Returns:
         arena, conv.
     """
     where, conv = "store_short_tail", arrays.conv
     sizes = check(where, arrays)
-    _check_sizes(where, sizes.columns, sizes.E, sizes.before, sizes.before + 1)
+    _check_sizes(where, sizes.columns, sizes.E, sizes.before, sizes.before + 1, gated)
     check_dtype(where, "history", arrays.history, (conv.dtype.name,))
     if not 0 <= layer < conv.shape[0]:
         raise ValueError(f"{where}: layer must lie in [0, {conv.shape[0]}), got {layer}")
@@ -122,12 +129,17 @@ def store_short_tail(
             f"{where}: frames must hold {needed} words a row, got {sizes.n} of {sizes.words}; "
             "pass those of the whole checkpoint"
         )
-    return run(where, implementation, TAILS, arrays, layer=layer)
+    return run(where, implementation, TAILS, arrays, layer=layer, gated=gated)
 
 
-def _check_sizes(where: str, columns: int, channels: int, before: int, width: int) -> None:
-    if columns != 3 * channels:
-        raise ValueError(f"{where}: projected must have 3 x {channels} columns, got {columns}")
+def _check_sizes(
+    where: str, columns: int, channels: int, before: int, width: int, gated: bool
+) -> None:
+    parts = 3 if gated else 2
+    if columns != parts * channels:
+        raise ValueError(
+            f"{where}: projected must have {parts} x {channels} columns, got {columns}"
+        )
     if before != width - 1:
         raise ValueError(
             f"{where}: history must have {width - 1} columns for {width} taps, got {before}"

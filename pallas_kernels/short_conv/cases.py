@@ -21,6 +21,7 @@ class Case:
         first: tokens of a window that the ring has already; None for 0 everywhere.
         ends: tokens of a chunk before its checkpoint; None for `lengths`.
         tree: ancestors of each token as bits, the same for all rows, or None.
+        gated: with gates, or with SiLU.
     """
 
     name: str
@@ -33,6 +34,12 @@ class Case:
     first: tuple[int, ...] | None = None
     ends: tuple[int, ...] | None = None
     tree: tuple[int, ...] | None = None
+    gated: bool = True
+
+    @property
+    def columns(self) -> int:
+        """Columns of the projection."""
+        return (3 if self.gated else 2) * self.channels
 
     @property
     def rows(self) -> int:
@@ -43,6 +50,7 @@ class Case:
 CHUNKS = (
     Case(name="chunk", tokens=37, lengths=(37, 5, 0), ends=(32, 0, 0), biased=True),
     Case(name="short_chunk", tokens=1, lengths=(1, 1), ends=(1, 0), width=4, channels=7),
+    Case(name="silu", tokens=19, lengths=(19, 3), ends=(0, 1), width=4, biased=True, gated=False),
 )
 WINDOWS = (
     Case(name="decode", tokens=1, lengths=(1, 0, 1), biased=True),
@@ -50,6 +58,7 @@ WINDOWS = (
     Case(name="verify", tokens=4, lengths=(4, 2, 0, 4), channels=7),
     Case(name="whole_ring", tokens=32, lengths=(32, 9, 20), first=(0, 8, 3), width=2),
     Case(name="tree", tokens=5, lengths=(5, 5), tree=(1, 3, 5, 11, 16), biased=True),
+    Case(name="silu", tokens=2, lengths=(2, 1), parts=2, width=4, biased=True, gated=False),
 )
 LAYERS, LAYER = 2, 1
 
@@ -58,7 +67,7 @@ def make_chunk_inputs(case: Case, *, seed: int = 0, dtype: str = "float32") -> d
     """Random arguments of `short_conv`."""
     draw = _drawn(seed, dtype)
     return {
-        "projected": draw(case.rows, case.tokens, 3 * case.channels),
+        "projected": draw(case.rows, case.tokens, case.columns),
         "history": draw(case.rows, case.width - 1, case.channels),
         "weight": draw(case.width, case.channels),
         "bias": draw(case.channels) if case.biased else None,
@@ -69,7 +78,7 @@ def make_chunk_inputs(case: Case, *, seed: int = 0, dtype: str = "float32") -> d
 def make_window_inputs(case: Case, *, seed: int = 0, dtype: str = "float32") -> dict:
     """Random arrays of `ShortWindow`; the ring has a row and two columns to spare."""
     draw = _drawn(seed, dtype)
-    size = (case.rows, case.tokens, 3 * case.channels)
+    size = (case.rows, case.tokens, case.columns)
     columns = case.width - 1 + case.tokens + 2
     parts = [_drawn(seed + i, "float32")(*size) for i in range(case.parts)]
     first = case.first or (0,) * case.rows
@@ -97,7 +106,7 @@ def make_tail_inputs(case: Case, *, seed: int = 0, dtype: str = "float32") -> di
     return {
         "arena": jnp.asarray(rng.integers(0, 2**32, (2 * case.rows + 4, frame_words), np.uint32)),
         "conv": stored(ring, _bits(dtype)),
-        "projected": draw(case.rows, case.tokens, 3 * case.channels),
+        "projected": draw(case.rows, case.tokens, case.columns),
         "history": stored(draw(case.rows, case.width - 1, case.channels), _bits(dtype)),
         "frames": jnp.asarray(frames.reshape(case.rows, 2), jnp.int32),
         "rows": jnp.asarray(rng.permutation(case.rows + 1)[: case.rows], jnp.int32),

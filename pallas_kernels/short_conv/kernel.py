@@ -1,4 +1,4 @@
-"""The gated short convolution on a GPU, bound by memory: B, C and x are read in place, and no part is cut out."""
+"""The short convolution on a GPU, with gates or SiLU, bound by memory: its inputs and gates are read in place."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ def _chunk_kernel(
     lengths_ref: Ref,  # [B]
     y_ref: Ref,  # [B, T, E]
     *,
+    gated: bool,
     biased: bool,
     config: Config,
 ):
@@ -69,6 +70,8 @@ def _chunk_kernel(
         return load(projected_ref, row, token, part * channels + channel, mask=own)
 
     def column(token: jax.Array):
+        if not gated:
+            return read(token, 0)
         return (widen(read(token, 0)) * widen(read(token, 2))).astype(dtype)
 
     def early(token: jax.Array):
@@ -79,17 +82,17 @@ def _chunk_kernel(
     # All loads come before the first store: none is moved across it, since the two might overlap.
     columns = [early(begin - width + 1 + w) for w in range(width - 1)]
     columns += [column(begin + t) for t in range(config.block_tokens)]
-    gates = [read(begin + t, 1) for t in range(config.block_tokens)]
+    gates = [read(begin + t, 1) for t in range(config.block_tokens) if gated]
     weights = [widen(load(weight_ref, w, channel, mask=inside)) for w in range(width)]
     bias = widen(load(bias_ref, channel, mask=inside)) if biased else 0.0
     for t in range(config.block_tokens):
         y = sum(widen(columns[t + w]) * weights[w] for w in range(width)) + bias
-        y = widen(gates[t]) * widen(y.astype(dtype))
+        y = widen(gates[t]) * widen(y.astype(dtype)) if gated else jax.nn.silu(y)
         y = jnp.where(begin + t < length, y, 0)
         store(y_ref, row, begin + t, channel, value=y, mask=inside & (begin + t < tokens))
 
 
-def short_conv_pallas(arrays: ShortChunk, *, config: Config | None = None):
+def short_conv_pallas(arrays: ShortChunk, *, gated: bool = True, config: Config | None = None):
     """See `api.short_conv`. The grid walks over rows, blocks of tokens and blocks of channels."""
     projected, history, weight, bias, lengths = arrays
     (rows, tokens, _), channels = projected.shape, weight.shape[1]
@@ -101,6 +104,7 @@ def short_conv_pallas(arrays: ShortChunk, *, config: Config | None = None):
         outputs=[jax.ShapeDtypeStruct((rows, tokens, channels), projected.dtype)],
         name="short_conv",
         num_warps=config.num_warps,
+        gated=gated,
         biased=bias is not None,
         config=config,
     )
@@ -118,6 +122,7 @@ def _window_kernel(
     y_ref: Ref,  # [B, T, E]
     *,
     layer: int,
+    gated: bool,
     biased: bool,
     tree: bool,
     moves: bool,
@@ -136,13 +141,16 @@ def _window_kernel(
     ancestors = load(ancestors_ref, row, token, mask=fits) if tree else None
 
     def columns(place: jax.Array, wanted: jax.Array):
-        """Products [n, c] at columns int32[n, 1] of the window, the history first."""
+        """Inputs [n, c] at columns int32[n, 1] of the window, the history first."""
         own = place - history
         kept = wanted & live & (own < first)
         fresh = wanted & (own >= first) & (own < count)
-        B, x = (read(own, part * channels + channel, mask=fresh) for part in (0, 2))
+        made = read(own, channel, mask=fresh)
+        if gated:
+            x = read(own, 2 * channels + channel, mask=fresh)
+            made = (widen(made) * widen(x)).astype(dtype)
         old = load(conv_ref, layer, row, place, channel, mask=kept)
-        return jnp.where(kept, widen(old).astype(dtype), (widen(B) * widen(x)).astype(dtype))
+        return jnp.where(kept, widen(old).astype(dtype), made)
 
     read_columns = [columns(place, inside) for place in places_of_taps(ancestors, tokens, width)]
     before = iota(history, 0, 2)
@@ -154,8 +162,12 @@ def _window_kernel(
     )
     if biased:
         y = y + widen(load(bias_ref, channel, mask=inside))
-    gate = read(token, channels + channel, mask=new & inside)
-    y = jnp.where(new, widen(gate) * widen(y.astype(dtype)), 0.0)
+    if gated:
+        gate = read(token, channels + channel, mask=new & inside)
+        y = widen(gate) * widen(y.astype(dtype))
+    else:
+        y = jax.nn.silu(y)
+    y = jnp.where(new, y, 0.0)
     # Other threads than those that write may read the history.
     barrier()
     own, mask = stored(read_columns[-1], conv_ref.dtype), live & fits & (token >= first) & inside
@@ -167,7 +179,12 @@ def _window_kernel(
 
 
 def short_conv_window_pallas(
-    arrays: ShortWindow, *, layer: int, moves: bool = True, config: Config | None = None
+    arrays: ShortWindow,
+    *,
+    layer: int,
+    moves: bool = True,
+    gated: bool = True,
+    config: Config | None = None,
 ):
     """See `api.short_conv_window`. The grid walks over rows and blocks of channels; a program owns its channels of all
     columns of its row, so none waits for another."""
@@ -186,6 +203,7 @@ def short_conv_window_pallas(
         num_warps=config.num_warps,
         synchronizes=True,
         layer=layer,
+        gated=gated,
         biased=bias is not None,
         tree=ancestors is not None,
         moves=moves,
@@ -204,6 +222,7 @@ def _tail_kernel(
     conv_ref: Ref,  # [L, B', C, E]
     *,
     layer: int,
+    gated: bool,
 ):
     b, part = pl.program_id(0), pl.program_id(1)
     (_, history, channels), tokens = history_ref.shape, projected_ref.shape[1]
@@ -211,13 +230,15 @@ def _tail_kernel(
     words = layer_words(history, channels, conv_ref.dtype)
 
     def column(place: jax.Array, channel: jax.Array, mask: jax.Array):
-        """Bits of products, the history first."""
+        """Bits of inputs, the history first."""
         early, own = place < history, place - history
         old = load(history_ref, b, place, channel, mask=mask & early)
         fresh = mask & ~early & (own < tokens)
-        B, x = (load(projected_ref, b, own, i * channels + channel, mask=fresh) for i in (0, 2))
-        made = stored((widen(B) * widen(x)).astype(dtype), conv_ref.dtype)
-        return jnp.where(early, old, made)
+        made = load(projected_ref, b, own, channel, mask=fresh)
+        if gated:
+            x = load(projected_ref, b, own, 2 * channels + channel, mask=fresh)
+            made = (widen(made) * widen(x)).astype(dtype)
+        return jnp.where(early, old, stored(made, conv_ref.dtype))
 
     # Those before the end of the chunk go to the ring, those before the checkpoint's token to its frames.
     index = part * 2 * BLOCK_WORDS + iota(2 * BLOCK_WORDS)
@@ -240,7 +261,7 @@ def _tail_kernel(
     store(arena_ref, frame, at % frame_words, value=packed, mask=inside)
 
 
-def store_short_tail_pallas(arrays: ShortTail, *, layer: int):
+def store_short_tail_pallas(arrays: ShortTail, *, layer: int, gated: bool = True):
     """See `api.store_short_tail`. The grid walks over rows and blocks of words."""
     history, channels = arrays.history.shape[1:]
     words = layer_words(history, channels, arrays.conv.dtype)
@@ -254,4 +275,5 @@ def store_short_tail_pallas(arrays: ShortTail, *, layer: int):
         name="store_short_tail",
         num_warps=4,
         layer=layer,
+        gated=gated,
     )

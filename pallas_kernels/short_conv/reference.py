@@ -29,11 +29,11 @@ class ShortWindow(NamedTuple):
     """Arrays of `api.short_conv_window`.
 
     Attributes:
-        projected: [B, T, 3 E] B | C | x of each token, or parts float32[S, B, T, 3 E] of that product, whose sum counts
-            in the dtype of `weight`.
+        projected: [B, T, 3 E] B | C | x of each token, without gates [B, T, 2 E] x | z; or parts
+            float32[S, B, T, ...] of that product, whose sum counts in the dtype of `weight`.
         weight: [W, E] taps. bias: [E] or None.
-        conv: [L, B', W - 1 + T', E] products B x, B' >= B and T' >= T: the W - 1 before the window, then those of its
-            tokens; floats, or their bits as unsigned integers.
+        conv: [L, B', W - 1 + T', E] products B x, or x, B' >= B and T' >= T: the W - 1 before the window, then those
+            of its tokens; floats, or their bits as unsigned integers.
         first: int32[B] leading tokens that the ring holds already. num_valid: int32[B] tokens that exist; at most T.
         ancestors: int32[B, T] of a tree of tokens, as in `ssd_window.WindowFrames`; None for a chain.
     """
@@ -52,7 +52,7 @@ class ShortTail(NamedTuple):
 
     Attributes:
         arena: uint32[U, W]. conv: bits[L, B', C, E] rings of all layers.
-        projected: [B, T, 3 E] B | C | x of a chunk. history: bits[B, W - 1, E] products before it.
+        projected: [B, T, 3 E] B | C | x of a chunk, or [B, T, 2 E] x | z. history: bits[B, W - 1, E] columns before it.
         frames: int32[B, n] frames of the columns of each row's next checkpoint.
         rows: int32[B] ring rows. lengths, state_lengths: int32[B] tokens of the chunk, and before the checkpoint.
     """
@@ -67,27 +67,40 @@ class ShortTail(NamedTuple):
     state_lengths: Annotated[jax.Array, INTS, "B"]
 
 
-def gated(taps: jax.Array, C: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """Products [..., W, E], the token's own last, and gates C [..., E] to outputs [..., E]."""
+def split(projected: jax.Array, gated: bool) -> tuple[jax.Array, jax.Array | None]:
+    """The convolution's inputs [..., E] and the gates of its outputs, if there are any."""
+    if not gated:
+        return jnp.split(projected, 2, axis=-1)[0], None
+    B, C, x = jnp.split(projected, 3, axis=-1)
+    return B * x, C
+
+
+def outputs(
+    taps: jax.Array, C: jax.Array | None, weight: jax.Array, bias: jax.Array | None
+) -> jax.Array:
+    """Columns [..., W, E], the token's own last, and gates C [..., E] to outputs [..., E]; None for SiLU in place of
+    gates."""
     y = jnp.einsum(
         "...we,we->...e", taps.astype(jnp.float32), weight.astype(jnp.float32), precision=HIGHEST
     )
     if bias is not None:
         y = y + bias.astype(jnp.float32)
-    return C * y.astype(C.dtype)
+    return jax.nn.silu(y).astype(taps.dtype) if C is None else C * y.astype(C.dtype)
 
 
-def short_conv_reference(arrays: ShortChunk):
+def short_conv_reference(arrays: ShortChunk, *, gated: bool = True):
     """See `api.short_conv`."""
     projected, history, weight, bias, lengths = arrays
     valid = (jnp.arange(projected.shape[1]) < lengths[:, None])[..., None]
-    B, C, x = jnp.split(jnp.where(valid, projected, 0), 3, axis=-1)
-    columns = jnp.concatenate([floats(history).astype(x.dtype), B * x], axis=1)
+    raw, C = split(jnp.where(valid, projected, 0), gated)
+    columns = jnp.concatenate([floats(history).astype(raw.dtype), raw], axis=1)
     places = jnp.arange(projected.shape[1])[:, None] + jnp.arange(weight.shape[0])
-    return jnp.where(valid, gated(columns[:, places], C, weight, bias), 0)
+    return jnp.where(valid, outputs(columns[:, places], C, weight, bias), 0)
 
 
-def short_conv_window_reference(arrays: ShortWindow, *, layer: int, moves: bool = True):
+def short_conv_window_reference(
+    arrays: ShortWindow, *, layer: int, moves: bool = True, gated: bool = True
+):
     """See `api.short_conv_window`: each row by itself."""
     projected, weight, _, conv, first, num_valid, ancestors = arrays
     projected = whole(projected, 3, weight.dtype)
@@ -97,13 +110,13 @@ def short_conv_window_reference(arrays: ShortWindow, *, layer: int, moves: bool 
         paths = jnp.broadcast_to(token <= token[:, None], (rows, tokens, tokens))
     else:
         paths = (ancestors[:, :, None] >> token) & 1 > 0
-    one = functools.partial(_row, arrays, moves)
+    one = functools.partial(_row, arrays, moves, gated)
     ring, y = jax.vmap(one)((projected, conv[layer, :rows], first, num_valid, paths))
     return conv.at[layer, :rows].set(ring), y
 
 
-def _row(arrays: ShortWindow, moves: bool, row: tuple):
-    """One row: projected [T, 3 E], conv [W - 1 + T', E], two numbers, paths bool[T, T]."""
+def _row(arrays: ShortWindow, moves: bool, gated: bool, row: tuple):
+    """One row: projected [T, columns], conv [W - 1 + T', E], two numbers, paths bool[T, T]."""
     projected, conv, first, count, paths = row
     tokens, history, token = (
         projected.shape[0],
@@ -112,11 +125,11 @@ def _row(arrays: ShortWindow, moves: bool, row: tuple):
     )
     new = (token >= first) & (token < count)
     live = new.any()
-    B, C, x = jnp.split(jnp.where(new[:, None], projected, 0), 3, axis=-1)
-    old = floats(conv[: history + tokens]).astype(x.dtype)
-    raw = jnp.where((token < first)[:, None], old[history:], B * x)
+    raw, C = split(jnp.where(new[:, None], projected, 0), gated)
+    old = floats(conv[: history + tokens]).astype(raw.dtype)
+    raw = jnp.where((token < first)[:, None], old[history:], raw)
     columns = jnp.concatenate([old[:history], raw])
-    y = gated(columns[tap_places(paths, history)], C, arrays.weight, arrays.bias)
+    y = outputs(columns[tap_places(paths, history)], C, arrays.weight, arrays.bias)
     behind = jnp.where(
         (live & (token >= first))[:, None], stored(raw, conv.dtype), conv[history:][:tokens]
     )
@@ -126,13 +139,12 @@ def _row(arrays: ShortWindow, moves: bool, row: tuple):
     return ring, jnp.where(new[:, None], y, 0)
 
 
-def store_short_tail_reference(arrays: ShortTail, *, layer: int):
+def store_short_tail_reference(arrays: ShortTail, *, layer: int, gated: bool = True):
     """One row after another."""
     arena, conv, projected, history, frames, rows, lengths, ends = arrays
     count, channels = history.shape[1:]
     for b in range(rows.shape[0]):
-        B, _, x = jnp.split(projected[b], 3, axis=-1)
-        columns = jnp.concatenate([history[b], stored(B * x, conv.dtype)])
+        columns = jnp.concatenate([history[b], stored(split(projected[b], gated)[0], conv.dtype)])
         at_end, at_checkpoint = (
             jax.lax.dynamic_slice(columns, (start, 0), (count, channels))
             for start in (lengths[b], ends[b])

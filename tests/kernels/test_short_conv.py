@@ -32,8 +32,8 @@ BY_NAME = {case.name: case for case in (*CHUNKS, *WINDOWS)}
 every_chunk = pytest.mark.parametrize("case", CHUNKS, ids=lambda case: case.name)
 every_window = pytest.mark.parametrize("case", WINDOWS, ids=lambda case: case.name)
 every_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-chunk = jax.jit(short_conv, static_argnames="implementation")
-NAMES = ("implementation", "layer", "moves")
+chunk = jax.jit(short_conv, static_argnames=("implementation", "gated"))
+NAMES = ("implementation", "layer", "moves", "gated")
 window, tail = (
     functools.partial(jax.jit, static_argnames=NAMES)(function)
     for function in (short_conv_window, store_short_tail)
@@ -47,7 +47,12 @@ def assert_close(got, want) -> None:
 
 
 def of_layer(inputs: dict) -> jax.Array:
-    """What the layer makes of a chunk."""
+    """What the layers make of a chunk."""
+    if inputs["projected"].shape[-1] == 2 * inputs["weight"].shape[1]:
+        x, _ = jnp.split(inputs["projected"], 2, axis=-1)
+        columns, taps = jnp.concatenate([inputs["history"], x], axis=1), len(inputs["weight"])
+        parts = (columns[:, w : w + x.shape[1]] * inputs["weight"][w] for w in range(taps))
+        return jax.nn.silu(sum(parts) + inputs["bias"])
     B, C, x = jnp.split(inputs["projected"], 3, axis=-1)
     columns = jnp.concatenate([inputs["history"], B * x], axis=1)
     spec = ShortConv(
@@ -60,7 +65,8 @@ def of_layer(inputs: dict) -> jax.Array:
 @every_chunk
 def test_the_definition_is_what_the_layer_computes(case):
     inputs = make_chunk_inputs(case)
-    got, want = chunk(**inputs, implementation="reference"), of_layer(inputs)
+    got = chunk(**inputs, gated=case.gated, implementation="reference")
+    want = of_layer(inputs)
     exists = (np.arange(case.tokens) < np.array(case.lengths)[:, None])[..., None]
     assert_close(got, jnp.where(exists, want, 0))
 
@@ -68,19 +74,20 @@ def test_the_definition_is_what_the_layer_computes(case):
 @every_chunk
 @every_dtype
 def test_a_chunk_equals_the_reference_whatever_padding_holds(case, dtype):
-    inputs = make_chunk_inputs(case, dtype=dtype)
-    want = chunk(**inputs, implementation="reference")
+    inputs, static = make_chunk_inputs(case, dtype=dtype), {"gated": case.gated}
+    want = chunk(**inputs, **static, implementation="reference")
     exists = (np.arange(case.tokens) < np.array(case.lengths)[:, None])[..., None]
     inputs["projected"] = jnp.where(exists, inputs["projected"], jnp.nan)
-    assert_close(chunk(**inputs, implementation="pallas"), want)
+    assert_close(chunk(**inputs, **static, implementation="pallas"), want)
 
 
 @every_window
 @every_dtype
 def test_a_window_equals_the_reference_and_touches_nothing_else(case, dtype):
     inputs = make_window_inputs(case, dtype=dtype)
-    conv, y = window(**inputs, layer=LAYER, implementation="pallas")
-    want_conv, want = window(**inputs, layer=LAYER, implementation="reference")
+    static = {"layer": LAYER, "gated": case.gated}
+    conv, y = window(**inputs, **static, implementation="pallas")
+    want_conv, want = window(**inputs, **static, implementation="reference")
     assert_close(y, want)
     assert_close(conv, want_conv)
     assert_same_bits(conv[1 - LAYER], inputs["conv"][1 - LAYER])
@@ -117,7 +124,8 @@ def test_a_window_whose_tokens_may_go_leaves_the_columns_before_it():
 def test_a_tail_equals_the_reference(case, dtype):
     inputs = make_tail_inputs(case, dtype=dtype)
     got, want = (
-        tail(**inputs, layer=LAYER, implementation=name) for name in ("pallas", "reference")
+        tail(**inputs, layer=LAYER, gated=case.gated, implementation=name)
+        for name in ("pallas", "reference")
     )
     for a, b in zip(got, want, strict=True):
         assert_same_bits(a, b)
