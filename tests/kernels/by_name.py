@@ -14,6 +14,9 @@ from pallas_kernels.gated_delta import DeltaRings, DeltaScanFrames, DeltaWindow
 from pallas_kernels.gated_delta.api import gated_delta_scan_frames as delta_scan
 from pallas_kernels.gated_delta.api import gated_delta_window_frames as delta_window
 from pallas_kernels.gated_delta.api import gated_delta_window_rings as delta_rings
+from pallas_kernels.selective_scan import SelectiveChunk, SelectiveWindow
+from pallas_kernels.selective_scan.api import selective_chunk as scan_of_chunks
+from pallas_kernels.selective_scan.api import selective_window as scan_of_windows
 from pallas_kernels.short_conv import ShortTail, ShortWindow
 from pallas_kernels.short_conv.api import short_conv_window as conv_of_windows
 from pallas_kernels.short_conv.api import store_short_tail as short_tail
@@ -52,6 +55,8 @@ mix_experts = by_name(grouped_linear.mix_experts, grouped_linear.ExpertArrays)
 paged_attention = by_name(
     attention.paged_attention, attention.AttentionArrays, attention.AttentionOptions
 )
+selective_chunk = by_name(scan_of_chunks, SelectiveChunk)
+selective_window = by_name(scan_of_windows, SelectiveWindow)
 short_conv_window = by_name(conv_of_windows, ShortWindow)
 store_short_tail = by_name(short_tail, ShortTail)
 sample_tokens = by_name(token_sampling.sample_tokens, token_sampling.SamplingArrays)
