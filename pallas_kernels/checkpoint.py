@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.arguments import BITS, INTS, WORDS, check
+from pallas_kernels.arguments import BITS, FLOAT32, INTS, WORDS, check
 from pallas_kernels.dispatch import Implementation, run
 from pallas_kernels.triton import Ref, call, cdiv, iota, load, store
 
-BLOCK_WORDS = 1024  # that a program of `store_columns` takes
+BLOCK_WORDS = 1024  # that a program of `store_columns` or `store_states` takes
 
 
 def unpack_states(words: jax.Array, units: int, unit_words: int) -> jax.Array:
@@ -168,4 +168,110 @@ def store_columns_pallas(arrays: Columns, *, columns: int):
 STORES = {
     "reference": store_columns_reference,
     "pallas": store_columns_pallas,
+}
+
+
+class States(NamedTuple):
+    """Arrays of `store_states`.
+
+    Attributes:
+        arena: uint32[U, W]. frames: int32[B, n] frames that hold the states of one checkpoint, layer after layer.
+        folds: int32[B], below 0 for rows that are left alone. copies: int32[B] which copy in a ring is stored.
+        state: float32[L, B', K, words] rings with K copies of a row's state, B' >= B.
+    """
+
+    arena: Annotated[jax.Array, WORDS, "frames words"]
+    frames: Annotated[jax.Array, INTS, "B n"]
+    folds: Annotated[jax.Array, INTS, "B"]
+    copies: Annotated[jax.Array, INTS, "B"]
+    state: Annotated[jax.Array, FLOAT32, "L rows K state_words"]
+
+
+def store_states(
+    arrays: States, *, unit_words: int, implementation: Implementation | None = None
+) -> jax.Array:
+    """Writes the states of some rows of rings that carry them into frames, for all layers; returns the arena.
+
+    Args:
+        unit_words: of a unit, which a frame holds whole. implementation: "reference", "pallas", or None to choose.
+    """
+    where = "store_states"
+    sizes = check(where, arrays)
+    if sizes.state_words % unit_words or unit_words > sizes.words:
+        raise ValueError(
+            f"{where}: unit_words must divide the state's {sizes.state_words} words and fit a frame's {sizes.words}, "
+            f"got {unit_words}"
+        )
+    needed = sizes.L * cdiv(sizes.state_words, _used_words(sizes.words, unit_words))
+    if needed > sizes.n or sizes.B > sizes.rows:
+        raise ValueError(
+            f"{where}: {needed} frames and {sizes.B} rows are needed, got {sizes.n} and rings {arrays.state.shape}"
+        )
+    return run(where, implementation, STATES, arrays, unit_words=unit_words)
+
+
+def _used_words(frame_words: int, unit_words: int) -> int:
+    """Words of a frame that whole units fill."""
+    return frame_words // unit_words * unit_words
+
+
+def store_states_reference(arrays: States, *, unit_words: int):
+    """Row by row and layer by layer."""
+    arena, frames, folds, copies, state = arrays
+    used = _used_words(arena.shape[1], unit_words)
+    place = jnp.arange(state.shape[3])
+    per_layer = cdiv(state.shape[3], used)
+    for row in range(frames.shape[0]):
+        for layer in range(state.shape[0]):
+            words = jax.lax.bitcast_convert_type(state[layer, row, copies[row]], jnp.uint32)
+            frame = frames[row, layer * per_layer + place // used]
+            stored = arena.at[frame, place % used].set(words)
+            arena = jnp.where(folds[row] >= 0, stored, arena)
+    return arena
+
+
+def _states_kernel(
+    frames_ref: Ref,
+    folds_ref: Ref,
+    copies_ref: Ref,
+    state_ref: Ref,
+    arena_ref: Ref,
+    *,
+    used: int,
+):
+    layer, words = pl.program_id(1), state_ref.shape[3]
+    place = pl.program_id(0) * BLOCK_WORDS + iota(BLOCK_WORDS)
+    inside = place < words
+    at = layer * cdiv(words, used) + place // used
+
+    # As in `_store_kernel`: mostly none folds.
+    def store_row(row: jax.Array, _: None):
+        @pl.when(folds_ref[row] >= 0)
+        def _():
+            value = load(state_ref, layer, row, copies_ref[row], place, mask=inside)
+            frame = load(frames_ref, row, at, mask=inside)
+            bits = jax.lax.bitcast_convert_type(value, jnp.uint32)
+            store(arena_ref, frame, place % used, value=bits, mask=inside)
+
+    jax.lax.fori_loop(0, folds_ref.shape[0], store_row, None)
+
+
+def store_states_pallas(arrays: States, *, unit_words: int):
+    """A program takes a block of words of one layer, of every row that folds."""
+    layers, _, _, words = arrays.state.shape
+    (arena,) = call(
+        _states_kernel,
+        *arrays,
+        grid=(cdiv(words, BLOCK_WORDS), layers),
+        outputs=[0],
+        name="store_states",
+        num_warps=4,
+        used=_used_words(arrays.arena.shape[1], unit_words),
+    )
+    return arena
+
+
+STATES = {
+    "reference": store_states_reference,
+    "pallas": store_states_pallas,
 }

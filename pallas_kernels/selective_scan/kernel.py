@@ -28,13 +28,14 @@ class Config:
     """Launch parameters: channels of a program, tokens that are loaded at once, warps."""
 
     channels: int
-    tokens: int = 8
+    tokens: int
     num_warps: int = 1
 
     @classmethod
-    def of(cls, size: int) -> Config:
-        """One warp, with the states of some channels."""
-        return cls(max(1, ELEMENTS // power_of_two(size)))
+    def of(cls, size: int, dtype: jnp.dtype) -> Config:
+        """One warp, with the states of some channels; of float32 fewer tokens, or registers spill."""
+        tokens = 16 // jnp.dtype(dtype).itemsize
+        return cls(max(1, ELEMENTS // power_of_two(size)), tokens)
 
 
 def why_unsupported(size: int) -> str | None:
@@ -162,7 +163,7 @@ def selective_chunk_pallas(
         :14
     ]
     number, size = A_log.shape
-    config = config or Config.of(size)
+    config = config or Config.of(size, x.dtype)
     arena, ring, y = call(
         _chunk_kernel,
         *(x, dt, BC, projected, A_log, D, bias, read, write, exists.astype(jnp.int32)),
@@ -260,13 +261,18 @@ def _window_kernel(
 
 
 def selective_window_pallas(
-    arrays: SelectiveWindow, *, layer: int, first_frame: int, keeps: bool, config=None
+    arrays: SelectiveWindow,
+    *,
+    layer: int,
+    first_frame: int,
+    keeps: bool,
+    config: Config | None = None,
 ):
     """See `api.selective_window`."""
     x, dt, BC, projected, A_log, D, bias, ring, arena, frames, exists = arrays[:11]
     base, first, valid, loads, ancestors = arrays[11:]
     rows, (number, size) = x.shape[0], A_log.shape
-    config = config or Config.of(size)
+    config = config or Config.of(size, x.dtype)
     ring, y = call(
         _window_kernel,
         *(x, dt, BC, as_parts(projected, 3), A_log, D, bias, arena, frames),

@@ -63,5 +63,6 @@ sample_tokens = by_name(token_sampling.sample_tokens, token_sampling.SamplingArr
 ssd_scan_frames = by_name(scan_frames, ScanFrames)
 ssd_window_frames = by_name(ssd_window.ssd_window_frames, ssd_window.WindowFrames)
 ssd_window_rings = by_name(ssd_window.ssd_window_rings, ssd_window.WindowRings)
+store_states = by_name(checkpoint.store_states, checkpoint.States)
 store_columns = by_name(checkpoint.store_columns, checkpoint.Columns)
 store_tail = by_name(tail, Tail)

@@ -1,4 +1,4 @@
-"""The convolution's history goes into a checkpoint's frames as the engine's other paths read it."""
+"""The convolution's history, and states that rings carry, go into a checkpoint's frames as other paths read them."""
 
 import functools
 
@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.checkpoint import STORES
-from tests.kernels.by_name import store_columns
+from pallas_kernels.checkpoint import STATES, STORES, pack_states
+from tests.kernels.by_name import store_columns, store_states
 from tests.kernels.lowered import kernels_in
 
 
@@ -85,3 +85,49 @@ def test_a_wrong_argument_is_named(change, message):
         given["frames"] = jnp.ones((4, 9), jnp.int32)
     with pytest.raises(ValueError, match=message):
         store_columns(**given)
+
+
+def states_of(*, layers=3, rows=4, units=7, unit_words=5, per_frame=3) -> dict:
+    """Rings with two copies of a state in each of `rows` rows and one to spare; the frames are a word too large."""
+    rng = np.random.default_rng(0)
+    per_row = layers * -(-units // per_frame)
+    frames = rng.permutation(np.arange(1, rows * per_row + 3))[: rows * per_row]
+    arena = rng.integers(
+        0, 2**32, (rows * per_row + 3, per_frame * unit_words + 1), dtype=np.uint32
+    )
+    state = rng.standard_normal((layers, rows + 1, 2, units * unit_words), np.float32)
+    return {
+        "arena": jnp.asarray(arena),
+        "frames": jnp.asarray(frames.reshape(rows, per_row), jnp.int32),
+        "folds": jnp.asarray([32, -1, 0, 5], jnp.int32),
+        "copies": jnp.asarray([1, 0, 0, 1], jnp.int32),
+        "state": jnp.asarray(state),
+    }
+
+
+@pytest.mark.parametrize("implementation", sorted(STATES))
+def test_states_lie_layer_after_layer_in_frames_of_whole_units(implementation):
+    given = states_of()
+    run = functools.partial(store_states, unit_words=5, implementation=implementation)
+    got, want = np.asarray(jax.jit(run)(**given)), np.array(given["arena"])
+    for row in (0, 2, 3):
+        for layer in range(3):
+            state = given["state"][layer, row, given["copies"][row]].reshape(1, 7, 5)
+            words = np.asarray(pack_states(state, 3, 3))[0]
+            own = np.asarray(given["frames"])[row, 3 * layer : 3 * layer + 3]
+            want[own[:2], :15] = words[:2]
+            want[own[2], :5] = words[2, :5]
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"frames": jnp.ones((4, 8), jnp.int32)}, "9 frames and 4 rows are needed, got 8"),
+        ({"unit_words": 4}, "unit_words must divide the state's 35 words .* got 4"),
+        ({"copies": jnp.ones(3, jnp.int32)}, r"copies must have shape \(4,\), got \(3,\)"),
+    ],
+)
+def test_a_wrong_argument_of_states_is_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        store_states(**states_of() | {"unit_words": 5} | change)
