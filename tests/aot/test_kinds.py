@@ -35,16 +35,28 @@ def lfm2() -> ModelConfig:
     return ModelConfig(family="lfm2", layers=layers, width=2048, vocab_size=65_536)
 
 
+def jamba() -> ModelConfig:
+    """Three layers of Mamba and attention, of the sizes of Jamba mini, all with an MLP."""
+    config = load_known("jamba_1_5_mini")
+    mixers = [layer.mixers for layer in config.layers]
+    attention = next(own for own in mixers if isinstance(own[0], Attention))
+    mlp = MLP(width=14_336)
+    layers = [LayerSpec(mixers=own, mlp=mlp) for own in (*[mixers[0]] * 3, attention)]
+    return replace(config, layers=tuple(layers))
+
+
 MODELS = {
     "qwen3_5_9b": lambda: qwen("qwen3_5_9b"),
     "lfm2": lfm2,
+    "jamba": jamba,
     "qwen3_5_35b_a3b": lambda: qwen("qwen3_5_35b_a3b"),
 }
-NAMES = tuple(MODELS) if EVERYTHING else ("qwen3_5_9b", "lfm2")
+NAMES = tuple(MODELS) if EVERYTHING else ("qwen3_5_9b", "lfm2", "jamba")
 # Kernels of a recurrent layer, and its launches: norm, product, these, norm and product, and what reads the columns.
 DECODE = {
     "qwen3_5_9b": (("causal_conv_window", "gated_delta_window", "gated_rmsnorm"), 6),
     "lfm2": (("short_conv_window",), 4),
+    "jamba": (("short_conv_window", "scan_inputs", "selective_window"), 8),
 }
 PREFILL = {
     "qwen3_5_9b": (
@@ -52,10 +64,11 @@ PREFILL = {
         11,
     ),
     "lfm2": (("short_conv", "store_short_tail"), 7),
+    "jamba": (("short_conv", "scan_inputs", "selective_scan", "store_short_tail"), 12),
 }
 for of in (DECODE, PREFILL):
     of["qwen3_5_35b_a3b"] = of["qwen3_5_9b"]
-MLP_LAUNCHES = {"qwen3_5_9b": 4, "lfm2": 4, "qwen3_5_35b_a3b": 12}
+MLP_LAUNCHES = {"qwen3_5_9b": 4, "lfm2": 4, "jamba": 4, "qwen3_5_35b_a3b": 12}
 
 
 @functools.cache

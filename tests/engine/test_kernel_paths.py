@@ -103,6 +103,7 @@ def outputs(engine: Engine, *, adjusted: bool = True) -> tuple[list[list[int]], 
         "bamba",
         "lfm2",
         "qwen3_next",
+        "jamba",
         *(pytest.param(name, marks=left_to_all) for name in ("windowed", "granite")),
     ],
 )
@@ -267,6 +268,10 @@ OF_KINDS = {
     "lfm2": {
         "decode": {"short_conv_window", "store_columns"},
         "prefill": {"short_conv", "store_short_tail"},
+    },
+    "jamba": {
+        "decode": {"short_conv_window", "scan_inputs", "selective_window", "store_states"},
+        "prefill": {"short_conv", "scan_inputs", "selective_scan", "store_short_tail"},
     },
 }
 EXPERTS = {"expert_visits", "expert_up", "expert_down"}  # of a model that has them

@@ -140,7 +140,7 @@ def paths(row: int) -> list[list[int]]:
             pytest.param(name, "xla", marks=left_to_all)
             for name in ("parallel", "llama", "qwen3_next")
         ),
-        pytest.param("bamba", "pallas", marks=pytest.mark.slow),
+        *(pytest.param(name, "pallas", marks=pytest.mark.slow) for name in ("bamba", "jamba")),
         pytest.param("windowed", "pallas", marks=left_to_all),
     ],
 )

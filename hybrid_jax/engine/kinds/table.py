@@ -9,6 +9,7 @@ from hybrid_jax.engine.kinds.carry import Carry
 from hybrid_jax.engine.kinds.gated_delta_pallas import GatedDeltaPallas
 from hybrid_jax.engine.kinds.gated_delta_xla import GatedDeltaRecurrence
 from hybrid_jax.engine.kinds.kind import LayerSteps
+from hybrid_jax.engine.kinds.mamba1_pallas import Mamba1Pallas
 from hybrid_jax.engine.kinds.mamba1_xla import Mamba1Recurrence
 from hybrid_jax.engine.kinds.mamba2_pallas import Mamba2Pallas
 from hybrid_jax.engine.kinds.mamba2_xla import Mamba2Recurrence
@@ -28,6 +29,7 @@ LAYER_STEPS: dict[str, dict[type, LayerSteps]] = {
         Mamba2: Mamba2Pallas(),
         GatedDelta: GatedDeltaPallas(),
         ShortConv: ShortConvPallas(),
+        Mamba1: Mamba1Pallas(),
     },
 }
 

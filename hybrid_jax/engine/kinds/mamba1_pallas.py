@@ -1,0 +1,137 @@
+"""Mamba on Pallas kernels, which read and write arena and rings where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.config import EngineConfig, Mamba1
+from hybrid_jax.engine import frames
+from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns, fold_columns
+from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, WindowPlan
+from hybrid_jax.geometry import Geometry, StatePlace
+from hybrid_jax.layers.linear import linear, linear_in_parts, linear_on_kernels
+from hybrid_jax.state import Model, State
+from pallas_kernels.checkpoint import States, store_states
+from pallas_kernels.selective_scan import (
+    ScanInputs,
+    SelectiveChunk,
+    SelectiveWindow,
+    scan_inputs,
+    selective_chunk,
+    selective_window,
+)
+from pallas_kernels.selective_scan.kernel import why_unsupported as scan_unsupported
+from pallas_kernels.short_conv import (
+    ShortTail,
+    ShortWindow,
+    short_conv,
+    short_conv_window,
+    store_short_tail,
+)
+from pallas_kernels.short_conv.kernel import window_unsupported
+
+PALLAS = {"implementation": "pallas"}
+
+
+class Mamba1Pallas(WithPallasColumns):
+    """See `LayerSteps`. Rings and windows are as `carry.Carry` has them."""
+
+    def prepare(self, params: Sequence[dict]) -> None:
+        """Nothing, because a fold needs no weights."""
+
+    def window(
+        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: WindowPlan
+    ) -> tuple[jax.Array, State, dict]:
+        rows, group, ring = plan.rows, at.of(plan.model.geometry), state.rings[at.group]
+        projected = linear_in_parts(h, params["in_proj"], params.get("in_bias"))
+        here = {
+            "first": jnp.maximum(rows.begin - rows.base, 0),
+            "num_valid": jnp.maximum(rows.end - rows.base, 0),
+            "ancestors": rows.ancestors,
+        }
+        given = ShortWindow(
+            *(projected, params["conv"], params.get("conv_bias"), ring["conv"]), **here
+        )
+        conv, x = short_conv_window(
+            given, layer=at.layer, moves=plan.commits, gated=False, **PALLAS
+        )
+        # In exact mode a prompt's chunk begins at the checkpoint.
+        exact = h.shape[1] > 1 and ring["state"].shape[2] == 1
+        arrays = SelectiveWindow(
+            *(x, *_inputs(params, x, group.layout.spec), projected, *_weights(params)),
+            *(ring["state"], state.arena, plan.frames, plan.exists.astype(jnp.int32)),
+            base=rows.base,
+            loads=(rows.begin == rows.checkpoint).astype(jnp.int32) if exact else None,
+            **here,
+        )
+        y, carried = selective_window(
+            arrays,
+            layer=at.layer,
+            first_frame=group.state_frame(at.layer),
+            keeps=not plan.commits,
+            **PALLAS,
+        )
+        state = state.with_ring(at.group, conv=conv, state=carried)
+        return linear_in_parts(y, params["out_proj"], params.get("out_bias")), state, {}
+
+    def chunk(
+        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
+    ) -> tuple[jax.Array, State, None]:
+        rows, model = plan
+        group, exists = at.of(model.geometry), rows.start > 0
+        projected = linear(h, params["in_proj"], params.get("in_bias"))
+        history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
+        given = (projected, history, params["conv"], params.get("conv_bias"), rows.length)
+        x = short_conv(*given, gated=False, **PALLAS)
+        ring = state.rings[at.group]
+        arrays = SelectiveChunk(
+            *(x, *_inputs(params, x, group.layout.spec), projected, *_weights(params)),
+            *(state.arena, rows.read, rows.write, exists.astype(jnp.int32), ring["state"]),
+            *(rows.row, (rows.start + rows.length) % ring["state"].shape[2]),
+            *(rows.length, rows.state_len),
+        )
+        y, arena, carried = selective_chunk(
+            arrays, layer=at.layer, first_frame=group.state_frame(at.layer), **PALLAS
+        )
+        tail = ShortTail(
+            *(arena, ring["conv"], projected, history),
+            *(rows.write[:, group.columns], rows.row, rows.length, rows.state_len),
+        )
+        arena, conv = store_short_tail(tail, layer=at.layer, gated=False, **PALLAS)
+        # The tail first: the projection is then free before the next block.
+        y, arena = jax.lax.optimization_barrier((y, arena))
+        state = state.replace(arena=arena).with_ring(at.group, conv=conv, state=carried)
+        return linear_in_parts(y, params["out_proj"], params.get("out_bias")), state, None
+
+    def fold(self, state: State, group: int, rows: FoldRows, shared: None, model: Model) -> State:
+        own, ring = model.geometry.groups[group], state.rings[group]["state"]
+        folds = jnp.where(rows.needed, model.geometry.grain, -1).astype(jnp.int32)
+        write = frames.slot_frames(state, rows.write_slot)[:, own.first_frame :]
+        copies = (rows.checkpoint + model.geometry.grain) % ring.shape[2]
+        arrays = States(state.arena, write, folds, copies, ring)
+        arena = store_states(arrays, unit_words=own.layout.unit_words, **PALLAS)
+        # Before a window writes the ring: XLA might put the fold behind that, and would copy the ring for it.
+        arena, ring = jax.lax.optimization_barrier((arena, ring))
+        state = state.replace(arena=arena).with_ring(group, state=ring)
+        return fold_columns(state, group, rows, folds, model)
+
+    def why_unsupported(self, spec: Mamba1, geometry: Geometry, engine: EngineConfig) -> str | None:
+        reasons = (scan_unsupported(spec.state_size), window_unsupported(engine.window_tokens))
+        return next((reason for reason in reasons if reason is not None), None)
+
+
+def _inputs(params: dict, x: jax.Array, spec: Mamba1) -> tuple[jax.Array, jax.Array]:
+    """dt [B, T, E] before bias and softplus, and B | C [B, T, 2 R], from x [B, T, E]."""
+    product = linear_in_parts(x, params["x_proj"])
+    sizes = {"dt_norm": spec.dt_rank, "B_norm": spec.state_size, "C_norm": spec.state_size}
+    weights = [params.get(name, jnp.ones(size, x.dtype)) for name, size in sizes.items()]
+    eps = None if spec.norms == "none" else spec.norm_eps
+    dt, BC = scan_inputs(ScanInputs(product, *weights), eps=eps, **PALLAS)
+    return linear_on_kernels(dt, params["dt_proj"]), BC
+
+
+def _weights(params: dict) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return params["A_log"], params["D"], params["dt_bias"]
