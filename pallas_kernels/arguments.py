@@ -37,8 +37,8 @@ def check(where: str, arrays: Any, **sizes: int) -> SimpleNamespace:
     """Checks arrays by what their class declares, in its order; returns the size of every dimension by name.
 
     A dimension is a number, or a name, which must have one size in all arrays. "..." stands for any dimensions, the
-    same ones in all arrays. A dimension with "?" may be missing; what has the one called "parts?" is float32 parts of a
-    product. An array with "None" in front of its dimensions may be left out.
+    same ones in all arrays. A dimension with "?" may be missing; what has one whose name ends in "parts?" is float32
+    parts of a product. An array with "None" in front of its dimensions may be left out.
 
     Args:
         where: public function, for messages.
@@ -132,7 +132,7 @@ def _check_shape(
             f"{where}: {name} must have {len(dimensions)} dimensions{alternative}, got shape {array.shape}; "
             f"they are [{', '.join(dimensions)}]"
         )
-    if "parts?" in dimensions and array.dtype != jnp.float32:
+    if any(d.endswith("parts?") for d in dimensions) and array.dtype != jnp.float32:
         raise ValueError(
             f"{where}: {name} must be parts float32[S, ...], "
             f"got {array.dtype}{list(array.shape)}; sum what is rounded already"

@@ -48,7 +48,7 @@ class EngineCase:
         first: tokens of a window that are not new; None for 0 everywhere.
         exists: rows with a checkpoint. loads: rows of a window that begin at it; None for no row.
         copies: of the state in a ring. keeps: a window keeps the states after all tokens.
-        parts: of the projection of a window, 0 for a whole one.
+        parts: of the products of a window, 0 for whole ones.
         tree: ancestors of each token as bits, the same for all rows, or None.
     """
 
@@ -113,8 +113,9 @@ def make_window_inputs(case: EngineCase, *, seed: int = 0, dtype: str = "float32
     """Random arrays of `SelectiveWindow`; the ring has a row to spare."""
     rng, inputs = np.random.default_rng(seed), _make_layer(case, seed, dtype)
     if case.parts:
-        shape = (case.parts, *inputs["projected"].shape)
-        inputs["projected"] = jnp.asarray(rng.standard_normal(shape, np.float32))
+        for name in ("projected", "dt"):
+            shape = (case.parts, *inputs[name].shape)
+            inputs[name] = jnp.asarray(rng.standard_normal(shape, np.float32))
     arena, frames = _make_arena(case, rng, 1)
     tree = None if case.tree is None else jnp.asarray([case.tree] * case.rows, jnp.int32)
     return inputs | {

@@ -182,7 +182,7 @@ def selective_chunk_pallas(
 
 def _window_kernel(
     x_ref: Ref,  # [B, T, E]
-    dt_ref: Ref,  # [B, T, E]
+    dt_ref: Ref,  # [S', B, T, E]
     BC_ref: Ref,  # [B, T, B | C]
     projected_ref: Ref,  # [S', B, T, x | z]
     A_log_ref: Ref,  # [E, R]
@@ -243,7 +243,8 @@ def _window_kernel(
             parent = jnp.max(jnp.where((path > 0) & (bit < t), bit + 1, 0))
             state = copy(parent)
         mask = exists & real
-        x, dt = (load(ref, row, t, channel, mask=mask) for ref in (x_ref, dt_ref))
+        x = load(x_ref, row, t, channel, mask=mask)
+        dt = load_sum(dt_ref, row, t, channel, mask=mask, dtype=dtype)
         z = load_sum(projected_ref, row, t, own.number + channel, mask=mask, dtype=dtype)
         some = (element < own.size) & real
         B, C = (load(BC_ref, row, t, k * own.size + element, mask=some) for k in (0, 1))
@@ -275,7 +276,7 @@ def selective_window_pallas(
     config = config or Config.of(size, x.dtype)
     ring, y = call(
         _window_kernel,
-        *(x, dt, BC, as_parts(projected, 3), A_log, D, bias, arena, frames),
+        *(x, as_parts(dt, 3), BC, as_parts(projected, 3), A_log, D, bias, arena, frames),
         *(exists.astype(jnp.int32), base if loads is None else loads.astype(jnp.int32)),
         *(base, first, valid, jnp.zeros((1, 1), jnp.int32) if ancestors is None else ancestors),
         ring,

@@ -62,8 +62,8 @@ class SelectiveWindow(NamedTuple):
     """Arrays of `api.selective_window`.
 
     Attributes:
-        x, dt, BC, A_log, D, dt_bias: as in `SelectiveChunk`, of the window's tokens.
-        projected: [B, T, 2 E] x | z, or parts float32[S, B, T, 2 E] of that product.
+        x, BC, A_log, D, dt_bias: as in `SelectiveChunk`, of the window's tokens.
+        dt: [B, T, E], projected: [B, T, 2 E] x | z; or parts float32[S, B, T, ...] of these products.
         state: float32[L, B', copies, E R] rings, B' >= B.
         arena, frames, exists: the rows' checkpoints, as `arena`, `read` and `exists` in `SelectiveChunk`.
         base: int32[B] position of the window's first token; base % copies is the copy that holds the state before it.
@@ -73,7 +73,7 @@ class SelectiveWindow(NamedTuple):
     """
 
     x: Annotated[jax.Array, FLOATS, "B T E"]
-    dt: Annotated[jax.Array, FLOATS, "B T E"]
+    dt: Annotated[jax.Array, FLOATS, "dt_parts? B T E"]
     BC: Annotated[jax.Array, FLOATS, "B T two_R"]
     projected: Annotated[jax.Array, FLOATS, "parts? B T two_E"]
     A_log: Annotated[jax.Array, FLOAT32, "E R"]
@@ -183,7 +183,8 @@ def selective_window_reference(
         old = jnp.where(arrays.loads.astype(bool)[:, None, None], saved, old)
     token = jnp.arange(tokens)
     valid = (token >= arrays.first[:, None]) & (token < arrays.num_valid[:, None])
-    dt = jnp.where(valid[..., None], step_sizes(arrays.dt, arrays.dt_bias), 0)
+    dt = whole(arrays.dt, 3, x.dtype)
+    dt = jnp.where(valid[..., None], step_sizes(dt, arrays.dt_bias), 0)
     states, read = [old], []
     for t in range(tokens):
         parent = states[-1]

@@ -12,7 +12,7 @@ from hybrid_jax.engine import frames
 from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns, fold_columns
 from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, WindowPlan
 from hybrid_jax.geometry import Geometry, StatePlace
-from hybrid_jax.layers.linear import linear, linear_in_parts, linear_on_kernels
+from hybrid_jax.layers.linear import Linear, linear, linear_in_parts
 from hybrid_jax.state import Model, State
 from pallas_kernels.checkpoint import States, store_states
 from pallas_kernels.selective_scan import (
@@ -61,8 +61,14 @@ class Mamba1Pallas(WithPallasColumns):
         # In exact mode a prompt's chunk begins at the checkpoint.
         exact = h.shape[1] > 1 and ring["state"].shape[2] == 1
         arrays = SelectiveWindow(
-            *(x, *_inputs(params, x, group.layout.spec), projected, *_weights(params)),
-            *(ring["state"], state.arena, plan.frames, plan.exists.astype(jnp.int32)),
+            *(x, *_inputs(params, x, group.layout.spec, linear_in_parts), projected),
+            *(
+                *_weights(params),
+                ring["state"],
+                state.arena,
+                plan.frames,
+                plan.exists.astype(jnp.int32),
+            ),
             base=rows.base,
             loads=(rows.begin == rows.checkpoint).astype(jnp.int32) if exact else None,
             **here,
@@ -88,7 +94,7 @@ class Mamba1Pallas(WithPallasColumns):
         x = short_conv(*given, gated=False, **PALLAS)
         ring = state.rings[at.group]
         arrays = SelectiveChunk(
-            *(x, *_inputs(params, x, group.layout.spec), projected, *_weights(params)),
+            *(x, *_inputs(params, x, group.layout.spec, linear), projected, *_weights(params)),
             *(state.arena, rows.read, rows.write, exists.astype(jnp.int32), ring["state"]),
             *(rows.row, (rows.start + rows.length) % ring["state"].shape[2]),
             *(rows.length, rows.state_len),
@@ -123,14 +129,16 @@ class Mamba1Pallas(WithPallasColumns):
         return next((reason for reason in reasons if reason is not None), None)
 
 
-def _inputs(params: dict, x: jax.Array, spec: Mamba1) -> tuple[jax.Array, jax.Array]:
-    """dt [B, T, E] before bias and softplus, and B | C [B, T, 2 R], from x [B, T, E]."""
-    product = linear_in_parts(x, params["x_proj"])
+def _inputs(
+    params: dict, x: jax.Array, spec: Mamba1, product: Linear
+) -> tuple[jax.Array, jax.Array]:
+    """dt [B, T, E] before bias and softplus, as `product` leaves it, and B | C [B, T, 2 R], from x [B, T, E]."""
+    projected = linear_in_parts(x, params["x_proj"])
     sizes = {"dt_norm": spec.dt_rank, "B_norm": spec.state_size, "C_norm": spec.state_size}
     weights = [params.get(name, jnp.ones(size, x.dtype)) for name, size in sizes.items()]
     eps = None if spec.norms == "none" else spec.norm_eps
-    dt, BC = scan_inputs(ScanInputs(product, *weights), eps=eps, **PALLAS)
-    return linear_on_kernels(dt, params["dt_proj"]), BC
+    dt, BC = scan_inputs(ScanInputs(projected, *weights), eps=eps, **PALLAS)
+    return product(dt, params["dt_proj"]), BC
 
 
 def _weights(params: dict) -> tuple[jax.Array, jax.Array, jax.Array]:
