@@ -35,7 +35,10 @@ LONG = {
         "test_a_step_of_one_row_has_no_fusion_with_both_spellings[prefill_delta",
         "test_a_step_of_one_row_has_no_fusion_with_both_spellings[exact_delta",
     ),
-    "engine/test_kernel_paths.py": ("test_tokens_are_those_of_xla[lfm2",),
+    "engine/test_kernel_paths.py": (
+        "test_tokens_are_those_of_xla[lfm2",
+        "test_tokens_are_those_of_xla[jamba",
+    ),
     "engine/test_program_store.py": ("test_another_engine_or_model_has_programs_of_its_own",),
     "engine/test_sizing.py": (
         "test_the_logits_of_every_step_fit_what_is_counted_for_them[16-False",
@@ -44,6 +47,7 @@ LONG = {
         "test_no_step_holds_more_than_is_counted_for_temporaries[kinds8",
         "test_no_step_holds_more_than_is_counted_for_temporaries[kinds9",
     ),
+    "engine/test_walk.py": ("test_a_token_of_a_tree_gives_the_numbers_of_its_path[bamba-pallas",),
     "exactness/test_exact_mode.py": ("test_batches_rows_and_arrivals_change_no_bit[windowed",),
     "exactness/test_forced_step.py": (
         "test_windows_of_which_some_tokens_stay_give_plain_tokens[qwen3_next",
@@ -63,9 +67,17 @@ LONG = {
             *("nemotron", "qwen3_next"),
         )
     ),
+    "sim/test_published.py": ("test_baselines_hit_what_the_published_simulator_hits[agents",),
     "surface/test_batch_kills.py": ("test_the_bundled_model_goes_on_with_the_same_texts",),
     "surface/test_batch_order.py": ("test_a_tiny_memory_is_enough_for_shuffled_documents",),
     "test_compare_commits.py": ("test_one_model_goes_through_hits_forks_and_evictions",),
+    "test_gpu_7b_smoke.py": (
+        "test_every_section_is_there_without_errors",
+        "test_shares_of_the_floor_are_finite_and_positive",
+        "test_bytes_of_the_decode_floor_are_those_counted_by_hand",
+        "test_a_hit_skips_nine_tenths_of_the_prompt_and_their_flops",
+        "test_both_kernels_draw_the_same_first_tokens",
+    ),
     "test_on_gpu.py": (
         "test_both_scripts_leave_their_few_files",
         "test_the_report_holds_every_table",
