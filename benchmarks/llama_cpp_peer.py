@@ -31,9 +31,9 @@ def convert(path: Path, source: Path) -> Path:
     kind = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
 
     class WithoutWords(kind):
-        """Random models have no tokenizer."""
+        """Random models have neither a tokenizer nor a head for multi-token prediction."""
 
-        model_arch = kind.model_arch
+        model_arch, no_mtp = kind.model_arch, True
 
         def set_vocab(self) -> None:
             self._set_vocab_none()
