@@ -25,9 +25,12 @@ class Peer:
     """
 
     def __init__(self, path: Path, dtype: str, compiled: bool) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, dtype), attn_implementation="sdpa"
-        ).eval()
+        given = {"dtype": getattr(torch, dtype)}
+        try:
+            model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa", **given)
+        except ValueError:  # a model without attention
+            model = AutoModelForCausalLM.from_pretrained(path, **given)
+        self.model = model.eval()
         self.compiled = compiled
         taken = inspect.signature(self.model.forward).parameters
         # Those of Mamba alone name it otherwise.
