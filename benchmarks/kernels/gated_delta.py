@@ -33,7 +33,7 @@ from pallas_kernels.gated_delta import (
 )
 from pallas_kernels.gated_delta import cases as shapes
 from pallas_kernels.gated_delta.scan_kernel import CONFIGS, Config, gated_delta_scan_frames_pallas
-from pallas_kernels.mamba2 import RecordSizes, read_states, split_records
+from pallas_kernels.records import RecordSizes, read_states, split_records
 
 ROWS, GRAIN, HEADS_PER_FRAME = 64, 32, 4
 QWEN3_5_9B = shapes.ScanCase(

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a fi
 from benchmarks.kernels import report
 from benchmarks.kernels.harness import Case, Peer, Side, Work
 from benchmarks.kernels.peers import NotInstalled, need, to_torch
-from pallas_kernels.mamba2 import RecordSizes, read_states
+from pallas_kernels.records import RecordSizes, read_states
 from pallas_kernels.ssd_scan import cases as shapes
 from pallas_kernels.ssd_scan import ssd_scan_frames
 from pallas_kernels.ssd_scan.kernel import (

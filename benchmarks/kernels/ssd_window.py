@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # when run as a fi
 from benchmarks.kernels import report
 from benchmarks.kernels.harness import Case, Peer, Side, Work, with_arrays
 from benchmarks.kernels.peers import need, to_torch
-from pallas_kernels.mamba2 import RecordSizes, read_states, split_records, write_states
+from pallas_kernels.records import RecordSizes, read_states, split_records, write_states
 from pallas_kernels.ssd_window import cases as shapes
 from pallas_kernels.ssd_window import fold, fold_frames, ssd_window_rings, xla
 from pallas_kernels.ssd_window.kernel import Config, fold_frames_pallas, ssd_window_rings_pallas

@@ -18,7 +18,7 @@ from pallas_kernels.gated_delta import (
     gated_delta_fold,
     gated_delta_scan,
 )
-from pallas_kernels.mamba2 import ProjectionLayout
+from pallas_kernels.records import ProjectionLayout
 from pallas_kernels.rmsnorm import gated_rmsnorm
 
 

@@ -15,7 +15,7 @@ from hybrid_jax.config import Mamba2
 from hybrid_jax.layers.linear import linear
 from pallas_kernels import WindowFrames, operands, ssd_scan, ssd_window_frames
 from pallas_kernels import fold as ssd_fold
-from pallas_kernels.mamba2 import ProjectionLayout, split_records
+from pallas_kernels.records import ProjectionLayout, split_records
 from pallas_kernels.rmsnorm import gated_rmsnorm
 
 

@@ -3,4 +3,4 @@
 from pallas_kernels.causal_conv.api import causal_conv as causal_conv
 from pallas_kernels.causal_conv.api import causal_conv_window as causal_conv_window
 from pallas_kernels.causal_conv.reference import ConvWindow as ConvWindow
-from pallas_kernels.mamba2 import ProjectionLayout as ProjectionLayout
+from pallas_kernels.records import ProjectionLayout as ProjectionLayout

@@ -8,7 +8,7 @@ from pallas_kernels.arguments import check, check_tree
 from pallas_kernels.causal_conv import kernel, reference
 from pallas_kernels.causal_conv.reference import Chunk, ConvWindow
 from pallas_kernels.dispatch import Implementation, run
-from pallas_kernels.mamba2 import ProjectionLayout, check_rings
+from pallas_kernels.records import ProjectionLayout, check_rings
 
 CHUNKS = {
     "reference": reference.causal_conv_reference,

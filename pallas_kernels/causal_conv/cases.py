@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.mamba2 import ProjectionLayout
 from pallas_kernels.operands import stored
+from pallas_kernels.records import ProjectionLayout
 
 NEMOTRON_H_8B = ProjectionLayout(num_heads=128, head_dim=64, num_groups=8, state_size=128)
 GRANITE_4_H_TINY = ProjectionLayout(num_heads=48, head_dim=64, num_groups=1, state_size=128)

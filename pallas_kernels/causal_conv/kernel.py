@@ -16,8 +16,8 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.causal_conv.reference import Chunk, ConvWindow, of_length_one
 from pallas_kernels.dispatch import over_limit
-from pallas_kernels.mamba2 import ProjectionLayout
 from pallas_kernels.operands import as_parts, load_sum, stored, widen
+from pallas_kernels.records import ProjectionLayout
 from pallas_kernels.triton import Ref, call, cdiv, iota, load, power_of_two, store
 
 MAX_STATE_SIZE = 256  # a group's B or C of 16 tokens: 16 registers in each of 256 threads

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from pallas_kernels.arguments import BITS, FLOAT32, FLOATS, INTS
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.mamba2 import ProjectionLayout
 from pallas_kernels.operands import floats, stored, whole
+from pallas_kernels.records import ProjectionLayout
 
 LENGTH_EPS = 1e-6  # under the root of the length of k and q
 

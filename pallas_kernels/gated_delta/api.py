@@ -17,7 +17,7 @@ from pallas_kernels.gated_delta.reference import (
     DeltaScanFrames,
     DeltaWindow,
 )
-from pallas_kernels.mamba2 import RecordSizes, check_frames, check_groups, check_rings
+from pallas_kernels.records import RecordSizes, check_frames, check_groups, check_rings
 
 SCANS = {"reference": reference.gated_delta_scan_reference, "xla": xla.gated_delta_scan_xla}
 SCAN_FRAMES = {

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from pallas_kernels.arguments import BITS, FLAGS, FLOAT32, FLOATS, INTS, WORDS
 from pallas_kernels.causal_conv.reference import of_length_one
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.mamba2 import RecordSizes, read_states, split_records, write_states
 from pallas_kernels.operands import stored
+from pallas_kernels.records import RecordSizes, read_states, split_records, write_states
 from pallas_kernels.ssd_window.reference import add_records_reference, visible
 
 

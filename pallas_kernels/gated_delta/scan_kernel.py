@@ -14,10 +14,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.causal_conv.reference import of_length_one
+from pallas_kernels.decay import LOWEST, coarse_and_fine
 from pallas_kernels.dispatch import over_limit
 from pallas_kernels.gated_delta.reference import DeltaScanFrames
-from pallas_kernels.mamba2 import LOWEST, RecordSizes, coarse_and_fine
 from pallas_kernels.operands import widen
+from pallas_kernels.records import RecordSizes
 from pallas_kernels.ssd_scan.kernel import Tile
 from pallas_kernels.triton import Ref, call, cdiv, dot, iota, load, power_of_two, store
 

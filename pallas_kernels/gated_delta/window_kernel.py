@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.decay import coarse_and_fine, lags
 from pallas_kernels.dispatch import over_limit
 from pallas_kernels.gated_delta.reference import DeltaRings
-from pallas_kernels.mamba2 import RecordSizes, coarse_and_fine, lags, state_words
 from pallas_kernels.operands import stored, widen
+from pallas_kernels.records import RecordSizes, state_words
 from pallas_kernels.triton import Ref, call, cdiv, iota, load, power_of_two, store
 
 LANES = 32  # columns of a state, a cache line, that are summed across threads; others within one

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.decay import lag, running_decay
 from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.gated_delta.reference import DeltaFold, DeltaScan, DeltaWindow
-from pallas_kernels.mamba2 import lag, running_decay
 from pallas_kernels.ssd_window.xla import add_records, read_states_by, weigh, window_decays
 
 BLOCK = 8  # of a triangle, inverted row by row; larger ones are put together from these by products

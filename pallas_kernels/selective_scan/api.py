@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.arguments import check, check_tree
 from pallas_kernels.dispatch import Implementation, run
-from pallas_kernels.mamba2 import check_rings
+from pallas_kernels.records import check_rings
 from pallas_kernels.selective_scan import kernel, reference, xla
 from pallas_kernels.selective_scan.reference import (
     SelectiveChunk,

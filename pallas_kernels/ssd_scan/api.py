@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.arguments import check
 from pallas_kernels.dispatch import Implementation, run
-from pallas_kernels.mamba2 import RecordSizes, check_frames, check_groups
+from pallas_kernels.records import RecordSizes, check_frames, check_groups
 from pallas_kernels.ssd_scan import kernel, reference, triton_scan, xla
 from pallas_kernels.ssd_scan.reference import Scan, ScanFrames
 

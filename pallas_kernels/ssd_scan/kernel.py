@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.decay import LOWEST, coarse_and_fine
 from pallas_kernels.dispatch import over_limit
-from pallas_kernels.mamba2 import LOWEST, RecordSizes, coarse_and_fine, state_words
 from pallas_kernels.operands import stored, widen
+from pallas_kernels.records import RecordSizes, state_words
 from pallas_kernels.ssd_scan.reference import Scan, ScanFrames
 from pallas_kernels.ssd_scan.xla import ssd_scan_xla
 from pallas_kernels.triton import NUM_SMS, Ref, call, cdiv, dot, iota, load, power_of_two, store

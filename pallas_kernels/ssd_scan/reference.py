@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.arguments import FLAGS, FLOATS, INTS, WORDS
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.mamba2 import RecordSizes, read_states, write_states
+from pallas_kernels.records import RecordSizes, read_states, write_states
 
 
 class Scan(NamedTuple):

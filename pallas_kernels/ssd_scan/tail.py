@@ -12,8 +12,8 @@ from jax.experimental import pallas as pl
 from pallas_kernels.arguments import BITS, FLOAT32, FLOATS, INTS, WORDS, check, check_dtype
 from pallas_kernels.checkpoint import layer_words, pack_columns, word_of
 from pallas_kernels.dispatch import Implementation, run
-from pallas_kernels.mamba2 import ProjectionLayout
 from pallas_kernels.operands import stored
+from pallas_kernels.records import ProjectionLayout
 from pallas_kernels.triton import Ref, call, cdiv, iota, load, store
 
 BLOCK = 1024  # elements that a program copies

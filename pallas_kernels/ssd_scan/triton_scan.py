@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import jax_triton
-from pallas_kernels.mamba2 import RecordSizes
+from pallas_kernels.records import RecordSizes
 from pallas_kernels.ssd_scan.reference import ScanFrames
 from pallas_kernels.triton import cdiv, power_of_two
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.decay import lag, running_decay
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.mamba2 import lag, running_decay
 from pallas_kernels.ssd_scan.reference import Scan
 
 

@@ -1,6 +1,6 @@
 """Mamba-2 outputs for new tokens from a checkpoint and a ring of records, and their fold."""
 
-from pallas_kernels.mamba2 import RecordSizes as RecordSizes
+from pallas_kernels.records import RecordSizes as RecordSizes
 from pallas_kernels.ssd_window.api import fold as fold
 from pallas_kernels.ssd_window.api import fold_frames as fold_frames
 from pallas_kernels.ssd_window.api import ssd_window_frames as ssd_window_frames

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.arguments import check, check_tree
 from pallas_kernels.dispatch import Implementation, run
-from pallas_kernels.mamba2 import RecordSizes, check_frames, check_groups, check_rings
+from pallas_kernels.records import RecordSizes, check_frames, check_groups, check_rings
 from pallas_kernels.ssd_window import kernel, reference, xla
 from pallas_kernels.ssd_window.reference import Fold, FoldFrames, WindowFrames, WindowRings
 

@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.decay import coarse_and_fine, lags
 from pallas_kernels.dispatch import over_limit
-from pallas_kernels.mamba2 import RecordSizes, coarse_and_fine, lags, state_words
 from pallas_kernels.operands import floats, stored, widen
+from pallas_kernels.records import RecordSizes, state_words
 from pallas_kernels.ssd_window.reference import FoldFrames, WindowRings
 from pallas_kernels.triton import Ref, call, cdiv, dot, iota, load, power_of_two, store
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.arguments import BITS, FLAGS, FLOAT32, FLOATS, INTS, WORDS
-from pallas_kernels.mamba2 import RecordSizes, read_states, split_records, write_states
+from pallas_kernels.records import RecordSizes, read_states, split_records, write_states
 from pallas_kernels.ssd_scan.reference import Scan, ssd_scan_reference
 
 

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.checkpoint import unpack_states
+from pallas_kernels.decay import lag, running_decay
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.mamba2 import lag, running_decay
 from pallas_kernels.ssd_window.reference import Fold, WindowFrames, visible
 
 

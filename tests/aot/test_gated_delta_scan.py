@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_kernels.gated_delta import DeltaScanFrames, gated_delta_scan_frames
-from pallas_kernels.mamba2 import RecordSizes
+from pallas_kernels.records import RecordSizes
 from tests.aot import sass
 from tests.aot.h200 import SHARED_MEMORY, compile_for_h200
 from tests.aot.test_kernels import arena_of, needs_disassembler, spec

@@ -8,7 +8,7 @@ import pytest
 
 from pallas_kernels.frame_io import copy_frames, read_frames
 from pallas_kernels.gated_delta import DeltaRings, gated_delta_window_rings
-from pallas_kernels.mamba2 import RecordSizes
+from pallas_kernels.records import RecordSizes
 from pallas_kernels.ssd_scan import ScanFrames, ssd_scan_frames
 from pallas_kernels.ssd_window import FoldFrames, WindowRings, fold_frames, ssd_window_rings
 from tests.aot import sass

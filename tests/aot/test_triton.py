@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from pallas_kernels.mamba2 import RecordSizes
+from pallas_kernels.records import RecordSizes
 from pallas_kernels.ssd_scan import ScanFrames, ssd_scan_frames, triton_scan
 from tests.aot.h200 import compile_for_h200
 from tests.aot.sass import NO_TOOLS, recorded

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.mamba2 import RecordSizes, read_states
+from pallas_kernels.records import RecordSizes, read_states
 from pallas_kernels.ssd_scan import triton_scan
 from pallas_kernels.ssd_scan.cases import CASES, Case, make_inputs
 from tests.kernels.by_name import ssd_scan_frames

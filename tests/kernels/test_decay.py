@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.mamba2 import LOWEST, lag, running_decay
+from pallas_kernels.decay import LOWEST, lag, running_decay
 
 
 def fast_and_slow(num: int) -> np.ndarray:

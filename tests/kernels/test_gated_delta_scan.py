@@ -13,7 +13,7 @@ import pytest
 from pallas_kernels.causal_conv import causal_conv
 from pallas_kernels.gated_delta.cases import SCANS, ScanCase, make_scan_frames_inputs
 from pallas_kernels.gated_delta.scan_kernel import inverse_by_products, why_unsupported
-from pallas_kernels.mamba2 import ProjectionLayout, RecordSizes, read_states
+from pallas_kernels.records import ProjectionLayout, RecordSizes, read_states
 from tests.kernels.by_name import gated_delta_scan_frames, store_tail
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_window import assert_same_bits, relative_error

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import fold, jax_triton, ssd_scan
-from pallas_kernels.mamba2 import RecordSizes, read_states, state_words, write_states
+from pallas_kernels.records import RecordSizes, read_states, state_words, write_states
 from pallas_kernels.ssd_scan import kernel, triton_scan
 from pallas_kernels.ssd_scan.api import FRAMES
 from pallas_kernels.ssd_scan.cases import Case, make_inputs

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import fold
-from pallas_kernels.mamba2 import read_states
+from pallas_kernels.records import read_states
 from pallas_kernels.ssd_window import RecordSizes
 from pallas_kernels.ssd_window.api import FRAME_FOLDS, FRAMES, RINGS
 from pallas_kernels.ssd_window.cases import CASES, make_inputs

@@ -9,7 +9,7 @@ from hybrid_jax.engine import frames
 from hybrid_jax.engine.kinds.columns_pallas import fold_columns
 from hybrid_jax.engine.kinds.kind import FoldRows
 from hybrid_jax.state import Model, State
-from pallas_kernels.mamba2 import RecordSizes
+from pallas_kernels.records import RecordSizes
 from pallas_kernels.ssd_window import FoldFrames, fold_frames
 
 

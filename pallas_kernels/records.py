@@ -1,14 +1,9 @@
-"""What the kernels of Mamba-2 and of the gated delta net share.
-
-How a token's projection and its record lie in memory, how states lie in frames, and running sums of decay exponents
-whose differences keep full precision.
-"""
+"""How a token's projection and its record lie in memory, and states in frames: Mamba-2's and the gated delta net's."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -20,8 +15,6 @@ from pallas_kernels.triton import NOWHERE, power_of_two
 
 # Elements of a head's state that a kernel takes: 128 float32 registers in each of 256 threads.
 MAX_STATE = 32 * 1024
-LOWEST = -128.0  # exp of it is zero in float32
-STEPS_PER_UNIT = 1024.0  # 128 summands of LOWEST, in these steps, are still exact in float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,39 +185,6 @@ def state_words(
         # A word of padding is also one of the next channel's.
         words = jnp.where(exists, words, NOWHERE)
     return words, exists
-
-
-def running_decay(exponents: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
-    """Running sums of `exponents` <= 0 along an axis of at most 128, as a coarse and a fine part.
-
-    exp(c_q - c_k) of two plain running sums is wrong by |c| * 6e-8, which is much where a head forgets
-    fast: c reaches hundreds while the exponents between q and k are small. The coarse sums are exact and
-    the fine ones small, so `lag` of both parts is as good as summing only what lies between.
-    """
-    exponents = jnp.maximum(exponents, LOWEST)
-    coarse = jnp.round(exponents * STEPS_PER_UNIT) / STEPS_PER_UNIT
-    return jnp.cumsum(coarse, axis=axis), jnp.cumsum(exponents - coarse, axis=axis)
-
-
-def lag(late: tuple[jax.Array, jax.Array], early: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Sum of the exponents after `early` up to `late`, two places in `running_decay`'s result."""
-    return (late[0] - early[0]) + (late[1] - early[1])
-
-
-def coarse_and_fine(exponents: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Exponents as two parts whose running sums keep full precision: `running_decay` for kernels, without rounding."""
-    exponents = jnp.maximum(exponents, LOWEST)
-    coarse = jnp.floor(exponents * STEPS_PER_UNIT + 0.5) / STEPS_PER_UNIT
-    return coarse, exponents - coarse
-
-
-def lags(parts: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
-    """Sums of both parts of `coarse_and_fine`, and of the exponents behind each slot [S, 1]; for kernels."""
-    totals = [jnp.sum(part) for part in parts]
-    behind = sum(
-        total - jnp.cumsum(part, axis=0) for total, part in zip(totals, parts, strict=True)
-    )
-    return totals, behind
 
 
 def check_groups(
