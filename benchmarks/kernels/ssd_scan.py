@@ -27,9 +27,9 @@ from pallas_kernels.records import RecordSizes, read_states
 from pallas_kernels.ssd_scan import cases as shapes
 from pallas_kernels.ssd_scan import ssd_scan_frames
 from pallas_kernels.ssd_scan.kernel import (
-    CONFIGS,
     LEAST_SEGMENT,
     Config,
+    config_of,
     num_segments,
     ssd_scan_frames_pallas,
 )
@@ -170,7 +170,7 @@ def work(shape: shapes.Case, dtype: str) -> Work:
 def case_of(shape: shapes.Case, dtype: str = "bfloat16", truth: str = "xla") -> Case:
     records = records_of(shape)
     segments = num_segments(shape.rows, shape.heads, shape.tokens)
-    base = CONFIGS[dtype]
+    base = config_of(records, jnp.dtype(dtype))
     calls = {"pallas": functools.partial(run, records, "pallas")}
     if segments > 1:
         calls["pallas whole"] = functools.partial(run_config, records, replace(base, segments=1))

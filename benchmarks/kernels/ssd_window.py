@@ -50,7 +50,7 @@ SMOKE = "verify"
 WINDOW_SWEEP = [
     Config(num_warps=warps, channels=channels) for warps in (1, 2, 4) for channels in (16, 32, 64)
 ]
-FOLD_SWEEP = [Config(num_warps=warps, num_stages=stages) for warps in (4, 8) for stages in (1, 2)]
+FOLD_SWEEP = [(warps, stages) for warps in (4, 8) for stages in (1, 2)]
 
 
 def records_of(shape: shapes.Case) -> RecordSizes:
@@ -228,11 +228,13 @@ def fold_case(shape: shapes.Case, truth: str = "xla") -> Case:
     }
     runs["xla"] = fold_gather
     calls = {name: functools.partial(fold_call, shape, run) for name, run in runs.items()}
+    usual = Config.of_fold(records)
+    sweep = [replace(usual, num_warps=warps, num_stages=stages) for warps, stages in FOLD_SWEEP]
     configs = {
         label(c): functools.partial(
             fold_call, shape, with_arrays(fold_frames_pallas, FoldFrames, config=c)
         )
-        for c in FOLD_SWEEP
+        for c in sweep
     }
     states = 2 * 4 * shape.rows * shape.heads * records.head_words
     count = shape.rows * shape.slots

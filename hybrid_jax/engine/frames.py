@@ -143,13 +143,20 @@ class Beside:
         self._given: jax.Array | None = None
         self._made: tuple[jax.Array, ...] = ()
 
-    def note(self, normed: jax.Array, made: jax.Array) -> None:
-        """Remembers that a mixer made `made`, or parts of it, from its input `normed`."""
-        self._given, self._made = normed, (*self.of(normed), made)
+    def note(self, normed: jax.Array, *made: jax.Array) -> None:
+        """Remembers that a mixer had the input `normed`; writes of later ones wait for what it `made`."""
+        self._given, self._made = normed, (*self.of(normed), *made)
 
     def of(self, normed: jax.Array) -> tuple[jax.Array, ...]:
         """The outputs of the noted mixers if their input was `normed` too; else nothing."""
         return self._made if self._given is normed else ()
+
+    def apart(self, normed: jax.Array) -> jax.Array:
+        """A mixer's input, of which XLA does not see that the noted mixers have it too.
+
+        It would join their products: put the weights side by side in every step, and take the outputs apart again.
+        """
+        return jax.lax.optimization_barrier(normed) if self._given is normed else normed
 
     def tie(
         self, indices: jax.Array, normed: jax.Array, state: State, *more: jax.Array

@@ -173,17 +173,18 @@ class WindowWalk:
     ) -> jax.Array:
         """See `decoder.Mix`."""
         rows, place = self.plan.rows, self.model.places[where]
+        given = self.beside.apart(normed)
         if isinstance(place, KVPlace):
             table = self.beside.tie(rows.table, normed, self.state)
             span = (rows.base, rows.begin, rows.end, place)
             out, arena = attend_pages(
-                *(weights, normed, self.state.arena, table, *span),
+                *(weights, given, self.state.arena, table, *span),
                 *(spec, self.model, rows.ancestors),
             )
             self.state = self.state.replace(arena=arena)
             return out
         steps = steps_of(spec, self.model)
-        out, self.state, entries = steps.window(weights, normed, self.state, place, self.plan)
+        out, self.state, entries = steps.window(weights, given, self.state, place, self.plan)
         self.written[place.group][place.layer] = entries
         self.beside.note(normed, out)
         return out
@@ -230,17 +231,18 @@ class ChunkWalk:
     ) -> jax.Array:
         """See `decoder.Mix`."""
         rows, model = self.plan
-        place = model.places[where]
+        place, given = model.places[where], self.beside.apart(normed)
         if isinstance(place, KVPlace):
             span = (rows.start, rows.start, self.end, place)
             table = self.beside.tie(rows.table, normed, self.state)
-            out, arena = attend_pages(weights, normed, self.state.arena, table, *span, spec, model)
+            out, arena = attend_pages(weights, given, self.state.arena, table, *span, spec, model)
             self.state = self.state.replace(arena=arena)
             self.beside.note(normed, out)
             return out
         steps = steps_of(spec, model)
-        out, self.state, tail = steps.chunk(weights, normed, self.state, place, self.plan)
+        out, self.state, tail = steps.chunk(weights, given, self.state, place, self.plan)
         if tail is None:
+            self.beside.note(normed)
             return out
         group = place.of(model.geometry)
         joined = rings.join(self.tails.get(place.group), tail, place.layer, group.num_layers)

@@ -19,7 +19,7 @@ from pallas_kernels.dispatch import over_limit
 from pallas_kernels.gated_delta.reference import DeltaScanFrames
 from pallas_kernels.operands import widen
 from pallas_kernels.records import RecordSizes
-from pallas_kernels.ssd_scan.kernel import Tile
+from pallas_kernels.ssd_scan.kernel import BLOCK, Tile
 from pallas_kernels.triton import Ref, call, cdiv, dot, iota, load, power_of_two, store
 
 
@@ -43,7 +43,7 @@ CONFIGS = {
     "bfloat16": Config(),
     "float32": Config(tile=16, width=16, scan_warps=8, num_stages=1),
 }
-MAX_STATE_SIZE = 128
+MAX_STATE_SIZE = BLOCK  # a state is multiplied whole
 # Factors of a token: the rate by which it writes, and decays from the tile's start to it and from it to the tile's end.
 BETA, BEFORE, BEHIND = range(3)
 
@@ -172,12 +172,12 @@ def _scan_kernel(
     in_group = head // (records.num_heads // records.num_groups) * records.state_size + r
     held = r < records.state_size
     i, j = iota(chunk, 0, 2), iota(chunk, 1, 2)
-    state = tile.read_state(arena_ref, read_ref, exists_ref, row)
+    (state,) = tile.read_state(arena_ref, read_ref, exists_ref, row)
 
     # A checkpoint before the first token is the state that the row came with: a row without tokens keeps its own.
     @pl.when(kept <= 0)
     def _():
-        tile.write_state(arena_ref, write_ref, row, state)
+        tile.write_state(arena_ref, write_ref, row, (state,))
 
     def after(state: jax.Array, decay: jax.Array, k: jax.Array, u: jax.Array, behind: jax.Array):
         """The state after tokens with decays `behind` them."""
@@ -207,7 +207,7 @@ def _scan_kernel(
             sums, totals = _log_decays(dt, A_ref[head], dtype)
             up_to = jnp.where(token < kept, _behind(sums, totals), 0.0)
             kept_state = after(state, jnp.exp(sum(totals)), k, u, up_to)
-            tile.write_state(arena_ref, write_ref, row, kept_state)
+            tile.write_state(arena_ref, write_ref, row, (kept_state,))
 
         store(ukq_ref, row, token, column, value=u, mask=values)
         store(y_ref, row, token, column, value=y, mask=values)

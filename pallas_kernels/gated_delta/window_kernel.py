@@ -22,7 +22,7 @@ from pallas_kernels.triton import Ref, call, cdiv, iota, load, power_of_two, sto
 
 LANES = 32  # columns of a state, a cache line, that are summed across threads; others within one
 PER_WARP = 64 * 32  # elements of a state
-MAX_SLOTS = 128  # running sums of `mamba2.coarse_and_fine` are exact to there
+MAX_SLOTS = 128  # running sums of `decay.coarse_and_fine` are exact to there
 
 
 @dataclass(frozen=True)

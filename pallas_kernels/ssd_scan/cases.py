@@ -58,6 +58,7 @@ CASES = (
         initial_state=True,
     ),
     Case(name="state_size_1", tokens=20, heads=2, width=1, size=1, initial_state=True),
+    Case(name="state_in_blocks", tokens=70, heads=2, width=12, size=200, initial_state=True),
     Case(name="group_per_head", tokens=70, heads=4, groups=4, width=16, size=128),
 )
 

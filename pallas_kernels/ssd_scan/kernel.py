@@ -8,6 +8,7 @@ from its start.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 
 import jax
@@ -47,7 +48,16 @@ CONFIGS = {
     "float32": Config(chunk=16, width=16, num_stages=1),
 }
 MAX_STATE_SIZE = 256  # chunks of B and C of 512 would not fit in shared memory
+BLOCK = 128  # columns of a state that are multiplied at once; registers spill with 256
 LEAST_SEGMENT = 512  # tokens: the states of a segment are 5 % of what 512 tokens read and write
+
+
+def config_of(records: RecordSizes, dtype: jnp.dtype) -> Config:
+    """Launch parameters for these sizes and inputs."""
+    config = CONFIGS[dtype.name]
+    if dtype.name == "float32" and records.state_size > BLOCK:
+        return replace(config, width=8, num_warps=4)  # 16 channels spill
+    return config
 
 
 def num_segments(rows: int, heads: int, tokens: int) -> int:
@@ -108,22 +118,30 @@ class Tile:
         p = self.unit % self.parts * self.width + iota(self.width, 1, 2)
         return p, p < self.records.head_dim
 
-    def state_words(self, place: jax.Array | int):
-        """Word of each element [R, width] of the state, `place` heads into a frame, and which exist."""
-        (p, _), r = self.channel(), iota(self.records.state_size, 0, 2)
-        return state_words(self.records, place, p, r)
+    def columns(self, axis: int) -> list[jax.Array]:
+        """Columns of the state, in blocks that are multiplied one after another."""
+        size = self.records.state_size
+        return [r + iota(min(size - r, BLOCK), axis, 2) for r in range(0, size, BLOCK)]
+
+    def state_words(self, place: jax.Array | int) -> list[tuple[jax.Array, jax.Array]]:
+        """Words of the elements [R', width] of each block of the state, `place` heads into a frame, and which exist."""
+        p, _ = self.channel()
+        return [state_words(self.records, place, p, r) for r in self.columns(0)]
 
     def read_state(self, arena_ref: Ref, frames_ref: Ref, exists_ref: Ref, row: jax.Array):
-        """float32[R, width] of a row, from the frame it lies in; zeros where the row has none."""
-        words, held = self.state_words(self.head % self.per_frame)
+        """float32[R', width] for each block of a row's state, from the frame it lies in; zeros where there is none."""
         frame = frames_ref[row, self.first_frame + self.head // self.per_frame]
-        return widen(load(arena_ref, frame, words, mask=held & (exists_ref[row] > 0)))
+        return tuple(
+            widen(load(arena_ref, frame, words, mask=held & (exists_ref[row] > 0)))
+            for words, held in self.state_words(self.head % self.per_frame)
+        )
 
-    def write_state(self, arena_ref: Ref, frames_ref: Ref, row: jax.Array, state: jax.Array):
-        """Writes float32[R, width] of a row to its frame."""
-        words, held = self.state_words(self.head % self.per_frame)
+    def write_state(self, arena_ref: Ref, frames_ref: Ref, row: jax.Array, state: tuple):
+        """Writes the blocks of a row's state to its frame."""
         frame = frames_ref[row, self.first_frame + self.head // self.per_frame]
-        store(arena_ref, frame, words, value=stored(state, jnp.uint32), mask=held)
+        places = self.state_words(self.head % self.per_frame)
+        for block, (words, held) in zip(state, places, strict=True):
+            store(arena_ref, frame, words, value=stored(block, jnp.uint32), mask=held)
 
     def step(
         self,
@@ -131,7 +149,7 @@ class Tile:
         row: jax.Array,
         first: jax.Array,
         end: jax.Array,
-        state: jax.Array,
+        state: tuple[jax.Array, ...],
         skip: jax.Array | None = None,
     ):
         """One chunk of the tokens from `first` on that are before `end`.
@@ -140,8 +158,8 @@ class Tile:
             skip: D of the head, which stands on the diagonal of what x is multiplied with, or None.
 
         Returns:
-            y float32[Q, width], None without C; tokens int32[Q, 1]; the state after them
-            float32[R, width]; the exponent by which they decay one.
+            y float32[Q, width], None without C; tokens int32[Q, 1]; the state after them, as blocks; the exponent by
+            which they decay one.
         """
         x_ref, dt_ref, A_ref, B_ref, C_ref = refs
         records, head = self.records, self.head
@@ -152,9 +170,16 @@ class Tile:
         p, inside = self.channel()
         column = head * records.head_dim + p
         x = load(x_ref, row, token, column, mask=valid & inside)
-        r = iota(records.state_size, 1, 2)
-        in_group, held = group * records.state_size + r, valid & (r < records.state_size)
-        B = load(B_ref, row, token, self.B + in_group, mask=held)
+
+        def columns(ref: Ref, first: int) -> list[jax.Array]:
+            """Those of the group in B or C, [Q, R'] for each block."""
+            first = first + group * records.state_size
+            return [
+                load(ref, row, token, first + r, mask=valid & (r < records.state_size))
+                for r in self.columns(1)
+            ]
+
+        B = columns(B_ref, self.B)
         dt = load(dt_ref, row, token, head, mask=valid)  # [Q, 1]
         # One running sum is off by 6e-8 of itself: too much for float32, nothing beside bfloat16.
         steps = jnp.maximum(dt * A_ref[head], LOWEST)
@@ -165,12 +190,14 @@ class Tile:
         if C_ref is not None:
             # What the state at the chunk's start gives, decayed up to each token; then what the tokens of the chunk
             # give each other, as one product of [Q, Q] weights. Both run on tensor cores.
-            C = load(C_ref, row, token, self.C + in_group, mask=held)
-            y = jnp.exp(sum(sums)) * dot(C, state.astype(C.dtype))
+            C = columns(C_ref, self.C)
+            read = [dot(c, block.astype(c.dtype)) for c, block in zip(C, state, strict=True)]
+            y = jnp.exp(sum(sums)) * _sum(read)
             lag = sum(part - part.T for part in sums)  # [Q, Q] from a column's token to a row's
             # Masked after the exponential, which overflows above the diagonal, where lags are positive.
             causal = iota(self.chunk, 0, 2) >= iota(self.chunk, 1, 2)
-            weights = dot(C, B.T) * (jnp.where(causal, jnp.exp(lag), 0.0) * dt.T)
+            products = _sum([dot(c, b.T) for c, b in zip(C, B, strict=True)])
+            weights = products * (jnp.where(causal, jnp.exp(lag), 0.0) * dt.T)
             # D x, for the price of an addition: x is an operand of this product anyway.
             if skip is not None:
                 weights = weights + jnp.where(
@@ -180,8 +207,15 @@ class Tile:
         # What each token leaves in the state at the chunk's end. Weights are float32 up to the product.
         left = dt * jnp.exp(sum(t - part for t, part in zip(totals, sums, strict=True)))
         total = sum(totals)
-        added = dot(B.T, (widen(x) * left).astype(x.dtype))
-        return y, token, state * jnp.exp(total) + added, total
+        x = (widen(x) * left).astype(x.dtype)
+        state = tuple(
+            block * jnp.exp(total) + dot(b.T, x) for block, b in zip(state, B, strict=True)
+        )
+        return y, token, state, total
+
+
+def _sum(blocks: list[jax.Array]) -> jax.Array:
+    return functools.reduce(jnp.add, blocks)
 
 
 def _scan_kernel(
@@ -214,8 +248,10 @@ def _scan_kernel(
         number = pl.program_id(2)
         first = number * segment
         end, limit = (jnp.minimum(x, first + segment) for x in (end, limit))
-        words, held = tile.state_words(0)
-        state = load(starts_ref, row, tile.head, number, words, mask=held)
+        state = tuple(
+            load(starts_ref, row, tile.head, number, words, mask=held)
+            for words, held in tile.state_words(0)
+        )
     refs = (x_ref, dt_ref, A_ref, B_ref, C_ref)
     p, inside = tile.channel()
     column = tile.head * tile.records.head_dim + p
@@ -227,7 +263,7 @@ def _scan_kernel(
     def _():
         tile.write_state(arena_ref, write_ref, row, state)
 
-    def scan(i: jax.Array, state: jax.Array):
+    def scan(i: jax.Array, state: tuple):
         start = first + i * chunk
 
         # The checkpoint may stand within a chunk. That chunk is worked on twice, the first time only up to there: so
@@ -268,7 +304,7 @@ def _segment_kernel(
     """What a segment adds to a state of zeros, and the exponent by which it decays one."""
     tile, row, number = tile.here(), pl.program_id(0), pl.program_id(2)
     first, end = number * segment, (number + 1) * segment
-    words, held = tile.state_words(0)
+    places = tile.state_words(0)
     refs = (x_ref, dt_ref, A_ref, B_ref, None)
 
     def scan(i: jax.Array, carry: tuple):
@@ -278,9 +314,10 @@ def _segment_kernel(
 
     # Only a segment that another one follows is asked for.
     count = jnp.where(lengths_ref[row] > end, jnp.int32(segment // tile.chunk), 0)
-    empty = (jnp.zeros(words.shape, jnp.float32), jnp.float32(0))
-    state, decay = jax.lax.fori_loop(0, count, scan, empty)
-    store(added_ref, row, tile.head, number, words, value=state, mask=held)
+    zeros = tuple(jnp.zeros(words.shape, jnp.float32) for words, _ in places)
+    state, decay = jax.lax.fori_loop(0, count, scan, (zeros, jnp.float32(0)))
+    for block, (words, held) in zip(state, places, strict=True):
+        store(added_ref, row, tile.head, number, words, value=block, mask=held)
     decay_ref[row, tile.head, number] = decay
 
 
@@ -295,13 +332,16 @@ def _starts_kernel(
 ):
     """From what the segments add to the states at their starts."""
     tile, row = tile.here(), pl.program_id(0)
-    words, held = tile.state_words(0)
+    places = tile.state_words(0)
 
-    def step(number: jax.Array, state: jax.Array):
+    def step(number: jax.Array, state: tuple):
         # In place: what a segment adds is read before its place takes the state at its start.
-        added = load(starts_ref, row, tile.head, number, words, mask=held)
-        store(starts_ref, row, tile.head, number, words, value=state, mask=held)
-        return state * jnp.exp(decay_ref[row, tile.head, number]) + added
+        decay, after = jnp.exp(decay_ref[row, tile.head, number]), []
+        for block, (words, held) in zip(state, places, strict=True):
+            added = load(starts_ref, row, tile.head, number, words, mask=held)
+            store(starts_ref, row, tile.head, number, words, value=block, mask=held)
+            after.append(block * decay + added)
+        return tuple(after)
 
     state = tile.read_state(arena_ref, read_ref, exists_ref, row)
     jax.lax.fori_loop(0, decay_ref.shape[2], step, state)
@@ -320,7 +360,7 @@ def ssd_scan_frames_pallas(
     B, C = apart or (x, x)
     rows, tokens, _ = x.shape
     heads = records.num_heads
-    config = CONFIGS[x.dtype.name] if config is None else config
+    config = config_of(records, x.dtype) if config is None else config
     segments = config.segments or num_segments(rows, heads, tokens)
     segment = cdiv(cdiv(tokens, segments), config.chunk) * config.chunk
     segments = cdiv(tokens, segment)

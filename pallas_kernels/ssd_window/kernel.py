@@ -26,7 +26,10 @@ LEAST_SIDE = 16  # of a product on tensor cores
 PROGRAMS_OF_A_HEAD = 4  # that fold rows at the same time
 LANES = 32  # columns of a state, a cache line, that are summed across threads; others within one
 PER_WARP = 64 * 32  # elements of a state
-MAX_SLOTS = 128  # running sums of `mamba2.running_decay` are exact to there
+MOST_FOLDED = (
+    128 * 128
+)  # elements of a state that a program of a fold has; registers spill with twice as many
+MAX_SLOTS = 128  # running sums of `decay.running_decay` are exact to there
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Config:
     """Launch parameters.
 
     Attributes:
-        num_warps: of a program. channels: of a head's state that one program of a window has; a fold has them all.
+        num_warps: of a program. channels: of a head's state that one program has.
     """
 
     num_warps: int
@@ -49,8 +52,10 @@ class Config:
 
     @classmethod
     def of_fold(cls, records: RecordSizes) -> Config:
-        """As many for each thread of 4 warps or more: 3 programs of 64 x 128 fit on an SM."""
-        return cls(num_warps=max(4, records.state_elements // PER_WARP))
+        """As many for each thread of 4 to 8 warps: 3 programs of 64 x 128 fit on an SM."""
+        elements = min(records.state_elements, MOST_FOLDED)
+        channels = max(1, elements // power_of_two(records.state_size))
+        return cls(num_warps=max(4, elements // PER_WARP), channels=channels)
 
 
 def why_unsupported(records: RecordSizes, slots: int) -> str | None:
@@ -189,16 +194,22 @@ def _fold_kernel(
     records: RecordSizes,
     per_frame: int,
     per_layer: int,
+    channels: int,
     scaled: bool,
 ):
-    """Folds one head in some of the rows that fold: every n-th, where n programs share them."""
-    layer, head, part = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+    """Folds `channels` of one head in some of the rows that fold: every n-th, where n programs share them."""
+    layer, head = pl.program_id(0), pl.program_id(1)
+    blocks = cdiv(records.head_dim, channels)
+    part, sharing = pl.program_id(2) // blocks, pl.num_programs(2) // blocks
+    first = pl.program_id(2) % blocks * channels
     group = head // (records.num_heads // records.num_groups)
     frame = layer * per_layer + head // per_frame
     # At least 16 a side, for tensor cores; what is padding is loaded as zero.
-    p, r = (iota(max(n, LEAST_SIDE)) for n in (records.head_dim, records.state_size))
+    p, r = first + iota(max(channels, LEAST_SIDE)), iota(max(records.state_size, LEAST_SIDE))
+    inside = p < jnp.minimum(first + channels, records.head_dim)
     slot = iota(max(xB_ref.shape[2], LEAST_SIDE), 0, 2)  # [S, 1]
     words, held = state_words(records, head % per_frame, p[:, None], r[None, :])
+    held = held & inside[:, None]
     A = A_ref[layer, head]
     # Which rows fold is known on the device alone. A running count numbers them, and the programs of a head share
     # them: mostly none folds, and a program is done after this.
@@ -209,10 +220,10 @@ def _fold_kernel(
 
     def fold_row(i: jax.Array, _: None):
         # The row of this number: as many rows lie before it as have a smaller count.
-        row = jnp.sum((ended <= part + i * pl.num_programs(2)) & in_batch, dtype=jnp.int32)
+        row = jnp.sum((ended <= part + i * sharing) & in_batch, dtype=jnp.int32)
         live = slot < jnp.minimum(lengths_ref[row], xB_ref.shape[2])  # never past the row's ring
         columns = head * records.head_dim + p[None, :]
-        x = load(xB_ref, layer, row, slot, columns, mask=live & (p < records.head_dim)[None, :])
+        x = load(xB_ref, layer, row, slot, columns, mask=live & inside[None, :])
         columns = records.inner_size + group * records.state_size + r[None, :]
         B = load(xB_ref, layer, row, slot, columns, mask=live & (r < records.state_size)[None, :])
         dt = load(dt_ref, layer, row, slot, head, mask=live)  # [S, 1]
@@ -228,7 +239,7 @@ def _fold_kernel(
         store(arena_ref, write_ref[row, frame], words, value=stored(new, jnp.uint32), mask=held)
 
     count = jnp.sum(folds, dtype=jnp.int32)
-    jax.lax.fori_loop(0, cdiv(count - part, pl.num_programs(2)), fold_row, None)
+    jax.lax.fori_loop(0, cdiv(count - part, sharing), fold_row, None)
 
 
 def _product(x: jax.Array, B: jax.Array):
@@ -265,10 +276,11 @@ def fold_frames_pallas(
     which no row folds costs no more than looking at their lengths."""
     lengths, xB, dt, A, arena, read, write, exists = arrays
     config = config or Config.of_fold(records)
+    blocks = cdiv(records.head_dim, config.channels)
     (arena,) = call(
         _fold_kernel,
         *(arena, read, write, exists.astype(jnp.int32), lengths, xB, dt, A),
-        grid=(*A.shape, min(lengths.shape[0], PROGRAMS_OF_A_HEAD)),
+        grid=(*A.shape, min(lengths.shape[0], PROGRAMS_OF_A_HEAD) * blocks),
         outputs=[0],
         name="ssd_fold",
         num_warps=config.num_warps,
@@ -276,6 +288,7 @@ def fold_frames_pallas(
         records=records,
         per_frame=records.per_frame(arena),
         per_layer=per_layer,
+        channels=config.channels,
         scaled=scaled,
     )
     return arena

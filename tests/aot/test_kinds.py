@@ -1,4 +1,4 @@
-"""Steps of models with other kinds of layers than Mamba-2, compiled for an H200 over an arena of 100 GB."""
+"""Steps of models with other kinds of layers than Mamba-2, compiled for an H200 over an arena of 65 to 100 GB."""
 
 from __future__ import annotations
 
@@ -9,14 +9,23 @@ from dataclasses import replace
 import jax
 import pytest
 
-from hybrid_jax.config import MLP, Attention, EngineConfig, LayerSpec, ModelConfig, Rope, ShortConv
+from hybrid_jax.config import (
+    MLP,
+    Attention,
+    EngineConfig,
+    LayerSpec,
+    Mamba2,
+    ModelConfig,
+    Rope,
+    ShortConv,
+)
 from hybrid_jax.models.known import load_known
 from hybrid_jax.sizing.temporaries import kernel_step_bytes
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
 from tests.aot.models import decode_step, prefill_step
 from tests.drawing import EVERYTHING
 
-FRAMES = 400_000
+FRAMES = 250_000
 
 
 def qwen(name: str) -> ModelConfig:
@@ -45,18 +54,36 @@ def jamba() -> ModelConfig:
     return replace(config, layers=tuple(layers))
 
 
+def falcon_h1() -> ModelConfig:
+    """Three layers of Mamba-2 and attention side by side, with the largest state that a kernel holds."""
+    mamba2 = Mamba2(
+        num_heads=24,
+        head_dim=128,
+        state_size=256,
+        num_groups=1,
+        conv_width=4,
+        gated_norm="none",
+    )
+    attention = Attention(num_heads=12, num_kv_heads=2, head_dim=128, rope=Rope(dim=128))
+    layer = LayerSpec(mixers=(mamba2, attention), mlp=MLP(width=12_288))
+    return ModelConfig(family="falcon_h1", layers=(layer,) * 3, width=3072, vocab_size=65_536)
+
+
 MODELS = {
     "qwen3_5_9b": lambda: qwen("qwen3_5_9b"),
     "lfm2": lfm2,
     "jamba": jamba,
+    "falcon_h1": falcon_h1,
     "qwen3_5_35b_a3b": lambda: qwen("qwen3_5_35b_a3b"),
 }
-NAMES = tuple(MODELS) if EVERYTHING else ("qwen3_5_9b", "lfm2", "jamba")
-# Kernels of a recurrent layer, and its launches: norm, product, these, norm and product, and what reads the columns.
+NAMES = tuple(MODELS) if EVERYTHING else ("qwen3_5_9b", "lfm2", "jamba", "falcon_h1")
+# Kernels of a layer, and its launches: norm, product, these, norm and product, and what reads the columns. A layer of
+# falcon_h1 has those of attention too.
 DECODE = {
     "qwen3_5_9b": (("causal_conv_window", "gated_delta_window", "gated_rmsnorm"), 6),
     "lfm2": (("short_conv_window",), 4),
     "jamba": (("short_conv_window", "scan_inputs", "selective_window"), 8),
+    "falcon_h1": (("causal_conv_window", "ssd_window", "append_kv"), 13),
 }
 PREFILL = {
     "qwen3_5_9b": (
@@ -65,10 +92,11 @@ PREFILL = {
     ),
     "lfm2": (("short_conv", "store_short_tail"), 7),
     "jamba": (("short_conv", "scan_inputs", "selective_scan", "store_short_tail"), 12),
+    "falcon_h1": (("causal_conv", "ssd_scan", "append_kv"), 16),
 }
 for of in (DECODE, PREFILL):
     of["qwen3_5_35b_a3b"] = of["qwen3_5_9b"]
-MLP_LAUNCHES = {"qwen3_5_9b": 4, "lfm2": 4, "jamba": 4, "qwen3_5_35b_a3b": 12}
+MLP_LAUNCHES = {"qwen3_5_9b": 4, "lfm2": 4, "jamba": 4, "falcon_h1": 4, "qwen3_5_35b_a3b": 12}
 
 
 @functools.cache

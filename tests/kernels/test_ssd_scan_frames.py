@@ -120,10 +120,12 @@ def test_states_go_from_frames_to_frames(case, per_frame, dtype, implementation)
     assert_same_bits(np.asarray(arena)[untouched], np.asarray(given["arena"])[untouched])
 
 
-@pytest.mark.parametrize("segments", [2, 3, 5])
+@pytest.mark.parametrize(
+    "segments, size", [(2, LONG.size), (3, LONG.size), (5, LONG.size), (3, 200)]
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_segments_give_what_one_program_gives(segments, dtype):
-    inputs = make_inputs(LONG, dtype=dtype)
+def test_segments_give_what_one_program_gives(segments, size, dtype):
+    inputs = make_inputs(replace(LONG, size=size), dtype=dtype)
     config = replace(kernel.CONFIGS[dtype], chunk=32, segments=segments)
     y, state = jax.jit(functools.partial(kernel.scan_dense, config=config))(Scan(**inputs))
     want_y, want_state = scan(**inputs, implementation="reference")

@@ -18,6 +18,8 @@ FAST = ("pallas", "xla")
 TOLERANCE = {"float32": 1e-6}  # of the norm; outputs are float32 whatever the records' dtype
 RING = Case(name="ring", tokens=32, heads=6, groups=3, width=12, size=24, starts=(0, 0, 0, 0))
 WIDE = Case(name="wide", tokens=32, heads=16, groups=2, width=32, size=64, starts=(0,) * 8)
+# A head's state has more elements than one program of a fold takes.
+LARGE = replace(RING, name="large", heads=2, groups=1, width=80, size=200)
 RECORDS = ("x", "dt", "B")
 
 scan = jax.jit(functools.partial(ssd_scan, implementation="reference"))
@@ -147,9 +149,10 @@ class TestImplementation:
         assert y.dtype == jnp.float32
         assert_close(y, window(**inputs, implementation="reference"))
 
+    @pytest.mark.parametrize("case", [RING, LARGE], ids=["ring", "large_states"])
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    def test_fold_equals_the_reference(self, implementation, dtype):
-        inputs = fold_inputs(make_inputs(RING, dtype=dtype))
+    def test_fold_equals_the_reference(self, implementation, dtype, case):
+        inputs = fold_inputs(make_inputs(case, dtype=dtype))
         lengths = jnp.asarray([32, 0, 1, 19], jnp.int32)
         got = folded(**inputs, lengths=lengths, implementation=implementation)
         assert_close(got, folded(**inputs, lengths=lengths, implementation="reference"))
