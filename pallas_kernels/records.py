@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.checkpoint import pack_states, unpack_states
+from pallas_kernels.dispatch import over_limit
 from pallas_kernels.operands import floats
 from pallas_kernels.triton import NOWHERE, power_of_two
 
-# Elements of a head's state that a kernel takes: 128 float32 registers in each of 256 threads.
-MAX_STATE = 32 * 1024
+MAX_STATE_SIZE = 256  # columns; kernels take as many channels of a state at once as registers hold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,13 +76,8 @@ class RecordSizes:
         }
 
     def why_unsupported(self) -> str | None:
-        """Why no kernel holds a state of this size in registers, or None."""
-        if self.state_elements <= MAX_STATE:
-            return None
-        return (
-            f"a head's state must have at most {MAX_STATE} elements for 'pallas', got "
-            f"{self.head_dim} x {self.state_size}; use 'xla'"
-        )
+        """Why no kernel takes states of this size, or None."""
+        return over_limit(("a state must have at most {} columns", MAX_STATE_SIZE, self.state_size))
 
     @property
     def state_elements(self) -> int:

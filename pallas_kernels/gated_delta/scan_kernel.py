@@ -52,10 +52,7 @@ def why_unsupported(records: RecordSizes, dtype: jnp.dtype) -> str | None:
     """Why the kernels cannot take these shapes, or None."""
     if jnp.dtype(dtype).name not in CONFIGS:
         return f"inputs must be one of {sorted(CONFIGS)} for 'pallas', got {dtype}; convert them, or use 'xla'"
-    reason = over_limit(
-        ("a state must have at most {} columns", MAX_STATE_SIZE, records.state_size)
-    )
-    return reason or records.why_unsupported()
+    return over_limit(("a state must have at most {} columns", MAX_STATE_SIZE, records.state_size))
 
 
 def _log_decays(dt: jax.Array, A: jax.Array, dtype: jnp.dtype) -> tuple[list, list]:

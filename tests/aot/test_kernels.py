@@ -22,8 +22,9 @@ ROWS, LAYERS, FRAMES, PER_LAYER, SLOTS = 64, 3, 256, 16, 32
 REGISTERS = 65_536  # of a multiprocessor
 needs_disassembler = pytest.mark.skipif(sass.NO_TOOLS is not None, reason=str(sass.NO_TOOLS))
 FALCON_H1_3B = RecordSizes(num_heads=32, head_dim=128, num_groups=1, state_size=256)
+FALCON_H1_34B = RecordSizes(num_heads=32, head_dim=320, num_groups=2, state_size=256)
 OTHER_STATES = [
-    FALCON_H1_3B,
+    FALCON_H1_34B,
     RecordSizes(num_heads=32, head_dim=64, num_groups=1, state_size=256),
     RecordSizes(num_heads=32, head_dim=128, num_groups=1, state_size=128),
     RecordSizes(num_heads=32, head_dim=64, num_groups=1, state_size=64),
@@ -187,7 +188,7 @@ def test_a_fold_takes_few_instructions_and_tensor_cores(bits):
         (GRANITE_4_H_SMALL, 1, 1),
         (GRANITE_4_H_TINY, 1, 3),
         (FALCON_H1_3B, 1, 3),
-        (FALCON_H1_3B, 4, 1),
+        (FALCON_H1_34B, 4, 1),
     ],
     ids=["G8", "G1", "segments", "large states in segments", "large states"],
 )

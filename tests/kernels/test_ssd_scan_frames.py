@@ -172,9 +172,9 @@ def test_frames_name_their_kernel_and_refuse_what_does_not_fit():
         run(**given | {name: given[name][:, :1] for name in ("read", "write")})
     with pytest.raises(ValueError, match=r"xBC must have shape \(3, 70, 168\), got \(3, 70, 167\)"):
         run(**given | {"xBC": given["xBC"][..., :-1]})
-    huge = RecordSizes(num_heads=1, head_dim=256, num_groups=1, state_size=256)
+    huge = RecordSizes(num_heads=1, head_dim=64, num_groups=1, state_size=512)
     reason = kernel.why_unsupported(huge, jnp.bfloat16)
-    assert "at most 32768 elements for 'pallas', got 256 x 256" in reason
+    assert "at most 256 columns for 'pallas', got 512" in reason
 
 
 def test_other_dtypes_and_wide_states_are_refused_by_name_and_run_by_default():
