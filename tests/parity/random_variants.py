@@ -221,6 +221,76 @@ def random_variant(family: str, rng: random.Random) -> dict:
                 mlp_only_layers=[i for i in range(num_layers) if rng.random() < 0.3],
             )
         )
+    if family in ("lfm2", "lfm2_moe"):
+        lfm2 = (
+            common
+            | mixed
+            | dict(
+                hidden_size=heads * pick([8, 12, 16]),
+                num_hidden_layers=num_layers,
+                layer_types=[pick(["conv", "conv", A]) for _ in range(num_layers)],
+                conv_L_cache=rng.randrange(2, 6),
+                conv_bias=flag(),
+                norm_eps=eps,
+                rope_parameters=rope,
+                intermediate_size=rng.randrange(20, 70),
+            )
+        )
+        if family == "lfm2":
+            return lfm2 | dict(
+                block_auto_adjust_ff_dim=flag(),
+                block_multiple_of=pick([4, 7, 16]),
+                block_ffn_dim_multiplier=pick([1.0, 1.3, 0.7]),
+            )
+        experts, top_k = pick([(4, 1), (5, 5), (6, 2), (8, 3)])
+        return lfm2 | dict(
+            moe_intermediate_size=rng.randrange(8, 30),
+            num_dense_layers=rng.randrange(0, num_layers + 1),
+            num_experts=experts,
+            num_experts_per_tok=top_k,
+            use_expert_bias=flag(),
+            norm_topk_prob=flag(),
+            routed_scaling_factor=pick([1.0, 2.5]),
+        )
+    if family == "jamba":
+        period, every = pick([1, 2, 3]), pick([1, 2])
+        experts, top_k = pick([(1, 1), (4, 1), (5, 5), (6, 2)])
+        return (
+            common
+            | mixed
+            | dict(
+                hidden_size=heads * pick([8, 12, 16]),
+                intermediate_size=rng.randrange(20, 70),
+                num_hidden_layers=num_layers,
+                attn_layer_period=period,
+                attn_layer_offset=rng.randrange(period),
+                expert_layer_period=every,
+                expert_layer_offset=rng.randrange(every),
+                num_experts=experts,
+                num_experts_per_tok=top_k,
+                mamba_d_state=pick([4, 7, 16]),
+                mamba_d_conv=rng.randrange(2, 6),
+                mamba_expand=pick([1, 2, 3]),
+                mamba_dt_rank=pick(["auto", 1, 5]),
+                mamba_conv_bias=flag(),
+                mamba_proj_bias=flag(),
+                rms_norm_eps=eps,
+            )
+        )
+    if family in ("mamba", "falcon_mamba"):
+        mamba = dict(
+            hidden_size=rng.randrange(20, 50),
+            num_hidden_layers=num_layers,
+            state_size=pick([4, 7, 16]),
+            conv_kernel=rng.randrange(2, 6),
+            expand=pick([1, 2, 3]),
+            time_step_rank=pick(["auto", 1, 5]),
+            use_bias=flag(),
+            use_conv_bias=flag(),
+            layer_norm_epsilon=eps,
+        )
+        norms = dict(mixer_rms_eps=pick([1e-6, 1e-3])) if family == "falcon_mamba" else {}
+        return common | mamba | norms
     hidden = heads * pick([8, 16, 24])
     groups = groups if 2 * hidden % groups == 0 else 1
     ssm_heads = next(h for h in (groups * 4, groups * 2, groups) if 2 * hidden % h == 0)
