@@ -151,7 +151,6 @@ def scan(
         h: [B, T, D] normed inputs.
         state: [B, M, P, R] float32; conv: [B, W - 1, E] raw convolution inputs before the chunk.
         lengths: int32[B] valid tokens. state_lengths: int32[B] how many tokens the returned state covers.
-            `lengths - state_lengths` is at most one grain, which divides the scan's tile.
         implementation: as `gated_delta_scan` takes it.
 
     Returns:

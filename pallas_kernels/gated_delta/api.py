@@ -62,7 +62,7 @@ def gated_delta_scan(
         initial_state: [B, M, P, R] float32, or None for zeros.
         lengths: int32[B] valid tokens per row, or None for T. Padding changes nothing.
         state_lengths: int32[B] tokens after which the returned state stands, at most `lengths`;
-            None for `lengths`. The tokens between the two must lie in one tile of 64 tokens.
+            None for `lengths`.
         implementation: "reference", "xla", or None to choose. A named one never falls back.
 
     Returns:
@@ -108,8 +108,7 @@ def gated_delta_scan_frames(
     Args:
         records: how v and k lie in vkq: v as x, and k as B.
         first_frame: where the layer's begin among the frames of a row.
-        implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back. "xla" takes
-            `state_lengths` as `gated_delta_scan` does, the others anywhere in a row.
+        implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
 
     Returns:
         y [B, T, M P]; the records u | k | q [B, T, E], of which the first M P + G R columns are what a ring keeps; both

@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.decay import lag, running_decay
-from pallas_kernels.dispatch import HIGHEST
+from pallas_kernels.dispatch import HIGHEST, with_usual_tile
 from pallas_kernels.gated_delta.reference import DeltaFold, DeltaScan, DeltaWindow
 from pallas_kernels.ssd_window.xla import add_records, read_states_by, weigh, window_decays
 
 BLOCK = 8  # of a triangle, inverted row by row; larger ones are put together from these by products
 
 
-def gated_delta_scan_xla(arrays: DeltaScan, *, tile: int = 64):
-    """See `api.gated_delta_scan`; the token count is padded up to whole tiles here.
+def gated_delta_scan_xla(arrays: DeltaScan, *, tile: int | None = None):
+    """See `api.gated_delta_scan`; the token count is padded up to whole tiles here, of the usual size for None.
 
     Within a tile, with c the running sum of log decays and S the state before it (arXiv 2412.06464, section 3.3): what
     the tokens write solves the triangular system
@@ -22,6 +22,8 @@ def gated_delta_scan_xla(arrays: DeltaScan, *, tile: int = 64):
     y_q = exp(c_q) S q_q + sum over k <= q of exp(c_q - c_k) (q_q . k_k) u_k,
     S'  = exp(c_last) S + sum over k of exp(c_last - c_k) u_k k_k^T.
     """
+    if tile is None:
+        return with_usual_tile(gated_delta_scan_xla, arrays)
     q, k, v, log_decay, beta, initial_state, lengths, state_lengths = arrays
     rows, tokens, heads, width = v.shape
     groups, size = k.shape[2:]
@@ -29,12 +31,11 @@ def gated_delta_scan_xla(arrays: DeltaScan, *, tile: int = 64):
     tiles = -(-tokens // tile)
     position = jnp.arange(tiles * tile)
     valid = position < lengths[:, None]  # [B, T]
-    in_state = position < state_lengths[:, None]
 
-    def split(a: jax.Array, mask: jax.Array):
-        """[B, T, ...] as float32[c, B, Q, ...]."""
+    def split(a: jax.Array):
+        """[B, T, ...] as float32[c, B, Q, ...], zero on padding."""
         a = jnp.pad(a, ((0, 0), (0, tiles * tile - tokens)) + ((0, 0),) * (a.ndim - 2))
-        a = jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - 2)), a.astype(jnp.float32), 0)
+        a = jnp.where(valid.reshape(valid.shape + (1,) * (a.ndim - 2)), a.astype(jnp.float32), 0)
         return jnp.moveaxis(a.reshape(rows, tiles, tile, *a.shape[2:]), 1, 0)
 
     def by_head(a: jax.Array):
@@ -44,8 +45,18 @@ def gated_delta_scan_xla(arrays: DeltaScan, *, tile: int = 64):
 
     below = jnp.tril(jnp.ones((tile, tile), bool), -1)
 
-    def body(state: jax.Array, tokens_of_tile: tuple):  # state: [B, G, h, P, R]
-        kq, v, exponents, in_state, beta = tokens_of_tile
+    def after(state: jax.Array, u: jax.Array, k: jax.Array, exponents: jax.Array, counts):
+        """The state behind those of a tile's tokens that count: bool[B, Q], or True for all."""
+        counts = jnp.broadcast_to(counts, (rows, tile))[:, None, None]
+        decay = running_decay(jnp.where(counts, exponents, 0), axis=-1)
+        last = [part[..., -1:] for part in decay]
+        left = u * jnp.where(counts, jnp.exp(lag(last, decay)), 0)[..., None]
+        added = jnp.einsum("bghkp,bkgr->bghpr", left, k, precision=HIGHEST)
+        return state * jnp.exp(sum(last))[..., None] + added
+
+    def body(carry: tuple, tokens_of_tile: tuple):  # states: [B, G, h, P, R]
+        state, in_checkpoint, start = carry
+        kq, v, exponents, beta = tokens_of_tile
         k = kq[:, :tile]
         decay = running_decay(exponents, axis=-1)  # [B, G, h, Q] twice
         late, early = ([s[..., :, None] for s in decay], [s[..., None, :] for s in decay])
@@ -59,19 +70,21 @@ def gated_delta_scan_xla(arrays: DeltaScan, *, tile: int = 64):
         u = jnp.einsum("bghqk,bghkp->bghqp", inverse(triangle), right, precision=HIGHEST)
         weights = scores[..., tile:, :] * between
         y = kept * carried_q + jnp.einsum("bghqk,bghkp->bghqp", weights, u, precision=HIGHEST)
-        decay = running_decay(exponents * in_state, axis=-1)
-        last = [part[..., -1:] for part in decay]
-        left = u * (in_state * jnp.exp(lag(last, decay)))[..., None]
-        added = jnp.einsum("bghkp,bkgr->bghpr", left, k, precision=HIGHEST)
-        return state * jnp.exp(sum(last))[..., None] + added, (y, u)
+        first = state_lengths - start  # tokens of the tile that the returned state covers
+        ends = (first > 0) & (first <= tile)
 
-    kq = jnp.concatenate([split(k, valid), split(q, valid)], axis=2)  # [c, B, 2 Q, G, R]
-    ones = jnp.broadcast_to(in_state[:, :, None], (*in_state.shape, heads))
-    per_token = (by_head(split(a, valid)) for a in (v, log_decay))
-    kept = by_head(jnp.moveaxis(ones.reshape(rows, tiles, tile, heads), 1, 0)).astype(jnp.float32)
-    xs = (kq, *per_token, kept, by_head(split(beta, valid)))
+        def checkpoint() -> jax.Array:
+            """What tokens write does not depend on later ones."""
+            new = after(state, u, k, exponents, jnp.arange(tile) < first[:, None])
+            return jnp.where(ends.reshape(-1, 1, 1, 1, 1), new, in_checkpoint)
+
+        in_checkpoint = jax.lax.cond(ends.any(), checkpoint, lambda: in_checkpoint)
+        return (after(state, u, k, exponents, True), in_checkpoint, start + tile), (y, u)
+
+    kq = jnp.concatenate([split(k), split(q)], axis=2)  # [c, B, 2 Q, G, R]
+    xs = (kq, *(by_head(split(a)) for a in (v, log_decay, beta)))
     state = initial_state.reshape(rows, groups, heads // groups, width, size)
-    state, (y, u) = jax.lax.scan(body, state, xs)
+    (_, state, _), (y, u) = jax.lax.scan(body, (state, state, jnp.int32(0)), xs)
 
     def whole(a: jax.Array):
         """[c, B, G, h, Q, P] as [B, T, M, P], zero on padding, even where the state is not finite."""

@@ -51,7 +51,7 @@ def ssd_scan(
         initial_state: [B, M, P, R] float32, or None for zeros.
         lengths: int32[B] valid tokens per row, or None for T. Padding changes nothing.
         state_lengths: int32[B] tokens after which the returned state stands, at most `lengths`;
-            None for `lengths`. The tokens between the two must lie in one tile of 64 tokens.
+            None for `lengths`.
         implementation: "reference", "xla", "pallas", or None to choose. A named one never falls back.
 
     Returns:
@@ -98,7 +98,8 @@ def ssd_scan_frames(
         records: how x and B lie in xBC.
         first_frame: where the layer's begin among the frames of a row.
         implementation: "reference", "xla", "pallas", "triton" (bfloat16 on an NVIDIA GPU, with the packages jax-triton
-            and triton), or None to choose among "xla" and "pallas". A named one never falls back.
+            and triton), or None to choose among "xla" and "pallas". A named one never falls back. With "triton", the
+            tokens between `state_lengths` and `lengths` must lie in one chunk of 64.
 
     Returns:
         y [B, T, M P] in the dtype of xBC, zero on padding; the arena.
