@@ -40,7 +40,7 @@ from hybrid_jax.sim.prefix_cache.traces import TraceRequest, read_trace
 SHARES = (1 / 24, 1 / 12, 1 / 6, 1 / 3, 2 / 3)
 SPECS = (
     *("jamba_1_5_mini", "codestral_mamba_7b", "nemotron_h_8b", "paper_7b", "paper_7b_real"),
-    *("qwen3_next_80b", "llama_3_1_8b"),
+    *("qwen3_5_9b", "qwen3_5_35b_a3b", "qwen3_next_80b", "llama_3_1_8b"),
 )
 FIXED = ("lru", "alpha:0.2", "alpha:0.5", "alpha:1", "alpha:2", "marconi", "marconi-code")
 POLICIES = ("vllm", "sglang", *FIXED, "adaptive", "optimal", "infinite")
