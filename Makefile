@@ -3,6 +3,9 @@
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# What Python compiled is kept, whatever the environment says: tests start hundreds of processes, and each of them would
+# compile jax again, for 2 seconds.
+export PYTHONDONTWRITEBYTECODE :=
 VENV := .venv
 BIN := $(VENV)/bin
 # Python compiles what it imports; for pip to compile everything takes longer than the rest of an installation.
