@@ -33,12 +33,12 @@ from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.engine.programs.store import open_store
 from hybrid_jax.engine.this_device import first_device, held_bytes
+from hybrid_jax.models.files import BUNDLED
 from hybrid_jax.text.conversation import Conversation
 from hybrid_jax.text.prompts import Prompt, Prompts
 from hybrid_jax.text.tokenizer import Tokenizer
 from hybrid_jax.weights import load_config, load_model, model_folder
 
-BUNDLED = Path(__file__).resolve().parents[1] / "bundled"
 SECONDS_FOR_DROPPED = 10.0  # how long a new object waits for the memory of dropped ones
 
 
@@ -54,7 +54,8 @@ class LLM:
     for the next process. Each `memory`, `max_rows`, `max_model_len`, `dtype` and `exact` has programs of its own.
 
     Args:
-        model: a directory in Hugging Face layout or written by `save_orbax`; None for the small bundled one.
+        model: a directory in Hugging Face layout or written by `save_orbax`; "tiny_gated_delta" or None for one of the
+            two small models in the package.
         dtype: of weights, activations and KV pages: "float32", "bfloat16", or "auto" for float32 on a CPU and the
             stored one elsewhere.
         memory: bytes for arena, rings, tables and logits together, as a number or like "8GiB"; weights come on top.

@@ -49,7 +49,8 @@ app = typer.Typer(
 )
 
 ModelOption = Annotated[
-    str | None, typer.Option(help="Model directory; the bundled small model by default.")
+    str | None,
+    typer.Option(help="Model directory, or tiny_gated_delta; the bundled small model by default."),
 ]
 MemoryOption = Annotated[
     str | None,

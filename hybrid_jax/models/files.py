@@ -17,6 +17,11 @@ from hybrid_jax.kinds.table import KINDS
 from hybrid_jax.models import config_from_hf
 from hybrid_jax.models.hf_config import plain
 
+PACKAGE = Path(__file__).resolve().parents[1]
+BUNDLED = PACKAGE / "bundled"  # the model where none is named
+PACKED = {
+    "tiny_gated_delta": PACKAGE / "bundled_gated_delta"
+}  # known models that come with weights
 CONFIG_FILE = "config.json"
 ReportBytes = Callable[[int, int], None]  # bytes done, bytes in all, while a model is read
 STORED_CONFIG_FILE = "model_config.json"  # beside an orbax checkpoint
@@ -40,6 +45,8 @@ def model_folder(path: str | Path) -> Path:
     """The directory that `path` names; raises CheckpointNotFound when there is none."""
     folder = model_path(path)
     if not folder.is_dir():
+        if str(path) in PACKED:
+            return PACKED[str(path)]
         what = "is a file, not a directory" if folder.exists() else "does not exist"
         raise CheckpointNotFound(f"load_model: {folder} {what}; {how_to_get(path)}")
     return folder

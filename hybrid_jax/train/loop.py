@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.models import config_from_hf
-from hybrid_jax.models.files import read_json
+from hybrid_jax.models.files import BUNDLED, CONFIG_FILE, read_json
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.train import TrainOptions
 from hybrid_jax.train import state as saved
@@ -37,7 +37,6 @@ WARMUP, DECAY_FROM = 0.02, 0.2
 # From this share of the training on, rows are context / divisor tokens long.
 ROW_SHARES = ((0.0, 4), (0.8, 2), (0.92, 1))
 LOG_EVERY = 20  # steps
-BUNDLED_CONFIG = Path(__file__).parents[1] / "bundled" / "config.json"
 
 
 def tiny_fields(context: int = 0, config: str | None = None) -> dict:
@@ -46,7 +45,7 @@ def tiny_fields(context: int = 0, config: str | None = None) -> dict:
     The bundled model has 4.1 M parameters over bytes. Its recurrent layers come first and see the order of the bytes,
     so attention needs no position encoding and is not tied to the lengths seen in training.
     """
-    usual = json.loads(BUNDLED_CONFIG.read_text())
+    usual = read_json(BUNDLED / CONFIG_FILE, "train_tiny")
     fields = usual if config is None else read_json(Path(config), "train_tiny")
     for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"):
         if fields.get(name) != usual[name]:

@@ -42,8 +42,8 @@ FAMILIES_HEAD = """
 KNOWN_HEAD = """
 ## Known sizes
 
-`inspect`, `simulate` and `pool-sim` take these by name, also by the name of a repository on the hub. There are no
-weights, and nothing is downloaded.
+`inspect`, `simulate` and `pool-sim` take these by name, also by the name of a repository on the hub. Nothing is
+downloaded. Only `tiny_gated_delta` comes with weights ([bundled_model.md](bundled_model.md)).
 
 | name | family | parameters | repositories |
 | --- | --- | --- | --- |

@@ -13,26 +13,38 @@ REQUEST = {"session_id": 0, "turn_id": 0, "ts": 0, "input_tokens": [1, 2], "outp
 
 
 @pytest.fixture(scope="module")
-def run(root, tmp_path_factory):
-    """Runs a command of the unpacked wheel: its exit code, and what it wrote."""
+def installed(root, tmp_path_factory):
+    """The unpacked wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "pip", "wheel", str(root), "--no-deps", "--no-build-isolation"]
     subprocess.run([*build, "-q", "-w", str(folder)], check=True, cwd=folder)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(folder / "installed")
+    return folder / "installed"
+
+
+@pytest.fixture(scope="module")
+def run(installed):
+    """Runs a command of the unpacked wheel: its exit code, and what it wrote."""
 
     def command(*arguments: str) -> tuple[int, str]:
-        code = f"import sys; sys.path.insert(0, {str(folder / 'installed')!r})\n"
+        code = f"import sys; sys.path.insert(0, {str(installed)!r})\n"
         code += "import hybrid_jax, hybrid_jax.cli.main as cli\n"
         code += "assert 'installed' in hybrid_jax.__file__, hybrid_jax.__file__\n"
         code += f"cli.main({list(arguments)!r})"
         made = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder
+            [sys.executable, "-c", code], capture_output=True, text=True, cwd=installed.parent
         )
         return made.returncode, made.stdout + made.stderr
 
     return command
+
+
+def test_both_small_models_are_in_it(installed, root):
+    for name in ("bundled", "bundled_gated_delta"):
+        packed, source = (folder / "hybrid_jax" / name for folder in (installed, root))
+        assert sorted(x.name for x in packed.iterdir()) == sorted(x.name for x in source.iterdir())
 
 
 @pytest.mark.parametrize("name", ["qwen3_next_80b", "Qwen/Qwen3-Next-80B-A3B-Instruct"])

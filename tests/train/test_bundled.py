@@ -1,4 +1,4 @@
-"""The model in the package: small, documented, loadable, and it writes something like Python."""
+"""The models in the package: small, documented, loadable, and they write something like Python."""
 
 from __future__ import annotations
 
@@ -14,36 +14,55 @@ import pytest
 import hybrid_jax
 from hybrid_jax.models import config_from_hf
 from hybrid_jax.models.decoder import forward
+from hybrid_jax.models.files import BUNDLED, CONFIG_FILE, PACKED, model_folder
 from hybrid_jax.text.tokenizer import Tokenizer
 from hybrid_jax.train.data import END, Document, is_held_out
 from hybrid_jax.train.evaluate import bits_per_byte
 from hybrid_jax.train.loop import tiny_fields
 from hybrid_jax.weights import load_model
 
-FOLDER = Path(hybrid_jax.__file__).parent / "bundled"
+KNOWN = Path(hybrid_jax.__file__).parents[1] / "configs" / "models"
+FOLDERS = {  # the model's config for `train_tiny`, and its parameters
+    BUNDLED: (None, 4_108_332),
+    PACKED["tiny_gated_delta"]: (str(KNOWN / "tiny_gated_delta" / CONFIG_FILE), 4_116_616),
+}
 # Modules that is_held_out keeps from every training, in every Python since 3.11.
 HELD_OUT = ("sched.py", "copyreg.py", "xml/sax/xmlreader.py", "multiprocessing/connection.py")
 
 
-@pytest.fixture(scope="module")
-def model():
-    return load_model(FOLDER, dtype="float32")
+@pytest.fixture(scope="module", params=FOLDERS, ids=lambda folder: folder.name)
+def folder(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def record():
-    return json.loads((FOLDER / "training_record.json").read_text())
+def model(folder):
+    return load_model(folder, dtype="float32")
 
 
-def test_it_takes_at_most_16_megabytes():
-    assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 16e6
+@pytest.fixture(scope="module")
+def record(folder):
+    return json.loads((folder / "training_record.json").read_text())
 
 
-def test_it_is_the_model_that_train_tiny_makes(model):
+def test_it_takes_at_most_16_megabytes(folder):
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 16e6
+
+
+def test_it_is_the_model_that_train_tiny_makes(folder, model):
     config, params = model
-    assert replace(config_from_hf(tiny_fields()), dtype="float32") == config
-    assert config_from_hf(tiny_fields(8192)).max_position == 8192
-    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 4_108_332
+    source, count = FOLDERS[folder]
+    assert replace(config_from_hf(tiny_fields(config=source)), dtype="float32") == config
+    assert config_from_hf(tiny_fields(8192, source)).max_position == 8192
+    assert sum(leaf.size for leaf in jax.tree.leaves(params)) == count
+
+
+def test_a_packed_model_is_loaded_by_its_name(tmp_path, monkeypatch):
+    """A directory of that name comes first."""
+    assert model_folder("tiny_gated_delta") == PACKED["tiny_gated_delta"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny_gated_delta").mkdir()
+    assert model_folder("tiny_gated_delta") == Path("tiny_gated_delta")
 
 
 def test_the_record_names_the_held_out_files_and_a_good_result(record):
@@ -63,8 +82,8 @@ def test_the_record_shows_that_more_context_costs_fewer_bits(record):
 def test_held_out_modules_of_this_python_cost_what_the_record_says(model, record):
     """The other way round too: a wrong tensor or tokenizer costs bits."""
     config, params = model
-    folder = Path(sysconfig.get_paths()["stdlib"])
-    texts = [Document(name, (folder / name).read_bytes()[:2048]) for name in HELD_OUT]
+    library = Path(sysconfig.get_paths()["stdlib"])
+    texts = [Document(name, (library / name).read_bytes()[:2048]) for name in HELD_OUT]
     measured = bits_per_byte(params, config, texts, 512, rows=4)["bits_per_byte"]
     assert measured < record["held_out"]["context_2048"]["bits_per_byte"] + 0.4
 
@@ -76,12 +95,15 @@ def test_held_out_modules_of_this_python_cost_what_the_record_says(model, record
             "import unittest\n\nclass T(unittest.TestCase):\n\n    def test_put(self",
             "):\n        self.",
         ),
-        ("def main(argv):\n    parser = argparse.ArgumentParser()\n    ", "parser.add_argument("),
+        (
+            "def main(argv):\n    parser = argparse.ArgumentParser()\n    parser.add_",
+            "argument('",
+        ),
     ],
 )
-def test_it_continues_code_with_code(model, prompt, start):
+def test_it_continues_code_with_code(folder, model, prompt, start):
     config, params = model
-    tokenizer = Tokenizer.from_directory(FOLDER)
+    tokenizer = Tokenizer.from_directory(folder)
     prompt_ids = [END, *tokenizer.encode(prompt)]
     tokens = np.zeros((1, 96), np.int32)
     tokens[0, : len(prompt_ids)] = prompt_ids
