@@ -178,7 +178,8 @@ class HFConfig:
         if unknown or len(kinds) != num_layers:
             raise ValueError(
                 f"{self.family}: {name} in config.json must name {num_layers} layers, each one of "
-                f"{', '.join(known)}, got {len(kinds)}, unknown among them: {unknown}"
+                f"{', '.join(known)}, got {len(kinds)}"
+                + (f", with {', '.join(unknown)} among them" if unknown else "")
             )
 
     # --- groups of fields -------------------------------------------------------------------------
