@@ -33,11 +33,10 @@ from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.engine.programs.store import open_store
 from hybrid_jax.engine.this_device import first_device, held_bytes
-from hybrid_jax.models.files import BUNDLED
 from hybrid_jax.text.conversation import Conversation
 from hybrid_jax.text.prompts import Prompt, Prompts
 from hybrid_jax.text.tokenizer import Tokenizer
-from hybrid_jax.weights import load_config, load_model, model_folder
+from hybrid_jax.weights import BUNDLED, load_config, load_model, model_folder
 
 SECONDS_FOR_DROPPED = 10.0  # how long a new object waits for the memory of dropped ones
 
