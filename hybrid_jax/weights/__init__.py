@@ -7,8 +7,8 @@ May import: config, kinds, models.
 Packages: jax, ml_dtypes, numpy, orbax.
 """
 
-from hybrid_jax.models.files import CheckpointNotFound as CheckpointNotFound
 from hybrid_jax.models.files import BUNDLED as BUNDLED
+from hybrid_jax.models.files import CheckpointNotFound as CheckpointNotFound
 from hybrid_jax.models.files import model_folder as model_folder
 from hybrid_jax.models.files import read_json as read_json
 from hybrid_jax.weights.load import Dtype as Dtype
