@@ -11,9 +11,6 @@ import jax.numpy as jnp
 
 Implementation = Literal["reference", "xla", "pallas", "triton"]
 HIGHEST = jax.lax.Precision.HIGHEST
-# Tokens of a tile. Products within a tile grow with its square. A GPU wants them large; a CPU takes 0.5 to 0.9 of the
-# time with small ones.
-GPU_TILE, CPU_TILE = 64, 16
 
 
 def run(
@@ -65,13 +62,6 @@ def run(
         return named(arrays)
     underived = functools.partial(_no_derivative, where, implementation)
     return _differentiated_as(named, underived)(arrays)
-
-
-def with_usual_tile(scan: Callable[..., Any], arrays: Any) -> Any:
-    """Calls a scan in XLA's form with as many tokens a tile as suit the platform the program is lowered for."""
-    tiles = {"cuda": GPU_TILE, "default": CPU_TILE}
-    scans = {name: functools.partial(scan, tile=tile) for name, tile in tiles.items()}
-    return jax.lax.platform_dependent(arrays, **scans)
 
 
 def over_limit(*limits: tuple[str, int, int]) -> str | None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.decay import lag, running_decay
-from pallas_kernels.dispatch import HIGHEST, with_usual_tile
+from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.gated_delta.reference import DeltaFold, DeltaScan, DeltaWindow
 from pallas_kernels.ssd_window.xla import add_records, read_states_by, weigh, window_decays
+from pallas_kernels.tiles import kept_state, with_usual_tile
 
 BLOCK = 8  # of a triangle, inverted row by row; larger ones are put together from these by products
 
@@ -70,15 +73,9 @@ def gated_delta_scan_xla(arrays: DeltaScan, *, tile: int | None = None):
         u = jnp.einsum("bghqk,bghkp->bghqp", inverse(triangle), right, precision=HIGHEST)
         weights = scores[..., tile:, :] * between
         y = kept * carried_q + jnp.einsum("bghqk,bghkp->bghqp", weights, u, precision=HIGHEST)
-        first = state_lengths - start  # tokens of the tile that the returned state covers
-        ends = (first > 0) & (first <= tile)
-
-        def checkpoint() -> jax.Array:
-            """What tokens write does not depend on later ones."""
-            new = after(state, u, k, exponents, jnp.arange(tile) < first[:, None])
-            return jnp.where(ends.reshape(-1, 1, 1, 1, 1), new, in_checkpoint)
-
-        in_checkpoint = jax.lax.cond(ends.any(), checkpoint, lambda: in_checkpoint)
+        # What tokens write does not depend on later ones.
+        make = functools.partial(after, state, u, k, exponents)
+        in_checkpoint = kept_state(in_checkpoint, state_lengths - start, tile, make)
         return (after(state, u, k, exponents, True), in_checkpoint, start + tile), (y, u)
 
     kq = jnp.concatenate([split(k), split(q)], axis=2)  # [c, B, 2 Q, G, R]

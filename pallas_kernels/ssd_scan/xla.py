@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.decay import lag, running_decay
-from pallas_kernels.dispatch import HIGHEST, with_usual_tile
+from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.ssd_scan.reference import Scan
+from pallas_kernels.tiles import kept_state, with_usual_tile
 
 
 def ssd_scan_xla(arrays: Scan, *, tile: int | None = None):
@@ -37,9 +38,6 @@ def ssd_scan_xla(arrays: Scan, *, tile: int | None = None):
     def by_group(a: jax.Array):
         return a.reshape(*a.shape[:3], groups, per_group, *a.shape[4:])
 
-    def select(rows: jax.Array, a: jax.Array, b: jax.Array):
-        return jnp.where(rows.reshape(-1, 1, 1, 1, 1), a, b)
-
     causal = jnp.tril(jnp.ones((tile, tile), bool))
 
     rates = A.reshape(groups, per_group)
@@ -65,14 +63,11 @@ def ssd_scan_xla(arrays: Scan, *, tile: int | None = None):
         y = jnp.einsum("bghqk,bkghp->bqghp", weights, xdt, precision=HIGHEST)
         carried = jnp.einsum("bqgr,bghpr->bqghp", C, state, precision=HIGHEST)
         y = y + carried * jnp.exp(sum(decay))[..., None]
-        first = state_lengths - start  # tokens of the tile that the kept state covers
-        ends = (first > 0) & (first <= tile)
 
-        def keep() -> jax.Array:
-            mine = (jnp.arange(tile) < first[:, None])[..., None, None]
-            return select(ends, after(state, x, jnp.where(mine, dt, 0), B), kept)
+        def make(counts: jax.Array) -> jax.Array:
+            return after(state, x, jnp.where(counts[..., None, None], dt, 0), B)
 
-        kept = jax.lax.cond(ends.any(), keep, lambda: kept)
+        kept = kept_state(kept, state_lengths - start, tile, make)
         return (after(state, x, dt, B), kept, start + tile), y
 
     f32 = jnp.float32
