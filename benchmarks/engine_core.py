@@ -26,9 +26,8 @@ from hybrid_jax.engine import pack
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.steps.kind import PLAIN
 from hybrid_jax.schedule import bucket
-from hybrid_jax.weights import load_model
+from hybrid_jax.weights import BUNDLED, load_model
 
-BUNDLED = Path(__file__).resolve().parent.parent / "hybrid_jax" / "bundled"
 PROMPT_LEN, NUM_STEPS = 128, 256
 
 

@@ -27,10 +27,9 @@ from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.models import config_from_hf
 from hybrid_jax.models.initialize import random_params
-from hybrid_jax.weights import load_model
+from hybrid_jax.weights import BUNDLED, load_model
 
 ROOT = Path(__file__).resolve().parent.parent
-BUNDLED = ROOT / "hybrid_jax" / "bundled"
 HYBRID_7B = ROOT / "configs/models/hybrid_7b/config.json"
 GRAINS, STANDARD = (8, 16, 32, 64), 32
 ROWS = 8

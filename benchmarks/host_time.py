@@ -19,13 +19,13 @@ from unittest import mock
 import jax
 import numpy as np
 from common import header, quantiles, request, write_json
-from engine_core import BUNDLED, prompts
+from engine_core import prompts
 
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs.compiling import Program
 from hybrid_jax.state import State
-from hybrid_jax.weights import load_model
+from hybrid_jax.weights import BUNDLED, load_model
 
 PROMPT_LEN, NUM_TOKENS = 24, 200
 ALIVE = 97  # the token that every row draws

@@ -237,6 +237,12 @@ def window_case(shape: shapes.EngineCase, dtype: str = "bfloat16") -> Case:
     )
 
 
+def sized(what: str, rows: int, tokens: int) -> shapes.EngineCase:
+    """Jamba's layer over full rows."""
+    name = f"{what}_jamba_{rows}x{tokens}"
+    return replace(JAMBA, name=name, tokens=tokens, lengths=(tokens,) * rows)
+
+
 def cases(*, smoke: bool) -> list[Case]:
     if smoke:
         chunk = next(shape for shape in shapes.CHUNKS if shape.name == SMOKE)
@@ -249,22 +255,12 @@ def cases(*, smoke: bool) -> list[Case]:
             window_case(decode, "float32"),
             window_case(full, "float32"),
         ]
-    prompts = [
-        prompt_case(
-            replace(
-                JAMBA, name=f"scan_jamba_{rows}x{tokens}", tokens=tokens, lengths=(tokens,) * rows
-            )
-        )
-        for rows, tokens in PROMPTS
-    ]
-    short = replace(JAMBA, name=f"scan_jamba_1x{SHORT}", tokens=SHORT, lengths=(SHORT,))
+    prompts = [prompt_case(sized("scan", *size)) for size in PROMPTS]
+    short = sized("scan", 1, SHORT)
     windows = [
         window_case(
             replace(
-                JAMBA,
-                name=f"window_jamba_T{tokens}",
-                tokens=tokens,
-                lengths=(tokens,) * ROWS,
+                sized("window", ROWS, tokens),
                 keeps=tokens > 1,
                 copies=1 if tokens == 1 else 1 + tokens,
             )

@@ -153,6 +153,12 @@ def window_case(shape: shapes.Case) -> Case:
     )
 
 
+def sized(model: shapes.Case, what: str, rows: int, tokens: int) -> shapes.Case:
+    """The model's layer over full rows."""
+    name = f"{what}_{model.name}_{rows}x{tokens}"
+    return replace(model, name=name, tokens=tokens, lengths=(tokens,) * rows)
+
+
 def cases(*, smoke: bool) -> list[Case]:
     if smoke:
         chunk = next(shape for shape in shapes.CHUNKS if shape.name == SMOKE)
@@ -162,27 +168,13 @@ def cases(*, smoke: bool) -> list[Case]:
             window_case(replace(verify, name="window", lengths=(verify.tokens,) * verify.rows)),
         ]
     windows = [
-        window_case(
-            replace(
-                model,
-                name=f"window_{model.name}_T{tokens}",
-                tokens=tokens,
-                lengths=(tokens,) * ROWS,
-            )
-        )
+        window_case(sized(model, "window", ROWS, tokens))
         for tokens in WINDOWS
         for model in (LFM2_1_2B, JAMBA)
     ]
     prompts = [
-        prompt_case(
-            replace(
-                model,
-                name=f"prompt_{model.name}_{rows}x{tokens}",
-                tokens=tokens,
-                lengths=(tokens,) * rows,
-            )
-        )
-        for rows, tokens in PROMPTS
+        prompt_case(sized(model, "prompt", *size))
+        for size in PROMPTS
         for model in (LFM2_1_2B, JAMBA)
     ]
     return [case for pair in zip(windows, prompts, strict=True) for case in pair]

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from hybrid_jax.api.llm import LLM
     from hybrid_jax.api.outputs import Delta, RequestOutput
 
-PACKAGE = Path(__file__).resolve().parents[1]
 REQUEST = (
     '{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "Hello"}}'
 )
@@ -400,10 +399,11 @@ def inspect(
 ) -> None:
     """Shows what a model costs and what fits. It reads only the config.json."""
     from hybrid_jax.cli.inspect_model import inspect_model, lines, read_config, table
+    from hybrid_jax.models.files import BUNDLED
     from hybrid_jax.sizing.defaults import choose_settings
     from hybrid_jax.sizing.devices import card, host, installed_gpu
 
-    config = read_config(model if model is not None else PACKAGE / "bundled")
+    config = read_config(model if model is not None else BUNDLED)
     if device is not None:
         where = card(device)
     elif wanted := wants_missing_gpu():

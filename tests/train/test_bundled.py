@@ -11,8 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-import hybrid_jax
-from hybrid_jax.models import config_from_hf
+from hybrid_jax.models import config_from_hf, known
 from hybrid_jax.models.decoder import forward
 from hybrid_jax.models.files import BUNDLED, CONFIG_FILE, PACKED, model_folder
 from hybrid_jax.text.tokenizer import Tokenizer
@@ -21,10 +20,9 @@ from hybrid_jax.train.evaluate import bits_per_byte
 from hybrid_jax.train.loop import tiny_fields
 from hybrid_jax.weights import load_model
 
-KNOWN = Path(hybrid_jax.__file__).parents[1] / "configs" / "models"
 FOLDERS = {  # the model's config for `train_tiny`, and its parameters
     BUNDLED: (None, 4_108_332),
-    PACKED["tiny_gated_delta"]: (str(KNOWN / "tiny_gated_delta" / CONFIG_FILE), 4_116_616),
+    PACKED["tiny_gated_delta"]: (str(known.FOLDER / "tiny_gated_delta" / CONFIG_FILE), 4_116_616),
 }
 # Modules that is_held_out keeps from every training, in every Python since 3.11.
 HELD_OUT = ("sched.py", "copyreg.py", "xml/sax/xmlreader.py", "multiprocessing/connection.py")
