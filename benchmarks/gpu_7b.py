@@ -32,7 +32,7 @@ from pathlib import Path
 import jax
 from common import ROOT, device_answers, header, measure_ceilings, turns, write_json
 from gpu_7b_compile import compile_times
-from gpu_7b_model import free_bytes, hybrid, make_weights
+from gpu_7b_model import MODELS, free_bytes, hybrid, make_weights
 from gpu_7b_sections import (
     SMOKE,
     Bench,
@@ -254,6 +254,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--smoke", action="store_true", help="a tiny hybrid, on any device")
+    add("--model", default="hybrid_7b", help="a folder of configs/models (hybrid_7b)")
     add("--only", type=words, default=list(SECTIONS), help=f"some of {','.join(SECTIONS)}")
     add("--kernels", type=words, default=["pallas", "xla"], help="the first are the baseline")
     add("--rows", type=numbers, help="of decode, the most important first")
@@ -273,6 +274,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         unknown = set(getattr(asked, name)) - set(known)
         if unknown:
             parser.error(f"--{name} must be some of {','.join(known)}, got {','.join(unknown)}")
+    if not (MODELS / asked.model / "config.json").exists():
+        known = sorted(path.parent.name for path in MODELS.glob("*/config.json"))
+        parser.error(f"--model must be one of {', '.join(known)}, got {asked.model}")
     return asked
 
 
@@ -288,10 +292,10 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 2
     use_cache(asked.cache)
-    scale, config = scale_of(asked), hybrid(tiny=asked.smoke)
+    scale, config = scale_of(asked), hybrid(asked.model, tiny=asked.smoke)
     asked.steps = list(asked.steps or scale.steps)
     known = header() | ({"commit": asked.commit} if asked.commit else {})
-    known |= {"dtype": DTYPE, "weights": weight_count(config)}
+    known |= {"model": asked.model, "dtype": DTYPE, "weights": weight_count(config)}
     report = Report(asked.json, known)
     over = lambda: time.perf_counter() - start > 60 * asked.minutes  # noqa: E731
     sizes = {"words": scale.copy_bytes // 4, "size": scale.matmul_size}

@@ -47,11 +47,11 @@ def state_bytes(config: ModelConfig) -> int:
 
 
 def ring_bytes(config: ModelConfig, geometry: Geometry) -> int:
-    """Bytes a decode step reads of one row's ring: half a grain of records, and the convolution's columns."""
-    (rings,) = ring_specs(geometry, num_rows=1, window=1)
-    read = sum(spec.num_bytes for name, spec in rings.items() if name != "conv") // 2
-    (group,) = geometry.groups
-    return read + 4 * group.num_layers * group.column_words
+    """Bytes a decode step reads of one row's rings: half a grain of records, and the convolutions' columns."""
+    rings = ring_specs(geometry, num_rows=1, window=1)
+    records = [spec for ring in rings for name, spec in ring.items() if name != "conv"]
+    columns = sum(group.num_layers * group.column_words for group in geometry.groups)
+    return sum(spec.num_bytes for spec in records) // 2 + 4 * columns
 
 
 def decode_work(

@@ -18,7 +18,7 @@ from hybrid_jax.kinds.tensors import Stored
 from hybrid_jax.models import FAMILIES, config_from_hf
 from hybrid_jax.sizing.budget import split_memory
 
-CONFIG = ROOT / "configs/models/hybrid_7b/config.json"
+MODELS = ROOT / "configs/models"
 TINY = {  # two layers with each mixer, for the smoke run
     "hybrid_override_pattern": "M*-M*",
     "num_hidden_layers": 5,
@@ -38,10 +38,11 @@ TO_RESIDUAL = ("out", "out_proj", "down")  # matrices whose products are added t
 WORKSPACE = 4 << 30  # device memory left to activations and the compiler's own
 
 
-def hybrid(*, tiny: bool) -> ModelConfig:
-    """The 7B hybrid, or one of its kind small enough for a CPU."""
-    raw = json.loads(CONFIG.read_text())
-    return config_from_hf(raw | TINY if tiny else raw)
+def hybrid(name: str = "hybrid_7b", *, tiny: bool) -> ModelConfig:
+    """A model of `configs/models` by its folder; or one like the 7B hybrid that is small enough for a CPU."""
+    if tiny:
+        return config_from_hf(json.loads((MODELS / "hybrid_7b/config.json").read_text()) | TINY)
+    return config_from_hf(json.loads((MODELS / name / "config.json").read_text()))
 
 
 # --- weights --------------------------------------------------------------------------------------
@@ -68,7 +69,7 @@ def make_weights(config: ModelConfig, dtype: str, seed: int = 0) -> dict:
             _draw(
                 jax.random.fold_in(key, index),
                 np.float32(scale),
-                kind="matrix" if len(leaf.shape) > 1 else name,
+                kind="matrix" if len(leaf.shape) > 1 and name != "A_log" else name,
                 shape=leaf.shape,
                 dtype="float32" if leaf.float32 else dtype,
             )

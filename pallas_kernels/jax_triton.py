@@ -76,9 +76,9 @@ def call(
     Returns:
         The inputs in place, then the outputs.
     """
-    shapes = [jax.ShapeDtypeStruct(inputs[i].shape, inputs[i].dtype) for i in in_place]
-    shapes += outputs
+    changed = [jax.ShapeDtypeStruct(inputs[i].shape, inputs[i].dtype) for i in in_place]
     if interpreted():
+        shapes = [*changed, *outputs]
         carried_out = functools.partial(_interpret, kernel, shapes, in_place, grid, constants)
         return tuple(jax.pure_callback(carried_out, shapes, *inputs))
     import jax_triton
@@ -88,15 +88,16 @@ def call(
         made = jax_triton.triton_call(
             *inputs,
             kernel=kernel,
-            out_type=shapes,
+            # A kernel's pointers are taken in order from the inputs and these: what is in place has one already.
+            out_type=[*outputs, *changed],
             grid=grid,
             num_warps=num_warps,
             num_stages=num_stages,
-            input_output_aliases={source: i for i, source in enumerate(in_place)},
+            input_output_aliases={source: i for i, source in enumerate(in_place, len(outputs))},
             compute_capability=None if jax.default_backend() == "gpu" else HOPPER,
             **constants,
         )
-    return tuple(made)
+    return (*made[len(outputs) :], *made[: len(outputs)])
 
 
 def _interpret(

@@ -21,6 +21,8 @@ from pallas_kernels.dispatch import HIGHEST
 
 Ref: TypeAlias = Any  # what a kernel gets in place of an array: a pointer with a shape and a dtype
 NUM_SMS = 132  # of an H100 or H200, for rules that fill the chip
+# Rows and inner elements of a product on tensor cores, at least: with fewer it compiles, and gives wrong numbers.
+LEAST_PRODUCT = 16
 # Index past the end of any frame, for what a masked store must not write: interpret mode writes the old value there,
 # which would undo a live write to the same place.
 NOWHERE = 1 << 30
@@ -117,6 +119,8 @@ def iota(size: int, axis: int = 0, rank: int = 1) -> jax.Array:
 
 def dot(a: jax.Array, b: jax.Array) -> jax.Array:
     """a @ b in float32: exact products of bfloat16, and never TF32 for float32."""
+    if min(a.shape) < LEAST_PRODUCT:
+        a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     precision = HIGHEST if a.dtype == jnp.float32 else None
     return jnp.dot(a, b, preferred_element_type=jnp.float32, precision=precision)
 

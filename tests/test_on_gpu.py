@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -35,10 +36,22 @@ def smoke(root, tmp_path_factory):
 @pytest.mark.slow
 def test_both_scripts_leave_their_few_files(smoke):
     names = {path.name for path in smoke.iterdir()}
-    assert {"checks.json", "repeats.json", "kernels.json", "engine.json", "trace.tar.gz"} <= names
-    assert len(names) <= 8 and {"first.log", "second.log"} <= names
+    first = {
+        "checks.json",
+        "engines.json",
+        "answers.json",
+        "repeats.json",
+        "kernels.json",
+        "first.log",
+    }
+    second = {"engine.json", "trace.tar.gz", "second.log"}
+    assert first | second <= names and len(names - first) <= 8
     found = json.loads((smoke / "checks.json").read_text())
     assert len(found["passed"]) >= 12 and not found["failed"]
+    found = json.loads((smoke / "engines.json").read_text())
+    assert len(found["passed"]) == 2 and not found["failed"] + found["running"]
+    for case in json.loads((smoke / "answers.json").read_text())["cases"]:
+        assert case["different"] == [0, 0, 0] and case["cached"] > 1000
     (case,) = json.loads((smoke / "repeats.json").read_text())["cases"]
     assert case["fine"] and {run["different"] for run in case["runs"].values()} == {1}
     assert "first_s" in json.dumps(json.loads((smoke / "engine.json").read_text())["decode"])
@@ -48,6 +61,8 @@ def test_both_scripts_leave_their_few_files(smoke):
 def test_the_report_holds_every_table(smoke, capsys):
     assert report.main([str(smoke)]) == 0
     page = capsys.readouterr().out
+    assert "2 tests of engines passed, 0 failed" in page
+    assert "tiny_gated_delta, float32: answers that differ: [0, 0, 0] of 8" in page
     assert "kernel tests passed, 0 failed" in page and "| 2 | bfloat16 | 2 | yes |" in page
     assert "| row_product | smoke_300x70 |" in page and "decode 2 rows" in page
 
@@ -108,6 +123,41 @@ def test_bits_that_differ_between_repeats_or_runs_are_seen(tmp_path, monkeypatch
         *((64, "bfloat16"), (1, "bfloat16"), (64, "float32"), (1, "float32"))
     ]
     assert not repeats.judged((1, "float32"), {"none": {(1, "float32"): {"different": 1}}})["fine"]
+
+
+def test_a_process_that_lost_its_device_starts_again_behind_the_test_that_did_it(
+    tmp_path, monkeypatch
+):
+    """Three tests of which the second one takes the process with it."""
+    tests, started = ["first", "second", "third"], []
+
+    class Process:
+        def __init__(self, command, **_):
+            path = Path(command[command.index("--out") + 1])
+            known = json.loads(path.read_text()) if path.exists() else {"failed": [], "passed": []}
+            if last := known.pop("running", None):
+                known["failed"].append({"test": last, "why": "its process ended"})
+            left = tests[len(known["passed"]) + len(known["failed"]) :]
+            started.append(left)
+            self.code = 0
+            for test in left:
+                if test == "second":
+                    self.code, known["running"] = checks.LOST, test
+                    break
+                known["passed"].append({"test": test})
+            path.write_text(json.dumps(known | {"skipped": [], "seconds": 1.0}))
+
+        def poll(self):
+            return self.code
+
+    monkeypatch.setattr(checks.subprocess, "Popen", Process)
+    monkeypatch.setattr(checks, "header", dict)
+    out = tmp_path / "checks.json"
+    assert checks.main(["--out", str(out)]) == 1
+    found = json.loads(out.read_text())
+    assert started == [tests, ["third"]] and found["running"] == []
+    assert [entry["test"] for entry in found["passed"]] == ["first", "third"]
+    assert [entry["test"] for entry in found["failed"]] == ["second"]
 
 
 def test_a_checksum_sees_a_bit_and_where_it_is():

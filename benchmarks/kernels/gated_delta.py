@@ -5,8 +5,7 @@
 Sides of a scan: "pallas", and XLA's compilation of the tiled form. Windows of 64 rows are computed with 0 to 31 records
 behind their checkpoints; k and q of length 1 and their products are given, as the convolution's kernel leaves them.
 Peers: flash-linear-attention's chunks and, for one new token, its recurrent step, which keeps a running state and so
-writes as much as it reads. Both want keys and queries repeated for every head; those, decays and rates of writing are
-made outside the clock.
+writes as much as it reads. Decays and rates of writing are made outside the clock.
 """
 
 from __future__ import annotations
@@ -112,17 +111,16 @@ def scan_result(records: RecordSizes, outputs, arena, inputs):
     return outputs[0], read_states(arena, inputs["write"], inputs["exists"], records)
 
 
-def repeated(records: RecordSizes, x: jax.Array) -> jax.Array:
-    """[..., G R] for every head, [..., M, R]."""
-    by_group = x.reshape(*x.shape[:-1], records.num_groups, records.state_size)
-    return jnp.repeat(by_group, records.num_heads // records.num_groups, axis=-2)
+def grouped(records: RecordSizes, x: jax.Array) -> jax.Array:
+    """[..., G R] as [..., G, R]."""
+    return x.reshape(*x.shape[:-1], records.num_groups, records.state_size)
 
 
 def fla_chunks(records: RecordSizes, arena, inputs):
     rule = need("fla.ops.gated_delta_rule").chunk_gated_delta_rule
     vkq, inner, size = inputs["vkq"], records.inner_size, records.record_size
     v = vkq[..., :inner].reshape(*vkq.shape[:2], records.num_heads, -1)
-    k, q = (repeated(records, x) for x in (vkq[..., inner:size], vkq[..., size:]))
+    k, q = (grouped(records, x) for x in (vkq[..., inner:size], vkq[..., size:]))
     beta = jax.nn.sigmoid(inputs["projected"].astype(jnp.float32))
     state = read_states(arena, inputs["read"], inputs["exists"], records)
     given = (q, k, v, inputs["dt"] * inputs["A"], beta, jnp.swapaxes(state, 2, 3))
@@ -170,7 +168,7 @@ def scan_case(shape: shapes.ScanCase, dtype: str = "bfloat16", truth: str = "xla
         truth=calls[truth],
         result=functools.partial(scan_result, records),
         sides=tuple(Side(name=name, call=call) for name, call in calls.items()),
-        peers=(Peer(name="fla chunks", build=build, note="k and q repeated"),),
+        peers=(Peer(name="fla chunks", build=build),),
         configs={label(c): functools.partial(scan_config, records, c) for c in SWEEP},
         work=scan_work(shape, dtype),
         tolerance=2e-2,
@@ -237,9 +235,9 @@ def fla_step(records: RecordSizes, uk, inputs):
     wide = (u.astype(jnp.float32), k.astype(jnp.float32))
     state = gated_delta_fold(state, *wide, log_decay, lengths=starts, implementation="xla")
     row = jnp.arange(rows)
-    k = repeated(records, k.reshape(*k.shape[:2], -1)[row, starts][:, None])
+    k = grouped(records, k.reshape(*k.shape[:2], -1)[row, starts][:, None])
     v = inputs["v"].reshape(rows, 1, records.num_heads, -1)
-    given = (repeated(records, inputs["q"]), k, v, log_decay[row, starts][:, None], inputs["beta"])
+    given = (grouped(records, inputs["q"]), k, v, log_decay[row, starts][:, None], inputs["beta"])
     q, k, v, g, beta, state = to_torch(*given, jnp.swapaxes(state, 2, 3))
 
     def call():

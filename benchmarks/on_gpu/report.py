@@ -17,7 +17,10 @@ from gpu_7b_tables import tables  # noqa: E402
 
 from benchmarks.kernels.report import roofline  # noqa: E402
 
-FILES = ("checks.json", "repeats.json", "kernels.json", "engine.json")
+FILES = (
+    *("checks.json", "engines.json", "answers.json", "repeats.json", "kernels.json"),
+    "engine.json",
+)
 
 
 def read(folders: list[Path]) -> dict[str, dict]:
@@ -50,14 +53,19 @@ def markdown(found: dict[str, dict]) -> str:
         parts.append(
             "**A run on a CPU: it shows that the scripts work, and says nothing about a GPU.**"
         )
-    if checks := found.get("checks.json"):
-        parts.append(
-            f"{_device(checks)}: {len(checks['passed'])} kernel tests passed, {len(checks['failed'])} failed, "
-            f"{len(checks['skipped'])} skipped, in {checks.get('seconds', 0):.0f} s."
-        )
-        parts += [f"- failed: `{entry['test']}`" for entry in checks["failed"]]
-        if reason := checks.get("no_triton"):
-            parts.append(f"- Triton kernels: not there: {reason}")
+    for file, what in (("checks.json", "kernel tests"), ("engines.json", "tests of engines")):
+        if checks := found.get(file):
+            parts.append(
+                f"{_device(checks)}: {len(checks['passed'])} {what} passed, {len(checks['failed'])} failed, "
+                f"{len(checks['skipped'])} skipped, in {checks.get('seconds', 0):.0f} s."
+            )
+            parts += [f"- failed: `{entry['test']}`" for entry in checks["failed"]]
+            if file == "checks.json" and (reason := checks.get("no_triton")):
+                parts.append(f"- Triton kernels: not there: {reason}")
+    if answers := found.get("answers.json"):
+        for case in answers["cases"]:
+            result = case.get("error") or f"{case['different']} of {answers['requests']}"
+            parts.append(f"- {case['model']}, {case['dtype']}: answers that differ: {result}")
     if repeats := found.get("repeats.json"):
         lines = [
             "| rows | dtype | repeats | the same bits, with command buffers and without |",
