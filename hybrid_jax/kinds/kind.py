@@ -161,6 +161,10 @@ class Kind:
         """Elements that the block holds for each token in a step that XLA makes."""
         raise NotImplementedError
 
+    def xla_row_elements(self, spec: Any, tokens: int) -> int:
+        """Elements that the block holds besides for each row of so many new tokens."""
+        return 0
+
 
 class RecurrentKind(Kind):
     """A kind of mixer with a state."""

@@ -62,3 +62,7 @@ class Mamba1Kind(RecurrentKind):
 
     def xla_elements(self, spec: Mamba1, width: int) -> int:
         return 10 * spec.inner_size
+
+    def xla_row_elements(self, spec: Mamba1, tokens: int) -> int:
+        # Of every token in a tile its decays, what it adds, and the state after it.
+        return 3 * min(TILE, tokens) * self.layout(spec).state_words

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import reprlib
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from hybrid_jax.config import DTYPES, Attention, Mamba2, Rope, RopeScaling
@@ -124,6 +124,15 @@ class HFConfig:
         ):
             self._refuse(names, "a list of names", value)
         return value
+
+    def layers(self, name: str, num_layers: int, default: Iterable[int] = ()) -> set[int]:
+        """The numbers of some of `num_layers` layers, counted from 0."""
+        given = self.get(name, default=list(default))
+        if not isinstance(given, list) or not all(
+            type(index) is int and 0 <= index < num_layers for index in given
+        ):
+            self._refuse((name,), f"a list of layers, each from 0 to {num_layers - 1}", given)
+        return set(given)
 
     def only(self, name: str, supported: Collection, default: Any) -> Any:
         """The field, if it has one of the supported values; `default` stands for an absent one."""

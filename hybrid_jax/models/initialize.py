@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import assert_never
 
 import jax
 import jax.numpy as jnp
@@ -46,5 +47,7 @@ def random_params(config: ModelConfig, seed: int, dtype: str = "float32") -> dic
                 return jnp.asarray(dt + np.log(-np.expm1(-dt)), kept)
             case "log_decay":
                 return jnp.asarray(np.log(rng.uniform(1, 16, weight.shape)), kept)
+            case draw:
+                assert_never(draw)
 
     return map_weights(draw, model_weights(config))

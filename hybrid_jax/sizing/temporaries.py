@@ -75,8 +75,13 @@ def _xla_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int
     window = engine.window_tokens
     tile = max(TILE_TOKENS, make_geometry(model, engine).page_tokens)
     copied = tile * max(kind_of(block).token_elements(block) for block in model.blocks)
-    decode = engine.max_rows * (window * columns + 2 * copied)
-    count = max(decode, engine.prefill_tokens * columns)
+
+    def of_row(tokens: int) -> int:
+        return max(kind_of(block).xla_row_elements(block, tokens) for block in model.blocks)
+
+    decode = engine.max_rows * (window * columns + 2 * copied + of_row(window))
+    rows = min(engine.max_rows, engine.prefill_tokens // engine.grain)
+    count = max(decode, engine.prefill_tokens * columns + rows * of_row(engine.prefill_tokens))
     count += 2 * engine.max_rows * max(states, default=0)
     if widens and engine.dtype == "bfloat16":
         count += weight_count(_with_one_expert(model))

@@ -8,9 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine.frames import read_columns, write_columns
-from hybrid_jax.geometry import StateGroup
+from hybrid_jax.engine.kinds.columns import WithColumns
+from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns, fold_columns
+from hybrid_jax.engine.kinds.kind import FoldRows, LoadRows
+from hybrid_jax.geometry import StateGroup, make_geometry
 from hybrid_jax.kinds.kind import StateLayout
+from hybrid_jax.state import Model, make_state, state_specs
+from tests.tiny_models import tiny_model
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -40,3 +46,18 @@ def test_each_layer_s_columns_come_back_wherever_a_frame_ends(frame_words, num_l
         for exists in (True, False):
             given = (arena, frames, jnp.full(rows, exists), layer, group, model)
             np.testing.assert_array_equal(read_columns(*given), bits[layer] * exists)
+
+
+@pytest.mark.parametrize("steps", [WithColumns, WithPallasColumns])
+def test_a_kind_without_a_convolution_has_no_columns_to_move_load_or_fold(steps):
+    config, _ = tiny_model("with_unknown_kind")
+    geometry = make_geometry(config, EngineConfig(dtype="float32", max_rows=2))
+    state = make_state(state_specs(geometry, num_frames=8, max_slots=2, max_rows=2))
+    (number,) = [i for i, group in enumerate(geometry.groups) if group.layout.columns == 0]
+    model, none = Model(config, geometry), jnp.zeros(2, jnp.int32)
+    rows = LoadRows(none > 0, jnp.zeros((2, 4), jnp.int32), none > 0)
+    assert steps().commit(state, number, none, model) is state
+    assert steps().load(state, number, rows, model) == (state, [])
+    if steps is WithPallasColumns:
+        folds = FoldRows(none > 0, none, none, none)
+        assert fold_columns(state, number, folds, none - 1, model) is state

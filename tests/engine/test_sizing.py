@@ -37,12 +37,14 @@ from hybrid_jax.geometry import (
     Geometry,
     make_geometry,
 )
+from hybrid_jax.kinds import mamba1
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.sizing.budget import DEFAULT_LENGTH, MAX_SLOTS, MemorySplit, split_memory
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.room import find_room
 from hybrid_jax.state import make_state, state_specs
+from pallas_kernels.selective_scan import xla as selective_scan_xla
 from tests.drawing import left_to_all
 
 
@@ -209,6 +211,8 @@ WIDE = {
         (["mamba1", "attention"], {"max_rows": 64, "exact": True}),
         (["short", "attention"], {"max_rows": 64, "exact": True}),
         (["gated", "delta"], {"max_rows": 64, "exact": True}),
+        (["mamba1"], {"max_rows": 64, "exact": True}),
+        (["mamba1"], {"max_rows": 64}),
     ],
 )
 def test_no_step_holds_more_than_is_counted_for_temporaries(kinds, settings, monkeypatch):
@@ -243,6 +247,10 @@ def test_no_step_holds_more_than_is_counted_for_temporaries(kinds, settings, mon
     counted = found.temporary_bytes + found.sizes.logits_bytes
     assert max(held.values()) <= counted, (held, counted)
     assert max(held.values()) >= 0.25 * counted, (held, counted)
+
+
+def test_the_tile_that_is_counted_is_the_one_that_is_computed():
+    assert mamba1.TILE == selective_scan_xla.TILE
 
 
 def test_a_row_pays_for_its_logits():

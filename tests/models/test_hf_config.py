@@ -255,6 +255,7 @@ def test_missing_field_is_named(name, field, absent):
         ("mamba2_biases_tied", "conv_kernel", 1),
         ("mamba2_biases_tied", "time_step_limit", 0.1),
         ("bamba_biases_tied", "attn_layer_indices", [1, 9]),
+        ("bamba_biases_tied", "attn_layer_indices", [True]),
         ("granite_moe_nope_tied", "layer_types", ["mamba"]),
         ("nemotron_h_dense", "layers_block_type", ["mamba", "conv"]),
         ("granite_moe_nope_tied", "logits_scaling", 0),
@@ -277,6 +278,7 @@ def test_missing_field_is_named(name, field, absent):
         ("qwen3_next_experts_and_dense", "linear_num_key_heads", 4),
         ("qwen3_next_experts_and_dense", "linear_conv_kernel_dim", 1),
         ("qwen3_next_experts_and_dense", "mlp_only_layers", ["all"]),
+        ("qwen3_next_experts_and_dense", "mlp_only_layers", [99]),
         ("qwen3_next_experts_and_dense", "layer_types", ["sliding_attention"]),
         ("qwen3_next_experts_and_dense", "num_experts_per_tok", 7),
         ("qwen3_5_with_a_vision_tower", "text_config", 3),
@@ -293,6 +295,16 @@ def test_malformed_field_is_named(name, field, value):
         config_from_hf(values | {field: value})
     shown = reprlib.repr(value[0] if isinstance(value, list) and len(value) == 1 else value)
     assert shown in str(error.value) or isinstance(value, list)
+
+
+@pytest.mark.parametrize("given", [[7], [-1], [True], 3])
+def test_the_older_way_to_say_which_layers_attend_is_checked(given):
+    values = golden("lfm2_attention_first_untied")
+    del values["layer_types"]
+    message = re.escape(f"each from 0 to {values['num_hidden_layers'] - 1}, got {given}")
+    with pytest.raises(ValueError, match=f"lfm2: full_attn_idxs in config.json .*{message}"):
+        config_from_hf(values | {"full_attn_idxs": given})
+    assert config_from_hf(values | {"full_attn_idxs": [0]}).layers[0].mixers[0].num_heads
 
 
 @pytest.mark.parametrize(

@@ -156,3 +156,16 @@ def test_a_mamba1_model_has_frames_of_its_own_state(tmp_path):
     model = model_sizes(str(path))
     assert model.state_bytes == 28 * (512 + 48) * 1024
     assert model.slot_bytes == 62 * 256 * 1024
+
+
+def test_a_model_with_columns_alone_has_rings_of_them(tmp_path):
+    path = tmp_path / "convolutions.toml"
+    path.write_text(
+        "width = 2048\n"
+        "[[blocks]]\ncount = 6\nattention = { num_heads = 32, num_kv_heads = 8, head_dim = 64 }\n"
+        "[[blocks]]\ncount = 10\nshort_conv = { size = 2048, conv_width = 3 }\n"
+    )
+    model = model_sizes(str(path))
+    assert model.state_bytes == 10 * 2 * 2048 * 2
+    assert model.column_bytes == 10 * 3 * 2048 * 2  # those before a window of one token, and its own
+    assert model.record_bytes == 0

@@ -17,7 +17,10 @@ class WithPallasColumns(LayerSteps):
 
     def commit(self, state: State, group: int, count: jax.Array, model: Model) -> State:
         """Moves the columns of all rows at once."""
-        history, conv = model.geometry.groups[group].layout.columns, state.rings[group]["conv"]
+        history = model.geometry.groups[group].layout.columns
+        if history == 0:
+            return state
+        conv = state.rings[group]["conv"]
         places = count[:, None] + jnp.arange(history)
         moved = jnp.take_along_axis(conv[:, : count.shape[0]], places[None, ..., None], axis=2)
         return state.with_ring(group, conv=conv.at[:, : count.shape[0], :history].set(moved))
@@ -26,6 +29,8 @@ class WithPallasColumns(LayerSteps):
         self, state: State, group: int, rows: LoadRows, model: Model
     ) -> tuple[State, list[jax.Array]]:
         """Loads all rows at once; a layer's kernel then has the ring to itself."""
+        if model.geometry.groups[group].layout.columns == 0:
+            return state, []
         bits, conv = read_columns(state, group, rows, model), state.rings[group]["conv"]
         place = jnp.index_exp[:, : rows.needed.shape[0], : bits.shape[2]]
         bits = jnp.where(rows.needed[:, None, None], bits, conv[place])
@@ -39,6 +44,8 @@ def fold_columns(state: State, group: int, rows: FoldRows, folds: jax.Array, mod
         folds: int32[B], below 0 for rows that are left alone.
     """
     own = model.geometry.groups[group]
+    if own.layout.columns == 0:
+        return state
     write = frames.slot_frames(state, rows.write_slot)[:, own.columns]
     conv = state.rings[group]["conv"]
     arrays = Columns(state.arena, write, folds, conv)

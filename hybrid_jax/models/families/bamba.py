@@ -15,18 +15,11 @@ def read_config(fields: HFConfig) -> ModelConfig:
     """config.json with model_type "bamba" to `ModelConfig`."""
     fields.silu("hidden_act")
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
-    places = fields.get("attn_layer_indices", default=[])
-    if not isinstance(places, list) or not all(
-        isinstance(i, int) and 0 <= i < num_layers for i in places
-    ):
-        raise ValueError(
-            f"bamba: attn_layer_indices in config.json must be layers below num_hidden_layers "
-            f"{num_layers}, got {places!r}"
-        )
+    places = fields.layers("attn_layer_indices", num_layers)
     mixers = {}
     if places:
         mixers[True] = fields.attention(rope=True, rope_fraction=ROTATED)
-    if len(set(places)) < num_layers:
+    if len(places) < num_layers:
         mixers[False] = recurrent_mixer(fields, NORM_EPS)
     mlp = MLP(width=fields.integer("intermediate_size"), bias=fields.flag("mlp_bias"))
     return ModelConfig(

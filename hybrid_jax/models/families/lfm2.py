@@ -46,11 +46,7 @@ def config_of(fields: HFConfig, feed_forward: Sequence[FeedForward]) -> ModelCon
     num_layers = len(feed_forward)
     kinds = fields.names("layer_types")
     if kinds is None:
-        full = fields.get("full_attn_idxs", default=list(range(num_layers)))
-        if not isinstance(full, list) or not all(type(index) is int for index in full):
-            raise ValueError(
-                f"{fields.family}: full_attn_idxs in config.json must be a list of layers, got {full!r}"
-            )
+        full = fields.layers("full_attn_idxs", num_layers, default=range(num_layers))
         kinds = [FULL if index in full else CONV for index in range(num_layers)]
     fields.layer_kinds("layer_types", kinds, (CONV, FULL), num_layers)
     makers = {CONV: _short_conv, FULL: _attention}

@@ -34,11 +34,7 @@ DELTA, FULL = "linear_attention", "full_attention"
 def read_config(fields: HFConfig) -> ModelConfig:
     """config.json with model_type "qwen3_next" to `ModelConfig`."""
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
-    dense = fields.get("mlp_only_layers", default=[])
-    if not isinstance(dense, list) or not all(type(index) is int for index in dense):
-        raise ValueError(
-            f"{fields.family}: mlp_only_layers in config.json must be a list of layers, got {dense!r}"
-        )
+    dense = fields.layers("mlp_only_layers", num_layers)
     step = fields.integer("decoder_sparse_step", default=1)
     num_experts = fields.integer("num_experts", minimum=0)
     sparse = [

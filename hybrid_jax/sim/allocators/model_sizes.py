@@ -171,7 +171,8 @@ def model_sizes(name: str) -> ModelSizes:
         state_bytes=_align(state),
         num_states=num_states,
     )
-    return _sizes(layers, token, layout, ring=layout if layout.records else _in_heads(layout))
+    invented = layout.carries and layout.units > 0
+    return _sizes(layers, token, layout, ring=_in_heads(layout) if invented else layout)
 
 
 def _published_model(layers: LayerSizes) -> ModelSizes:
