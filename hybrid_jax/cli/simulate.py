@@ -11,6 +11,7 @@ from rich.table import Table
 
 from hybrid_jax.byte_sizes import format_size, parse_size
 from hybrid_jax.cli.exits import JsonOption, write_json, write_rows
+from hybrid_jax.models.known import known_names
 
 if TYPE_CHECKING:
     from hybrid_jax.sim.prefix_cache.in_flight import InFlightResult
@@ -24,10 +25,8 @@ def simulate(
     model_spec: Annotated[
         str,
         typer.Option(
-            help="paper_7b, paper_7b_real, paper_7b_float32, granite_4_h_small, a known model (bamba_9b, "
-            "codestral_mamba_7b, granite_4_h_tiny, hybrid_7b, jamba_1_5_mini, llama_3_1_8b, nemotron_3_nano_30b, "
-            "nemotron_h_8b, qwen3_5_35b_a3b, qwen3_5_9b, qwen3_next_80b, tiny_gated_delta), also by the name of its "
-            "repository on the hub, or the path of a .toml file."
+            help="paper_7b, paper_7b_real, paper_7b_float32, granite_4_h_small, a known model "
+            f"({', '.join(known_names())}), also by the name of its repository on the hub, or the path of a .toml file."
         ),
     ] = "paper_7b",
     policy: Annotated[

@@ -50,7 +50,7 @@ class Family:
     mlp_norm: Names = "post_attention_layernorm.weight"
     tensors: Mapping[type, Names | Callable[[Any], Names]]
     renames: tuple[tuple[str, str], ...] = ()
-    ignored: str = r"\.rotary_emb\.inv_freq$|^mtp\.|^(model\.)?visual\."
+    ignored: str = r"\.rotary_emb\.inv_freq$"
     zeros: str = "^$"
     also: tuple[str, ...] = ()
     of_config: Callable[[HFConfig], Family] | None = None

@@ -22,8 +22,14 @@ def known() -> dict[str, dict[str, Any]]:
     Beside the fields of transformers there are `_source`, where the sizes come from, and `_repositories`, the names of
     the repositories of models on the hub that have them.
     """
-    files = sorted(FOLDER.glob(f"*/{CONFIG_FILE}"))
-    return {file.parent.name: json.loads(file.read_text("utf-8")) for file in files}
+    return {
+        name: json.loads((FOLDER / name / CONFIG_FILE).read_text("utf-8")) for name in known_names()
+    }
+
+
+def known_names() -> list[str]:
+    """The names of the models, without a look into their files."""
+    return sorted(file.parent.name for file in FOLDER.glob(f"*/{CONFIG_FILE}"))
 
 
 def find(name: str) -> str | None:

@@ -248,14 +248,26 @@ def test_a_different_head_is_used_though_the_config_ties_it(edit):
     assert np.array_equal(params["head"], params["embed"].T + 1)
 
 
-def test_known_spare_tensors_are_ignored(edit):
-    def spare(tensors):
-        zero = np.zeros(3, np.float32)
-        names = ("model.layers.0.self_attn.rotary_emb.inv_freq", "mtp.norm.weight", "visual.w")
-        tensors.update(dict.fromkeys(names, zero))
+@pytest.mark.parametrize(
+    "model, names",
+    [
+        ("llama_llama3", ["model.layers.0.self_attn.rotary_emb.inv_freq"]),
+        ("nemotron_h_dense", ["mtp.layers.0.norm.weight"]),
+        ("qwen3_next_experts_and_dense", ["mtp.norm.weight", "visual.w", "model.visual.w"]),
+    ],
+)
+def test_known_spare_tensors_are_ignored(edit, model, names):
+    folder = edit(
+        model, lambda tensors: tensors.update(dict.fromkeys(names, np.zeros(3, "float32")))
+    )
+    assert same_bits(load_model(folder)[1], load_model(GOLDEN[model])[1])
 
-    folder = edit("llama_llama3", spare)
-    assert same_bits(load_model(folder)[1], load_model(GOLDEN["llama_llama3"])[1])
+
+@pytest.mark.parametrize("name", ["mtp.norm.weight", "visual.w"])
+def test_parts_that_a_family_does_not_have_are_not_ignored(edit, name):
+    folder = edit("llama_llama3", lambda tensors: tensors.update({name: np.zeros(3, "float32")}))
+    with pytest.raises(ValueError, match=name):
+        load_model(folder)
 
 
 def test_unknown_tensors_are_listed(edit):

@@ -125,6 +125,7 @@ FAMILY = Family(
         MoE: under("mixer", MOE),
     },
     renames=((r"^model\.", "backbone."),),
+    ignored=r"^mtp\.",
     # attention_bias is sometimes set in files whose attention has none. With mlp_bias the experts of some files have
     # biases, those of others none.
     zeros=r"\.[qkvo]_proj\.bias$|\.experts\.\d+\.(up|down)_proj\.bias$",

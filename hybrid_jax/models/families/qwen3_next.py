@@ -212,5 +212,6 @@ FAMILY = Family(
         MLP: under("mlp", GATED_MLP),
         MoE: EXPERTS,
     },
+    ignored=r"^mtp\.|^(model\.)?visual\.",
     mtp=mtp_layers,
 )
