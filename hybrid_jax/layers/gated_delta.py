@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import GatedDelta
+from hybrid_jax.layers.convolution import depthwise
 from hybrid_jax.layers.linear import linear
 from pallas_kernels.causal_conv.reference import of_length_one
 from pallas_kernels.gated_delta import (
@@ -81,11 +82,7 @@ def decay_rates(params: dict) -> jax.Array:
 
 def convolve(params: dict, columns: jax.Array, spec: GatedDelta) -> Convolved:
     """Causal depthwise convolution and SiLU of raw columns [B, W - 1 + T, E]; k of length 1, q of length R^-1/2."""
-    tokens = columns.shape[1] - (spec.conv_width - 1)
-    wide, taps = columns.astype(jnp.float32), params["conv"].astype(jnp.float32)
-    y = sum(wide[:, w : w + tokens] * taps[w] for w in range(spec.conv_width))
-    if spec.conv_bias:
-        y = y + params["conv_bias"].astype(jnp.float32)
+    y = depthwise(columns, params["conv"], params.get("conv_bias"))
     v, k, q = jnp.split(
         jax.nn.silu(y).astype(columns.dtype),
         [spec.value_size, spec.record_size],

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import Mamba1
+from hybrid_jax.layers.convolution import depthwise
 from hybrid_jax.layers.linear import linear
 from pallas_kernels.rmsnorm.xla import rms_norm
 from pallas_kernels.selective_scan import selective_scan
@@ -38,11 +39,7 @@ def project(params: dict, h: jax.Array, spec: Mamba1) -> tuple[jax.Array, jax.Ar
 
 def convolve(params: dict, columns: jax.Array, spec: Mamba1) -> Convolved:
     """Causal depthwise convolution and SiLU of columns [B, W - 1 + T, E]; from its result step sizes, B and C."""
-    tokens = columns.shape[1] - (spec.conv_width - 1)
-    wide, taps = columns.astype(jnp.float32), params["conv"].astype(jnp.float32)
-    y = sum(wide[:, w : w + tokens] * taps[w] for w in range(spec.conv_width))
-    if spec.conv_bias:
-        y = y + params["conv_bias"].astype(jnp.float32)
+    y = depthwise(columns, params["conv"], params.get("conv_bias"))
     x = jax.nn.silu(y).astype(columns.dtype)
     cuts = [spec.dt_rank, spec.dt_rank + spec.state_size]
     parts = jnp.split(linear(x, params["x_proj"]), cuts, axis=-1)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import Mamba2
+from hybrid_jax.layers.convolution import depthwise
 from hybrid_jax.layers.linear import linear
 from pallas_kernels import WindowFrames, operands, ssd_scan, ssd_window_frames
 from pallas_kernels import fold as ssd_fold
@@ -50,11 +51,7 @@ def project(params: dict, h: jax.Array, spec: Mamba2) -> Inputs:
 
 def convolve(params: dict, columns: jax.Array, spec: Mamba2) -> jax.Array:
     """Causal depthwise convolution and SiLU: raw columns [B, W - 1 + T, E] to [B, T, E]."""
-    tokens = columns.shape[1] - (spec.conv_width - 1)
-    wide, taps = columns.astype(jnp.float32), params["conv"].astype(jnp.float32)
-    y = sum(wide[:, w : w + tokens] * taps[w] for w in range(spec.conv_width))
-    if spec.conv_bias:
-        y = y + params["conv_bias"].astype(jnp.float32)
+    y = depthwise(columns, params["conv"], params.get("conv_bias"))
     return jax.nn.silu(y).astype(columns.dtype)
 
 
@@ -94,7 +91,7 @@ def decay_rates(params: dict) -> jax.Array:
     return -jnp.exp(params["A_log"].astype(jnp.float32))
 
 
-def sizes_of(spec: Mamba2) -> ProjectionLayout:
+def layout_of(spec: Mamba2) -> ProjectionLayout:
     """How the mixer's projections, records and states lie in memory."""
     return ProjectionLayout(
         num_heads=spec.num_heads,
@@ -135,7 +132,7 @@ def scan(
     columns = jnp.concatenate([conv.astype(raw.dtype), raw], axis=1)
     xBC = convolve(params, columns, spec)
     xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
-    x, B = split_records(xB, sizes_of(spec))
+    x, B = split_records(xB, layout_of(spec))
     C = C.reshape(B.shape)
     y, state = ssd_scan(
         x,
@@ -190,7 +187,7 @@ def window_frames(
     Returns:
         out [B, T, D], and the arena as it was.
     """
-    ring_x, ring_B = split_records(ring.xB, sizes_of(spec))
+    ring_x, ring_B = split_records(ring.xB, layout_of(spec))
     C = C.reshape(*C.shape[:2], spec.num_groups, spec.state_size)
     arrays = WindowFrames(
         *(ring_x, ring.dt, decay_rates(params), ring_B, C, arena, frames, exists),
@@ -208,5 +205,5 @@ def fold(
     spec: Mamba2,
 ) -> jax.Array:
     """Makes the next checkpoint from a checkpoint [B, M, P, R] and ring records; A comes from `decay_rates`."""
-    x, B = split_records(ring.xB, sizes_of(spec))
+    x, B = split_records(ring.xB, layout_of(spec))
     return ssd_fold(state, x, ring.dt, A, B, lengths=lengths, implementation="xla")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import ShortConv
+from hybrid_jax.layers.convolution import depthwise
 from hybrid_jax.layers.linear import linear
 
 
@@ -21,11 +22,7 @@ def project(params: dict, h: jax.Array, spec: ShortConv) -> tuple[jax.Array, jax
 
 def convolve(params: dict, columns: jax.Array, spec: ShortConv) -> jax.Array:
     """Causal depthwise convolution of columns [B, W - 1 + T, E] to [B, T, E], without an activation."""
-    tokens = columns.shape[1] - (spec.conv_width - 1)
-    wide, taps = columns.astype(jnp.float32), params["conv"].astype(jnp.float32)
-    y = sum(wide[:, w : w + tokens] * taps[w] for w in range(spec.conv_width))
-    if spec.bias:
-        y = y + params["conv_bias"].astype(jnp.float32)
+    y = depthwise(columns, params["conv"], params.get("conv_bias"))
     return y.astype(columns.dtype)
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 
 from hybrid_jax.config import EngineConfig, RecurrentMixer
 from hybrid_jax.geometry import Geometry, StateGroup, StatePlace
@@ -98,6 +99,10 @@ class FoldRows(NamedTuple):
     checkpoint: jax.Array
     read_slot: jax.Array
     write_slot: jax.Array
+
+    def lengths(self, grain: int) -> jax.Array:
+        """Records of each row that fold, int32[B]: `grain`, or -1 for rows that are left alone."""
+        return jnp.where(self.needed, grain, -1).astype(jnp.int32)
 
 
 class LoadRows(NamedTuple):

@@ -114,7 +114,7 @@ class Mamba1Pallas(WithPallasColumns):
 
     def fold(self, state: State, group: int, rows: FoldRows, shared: None, model: Model) -> State:
         own, ring = model.geometry.groups[group], state.rings[group]["state"]
-        folds = jnp.where(rows.needed, model.geometry.grain, -1).astype(jnp.int32)
+        folds = rows.lengths(model.geometry.grain)
         write = frames.slot_frames(state, rows.write_slot)[:, own.first_frame :]
         copies = (rows.checkpoint + model.geometry.grain) % ring.shape[2]
         arrays = States(state.arena, write, folds, copies, ring)

@@ -48,7 +48,7 @@ class Mamba2Pallas(WithPallasColumns):
     ) -> tuple[jax.Array, State, dict]:
         rows, ring, group = plan.rows, state.rings[at.group], at.of(plan.model.geometry)
         spec = group.layout.spec
-        sizes = mamba2.sizes_of(spec)
+        sizes = mamba2.layout_of(spec)
         projected = linear_in_parts(h, params["in_proj"], params.get("in_bias"))
         here = {
             "starts": rows.base - rows.checkpoint,
@@ -85,7 +85,7 @@ class Mamba2Pallas(WithPallasColumns):
         rows, model = plan
         group, ring, exists = at.of(model.geometry), state.rings[at.group], rows.start > 0
         spec = group.layout.spec
-        sizes = mamba2.sizes_of(spec)
+        sizes = mamba2.layout_of(spec)
         projected = linear(h, params["in_proj"], params.get("in_bias"))
         history = frames.read_columns(state.arena, rows.read, exists, at.layer, group, model)
         xBC, dt = causal_conv(
@@ -115,13 +115,13 @@ class Mamba2Pallas(WithPallasColumns):
     def fold(
         self, state: State, group: int, rows: FoldRows, shared: jax.Array, model: Model
     ) -> State:
-        layout = mamba2.sizes_of(model.geometry.groups[group].layout.spec)
+        layout = mamba2.layout_of(model.geometry.groups[group].layout.spec)
         return fold_records(
             *(state, group, rows, shared, model), field="xB", records=layout, scaled=True
         )
 
     def why_unsupported(self, spec: Mamba2, geometry: Geometry, engine: EngineConfig) -> str | None:
-        sizes, window = mamba2.sizes_of(spec), engine.window_tokens
+        sizes, window = mamba2.layout_of(spec), engine.window_tokens
         rings = ring_specs(geometry, num_rows=1, window=window, aligned=engine.exact)
         reasons = (
             conv_unsupported(sizes, window),
@@ -132,7 +132,7 @@ class Mamba2Pallas(WithPallasColumns):
         return next((reason for reason in reasons if reason is not None), None)
 
     def triton_unsupported(self, spec: Mamba2, geometry: Geometry) -> str | None:
-        return triton_unsupported(mamba2.sizes_of(spec), geometry.dtype)
+        return triton_unsupported(mamba2.layout_of(spec), geometry.dtype)
 
     def try_triton(self, group: StateGroup, geometry: Geometry) -> str | None:
         return try_scan(group, geometry)
@@ -153,7 +153,7 @@ def _output(params: dict, y: jax.Array, projected: jax.Array, spec: Mamba2) -> j
 def try_scan(group: StateGroup, geometry: Geometry) -> str | None:
     """Scans rows of one segment and of two, from a checkpoint and from nothing. Says what is far from XLA's numbers."""
     spec = group.layout.spec
-    sizes, dtype = mamba2.sizes_of(spec), jnp.dtype(geometry.dtype)
+    sizes, dtype = mamba2.layout_of(spec), jnp.dtype(geometry.dtype)
     keys = jax.random.split(jax.random.key(0), 4)
     # The table is as wide as that of the steps, so they can use what is compiled for it. The second layer's frames are
     # used.

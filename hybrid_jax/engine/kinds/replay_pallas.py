@@ -30,7 +30,7 @@ def fold_records(
         rates: float32[L, M] of decay. field: the ring of the records. records, scaled: as `fold_frames` takes them.
     """
     own, ring = model.geometry.groups[group], state.rings[group]
-    folds = jnp.where(rows.needed, model.geometry.grain, -1).astype(jnp.int32)
+    folds = rows.lengths(model.geometry.grain)
     read, write = (
         frames.slot_frames(state, slot)[:, own.first_frame :]
         for slot in (rows.read_slot, rows.write_slot)

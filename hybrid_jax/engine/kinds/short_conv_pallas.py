@@ -65,7 +65,7 @@ class ShortConvPallas(WithPallasColumns):
         return linear_in_parts(y, params["out_proj"], params.get("out_bias")), state, None
 
     def fold(self, state: State, group: int, rows: FoldRows, shared: None, model: Model) -> State:
-        folds = jnp.where(rows.needed, model.geometry.grain, -1).astype(jnp.int32)
+        folds = rows.lengths(model.geometry.grain)
         return fold_columns(state, group, rows, folds, model)
 
     def why_unsupported(
