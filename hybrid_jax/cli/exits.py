@@ -93,7 +93,7 @@ def run(app: typer.Typer, arguments: list[str]) -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except Exception as error:
-        code = _report(error, flags_of(app, arguments))
+        code = _report(error, flags_of(app, arguments), arguments)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -103,13 +103,19 @@ def _forget_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _report(error: Exception, flags: dict[str, str]) -> int:
+def _report(error: Exception, flags: dict[str, str], arguments: list[str]) -> int:
     """Says what went wrong, and returns the exit code: one line for a caller's mistake, a traceback for a bug here."""
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # typer's usage errors
         note(_usage_message(error))
         return error.exit_code
     if isinstance(error, OSError) and error.filename is not None:  # a file that was named
-        note(f"{error.strerror}: {error.filename}")
+        file = str(error.filename)
+        given = [
+            f"{option} {file}: "
+            for option, value in zip(arguments, arguments[1:], strict=False)
+            if value == file and option.startswith("-")
+        ]
+        note(f"{given[0]}{error.strerror}" if given else f"{error.strerror}: {file}")
         return 2
     if isinstance(error, CALLERS_MISTAKES) and _raised_by_us(error):
         note(shell_words(str(error), flags))

@@ -26,18 +26,28 @@ from hybrid_jax.models.files import (
     STORED_CONFIG_FILE,
     CheckpointNotFound,
     how_to_get,
+    known_names,
     model_path,
+    similar,
 )
 from hybrid_jax.models.files import read_config as read_config_file
 from hybrid_jax.sizing.budget import DEFAULT_LENGTH, MemorySplit
 from hybrid_jax.sizing.devices import Device
-from hybrid_jax.sizing.room import GPU_MEMORY_SHARE, Choose, Room, find_room, largest, steps_on
+from hybrid_jax.sizing.room import (
+    GPU_MEMORY_SHARE,
+    Choose,
+    Room,
+    find_room,
+    largest,
+    scanned_by_triton,
+    steps_on,
+)
 
 CONTEXTS = (512, 2048, 8192, 32768, 131072)
 MAX_ROWS_SHOWN = 65536
 KERNELS = {
     "xla": "what XLA compiles",
-    "pallas": "Pallas, compiled for an H200 and not run on a GPU yet; on Hopper Triton scans prompts and draws tokens",
+    "pallas": "Pallas; on Hopper Triton draws tokens",
 }
 SHARE_TITLES = [
     *("tokens", "--max-rows", "weights", "sequences", "rows' own", "temporaries", "cache", "free"),
@@ -62,9 +72,10 @@ def read_config(path: str | Path) -> ModelConfig:
         return known_models.load_known(name)
     if file is None:
         what = f"it has no {CONFIG_FILE}" if given.exists() else "it does not exist"
+        names = known_names()
         raise CheckpointNotFound(
-            f"inspect: {given} is not a model directory: {what}; {how_to_get(path)}; or give a known model: "
-            f"{', '.join(known_models.known())}"
+            f"inspect: {given} is not a model directory: {what}; {how_to_get(path, CONFIG_FILE)}; or give a known "
+            f"model: {', '.join(names)}{similar(str(path).replace('.', '_').replace('-', '_'), names)}"
         )
     return read_config_file(file, "inspect")
 
@@ -167,6 +178,7 @@ def inspect_model(
         "machine_bytes": device.num_bytes,
         "total_bytes": device.total_bytes,
         "kernels": steps_on(device, engine.kernels),
+        "scanned_by_triton": scanned_by_triton(config),
         "shares": _shares(geometry, sizes, device, room_of) if room.fits else [],
         "temporary_bytes": room.temporary_bytes,
         "needed_bytes": room.needed_bytes,
@@ -232,7 +244,7 @@ def lines(found: dict[str, Any]) -> dict[str, str]:
     """What `inspect_model` found, in words, by name."""
     fit, fits = found["fit"], found["fits"] is not False
     kinds = ", ".join(f"{count} {kind}" for kind, count in found["layers"].items())
-    rows = ", ".join(f"{count:,} of {length:,}" for length, count in fit["rows"].items())
+    rows = ", ".join(f"{count:,} rows of {length:,}" for length, count in fit["rows"].items())
     device = found["device"] or ("this machine" if found["platform"] == "cpu" else "this GPU")
     weights = f"{format_size(found['weight_bytes'])} {found['dtype']}"
     told = {
@@ -252,7 +264,7 @@ def lines(found: dict[str, Any]) -> dict[str, str]:
         "ring": f"{format_size(found['ring_bytes_per_row'])} a row",
         "steps": f"{counted(found['max_rows'], 'row')}, chunks of up to {found['prefill_tokens']:,} prompt tokens, "
         f"{found['steps_per_dispatch']} tokens a row and dispatch",
-        "kernels": KERNELS[found["kernels"]],
+        "kernels": _kernels(found),
         "default memory": _default_memory(found),
         "budget": f"{format_size(fit['memory'])}: arena {format_size(fit['arena_bytes'])} in {fit['num_frames']:,} "
         f"frames, rings {format_size(fit['ring_bytes'])} for {counted(found['max_rows'], 'row')}, tables "
@@ -322,6 +334,11 @@ def table(found: dict[str, Any]) -> list[list[str]]:
 
 
 # --- how many sequences fit -----------------------------------------------------------------------
+
+
+def _kernels(found: dict[str, Any]) -> str:
+    scans = found["kernels"] == "pallas" and found["scanned_by_triton"]
+    return KERNELS[found["kernels"]] + (" and scans prompts" if scans else "")
 
 
 def _count_blocks(config: ModelConfig) -> dict[str, int]:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from hybrid_jax.byte_sizes import format_size, parse_size
 from hybrid_jax.cli.exits import JsonOption, write_json, write_rows
-from hybrid_jax.models.known import known_names
+from hybrid_jax.models.files import known_names
 
 if TYPE_CHECKING:
     from hybrid_jax.sim.prefix_cache.in_flight import InFlightResult

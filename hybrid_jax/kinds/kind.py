@@ -170,6 +170,7 @@ class RecurrentKind(Kind):
     """A kind of mixer with a state."""
 
     state_flops: int  # for each element of the state and each token: decay, update, readout
+    triton = False  # whether there is a scan in Triton for Hopper
 
     def layout(self, spec: Any) -> StateLayout:
         """What one layer caches."""

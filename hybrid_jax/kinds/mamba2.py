@@ -18,6 +18,7 @@ class Mamba2Kind(RecurrentKind):
     """See `config.Mamba2`. A state's units are heads."""
 
     name = "mamba2"
+    triton = True
     state_flops = 6
 
     def layout(self, spec: Mamba2) -> StateLayout:

@@ -35,7 +35,9 @@ def config_from_hf(values: dict) -> ModelConfig:
     """
     name = values.get("model_type")
     if name is None:
-        raise ValueError(f"config.json: needs model_type, one of {', '.join(FAMILIES)}")
+        raise ValueError(
+            f"model_type is missing in config.json; it must be one of {', '.join(FAMILIES)}"
+        )
     if not isinstance(name, str) or name not in MODEL_TYPES:
         raise ValueError(
             f"config.json: model_type {name!r} is not supported, only {', '.join(FAMILIES)}"

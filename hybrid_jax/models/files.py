@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import math
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ from hybrid_jax.models.hf_config import plain
 
 PACKAGE = Path(__file__).resolve().parents[1]
 BUNDLED = PACKAGE / "bundled"  # the model where none is named
-PACKED = {
-    "tiny_gated_delta": PACKAGE / "bundled_gated_delta"
-}  # known models that come with weights
+# Models that are known by name: a link to configs/models; installed packages have a copy.
+KNOWN_MODELS = PACKAGE / "known_models"
+PACKED = {"tiny_gated_delta": PACKAGE / "bundled_gated_delta"}  # those that come with weights
 CONFIG_FILE = "config.json"
 ReportBytes = Callable[[int, int], None]  # bytes done, bytes in all, while a model is read
 STORED_CONFIG_FILE = "model_config.json"  # beside an orbax checkpoint
@@ -48,20 +49,39 @@ def model_folder(path: str | Path) -> Path:
         if str(path) in PACKED:
             return PACKED[str(path)]
         what = "is a file, not a directory" if folder.exists() else "does not exist"
-        raise CheckpointNotFound(f"load_model: {folder} {what}; {how_to_get(path)}")
+        if str(path) in known_names():
+            what = "is known by its sizes alone, without weights"
+        raise CheckpointNotFound(
+            f"load_model: {folder} {what}; {how_to_get(path)}{similar(path, PACKED)}"
+        )
     return folder
 
 
-def how_to_get(path: str | Path) -> str:
-    """What to do about a model that is not there: nothing is downloaded here."""
-    if re.fullmatch(
-        r"[\w.-]+/[\w.-]+", str(path)
-    ):  # as a name on the hub is written, or a relative path
+def known_names() -> list[str]:
+    """The names of the models that are known, without a look into their files."""
+    return sorted(file.parent.name for file in KNOWN_MODELS.glob(f"*/{CONFIG_FILE}"))
+
+
+def how_to_get(path: str | Path, files: str = "") -> str:
+    """What to do about a model that is not there: nothing is downloaded here.
+
+    Args:
+        files: those that are enough, if not all are needed.
+    """
+    # A name on the hub, or a relative path.
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
+        command = " ".join(["hf download", str(path), *files.split(), "--local-dir DIR"])
         return (
-            "give a model directory; nothing is downloaded: "
-            f"`hf download {path} --local-dir DIR` gets a model of that name, then give DIR"
+            f"give a model directory; nothing is downloaded: `{command}` gets "
+            f"{files or 'a model'} of that name, then give DIR"
         )
     return "give a model directory (nothing is downloaded)"
+
+
+def similar(path: str | Path, names: Iterable[str]) -> str:
+    """A question after the name that was meant, or nothing."""
+    found = difflib.get_close_matches(str(path).lower(), names, n=1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def read_json(file: Path, where: str = "load_model") -> dict:

@@ -183,12 +183,14 @@ class HFConfig:
         self, name: str, kinds: list[str], known: Collection[str], num_layers: int
     ) -> None:
         """Checks that a list has one of the `known` kinds for each layer."""
-        unknown = sorted({kind for kind in kinds if kind not in known})
-        if unknown or len(kinds) != num_layers:
+        for place, kind in enumerate(kinds):
+            if kind not in known:
+                raise ValueError(
+                    f"{self.family}: {name}[{place}] in config.json must be one of {', '.join(known)}, got {kind!r}"
+                )
+        if len(kinds) != num_layers:
             raise ValueError(
-                f"{self.family}: {name} in config.json must name {num_layers} layers, each one of "
-                f"{', '.join(known)}, got {len(kinds)}"
-                + (f", with {', '.join(unknown)} among them" if unknown else "")
+                f"{self.family}: {name} in config.json must name {num_layers} layers, got {len(kinds)}"
             )
 
     # --- groups of fields -------------------------------------------------------------------------
@@ -382,12 +384,13 @@ class HFConfig:
             self._refuse(names, "two numbers, the second one larger and above 0", value)
         return (float(low), float(high))
 
-    def check_inner(self, inner: int, expanded: int, what: str) -> None:
+    def check_inner(
+        self, inner: int, expanded: int, what: str, other: str = "the expanded hidden_size"
+    ) -> None:
         """Checks the inner width of a recurrent mixer, which the file gives in two ways."""
         if inner != expanded:
             raise ValueError(
-                f"{self.family}: {what} must equal the expanded hidden_size, "
-                f"got {inner} and {expanded}"
+                f"{self.family}: {what} in config.json must equal {other}, got {inner} and {expanded}"
             )
 
 

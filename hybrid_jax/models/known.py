@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
-from pathlib import Path
 from typing import Any
 
 from hybrid_jax.config import ModelConfig
-from hybrid_jax.models.files import CONFIG_FILE, read_config
-
-FOLDER = (
-    Path(__file__).parents[1] / "known_models"
-)  # a link to configs/models; installed packages have a copy
+from hybrid_jax.models.files import CONFIG_FILE, KNOWN_MODELS, known_names, read_config
 
 
 @functools.cache
@@ -23,13 +18,9 @@ def known() -> dict[str, dict[str, Any]]:
     the repositories of models on the hub that have them.
     """
     return {
-        name: json.loads((FOLDER / name / CONFIG_FILE).read_text("utf-8")) for name in known_names()
+        name: json.loads((KNOWN_MODELS / name / CONFIG_FILE).read_text("utf-8"))
+        for name in known_names()
     }
-
-
-def known_names() -> list[str]:
-    """The names of the models, without a look into their files."""
-    return sorted(file.parent.name for file in FOLDER.glob(f"*/{CONFIG_FILE}"))
 
 
 def find(name: str) -> str | None:
@@ -44,4 +35,4 @@ def find(name: str) -> str | None:
 
 def load_known(name: str) -> ModelConfig:
     """The config of a known model; `name` is one of `known`."""
-    return read_config(FOLDER / name / CONFIG_FILE)
+    return read_config(KNOWN_MODELS / name / CONFIG_FILE)

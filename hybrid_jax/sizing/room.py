@@ -12,6 +12,7 @@ from hybrid_jax.byte_sizes import counted, format_size, parse_size, round_size
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.costs import weight_bytes
 from hybrid_jax.geometry import ITEM_BYTES, make_geometry
+from hybrid_jax.kinds.table import recurrent_kind
 from hybrid_jax.sizing.budget import MemorySplit, split_memory
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.sizing.temporaries import temporary_bytes
@@ -96,6 +97,11 @@ def steps_on(device: Device, wanted: str) -> str:
     if wanted != "auto":
         return wanted
     return "pallas" if device.runs_kernels else "xla"
+
+
+def scanned_by_triton(model: ModelConfig) -> bool:
+    """Whether Triton scans prompts on Hopper, through some recurrent layers at least."""
+    return any(recurrent_kind(spec).triton for spec in model.recurrent)
 
 
 class DoesNotFit(ValueError):

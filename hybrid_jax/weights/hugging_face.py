@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,11 @@ from hybrid_jax.weights.safetensors import StoredTensor, read_tensors
 
 PIECE = 1 << 24  # bytes compared at a time
 REMEDY = "weights and config.json must be of the same model: fetch both again"
+# Tensors of quantised weights, as the usual tools call them.
+SCALES = r"\.(weight_scale(_inv)?|input_scale|qweight|qzeros|scales|absmax|quant_state.*)$"
+UNQUANTISED = (
+    "they belong to quantised weights, which are not supported: fetch an unquantised checkpoint"
+)
 SAMPLES = 1024  # values of a matrix that are looked at for NaN; vectors are looked at whole
 BAND = 32  # rows transposed at a time: their cache lines stay in the cache until they are full
 
@@ -96,9 +102,10 @@ def _check(
     unexpected = sorted(name for name in spare if not family.ignores(name))
     if unexpected:
         some = ", ".join(unexpected[:3]) + (", ..." if len(unexpected) > 3 else "")
+        quantised = any(re.search(SCALES, name) for name in unexpected)
         raise ValueError(
             f"load_model: {len(unexpected)} tensors of {folder} have no place in a model of family "
-            f"{config.family} with this config.json: {some}; {REMEDY}"
+            f"{config.family} with this config.json: {some}; {UNQUANTISED if quantised else REMEDY}"
         )
 
 

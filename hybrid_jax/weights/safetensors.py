@@ -57,6 +57,9 @@ class StoredTensor:
         return self.data.view(ARRAY_DTYPES[self.dtype]).reshape(self.shape)
 
 
+OTHER_FORMATS = (".bin", ".pt", ".pth", ".gguf")
+
+
 def read_tensors(folder: Path) -> Iterator[StoredTensor]:
     """Every tensor of model.safetensors, or of the shards its index names."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
@@ -64,10 +67,10 @@ def read_tensors(folder: Path) -> Iterator[StoredTensor]:
         yield from _read_safetensors(single).values()
         return
     if not index.is_file():
-        others = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt"))
-        hint = f"; convert {others[0]} to safetensors first" if others else ""
+        others = sorted(file.name for file in folder.iterdir() if file.suffix in OTHER_FORMATS)
+        remedy = f"convert {others[0]} to safetensors first" if others else "fetch the weights too"
         raise CheckpointNotFound(
-            f"load_model: {folder} has no {single.name} and no {index.name}{hint}"
+            f"load_model: {folder} has no {single.name} and no {index.name}; {remedy}"
         )
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict):

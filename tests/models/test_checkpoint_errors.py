@@ -159,6 +159,33 @@ def test_a_name_on_the_hub_is_not_downloaded_and_how_to_get_it():
         load_model("/nowhere")
 
 
+def test_a_known_model_without_weights_and_a_misspelt_one_are_told_apart():
+    with pytest.raises(FileNotFoundError, match="qwen3_5_9b is known by its sizes alone, without"):
+        load_model("qwen3_5_9b")
+    with pytest.raises(FileNotFoundError, match="not exist.*; did you mean tiny_gated_delta\\?$"):
+        load_model("tiny_gated_delt")
+
+
+@pytest.mark.parametrize("suffix", ["weight_scale_inv", "qweight", "weight.absmax"])
+def test_tensors_of_quantised_weights_ask_for_others(edit, suffix):
+    name = f"model.layers.0.mlp.up_proj.{suffix}"
+    folder = edit("llama_llama3", lambda tensors: tensors.update({name: np.zeros(3, "float32")}))
+    with pytest.raises(ValueError, match=f"{name}; .* fetch an unquantised checkpoint$"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    "other, remedy",
+    [("model.gguf", "convert model.gguf to safetensors first"), ("notes", "fetch the weights too")],
+)
+def test_a_folder_without_safetensors_says_what_to_do(edit, other, remedy):
+    folder = edit("llama_llama3")
+    (folder / "model.safetensors").unlink()
+    (folder / other).touch()
+    with pytest.raises(FileNotFoundError, match=f"no model.safetensors and no .*; {remedy}$"):
+        load_model(folder)
+
+
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
 def test_an_end_token_outside_the_vocabulary_is_named_with_its_file(edit, file):
     folder = edit("llama_llama3")

@@ -18,9 +18,13 @@ from tests.parity.goldens import GOLDENS
 RELEASED = {  # parameters as published, exactly or in billions
     "bamba_9b": 9.78e9,
     "codestral_mamba_7b": 7_285_403_648,
+    "falcon_h1_0_5b": 521_411_104,
+    "falcon_mamba_7b": 7.27e9,
     "granite_4_h_tiny": 6.94e9,
     "jamba_1_5_mini": 51.6e9,
+    "lfm2_1_2b": 1_170_340_608,
     "llama_3_1_8b": 8_030_261_248,
+    "mamba_2_8b": 2_768_345_600,
     "nemotron_3_nano_30b": 31.58e9,
     "nemotron_h_8b": 8.1e9,
     "qwen3_next_80b": 79.7e9,
@@ -158,7 +162,9 @@ def test_old_field_names_of_nemotron_h_are_understood():
 
 
 def test_without_a_model_type_the_supported_ones_are_named():
-    with pytest.raises(ValueError, match=r"config\.json: needs model_type, one of bamba, .*llama"):
+    with pytest.raises(
+        ValueError, match=r"model_type is missing in config\.json; it must be one of bamba, .*llama"
+    ):
         config_from_hf({"hidden_size": 8})
 
 
@@ -295,6 +301,24 @@ def test_malformed_field_is_named(name, field, value):
         config_from_hf(values | {field: value})
     shown = reprlib.repr(value[0] if isinstance(value, list) and len(value) == 1 else value)
     assert shown in str(error.value) or isinstance(value, list)
+
+
+def test_heads_that_do_not_make_the_inner_width_are_named_by_the_field_that_gives_it():
+    values = golden("falcon_h1_norm_first_biases")
+    inner = values["mamba_d_ssm"]
+    message = rf"mamba_n_heads \* mamba_d_head .* must equal mamba_d_ssm, got \d+ and {2 * inner}"
+    with pytest.raises(ValueError, match=message):
+        config_from_hf(values | {"mamba_d_ssm": 2 * inner})
+
+
+def test_an_unknown_kind_of_layer_is_named_with_its_place():
+    values = golden("lfm2_biases_adjusted")
+    values["layer_types"][2] = "foo"
+    message = (
+        r"lfm2: layer_types\[2\] in config.json must be one of conv, full_attention, got 'foo'"
+    )
+    with pytest.raises(ValueError, match=message):
+        config_from_hf(values)
 
 
 @pytest.mark.parametrize("given", [[7], [-1], [True], 3])

@@ -8,7 +8,7 @@ import tomllib
 import pytest
 
 from hybrid_jax.kinds.table import KINDS
-from hybrid_jax.models.known import FOLDER as KNOWN
+from hybrid_jax.models.files import KNOWN_MODELS as KNOWN
 from hybrid_jax.sim.model_specs import FOLDER, load_spec, names, paper_costs, parse_spec
 
 # name: (bytes of a token's K and V, bytes of a checkpoint). K and V and convolution columns take 2 bytes an element,
@@ -44,6 +44,12 @@ BYTES = {
         36 * DELTA,
     ),
     "llama_3_1_8b": (32 * 2 * 8 * 128 * 2, 0),
+    # 64 layers of 8,192 or 5,120 channels of 16; columns of a convolution of 4 taps
+    "falcon_mamba_7b": (0, 64 * (8192 * 16 * 4 + 3 * 8192 * 2)),
+    "mamba_2_8b": (0, 64 * (5120 * 16 * 4 + 3 * 5120 * 2)),
+    # attention and Mamba-2 side by side in 36 layers
+    "falcon_h1_0_5b": (36 * 2 * 2 * 64 * 2, 36 * (24 * 64 * 128 * 4 + 3 * (24 * 64 + 2 * 128) * 2)),
+    "lfm2_1_2b": (6 * 2 * 8 * 64 * 2, 10 * 2 * 2048 * 2),
 }
 
 

@@ -242,7 +242,10 @@ def test_a_dash_reads_stdin(generate, monkeypatch):
         (["generate", "a\udcffb"], "prompt 0: is not valid UTF-8, it has byte 0xff at character 1"),
         (["generate", "ab", "--regex", "(a"], "regex '(a' cannot be followed: unclosed group"),
         (["generate", "ab", "--regex", ""], "--regex must be made of non-empty text, got"),
-        (["generate", "ab", "--json-schema", "/nowhere"], "No such file or directory: /nowhere"),
+        (
+            ["generate", "ab", "--json-schema", "/nowhere"],
+            "--json-schema /nowhere: No such file or directory",
+        ),
         (["inspect", "/nowhere"], "inspect: /nowhere is not a model directory"),
         (["inspect", "org/name"], "nothing is downloaded: `hf download org/name"),
         (["inspect", "--dtype", "int4"], "--dtype must be auto, float32 or bfloat16, got 'int4'"),

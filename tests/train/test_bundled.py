@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from hybrid_jax.models import config_from_hf, known
+from hybrid_jax.models import config_from_hf, files
 from hybrid_jax.models.decoder import forward
 from hybrid_jax.models.files import BUNDLED, CONFIG_FILE, PACKED, model_folder
 from hybrid_jax.text.tokenizer import Tokenizer
@@ -22,7 +22,10 @@ from hybrid_jax.weights import load_model
 
 FOLDERS = {  # the model's config for `train_tiny`, and its parameters
     BUNDLED: (None, 4_108_332),
-    PACKED["tiny_gated_delta"]: (str(known.FOLDER / "tiny_gated_delta" / CONFIG_FILE), 4_116_616),
+    PACKED["tiny_gated_delta"]: (
+        str(files.KNOWN_MODELS / "tiny_gated_delta" / CONFIG_FILE),
+        4_116_616,
+    ),
 }
 # Modules that is_held_out keeps from every training, in every Python since 3.11.
 HELD_OUT = ("sched.py", "copyreg.py", "xml/sax/xmlreader.py", "multiprocessing/connection.py")

@@ -35,14 +35,14 @@ def read_config(fields: HFConfig) -> ModelConfig:
 
 def _recurrent_mixer(fields: HFConfig) -> Mamba2:
     width, heads = fields.integer("hidden_size"), fields.integer("mamba_n_heads")
-    inner = fields.integer("mamba_d_ssm", default=None)
+    inner, given = fields.integer("mamba_d_ssm", default=None), "mamba_d_ssm"
     if inner is None:
         inner = fields.integer("mamba_expand", default=2) * width
-    fields.divides("mamba_n_heads", heads, "mamba_d_ssm", inner)
+        given = "mamba_expand * hidden_size"
+    fields.divides("mamba_n_heads", heads, given, inner)
     if fields.get("mamba_d_head", default="auto") != "auto":
-        fields.check_inner(
-            heads * fields.integer("mamba_d_head"), inner, "mamba_n_heads * mamba_d_head"
-        )
+        both = heads * fields.integer("mamba_d_head")
+        fields.check_inner(both, inner, "mamba_n_heads * mamba_d_head", given)
     norm = "norm_first" if fields.flag("mamba_norm_before_gate", default=True) else "gate_first"
     return fields.ssd_mixer(
         heads="mamba_n_heads",

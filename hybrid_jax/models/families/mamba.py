@@ -22,8 +22,10 @@ def stack(fields: HFConfig, norms: Literal["none", "weightless"], norm_eps: floa
     """A stack of mixers; `norm_eps` of the norms inside them."""
     fields.silu("hidden_act")
     width = fields.integer("hidden_size")
+    expanded = int(fields.number("expand", default=2, positive=True) * width)
     mixer = Mamba1(
-        inner_size=int(fields.number("expand", default=2, positive=True) * width),
+        # Where a file has both they may disagree, as in Falcon-Mamba-7B, whose tensors have intermediate_size.
+        inner_size=fields.integer("intermediate_size", default=expanded),
         state_size=fields.integer("state_size", default=16),
         dt_rank=fields.dt_rank("time_step_rank", width),
         conv_width=fields.integer("conv_kernel", default=4, minimum=2),

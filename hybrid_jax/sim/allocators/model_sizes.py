@@ -164,7 +164,7 @@ def model_sizes(name: str) -> ModelSizes:
             f"and {taken[1]}"
         )
     layers = LayerSizes(
-        name=spec.name,
+        name=name if spec.name in PUBLISHED else spec.name,  # two models have that name
         page_tokens=PAGE_TOKENS,
         page_bytes=_align(PAGE_TOKENS * token),
         num_pages_each=num_pages,
