@@ -30,7 +30,7 @@ This page is made from the code, by `python -m tests.models.model_table`, and a 
 KINDS_HEAD = """
 ## Kinds of recurrent layers
 
-| kind | what is kept since a checkpoint | on a CPU | on an NVIDIA GPU |
+| kind | what a sequence keeps beside its checkpoint | on a CPU | on an NVIDIA GPU |
 | --- | --- | --- | --- |
 """
 FAMILIES_HEAD = """
@@ -42,17 +42,38 @@ FAMILIES_HEAD = """
 KNOWN_HEAD = """
 ## Known sizes
 
-`inspect`, `simulate` and `pool-sim` take these by name, also by the name of a repository on the hub. Nothing is
-downloaded. Only `tiny_gated_delta` comes with weights ([bundled_model.md](bundled_model.md)).
+`inspect` and `simulate` take these by name, also by the name of a repository on the hub. `pool-sim` takes those that have
+both attention and recurrent layers. Nothing is downloaded. Only `tiny_gated_delta` comes with weights
+([bundled_model.md](bundled_model.md)).
 
 | name | family | parameters | repositories |
 | --- | --- | --- | --- |
+"""
+TAIL = """
+## A small model without weights
+
+A config.json with small sizes and random weights show how a family runs here, and how fast. Such a model has no
+tokenizer: it takes and gives token ids.
+
+```python run
+from hybrid_jax import LLM, SamplingParams
+from hybrid_jax.models import config_from_hf
+from hybrid_jax.models.initialize import random_params
+
+fields = dict(model_type="qwen3_5_text", vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=4)
+fields |= dict(num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=1024)
+fields |= dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16)
+config = config_from_hf(fields)  # or json.load of a config.json
+llm = LLM.from_params(config, random_params(config, seed=0), max_rows=2, prefill_tokens=64)
+(output,) = llm.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=8))
+assert len(output.outputs[0].token_ids) == 8
+```
 """
 NOTES = {
     "mamba2": "also Codestral Mamba",
     "qwen3_5": "Qwen3.5 and 3.6; the text of a model of text and images, whose vision tower is not read",
     "qwen3_5_moe": "as `qwen3_5`",
-    "falcon_h1": "attention and Mamba-2 side by side; multipliers, those inside layers in the weights",
+    "falcon_h1": "attention and Mamba-2 side by side; multipliers, of which loading multiplies some into weights",
 }
 
 
@@ -75,7 +96,7 @@ def page() -> str:
         count = weight_count(config)
         size = f"{count / 1e9:.2f} B" if count > 1e8 else f"{count / 1e6:.2f} M"
         text += f"| `{name}` | `{config.family}` | {size} | {repositories} |\n"
-    return text
+    return text + TAIL
 
 
 def _kept(spec: type) -> str:
@@ -87,7 +108,7 @@ def _kept(spec: type) -> str:
     ]
     if layouts[0].carries:
         return "the state"
-    return "a record of each token" if layouts[0].records else "the last inputs alone"
+    return "a record of each token" if layouts[0].records else "only the last inputs"
 
 
 def _all(found: Iterable[str]) -> str:
