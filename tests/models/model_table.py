@@ -42,8 +42,8 @@ FAMILIES_HEAD = """
 KNOWN_HEAD = """
 ## Known sizes
 
-`inspect` and `simulate` take these by name, also by the name of a repository on the hub. `pool-sim` takes those that have
-both attention and recurrent layers. Nothing is downloaded. Only `tiny_gated_delta` comes with weights
+`inspect` and `simulate` take these by name, also by the name of a repository on the hub. `pool-sim` takes those that
+have both attention and recurrent layers. Nothing is downloaded. Only `tiny_gated_delta` comes with weights
 ([bundled_model.md](bundled_model.md)).
 
 | name | family | parameters | repositories |
