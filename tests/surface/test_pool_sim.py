@@ -112,7 +112,7 @@ def test_requests_may_come_from_a_file(pool_sim, trace):
         (("--pool", "8 Gib"), f"{POOL_FORM}, got '8 Gib'"),
         (("--pool", "-4"), f"{POOL_FORM}, got '-4'"),
         (("--pool", "1MiB"), "--pool must hold one request of jamba_1_5_mini, 7602176 bytes at least, got 1048576"),
-        (("--trace", "none.csv"), "No such file or directory: none.csv"),
+        (("--trace", "none.csv"), "--trace none.csv: No such file or directory"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_that_names_the_value(pool_sim, options, message):

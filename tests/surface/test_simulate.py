@@ -181,7 +181,7 @@ def test_with_arrivals_the_table_tells_the_same_to_people(arrive):
         ),
         (("--kv-quota", "0.1,0.5"), "No such option: --kv-quota: one order of value"),
         (("--clock", "arrivals", "--grain", "4"), "--grain must be a power of two between 8 and 64, got 4"),
-        (("--ttft-table", "none.csv"), "No such file or directory: none.csv"),
+        (("--ttft-table", "none.csv"), "--ttft-table none.csv: No such file or directory"),
         (("--speed", "3"), "No such option: --speed"),
     ],
 )  # fmt: skip
@@ -213,7 +213,11 @@ def test_a_bad_trace_is_one_line_that_names_file_and_line(simulate, tmp_path, co
 @pytest.mark.parametrize("name", ["none.jsonl", "none.jsonl.gz"])
 def test_a_missing_trace_is_one_line_that_names_it(simulate, tmp_path, name):
     path = tmp_path / name
-    assert simulate(trace=path) == (2, "", f"hybrid-jax: No such file or directory: {path}\n")
+    assert simulate(trace=path) == (
+        2,
+        "",
+        f"hybrid-jax: --trace {path}: No such file or directory\n",
+    )
 
 
 def test_a_model_file_that_is_wrong_is_one_line_that_names_the_key(simulate, tmp_path):
@@ -239,7 +243,7 @@ def test_the_program_ends_with_2_and_no_traceback_after_a_mistake(root):
         cwd=root,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "hybrid-jax: No such file or directory: nowhere.jsonl\n"
+    assert done.stderr == "hybrid-jax: --trace nowhere.jsonl: No such file or directory\n"
 
 
 def test_a_policy_that_holds_nothing_takes_any_capacity(simulate):
