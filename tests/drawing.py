@@ -36,6 +36,7 @@ LONG = {
         "test_a_step_of_one_row_has_no_fusion_with_both_spellings[exact_delta",
     ),
     "engine/test_kernel_paths.py": (
+        "test_tokens_are_those_of_xla[bamba",
         "test_tokens_are_those_of_xla[lfm2",
         "test_tokens_are_those_of_xla[jamba",
     ),

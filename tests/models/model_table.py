@@ -60,9 +60,22 @@ from hybrid_jax import LLM, SamplingParams
 from hybrid_jax.models import config_from_hf
 from hybrid_jax.models.initialize import random_params
 
-fields = dict(model_type="qwen3_5_text", vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=4)
-fields |= dict(num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=1024)
-fields |= dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16)
+fields = dict(
+    model_type="qwen3_5_text",
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=4,
+)
+fields |= dict(
+    num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=1024
+)
+fields |= dict(
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=16,
+    linear_value_head_dim=16,
+)
 config = config_from_hf(fields)  # or json.load of a config.json
 llm = LLM.from_params(config, random_params(config, seed=0), max_rows=2, prefill_tokens=64)
 (output,) = llm.generate([[1, 2, 3]], SamplingParams(temperature=0.0, max_tokens=8))
