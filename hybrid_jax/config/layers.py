@@ -305,6 +305,7 @@ class MoE:
             groups, and weighs by the raw score (Nemotron-H).
         num_groups, top_groups: expert groups and how many stay in the choice ("sigmoid" only).
         normalize: divide the picked weights by their sum ("softmax_topk" and "sigmoid").
+        sum_eps: added to that sum ("sigmoid" only).
         scale: factor on the picked weights ("sigmoid" only).
         shared_width: hidden width of the shared expert; 0 for none.
         shared_gate: the shared expert is multiplied by the sigmoid of a projection to one number.
@@ -320,6 +321,7 @@ class MoE:
     num_groups: int = 1
     top_groups: int = 1
     normalize: bool = True
+    sum_eps: float = 1e-20
     scale: float = 1.0
     shared_width: int = 0
     shared_gate: bool = False

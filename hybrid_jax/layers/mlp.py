@@ -51,7 +51,7 @@ def route(params: dict, h: jax.Array, spec: MoE) -> tuple[jax.Array, jax.Array]:
     _, ids = jax.lax.top_k(choice, spec.top_k)
     weights = jnp.take_along_axis(scores, ids, axis=-1)
     if spec.normalize:
-        weights = weights / (weights.sum(-1, keepdims=True) + 1e-20)
+        weights = weights / (weights.sum(-1, keepdims=True) + spec.sum_eps)
     return ids, weights * spec.scale
 
 

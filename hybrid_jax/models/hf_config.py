@@ -243,6 +243,8 @@ class HFConfig:
         rope_fraction: float = 1.0,
         theta: float = 10_000.0,
         scale: float | None = None,
+        kv_heads: int | None = None,
+        head_size: int | None = None,
         **more: Any,
     ) -> Attention:
         """The attention mixer of a family.
@@ -251,18 +253,25 @@ class HFConfig:
             rope: whether the family rotates. rope_fraction: share of each head that is rotated where the file names
                 none; a family with 1 always rotates all of it. theta: base of the rotation where the file names none.
             scale: of the scores; None for head_dim ** -0.5.
+            kv_heads, head_size: where a file lacks the fields. Where a field is null, there are as many KV heads as
+                heads, and heads share the width.
             more: further fields of `config.Attention`.
         """
         bias = self.flag("attention_bias")
         num_heads = self.integer("num_attention_heads")
         head_dim = self.integer("head_dim", "attention_head_dim", default=None)
+        if head_dim is None and "head_dim" not in self.values:
+            head_dim = head_size
         if head_dim is None:
             width = self.integer("hidden_size")
             self.divides("num_attention_heads", num_heads, "hidden_size", width)
             head_dim = width // num_heads
         if head_dim % 2:
             self._refuse(("head_dim", "attention_head_dim"), "an even number", head_dim)
-        num_kv_heads = self.integer("num_key_value_heads", default=num_heads)
+        silent = "num_key_value_heads" not in self.values and kv_heads is not None
+        num_kv_heads = self.integer(
+            "num_key_value_heads", default=kv_heads if silent else num_heads
+        )
         self.divides("num_key_value_heads", num_kv_heads, "num_attention_heads", num_heads)
         return Attention(
             num_heads=num_heads,
@@ -276,12 +285,18 @@ class HFConfig:
         )
 
     def _rope(self, head_dim: int, default_fraction: float, default_theta: float) -> Rope:
-        """`rope_parameters` (5.x), or `rope_theta`, `rope_scaling`, `partial_rotary_factor` (4.x)."""
-        given = self.get("rope_parameters", "rope_scaling", default={})
-        if not isinstance(given, dict):
-            raise ValueError(
-                f"{self.family}: rope_parameters in config.json must be an object, got {given!r}"
-            )
+        """`rope_parameters` (5.x), or `rope_theta`, `rope_scaling`, `partial_rotary_factor` (4.x).
+
+        Where a file has both, transformers takes `rope_scaling`, unless it is empty.
+        """
+        given: Any = {}
+        for name in ("rope_parameters", "rope_scaling"):
+            found = self.get(name, default={})
+            if not isinstance(found, dict):
+                raise ValueError(
+                    f"{self.family}: {name} in config.json must be an object, got {found!r}"
+                )
+            given = found or given
         there = {name: value for name, value in given.items() if value is not None}
         fields = HFConfig(self.values | there, self.family)
         fraction = fields.get("partial_rotary_factor", default=default_fraction)

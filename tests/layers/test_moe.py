@@ -234,3 +234,15 @@ def test_a_loop_of_steps_makes_no_copy_of_all_experts(dtype, num_tokens):
     h = jnp.zeros((1, num_tokens, WIDTH), dtype)
     memory = jax.jit(steps).lower(params, h, jnp.int32(3)).compile().memory_analysis()
     assert memory.temp_size_in_bytes < params["down"].nbytes
+
+
+@pytest.mark.parametrize("eps", [1e-20, 1e-6])
+def test_small_scores_are_divided_by_their_sum_and_what_is_added_to_it(eps):
+    spec = replace(SPECS["nemotron"], num_groups=1, top_groups=1, sum_eps=eps, scale=1.0)
+    params = {
+        "router": np.full((1, spec.num_experts), -1, np.float32),
+        "router_bias": np.zeros(spec.num_experts, np.float32),
+    }
+    _, weights = choose(params, np.full((1, 1), 16, np.float32), spec)
+    score = 1 / (1 + np.exp(16.0))
+    assert np.allclose(weights, score / (spec.top_k * score + eps), rtol=1e-4)

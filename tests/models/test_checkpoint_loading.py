@@ -263,6 +263,26 @@ def test_known_spare_tensors_are_ignored(edit, model, names):
     assert same_bits(load_model(folder)[1], load_model(GOLDEN[model])[1])
 
 
+def test_a_bias_of_experts_counts_if_the_config_says_so(edit):
+    assert biases_of(load_model(GOLDEN["lfm2_moe_bias"])[1]).all()
+    assert not biases_of(load_model(edit("lfm2_moe_bias", use_expert_bias=False))[1]).any()
+
+
+def test_a_bias_of_experts_that_the_config_wants_is_not_left_out(edit):
+    def drop(tensors):
+        for name in [name for name in tensors if name.endswith("expert_bias")]:
+            del tensors[name]
+
+    folder = edit("lfm2_moe_bias", drop)
+    with pytest.raises(ValueError, match="expert_bias .*is missing"):
+        load_model(folder)
+
+
+def biases_of(params: dict) -> np.ndarray:
+    mixtures = [layer["mlp"] for layer in params["layers"] if "router" in layer.get("mlp", {})]
+    return np.stack([mixture["router_bias"] for mixture in mixtures])
+
+
 @pytest.mark.parametrize("name", ["mtp.norm.weight", "visual.w"])
 def test_parts_that_a_family_does_not_have_are_not_ignored(edit, name):
     folder = edit("llama_llama3", lambda tensors: tensors.update({name: np.zeros(3, "float32")}))

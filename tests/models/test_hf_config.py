@@ -303,6 +303,46 @@ def test_malformed_field_is_named(name, field, value):
     assert shown in str(error.value) or isinstance(value, list)
 
 
+@pytest.mark.parametrize(
+    "name, kv_heads, head_dim",
+    [
+        ("qwen3_next_experts_and_dense", 2, 256),
+        ("falcon_h1_norm_first_biases", 8, None),
+        ("lfm2_attention_first_untied", 8, None),
+        ("lfm2_moe_bias", 8, None),
+        ("jamba_experts_biases", 8, None),
+    ],
+)
+def test_where_a_file_says_nothing_there_are_as_many_kv_heads_as_in_transformers(
+    name, kv_heads, head_dim
+):
+    values = golden(name) | {"num_attention_heads": 16, "hidden_size": 256}
+    if name.startswith("falcon_h1"):
+        values |= {
+            "mamba_d_ssm": None,
+            "mamba_n_heads": 16,
+            "mamba_d_head": "auto",
+            "mamba_expand": 2,
+        }
+        values["mamba_n_groups"] = 1
+    for field in ("num_key_value_heads", "head_dim"):
+        values.pop(field, None)
+    silent = config_from_hf(values).attention
+    assert (silent.num_kv_heads, silent.head_dim) == (kv_heads, head_dim or 16)
+    null = config_from_hf(values | {"num_key_value_heads": None, "head_dim": None}).attention
+    assert (null.num_kv_heads, null.head_dim) == (16, 16)
+
+
+def test_of_two_spellings_of_a_rotation_that_of_transformers_counts():
+    values = golden("llama_llama3")
+    values |= {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    values |= {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}}
+    assert config_from_hf(values).attention.rope.scaling.kind == "linear"
+    assert config_from_hf(values | {"rope_scaling": {}}).attention.rope.scaling is None
+    values["rope_parameters"] = {}
+    assert config_from_hf(values).attention.rope.scaling.factor == 2.0
+
+
 def test_heads_that_do_not_make_the_inner_width_are_named_by_the_field_that_gives_it():
     values = golden("falcon_h1_norm_first_biases")
     inner = values["mamba_d_ssm"]

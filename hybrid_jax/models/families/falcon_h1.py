@@ -14,6 +14,8 @@ from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
 NORM_EPS = 1e-5
+# Where the file says nothing: KV heads, and channels of Mamba-2.
+KV_HEADS, INNER = 8, 1024
 IN_PROJ = ("z", "x", "B", "C", "dt")  # what `ssm_multipliers` multiply
 
 
@@ -21,7 +23,7 @@ def read_config(fields: HFConfig) -> ModelConfig:
     """config.json with model_type "falcon_h1" to `ModelConfig`."""
     fields.silu("hidden_act")
     layer = LayerSpec(
-        mixers=(_recurrent_mixer(fields), fields.attention(rope=True)),
+        mixers=(_recurrent_mixer(fields), fields.attention(rope=True, kv_heads=KV_HEADS)),
         mlp=MLP(width=fields.integer("intermediate_size"), bias=fields.flag("mlp_bias")),
     )
     of_config(fields)  # checks the multipliers
@@ -35,7 +37,8 @@ def read_config(fields: HFConfig) -> ModelConfig:
 
 def _recurrent_mixer(fields: HFConfig) -> Mamba2:
     width, heads = fields.integer("hidden_size"), fields.integer("mamba_n_heads")
-    inner, given = fields.integer("mamba_d_ssm", default=None), "mamba_d_ssm"
+    silent = "mamba_d_ssm" not in fields.values
+    inner, given = fields.integer("mamba_d_ssm", default=INNER if silent else None), "mamba_d_ssm"
     if inner is None:
         inner = fields.integer("mamba_expand", default=2) * width
         given = "mamba_expand * hidden_size"

@@ -18,6 +18,7 @@ from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
 NORM_EPS = 1e-6
 LENGTH = 262_144
+KV_HEADS = 8  # where the file says nothing
 
 
 def read_config(fields: HFConfig) -> ModelConfig:
@@ -25,11 +26,11 @@ def read_config(fields: HFConfig) -> ModelConfig:
     fields.silu("hidden_act")
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     attends = _every(fields, "attn_layer", num_layers, period=8, offset=4)
-    num_experts = fields.integer("num_experts", default=16)
+    num_experts = fields.integer("num_experts", "num_local_experts", default=16)
     sparse = [num_experts > 1 and yes for yes in _every(fields, "expert_layer", num_layers, 2, 1)]
     mixers: dict[bool, Mixer] = {}
     if True in attends:
-        mixers[True] = fields.attention(rope=False)
+        mixers[True] = fields.attention(rope=False, kv_heads=KV_HEADS)
     if False in attends:
         mixers[False] = _recurrent_mixer(fields)
     width = fields.integer("intermediate_size")

@@ -18,8 +18,9 @@ from hybrid_jax.kinds.tensors import ATTENTION, under
 from hybrid_jax.models.family import Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
-NORM_EPS = 1e-5  # where the file says nothing, as for the two below
+NORM_EPS = 1e-5  # where the file says nothing, as for those below
 THETA = 1e6
+KV_HEADS = 8
 CONV_WIDTH = 3
 CONV, FULL = "conv", "full_attention"  # mixers in lists of layers
 
@@ -62,7 +63,9 @@ def config_of(fields: HFConfig, feed_forward: Sequence[FeedForward]) -> ModelCon
 
 def _attention(fields: HFConfig) -> Attention:
     eps = fields.number("norm_eps", default=NORM_EPS, positive=True)
-    return fields.attention(rope=True, theta=THETA, qk_norm=True, qk_norm_eps=eps)
+    return fields.attention(
+        rope=True, theta=THETA, kv_heads=KV_HEADS, qk_norm=True, qk_norm_eps=eps
+    )
 
 
 def _short_conv(fields: HFConfig) -> ShortConv:

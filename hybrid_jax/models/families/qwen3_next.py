@@ -75,6 +75,8 @@ def gated_attention(fields: HFConfig) -> Attention:
     return fields.attention(
         rope=True,
         rope_fraction=ROTATED,
+        kv_heads=4 if fields.family == "qwen3_5" else 2,
+        head_size=256,
         gate=True,
         qk_norm=True,
         qk_norm_eps=fields.number("rms_norm_eps", default=NORM_EPS, positive=True),
