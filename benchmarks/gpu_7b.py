@@ -32,7 +32,7 @@ from pathlib import Path
 import jax
 from common import ROOT, device_answers, header, measure_ceilings, turns, write_json
 from gpu_7b_compile import compile_times
-from gpu_7b_model import MODELS, free_bytes, hybrid, make_weights
+from gpu_7b_model import free_bytes, hybrid, make_weights
 from gpu_7b_sections import (
     SMOKE,
     Bench,
@@ -49,6 +49,7 @@ from gpu_7b_tables import tables
 from hybrid_jax.costs import weight_count
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs.compile_cache import MIN_COMPILE_SECONDS, enable_compile_cache
+from hybrid_jax.models.files import known_names
 
 SECTIONS = ("decode", "prefill", "ttft", "compile")
 MEMORY_SHARE = "0.92"  # of the device, for JAX; the rest is the driver's and the libraries'
@@ -274,9 +275,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         unknown = set(getattr(asked, name)) - set(known)
         if unknown:
             parser.error(f"--{name} must be some of {','.join(known)}, got {','.join(unknown)}")
-    if not (MODELS / asked.model / "config.json").exists():
-        known = sorted(path.parent.name for path in MODELS.glob("*/config.json"))
-        parser.error(f"--model must be one of {', '.join(known)}, got {asked.model}")
+    if asked.model not in known_names():
+        parser.error(f"--model must be one of {', '.join(known_names())}, got {asked.model}")
     return asked
 
 

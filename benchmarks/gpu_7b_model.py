@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import ROOT
 
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.kinds.tensors import Stored
 from hybrid_jax.models import FAMILIES, config_from_hf
+from hybrid_jax.models.known import known, load_known
 from hybrid_jax.sizing.budget import split_memory
 
-MODELS = ROOT / "configs/models"
 TINY = {  # two layers with each mixer, for the smoke run
     "hybrid_override_pattern": "M*-M*",
     "num_hidden_layers": 5,
@@ -40,9 +38,7 @@ WORKSPACE = 4 << 30  # device memory left to activations and the compiler's own
 
 def hybrid(name: str = "hybrid_7b", *, tiny: bool) -> ModelConfig:
     """A model of `configs/models` by its folder; or one like the 7B hybrid that is small enough for a CPU."""
-    if tiny:
-        return config_from_hf(json.loads((MODELS / "hybrid_7b/config.json").read_text()) | TINY)
-    return config_from_hf(json.loads((MODELS / name / "config.json").read_text()))
+    return config_from_hf(known()["hybrid_7b"] | TINY) if tiny else load_known(name)
 
 
 # --- weights --------------------------------------------------------------------------------------

@@ -110,12 +110,9 @@ def _report(error: Exception, flags: dict[str, str], arguments: list[str]) -> in
         return error.exit_code
     if isinstance(error, OSError) and error.filename is not None:  # a file that was named
         file = str(error.filename)
-        given = [
-            f"{option} {file}: "
-            for option, value in zip(arguments, arguments[1:], strict=False)
-            if value == file and option.startswith("-")
-        ]
-        note(f"{given[0]}{error.strerror}" if given else f"{error.strerror}: {file}")
+        pairs = zip(arguments, arguments[1:], strict=False)
+        option = next((o for o, value in pairs if value == file and o.startswith("-")), None)
+        note(f"{option} {file}: {error.strerror}" if option else f"{error.strerror}: {file}")
         return 2
     if isinstance(error, CALLERS_MISTAKES) and _raised_by_us(error):
         note(shell_words(str(error), flags))

@@ -13,9 +13,7 @@ from hybrid_jax.config.other_names import refuses_other_names
 CACHE_POLICIES = ("off", "lru", "sglang", "marconi", "marconi-code", "adaptive")
 KERNELS = ("auto", "xla", "pallas")
 SHAPES = ("fine", "coarse")
-MAX_GRAIN = (
-    64  # a tile of the scan in Triton: the tokens after a chunk's last checkpoint lie in one
-)
+MAX_GRAIN = 64  # a tile of Triton's scan: the tokens after a chunk's last checkpoint lie in one
 
 
 @refuses_other_names

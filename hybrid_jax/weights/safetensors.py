@@ -15,6 +15,7 @@ import numpy as np
 
 from hybrid_jax.models.files import CheckpointNotFound, read_json
 
+OTHER_FORMATS = (".bin", ".pt", ".pth", ".gguf")  # of weights that may lie there instead
 ARRAY_DTYPES = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -55,9 +56,6 @@ class StoredTensor:
                 f"{', '.join(ARRAY_DTYPES)} are supported; use an unquantised checkpoint"
             )
         return self.data.view(ARRAY_DTYPES[self.dtype]).reshape(self.shape)
-
-
-OTHER_FORMATS = (".bin", ".pt", ".pth", ".gguf")
 
 
 def read_tensors(folder: Path) -> Iterator[StoredTensor]:

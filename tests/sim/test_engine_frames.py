@@ -167,7 +167,6 @@ def test_a_model_with_columns_alone_has_rings_of_them(tmp_path):
     )
     model = model_sizes(str(path))
     assert model.state_bytes == 10 * 2 * 2048 * 2
-    assert (
-        model.column_bytes == 10 * 3 * 2048 * 2
-    )  # those before a window of one token, and its own
+    # Two before a window of one token, and its own.
+    assert model.column_bytes == 10 * 3 * 2048 * 2
     assert model.record_bytes == 0
