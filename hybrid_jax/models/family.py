@@ -13,6 +13,7 @@ from hybrid_jax.kinds.table import model_weights
 from hybrid_jax.kinds.tensors import Piece, stored, under
 from hybrid_jax.models.hf_config import HFConfig
 
+ROTATION = r"\.rotary_emb\.inv_freq$"  # of old files: what config.json says too
 # Names of the tensors of a head for multi-token prediction, but for its layers. Its norms are stored less 1.
 MTP: Names = {
     "embed_norm": Piece(name="mtp.pre_fc_norm_embedding.weight", plus=1.0),
@@ -34,7 +35,7 @@ class Family:
         tensors: names of the tensors of mixers and feed-forward blocks, by the class of the block's spec (see
             `tensors.stored`); or a function that makes them from the spec.
         renames: (pattern, replacement) applied to the names of a file, for layouts with two spellings.
-        ignored: pattern of tensors that a file may hold and the model does not use.
+        ignored: pattern of further tensors that a file may hold and the model does not use.
         zeros: pattern of tensors that a file may lack; they are zero then.
         also: further `model_type`s that mean this family.
         of_config: makes the family of one model, where its config.json says by what tensors are multiplied as they are
@@ -50,7 +51,7 @@ class Family:
     mlp_norm: Names = "post_attention_layernorm.weight"
     tensors: Mapping[type, Names | Callable[[Any], Names]]
     renames: tuple[tuple[str, str], ...] = ()
-    ignored: str = r"\.rotary_emb\.inv_freq$"
+    ignored: str = "^$"
     zeros: str = "^$"
     also: tuple[str, ...] = ()
     of_config: Callable[[HFConfig], Family] | None = None
@@ -93,7 +94,7 @@ class Family:
 
     def ignores(self, name: str) -> bool:
         """Whether a tensor of this name may be there without being used."""
-        return re.search(self.ignored, name) is not None
+        return any(re.search(pattern, name) for pattern in (ROTATION, self.ignored))
 
     def may_lack(self, name: str) -> bool:
         """Whether a tensor of this name is zero where a file has none."""

@@ -253,6 +253,7 @@ def test_a_different_head_is_used_though_the_config_ties_it(edit):
     [
         ("llama_llama3", ["model.layers.0.self_attn.rotary_emb.inv_freq"]),
         ("nemotron_h_dense", ["mtp.layers.0.norm.weight"]),
+        ("qwen3_next_experts_and_dense", ["model.layers.3.self_attn.rotary_emb.inv_freq"]),
         ("qwen3_next_experts_and_dense", ["mtp.norm.weight", "visual.w", "model.visual.w"]),
     ],
 )

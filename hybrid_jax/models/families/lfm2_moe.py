@@ -41,7 +41,7 @@ def of_config(fields: HFConfig) -> Family:
         FAMILY,
         tensors=FAMILY.tensors | {MoE: _experts_names("expert_bias" if biased else NO_BIAS)},
         zeros="^$" if biased else rf"\.{NO_BIAS}$",
-        ignored=FAMILY.ignored if biased else rf"{FAMILY.ignored}|\.feed_forward\.expert_bias$",
+        ignored="^$" if biased else r"\.feed_forward\.expert_bias$",
     )
 
 
