@@ -59,7 +59,7 @@ def compiled_loop(engine: Engine, rows: int):
         layout.set(batch, row, "checkpoint", PROMPT_LEN)
         layout.set(batch, row, "read_slot", ids[row])
         layout.set(batch, row, "fold_slot", ids[row])
-        layout.set(batch, row, "num_steps", NUM_STEPS)
+        layout.set(batch, row, "num_tokens", NUM_STEPS)
         pack.set_pages(layout, batch, row, own)
         pack.set_sampling(layout, batch, row, request("x", [1], NUM_STEPS))
     step = runner.executable("decode", shape, PLAIN)

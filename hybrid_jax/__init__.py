@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hybrid_jax.config import CacheConfig as CacheConfig
     from hybrid_jax.config import EngineConfig as EngineConfig
     from hybrid_jax.config import ModelConfig as ModelConfig
+    from hybrid_jax.config import SpeculationConfig as SpeculationConfig
     from hybrid_jax.config.sampling_params import RequestOutputKind as RequestOutputKind
     from hybrid_jax.config.sampling_params import SamplingParams as SamplingParams
     from hybrid_jax.config.structured_outputs import (
@@ -38,7 +39,7 @@ _HOMES = {
     "api.llm": ("LLM",),
     "api.outputs": ("CompletionOutput", "Delta", "Logprob", "RequestMetrics", "RequestOutput"),
     "batch": ("BatchSummary", "run_batch"),
-    "config": ("CacheConfig", "EngineConfig", "ModelConfig"),
+    "config": ("CacheConfig", "EngineConfig", "ModelConfig", "SpeculationConfig"),
     "config.sampling_params": ("RequestOutputKind", "SamplingParams"),
     "config.structured_outputs": ("StructuredOutputsParams",),
     "weights": ("load_model",),

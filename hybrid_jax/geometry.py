@@ -420,6 +420,15 @@ def table_specs(geometry: Geometry, *, max_slots: int, max_rows: int) -> dict[st
     }
 
 
+def drafting_specs(engine: EngineConfig, max_model_len: int) -> dict[str, ArraySpec]:
+    """Specs of what those keep of each row who guess the next tokens; the last row is the sink's."""
+    if engine.speculation is None or not engine.speculation.keeps_history:
+        return {}
+    # A window may reach over the end of the longest sequence.
+    columns = max_model_len + engine.decode_tokens
+    return {"history": ArraySpec((engine.max_rows + 1, columns), "int32")}
+
+
 def adjust_specs(model: ModelConfig, *, num_rows: int) -> dict[str, ArraySpec]:
     """Specs of the arrays that change logits before sampling; `num_rows` includes the sink row."""
     shape = (num_rows, model.vocab_size)
@@ -439,15 +448,19 @@ def checkpoint_bytes(geometry: Geometry) -> int:
     return geometry.state_frames * geometry.frame_bytes
 
 
-def logits_bytes(model: ModelConfig, *, max_rows: int, dtype: str | None = None) -> int:
+def logits_bytes(
+    model: ModelConfig, *, max_rows: int, tokens: int = 1, dtype: str | None = None
+) -> int:
     """Bytes of all arrays over the vocabulary in the largest step, for decoding rows or a prompt's positions.
 
     Args:
+        tokens: of each row whose logits exist at once. Only those of one token of each row are sampled at once.
         dtype: dtype of the weights if the step is made of Pallas kernels; such a step holds the product in that dtype
             and in float32. None for a step that XLA makes.
     """
     row: float = LOGITS_OF_A_ROW * ITEM_BYTES["float32"]
     if dtype is not None:
         row = KERNEL_LOGITS_MARGIN * (ITEM_BYTES[dtype] + ITEM_BYTES["float32"])
+    row += (tokens - 1) * ITEM_BYTES["float32"]
     position = LOGITS_OF_A_POSITION * ITEM_BYTES["float32"]
     return int(max(row * max_rows, position * PROMPT_POSITIONS) * model.vocab_size)

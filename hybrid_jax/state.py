@@ -12,7 +12,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import Attention, ModelConfig
+from hybrid_jax.config import Attention, ModelConfig, SpeculationConfig
 from hybrid_jax.geometry import ArraySpec, Geometry, KVPlace, StatePlace, ring_specs, table_specs
 
 
@@ -24,6 +24,7 @@ class Model:
         kernels: "xla" or "pallas": the implementation in `pallas_kernels` of which the step is made.
         scan, sampling: which kernels scan prompts, and which draw tokens, if the step is made of kernels: "pallas" or
             "triton".
+        speculation: who guesses the next tokens; None for plain decoding.
     """
 
     config: ModelConfig
@@ -31,6 +32,7 @@ class Model:
     kernels: str = "xla"
     scan: str = "pallas"
     sampling: str = "pallas"
+    speculation: SpeculationConfig | None = None
 
     @functools.cached_property
     def places(self) -> dict[tuple[int, int], KVPlace | StatePlace]:
@@ -68,6 +70,8 @@ class State:
         slots: int32[max_slots, F] frames of each checkpoint slot; slot 0 is the sink's.
         tokens: int32[B] the token that each row feeds next; -1 once it has stopped.
         lengths: int32[B] how many tokens of each row are committed, which is the position of the token it feeds next.
+        drafting: what those keep who guess the next tokens, by name. "history" is int32[B, H], the tokens of each row
+            by position (`engine/drafters/history.py`).
     """
 
     arena: jax.Array
@@ -75,6 +79,7 @@ class State:
     slots: jax.Array
     tokens: jax.Array
     lengths: jax.Array
+    drafting: dict[str, jax.Array]
 
     def __repr__(self) -> str:
         """Dtypes and shapes; printing a state never copies it to the host."""
@@ -97,12 +102,14 @@ def state_specs(
     max_rows: int,
     window: int = 1,
     aligned: bool = False,
+    drafting: dict[str, ArraySpec] | None = None,
 ) -> State:
     """The state's tree with `ArraySpec` leaves. It has one row more than `max_rows`, which is the sink."""
     return State(
         arena=ArraySpec((num_frames, geometry.frame_words), "uint32"),
         rings=ring_specs(geometry, num_rows=max_rows + 1, window=window, aligned=aligned),
         **table_specs(geometry, max_slots=max_slots, max_rows=max_rows),
+        drafting=drafting or {},
     )
 
 

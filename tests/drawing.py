@@ -27,7 +27,6 @@ LONG = {
         "test_a_step_updates_its_state_in_place[fork_logprobs",
         "test_a_step_updates_its_state_in_place[fork_adjusted",
         "test_a_step_updates_its_state_in_place[prefill_one_frame",
-        "test_a_window_of_which_some_tokens_stay_updates_its_state_in_place[MAM",
     ),
     "engine/test_fusion_names.py": (
         "test_a_step_of_one_row_has_no_fusion_with_both_spellings[decode_one_frame",
@@ -50,9 +49,7 @@ LONG = {
     ),
     "engine/test_walk.py": ("test_a_token_of_a_tree_gives_the_numbers_of_its_path[bamba-pallas",),
     "exactness/test_exact_mode.py": ("test_batches_rows_and_arrivals_change_no_bit[windowed",),
-    "exactness/test_forced_step.py": (
-        "test_windows_of_which_some_tokens_stay_give_plain_tokens[qwen3_next",
-    ),
+    "exactness/test_speculation.py": ("test_right_and_wrong_guesses_give_plain_tokens[qwen3_next",),
     "exactness/test_matrix.py": (
         "test_few_rows_and_many_give_the_same_tokens[bamba",
         "test_few_rows_and_many_give_the_same_tokens[windowed",

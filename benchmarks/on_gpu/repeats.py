@@ -136,6 +136,7 @@ def rows_of(engine, rows: int) -> list:
                 checkpoint=0,
                 read_slot=0,
                 fold_slot=slot,
+                num_tokens=4,
                 num_steps=4,
                 pages=memory._take(geometry.num_pages(48))[0],
             )

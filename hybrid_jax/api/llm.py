@@ -27,7 +27,13 @@ from hybrid_jax.api.outputs import Delta, RequestOutput
 from hybrid_jax.api.overview import fingerprint, overview
 from hybrid_jax.api.progress_bar import ProgressOption, progress_of
 from hybrid_jax.api.warm_up import warm_up
-from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig, resolve_dtype
+from hybrid_jax.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelConfig,
+    SpeculationConfig,
+    resolve_dtype,
+)
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
@@ -67,6 +73,9 @@ class LLM:
         max_model_len: longest sequence, prompt and output together, in tokens; None for the model's own.
         cache: policy of the prefix cache, as `CacheConfig` has them ("adaptive", "lru", "marconi", "off", ...), or a
             `CacheConfig`.
+        speculation: who guesses the next tokens, so that one pass over the weights checks several: "ngram" looks for
+            repetitions in prompt and output. The output does not change. "off", or a `SpeculationConfig` with more
+            settings.
         seed: base of the noise of requests without a seed of their own. The k-th prompt of this object
             then has the seed `derive_seed(seed, k)`, so the same calls in the same order give the same text.
         exact: bit-identical logits whatever the batch, chunking or cache (slower).
@@ -99,6 +108,7 @@ class LLM:
         max_rows: int | None = None,
         max_model_len: int | None = None,
         cache: str | CacheConfig = "adaptive",
+        speculation: str | SpeculationConfig = "off",
         seed: int = 0,
         exact: bool = False,
         quiet: bool = False,
@@ -107,6 +117,7 @@ class LLM:
     ) -> None:
         sizes = {"memory": memory, "max_rows": max_rows, "max_model_len": max_model_len}
         given: dict[str, Any] = sizes | {"cache": cache, "seed": seed, "exact": exact, **options}
+        given["speculation"] = speculation
         check_process()
         settings = engine_options(given)  # mistakes show before anything is loaded
         folder = BUNDLED if model is None else model_folder(model)

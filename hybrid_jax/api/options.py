@@ -12,9 +12,10 @@ from typing import Any, Literal, TypedDict
 import jax
 
 from hybrid_jax.byte_sizes import format_size, parse_size
-from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig
+from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.config.other_names import refuse_name
 from hybrid_jax.config.sampling_params import SamplingParams
+from hybrid_jax.config.speculation import METHODS
 from hybrid_jax.engine.this_device import held_bytes, this_device
 from hybrid_jax.machine import peak_resident_bytes
 from hybrid_jax.sizing.defaults import choose_settings
@@ -28,20 +29,19 @@ GENERATION_FIELDS = {
 }
 # Keywords of `LLM` that are not fields of `EngineConfig`.
 OWN_OPTIONS = ("model", "dtype", "quiet", "progress")
+OFF = "off"  # no speculation
 
 
 class LaterOptions(TypedDict, total=False):
-    """Options of features that do not exist yet. Type checkers accept only the values that ask for nothing."""
+    """Options of features that do not exist yet. Type checkers accept only the value that asks for nothing."""
 
-    speculation: Literal["off"]
     quantize: None
     mesh: None
     host_memory: None
     cache_dir: None
 
 
-# The value of each that asks for nothing.
-LATER_OPTIONS = dict.fromkeys(LaterOptions.__annotations__) | {"speculation": "off"}
+LATER_OPTIONS = tuple(LaterOptions.__annotations__)
 
 
 class RareOptions(LaterOptions, total=False):
@@ -62,6 +62,7 @@ class EngineOptions(RareOptions, total=False):
     max_rows: int | None
     max_model_len: int | None
     cache: str | CacheConfig | None
+    speculation: str | SpeculationConfig | None
     seed: int | None
     exact: bool | None
 
@@ -96,8 +97,8 @@ def engine_options(
         ValueError, NotImplementedError, TypeError: as `LLM` describes.
     """
     options = dict(given)
-    for name, nothing in LATER_OPTIONS.items():
-        if (value := options.pop(name, nothing)) != nothing:
+    for name in LATER_OPTIONS:
+        if (value := options.pop(name, None)) is not None:
             raise NotImplementedError(f"LLM: {name}={value!r} is not built yet; leave it out")
     known = {field.name for field in fields(EngineConfig)} - {"dtype"}
     for name in options:
@@ -109,6 +110,16 @@ def engine_options(
     cache = options.get("cache")
     if cache is not None and not isinstance(cache, CacheConfig):
         options["cache"] = CacheConfig(policy=cache)
+    guesses = options.get("speculation")
+    if guesses == OFF:
+        options["speculation"] = None
+    elif isinstance(guesses, str):
+        if guesses not in METHODS:
+            names = ", ".join((OFF, *METHODS))
+            raise ValueError(
+                f"LLM: speculation must be one of {names}, or a SpeculationConfig, got {guesses!r}"
+            )
+        options["speculation"] = SpeculationConfig(method=guesses)
     EngineConfig(**options)  # mistakes show before anything is loaded
     return options
 

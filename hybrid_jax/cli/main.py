@@ -65,6 +65,9 @@ DtypeOption = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
 CacheOption = Annotated[
     str, typer.Option(help="Prefix cache: adaptive, lru, marconi, ..., or off.")
 ]
+SpeculationOption = Annotated[
+    str, typer.Option(help="Who guesses the next tokens, to check several at once: ngram, or off.")
+]
 ExactOption = Annotated[bool, typer.Option(help="Bit-identical results, slower.")]
 
 
@@ -146,6 +149,7 @@ def generate(
     max_rows: RowsOption = None,
     max_model_len: LengthOption = None,
     cache: CacheOption = "adaptive",
+    speculation: SpeculationOption = "off",
     exact: ExactOption = False,
     stats: Annotated[bool, typer.Option(help="Rates and cache hits on stderr.")] = False,
     as_json: JsonOption = False,
@@ -164,6 +168,7 @@ def generate(
         max_rows=max_rows,
         max_model_len=max_model_len,
         cache=cache,
+        speculation=speculation,
         seed=seed,
         exact=exact,
         quiet=not stats,
@@ -304,6 +309,7 @@ def run_batch(
     max_rows: RowsOption = None,
     max_model_len: LengthOption = None,
     cache: CacheOption = "adaptive",
+    speculation: SpeculationOption = "off",
     exact: ExactOption = False,
     fail_on_error: Annotated[
         bool, typer.Option("--fail-on-error", help="Exit code 1 if any line got an error.")
@@ -331,6 +337,7 @@ def run_batch(
             max_rows=max_rows,
             max_model_len=max_model_len,
             cache=cache,
+            speculation=speculation,
             exact=exact,
         )
     except batch.BatchStopped as error:

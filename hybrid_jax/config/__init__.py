@@ -23,3 +23,4 @@ from hybrid_jax.config.layers import RopeScaling as RopeScaling
 from hybrid_jax.config.layers import ShortConv as ShortConv
 from hybrid_jax.config.model import DTYPES as DTYPES
 from hybrid_jax.config.model import ModelConfig as ModelConfig
+from hybrid_jax.config.speculation import SpeculationConfig as SpeculationConfig

@@ -9,6 +9,7 @@ from typing import Literal
 from hybrid_jax.config.checks import flags, integers, must, one_of, positive
 from hybrid_jax.config.model import DTYPES
 from hybrid_jax.config.other_names import refuses_other_names
+from hybrid_jax.config.speculation import SpeculationConfig
 
 CACHE_POLICIES = ("off", "lru", "sglang", "marconi", "marconi-code", "adaptive")
 KERNELS = ("auto", "xla", "pallas")
@@ -92,6 +93,7 @@ class EngineConfig:
             compiling takes long and padding costs little (`schedule.bucket`).
         kernels: "pallas" makes the steps of Pallas kernels (on a CPU interpreted, for tests), "xla" of what
             XLA compiles; "auto" is "pallas" on NVIDIA GPUs from Ampere on.
+        speculation: who guesses the next tokens; None for plain decoding.
 
     Example:
         >>> EngineConfig(max_rows=4, max_model_len=1024).steps_per_dispatch
@@ -111,11 +113,17 @@ class EngineConfig:
     seed: int = 0
     shapes: Literal["fine", "coarse"] = "fine"
     kernels: Literal["auto", "xla", "pallas"] = "auto"
+    speculation: SpeculationConfig | None = None
 
     @property
     def window_tokens(self) -> int:
         """Most tokens of a row that decodes in one pass over the layers."""
-        return self.grain if self.exact else 1
+        return self.grain if self.exact else self.decode_tokens
+
+    @property
+    def decode_tokens(self) -> int:
+        """Most tokens that a row feeds in one decode step."""
+        return 1 if self.speculation is None else self.speculation.window
 
     def __post_init__(self) -> None:
         integers(self, "max_rows", "grain", "prefill_tokens", "steps_per_dispatch", "seed")
@@ -141,6 +149,12 @@ class EngineConfig:
         must(self, "prefill_tokens", good, f"a multiple of grain {grain}")
         good = self.steps_per_dispatch <= grain
         must(self, "steps_per_dispatch", good, f"at most grain {grain}")
+        if self.speculation is not None:
+            what = "a SpeculationConfig or None"
+            must(self, "speculation", isinstance(self.speculation, SpeculationConfig), what)
+            tokens = self.speculation.num_tokens
+            what = f"of fewer num_tokens than grain {grain}"
+            must(self, "speculation", tokens < grain, what, str(tokens))
         one_of(self, "kernels", KERNELS)
         one_of(self, "shapes", SHAPES)
         one_of(self, "dtype", DTYPES[:2])

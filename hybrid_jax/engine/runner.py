@@ -18,11 +18,11 @@ from hybrid_jax.engine.kernel_choice import Kernels
 from hybrid_jax.engine.programs.compiling import Behind, Compiling, Program, WarmUp, shapes_of
 from hybrid_jax.engine.programs.store import ProgramStore
 from hybrid_jax.engine.sampling import Sampled
-from hybrid_jax.engine.steps.kind import PLAIN, Made, StepKind, Variant
+from hybrid_jax.engine.steps.kind import PLAIN, Made, Results, StepKind, Variant
 from hybrid_jax.engine.steps.small import CHANGES, prompt_logprobs
 from hybrid_jax.engine.steps.table import kinds_of
 from hybrid_jax.engine.this_device import device_of
-from hybrid_jax.geometry import Geometry
+from hybrid_jax.geometry import Geometry, drafting_specs
 from hybrid_jax.schedule.bucket import shapes_of as padded_shapes
 from hybrid_jax.schedule.plan import Plan, PrefillRow, Row
 from hybrid_jax.state import Model, State, make_state, state_specs
@@ -35,19 +35,17 @@ class Pending:
 
     Attributes:
         plan: the plan.
-        dispatches: for each dispatch its kind, its rows, what was sampled, and log-probabilities of prompts or None.
+        dispatches: for each dispatch its kind, its rows, and what it brings to them.
     """
 
     plan: Plan
-    dispatches: list[tuple[StepKind, Sequence[Row], Sampled, Sampled | None]] = field(
-        default_factory=list
-    )
+    dispatches: list[tuple[StepKind, Sequence[Row], Results]] = field(default_factory=list)
 
     def read(self) -> Plan:
         """Blocks until the device is done, and returns the plan, whose rows have their results then."""
-        results = jax.device_get([results for _, _, *results in self.dispatches])
-        for (kind, rows, *_), (sampled, prompt) in zip(self.dispatches, results, strict=True):
-            kind.unpack(rows, sampled, prompt)
+        results = jax.device_get([results for *_, results in self.dispatches])
+        for (kind, rows, _), of_one in zip(self.dispatches, results, strict=True):
+            kind.unpack(rows, of_one)
         return self.plan
 
 
@@ -86,6 +84,7 @@ class Runner:
             kernels=kernels.steps,
             scan=kernels.scan,
             sampling=kernels.sampling,
+            speculation=engine.speculation,
         )
         self.engine = engine
         self.kinds = kinds_of(engine, self.model, geometry.num_pages(max_model_len))
@@ -97,6 +96,7 @@ class Runner:
             max_rows=engine.max_rows,
             window=engine.window_tokens,
             aligned=engine.exact,
+            drafting=drafting_specs(engine, max_model_len),
         )
         self.state: State = make_state(self.specs)
         self.adjust: Adjust | None = None  # made for the first request that needs it
@@ -226,11 +226,14 @@ class Runner:
                         self._load_adjust(
                             row.row, *row_of(row.request, self.model.config.vocab_size)
                         )
+                    if row.begins and "history" in self.specs.drafting:
+                        self._load_history(row.row, row.sequence.prompt)
                 variant = kind.variant(rows)
                 shape = self._step_shape(kind, kind.bucket(rows, shape), variant, rows)
                 made = self._run(kind, shape, variant, rows, *kind.rest(rows, made))
                 prompt = self._prompt_logprobs(kind, rows, made.hidden)
-                pending.dispatches.append((kind, rows, made.sampled, prompt))
+                results = Results(made.sampled, prompt, made.drafted)
+                pending.dispatches.append((kind, rows, results))
         return pending
 
     def _num_missing(self, plan: Plan) -> int:
@@ -272,6 +275,12 @@ class Runner:
         """Loads what adjusts the logits of a row that is about to draw its first token."""
         load = self.executable("load_adjust")
         self.adjust = load(self._some_adjust(), np.int32(row), counts, bias)
+
+    def _load_history(self, row: int, tokens: Sequence[int] | np.ndarray) -> None:
+        """Loads the tokens of a row that is about to draw its first token, those that a hit skipped too."""
+        line = np.zeros(self.specs.drafting["history"].shape[1], np.int32)
+        line[: len(tokens)] = tokens
+        self.state = self.executable("load_history")(self.state, np.int32(row), line)
 
     def _prompt_logprobs(
         self, kind: StepKind, rows: Sequence[Row], hidden: jax.Array | None
@@ -339,6 +348,8 @@ class Runner:
         sink, vocab = self.engine.max_rows, self.model.config.vocab_size
         move = functools.partial(self._move_row, sink, sink)
         jobs: list[tuple[str, Callable[[], object]]] = [("move_row", move)]
+        if "history" in self.specs.drafting:
+            jobs += [("load_history", functools.partial(self._load_history, sink, []))]
         if self.model.geometry.has_state:
             empty_slot = (0, (0,) * self.model.geometry.state_frames)
             jobs += [

@@ -44,18 +44,22 @@ class Cursor(NamedTuple):
 
 
 def cursor(
-    state: State, known: jax.Array, read_slot: jax.Array, fold_slot: jax.Array, model: Model
+    position: jax.Array,
+    known: jax.Array,
+    read_slot: jax.Array,
+    fold_slot: jax.Array,
+    model: Model,
 ) -> Cursor:
-    """Where the first B rows stand. Each has at least one token in its ring.
+    """Where B rows stand. Each has at least one token in its ring.
 
     The host may not know yet what plans in flight have brought. It knows what each row's checkpoint was before them,
     and the one slot of all later checkpoints.
 
     Args:
+        position: int32[B] `State.lengths` of the rows.
         known: int32[B] positions of the checkpoints that the host knows. read_slot: int32[B] the slots of these.
         fold_slot: int32[B] slots of later checkpoints.
     """
-    position = state.lengths[: known.shape[0]]
     last = jnp.maximum(position - 1, 0)
     checkpoint = last - last % model.geometry.grain
     return Cursor(position, checkpoint, jnp.where(checkpoint > known, fold_slot, read_slot))

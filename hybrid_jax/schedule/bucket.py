@@ -46,11 +46,12 @@ class PrefillBucket:
 
 @dataclass(frozen=True, order=True)
 class DecodeBucket:
-    """Ring rows, steps there is room for, and pages per row of a decode dispatch."""
+    """Ring rows, steps there is room for, pages per row, and tokens of a row in each step, of a decode dispatch."""
 
     rows: int
     steps: int
     width: int
+    tokens: int = 1
 
 
 def smallest_that_fits(sizes: tuple[int, ...], needed: int, what: str) -> int:
@@ -79,7 +80,7 @@ class Shapes:
         prefill, decode_rows: as given, the rows ascending.
         prefill_rows, prefill_tokens: rows of prefill dispatches, and tokens per row, ascending. The last number of
             tokens is the longest chunk.
-        decode_steps: room for results of decode dispatches.
+        decode_steps: room for steps of decode dispatches.
         slot_writes: slots that one dispatch writes to the device's table, ascending.
         forks: whether siblings fork.
     """
@@ -96,7 +97,7 @@ class Shapes:
         self.prefill_rows = tuple(sorted({rows for rows, _ in self.prefill}))
         self.prefill_tokens = tuple(sorted({tokens for _, tokens in self.prefill}))
         self.decode_rows = tuple(sorted(decode_rows))
-        self.decode_steps = engine.steps_per_dispatch
+        self.decode_steps, self._grain = engine.steps_per_dispatch, engine.grain
         self.slot_writes = (64,) if engine.shapes == "coarse" else (1, 8, 64)
 
     def widths(self, max_pages: int) -> tuple[int, ...]:
@@ -134,12 +135,25 @@ class Shapes:
             smallest_that_fits(self.widths(max_pages), num_pages, "pages of a row"),
         )
 
-    def decode_bucket(self, *, num_rows: int, num_pages: int, max_pages: int) -> DecodeBucket:
-        """The smallest decode shape that fits; `num_rows` is the highest ring row in use plus one."""
+    def steps_of(self, tokens: int) -> int:
+        """The most steps of a decode dispatch in which each row feeds up to `tokens`; a ring fills once at most."""
+        return max(1, min(self.decode_steps, self._grain // tokens))
+
+    def decode_bucket(
+        self, *, num_rows: int, num_pages: int, max_pages: int, tokens: int = 1
+    ) -> DecodeBucket:
+        """The smallest decode shape that fits.
+
+        Args:
+            num_rows: the highest ring row in use plus one.
+            num_pages, max_pages: as for `prefill_bucket`.
+            tokens: of a row in each step.
+        """
         return DecodeBucket(
             smallest_that_fits(self.decode_rows, num_rows, "rows of a decode dispatch"),
-            self.decode_steps,
+            self.steps_of(tokens),
             smallest_that_fits(self.widths(max_pages), num_pages, "pages of a row"),
+            tokens,
         )
 
 

@@ -279,12 +279,12 @@ class Memory:
 
     # --- results --------------------------------------------------------------------------------
 
-    def settle(self, sequence: Sequence, num_steps: int, num_tokens: int) -> None:
-        """Corrects a sequence's position and checkpoint once `num_tokens` have come of `num_steps` that were planned.
+    def settle(self, sequence: Sequence, num_planned: int, num_tokens: int) -> None:
+        """Corrects a sequence's position and checkpoint once `num_tokens` have come of `num_planned` that might.
 
         The ring folds before the first token past a grain boundary is fed.
         """
-        sequence.position -= num_steps - num_tokens
+        sequence.position -= num_planned - num_tokens
         sequence.real_position += num_tokens
         if sequence.real_position > sequence.real_checkpoint + self.geometry.grain:
             checkpoint = self.geometry.checkpoint(sequence.real_position)

@@ -21,7 +21,7 @@ class Row:
         pages: int32[n, frames_per_page] frame ids of the row's pages, at least from position 0 to the last that it
             writes.
         copies: (source, target) pages copied before anything is written.
-        num_steps: how many tokens it feeds at most that it has drawn itself; 0 for a chunk of a prompt and for a fork.
+        num_tokens: how many tokens it feeds at most that it has drawn itself; 0 for a chunk of a prompt and for a fork.
         new_tokens: the tokens that it drew, up to a stop token.
         new_logprobs: one `TokenLogprobs` for each of them if asked for, else empty.
     """
@@ -33,7 +33,7 @@ class Row:
     new_tokens: list[int] = field(default_factory=list, init=False)
     new_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False)
     samples = True
-    num_steps = 0
+    num_tokens = 0
 
     @property
     def request(self) -> Request:
@@ -43,12 +43,12 @@ class Row:
     @property
     def begins(self) -> bool:
         """Whether it draws the first token behind a prompt."""
-        return self.samples and not self.num_steps
+        return self.samples and not self.num_tokens
 
     @property
     def most_tokens(self) -> int:
         """How many tokens it may bring at most."""
-        return self.num_steps or int(self.samples)
+        return self.num_tokens or int(self.samples)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -100,7 +100,7 @@ class ForkRow(Row):
 
 @dataclass(kw_only=True, eq=False)
 class DecodeRow(Row):
-    """Up to `num_steps` new tokens of one row. They start at the committed length, which the device knows.
+    """Up to `num_tokens` new tokens of one row. They start at the committed length, which the device knows.
 
     Attributes:
         position: the most tokens that the row may have when the plan starts. It has fewer if a plan in flight brings
@@ -109,14 +109,18 @@ class DecodeRow(Row):
         read_slot: slot of that checkpoint; 0 if checkpoint is 0.
         fold_slot: slot of every later checkpoint of the row, into which its ring folds when it is full. 0 if that
             cannot happen. It equals read_slot if the row is the only holder of that slot.
-        num_steps: the most tokens that may come; the device stops the row earlier at a stop token.
+        num_tokens: the most tokens that may come; the device stops the row earlier at a stop token.
+        num_steps: the most steps that they may take: as many, or fewer where a step judges drafts.
+        verified: for each window of drafts that was judged, how many drafts it had and how many were right.
     """
 
     position: int
     checkpoint: int
     read_slot: int
     fold_slot: int
+    num_tokens: int
     num_steps: int
+    verified: list[tuple[int, int]] = field(default_factory=list, init=False)
 
 
 @dataclass(kw_only=True)
@@ -128,6 +132,7 @@ class Plan:
         moves: (source, target) ring rows to move before any dispatch.
         prefill, forks, decode: rows of the dispatches. A row may decode in the same plan in which its prompt ends or in
             which it forks.
+        window: tokens of a row in one decode step: 1, or 1 + the drafts that a step judges.
     """
 
     new_slots: list[tuple[int, np.ndarray]] = field(default_factory=list)
@@ -135,10 +140,11 @@ class Plan:
     prefill: list[PrefillRow] = field(default_factory=list)
     forks: list[ForkRow] = field(default_factory=list)
     decode: list[DecodeRow] = field(default_factory=list)
+    window: int = 1
 
     @property
     def num_steps(self) -> int:
-        """Steps of the decode dispatch's loop."""
+        """Steps of the decode dispatch's loop at most."""
         return max((row.num_steps for row in self.decode), default=0)
 
     @property

@@ -49,6 +49,7 @@ class Request:
         prompt_logprobs: one entry per prompt token, if asked for; None for the first token.
         num_cached_tokens: prompt tokens that the first prefill skipped.
         look_up: what the prefix cache knew of the prompt, and why it hit no further.
+        verified: for each window of guesses that was judged, how many it had and how many were right.
         finish_reason: None while it runs, then "stop", "length" or "abort".
         stop_reason: the stop token id that ended it, if that is not one of the model's own.
         packed: int32[n] its sampling parameters as steps read them; None until a step has packed them.
@@ -71,6 +72,7 @@ class Request:
     logprobs: list = field(default_factory=list)
     prompt_logprobs: list = field(default_factory=lambda: [None])
     num_cached_tokens: int = 0
+    verified: list[tuple[int, int]] = field(default_factory=list)
     look_up: LookUp | None = None
     num_preemptions: int = 0
     finish_reason: str | None = None

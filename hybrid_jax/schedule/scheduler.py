@@ -32,7 +32,14 @@ from hybrid_jax.costs import Costs
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.schedule.admission import Admission, Seats
 from hybrid_jax.schedule.memory import Memory
-from hybrid_jax.schedule.plan import NEED_RESULTS, NeedResults, Plan, Row, SchedulerCounters
+from hybrid_jax.schedule.plan import (
+    NEED_RESULTS,
+    DecodeRow,
+    NeedResults,
+    Plan,
+    Row,
+    SchedulerCounters,
+)
 from hybrid_jax.schedule.request import NewTokens, Request
 from hybrid_jax.schedule.sequence import Phase, Sequence
 from hybrid_jax.schedule.turn import Turn
@@ -274,8 +281,10 @@ class Scheduler:
             raise ValueError(
                 f"Scheduler: request {sequence.owner!r} must bring {least} to {most} tokens, got {tokens}"
             )
-        if row.num_steps:
-            self.memory.settle(sequence, row.num_steps, len(tokens))
+        if row.num_tokens:
+            self.memory.settle(sequence, row.num_tokens, len(tokens))
+        if isinstance(row, DecodeRow):
+            row.request.verified += row.verified
         if tokens:
             self._accept(news, row)
 
@@ -368,7 +377,7 @@ class Scheduler:
         agree(
             f"scheduler: {sequence.owner}",
             flights=(sequence.num_flights, sum(sequence in plan.sequences for plan in flights)),
-            tokens_at_most=(sequence.position, real + sum(row.num_steps for row in rows)),
+            tokens_at_most=(sequence.position, real + sum(row.num_tokens for row in rows)),
         )
         if sequence.slot:
             self.memory.slots.resolve(sequence.slot)

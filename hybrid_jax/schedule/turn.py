@@ -35,10 +35,10 @@ class Turn:
     ):
         self.memory, self.counters, self.shapes = memory, counters, shapes_of(engine)
         self.geometry = memory.geometry
-        self.plan = Plan()
+        self.plan = Plan(window=engine.decode_tokens)
         self.ended: list[Sequence] = []
         self.preempted = False
-        self._num_steps = self.shapes.decode_steps
+        self._num_steps = self.shapes.steps_of(self.plan.window)
         for sequence in (s for s in running if s.phase is Phase.DECODE):
             self._num_steps = min(self._num_steps, most_steps(sequence.request))
         self._max_rows = self._max_tokens = 0  # the first chunk decides
@@ -142,28 +142,29 @@ class Turn:
         self.ended.append(child)
 
     def decode(self, sequence: Sequence) -> bool:
-        """Plans decode steps up to the row's limit; returns False if there is not enough memory for even one."""
+        """Plans the next tokens, up to the row's limit; returns False if there is not enough memory for even one."""
         position, memory, geometry = sequence.position, self.memory, self.geometry
         if sequence.request.constraint is not None and sequence.num_flights:
             return True  # which tokens may come next depends on what is in flight
-        steps = min(self._num_steps, sequence.limit - position - 1)
-        if steps <= 0:
+        most = 1 if sequence.request.constraint is not None else self._num_steps * self.plan.window
+        tokens = min(most, sequence.limit - position - 1)
+        if tokens <= 0:
             return True  # it waits for its last results
-        steps = min(steps, memory.grow(sequence, position + steps) - position)
+        tokens = min(tokens, memory.grow(sequence, position + tokens) - position)
         checkpoint = geometry.checkpoint(position)
-        fold_step = checkpoint + geometry.grain - position
-        if 0 < steps and fold_step < steps:
+        before_fold = checkpoint + geometry.grain - position
+        if 0 < tokens and before_fold < tokens:
             target = memory.slot_to_write(sequence)
             if target is None:
-                steps = fold_step
+                tokens = before_fold
             else:
                 sequence.slot = target
-        if steps <= 0:
+        if tokens <= 0:
             if not sequence.reserved_slot:
                 return False
             memory.give_back_reserve(sequence)  # it needs the next page before the next checkpoint
             return self.decode(sequence)
-        folds = geometry.checkpoint(position + steps) > sequence.real_checkpoint
+        folds = geometry.checkpoint(position + tokens) > sequence.real_checkpoint
         self.plan.decode.append(
             DecodeRow(
                 sequence=sequence,
@@ -172,13 +173,14 @@ class Turn:
                 checkpoint=sequence.real_checkpoint,
                 read_slot=memory.slots.resolve(sequence.real_slot),
                 fold_slot=memory.slots.resolve(sequence.slot) if folds else 0,
-                num_steps=steps,
-                pages=sequence.pages[: geometry.num_pages(position + steps)],
+                num_tokens=tokens,
+                num_steps=min(tokens, self._num_steps),
+                pages=sequence.pages[: geometry.num_pages(position + tokens)],
             )
         )
-        sequence.position += steps
+        sequence.position += tokens
         self.counters.decode_rows += 1
-        self.counters.decode_steps += steps
+        self.counters.decode_steps += min(tokens, self._num_steps)
         return True
 
     def finish(self) -> None:

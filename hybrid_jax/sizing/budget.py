@@ -10,6 +10,7 @@ from hybrid_jax.geometry import (
     NUM_FRAMES_LIMIT,
     Geometry,
     adjust_specs,
+    drafting_specs,
     logits_bytes,
     ring_specs,
     table_specs,
@@ -29,6 +30,7 @@ class MemorySplit:
         max_slots: slots of the table, slot 0 included.
         max_model_len: longest sequence in tokens that model and settings allow; the arena may hold less.
         arena_bytes, ring_bytes, table_bytes: of the state.
+        drafting_bytes: of what is kept to guess the next tokens.
         logits_bytes: of logits and similar arrays in the largest step.
         adjust_bytes: of counts and biases, which are made when the first request asks for them.
     """
@@ -39,18 +41,19 @@ class MemorySplit:
     arena_bytes: int
     ring_bytes: int
     table_bytes: int
+    drafting_bytes: int
     logits_bytes: int
     adjust_bytes: int
 
     @property
     def state_bytes(self) -> int:
         """Bytes that are held as long as the engine lives."""
-        return self.arena_bytes + self.ring_bytes + self.table_bytes
+        return self.arena_bytes + self.ring_bytes + self.table_bytes + self.drafting_bytes
 
     @property
     def row_bytes(self) -> int:
         """Bytes that depend only on the model and `max_rows`."""
-        return self.ring_bytes + self.logits_bytes + self.adjust_bytes
+        return self.ring_bytes + self.drafting_bytes + self.logits_bytes + self.adjust_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -98,15 +101,20 @@ def split_memory(
     ring_bytes = sum(spec.num_bytes for ring in rings for spec in ring.values())
     tables = table_specs(geometry, max_slots=MIN_SLOTS, max_rows=engine.max_rows)
     ring_bytes += tables["tokens"].num_bytes + tables["lengths"].num_bytes
+    drafting = drafting_specs(engine, max_model_len)
+    drafting_bytes = sum(spec.num_bytes for spec in drafting.values())
     step_bytes = logits_bytes(
-        model, max_rows=engine.max_rows, dtype=engine.dtype if kernels else None
+        model,
+        max_rows=engine.max_rows,
+        tokens=engine.decode_tokens,
+        dtype=engine.dtype if kernels else None,
     )
     adjust = adjust_specs(model, num_rows=engine.max_rows + 1)
     adjust_bytes = sum(spec.num_bytes for spec in adjust.values())
     least = _frames_for(geometry, min(2 * geometry.grain, max_model_len), 2)
     # Each frame of a checkpoint also pays for its entry in the slot table.
     per_frame = geometry.frame_bytes + (4 if geometry.has_state else 0)
-    fixed = ring_bytes + step_bytes + adjust_bytes + tables["slots"].num_bytes
+    fixed = ring_bytes + drafting_bytes + step_bytes + adjust_bytes + tables["slots"].num_bytes
     if engine.memory is None:
         length = min(max_model_len, DEFAULT_LENGTH)
         num_frames = 1 + engine.max_rows * _frames_for(geometry, length, 1 + DEFAULT_CHECKPOINTS)
@@ -134,6 +142,7 @@ def split_memory(
         arena_bytes=num_frames * geometry.frame_bytes,
         ring_bytes=ring_bytes,
         table_bytes=tables["slots"].num_bytes,
+        drafting_bytes=drafting_bytes,
         logits_bytes=step_bytes,
         adjust_bytes=adjust_bytes,
     )

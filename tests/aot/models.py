@@ -10,17 +10,25 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import Attention, EngineConfig, LayerSpec, Mamba2, ModelConfig, MoE
+from hybrid_jax.config import (
+    Attention,
+    EngineConfig,
+    LayerSpec,
+    Mamba2,
+    ModelConfig,
+    MoE,
+    SpeculationConfig,
+)
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.exact import Exact, ExactBucket
 from hybrid_jax.engine.steps.prefill import Prefill
-from hybrid_jax.geometry import make_geometry
+from hybrid_jax.engine.steps.verify import Verify
+from hybrid_jax.geometry import drafting_specs, make_geometry
 from hybrid_jax.kinds.kind import Weight, map_weights
 from hybrid_jax.kinds.table import model_weights
 from hybrid_jax.models import config_from_hf
 from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
 from hybrid_jax.state import Model, state_specs
-from tests.kinds import forced
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs/models/hybrid_7b/config.json"
 PERIOD = 14  # blocks of the pattern: 6 Mamba-2, 1 attention, 7 MLP
@@ -130,16 +138,28 @@ def window_step(
     return lambda params, state, batch: run(params, state, None, batch), specs
 
 
-def forced_window_step(config: ModelConfig, *, rows: int, num_frames: int, tokens: int = 8192):
-    """A step of windows of which some tokens stay, and the shapes of its arguments; the second is donated."""
-    model, state = _model_and_state(config, rows, num_frames, "bfloat16", window=forced.TOKENS)
-    bucket = DecodeBucket(rows, forced.TOKENS, model.geometry.num_pages(tokens))
-    layout = Decode(EngineConfig(max_rows=rows), model, bucket.width).layout(bucket)
-    run = functools.partial(forced.forced_step, model=model, layout=layout, num_logprobs=0)
-    columns = (layout.size, forced.LONGEST)
-    arrays = [jax.ShapeDtypeStruct((rows, count), jnp.int32) for count in columns]
-    specs = (weights(config), state, *arrays)
-    return lambda params, state, batch, guesses: run(params, state, None, batch, guesses), specs
+def verify_step(
+    config: ModelConfig,
+    *,
+    rows: int,
+    num_frames: int,
+    tokens: int = 8192,
+    speculation: SpeculationConfig | None = None,
+):
+    """A step that judges guesses, and the shapes of its arguments; the second is donated."""
+    speculation = speculation or SpeculationConfig()
+    model, state = _model_and_state(
+        config, rows, num_frames, "bfloat16", speculation=speculation, longest=tokens
+    )
+    engine = EngineConfig(max_rows=rows, speculation=speculation)
+    verify = Verify(engine, model, model.geometry.num_pages(tokens))
+    bucket = next(bucket for bucket in verify.buckets() if bucket.rows == rows)
+    layout = verify.layout(bucket)
+    static = {"model": model, "layout": layout, "num_logprobs": 0, **verify.static(bucket)}
+    run = functools.partial(Verify.run, **static)
+    batch = jax.ShapeDtypeStruct((rows, layout.size), jnp.int32)
+    specs = (weights(config), state, batch, jax.ShapeDtypeStruct((), jnp.int32))
+    return lambda params, state, batch, count: run(params, state, None, batch, count), specs
 
 
 def _model_and_state(
@@ -149,17 +169,21 @@ def _model_and_state(
     dtype: str,
     *,
     exact: bool = False,
-    window: int = 1,
+    speculation: SpeculationConfig | None = None,
+    longest: int = 0,
 ):
-    engine = EngineConfig(dtype=dtype, max_rows=rows, kernels="pallas", exact=exact)
+    engine = EngineConfig(
+        dtype=dtype, max_rows=rows, kernels="pallas", exact=exact, speculation=speculation
+    )
     geometry = make_geometry(config, engine)
     specs = state_specs(
         geometry,
         num_frames=num_frames,
         max_slots=512,
         max_rows=rows,
-        window=geometry.grain if exact else window,
+        window=engine.window_tokens,
         aligned=exact,
+        drafting=drafting_specs(engine, longest),
     )
     state = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)), specs)
-    return Model(config, geometry, "pallas"), state
+    return Model(config, geometry, "pallas", speculation=speculation), state

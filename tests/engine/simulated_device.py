@@ -230,7 +230,7 @@ class SimulatedDevice:
     def _decode(self, plan: Plan) -> None:
         rows = plan.decode
         assert len({row.row for row in rows}) == len(rows)
-        assert all(0 < row.num_steps <= plan.num_steps for row in rows)
+        assert all(0 < row.num_tokens <= plan.num_steps * plan.window for row in rows)
         for row in rows:
             ring = self.rings[row.row]
             if ring.token < 0:
@@ -246,9 +246,9 @@ class SimulatedDevice:
             self._check_pages(row.pages, position, ring.true)
         live = self._live(rows)
         self._no_write_meets_another(live)
-        steps = [row.num_steps if self.keep is None else self.keep(row.num_steps) for row in live]
-        most = [self.rings[row.row].position + row.num_steps for row in live]
-        for step in range(plan.num_steps):
+        steps = [row.num_tokens if self.keep is None else self.keep(row.num_tokens) for row in live]
+        most = [self.rings[row.row].position + row.num_tokens for row in live]
+        for step in range(max(steps, default=0)):
             for row, num_steps in zip(live, steps, strict=True):
                 if step < num_steps and self.rings[row.row].token >= 0:
                     row.new_tokens.append(self._step(row, self.rings[row.row]))

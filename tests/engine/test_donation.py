@@ -25,6 +25,7 @@ from hybrid_jax.config import (
     Mamba2,
     ModelConfig,
     ShortConv,
+    SpeculationConfig,
 )
 from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine.adjust import Adjust
@@ -40,7 +41,6 @@ from hybrid_jax.state import State
 from pallas_kernels.paged_attention.xla import TILE_TOKENS
 from tests.drawing import left_to_all
 from tests.kinds import gated
-from tests.kinds.forced import Told, decoding_by
 from tests.kinds.gated import Gated
 
 gated.register()
@@ -87,9 +87,16 @@ def make_runner(
     page_tokens: int | None = None,
     max_model_len: int | None = None,
     max_rows: int = 8,
+    speculation: SpeculationConfig | None = None,
 ) -> Runner:
     config = model(pattern, dtype)
-    engine = EngineConfig(max_rows=max_rows, dtype=dtype, exact=exact, page_tokens=page_tokens)
+    engine = EngineConfig(
+        max_rows=max_rows,
+        dtype=dtype,
+        exact=exact,
+        page_tokens=page_tokens,
+        speculation=speculation,
+    )
     params = jax.eval_shape(lambda: random_params(config, 0, dtype))
     longest = max_model_len or config.max_position
     sizes = {"num_frames": 2, "max_slots": 67, "max_model_len": longest}
@@ -151,6 +158,8 @@ def arguments(runner: Runner, num_frames: int, kind: str, *key) -> tuple:
     state = state_struct(runner, num_frames)
     if kind == "move_row":
         return state, struct(), struct()
+    if kind == "load_history":
+        return state, struct(), struct(state.drafting["history"].shape[1])
     if kind == "write_slots":
         return state, struct(*key), struct(*key, runner.model.geometry.state_frames)
     shape, variant = key
@@ -209,7 +218,8 @@ def check(runner: Runner, kind: str, *key) -> None:
     arena = program.results(program.state.arena)
     assert "parameter" in arena
     assert set(arena) <= WRITES_IN_PLACE, f"{kind} {key}: {set(arena) - WRITES_IN_PLACE}"
-    for name, leaf in jax.tree_util.tree_leaves_with_path(program.state.rings):
+    large = (program.state.rings, program.state.drafting)
+    for name, leaf in jax.tree_util.tree_leaves_with_path(large):
         assert "copy" not in program.results(leaf), f"{kind} {key}: a copy of {name}"
     if program.adjust is not None:
         assert "copy" not in program.results(program.adjust.counts), f"{kind} {key}: of adjust"
@@ -254,6 +264,9 @@ CASES = {
     "decode_other_side_by_side": ("RTR", "float32", "decode", 8, None),
     "exact_other_kinds": ("DJCGSJD", "float32", "exact", 8, 32),
     "fork_other_kinds": ("DJCGSJD", "float32", "fork", 4, None),
+    # Windows of these do not read the arena, so nothing else orders them behind a fold.
+    "decode_carried": ("JJ", "float32", "decode", 8, None),
+    "decode_columns": ("SS", "float32", "decode", 8, None),
 }
 LEFT_TO_ALL = {
     *("decode_logprobs", "decode_bfloat16", "decode_one_frame_a_layer", "decode_side_by_side"),
@@ -276,11 +289,36 @@ def test_a_step_updates_its_state_in_place(name):
     check(runner, kind, shape, variant if kind != "exact" else WHOLE)
 
 
-@pytest.mark.parametrize("pattern", ["MAM", "DJCGSJD"])
-def test_a_window_of_which_some_tokens_stay_updates_its_state_in_place(pattern):
-    with decoding_by(Told(8)):
-        runner = make_runner(pattern)
-        check(runner, "forced", shape_of(runner, "decode", 8), Variant())
+SPECULATION = SpeculationConfig(num_tokens=3)
+VERIFY = {
+    "verify": ("MAM", "float32", 8, Variant()),
+    "verify_other_kinds": ("DJCGSJD", "float32", 8, Variant()),
+    "verify_one_row": ("MAM", "float32", 1, Variant()),
+    "verify_carried": ("JJ", "float32", 8, Variant()),
+    "verify_reported_and_adjusted": ("MA", "bfloat16", 8, Variant(MAX_LOGPROBS, True)),
+    "verify_side_by_side": ("PQ", "float32", 8, Variant()),
+    "verify_attention": ("AA", "float32", 8, Variant()),
+    "verify_two_shapes": ("MNBAN", "float32", 8, Variant()),
+    "verify_other_side_by_side": ("RTR", "float32", 8, Variant()),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[left_to_all] * (i > 4)) for i, name in enumerate(VERIFY)],
+)
+def test_a_step_that_judges_guesses_updates_its_state_in_place(name):
+    pattern, dtype, rows, variant = VERIFY[name]
+    runner = make_runner(pattern, dtype, speculation=SPECULATION)
+    check(runner, "verify", shape_of(runner, "decode", rows, SPECULATION.window), variant)
+
+
+@pytest.mark.parametrize("kind, tokens", [("decode", 1), ("prefill", 32), ("fork", None)])
+@pytest.mark.parametrize("pattern", ["MAM", "JAC", "JJ"])
+def test_steps_beside_it_update_its_state_in_place_too(pattern, kind, tokens):
+    """They write down the tokens that they draw."""
+    runner = make_runner(pattern, speculation=SPECULATION)
+    check(runner, kind, shape_of(runner, kind, 4 if kind != "decode" else 8, tokens), Variant())
 
 
 @pytest.mark.parametrize("tiles", [1, 2])
@@ -304,8 +342,9 @@ def test_a_prefill_holds_the_activations_of_few_layers():
 
 
 def test_slots_and_moves_update_the_state_in_place():
-    runner = make_runner()
+    runner = make_runner(speculation=SPECULATION)
     check(runner, "move_row")
+    check(runner, "load_history")
     for count in bucket.shapes_of(runner.engine).slot_writes:
         check(runner, "write_slots", count)
 

@@ -19,7 +19,9 @@ from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine.steps.exact import WHOLE
 from hybrid_jax.engine.steps.kind import Variant
 from pallas_kernels.frame_io import read_frames
+from tests.drawing import left_to_all
 from tests.engine.test_donation import (
+    SPECULATION,
     compile_step,
     make_runner,
     mistakable,
@@ -38,7 +40,7 @@ from pallas_kernels.frame_io import read_frames
 
 @jax.jit
 def read(arena, slots, slot):
-    none = dict.fromkeys(("rings", "tokens", "lengths"))
+    none = dict.fromkeys(("rings", "tokens", "lengths", "drafting"))
     ids = slot_frames(State(arena=arena, slots=slots, **none), slot)
     return read_frames(arena, ids, implementation="xla")
 
@@ -71,6 +73,13 @@ def test_a_step_of_one_row_has_no_fusion_with_both_spellings(name):
     variant = Variant(MAX_LOGPROBS, True) if name.endswith("adjusted") else Variant()
     variant = WHOLE if kind == "exact" else variant
     assert not mistakable(compile_step(runner, kind, shape, variant).text)
+
+
+@pytest.mark.parametrize("pattern", ["MAM", pytest.param("DJGD", marks=left_to_all)])
+def test_a_window_of_one_row_has_no_fusion_with_both_spellings(pattern):
+    runner = make_runner(pattern, speculation=SPECULATION, max_rows=1)
+    shape = shape_of(runner, "decode", 1, SPECULATION.window)
+    assert not mistakable(compile_step(runner, "verify", shape, Variant()).text)
 
 
 def test_both_spellings_are_seen_where_a_line_is_gathered():

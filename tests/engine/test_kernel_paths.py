@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.config import EngineConfig
+from hybrid_jax.config import EngineConfig, SpeculationConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.kernel_choice import why_unsupported
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.exact import Exact, ExactBucket
 from hybrid_jax.engine.steps.prefill import Prefill
+from hybrid_jax.engine.steps.verify import Verify
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.layers import linear
 from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
@@ -30,8 +31,8 @@ from pallas_kernels.ssd_window import kernel as ssd_window_kernel
 from tests.drawing import EVERYTHING, left_to_all
 from tests.exactness.engines import one_shape
 from tests.exactness.jobs import Job, drive
+from tests.exactness.planted import Planted, planting, with_mistakes
 from tests.kernels.lowered import kernels_in
-from tests.kinds.forced import Forced, Told, decoding_by
 from tests.tiny_models import VOCAB, tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -164,19 +165,18 @@ def test_windows_of_which_some_tokens_stay_give_plain_tokens(name):
 
     jobs = [Job(prompt=tuple(prompt), logprobs=None) for prompt in prompts]
 
-    def static(step: Forced, bucket: DecodeBucket) -> dict:
-        return {"model": replace(step.model, kernels="pallas")}
+    def static(step: Verify, bucket: DecodeBucket) -> dict:
+        return {"model": replace(step.model, kernels="pallas"), "max_steps": bucket.steps}
 
-    told = Told(SMALL["max_rows"])
-    with one_shape(16), mock.patch.object(Forced, "static", static):
+    planted, speculation = Planted(), SpeculationConfig(num_tokens=3, adaptive=False)
+    with one_shape(16), planting(planted), mock.patch.object(Verify, "static", static):
         want = drive(engine_on("xla", name), jobs).outputs
         for prompt, output in zip(prompts, want, strict=True):
-            wrong = rng.random(len(output)) < 0.3
-            told.guesses[tuple(prompt)] = ((np.array(output) + wrong) % VOCAB).tolist()
-        with decoding_by(told):
-            engine = engine_on("xla", name)
-        assert drive(engine, jobs).outputs == want
-    assert set(told.came) == {1, 2, 3, 4} and engine.stats()["folds_in_place"] > 0
+            planted.outputs[tuple(prompt)] = with_mistakes(output, rng, 0.3)
+        engine = engine_on("xla", name, speculation=speculation, memory=128 << 10)
+        run = drive(engine, jobs)
+    assert run.outputs == want and engine.stats()["folds_in_place"] > 0
+    assert {right for r in run.requests for _, right in r.verified} == {0, 1, 2, 3}
 
 
 def test_windows_and_rings_that_are_too_long_for_a_kernel_are_said_at_once():

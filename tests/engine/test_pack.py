@@ -148,6 +148,9 @@ def test_a_decode_dispatch_is_as_long_as_its_longest_row_and_as_wide_as_its_last
     engine = EngineConfig(max_rows=8, shapes="fine")
     decode = Decode(engine, PAGES, 5)
     pages = np.zeros((1, 2), np.int32)
-    rows = [SimpleNamespace(row=row, num_steps=n, pages=pages) for row, n in ((0, 1), (4, 3))]
+    rows = [
+        SimpleNamespace(row=row, num_tokens=n, num_steps=n, pages=pages)
+        for row, n in ((0, 1), (4, 3))
+    ]
     assert decode.rest(rows[::order], None) == (3,)
     assert decode.bucket(rows[::order], None).rows >= 5 > decode.shapes.decode_rows[0]

@@ -36,7 +36,7 @@ def test_a_constrained_row_takes_one_step_and_waits_for_its_result():
     while engine.step():
         flights = list(engine.pending)
         rows = [r for p in flights for r in (*p.prefill, *p.decode) if r.request is bound]
-        assert len(rows) <= 1 and all(row.num_steps <= 1 for row in rows)
+        assert len(rows) <= 1 and all(row.num_tokens <= 1 for row in rows)
     assert len(bound.output) == 20 and len(free.output) == 60
     engine.check()
 
@@ -78,7 +78,7 @@ def test_a_prompt_with_stop_strings_that_ends_beside_decoding_rows_goes_along_wi
     engine.step()
     engine.add(tokens_of(rng, 10), max_tokens=40, stop_ids=(), stop=("x",))
     engine.run()
-    steps = [[row.num_steps for row in p.decode] for p in engine.plans if len(p.decode) == 2]
+    steps = [[row.num_tokens for row in p.decode] for p in engine.plans if len(p.decode) == 2]
     assert steps[0] == [8, 8] and max(map(max, steps[1:])) == 4
     engine.check()
 

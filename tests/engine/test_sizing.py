@@ -21,6 +21,7 @@ from hybrid_jax.config import (
     Mamba2,
     ModelConfig,
     ShortConv,
+    SpeculationConfig,
 )
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine import runner as runners
@@ -156,12 +157,21 @@ def count_held(runner, monkeypatch):
 @pytest.mark.as_users
 @pytest.mark.usefixtures("no_compile_cache")
 @pytest.mark.parametrize(
-    "max_rows, exact", [pytest.param(2, False, marks=left_to_all), (16, False), (16, True)]
+    "max_rows, exact, drafts",
+    [pytest.param(2, False, 0, marks=left_to_all), (16, False, 0), (16, True, 0), (16, False, 7)],
 )
-def test_the_logits_of_every_step_fit_what_is_counted_for_them(max_rows, exact, monkeypatch):
+def test_the_logits_of_every_step_fit_what_is_counted_for_them(
+    max_rows, exact, drafts, monkeypatch
+):
     """By XLA's own count of what a step holds beside what it is given; nothing runs."""
     config = model("MA", vocab_size=30011)
-    settings = EngineConfig(max_rows=max_rows, max_model_len=64, prefill_tokens=64, exact=exact)
+    settings = EngineConfig(
+        max_rows=max_rows,
+        max_model_len=64,
+        prefill_tokens=64,
+        exact=exact,
+        speculation=SpeculationConfig(num_tokens=drafts) if drafts else None,
+    )
     engine = Engine(config, random_params(config, 0), settings)
     runner = engine.runner
     held, compiled = count_held(runner, monkeypatch)
@@ -213,6 +223,10 @@ WIDE = {
         (["gated", "delta"], {"max_rows": 64, "exact": True}),
         (["mamba1"], {"max_rows": 64, "exact": True}),
         (["mamba1"], {"max_rows": 64}),
+        (["attention", "mamba"], {"max_rows": 64, "speculation": SpeculationConfig()}),
+        (["gated", "delta"], {"max_rows": 64, "speculation": SpeculationConfig(num_tokens=15)}),
+        (["mamba1"], {"max_rows": 64, "speculation": SpeculationConfig()}),
+        (["short"], {"max_rows": 64, "speculation": SpeculationConfig()}),
     ],
 )
 def test_no_step_holds_more_than_is_counted_for_temporaries(kinds, settings, monkeypatch):

@@ -155,8 +155,8 @@ def length_off_by_one():
     """Every fold, page and position follows from it."""
     where = decode.cursor
 
-    def behind(state, *rest):
-        return where(state.replace(lengths=jnp.maximum(state.lengths - 1, 0)), *rest)
+    def behind(lengths, *rest):
+        return where(jnp.maximum(lengths - 1, 0), *rest)
 
     return mock.patch.object(decode, "cursor", behind)
 

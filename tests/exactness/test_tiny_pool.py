@@ -220,10 +220,10 @@ def test_a_mistake_in_short_memory_is_seen_in_the_tokens(mistake):
 def test_a_fold_forgotten_is_noticed_by_the_books():
     settle = Memory.settle
 
-    def forgotten(memory: Memory, sequence: Sequence, num_steps: int, num_tokens: int) -> None:
+    def forgotten(memory: Memory, sequence: Sequence, num_planned: int, num_tokens: int) -> None:
         """`Memory.settle` that leaves the new checkpoint at the old one's position."""
         before = sequence.real_checkpoint
-        settle(memory, sequence, num_steps, num_tokens)
+        settle(memory, sequence, num_planned, num_tokens)
         sequence.real_checkpoint = before
 
     engine = engine_of(16)

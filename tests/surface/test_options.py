@@ -45,12 +45,7 @@ TIB = 2**40
             NotImplementedError,
             "LLM: quantization: weight quantisation is not",
         ),
-        ({"speculative_config": {}}, NotImplementedError, "speculative decoding is not built yet"),
-        (
-            {"num_speculative_tokens": 3},
-            NotImplementedError,
-            "speculative decoding is not built yet",
-        ),
+        ({"draft_model": "x"}, NotImplementedError, "a second model that guesses is not built yet"),
         (
             {"kv_cache_dtype": "fp8"},
             NotImplementedError,
@@ -136,7 +131,14 @@ def test_numbers_of_numpy_become_pythons_own():
 @pytest.mark.parametrize(
     "options, error, message",
     [
-        ({"speculation": "ngram"}, NotImplementedError, "speculation='ngram' is not built yet"),
+        (
+            {"speculation": "guess"},
+            ValueError,
+            "speculation must be one of off, ngram.* got 'guess'",
+        ),
+        ({"speculation": 3}, ValueError, "speculation must be a SpeculationConfig or None, got 3"),
+        ({"speculative_config": {}}, TypeError, "did you mean speculation .a method, or a"),
+        ({"num_speculative_tokens": 3}, TypeError, "SpeculationConfig.num_tokens=...."),
         ({"quantize": "int8"}, NotImplementedError, "quantize='int8'"),
         ({"mesh": "tp=2"}, NotImplementedError, "mesh='tp=2'"),
         ({"host_memory": "2GiB"}, NotImplementedError, "host_memory='2GiB'"),

@@ -26,6 +26,7 @@ from hybrid_jax import (
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
+    SpeculationConfig,
     StructuredOutputsParams,
     load_model,
     run_batch,
@@ -60,7 +61,13 @@ def making(config: ModelConfig, params: Any) -> None:
     assert_type(LLM(), LLM)
     LLM(Path("model"), dtype="bfloat16", memory="8GiB", max_rows=4, cache=CacheConfig(), exact=True)
     LLM(grain=32, page_tokens=None, prefill_tokens=64, steps_per_dispatch=4, kernels="xla")
-    LLM(speculation="off", quantize=None, mesh=None, host_memory=None, cache_dir=None)
+    LLM(
+        speculation=SpeculationConfig(num_tokens=3),
+        quantize=None,
+        mesh=None,
+        host_memory=None,
+        cache_dir=None,
+    )
     LLM(progress=lambda done, total: print(done / total))
     LLM.from_params(config, params, quiet=True, memory="1GiB", cache="lru", grain=16, seed=3)
     LLM.from_params(*load_model("model", dtype="float32"))

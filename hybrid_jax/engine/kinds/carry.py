@@ -28,7 +28,7 @@ from hybrid_jax.engine.kinds.kind import (
     Tail,
     WindowPlan,
 )
-from hybrid_jax.engine.rings import ring_bits, slice_tokens
+from hybrid_jax.engine.rings import put_row, ring_bits, slice_tokens
 from hybrid_jax.geometry import StatePlace
 from hybrid_jax.state import Model, State, from_bits
 
@@ -79,12 +79,8 @@ class Carry(WithColumns):
         group, ring = at.of(plan.model.geometry), state.rings[at.group]
         conv = ring["conv"][at.layer][:num_rows] if group.layout.columns else None
         *given, moved = convolve_window(self.recurrence, params, h, conv, group, plan)
-        copies = ring["state"][at.layer][:num_rows]
-        count = copies.shape[1]
-        old = copies[:, 0]
-        if count > 1:
-            which = (rows.base % count)[:, None, None]
-            old = jnp.take_along_axis(copies, which, axis=1)[:, 0]
+        count = ring["state"].shape[2]
+        old = _states_at(ring["state"], at.layer, rows.base % count)
         old = old.reshape(num_rows, group.layout.units, -1)
         if width > 1 and count == 1:  # exact mode, where a prompt's chunk begins at the checkpoint
             own = frames.layer_frames(plan.frames, at.layer, group)
@@ -99,15 +95,11 @@ class Carry(WithColumns):
             y, new = _advance_tree(advance, given, old, plan.valid, rows.ancestors)
         out = self.recurrence.output(params, y, given[1], group.layout.spec)
         new = new.reshape(*new.shape[:2], -1)
-        start = None if count == 1 else rows.end % count
-        if not plan.commits:
-            # The copies from the window's base on: first those of its tokens, then those that it leaves as they are.
-            after = (jnp.arange(count) - rows.base[:, None]) % count
-            source = jnp.clip(after - 1, 0, width - 1)[..., None]
-            written = (after > 0) & (after <= width)
-            new = jnp.take_along_axis(new, source, axis=1)
-            new, start = jnp.where(written[..., None], new, copies), None
-        return out, state, {"state": Entry(new, start, renews=True)} | moved
+        start = rows.end if plan.commits else rows.base + 1
+        live = plan.valid.any(1)
+        zero = frames.zero_after(state, out)
+        written = put_copies(ring["state"], new, at.layer, live, start % count, zero)
+        return out, state.with_ring(at.group, state=written), moved
 
     def chunk(
         self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
@@ -147,6 +139,46 @@ class Carry(WithColumns):
             return words.reshape(1, layout.units, layout.unit_words)
 
         return fold_layers(state, group, rows, folded, model)
+
+
+def _states_at(ring: jax.Array, layer: int, which: jax.Array) -> jax.Array:
+    """From each of B rows of a ring [L, B', copies, S], one copy of a layer's state: [B, S]."""
+    rows, size = which.shape[0], ring.shape[3]
+    if ring.shape[2] == 1:
+        return ring[layer, :rows, 0]
+    parts = [
+        jax.lax.dynamic_slice(ring, (layer, b, which[b], 0), (1, 1, 1, size)) for b in range(rows)
+    ]
+    return jnp.concatenate(parts, axis=1).reshape(rows, size)
+
+
+def put_copies(
+    ring: jax.Array,
+    new: jax.Array,
+    layer: int,
+    live: jax.Array,
+    start: jax.Array,
+    zero: jax.Array,
+) -> jax.Array:
+    """A ring [L, B', copies, S] with new copies of one layer's states; behind the last copy comes the first.
+
+    The copies are written now and not at the end of the step, so that those of one layer exist at a time. A loop writes
+    them, for the reason that `rings.write_window` gives.
+
+    Args:
+        new: [B, n, S]. live: bool[B] rows whose copies count. start: int32[B] where the first one goes.
+        zero: 0, once everything has been read that comes before.
+    """
+    num_rows, parts, size = new.shape
+    sink = ring.shape[1] - 1
+
+    def put(i, ring):
+        b, part = i // parts, i % parts
+        value = jax.lax.dynamic_slice(new, (b, part, 0), (1, 1, size))[None]
+        row, place = jnp.where(live[b], b, sink), (start[b] + part) % ring.shape[2]
+        return put_row(ring, value, row, place, layer)
+
+    return jax.lax.fori_loop(zero, num_rows * parts + zero, put, ring)
 
 
 def _advance_tree(

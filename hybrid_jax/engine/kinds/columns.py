@@ -177,23 +177,29 @@ def fold_layers(
     # The rings travel through the loops, although the loops only read them. As loop invariants they would be alive
     # beside the loop's own copy when the window writes them later, and XLA would copy them.
     def fold_layer(i, carry):
-        arena, rings = carry
+        arena, rings, _ = carry
         row, layer = order[i // layers], i % layers
         assert folded is not None
         new = folded(arena, rings, row, layer)
         target = jax.lax.dynamic_slice_in_dim(state.slots, rows.write_slot[row], 1)
-        return frames.write_state(arena, frames.layer_frames(target, layer, own), new, own), rings
+        arena = frames.write_state(arena, frames.layer_frames(target, layer, own), new, own)
+        return arena, rings, row
 
     def fold_columns(i, carry):
-        arena, conv = carry
+        arena, conv, _ = carry
         row = order[i]
         bits = jax.lax.dynamic_slice(conv, (0, row, 0, 0), (layers, 1, columns, conv.shape[3]))
         target = jax.lax.dynamic_slice_in_dim(state.slots, rows.write_slot[row], 1)
-        return frames.write_columns(arena, target, bits, own), conv
+        return frames.write_columns(arena, target, bits, own), conv, row
 
-    arena = state.arena
+    arena, last = state.arena, jnp.zeros_like(count)
     if folded is not None:
-        arena, rings = jax.lax.fori_loop(0, count * layers, fold_layer, (arena, rings))
+        carry = arena, rings, last
+        arena, rings, last = jax.lax.fori_loop(0, count * layers, fold_layer, carry)
     if conv is not None:
-        arena, rings["conv"] = jax.lax.fori_loop(0, count, fold_columns, (arena, conv))
-    return state.replace(arena=arena).with_ring(group, **rings)
+        carry = arena, conv, last
+        arena, rings["conv"], last = jax.lax.fori_loop(0, count, fold_columns, carry)
+    # What these loops read leads only to the arena, and some kinds do not read that in a window. The window must still
+    # come after them, because it writes the rings.
+    tokens = state.tokens + frames.zero_after(state, last)
+    return state.replace(arena=arena, tokens=tokens).with_ring(group, **rings)

@@ -11,6 +11,7 @@ import numpy as np
 
 from hybrid_jax.engine import frames, pack
 from hybrid_jax.engine.adjust import Adjust, choose
+from hybrid_jax.engine.drafters import history
 from hybrid_jax.engine.kinds.kind import WindowRows
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled, logprobs
@@ -37,11 +38,11 @@ def decode(
     """Up to `num_steps` decode steps of the first B ring rows.
 
     A step first folds the rows whose ring is full, then feeds each row's token, and samples the next one. A row goes on
-    until its own `num_steps` or a stop token. A stop token marks it as stopped for later dispatches too.
+    until its own `num_tokens` or a stop token. A stop token marks it as stopped for later dispatches too.
 
     Args:
         adjust: None if no row's logits are adjusted.
-        batch: int32[B, layout.size]; a row with num_steps 0 is inert.
+        batch: int32[B, layout.size]; a row with num_tokens 0 is inert.
         num_steps: int32[] steps of the loop, at most max_steps.
 
     Returns:
@@ -50,19 +51,11 @@ def decode(
     num_rows = batch.shape[0]
     get = lambda name: layout.get(batch, name)  # noqa: E731
     table = pack.get_pages(layout, batch, model.geometry.frames_per_page)
-    limits, fold_slot = get("num_steps"), get("fold_slot")
-    start = cursor(state, get("checkpoint"), get("read_slot"), fold_slot, model)
+    limits, fold_slot = get("num_tokens"), get("fold_slot")
+    lengths = state.lengths[:num_rows]
+    start = cursor(lengths, get("checkpoint"), get("read_slot"), fold_slot, model)
     shared = prepare(params, model)
-
-    def blank(of_step):
-        return jnp.zeros((max_steps, *of_step.shape), of_step.dtype)
-
-    drawn = jax.ShapeDtypeStruct((num_rows,), jnp.int32)
-    out = Sampled(blank(drawn) - 1, None)
-    if num_logprobs:
-        logits = jax.ShapeDtypeStruct((num_rows, model.config.vocab_size), jnp.float32)
-        found = jax.eval_shape(functools.partial(logprobs, count=num_logprobs), logits, drawn)
-        out = out._replace(logprobs=jax.tree.map(blank, found))
+    out = room_for(max_steps, num_rows, num_logprobs, model)
 
     def going(step, state):
         return (state.tokens[:num_rows] >= 0) & (step < limits)
@@ -102,7 +95,9 @@ def decode(
                 ring_rows,
                 model.sampler,
             )
-            out = _store(out, step, new, alive)
+            out = store(out, step, jax.tree.map(lambda one: one[None], new), alive)
+            count = alive.astype(jnp.int32)
+            state = history.note(state, ring_rows, position + 1, fed[:, None], count)
             fed = jnp.where(alive, fed, state.tokens[:num_rows])
             state = state.replace(tokens=state.tokens.at[:num_rows].set(fed))
         at = at._replace(position=position + alive.astype(jnp.int32))
@@ -120,23 +115,43 @@ def decode(
     return state, adjust, Made(out)
 
 
-def _store(out: Sampled, step: jax.Array, new: Sampled, alive: jax.Array) -> Sampled:
-    """Writes one step's results at its line of the output."""
-    new = new._replace(tokens=jnp.where(alive, new.tokens, -1))
-    put = lambda old, value: jax.lax.dynamic_update_index_in_dim(old, value, step, 0)  # noqa: E731
+def room_for(lines: int, num_rows: int, num_logprobs: int, model: Model) -> Sampled:
+    """Room for so many tokens of each row, none of which is drawn yet, and for what is reported of them."""
+
+    def blank(of_line: jax.ShapeDtypeStruct) -> jax.Array:
+        return jnp.zeros((lines, *of_line.shape), of_line.dtype)
+
+    drawn = jax.ShapeDtypeStruct((num_rows,), jnp.int32)
+    out = Sampled(blank(drawn) - 1, None)
+    if num_logprobs:
+        logits = jax.ShapeDtypeStruct((num_rows, model.config.vocab_size), jnp.float32)
+        found = jax.eval_shape(functools.partial(logprobs, count=num_logprobs), logits, drawn)
+        out = out._replace(logprobs=jax.tree.map(blank, found))
+    return out
+
+
+def store(out: Sampled, line: jax.Array, new: Sampled, drawn: jax.Array) -> Sampled:
+    """Writes one step's results [T, B] from one line of the output on; `drawn` bool[T, B] or [B] says which count."""
+    new = new._replace(tokens=jnp.where(drawn, new.tokens, -1))
+    put = lambda old, value: jax.lax.dynamic_update_slice_in_dim(old, value, line, 0)  # noqa: E731
     return jax.tree.map(put, out, new)
 
 
 class Decode(StepKind):
-    """See `decode`. The line of each row is its ring row."""
+    """See `decode`. The line of each row is its ring row.
 
+    Attributes:
+        tokens: of a row in each step.
+    """
+
+    tokens = 1
     name = "decode"
-    numbers = ("checkpoint", "read_slot", "fold_slot", "num_steps")
+    numbers = ("checkpoint", "read_slot", "fold_slot", "num_tokens")
     run = staticmethod(decode)
 
     def buckets(self) -> list[DecodeBucket]:
         return sorted(
-            DecodeBucket(rows, self.shapes.decode_steps, width)
+            DecodeBucket(rows, self.shapes.steps_of(self.tokens), width, self.tokens)
             for rows in self.shapes.decode_rows
             for width in self.shapes.widths(self.max_pages)
         )
@@ -146,6 +161,7 @@ class Decode(StepKind):
             num_rows=max(row.row for row in rows) + 1,
             num_pages=max(len(row.pages) for row in rows),
             max_pages=self.max_pages,
+            tokens=self.tokens,
         )
 
     def cost(self, bucket: DecodeBucket) -> tuple[int, int]:
@@ -155,12 +171,12 @@ class Decode(StepKind):
         return {"max_steps": bucket.steps}
 
     def dispatches(self, plan: Plan) -> list[list[DecodeRow]]:
-        return [plan.decode]
+        return [plan.decode] if plan.window == 1 else []
 
     def foreseen(self, plan: Plan) -> list[list[DecodeRow | PrefillRow]]:
         """Adds the rows whose prompt ends in this plan, because they decode next."""
         begun = [row for row in plan.prefill if row.samples and row.request.max_tokens > 1]
-        return [[*plan.decode, *begun]]
+        return [[*rows, *begun] for rows in self.dispatches(plan)]
 
     def layout(self, bucket: DecodeBucket) -> Layout:
         per_page = self.model.geometry.frames_per_page

@@ -56,7 +56,7 @@ def exact_step(
     feeds, length = get("feeds") > 0, get("length")
     alive = jnp.where(feeds, state.tokens[:num_rows] >= 0, length > 0)
     known, read_slot, fold_slot = get("checkpoint"), get("read_slot"), get("fold_slot")
-    decoding = walk.cursor(state, known, read_slot, fold_slot, model)
+    decoding = walk.cursor(state.lengths[:num_rows], known, read_slot, fold_slot, model)
     # A prompt's chunk begins at a checkpoint, while a row that decodes stands up to a grain behind one.
     chunk = walk.Cursor(known, known, read_slot)
     at = jax.tree.map(functools.partial(jnp.where, feeds), decoding, chunk)

@@ -50,11 +50,26 @@ class Made(NamedTuple):
         logits: float32[R, V] from which forks draw; None in other steps.
         hidden: [R, T, D] before the last norm, from which log-probabilities of prompts are computed; None in other
             steps.
+        drafted: int32[steps, B] how many guesses each row had in each step; None in steps that check none.
     """
 
     sampled: Sampled
     logits: jax.Array | None = None
     hidden: jax.Array | None = None
+    drafted: jax.Array | None = None
+
+
+class Results(NamedTuple):
+    """What a dispatch brings to its rows, on the device or on the host.
+
+    Attributes:
+        sampled, drafted: as in `Made`.
+        prompt: log-probabilities of prompts, or None.
+    """
+
+    sampled: Sampled
+    prompt: Sampled | None = None
+    drafted: Any = None
 
 
 class StepKind(abc.ABC):
@@ -191,12 +206,9 @@ class StepKind(abc.ABC):
         """Where a row's tokens are among those that were sampled, in order. A negative number there is no token."""
         return [(line,)] if row.samples else []
 
-    def unpack(self, rows: Sequence[Row], sampled: Sampled, prompt: Sampled | None) -> None:
-        """Gives each row its results.
-
-        Args:
-            sampled: what was sampled, on the host. prompt: log-probabilities of prompts, or None.
-        """
+    def unpack(self, rows: Sequence[Any], results: Results) -> None:
+        """Gives each row its results, which are on the host."""
+        sampled, prompt = results.sampled, results.prompt
         for index, row in enumerate(rows):
             line = self.line(row, index)
             drawn = [place for place in self.drawn_at(row, line) if sampled.tokens[place] >= 0]

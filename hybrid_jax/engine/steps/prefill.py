@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.engine import frames, pack, rings
 from hybrid_jax.engine.adjust import Adjust, choose
+from hybrid_jax.engine.drafters import history
 from hybrid_jax.engine.kinds.kind import ChunkRows
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled
@@ -92,7 +93,9 @@ def first_tokens(
     for r in range(row.shape[0]):
         tokens = jnp.where(rows == row[r], fed[r], tokens)
         lengths = jnp.where(rows == row[r], positions[r], lengths)
-    return state.replace(tokens=tokens, lengths=lengths), adjust, sampled
+    state = state.replace(tokens=tokens, lengths=lengths)
+    state = history.note(state, row, positions, fed[:, None], samples.astype(jnp.int32))
+    return state, adjust, sampled
 
 
 class Prefill(StepKind):

@@ -263,7 +263,7 @@ class _Run:
         for row in plan.prefill:
             row.new_tokens = self._next(row.request, row.most_tokens)
         for row in plan.decode:
-            row.new_tokens = self._next(row.request, row.num_steps, row.position)
+            row.new_tokens = self._next(row.request, row.num_tokens, row.position)
 
     def _next(self, request: Request, count: int, position: int | None = None) -> list[int]:
         """The tokens behind `position`, or behind all that are known."""

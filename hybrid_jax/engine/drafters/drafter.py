@@ -1,0 +1,28 @@
+"""What a step asks of those who guess the next tokens on the device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import jax
+
+from hybrid_jax.state import Model, State
+
+
+class Drafts(NamedTuple):
+    """Guesses for B rows.
+
+    Attributes:
+        tokens: int32[B, k] what may follow the token that each row feeds.
+        count: int32[B] how many of these to check; 0 for none.
+    """
+
+    tokens: jax.Array
+    count: jax.Array
+
+
+class Drafter(Protocol):
+    """A way to guess. What it remembers may be wrong: that costs time and never changes a token."""
+
+    def draft(self, state: State, num_rows: int, model: Model) -> Drafts:
+        """Guesses what follows the tokens that the first `num_rows` rows feed next."""

@@ -1,0 +1,77 @@
+"""Prompt look-up: the last tokens of a row are searched in its history, and what followed them there is the guess."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.config import SpeculationConfig
+from hybrid_jax.engine.drafters.drafter import Drafts
+from hybrid_jax.state import Model, State
+
+TILE = 1024  # places that are compared at once where the search is a loop
+
+
+class NGram:
+    """See `hybrid_jax.engine.drafters.drafter.Drafter`."""
+
+    def __init__(self, config: SpeculationConfig) -> None:
+        self.config = config
+
+    def draft(self, state: State, num_rows: int, model: Model) -> Drafts:
+        """What followed the longest match."""
+        config, history = self.config, state.drafting["history"][:num_rows]
+        last = state.lengths[:num_rows]  # where the token stands that is fed next
+        place, length = longest_match(history, last, config.ngram_max, loops=model.kernels == "xla")
+        # What repeats itself goes on so: behind the last token known comes the first of the period.
+        offsets = jnp.arange(config.num_tokens) % jnp.maximum(last - place, 1)[:, None]
+        places = jnp.clip(place[:, None] + 1 + offsets, 0, history.shape[1] - 1)
+        tokens = jnp.take_along_axis(history, places, axis=1)
+        count = jnp.where(length >= config.ngram_min, config.num_tokens, 0)
+        return Drafts(tokens, count)
+
+
+def longest_match(
+    history: jax.Array, last: jax.Array, most: int, *, loops: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Where the tokens that end at `last` stood before.
+
+    Args:
+        history: int32[B, H]. last: int32[B] index of each row's last token.
+        most: how many tokens are compared.
+        loops: go over `history` in tiles, only as far as the longest row reaches. Otherwise over all of it at once.
+
+    Returns:
+        int32[B] the latest index in front of `last` at which the longest match ends, and int32[B] how many tokens match
+        there, at most `most`. The length is 0 where nothing matches.
+    """
+    columns = history.shape[1]
+    back = last[:, None] - jnp.arange(most)
+    tail = jnp.take_along_axis(history, jnp.maximum(back, 0), axis=1)
+    tail = jnp.where(back >= 0, tail, -1)  # no token equals this
+    history = jnp.pad(history, ((0, 0), (most - 1, TILE)), constant_values=-2)
+
+    def best_of(start: jax.Array | int, width: int) -> jax.Array:
+        """The best of places start .. start + width: the length, and of equal ones the latest, in one number."""
+        seen = jax.lax.dynamic_slice_in_dim(history, start, width + most - 1, axis=1)
+        length = jnp.zeros((len(last), width), jnp.int32)
+        equal = jnp.ones_like(length, bool)
+        for i in range(most):
+            here = jax.lax.slice_in_dim(seen, most - 1 - i, most - 1 - i + width, axis=1)
+            equal &= here == tail[:, i : i + 1]
+            length += equal.astype(jnp.int32)
+        place = start + jnp.arange(width)
+        rank = jnp.where(place < last[:, None], length * columns + place, 0)
+        return rank.max(1)
+
+    if loops:
+        num_tiles = last.max() // TILE + 1
+        found = jax.lax.fori_loop(
+            0,
+            num_tiles,
+            lambda tile, best: jnp.maximum(best, best_of(tile * TILE, TILE)),
+            jnp.zeros_like(last),
+        )
+    else:
+        found = best_of(0, columns)
+    return found % columns, found // columns

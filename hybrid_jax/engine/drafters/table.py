@@ -1,0 +1,16 @@
+"""Who guesses, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hybrid_jax.config import SpeculationConfig
+from hybrid_jax.engine.drafters.drafter import Drafter
+from hybrid_jax.engine.drafters.ngram import NGram
+
+DRAFTERS: dict[str, Callable[[SpeculationConfig], Drafter]] = {"ngram": NGram}
+
+
+def drafter_of(config: SpeculationConfig) -> Drafter:
+    """Who guesses in an engine with this setting."""
+    return DRAFTERS[config.method](config)

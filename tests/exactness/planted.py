@@ -1,0 +1,70 @@
+"""Guesses that a test plants: right ones, wrong ones, and as many as it likes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from unittest import mock
+
+import jax.numpy as jnp
+import numpy as np
+
+from hybrid_jax.config import SpeculationConfig
+from hybrid_jax.engine.drafters.drafter import Drafts
+from hybrid_jax.engine.drafters.table import DRAFTERS
+from hybrid_jax.engine.runner import Runner
+
+
+class Ahead:
+    """Guesses what stands behind the row's tokens in its history. Now and then it guesses fewer, or nothing."""
+
+    def __init__(self, config: SpeculationConfig) -> None:
+        self.most = config.num_tokens
+
+    def draft(self, state, num_rows, model) -> Drafts:
+        last = state.lengths[:num_rows]
+        places = last[:, None] + 1 + jnp.arange(self.most)
+        history = state.drafting["history"][:num_rows]
+        places = jnp.minimum(places, history.shape[1] - 1)
+        tokens = jnp.take_along_axis(history, places, axis=1)
+        count = (last * 5 + jnp.arange(num_rows)) % 7
+        return Drafts(tokens, jnp.where(count > 2, self.most, jnp.minimum(count, self.most)))
+
+
+@dataclass
+class Planted:
+    """Outputs by prompt that are guessed, whatever request has the prompt."""
+
+    outputs: dict[tuple[int, ...], Sequence[int]] = field(default_factory=dict)
+
+    def behind(self, tokens: Sequence[int]) -> list[int]:
+        """The tokens of a row, and what is guessed to follow."""
+        tokens = list(map(int, tokens))
+        known = [p for p in self.outputs if tuple(tokens[: len(p)]) == p]
+        if not known:
+            return tokens
+        prompt = max(known, key=len)
+        whole = [*prompt, *self.outputs[prompt]]
+        return [*tokens, *whole[len(tokens) :]]
+
+
+@contextlib.contextmanager
+def planting(planted: Planted) -> Iterator[None]:
+    """Engines that are made and run now guess what is planted."""
+    load = Runner._load_history
+
+    def loaded(runner: Runner, row: int, tokens: Sequence[int]) -> None:
+        load(runner, row, planted.behind(tokens)[: runner.specs.drafting["history"].shape[1]])
+
+    with (
+        mock.patch.dict(DRAFTERS, {"ngram": Ahead}),
+        mock.patch.object(Runner, "_load_history", loaded),
+    ):
+        yield
+
+
+def with_mistakes(tokens: Sequence[int], rng: np.random.Generator, share: float) -> list[int]:
+    """Tokens of which a share is wrong."""
+    wrong = rng.random(len(tokens)) < share
+    return [int(t) if not w else (int(t) + 1) % 61 for t, w in zip(tokens, wrong, strict=True)]
