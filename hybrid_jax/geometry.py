@@ -381,24 +381,25 @@ def ring_specs(
 
     `conv` has the raw inputs of the convolution. The records since the checkpoint have arrays by their names. A kind
     that carries its state has `state` instead: copies of the state. The state after p tokens is copy p modulo the
-    number of copies. Usually there is one copy. If it is decided after a window how many of its tokens stay, there is
-    one copy for each number of tokens that may stay.
+    number of copies. Usually there is one copy. If it is decided after a window how many of its new tokens stay, there
+    is one copy for each number of tokens that may stay.
 
     Args:
         geometry: the model's geometry.
         num_rows: batch rows, the sink row included.
-        window: the most tokens that a window step appends (1 for plain decode).
-        aligned: windows are aligned to the grain, so the ring needs no room behind its last record.
+        window: the most new tokens of a decoding row in a window (1 for plain decode).
+        aligned: windows are as long as the grain and aligned to it, so the ring needs no room behind its last record.
     """
     bits = "uint16" if geometry.dtype != "float32" else "uint32"
     room = geometry.grain + (0 if aligned else window - 1)
-    copies = 1 if aligned or window == 1 else window + 1
+    copies = 1 if window == 1 else window + 1
+    width = geometry.grain if aligned else window
     found = []
     for group in geometry.groups:
         layout, lead = group.layout, (group.num_layers, num_rows)
         rings = {}
         if layout.columns:
-            columns = (layout.columns + window, layout.channels)
+            columns = (layout.columns + width, layout.channels)
             rings["conv"] = ArraySpec((*lead, *columns), bits)
         if layout.carries:
             states = (copies, layout.state_words)

@@ -181,7 +181,8 @@ def test_ring_specs_follow_the_mixer_and_the_window():
     assert specs["conv"].shape == (5, 4, 3 + 3, conv) and specs["conv"].dtype == "uint16"
     assert specs["xB"].shape == (5, 4, 32 + 2, record) and specs["xB"].dtype == "uint16"
     assert specs["dt"].shape == (5, 4, 32 + 2, 6) and specs["dt"].dtype == "float32"
-    (aligned,) = ring_specs(geometry, num_rows=4, window=32, aligned=True)
+    (aligned,) = ring_specs(geometry, num_rows=4, window=1, aligned=True)
+    assert aligned["conv"].shape == (5, 4, 3 + 32, conv)
     assert aligned["xB"].shape == (5, 4, 32, record)
     (wide,) = ring_specs(make_geometry(model, EngineConfig()), num_rows=4, window=1)
     assert wide["xB"].dtype == wide["conv"].dtype == "uint32"

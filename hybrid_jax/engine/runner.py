@@ -94,7 +94,7 @@ class Runner:
             num_frames=num_frames,
             max_slots=max_slots,
             max_rows=engine.max_rows,
-            window=engine.window_tokens,
+            window=engine.decode_tokens,
             aligned=engine.exact,
             drafting=drafting_specs(engine, max_model_len),
         )

@@ -107,13 +107,17 @@ def fold_full(
     return state, Cursor(at.position, checkpoint, jnp.where(full, fold_slot, at.slot))
 
 
-def commit(state: State, count: jax.Array, model: Model) -> State:
+def commit(state: State, count: jax.Array, model: Model, ends: jax.Array | None = None) -> State:
     """Lets the first `count` int32[B] tokens of the last window stay: lengths and convolution columns move on by them.
 
     K, V and records behind them are overwritten by later windows and never read.
+
+    Args:
+        ends: of an aligned window, bool[B] where its last token stays too.
     """
+    moves = count if ends is None else jnp.where(ends, model.geometry.grain, 0)
     for number, group in enumerate(model.geometry.groups):
-        state = steps_of(group.layout.spec, model).commit(state, number, count, model)
+        state = steps_of(group.layout.spec, model).commit(state, number, moves, model)
     return state.replace(lengths=state.lengths.at[: count.shape[0]].add(count))
 
 
@@ -149,6 +153,7 @@ class WindowWalk:
         shared: as `prepare` makes it.
         commits: all new tokens stay. With T > 1, either all T tokens are new or the next window begins where this one
             does. If `commits` is false, a call of `commit` must follow. It must be false for a tree.
+        aligned: as in `WindowPlan`.
     """
 
     def __init__(
@@ -159,6 +164,7 @@ class WindowWalk:
         shared: tuple[Any, ...],
         model: Model,
         commits: bool = True,
+        aligned: bool = False,
     ) -> None:
         check_tree("window", rows.ancestors)
         if commits and rows.ancestors is not None:
@@ -166,7 +172,9 @@ class WindowWalk:
         positions = rows.base[:, None] + jnp.arange(rows.tokens.shape[1])
         valid = (positions >= rows.begin[:, None]) & (positions < rows.end[:, None])  # [B, T]
         own = frames.slot_frames(state, rows.slot)  # [B, F]
-        self.plan = WindowPlan(rows, valid, own, rows.checkpoint > 0, shared, commits, model)
+        self.plan = WindowPlan(
+            rows, valid, own, rows.checkpoint > 0, shared, commits, aligned, model
+        )
         self.state, self.model = state, model
         # For each group, what is to be written to its rings, by layer.
         self.written: list[dict[int, dict[str, Entry]]] = [{} for _ in model.geometry.groups]
@@ -209,13 +217,14 @@ def window(
     shared: tuple[Any, ...],
     model: Model,
     commits: bool = True,
+    aligned: bool = False,
 ) -> tuple[jax.Array, State]:
     """Runs T new tokens per row through all layers; the arguments are those of `WindowWalk`.
 
     Returns:
         h [B, T, D] before the last norm, and the state.
     """
-    walk = WindowWalk(state, rows, shared=shared, model=model, commits=commits)
+    walk = WindowWalk(state, rows, shared=shared, model=model, commits=commits, aligned=aligned)
     h = decoder.walk(params, rows.tokens, walk.plan.valid, model.config, walk.mix, model.kernels)
     return h, walk.finish(h)
 

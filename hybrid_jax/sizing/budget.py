@@ -95,7 +95,7 @@ def split_memory(
     rings = ring_specs(
         geometry,
         num_rows=engine.max_rows + 1,
-        window=engine.window_tokens,
+        window=engine.decode_tokens,
         aligned=engine.exact,
     )
     ring_bytes = sum(spec.num_bytes for ring in rings for spec in ring.values())

@@ -181,7 +181,7 @@ def _model_and_state(
         num_frames=num_frames,
         max_slots=512,
         max_rows=rows,
-        window=engine.window_tokens,
+        window=engine.decode_tokens,
         aligned=exact,
         drafting=drafting_specs(engine, longest),
     )

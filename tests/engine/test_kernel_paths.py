@@ -223,7 +223,7 @@ def step_and_specs(
         num_frames=64,
         max_slots=8,
         max_rows=rows,
-        window=engine.grain if kind == "exact" else 1,
+        window=1,
         aligned=kind == "exact",
     )
     state = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)), specs)

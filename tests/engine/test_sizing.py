@@ -89,7 +89,7 @@ def test_what_is_allocated_is_what_is_counted_and_within_the_budget(pattern, set
             num_frames=found.num_frames,
             max_slots=found.max_slots,
             max_rows=engine.max_rows,
-            window=engine.grain if engine.exact else 1,
+            window=1,
             aligned=engine.exact,
         )
         assert sum(spec.num_bytes for spec in jax.tree.leaves(specs)) == found.state_bytes

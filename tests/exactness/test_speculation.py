@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from hybrid_jax.config import EngineConfig, SpeculationConfig
 from tests.drawing import EVERYTHING
-from tests.exactness.conftest import FORCED_NAMES, ROOM, load
+from tests.exactness.conftest import EXACT_NAMES, FORCED_NAMES, ROOM, load
 from tests.exactness.engines import make_engine, one_shape, start_over
 from tests.exactness.jobs import Job, drive, random_prompt
 from tests.exactness.planted import Planted, planting, with_mistakes
@@ -104,3 +105,44 @@ def test_right_and_wrong_guesses_give_plain_tokens(name, plain_of):
         second = drive(engine, turns, poison)  # from checkpoints and pages that windows have left
         assert plain.mismatches(second.requests) == []
         assert second.moved["cache_hit_tokens"] >= sum((len(p) - 1) // 32 * 32 for p in longer) - 64
+
+
+EXACT = replace(SETTINGS, exact=True, prefill_tokens=64)
+
+
+@pytest.mark.as_users
+@pytest.mark.parametrize("name", EXACT_NAMES)
+def test_in_exact_mode_guesses_change_no_bit(name, plain_of):
+    """No guesses, wrong ones and right ones of one engine, whose one program judges them all."""
+    config, _ = load(name)
+    plain, rng = plain_of(name), np.random.default_rng(0)
+    prompts = [random_prompt(n, n, config.vocab_size) for n in (1, 31, 45, 64, 70)]
+    jobs = [
+        Job(
+            prompt=prompt,
+            max_tokens=50,
+            seed=i,
+            arrive=2 * i,
+            logprobs=5,
+            **(SAMPLED if i % 2 else {}),
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+    planted = Planted()
+    with planting(planted):
+        engine = make_engine(*load(name), EXACT, room=AMPLE)
+        poison = Poison(engine)
+        without = drive(engine, [replace(job, arrive=0) for job in jobs], poison)
+        assert plain.mismatches(without.requests) == []
+        for share in (1.0, 0.3, 0.0):
+            for prompt, output in zip(prompts, without.outputs, strict=True):
+                planted.outputs[prompt] = with_mistakes(output, rng, share)
+            engine.reset_prefix_cache()
+            poison.spread()
+            run = drive(engine, jobs, poison)
+            assert run.bits == without.bits
+            if share < 0.5:
+                assert set(came(run)) == {0, 1, 2, 3}
+        again = drive(engine, jobs, poison)
+        assert min(again.cached[1:]) >= 0 < max(again.cached) and again.bits == without.bits
+        engine.close()

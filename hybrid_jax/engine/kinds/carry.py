@@ -80,14 +80,17 @@ class Carry(WithColumns):
         conv = ring["conv"][at.layer][:num_rows] if group.layout.columns else None
         *given, moved = convolve_window(self.recurrence, params, h, conv, group, plan)
         count = ring["state"].shape[2]
-        old = _states_at(ring["state"], at.layer, rows.base % count)
+        old = _states_at(ring["state"], at.layer, rows.begin % count)
         old = old.reshape(num_rows, group.layout.units, -1)
-        if width > 1 and count == 1:  # exact mode, where a prompt's chunk begins at the checkpoint
+        if plan.aligned:  # a prompt's chunk begins at the checkpoint
             own = frames.layer_frames(plan.frames, at.layer, group)
             first = frames.read_state(state.arena, own, plan.exists, group, plan.model)
             old = jnp.where((rows.begin == rows.checkpoint)[:, None, None], first, old)
-        ends = jnp.arange(1, width + 1) if not plan.commits else jnp.full(1, width)
-        kept = jnp.broadcast_to(ends, (num_rows, len(ends)))
+        # States are kept after the window's last token, or after each that may be the last to stay.
+        new_tokens = count - 1 if not plan.commits else 1
+        last = rows.end if plan.aligned else rows.base + width
+        first = last - new_tokens
+        kept = first[:, None] - rows.base[:, None] + 1 + jnp.arange(new_tokens)
         advance = functools.partial(self.recurrence.advance, params, spec=group.layout.spec)
         if rows.ancestors is None:
             y, new = advance(*given, old, plan.valid, kept)
@@ -95,7 +98,7 @@ class Carry(WithColumns):
             y, new = _advance_tree(advance, given, old, plan.valid, rows.ancestors)
         out = self.recurrence.output(params, y, given[1], group.layout.spec)
         new = new.reshape(*new.shape[:2], -1)
-        start = rows.end if plan.commits else rows.base + 1
+        start = rows.end if plan.commits else first + 1
         live = plan.valid.any(1)
         zero = frames.zero_after(state, out)
         written = put_copies(ring["state"], new, at.layer, live, start % count, zero)

@@ -122,7 +122,8 @@ class GatedDeltaPallas(WithPallasColumns):
         self, spec: GatedDelta, geometry: Geometry, engine: EngineConfig
     ) -> str | None:
         layout, window = gated_delta.layout_of(spec), engine.window_tokens
-        rings = ring_specs(geometry, num_rows=1, window=window, aligned=engine.exact)
+        fed = engine.decode_tokens
+        rings = ring_specs(geometry, num_rows=1, window=fed, aligned=engine.exact)
         slots = max(ring["uk"].shape[2] for ring in rings if "uk" in ring)
         reasons = (
             conv_unsupported(layout, window),

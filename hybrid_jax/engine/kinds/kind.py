@@ -46,6 +46,7 @@ class WindowPlan(NamedTuple):
         frames: int32[B, F] frames of the rows' checkpoints. exists: bool[B], false if the state is zero.
         shared: for each group, what its kind has made of the weights of all its layers (`LayerSteps.prepare`).
         commits: all new tokens stay. Otherwise a call of `LayerSteps.commit` says how many tokens of each row stay.
+        aligned: the window begins at the checkpoint and is as long as the ring, as in exact mode.
         model: what the step is specialised on.
     """
 
@@ -55,6 +56,7 @@ class WindowPlan(NamedTuple):
     exists: jax.Array
     shared: tuple[Any, ...]
     commits: bool
+    aligned: bool
     model: Model
 
 
@@ -165,7 +167,10 @@ class LayerSteps(Protocol):
         """
 
     def commit(self, state: State, group: int, count: jax.Array, model: Model) -> State:
-        """Lets the first `count` int32[B] tokens of the last window stay, for all layers of a group."""
+        """Lets the first `count` int32[B] tokens of the last window stay, for all layers of a group.
+
+        An aligned window is over once its last token stays. Until then its columns do not move, and `count` is 0.
+        """
 
     def load(
         self, state: State, group: int, rows: LoadRows, model: Model

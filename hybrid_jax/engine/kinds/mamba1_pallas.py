@@ -58,8 +58,6 @@ class Mamba1Pallas(WithPallasColumns):
         conv, x = short_conv_window(
             given, layer=at.layer, moves=plan.commits, gated=False, **PALLAS
         )
-        # In exact mode a prompt's chunk begins at the checkpoint.
-        exact = h.shape[1] > 1 and ring["state"].shape[2] == 1
         arrays = SelectiveWindow(
             *(x, *_inputs(params, x, group.layout.spec, linear_in_parts), projected),
             *(
@@ -70,7 +68,8 @@ class Mamba1Pallas(WithPallasColumns):
                 plan.exists.astype(jnp.int32),
             ),
             base=rows.base,
-            loads=(rows.begin == rows.checkpoint).astype(jnp.int32) if exact else None,
+            # A prompt's chunk begins at the checkpoint.
+            loads=(rows.begin == rows.checkpoint).astype(jnp.int32) if plan.aligned else None,
             **here,
         )
         y, carried = selective_window(
@@ -125,6 +124,11 @@ class Mamba1Pallas(WithPallasColumns):
         return fold_columns(state, group, rows, folds, model)
 
     def why_unsupported(self, spec: Mamba1, geometry: Geometry, engine: EngineConfig) -> str | None:
+        if engine.exact and engine.decode_tokens > 1:
+            return (
+                "exact mode with speculation keeps no states of Mamba-1 for 'pallas', got "
+                f"num_tokens {engine.decode_tokens - 1}; use 'xla'"
+            )
         reasons = (scan_unsupported(spec.state_size), window_unsupported(engine.window_tokens))
         return next((reason for reason in reasons if reason is not None), None)
 

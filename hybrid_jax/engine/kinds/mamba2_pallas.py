@@ -122,7 +122,8 @@ class Mamba2Pallas(WithPallasColumns):
 
     def why_unsupported(self, spec: Mamba2, geometry: Geometry, engine: EngineConfig) -> str | None:
         sizes, window = mamba2.layout_of(spec), engine.window_tokens
-        rings = ring_specs(geometry, num_rows=1, window=window, aligned=engine.exact)
+        fed = engine.decode_tokens
+        rings = ring_specs(geometry, num_rows=1, window=fed, aligned=engine.exact)
         reasons = (
             conv_unsupported(sizes, window),
             scan_unsupported(sizes, geometry.dtype),

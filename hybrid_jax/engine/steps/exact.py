@@ -11,10 +11,13 @@ import jax.numpy as jnp
 
 from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine import frames, pack, rings, walk
-from hybrid_jax.engine.adjust import Adjust, choose
+from hybrid_jax.engine.adjust import Adjust
+from hybrid_jax.engine.drafters import history
+from hybrid_jax.engine.drafters.table import drafter_of
 from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
 from hybrid_jax.engine.pack import Layout
-from hybrid_jax.engine.steps.kind import Made, StepKind, Variant
+from hybrid_jax.engine.steps.kind import Made, Results, StepKind, Variant
+from hybrid_jax.engine.steps.verify import judge, unpack_verified
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import PrefillBucket
 from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow
@@ -40,13 +43,16 @@ def exact_step(
 ) -> tuple[State, Adjust | None, Made]:
     """Exact mode's only step: windows of [max_rows, grain] that are aligned to the grain, for prompts and for decode.
 
+    With speculation, logits exist of T = 1 + k tokens of each row, and guesses are judged as in `verify`.
+
     Args:
-        batch: int32[max_rows, layout.size]. A row `feeds` the token that it drew last, or computes `length` tokens of a
-            prompt from its checkpoint on. Other rows are inert. A full ring folds before a token is fed. After a chunk
-            it folds if the row has a slot for that.
+        batch: int32[max_rows, layout.size]. A row `feeds` the token that it drew last and guesses behind it, or
+            computes `length` tokens of a prompt from its checkpoint on. Other rows are inert. A full ring folds before
+            a token is fed. After a chunk it folds if the row has a slot for that.
 
     Returns:
-        State, adjust, and tokens int32[max_rows] with the hidden states [max_rows, grain, D].
+        State, adjust, tokens int32[T, max_rows], -1 where none was drawn, the hidden states [max_rows, grain, D], and
+        how many guesses each row had, int32[1, max_rows].
     """
     num_rows = batch.shape[0]
     geometry, config = model.geometry, model.config
@@ -67,36 +73,58 @@ def exact_step(
         state, read = walk.load_columns(state, starts, base, slot, model)
         # An attention layer in front writes to the arena that this has read, but depends on nothing of it.
         table = table + frames.zero_after(state, *read)
-    end = jnp.where(alive, begin + jnp.where(feeds, 1, length), 0)
+    own = state.tokens[:num_rows, None]
+    count = jnp.ones_like(begin)  # of tokens that are fed
+    if model.speculation is not None:
+        drafts = drafter_of(model.speculation).draft(state, num_rows, model)
+        own = jnp.concatenate([own, drafts.tokens], axis=1)
+        count = jnp.minimum(1 + drafts.count, get("num_tokens"))
+        if geometry.has_state:
+            count = jnp.minimum(count, geometry.grain - (begin - base))
+    width, count = own.shape[1], jnp.where(feeds, count, length)
+    end = jnp.where(alive, begin + count, 0)
     begin = jnp.where(alive, begin, 0)
-    positions = base[:, None] + jnp.arange(geometry.grain)
-    fed = feeds[:, None] & (positions == begin[:, None])
-    tokens = jnp.where(fed, state.tokens[:num_rows, None], get("tokens"))
+    # A row that feeds has its own tokens from `begin` on.
+    places = base[:, None] + jnp.arange(geometry.grain) - begin[:, None]
+    shifted = jnp.take_along_axis(own, jnp.clip(places, 0, width - 1), axis=1)
+    tokens = jnp.where(feeds[:, None], shifted, get("tokens"))
     rows = WindowRows(tokens, base, begin, end, base, slot, table)
-    h, state = walk.window(params, state, rows, shared=shared, model=model)
+    commits = model.speculation is None
+    h, state = walk.window(
+        params, state, rows, shared=shared, model=model, commits=commits, aligned=True
+    )
+    first = jnp.where(feeds, begin, end - 1) - base
+    last = rings.slice_tokens(h, jnp.maximum(first, 0), width)  # [B, T, D]
+    logits = decoder.logits(params, last.swapaxes(0, 1), config)
+    samples = alive & (get("samples") > 0)
+    position = jnp.where(feeds, begin, end - 1)
+    fed = jnp.where(samples, jnp.where(feeds, count, 1), 0)
+    judged = judge(logits, own, fed, position, batch, layout, num_logprobs, adjust, model)
+    drawn = jnp.arange(width)[:, None] < judged.count
+    sampled = judged.sampled._replace(tokens=jnp.where(drawn, judged.sampled.tokens, -1))
+    reached = jnp.where(feeds, begin + judged.count, end)
+    if not commits:
+        full = alive & (reached == base + geometry.grain)
+        state = walk.commit(state, jnp.zeros_like(reached), model, full)
     folds = FoldRows(starts & (fold_slot > 0), base, slot, fold_slot)
     state = walk.fold_rows(state, folds, shared, model)
-    last = rings.slice_tokens(h, jnp.maximum(end - base - 1, 0), 1)[:, 0]
-    logits = decoder.logits(params, last, config)
-    samples = alive & (get("samples") > 0)
-    ring_rows = jnp.arange(num_rows)
-    sampled, fed, adjust = choose(
-        logits, batch, layout, end, samples, num_logprobs, adjust, ring_rows, model.sampler
-    )
-    fed = jnp.where(alive, fed, state.tokens[:num_rows])
-    ends = jnp.where(alive, end, state.lengths[:num_rows])
+    state = history.note(state, jnp.arange(num_rows), position + 1, sampled.tokens.T, judged.count)
+    last_drawn = jnp.where(samples, judged.last, -1)
+    next_tokens = jnp.where(alive, last_drawn, state.tokens[:num_rows])
+    lengths = jnp.where(alive, reached, state.lengths[:num_rows])
     state = state.replace(
-        tokens=state.tokens.at[:num_rows].set(fed), lengths=state.lengths.at[:num_rows].set(ends)
+        tokens=state.tokens.at[:num_rows].set(next_tokens),
+        lengths=state.lengths.at[:num_rows].set(lengths),
     )
-    sampled = sampled._replace(tokens=jnp.where(samples, sampled.tokens, -1))
-    return state, adjust, Made(sampled, hidden=h)
+    drafted = jnp.where(feeds & alive, count - 1, 0)[None]
+    return state, judged.adjust, Made(sampled, hidden=h, drafted=drafted)
 
 
 class Exact(StepKind):
     """See `exact_step`. The line of each row is its ring row."""
 
     name = "exact"
-    numbers = ("checkpoint", "read_slot", "fold_slot", "length", "feeds", "samples")
+    numbers = ("checkpoint", "read_slot", "fold_slot", "length", "feeds", "samples", "num_tokens")
     run = staticmethod(exact_step)
 
     def buckets(self) -> list[ExactBucket]:
@@ -134,8 +162,17 @@ class Exact(StepKind):
 
     def values(self, row: PrefillRow | DecodeRow) -> list[int]:
         if isinstance(row, DecodeRow):
-            return [row.checkpoint, row.read_slot, row.fold_slot, 0, 1, row.samples]
-        return [row.start, row.read_slot, row.write_slot, row.length, 0, row.samples]
+            read, fold = row.read_slot, row.fold_slot
+            return [row.checkpoint, read, fold, 0, 1, row.samples, row.num_tokens]
+        return [row.start, row.read_slot, row.write_slot, row.length, 0, row.samples, 0]
 
     def line(self, row: PrefillRow | DecodeRow, index: int) -> int:
         return row.row
+
+    def drawn_at(self, row: PrefillRow | DecodeRow, line: int) -> list[tuple[int, ...]]:
+        return [(place, line) for place in range(self.engine.decode_tokens) if row.samples]
+
+    def unpack(self, rows: Sequence[PrefillRow | DecodeRow], results: Results) -> None:
+        super().unpack(rows, results)
+        judged = [row for row in rows if isinstance(row, DecodeRow)]
+        unpack_verified(judged, results, self.engine.decode_tokens)

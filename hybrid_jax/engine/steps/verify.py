@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from hybrid_jax.engine import pack
 from hybrid_jax.engine.adjust import Adjust, choose
@@ -207,12 +206,15 @@ class Verify(Decode):
 
     def unpack(self, rows: Sequence[DecodeRow], results: Results) -> None:
         super().unpack(rows, results)
-        drawn = (results.sampled.tokens >= 0).reshape(-1, self.tokens, results.drafted.shape[1])
-        counts = np.asarray(drawn.sum(1))  # [steps, B]
-        for row in rows:
-            counted, drafted = counts[:, row.row], results.drafted[:, row.row]
-            row.verified = [
-                (int(given), int(count) - 1)
-                for given, count in zip(drafted, counted, strict=True)
-                if count
-            ]
+        unpack_verified(rows, results, self.tokens)
+
+
+def unpack_verified(rows: Sequence[DecodeRow], results: Results, width: int) -> None:
+    """Tells rows how many guesses each window of `width` tokens had, and how many of them were right."""
+    if width == 1:
+        return
+    tokens, drafted = results.sampled.tokens, results.drafted
+    counts = (tokens >= 0).reshape(-1, width, tokens.shape[1]).sum(1)  # [steps, B]
+    for row in rows:
+        windows = zip(drafted[:, row.row].tolist(), counts[:, row.row].tolist(), strict=True)
+        row.verified = [(given, count - 1) for given, count in windows if count]
