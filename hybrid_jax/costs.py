@@ -15,6 +15,9 @@ from hybrid_jax.geometry import ITEM_BYTES, Geometry, checkpoint_bytes
 from hybrid_jax.kinds.kind import all_weights
 from hybrid_jax.kinds.table import kind_of, model_weights, recurrent_kind
 
+# FLOPs that a device does while it reads a byte: two cores measured, and a Hopper card in bfloat16 by its data sheet.
+CPU_FLOPS_PER_BYTE, GPU_FLOPS_PER_BYTE = 8.0, 93.0
+
 Block = Attention | RecurrentMixer | MLP | MoE
 
 
@@ -59,6 +62,40 @@ class Costs:
             checkpoint_bytes=self.checkpoint_bytes,
             windows=tuple((max(1, w // block), block * block * f) for w, f in self.windows),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCosts:
+    """What decode steps cost, next to each other: bytes that are read, and FLOPs as the bytes read in the same time.
+
+    Attributes:
+        weight_bytes: read once in each step.
+        row_bytes: read and written for each row, whatever its tokens. kv_bytes: read for each token of a row's context.
+        token_flops: of each token that a step feeds, logits included.
+        flops_per_byte: FLOPs that a device does while it reads one byte.
+
+    Example:
+        >>> costs = StepCosts(
+        ...     weight_bytes=1000, row_bytes=0, kv_bytes=0, token_flops=500, flops_per_byte=10
+        ... )
+        >>> costs.ratio(rows=1, tokens=5, context=0)
+        1.19
+    """
+
+    weight_bytes: int
+    row_bytes: int
+    kv_bytes: int
+    token_flops: float
+    flops_per_byte: float
+
+    def ratio(self, *, rows: int, tokens: int, context: float) -> float:
+        """What a step that feeds so many tokens of each row costs, as a multiple of one that feeds one token."""
+
+        def cost(tokens: int) -> float:
+            read = self.weight_bytes + rows * (self.row_bytes + context * self.kv_bytes)
+            return read + rows * tokens * self.token_flops / self.flops_per_byte
+
+        return round(cost(tokens) / cost(1), 3)
 
 
 def frame_costs(geometry: Geometry) -> Costs:
@@ -106,6 +143,20 @@ def block_costs(
         windows=tuple(sorted(windows.items())),
         kv_bytes=kv_bytes,
         checkpoint_bytes=checkpoint_bytes,
+    )
+
+
+def step_costs(
+    model: ModelConfig, geometry: Geometry, *, weight_bytes: int, on_cpu: bool
+) -> StepCosts:
+    """Costs of a model's decode steps on a kind of device."""
+    costs = model_costs(model, geometry)
+    return StepCosts(
+        weight_bytes=weight_bytes,
+        row_bytes=2 * checkpoint_bytes(geometry),
+        kv_bytes=costs.kv_bytes,
+        token_flops=costs.flops_per_token + 2 * model.width * model.vocab_size,
+        flops_per_byte=CPU_FLOPS_PER_BYTE if on_cpu else GPU_FLOPS_PER_BYTE,
     )
 
 

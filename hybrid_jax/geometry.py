@@ -422,7 +422,7 @@ def table_specs(geometry: Geometry, *, max_slots: int, max_rows: int) -> dict[st
 
 
 def drafting_specs(engine: EngineConfig, max_model_len: int) -> dict[str, ArraySpec]:
-    """Specs of what those keep of each row who guess the next tokens; the last row is the sink's."""
+    """Specs of what drafters keep of each row; the last row is the sink's."""
     if engine.speculation is None or not engine.speculation.keeps_history:
         return {}
     # A window may reach over the end of the longest sequence.

@@ -24,7 +24,7 @@ class Model:
         kernels: "xla" or "pallas": the implementation in `pallas_kernels` of which the step is made.
         scan, sampling: which kernels scan prompts, and which draw tokens, if the step is made of kernels: "pallas" or
             "triton".
-        speculation: who guesses the next tokens; None for plain decoding.
+        speculation: how drafts of the next tokens are made and judged; None for plain decoding.
     """
 
     config: ModelConfig
@@ -70,7 +70,7 @@ class State:
         slots: int32[max_slots, F] frames of each checkpoint slot; slot 0 is the sink's.
         tokens: int32[B] the token that each row feeds next; -1 once it has stopped.
         lengths: int32[B] how many tokens of each row are committed, which is the position of the token it feeds next.
-        drafting: what those keep who guess the next tokens, by name. "history" is int32[B, H], the tokens of each row
+        drafting: what drafters keep, by name. "history" is int32[B, H], the tokens of each row
             by position (`engine/drafters/history.py`).
     """
 

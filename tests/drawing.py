@@ -49,7 +49,7 @@ LONG = {
     ),
     "engine/test_walk.py": ("test_a_token_of_a_tree_gives_the_numbers_of_its_path[bamba-pallas",),
     "exactness/test_exact_mode.py": ("test_batches_rows_and_arrivals_change_no_bit[windowed",),
-    "exactness/test_speculation.py": ("test_right_and_wrong_guesses_give_plain_tokens[qwen3_next",),
+    "exactness/test_speculation.py": ("test_right_and_wrong_drafts_give_plain_tokens[qwen3_next",),
     "exactness/test_matrix.py": (
         "test_few_rows_and_many_give_the_same_tokens[bamba",
         "test_few_rows_and_many_give_the_same_tokens[windowed",

@@ -11,6 +11,7 @@ from hybrid_jax.api.options import peak_memory_bytes
 from hybrid_jax.api.outputs import CompletionOutput, Delta, Logprob, RequestMetrics, RequestOutput
 from hybrid_jax.config.sampling_params import RequestOutputKind, SamplingParams
 from hybrid_jax.constraints import TokenConstraint, TokenLimits
+from hybrid_jax.schedule.drafts import DraftCounts
 from hybrid_jax.schedule.request import Request, TokenLogprobs
 from hybrid_jax.text.incremental import IncrementalDecoder, StopStrings
 from hybrid_jax.text.prompts import Prompt
@@ -244,6 +245,9 @@ class Job:
     def output(self) -> RequestOutput:
         """Everything so far, as the caller gets it."""
         requests = [c.request for c in self.completions]
+        drafts = DraftCounts()
+        for request in requests:
+            drafts.windows += request.drafts.windows
         metrics = RequestMetrics(
             arrival_time=self.arrival_time,
             first_token_time=self.first_token_time,
@@ -255,6 +259,10 @@ class Job:
             num_generation_tokens=self.num_tokens,
             num_first_tokens=self.num_first_tokens,
             num_preemptions=sum(r.num_preemptions for r in requests),
+            num_verifications=drafts.verifications,
+            num_draft_tokens=drafts.draft_tokens,
+            num_accepted_tokens=drafts.accepted_tokens,
+            accepted_by_position=drafts.accepted_by_position(drafts.most),
             peak_memory_bytes=self.peak_memory_bytes,
         )
         return RequestOutput(

@@ -110,16 +110,16 @@ def engine_options(
     cache = options.get("cache")
     if cache is not None and not isinstance(cache, CacheConfig):
         options["cache"] = CacheConfig(policy=cache)
-    guesses = options.get("speculation")
-    if guesses == OFF:
+    wanted = options.get("speculation")
+    if wanted == OFF:
         options["speculation"] = None
-    elif isinstance(guesses, str):
-        if guesses not in METHODS:
+    elif isinstance(wanted, str):
+        if wanted not in METHODS:
             names = ", ".join((OFF, *METHODS))
             raise ValueError(
-                f"LLM: speculation must be one of {names}, or a SpeculationConfig, got {guesses!r}"
+                f"LLM: speculation must be one of {names}, or a SpeculationConfig, got {wanted!r}"
             )
-        options["speculation"] = SpeculationConfig(method=guesses)
+        options["speculation"] = SpeculationConfig(method=wanted)
     EngineConfig(**options)  # mistakes show before anything is loaded
     return options
 

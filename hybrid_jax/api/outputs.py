@@ -44,6 +44,10 @@ class RequestMetrics:
         num_generation_tokens: tokens generated, in all completions together.
         num_first_tokens: those of them that came together with the first one, since a dispatch brings several.
         num_preemptions: how often it gave its memory back and started again.
+        num_verifications: passes over the weights that judged drafts, of all completions together; each brought one
+            token and the drafts that were accepted. 0 without speculation.
+        num_draft_tokens, num_accepted_tokens: draft tokens that were judged, and those that became output.
+        accepted_by_position: how many of the first, second, ... draft tokens of a pass were accepted.
         peak_memory_bytes: the most memory in use at one time between the start of the process and `finished_time`,
             including weights, compiling and other requests. On a CPU that is the process's resident memory. On an
             accelerator it is what jax held of the first device, without the driver's own share. None if the system does
@@ -69,6 +73,10 @@ class RequestMetrics:
     num_generation_tokens: int = 0
     num_first_tokens: int = 0
     num_preemptions: int = 0
+    num_verifications: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_by_position: tuple[int, ...] = ()
     peak_memory_bytes: int | None = None
 
     @property
@@ -106,10 +114,18 @@ class RequestMetrics:
         rate = self.decode_tokens_per_s
         return 1 / rate if rate else None
 
+    @property
+    def tokens_per_verification(self) -> float | None:
+        """New tokens of each pass that judged drafts; None if there was none."""
+        if not self.num_verifications:
+            return None
+        return 1 + self.num_accepted_tokens / self.num_verifications
+
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, rates included, for JSON."""
         names = (
-            "num_prompt_tokens num_cached_tokens num_generation_tokens num_preemptions "
+            "num_prompt_tokens num_cached_tokens num_generation_tokens num_preemptions num_verifications "
+            "num_draft_tokens num_accepted_tokens accepted_by_position tokens_per_verification "
             "ttft_s total_s compile_s prefill_tokens_per_s decode_tokens_per_s tpot_s peak_memory_bytes"
         )
         return {name: getattr(self, name) for name in names.split()}

@@ -66,7 +66,8 @@ CacheOption = Annotated[
     str, typer.Option(help="Prefix cache: adaptive, lru, marconi, ..., or off.")
 ]
 SpeculationOption = Annotated[
-    str, typer.Option(help="Who guesses the next tokens, to check several at once: ngram, or off.")
+    str,
+    typer.Option(help="Drafts the next tokens, so that a step can bring several: ngram, or off."),
 ]
 ExactOption = Annotated[bool, typer.Option(help="Bit-identical results, slower.")]
 
@@ -273,10 +274,14 @@ def _print_stream(deltas: Iterable[Delta], num_prompts: int, n: int) -> list[Req
 
 
 def _print_stats(outputs: list[RequestOutput], llm: LLM, temperature: float) -> None:
-    table = Table("prompt", "tokens", "cached", "new", "ttft ms", "prefill/s", "decode/s", box=None)
+    table = Table(
+        *("prompt", "tokens", "cached", "new", "ttft ms", "prefill/s", "decode/s", "a pass"),
+        box=None,
+    )
     for index, output in enumerate(outputs):
         metrics = output.metrics
         numbers = (metrics.prefill_tokens_per_s, metrics.decode_tokens_per_s)
+        passed = metrics.tokens_per_verification
         table.add_row(
             str(index + 1),
             str(metrics.num_prompt_tokens),
@@ -284,6 +289,7 @@ def _print_stats(outputs: list[RequestOutput], llm: LLM, temperature: float) -> 
             str(metrics.num_generation_tokens),
             "-" if metrics.ttft_s is None else f"{1000 * metrics.ttft_s:.1f}",
             *("-" if number is None else f"{number:,.0f}" for number in numbers),
+            "1" if passed is None else f"{passed:.2f}",
         )
     console = Console(stderr=True)
     console.print(table)

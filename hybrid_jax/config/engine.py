@@ -93,7 +93,7 @@ class EngineConfig:
             compiling takes long and padding costs little (`schedule.bucket`).
         kernels: "pallas" makes the steps of Pallas kernels (on a CPU interpreted, for tests), "xla" of what
             XLA compiles; "auto" is "pallas" on NVIDIA GPUs from Ampere on.
-        speculation: who guesses the next tokens; None for plain decoding.
+        speculation: how drafts of the next tokens are made and judged; None for plain decoding.
 
     Example:
         >>> EngineConfig(max_rows=4, max_model_len=1024).steps_per_dispatch

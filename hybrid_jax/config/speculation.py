@@ -1,4 +1,4 @@
-"""Speculative decoding: who guesses the next tokens, and how many at a time."""
+"""Speculative decoding: how draft tokens are made, and how many of them are judged at a time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ MAX_DRAFTS = 30  # a window's tokens are the bits of an int32
 @refuses_other_names
 @dataclass(frozen=True, kw_only=True)
 class SpeculationConfig:
-    """Tokens are guessed, and one pass over the weights checks several guesses at once. The output does not change.
+    """The next tokens are drafted, and one pass over the weights judges several of them. The output does not change.
 
     Attributes:
-        method: who guesses. "ngram": what followed the last few tokens where they stood before, in prompt or output.
-        num_tokens: guesses that one pass checks. One token more may come of a pass, drawn behind the last right guess.
+        method: where drafts come from. "ngram": what followed the last few tokens where they stood before, in prompt or
+            output.
+        num_tokens: draft tokens that one pass judges. A pass brings the accepted ones and one token more.
         ngram_min, ngram_max: how many last tokens must be found again at least, and how many are compared at most. The
             longest match counts, and of these the latest.
-        adaptive: a pass checks no guesses while so few are right that plain decoding would be faster.
+        adaptive: nothing is drafted while so few drafts are accepted that plain decoding would be faster.
 
     Example:
         >>> SpeculationConfig(method="ngram", num_tokens=3).window
@@ -36,7 +37,7 @@ class SpeculationConfig:
 
     @property
     def window(self) -> int:
-        """Tokens of a row that one pass feeds at most: the one drawn last, and the guesses behind it."""
+        """Tokens of a row that one pass feeds at most: the one drawn last, and the drafts behind it."""
         return 1 + self.num_tokens
 
     @property

@@ -11,7 +11,7 @@ import numpy as np
 
 from hybrid_jax.cache.tree.prefix_order import prefix_order
 from hybrid_jax.config import EngineConfig, ModelConfig
-from hybrid_jax.costs import model_costs
+from hybrid_jax.costs import model_costs, step_costs
 from hybrid_jax.engine.kernel_choice import choose_kernels
 from hybrid_jax.engine.programs.compiling import WarmUp
 from hybrid_jax.engine.programs.store import ProgramStore
@@ -63,7 +63,12 @@ class Engine:
             config, params, engine_config, self.geometry, **room, kernels=kernels, store=store
         )
         costs = model_costs(config, self.geometry)
-        self.scheduler = Scheduler(self.geometry, engine_config, costs=costs, **room)
+        of_steps = step_costs(
+            config, self.geometry, weight_bytes=held, on_cpu=self.device.platform == "cpu"
+        )
+        self.scheduler = Scheduler(
+            self.geometry, engine_config, costs=costs, step_costs=of_steps, **room
+        )
         self._pending: deque[Pending] = deque()
         self._live: dict[str, Request] = {}
         self._books_open = False

@@ -10,6 +10,7 @@ import numpy as np
 
 from hybrid_jax.cache.tree.node import LookUp
 from hybrid_jax.config.sampling_params import SamplingParams
+from hybrid_jax.schedule.drafts import DraftCounts
 
 
 class Constraint(Protocol):
@@ -49,7 +50,7 @@ class Request:
         prompt_logprobs: one entry per prompt token, if asked for; None for the first token.
         num_cached_tokens: prompt tokens that the first prefill skipped.
         look_up: what the prefix cache knew of the prompt, and why it hit no further.
-        verified: for each window of guesses that was judged, how many it had and how many were right.
+        drafts: counts of the drafts that were judged.
         finish_reason: None while it runs, then "stop", "length" or "abort".
         stop_reason: the stop token id that ended it, if that is not one of the model's own.
         packed: int32[n] its sampling parameters as steps read them; None until a step has packed them.
@@ -72,7 +73,7 @@ class Request:
     logprobs: list = field(default_factory=list)
     prompt_logprobs: list = field(default_factory=lambda: [None])
     num_cached_tokens: int = 0
-    verified: list[tuple[int, int]] = field(default_factory=list)
+    drafts: DraftCounts = field(default_factory=DraftCounts)
     look_up: LookUp | None = None
     num_preemptions: int = 0
     finish_reason: str | None = None

@@ -28,10 +28,13 @@ from collections.abc import Iterable
 
 from hybrid_jax.cache.pools.recount import agree
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.costs import Costs
+from hybrid_jax.costs import Costs, StepCosts
 from hybrid_jax.geometry import Geometry
 from hybrid_jax.schedule.admission import Admission, Seats
+from hybrid_jax.schedule.bucket import shapes_of
+from hybrid_jax.schedule.drafts import DraftCounts
 from hybrid_jax.schedule.memory import Memory
+from hybrid_jax.schedule.pace import Pace
 from hybrid_jax.schedule.plan import (
     NEED_RESULTS,
     DecodeRow,
@@ -57,6 +60,7 @@ class Scheduler:
         max_slots: slots of the device's table, slot 0 included.
         max_model_len: the most tokens of a sequence, prompt and output together.
         costs: the model's costs, for policies that weigh them.
+        step_costs: those of decode steps, to weigh what drafts are worth; None to judge drafts always.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Scheduler:
         max_slots: int,
         max_model_len: int,
         costs: Costs | None = None,
+        step_costs: StepCosts | None = None,
     ):
         if geometry.has_state and max_slots < 2:
             raise ValueError(
@@ -87,6 +92,10 @@ class Scheduler:
             costs=costs,
         )
         self.seats = Seats(engine.max_rows)
+        self.step_costs, self.drafts = step_costs, DraftCounts()
+        # A step of exact mode costs the same whatever it feeds.
+        costs_of_steps = None if engine.exact else step_costs
+        self.pace = Pace(engine.speculation, costs_of_steps, shapes_of(engine).decode_steps)
         self.admission = Admission(self.memory, engine, self.counters, self.seats)
         self._flights: deque[Plan] = deque()
         self._drain = False
@@ -190,7 +199,9 @@ class Scheduler:
 
     def _begin_turn(self) -> Turn:
         """An empty turn. A simulator overrides it to set its own pace."""
-        return Turn(self.memory, self.engine, self.counters, self.seats.running)
+        running = self.seats.running
+        window = self.pace.window(running)
+        return Turn(self.memory, self.engine, self.counters, running, *window)
 
     def _turn(self) -> Turn:
         """One turn's work, in the order of the module's docstring."""
@@ -284,7 +295,9 @@ class Scheduler:
         if row.num_tokens:
             self.memory.settle(sequence, row.num_tokens, len(tokens))
         if isinstance(row, DecodeRow):
-            row.request.verified += row.verified
+            row.request.drafts.add(row.verified)
+            self.drafts.add(row.verified)
+            self.pace.learn(sequence, row.verified)
         if tokens:
             self._accept(news, row)
 
@@ -314,7 +327,9 @@ class Scheduler:
             max_slots=self.max_slots,
             max_model_len=self.max_model_len,
             costs=self.costs,
+            step_costs=self.step_costs,
         )
+        new.pace, new.drafts = self.pace, self.drafts
         new.counters = new.admission.counters = self.counters
         if self.memory.tree is not None and new.memory.tree is not None:
             new.memory.tree.counters = self.memory.tree.counters
@@ -344,6 +359,11 @@ class Scheduler:
             "running": len(self.seats.running),
             "waiting": len(self.admission.waiting),
             **self.memory.stats(),
+            **(
+                self.drafts.as_dict(self.engine.decode_tokens - 1)
+                if self.engine.speculation
+                else {}
+            ),
         }
 
     def check_invariants(self) -> None:

@@ -55,6 +55,7 @@ class Sequence:
         relation: how its prompt related to what was known, for policies that learn.
         wanted: positions of its prompt at which checkpoints are still to be left.
         num_overtaken: later requests that were admitted while it waited.
+        accepted_drafts: how many drafts of a window were accepted lately; None before the first window.
     """
 
     request: Request
@@ -82,6 +83,7 @@ class Sequence:
     wanted: list[int] = field(default_factory=list)
     wanted_version: int = -1
     num_overtaken: int = 0
+    accepted_drafts: float | None = None
 
     def __post_init__(self) -> None:
         self.tokens = self.request.tokens

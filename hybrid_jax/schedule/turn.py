@@ -19,6 +19,7 @@ class Turn:
     Args:
         memory, engine, counters: those of the scheduler.
         running: sequences in rows; they decide how many decode steps the plan may take.
+        window: tokens of a row in each decode step. max_steps: decode steps of the plan at most; None for no limit.
 
     Attributes:
         plan: what the runner has to do.
@@ -32,13 +33,15 @@ class Turn:
         engine: EngineConfig,
         counters: SchedulerCounters,
         running: list[Sequence],
+        window: int = 1,
+        max_steps: int | None = None,
     ):
         self.memory, self.counters, self.shapes = memory, counters, shapes_of(engine)
         self.geometry = memory.geometry
-        self.plan = Plan(window=engine.decode_tokens)
+        self.plan = Plan(window=window)
         self.ended: list[Sequence] = []
         self.preempted = False
-        self._num_steps = self.shapes.steps_of(self.plan.window)
+        self._num_steps = min(self.shapes.steps_of(window), max_steps or UNLIMITED)
         for sequence in (s for s in running if s.phase is Phase.DECODE):
             self._num_steps = min(self._num_steps, most_steps(sequence.request))
         self._max_rows = self._max_tokens = 0  # the first chunk decides

@@ -30,7 +30,7 @@ class MemorySplit:
         max_slots: slots of the table, slot 0 included.
         max_model_len: longest sequence in tokens that model and settings allow; the arena may hold less.
         arena_bytes, ring_bytes, table_bytes: of the state.
-        drafting_bytes: of what is kept to guess the next tokens.
+        drafting_bytes: of what drafters keep.
         logits_bytes: of logits and similar arrays in the largest step.
         adjust_bytes: of counts and biases, which are made when the first request asks for them.
     """

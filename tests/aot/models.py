@@ -146,7 +146,7 @@ def verify_step(
     tokens: int = 8192,
     speculation: SpeculationConfig | None = None,
 ):
-    """A step that judges guesses, and the shapes of its arguments; the second is donated."""
+    """A step that judges drafts, and the shapes of its arguments; the second is donated."""
     speculation = speculation or SpeculationConfig()
     model, state = _model_and_state(
         config, rows, num_frames, "bfloat16", speculation=speculation, longest=tokens

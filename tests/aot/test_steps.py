@@ -196,7 +196,7 @@ def test_exact_mode_writes_in_place_and_holds_what_the_formula_says(rows):
     assert compiled.temp_bytes <= counted <= 1.25 * compiled.temp_bytes
 
 
-def test_a_step_that_judges_guesses_is_one_command_buffer_and_written_in_place():
+def test_a_step_that_judges_drafts_is_one_command_buffer_and_written_in_place():
     """One period is enough: what is moved by how many tokens stay is moved for all layers at once."""
     step, specs = verify_step(hybrid_7b(1), rows=64, num_frames=FRAMES)
     compiled = compile_for_h200(step, *specs, donate=(1,))

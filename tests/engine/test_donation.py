@@ -307,7 +307,7 @@ VERIFY = {
     "name",
     [pytest.param(name, marks=[left_to_all] * (i > 4)) for i, name in enumerate(VERIFY)],
 )
-def test_a_step_that_judges_guesses_updates_its_state_in_place(name):
+def test_a_step_that_judges_drafts_updates_its_state_in_place(name):
     pattern, dtype, rows, variant = VERIFY[name]
     runner = make_runner(pattern, dtype, speculation=SPECULATION)
     check(runner, "verify", shape_of(runner, "decode", rows, SPECULATION.window), variant)

@@ -176,7 +176,7 @@ def test_windows_of_which_some_tokens_stay_give_plain_tokens(name):
         engine = engine_on("xla", name, speculation=speculation, memory=128 << 10)
         run = drive(engine, jobs)
     assert run.outputs == want and engine.stats()["folds_in_place"] > 0
-    assert {right for r in run.requests for _, right in r.verified} == {0, 1, 2, 3}
+    assert {accepted for r in run.requests for _, accepted in r.drafts.windows} == {0, 1, 2, 3}
 
 
 def test_windows_and_rings_that_are_too_long_for_a_kernel_are_said_at_once():

@@ -1,4 +1,4 @@
-"""Guesses that a test plants: right ones, wrong ones, and as many as it likes."""
+"""Drafts that a test plants: right ones, wrong ones, and as many as it likes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hybrid_jax.engine.runner import Runner
 
 
 class Ahead:
-    """Guesses what stands behind the row's tokens in its history. Now and then it guesses fewer, or nothing."""
+    """Drafts what stands behind the row's tokens in its history. Now and then it drafts fewer, or nothing."""
 
     def __init__(self, config: SpeculationConfig) -> None:
         self.most = config.num_tokens
@@ -34,12 +34,12 @@ class Ahead:
 
 @dataclass
 class Planted:
-    """Outputs by prompt that are guessed, whatever request has the prompt."""
+    """Outputs by prompt that are drafted, whatever request has the prompt."""
 
     outputs: dict[tuple[int, ...], Sequence[int]] = field(default_factory=dict)
 
     def behind(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens of a row, and what is guessed to follow."""
+        """The tokens of a row, and what is drafted to follow."""
         tokens = list(map(int, tokens))
         known = [p for p in self.outputs if tuple(tokens[: len(p)]) == p]
         if not known:
@@ -51,7 +51,7 @@ class Planted:
 
 @contextlib.contextmanager
 def planting(planted: Planted) -> Iterator[None]:
-    """Engines that are made and run now guess what is planted."""
+    """Engines that are made and run now draft what is planted."""
     load = Runner._load_history
 
     def loaded(runner: Runner, row: int, tokens: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Guesses change no token: right and wrong ones, many and none, wherever memory is short or rows come and go.
+"""Drafts change no token: right and wrong ones, many and none, wherever memory is short or rows come and go.
 
 Two plans are in flight, so the host never knows where a row stands when it plans the next.
 """
@@ -31,7 +31,7 @@ SAMPLED = {"temperature": 0.8, "top_k": 20, "top_p": 0.9}
 
 @contextlib.contextmanager
 def planted_engine(name: str, **shapes):
-    """An engine that guesses what is planted, its memory poisoned; options as in `one_shape`."""
+    """An engine that drafts what is planted, its memory poisoned; options as in `one_shape`."""
     planted = Planted()
     with planting(planted), one_shape(64, **shapes):
         engine = make_engine(*load(name), SETTINGS, room=AMPLE)
@@ -40,8 +40,12 @@ def planted_engine(name: str, **shapes):
 
 
 def came(run) -> Counter:
-    """How many tokens came of how many windows."""
-    return Counter(right for request in run.requests for _, right in request.verified)
+    """How many windows had so many drafts accepted."""
+    found: Counter = Counter()
+    for request in run.requests:
+        for (_, accepted), windows in request.drafts.windows.items():
+            found[accepted] += windows
+    return found
 
 
 def test_random_traffic_gives_plain_tokens(plain_of):
@@ -59,7 +63,7 @@ def test_random_traffic_gives_plain_tokens(plain_of):
             longest = engine.scheduler.max_output(0)
             jobs = random_jobs(prompt, longest, int(rng.integers(3, 9)), rng)
             planted.outputs.clear()
-            for _ in range(2):  # without a right guess, and with many
+            for _ in range(2):  # without a right draft, and with many
                 run = drive(engine, jobs, poison)
                 assert plain.mismatches(run.requests) == []
                 seen.update({name: int(count) for name, count in run.moved.items()})
@@ -73,7 +77,7 @@ def test_random_traffic_gives_plain_tokens(plain_of):
 
 
 @pytest.mark.parametrize("name", FORCED_NAMES)
-def test_right_and_wrong_guesses_give_plain_tokens(name, plain_of):
+def test_right_and_wrong_drafts_give_plain_tokens(name, plain_of):
     config, _ = load(name)
     plain, rng = plain_of(name), np.random.default_rng(0)
     prompts = [random_prompt(n, n, config.vocab_size) for n in (1, 31, 45, 64, 70, 97)]
@@ -84,7 +88,7 @@ def test_right_and_wrong_guesses_give_plain_tokens(name, plain_of):
     ]
     with planted_engine(name) as (engine, planted):
         poison = Poison(engine)
-        blind = drive(engine, jobs, poison)  # no guess is right but by luck
+        blind = drive(engine, jobs, poison)  # no draft is right but by luck
         assert plain.mismatches(blind.requests) == []
         few = sum((came(blind) - Counter({0: came(blind)[0]})).values())
         for share, room in ((0.0, ROOM), (0.3, AMPLE)):
@@ -112,8 +116,8 @@ EXACT = replace(SETTINGS, exact=True, prefill_tokens=64)
 
 @pytest.mark.as_users
 @pytest.mark.parametrize("name", EXACT_NAMES)
-def test_in_exact_mode_guesses_change_no_bit(name, plain_of):
-    """No guesses, wrong ones and right ones of one engine, whose one program judges them all."""
+def test_in_exact_mode_drafts_change_no_bit(name, plain_of):
+    """No drafts, wrong ones and right ones of one engine, whose one program judges them all."""
     config, _ = load(name)
     plain, rng = plain_of(name), np.random.default_rng(0)
     prompts = [random_prompt(n, n, config.vocab_size) for n in (1, 31, 45, 64, 70)]

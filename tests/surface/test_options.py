@@ -45,7 +45,7 @@ TIB = 2**40
             NotImplementedError,
             "LLM: quantization: weight quantisation is not",
         ),
-        ({"draft_model": "x"}, NotImplementedError, "a second model that guesses is not built yet"),
+        ({"draft_model": "x"}, NotImplementedError, "a second model that drafts is not built yet"),
         (
             {"kv_cache_dtype": "fp8"},
             NotImplementedError,

@@ -1,4 +1,4 @@
-"""Who guesses the next tokens on the device: one file each, and the table in which steps find them.
+"""Drafters on the device: one file each, and the table in which steps find them.
 
 May import: config, state.
 Packages: jax.

@@ -1,4 +1,4 @@
-"""What a step asks of those who guess the next tokens on the device."""
+"""What a step asks of a drafter on the device."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hybrid_jax.state import Model, State
 
 
 class Drafts(NamedTuple):
-    """Guesses for B rows.
+    """Draft tokens for B rows.
 
     Attributes:
         tokens: int32[B, k] what may follow the token that each row feeds.
-        count: int32[B] how many of these to check; 0 for none.
+        count: int32[B] how many of these to judge; 0 for none.
     """
 
     tokens: jax.Array
@@ -22,7 +22,7 @@ class Drafts(NamedTuple):
 
 
 class Drafter(Protocol):
-    """A way to guess. What it remembers may be wrong: that costs time and never changes a token."""
+    """A way to draft the next tokens. What it remembers may be wrong: that costs time and never changes a token."""
 
     def draft(self, state: State, num_rows: int, model: Model) -> Drafts:
-        """Guesses what follows the tokens that the first `num_rows` rows feed next."""
+        """Drafts what follows the tokens that the first `num_rows` rows feed next."""

@@ -1,4 +1,4 @@
-"""The tokens of each row on the device, for those who guess what comes next.
+"""The tokens of each row on the device, for drafters that look tokens up.
 
 A row's history holds its committed tokens and the one that it feeds next. If nobody asks for it, there is none, and
 all of this does nothing.

@@ -1,4 +1,4 @@
-"""Prompt look-up: the last tokens of a row are searched in its history, and what followed them there is the guess."""
+"""Prompt look-up: the last tokens of a row are searched in its history, and what followed them there is the draft."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who guesses, by name."""
+"""Drafters by name."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ DRAFTERS: dict[str, Callable[[SpeculationConfig], Drafter]] = {"ngram": NGram}
 
 
 def drafter_of(config: SpeculationConfig) -> Drafter:
-    """Who guesses in an engine with this setting."""
+    """The drafter of an engine with this setting."""
     return DRAFTERS[config.method](config)

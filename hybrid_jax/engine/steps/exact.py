@@ -43,16 +43,16 @@ def exact_step(
 ) -> tuple[State, Adjust | None, Made]:
     """Exact mode's only step: windows of [max_rows, grain] that are aligned to the grain, for prompts and for decode.
 
-    With speculation, logits exist of T = 1 + k tokens of each row, and guesses are judged as in `verify`.
+    With speculation, logits exist of T = 1 + k tokens of each row, and drafts are judged as in `verify`.
 
     Args:
-        batch: int32[max_rows, layout.size]. A row `feeds` the token that it drew last and guesses behind it, or
+        batch: int32[max_rows, layout.size]. A row `feeds` the token that it drew last and drafts behind it, or
             computes `length` tokens of a prompt from its checkpoint on. Other rows are inert. A full ring folds before
             a token is fed. After a chunk it folds if the row has a slot for that.
 
     Returns:
         State, adjust, tokens int32[T, max_rows], -1 where none was drawn, the hidden states [max_rows, grain, D], and
-        how many guesses each row had, int32[1, max_rows].
+        how many draft tokens each row had, int32[1, max_rows].
     """
     num_rows = batch.shape[0]
     geometry, config = model.geometry, model.config

@@ -50,7 +50,7 @@ class Made(NamedTuple):
         logits: float32[R, V] from which forks draw; None in other steps.
         hidden: [R, T, D] before the last norm, from which log-probabilities of prompts are computed; None in other
             steps.
-        drafted: int32[steps, B] how many guesses each row had in each step; None in steps that check none.
+        drafted: int32[steps, B] how many draft tokens each row had in each step; None in steps without drafts.
     """
 
     sampled: Sampled

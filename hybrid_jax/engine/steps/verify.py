@@ -1,4 +1,4 @@
-"""Verify: one token of each row and guesses behind it, in one pass over the layers."""
+"""Verify: one token of each row and drafts behind it, in one pass over the layers."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ def verify(
 ) -> tuple[State, Adjust | None, Made]:
     """Up to `num_steps` steps of the first B ring rows, each of up to T = 1 + k tokens a row.
 
-    A step first folds the rows whose ring is full. It then guesses up to k tokens for each row, and feeds these behind
-    the row's own token. The token behind each of them is drawn as in plain decoding. As long as it is what was guessed,
-    the next guess counts too. Nothing stays past a grain boundary, since the ring would have to fold there.
+    A step first folds the rows whose ring is full. It then drafts up to k tokens for each row, and feeds these behind
+    the row's own token. The token behind each of them is drawn as in plain decoding. As long as it is what was drafted,
+    that draft is accepted, and the next one is judged. Nothing stays past a grain boundary, since the ring would have
+    to fold there.
 
     Args:
         adjust, batch: as for `decode`; a row's tokens end after its `num_tokens`.
@@ -47,10 +48,10 @@ def verify(
 
     Returns:
         State, adjust, and tokens int32[max_steps * T, B]: for each step those that were drawn, in order, and -1 where
-        there are no more; and how many guesses each row had, int32[max_steps, B].
+        there are no more; and how many draft tokens each row had, int32[max_steps, B].
     """
     num_rows, grain = batch.shape[0], model.geometry.grain
-    assert model.speculation is not None, "verify: nobody guesses"
+    assert model.speculation is not None, "verify: there is no drafter"
     width, drafter = model.speculation.window, drafter_of(model.speculation)
     get = lambda name: layout.get(batch, name)  # noqa: E731
     table = pack.get_pages(layout, batch, model.geometry.frames_per_page)
@@ -141,7 +142,7 @@ def judge(
     adjust: Adjust | None,
     model: Model,
 ) -> Judged:
-    """Draws the token behind each token of a window, one after the other, until one is not what was guessed.
+    """Draws the token behind each token of a window, one after the other, until one is not what was drafted.
 
     Args:
         logits: float32[T, B, V] behind each token.
@@ -166,8 +167,8 @@ def judge(
             jnp.where(going, feed, carry.last),
             adjust,
         )
-        guessed = jax.lax.dynamic_index_in_dim(following, t, keepdims=False)
-        return judged, going & (feed == guessed) & (t + 1 < fed)
+        drafted_next = jax.lax.dynamic_index_in_dim(following, t, keepdims=False)
+        return judged, going & (feed == drafted_next) & (t + 1 < fed)
 
     blank = room_for(width, num_rows, num_logprobs, model)
     judged = Judged(blank, jnp.zeros_like(base), jnp.full_like(base, -1), adjust)
@@ -210,7 +211,7 @@ class Verify(Decode):
 
 
 def unpack_verified(rows: Sequence[DecodeRow], results: Results, width: int) -> None:
-    """Tells rows how many guesses each window of `width` tokens had, and how many of them were right."""
+    """Tells rows how many draft tokens each window of `width` tokens had, and how many were accepted."""
     if width == 1:
         return
     tokens, drafted = results.sampled.tokens, results.drafted
