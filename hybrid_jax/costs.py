@@ -16,7 +16,7 @@ from hybrid_jax.kinds.kind import all_weights
 from hybrid_jax.kinds.table import kind_of, model_weights, recurrent_kind
 
 # FLOPs that a device does while it reads a byte: two cores measured, and a Hopper card in bfloat16 by its data sheet.
-CPU_FLOPS_PER_BYTE, GPU_FLOPS_PER_BYTE = 8.0, 93.0
+CPU_FLOPS_PER_BYTE, GPU_FLOPS_PER_BYTE = 16.0, 93.0
 
 Block = Attention | RecurrentMixer | MLP | MoE
 

@@ -73,9 +73,9 @@ class LLM:
         max_model_len: longest sequence, prompt and output together, in tokens; None for the model's own.
         cache: policy of the prefix cache, as `CacheConfig` has them ("adaptive", "lru", "marconi", "off", ...), or a
             `CacheConfig`.
-        speculation: drafts the next tokens, so that one pass over the weights can bring several: "ngram" looks for
-            repetitions in prompt and output. The output does not change. "off", or a `SpeculationConfig` with more
-            settings.
+        speculation: drafts the next tokens, so that one pass over the weights can bring several: "ngram" and
+            "suffix" look for repetitions in prompt and output. The output does not change. "off" for plain decoding, or
+            a `SpeculationConfig` with more settings.
         seed: base of the noise of requests without a seed of their own. The k-th prompt of this object
             then has the seed `derive_seed(seed, k)`, so the same calls in the same order give the same text.
         exact: bit-identical logits whatever the batch, chunking or cache (slower).

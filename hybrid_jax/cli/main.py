@@ -67,7 +67,9 @@ CacheOption = Annotated[
 ]
 SpeculationOption = Annotated[
     str,
-    typer.Option(help="Drafts the next tokens, so that a step can bring several: ngram, or off."),
+    typer.Option(
+        help="Drafts the next tokens, so that a step can bring several: ngram, suffix, or off."
+    ),
 ]
 ExactOption = Annotated[bool, typer.Option(help="Bit-identical results, slower.")]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hybrid_jax.config.checks import flags, integers, must, one_of, positive
 from hybrid_jax.config.other_names import refuses_other_names
 
-METHODS = ("ngram",)
+METHODS = ("ngram", "suffix")
 MAX_DRAFTS = 30  # a window's tokens are the bits of an int32
 
 
@@ -18,10 +18,12 @@ class SpeculationConfig:
 
     Attributes:
         method: where drafts come from. "ngram": what followed the last few tokens where they stood before, in prompt or
-            output.
+            output. "suffix": the same by longer matches and by how often it followed, worked out on the host; it drafts
+            fewer tokens where it is less sure.
         num_tokens: draft tokens that one pass judges. A pass brings the accepted ones and one token more.
         ngram_min, ngram_max: how many last tokens must be found again at least, and how many are compared at most. The
             longest match counts, and of these the latest.
+        shared: "suffix" also looks in the tokens of other requests, the last `shared_tokens` of them.
         adaptive: nothing is drafted while so few drafts are accepted that plain decoding would be faster.
 
     Example:
@@ -33,6 +35,8 @@ class SpeculationConfig:
     num_tokens: int = 4
     ngram_min: int = 2
     ngram_max: int = 4
+    shared: bool = False
+    shared_tokens: int = 1 << 20
     adaptive: bool = True
 
     @property
@@ -41,15 +45,22 @@ class SpeculationConfig:
         return 1 + self.num_tokens
 
     @property
+    def on_host(self) -> bool:
+        """Whether the host drafts; otherwise the device does, within its steps."""
+        return self.method == "suffix"
+
+    @property
     def keeps_history(self) -> bool:
         """Whether the device keeps the tokens of each row."""
         return self.method == "ngram"
 
     def __post_init__(self) -> None:
         one_of(self, "method", METHODS)
-        integers(self, "num_tokens", "ngram_min", "ngram_max")
-        flags(self, "adaptive")
-        positive(self, "num_tokens", "ngram_min")
+        integers(self, "num_tokens", "ngram_min", "ngram_max", "shared_tokens")
+        flags(self, "adaptive", "shared")
+        positive(self, "num_tokens", "ngram_min", "shared_tokens")
         must(self, "num_tokens", self.num_tokens <= MAX_DRAFTS, f"at most {MAX_DRAFTS}")
         good = self.ngram_min <= self.ngram_max
         must(self, "ngram_max", good, f"at least ngram_min {self.ngram_min}")
+        good = self.method == "suffix" or not self.shared
+        must(self, "shared", good, f"False with method {self.method!r}")

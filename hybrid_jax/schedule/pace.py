@@ -6,11 +6,14 @@ repeat.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass, field, replace
 
 from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.costs import StepCosts
-from hybrid_jax.schedule.sequence import Sequence
+from hybrid_jax.schedule.sequence import Phase, Sequence
+from hybrid_jax.schedule.suffix import SuffixDrafter
 
 # How much a row's latest window counts, and how much it counts for rows that have had none.
 OWN_WEIGHT, COMMON_WEIGHT = 0.2, 0.02
@@ -21,13 +24,35 @@ FIRST_WINDOWS = (
 TRIAL_PART = 50
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stride:
+    """How the rows of a plan decode.
+
+    Attributes:
+        window: tokens of a row in each step at most.
+        max_steps: steps of the plan at most; None for no limit.
+        drafts: tokens from the host, by sequence: its last known token, and what may follow.
+    """
+
+    window: int = 1
+    max_steps: int | None = None
+    drafts: dict[Sequence, list[int]] = field(default_factory=dict)
+
+
+ONE_TOKEN = Stride()
+
+
 class Pace:
-    """Chooses the window of each plan.
+    """Chooses the stride of each plan.
 
     Args:
         speculation: the settings; None for plain decoding.
         costs: of decode steps; None to judge drafts whatever that costs.
         plain_steps: decode steps of a plan without drafts, at most.
+
+    Attributes:
+        drafter: drafts on the host; None if the device drafts or nobody.
+        draft_s: seconds spent drafting on the host.
     """
 
     def __init__(
@@ -37,9 +62,16 @@ class Pace:
         self._common = 0.0  # accepted drafts of a window, over all rows
         self._windows = 0
         self._since_trial = 0.0  # plain steps
+        self.draft_s = 0.0
+        self.start_over()
 
-    def window(self, rows: Rows[Sequence]) -> tuple[int, int | None]:
-        """Tokens of a row in each step of the next plan, and the most steps of that plan, or None.
+    def start_over(self) -> None:
+        """Forgets what sequences had, because they begin again."""
+        own = self._speculation is not None and self._speculation.on_host
+        self.drafter = SuffixDrafter(self._speculation) if own and self._speculation else None
+
+    def stride(self, rows: Rows[Sequence]) -> Stride:
+        """The stride of the next plan.
 
         Args:
             rows: sequences that may decode.
@@ -47,24 +79,51 @@ class Pace:
         speculation, costs = self._speculation, self._costs
         drafting = [row for row in rows if row.request.constraint is None]
         if speculation is None or (rows and not drafting):
-            return 1, None
+            return ONE_TOKEN
+        if self.drafter is not None:
+            return self._drafted(rows, drafting)
+        every = Stride(window=speculation.window)
         if costs is None or not speculation.adaptive:
-            return speculation.window, None
+            return every
         count = max(len(rows), 1)
         context = sum(row.position for row in rows) / count
         price = costs.ratio(rows=count, tokens=speculation.window, context=context)
         accepted = sum(map(self._expected, drafting)) if rows else self._common
         expected = 1 + accepted / count
         if self._windows >= FIRST_WINDOWS and expected >= price:
-            return speculation.window, None
+            return every
         if price >= speculation.window:
-            return 1, None  # it would not pay even if every draft were accepted
+            return ONE_TOKEN  # it would not pay even if every draft were accepted
         self._since_trial += self._plain_steps
         due = self._since_trial >= TRIAL_PART * (price - 1)
         if self._windows < FIRST_WINDOWS or due:
             self._since_trial = 0.0
-            return speculation.window, 1
-        return 1, None
+            return replace(every, max_steps=1)
+        return ONE_TOKEN
+
+    def _drafted(self, rows: Rows[Sequence], drafting: Rows[Sequence]) -> Stride:
+        """A stride by what the host drafts now."""
+        speculation, costs = self._speculation, self._costs
+        assert speculation is not None and self.drafter is not None
+        begun, drafts, expected = time.perf_counter(), {}, 0.0
+        for row in drafting:
+            if row.phase is Phase.DECODE:
+                # What plans in flight may bring comes first.
+                ahead = row.position - row.real_position
+                most = ahead + speculation.num_tokens
+                draft = self.drafter.draft(row.owner, row.tokens, most)
+                if len(draft.tokens) > ahead:
+                    drafts[row] = [row.tokens[-1], *draft.tokens]
+                    expected += draft.expected - ahead
+        self.draft_s += time.perf_counter() - begun
+        if not drafts:
+            return ONE_TOKEN
+        if costs is not None and speculation.adaptive:
+            context = sum(row.position for row in rows) / len(rows)
+            price = costs.ratio(rows=len(rows), tokens=speculation.window, context=context)
+            if 1 + expected / len(rows) < price:
+                return ONE_TOKEN
+        return Stride(window=speculation.window, max_steps=1, drafts=drafts)
 
     def learn(self, row: Sequence, verified: Rows[tuple[int, int]]) -> None:
         """Takes in how many drafts of a row's windows were accepted."""

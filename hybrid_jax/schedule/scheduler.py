@@ -96,6 +96,8 @@ class Scheduler:
         # A step of exact mode costs the same whatever it feeds.
         costs_of_steps = None if engine.exact else step_costs
         self.pace = Pace(engine.speculation, costs_of_steps, shapes_of(engine).decode_steps)
+        # What the host drafts follows from results, so it waits for them.
+        self.max_flights = MAX_FLIGHTS if self.pace.drafter is None else 1
         self.admission = Admission(self.memory, engine, self.counters, self.seats)
         self._flights: deque[Plan] = deque()
         self._drain = False
@@ -183,7 +185,7 @@ class Scheduler:
             A plan to execute; NEED_RESULTS if the oldest plan in flight must be received first; None if there is
             nothing to do until a request is added. The last two are false.
         """
-        if len(self._flights) >= MAX_FLIGHTS or (self._drain and self._flights):
+        if len(self._flights) >= self.max_flights or (self._drain and self._flights):
             return NEED_RESULTS
         self._drain = False
         turn = self._turn()
@@ -200,8 +202,8 @@ class Scheduler:
     def _begin_turn(self) -> Turn:
         """An empty turn. A simulator overrides it to set its own pace."""
         running = self.seats.running
-        window = self.pace.window(running)
-        return Turn(self.memory, self.engine, self.counters, running, *window)
+        stride = self.pace.stride(running)
+        return Turn(self.memory, self.engine, self.counters, running, stride)
 
     def _turn(self) -> Turn:
         """One turn's work, in the order of the module's docstring."""
@@ -253,6 +255,8 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         sequence.phase = Phase.DONE
+        if self.pace.drafter is not None:
+            self.pace.drafter.ended(sequence.owner)
         del self._sequences[sequence.owner]
 
     # --- results --------------------------------------------------------------------------------
@@ -330,6 +334,7 @@ class Scheduler:
             step_costs=self.step_costs,
         )
         new.pace, new.drafts = self.pace, self.drafts
+        new.pace.start_over()
         new.counters = new.admission.counters = self.counters
         if self.memory.tree is not None and new.memory.tree is not None:
             new.memory.tree.counters = self.memory.tree.counters

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.schedule.bucket import shapes_of
 from hybrid_jax.schedule.memory import Memory
+from hybrid_jax.schedule.pace import ONE_TOKEN, Stride
 from hybrid_jax.schedule.plan import DecodeRow, ForkRow, Plan, PrefillRow, SchedulerCounters
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.sequence import Page, Phase, Sequence
@@ -19,7 +20,7 @@ class Turn:
     Args:
         memory, engine, counters: those of the scheduler.
         running: sequences in rows; they decide how many decode steps the plan may take.
-        window: tokens of a row in each decode step. max_steps: decode steps of the plan at most; None for no limit.
+        stride: how they decode.
 
     Attributes:
         plan: what the runner has to do.
@@ -33,15 +34,14 @@ class Turn:
         engine: EngineConfig,
         counters: SchedulerCounters,
         running: list[Sequence],
-        window: int = 1,
-        max_steps: int | None = None,
+        stride: Stride = ONE_TOKEN,
     ):
         self.memory, self.counters, self.shapes = memory, counters, shapes_of(engine)
         self.geometry = memory.geometry
-        self.plan = Plan(window=window)
+        self.plan, self._drafts = Plan(window=stride.window), stride.drafts
         self.ended: list[Sequence] = []
         self.preempted = False
-        self._num_steps = min(self.shapes.steps_of(window), max_steps or UNLIMITED)
+        self._num_steps = min(self.shapes.steps_of(stride.window), stride.max_steps or UNLIMITED)
         for sequence in (s for s in running if s.phase is Phase.DECODE):
             self._num_steps = min(self._num_steps, most_steps(sequence.request))
         self._max_rows = self._max_tokens = 0  # the first chunk decides
@@ -178,6 +178,8 @@ class Turn:
                 fold_slot=memory.slots.resolve(sequence.slot) if folds else 0,
                 num_tokens=tokens,
                 num_steps=min(tokens, self._num_steps),
+                drafts=self._drafts.get(sequence, []),
+                drafts_from=len(sequence.tokens) - 1,
                 pages=sequence.pages[: geometry.num_pages(position + tokens)],
             )
         )

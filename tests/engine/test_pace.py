@@ -6,7 +6,7 @@ import pytest
 
 from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.costs import StepCosts
-from hybrid_jax.schedule.pace import FIRST_WINDOWS, Pace
+from hybrid_jax.schedule.pace import FIRST_WINDOWS, ONE_TOKEN, Pace, Stride
 
 SPECULATION = SpeculationConfig(num_tokens=4)
 
@@ -31,17 +31,18 @@ def drive(pace: Pace, row, accepted, turns: int) -> list[tuple[int, int | None]]
     """The windows of so many turns; a window of drafts gets `accepted(turn)` of them right."""
     found = []
     for turn in range(turns):
-        found.append(pace.window([row]))
-        if found[-1][0] > 1:
-            pace.learn(row, [(4, accepted(turn))] * (found[-1][1] or 6))
+        stride = pace.stride([row])
+        found.append((stride.window, stride.max_steps))
+        if stride.window > 1:
+            pace.learn(row, [(4, accepted(turn))] * (stride.max_steps or 6))
     return found
 
 
 def test_nothing_is_drafted_without_a_drafter_or_for_grammars_alone():
-    assert Pace(None, costs(1.5), 8).window([sequence()]) == (1, None)
+    assert Pace(None, costs(1.5), 8).stride([sequence()]) is ONE_TOKEN
     pace = Pace(SPECULATION, costs(1.5), 8)
-    assert pace.window([sequence(constraint=object())]) == (1, None)
-    assert pace.window([sequence(constraint=object()), sequence()])[0] == 5
+    assert pace.stride([sequence(constraint=object())]) is ONE_TOKEN
+    assert pace.stride([sequence(constraint=object()), sequence()]).window == 5
 
 
 def test_without_costs_or_when_told_so_drafts_are_always_judged():
@@ -81,14 +82,14 @@ def test_what_changes_is_noticed():
 def test_nothing_is_tried_where_it_cannot_pay():
     pace = Pace(SpeculationConfig(num_tokens=1), costs(1.2), 8)
     expensive = StepCosts(weight_bytes=0, row_bytes=0, kv_bytes=0, token_flops=1, flops_per_byte=1)
-    assert pace.window([sequence()])[0] == 2
-    assert {Pace(SPECULATION, expensive, 8).window([sequence()])} == {(1, None)}
+    assert pace.stride([sequence()]).window == 2
+    assert Pace(SPECULATION, expensive, 8).stride([sequence()]) is ONE_TOKEN
 
 
 def test_a_new_row_is_judged_by_what_others_brought():
     pace = Pace(SPECULATION, costs(1.5), 8)
     drive(pace, sequence(), lambda turn: 3, 40)
-    assert pace.window([sequence()]) == (5, None)
+    assert pace.stride([sequence()]) == Stride(window=5)
     pace = Pace(SPECULATION, costs(1.5), 8)
     drive(pace, sequence(), lambda turn: 0, 40)
-    assert pace.window([sequence()]) == (1, None)
+    assert pace.stride([sequence()]) is ONE_TOKEN

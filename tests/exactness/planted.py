@@ -19,10 +19,13 @@ from hybrid_jax.engine.runner import Runner
 class Ahead:
     """Drafts what stands behind the row's tokens in its history. Now and then it drafts fewer, or nothing."""
 
+    fields = ()
+
     def __init__(self, config: SpeculationConfig) -> None:
         self.most = config.num_tokens
 
-    def draft(self, state, num_rows, model) -> Drafts:
+    def draft(self, state, batch, layout, model) -> Drafts:
+        num_rows = len(batch)
         last = state.lengths[:num_rows]
         places = last[:, None] + 1 + jnp.arange(self.most)
         history = state.drafting["history"][:num_rows]

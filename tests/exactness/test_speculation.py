@@ -150,3 +150,41 @@ def test_in_exact_mode_drafts_change_no_bit(name, plain_of):
         again = drive(engine, jobs, poison)
         assert min(again.cached[1:]) >= 0 < max(again.cached) and again.bits == without.bits
         engine.close()
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+@pytest.mark.parametrize("name", ["parallel", "qwen3_next"])
+def test_what_drafters_find_gives_plain_tokens(name, method, plain_of):
+    """Prompts that repeat themselves, in a pool so small that rows are preempted; drafts are judged while they pay."""
+    config, _ = load(name)
+    plain = plain_of(name)
+    speculation = SpeculationConfig(method=method, num_tokens=3, ngram_min=1)
+    with one_shape(64):
+        settings = replace(SETTINGS, speculation=speculation)
+        engine = make_engine(*load(name), settings, room=AMPLE)
+        poison = Poison(engine)
+        start_over(engine, 1.5)
+        poison.spread()
+        period = random_prompt(5, 1, config.vocab_size)
+        jobs = [
+            Job(
+                prompt=(period * 30)[: 40 + 9 * i],
+                max_tokens=90,
+                seed=i,
+                sample_index=i,
+                arrive=3 * (i % 3),
+                allowed_token_ids=tuple(period[: 2 + i % 2]),
+                repetition_penalty=1.0 + 0.1 * (i == 3),
+                temperature=0.9 * (i % 2),
+                stop=("x",) if i == 2 else (),
+            )
+            for i in range(5)
+        ]
+        jobs.append(replace(jobs[1], group="g", sample_index=7))
+        jobs.append(replace(jobs[1], group="g", sample_index=8))
+        run = drive(engine, jobs, poison)
+    assert plain.mismatches(run.requests) == []
+    accepted = came(run)
+    assert accepted[0] and accepted[1] and accepted[3], accepted
+    assert run.moved["accepted_draft_tokens"] >= 100
+    engine.close()

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 import jax
 
+from hybrid_jax.engine.pack import Layout
 from hybrid_jax.state import Model, State
 
 
@@ -24,5 +25,11 @@ class Drafts(NamedTuple):
 class Drafter(Protocol):
     """A way to draft the next tokens. What it remembers may be wrong: that costs time and never changes a token."""
 
-    def draft(self, state: State, num_rows: int, model: Model) -> Drafts:
-        """Drafts what follows the tokens that the first `num_rows` rows feed next."""
+    fields: tuple[tuple[str, int], ...]  # columns that it reads of a step's packed rows
+
+    def draft(self, state: State, batch: jax.Array, layout: Layout, model: Model) -> Drafts:
+        """Drafts what follows the tokens that the first B rows feed next.
+
+        Args:
+            batch, layout: the packed rows int32[B, columns], and their columns.
+        """

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.engine.drafters.drafter import Drafts
+from hybrid_jax.engine.pack import Layout
 from hybrid_jax.state import Model, State
 
 TILE = 1024  # places that are compared at once where the search is a loop
@@ -15,11 +16,14 @@ TILE = 1024  # places that are compared at once where the search is a loop
 class NGram:
     """See `hybrid_jax.engine.drafters.drafter.Drafter`."""
 
+    fields = ()
+
     def __init__(self, config: SpeculationConfig) -> None:
         self.config = config
 
-    def draft(self, state: State, num_rows: int, model: Model) -> Drafts:
+    def draft(self, state: State, batch: jax.Array, layout: Layout, model: Model) -> Drafts:
         """What followed the longest match."""
+        num_rows = len(batch)
         config, history = self.config, state.drafting["history"][:num_rows]
         last = state.lengths[:num_rows]  # where the token stands that is fed next
         place, length = longest_match(history, last, config.ngram_max, loops=model.kernels == "xla")

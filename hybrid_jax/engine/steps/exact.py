@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine import frames, pack, rings, walk
@@ -17,7 +18,7 @@ from hybrid_jax.engine.drafters.table import drafter_of
 from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.steps.kind import Made, Results, StepKind, Variant
-from hybrid_jax.engine.steps.verify import judge, unpack_verified
+from hybrid_jax.engine.steps.verify import judge, set_drafts, unpack_verified, with_drafts
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import PrefillBucket
 from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow
@@ -76,7 +77,7 @@ def exact_step(
     own = state.tokens[:num_rows, None]
     count = jnp.ones_like(begin)  # of tokens that are fed
     if model.speculation is not None:
-        drafts = drafter_of(model.speculation).draft(state, num_rows, model)
+        drafts = drafter_of(model.speculation).draft(state, batch, layout, model)
         own = jnp.concatenate([own, drafts.tokens], axis=1)
         count = jnp.minimum(1 + drafts.count, get("num_tokens"))
         if geometry.has_state:
@@ -153,12 +154,20 @@ class Exact(StepKind):
 
     def layout(self, bucket: ExactBucket) -> Layout:
         per_page = self.model.geometry.frames_per_page
-        return pack.row_layout(
+        own = pack.row_layout(
             self.numbers,
             *pack.copy_fields(per_page),
             *pack.page_fields(bucket.width, per_page),
             ("tokens", bucket.tokens),
         )
+        return with_drafts(own, self.model)
+
+    def pack(
+        self, rows: Sequence[PrefillRow | DecodeRow], layout: Layout, bucket: ExactBucket
+    ) -> np.ndarray:
+        batch = super().pack(rows, layout, bucket)
+        set_drafts(layout, batch, [row for row in rows if isinstance(row, DecodeRow)])
+        return batch
 
     def values(self, row: PrefillRow | DecodeRow) -> list[int]:
         if isinstance(row, DecodeRow):

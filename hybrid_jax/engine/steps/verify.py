@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hybrid_jax.engine import pack
 from hybrid_jax.engine.adjust import Adjust, choose
@@ -19,7 +20,8 @@ from hybrid_jax.engine.steps.decode import Decode, room_for, store
 from hybrid_jax.engine.steps.kind import Made, Results
 from hybrid_jax.engine.walk import commit, cursor, fold_full, prepare, window
 from hybrid_jax.models import decoder
-from hybrid_jax.schedule.plan import DecodeRow, Plan
+from hybrid_jax.schedule.bucket import DecodeBucket
+from hybrid_jax.schedule.plan import DecodeRow, Plan, Row
 from hybrid_jax.state import Model, State
 
 
@@ -81,7 +83,7 @@ def verify(
                 state, at = fold_full(state, at, alive, fold_slot, shared, model)
             room = jnp.minimum(room, grain - (at.position - at.checkpoint))
         with jax.named_scope("draft"):
-            drafts = drafter.draft(state, num_rows, model)
+            drafts = drafter.draft(state, batch, layout, model)
         fed = jnp.minimum(1 + drafts.count, room)
         tokens = jnp.concatenate([state.tokens[:num_rows, None], drafts.tokens], axis=1)
         rows = WindowRows(
@@ -199,6 +201,14 @@ class Verify(Decode):
     def tokens(self) -> int:
         return self.engine.decode_tokens
 
+    def layout(self, bucket: DecodeBucket) -> Layout:
+        return with_drafts(super().layout(bucket), self.model)
+
+    def pack(self, rows: Sequence[Row], layout: Layout, bucket: DecodeBucket) -> np.ndarray:
+        batch = super().pack(rows, layout, bucket)
+        set_drafts(layout, batch, [row for row in rows if isinstance(row, DecodeRow)])
+        return batch
+
     def dispatches(self, plan: Plan) -> list[list[DecodeRow]]:
         return [plan.decode] if plan.window > 1 else []
 
@@ -208,6 +218,25 @@ class Verify(Decode):
     def unpack(self, rows: Sequence[DecodeRow], results: Results) -> None:
         super().unpack(rows, results)
         unpack_verified(rows, results, self.tokens)
+
+
+def with_drafts(layout: Layout, model: Model) -> Layout:
+    """A layout with the columns that the drafter reads."""
+    if model.speculation is None:
+        return layout
+    return Layout(layout.fields + drafter_of(model.speculation).fields)
+
+
+def set_drafts(layout: Layout, batch: np.ndarray, rows: Sequence[DecodeRow]) -> None:
+    """Writes what the host drafts, if it does."""
+    if not layout.has("drafts"):
+        return
+    span = layout.spans["drafts"]
+    for row in rows:
+        tokens = row.drafts[: span.stop - span.start]
+        layout.set(batch, row.row, "drafts", tokens)
+        layout.set(batch, row.row, "num_drafts", len(tokens))
+        layout.set(batch, row.row, "drafts_from", row.drafts_from)
 
 
 def unpack_verified(rows: Sequence[DecodeRow], results: Results, width: int) -> None:

@@ -1,0 +1,34 @@
+"""Drafts that the host sends with a plan."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.config import SpeculationConfig
+from hybrid_jax.engine.drafters.drafter import Drafts
+from hybrid_jax.engine.pack import Layout
+from hybrid_jax.state import Model, State
+
+
+class Given:
+    """See `hybrid_jax.engine.drafters.drafter.Drafter`.
+
+    The host sends what it expects from a position on. It may not know yet where the row stands. What it sent counts
+    only if the row's own token is as expected.
+    """
+
+    def __init__(self, config: SpeculationConfig) -> None:
+        self.config = config
+        self.fields = (("drafts", 2 * config.window), ("num_drafts", 1), ("drafts_from", 1))
+
+    def draft(self, state: State, batch: jax.Array, layout: Layout, model: Model) -> Drafts:
+        """What the host expects behind the row's own token."""
+        num_rows, most = len(batch), self.config.num_tokens
+        sent, count = layout.get(batch, "drafts"), layout.get(batch, "num_drafts")
+        here = state.lengths[:num_rows] - layout.get(batch, "drafts_from")
+        places = here[:, None] + jnp.arange(most + 1)
+        found = jnp.take_along_axis(sent, jnp.clip(places, 0, sent.shape[1] - 1), axis=1)
+        right = (here >= 0) & (here < count) & (found[:, 0] == state.tokens[:num_rows])
+        left = jnp.where(right, jnp.minimum(count - 1 - here, most), 0)
+        return Drafts(found[:, 1:], left)
