@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.runner import Pending, Runner
@@ -22,11 +23,14 @@ from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.exact import Exact
 from hybrid_jax.engine.steps.kind import StepKind
 from hybrid_jax.engine.steps.prefill import Prefill
+from hybrid_jax.engine.steps.verify import Verify
 from hybrid_jax.schedule.admission import Admission
 from hybrid_jax.schedule.memory import Memory
+from hybrid_jax.schedule.pace import Pace
 from hybrid_jax.schedule.request import Request
 from hybrid_jax.schedule.scheduler import Scheduler
 from hybrid_jax.schedule.sequence import Sequence
+from hybrid_jax.schedule.suffix import SuffixDrafter
 from tests.tiny_models import VOCAB, tiny_engine
 
 TURN = (
@@ -206,6 +210,17 @@ def test_an_exception_at_any_line_of_exact_mode_loses_and_repeats_nothing():
     raise_at_each_line(engine, expected, Exact.pack)
     raise_at_each_line(engine, expected, Exact.unpack)
     raise_at_each_line(engine, expected, Runner._dispatch)
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_an_exception_at_any_line_of_speculation_loses_and_repeats_nothing(expected, method):
+    speculation = SpeculationConfig(method=method, num_tokens=3, ngram_min=1)
+    engine = make_engine(speculation=speculation)
+    assert serve(engine, make_requests())[0] == expected
+    assert engine.stats()["verifications"] > 10
+    own = [Runner._load_history] if method == "ngram" else [Pace._drafted, SuffixDrafter.draft]
+    for function in (*own, Pace.stride, Pace.learn, Verify.pack, Verify.unpack, Scheduler._settle):
+        raise_at_each_line(engine, expected, function)
 
 
 def raise_at_each_line(engine: Engine, expected: dict[str, list[int]], function) -> None:

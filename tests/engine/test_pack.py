@@ -18,7 +18,8 @@ from hybrid_jax.schedule.bucket import DecodeBucket, PrefillBucket
 from hybrid_jax.schedule.request import Request
 
 PAGES, NO_PAGES = (
-    SimpleNamespace(geometry=SimpleNamespace(frames_per_page=frames)) for frames in (2, 0)
+    SimpleNamespace(geometry=SimpleNamespace(frames_per_page=frames), speculation=None)
+    for frames in (2, 0)
 )
 LAYOUTS = {
     "prefill": Prefill(EngineConfig(), PAGES, 5).layout(PrefillBucket(2, 32, 5)),

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hybrid_jax.config import SpeculationConfig
 from tests.engine.simulated_engine import GRAIN, Engine, make_geometry, tokens_of
 
 
@@ -96,15 +97,19 @@ def test_random_traffic_in_every_mode(exact, cache, steps):
     ("kind", "page_tokens", "num_frames"),
     [("hybrid", 16, 62), ("hybrid", 128, 13), ("attention", 64, 16), ("recurrent", 0, 40)],
 )
-@pytest.mark.parametrize("steps", [4, 32])
-def test_random_traffic_of_which_some_tokens_stay(kind, page_tokens, num_frames, steps):
-    """The device decides how many of a row's steps stay, so plans run ahead of what the rows have."""
+@pytest.mark.parametrize(("steps", "drafts"), [(4, 0), (32, 0), (8, 4), (8, 15)])
+def test_random_traffic_of_which_some_tokens_stay(kind, page_tokens, num_frames, steps, drafts):
+    """The device decides how many of a row's tokens stay, so plans run ahead of what the rows have.
+
+    Pages and checkpoints are compared with the tokens that stayed: no other may be in what is shared.
+    """
+    speculation = SpeculationConfig(num_tokens=drafts, adaptive=False) if drafts else None
     total = {}
     for seed in range(3):
         rng = random.Random(seed)
         engine = Engine.make(
             geometry=make_geometry(page_tokens=page_tokens, kind=kind), num_frames=num_frames,
-            max_model_len=340, vocab=200, steps_per_dispatch=steps,
+            max_model_len=340, vocab=200, steps_per_dispatch=steps, speculation=speculation,
             keep=lambda most, rng=rng: most if rng.random() < 0.3 else rng.randint(1, most),
         )  # fmt: skip
         random_traffic(seed, engine, turns=60)
