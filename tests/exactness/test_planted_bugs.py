@@ -8,12 +8,15 @@ from types import SimpleNamespace
 from unittest import mock
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.engine import frames, rings
-from hybrid_jax.engine.kinds import columns, gated_delta_xla, short_conv_xla
+from hybrid_jax.engine.kinds import carry, columns, gated_delta_xla, short_conv_xla
+from hybrid_jax.engine.kinds.columns import WithColumns
 from hybrid_jax.engine.kinds.mamba1_xla import Mamba1Recurrence
-from hybrid_jax.engine.steps import decode
+from hybrid_jax.engine.steps import decode, verify
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.fork import Fork
 from hybrid_jax.engine.steps.kind import StepKind
@@ -25,6 +28,7 @@ from pallas_kernels.rmsnorm import gated_rmsnorm
 from tests.exactness.conftest import ROOM, SETTINGS, load
 from tests.exactness.engines import make_engine, one_shape
 from tests.exactness.jobs import Job, drive, random_prompt
+from tests.exactness.planted import Planted, planting, with_mistakes
 from tests.exactness.poison import Poison
 
 MODEL = "bamba"
@@ -305,3 +309,120 @@ def test_a_bug_in_a_step_is_reported(plain_of, bug):
 @pytest.mark.parametrize("model, bug", IN_KINDS)
 def test_a_bug_in_a_kind_is_reported(plain_of, model, bug):
     assert found_with(bug, model, plain_of)
+
+
+# --- in speculation -------------------------------------------------------------------------------
+
+
+def columns_move_one_too_far():
+    """What is committed has one token more for the convolutions than for all else."""
+    commit = WithColumns.commit
+
+    def changed(self, state, group, count, model):
+        most = state.rings[group]["conv"].shape[2] - model.geometry.groups[group].layout.columns
+        return commit(self, state, group, jnp.minimum(count + 1, most), model)
+
+    return mock.patch.object(WithColumns, "commit", changed)
+
+
+def rejected_token_stays():
+    """One draft more than was accepted counts as committed."""
+    judge = verify.judge
+
+    def changed(logits, tokens, fed, base, *rest):
+        judged = judge(logits, tokens, fed, base, *rest)
+        return judged._replace(count=jnp.minimum(judged.count + 1, fed))
+
+    return mock.patch.object(verify, "judge", changed)
+
+
+def rejected_token_is_fed():
+    """The row goes on with the draft that was rejected, not with what was drawn in its place."""
+    judge = verify.judge
+
+    def changed(logits, tokens, fed, base, *rest):
+        judged = judge(logits, tokens, fed, base, *rest)
+        place = jnp.clip(judged.count, 0, tokens.shape[1] - 1)[:, None]
+        rejected = jnp.take_along_axis(tokens, place, axis=1)[:, 0]
+        wrong = (judged.count < fed) & (judged.last >= 0)
+        return judged._replace(last=jnp.where(wrong, rejected, judged.last))
+
+    return mock.patch.object(verify, "judge", changed)
+
+
+def window_crosses_the_boundary():
+    """Drafts are fed past the end of the grain, so the next fold has a wrong number of records."""
+    grain = verify.fold_full
+
+    def changed(state, at, *rest):
+        state, at = grain(state, at, *rest)
+        return state, at._replace(checkpoint=at.checkpoint + 2)
+
+    return mock.patch.object(verify, "fold_full", changed)
+
+
+def noise_of_the_position_before():
+    """Drafts are judged with the noise of another position than plain decoding has there."""
+    choose = verify.choose
+
+    def changed(logits, batch, layout, positions, samples, count, adjust, rows, sampler):
+        drawn, fed, adjust = choose(
+            logits, batch, layout, positions - 1, samples, count, adjust, rows, sampler
+        )
+        return drawn, fed, adjust
+
+    return mock.patch.object(verify, "choose", changed)
+
+
+def states_of_the_wrong_token():
+    """A carried state is the one after another number of tokens than was committed."""
+    put = carry.put_copies
+    return mock.patch.object(
+        carry,
+        "put_copies",
+        lambda ring, new, layer, live, start, zero: put(ring, new, layer, live, start + 1, zero),
+    )
+
+
+IN_SPECULATION = [
+    ("bamba", columns_move_one_too_far),
+    ("bamba", rejected_token_stays),
+    ("bamba", rejected_token_is_fed),
+    ("bamba", window_crosses_the_boundary),
+    ("bamba", noise_of_the_position_before),
+    ("jamba", states_of_the_wrong_token),
+]
+
+
+def found_with_drafts(model: str, bug, plain_of) -> list:
+    """What the matrix reports of an engine that judges planted drafts, compiled with a bug."""
+    config, params = load(model)
+    prompt = lambda length, seed: random_prompt(length, seed, config.vocab_size)
+    planted, rng = Planted(), np.random.default_rng(0)
+    drafts = SpeculationConfig(num_tokens=3, adaptive=False)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(bug())
+        stack.enter_context(planting(planted))
+        stack.enter_context(one_shape())
+        settings = replace(SETTINGS["padded"], speculation=drafts, steps_per_dispatch=4)
+        engine = make_engine(config, params, settings, room=ROOM)
+        plain, poison = plain_of(model), Poison(engine)
+        jobs = [
+            Job(prompt=prompt(n, seed=n), max_tokens=70, temperature=0.8 * (n % 2), seed=n)
+            for n in (20, 33, 47)
+        ]
+        for job in jobs:
+            outputs = plain.greedy_loop(job.prompt, 70) if not job.temperature else [0] * 70
+            planted.outputs[job.prompt] = with_mistakes(outputs, rng, 0.3)
+        found = plain.mismatches(drive(engine, jobs, poison).requests)
+        return found + plain.mismatches(drive(engine, jobs, poison).requests)
+
+
+@pytest.mark.parametrize("model", ["bamba", "jamba"])
+def test_without_a_bug_nothing_is_reported_of_drafts(plain_of, model):
+    assert found_with_drafts(model, contextlib.nullcontext, plain_of) == []
+
+
+@pytest.mark.parametrize("model, bug", IN_SPECULATION)
+def test_a_bug_in_speculation_is_reported(plain_of, model, bug):
+    assert found_with_drafts(model, bug, plain_of)
