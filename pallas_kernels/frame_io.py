@@ -50,6 +50,14 @@ class Write(NamedTuple):
     values: Annotated[jax.Array, WORDS, "... written"]
 
 
+class Move(NamedTuple):
+    """Arrays of `move_words`."""
+
+    arena: Annotated[jax.Array, WORDS, "frames words"]
+    sources: Annotated[jax.Array, INTS, "B n 2"]
+    targets: Annotated[jax.Array, INTS, "B n 2"]
+
+
 class Copy(NamedTuple):
     """Arrays of `copy_frames`."""
 
@@ -107,6 +115,27 @@ def copy_frames(
     return run(where, implementation, COPY, arrays)
 
 
+def move_words(
+    arena: jax.Array,
+    sources: jax.Array,
+    targets: jax.Array,
+    *,
+    words: int,
+    implementation: Implementation | None = None,
+) -> jax.Array:
+    """Copies `words` words from sources int32[B, n, 2] to targets int32[B, n, 2], each a frame and a word in it.
+
+    Those of a row are copied one after another. No row may read or write what another one writes, but the sink.
+
+    Returns:
+        The arena.
+    """
+    where, arrays = "move_words", Move(arena, sources, targets)
+    check(where, arrays)
+    check_words(where, arena, 0, words)
+    return run(where, implementation, MOVE, arrays, words=words)
+
+
 def read_frames_reference(arrays: Read, offset: int, words: int):
     """See `read_frames`."""
     arena, ids = arrays
@@ -119,6 +148,15 @@ def write_frames_reference(arrays: Write, offset: int):
     flat = values.reshape(-1, values.shape[-1])
     for index, frame in enumerate(ids.reshape(-1)):
         arena = arena.at[frame, offset : offset + flat.shape[1]].set(flat[index])
+    return arena
+
+
+def move_words_reference(arrays: Move, words: int):
+    """See `move_words`: one after another."""
+    arena, sources, targets = arrays
+    for source, target in zip(sources.reshape(-1, 2), targets.reshape(-1, 2), strict=True):
+        span = jnp.arange(words)
+        arena = arena.at[target[0], target[1] + span].set(arena[source[0], source[1] + span])
     return arena
 
 
@@ -158,6 +196,18 @@ def write_frames_xla(arrays: Write, offset: int):
         return jax.lax.dynamic_update_slice(arena, line, (flat[i], offset))
 
     return repeat(flat.shape[0], put, arena)
+
+
+def move_words_xla(arrays: Move, words: int):
+    """See `move_words`."""
+    arena, sources, targets = arrays
+    source, target = sources.reshape(-1, 2), targets.reshape(-1, 2)
+
+    def move(i: jax.Array, arena: jax.Array):
+        value = jax.lax.dynamic_slice(arena, (source[i, 0], source[i, 1]), (1, words))
+        return jax.lax.dynamic_update_slice(arena, value, (target[i, 0], target[i, 1]))
+
+    return jax.lax.fori_loop(0, len(source), move, arena)
 
 
 def copy_frames_xla(arrays: Copy):
@@ -223,6 +273,37 @@ def _copy_kernel(sources_ref: Ref, targets_ref: Ref, arena_ref: Ref, *, config: 
         store(arena_ref, target, words, value=value, mask=inside)
 
 
+def _move_kernel(sources_ref: Ref, targets_ref: Ref, arena_ref: Ref, *, words: int, config: Config):
+    row = pl.program_id(0)
+    block, inside = _block(pl.program_id(1), words, config)
+    # A thread has the same words of every copy of a row, so it need not wait for others between two of them.
+    for i in range(sources_ref.shape[1]):
+        source, target = sources_ref[row, i, 0], targets_ref[row, i, 0]
+
+        @pl.when((source | target) != 0)  # padding
+        def _(i=i, source=source, target=target):
+            value = load(arena_ref, source, sources_ref[row, i, 1] + block, mask=inside)
+            store(arena_ref, target, targets_ref[row, i, 1] + block, value=value, mask=inside)
+
+
+def move_words_pallas(arrays: Move, *, words: int, config: Config = CONFIG):
+    """See `move_words`. A program copies one block of all copies of a row."""
+    arena, sources, _ = arrays
+    (arena,) = call(
+        _move_kernel,
+        sources,
+        arrays.targets,
+        arena,
+        grid=(sources.shape[0], cdiv(words, config.words)),
+        outputs=[2],
+        name="move_words",
+        num_warps=config.num_warps,
+        words=words,
+        config=config,
+    )
+    return arena
+
+
 def copy_frames_pallas(arrays: Copy, *, config: Config = CONFIG):
     """See `copy_frames`."""
     arena, sources, _ = arrays
@@ -251,4 +332,9 @@ COPY = {
     "reference": copy_frames_reference,
     "xla": copy_frames_xla,
     "pallas": copy_frames_pallas,
+}
+MOVE = {
+    "reference": move_words_reference,
+    "xla": move_words_xla,
+    "pallas": move_words_pallas,
 }

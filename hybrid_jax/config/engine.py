@@ -155,6 +155,8 @@ class EngineConfig:
             tokens = self.speculation.num_tokens
             what = f"of fewer num_tokens than grain {grain}"
             must(self, "speculation", tokens < grain, what, str(tokens))
+            branches = self.exact and self.speculation.tree is not None
+            must(self, "speculation", not branches, "without a tree in exact mode")
         one_of(self, "kernels", KERNELS)
         one_of(self, "shapes", SHAPES)
         one_of(self, "dtype", DTYPES[:2])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybrid_jax.config.checks import flags, integers, must, one_of, positive
+from hybrid_jax.config.checks import flags, integers, integers_of, must, one_of, positive
 from hybrid_jax.config.other_names import refuses_other_names
 
 METHODS = ("ngram", "suffix")
 MAX_DRAFTS = 30  # a window's tokens are the bits of an int32
+MAX_NODES = 16  # of a tree, the row's own token among them
 
 
 @refuses_other_names
@@ -21,6 +22,9 @@ class SpeculationConfig:
             output. "suffix": the same by longer matches and by how often it followed, worked out on the host; it drafts
             fewer tokens where it is less sure.
         num_tokens: draft tokens that one pass judges. A pass brings the accepted ones and one token more.
+        tree: drafts that branch. For each draft token, in order, the number of the token that it follows: 0 is the
+            row's own token, and the drafts count from 1. It takes the place of `num_tokens`. With "ngram", the branches
+            that follow the row's own token come from different matches. None: one draft follows the other.
         ngram_min, ngram_max: how many last tokens must be found again at least, and how many are compared at most. The
             longest match counts, and of these the latest.
         shared: "suffix" also looks in the tokens of other requests, the last `shared_tokens` of them.
@@ -33,6 +37,7 @@ class SpeculationConfig:
 
     method: str = "ngram"
     num_tokens: int = 4
+    tree: tuple[int, ...] | None = None
     ngram_min: int = 2
     ngram_max: int = 4
     shared: bool = False
@@ -43,6 +48,24 @@ class SpeculationConfig:
     def window(self) -> int:
         """Tokens of a row that one pass feeds at most: the one drawn last, and the drafts behind it."""
         return 1 + self.num_tokens
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """For each token of a window, how many tokens of the window it follows."""
+        if self.tree is None:
+            return tuple(range(self.window))
+        found = [0]
+        for parent in self.tree:
+            found.append(found[parent] + 1)
+        return tuple(found)
+
+    @property
+    def ancestors(self) -> tuple[int, ...]:
+        """For each token of a window, bits of itself and of the tokens of the window that it follows."""
+        found = [1]
+        for number, parent in enumerate(self.tree or range(self.num_tokens), start=1):
+            found.append(found[parent] | 1 << number)
+        return tuple(found)
 
     @property
     def on_host(self) -> bool:
@@ -56,6 +79,7 @@ class SpeculationConfig:
 
     def __post_init__(self) -> None:
         one_of(self, "method", METHODS)
+        self._check_tree()
         integers(self, "num_tokens", "ngram_min", "ngram_max", "shared_tokens")
         flags(self, "adaptive", "shared")
         positive(self, "num_tokens", "ngram_min", "shared_tokens")
@@ -64,3 +88,16 @@ class SpeculationConfig:
         must(self, "ngram_max", good, f"at least ngram_min {self.ngram_min}")
         good = self.method == "suffix" or not self.shared
         must(self, "shared", good, f"False with method {self.method!r}")
+
+    def _check_tree(self) -> None:
+        """Checks the tree, and lets `num_tokens` follow from it."""
+        if self.tree is None:
+            return
+        parents = integers_of(self.tree)
+        what = f"1 to {MAX_NODES - 1} numbers, each that of a token before it"
+        good = parents is not None and 0 < len(parents) < MAX_NODES
+        good = good and all(0 <= p <= i for i, p in enumerate(parents or ()))
+        must(self, "tree", good, what)
+        must(self, "tree", self.method != "suffix", "None with method 'suffix'")
+        object.__setattr__(self, "tree", parents)
+        object.__setattr__(self, "num_tokens", len(parents or ()))

@@ -15,6 +15,7 @@ from hybrid_jax.engine.attend import attend_pages
 from hybrid_jax.engine.kinds.kind import (
     ChunkPlan,
     ChunkRows,
+    CommitRows,
     Entry,
     FoldRows,
     LoadRows,
@@ -27,6 +28,7 @@ from hybrid_jax.geometry import KVPlace
 from hybrid_jax.models import decoder
 from hybrid_jax.state import Model, State
 from pallas_kernels.arguments import check_tree
+from pallas_kernels.frame_io import move_words
 
 # --- where rows stand, by what the device knows -----------------------------------------------------
 
@@ -107,18 +109,52 @@ def fold_full(
     return state, Cursor(at.position, checkpoint, jnp.where(full, fold_slot, at.slot))
 
 
-def commit(state: State, count: jax.Array, model: Model, ends: jax.Array | None = None) -> State:
-    """Lets the first `count` int32[B] tokens of the last window stay: lengths and convolution columns move on by them.
+def commit(
+    state: State, rows: WindowRows, count: jax.Array, model: Model, path: jax.Array | None = None
+) -> State:
+    """Lets some tokens of the last window stay: lengths and convolution columns move on by them.
 
     K, V and records behind them are overwritten by later windows and never read.
 
     Args:
-        ends: of an aligned window, bool[B] where its last token stays too.
+        rows: of the window. count: int32[B] how many tokens of each row stay.
+        path: as in `CommitRows`.
     """
-    moves = count if ends is None else jnp.where(ends, model.geometry.grain, 0)
+    moved = CommitRows(count, path, rows.base, rows.base - rows.checkpoint)
     for number, group in enumerate(model.geometry.groups):
-        state = steps_of(group.layout.spec, model).commit(state, number, moves, model)
+        state = steps_of(group.layout.spec, model).commit(state, number, moved, model)
+    if path is not None:
+        state = _move_pages(state, rows, moved, model)
     return state.replace(lengths=state.lengths.at[: count.shape[0]].add(count))
+
+
+def end_aligned(state: State, ends: jax.Array, model: Model) -> State:
+    """Moves the columns of rows bool[B] whose aligned window is full and stays. Lengths are the caller's."""
+    rows = CommitRows(jnp.where(ends, model.geometry.grain, 0))
+    for number, group in enumerate(model.geometry.groups):
+        state = steps_of(group.layout.spec, model).commit(state, number, rows, model)
+    return state
+
+
+def _move_pages(state: State, rows: WindowRows, moved: CommitRows, model: Model) -> State:
+    """Moves K and V of a path together, in all attention layers."""
+    sources, targets, moves = moved.moves()
+    page_tokens, arena = model.geometry.page_tokens, state.arena
+    for place in model.geometry.kv:
+        table = rows.table[:, place.frame]
+
+        def of(numbers: jax.Array, place=place, table=table) -> jax.Array:
+            """Frame and first word of tokens, int32[B, D - 1, 2]; the sink's where nothing moves."""
+            position = rows.base[:, None] + numbers
+            page = jnp.where(moves, position // page_tokens, 0)
+            frame = jnp.where(moves, jnp.take_along_axis(table, page, axis=1), 0)
+            word = place.offset + position % page_tokens * place.token_words
+            return jnp.stack([frame, word], axis=-1)
+
+        arena = move_words(
+            arena, of(sources), of(targets), words=place.token_words, implementation=model.kernels
+        )
+    return state.replace(arena=arena)
 
 
 def load_columns(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallas_kernels.frame_io import copy_frames, read_frames
+from pallas_kernels.frame_io import copy_frames, move_words, read_frames
 from pallas_kernels.gated_delta import DeltaRings, gated_delta_window_rings
 from pallas_kernels.records import RecordSizes
 from pallas_kernels.ssd_scan import ScanFrames, ssd_scan_frames
@@ -220,6 +220,10 @@ ARENA, SPAN = spec(FRAMES, 65536, dtype="uint32"), spec(ROWS, dtype="int32")
 FRAME_IO = {
     "read_frames": (read_frames, (ARENA, spec(8, 2, dtype="int32"))),
     "copy_frames": (copy_frames, (ARENA, SPAN, SPAN)),
+    "move_words": (
+        lambda *arrays: move_words(*arrays, words=1024),
+        (ARENA, *[spec(ROWS, 4, 2, dtype="int32")] * 2),
+    ),
 }
 
 

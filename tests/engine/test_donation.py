@@ -290,27 +290,39 @@ def test_a_step_updates_its_state_in_place(name):
 
 
 SPECULATION = SpeculationConfig(num_tokens=3)
-VERIFY = {
+TREE = SpeculationConfig(tree=(0, 0, 1))
+# pattern, dtype, rows, variant, and the settings if these are not `SPECULATION`.
+VERIFY: dict[str, tuple] = {
     "verify": ("MAM", "float32", 8, Variant()),
     "verify_other_kinds": ("DJCGSJD", "float32", 8, Variant()),
     "verify_one_row": ("MAM", "float32", 1, Variant()),
     "verify_carried": ("JJ", "float32", 8, Variant()),
     "verify_reported_and_adjusted": ("MA", "bfloat16", 8, Variant(MAX_LOGPROBS, True)),
     "verify_side_by_side": ("PQ", "float32", 8, Variant()),
+    "tree": ("MAM", "float32", 8, Variant(), TREE),
+    "tree_other_kinds": ("DJCGSJD", "float32", 8, Variant(), TREE),
+    "tree_attention": ("AA", "bfloat16", 8, Variant(), TREE),
     "verify_attention": ("AA", "float32", 8, Variant()),
     "verify_two_shapes": ("MNBAN", "float32", 8, Variant()),
     "verify_other_side_by_side": ("RTR", "float32", 8, Variant()),
 }
 
 
+VERIFY_LEFT_TO_ALL = {
+    *("verify_two_shapes", "verify_side_by_side", "verify_other_side_by_side", "verify_attention"),
+    *("verify_one_row", "tree", "tree_attention"),
+}
+
+
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[left_to_all] * (i > 4)) for i, name in enumerate(VERIFY)],
+    [pytest.param(name, marks=[left_to_all] * (name in VERIFY_LEFT_TO_ALL)) for name in VERIFY],
 )
 def test_a_step_that_judges_drafts_updates_its_state_in_place(name):
-    pattern, dtype, rows, variant = VERIFY[name]
-    runner = make_runner(pattern, dtype, speculation=SPECULATION)
-    check(runner, "verify", shape_of(runner, "decode", rows, SPECULATION.window), variant)
+    pattern, dtype, rows, variant, *given = VERIFY[name]
+    speculation = given[0] if given else SPECULATION
+    runner = make_runner(pattern, dtype, speculation=speculation)
+    check(runner, "verify", shape_of(runner, "decode", rows, speculation.window), variant)
 
 
 @pytest.mark.parametrize("kind, tokens", [("decode", 1), ("prefill", 32), ("fork", None)])

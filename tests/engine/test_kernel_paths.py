@@ -157,8 +157,17 @@ def test_exact_mode_gives_the_same_bits_cold_and_from_the_cache():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mamba2", pytest.param("bamba", marks=left_to_all)])
-def test_windows_of_which_some_tokens_stay_give_plain_tokens(name):
+@pytest.mark.parametrize(
+    "name, tree",
+    [
+        ("mamba2", None),
+        pytest.param("bamba", None, marks=left_to_all),
+        pytest.param("jamba", (0, 0, 2, 3), marks=left_to_all),
+        pytest.param("qwen3_next", (0, 0, 2, 3), marks=left_to_all),
+        ("bamba", (0, 0, 2, 3)),
+    ],
+)
+def test_windows_of_which_some_tokens_stay_give_plain_tokens(name, tree):
     """Only the windows run on Pallas kernels. XLA computes the prompts, into the same state."""
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, VOCAB, n).tolist() for n in (5, 17, 30)]
@@ -168,12 +177,12 @@ def test_windows_of_which_some_tokens_stay_give_plain_tokens(name):
     def static(step: Verify, bucket: DecodeBucket) -> dict:
         return {"model": replace(step.model, kernels="pallas"), "max_steps": bucket.steps}
 
-    planted, speculation = Planted(), SpeculationConfig(num_tokens=3, adaptive=False)
+    planted, speculation = Planted(), SpeculationConfig(num_tokens=3, tree=tree, adaptive=False)
     with one_shape(16), planting(planted), mock.patch.object(Verify, "static", static):
         want = drive(engine_on("xla", name), jobs).outputs
         for prompt, output in zip(prompts, want, strict=True):
             planted.outputs[tuple(prompt)] = with_mistakes(output, rng, 0.3)
-        engine = engine_on("xla", name, speculation=speculation, memory=128 << 10)
+        engine = engine_on("xla", name, speculation=speculation, memory=256 << 10)
         run = drive(engine, jobs)
     assert run.outputs == want and engine.stats()["folds_in_place"] > 0
     assert {accepted for r in run.requests for _, accepted in r.drafts.windows} == {0, 1, 2, 3}
@@ -185,7 +194,7 @@ def test_windows_and_rings_that_are_too_long_for_a_kernel_are_said_at_once():
     geometry = make_geometry(config, engine)
 
     def reason(tokens: int) -> str | None:
-        with mock.patch.object(EngineConfig, "window_tokens", tokens):
+        with mock.patch.object(EngineConfig, "decode_tokens", tokens):
             return why_unsupported(config, geometry, engine)
 
     assert reason(1) is reason(4) is reason(32) is None
@@ -193,7 +202,7 @@ def test_windows_and_rings_that_are_too_long_for_a_kernel_are_said_at_once():
     with mock.patch.object(ssd_window_kernel, "MAX_SLOTS", 64 + 3):
         assert reason(4) is None
         assert reason(5) == "a ring must have at most 67 slots for 'pallas', got 68; use 'xla'"
-    with mock.patch.object(EngineConfig, "window_tokens", 33):
+    with mock.patch.object(EngineConfig, "decode_tokens", 33):
         with pytest.raises(NotImplementedError, match="kernels='pallas': a window .*, got 33"):
             engine_on("pallas", "bamba", grain=64, prefill_tokens=64, memory=1 << 20)
 
@@ -276,7 +285,7 @@ OF_KINDS = {
 }
 EXPERTS = {"expert_visits", "expert_up", "expert_down"}  # of a model that has them
 # Kernels that need shapes these steps do not have.
-ELSEWHERE = {"ssd_scan_segments", "ssd_scan_starts", "paged_attention_join"}
+ELSEWHERE = {"ssd_scan_segments", "ssd_scan_starts", "paged_attention_join", "move_words"}
 
 
 def test_no_kernel_exists_unused():

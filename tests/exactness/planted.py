@@ -35,6 +35,26 @@ class Ahead:
         return Drafts(tokens, jnp.where(count > 2, self.most, jnp.minimum(count, self.most)))
 
 
+class AheadTree(Ahead):
+    """The same in a tree: at each branch another child has what stands behind the row's tokens, the others do not."""
+
+    def __init__(self, config: SpeculationConfig) -> None:
+        super().__init__(config)
+        self.tree, self.depths = config.tree, config.depths[1:]
+
+    def draft(self, state, batch, layout, model) -> Drafts:
+        chain, count = super().draft(state, batch, layout, model)
+        last = state.lengths[: len(batch)]
+        lucky, tokens = [jnp.ones_like(last, bool)], []
+        for node, (parent, depth) in enumerate(zip(self.tree, self.depths, strict=True)):
+            siblings = [i for i, other in enumerate(self.tree) if other == parent]
+            chosen = (last + depth) % len(siblings) == siblings.index(node)
+            lucky.append(lucky[parent] & chosen)
+            right = chain[:, depth - 1]
+            tokens.append(jnp.where(lucky[-1], right, (right + 1 + node) % 61))
+        return Drafts(jnp.stack(tokens, axis=1), count)
+
+
 @dataclass
 class Planted:
     """Outputs by prompt that are drafted, whatever request has the prompt."""
@@ -61,7 +81,7 @@ def planting(planted: Planted) -> Iterator[None]:
         load(runner, row, planted.behind(tokens)[: runner.specs.drafting["history"].shape[1]])
 
     with (
-        mock.patch.dict(DRAFTERS, {"ngram": Ahead}),
+        mock.patch.dict(DRAFTERS, {"ngram": lambda c: AheadTree(c) if c.tree else Ahead(c)}),
         mock.patch.object(Runner, "_load_history", loaded),
     ):
         yield

@@ -26,15 +26,17 @@ SPECULATION = SpeculationConfig(num_tokens=3, adaptive=False)
 SETTINGS = EngineConfig(
     max_rows=3, prefill_tokens=128, steps_per_dispatch=4, page_tokens=64, speculation=SPECULATION
 )
+TREE = SpeculationConfig(tree=(0, 0, 1, 1, 2, 3, 5), adaptive=False)  # of depth 3
 SAMPLED = {"temperature": 0.8, "top_k": 20, "top_p": 0.9}
 
 
 @contextlib.contextmanager
-def planted_engine(name: str, **shapes):
+def planted_engine(name: str, speculation: SpeculationConfig = SPECULATION, **shapes):
     """An engine that drafts what is planted, its memory poisoned; options as in `one_shape`."""
     planted = Planted()
     with planting(planted), one_shape(64, **shapes):
-        engine = make_engine(*load(name), SETTINGS, room=AMPLE)
+        settings = replace(SETTINGS, speculation=speculation)
+        engine = make_engine(*load(name), settings, room=AMPLE)
         yield engine, planted
         engine.close()
 
@@ -76,8 +78,9 @@ def test_random_traffic_gives_plain_tokens(plain_of):
     assert not [name for name in wanted if not seen[name]], seen
 
 
+@pytest.mark.parametrize("kind", ["chain", "tree"])
 @pytest.mark.parametrize("name", FORCED_NAMES)
-def test_right_and_wrong_drafts_give_plain_tokens(name, plain_of):
+def test_right_and_wrong_drafts_give_plain_tokens(name, kind, plain_of):
     config, _ = load(name)
     plain, rng = plain_of(name), np.random.default_rng(0)
     prompts = [random_prompt(n, n, config.vocab_size) for n in (1, 31, 45, 64, 70, 97)]
@@ -86,7 +89,7 @@ def test_right_and_wrong_drafts_give_plain_tokens(name, plain_of):
         Job(prompt=prompt, max_tokens=70, seed=i, arrive=2 * i, **options[i])
         for i, prompt in enumerate(prompts)
     ]
-    with planted_engine(name) as (engine, planted):
+    with planted_engine(name, TREE if kind == "tree" else SPECULATION) as (engine, planted):
         poison = Poison(engine)
         blind = drive(engine, jobs, poison)  # no draft is right but by luck
         assert plain.mismatches(blind.requests) == []

@@ -11,7 +11,7 @@ import pytest
 
 from pallas_kernels import causal_conv, fold, gated_rmsnorm, residual_rmsnorm, ssd_scan
 from pallas_kernels.causal_conv import ProjectionLayout
-from pallas_kernels.frame_io import copy_frames, read_frames, write_frames
+from pallas_kernels.frame_io import copy_frames, move_words, read_frames, write_frames
 from pallas_kernels.paged_attention import PageLayout
 from pallas_kernels.ssd_window import RecordSizes
 from tests.drawing import EVERYTHING
@@ -77,6 +77,9 @@ GOOD = {
     read_frames: {"arena": words(5, 8), "ids": ints(2)},
     write_frames: {"arena": words(5, 8), "ids": ints(2), "values": words(2, 8)},
     copy_frames: {"arena": words(5, 8), "sources": ints(2), "targets": ints(2)},
+    move_words: {
+        **{"arena": words(5, 8), "sources": ints(1, 2, 2), "targets": ints(1, 2, 2), "words": 3}
+    },
     append_kv: {
         **{"qkv": ones(1, 2, 32), "arena": words(3, LAYOUT.page_words), "table": ints(1, 1, 2)},
         **{"base": ints(1), "begin": ints(1), "end": 3 * ints(1), "layout": LAYOUT},
@@ -106,7 +109,7 @@ ARRAYS = [
     if isinstance(value, jax.Array)
 ]
 XLA = {ssd_scan, ssd_scan_frames, ssd_window_frames, fold, paged_attention, append_kv}
-XLA |= {read_frames, write_frames, copy_frames}
+XLA |= {read_frames, write_frames, copy_frames, move_words}
 NO_KERNEL = {ssd_window_frames, fold, write_frames}
 every_function = pytest.mark.parametrize("function", GOOD, ids=lambda function: function.__name__)
 
@@ -150,6 +153,7 @@ def test_rows_that_are_none_are_refused(function):
     given = GOOD[function]
     rows = {"read_frames": ["ids"], "write_frames": ["ids", "values"]}
     rows |= {"copy_frames": ["sources", "targets"], "store_columns": ["frames", "folds"]}
+    rows |= {"move_words": ["sources", "targets"]}
     shared = {"arena", "A", "D", "weight", "bias", "dt_bias", "conv", "xB"}
     if {"xB", "conv"} & set(given):
         shared |= {"dt"}

@@ -9,10 +9,12 @@ import pytest
 
 from pallas_kernels.frame_io import (
     COPY,
+    MOVE,
     READ,
     UNROLL_LIMIT,
     WRITE,
     copy_frames,
+    move_words,
     read_frames,
     write_frames,
 )
@@ -24,6 +26,7 @@ ID_SHAPES = [(1,), (3, 4), (UNROLL_LIMIT + 1,)]
 read = jax.jit(read_frames, static_argnames=("offset", "words", "implementation"))
 write = jax.jit(write_frames, static_argnames=("offset", "implementation"))
 copy = jax.jit(copy_frames, static_argnames="implementation")
+move = jax.jit(move_words, static_argnames=("words", "implementation"))
 
 
 def random_words(*shape: int, seed: int = 0) -> jax.Array:
@@ -60,6 +63,29 @@ class TestImplementation:
         if count < UNROLL_LIMIT:
             slow = copy_frames(arena, sources, targets, implementation="reference")
             np.testing.assert_array_equal(slow, want)
+
+    @pytest.mark.parametrize("words", [5, 1100])
+    def test_words_of_a_row_move_together_one_after_another(self, implementation, words):
+        """Places of a row: some of what moves lies where an earlier one of the row went, or comes from where a later
+        one goes. Padding moves the sink to the sink."""
+        rng, (rows, places) = np.random.default_rng(0), (3, 7)
+        arena = random_words(1 + rows * 2, 4 * words)
+        at = [
+            [(1 + 2 * b + place // 4, place % 4 * words) for place in range(8)] for b in range(rows)
+        ]
+        sources = np.zeros((rows, places, 2), np.int32)
+        targets = np.zeros_like(sources)
+        want = np.array(arena)
+        for b in range(rows):
+            kept = np.sort(rng.choice(np.arange(1, 8), rng.integers(3, 7), replace=False))
+            for target, source in enumerate(kept, start=1):
+                sources[b, target - 1], targets[b, target - 1] = at[b][source], at[b][target]
+                (frame, word), (to, there) = at[b][source], at[b][target]
+                want[to, there : there + words] = want[frame, word : word + words]
+        got = move(arena, sources, targets, words=words, implementation=implementation)
+        np.testing.assert_array_equal(got, want)
+        slow = move(arena, sources, targets, words=words, implementation="reference")
+        np.testing.assert_array_equal(slow, want)
 
     def test_bits_that_mean_nan_pass_unchanged(self, implementation):
         """Quiet and signalling NaN, infinities, subnormals: words are words."""
@@ -100,10 +126,12 @@ def test_what_is_written_to_the_sink_touches_nothing_else(count):
 
 def test_none_chooses_by_platform_and_a_name_is_obeyed():
     arena, ids = random_words(9, 8), jnp.array([1, 2], jnp.int32)
+    pair = jnp.ones((1, 1, 2), jnp.int32)
     calls = {
         "read_frames": lambda name: read_frames(arena, ids, implementation=name),
         "copy_frames": lambda name: copy_frames(arena, ids, ids, implementation=name),
         "write_frames": lambda name: write_frames(arena, ids, arena[:2], implementation=name),
+        "move_words": lambda name: move_words(arena, pair, pair, words=2, implementation=name),
     }
     for kernel, call in calls.items():
         for name in (None, "pallas") if kernel != "write_frames" else ():
@@ -112,7 +140,7 @@ def test_none_chooses_by_platform_and_a_name_is_obeyed():
         programs = {str(jax.make_jaxpr(functools.partial(call, n))()) for n in ("xla", "reference")}
         assert len(programs) == 2
     assert kernels_in(functools.partial(calls["write_frames"], None)) == []
-    assert sorted(READ) == sorted(COPY) == sorted([*WRITE, "pallas"])
+    assert sorted(READ) == sorted(COPY) == sorted(MOVE) == sorted([*WRITE, "pallas"])
 
 
 @pytest.mark.parametrize(

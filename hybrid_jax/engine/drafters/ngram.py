@@ -23,26 +23,48 @@ class NGram:
 
     def draft(self, state: State, batch: jax.Array, layout: Layout, model: Model) -> Drafts:
         """What followed the longest match."""
-        num_rows = len(batch)
-        config, history = self.config, state.drafting["history"][:num_rows]
+        config, num_rows = self.config, len(batch)
+        history = state.drafting["history"][:num_rows]
         last = state.lengths[:num_rows]  # where the token stands that is fed next
-        place, length = longest_match(history, last, config.ngram_max, loops=model.kernels == "xla")
-        # What repeats itself goes on so: behind the last token known comes the first of the period.
-        offsets = jnp.arange(config.num_tokens) % jnp.maximum(last - place, 1)[:, None]
-        places = jnp.clip(place[:, None] + 1 + offsets, 0, history.shape[1] - 1)
-        tokens = jnp.take_along_axis(history, places, axis=1)
-        count = jnp.where(length >= config.ngram_min, config.num_tokens, 0)
+        branches, depths = _branches(config), config.depths[1:]
+        found, taken = [], jnp.full((num_rows, 1 + max(branches)), -1, jnp.int32)
+        for number in range(1 + max(branches)):
+            place, length = longest_match(
+                *(history, last, config.ngram_max, taken[:, :number]),
+                loops=model.kernels == "xla",
+            )
+            # What repeats itself goes on so: behind the last token known comes the first of the period.
+            offsets = jnp.arange(max(depths)) % jnp.maximum(last - place, 1)[:, None]
+            places = jnp.clip(place[:, None] + 1 + offsets, 0, history.shape[1] - 1)
+            tokens = jnp.take_along_axis(history, places, axis=1)
+            found.append((tokens, length))
+            taken = taken.at[:, number].set(tokens[:, 0])
+        tokens = jnp.stack(
+            [found[branch][0][:, d - 1] for branch, d in zip(branches, depths, strict=True)], 1
+        )
+        count = jnp.where(found[0][1] >= config.ngram_min, config.num_tokens, 0)
         return Drafts(tokens, count)
 
 
+def _branches(config: SpeculationConfig) -> list[int]:
+    """For each draft, which of the branches behind the row's own token it belongs to."""
+    tree, first = config.tree or tuple(range(config.num_tokens)), 0
+    found: list[int] = []
+    for parent in tree:
+        found.append(first if parent == 0 else found[parent - 1])
+        first += parent == 0
+    return found
+
+
 def longest_match(
-    history: jax.Array, last: jax.Array, most: int, *, loops: bool
+    history: jax.Array, last: jax.Array, most: int, taken: jax.Array, *, loops: bool
 ) -> tuple[jax.Array, jax.Array]:
     """Where the tokens that end at `last` stood before.
 
     Args:
         history: int32[B, H]. last: int32[B] index of each row's last token.
         most: how many tokens are compared.
+        taken: int32[B, n] tokens that must not follow there.
         loops: go over `history` in tiles, only as far as the longest row reaches. Otherwise over all of it at once.
 
     Returns:
@@ -65,7 +87,11 @@ def longest_match(
             equal &= here == tail[:, i : i + 1]
             length += equal.astype(jnp.int32)
         place = start + jnp.arange(width)
-        rank = jnp.where(place < last[:, None], length * columns + place, 0)
+        fits = place < last[:, None]
+        if taken.shape[1]:
+            following = jax.lax.dynamic_slice_in_dim(history, start + most, width, axis=1)
+            fits &= (following[:, :, None] != taken[:, None]).all(-1)
+        rank = jnp.where(fits, length * columns + place, 0)
         return rank.max(1)
 
     if loops:

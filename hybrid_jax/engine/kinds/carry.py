@@ -23,6 +23,7 @@ from hybrid_jax.engine.kinds.columns import (
 )
 from hybrid_jax.engine.kinds.kind import (
     ChunkPlan,
+    CommitRows,
     Entry,
     FoldRows,
     Tail,
@@ -104,6 +105,21 @@ class Carry(WithColumns):
         written = put_copies(ring["state"], new, at.layer, live, start % count, zero)
         return out, state.with_ring(at.group, state=written), moved
 
+    def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:
+        """Copies the state after the last token of a path to where the row's length expects it, too."""
+        state = super().commit(state, group, rows, model)
+        if rows.path is None or rows.base is None:
+            return state
+        ring = state.rings[group]["state"]
+        sources, targets = copies_of_path(rows, ring.shape[2])
+
+        def put(b, ring):
+            size = (ring.shape[0], 1, 1, ring.shape[3])
+            copy = jax.lax.dynamic_slice(ring, (0, b, sources[b], 0), size)
+            return put_row(ring, copy, b, targets[b])
+
+        return state.with_ring(group, state=jax.lax.fori_loop(0, len(sources), put, ring))
+
     def chunk(
         self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
     ) -> tuple[jax.Array, State, Tail]:
@@ -142,6 +158,18 @@ class Carry(WithColumns):
             return words.reshape(1, layout.units, layout.unit_words)
 
         return fold_layers(state, group, rows, folded, model)
+
+
+def copies_of_path(rows: CommitRows, count: int) -> tuple[jax.Array, jax.Array]:
+    """Which copy of a state is the one after a path, and which one the row's length will ask for; both int32[B].
+
+    They are the same where nothing stays.
+    """
+    assert rows.path is not None and rows.base is not None, "commit: of a path only"
+    last = jnp.maximum(rows.count - 1, 0)[:, None]
+    after = rows.base + 1 + jnp.take_along_axis(rows.path, last, axis=1)[:, 0]
+    wanted = rows.base + rows.count
+    return jnp.where(rows.count > 0, after, wanted) % count, wanted % count
 
 
 def _states_at(ring: jax.Array, layer: int, which: jax.Array) -> jax.Array:

@@ -11,7 +11,14 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import RecurrentMixer
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.kind import Entry, FoldRows, LayerSteps, LoadRows, WindowPlan
+from hybrid_jax.engine.kinds.kind import (
+    CommitRows,
+    Entry,
+    FoldRows,
+    LayerSteps,
+    LoadRows,
+    WindowPlan,
+)
 from hybrid_jax.engine.rings import put_row, ring_bits
 from hybrid_jax.geometry import StateGroup
 from hybrid_jax.state import Model, State, from_bits
@@ -126,18 +133,23 @@ def read_columns(state: State, group: int, rows: LoadRows, model: Model) -> jax.
 class WithColumns(LayerSteps):
     """What all kinds do with the columns in their rings."""
 
-    def commit(self, state: State, group: int, count: jax.Array, model: Model) -> State:
-        """Moves only the columns: of all else, the row's length says what counts."""
+    def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:
+        """Moves the columns: of all else, the row's length says what counts, unless tokens branch."""
         history = model.geometry.groups[group].layout.columns
         if history == 0:
             return state
+        places = rows.last_columns(history)
+        # The columns of a chain lie side by side.
+        parts = 1 if rows.path is None else history
 
         def put(b, conv):
-            size = (conv.shape[0], 1, history, conv.shape[3])
-            moved = jax.lax.dynamic_slice(conv, (0, b, count[b], 0), size)
-            return jax.lax.dynamic_update_slice(conv, moved, (0, b, 0, 0))
+            size = (conv.shape[0], 1, history // parts, conv.shape[3])
+            moved = [
+                jax.lax.dynamic_slice(conv, (0, b, places[b, i], 0), size) for i in range(parts)
+            ]
+            return jax.lax.dynamic_update_slice(conv, jnp.concatenate(moved, 2), (0, b, 0, 0))
 
-        conv = jax.lax.fori_loop(0, count.shape[0], put, state.rings[group]["conv"])
+        conv = jax.lax.fori_loop(0, len(rows.count), put, state.rings[group]["conv"])
         return state.with_ring(group, conv=conv)
 
     def load(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.engine import frames
 from hybrid_jax.engine.kinds.columns import read_columns
-from hybrid_jax.engine.kinds.kind import FoldRows, LayerSteps, LoadRows
+from hybrid_jax.engine.kinds.kind import CommitRows, FoldRows, LayerSteps, LoadRows
 from hybrid_jax.state import Model, State
 from pallas_kernels.checkpoint import Columns, store_columns
 
@@ -15,15 +15,15 @@ from pallas_kernels.checkpoint import Columns, store_columns
 class WithPallasColumns(LayerSteps):
     """What all kinds do with the columns in their rings."""
 
-    def commit(self, state: State, group: int, count: jax.Array, model: Model) -> State:
+    def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:
         """Moves the columns of all rows at once."""
         history = model.geometry.groups[group].layout.columns
         if history == 0:
             return state
-        conv = state.rings[group]["conv"]
-        places = count[:, None] + jnp.arange(history)
-        moved = jnp.take_along_axis(conv[:, : count.shape[0]], places[None, ..., None], axis=2)
-        return state.with_ring(group, conv=conv.at[:, : count.shape[0], :history].set(moved))
+        conv, count = state.rings[group]["conv"], len(rows.count)
+        places = rows.last_columns(history)
+        moved = jnp.take_along_axis(conv[:, :count], places[None, ..., None], axis=2)
+        return state.with_ring(group, conv=conv.at[:, :count, :history].set(moved))
 
     def load(
         self, state: State, group: int, rows: LoadRows, model: Model

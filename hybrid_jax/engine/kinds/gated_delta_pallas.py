@@ -9,9 +9,8 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import EngineConfig, GatedDelta
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns
 from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, WindowPlan
-from hybrid_jax.engine.kinds.replay_pallas import fold_records
+from hybrid_jax.engine.kinds.replay_pallas import ReplayPallas, fold_records
 from hybrid_jax.geometry import Geometry, StatePlace, ring_specs
 from hybrid_jax.layers import gated_delta
 from hybrid_jax.layers.linear import linear, linear_in_parts
@@ -33,7 +32,7 @@ from pallas_kernels.ssd_window.kernel import why_unsupported as fold_unsupported
 PALLAS = {"implementation": "pallas"}
 
 
-class GatedDeltaPallas(WithPallasColumns):
+class GatedDeltaPallas(ReplayPallas):
     """See `LayerSteps`."""
 
     def prepare(self, params: Sequence[dict]) -> jax.Array:

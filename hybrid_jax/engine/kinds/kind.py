@@ -88,6 +88,42 @@ class ChunkPlan(NamedTuple):
     model: Model
 
 
+class CommitRows(NamedTuple):
+    """What stays of the last window of B rows.
+
+    Attributes:
+        count: int32[B] how many of its tokens stay. Of an aligned window it is 0 until its last token stays, since its
+            columns do not move before, and then all of them.
+        path: int32[B, D] of a window whose tokens branch, the numbers of those that stay, in order and ascending; what
+            comes after `count` means nothing. None: the first ones stay.
+        base: int32[B] where the window begins. start: int32[B] the number of its first record.
+    """
+
+    count: jax.Array
+    path: jax.Array | None = None
+    base: jax.Array | None = None
+    start: jax.Array | None = None
+
+    def last_columns(self, history: int) -> jax.Array:
+        """Which of the columns before and in the window come before the next one, int32[B, history]."""
+        places = self.count[:, None] + jnp.arange(history)
+        if self.path is None:
+            return places
+        within = jnp.clip(places - history, 0, self.path.shape[1] - 1)
+        stays = jnp.take_along_axis(self.path, within, axis=1)
+        return jnp.where(places < history, places, history + stays)
+
+    def moves(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Of the tokens behind the first one: from where and to where in the window they move, and whether they do.
+
+        Two int32 and a bool [B, D - 1]; a later move reads nothing that an earlier one has written.
+        """
+        assert self.path is not None, "commit: nothing moves in a chain"
+        source = self.path[:, 1:]
+        target = jnp.broadcast_to(jnp.arange(1, self.path.shape[1]), source.shape)
+        return source, target, (target < self.count[:, None]) & (source != target)
+
+
 class FoldRows(NamedTuple):
     """Rows whose ring may fold into a checkpoint.
 
@@ -166,11 +202,8 @@ class LayerSteps(Protocol):
             of the step, by array. This is empty if the layer has written its ring itself.
         """
 
-    def commit(self, state: State, group: int, count: jax.Array, model: Model) -> State:
-        """Lets the first `count` int32[B] tokens of the last window stay, for all layers of a group.
-
-        An aligned window is over once its last token stays. Until then its columns do not move, and `count` is 0.
-        """
+    def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:
+        """Lets some tokens of the last window stay, for all layers of a group."""
 
     def load(
         self, state: State, group: int, rows: LoadRows, model: Model

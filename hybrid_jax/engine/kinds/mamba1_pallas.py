@@ -9,8 +9,9 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import EngineConfig, Mamba1
 from hybrid_jax.engine import frames
+from hybrid_jax.engine.kinds.carry import copies_of_path
 from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns, fold_columns
-from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, WindowPlan
+from hybrid_jax.engine.kinds.kind import ChunkPlan, CommitRows, FoldRows, WindowPlan
 from hybrid_jax.geometry import Geometry, StatePlace
 from hybrid_jax.layers.linear import Linear, linear, linear_in_parts
 from hybrid_jax.state import Model, State
@@ -81,6 +82,16 @@ class Mamba1Pallas(WithPallasColumns):
         )
         state = state.with_ring(at.group, conv=conv, state=carried)
         return linear_in_parts(y, params["out_proj"], params.get("out_bias")), state, {}
+
+    def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:
+        """Copies the state after the last token of a path to where the row's length expects it, too."""
+        state = super().commit(state, group, rows, model)
+        if rows.path is None:
+            return state
+        ring, own = state.rings[group]["state"], jnp.arange(len(rows.count))
+        sources, targets = copies_of_path(rows, ring.shape[2])
+        ring = ring.at[:, own, targets].set(ring[:, own, sources])
+        return state.with_ring(group, state=ring)
 
     def chunk(
         self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan

@@ -14,9 +14,8 @@ import numpy as np
 
 from hybrid_jax.config import EngineConfig, Mamba2
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns
 from hybrid_jax.engine.kinds.kind import ChunkPlan, FoldRows, WindowPlan
-from hybrid_jax.engine.kinds.replay_pallas import fold_records
+from hybrid_jax.engine.kinds.replay_pallas import ReplayPallas, fold_records
 from hybrid_jax.geometry import Geometry, StateGroup, StatePlace, ring_specs
 from hybrid_jax.layers import mamba2
 from hybrid_jax.layers.linear import linear, linear_in_parts
@@ -36,7 +35,7 @@ PALLAS = {"implementation": "pallas"}
 LARGEST_ERROR = 0.02
 
 
-class Mamba2Pallas(WithPallasColumns):
+class Mamba2Pallas(ReplayPallas):
     """See `LayerSteps`."""
 
     def prepare(self, params: Sequence[dict]) -> jax.Array:

@@ -6,11 +6,29 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.engine import frames
-from hybrid_jax.engine.kinds.columns_pallas import fold_columns
-from hybrid_jax.engine.kinds.kind import FoldRows
+from hybrid_jax.engine.kinds.columns_pallas import WithPallasColumns, fold_columns
+from hybrid_jax.engine.kinds.kind import CommitRows, FoldRows
 from hybrid_jax.state import Model, State
 from pallas_kernels.records import RecordSizes
 from pallas_kernels.ssd_window import FoldFrames, fold_frames
+
+
+class ReplayPallas(WithPallasColumns):
+    """What all kinds do with their records."""
+
+    def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:
+        """Moves the records of a path together, too: all of them are read, then written."""
+        state = super().commit(state, group, rows, model)
+        if rows.path is None or rows.start is None:
+            return state
+        sources, targets, moves = rows.moves()
+        own, rings = jnp.arange(len(sources))[:, None], dict(state.rings[group])
+        sources = rows.start[:, None] + sources
+        for name, ring in rings.items():
+            if name != "conv":
+                places = jnp.where(moves, rows.start[:, None] + targets, ring.shape[2])
+                rings[name] = ring.at[:, own, places].set(ring[:, own, sources], mode="drop")
+        return state.with_ring(group, **rings)
 
 
 def fold_records(

@@ -18,7 +18,7 @@ from hybrid_jax.engine.drafters.table import drafter_of
 from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.steps.kind import Made, Results, StepKind, Variant
-from hybrid_jax.engine.steps.verify import judge, set_drafts, unpack_verified, with_drafts
+from hybrid_jax.engine.steps.verify import Window, judge, set_drafts, unpack_verified, with_drafts
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import PrefillBucket
 from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow
@@ -100,13 +100,14 @@ def exact_step(
     samples = alive & (get("samples") > 0)
     position = jnp.where(feeds, begin, end - 1)
     fed = jnp.where(samples, jnp.where(feeds, count, 1), 0)
-    judged = judge(logits, own, fed, position, batch, layout, num_logprobs, adjust, model)
+    window = Window(own, fed, fed, position)
+    judged = judge(logits, window, batch, layout, num_logprobs, adjust, model)
     drawn = jnp.arange(width)[:, None] < judged.count
     sampled = judged.sampled._replace(tokens=jnp.where(drawn, judged.sampled.tokens, -1))
     reached = jnp.where(feeds, begin + judged.count, end)
     if not commits:
         full = alive & (reached == base + geometry.grain)
-        state = walk.commit(state, jnp.zeros_like(reached), model, full)
+        state = walk.end_aligned(state, full, model)
     folds = FoldRows(starts & (fold_slot > 0), base, slot, fold_slot)
     state = walk.fold_rows(state, folds, shared, model)
     state = history.note(state, jnp.arange(num_rows), position + 1, sampled.tokens.T, judged.count)

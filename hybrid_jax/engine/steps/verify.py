@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine import pack
 from hybrid_jax.engine.adjust import Adjust, choose
 from hybrid_jax.engine.drafters import history
@@ -49,19 +50,24 @@ def verify(
         num_steps: int32[] steps of the loop, at most max_steps.
 
     Returns:
-        State, adjust, and tokens int32[max_steps * T, B]: for each step those that were drawn, in order, and -1 where
-        there are no more; and how many draft tokens each row had, int32[max_steps, B].
+        State, adjust, and tokens int32[max_steps * D, B]: for each step the up to D tokens that were drawn, in order,
+        and -1 where there are no more. D is T, or the depth of a tree. Also how many draft tokens each row had,
+        int32[max_steps, B].
     """
     num_rows, grain = batch.shape[0], model.geometry.grain
     assert model.speculation is not None, "verify: there is no drafter"
-    width, drafter = model.speculation.window, drafter_of(model.speculation)
+    speculation, drafter = model.speculation, drafter_of(model.speculation)
+    width, ancestors = speculation.window, None
+    if speculation.tree is not None:
+        ancestors = jnp.broadcast_to(jnp.array(speculation.ancestors, jnp.int32), (num_rows, width))
     get = lambda name: layout.get(batch, name)  # noqa: E731
     table = pack.get_pages(layout, batch, model.geometry.frames_per_page)
     fold_slot = get("fold_slot")
     known, read_slot = get("checkpoint"), get("read_slot")
     last = state.lengths[:num_rows] + get("num_tokens")  # where each row stands at most in the end
     shared, ring_rows = prepare(params, model), jnp.arange(num_rows)
-    out = room_for(max_steps * width, num_rows, num_logprobs, model)
+    depth = 1 + max(speculation.depths)
+    out = room_for(max_steps * depth, num_rows, num_logprobs, model)
     drafted = jnp.zeros((max_steps, num_rows), jnp.int32)
 
     def going(state):
@@ -74,17 +80,18 @@ def verify(
     def advance(carry):
         step, state, out, drafted, adjust = carry
         # A gather for kernels, because XLA would launch a copy for a slice.
-        rows = ring_rows if model.kernels == "pallas" else slice(num_rows)
+        own = ring_rows if model.kernels == "pallas" else slice(num_rows)
         alive = going(state)
-        at = cursor(state.lengths[rows], known, read_slot, fold_slot, model)
-        room = last - at.position
+        at = cursor(state.lengths[own], known, read_slot, fold_slot, model)
+        room = most = last - at.position
         if model.geometry.has_state:
             with jax.named_scope("fold"):
                 state, at = fold_full(state, at, alive, fold_slot, shared, model)
-            room = jnp.minimum(room, grain - (at.position - at.checkpoint))
+            most = jnp.minimum(room, grain - (at.position - at.checkpoint))
         with jax.named_scope("draft"):
             drafts = drafter.draft(state, batch, layout, model)
-        fed = jnp.minimum(1 + drafts.count, room)
+        # What branches may be fed past the boundary, but does not stay there.
+        fed = jnp.minimum(1 + drafts.count, most if ancestors is None else room)
         tokens = jnp.concatenate([state.tokens[:num_rows, None], drafts.tokens], axis=1)
         rows = WindowRows(
             tokens=tokens,
@@ -94,21 +101,21 @@ def verify(
             checkpoint=at.checkpoint,
             slot=at.slot,
             table=table,
+            ancestors=ancestors,
         )
         h, state = window(params, state, rows, shared=shared, model=model, commits=False)
         with jax.named_scope("sample"):
             logits = decoder.logits(params, h.swapaxes(0, 1), model.config, model.kernels)
-            judged = judge(
-                logits, tokens, jnp.where(alive, fed, 0), at.position, batch, layout, num_logprobs,
-                adjust, model,
-            )  # fmt: skip
-        state = commit(state, judged.count, model)
+            given = Window(tokens, jnp.where(alive, fed, 0), most, at.position)
+            judged = judge(logits, given, batch, layout, num_logprobs, adjust, model)
+        state = commit(state, rows, judged.count, model, judged.path)
         state = history.note(
             state, ring_rows, at.position + 1, judged.sampled.tokens.T, judged.count
         )
         fed_next = jnp.where(alive, judged.last, state.tokens[:num_rows])
         state = state.replace(tokens=state.tokens.at[:num_rows].set(fed_next))
-        out = store(out, step * width, judged.sampled, jnp.arange(width)[:, None] < judged.count)
+        drawn = jnp.arange(depth)[:, None] < judged.count
+        out = store(out, step * depth, judged.sampled, drawn)
         drafted = jax.lax.dynamic_update_index_in_dim(drafted, jnp.maximum(fed - 1, 0), step, 0)
         return step + 1, state, out, drafted, judged.adjust
 
@@ -117,78 +124,132 @@ def verify(
     return state, adjust, Made(out, drafted=drafted)
 
 
+class Window(NamedTuple):
+    """The windows of B rows, whose tokens follow one another or branch like `SpeculationConfig.tree`.
+
+    Attributes:
+        tokens: int32[B, T]. fed: int32[B] how many of them were fed; 0 for rows that are done.
+        most: int32[B] how many may stay.
+        base: int32[B] where the windows begin.
+    """
+
+    tokens: jax.Array
+    fed: jax.Array
+    most: jax.Array
+    base: jax.Array
+
+
 class Judged(NamedTuple):
     """What became of a window.
 
     Attributes:
-        sampled: tokens int32[T, B] that were drawn, and their log-probabilities or None.
+        sampled: tokens int32[D, B] that were drawn, and their log-probabilities or None. D is the most that can be.
         count: int32[B] how many of them count, from the first on, and so how many of the window's tokens stay.
         last: int32[B] the token to feed next; -1 after a stop token.
         adjust: as `choose` returns it.
+        path: int32[B, D] the numbers of the tokens that stay, where they branch; else None.
     """
 
     sampled: Sampled
     count: jax.Array
     last: jax.Array
     adjust: Adjust | None
+    path: jax.Array | None
 
 
 def judge(
     logits: jax.Array,
-    tokens: jax.Array,
-    fed: jax.Array,
-    base: jax.Array,
+    window: Window,
     batch: jax.Array,
     layout: Layout,
     num_logprobs: int,
     adjust: Adjust | None,
     model: Model,
 ) -> Judged:
-    """Draws the token behind each token of a window, one after the other, until one is not what was drafted.
+    """Draws the token behind each token of a window, one after the other, as long as it is what was drafted.
 
     Args:
         logits: float32[T, B, V] behind each token.
-        tokens: int32[B, T] the window. fed: int32[B] how many of its tokens were fed; 0 for rows that are done.
-        base: int32[B] where the window begins.
         batch, layout, num_logprobs, adjust: as in `choose`.
     """
+    tokens, fed, most, base = window
     width, num_rows, _ = logits.shape
     ring_rows = jnp.arange(num_rows)
-    following = jnp.pad(tokens[:, 1:], ((0, 0), (0, 1)), constant_values=-2).T  # [T, B]
+    tree = model.speculation.tree if model.speculation is not None else None
+    depth = (
+        width if tree is None or model.speculation is None else 1 + max(model.speculation.depths)
+    )
+    parents = jnp.array((-1, *(tree or range(width - 1))), jnp.int32)
 
-    def position(t, carry: Judged, going: jax.Array) -> tuple[Judged, jax.Array]:
-        of_one = jax.lax.dynamic_index_in_dim(logits, t, keepdims=False)
+    def level(t, judged: Judged, going: jax.Array) -> tuple[Judged, jax.Array]:
+        """One token more of each row that goes on."""
+        if judged.path is None:
+            of_one = jax.lax.dynamic_index_in_dim(logits, t, keepdims=False)
+        else:
+            node = jax.lax.dynamic_index_in_dim(judged.path, t, axis=1, keepdims=False)
+            of_one = _logits_of(logits, node)
         new, feed, adjust = choose(
-            of_one, batch, layout, base + t + 1, going, num_logprobs, carry.adjust, ring_rows,
+            of_one,
+            batch,
+            layout,
+            base + t + 1,
+            going,
+            num_logprobs,
+            judged.adjust,
+            ring_rows,
             model.sampler,
-        )  # fmt: skip
-        put = lambda old, value: jax.lax.dynamic_update_index_in_dim(old, value, t, 0)  # noqa: E731
-        judged = Judged(
-            jax.tree.map(put, carry.sampled, new),
-            carry.count + going.astype(jnp.int32),
-            jnp.where(going, feed, carry.last),
-            adjust,
         )
-        drafted_next = jax.lax.dynamic_index_in_dim(following, t, keepdims=False)
-        return judged, going & (feed == drafted_next) & (t + 1 < fed)
+        put = lambda old, value: jax.lax.dynamic_update_index_in_dim(old, value, t, 0)  # noqa: E731
+        path, more = judged.path, t + 1 < most
+        if path is None:
+            place = jnp.minimum(t + 1, width - 1)
+            drafted = jax.lax.dynamic_index_in_dim(tokens, place, axis=1, keepdims=False)
+            more &= (t + 1 < fed) & (feed == drafted)
+        else:
+            follows = (parents == node[:, None]) & (tokens == feed[:, None])
+            follows &= jnp.arange(width) < fed[:, None]
+            more &= follows.any(1) & (t + 1 < depth)
+            child = jnp.argmax(follows, axis=1).astype(jnp.int32)
+            here = (jnp.arange(depth) == t + 1) & (going & more)[:, None]
+            path = jnp.where(here, child[:, None], path)
+        judged = Judged(
+            jax.tree.map(put, judged.sampled, new),
+            judged.count + going.astype(jnp.int32),
+            jnp.where(going, feed, judged.last),
+            adjust,
+            path,
+        )
+        return judged, going & more
 
-    blank = room_for(width, num_rows, num_logprobs, model)
-    judged = Judged(blank, jnp.zeros_like(base), jnp.full_like(base, -1), adjust)
+    judged = Judged(
+        room_for(depth, num_rows, num_logprobs, model),
+        jnp.zeros_like(base),
+        jnp.full_like(base, -1),
+        adjust,
+        None if tree is None else jnp.zeros((num_rows, depth), jnp.int32),
+    )
     going = fed > 0
     if model.kernels == "pallas":  # a loop would make the device wait for the host
-        for t in range(width):
-            judged, going = position(t, judged, going)
+        for t in range(depth):
+            judged, going = level(t, judged, going)
         return judged
 
     def on(carry):
         t, _, going = carry
-        return (t < width) & going.any()
+        return (t < depth) & going.any()
 
     def one(carry):
         t, judged, going = carry
-        return t + 1, *position(t, judged, going)
+        return t + 1, *level(t, judged, going)
 
     return jax.lax.while_loop(on, one, (jnp.int32(0), judged, going))[1]
+
+
+def _logits_of(logits: jax.Array, node: jax.Array) -> jax.Array:
+    """From logits float32[T, B, V], those of one token of each row, float32[B, V]."""
+    _, num_rows, vocab = logits.shape
+    parts = [jax.lax.dynamic_slice(logits, (node[b], b, 0), (1, 1, vocab)) for b in range(num_rows)]
+    return jnp.concatenate(parts, axis=1)[0]
 
 
 class Verify(Decode):
@@ -213,11 +274,11 @@ class Verify(Decode):
         return [plan.decode] if plan.window > 1 else []
 
     def drawn_at(self, row: DecodeRow, line: int) -> list[tuple[int, ...]]:
-        return [(place, line) for place in range(row.num_steps * self.tokens)]
+        return [(place, line) for place in range(row.num_steps * deepest(self.engine))]
 
     def unpack(self, rows: Sequence[DecodeRow], results: Results) -> None:
         super().unpack(rows, results)
-        unpack_verified(rows, results, self.tokens)
+        unpack_verified(rows, results, deepest(self.engine))
 
 
 def with_drafts(layout: Layout, model: Model) -> Layout:
@@ -239,8 +300,13 @@ def set_drafts(layout: Layout, batch: np.ndarray, rows: Sequence[DecodeRow]) -> 
         layout.set(batch, row.row, "drafts_from", row.drafts_from)
 
 
+def deepest(engine: EngineConfig) -> int:
+    """The most tokens that a window may bring."""
+    return 1 if engine.speculation is None else 1 + max(engine.speculation.depths)
+
+
 def unpack_verified(rows: Sequence[DecodeRow], results: Results, width: int) -> None:
-    """Tells rows how many draft tokens each window of `width` tokens had, and how many were accepted."""
+    """Tells rows how many draft tokens each window had that may bring `width` tokens, and how many were accepted."""
     if width == 1:
         return
     tokens, drafted = results.sampled.tokens, results.drafted
