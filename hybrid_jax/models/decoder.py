@@ -181,8 +181,13 @@ def walk(
 
 
 def logits(params: dict, h: jax.Array, config: ModelConfig, kernels: str = "xla") -> jax.Array:
-    """h [..., D] to float32 logits [..., V]; `kernels` as in `walk`."""
+    """h [..., D] before the last norm to float32 logits [..., V]; `kernels` as in `walk`."""
     h = rms_norm(h, params["norm"], config.norm_eps).astype(activation_dtype(params))
+    return head_logits(params, h, config, kernels)
+
+
+def head_logits(params: dict, h: jax.Array, config: ModelConfig, kernels: str = "xla") -> jax.Array:
+    """`logits` of what is normed already."""
     if config.tie_embeddings:
         out = linear_transposed(h, params["embed"])
     else:

@@ -1,0 +1,78 @@
+"""A head for multi-token prediction (arXiv 2412.19437): from a hidden state and the next token, the token after it.
+
+The entry at position p takes the hidden state at p - 1, after the last norm, and the token at p. It predicts the token
+at p + 1, through the model's own embeddings and head. To predict further, an entry takes the hidden state of the entry
+before it in place of the model's.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.config import Mixer, ModelConfig
+from hybrid_jax.layers.linear import LINEARS
+from hybrid_jax.models import decoder
+from hybrid_jax.models.decoder import MIXERS, Mix, Stream
+from pallas_kernels.rmsnorm.xla import rms_norm
+
+
+@functools.lru_cache(maxsize=16)
+def head_config(config: ModelConfig) -> ModelConfig:
+    """The head's layers as a model of their own."""
+    return replace(config, layers=config.mtp, mtp=())
+
+
+def normed_hidden(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:
+    """What an entry takes of the model: h [..., D] before the last norm to [..., D] after it."""
+    return rms_norm(h, params["norm"], config.norm_eps).astype(decoder.activation_dtype(params))
+
+
+def head(
+    params: dict,
+    tokens: jax.Array,
+    hidden: jax.Array,
+    valid: jax.Array,
+    config: ModelConfig,
+    mix: Mix,
+    kernels: str = "xla",
+) -> jax.Array:
+    """Entries of the head.
+
+    Args:
+        params, config: the model's, with a head in params["mtp"].
+        tokens: int32[B, T] the tokens of the entries. hidden: [B, T, D] what stands before each, normed.
+        valid, mix, kernels: as in `decoder.walk`; `mix` numbers the head's layers from 0.
+
+    Returns:
+        [B, T, D] after the head's norm: what the next entry takes, and what `decoder.head_logits` takes.
+    """
+    own, dtype, eps = params["mtp"], decoder.activation_dtype(params), config.norm_eps
+    embedded, _ = decoder.enter(params, tokens, valid, config)
+    joined = jnp.concatenate(
+        [rms_norm(embedded, own["embed_norm"], eps), rms_norm(hidden, own["hidden_norm"], eps)],
+        axis=-1,
+    )
+    stream = Stream(LINEARS[kernels](joined.astype(dtype), own["in_proj"]), None)
+    layers, weights = head_config(config), {"embed": params["embed"], "layers": own["layers"]}
+    stream = decoder.through(
+        weights, stream, valid, range(len(layers.layers)), layers, mix, kernels
+    )
+    h = decoder.leave(weights, stream, valid, layers)
+    return rms_norm(h, own["norm"], eps).astype(dtype)
+
+
+def forward(
+    params: dict, tokens: jax.Array, hidden: jax.Array, lengths: jax.Array, config: ModelConfig
+) -> jax.Array:
+    """`head` over whole sequences from nothing: tokens int32[B, T] at positions 0 to T - 1, lengths int32[B]."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    valid = positions < lengths[:, None]
+
+    def mix(weights: dict, normed: jax.Array, spec: Mixer, where: tuple[int, int]) -> jax.Array:
+        return MIXERS[type(spec)](weights, normed, positions, lengths, spec)
+
+    return head(params, tokens, hidden, valid, config, mix)

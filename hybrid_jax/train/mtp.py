@@ -1,0 +1,186 @@
+"""Training of a head for multi-token prediction beside a model that stays as it is."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from hybrid_jax.config import Mixer, ModelConfig
+from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
+from hybrid_jax.kinds.table import model_weights
+from hybrid_jax.models import decoder, mtp
+from hybrid_jax.models.decoder import MIXERS
+from hybrid_jax.models.initialize import random_params
+from hybrid_jax.train import TrainOptions
+from hybrid_jax.train import state as saved
+from hybrid_jax.train.data import Batches, Corpus, default_sources, read_corpus, segments
+from hybrid_jax.train.loop import (
+    STATE_FILE,
+    Report,
+    optimizer,
+    progress_of,
+    rate_factor,
+    row_length,
+)
+
+DEPTH = 3  # how many entries are trained to follow one another
+DEPTH_WEIGHTS = (1.0, 0.7, 0.5)
+MEASURED_ROWS = 24
+
+
+def depth_losses(
+    head: dict, params: dict, tokens: jax.Array, config: ModelConfig
+) -> tuple[jax.Array, jax.Array]:
+    """How far the head is from the model, and how often it says what the model says, at each depth.
+
+    At depth d an entry takes the hidden state of the entry before it at depth d - 1; at depth 1, the model's.
+
+    Args:
+        head: the head's weights. params: the model's.
+        tokens: int32[B, T].
+
+    Returns:
+        float32[DEPTH] nats of KL(model, head), and float32[DEPTH] shares of equal most likely tokens.
+    """
+    whole = {**params, "mtp": head}
+    lengths = jnp.full(tokens.shape[0], tokens.shape[1], jnp.int32)
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    valid = positions < lengths[:, None]
+
+    def mix(weights: dict, normed: jax.Array, spec: Mixer, where: tuple[int, int]) -> jax.Array:
+        return MIXERS[type(spec)](weights, normed, positions, lengths, spec)
+
+    h = decoder.walk(params, tokens, valid, config, mix)
+    hidden = jax.lax.stop_gradient(mtp.normed_hidden(params, h, config))
+    teacher = jax.nn.log_softmax(
+        jax.lax.stop_gradient(decoder.head_logits(params, hidden, config)), axis=-1
+    )
+    best = teacher.argmax(-1)
+    losses, agreed = [], []
+    for depth in range(1, DEPTH + 1):
+        # Entries of positions depth .. T - 1, each behind the one of the position before.
+        own = tokens[:, depth:]
+        hidden = mtp.forward(whole, own, hidden[:, :-1], lengths - depth, config)
+        said = jax.nn.log_softmax(decoder.head_logits(params, hidden, config), axis=-1)
+        wanted = teacher[:, depth:]
+        losses.append((jnp.exp(wanted) * (wanted - said)).sum(-1).mean())
+        agreed.append((said.argmax(-1) == best[:, depth:]).mean())
+    return jnp.stack(losses), jnp.stack(agreed)
+
+
+@functools.partial(jax.jit, static_argnames="config", donate_argnums=0)
+def train_step(
+    arrays: dict, params: dict, tokens: jax.Array, rate: jax.Array, config: ModelConfig
+) -> tuple[dict, jax.Array]:
+    """One step of the head on tokens int32[B, T]; the new {"params", "optimizer"} and the loss of depth 1."""
+
+    def loss(head: dict) -> tuple[jax.Array, jax.Array]:
+        losses, _ = depth_losses(head, params, tokens, config)
+        return losses @ jnp.array(DEPTH_WEIGHTS), losses[0]
+
+    (_, first), gradients = jax.value_and_grad(loss, has_aux=True)(arrays["params"])
+    updates, moments = optimizer().update(gradients, arrays["optimizer"], arrays["params"])
+    updates = jax.tree.map(lambda update: rate * update, updates)
+    head = optax.apply_updates(arrays["params"], updates)
+    return {"params": head, "optimizer": moments}, first
+
+
+measured = jax.jit(depth_losses, static_argnames="config")
+
+
+def agreement(
+    head: dict, params: dict, config: ModelConfig, corpus: Corpus, context: int, rows: int
+) -> list[float]:
+    """Shares of equal most likely tokens on held-out files, by depth, from so many rows."""
+    tokens, lengths = segments(corpus.held_out, context, rows, full=True)
+    found = [
+        np.asarray(measured(head, params, tokens[i : i + 2, :-1], config)[1])
+        for i in range(0, len(tokens) - 1, 2)
+    ]
+    del lengths
+    return np.mean(found, axis=0).round(4).tolist()
+
+
+def first_head(params: dict, config: ModelConfig, seed: int) -> dict:
+    """Random weights of a head, but for its layers: those begin as the model's last layer with the same mixer."""
+    head = random_params(config, seed)["mtp"]
+    for number, layer in enumerate(config.mtp):
+        alike = [i for i, other in enumerate(config.layers) if other == layer]
+        if alike:
+            head["layers"][number] = jax.tree.map(jnp.array, params["layers"][alike[-1]])
+    return head
+
+
+def train(
+    out_dir: Path,
+    params: dict,
+    config: ModelConfig,
+    options: TrainOptions,
+    *,
+    resume: bool,
+    sources: Sequence[Path] | None,
+    progress: bool,
+) -> tuple[dict, saved.TrainProgress, Corpus]:
+    """Trains a head of `config.mtp` beside a model; the state lies in `out_dir`.
+
+    Args:
+        params: the model's float32 weights, which stay as they are.
+        options, resume, sources, progress: as in `hybrid_jax.train.train_tiny`.
+
+    Returns:
+        The head, where the training stands, and what it was trained on.
+    """
+    begun = time.monotonic()
+    enable_compile_cache()
+    corpus = read_corpus(tuple(sources) if sources else default_sources())
+    batches = Batches(corpus.train, options.seed, options.batch, options.context)
+    head = first_head(params, config, options.seed)
+    arrays = {"params": head, "optimizer": optimizer().init(head)}
+    identity = {
+        "seed": options.seed,
+        "batch": options.batch,
+        "context": options.context,
+        "corpus": corpus.digest(),
+        "model": repr(config),
+    }
+    at, path = saved.TrainProgress(identity=identity), out_dir / STATE_FILE
+    if resume and path.exists():
+        arrays, at = saved.load(path, arrays, identity)
+    begun -= at.seconds
+    at.runs.append({"from_step": at.step} | asdict(replace(options, config=None)))
+    last_save = time.monotonic()
+    with Report(progress) as report:
+        report.start(corpus, arrays["params"], at)
+        while True:
+            at.seconds = time.monotonic() - begun
+            done = progress_of(at.step, at.seconds, options.steps, options.minutes)
+            if done >= 1.0:
+                break
+            if at.step % batches.steps_per_group == 0 or not at.row_len:
+                at.row_len = row_length(done, options.context)
+            rate = jnp.float32(options.learning_rate * rate_factor(done))
+            tokens = batches(at.step, at.row_len)[:, :-1]
+            arrays, loss = train_step(arrays, params, tokens, rate, config)
+            at.step += 1
+            report.step(at, float(loss), options.batch * options.context, done)
+            if at.step % options.eval_every == 0:
+                shares = agreement(
+                    arrays["params"], params, config, corpus, options.context, MEASURED_ROWS
+                )
+                at.history.append({"step": at.step, "agreement": shares})
+                report.say(f"step {at.step}  agreement by depth {shares}")
+            if time.monotonic() - last_save > 60 * options.save_minutes:
+                at.seconds = time.monotonic() - begun
+                saved.save(path, arrays, at)
+                last_save = time.monotonic()
+        saved.save(path, arrays, at)
+    assert "mtp" in model_weights(config), "train: a config without a head"
+    return arrays["params"], at, corpus
