@@ -160,7 +160,7 @@ def test_a_token_of_a_tree_gives_the_numbers_of_its_path(name, kernels):
         given = first._replace(tokens=tokens, end=first.base + num_new, ancestors=ancestors)
         shared = prepare(params, model)
         h, after = window(params, state, given, shared=shared, model=model, commits=False)
-        after = commit(after, kept, model)
+        after = commit(after, given, kept, model)
         base = first.base + kept
         given = first._replace(base=base, begin=base, end=base + 1)
         return h, window(params, after, given, shared=shared, model=model, commits=False)[0]

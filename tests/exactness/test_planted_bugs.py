@@ -318,9 +318,10 @@ def columns_move_one_too_far():
     """What is committed has one token more for the convolutions than for all else."""
     commit = WithColumns.commit
 
-    def changed(self, state, group, count, model):
+    def changed(self, state, group, rows, model):
         most = state.rings[group]["conv"].shape[2] - model.geometry.groups[group].layout.columns
-        return commit(self, state, group, jnp.minimum(count + 1, most), model)
+        rows = rows._replace(count=jnp.minimum(rows.count + 1, most))
+        return commit(self, state, group, rows, model)
 
     return mock.patch.object(WithColumns, "commit", changed)
 
@@ -329,9 +330,9 @@ def rejected_token_stays():
     """One draft more than was accepted counts as committed."""
     judge = verify.judge
 
-    def changed(logits, tokens, fed, base, *rest):
-        judged = judge(logits, tokens, fed, base, *rest)
-        return judged._replace(count=jnp.minimum(judged.count + 1, fed))
+    def changed(logits, window, *rest):
+        judged = judge(logits, window, *rest)
+        return judged._replace(count=jnp.minimum(judged.count + 1, window.fed))
 
     return mock.patch.object(verify, "judge", changed)
 
@@ -340,11 +341,11 @@ def rejected_token_is_fed():
     """The row goes on with the draft that was rejected, not with what was drawn in its place."""
     judge = verify.judge
 
-    def changed(logits, tokens, fed, base, *rest):
-        judged = judge(logits, tokens, fed, base, *rest)
-        place = jnp.clip(judged.count, 0, tokens.shape[1] - 1)[:, None]
-        rejected = jnp.take_along_axis(tokens, place, axis=1)[:, 0]
-        wrong = (judged.count < fed) & (judged.last >= 0)
+    def changed(logits, window, *rest):
+        judged = judge(logits, window, *rest)
+        place = jnp.clip(judged.count, 0, window.tokens.shape[1] - 1)[:, None]
+        rejected = jnp.take_along_axis(window.tokens, place, axis=1)[:, 0]
+        wrong = (judged.count < window.fed) & (judged.last >= 0)
         return judged._replace(last=jnp.where(wrong, rejected, judged.last))
 
     return mock.patch.object(verify, "judge", changed)
