@@ -146,14 +146,11 @@ def block_costs(
     )
 
 
-def step_costs(
-    model: ModelConfig, geometry: Geometry, *, weight_bytes: int, on_cpu: bool
-) -> StepCosts:
-    """Costs of a model's decode steps on a kind of device."""
-    costs = model_costs(model, geometry)
+def step_costs(model: ModelConfig, costs: Costs, *, weight_bytes: int, on_cpu: bool) -> StepCosts:
+    """Costs of a model's decode steps on a kind of device; `costs` are the model's."""
     return StepCosts(
         weight_bytes=weight_bytes,
-        row_bytes=2 * checkpoint_bytes(geometry),
+        row_bytes=2 * costs.checkpoint_bytes,
         kv_bytes=costs.kv_bytes,
         token_flops=costs.flops_per_token + 2 * model.width * model.vocab_size,
         flops_per_byte=CPU_FLOPS_PER_BYTE if on_cpu else GPU_FLOPS_PER_BYTE,

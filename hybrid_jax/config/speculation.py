@@ -60,6 +60,11 @@ class SpeculationConfig:
         return tuple(found)
 
     @property
+    def most_tokens(self) -> int:
+        """The most tokens that a window may bring."""
+        return 1 + max(self.depths)
+
+    @property
     def ancestors(self) -> tuple[int, ...]:
         """For each token of a window, bits of itself and of the tokens of the window that it follows."""
         found = [1]

@@ -121,8 +121,7 @@ def commit(
         path: as in `CommitRows`.
     """
     moved = CommitRows(count, path, rows.base, rows.base - rows.checkpoint)
-    for number, group in enumerate(model.geometry.groups):
-        state = steps_of(group.layout.spec, model).commit(state, number, moved, model)
+    state = _commit_groups(state, moved, model)
     if path is not None:
         state = _move_pages(state, rows, moved, model)
     return state.replace(lengths=state.lengths.at[: count.shape[0]].add(count))
@@ -130,7 +129,10 @@ def commit(
 
 def end_aligned(state: State, ends: jax.Array, model: Model) -> State:
     """Moves the columns of rows bool[B] whose aligned window is full and stays. Lengths are the caller's."""
-    rows = CommitRows(jnp.where(ends, model.geometry.grain, 0))
+    return _commit_groups(state, CommitRows(jnp.where(ends, model.geometry.grain, 0)), model)
+
+
+def _commit_groups(state: State, rows: CommitRows, model: Model) -> State:
     for number, group in enumerate(model.geometry.groups):
         state = steps_of(group.layout.spec, model).commit(state, number, rows, model)
     return state

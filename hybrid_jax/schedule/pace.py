@@ -76,20 +76,18 @@ class Pace:
         Args:
             rows: sequences that may decode.
         """
-        speculation, costs = self._speculation, self._costs
+        speculation = self._speculation
         drafting = [row for row in rows if row.request.constraint is None]
         if speculation is None or (rows and not drafting):
             return ONE_TOKEN
         if self.drafter is not None:
             return self._drafted(rows, drafting)
         every = Stride(window=speculation.window)
-        if costs is None or not speculation.adaptive:
+        price = self._price(rows, speculation)
+        if price is None:
             return every
-        count = max(len(rows), 1)
-        context = sum(row.position for row in rows) / count
-        price = costs.ratio(rows=count, tokens=speculation.window, context=context)
         accepted = sum(map(self._expected, drafting)) if rows else self._common
-        expected = 1 + accepted / count
+        expected = 1 + accepted / max(len(rows), 1)
         if self._windows >= FIRST_WINDOWS and expected >= price:
             return every
         if price >= speculation.window:
@@ -101,9 +99,17 @@ class Pace:
             return replace(every, max_steps=1)
         return ONE_TOKEN
 
+    def _price(self, rows: Rows[Sequence], speculation: SpeculationConfig) -> float | None:
+        """What a step with drafts costs, as a multiple of one without; None if it does not matter."""
+        if self._costs is None or not speculation.adaptive:
+            return None
+        count = max(len(rows), 1)
+        context = sum(row.position for row in rows) / count
+        return self._costs.ratio(rows=count, tokens=speculation.window, context=context)
+
     def _drafted(self, rows: Rows[Sequence], drafting: Rows[Sequence]) -> Stride:
         """A stride by what the host drafts now."""
-        speculation, costs = self._speculation, self._costs
+        speculation = self._speculation
         assert speculation is not None and self.drafter is not None
         begun, drafts, expected = time.perf_counter(), {}, 0.0
         for row in drafting:
@@ -118,11 +124,9 @@ class Pace:
         self.draft_s += time.perf_counter() - begun
         if not drafts:
             return ONE_TOKEN
-        if costs is not None and speculation.adaptive:
-            context = sum(row.position for row in rows) / len(rows)
-            price = costs.ratio(rows=len(rows), tokens=speculation.window, context=context)
-            if 1 + expected / len(rows) < price:
-                return ONE_TOKEN
+        price = self._price(rows, speculation)
+        if price is not None and 1 + expected / len(rows) < price:
+            return ONE_TOKEN
         return Stride(window=speculation.window, max_steps=1, drafts=drafts)
 
     def learn(self, row: Sequence, verified: Rows[tuple[int, int]]) -> None:

@@ -6,7 +6,7 @@ import functools
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from hybrid_jax.train.data import Batches, Corpus, default_sources, read_corpus
 from hybrid_jax.train.evaluate import bits_per_byte, token_bits
 from hybrid_jax.train.export import rounded, training_record, write_model
 
+# From arrays, tokens and a rate, the new arrays and the loss.
+Step = Callable[[dict, jax.Array, jax.Array], tuple[dict, jax.Array]]
 DEFAULT_STEPS = 4000
 ADAM_SHARE = 0.2  # Adam's learning rate relative to Muon's
 QUICK_ROWS = 24  # rows of the measurements between steps
@@ -126,6 +128,47 @@ def train(
     corpus = read_corpus(sources)
     batches = Batches(corpus.train, options.seed, options.batch, options.context)
     arrays, at = _start(out_dir, options, corpus, config, resume)
+
+    def step(arrays: dict, tokens: jax.Array, rate: jax.Array) -> tuple[dict, jax.Array]:
+        return train_step(arrays, tokens, rate, config)
+
+    def measure(params: dict, report: Report) -> None:
+        held_out = bits_per_byte(
+            params, config, corpus.held_out, options.context, limit=QUICK_ROWS
+        )["bits_per_byte"]
+        seen = at.step * options.batch * options.context
+        at.history.append({"step": at.step, "bytes_seen": seen, "held_out_sample": held_out})
+        report.measured(at, held_out)
+
+    arrays = run_steps(
+        out_dir, arrays, at, batches, options, begun, step, measure, corpus, progress
+    )
+    Report(progress).say("measuring all held-out files")
+    return export(out_dir, arrays["params"], fields, config, corpus, options, at, sources)
+
+
+def run_steps(
+    out_dir: Path,
+    arrays: dict,
+    at: saved.TrainProgress,
+    batches: Batches,
+    options: TrainOptions,
+    begun: float,
+    step: Step,
+    measure: Callable[[dict, Report], None],
+    corpus: Corpus,
+    progress: bool,
+) -> dict:
+    """Steps until the steps or minutes are over, measures and saves on the way; returns the last arrays.
+
+    Args:
+        out_dir, options, corpus, progress: of the training.
+        arrays: {"params", "optimizer"}. at: where it stands, which moves on.
+        batches: of every step.
+        begun: clock seconds at which this run began.
+        step: from arrays, tokens int32[B, T + 1] and a rate, new arrays and the loss.
+        measure: of the parameters; adds to `at.history`.
+    """
     begun -= at.seconds
     if progress_of(at.step, at.seconds, options.steps, options.minutes) < 1.0:
         at.runs.append({"from_step": at.step} | asdict(replace(options, config=None)))
@@ -142,25 +185,17 @@ def train(
                 at.row_len = row_length(done, options.context)
             rate = jnp.float32(options.learning_rate * rate_factor(done))
             tokens = batches(at.step, at.row_len)
-            arrays, bits = train_step(arrays, tokens, rate, config)
+            arrays, bits = step(arrays, tokens, rate)
             at.step += 1
             report.step(at, float(bits), step_tokens, done)
             if at.step % options.eval_every == 0:
-                held_out = bits_per_byte(
-                    arrays["params"], config, corpus.held_out, options.context, limit=QUICK_ROWS
-                )["bits_per_byte"]
-                seen = at.step * step_tokens
-                at.history.append(
-                    {"step": at.step, "bytes_seen": seen, "held_out_sample": held_out}
-                )
-                report.measured(at, held_out)
+                measure(arrays["params"], report)
             if time.monotonic() - last_save > 60 * options.save_minutes:
                 at.seconds = time.monotonic() - begun
                 saved.save(out_dir / STATE_FILE, arrays, at)
                 last_save = time.monotonic()
         saved.save(out_dir / STATE_FILE, arrays, at)
-        report.say("measuring all held-out files")
-    return export(out_dir, arrays["params"], fields, config, corpus, options, at, sources)
+    return arrays
 
 
 def _check_writable(out_dir: Path) -> None:

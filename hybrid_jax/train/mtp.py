@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import jax
@@ -15,21 +14,13 @@ import optax
 
 from hybrid_jax.config import Mixer, ModelConfig
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
-from hybrid_jax.kinds.table import model_weights
 from hybrid_jax.models import decoder, mtp
 from hybrid_jax.models.decoder import MIXERS
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.train import TrainOptions
 from hybrid_jax.train import state as saved
 from hybrid_jax.train.data import Batches, Corpus, default_sources, read_corpus, segments
-from hybrid_jax.train.loop import (
-    STATE_FILE,
-    Report,
-    optimizer,
-    progress_of,
-    rate_factor,
-    row_length,
-)
+from hybrid_jax.train.loop import STATE_FILE, Report, optimizer, run_steps
 
 DEPTH = 3  # how many entries are trained to follow one another
 DEPTH_WEIGHTS = (1.0, 0.7, 0.5)
@@ -100,12 +91,11 @@ def agreement(
     head: dict, params: dict, config: ModelConfig, corpus: Corpus, context: int, rows: int
 ) -> list[float]:
     """Shares of equal most likely tokens on held-out files, by depth, from so many rows."""
-    tokens, lengths = segments(corpus.held_out, context, rows, full=True)
+    tokens, _ = segments(corpus.held_out, context, rows, full=True)
     found = [
         np.asarray(measured(head, params, tokens[i : i + 2, :-1], config)[1])
         for i in range(0, len(tokens) - 1, 2)
     ]
-    del lengths
     return np.mean(found, axis=0).round(4).tolist()
 
 
@@ -154,33 +144,16 @@ def train(
     at, path = saved.TrainProgress(identity=identity), out_dir / STATE_FILE
     if resume and path.exists():
         arrays, at = saved.load(path, arrays, identity)
-    begun -= at.seconds
-    at.runs.append({"from_step": at.step} | asdict(replace(options, config=None)))
-    last_save = time.monotonic()
-    with Report(progress) as report:
-        report.start(corpus, arrays["params"], at)
-        while True:
-            at.seconds = time.monotonic() - begun
-            done = progress_of(at.step, at.seconds, options.steps, options.minutes)
-            if done >= 1.0:
-                break
-            if at.step % batches.steps_per_group == 0 or not at.row_len:
-                at.row_len = row_length(done, options.context)
-            rate = jnp.float32(options.learning_rate * rate_factor(done))
-            tokens = batches(at.step, at.row_len)[:, :-1]
-            arrays, loss = train_step(arrays, params, tokens, rate, config)
-            at.step += 1
-            report.step(at, float(loss), options.batch * options.context, done)
-            if at.step % options.eval_every == 0:
-                shares = agreement(
-                    arrays["params"], params, config, corpus, options.context, MEASURED_ROWS
-                )
-                at.history.append({"step": at.step, "agreement": shares})
-                report.say(f"step {at.step}  agreement by depth {shares}")
-            if time.monotonic() - last_save > 60 * options.save_minutes:
-                at.seconds = time.monotonic() - begun
-                saved.save(path, arrays, at)
-                last_save = time.monotonic()
-        saved.save(path, arrays, at)
-    assert "mtp" in model_weights(config), "train: a config without a head"
+
+    def step(arrays: dict, tokens: jax.Array, rate: jax.Array) -> tuple[dict, jax.Array]:
+        return train_step(arrays, params, tokens[:, :-1], rate, config)
+
+    def measure(head: dict, report: Report) -> None:
+        shares = agreement(head, params, config, corpus, options.context, MEASURED_ROWS)
+        at.history.append({"step": at.step, "agreement": shares})
+        report.say(f"step {at.step}  agreement by depth {shares}")
+
+    arrays = run_steps(
+        out_dir, arrays, at, batches, options, begun, step, measure, corpus, progress
+    )
     return arrays["params"], at, corpus

@@ -66,7 +66,7 @@ def verify(
     known, read_slot = get("checkpoint"), get("read_slot")
     last = state.lengths[:num_rows] + get("num_tokens")  # where each row stands at most in the end
     shared, ring_rows = prepare(params, model), jnp.arange(num_rows)
-    depth = 1 + max(speculation.depths)
+    depth = speculation.most_tokens
     out = room_for(max_steps * depth, num_rows, num_logprobs, model)
     drafted = jnp.zeros((max_steps, num_rows), jnp.int32)
 
@@ -175,11 +175,10 @@ def judge(
     tokens, fed, most, base = window
     width, num_rows, _ = logits.shape
     ring_rows = jnp.arange(num_rows)
-    tree = model.speculation.tree if model.speculation is not None else None
-    depth = (
-        width if tree is None or model.speculation is None else 1 + max(model.speculation.depths)
-    )
-    parents = jnp.array((-1, *(tree or range(width - 1))), jnp.int32)
+    speculation = model.speculation
+    tree = None if speculation is None else speculation.tree
+    depth = 1 if speculation is None else speculation.most_tokens
+    parents = jnp.array((-1, *(tree or ())), jnp.int32)
 
     def level(t, judged: Judged, going: jax.Array) -> tuple[Judged, jax.Array]:
         """One token more of each row that goes on."""
@@ -302,7 +301,7 @@ def set_drafts(layout: Layout, batch: np.ndarray, rows: Sequence[DecodeRow]) -> 
 
 def deepest(engine: EngineConfig) -> int:
     """The most tokens that a window may bring."""
-    return 1 if engine.speculation is None else 1 + max(engine.speculation.depths)
+    return 1 if engine.speculation is None else engine.speculation.most_tokens
 
 
 def unpack_verified(rows: Sequence[DecodeRow], results: Results, width: int) -> None:
