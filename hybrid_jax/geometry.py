@@ -421,13 +421,18 @@ def table_specs(geometry: Geometry, *, max_slots: int, max_rows: int) -> dict[st
     }
 
 
-def drafting_specs(engine: EngineConfig, max_model_len: int) -> dict[str, ArraySpec]:
+def drafting_specs(
+    model: ModelConfig, engine: EngineConfig, max_model_len: int
+) -> dict[str, ArraySpec]:
     """Specs of what drafters keep of each row; the last row is the sink's."""
-    if engine.speculation is None or not engine.speculation.keeps_history:
-        return {}
-    # A window may reach over the end of the longest sequence.
-    columns = max_model_len + engine.decode_tokens
-    return {"history": ArraySpec((engine.max_rows + 1, columns), "int32")}
+    found = {}
+    if engine.speculation is not None and engine.speculation.keeps_history:
+        # A window may reach over the end of the longest sequence.
+        columns = max_model_len + engine.decode_tokens
+        found["history"] = ArraySpec((engine.max_rows + 1, columns), "int32")
+    if model.mtp:
+        found["hidden"] = ArraySpec((engine.max_rows + 1, model.width), engine.dtype)
+    return found
 
 
 def adjust_specs(model: ModelConfig, *, num_rows: int) -> dict[str, ArraySpec]:

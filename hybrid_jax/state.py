@@ -36,11 +36,11 @@ class Model:
 
     @functools.cached_property
     def places(self) -> dict[tuple[int, int], KVPlace | StatePlace]:
-        """Where each mixer has what it caches, by its layer and its number among the layer's mixers."""
+        """Where each mixer has what it caches, by its layer in `all_layers` and its number among the layer's mixers."""
         kv, states = iter(self.geometry.kv), iter(self.geometry.states)
         return {
             (index, number): next(kv if isinstance(mixer, Attention) else states)
-            for index, layer in enumerate(self.config.layers)
+            for index, layer in enumerate(self.config.all_layers)
             for number, mixer in enumerate(layer.mixers)
         }
 
@@ -70,8 +70,8 @@ class State:
         slots: int32[max_slots, F] frames of each checkpoint slot; slot 0 is the sink's.
         tokens: int32[B] the token that each row feeds next; -1 once it has stopped.
         lengths: int32[B] how many tokens of each row are committed, which is the position of the token it feeds next.
-        drafting: what drafters keep, by name. "history" is int32[B, H], the tokens of each row
-            by position (`engine/drafters/history.py`).
+        drafting: what drafters keep of each row, by name (`engine/drafters/kept.py`). "history" is int32[B, H], its
+            tokens by position. "hidden" is [B, D], the hidden state of its last committed token, after the last norm.
     """
 
     arena: jax.Array

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 
-from hybrid_jax.config.checks import one_of, positive, require
+from hybrid_jax.config.checks import must, one_of, positive, require
 from hybrid_jax.config.layers import Attention, FeedForward, LayerSpec, Mixer, RecurrentMixer
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -28,6 +28,7 @@ class ModelConfig:
         float32_norms: the weights of the layers' norms and of the last one are float32, whatever the dtype.
         dtype: the weights' dtype as stored.
         mtp: layers of the head that predicts a token further (multi-token prediction); none unless it was asked for.
+        draft: a second model of the same vocabulary, which drafts for this one; None unless it was asked for.
         eos_token_ids: any of these ends a sequence.
         bos_token_id: what the tokenizer puts first, when it does.
 
@@ -54,6 +55,7 @@ class ModelConfig:
     float32_norms: bool = False
     dtype: str = "float32"
     mtp: tuple[LayerSpec, ...] = ()
+    draft: ModelConfig | None = None
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
 
@@ -61,6 +63,8 @@ class ModelConfig:
         require(bool(self.layers), "ModelConfig", "needs at least one layer")
         positive(self, "vocab_size", "width", "max_position")
         one_of(self, "dtype", DTYPES)
+        if self.draft is not None:
+            self._check_draft(self.draft)
         for index, layer in enumerate(self.layers):
             if (source := layer.weights_of) is None:
                 continue
@@ -73,14 +77,28 @@ class ModelConfig:
             if replace(layer, weights_of=None) != other:
                 raise ValueError(f"{where}, so both must be alike, got {layer} and {other}")
 
+    def _check_draft(self, draft: ModelConfig) -> None:
+        must(self, "mtp", not self.mtp, "empty if there is a draft model", "both")
+        same = draft.vocab_size == self.vocab_size
+        what = f"a model with the same vocabulary, of {self.vocab_size} tokens"
+        must(self, "draft", same, what, f"one of {draft.vocab_size} tokens")
+        alone = not draft.mtp and draft.draft is None
+        must(self, "draft", alone, "a model without a drafter of its own", "one that has one")
+
+    @property
+    def all_layers(self) -> tuple[LayerSpec, ...]:
+        """The model's own layers, then those of its head and those of its second model: all that caches something."""
+        return (*self.layers, *self.mtp, *(self.draft.layers if self.draft else ()))
+
     def mixers(self, kind: type) -> tuple:
-        """All mixers of one kind, in layer order; their positions here are those of their places in a `Geometry`."""
-        return tuple(m for layer in self.layers for m in layer.mixers if isinstance(m, kind))
+        """All mixers of one kind in `all_layers`; their positions here are those of their places in a `Geometry`."""
+        return tuple(m for layer in self.all_layers for m in layer.mixers if isinstance(m, kind))
 
     @property
     def blocks(self) -> list[Mixer | FeedForward]:
-        """All mixers and feed-forward blocks, in the order in which they run."""
-        blocks = [block for layer in self.layers for block in (*layer.mixers, layer.mlp)]
+        """All mixers and feed-forward blocks of the model and its head, in the order in which they run."""
+        layers = (*self.layers, *self.mtp)
+        blocks = [block for layer in layers for block in (*layer.mixers, layer.mlp)]
         return [block for block in blocks if block is not None]
 
     @property
@@ -90,5 +108,5 @@ class ModelConfig:
 
     @functools.cached_property
     def recurrent(self) -> tuple[RecurrentMixer, ...]:
-        """All recurrent mixers, in layer order."""
+        """All recurrent mixers of `all_layers`."""
         return tuple(m for m in self.mixers(object) if not isinstance(m, Attention))

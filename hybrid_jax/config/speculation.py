@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 
 from hybrid_jax.config.checks import flags, integers, integers_of, must, one_of, positive
+from hybrid_jax.config.layers import Attention
+from hybrid_jax.config.model import ModelConfig
 from hybrid_jax.config.other_names import refuses_other_names
 
-METHODS = ("ngram", "suffix")
+METHODS = ("ngram", "suffix", "mtp", "draft")
 MAX_DRAFTS = 30  # a window's tokens are the bits of an int32
 MAX_NODES = 16  # of a tree, the row's own token among them
 
@@ -20,11 +23,14 @@ class SpeculationConfig:
     Attributes:
         method: where drafts come from. "ngram": what followed the last few tokens where they stood before, in prompt or
             output. "suffix": the same by longer matches and by how often it followed, worked out on the host; it drafts
-            fewer tokens where it is less sure.
+            fewer tokens where it is less sure. "mtp": the model's own head for multi-token prediction. "draft": a
+            second, smaller model with the same vocabulary.
+        model: directory of the second model, for "draft"; None if the weights of both are in memory already.
         num_tokens: draft tokens that one pass judges. A pass brings the accepted ones and one token more.
         tree: drafts that branch. For each draft token, in order, the number of the token that it follows: 0 is the
             row's own token, and the drafts count from 1. It takes the place of `num_tokens`. With "ngram", the branches
-            that follow the row's own token come from different matches. None: one draft follows the other.
+            that follow the row's own token come from different matches; with "mtp" and "draft", the most likely tokens
+            follow. None: one draft follows the other.
         ngram_min, ngram_max: how many last tokens must be found again at least, and how many are compared at most. The
             longest match counts, and of these the latest.
         shared: "suffix" also looks in the tokens of other requests, the last `shared_tokens` of them.
@@ -36,6 +42,7 @@ class SpeculationConfig:
     """
 
     method: str = "ngram"
+    model: str | None = None
     num_tokens: int = 4
     tree: tuple[int, ...] | None = None
     ngram_min: int = 2
@@ -84,6 +91,9 @@ class SpeculationConfig:
 
     def __post_init__(self) -> None:
         one_of(self, "method", METHODS)
+        if self.model is not None:
+            must(self, "model", self.method == "draft", f"None with method {self.method!r}")
+            object.__setattr__(self, "model", os.fspath(self.model))
         self._check_tree()
         integers(self, "num_tokens", "ngram_min", "ngram_max", "shared_tokens")
         flags(self, "adaptive", "shared")
@@ -106,3 +116,33 @@ class SpeculationConfig:
         must(self, "tree", self.method != "suffix", "None with method 'suffix'")
         object.__setattr__(self, "tree", parents)
         object.__setattr__(self, "num_tokens", len(parents or ()))
+
+
+def drafting_model(model: ModelConfig, speculation: SpeculationConfig | None) -> ModelConfig:
+    """The model with the layers that draft for it, and without those that are not asked for.
+
+    Raises:
+        ValueError: the layers that are asked for are not there, or no engine can run them.
+    """
+    method = None if speculation is None else speculation.method
+    if method == "mtp":
+        if not model.mtp:
+            raise ValueError(
+                f"SpeculationConfig: method 'mtp' needs a head for multi-token prediction, and this model of family "
+                f"{model.family} was read without one; use load_model(mtp=True) if it has one, or method 'ngram'"
+            )
+        others = [m for layer in model.mtp for m in layer.mixers if not isinstance(m, Attention)]
+        if others:
+            raise ValueError(
+                f"SpeculationConfig: method 'mtp' needs a head of attention layers, got one with "
+                f"{type(others[0]).__name__}; use method 'ngram'"
+            )
+    if method == "draft" and model.draft is None:
+        raise ValueError(
+            "SpeculationConfig: method 'draft' needs a second model; give its directory as `model`"
+        )
+    return replace(
+        model,
+        mtp=model.mtp if method == "mtp" else (),
+        draft=model.draft if method == "draft" else None,
+    )

@@ -11,6 +11,7 @@ import numpy as np
 
 from hybrid_jax.cache.tree.prefix_order import prefix_order
 from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.config.speculation import drafting_model
 from hybrid_jax.costs import model_costs, step_costs
 from hybrid_jax.engine.kernel_choice import choose_kernels
 from hybrid_jax.engine.programs.compiling import WarmUp
@@ -44,6 +45,7 @@ class Engine:
         engine_config: EngineConfig,
         store: ProgramStore | None = None,
     ) -> None:
+        config = drafting_model(config, engine_config.speculation)
         self.geometry = make_geometry(config, engine_config)
         held = held_bytes(params)
         self.device = this_device(held=held)

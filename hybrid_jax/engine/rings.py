@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 
@@ -43,7 +45,7 @@ def ring_bits(x: jax.Array, model: Model) -> jax.Array:
 
 def write_window(
     state: State,
-    h: jax.Array,
+    made: Sequence[jax.Array],
     group: int,
     layers: dict[int, dict[str, Entry]],
     plan: WindowPlan,
@@ -51,16 +53,17 @@ def write_window(
     """Stores the new ring entries of layers of a group.
 
     Args:
-        h: [B, T, D], the output of all layers. layers: by layer, consecutive ones, the entries by array. Of those that
-            renew an array, each may be computed from the arrays that come after it.
+        made: exist only once every layer has read its ring.
+        layers: by layer, consecutive ones, the entries by array. Of those that renew an array, each may be computed
+            from the arrays that come after it.
     """
     first, entries = next(iter(layers.items()))
     values = {
         name: jnp.stack([layer[name].values for layer in layers.values()]) for name in entries
     }
     num_rows, live, rings = plan.valid.shape[0], plan.valid.any(1), dict(state.rings[group])
-    # Every read of the rings must come before the first write; the last layer's read leads only to h.
-    zero = frames.zero_after(state, h)
+    # Every read of the rings must come before the first write.
+    zero = frames.zero_after(state, *made)
     sink = state.tokens.shape[0] - 1
     renewed = [name for name, entry in entries.items() if entry.renews]
     added = [name for name in entries if name not in renewed]

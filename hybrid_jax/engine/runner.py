@@ -96,7 +96,7 @@ class Runner:
             max_rows=engine.max_rows,
             window=engine.decode_tokens,
             aligned=engine.exact,
-            drafting=drafting_specs(engine, max_model_len),
+            drafting=drafting_specs(config, engine, max_model_len),
         )
         self.state: State = make_state(self.specs)
         self.adjust: Adjust | None = None  # made for the first request that needs it

@@ -25,7 +25,8 @@ from hybrid_jax.engine.kinds.kind import (
 )
 from hybrid_jax.engine.kinds.table import steps_of
 from hybrid_jax.geometry import KVPlace
-from hybrid_jax.models import decoder
+from hybrid_jax.models import decoder, mtp
+from hybrid_jax.models.stacks import drafting_stack, stacks
 from hybrid_jax.state import Model, State
 from pallas_kernels.arguments import check_tree
 from pallas_kernels.frame_io import move_words
@@ -73,10 +74,13 @@ def cursor(
 def prepare(params: dict, model: Model) -> tuple[Any, ...]:
     """For each group, what windows and folds need of the weights of all its layers at once."""
     weights: list[list[dict]] = [[] for _ in model.geometry.groups]
-    for (index, number), place in model.places.items():
-        if not isinstance(place, KVPlace):
-            mixers = decoder.layer_params(params, index, model.config)["mixers"]
-            weights[place.group].append(mixers[number])
+    for stack in stacks(params, model.config):
+        for index, layer in enumerate(stack.config.layers):
+            for number in range(len(layer.mixers)):
+                place = model.places[stack.first + index, number]
+                if not isinstance(place, KVPlace):
+                    mixers = decoder.layer_params(stack.params, index, stack.config)["mixers"]
+                    weights[place.group].append(mixers[number])
     pairs = zip(model.geometry.groups, weights, strict=True)
     return tuple(steps_of(group.layout.spec, model).prepare(own) for group, own in pairs)
 
@@ -217,6 +221,7 @@ class WindowWalk:
         # For each group, what is to be written to its rings, by layer.
         self.written: list[dict[int, dict[str, Entry]]] = [{} for _ in model.geometry.groups]
         self.beside = frames.Beside()
+        self.mixed: jax.Array | None = None  # what the last recurrent mixer has made
 
     def mix(
         self, weights: dict, normed: jax.Array, spec: decoder.Mixer, where: tuple[int, int]
@@ -237,13 +242,17 @@ class WindowWalk:
         out, self.state, entries = steps.window(weights, given, self.state, place, self.plan)
         self.written[place.group][place.layer] = entries
         self.beside.note(normed, out)
+        self.mixed = out
         return out
 
     def finish(self, h: jax.Array) -> State:
-        """The state with all rings written; h [B, T, D] is the output of all layers."""
+        """The state with all rings written; h [B, T, D] is what the model's layers have made."""
+        made = [h]
+        if self.model.config.draft is not None and self.mixed is not None:
+            made.append(self.mixed)  # nothing else may depend on what the second model makes
         for group, layers in enumerate(self.written):
             if any(layers.values()):
-                self.state = rings.write_window(self.state, h, group, layers, self.plan)
+                self.state = rings.write_window(self.state, made, group, layers, self.plan)
         return self.state
 
 
@@ -263,7 +272,13 @@ def window(
         h [B, T, D] before the last norm, and the state.
     """
     walk = WindowWalk(state, rows, shared=shared, model=model, commits=commits, aligned=aligned)
-    h = decoder.walk(params, rows.tokens, walk.plan.valid, model.config, walk.mix, model.kernels)
+    tokens, valid = rows.tokens, walk.plan.valid
+    h = decoder.walk(params, tokens, valid, model.config, walk.mix, model.kernels)
+    before = None
+    if model.config.mtp:
+        hidden = mtp.normed_hidden(params, h, model.config)
+        before = hidden_before(hidden, state, rows, model)
+    through_drafting(params, tokens, before, valid, walk.mix, model)
     return h, walk.finish(h)
 
 
@@ -276,6 +291,7 @@ class ChunkWalk:
         self.state, self.plan = state, ChunkPlan(rows, model)
         self.tails: dict[int, Tail] = {}  # by group
         self.beside = frames.Beside()
+        self.mixed: jax.Array | None = None  # what the last mixer has made
 
     def mix(
         self, weights: dict, normed: jax.Array, spec: decoder.Mixer, where: tuple[int, int]
@@ -289,9 +305,11 @@ class ChunkWalk:
             out, arena = attend_pages(weights, given, self.state.arena, table, *span, spec, model)
             self.state = self.state.replace(arena=arena)
             self.beside.note(normed, out)
+            self.mixed = out
             return out
         steps = steps_of(spec, model)
         out, self.state, tail = steps.chunk(weights, given, self.state, place, self.plan)
+        self.mixed = out
         if tail is None:
             self.beside.note(normed)
             return out
@@ -312,11 +330,14 @@ class ChunkWalk:
         return out
 
     def finish(self, h: jax.Array) -> State:
-        """The state with its checkpoints and rings written; h [R, T, D] is the output of all layers."""
+        """The state with its checkpoints and rings written; h [R, T, D] is what the model's layers have made."""
         if self.tails:
             # Attention layers may follow the last recurrent one. Their reads must come before this write too.
             rows, model = self.plan
-            write = rows.write + frames.zero_after(self.state, h)
+            made = [h]
+            if model.config.draft is not None and self.mixed is not None:
+                made.append(self.mixed)  # nothing else may depend on what the second model makes
+            write = rows.write + frames.zero_after(self.state, *made)
             for group, joined in self.tails.items():
                 self.state = rings.write_tails(self.state, joined, group, write, rows, model)
         return self.state
@@ -325,5 +346,89 @@ class ChunkWalk:
 def chunk(params: dict, state: State, rows: ChunkRows, *, model: Model) -> tuple[jax.Array, State]:
     """Runs a chunk: h [R, T, D] before the last norm, and the state with its checkpoints, pages and rings written."""
     walk = ChunkWalk(state, rows, model=model)
-    h = decoder.walk(params, rows.tokens, walk.valid, model.config, walk.mix, model.kernels)
+    tokens, valid = rows.tokens, walk.valid
+    h = decoder.walk(params, tokens, valid, model.config, walk.mix, model.kernels)
+    before = None
+    if model.config.mtp:  # what comes before the chunk is not known
+        hidden = mtp.normed_hidden(params, h, model.config)
+        before = jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
+    through_drafting(params, tokens, before, valid, walk.mix, model)
     return h, walk.finish(h)
+
+
+# --- layers that draft ------------------------------------------------------------------------------
+
+
+def through_drafting(
+    params: dict,
+    tokens: jax.Array,
+    before: jax.Array | None,
+    valid: jax.Array,
+    mix: decoder.Mix,
+    model: Model,
+) -> jax.Array | None:
+    """Takes tokens through the layers that draft, if there are any.
+
+    Args:
+        tokens: int32[B, T]. valid: as for `decoder.walk`; `mix` numbers all layers.
+        before: for a head, [B, T, D] the hidden state before each token, after the last norm.
+
+    Returns:
+        [B, T, D] what the drafting layers make of them, for `drafted_logits`; None if there are none.
+    """
+    config, stack = model.config, drafting_stack(params, model.config)
+    if stack is None:
+        return None
+    mix = stack.numbered(mix)
+    if config.mtp:
+        assert before is not None, "a head takes hidden states"
+        return mtp.head(params, tokens, before, valid, config, mix, model.kernels)
+    return decoder.walk(stack.params, tokens, valid, stack.config, mix, model.kernels)
+
+
+def drafted_logits(params: dict, out: jax.Array, model: Model) -> jax.Array:
+    """Logits float32[..., V] of drafts, from what `through_drafting` returns."""
+    config = model.config
+    if config.draft is None:
+        return decoder.head_logits(params, out, config, model.kernels)
+    return decoder.logits(params["draft"], out, config.draft, model.kernels)
+
+
+def hidden_before(hidden: jax.Array, state: State, rows: WindowRows, model: Model) -> jax.Array:
+    """The hidden state before each token of a window, [B, T, D]; before a row's first one, what drafters keep.
+
+    Args:
+        hidden: [B, T, D] of the window's tokens, after the last norm.
+    """
+    num_rows, width, _ = hidden.shape
+    tree = None if model.speculation is None else model.speculation.tree
+    parents = tuple(range(width - 1)) if rows.ancestors is None or tree is None else tree
+    shifted = jnp.pad(hidden[:, parents], ((0, 0), (1, 0), (0, 0)))
+    first = jnp.arange(width) == (rows.begin - rows.base)[:, None]
+    own = state.drafting["hidden"][jnp.arange(num_rows)]
+    return jnp.where(first[:, :, None], own[:, None], shifted)
+
+
+def draft_window(
+    params: dict,
+    state: State,
+    rows: WindowRows,
+    before: jax.Array | None,
+    *,
+    shared: tuple[Any, ...],
+    model: Model,
+    commits: bool,
+    aligned: bool,
+) -> tuple[jax.Array, State]:
+    """Runs T tokens per row through the layers that draft, and no others.
+
+    Args:
+        before: as in `through_drafting`. The others are those of `WindowWalk`.
+
+    Returns:
+        [B, T, D], what `through_drafting` returns, and the state.
+    """
+    walk = WindowWalk(state, rows, shared=shared, model=model, commits=commits, aligned=aligned)
+    out = through_drafting(params, rows.tokens, before, walk.plan.valid, walk.mix, model)
+    assert out is not None, "there are layers that draft"
+    return out, walk.finish(out)

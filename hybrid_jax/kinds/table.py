@@ -74,6 +74,8 @@ def model_weights(config: ModelConfig) -> Weights:
             "layers": [layer(spec) for spec in config.mtp],
             "norm": norm,
         }
+    if config.draft is not None:
+        tree["draft"] = model_weights(config.draft)
     if not config.tie_embeddings:
         tree["head"] = Weight(shape=(config.width, config.vocab_size), draw="matrix")
     return tree

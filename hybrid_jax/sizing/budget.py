@@ -101,7 +101,7 @@ def split_memory(
     ring_bytes = sum(spec.num_bytes for ring in rings for spec in ring.values())
     tables = table_specs(geometry, max_slots=MIN_SLOTS, max_rows=engine.max_rows)
     ring_bytes += tables["tokens"].num_bytes + tables["lengths"].num_bytes
-    drafting = drafting_specs(engine, max_model_len)
+    drafting = drafting_specs(model, engine, max_model_len)
     drafting_bytes = sum(spec.num_bytes for spec in drafting.values())
     step_bytes = logits_bytes(
         model,

@@ -183,7 +183,7 @@ def _model_and_state(
         max_rows=rows,
         window=engine.decode_tokens,
         aligned=exact,
-        drafting=drafting_specs(engine, longest),
+        drafting=drafting_specs(config, engine, longest),
     )
     state = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)), specs)
     return Model(config, geometry, "pallas", speculation=speculation), state

@@ -14,6 +14,7 @@ from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.engine.drafters.drafter import Drafts
 from hybrid_jax.engine.drafters.table import DRAFTERS
 from hybrid_jax.engine.runner import Runner
+from hybrid_jax.state import State
 
 
 class Ahead:
@@ -24,15 +25,16 @@ class Ahead:
     def __init__(self, config: SpeculationConfig) -> None:
         self.most = config.num_tokens
 
-    def draft(self, state, batch, layout, model) -> Drafts:
-        num_rows = len(batch)
+    def draft(self, params, state, rows, model) -> tuple[Drafts, State]:
+        num_rows = len(rows.alive)
         last = state.lengths[:num_rows]
         places = last[:, None] + 1 + jnp.arange(self.most)
         history = state.drafting["history"][:num_rows]
         places = jnp.minimum(places, history.shape[1] - 1)
         tokens = jnp.take_along_axis(history, places, axis=1)
         count = (last * 5 + jnp.arange(num_rows)) % 7
-        return Drafts(tokens, jnp.where(count > 2, self.most, jnp.minimum(count, self.most)))
+        count = jnp.where(count > 2, self.most, jnp.minimum(count, self.most))
+        return Drafts(tokens, count), state
 
 
 class AheadTree(Ahead):
@@ -42,9 +44,9 @@ class AheadTree(Ahead):
         super().__init__(config)
         self.tree, self.depths = config.tree, config.depths[1:]
 
-    def draft(self, state, batch, layout, model) -> Drafts:
-        chain, count = super().draft(state, batch, layout, model)
-        last = state.lengths[: len(batch)]
+    def draft(self, params, state, rows, model) -> tuple[Drafts, State]:
+        (chain, count), state = super().draft(params, state, rows, model)
+        last = state.lengths[: len(rows.alive)]
         lucky, tokens = [jnp.ones_like(last, bool)], []
         for node, (parent, depth) in enumerate(zip(self.tree, self.depths, strict=True)):
             siblings = [i for i, other in enumerate(self.tree) if other == parent]
@@ -52,7 +54,7 @@ class AheadTree(Ahead):
             lucky.append(lucky[parent] & chosen)
             right = chain[:, depth - 1]
             tokens.append(jnp.where(lucky[-1], right, (right + 1 + node) % 61))
-        return Drafts(jnp.stack(tokens, axis=1), count)
+        return Drafts(jnp.stack(tokens, axis=1), count), state
 
 
 @dataclass

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
 from hybrid_jax.engine.pack import Layout
+from hybrid_jax.engine.walk import Cursor
 from hybrid_jax.state import Model, State
+
+
+class DraftRows(NamedTuple):
+    """B rows whose next tokens are to be drafted: the first ring rows of the state.
+
+    Attributes:
+        at: where they stand. alive: bool[B] rows that go on.
+        most: int32[B] how many tokens of the window may stay, the row's own among them.
+        table: int32[B, frames_per_page, pages].
+        batch, layout: the packed rows int32[B, columns] of the step, and their columns.
+        shared: as `walk.prepare` makes it.
+        aligned: as in `WindowPlan`.
+    """
+
+    at: Cursor
+    alive: jax.Array
+    most: jax.Array
+    table: jax.Array
+    batch: jax.Array
+    layout: Layout
+    shared: tuple[Any, ...]
+    aligned: bool = False
 
 
 class Drafts(NamedTuple):
@@ -27,9 +50,7 @@ class Drafter(Protocol):
 
     fields: tuple[tuple[str, int], ...]  # columns that it reads of a step's packed rows
 
-    def draft(self, state: State, batch: jax.Array, layout: Layout, model: Model) -> Drafts:
-        """Drafts what follows the tokens that the first B rows feed next.
-
-        Args:
-            batch, layout: the packed rows int32[B, columns], and their columns.
-        """
+    def draft(
+        self, params: dict, state: State, rows: DraftRows, model: Model
+    ) -> tuple[Drafts, State]:
+        """Drafts what follows the tokens that some rows feed next; it may write what only drafters read."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import SpeculationConfig
-from hybrid_jax.engine.drafters.drafter import Drafts
-from hybrid_jax.engine.pack import Layout
+from hybrid_jax.engine.drafters.drafter import DraftRows, Drafts
 from hybrid_jax.state import Model, State
 
 
@@ -22,13 +20,16 @@ class Given:
         self.config = config
         self.fields = (("drafts", 2 * config.window), ("num_drafts", 1), ("drafts_from", 1))
 
-    def draft(self, state: State, batch: jax.Array, layout: Layout, model: Model) -> Drafts:
+    def draft(
+        self, params: dict, state: State, rows: DraftRows, model: Model
+    ) -> tuple[Drafts, State]:
         """What the host expects behind the row's own token."""
-        num_rows, most = len(batch), self.config.num_tokens
+        batch, layout, num_rows = rows.batch, rows.layout, len(rows.alive)
+        most = self.config.num_tokens
         sent, count = layout.get(batch, "drafts"), layout.get(batch, "num_drafts")
         here = state.lengths[:num_rows] - layout.get(batch, "drafts_from")
         places = here[:, None] + jnp.arange(most + 1)
         found = jnp.take_along_axis(sent, jnp.clip(places, 0, sent.shape[1] - 1), axis=1)
         right = (here >= 0) & (here < count) & (found[:, 0] == state.tokens[:num_rows])
         left = jnp.where(right, jnp.minimum(count - 1 - here, most), 0)
-        return Drafts(found[:, 1:], left)
+        return Drafts(found[:, 1:], left), state

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import SpeculationConfig
-from hybrid_jax.engine.drafters.drafter import Drafts
-from hybrid_jax.engine.pack import Layout
+from hybrid_jax.engine.drafters.drafter import DraftRows, Drafts
 from hybrid_jax.state import Model, State
 
 TILE = 1024  # places that are compared at once where the search is a loop
@@ -21,9 +20,11 @@ class NGram:
     def __init__(self, config: SpeculationConfig) -> None:
         self.config = config
 
-    def draft(self, state: State, batch: jax.Array, layout: Layout, model: Model) -> Drafts:
+    def draft(
+        self, params: dict, state: State, rows: DraftRows, model: Model
+    ) -> tuple[Drafts, State]:
         """What followed the longest match."""
-        config, num_rows = self.config, len(batch)
+        config, num_rows = self.config, len(rows.alive)
         history = state.drafting["history"][:num_rows]
         last = state.lengths[:num_rows]  # where the token stands that is fed next
         branches, depths = _branches(config), config.depths[1:]
@@ -43,7 +44,7 @@ class NGram:
             [found[branch][0][:, d - 1] for branch, d in zip(branches, depths, strict=True)], 1
         )
         count = jnp.where(found[0][1] >= config.ngram_min, config.num_tokens, 0)
-        return Drafts(tokens, count)
+        return Drafts(tokens, count), state
 
 
 def _branches(config: SpeculationConfig) -> list[int]:

@@ -7,9 +7,15 @@ from collections.abc import Callable
 from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.engine.drafters.drafter import Drafter
 from hybrid_jax.engine.drafters.given import Given
+from hybrid_jax.engine.drafters.layers import Layers
 from hybrid_jax.engine.drafters.ngram import NGram
 
-DRAFTERS: dict[str, Callable[[SpeculationConfig], Drafter]] = {"ngram": NGram, "suffix": Given}
+DRAFTERS: dict[str, Callable[[SpeculationConfig], Drafter]] = {
+    "ngram": NGram,
+    "suffix": Given,
+    "mtp": Layers,
+    "draft": Layers,
+}
 
 
 def drafter_of(config: SpeculationConfig) -> Drafter:

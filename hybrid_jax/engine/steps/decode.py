@@ -11,7 +11,7 @@ import numpy as np
 
 from hybrid_jax.engine import frames, pack
 from hybrid_jax.engine.adjust import Adjust, choose
-from hybrid_jax.engine.drafters import history
+from hybrid_jax.engine.drafters import kept
 from hybrid_jax.engine.kinds.kind import WindowRows
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled, logprobs
@@ -84,6 +84,7 @@ def decode(
         with jax.named_scope("sample"):
             logits = decoder.logits(params, h[:, 0], model.config, model.kernels)
             ring_rows = jnp.arange(num_rows)
+            state = kept.note_hidden(params, state, ring_rows, h[:, 0], alive, model)
             new, fed, adjust = choose(
                 logits,
                 batch,
@@ -97,7 +98,7 @@ def decode(
             )
             out = store(out, step, jax.tree.map(lambda one: one[None], new), alive)
             count = alive.astype(jnp.int32)
-            state = history.note(state, ring_rows, position + 1, fed[:, None], count)
+            state = kept.note_tokens(state, ring_rows, position + 1, fed[:, None], count)
             fed = jnp.where(alive, fed, state.tokens[:num_rows])
             state = state.replace(tokens=state.tokens.at[:num_rows].set(fed))
         at = at._replace(position=position + alive.astype(jnp.int32))

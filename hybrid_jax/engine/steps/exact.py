@@ -13,12 +13,20 @@ import numpy as np
 from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine import frames, pack, rings, walk
 from hybrid_jax.engine.adjust import Adjust
-from hybrid_jax.engine.drafters import history
+from hybrid_jax.engine.drafters import kept
+from hybrid_jax.engine.drafters.drafter import DraftRows
 from hybrid_jax.engine.drafters.table import drafter_of
 from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.steps.kind import Made, Results, StepKind, Variant
-from hybrid_jax.engine.steps.verify import Window, judge, set_drafts, unpack_verified, with_drafts
+from hybrid_jax.engine.steps.verify import (
+    Window,
+    judge,
+    last_of,
+    set_drafts,
+    unpack_verified,
+    with_drafts,
+)
 from hybrid_jax.models import decoder
 from hybrid_jax.schedule.bucket import PrefillBucket
 from hybrid_jax.schedule.plan import DecodeRow, Plan, PrefillRow
@@ -77,11 +85,14 @@ def exact_step(
     own = state.tokens[:num_rows, None]
     count = jnp.ones_like(begin)  # of tokens that are fed
     if model.speculation is not None:
-        drafts = drafter_of(model.speculation).draft(state, batch, layout, model)
-        own = jnp.concatenate([own, drafts.tokens], axis=1)
-        count = jnp.minimum(1 + drafts.count, get("num_tokens"))
+        most = get("num_tokens")
         if geometry.has_state:
-            count = jnp.minimum(count, geometry.grain - (begin - base))
+            most = jnp.minimum(most, geometry.grain - (begin - base))
+        here = walk.Cursor(begin, base, slot)
+        drafting = DraftRows(here, alive & feeds, most, table, batch, layout, shared, aligned=True)
+        drafts, state = drafter_of(model.speculation).draft(params, state, drafting, model)
+        own = jnp.concatenate([own, drafts.tokens], axis=1)
+        count = jnp.minimum(1 + drafts.count, most)
     width, count = own.shape[1], jnp.where(feeds, count, length)
     end = jnp.where(alive, begin + count, 0)
     begin = jnp.where(alive, begin, 0)
@@ -90,6 +101,7 @@ def exact_step(
     shifted = jnp.take_along_axis(own, jnp.clip(places, 0, width - 1), axis=1)
     tokens = jnp.where(feeds[:, None], shifted, get("tokens"))
     rows = WindowRows(tokens, base, begin, end, base, slot, table)
+    state = kept.forget_hidden(state, starts)
     commits = model.speculation is None
     h, state = walk.window(
         params, state, rows, shared=shared, model=model, commits=commits, aligned=True
@@ -110,7 +122,11 @@ def exact_step(
         state = walk.end_aligned(state, full, model)
     folds = FoldRows(starts & (fold_slot > 0), base, slot, fold_slot)
     state = walk.fold_rows(state, folds, shared, model)
-    state = history.note(state, jnp.arange(num_rows), position + 1, sampled.tokens.T, judged.count)
+    ring_rows = jnp.arange(num_rows)
+    if "hidden" in state.drafting:
+        last_h = jnp.take_along_axis(last, last_of(judged)[:, None, None], axis=1)[:, 0]
+        state = kept.note_hidden(params, state, ring_rows, last_h, alive, model)
+    state = kept.note_tokens(state, ring_rows, position + 1, sampled.tokens.T, judged.count)
     last_drawn = jnp.where(samples, judged.last, -1)
     next_tokens = jnp.where(alive, last_drawn, state.tokens[:num_rows])
     lengths = jnp.where(alive, reached, state.lengths[:num_rows])

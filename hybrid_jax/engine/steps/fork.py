@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from hybrid_jax.engine import frames, pack, rings
 from hybrid_jax.engine.adjust import Adjust
+from hybrid_jax.engine.drafters import kept
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.steps.kind import Made, StepKind
 from hybrid_jax.engine.steps.prefill import first_tokens
@@ -37,7 +39,8 @@ def fork(
     layout: Layout,
     num_logprobs: int,
 ) -> tuple[State, Adjust | None, Made]:
-    """Starts rows behind another row's prompt: they get a copy of its ring and last page, and draw their first token.
+    """Starts rows behind another row's prompt: they get a copy of its ring, of its last page, and of what drafters keep
+    of it, and draw their first token.
 
     Args:
         batch: int32[F, layout.size], real rows first; a padding row names the sink's ring row.
@@ -50,12 +53,16 @@ def fork(
     get = lambda name: layout.get(batch, name)  # noqa: E731
     state = frames.copy_pages(state, get("sources"), get("targets"), model)
     source, target = get("source"), get("row")
-    if model.geometry.has_state:
+    if model.geometry.has_state or state.drafting:
 
         def copy(i, held):
-            return jax.tree.map(lambda ring: rings.copy_row(ring, source[i], target[i]), held)
+            of_rings, drafting = held
+            copied = functools.partial(rings.copy_row, source=source[i], target=target[i])
+            drafting = kept.copy_row(drafting, source[i], target[i])
+            return jax.tree.map(copied, of_rings), drafting
 
-        state = state.replace(rings=jax.lax.fori_loop(0, count, copy, state.rings))
+        held = jax.lax.fori_loop(0, count, copy, (state.rings, state.drafting))
+        state = state.replace(rings=held[0], drafting=held[1])
     with jax.named_scope("sample"):
         own = logits[get("line")]  # [F, V]
         samples = jnp.ones(target.shape, bool)

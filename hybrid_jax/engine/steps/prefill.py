@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.engine import frames, pack, rings
 from hybrid_jax.engine.adjust import Adjust, choose
-from hybrid_jax.engine.drafters import history
+from hybrid_jax.engine.drafters import kept
 from hybrid_jax.engine.kinds.kind import ChunkRows
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled
@@ -60,6 +60,7 @@ def prefill(
     h, state = chunk(params, state, rows, model=model)
     with jax.named_scope("sample"):
         last = rings.slice_tokens(h, jnp.maximum(length - 1, 0), 1)[:, 0]
+        state = kept.note_hidden(params, state, rows.row, last, length > 0, model)
         logits = decoder.logits(params, last, model.config, model.kernels)
         state, adjust, sampled = first_tokens(
             state, adjust, logits, batch, end, get("samples") > 0, layout, num_logprobs, model
@@ -94,7 +95,7 @@ def first_tokens(
         tokens = jnp.where(rows == row[r], fed[r], tokens)
         lengths = jnp.where(rows == row[r], positions[r], lengths)
     state = state.replace(tokens=tokens, lengths=lengths)
-    state = history.note(state, row, positions, fed[:, None], samples.astype(jnp.int32))
+    state = kept.note_tokens(state, row, positions, fed[:, None], samples.astype(jnp.int32))
     return state, adjust, sampled
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.engine import adjust, rings
-from hybrid_jax.engine.drafters import history
+from hybrid_jax.engine.drafters import kept
 from hybrid_jax.engine.sampling import Sampled, logprobs
 from hybrid_jax.geometry import PROMPT_POSITIONS
 from hybrid_jax.models import decoder
@@ -25,8 +25,8 @@ def move_row(state: State, source: jax.Array, target: jax.Array) -> State:
     tokens = jnp.where(rows == source, -1, tokens)
     lengths = jnp.where(rows == target, state.lengths[source], state.lengths)
     moved = jax.tree.map(lambda ring: rings.copy_row(ring, source, target), state.rings)
-    state = history.copy(state, source, target)
-    return state.replace(rings=moved, tokens=tokens, lengths=lengths)
+    drafting = kept.copy_row(state.drafting, source, target)
+    return state.replace(rings=moved, tokens=tokens, lengths=lengths, drafting=drafting)
 
 
 def prompt_logprobs(
@@ -63,7 +63,7 @@ def prompt_logprobs(
 CHANGES = {
     "write_slots": write_slots,
     "move_row": move_row,
-    "load_history": history.load,
+    "load_history": kept.load_tokens,
     "load_adjust": adjust.load_row,
     "move_adjust": adjust.move_row,
 }

@@ -12,7 +12,8 @@ import numpy as np
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine import pack
 from hybrid_jax.engine.adjust import Adjust, choose
-from hybrid_jax.engine.drafters import history
+from hybrid_jax.engine.drafters import kept
+from hybrid_jax.engine.drafters.drafter import DraftRows
 from hybrid_jax.engine.drafters.table import drafter_of
 from hybrid_jax.engine.kinds.kind import WindowRows
 from hybrid_jax.engine.pack import Layout
@@ -89,7 +90,8 @@ def verify(
                 state, at = fold_full(state, at, alive, fold_slot, shared, model)
             most = jnp.minimum(room, grain - (at.position - at.checkpoint))
         with jax.named_scope("draft"):
-            drafts = drafter.draft(state, batch, layout, model)
+            asked = DraftRows(at, alive, most, table, batch, layout, shared)
+            drafts, state = drafter.draft(params, state, asked, model)
         # What branches may be fed past the boundary, but does not stay there.
         fed = jnp.minimum(1 + drafts.count, most if ancestors is None else room)
         tokens = jnp.concatenate([state.tokens[:num_rows, None], drafts.tokens], axis=1)
@@ -109,7 +111,11 @@ def verify(
             given = Window(tokens, jnp.where(alive, fed, 0), most, at.position)
             judged = judge(logits, given, batch, layout, num_logprobs, adjust, model)
         state = commit(state, rows, judged.count, model, judged.path)
-        state = history.note(
+        if "hidden" in state.drafting:
+            at_last = last_of(judged)[:, None, None]
+            last_h = jnp.take_along_axis(h, at_last, axis=1)[:, 0]
+            state = kept.note_hidden(params, state, ring_rows, last_h, judged.count > 0, model)
+        state = kept.note_tokens(
             state, ring_rows, at.position + 1, judged.sampled.tokens.T, judged.count
         )
         fed_next = jnp.where(alive, judged.last, state.tokens[:num_rows])
@@ -155,6 +161,14 @@ class Judged(NamedTuple):
     last: jax.Array
     adjust: Adjust | None
     path: jax.Array | None
+
+
+def last_of(judged: Judged) -> jax.Array:
+    """The numbers int32[B] of the last tokens that stay; 0 where none does."""
+    last = jnp.maximum(judged.count - 1, 0)
+    if judged.path is None:
+        return last
+    return jnp.take_along_axis(judged.path, last[:, None], axis=1)[:, 0]
 
 
 def judge(

@@ -1,0 +1,166 @@
+"""Drafts that layers predict: those of a head for multi-token prediction, or of a second model."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.config import SpeculationConfig
+from hybrid_jax.engine import rings
+from hybrid_jax.engine.drafters.drafter import DraftRows, Drafts
+from hybrid_jax.engine.kinds.kind import WindowRows
+from hybrid_jax.engine.sampling import noise_keys, sample, token_noise, unpack_sampling
+from hybrid_jax.engine.token_groups import largest
+from hybrid_jax.engine.walk import draft_window, drafted_logits
+from hybrid_jax.state import Model, State
+
+
+class Layers:
+    """See `hybrid_jax.engine.drafters.drafter.Drafter`.
+
+    Drafts are drawn with the noise that the model's own tokens are drawn with, so that equal logits bring equal tokens.
+    """
+
+    fields = ()
+
+    def __init__(self, config: SpeculationConfig) -> None:
+        self.config = config
+
+    def draft(
+        self, params: dict, state: State, rows: DraftRows, model: Model
+    ) -> tuple[Drafts, State]:
+        """What the layers predict, one token after the other or level by level of a tree."""
+        along = self._chain if self.config.tree is None else self._tree
+        tokens, state = along(params, state, rows, model)
+        return Drafts(tokens, jnp.full_like(rows.most, self.config.num_tokens)), state
+
+    def _chain(
+        self, params: dict, state: State, rows: DraftRows, model: Model
+    ) -> tuple[jax.Array, State]:
+        """Feeds one token after the other. The windows move the columns on, so these are put back in the end."""
+        num_rows, count = len(rows.alive), self.config.num_tokens
+        columns = [ring.get("conv") for ring in state.rings]
+        given = unpack_sampling(rows.layout, rows.batch)
+
+        def one(t, carry):
+            state, token, before, drafted = carry
+            position = rows.at.position + t
+            goes_on = rows.alive & (t + 1 < rows.most)
+            out, state = self._feed(params, state, rows, token, before, position, goes_on, model)
+            logits = drafted_logits(params, out, model)
+            token = sample(logits, given, position + 1, model.sampler)
+            drafted = jax.lax.dynamic_update_index_in_dim(drafted, token, t, 1)
+            return state, token, None if before is None else out, drafted
+
+        token = jnp.maximum(state.tokens[:num_rows], 0)
+        before = _kept_hidden(state, num_rows)
+        carry = (state, token, before, jnp.zeros((num_rows, count), jnp.int32))
+        if model.kernels == "pallas":  # a loop would make the device wait for the host
+            for t in range(count):
+                carry = one(t, carry)
+        else:
+            carry = jax.lax.fori_loop(0, count, one, carry)
+        state, _, _, drafted = carry
+        for group, conv in enumerate(columns):
+            if conv is not None:
+                state = state.with_ring(group, conv=conv)
+        return drafted, state
+
+    def _feed(
+        self,
+        params: dict,
+        state: State,
+        rows: DraftRows,
+        token: jax.Array,
+        before: jax.Array | None,
+        position: jax.Array,
+        goes_on: jax.Array,
+        model: Model,
+    ) -> tuple[jax.Array, State]:
+        """One token int32[B] of each row through the layers, with the hidden state [B, D] before it: [B, D] behind it.
+
+        In exact mode a window is as long as the ring.
+        """
+        base = rows.at.checkpoint if rows.aligned else position
+        width = model.geometry.grain if rows.aligned else 1
+        window = WindowRows(
+            tokens=jnp.broadcast_to(token[:, None], (len(token), width)),
+            base=base,
+            begin=jnp.where(goes_on, position, 0),
+            end=jnp.where(goes_on, position + 1, 0),
+            checkpoint=rows.at.checkpoint,
+            slot=rows.at.slot,
+            table=rows.table,
+        )
+        if before is not None:
+            before = jnp.broadcast_to(before[:, None], (len(token), width, before.shape[-1]))
+        out, state = draft_window(
+            params,
+            state,
+            window,
+            before,
+            shared=rows.shared,
+            model=model,
+            commits=not rows.aligned,
+            aligned=rows.aligned,
+        )
+        if width == 1:
+            return out[:, 0], state
+        return rings.slice_tokens(out, jnp.clip(position - base, 0, width - 1), 1)[:, 0], state
+
+    def _tree(
+        self, params: dict, state: State, rows: DraftRows, model: Model
+    ) -> tuple[jax.Array, State]:
+        """Feeds the whole window once for each level, and so fills in the next one."""
+        config, num_rows = self.config, len(rows.alive)
+        parents, depths = config.tree or (), config.depths
+        own = jnp.maximum(state.tokens[:num_rows], 0)
+        tokens = jnp.zeros((num_rows, config.window), jnp.int32).at[:, 0].set(own)
+        given, position = unpack_sampling(rows.layout, rows.batch), rows.at.position
+        ancestors = jnp.broadcast_to(jnp.array(config.ancestors, jnp.int32), tokens.shape)
+        kept, before = _kept_hidden(state, num_rows), None
+        if kept is not None:
+            before = jnp.broadcast_to(kept[:, None], (*tokens.shape, kept.shape[-1]))
+        for level in range(max(depths)):
+            window = WindowRows(
+                tokens=tokens,
+                base=position,
+                begin=jnp.where(rows.alive, position, 0),
+                end=jnp.where(rows.alive, position + config.window, 0),
+                checkpoint=rows.at.checkpoint,
+                slot=rows.at.slot,
+                table=rows.table,
+                ancestors=ancestors,
+            )
+            out, state = draft_window(
+                params,
+                state,
+                window,
+                before,
+                shared=rows.shared,
+                model=model,
+                commits=False,
+                aligned=False,
+            )
+            for node in [n for n, depth in enumerate(depths) if depth == level]:
+                children = [n + 1 for n, parent in enumerate(parents) if parent == node]
+                if children:
+                    logits = drafted_logits(params, out[:, node], model)
+                    best = best_tokens(logits, given, position + level + 1, len(children))
+                    tokens = tokens.at[:, jnp.array(children)].set(best)
+            if kept is not None:
+                before = jnp.concatenate([kept[:, None], out[:, jnp.array(parents)]], axis=1)
+        return tokens[:, 1:], state
+
+
+def best_tokens(logits: jax.Array, rows, positions: jax.Array, count: int) -> jax.Array:
+    """The tokens int32[B, count] that are most likely to be drawn, by logits float32[B, V] and the noise there."""
+    noise = token_noise(noise_keys(rows, positions), jnp.arange(logits.shape[1])[None])
+    temperature = rows.temperature[:, None]
+    noisy = logits / jnp.where(temperature > 0, temperature, 1.0) + noise
+    return largest(jnp.where(temperature > 0, noisy, logits), count)[1]
+
+
+def _kept_hidden(state: State, num_rows: int) -> jax.Array | None:
+    hidden = state.drafting.get("hidden")
+    return None if hidden is None else hidden[jnp.arange(num_rows)]
