@@ -8,9 +8,9 @@ also reads a prediction). Attention adds 4 * N * H per visible key. Norms, activ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hybrid_jax.config import MLP, Attention, ModelConfig, MoE, RecurrentMixer
+from hybrid_jax.config import MLP, Attention, EngineConfig, ModelConfig, MoE, RecurrentMixer
 from hybrid_jax.geometry import ITEM_BYTES, Geometry, checkpoint_bytes
 from hybrid_jax.kinds.kind import all_weights
 from hybrid_jax.kinds.table import kind_of, model_weights, recurrent_kind
@@ -73,6 +73,7 @@ class StepCosts:
         row_bytes: read and written for each row, whatever its tokens. kv_bytes: read for each token of a row's context.
         token_flops: of each token that a step feeds, logits included.
         flops_per_byte: FLOPs that a device does while it reads one byte.
+        drafting: what it costs to draft; None if that costs next to nothing.
 
     Example:
         >>> costs = StepCosts(
@@ -87,15 +88,38 @@ class StepCosts:
     kv_bytes: int
     token_flops: float
     flops_per_byte: float
+    drafting: DraftingCosts | None = None
 
     def ratio(self, *, rows: int, tokens: int, context: float) -> float:
-        """What a step that feeds so many tokens of each row costs, as a multiple of one that feeds one token."""
+        """What a step that feeds so many tokens of each row costs, as a multiple of one that feeds one token.
+
+        What is fed beside a row's own token has to be drafted first.
+        """
 
         def cost(tokens: int) -> float:
             read = self.weight_bytes + rows * (self.row_bytes + context * self.kv_bytes)
             return read + rows * tokens * self.token_flops / self.flops_per_byte
 
-        return round(cost(tokens) / cost(1), 3)
+        dearer = cost(tokens)
+        if tokens > 1 and (drafting := self.drafting) is not None:
+            flops = rows * drafting.tokens * drafting.token_flops
+            dearer += drafting.passes * (drafting.weight_bytes + flops / self.flops_per_byte)
+        return round(dearer / cost(1), 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftingCosts:
+    """What it costs to draft one window with layers.
+
+    Attributes:
+        passes: through these layers, one after the other. tokens: of each row in every pass.
+        weight_bytes: read in each pass, those for logits included. token_flops: of each token, logits included.
+    """
+
+    passes: int
+    tokens: int
+    weight_bytes: int
+    token_flops: float
 
 
 def frame_costs(geometry: Geometry) -> Costs:
@@ -113,22 +137,27 @@ def model_costs(model: ModelConfig, geometry: Geometry) -> Costs:
     """Costs of a model as an engine runs it: bytes are those of frames, their padding included."""
     taken = frame_costs(geometry)
     sizes = {"kv_bytes": taken.kv_bytes, "checkpoint_bytes": taken.checkpoint_bytes}
-    return block_costs([(1, block) for block in model.blocks], width=model.width, **sizes)
+    found = block_costs([(1, *block) for block in model.blocks], **sizes)
+    return replace(found, flops_per_token=found.flops_per_token + _entry_flops(model))
+
+
+def _entry_flops(model: ModelConfig) -> int:
+    """FLOPs of a token where it enters a head for multi-token prediction."""
+    return 2 * 2 * model.width**2 if model.mtp else 0
 
 
 def block_costs(
-    blocks: Sequence[tuple[int, Block]], *, width: int, kv_bytes: int, checkpoint_bytes: int
+    blocks: Sequence[tuple[int, Block, int]], *, kv_bytes: int, checkpoint_bytes: int
 ) -> Costs:
     """Costs of a stack of blocks.
 
     Args:
-        blocks: (how many, block) pairs.
-        width: D of the residual stream.
+        blocks: how many, which, and the width of their residual stream.
         kv_bytes, checkpoint_bytes: what the cache takes for a token and a state.
     """
     windows: dict[int, float] = {}
     per_token = per_key = 0.0
-    for count, block in blocks:
+    for count, block, width in blocks:
         kind = kind_of(block)
         per_token += count * (2 * kind.active_weights(block, width) + kind.recurrence_flops(block))
         flops = count * kind.key_flops(block)
@@ -146,21 +175,47 @@ def block_costs(
     )
 
 
-def step_costs(model: ModelConfig, costs: Costs, *, weight_bytes: int, on_cpu: bool) -> StepCosts:
+def step_costs(
+    model: ModelConfig, engine: EngineConfig, costs: Costs, *, weight_bytes: int, on_cpu: bool
+) -> StepCosts:
     """Costs of a model's decode steps on a kind of device; `costs` are the model's."""
     return StepCosts(
         weight_bytes=weight_bytes,
         row_bytes=2 * costs.checkpoint_bytes,
         kv_bytes=costs.kv_bytes,
-        token_flops=costs.flops_per_token + 2 * model.width * model.vocab_size,
+        token_flops=costs.flops_per_token + _logits_flops(model),
         flops_per_byte=CPU_FLOPS_PER_BYTE if on_cpu else GPU_FLOPS_PER_BYTE,
+        drafting=_drafting_costs(model, engine),
     )
+
+
+def _drafting_costs(model: ModelConfig, engine: EngineConfig) -> DraftingCosts | None:
+    speculation = engine.speculation
+    if speculation is None or not (model.mtp or model.draft):
+        return None
+    drafts = model.draft or replace(model, layers=model.mtp, mtp=())
+    weights = 2 * model.width**2 if model.mtp else 0
+    blocks = drafts.blocks
+    weights += sum(kind_of(block).active_weights(block, width) for block, width in blocks)
+    weights += drafts.width * drafts.vocab_size
+    chain = speculation.tree is None
+    return DraftingCosts(
+        passes=max(speculation.depths),
+        tokens=1 if chain else speculation.window,
+        weight_bytes=weights * ITEM_BYTES[engine.dtype],
+        token_flops=2 * weights
+        + sum(kind_of(block).recurrence_flops(block) for block, _ in blocks),
+    )
+
+
+def _logits_flops(model: ModelConfig) -> int:
+    return 2 * model.width * model.vocab_size
 
 
 def prefill_flops(model: ModelConfig, num_tokens: int, start: int = 0) -> int:
     """FLOPs to run tokens `start .. start + num_tokens` of one sequence, without the logits."""
-    blocks = [(1, block) for block in model.blocks]
-    costs = block_costs(blocks, width=model.width, kv_bytes=0, checkpoint_bytes=0)
+    blocks = [(1, *block) for block in model.blocks]
+    costs = block_costs(blocks, kv_bytes=0, checkpoint_bytes=0)
     return int(costs.flops(start + num_tokens, start))
 
 

@@ -46,7 +46,7 @@ def test_flops_of_a_part_are_those_of_the_whole_without_what_stands_before_it():
 
 def test_windows_of_equal_width_are_counted_together():
     costs = block_costs(
-        [(2, WINDOWED), (1, ATTENTION), (3, WINDOWED)], width=16, kv_bytes=0, checkpoint_bytes=0
+        [(2, WINDOWED, 16), (1, ATTENTION, 16), (3, WINDOWED, 16)], kv_bytes=0, checkpoint_bytes=0
     )
     assert costs.windows == ((5, 5 * 4 * 4 * 8),)
     assert costs.flops_per_key == 4 * 4 * 8

@@ -95,11 +95,15 @@ class ModelConfig:
         return tuple(m for layer in self.all_layers for m in layer.mixers if isinstance(m, kind))
 
     @property
-    def blocks(self) -> list[Mixer | FeedForward]:
-        """All mixers and feed-forward blocks of the model and its head, in the order in which they run."""
-        layers = (*self.layers, *self.mtp)
-        blocks = [block for layer in layers for block in (*layer.mixers, layer.mlp)]
-        return [block for block in blocks if block is not None]
+    def blocks(self) -> list[tuple[Mixer | FeedForward, int]]:
+        """All mixers and feed-forward blocks of `all_layers`, each with the width of its residual stream."""
+        found = [
+            (block, self.width)
+            for layer in (*self.layers, *self.mtp)
+            for block in (*layer.mixers, layer.mlp)
+            if block is not None
+        ]
+        return found + (self.draft.blocks if self.draft else [])
 
     @property
     def attention(self) -> Attention | None:

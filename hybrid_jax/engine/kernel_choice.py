@@ -108,10 +108,10 @@ def choose_steps(wanted: str, device: Device, unsupported: str | None = None) ->
 
 def why_unsupported(config: ModelConfig, geometry: Geometry, engine: EngineConfig) -> str | None:
     """Why the kernels cannot run a model's steps, or None."""
-    reasons = [residual_unsupported(config.width)]
+    reasons = [residual_unsupported(width) for width in {width for _, width in config.blocks}]
     for spec, place in zip(config.mixers(Attention), geometry.kv, strict=True):
         reasons.append(attention_unsupported(page_layout(spec, place, geometry)))
-    for block in config.blocks:
+    for block, _ in config.blocks:
         if isinstance(block, MoE):
             reasons.append(experts_unsupported(block.num_experts))
     for spec in config.recurrent:

@@ -65,7 +65,9 @@ def write_window(
     # Every read of the rings must come before the first write.
     zero = frames.zero_after(state, *made)
     sink = state.tokens.shape[0] - 1
-    renewed = [name for name, entry in entries.items() if entry.renews]
+    # Aligned windows hand back old entries with the new ones; those of several layers are put side by side first.
+    alone = plan.aligned and len(layers) == 1
+    renewed = [name for name, entry in entries.items() if entry.renews or alone]
     added = [name for name in entries if name not in renewed]
 
     def start_of(name: str, b) -> jax.Array | int:

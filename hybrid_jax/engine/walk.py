@@ -221,7 +221,9 @@ class WindowWalk:
         # For each group, what is to be written to its rings, by layer.
         self.written: list[dict[int, dict[str, Entry]]] = [{} for _ in model.geometry.groups]
         self.beside = frames.Beside()
-        self.mixed: jax.Array | None = None  # what the last recurrent mixer has made
+        self.mixed: jax.Array | None = (
+            None  # what the last mixer has made that reads what is written in the end
+        )
 
     def mix(
         self, weights: dict, normed: jax.Array, spec: decoder.Mixer, where: tuple[int, int]
@@ -237,6 +239,10 @@ class WindowWalk:
                 *(spec, self.model, rows.ancestors),
             )
             self.state = self.state.replace(arena=arena)
+            if (
+                self.plan.aligned
+            ):  # its table waited for reads of the rings, and XLA may make it again when it is used
+                self.mixed = out
             return out
         steps = steps_of(spec, self.model)
         out, self.state, entries = steps.window(weights, given, self.state, place, self.plan)
@@ -248,8 +254,8 @@ class WindowWalk:
     def finish(self, h: jax.Array) -> State:
         """The state with all rings written; h [B, T, D] is what the model's layers have made."""
         made = [h]
-        if self.model.config.draft is not None and self.mixed is not None:
-            made.append(self.mixed)  # nothing else may depend on what the second model makes
+        if drafts(self.model) and self.mixed is not None:
+            made.append(self.mixed)  # nothing else may depend on what drafting layers make
         for group, layers in enumerate(self.written):
             if any(layers.values()):
                 self.state = rings.write_window(self.state, made, group, layers, self.plan)
@@ -278,6 +284,7 @@ def window(
     if model.config.mtp:
         hidden = mtp.normed_hidden(params, h, model.config)
         before = hidden_before(hidden, state, rows, model)
+    tokens = tokens_after(h, tokens, state, model)
     through_drafting(params, tokens, before, valid, walk.mix, model)
     return h, walk.finish(h)
 
@@ -335,8 +342,8 @@ class ChunkWalk:
             # Attention layers may follow the last recurrent one. Their reads must come before this write too.
             rows, model = self.plan
             made = [h]
-            if model.config.draft is not None and self.mixed is not None:
-                made.append(self.mixed)  # nothing else may depend on what the second model makes
+            if drafts(model) and self.mixed is not None:
+                made.append(self.mixed)  # nothing else may depend on what drafting layers make
             write = rows.write + frames.zero_after(self.state, *made)
             for group, joined in self.tails.items():
                 self.state = rings.write_tails(self.state, joined, group, write, rows, model)
@@ -352,11 +359,17 @@ def chunk(params: dict, state: State, rows: ChunkRows, *, model: Model) -> tuple
     if model.config.mtp:  # what comes before the chunk is not known
         hidden = mtp.normed_hidden(params, h, model.config)
         before = jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
+    tokens = tokens_after(h, tokens, state, model)
     through_drafting(params, tokens, before, valid, walk.mix, model)
     return h, walk.finish(h)
 
 
 # --- layers that draft ------------------------------------------------------------------------------
+
+
+def drafts(model: Model) -> bool:
+    """Whether there are layers that draft."""
+    return bool(model.config.mtp or model.config.draft)
 
 
 def through_drafting(
@@ -384,6 +397,11 @@ def through_drafting(
         assert before is not None, "a head takes hidden states"
         return mtp.head(params, tokens, before, valid, config, mix, model.kernels)
     return decoder.walk(stack.params, tokens, valid, stack.config, mix, model.kernels)
+
+
+def tokens_after(h: jax.Array, tokens: jax.Array, state: State, model: Model) -> jax.Array:
+    """The tokens for layers that draft, which must not write before the model's own have read."""
+    return tokens + frames.zero_after(state, h) if drafts(model) else tokens
 
 
 def drafted_logits(params: dict, out: jax.Array, model: Model) -> jax.Array:

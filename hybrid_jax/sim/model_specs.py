@@ -81,7 +81,7 @@ def parse_spec(entry: dict[str, Any], name: str) -> ModelSpec:
 
 def _of_config(config: ModelConfig, name: str, about: str) -> ModelSpec:
     """A model by its config, with K, V and columns of 2 bytes an element."""
-    blocks = tuple((count, block) for block, count in Counter(config.blocks).items())
+    blocks = tuple((count, block) for block, count in Counter(b for b, _ in config.blocks).items())
     return ModelSpec(name=name, about=about, costs=_costs(blocks, config.width), blocks=blocks)
 
 
@@ -96,7 +96,8 @@ def _costs(
         if isinstance(kind, RecurrentKind):
             state, columns = state_elements(block)
             checkpoint += count * (state * state_item + columns * kv_item)
-    return block_costs(blocks, width=width, kv_bytes=token_bytes, checkpoint_bytes=checkpoint)
+    stack = [(count, block, width) for count, block in blocks]
+    return block_costs(stack, kv_bytes=token_bytes, checkpoint_bytes=checkpoint)
 
 
 def _stack(entry: dict[str, Any], where: str) -> tuple[Costs, tuple[tuple[int, Block], ...]]:

@@ -5,12 +5,14 @@ Logits are not included, since `memory` covers them (`geometry.logits_bytes`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
-from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.config import EngineConfig, LayerSpec, ModelConfig
 from hybrid_jax.costs import state_elements, weight_count
 from hybrid_jax.geometry import ITEM_BYTES, make_geometry
-from hybrid_jax.kinds.kind import StepSize
+from hybrid_jax.kinds.kind import Kind, StepSize
 from hybrid_jax.kinds.table import kind_of
 
 # Tokens of a row's keys and values that attention works on at a time, unless a page is longer.
@@ -49,14 +51,19 @@ def kernel_step_bytes(model: ModelConfig, engine: EngineConfig, *, rows: int, to
     item = ITEM_BYTES[engine.dtype]
     stream = model.width * ITEM_BYTES["float32" if model.residual_in_fp32 else engine.dtype]
     keys = engine.max_model_len or model.max_position
-    step = StepSize(width=model.width, item=item, rows=rows, tokens=tokens, keys=keys)
+
+    def most(count: Callable[[Kind], Callable[[Any, StepSize], int]]) -> int:
+        return max(
+            count(kind_of(block))(
+                block, StepSize(width=width, item=item, rows=rows, tokens=tokens, keys=keys)
+            )
+            for block, width in model.blocks
+        )
+
     if tokens == 1:
-        held = max(kind_of(block).row_bytes(block, step) for block in model.blocks)
+        held = most(lambda kind: kind.row_bytes)
         return SMALL_BYTES + rows * (ROW_BYTES + stream + held)
-    if engine.exact:
-        held = max(kind_of(block).window_bytes(block, step) for block in model.blocks)
-    else:
-        held = max(kind_of(block).chunk_bytes(block, step) for block in model.blocks)
+    held = most(lambda kind: kind.window_bytes if engine.exact else kind.chunk_bytes)
     return SMALL_BYTES + int(GAPS * rows * tokens * (stream + held))
 
 
@@ -66,22 +73,24 @@ def kernel_step_bytes(model: ModelConfig, engine: EngineConfig, *, rows: int, to
 def _xla_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int:
     """One layer works at a time. It holds float32 arrays over the tokens of the step, and the states of the rows twice.
 
-    In a decode step or an exact one, attention also copies the keys and values that it works on, twice for each row.
+    Attention also copies the keys and values that it works on, twice for each row.
     Widened weights exist of all layers at once, but only of one expert of a mixture.
     """
-    columns = 3 * model.width
-    columns += max(kind_of(block).xla_elements(block, model.width) for block in model.blocks)
+    columns = max(
+        3 * width + kind_of(block).xla_elements(block, width) for block, width in model.blocks
+    )
     states = [state_elements(mixer)[0] for mixer in model.recurrent]
     window = engine.window_tokens
     tile = max(TILE_TOKENS, make_geometry(model, engine).page_tokens)
-    copied = tile * max(kind_of(block).token_elements(block) for block in model.blocks)
+    copied = tile * max(kind_of(block).token_elements(block) for block, _ in model.blocks)
 
     def of_row(tokens: int) -> int:
-        return max(kind_of(block).xla_row_elements(block, tokens) for block in model.blocks)
+        return max(kind_of(block).xla_row_elements(block, tokens) for block, _ in model.blocks)
 
     decode = engine.max_rows * (window * columns + 2 * copied + of_row(window))
     rows = min(engine.max_rows, engine.prefill_tokens // engine.grain)
-    count = max(decode, engine.prefill_tokens * columns + rows * of_row(engine.prefill_tokens))
+    prefill = engine.prefill_tokens * columns + rows * (2 * copied + of_row(engine.prefill_tokens))
+    count = max(decode, prefill)
     count += 2 * engine.max_rows * max(states, default=0)
     if widens and engine.dtype == "bfloat16":
         count += weight_count(_with_one_expert(model))
@@ -90,8 +99,14 @@ def _xla_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int
 
 def _with_one_expert(model: ModelConfig) -> ModelConfig:
     """The model with a single expert in each mixture."""
-    layers = (
-        replace(layer, mlp=kind_of(layer.mlp).with_one_expert(layer.mlp)) if layer.mlp else layer
-        for layer in model.layers
-    )
-    return replace(model, layers=tuple(layers))
+
+    def alone(layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+        return tuple(
+            replace(layer, mlp=kind_of(layer.mlp).with_one_expert(layer.mlp))
+            if layer.mlp
+            else layer
+            for layer in layers
+        )
+
+    draft = None if model.draft is None else _with_one_expert(model.draft)
+    return replace(model, layers=alone(model.layers), mtp=alone(model.mtp), draft=draft)

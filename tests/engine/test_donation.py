@@ -90,6 +90,11 @@ def make_runner(
     speculation: SpeculationConfig | None = None,
 ) -> Runner:
     config = model(pattern, dtype)
+    method = None if speculation is None else speculation.method
+    if method == "mtp":
+        config = replace(config, mtp=model(DRAFTING[method], dtype).layers)
+    if method == "draft":
+        config = replace(config, draft=model(DRAFTING[method], dtype))
     engine = EngineConfig(
         max_rows=max_rows,
         dtype=dtype,
@@ -218,7 +223,9 @@ def check(runner: Runner, kind: str, *key) -> None:
     arena = program.results(program.state.arena)
     assert "parameter" in arena
     assert set(arena) <= WRITES_IN_PLACE, f"{kind} {key}: {set(arena) - WRITES_IN_PLACE}"
-    large = (program.state.rings, program.state.drafting)
+    # A row's hidden state is no larger than what a layer makes of one token.
+    kept = {k: leaf for k, leaf in program.state.drafting.items() if k != "hidden"}
+    large = (program.state.rings, kept)
     for name, leaf in jax.tree_util.tree_leaves_with_path(large):
         assert "copy" not in program.results(leaf), f"{kind} {key}: a copy of {name}"
     if program.adjust is not None:
@@ -254,6 +261,8 @@ CASES = {
     "exact_attention_first": ("AMMA", "float32", "exact", 8, 32),
     "decode_two_shapes": ("MNBAN", "float32", "decode", 8, None),
     "prefill_two_shapes": ("MNBAN", "float32", "prefill", 4, 32),
+    "exact_attention_behind_carried": ("JA", "float32", "exact", 8, 32),
+    "exact_one_of_a_kind": ("DA", "float32", "exact", 8, 32),
     "exact_two_shapes": ("MNBMAN", "float32", "exact", 8, 32),
     "fork_two_shapes": ("MNBAN", "float32", "fork", 4, None),
     "decode_other_kinds": ("DJCGSJD", "float32", "decode", 8, None),
@@ -272,7 +281,12 @@ LEFT_TO_ALL = {
     *("decode_logprobs", "decode_bfloat16", "decode_one_frame_a_layer", "decode_side_by_side"),
     *("decode_other_kinds", "prefill_rows", "prefill_bfloat16", "prefill_attention"),
     *("prefill_attention_last", "exact", "exact_side_by_side", "fork", "fork_recurrent"),
-    *("fork_two_shapes", "prefill_rows_other_side_by_side", "decode_other_side_by_side"),
+    *(
+        "exact_one_of_a_kind",
+        "fork_two_shapes",
+        "prefill_rows_other_side_by_side",
+        "decode_other_side_by_side",
+    ),
 }
 
 
@@ -291,6 +305,7 @@ def test_a_step_updates_its_state_in_place(name):
 
 SPECULATION = SpeculationConfig(num_tokens=3)
 TREE = SpeculationConfig(tree=(0, 0, 1))
+HEAD, SECOND = (replace(SPECULATION, method=method) for method in ("mtp", "draft"))
 # pattern, dtype, rows, variant, and the settings if these are not `SPECULATION`.
 VERIFY: dict[str, tuple] = {
     "verify": ("MAM", "float32", 8, Variant()),
@@ -305,12 +320,20 @@ VERIFY: dict[str, tuple] = {
     "verify_attention": ("AA", "float32", 8, Variant()),
     "verify_two_shapes": ("MNBAN", "float32", 8, Variant()),
     "verify_other_side_by_side": ("RTR", "float32", 8, Variant()),
+    "head": ("MAM", "float32", 8, Variant(), HEAD),
+    "head_tree": ("DA", "bfloat16", 8, Variant(), replace(TREE, method="mtp")),
+    "second": ("MAM", "float32", 8, Variant(), SECOND),
+    "second_one_row": ("AM", "float32", 1, Variant(), SECOND),
+    "second_other_kinds": ("DS", "bfloat16", 8, Variant(), SECOND),
+    "second_tree": ("JA", "float32", 8, Variant(), replace(TREE, method="draft")),
 }
+# What the layers are that draft, by the method.
+DRAFTING = {"mtp": "A", "draft": "MJA"}
 
 
 VERIFY_LEFT_TO_ALL = {
     *("verify_two_shapes", "verify_side_by_side", "verify_other_side_by_side", "verify_attention"),
-    *("verify_one_row", "tree", "tree_attention"),
+    *("verify_one_row", "tree", "tree_attention", "head_tree", "second_one_row", "second_tree"),
 }
 
 
@@ -326,11 +349,23 @@ def test_a_step_that_judges_drafts_updates_its_state_in_place(name):
 
 
 @pytest.mark.parametrize("kind, tokens", [("decode", 1), ("prefill", 32), ("fork", None)])
-@pytest.mark.parametrize("pattern", ["MAM", "JAC", "JJ"])
-def test_steps_beside_it_update_its_state_in_place_too(pattern, kind, tokens):
-    """They write down the tokens that they draw."""
-    runner = make_runner(pattern, speculation=SPECULATION)
+@pytest.mark.parametrize(
+    "pattern, speculation",
+    [
+        *[(pattern, SPECULATION) for pattern in ("MAM", "JAC", "JJ")],
+        *[pytest.param("MM", HEAD, id="head"), pytest.param("DA", SECOND, id="second")],
+    ],
+)
+def test_steps_beside_it_update_its_state_in_place_too(pattern, speculation, kind, tokens):
+    """They write down the tokens that they draw, and run the layers that draft."""
+    runner = make_runner(pattern, speculation=speculation)
     check(runner, kind, shape_of(runner, kind, 4 if kind != "decode" else 8, tokens), Variant())
+
+
+@pytest.mark.parametrize("speculation", [pytest.param(HEAD, marks=left_to_all), SECOND])
+def test_an_exact_step_with_layers_that_draft_updates_its_state_in_place(speculation):
+    runner = make_runner("MAM", exact=True, speculation=speculation)
+    check(runner, "exact", shape_of(runner, "exact", 8, 32), WHOLE)
 
 
 @pytest.mark.parametrize("tiles", [1, 2])

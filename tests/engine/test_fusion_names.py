@@ -21,6 +21,8 @@ from hybrid_jax.engine.steps.kind import Variant
 from pallas_kernels.frame_io import read_frames
 from tests.drawing import left_to_all
 from tests.engine.test_donation import (
+    HEAD,
+    SECOND,
     SPECULATION,
     compile_step,
     make_runner,
@@ -75,9 +77,17 @@ def test_a_step_of_one_row_has_no_fusion_with_both_spellings(name):
     assert not mistakable(compile_step(runner, kind, shape, variant).text)
 
 
-@pytest.mark.parametrize("pattern", ["MAM", pytest.param("DJGD", marks=left_to_all)])
-def test_a_window_of_one_row_has_no_fusion_with_both_spellings(pattern):
-    runner = make_runner(pattern, speculation=SPECULATION, max_rows=1)
+@pytest.mark.parametrize(
+    "pattern, speculation",
+    [
+        ("MAM", SPECULATION),
+        pytest.param("DJGD", SPECULATION, marks=left_to_all),
+        pytest.param("MAM", HEAD, marks=left_to_all),
+        ("DA", SECOND),
+    ],
+)
+def test_a_window_of_one_row_has_no_fusion_with_both_spellings(pattern, speculation):
+    runner = make_runner(pattern, speculation=speculation, max_rows=1)
     shape = shape_of(runner, "decode", 1, SPECULATION.window)
     assert not mistakable(compile_step(runner, "verify", shape, Variant()).text)
 

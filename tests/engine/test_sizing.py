@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -227,11 +228,24 @@ WIDE = {
         (["gated", "delta"], {"max_rows": 64, "speculation": SpeculationConfig(num_tokens=15)}),
         (["mamba1"], {"max_rows": 64, "speculation": SpeculationConfig()}),
         (["short"], {"max_rows": 64, "speculation": SpeculationConfig()}),
+        (["mamba"], {"max_rows": 64, "speculation": SpeculationConfig(method="mtp")}),
+        (["short", "attention"], {"max_rows": 2}),
+        (
+            ["short"],
+            {"max_rows": 2, "prefill_tokens": 512, "speculation": SpeculationConfig(method="mtp")},
+        ),
+        (["short"], {"max_rows": 64, "speculation": SpeculationConfig(method="draft")}),
+        (["short"], {"max_rows": 64, "speculation": SpeculationConfig(method="draft", tree=(0,))}),
     ],
 )
 def test_no_step_holds_more_than_is_counted_for_temporaries(kinds, settings, monkeypatch):
     layers = tuple(WIDE[kind] for kind in kinds)
     config = ModelConfig(family="test", layers=layers, vocab_size=64, width=512, max_position=256)
+    method = getattr(settings.get("speculation"), "method", None)
+    if method == "mtp":
+        config = replace(config, mtp=(WIDE["attention"],))
+    if method == "draft":
+        config = replace(config, draft=replace(config, layers=(WIDE["attention"], WIDE["delta"])))
     engine = EngineConfig(**{"prefill_tokens": 64} | settings)
     found = find_room(config, engine, Device())
     params = jax.eval_shape(lambda: random_params(config, 0))

@@ -15,7 +15,7 @@ class DraftRows(NamedTuple):
     """B rows whose next tokens are to be drafted: the first ring rows of the state.
 
     Attributes:
-        at: where they stand. alive: bool[B] rows that go on.
+        at: where they stand. token: int32[B] what they feed next. alive: bool[B] rows that go on.
         most: int32[B] how many tokens of the window may stay, the row's own among them.
         table: int32[B, frames_per_page, pages].
         batch, layout: the packed rows int32[B, columns] of the step, and their columns.
@@ -24,6 +24,7 @@ class DraftRows(NamedTuple):
     """
 
     at: Cursor
+    token: jax.Array
     alive: jax.Array
     most: jax.Array
     table: jax.Array

@@ -30,6 +30,6 @@ class Given:
         here = state.lengths[:num_rows] - layout.get(batch, "drafts_from")
         places = here[:, None] + jnp.arange(most + 1)
         found = jnp.take_along_axis(sent, jnp.clip(places, 0, sent.shape[1] - 1), axis=1)
-        right = (here >= 0) & (here < count) & (found[:, 0] == state.tokens[:num_rows])
+        right = (here >= 0) & (here < count) & (found[:, 0] == rows.token)
         left = jnp.where(right, jnp.minimum(count - 1 - here, most), 0)
         return Drafts(found[:, 1:], left), state

@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from hybrid_jax.config import SpeculationConfig
-from hybrid_jax.engine import rings
+from hybrid_jax.engine import frames, rings
 from hybrid_jax.engine.drafters.drafter import DraftRows, Drafts
 from hybrid_jax.engine.kinds.kind import WindowRows
 from hybrid_jax.engine.sampling import noise_keys, sample, token_noise, unpack_sampling
 from hybrid_jax.engine.token_groups import largest
 from hybrid_jax.engine.walk import draft_window, drafted_logits
+from hybrid_jax.geometry import StatePlace
 from hybrid_jax.state import Model, State
 
 
@@ -39,31 +40,41 @@ class Layers:
     ) -> tuple[jax.Array, State]:
         """Feeds one token after the other. The windows move the columns on, so these are put back in the end."""
         num_rows, count = len(rows.alive), self.config.num_tokens
-        columns = [ring.get("conv") for ring in state.rings]
-        given = unpack_sampling(rows.layout, rows.batch)
+        columns = {} if rows.aligned else _columns(state, num_rows, model)
+        given, start = unpack_sampling(rows.layout, rows.batch), state
+        groups = sorted({place.group for place in _drafting_places(model)})
 
         def one(t, carry):
-            state, token, before, drafted = carry
+            arena, rings, token, before, drafted = carry
+            state = _with_rings(start.replace(arena=arena), groups, rings)
             position = rows.at.position + t
             goes_on = rows.alive & (t + 1 < rows.most)
             out, state = self._feed(params, state, rows, token, before, position, goes_on, model)
             logits = drafted_logits(params, out, model)
             token = sample(logits, given, position + 1, model.sampler)
             drafted = jax.lax.dynamic_update_index_in_dim(drafted, token, t, 1)
-            return state, token, None if before is None else out, drafted
+            rings = [state.rings[group] for group in groups]
+            return state.arena, rings, token, None if before is None else out, drafted
 
-        token = jnp.maximum(state.tokens[:num_rows], 0)
+        token = jnp.maximum(rows.token, 0)
+        token += frames.zero_after(
+            state, *columns.values()
+        )  # drafting writes where these were read
         before = _kept_hidden(state, num_rows)
-        carry = (state, token, before, jnp.zeros((num_rows, count), jnp.int32))
+        # Only what changes, because XLA would keep a copy of what a loop carries along.
+        rings = [state.rings[group] for group in groups]
+        carry = (state.arena, rings, token, before, jnp.zeros((num_rows, count), jnp.int32))
         if model.kernels == "pallas":  # a loop would make the device wait for the host
             for t in range(count):
                 carry = one(t, carry)
         else:
             carry = jax.lax.fori_loop(0, count, one, carry)
-        state, _, _, drafted = carry
-        for group, conv in enumerate(columns):
-            if conv is not None:
-                state = state.with_ring(group, conv=conv)
+        arena, rings, _, _, drafted = carry
+        state = _with_rings(state.replace(arena=arena), groups, rings)
+        for (group, first), conv in columns.items():
+            now = state.rings[group]["conv"]
+            where = (first, *[0] * (now.ndim - 1))
+            state = state.with_ring(group, conv=jax.lax.dynamic_update_slice(now, conv, where))
         return drafted, state
 
     def _feed(
@@ -114,7 +125,7 @@ class Layers:
         """Feeds the whole window once for each level, and so fills in the next one."""
         config, num_rows = self.config, len(rows.alive)
         parents, depths = config.tree or (), config.depths
-        own = jnp.maximum(state.tokens[:num_rows], 0)
+        own = jnp.maximum(rows.token, 0)
         tokens = jnp.zeros((num_rows, config.window), jnp.int32).at[:, 0].set(own)
         given, position = unpack_sampling(rows.layout, rows.batch), rows.at.position
         ancestors = jnp.broadcast_to(jnp.array(config.ancestors, jnp.int32), tokens.shape)
@@ -159,6 +170,48 @@ def best_tokens(logits: jax.Array, rows, positions: jax.Array, count: int) -> ja
     temperature = rows.temperature[:, None]
     noisy = logits / jnp.where(temperature > 0, temperature, 1.0) + noise
     return largest(jnp.where(temperature > 0, noisy, logits), count)[1]
+
+
+def _drafting_places(model: Model) -> list[StatePlace]:
+    """Of the recurrent layers that draft."""
+    first = len(model.config.layers)
+    return [
+        place
+        for (index, _), place in model.places.items()
+        if index >= first and isinstance(place, StatePlace)
+    ]
+
+
+def _with_rings(state: State, groups: list[int], rings: list[dict[str, jax.Array]]) -> State:
+    for group, own in zip(groups, rings, strict=True):
+        state = state.with_ring(group, **own)
+    return state
+
+
+def _columns(state: State, num_rows: int, model: Model) -> dict[tuple[int, int], jax.Array]:
+    """What the first rows' rings hold for convolutions of layers that draft, by group and the first of its layers."""
+    drafting = _drafting_places(model)
+    found: dict[tuple[int, int], jax.Array] = {}
+    for group in {place.group for place in drafting}:
+        conv = state.rings[group].get("conv")
+        if conv is not None:  # the layers that draft are the last ones of their group
+            first = min(place.layer for place in drafting if place.group == group)
+            found[group, first] = _copied(conv[first:, :num_rows], state.slots[0, 0])
+    return found
+
+
+def _copied(columns: jax.Array, zero: jax.Array) -> jax.Array:
+    """The same columns [L, B, ...], which stay as they are when the ring changes.
+
+    They are copied in a loop, because XLA would read them from the ring again later, and keep a copy of all of it.
+    """
+
+    def put(b: jax.Array, copied: jax.Array) -> jax.Array:
+        line = jax.lax.dynamic_slice_in_dim(columns, b, 1, axis=1)
+        return jax.lax.dynamic_update_slice_in_dim(copied, line, b, axis=1)
+
+    count = columns.shape[1]
+    return jax.lax.fori_loop(zero, count + zero, put, jnp.zeros_like(columns))
 
 
 def _kept_hidden(state: State, num_rows: int) -> jax.Array | None:

@@ -78,18 +78,25 @@ def exact_step(
     shared = walk.prepare(params, model)
     state, (begin, base, slot) = walk.fold_full(state, at, alive, fold_slot, shared, model)
     starts = alive & ~feeds
+    own = token = state.tokens[:num_rows]
     if geometry.has_state:
         state, read = walk.load_columns(state, starts, base, slot, model)
-        # An attention layer in front writes to the arena that this has read, but depends on nothing of it.
-        table = table + frames.zero_after(state, *read)
-    own = state.tokens[:num_rows, None]
+        # An attention layer in front writes to the arena that this has read, but depends on nothing of it. What layers
+        # draft must depend on it, and nothing else: XLA would add it again where it is used, when they have written.
+        if walk.drafts(model):
+            token = token + frames.zero_after(state, *read)
+        else:
+            table = table + frames.zero_after(state, *read)
+    own = own[:, None]
     count = jnp.ones_like(begin)  # of tokens that are fed
     if model.speculation is not None:
         most = get("num_tokens")
         if geometry.has_state:
             most = jnp.minimum(most, geometry.grain - (begin - base))
         here = walk.Cursor(begin, base, slot)
-        drafting = DraftRows(here, alive & feeds, most, table, batch, layout, shared, aligned=True)
+        drafting = DraftRows(
+            here, token, alive & feeds, most, table, batch, layout, shared, aligned=True
+        )
         drafts, state = drafter_of(model.speculation).draft(params, state, drafting, model)
         own = jnp.concatenate([own, drafts.tokens], axis=1)
         count = jnp.minimum(1 + drafts.count, most)
@@ -120,7 +127,10 @@ def exact_step(
     if not commits:
         full = alive & (reached == base + geometry.grain)
         state = walk.end_aligned(state, full, model)
-    folds = FoldRows(starts & (fold_slot > 0), base, slot, fold_slot)
+    # Attention behind a state that is carried may still have to read pages. Columns are written when all has been read.
+    columns = [ring["conv"] for ring in state.rings if "conv" in ring]
+    after = frames.zero_after(state, h, *columns)
+    folds = FoldRows(starts & (fold_slot > 0), base, slot, fold_slot + after)
     state = walk.fold_rows(state, folds, shared, model)
     ring_rows = jnp.arange(num_rows)
     if "hidden" in state.drafting:
