@@ -42,7 +42,13 @@ from hybrid_jax.engine.this_device import first_device, held_bytes
 from hybrid_jax.text.conversation import Conversation
 from hybrid_jax.text.prompts import Prompt, Prompts
 from hybrid_jax.text.tokenizer import Tokenizer
-from hybrid_jax.weights import BUNDLED, load_config, load_model, model_folder
+from hybrid_jax.weights import (
+    BUNDLED,
+    add_draft,
+    load_config_with_drafter,
+    load_with_drafter,
+    model_folder,
+)
 
 SECONDS_FOR_DROPPED = 10.0  # how long a new object waits for the memory of dropped ones
 
@@ -73,9 +79,10 @@ class LLM:
         max_model_len: longest sequence, prompt and output together, in tokens; None for the model's own.
         cache: policy of the prefix cache, as `CacheConfig` has them ("adaptive", "lru", "marconi", "off", ...), or a
             `CacheConfig`.
-        speculation: drafts the next tokens, so that one pass over the weights can bring several: "ngram" and
-            "suffix" look for repetitions in prompt and output. The output does not change. "off" for plain decoding, or
-            a `SpeculationConfig` with more settings.
+        speculation: drafts the next tokens, so that one pass over the weights can bring several. The output does not
+            change. "ngram" and "suffix" look for repetitions in prompt and output, "mtp" uses the model's own head for
+            multi-token prediction, and "draft:DIRECTORY" a second, smaller model. "off" for plain decoding, or a
+            `SpeculationConfig` with more settings.
         seed: base of the noise of requests without a seed of their own. The k-th prompt of this object
             then has the seed `derive_seed(seed, k)`, so the same calls in the same order give the same text.
         exact: bit-identical logits whatever the batch, chunking or cache (slower).
@@ -123,7 +130,9 @@ class LLM:
         folder = BUNDLED if model is None else model_folder(model)
         if model is None and not (folder / "config.json").is_file():
             raise FileNotFoundError(f"LLM: this copy holds no bundled model at {folder}; name one")
-        stored, device = load_config(folder), first_device()
+        drafts: SpeculationConfig | None = settings.get("speculation")
+        stored = load_config_with_drafter(folder, drafts)
+        device = first_device()
         dtype = resolve_dtype(dtype, stored.dtype, on_cpu=device.platform == "cpu")
         defaults = default_params(folder)
         wait_for_dropped(SECONDS_FOR_DROPPED)
@@ -131,7 +140,7 @@ class LLM:
         programs = enable_compile_cache(device=device)
         no_room = device_memory_for("the weights", "use dtype='bfloat16' or a smaller model")
         with progress_of(progress, "loading", unit=1e-6) as report, no_room:
-            config, params = load_model(folder, dtype=dtype, progress=report)
+            config, params = load_with_drafter(folder, drafts, dtype=dtype, progress=report)
         self._start(
             config,
             params,
@@ -159,6 +168,7 @@ class LLM:
         self = cls.__new__(cls)
         settings = engine_options(options, own=("tokenizer", "dtype", "quiet"))
         wait_for_dropped(SECONDS_FOR_DROPPED)
+        config, params = add_draft(config, params, settings.get("speculation"), dtype=dtype)
         engine_config = choose_engine_config(config, settings, dtype=dtype, params=params)
         self._start(config, params, tokenizer, engine_config, SamplingParams(), quiet, programs)
         return self

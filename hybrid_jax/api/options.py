@@ -15,7 +15,7 @@ from hybrid_jax.byte_sizes import format_size, parse_size
 from hybrid_jax.config import CacheConfig, EngineConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.config.other_names import refuse_name
 from hybrid_jax.config.sampling_params import SamplingParams
-from hybrid_jax.config.speculation import METHODS
+from hybrid_jax.config.speculation import METHODS, drafting_model
 from hybrid_jax.engine.this_device import held_bytes, this_device
 from hybrid_jax.machine import peak_resident_bytes
 from hybrid_jax.sizing.defaults import choose_settings
@@ -114,14 +114,20 @@ def engine_options(
     if wanted == OFF:
         options["speculation"] = None
     elif isinstance(wanted, str):
-        if wanted not in METHODS:
-            names = ", ".join((OFF, *METHODS))
-            raise ValueError(
-                f"LLM: speculation must be one of {names}, or a SpeculationConfig, got {wanted!r}"
-            )
-        options["speculation"] = SpeculationConfig(method=wanted)
+        options["speculation"] = _speculation(wanted)
     EngineConfig(**options)  # mistakes show before anything is loaded
     return options
+
+
+def _speculation(wanted: str) -> SpeculationConfig:
+    """The settings that one word stands for."""
+    method, _, model = wanted.partition(":")
+    if method not in METHODS or (method == "draft") != bool(model):
+        names = ", ".join((OFF, *METHODS)).replace("draft", "draft:DIRECTORY")
+        raise ValueError(
+            f"LLM: speculation must be one of {names}, or a SpeculationConfig, got {wanted!r}"
+        )
+    return SpeculationConfig(method=method, model=model or None)
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -141,6 +147,7 @@ def choose_engine_config(
     Raises:
         ValueError: as `require_room` and `split_memory`.
     """
+    model = drafting_model(model, options.get("speculation"))
     held = None if params is None else held_bytes(params)
     device = this_device(held=held or 0)
     choose = functools.partial(choose_settings, model, device, options, dtype=dtype, held=held)

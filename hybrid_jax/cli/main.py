@@ -68,7 +68,8 @@ CacheOption = Annotated[
 SpeculationOption = Annotated[
     str,
     typer.Option(
-        help="Drafts the next tokens, so that a step can bring several: ngram, suffix, or off."
+        help="Drafts the next tokens, so that a step can bring several: ngram, suffix, mtp (the model's own "
+        "head), draft:DIRECTORY (a second model), or off."
     ),
 ]
 ExactOption = Annotated[bool, typer.Option(help="Bit-identical results, slower.")]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
-from hybrid_jax.config import DTYPES, LayerSpec, ModelConfig
+from hybrid_jax.config import DTYPES, LayerSpec, ModelConfig, SpeculationConfig
 from hybrid_jax.models import FAMILIES
 from hybrid_jax.models.files import (
     CONFIG_FILE,
@@ -61,16 +61,14 @@ def load_model(
     if dtype not in ("auto", *DTYPES):
         raise ValueError(f"load_model: dtype must be auto or one of {DTYPES}, got {dtype!r}")
     folder = model_folder(path)
-    config = load_config(folder)
-    if mtp and not config.mtp:
-        config = replace(config, mtp=_mtp_layers(folder, config))
+    config = load_config(folder, mtp=mtp)
     report = progress or (lambda done, total: None)
     if (folder / STORED_CONFIG_FILE).is_file():
-        config, params = load_orbax(folder, config, dtype, report)
-        if config.mtp and not mtp:
+        stored = read_config(folder / STORED_CONFIG_FILE)
+        stored, params = load_orbax(folder, stored, dtype, report)
+        if stored.mtp and not mtp:
             params.pop("mtp")
-            config = replace(config, mtp=())
-        return config, params
+        return replace(stored, mtp=config.mtp), params
     return load_hf(folder, config, dtype, report)
 
 
@@ -85,13 +83,92 @@ def _mtp_layers(folder: Path, config: ModelConfig) -> tuple[LayerSpec, ...]:
     return make(config)
 
 
-def load_config(path: str | Path) -> ModelConfig:
+def load_with_drafter(
+    path: str | Path,
+    speculation: SpeculationConfig | None,
+    *,
+    dtype: Dtype = "auto",
+    progress: ReportBytes | None = None,
+) -> tuple[ModelConfig, dict]:
+    """Reads a model and what is to draft for it: its head, or the second model, in the same dtype.
+
+    Args:
+        path, dtype, progress: as in `load_model`.
+        speculation: how an engine is to draft; None for not at all.
+
+    Returns:
+        Config and parameters as `load_model`. A second model is in `ModelConfig.draft` and params["draft"].
+
+    Raises:
+        As `load_model`.
+        ValueError: the second model has another vocabulary.
+    """
+    mtp = speculation is not None and speculation.method == "mtp"
+    config, params = load_model(path, dtype=dtype, mtp=mtp, progress=progress)
+    return add_draft(config, params, speculation, dtype=config.dtype, progress=progress)
+
+
+def load_config_with_drafter(
+    path: str | Path, speculation: SpeculationConfig | None
+) -> ModelConfig:
+    """The config that `load_with_drafter` would return, but for the dtype; reads no weights."""
+    config = load_config(path, mtp=speculation is not None and speculation.method == "mtp")
+    if speculation is None or speculation.model is None:
+        return config
+    return with_draft(config, load_config(speculation.model), speculation.model)
+
+
+def add_draft(
+    config: ModelConfig,
+    params: dict,
+    speculation: SpeculationConfig | None,
+    *,
+    dtype: str,
+    progress: ReportBytes | None = None,
+) -> tuple[ModelConfig, dict]:
+    """A model in memory, in `dtype`, and beside it the second model that `speculation` names, if it names one.
+
+    Raises:
+        As `load_with_drafter`.
+    """
+    if speculation is None or speculation.model is None:
+        return config, params
+    with_draft(config, load_config(speculation.model), speculation.model)
+    draft, weights = load_model(speculation.model, dtype=cast(Dtype, dtype), progress=progress)
+    return with_draft(config, draft, speculation.model), params | {"draft": weights}
+
+
+def with_draft(config: ModelConfig, draft: ModelConfig, path: str) -> ModelConfig:
+    """A model's config with a second model, read from `path`, that drafts for it.
+
+    Raises:
+        ValueError: the second model has another vocabulary.
+    """
+    if draft.vocab_size != config.vocab_size:
+        raise ValueError(
+            f"SpeculationConfig: model must have the vocabulary of the model that it drafts for, {config.vocab_size} "
+            f"tokens, and {path} has {draft.vocab_size}; use a smaller model of the same family"
+        )
+    return replace(config, draft=draft)
+
+
+def load_config(path: str | Path, *, mtp: bool = False) -> ModelConfig:
     """The config of a model directory, of either kind; reads no weights.
+
+    Args:
+        path, mtp: as in `load_model`.
 
     Raises:
         FileNotFoundError, ValueError, NotImplementedError: as `load_model`.
     """
     folder = model_folder(path)
+    config = _config_of(folder)
+    if not mtp:
+        return replace(config, mtp=())
+    return config if config.mtp else replace(config, mtp=_mtp_layers(folder, config))
+
+
+def _config_of(folder: Path) -> ModelConfig:
     if (folder / STORED_CONFIG_FILE).is_file():
         return read_config(folder / STORED_CONFIG_FILE)
     if not (folder / CONFIG_FILE).is_file():

@@ -6,12 +6,13 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
 
-from hybrid_jax.config import EngineConfig, ModelConfig, SpeculationConfig
+from hybrid_jax.config import Attention, EngineConfig, Mamba2, ModelConfig, SpeculationConfig
 from hybrid_jax.geometry import logits_bytes
 from hybrid_jax.sizing.temporaries import kernel_step_bytes
 from pallas_kernels import jax_triton
@@ -196,21 +197,47 @@ def test_exact_mode_writes_in_place_and_holds_what_the_formula_says(rows):
     assert compiled.temp_bytes <= counted <= 1.25 * compiled.temp_bytes
 
 
-def test_a_step_that_judges_drafts_is_one_command_buffer_and_written_in_place():
+def drafting_for(config: ModelConfig, method: str) -> ModelConfig:
+    """The 7B hybrid with a head of attention, or with a second model of two Mamba-2 layers and one of attention."""
+    layers = {type(layer.mixers[0]): layer for layer in config.layers if layer.mixers}
+    if method == "mtp":
+        return replace(config, mtp=(layers[Attention],))
+    if method == "draft":
+        few = (layers[Mamba2], layers[Attention], layers[Mamba2])
+        return replace(config, draft=replace(config, layers=few))
+    return config
+
+
+JUDGES = {
+    "chain": SpeculationConfig(),
+    "tree": SpeculationConfig(tree=(0, 0, 1, 1, 2, 3)),
+    "head": SpeculationConfig(method="mtp", num_tokens=3),
+    "head_tree": SpeculationConfig(method="mtp", tree=(0, 0, 1, 1, 2, 3)),
+    "second": SpeculationConfig(method="draft", num_tokens=3),
+}
+
+
+@pytest.mark.parametrize("name", JUDGES)
+def test_a_step_that_judges_drafts_is_one_command_buffer_and_written_in_place(name):
     """One period is enough: what is moved by how many tokens stay is moved for all layers at once."""
-    step, specs = verify_step(hybrid_7b(1), rows=64, num_frames=FRAMES)
+    speculation = JUDGES[name]
+    config = drafting_for(hybrid_7b(1), speculation.method)
+    step, specs = verify_step(config, rows=64, num_frames=FRAMES, speculation=speculation)
     compiled = compile_for_h200(step, *specs, donate=(1,))
     state = specs[1]
     assert compiled.body == ("kCommandBuffer",)
-    assert compiled.kinds - Counter(kCustomKernel=compiled.kinds["kCustomKernel"]) == Counter(
-        kWhile=1, kCopy=1
-    )
-    for name in ("causal_conv_window", "ssd_window"):
-        assert len(compiled.named(name)) == BLOCKS["mamba2"], name
+    others = compiled.kinds - Counter(kCustomKernel=compiled.kinds["kCustomKernel"])
+    assert others.keys() == {"kWhile", "kCopy"}
+    assert others["kWhile"] == 1 and others["kCopy"] <= 2  # of what the host sends, and of small arrays
+    drafting = 2 * (1 + speculation.num_tokens) if name == "second" else 0
+    assert len(compiled.named("causal_conv_window")) == BLOCKS["mamba2"] + drafting
+    # Nobody reads what the second model's last layer makes of tokens that are judged.
+    unread = int(name == "second")
+    assert len(compiled.named("ssd_window")) == BLOCKS["mamba2"] + drafting - unread
     assert compiled.alias_bytes >= sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
     conv = state.rings[0]["conv"]
     assert compiled.temp_bytes < conv.size * conv.dtype.itemsize
-    tokens, config = SpeculationConfig().window, hybrid_7b(1)
+    tokens = speculation.window
     engine = EngineConfig(dtype="bfloat16", max_rows=64, max_model_len=8192)
     counted = kernel_step_bytes(config, engine, rows=64, tokens=tokens)
     counted += logits_bytes(config, max_rows=64, tokens=tokens, dtype="bfloat16")

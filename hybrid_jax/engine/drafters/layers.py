@@ -196,15 +196,19 @@ def _columns(state: State, num_rows: int, model: Model) -> dict[tuple[int, int],
         conv = state.rings[group].get("conv")
         if conv is not None:  # the layers that draft are the last ones of their group
             first = min(place.layer for place in drafting if place.group == group)
-            found[group, first] = _copied(conv[first:, :num_rows], state.slots[0, 0])
+            found[group, first] = _copied(conv[first:, :num_rows], state, model)
     return found
 
 
-def _copied(columns: jax.Array, zero: jax.Array) -> jax.Array:
+def _copied(columns: jax.Array, state: State, model: Model) -> jax.Array:
     """The same columns [L, B, ...], which stay as they are when the ring changes.
 
-    They are copied in a loop, because XLA would read them from the ring again later, and keep a copy of all of it.
+    On a CPU they are copied in a loop, because XLA would read them from the ring again later, and keep a copy of all
+    of it.
     """
+    if model.kernels == "pallas":
+        return jax.lax.optimization_barrier(columns)
+    zero = state.slots[0, 0]
 
     def put(b: jax.Array, copied: jax.Array) -> jax.Array:
         line = jax.lax.dynamic_slice_in_dim(columns, b, 1, axis=1)
