@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from hybrid_jax.byte_sizes import format_size
-from hybrid_jax.config import EngineConfig, ModelConfig
+from hybrid_jax.byte_sizes import counted, format_size
+from hybrid_jax.config import EngineConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.geometry import Geometry, checkpoint_bytes, kv_bytes_per_token, make_geometry
 from hybrid_jax.sizing.budget import MemorySplit
@@ -54,6 +54,7 @@ def overview(engine: Engine, *, weight_bytes: int, sampling: SamplingParams) -> 
         "steps": f"chunks of up to {config.prefill_tokens} prompt tokens, {config.steps_per_dispatch} tokens a row "
         f"and dispatch, made of {KERNEL_WORDS[engine.kernels]}",
         **(_triton(engine.not_triton, scans) if engine.kernels == "pallas" else {}),
+        **(_drafts(model, config.speculation) if config.speculation else {}),
         "cache": _cache(make_geometry(model, config), config, sizes),
         "sampling": _sampling(sampling),
     }
@@ -82,6 +83,27 @@ def _triton(reasons: dict[str, str], scans: bool) -> dict[str, str]:
         used = tuple(name for name in ("scan", "sampling") if name not in reasons)
         said = TRITON[used].format(**reasons)
     return {"triton": said}
+
+
+DRAFTERS = {
+    "ngram": "looked up in prompt and output",
+    "suffix": "looked up by the host in prompt and output",
+    "mtp": "predicted by the model's own head",
+    "draft": "predicted by a second model",
+}
+
+
+def _drafts(model: ModelConfig, speculation: SpeculationConfig) -> dict[str, str]:
+    """A line on where draft tokens come from, and how many a step judges."""
+    said = f"{counted(speculation.num_tokens, 'token')} a step"
+    if speculation.tree is not None:
+        said += f" in a tree of depth {max(speculation.depths)}"
+    said += f", {DRAFTERS[speculation.method]}"
+    if model.draft is not None:
+        said += f": {model.draft.family}, {counted(len(model.draft.layers), 'layer')} of width {model.draft.width}"
+    if speculation.adaptive:
+        said += "; while that pays"
+    return {"drafts": said}
 
 
 def _sampling(own: SamplingParams) -> str:

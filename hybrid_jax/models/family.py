@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hybrid_jax.config import LayerSpec, ModelConfig
 from hybrid_jax.kinds.kind import Names
-from hybrid_jax.kinds.table import model_weights
-from hybrid_jax.kinds.tensors import Piece, stored, under
+from hybrid_jax.kinds.table import KINDS, model_weights
+from hybrid_jax.kinds.tensors import stored, under
 from hybrid_jax.models.hf_config import HFConfig
 
 ROTATION = r"\.rotary_emb\.inv_freq$"  # of old files: what config.json says too
-# Names of the tensors of a head for multi-token prediction, but for its layers. Its norms are stored less 1.
-MTP: Names = {
-    "embed_norm": Piece(name="mtp.pre_fc_norm_embedding.weight", plus=1.0),
-    "hidden_norm": Piece(name="mtp.pre_fc_norm_hidden.weight", plus=1.0),
-    "in_proj": "mtp.fc.weight",
-    "norm": Piece(name="mtp.norm.weight", plus=1.0),
+MTP = "mtp."  # what the names of all tensors of a head for multi-token prediction begin with
+MTP_LAYERS = f"{MTP}layers"  # what stands before the number of a layer of the head
+# Tensors of a head, but for its layers, in the layout that Qwen began.
+MTP_NAMES: Names = {
+    "embed_norm": f"{MTP}pre_fc_norm_embedding.weight",
+    "hidden_norm": f"{MTP}pre_fc_norm_hidden.weight",
+    "in_proj": f"{MTP}fc.weight",
+    "norm": f"{MTP}norm.weight",
 }
 
 
@@ -35,12 +37,15 @@ class Family:
         tensors: names of the tensors of mixers and feed-forward blocks, by the class of the block's spec (see
             `tensors.stored`); or a function that makes them from the spec.
         renames: (pattern, replacement) applied to the names of a file, for layouts with two spellings.
-        ignored: pattern of further tensors that a file may hold and the model does not use.
+        ignored: pattern of further tensors that a file may hold and the model does not use. Those of a head for
+            multi-token prediction need no pattern, if the family has one.
         zeros: pattern of tensors that a file may lack; they are zero then.
         also: further `model_type`s that mean this family.
-        of_config: makes the family of one model, where its config.json says by what tensors are multiplied as they are
-            read.
+        of_config: makes the family of one model, where its config.json says more about the tensors than `ModelConfig`
+            does: by what they are multiplied as they are read, or which layers the head below has.
         mtp: the layers of the head for multi-token prediction of a model, if files of this family have one.
+        mtp_names: names of the tensors of that head, but for its layers; or a function that makes them from the number
+            of its layers.
     """
 
     read_config: Callable[[HFConfig], ModelConfig]
@@ -56,6 +61,11 @@ class Family:
     also: tuple[str, ...] = ()
     of_config: Callable[[HFConfig], Family] | None = None
     mtp: Callable[[ModelConfig], tuple[LayerSpec, ...]] | None = None
+    mtp_names: Names = field(default_factory=dict)
+
+    def of(self, fields: HFConfig) -> Family:
+        """The family of one model, by its config.json."""
+        return self if self.of_config is None else self.of_config(fields)
 
     def stored(self, config: ModelConfig, there: Container[str] = ()) -> dict:
         """Our parameter tree in terms of the checkpoint's tensors: a `tensors.Stored` at each leaf.
@@ -68,9 +78,13 @@ class Family:
             "layers": self._layers(self.layers, config.layers),
             "norm": self.norm,
             "head": "lm_head.weight",
-            "mtp": MTP | {"layers": self._layers("mtp.layers", config.mtp)},
+            "mtp": self._head(config.mtp),
         }
         return stored(model_weights(config), names, there)
+
+    def _head(self, specs: Sequence[LayerSpec]) -> Names:
+        names = self.mtp_names(len(specs)) if callable(self.mtp_names) else self.mtp_names
+        return names | {"layers": self._layers(MTP_LAYERS, specs)}
 
     def _layers(self, prefix: str, specs: Sequence[LayerSpec]) -> list[Names]:
         return [under(f"{prefix}.{index}", self._layer(spec)) for index, spec in enumerate(specs)]
@@ -92,10 +106,28 @@ class Family:
             name = re.sub(pattern, replacement, name)
         return name
 
-    def ignores(self, name: str) -> bool:
-        """Whether a tensor of this name may be there without being used."""
-        return any(re.search(pattern, name) for pattern in (ROTATION, self.ignored))
+    def ignores(self, name: str, config: ModelConfig) -> bool:
+        """Whether a tensor of this name may be there without being used by this model."""
+        if any(re.search(pattern, name) for pattern in (ROTATION, self.ignored)):
+            return True
+        return self.mtp is not None and not config.mtp and name.startswith(MTP)
 
     def may_lack(self, name: str) -> bool:
         """Whether a tensor of this name is zero where a file has none."""
         return re.search(self.zeros, name) is not None
+
+
+def last_layer_with(config: ModelConfig, block: type) -> LayerSpec:
+    """The model's last layer that has a mixer or a feed-forward block of this class, as a head repeats it.
+
+    Raises:
+        ValueError: no layer has one.
+    """
+    for layer in reversed(config.layers):
+        if block in map(type, (*layer.mixers, layer.mlp)):
+            return layer
+    name = KINDS[block].name
+    raise ValueError(
+        f"load_model: mtp=True, and a head for multi-token prediction of family {config.family} has a layer like the "
+        f"model's last one with {name}; this model has no layer with {name}: use mtp=False"
+    )

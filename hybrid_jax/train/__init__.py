@@ -1,6 +1,8 @@
-"""Training of the small bundled model; needs the extra `train` (optax), loaded on the first call.
+"""Training of the small bundled model, and of heads that draft for such models.
 
-May import: config, kinds, engine.programs, models, text.
+It needs the extra `train` (optax), loaded on the first call.
+
+May import: config, kinds, engine.programs, models, text, weights.
 Packages: jax, ml_dtypes, numpy, optax, rich, safetensors, tokenizers.
 """
 
@@ -17,7 +19,7 @@ MIN_CONTEXT, MAX_CONTEXT = 16, 32768
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What `train_tiny` was asked for, and its defaults."""
+    """What a training was asked for, and its defaults."""
 
     steps: int | None = None
     minutes: float | None = None
@@ -37,14 +39,14 @@ class TrainOptions:
             is_integer = kind.startswith("int")
             if not isinstance(value, int if is_integer else int | float) or isinstance(value, bool):
                 what = "an integer" if is_integer else "a number"
-                raise ValueError(f"train_tiny: {name} must be {what}, got {value!r}")
+                raise ValueError(f"TrainOptions: {name} must be {what}, got {value!r}")
             if name != "seed" and not 0 < value < math.inf:  # NaN is neither
-                raise ValueError(f"train_tiny: {name} must be positive, got {value}")
+                raise ValueError(f"TrainOptions: {name} must be positive, got {value}")
         if not 0 <= self.seed < 2**32:
-            raise ValueError(f"train_tiny: seed must be in [0, 2**32), got {self.seed}")
+            raise ValueError(f"TrainOptions: seed must be in [0, 2**32), got {self.seed}")
         if not MIN_CONTEXT <= self.context <= MAX_CONTEXT:
             raise ValueError(
-                f"train_tiny: context must be between {MIN_CONTEXT} and {MAX_CONTEXT}, got {self.context}"
+                f"TrainOptions: context must be between {MIN_CONTEXT} and {MAX_CONTEXT}, got {self.context}"
             )
 
 
@@ -106,3 +108,53 @@ def train_tiny(
         config=None if config is None else str(config),
     )
     return train(Path(out_dir), options, resume=resume, sources=sources, progress=progress)
+
+
+def train_mtp(
+    out_dir: str | Path,
+    model: str | Path | None = None,
+    *,
+    steps: int | None = TrainOptions.steps,
+    minutes: float | None = TrainOptions.minutes,
+    seed: int = TrainOptions.seed,
+    resume: bool = True,
+    batch: int = TrainOptions.batch,
+    context: int = 1024,
+    sources: Sequence[str | Path] | None = None,
+    progress: bool = True,
+    learning_rate: float = 0.01,
+    eval_every: int = 500,
+    save_minutes: float = TrainOptions.save_minutes,
+) -> dict:
+    """Trains a head for multi-token prediction beside a model of bytes, and writes both as a Hugging Face directory.
+
+    The model stays as it is. The head learns to predict what the model would predict, up to three tokens ahead: the
+    loss is the KL divergence of the model's distribution from the head's, with smaller weights further ahead.
+
+    Args:
+        out_dir: where model and head go; the training state lies in its subfolder `training_state`.
+        model: directory of a model that `train_tiny` can train; None for the bundled model.
+        The others as in `train_tiny`.
+
+    Returns:
+        The training record, as written to `mtp_training_record.json`. Its `held_out["agreement"]` has, for one, two and
+        three tokens ahead, how often the head's most likely token is the model's.
+
+    Raises:
+        As `train_tiny`.
+    """
+    from hybrid_jax.models.files import BUNDLED, model_folder
+    from hybrid_jax.train.mtp import train
+
+    options = TrainOptions(
+        steps=steps,
+        minutes=minutes,
+        seed=seed,
+        batch=batch,
+        context=context,
+        learning_rate=learning_rate,
+        eval_every=eval_every,
+        save_minutes=save_minutes,
+    )
+    folder = BUNDLED if model is None else model_folder(model)
+    return train(Path(out_dir), folder, options, resume=resume, sources=sources, progress=progress)

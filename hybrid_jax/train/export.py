@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import numpy as np
 import tokenizers
 from safetensors.numpy import save_file
 
-from hybrid_jax.config import ModelConfig
+from hybrid_jax.config import LayerSpec, ModelConfig
 from hybrid_jax.kinds.table import kind_of
 from hybrid_jax.kinds.tensors import Stored
 from hybrid_jax.models import FAMILIES, config_from_hf
@@ -29,7 +29,7 @@ WEIGHTS_FILE = "model.safetensors"
 PACKAGES = ("jax", "jaxlib", "numpy", "optax")  # whose versions the record names
 
 
-def write_model(folder: Path, params: dict, fields: dict) -> None:
+def write_model(folder: Path, params: dict, fields: dict, mtp: tuple[LayerSpec, ...] = ()) -> None:
     """Writes config.json, model.safetensors, tokenizer.json and their small neighbours into `folder`.
 
     Matrices, embeddings and norms are stored in bfloat16; A_log, D and dt_bias in float32. Each file
@@ -39,9 +39,10 @@ def write_model(folder: Path, params: dict, fields: dict) -> None:
         folder: made if absent; files of the same names are replaced.
         params: float32 parameters as in `models.decoder`.
         fields: the contents of config.json, with the ids of the special tokens.
+        mtp: layers of the head for multi-token prediction, if `params` has one.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    config = config_from_hf(fields)
+    config = replace(config_from_hf(fields), mtp=mtp)
     ids = {name: fields[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     end, pad = SPECIAL_TOKENS[0], SPECIAL_TOKENS[1]
     tokenizer_config = {
@@ -123,12 +124,13 @@ def training_record(
     at: TrainProgress,
     sources: Sequence[Path],
     held_out: dict,
+    command: str = "train_tiny",
 ) -> dict:
     """The contents of training_record.json; names directories by their last part only.
 
     Args:
-        config, params, corpus, sources: the model and what it was trained on.
-        options: what `train_tiny` was given.
+        config, params, corpus, sources: the model, what was trained of it, and on what.
+        options: what `command` was given.
         at: where the training ended.
         held_out: measurements by name, see `evaluate.bits_per_byte`.
     """
@@ -139,7 +141,7 @@ def training_record(
     call = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     step_bytes = options.batch * options.context
     return {
-        "command": f"train_tiny(OUT, {call})",
+        "command": f"{command}(OUT, {call})",
         "held_out": held_out,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
         "steps": at.step,

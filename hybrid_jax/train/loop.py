@@ -47,12 +47,12 @@ def tiny_fields(context: int = 0, config: str | None = None) -> dict:
     The bundled model has 4.1 M parameters over bytes. Its recurrent layers come first and see the order of the bytes,
     so attention needs no position encoding and is not tied to the lengths seen in training.
     """
-    usual = read_json(BUNDLED / CONFIG_FILE, "train_tiny")
-    fields = usual if config is None else read_json(Path(config), "train_tiny")
+    usual = read_json(BUNDLED / CONFIG_FILE, "tiny_fields")
+    fields = usual if config is None else read_json(Path(config), "tiny_fields")
     for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"):
         if fields.get(name) != usual[name]:
             raise ValueError(
-                f"train_tiny: {name} of {config} must be {usual[name]}, because tokens are bytes, "
+                f"tiny_fields: {name} of {config} must be {usual[name]}, because tokens are bytes, "
                 f"got {fields.get(name)!r}"
             )
     return fields | {"max_position_embeddings": max(fields["max_position_embeddings"], context)}
@@ -118,7 +118,7 @@ def train(
         fields: config.json of the model to train; that of the bundled model when None.
     """
     begun = time.monotonic()
-    _check_writable(out_dir)
+    check_writable(out_dir)
     if options.steps is None and options.minutes is None:
         options = replace(options, steps=DEFAULT_STEPS)
     enable_compile_cache()
@@ -198,7 +198,7 @@ def run_steps(
     return arrays
 
 
-def _check_writable(out_dir: Path) -> None:
+def check_writable(out_dir: Path) -> None:
     """Makes the directory and writes to it, so that an hour of training cannot fail at its end."""
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
@@ -206,7 +206,7 @@ def _check_writable(out_dir: Path) -> None:
             pass
     except OSError as error:
         raise ValueError(
-            f"train_tiny: cannot write to {out_dir}: {error.strerror}; give another directory"
+            f"check_writable: cannot write to {out_dir}: {error.strerror}; give another directory"
         ) from error
 
 
@@ -215,17 +215,22 @@ def _start(
 ) -> tuple[dict, saved.TrainProgress]:
     params = random_params(config, options.seed)
     arrays = {"params": params, "optimizer": optimizer().init(params)}
-    identity = {
+    identity = identity_of(options, corpus, config)
+    path = out_dir / STATE_FILE
+    if resume and path.exists():
+        return saved.load(path, arrays, identity)
+    return arrays, saved.TrainProgress(identity=identity)
+
+
+def identity_of(options: TrainOptions, corpus: Corpus, config: ModelConfig) -> dict[str, Any]:
+    """What a training must have in common with one that it resumes."""
+    return {
         "seed": options.seed,
         "batch": options.batch,
         "context": options.context,
         "corpus": corpus.digest(),
         "model": repr(config),
     }
-    path = out_dir / STATE_FILE
-    if resume and path.exists():
-        return saved.load(path, arrays, identity)
-    return arrays, saved.TrainProgress(identity=identity)
 
 
 def export(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -16,15 +18,27 @@ from hybrid_jax.config import Mixer, ModelConfig
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.models import decoder, mtp
 from hybrid_jax.models.decoder import MIXERS
+from hybrid_jax.models.files import CONFIG_FILE
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.train import TrainOptions
 from hybrid_jax.train import state as saved
 from hybrid_jax.train.data import Batches, Corpus, default_sources, read_corpus, segments
-from hybrid_jax.train.loop import STATE_FILE, Report, optimizer, run_steps
+from hybrid_jax.train.export import rounded, training_record, write_model
+from hybrid_jax.train.loop import (
+    STATE_FILE,
+    Report,
+    check_writable,
+    identity_of,
+    optimizer,
+    run_steps,
+    tiny_fields,
+)
+from hybrid_jax.weights import load_config, load_model
 
 DEPTH = 3  # how many entries are trained to follow one another
 DEPTH_WEIGHTS = (1.0, 0.7, 0.5)
-MEASURED_ROWS = 24
+MEASURED_ROWS = 24  # of the measurements between steps
+RECORD_FILE = "mtp_training_record.json"
 
 
 def depth_losses(
@@ -88,9 +102,9 @@ measured = jax.jit(depth_losses, static_argnames="config")
 
 
 def agreement(
-    head: dict, params: dict, config: ModelConfig, corpus: Corpus, context: int, rows: int
+    head: dict, params: dict, config: ModelConfig, corpus: Corpus, context: int, rows: int | None
 ) -> list[float]:
-    """Shares of equal most likely tokens on held-out files, by depth, from so many rows."""
+    """Shares of equal most likely tokens on held-out files, by depth, from so many rows; None for all there are."""
     tokens, _ = segments(corpus.held_out, context, rows, full=True)
     found = [
         np.asarray(measured(head, params, tokens[i : i + 2, :-1], config)[1])
@@ -111,36 +125,25 @@ def first_head(params: dict, config: ModelConfig, seed: int) -> dict:
 
 def train(
     out_dir: Path,
-    params: dict,
-    config: ModelConfig,
+    model: Path,
     options: TrainOptions,
     *,
     resume: bool,
-    sources: Sequence[Path] | None,
+    sources: Sequence[str | Path] | None,
     progress: bool,
-) -> tuple[dict, saved.TrainProgress, Corpus]:
-    """Trains a head of `config.mtp` beside a model; the state lies in `out_dir`.
-
-    Args:
-        params: the model's float32 weights, which stay as they are.
-        options, resume, sources, progress: as in `hybrid_jax.train.train_tiny`.
-
-    Returns:
-        The head, where the training stands, and what it was trained on.
-    """
+) -> dict:
+    """Does what `hybrid_jax.train.train_mtp` says; the arguments are as there."""
     begun = time.monotonic()
+    check_writable(out_dir)
+    fields = tiny_fields(config=str(model / CONFIG_FILE))
+    config, params = _with_head(model)
     enable_compile_cache()
-    corpus = read_corpus(tuple(sources) if sources else default_sources())
+    sources = tuple(Path(s) for s in sources) if sources else default_sources()
+    corpus = read_corpus(sources)
     batches = Batches(corpus.train, options.seed, options.batch, options.context)
     head = first_head(params, config, options.seed)
     arrays = {"params": head, "optimizer": optimizer().init(head)}
-    identity = {
-        "seed": options.seed,
-        "batch": options.batch,
-        "context": options.context,
-        "corpus": corpus.digest(),
-        "model": repr(config),
-    }
+    identity = identity_of(options, corpus, config)
     at, path = saved.TrainProgress(identity=identity), out_dir / STATE_FILE
     if resume and path.exists():
         arrays, at = saved.load(path, arrays, identity)
@@ -156,4 +159,17 @@ def train(
     arrays = run_steps(
         out_dir, arrays, at, batches, options, begun, step, measure, corpus, progress
     )
-    return arrays["params"], at, corpus
+    whole = rounded(params | {"mtp": arrays["params"]}, config)
+    shares = agreement(whole["mtp"], params, config, corpus, options.context, None)
+    held_out = {"agreement": shares}
+    about = (corpus, options, at, sources, held_out)
+    record = training_record(config, whole["mtp"], *about, command="train_mtp")
+    write_model(out_dir, whole, fields, config.mtp)
+    (out_dir / RECORD_FILE).write_text(json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def _with_head(model: Path) -> tuple[ModelConfig, dict]:
+    """A model in float32, whose config has a head's layers."""
+    config, params = load_model(model, dtype="float32")
+    return replace(load_config(model, mtp=True), dtype="float32"), params

@@ -61,7 +61,7 @@ def load(path: Path, template: dict, identity: dict) -> tuple[dict, TrainProgres
         for name, value in identity.items():
             if progress.identity.get(name) != value:
                 raise ValueError(
-                    f"train_tiny: {path.name} was made with {name} {progress.identity.get(name)!r}, "
+                    f"load_state: {path.name} was made with {name} {progress.identity.get(name)!r}, "
                     f"this run has {value!r}; use another output directory or resume=False"
                 )
 

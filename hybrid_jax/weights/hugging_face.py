@@ -12,6 +12,7 @@ import numpy as np
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.kinds.tensors import Rows, Stored
 from hybrid_jax.models import FAMILIES, Family
+from hybrid_jax.models.family import MTP
 from hybrid_jax.models.files import CONFIG_FILE, ReportBytes, read_json
 from hybrid_jax.models.hf_config import HFConfig
 from hybrid_jax.weights.safetensors import StoredTensor, read_tensors
@@ -23,6 +24,10 @@ SCALES = r"\.(weight_scale(_inv)?|input_scale|qweight|qzeros|scales|absmax|quant
 UNQUANTISED = (
     "they belong to quantised weights, which are not supported: fetch an unquantised checkpoint"
 )
+OTHER_HEAD = (
+    "they belong to a head for multi-token prediction with more parts than the one that is supported: "
+    "use mtp=False"
+)
 SAMPLES = 1024  # values of a matrix that are looked at for NaN; vectors are looked at whole
 BAND = 32  # rows transposed at a time: their cache lines stay in the cache until they are full
 
@@ -32,9 +37,7 @@ def load_hf(
 ) -> tuple[ModelConfig, dict]:
     """Parameters from safetensors, and the config with what only the tensors tell: the dtype and whether heads are
     tied."""
-    family = FAMILIES[config.family]
-    if family.of_config is not None:
-        family = family.of_config(HFConfig(read_json(folder / CONFIG_FILE), config.family))
+    family = family_of(folder, config)
     tensors = {family.canonical(tensor.name): tensor for tensor in read_tensors(folder)}
     config = _settle_head(config, family, tensors)
     tree = family.stored(config, tensors)
@@ -57,6 +60,11 @@ def load_hf(
         return array
 
     return config, jax.tree.map(build, tree)  # a Stored is a leaf
+
+
+def family_of(folder: Path, config: ModelConfig) -> Family:
+    """The family of the model in a Hugging Face directory, by its config.json."""
+    return FAMILIES[config.family].of(HFConfig(read_json(folder / CONFIG_FILE), config.family))
 
 
 def _settle_head(
@@ -88,6 +96,11 @@ def _check(
             if name not in tensors:
                 if family.may_lack(name):
                     continue
+                if name.startswith(MTP) and not any(other.startswith(MTP) for other in tensors):
+                    raise ValueError(
+                        f"load_model: mtp=True, and {folder} has no head for multi-token prediction: tensor {name} "
+                        f"{shape} is missing from its safetensors files, as are all others of the head; use mtp=False"
+                    )
                 raise ValueError(
                     f"load_model: tensor {name} {shape} is missing from the safetensors files of {folder}, "
                     f"which a model of family {config.family} with this config.json has; {REMEDY}"
@@ -99,13 +112,15 @@ def _check(
                 )
             tensors[name].array()  # refuses quantised ones before anything is read
     spare = [tensor.name for name, tensor in tensors.items() if name not in expected]
-    unexpected = sorted(name for name in spare if not family.ignores(name))
+    unexpected = sorted(name for name in spare if not family.ignores(name, config))
     if unexpected:
         some = ", ".join(unexpected[:3]) + (", ..." if len(unexpected) > 3 else "")
         quantised = any(re.search(SCALES, name) for name in unexpected)
+        headed = bool(config.mtp) and all(name.startswith(MTP) for name in unexpected)
+        remedy = UNQUANTISED if quantised else OTHER_HEAD if headed else REMEDY
         raise ValueError(
             f"load_model: {len(unexpected)} tensors of {folder} have no place in a model of family "
-            f"{config.family} with this config.json: {some}; {UNQUANTISED if quantised else REMEDY}"
+            f"{config.family} with this config.json: {some}; {remedy}"
         )
 
 

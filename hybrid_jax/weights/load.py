@@ -18,7 +18,7 @@ from hybrid_jax.models.files import (
     read_json,
 )
 from hybrid_jax.models.hf_config import check_token_ids, plain
-from hybrid_jax.weights.hugging_face import load_hf
+from hybrid_jax.weights.hugging_face import family_of, load_hf
 from hybrid_jax.weights.orbax import load_orbax
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -73,8 +73,9 @@ def load_model(
 
 
 def _mtp_layers(folder: Path, config: ModelConfig) -> tuple[LayerSpec, ...]:
-    make = FAMILIES[config.family].mtp if config.family in FAMILIES else None
-    if make is None or (folder / STORED_CONFIG_FILE).is_file():
+    stored = (folder / STORED_CONFIG_FILE).is_file() or config.family not in FAMILIES
+    make = None if stored else family_of(folder, config).mtp
+    if make is None:
         known = ", ".join(name for name, family in FAMILIES.items() if family.mtp)
         raise ValueError(
             f"load_model: mtp=True, and {folder} of family {config.family} has no head for multi-token prediction "

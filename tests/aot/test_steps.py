@@ -228,7 +228,9 @@ def test_a_step_that_judges_drafts_is_one_command_buffer_and_written_in_place(na
     assert compiled.body == ("kCommandBuffer",)
     others = compiled.kinds - Counter(kCustomKernel=compiled.kinds["kCustomKernel"])
     assert others.keys() == {"kWhile", "kCopy"}
-    assert others["kWhile"] == 1 and others["kCopy"] <= 2  # of what the host sends, and of small arrays
+    assert (
+        others["kWhile"] == 1 and others["kCopy"] <= 2
+    )  # of what the host sends, and of small arrays
     drafting = 2 * (1 + speculation.num_tokens) if name == "second" else 0
     assert len(compiled.named("causal_conv_window")) == BLOCKS["mamba2"] + drafting
     # Nobody reads what the second model's last layer makes of tokens that are judged.

@@ -1,91 +1,118 @@
-"""Layers that draft, those of a head or of a second model, change no token, and see what they should see."""
+"""Layers that draft see what they should see: the second model its own past, the head the model's hidden states."""
 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from hybrid_jax.config import Attention, ModelConfig, SpeculationConfig
-from hybrid_jax.models.initialize import random_params
-from tests.exactness.conftest import load
-from tests.exactness.engines import make_engine, one_shape, start_over
-from tests.exactness.jobs import Job, drive, random_prompt
+from hybrid_jax.config import EngineConfig, SpeculationConfig
+from hybrid_jax.models import decoder, mtp
+from hybrid_jax.schedule.drafts import DraftCounts
+from hybrid_jax.weights import BUNDLED, load_model
+from tests.exactness.definition import Plain
+from tests.exactness.engines import make_engine, one_shape
+from tests.exactness.jobs import Job, drive
 from tests.exactness.poison import Poison
-from tests.exactness.test_speculation import AMPLE, SAMPLED, SETTINGS, TREE, came
+from tests.exactness.speculation_matrix import AMPLE, ENGINES, subject_of
 
-CHAIN = SpeculationConfig(num_tokens=3, adaptive=False)
-
-
-@functools.cache
-def with_drafter(name: str, method: str, second: str = "") -> tuple[ModelConfig, dict]:
-    """A tiny model with a random head, or with a second model, which by default is the model once more."""
-    config, params = load(name)
-    if method == "draft":
-        other, weights = load(second or name)
-        return replace(config, draft=other), params | {"draft": weights}
-    last = [s for s in config.layers if any(isinstance(m, Attention) for m in s.mixers)][-1]
-    only = tuple(m for m in last.mixers if isinstance(m, Attention))
-    config = replace(config, mtp=(replace(last, mixers=only),))
-    return config, params | {"mtp": random_params(config, 0)["mtp"]}
+CHAIN = SpeculationConfig(method="mtp", num_tokens=3, adaptive=False)
 
 
-def jobs_of(vocab_size: int, rounds: int = 60) -> list[Job]:
-    prompts = [random_prompt(n, n, vocab_size) for n in (1, 31, 45, 64, 70, 97)]
-    jobs = [
-        Job(
-            prompt=prompt,
-            max_tokens=rounds,
-            seed=i,
-            arrive=2 * i,
-            repetition_penalty=1.0 + 0.3 * (i == 3),
-            **(SAMPLED if i % 2 else {}),
-        )
-        for i, prompt in enumerate(prompts)
-    ]
-    return jobs + [replace(jobs[5], group="g", sample_index=i) for i in (7, 8)]
+@pytest.mark.parametrize("name", ["draft-jamba", "draft-qwen3_next"])
+def test_a_second_model_like_the_first_is_always_right(name, plain_of):
+    """Greedy and without penalties, in a first turn and in a second one on what windows have left."""
+    maker = replace(ENGINES[name], second="")
+    with subject_of(maker, plain_of(maker.model), ()) as subject:
+        prompts = [tuple(range(n, n + n)) for n in (1, 31)] + [(5, 3, 8) * 15, (7,) * 64]
+        first = [Job(prompt=tuple(t % 61 for t in p), max_tokens=40) for p in prompts]
+        run, wrong = subject.drive(first)
+        assert wrong == []
+        turns = [
+            replace(job, prompt=(*job.prompt, *output, *range(30)))
+            for job, output in zip(first, run.outputs, strict=True)
+        ]
+        again, wrong = subject.drive(turns)
+        assert wrong == [] and again.moved["cache_hits"] == len(turns)
+        windows = sum((r.drafts.windows for r in run.requests + again.requests), Counter())
+        assert windows[3, 3] > 40
+        assert not [drafted for drafted, accepted in windows if accepted < drafted]
 
 
-@pytest.mark.parametrize(
-    ("name", "method", "second", "kind"),
-    [
-        ("parallel", "mtp", "", "chain"),
-        ("qwen3_next", "mtp", "", "tree"),
-        ("jamba", "draft", "", "chain"),
-        ("qwen3_next", "draft", "parallel", "chain"),
-        ("parallel", "draft", "", "tree"),
-    ],
-)
-def test_layers_that_draft_give_plain_tokens(name, method, second, kind, plain_of):
-    """In ample memory and in little, with forks and preemptions, and in a second turn on what windows have left."""
-    speculation = replace(TREE if kind == "tree" else CHAIN, method=method)
-    config, params = with_drafter(name, method, second)
-    plain, jobs = plain_of(name), jobs_of(config.vocab_size)
-    with one_shape(64, decode_rows=(1,)):
-        engine = make_engine(config, params, replace(SETTINGS, speculation=speculation), room=AMPLE)
+def test_the_head_drafts_what_its_definition_says(monkeypatch):
+    """In every window of the bundled model. Entries of committed tokens are behind the model's own hidden states, those
+    of drafts behind one another."""
+    windows: dict[
+        int, list[tuple[int, int]]
+    ] = {}  # (drafted, accepted) in order, by the counts that they enter
+    add = DraftCounts.add
+
+    def noted(self, judged):
+        judged = list(judged)
+        windows.setdefault(id(self), []).extend(judged)
+        add(self, judged)
+
+    monkeypatch.setattr(DraftCounts, "add", noted)
+    config, params = load_model(BUNDLED, dtype="float32", mtp=True)
+    settings = EngineConfig(
+        max_rows=2, prefill_tokens=128, steps_per_dispatch=4, page_tokens=64, speculation=CHAIN
+    )
+    texts = (
+        "def area(width, height):\n    return width * height\n",
+        "import os\nimport sys\n\n\nclass ",
+    )
+    jobs = [Job(prompt=tuple(text.encode()), max_tokens=70) for text in texts]
+    with one_shape(64):
+        engine = make_engine(config, params, settings, room=AMPLE)
         poison = Poison(engine)
         poison.spread()
         run = drive(engine, jobs, poison)
-        assert plain.mismatches(run.requests) == []
-        if method == "draft" and not second:
-            likely = [Job(prompt=job.prompt, max_tokens=40) for job in jobs[:6]]
-            for job in (likely, [replace(j, prompt=j.prompt + (1, 2, 3) * 30) for j in likely]):
-                greedy = drive(engine, job, poison)
-                assert plain.mismatches(greedy.requests) == []
-                assert came(greedy)[3] > 20
-                wrong = [w for r in greedy.requests for w in r.drafts.windows if w[0] != w[1]]
-                assert not wrong or kind == "tree", "the same layers say the same"
-        start_over(engine, 1.3)
-        poison.spread()
-        assert drive(engine, jobs, poison).outputs == run.outputs
-        start_over(engine, AMPLE)
-        drive(engine, jobs, poison)
-        turns = [
-            Job(prompt=job.prompt + tuple(output), max_tokens=20)
-            for job, output in zip(jobs[:6], run.outputs, strict=False)
-        ]
-        second_turn = drive(engine, turns, poison)
-        assert plain.mismatches(second_turn.requests) == []
-        assert second_turn.moved["cache_hits"] >= 5
         engine.close()
+    assert Plain(replace(config, mtp=()), params).mismatches(run.requests) == []
+    right = 0
+    for request in run.requests:
+        tokens, at = [*request.prompt, *request.output], len(request.prompt)
+        hidden = hidden_states(params, config, tokens)
+        for count, accepted in windows[id(request.drafts)]:
+            drafts = drafted(params, config, tokens[: at + 1], hidden[:at])
+            agree = [a == b for a, b in zip(drafts[:count], tokens[at + 1 :], strict=False)]
+            assert accepted == [*agree, False].index(False), (at, drafts, tokens[at : at + 4])
+            at, right = at + 1 + accepted, right + accepted
+        assert at == len(tokens) - 1
+    assert right > 60
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def _entries(params, tokens, hidden, length, config):
+    return mtp.forward(params, tokens, hidden, length, config)
+
+
+def drafted(params, config, tokens, hidden) -> list[int]:
+    """Greedy drafts behind tokens, of which all but the last have hidden states [n, D]. The first entry has zeros."""
+    hidden, found = [np.zeros(config.width, np.float32), *hidden], []
+    for _ in range(CHAIN.num_tokens):
+        padded = np.zeros((1, 192), np.int32)
+        padded[0, : len(tokens)] = tokens
+        before = np.zeros((1, 192, config.width), np.float32)
+        before[0, : len(tokens)] = hidden[: len(tokens)]
+        out = _entries(params, padded, before, np.array([len(tokens)]), config)[0, len(tokens) - 1]
+        found.append(int(decoder.head_logits(params, out, config).argmax()))
+        tokens, hidden = [*tokens, found[-1]], [*hidden, np.asarray(out)]
+    return found
+
+
+def hidden_states(params, config, tokens) -> np.ndarray:
+    """What the head takes of the model, [T, D]."""
+    given = jnp.array([tokens])
+    positions, lengths = jnp.arange(len(tokens))[None], jnp.array([len(tokens)])
+
+    def mix(weights, normed, spec, where):
+        return decoder.MIXERS[type(spec)](weights, normed, positions, lengths, spec)
+
+    h = decoder.walk(params, given, positions >= 0, replace(config, mtp=()), mix)
+    return np.asarray(mtp.normed_hidden(params, h, config))[0]

@@ -14,7 +14,7 @@ import pytest
 
 from hybrid_jax.config import EngineConfig, SpeculationConfig
 from tests.drawing import EVERYTHING
-from tests.exactness.conftest import EXACT_NAMES, FORCED_NAMES, ROOM, load
+from tests.exactness.conftest import EXACT_NAMES, load
 from tests.exactness.engines import make_engine, one_shape, start_over
 from tests.exactness.jobs import Job, drive, random_prompt
 from tests.exactness.planted import Planted, planting, with_mistakes
@@ -78,42 +78,6 @@ def test_random_traffic_gives_plain_tokens(plain_of):
     assert not [name for name in wanted if not seen[name]], seen
 
 
-@pytest.mark.parametrize("kind", ["chain", "tree"])
-@pytest.mark.parametrize("name", FORCED_NAMES)
-def test_right_and_wrong_drafts_give_plain_tokens(name, kind, plain_of):
-    config, _ = load(name)
-    plain, rng = plain_of(name), np.random.default_rng(0)
-    prompts = [random_prompt(n, n, config.vocab_size) for n in (1, 31, 45, 64, 70, 97)]
-    options = [SAMPLED if i % 2 else {} for i in range(len(prompts))]
-    jobs = [
-        Job(prompt=prompt, max_tokens=70, seed=i, arrive=2 * i, **options[i])
-        for i, prompt in enumerate(prompts)
-    ]
-    with planted_engine(name, TREE if kind == "tree" else SPECULATION) as (engine, planted):
-        poison = Poison(engine)
-        blind = drive(engine, jobs, poison)  # no draft is right but by luck
-        assert plain.mismatches(blind.requests) == []
-        few = sum((came(blind) - Counter({0: came(blind)[0]})).values())
-        for share, room in ((0.0, ROOM), (0.3, AMPLE)):
-            for prompt, output in zip(prompts, blind.outputs, strict=True):
-                planted.outputs[prompt] = with_mistakes(output, rng, share)
-            start_over(engine, room)
-            poison.spread()
-            run = drive(engine, jobs, poison)
-            assert run.outputs == blind.outputs
-            assert plain.mismatches(run.requests) == []
-            right = came(run)
-            assert set(right) == {0, 1, 2, 3} and sum(right.values()) - right[0] > 2 * few
-            assert run.folds >= 8 or not config.recurrent
-        longer = [
-            prompt + tuple(output) for prompt, output in zip(prompts, run.outputs, strict=True)
-        ]
-        turns = [Job(prompt=prompt, max_tokens=20) for prompt in longer]
-        second = drive(engine, turns, poison)  # from checkpoints and pages that windows have left
-        assert plain.mismatches(second.requests) == []
-        assert second.moved["cache_hit_tokens"] >= sum((len(p) - 1) // 32 * 32 for p in longer) - 64
-
-
 EXACT = replace(SETTINGS, exact=True, prefill_tokens=64)
 
 
@@ -153,41 +117,3 @@ def test_in_exact_mode_drafts_change_no_bit(name, plain_of):
         again = drive(engine, jobs, poison)
         assert min(again.cached[1:]) >= 0 < max(again.cached) and again.bits == without.bits
         engine.close()
-
-
-@pytest.mark.parametrize("method", ["ngram", "suffix"])
-@pytest.mark.parametrize("name", ["parallel", "qwen3_next"])
-def test_what_drafters_find_gives_plain_tokens(name, method, plain_of):
-    """Prompts that repeat themselves, in a pool so small that rows are preempted; drafts are judged while they pay."""
-    config, _ = load(name)
-    plain = plain_of(name)
-    speculation = SpeculationConfig(method=method, num_tokens=3, ngram_min=1)
-    with one_shape(64):
-        settings = replace(SETTINGS, speculation=speculation)
-        engine = make_engine(*load(name), settings, room=AMPLE)
-        poison = Poison(engine)
-        start_over(engine, 1.5)
-        poison.spread()
-        period = random_prompt(5, 1, config.vocab_size)
-        jobs = [
-            Job(
-                prompt=(period * 30)[: 40 + 9 * i],
-                max_tokens=90,
-                seed=i,
-                sample_index=i,
-                arrive=3 * (i % 3),
-                allowed_token_ids=tuple(period[: 2 + i % 2]),
-                repetition_penalty=1.0 + 0.1 * (i == 3),
-                temperature=0.9 * (i % 2),
-                stop=("x",) if i == 2 else (),
-            )
-            for i in range(5)
-        ]
-        jobs.append(replace(jobs[1], group="g", sample_index=7))
-        jobs.append(replace(jobs[1], group="g", sample_index=8))
-        run = drive(engine, jobs, poison)
-    assert plain.mismatches(run.requests) == []
-    accepted = came(run)
-    assert accepted[0] and accepted[1] and accepted[3], accepted
-    assert run.moved["accepted_draft_tokens"] >= 100
-    engine.close()

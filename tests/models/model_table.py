@@ -39,6 +39,18 @@ FAMILIES_HEAD = """
 | `model_type` | recurrent layers | attention | feed-forward | more |
 | --- | --- | --- | --- | --- |
 """
+MTP = """
+## Heads that predict several tokens
+
+Some checkpoints have a head for multi-token prediction. An engine with `speculation="mtp"` reads it and drafts with it
+([speculation.md](speculation.md)). `load_model(mtp=True)` reads it too; without `mtp=True` it is left out. Asking for
+the head of a checkpoint that has none is an error.
+
+One head is supported. For each further token it runs again, on its own last output. A checkpoint with a second head
+for the second token is refused. So is a head with recurrent layers, if an engine is to draft with it.
+
+No released Granite has a head. For `granitemoehybrid` the tensors have the names that Qwen3-Next gives them.
+"""
 KNOWN_HEAD = """
 ## Known sizes
 
@@ -102,7 +114,7 @@ def page() -> str:
         configs = [config for config in map(config_of, GOLDENS) if config.family == family]
         cells = (_recurrent(configs), _attention(configs), _feed_forward(configs))
         text += f"| `{family}` | {' | '.join(cells)} | {_more(family, configs)} |\n"
-    text += KNOWN_HEAD
+    text += MTP + KNOWN_HEAD
     for name, fields in known().items():
         config = load_known(name)
         repositories = ", ".join(fields.get("_repositories", ())) or "-"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -13,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from hybrid_jax.weights import load_config, load_model, save_orbax
+from hybrid_jax.weights import load_config, load_model
 from tests.models.checkpoints import GOLDEN, MAMBA, read, same_bits, write
 
 
@@ -142,48 +141,6 @@ def test_norms_that_are_stored_less_one_stay_in_float32(dtype):
     assert np.array_equal(gated, stored["model.layers.0.linear_attn.norm.weight"].astype(dtype))
 
 
-def with_a_head(tensors: dict) -> None:
-    """Adds a head for multi-token prediction, whose layer is a copy of layer 1."""
-    layer = {n: a for n, a in tensors.items() if n.startswith("model.layers.1.")}
-    tensors.update({n.replace("model.layers.1.", "mtp.layers.0."): a + 1 for n, a in layer.items()})
-    rng, width = np.random.default_rng(0), tensors["model.norm.weight"].size
-    draw = lambda *shape: rng.standard_normal(shape, np.float32)  # noqa: E731
-    tensors["mtp.fc.weight"] = draw(width, 2 * width)
-    for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
-        tensors[f"mtp.{name}.weight"] = draw(width)
-
-
-@pytest.mark.parametrize("name", ["qwen3_5_dense_tied", "qwen3_5_moe_text"])
-def test_a_head_for_multi_token_prediction_is_read_where_it_is_asked_for(edit, name, tmp_path):
-    folder = edit(name, with_a_head)
-    tensors, (_, without) = read(folder / "model.safetensors"), load_model(folder)
-    assert same_bits(without, load_model(GOLDEN[name])[1])
-    config, params = load_model(folder, mtp=True)
-    (spec,), head = config.mtp, params.pop("mtp")
-    assert same_bits(params, without) and spec.mixers == (config.attention,)
-    assert np.array_equal(head["in_proj"], tensors["mtp.fc.weight"].T)
-    assert np.array_equal(head["embed_norm"], 1 + tensors["mtp.pre_fc_norm_embedding.weight"])
-    assert np.array_equal(head["hidden_norm"], 1 + tensors["mtp.pre_fc_norm_hidden.weight"])
-    assert np.array_equal(head["norm"], 1 + tensors["mtp.norm.weight"])
-    (layer,), model_layer = head["layers"], without["layers"][1]
-    assert jax.tree.structure(layer) == jax.tree.structure(model_layer)
-    assert np.array_equal(layer["mixers"][0]["out"], model_layer["mixers"][0]["out"] + 1)
-    save_orbax(tmp_path / "saved", config, params | {"mtp": head})
-    again, saved = load_model(tmp_path / "saved", mtp=True)
-    assert again == config and same_bits(saved, params | {"mtp": head})
-    again, saved = load_model(tmp_path / "saved")
-    assert again == replace(config, mtp=()) and same_bits(saved, params)
-
-
-def test_a_head_that_is_not_there_is_named():
-    with pytest.raises(
-        ValueError, match=r"tensor mtp\.pre_fc_norm_embedding\.weight .* is missing"
-    ):
-        load_model(GOLDEN["qwen3_5_dense_tied"], mtp=True)
-    with pytest.raises(ValueError, match="mtp=True, and .*family llama has no head .*qwen3_next"):
-        load_model(GOLDEN["llama_llama3"], mtp=True)
-
-
 def test_progress_ends_at_the_bytes_of_the_file():
     golden = GOLDEN["mamba2_groups_limits"]
     seen = []
@@ -253,6 +210,7 @@ def test_a_different_head_is_used_though_the_config_ties_it(edit):
     [
         ("llama_llama3", ["model.layers.0.self_attn.rotary_emb.inv_freq"]),
         ("nemotron_h_dense", ["mtp.layers.0.norm.weight"]),
+        ("granite_dense_rope_biases", ["mtp.fc.weight", "mtp.layers.0.input_layernorm.weight"]),
         ("qwen3_next_experts_and_dense", ["model.layers.3.self_attn.rotary_emb.inv_freq"]),
         ("qwen3_next_experts_and_dense", ["mtp.norm.weight", "visual.w", "model.visual.w"]),
     ],

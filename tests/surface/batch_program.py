@@ -34,8 +34,8 @@ if __name__ == "__main__":
     # A shell's background job ignores Ctrl-C and hands that on; this program must not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     llm_module.Engine = PausingEngine
-    llm_module.load_config = lambda path: CONFIG
-    llm_module.load_model = lambda path, dtype, progress: (CONFIG, None)
+    llm_module.load_config_with_drafter = lambda path, drafts: CONFIG
+    llm_module.load_with_drafter = lambda path, drafts, dtype, progress: (CONFIG, None)
     llm_module.default_params = lambda folder: llm_module.SamplingParams()
     tokenizer.Tokenizer.from_directory = classmethod(lambda cls, path: byte_tokenizer())
     assert Path(llm_module.BUNDLED, "config.json").is_file()

@@ -79,8 +79,9 @@ def llm(make_llm):
 def fake_model(monkeypatch, tmp_path, tokenizer):
     """A directory that LLM loads without weights; returns its path."""
     monkeypatch.setattr(llm_module, "Engine", FakeEngine)
-    monkeypatch.setattr(llm_module, "load_config", lambda path: CONFIG)
-    monkeypatch.setattr(llm_module, "load_model", lambda path, dtype, progress: (CONFIG, None))
+    monkeypatch.setattr(llm_module, "load_config_with_drafter", lambda path, drafts: CONFIG)
+    loaded = lambda path, drafts, dtype, progress: (CONFIG, None)  # noqa: E731
+    monkeypatch.setattr(llm_module, "load_with_drafter", loaded)
     tokenizer.backend.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     return tmp_path

@@ -280,7 +280,7 @@ TRAINS = flags_of(cli.app, ["train-tiny", "out"])
         ),
         (
             TRAINS,
-            "train_tiny: state.npz was made with seed 1; use another directory or resume=False",
+            "load_state: state.npz was made with seed 1; use another directory or resume=False",
             "state.npz was made with seed 1; use another directory or --no-resume",
         ),
         (flags_of(cli.app, ["dance"]), "LLM: lower max_rows", "lower max_rows"),

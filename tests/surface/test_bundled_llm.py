@@ -240,7 +240,7 @@ def test_a_model_that_does_not_fit_is_refused_before_a_tensor_is_read(monkeypatc
     def read(*_, **__):
         raise AssertionError("the weights were read")
 
-    monkeypatch.setattr(llm_module, "load_model", read)
+    monkeypatch.setattr(llm_module, "load_with_drafter", read)
     monkeypatch.setattr(devices, "ram_bytes", lambda: 12_000_000)
     monkeypatch.setattr(devices, "widens_bfloat16", lambda: False)
     for given in ({}, {"memory": "10MB"}):

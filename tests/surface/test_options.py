@@ -45,7 +45,11 @@ TIB = 2**40
             NotImplementedError,
             "LLM: quantization: weight quantisation is not",
         ),
-        ({"draft_model": "x"}, NotImplementedError, "a second model that drafts is not built yet"),
+        (
+            {"draft_model": "x"},
+            TypeError,
+            "did you mean speculation ('draft:DIRECTORY' for a second",
+        ),
         (
             {"kv_cache_dtype": "fp8"},
             NotImplementedError,
@@ -362,10 +366,10 @@ def test_other_errors_of_the_device_pass(make_llm, monkeypatch):
 
 
 def test_weights_without_room_say_so(fake_model, monkeypatch):
-    def refuse(path, dtype, progress):
+    def refuse(path, drafts, dtype, progress):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
 
-    monkeypatch.setattr(llm_module, "load_model", refuse)
+    monkeypatch.setattr(llm_module, "load_with_drafter", refuse)
     with pytest.raises(
         ValueError, match="no room for the weights; use dtype='bfloat16' or a smaller"
     ):

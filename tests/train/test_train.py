@@ -142,7 +142,7 @@ def test_a_config_whose_tokens_are_not_bytes_is_refused(tmp_path, name, value):
     fields = tiny_fields() | {name: value}
     file = tmp_path / "config.json"
     file.write_text(json.dumps(fields))
-    with pytest.raises(ValueError, match=f"train_tiny: {name} of .* must be .*, got {value}"):
+    with pytest.raises(ValueError, match=f"tiny_fields: {name} of .* must be .*, got {value}"):
         train_tiny(tmp_path / "out", config=file, steps=1, progress=False)
 
 
@@ -258,5 +258,5 @@ def test_an_output_that_cannot_be_written_is_named_before_any_source_is_read(tmp
         (tmp_path / "file", "File exists"),
         (tmp_path / "file" / "x", "Not a dir"),
     ):
-        with pytest.raises(ValueError, match=f"train_tiny: cannot write to {folder}: {reason}"):
+        with pytest.raises(ValueError, match=f"check_writable: cannot write to {folder}: {reason}"):
             train(folder, options(), resume=True, sources=None, progress=False)

@@ -2,6 +2,9 @@
 
 Four multipliers: on the embeddings, on every residual update, on q·k (in place of head_dim ** -0.5), and
 `logits_scaling`, by which logits are divided.
+
+No released Granite has a head for multi-token prediction. Heads trained here have the layout of Qwen3-Next's, but for
+their norms, which are stored as they are.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig, MoE
 from hybrid_jax.kinds.tensors import ATTENTION, MAMBA2, under
 from hybrid_jax.models.families.bamba import recurrent_mixer
-from hybrid_jax.models.family import Family
+from hybrid_jax.models.family import MTP_NAMES, Family, last_layer_with
 from hybrid_jax.models.hf_config import MAX_LAYERS, MIXER_KINDS, HFConfig
 
 NORM_EPS = 1e-6  # of layers and mixers, where the file says nothing
@@ -54,6 +57,11 @@ def _feed_forward(fields: HFConfig) -> MLP | MoE:
     )
 
 
+def mtp_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
+    """One layer, like the model's last one with attention."""
+    return (last_layer_with(config, Attention),)
+
+
 SHARED_MLP = under("shared_mlp", {"up": "input_linear.weight", "down": "output_linear.weight"})
 EXPERTS = under(
     "block_sparse_moe",
@@ -76,4 +84,6 @@ FAMILY = Family(
         (r"\.block_sparse_moe\.experts\.down_proj$", ".block_sparse_moe.output_linear.weight"),
         (r"\.block_sparse_moe\.router\.weight$", ".block_sparse_moe.router.layer.weight"),
     ),
+    mtp=mtp_layers,
+    mtp_names=MTP_NAMES,
 )

@@ -2,24 +2,33 @@
 
 The step size is bounded by `time_step_limit` alone; some implementations also raise it to
 `time_step_min`, which the published one does not.
+
+The head for multi-token prediction is a list of such layers too. Its first layer also has what makes one stream of the
+embedding and the hidden state, and its last one has the head's last norm.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from dataclasses import replace
 
 from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig, MoE
+from hybrid_jax.kinds.kind import Names
 from hybrid_jax.kinds.tensors import ATTENTION, MAMBA2, PLAIN_MLP, under
-from hybrid_jax.models.family import Family
+from hybrid_jax.models.family import MTP_LAYERS, Family, last_layer_with
 from hybrid_jax.models.hf_config import MIXER_KINDS, HFConfig
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 LAYER_TYPES = MIXER_KINDS | {"mlp": "mlp", "moe": "moe"}
+BLOCKS = {"mamba": Mamba2, "attention": Attention, "mlp": MLP, "moe": MoE}
+MTP_KINDS = ("attention", "moe")  # layers of the head, where the file names none
 
 
 def read_config(fields: HFConfig) -> ModelConfig:
     """config.json with model_type "nemotron_h" to `ModelConfig`."""
-    kinds = _layer_kinds(fields)
+    # `num_hidden_layers` follows from these.
+    kinds = _kinds(fields, ("layers_block_type", "layer_types"), "hybrid_override_pattern")
     fields.only("sliding_window", (None,), None)
     without_rope = functools.partial(HFConfig.attention, rope=False)
     makers = {"mamba": _recurrent_mixer, "attention": without_rope, "mlp": _mlp, "moe": _moe}
@@ -36,24 +45,53 @@ def read_config(fields: HFConfig) -> ModelConfig:
     )
 
 
-def _layer_kinds(fields: HFConfig) -> list[str]:
-    """The kind of each layer, from the list or the pattern; `num_hidden_layers` follows from it."""
-    field, known = "layers_block_type", ", ".join(LAYER_TYPES)
-    names = fields.names(field, "layer_types")
+def _kinds(fields: HFConfig, lists: tuple[str, ...], pattern: str) -> list[str]:
+    """The kind of each layer, from a list under one of these names or from the pattern."""
+    field, known = lists[0], ", ".join(LAYER_TYPES)
+    names = fields.names(*lists)
     if names is None:
-        field, known = "hybrid_override_pattern", "".join(LETTERS)
-        pattern = fields.get("hybrid_override_pattern")
-        if not pattern or not isinstance(pattern, str):
+        field, known = pattern, "".join(LETTERS)
+        letters = fields.get(pattern)
+        if not letters or not isinstance(letters, str):
             raise ValueError(
-                f"nemotron_h: config.json needs {field} or layers_block_type, it has {pattern!r}"
+                f"nemotron_h: config.json needs {pattern} or {lists[0]}, it has {letters!r}"
             )
-        names = [LETTERS.get(letter, letter) for letter in pattern]
+        names = [LETTERS.get(letter, letter) for letter in letters]
     unknown = sorted({name for name in names if name not in LAYER_TYPES})
     if unknown:
         raise ValueError(
             f"nemotron_h: {field} in config.json must name layers among {known}, got {unknown}"
         )
     return [LAYER_TYPES[name] for name in names]
+
+
+def mtp_layers(config: ModelConfig, kinds: Sequence[str] = MTP_KINDS) -> tuple[LayerSpec, ...]:
+    """Layers of these kinds, each like the model's last one of its kind."""
+    return tuple(last_layer_with(config, BLOCKS[kind]) for kind in kinds)
+
+
+def of_config(fields: HFConfig) -> Family:
+    """The family with the head that one config.json names."""
+
+    def own_layers(config: ModelConfig) -> tuple[LayerSpec, ...]:
+        name = "num_nextn_predict_layers"
+        count = fields.integer(name, default=0, minimum=0)
+        if count == 0:
+            raise ValueError(
+                "load_model: mtp=True, and this checkpoint of family nemotron_h has no head for multi-token "
+                f"prediction: {name} in its config.json is {fields.get(name)}; use mtp=False"
+            )
+        if count > 1:
+            raise NotImplementedError(
+                f"nemotron_h: {name} {count} is not supported, only 1: one head, which is run again for each further "
+                "token; use mtp=False"
+            )
+        names, pattern = "mtp_layers_block_type", "mtp_hybrid_override_pattern"
+        if fields.get(names, pattern) is None:
+            return mtp_layers(config)
+        return mtp_layers(config, _kinds(fields, (names,), pattern))
+
+    return replace(FAMILY, mtp=own_layers)
 
 
 def _recurrent_mixer(fields: HFConfig) -> Mamba2:
@@ -111,6 +149,19 @@ MOE = {
     "latent_up": "fc2_latent_proj.weight",
     "latent_up_bias": "fc2_latent_proj.bias",
 }
+
+
+def mtp_names(num_layers: int) -> Names:
+    """The head's own tensors, which lie with those of its first and last layer."""
+    first, last = f"{MTP_LAYERS}.0", f"{MTP_LAYERS}.{num_layers - 1}"
+    return {
+        "embed_norm": f"{first}.enorm.weight",
+        "hidden_norm": f"{first}.hnorm.weight",
+        "in_proj": f"{first}.eh_proj.weight",  # the embedding's half of its columns comes first
+        "norm": f"{last}.final_layernorm.weight",
+    }
+
+
 FAMILY = Family(
     read_config=read_config,
     embed="backbone.embeddings.weight",
@@ -125,8 +176,10 @@ FAMILY = Family(
         MoE: under("mixer", MOE),
     },
     renames=((r"^model\.", "backbone."),),
-    ignored=r"^mtp\.",
     # attention_bias is sometimes set in files whose attention has none. With mlp_bias the experts of some files have
     # biases, those of others none.
     zeros=r"\.[qkvo]_proj\.bias$|\.experts\.\d+\.(up|down)_proj\.bias$",
+    of_config=of_config,
+    mtp=mtp_layers,
+    mtp_names=mtp_names,
 )

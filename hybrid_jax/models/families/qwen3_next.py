@@ -20,7 +20,7 @@ from hybrid_jax.config import (
 )
 from hybrid_jax.kinds.kind import Names
 from hybrid_jax.kinds.tensors import ATTENTION, GATED_MLP, Either, Piece, Rows, under
-from hybrid_jax.models.family import Family
+from hybrid_jax.models.family import MTP_NAMES, Family
 from hybrid_jax.models.hf_config import MAX_LAYERS, HFConfig
 
 NORM_EPS = 1e-6  # where the file says nothing, as for the three below
@@ -214,6 +214,8 @@ FAMILY = Family(
         MLP: under("mlp", GATED_MLP),
         MoE: EXPERTS,
     },
-    ignored=r"^mtp\.|^(model\.)?visual\.",
+    ignored=r"^(model\.)?visual\.",
     mtp=mtp_layers,
+    mtp_names=MTP_NAMES
+    | {name: norm(MTP_NAMES[name]) for name in ("embed_norm", "hidden_norm", "norm")},
 )

@@ -1,0 +1,25 @@
+"""Speculation under all circumstances, by a few cells for each engine: every two circumstances meet in one of them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.exactness.speculation_matrix import ENGINES, FEWER_PROGRAMS, pairwise, subject_of
+
+TOKENS = 20_000  # of all engines together
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_drafts_change_no_token(name, plain_of):
+    maker = ENGINES[name]
+    with subject_of(maker, plain_of(maker.model), ()) as subject:
+        cells = list(pairwise(FEWER_PROGRAMS, random.Random(name)))
+        assert len(cells) >= 12
+        for seed, cell in enumerate(cells):
+            assert subject.check(cell, 1000 * seed) == [], cell
+        assert set(subject.accepted) == {0, 1, 2, 3}
+        assert subject.tokens >= TOKENS / len(ENGINES)
+        seen = ("cache_hits", "forks") + ("folds_to_new",) * bool(subject.engine.config.recurrent)
+        assert not [what for what in seen if not subject.moved[what]], subject.moved
