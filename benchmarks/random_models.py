@@ -9,25 +9,32 @@ GRANITE = "MMMMM*MMMMM*"  # Granite 4: a layer is a mixer and an MLP
 KINDS = {"M": "linear_attention", "*": "full_attention"}
 
 
+# 173 M parameters in 16 layers of width 1024.
+NEMOTRON_FIELDS = {
+    "vocab_size": 24576,
+    "hidden_size": 1024,
+    "hybrid_override_pattern": NEMOTRON,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+    "intermediate_size": 4096,
+    "ssm_state_size": 128,
+    "mamba_num_heads": 32,
+    "mamba_head_dim": 64,
+    "n_groups": 8,
+    "chunk_size": 128,
+    "conv_kernel": 4,
+    "layer_norm_epsilon": 1e-5,
+    "mlp_hidden_act": "relu2",
+}
+
+
 def nemotron_config():
-    """173 M parameters in 16 layers of width 1024."""
+    """The Nemotron-H of `NEMOTRON_FIELDS`."""
     from transformers import NemotronHConfig
 
-    return NemotronHConfig(
-        vocab_size=24576,
-        hidden_size=1024,
-        hybrid_override_pattern=NEMOTRON,
-        num_attention_heads=16,
-        num_key_value_heads=4,
-        head_dim=64,
-        max_position_embeddings=8192,
-        intermediate_size=4096,
-        ssm_state_size=128,
-        mamba_num_heads=32,
-        mamba_head_dim=64,
-        n_groups=8,
-        chunk_size=128,
-    )
+    return NemotronHConfig(**NEMOTRON_FIELDS)
 
 
 def granite_config():

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from common import header, quantiles, request, run, run_decode, turns, write_json
-from random_models import nemotron_config
+from random_models import NEMOTRON_FIELDS
 
 from hybrid_jax.config import EngineConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.costs import state_elements
@@ -70,7 +70,9 @@ class Subject:
 
 
 def nemotron() -> Subject:
-    config = replace(config_from_hf(nemotron_config().to_dict()), dtype="float32")
+    config = replace(
+        config_from_hf({"model_type": "nemotron_h", **NEMOTRON_FIELDS}), dtype="float32"
+    )
     return Subject(config, random_params(config, 0))
 
 
@@ -223,22 +225,16 @@ def price(subject: Subject, rounds: int, tokens: int) -> list[dict]:
         "none right": 0.0,
     }
     speculation = SpeculationConfig(num_tokens=DRAFTS, adaptive=False)
-    with contextlib.ExitStack() as stack:
-        sides = {"plain": plain}
-        for name, share in right.items():
-            outputs = {
-                prompt: with_mistakes(output, share, vocab_size, 1)
-                for prompt, output in recorded.items()
-            }
-            sides[name] = _Forced(
-                subject.engine(speculation, 1), prompts, tokens, {}, planted=outputs
-            )
-        many = random_prompts(subject.config, 1 + DRAFTS)
-        sides[f"plain, {1 + DRAFTS} rows"] = Side(
-            subject.engine(None, 1 + DRAFTS), many, tokens, {}
-        )
-        del stack
-        rows = compare("forced acceptance", sides, rounds, "plain")
+    sides = {"plain": plain}
+    for name, share in right.items():
+        outputs = {
+            prompt: with_mistakes(output, share, vocab_size, 1)
+            for prompt, output in recorded.items()
+        }
+        sides[name] = _Forced(subject.engine(speculation, 1), prompts, tokens, {}, planted=outputs)
+    many = random_prompts(subject.config, 1 + DRAFTS)
+    sides[f"plain, {1 + DRAFTS} rows"] = Side(subject.engine(None, 1 + DRAFTS), many, tokens, {})
+    rows = compare("forced acceptance", sides, rounds, "plain")
     by_side = {row["side"]: row for row in rows}
     step = (
         by_side["all right"]["ms_per_token"]["median"]
@@ -358,7 +354,7 @@ def head(rounds: int, tokens: int) -> list[dict]:
         for name, (speculation, _) in HEADS.items():
             always = replace(speculation, adaptive=False)
             sides[name] = Side(subject.engine(always, rows), given, tokens, {})
-        found += compare(f"head, {rows} rows", sides, rounds, "plain")
+        found += compare(f"head, {rows} row{'s' * (rows > 1)}", sides, rounds, "plain")
     for row in found:
         if row["side"] in HEADS:
             row["published"] = HEADS[row["side"]][1]
@@ -440,6 +436,7 @@ def draw(rows: list[dict], path: Path) -> None:
     )
     axes.axvline(1.0, color="black", linewidth=1)
     axes.invert_yaxis()
+    axes.set_xlim(0, 1.12 * max(values))
     axes.set_xlabel("tokens a second over plain decoding")
     for place, value in enumerate(values):
         axes.text(value, place, f" {value:.2f}", va="center")

@@ -96,15 +96,22 @@ class StepCosts:
         What is fed beside a row's own token has to be drafted first.
         """
 
-        def cost(tokens: int) -> float:
-            read = self.weight_bytes + rows * (self.row_bytes + context * self.kv_bytes)
-            return read + rows * tokens * self.token_flops / self.flops_per_byte
+        whole = self.cost(rows=rows, tokens=tokens, context=context)
+        if tokens > 1:
+            whole += self.drafting_cost(rows=rows)
+        return round(whole / self.cost(rows=rows, tokens=1, context=context), 3)
 
-        dearer = cost(tokens)
-        if tokens > 1 and (drafting := self.drafting) is not None:
-            flops = rows * drafting.tokens * drafting.token_flops
-            dearer += drafting.passes * (drafting.weight_bytes + flops / self.flops_per_byte)
-        return round(dearer / cost(1), 3)
+    def cost(self, *, rows: int, tokens: int, context: float) -> float:
+        """What a step costs without drafting, in bytes that are read in the same time."""
+        read = self.weight_bytes + rows * (self.row_bytes + context * self.kv_bytes)
+        return read + rows * tokens * self.token_flops / self.flops_per_byte
+
+    def drafting_cost(self, *, rows: int) -> float:
+        """What it costs to draft a window of each row, in bytes that are read in the same time."""
+        if (drafting := self.drafting) is None:
+            return 0.0
+        flops = rows * drafting.tokens * drafting.token_flops
+        return drafting.passes * (drafting.weight_bytes + flops / self.flops_per_byte)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The notebook for new users: stored without outputs, and run from its first cell to its last."""
+"""The notebooks: stored without outputs, and run from the first cell to the last."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = ROOT / "examples" / "first_steps.ipynb"
+SPECULATION = ROOT / "examples" / "speculation.ipynb"
 KERNEL = "hybrid-jax-tests"
 # In a process of its own: what the notebook's libraries warn of is not this package's business.
 RUN = f"""
@@ -56,8 +57,9 @@ def printed(outputs: list[dict], name: str = "stdout") -> str:
     return "".join("".join(output["text"]) for output in outputs if output.get("name") == name)
 
 
-def test_the_notebook_is_stored_without_outputs():
-    notebook = json.loads(NOTEBOOK.read_text())
+@pytest.mark.parametrize("path", [NOTEBOOK, SPECULATION], ids=lambda path: path.stem)
+def test_a_notebook_is_stored_without_outputs(path):
+    notebook = json.loads(path.read_text())
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [(cell["outputs"], cell["execution_count"]) for cell in code] == [([], None)] * len(code)
@@ -79,6 +81,16 @@ def test_the_notebook_runs_and_shows_what_it_talks_about(tmp_path):
     [stats] = outputs["stats"]
     assert "'requests': 4" in "".join(stats["data"]["text/plain"])
     assert len(printed(outputs["sample"]).splitlines()) == 3
+    [figure] = [output["data"] for output in outputs["plot"] if "data" in output]
+    assert len(figure["image/png"]) > 5000
+
+
+@pytest.mark.slow
+def test_the_notebook_on_speculation_shows_what_was_accepted(tmp_path):
+    outputs = run(SPECULATION, tmp_path)
+    lines = printed(outputs["drafters"]).splitlines()
+    brings = {line[:16].strip(): float(line[16:].split()[0]) for line in lines}
+    assert len(brings) == 3 and brings["mtp, 5 drafts"] > brings["ngram, 5 drafts"] > 1
     [figure] = [output["data"] for output in outputs["plot"] if "data" in output]
     assert len(figure["image/png"]) > 5000
 

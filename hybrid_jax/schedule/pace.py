@@ -53,6 +53,7 @@ class Pace:
     Attributes:
         drafter: drafts on the host; None if the device drafts or nobody.
         draft_s: seconds spent drafting on the host.
+        drafting_share: the part of decoding that is drafting on the device, by the costs of the steps so far.
     """
 
     def __init__(
@@ -63,7 +64,12 @@ class Pace:
         self._windows = 0
         self._since_trial = 0.0  # plain steps
         self.draft_s = 0.0
+        self._drafting = self._decoding = 0.0  # costs of all plans
         self.start_over()
+
+    @property
+    def drafting_share(self) -> float:
+        return self._drafting / self._decoding if self._decoding else 0.0
 
     def start_over(self) -> None:
         """Forgets what sequences had, because they begin again."""
@@ -76,6 +82,17 @@ class Pace:
         Args:
             rows: sequences that may decode.
         """
+        stride = self._chosen(rows)
+        if self._costs is not None and rows:
+            steps = stride.max_steps or max(1, self._plain_steps // stride.window)
+            count, context = len(rows), _context(rows)
+            drafting = self._costs.drafting_cost(rows=count) if stride.window > 1 else 0.0
+            whole = drafting + self._costs.cost(rows=count, tokens=stride.window, context=context)
+            self._drafting += steps * drafting
+            self._decoding += steps * whole
+        return stride
+
+    def _chosen(self, rows: Rows[Sequence]) -> Stride:
         speculation = self._speculation
         drafting = [row for row in rows if row.request.constraint is None]
         if speculation is None or (rows and not drafting):
@@ -103,8 +120,7 @@ class Pace:
         """What a step with drafts costs, as a multiple of one without; None if it does not matter."""
         if self._costs is None or not speculation.adaptive:
             return None
-        count = max(len(rows), 1)
-        context = sum(row.position for row in rows) / count
+        count, context = max(len(rows), 1), _context(rows)
         return self._costs.ratio(rows=count, tokens=speculation.window, context=context)
 
     def _drafted(self, rows: Rows[Sequence], drafting: Rows[Sequence]) -> Stride:
@@ -142,3 +158,8 @@ class Pace:
     def _expected(self, row: Sequence) -> float:
         """Drafts of the row's next window that will be accepted, as far as is known."""
         return self._common if row.accepted_drafts is None else row.accepted_drafts
+
+
+def _context(rows: Rows[Sequence]) -> float:
+    """Tokens of context of a row, on average."""
+    return sum(row.position for row in rows) / max(len(rows), 1)

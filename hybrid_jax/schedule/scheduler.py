@@ -364,12 +364,13 @@ class Scheduler:
             "running": len(self.seats.running),
             "waiting": len(self.admission.waiting),
             **self.memory.stats(),
-            **(
-                self.drafts.as_dict(self.engine.decode_tokens - 1)
-                if self.engine.speculation
-                else {}
-            ),
+            **(self._draft_stats() if self.engine.speculation else {}),
         }
+
+    def _draft_stats(self) -> dict[str, int | float]:
+        pace = self.pace
+        times = {"host_drafting_s": pace.draft_s, "drafting_share": pace.drafting_share}
+        return self.drafts.as_dict(self.engine.decode_tokens - 1) | times
 
     def check_invariants(self) -> None:
         """Recounts who holds what and who sits where; raises AssertionError with both numbers if they differ."""

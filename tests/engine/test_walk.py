@@ -11,7 +11,16 @@ import pytest
 
 from hybrid_jax.config import EngineConfig
 from hybrid_jax.engine.kinds.kind import ChunkRows, WindowRows
-from hybrid_jax.engine.walk import ChunkWalk, WindowWalk, chunk, commit, prepare, window
+from hybrid_jax.engine.walk import (
+    ChunkWalk,
+    Cursor,
+    WindowWalk,
+    chunk,
+    commit,
+    fold_full,
+    prepare,
+    window,
+)
 from hybrid_jax.geometry import make_geometry
 from hybrid_jax.models import decoder
 from hybrid_jax.state import Model, State, make_state, state_specs
@@ -180,6 +189,55 @@ def test_a_token_of_a_tree_gives_the_numbers_of_its_path(name, kernels):
             if token < NUM_NEW[row]:
                 got, expected = of_tree[row, token], of_chains[row, lengths[row] - 1]
                 np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["with_unknown_kind", pytest.param("jamba", marks=left_to_all)])
+def test_what_windows_leave_is_what_a_prefill_leaves(name):
+    """Windows of four tokens, of which the wrong ones do not stay, up to a full ring and its fold."""
+    model, params, start = setting(name, window=4)
+    grain, rows = model.geometry.grain, prompt_chunk(model, start)
+    last = 2 * grain
+    tokens = np.random.default_rng(1).integers(0, VOCAB, (ROWS, last + 4), np.int32)
+    tokens[:, :TOKENS] = np.asarray(rows.tokens)
+    shared, slots = prepare(params, model), jnp.array([1, 2])
+    _, state = jax.jit(lambda params, state: chunk(params, state, rows, model=model))(params, start)
+
+    @jax.jit
+    def judged(state, drafts, right):
+        base = state.lengths[:ROWS]
+        fed = jnp.minimum(4, last - base)
+        given = WindowRows(drafts, base, base, base + fed, rows.state_len, slots, rows.table)
+        _, state = window(params, state, given, shared=shared, model=model, commits=False)
+        return commit(state, given, jnp.minimum(right, fed), model)
+
+    state = state.replace(lengths=state.lengths.at[:ROWS].set(rows.length))
+    rng, wrong = np.random.default_rng(2), 0
+    while (at := np.asarray(state.lengths[:ROWS])).min() < last:
+        right = rng.integers(1, 5, ROWS)
+        drafts = np.stack([row[place : place + 4] for row, place in zip(tokens, at, strict=True)])
+        drafts = np.where(np.arange(4) < right[:, None], drafts, (drafts + 1) % VOCAB)
+        state, wrong = judged(state, drafts, right), wrong + (right < 4).sum()
+    assert wrong > 5
+    full = jnp.ones(ROWS, bool)
+    at = Cursor(state.lengths[:ROWS], rows.state_len, slots)
+    fold = jax.jit(lambda state: fold_full(state, at, full, slots, shared, model)[0])
+    state = fold(state)
+
+    ends = jnp.full(ROWS, last)
+    whole = rows._replace(tokens=tokens[:, :last], length=ends, state_len=ends)
+    prefill = jax.jit(lambda params, state: chunk(params, state, whole, model=model))
+    _, expected = prefill(params, start)
+    arenas = [np.asarray(one.arena[1:]).view(np.float32) for one in (state, expected)]
+    np.testing.assert_allclose(*arenas, rtol=2e-4, atol=2e-5)
+    for group, *rings in zip(model.geometry.groups, state.rings, expected.rings, strict=True):
+        if "conv" in rings[0]:
+            conv = [ring["conv"][:, :ROWS, : group.layout.columns] for ring in rings]
+            conv = [np.asarray(one).view(np.float32) for one in conv]
+            np.testing.assert_allclose(*conv, rtol=2e-4, atol=2e-5)
+
+    following = next_token(model, whole)
+    one = jax.jit(lambda state: window(params, state, following, shared=shared, model=model)[0])
+    np.testing.assert_allclose(one(state), one(expected), rtol=2e-4, atol=2e-5)
 
 
 def test_a_tree_that_is_too_large_or_commits_is_refused():

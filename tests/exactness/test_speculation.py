@@ -117,3 +117,27 @@ def test_in_exact_mode_drafts_change_no_bit(name, plain_of):
         again = drive(engine, jobs, poison)
         assert min(again.cached[1:]) >= 0 < max(again.cached) and again.bits == without.bits
         engine.close()
+
+
+def test_as_many_tokens_are_hit_as_without_speculation(plain_of):
+    """One conversation after the other, each with a second turn on what its first turn wrote."""
+    name, cached = "parallel", []
+    config, params = load(name)
+    shared = random_prompt(70, 1, config.vocab_size)
+    firsts = [shared[:n] + random_prompt(30, n, config.vocab_size) for n in (40, 64, 70)]
+    with planted_engine(name) as (engine, planted):
+        plain_engine = make_engine(config, params, replace(SETTINGS, speculation=None), room=AMPLE)
+        for one in (plain_engine, engine):
+            hits = []
+            for prompt in firsts:
+                first = drive(one, [Job(prompt=prompt, max_tokens=50)])
+                planted.outputs[prompt] = first.outputs[0]
+                turn = (*prompt, *first.outputs[0], *shared[:9])
+                second = drive(one, [Job(prompt=turn, max_tokens=20)])
+                again = drive(one, [Job(prompt=prompt, max_tokens=50)])
+                assert plain_of(name).mismatches(second.requests + again.requests) == []
+                hits += second.cached + again.cached
+            cached.append(hits)
+        assert came(again)[3] > 5
+        plain_engine.close()
+    assert cached[0] == cached[1] and min(cached[0][::2]) >= 96, cached
