@@ -53,7 +53,6 @@ class Pace:
     Attributes:
         drafter: drafts on the host; None if the device drafts or nobody.
         draft_s: seconds spent drafting on the host.
-        drafting_share: the part of decoding that is drafting on the device, by the costs of the steps so far.
     """
 
     def __init__(
@@ -69,6 +68,7 @@ class Pace:
 
     @property
     def drafting_share(self) -> float:
+        """The part of decoding that is drafting on the device, by the costs of all steps so far."""
         return self._drafting / self._decoding if self._decoding else 0.0
 
     def start_over(self) -> None:

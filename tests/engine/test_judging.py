@@ -55,7 +55,9 @@ def test_100_000_draws_follow_the_softmax(tree):
     seen, biased, draws = np.zeros((1 + max(depths), VOCABULARY)), np.zeros(VOCABULARY), 0
     for seed in range(200):
         drafts = rng.integers(0, VOCABULARY, (ROWS, width))
-        before = [max(depth - 1, 0) for depth in depths]  # a draft should be what is drawn behind its parent
+        before = [
+            max(depth - 1, 0) for depth in depths
+        ]  # a draft should be what is drawn behind its parent
         likely = np.argsort(-by_depth[before], axis=1)
         often = rng.random((ROWS, width)) < 0.9
         drafts = np.where(
