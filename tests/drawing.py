@@ -16,6 +16,8 @@ LONG = {
         "test_a_decode_step_is_one_command_buffer_and_stays_within_its_launches[qwen3_5_9b-1]",
     ),
     "aot/test_steps.py": (
+        "test_a_step_that_judges_drafts_is_one_command_buffer_and_written_in_place[head_tree",
+        "test_a_step_that_judges_drafts_is_one_command_buffer_and_written_in_place[head]",
         "test_mixers_side_by_side_copy_neither_arena_nor_rings[True]",
         "test_the_logits_of_a_step_are_what_is_counted_for_them",
     ),
@@ -49,7 +51,6 @@ LONG = {
     ),
     "engine/test_walk.py": ("test_a_token_of_a_tree_gives_the_numbers_of_its_path[bamba-pallas",),
     "exactness/test_exact_mode.py": ("test_batches_rows_and_arrivals_change_no_bit[windowed",),
-    "exactness/test_speculation.py": ("test_right_and_wrong_drafts_give_plain_tokens[qwen3_next",),
     "exactness/test_matrix.py": (
         "test_few_rows_and_many_give_the_same_tokens[bamba",
         "test_few_rows_and_many_give_the_same_tokens[windowed",

@@ -22,6 +22,7 @@ FIRST_WINDOWS = (
 )
 # While drafts do not pay, one window is tried now and then: its extra cost is one such part of the steps before it.
 TRIAL_PART = 50
+TRIAL_PLANS = 10  # plain plans between trials at least, because a trial is a plan of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +110,11 @@ class Pace:
             return every
         if price >= speculation.window:
             return ONE_TOKEN  # it would not pay even if every draft were accepted
-        self._since_trial += self._plain_steps
-        due = self._since_trial >= TRIAL_PART * (price - 1)
+        due = self._since_trial >= TRIAL_PART * (price - 1) + TRIAL_PLANS * self._plain_steps
         if self._windows < FIRST_WINDOWS or due:
             self._since_trial = 0.0
             return replace(every, max_steps=1)
+        self._since_trial += self._plain_steps
         return ONE_TOKEN
 
     def _price(self, rows: Rows[Sequence], speculation: SpeculationConfig) -> float | None:

@@ -59,14 +59,17 @@ def test_drafts_that_are_accepted_are_judged_in_every_step():
     assert set(found[FIRST_WINDOWS:]) == {(5, None)}
 
 
-def test_drafts_that_are_not_accepted_cost_little():
-    price = 1.5
-    found = drive(Pace(SPECULATION, costs(price), 8), sequence(), lambda turn: 0, 1000)
+@pytest.mark.parametrize("plain_steps", [1, 4, 8, 32])
+@pytest.mark.parametrize("price", [1.005, 1.06, 1.5, 3.0])
+def test_drafts_that_are_not_accepted_cost_little(price, plain_steps):
+    pace = Pace(SPECULATION, costs(price), plain_steps)
+    found = drive(pace, sequence(), lambda turn: 0, 2000)
     later = found[FIRST_WINDOWS:]
     trials = sum(window > 1 for window, _ in later)
     assert 0 < trials and all(steps == 1 for window, steps in later if window > 1)
-    plain = 8 * (len(later) - trials)
+    plain = plain_steps * (len(later) - trials)
     assert trials * (price - 1) <= 0.025 * plain
+    assert trials <= len(later) / 10
 
 
 def test_what_changes_is_noticed():

@@ -149,7 +149,7 @@ class Subject:
         self.poison.spread()
         jobs, rng = jobs_of(cell, seed, self.vocab_size), np.random.default_rng(seed)
         run, wrong = self.drive(jobs)
-        found = [str(one) for one in wrong]
+        found = [str(one) for one in wrong] + self.missed(jobs, run)
         if cell["asks"] == "stop":
             jobs = [stopping(job, out) for job, out in zip(jobs, run.outputs, strict=True)]
         if self.planted is not None:
@@ -169,6 +169,19 @@ class Subject:
         ]
         _, wrong = self.drive(longer[:4])
         return found + [str(one) for one in wrong]
+
+    def missed(self, jobs: Sequence[Job], run: Run) -> list[str]:
+        """Windows of a second model like the first that are not all right, where nothing but the logits decides."""
+        speculation = self.maker.speculation
+        if speculation.method != "draft" or speculation.tree or self.maker.second:
+            return []
+        free = [
+            request
+            for job, request in zip(jobs, run.requests, strict=True)
+            if job.allowed_token_ids is None and job.repetition_penalty == 1.0
+        ]
+        windows = sum((request.drafts.windows for request in free), Counter())
+        return [f"{n} windows {w}" for w, n in windows.items() if w[0] != w[1]]
 
 
 @contextlib.contextmanager

@@ -16,7 +16,8 @@ class DraftRows(NamedTuple):
 
     Attributes:
         at: where they stand. token: int32[B] what they feed next. alive: bool[B] rows that go on.
-        most: int32[B] how many tokens of the window may stay, the row's own among them.
+        room: int32[B] for how many tokens of the window there are pages, the row's own among them.
+        most: int32[B] how many of these may stay.
         table: int32[B, frames_per_page, pages].
         batch, layout: the packed rows int32[B, columns] of the step, and their columns.
         shared: as `walk.prepare` makes it.
@@ -26,6 +27,7 @@ class DraftRows(NamedTuple):
     at: Cursor
     token: jax.Array
     alive: jax.Array
+    room: jax.Array
     most: jax.Array
     table: jax.Array
     batch: jax.Array

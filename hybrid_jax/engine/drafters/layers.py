@@ -68,7 +68,9 @@ class Layers:
             for t in range(count):
                 carry = one(t, carry)
         else:
-            carry = jax.lax.fori_loop(0, count, one, carry)
+            # Near their ends and boundaries, rows need no more.
+            needed = jnp.max(jnp.where(rows.alive, rows.most, 0)) - 1
+            carry = jax.lax.fori_loop(0, jnp.clip(needed, 0, count), one, carry)
         arena, rings, _, _, drafted = carry
         state = _with_rings(state.replace(arena=arena), groups, rings)
         for (group, first), conv in columns.items():
@@ -137,7 +139,7 @@ class Layers:
                 tokens=tokens,
                 base=position,
                 begin=jnp.where(rows.alive, position, 0),
-                end=jnp.where(rows.alive, position + config.window, 0),
+                end=jnp.where(rows.alive, position + jnp.minimum(config.window, rows.room), 0),
                 checkpoint=rows.at.checkpoint,
                 slot=rows.at.slot,
                 table=rows.table,
@@ -153,12 +155,16 @@ class Layers:
                 commits=False,
                 aligned=False,
             )
-            for node in [n for n, depth in enumerate(depths) if depth == level]:
-                children = [n + 1 for n, parent in enumerate(parents) if parent == node]
-                if children:
-                    logits = drafted_logits(params, out[:, node], model)
-                    best = best_tokens(logits, given, position + level + 1, len(children))
-                    tokens = tokens.at[:, jnp.array(children)].set(best)
+            branches = {node: [] for node in range(config.window) if depths[node] == level}
+            for child, parent in enumerate(parents, start=1):
+                if parent in branches:
+                    branches[parent].append(child)
+            branches = {node: children for node, children in branches.items() if children}
+            # The weights for logits are read once for all of a level.
+            logits = drafted_logits(params, out[:, jnp.array(list(branches))], model)
+            for place, children in enumerate(branches.values()):
+                best = best_tokens(logits[:, place], given, position + level + 1, len(children))
+                tokens = tokens.at[:, jnp.array(children)].set(best)
             if kept is not None:
                 before = jnp.concatenate([kept[:, None], out[:, jnp.array(parents)]], axis=1)
         return tokens[:, 1:], state

@@ -90,12 +90,12 @@ def exact_step(
     own = own[:, None]
     count = jnp.ones_like(begin)  # of tokens that are fed
     if model.speculation is not None:
-        most = get("num_tokens")
+        room = most = get("num_tokens")
         if geometry.has_state:
             most = jnp.minimum(most, geometry.grain - (begin - base))
         here = walk.Cursor(begin, base, slot)
         drafting = DraftRows(
-            here, token, alive & feeds, most, table, batch, layout, shared, aligned=True
+            here, token, alive & feeds, room, most, table, batch, layout, shared, aligned=True
         )
         drafts, state = drafter_of(model.speculation).draft(params, state, drafting, model)
         own = jnp.concatenate([own, drafts.tokens], axis=1)

@@ -91,7 +91,7 @@ def verify(
             most = jnp.minimum(room, grain - (at.position - at.checkpoint))
         with jax.named_scope("draft"):
             own_token = state.tokens[:num_rows]
-            asked = DraftRows(at, own_token, alive, most, table, batch, layout, shared)
+            asked = DraftRows(at, own_token, alive, room, most, table, batch, layout, shared)
             drafts, state = drafter.draft(params, state, asked, model)
         # What branches may be fed past the boundary, but does not stay there.
         fed = jnp.minimum(1 + drafts.count, most if ancestors is None else room)
