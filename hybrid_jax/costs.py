@@ -9,14 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hybrid_jax.config import MLP, Attention, EngineConfig, ModelConfig, MoE, RecurrentMixer
 from hybrid_jax.geometry import ITEM_BYTES, Geometry, checkpoint_bytes
-from hybrid_jax.kinds.kind import all_weights
+from hybrid_jax.kinds.kind import Weights, all_weights
 from hybrid_jax.kinds.table import kind_of, model_weights, recurrent_kind
 
-# FLOPs that a device does while it reads a byte: two cores measured, and a Hopper card in bfloat16 by its data sheet.
+# FLOPs that a device does while it reads a byte: two cores, as measured; and a Hopper card in bfloat16, if products of
+# few rows reach two fifths of its peak, 400 TFLOP/s beside 4.3 TB/s.
 CPU_FLOPS_PER_BYTE, GPU_FLOPS_PER_BYTE = 16.0, 93.0
+# What a step reads and writes of a row's state and ring, in states: the checkpoint once, half a ring on average, and a
+# fold now and then.
+STATE_READS = 1.3
 
 Block = Attention | RecurrentMixer | MLP | MoE
 
@@ -64,15 +69,34 @@ class Costs:
         )
 
 
+class Mixture(NamedTuple):
+    """Experts that a step reads only if a token visits them.
+
+    Attributes:
+        num_experts: of each layer. top_k: of these, how many a token visits.
+        expert_bytes: of one expert in each of such layers, together.
+    """
+
+    num_experts: int
+    top_k: int
+    expert_bytes: int
+
+    def read(self, tokens: int) -> float:
+        """Bytes that so many tokens read, if each visits any experts alike."""
+        missed = (1 - self.top_k / self.num_experts) ** tokens
+        return self.num_experts * self.expert_bytes * (1 - missed)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepCosts:
     """What decode steps cost, next to each other: bytes that are read, and FLOPs as the bytes read in the same time.
 
     Attributes:
-        weight_bytes: read once in each step.
+        weight_bytes: read once in each step. mixtures: read as far as tokens visit them.
         row_bytes: read and written for each row, whatever its tokens. kv_bytes: read for each token of a row's context.
         token_flops: of each token that a step feeds, logits included.
         flops_per_byte: FLOPs that a device does while it reads one byte.
+        overlaps: it reads while it computes, so the longer of both counts, not the sum.
         drafting: what it costs to draft; None if that costs next to nothing.
 
     Example:
@@ -88,6 +112,8 @@ class StepCosts:
     kv_bytes: int
     token_flops: float
     flops_per_byte: float
+    overlaps: bool = False
+    mixtures: tuple[Mixture, ...] = ()
     drafting: DraftingCosts | None = None
 
     def ratio(self, *, rows: int, tokens: int, context: float) -> float:
@@ -95,38 +121,37 @@ class StepCosts:
 
         What is fed beside a row's own token has to be drafted first.
         """
-
         whole = self.cost(rows=rows, tokens=tokens, context=context)
         if tokens > 1:
-            whole += self.drafting_cost(rows=rows)
+            whole += self.drafting_cost(rows=rows, context=context)
         return round(whole / self.cost(rows=rows, tokens=1, context=context), 3)
 
     def cost(self, *, rows: int, tokens: int, context: float) -> float:
         """What a step costs without drafting, in bytes that are read in the same time."""
         read = self.weight_bytes + rows * (self.row_bytes + context * self.kv_bytes)
-        return read + rows * tokens * self.token_flops / self.flops_per_byte
+        read += sum(mixture.read(rows * tokens) for mixture in self.mixtures)
+        computed = rows * tokens * self.token_flops / self.flops_per_byte
+        return max(read, computed) if self.overlaps else read + computed
 
-    def drafting_cost(self, *, rows: int) -> float:
+    def drafting_cost(self, *, rows: int, context: float) -> float:
         """What it costs to draft a window of each row, in bytes that are read in the same time."""
         if (drafting := self.drafting) is None:
             return 0.0
-        flops = rows * drafting.tokens * drafting.token_flops
-        return drafting.passes * (drafting.weight_bytes + flops / self.flops_per_byte)
+        one = drafting.step.cost(rows=rows, tokens=drafting.tokens, context=context)
+        return drafting.passes * one
 
 
-@dataclass(frozen=True, kw_only=True)
-class DraftingCosts:
+class DraftingCosts(NamedTuple):
     """What it costs to draft one window with layers.
 
     Attributes:
         passes: through these layers, one after the other. tokens: of each row in every pass.
-        weight_bytes: read in each pass, those for logits included. token_flops: of each token, logits included.
+        step: costs of one pass.
     """
 
     passes: int
     tokens: int
-    weight_bytes: int
-    token_flops: float
+    step: StepCosts
 
 
 def frame_costs(geometry: Geometry) -> Costs:
@@ -186,37 +211,56 @@ def step_costs(
     model: ModelConfig, engine: EngineConfig, costs: Costs, *, weight_bytes: int, on_cpu: bool
 ) -> StepCosts:
     """Costs of a model's decode steps on a kind of device; `costs` are the model's."""
+    mixtures = _mixtures(model.blocks, engine)
+    idle = sum(mixture.num_experts * mixture.expert_bytes for mixture in mixtures)
     return StepCosts(
-        weight_bytes=weight_bytes,
-        row_bytes=2 * costs.checkpoint_bytes,
+        weight_bytes=weight_bytes - idle,
+        row_bytes=int(STATE_READS * costs.checkpoint_bytes),
         kv_bytes=costs.kv_bytes,
-        token_flops=costs.flops_per_token + _logits_flops(model),
+        token_flops=costs.flops_per_token + 2 * model.width * model.vocab_size,
         flops_per_byte=CPU_FLOPS_PER_BYTE if on_cpu else GPU_FLOPS_PER_BYTE,
-        drafting=_drafting_costs(model, engine),
+        overlaps=not on_cpu,
+        mixtures=mixtures,
+        drafting=_drafting_costs(model, engine, on_cpu),
     )
 
 
-def _drafting_costs(model: ModelConfig, engine: EngineConfig) -> DraftingCosts | None:
+def _drafting_costs(model: ModelConfig, engine: EngineConfig, on_cpu: bool) -> DraftingCosts | None:
+    """Of the layers that draft alone; the logits of all tokens of a pass are made together."""
     speculation = engine.speculation
     if speculation is None or not (model.mtp or model.draft):
         return None
     drafts = model.draft or replace(model, layers=model.mtp, mtp=())
-    weights = 2 * model.width**2 if model.mtp else 0
-    blocks = drafts.blocks
-    weights += sum(kind_of(block).active_weights(block, width) for block, width in blocks)
-    weights += drafts.width * drafts.vocab_size
-    chain = speculation.tree is None
-    return DraftingCosts(
-        passes=max(speculation.depths),
-        tokens=1 if chain else speculation.window,
-        weight_bytes=weights * ITEM_BYTES[engine.dtype],
-        token_flops=2 * weights
-        + sum(kind_of(block).recurrence_flops(block) for block, _ in blocks),
+    weights = _size(model_weights(drafts)["layers"])
+    weights += drafts.width * drafts.vocab_size + (2 * model.width**2 if model.mtp else 0)
+    blocks, item = drafts.blocks, ITEM_BYTES[engine.dtype]
+    states = sum(state_elements(mixer)[0] for mixer in drafts.recurrent)
+    costs = block_costs(
+        [(1, *block) for block in blocks],
+        kv_bytes=item * sum(kind_of(block).token_elements(block) for block, _ in blocks),
+        checkpoint_bytes=ITEM_BYTES["float32"] * states,
     )
+    entered = costs.flops_per_token + _entry_flops(model)
+    costs, alone = replace(costs, flops_per_token=entered), replace(engine, speculation=None)
+    step = step_costs(drafts, alone, costs, weight_bytes=weights * item, on_cpu=on_cpu)
+    tokens = 1 if speculation.tree is None else speculation.window
+    return DraftingCosts(max(speculation.depths), tokens, step)
 
 
-def _logits_flops(model: ModelConfig) -> int:
-    return 2 * model.width * model.vocab_size
+def _mixtures(blocks: Sequence[tuple[Block, int]], engine: EngineConfig) -> tuple[Mixture, ...]:
+    found: dict[tuple[int, int], int] = {}
+    for block, width in blocks:
+        if isinstance(block, MoE) and block.num_experts > block.top_k:
+            kind = kind_of(block)
+            idle = _size(kind.weights(block, width)) - kind.active_weights(block, width)
+            key = block.num_experts, block.top_k
+            found[key] = found.get(key, 0) + idle // (block.num_experts - block.top_k)
+    item = ITEM_BYTES[engine.dtype]
+    return tuple(Mixture(*key, expert_bytes=size * item) for key, size in found.items())
+
+
+def _size(weights: Weights) -> int:
+    return sum(weight.size for weight in all_weights(weights))
 
 
 def prefill_flops(model: ModelConfig, num_tokens: int, start: int = 0) -> int:

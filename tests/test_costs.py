@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from hybrid_jax.config import (
@@ -11,12 +14,17 @@ from hybrid_jax.config import (
     LayerSpec,
     Mamba2,
     ModelConfig,
+    MoE,
+    SpeculationConfig,
 )
 from hybrid_jax.costs import (
     Costs,
+    Mixture,
     block_costs,
     model_costs,
     prefill_flops,
+    step_costs,
+    weight_bytes,
 )
 from hybrid_jax.geometry import checkpoint_bytes, make_geometry
 
@@ -72,3 +80,54 @@ def test_a_models_flops_are_those_of_its_prefill():
     config = model(ATTENTION, MAMBA)
     costs = model_costs(config, make_geometry(config, EngineConfig()))
     assert costs.flops(90, start=30) == prefill_flops(config, 60, 30)
+
+
+def test_a_step_reads_the_experts_that_its_tokens_visit():
+    """By drawing experts: what some tokens read of 64, four each."""
+    mixture = Mixture(num_experts=64, top_k=4, expert_bytes=10)
+    rng = np.random.default_rng(0)
+    for tokens in (1, 5, 40):
+        drawn = [
+            len({e for _ in range(tokens) for e in rng.choice(64, 4, replace=False)})
+            for _ in range(400)
+        ]
+        assert mixture.read(tokens) == pytest.approx(10 * np.mean(drawn), rel=0.03)
+
+
+def test_drafts_of_a_mixture_cost_what_their_experts_weigh():
+    experts = MoE(num_experts=64, top_k=4, width=256)
+    layer = LayerSpec(mixers=(ATTENTION,), mlp=experts)
+    config = ModelConfig(family="test", layers=(layer,) * 2, vocab_size=64, width=64)
+    engine = EngineConfig(speculation=SpeculationConfig())
+    geometry = make_geometry(config, engine)
+    held = weight_bytes(config, "float32")
+    costs = step_costs(
+        config, engine, model_costs(config, geometry), weight_bytes=held, on_cpu=False
+    )
+    [mixture] = costs.mixtures
+    assert mixture.read(10**6) + costs.weight_bytes == pytest.approx(held)
+    assert mixture.read(1) == 4 * mixture.expert_bytes
+    assert costs.ratio(rows=1, tokens=5, context=0) > 3 > costs.ratio(rows=64, tokens=5, context=0)
+
+
+@pytest.mark.parametrize("method", ["mtp", "draft"])
+def test_drafting_costs_a_pass_of_its_layers_for_each_token(method):
+    layer = LayerSpec(mixers=(ATTENTION,), mlp=MLP(width=32))
+    config = ModelConfig(family="test", layers=(layer,) * 6, vocab_size=64, width=16)
+    draft = replace(config, layers=(layer,))
+    config = replace(config, mtp=(layer,)) if method == "mtp" else replace(config, draft=draft)
+    prices = []
+    for tokens in (2, 4):
+        engine = EngineConfig(speculation=SpeculationConfig(method=method, num_tokens=tokens))
+        geometry = make_geometry(config, engine)
+        held = weight_bytes(config, "float32")
+        costs = step_costs(
+            config, engine, model_costs(config, geometry), weight_bytes=held, on_cpu=True
+        )
+        assert costs.drafting.passes == tokens and costs.drafting.tokens == 1
+        one = costs.drafting.step.cost(rows=3, tokens=1, context=100)
+        assert costs.drafting_cost(rows=3, context=100) == pytest.approx(tokens * one)
+        own = weight_bytes(replace(config, mtp=(), draft=None), "float32")
+        assert 1 / 8 < costs.drafting.step.weight_bytes / own < 1 / 2
+        prices.append(costs.ratio(rows=1, tokens=1 + tokens, context=100))
+    assert prices[0] < prices[1]

@@ -87,7 +87,9 @@ class Pace:
         if self._costs is not None and rows:
             steps = stride.max_steps or max(1, self._plain_steps // stride.window)
             count, context = len(rows), _context(rows)
-            drafting = self._costs.drafting_cost(rows=count) if stride.window > 1 else 0.0
+            drafting = 0.0
+            if stride.window > 1:
+                drafting = self._costs.drafting_cost(rows=count, context=context)
             whole = drafting + self._costs.cost(rows=count, tokens=stride.window, context=context)
             self._drafting += steps * drafting
             self._decoding += steps * whole
