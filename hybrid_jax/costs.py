@@ -267,7 +267,7 @@ def prefill_flops(model: ModelConfig, num_tokens: int, start: int = 0) -> int:
     """FLOPs to run tokens `start .. start + num_tokens` of one sequence, without the logits."""
     blocks = [(1, *block) for block in model.blocks]
     costs = block_costs(blocks, kv_bytes=0, checkpoint_bytes=0)
-    return int(costs.flops(start + num_tokens, start))
+    return int(costs.flops(start + num_tokens, start)) + num_tokens * _entry_flops(model)
 
 
 def _windowed(position: int, window: int) -> int:

@@ -110,7 +110,7 @@ class Pace:
         expected = 1 + accepted / max(len(rows), 1)
         if self._windows >= FIRST_WINDOWS and expected >= price:
             return every
-        if price >= speculation.window:
+        if price >= speculation.most_tokens:
             return ONE_TOKEN  # it would not pay even if every draft were accepted
         due = self._since_trial >= TRIAL_PART * (price - 1) + TRIAL_PLANS * self._plain_steps
         if self._windows < FIRST_WINDOWS or due:

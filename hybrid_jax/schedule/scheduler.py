@@ -368,9 +368,10 @@ class Scheduler:
         }
 
     def _draft_stats(self) -> dict[str, int | float]:
-        pace = self.pace
+        pace, speculation = self.pace, self.engine.speculation
+        places = speculation.most_tokens - 1 if speculation else 0
         times = {"host_drafting_s": pace.draft_s, "drafting_share": pace.drafting_share}
-        return self.drafts.as_dict(self.engine.decode_tokens - 1) | times
+        return self.drafts.as_dict(places) | times
 
     def check_invariants(self) -> None:
         """Recounts who holds what and who sits where; raises AssertionError with both numbers if they differ."""

@@ -25,6 +25,7 @@ from hybrid_jax.train import state as saved
 from hybrid_jax.train.data import Batches, Corpus, default_sources, read_corpus, segments
 from hybrid_jax.train.export import rounded, training_record, write_model
 from hybrid_jax.train.loop import (
+    DEFAULT_STEPS,
     STATE_FILE,
     Report,
     check_writable,
@@ -135,6 +136,8 @@ def train(
     """Does what `hybrid_jax.train.train_mtp` says; the arguments are as there."""
     begun = time.monotonic()
     check_writable(out_dir)
+    if options.steps is None and options.minutes is None:
+        options = replace(options, steps=DEFAULT_STEPS)
     fields = tiny_fields(config=str(model / CONFIG_FILE))
     config, params = _with_head(model)
     enable_compile_cache()

@@ -150,7 +150,7 @@ def with_draft(config: ModelConfig, draft: ModelConfig, path: str) -> ModelConfi
             f"SpeculationConfig: model must have the vocabulary of the model that it drafts for, {config.vocab_size} "
             f"tokens, and {path} has {draft.vocab_size}; use a smaller model of the same family"
         )
-    return replace(config, draft=draft)
+    return replace(config, mtp=(), draft=draft)
 
 
 def load_config(path: str | Path, *, mtp: bool = False) -> ModelConfig:

@@ -87,6 +87,8 @@ def test_nothing_is_tried_where_it_cannot_pay():
     expensive = StepCosts(weight_bytes=0, row_bytes=0, kv_bytes=0, token_flops=1, flops_per_byte=1)
     assert pace.stride([sequence()]).window == 2
     assert Pace(SPECULATION, expensive, 8).stride([sequence()]) is ONE_TOKEN
+    flat = SpeculationConfig(tree=(0,) * 4)  # of which one draft can be accepted
+    assert Pace(flat, costs(2.5), 8).stride([sequence()]) is ONE_TOKEN
 
 
 def test_a_new_row_is_judged_by_what_others_brought():
