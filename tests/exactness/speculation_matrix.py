@@ -23,13 +23,13 @@ from hybrid_jax.engine.engine import Engine
 from hybrid_jax.models.initialize import random_params
 from tests.exactness.conftest import load
 from tests.exactness.definition import Mismatch, Plain
-from tests.exactness.engines import make_engine, one_shape, start_over
+from tests.exactness.engines import make_engine, one_shape, short_of_memory, start_over
 from tests.exactness.jobs import Job, Run, drive, random_prompt
 from tests.exactness.planted import Planted, planting, with_mistakes
 from tests.exactness.poison import Poison
 
 ROWS = 8
-AMPLE = 24.0  # sequences of 192 tokens
+AMPLE, TINY = 24.0, 2.2  # sequences of 192 tokens
 SETTINGS = EngineConfig(max_rows=ROWS, prefill_tokens=128, steps_per_dispatch=4, page_tokens=64)
 CHAIN = SpeculationConfig(num_tokens=3, adaptive=False)
 TREE = SpeculationConfig(tree=(0, 0, 1, 1, 2, 3, 5), adaptive=False)  # of depth 3
@@ -42,12 +42,19 @@ class Maker:
     Attributes:
         model: name of the model. second: of the one that drafts for it; "" for the same.
         speculation: how. planted: what it drafts is made by the test.
+        exact: it runs in exact mode.
     """
 
     model: str
     speculation: SpeculationConfig
     planted: bool = False
     second: str = ""
+    exact: bool = False
+
+    @property
+    def settings(self) -> EngineConfig:
+        settings = replace(SETTINGS, speculation=self.speculation, exact=self.exact)
+        return replace(settings, prefill_tokens=settings.grain) if self.exact else settings
 
 
 LOOKUP = SpeculationConfig(num_tokens=3, ngram_min=1)
@@ -63,7 +70,11 @@ ENGINES = {
     "draft-jamba": Maker("jamba", replace(CHAIN, method="draft")),
     "draft-qwen3_next": Maker("qwen3_next", replace(CHAIN, method="draft"), second="parallel"),
     "draft_tree-parallel": Maker("parallel", replace(TREE, method="draft")),
+    "exact_mtp-parallel": Maker("parallel", replace(CHAIN, method="mtp"), exact=True),
+    "exact_draft-jamba": Maker("jamba", replace(CHAIN, method="draft"), exact=True),
 }
+ALONE = 100  # engine steps in which a request ends
+SHORT_AT = (60, 100)  # where the oldest row finds no memory, if the pool is tiny
 AXES: dict[str, tuple] = {
     "wrong": (0.0, 0.3),  # share of planted drafts
     "cache": ("on", "off", "tiny"),
@@ -74,6 +85,11 @@ AXES: dict[str, tuple] = {
 # Each of these would need programs of its own, which take long to compile.
 FEWER_PROGRAMS = AXES | {"asks": ("penalties", "logprobs", "three", "stop")}
 Cell = dict[str, object]
+
+
+def any_cell(axes: dict[str, tuple], rng: random.Random) -> Cell:
+    """A cell drawn at random."""
+    return {axis: rng.choice(values) for axis, values in axes.items()}
 
 
 def pairwise(axes: dict[str, tuple], rng: random.Random) -> Iterator[Cell]:
@@ -90,7 +106,7 @@ def pairwise(axes: dict[str, tuple], rng: random.Random) -> Iterator[Cell]:
         return {((a, cell[a]), (b, cell[b])) for a, b in itertools.combinations(names, 2)} & missing
 
     while missing:
-        tries = [{name: rng.choice(axes[name]) for name in names} for _ in range(60)]
+        tries = [any_cell(axes, rng) for _ in range(60)]
         best = max(tries, key=lambda cell: len(met(cell)))
         if found := met(best):
             missing -= found
@@ -132,9 +148,10 @@ class Subject:
     def vocab_size(self) -> int:
         return self.engine.config.vocab_size
 
-    def drive(self, jobs: Sequence[Job]) -> tuple[Run, list[Mismatch]]:
-        """A run, and what of it the definition does not confirm."""
-        run = drive(self.engine, jobs, self.poison)
+    def drive(self, jobs: Sequence[Job], tiny: bool = False) -> tuple[Run, list[Mismatch]]:
+        """A run, and what of it the definition does not confirm. If the pool is `tiny`, rows are preempted."""
+        with short_of_memory(self.engine, at=SHORT_AT if tiny else ()):
+            run = drive(self.engine, jobs, self.poison)
         for request in run.requests:
             self.tokens += len(request.output)
             for (_, accepted), windows in request.drafts.windows.items():
@@ -144,11 +161,11 @@ class Subject:
 
     def check(self, cell: Cell, seed: int) -> list[str]:
         """Runs a cell: if drafts are planted, first without right ones; then a second turn. Returns what is wrong."""
-        room = 2.2 if cell["cache"] == "tiny" else AMPLE
-        start_over(self.engine, room, policy="off" if cell["cache"] == "off" else "adaptive")
+        tiny = cell["cache"] == "tiny"
+        start_over(self.engine, TINY if tiny else AMPLE, policy="off" if cell["cache"] == "off" else "adaptive")
         self.poison.spread()
         jobs, rng = jobs_of(cell, seed, self.vocab_size), np.random.default_rng(seed)
-        run, wrong = self.drive(jobs)
+        run, wrong = self.drive(jobs, tiny)
         found = [str(one) for one in wrong] + self.missed(jobs, run)
         if cell["asks"] == "stop":
             jobs = [stopping(job, out) for job, out in zip(jobs, run.outputs, strict=True)]
@@ -157,7 +174,7 @@ class Subject:
                 share = float(str(cell["wrong"]))
                 self.planted.outputs[job.prompt] = with_mistakes(output, rng, share)
         if self.planted is not None or cell["asks"] == "stop":
-            again, wrong = self.drive(jobs)
+            again, wrong = self.drive(jobs, tiny)
             found += [str(one) for one in wrong]
             for job, before, now in zip(jobs, run.outputs, again.outputs, strict=True):
                 if now != until_stop(before, job.stop_ids):
@@ -192,8 +209,7 @@ def subject_of(maker: Maker, plain: Plain, decode_rows: tuple[int, ...]) -> Iter
         if planted is not None:
             stack.enter_context(planting(planted))
         stack.enter_context(one_shape(64, decode_rows=decode_rows))
-        settings = replace(SETTINGS, speculation=maker.speculation)
-        engine = make_engine(*with_drafter(maker), settings, room=AMPLE)
+        engine = make_engine(*with_drafter(maker), maker.settings, room=AMPLE)
         yield Subject(maker, engine, planted, Poison(engine), plain)
         engine.close()
 
@@ -218,7 +234,7 @@ def jobs_of(cell: Cell, seed: int, vocab_size: int) -> list[Job]:
             temperature=float(str(cell["temperature"])),
             allowed_token_ids=few if i % 3 == 2 else None,
             logprobs=None if asks == "nothing" else 5,
-            arrive=0 if count == 1 else int(rng.integers(12)),
+            arrive=ALONE * i if count == 1 else int(rng.integers(12)),
         )
         if asks == "penalties":
             job = replace(
@@ -260,7 +276,7 @@ def main() -> None:
         with subject_of(maker, plain, (1,)) as subject:
             seed = options.seed
             while subject.tokens < each:
-                cell = {axis: rng.choice(values) for axis, values in AXES.items()}
+                cell = any_cell(AXES, rng)
                 seed += 100
                 for line in subject.check(cell, seed):
                     wrong += 1

@@ -92,7 +92,7 @@ class Layers:
     ) -> tuple[jax.Array, State]:
         """One token int32[B] of each row through the layers, with the hidden state [B, D] before it: [B, D] behind it.
 
-        In exact mode a window is as long as the ring.
+        In exact mode a window is as long as the ring. It never reaches the end of that, so its columns stay.
         """
         base = rows.at.checkpoint if rows.aligned else position
         width = model.geometry.grain if rows.aligned else 1
@@ -114,7 +114,7 @@ class Layers:
             before,
             shared=rows.shared,
             model=model,
-            commits=not rows.aligned,
+            commits=True,
             aligned=rows.aligned,
         )
         if width == 1:
