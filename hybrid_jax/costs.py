@@ -208,13 +208,30 @@ def block_costs(
 
 
 def step_costs(
-    model: ModelConfig, engine: EngineConfig, costs: Costs, *, weight_bytes: int, on_cpu: bool
+    model: ModelConfig, engine: EngineConfig, costs: Costs, *, on_cpu: bool
 ) -> StepCosts:
     """Costs of a model's decode steps on a kind of device; `costs` are the model's."""
+    return _costs_of_pass(model, _read_in_step(model), engine, costs, on_cpu)
+
+
+def _read_in_step(model: ModelConfig) -> Weights:
+    """What a step reads that drafts nothing. It takes single rows of embeddings, unless these are the head too."""
+    weights = model_weights(model)
+    parts = ["layers", "norm", "embed" if model.tie_embeddings else "head", "mtp"]
+    read = {name: weights[name] for name in parts if name in weights}
+    if "draft" in weights:
+        read["draft"] = weights["draft"]["layers"]
+    return read
+
+
+def _costs_of_pass(
+    model: ModelConfig, read: Weights, engine: EngineConfig, costs: Costs, on_cpu: bool
+) -> StepCosts:
+    """Costs of a pass through layers, of which it reads these weights."""
     mixtures = _mixtures(model.blocks, engine)
     idle = sum(mixture.num_experts * mixture.expert_bytes for mixture in mixtures)
     return StepCosts(
-        weight_bytes=weight_bytes - idle,
+        weight_bytes=_bytes(read, engine.dtype) - idle,
         row_bytes=int(STATE_READS * costs.checkpoint_bytes),
         kv_bytes=costs.kv_bytes,
         token_flops=costs.flops_per_token + 2 * model.width * model.vocab_size,
@@ -231,8 +248,12 @@ def _drafting_costs(model: ModelConfig, engine: EngineConfig, on_cpu: bool) -> D
     if speculation is None or not (model.mtp or model.draft):
         return None
     drafts = model.draft or replace(model, layers=model.mtp, mtp=())
-    weights = _size(model_weights(drafts)["layers"])
-    weights += drafts.width * drafts.vocab_size + (2 * model.width**2 if model.mtp else 0)
+    read = _read_in_step(drafts)
+    if model.mtp:
+        read = {
+            "mtp": model_weights(model)["mtp"],
+            "head": read["embed" if model.tie_embeddings else "head"],
+        }
     blocks, item = drafts.blocks, ITEM_BYTES[engine.dtype]
     states = sum(state_elements(mixer)[0] for mixer in drafts.recurrent)
     costs = block_costs(
@@ -242,7 +263,7 @@ def _drafting_costs(model: ModelConfig, engine: EngineConfig, on_cpu: bool) -> D
     )
     entered = costs.flops_per_token + _entry_flops(model)
     costs, alone = replace(costs, flops_per_token=entered), replace(engine, speculation=None)
-    step = step_costs(drafts, alone, costs, weight_bytes=weights * item, on_cpu=on_cpu)
+    step = _costs_of_pass(drafts, read, alone, costs, on_cpu)
     tokens = 1 if speculation.tree is None else speculation.window
     return DraftingCosts(max(speculation.depths), tokens, step)
 
@@ -292,7 +313,11 @@ def weight_count(model: ModelConfig) -> int:
 
 def weight_bytes(model: ModelConfig, dtype: str) -> int:
     """Bytes of the weights in memory, some of which stay float32 (`Weight.float32`)."""
+    return _bytes(model_weights(model), dtype)
+
+
+def _bytes(weights: Weights, dtype: str) -> int:
     return sum(
         weight.size * ITEM_BYTES["float32" if weight.float32 else dtype]
-        for weight in all_weights(model_weights(model))
+        for weight in all_weights(weights)
     )

@@ -101,11 +101,11 @@ def test_drafts_of_a_mixture_cost_what_their_experts_weigh():
     engine = EngineConfig(speculation=SpeculationConfig())
     geometry = make_geometry(config, engine)
     held = weight_bytes(config, "float32")
-    costs = step_costs(
-        config, engine, model_costs(config, geometry), weight_bytes=held, on_cpu=False
-    )
+    costs = step_costs(config, engine, model_costs(config, geometry), on_cpu=False)
     [mixture] = costs.mixtures
-    assert mixture.read(10**6) + costs.weight_bytes == pytest.approx(held)
+    rows_are_taken_from = 0 if config.tie_embeddings else 4 * config.vocab_size * config.width
+    read = mixture.read(10**6) + costs.weight_bytes
+    assert read == pytest.approx(held - rows_are_taken_from)
     assert mixture.read(1) == 4 * mixture.expert_bytes
     assert costs.ratio(rows=1, tokens=5, context=0) > 3 > costs.ratio(rows=64, tokens=5, context=0)
 
@@ -115,19 +115,21 @@ def test_drafting_costs_a_pass_of_its_layers_for_each_token(method):
     layer = LayerSpec(mixers=(ATTENTION,), mlp=MLP(width=32))
     config = ModelConfig(family="test", layers=(layer,) * 6, vocab_size=64, width=16)
     draft = replace(config, layers=(layer,))
-    config = replace(config, mtp=(layer,)) if method == "mtp" else replace(config, draft=draft)
+    plain, config = config, replace(config, **{method: (layer,) if method == "mtp" else draft})
     prices = []
     for tokens in (2, 4):
         engine = EngineConfig(speculation=SpeculationConfig(method=method, num_tokens=tokens))
         geometry = make_geometry(config, engine)
-        held = weight_bytes(config, "float32")
-        costs = step_costs(
-            config, engine, model_costs(config, geometry), weight_bytes=held, on_cpu=True
-        )
+        costs = step_costs(config, engine, model_costs(config, geometry), on_cpu=True)
         assert costs.drafting.passes == tokens and costs.drafting.tokens == 1
         one = costs.drafting.step.cost(rows=3, tokens=1, context=100)
         assert costs.drafting_cost(rows=3, context=100) == pytest.approx(tokens * one)
-        own = weight_bytes(replace(config, mtp=(), draft=None), "float32")
+        own = step_costs(plain, engine, model_costs(plain, geometry), on_cpu=True).weight_bytes
         assert 1 / 8 < costs.drafting.step.weight_bytes / own < 1 / 2
+        # A plain step takes its tokens through the layers that draft, and makes no logits of theirs.
+        logits = 4 * config.vocab_size * config.width
+        last_norm = 4 * config.width * (method == "draft")
+        drafts = costs.drafting.step.weight_bytes - logits - last_norm
+        assert costs.weight_bytes - own == drafts
         prices.append(costs.ratio(rows=1, tokens=1 + tokens, context=100))
     assert prices[0] < prices[1]

@@ -247,7 +247,7 @@ class Job:
         requests = [c.request for c in self.completions]
         drafts = DraftCounts()
         for request in requests:
-            drafts.windows += request.drafts.windows
+            drafts.add(request.drafts.windows.elements(), request.drafts.depth)
         metrics = RequestMetrics(
             arrival_time=self.arrival_time,
             first_token_time=self.first_token_time,
@@ -262,7 +262,7 @@ class Job:
             num_verifications=drafts.verifications,
             num_draft_tokens=drafts.draft_tokens,
             num_accepted_tokens=drafts.accepted_tokens,
-            accepted_by_position=drafts.accepted_by_position(drafts.most),
+            accepted_by_position=drafts.accepted_by_position,
             peak_memory_bytes=self.peak_memory_bytes,
         )
         return RequestOutput(

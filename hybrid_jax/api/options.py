@@ -113,19 +113,19 @@ def engine_options(
     wanted = options.get("speculation")
     if wanted == OFF:
         options["speculation"] = None
-    elif isinstance(wanted, str):
+    elif wanted is not None and not isinstance(wanted, SpeculationConfig):
         options["speculation"] = _speculation(wanted)
     EngineConfig(**options)  # mistakes show before anything is loaded
     return options
 
 
-def _speculation(wanted: str) -> SpeculationConfig:
+def _speculation(wanted: Any) -> SpeculationConfig:
     """The settings that one word stands for."""
-    method, _, model = wanted.partition(":")
+    method, _, model = wanted.partition(":") if isinstance(wanted, str) else ("", "", "")
     if method not in METHODS or (method == "draft") != bool(model):
         names = ", ".join((OFF, *METHODS)).replace("draft", "draft:DIRECTORY")
         raise ValueError(
-            f"LLM: speculation must be one of {names}, or a SpeculationConfig, got {wanted!r}"
+            f"LLM: speculation must be one of {names}, or SpeculationConfig(method=...), got {wanted!r}"
         )
     return SpeculationConfig(method=method, model=model or None)
 

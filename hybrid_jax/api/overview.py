@@ -6,9 +6,6 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-import jax
-import numpy as np
-
 from hybrid_jax.byte_sizes import counted, format_size
 from hybrid_jax.config import EngineConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.config.sampling_params import SamplingParams
@@ -16,11 +13,11 @@ from hybrid_jax.geometry import Geometry, checkpoint_bytes, kv_bytes_per_token, 
 from hybrid_jax.sizing.budget import MemorySplit
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.text.tokenizer import Tokenizer
+from hybrid_jax.weights.digest import weights_digest
 
 if TYPE_CHECKING:
     from hybrid_jax.engine.engine import Engine
 
-SAMPLES = 256  # values read of each array of weights
 # What is said of Triton kernels, by what they do.
 TRITON = {
     ("scan", "sampling"): "prompts are scanned and tokens drawn by Triton kernels",
@@ -127,23 +124,10 @@ def _cache(geometry: Geometry, engine: EngineConfig, sizes: MemorySplit) -> str:
 
 
 def fingerprint(config: ModelConfig, params: Any, tokenizer: Tokenizer | None) -> str:
-    """A digest of a model's shape, of a sample of every array of its weights, and of its tokenizer.
-
-    It reads about `SAMPLES` values of each array, so it is quick for any size. Two checkpoints that differ in a few
-    single values may have the same digest.
-    """
-    digest = hashlib.blake2b(repr(config).encode(), digest_size=16)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}".encode())
-        digest.update(_sample(leaf).tobytes())
+    """A digest of a model's shape, of its weights (`weights_digest`) and of its tokenizer."""
+    digest = hashlib.blake2b(weights_digest(config, params).encode(), digest_size=16)
     if tokenizer is not None:
         digest.update(tokenizer.backend.to_str().encode())
         beside = [tokenizer.special_tokens, tokenizer.chat_templates]
         digest.update(json.dumps(beside, sort_keys=True).encode())
     return digest.hexdigest()
-
-
-def _sample(leaf: jax.Array) -> np.ndarray:
-    """Values spread over an array. On a CPU the array is not copied for this."""
-    flat = (np.asarray(leaf) if jax.default_backend() == "cpu" else leaf).reshape(-1)
-    return np.asarray(flat[:: max(1, flat.size // SAMPLES)])

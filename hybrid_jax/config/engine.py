@@ -156,7 +156,13 @@ class EngineConfig:
             what = f"of fewer num_tokens than grain {grain}"
             must(self, "speculation", tokens < grain, what, str(tokens))
             branches = self.exact and self.speculation.tree is not None
-            must(self, "speculation", not branches, "without a tree in exact mode")
+            must(
+                self,
+                "speculation",
+                not branches,
+                "without a tree in exact mode",
+                f"{self.speculation.tree}",
+            )
         one_of(self, "kernels", KERNELS)
         one_of(self, "shapes", SHAPES)
         one_of(self, "dtype", DTYPES[:2])

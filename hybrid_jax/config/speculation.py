@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from hybrid_jax.config.checks import flags, integers, integers_of, must, one_of, positive
+from hybrid_jax.config.checks import flags, integers, integers_of, must, one_of, positive, refusal
 from hybrid_jax.config.layers import Attention
 from hybrid_jax.config.model import ModelConfig
 from hybrid_jax.config.other_names import refuses_other_names
 
-METHODS = ("ngram", "suffix", "mtp", "draft")
+LOOK_UPS = ("ngram", "suffix")
+METHODS = (*LOOK_UPS, "mtp", "draft")
 MAX_DRAFTS = 30  # a window's tokens are the bits of an int32
+MAX_MATCH = 64  # tokens that are compared one by one
 MAX_NODES = 16  # of a tree, the row's own token among them
 
 
@@ -26,13 +28,13 @@ class SpeculationConfig:
             fewer tokens where it is less sure. "mtp": the model's own head for multi-token prediction. "draft": a
             second, smaller model with the same vocabulary.
         model: directory of the second model, for "draft"; None if the weights of both are in memory already.
-        num_tokens: draft tokens that one pass judges. A pass brings the accepted ones and one token more.
+        num_tokens: draft tokens that one pass judges, at most 30. A pass brings the accepted ones and one token more.
         tree: drafts that branch. For each draft token, in order, the number of the token that it follows: 0 is the
-            row's own token, and the drafts count from 1. It takes the place of `num_tokens`. With "ngram", the branches
-            that follow the row's own token come from different matches; with "mtp" and "draft", the most likely tokens
-            follow. None: one draft follows the other.
-        ngram_min, ngram_max: how many last tokens must be found again at least, and how many are compared at most. The
-            longest match counts, and of these the latest.
+            row's own token, and the drafts count from 1. At most 15 of them; `num_tokens` becomes their number. With
+            "ngram", the branches that follow the row's own token come from different matches; with "mtp" and "draft",
+            the most likely tokens follow. None: one draft follows the other.
+        ngram_min, ngram_max: how many last tokens must be found again at least, and how many are compared at most,
+            which is at most 64. The longest match counts, and of these the latest. For "ngram" and "suffix".
         shared: "suffix" also looks in the tokens of other requests, the last `shared_tokens` of them.
         adaptive: nothing is drafted while so few drafts are accepted that plain decoding would be faster.
 
@@ -90,17 +92,25 @@ class SpeculationConfig:
         return self.method == "ngram"
 
     def __post_init__(self) -> None:
+        method, _, model = str(self.method).partition(":")
+        if (method == "draft") and model:
+            raise refusal(self, "method", f"'draft', with model={model!r}")
         one_of(self, "method", METHODS)
         if self.model is not None:
             must(self, "model", self.method == "draft", f"None with method {self.method!r}")
+            must(self, "model", isinstance(self.model, str | os.PathLike), "a directory")
             object.__setattr__(self, "model", os.fspath(self.model))
         self._check_tree()
         integers(self, "num_tokens", "ngram_min", "ngram_max", "shared_tokens")
         flags(self, "adaptive", "shared")
         positive(self, "num_tokens", "ngram_min", "shared_tokens")
         must(self, "num_tokens", self.num_tokens <= MAX_DRAFTS, f"at most {MAX_DRAFTS}")
+        must(self, "ngram_max", self.ngram_max <= MAX_MATCH, f"at most {MAX_MATCH}")
         good = self.ngram_min <= self.ngram_max
         must(self, "ngram_max", good, f"at least ngram_min {self.ngram_min}")
+        for name in ("ngram_min", "ngram_max"):
+            good = self.method in LOOK_UPS or getattr(self, name) == getattr(type(self), name)
+            must(self, name, good, f"left out with method {self.method!r}, which looks nothing up")
         good = self.method == "suffix" or not self.shared
         must(self, "shared", good, f"False with method {self.method!r}")
 
@@ -109,13 +119,16 @@ class SpeculationConfig:
         if self.tree is None:
             return
         parents = integers_of(self.tree)
-        what = f"1 to {MAX_NODES - 1} numbers, each that of a token before it"
-        good = parents is not None and 0 < len(parents) < MAX_NODES
-        good = good and all(0 <= p <= i for i, p in enumerate(parents or ()))
-        must(self, "tree", good, what)
+        if parents is None:
+            raise refusal(self, "tree", "a tuple of integers, one for each draft token")
+        few = 0 < len(parents) < MAX_NODES
+        must(self, "tree", few, f"1 to {MAX_NODES - 1} numbers", f"{len(parents)}")
+        for number, parent in enumerate(parents, start=1):
+            what = f"for draft token {number} the number of a token before it, 0 to {number - 1}"
+            must(self, "tree", 0 <= parent < number, what, f"{parent}")
         must(self, "tree", self.method != "suffix", "None with method 'suffix'")
         object.__setattr__(self, "tree", parents)
-        object.__setattr__(self, "num_tokens", len(parents or ()))
+        object.__setattr__(self, "num_tokens", len(parents))
 
 
 def drafting_model(model: ModelConfig, speculation: SpeculationConfig | None) -> ModelConfig:

@@ -117,6 +117,10 @@ class Family:
         return re.search(self.zeros, name) is not None
 
 
+# What to do about a model that is asked for its head, and has none.
+NO_HEAD = "choose another speculation than 'mtp', or read the model with mtp=False"
+
+
 def last_layer_with(config: ModelConfig, block: type) -> LayerSpec:
     """The model's last layer that has a mixer or a feed-forward block of this class, as a head repeats it.
 
@@ -128,6 +132,6 @@ def last_layer_with(config: ModelConfig, block: type) -> LayerSpec:
             return layer
     name = KINDS[block].name
     raise ValueError(
-        f"load_model: mtp=True, and a head for multi-token prediction of family {config.family} has a layer like the "
-        f"model's last one with {name}; this model has no layer with {name}: use mtp=False"
+        f"load_model: a head for multi-token prediction of family {config.family} has a layer like the model's last "
+        f"one with {name}; this model has no layer with {name}; {NO_HEAD}"
     )

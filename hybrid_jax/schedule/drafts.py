@@ -13,19 +13,24 @@ class DraftCounts:
 
     Attributes:
         windows: by (draft tokens, accepted ones).
+        depth: how many draft tokens of a window can be accepted at most, as far as windows were counted.
 
     Example:
         >>> counts = DraftCounts()
-        >>> counts.add([(3, 1), (3, 3)])
-        >>> counts.verifications, counts.draft_tokens, counts.accepted_by_position(3)
+        >>> counts.add([(3, 1), (3, 3)], 3)
+        >>> counts.verifications, counts.draft_tokens, counts.accepted_by_position
         (2, 6, (2, 1, 1))
     """
 
     windows: Counter[tuple[int, int]] = field(default_factory=Counter)
+    depth: int = 0
 
-    def add(self, windows: Iterable[tuple[int, int]]) -> None:
-        """Adds windows, each as (draft tokens, accepted ones)."""
+    def add(self, windows: Iterable[tuple[int, int]], depth: int = 0) -> None:
+        """Adds windows, each as (draft tokens, accepted ones), of which `depth` can be accepted."""
+        before = self.verifications
         self.windows.update(windows)
+        if self.verifications > before:
+            self.depth = max(self.depth, depth)
 
     @property
     def verifications(self) -> int:
@@ -43,25 +48,23 @@ class DraftCounts:
         return sum(accepted * n for (_, accepted), n in self.windows.items())
 
     @property
-    def most(self) -> int:
-        """The most draft tokens that a window had."""
-        return max((drafted for drafted, _ in self.windows), default=0)
-
-    def accepted_by_position(self, num_tokens: int) -> tuple[int, ...]:
-        """For each of the `num_tokens` places behind the row's own token, how many drafts there were accepted."""
+    def accepted_by_position(self) -> tuple[int, ...]:
+        """For each place behind the row's own token, how many drafts there were accepted. A tree has its depths."""
         return tuple(
             sum(n for (_, accepted), n in self.windows.items() if accepted > place)
-            for place in range(num_tokens)
+            for place in range(self.depth)
         )
 
-    def as_dict(self, num_tokens: int) -> dict[str, int | float]:
+    def as_dict(self) -> dict[str, int | float]:
         """The counts by the names that `stats()` has for them."""
-        places = self.accepted_by_position(num_tokens)
         drawn = self.accepted_tokens + self.verifications
         return {
             "verifications": self.verifications,
             "draft_tokens": self.draft_tokens,
             "accepted_draft_tokens": self.accepted_tokens,
             "tokens_per_verification": drawn / self.verifications if self.verifications else 0.0,
-            **{f"accepted_at_{place}": count for place, count in enumerate(places, 1)},
+            **{
+                f"accepted_at_{place}": count
+                for place, count in enumerate(self.accepted_by_position, 1)
+            },
         }

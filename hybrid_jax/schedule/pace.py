@@ -12,17 +12,18 @@ from dataclasses import dataclass, field, replace
 
 from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.costs import StepCosts
+from hybrid_jax.schedule.plan import DecodeRow, Plan
 from hybrid_jax.schedule.sequence import Phase, Sequence
 from hybrid_jax.schedule.suffix import SuffixDrafter
 
 # How much a row's latest window counts, and how much it counts for rows that have had none.
 OWN_WEIGHT, COMMON_WEIGHT = 0.2, 0.02
-FIRST_WINDOWS = (
-    8  # until so many windows were judged, an engine knows nothing, and tries one window at a time
-)
+# Until so many windows were judged, an engine knows nothing, and tries one window at a time.
+FIRST_WINDOWS = 8
 # While drafts do not pay, one window is tried now and then: its extra cost is one such part of the steps before it.
 TRIAL_PART = 50
-TRIAL_PLANS = 10  # plain plans between trials at least, because a trial is a plan of its own
+# Plain plans between trials at least, because a trial is a plan of its own.
+TRIAL_PLANS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,6 @@ class Pace:
 
     Attributes:
         drafter: drafts on the host; None if the device drafts or nobody.
-        draft_s: seconds spent drafting on the host.
     """
 
     def __init__(
@@ -63,14 +63,18 @@ class Pace:
         self._common = 0.0  # accepted drafts of a window, over all rows
         self._windows = 0
         self._since_trial = 0.0  # plain steps
-        self.draft_s = 0.0
-        self._drafting = self._decoding = 0.0  # costs of all plans
+        self._draft_s = 0.0
+        self._drafting = self._decoding = 0.0  # costs of all steps
         self.start_over()
 
     @property
-    def drafting_share(self) -> float:
-        """The part of decoding that is drafting on the device, by the costs of all steps so far."""
-        return self._drafting / self._decoding if self._decoding else 0.0
+    def times(self) -> dict[str, float]:
+        """What `stats()` says of the time that drafting takes: by a clock on the host, by costs on the device."""
+        found = {"host_drafting_s": self._draft_s}
+        if self._costs is not None:
+            share = self._drafting / self._decoding if self._decoding else 0.0
+            found["drafting_share"] = share
+        return found
 
     def start_over(self) -> None:
         """Forgets what sequences had, because they begin again."""
@@ -83,19 +87,6 @@ class Pace:
         Args:
             rows: sequences that may decode.
         """
-        stride = self._chosen(rows)
-        if self._costs is not None and rows:
-            steps = stride.max_steps or max(1, self._plain_steps // stride.window)
-            count, context = len(rows), _context(rows)
-            drafting = 0.0
-            if stride.window > 1:
-                drafting = self._costs.drafting_cost(rows=count, context=context)
-            whole = drafting + self._costs.cost(rows=count, tokens=stride.window, context=context)
-            self._drafting += steps * drafting
-            self._decoding += steps * whole
-        return stride
-
-    def _chosen(self, rows: Rows[Sequence]) -> Stride:
         speculation = self._speculation
         drafting = [row for row in rows if row.request.constraint is None]
         if speculation is None or (rows and not drafting):
@@ -140,7 +131,7 @@ class Pace:
                 if len(draft.tokens) > ahead:
                     drafts[row] = [row.tokens[-1], *draft.tokens]
                     expected += draft.expected - ahead
-        self.draft_s += time.perf_counter() - begun
+        self._draft_s += time.perf_counter() - begun
         if not drafts:
             return ONE_TOKEN
         price = self._price(rows, speculation)
@@ -158,11 +149,22 @@ class Pace:
             self._common += weight * (accepted - self._common)
             self._windows += 1
 
+    def ran(self, plan: Plan) -> None:
+        """Takes in what a plan's steps cost whose results are there."""
+        if self._costs is None or self._speculation is None or not plan.decode:
+            return
+        count, context, drafts = len(plan.decode), _context(plan.decode), plan.window > 1
+        steps = max(len(row.verified if drafts else row.new_tokens) for row in plan.decode)
+        drafting = self._costs.drafting_cost(rows=count, context=context) if drafts else 0.0
+        verifying = self._costs.cost(rows=count, tokens=plan.window, context=context)
+        self._drafting += steps * drafting
+        self._decoding += steps * (drafting + verifying)
+
     def _expected(self, row: Sequence) -> float:
         """Drafts of the row's next window that will be accepted, as far as is known."""
         return self._common if row.accepted_drafts is None else row.accepted_drafts
 
 
-def _context(rows: Rows[Sequence]) -> float:
+def _context(rows: Rows[Sequence | DecodeRow]) -> float:
     """Tokens of context of a row, on average."""
     return sum(row.position for row in rows) / max(len(rows), 1)

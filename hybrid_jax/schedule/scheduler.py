@@ -92,7 +92,8 @@ class Scheduler:
             costs=costs,
         )
         self.seats = Seats(engine.max_rows)
-        self.step_costs, self.drafts = step_costs, DraftCounts()
+        self.step_costs, speculation = step_costs, engine.speculation
+        self.drafts = DraftCounts(depth=speculation.most_tokens - 1 if speculation else 0)
         # A step of exact mode costs the same whatever it feeds.
         costs_of_steps = None if engine.exact else step_costs
         self.pace = Pace(engine.speculation, costs_of_steps, shapes_of(engine).decode_steps)
@@ -283,6 +284,7 @@ class Scheduler:
         for row in plan.rows:
             if row.sequence.phase is not Phase.DONE:
                 self._settle(news, row)
+        self.pace.ran(plan)
         for sequence in sequences:
             if sequence.phase is Phase.STOPPING and sequence.num_flights == 0:
                 self._finish(sequence)
@@ -299,7 +301,7 @@ class Scheduler:
         if row.num_tokens:
             self.memory.settle(sequence, row.num_tokens, len(tokens))
         if isinstance(row, DecodeRow):
-            row.request.drafts.add(row.verified)
+            row.request.drafts.add(row.verified, self.drafts.depth)
             self.drafts.add(row.verified)
             self.pace.learn(sequence, row.verified)
         if tokens:
@@ -368,10 +370,7 @@ class Scheduler:
         }
 
     def _draft_stats(self) -> dict[str, int | float]:
-        pace, speculation = self.pace, self.engine.speculation
-        places = speculation.most_tokens - 1 if speculation else 0
-        times = {"host_drafting_s": pace.draft_s, "drafting_share": pace.drafting_share}
-        return self.drafts.as_dict(places) | times
+        return self.drafts.as_dict() | self.pace.times
 
     def check_invariants(self) -> None:
         """Recounts who holds what and who sits where; raises AssertionError with both numbers if they differ."""

@@ -57,9 +57,11 @@ class Corpus:
         return digest.hexdigest()
 
 
-def default_sources() -> tuple[Path, ...]:
-    """The running Python's standard library."""
-    return (Path(sysconfig.get_paths()["stdlib"]),)
+def sources_of(given: str | Path | Sequence[str | Path] | None) -> tuple[Path, ...]:
+    """Directories of sources: one or several that are given, or else the running Python's standard library."""
+    if not given:
+        return (Path(sysconfig.get_paths()["stdlib"]),)
+    return tuple(map(Path, [given] if isinstance(given, str | Path) else given))
 
 
 def is_held_out(name: str, share: float = HELD_OUT_SHARE) -> bool:
@@ -74,6 +76,9 @@ def read_corpus(sources: Sequence[str | Path]) -> Corpus:
     Raises:
         ValueError: a source is not a directory, or nothing is left for training or for the held-out set.
     """
+    for source in sources:
+        if not Path(source).is_dir():
+            raise ValueError(f"read_corpus: a source must be a directory, got {str(source)!r}")
     found: dict[str, Document] = {}
     duplicates = 0
     for source in sources:
@@ -95,8 +100,6 @@ def read_corpus(sources: Sequence[str | Path]) -> Corpus:
 
 
 def _documents(source: Path) -> Iterable[Document]:
-    if not source.is_dir():
-        raise ValueError(f"read_corpus: a source must be a directory, got {str(source)!r}")
     for path in sorted(source.rglob("*.py")):
         relative = path.relative_to(source)
         if SKIPPED_FOLDERS.intersection(relative.parts) or not path.is_file():

@@ -24,7 +24,7 @@ from hybrid_jax.models.files import BUNDLED, CONFIG_FILE, read_json
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.train import TrainOptions
 from hybrid_jax.train import state as saved
-from hybrid_jax.train.data import Batches, Corpus, default_sources, read_corpus
+from hybrid_jax.train.data import Batches, Corpus, read_corpus, sources_of
 from hybrid_jax.train.evaluate import bits_per_byte, token_bits
 from hybrid_jax.train.export import rounded, training_record, write_model
 
@@ -117,85 +117,118 @@ def train(
         out_dir, options, resume, sources, progress: as there.
         fields: config.json of the model to train; that of the bundled model when None.
     """
-    begun = time.monotonic()
-    check_writable(out_dir)
-    if options.steps is None and options.minutes is None:
-        options = replace(options, steps=DEFAULT_STEPS)
-    enable_compile_cache()
     fields = tiny_fields(options.context, options.config) if fields is None else fields
     config = replace(config_from_hf(fields), dtype="float32")
-    sources = tuple(Path(s) for s in sources) if sources else default_sources()
-    corpus = read_corpus(sources)
-    batches = Batches(corpus.train, options.seed, options.batch, options.context)
-    arrays, at = _start(out_dir, options, corpus, config, resume)
+    training = Training(out_dir, options, sources, progress)
+    arrays, at = training.start(random_params(config, options.seed), config, resume)
 
     def step(arrays: dict, tokens: jax.Array, rate: jax.Array) -> tuple[dict, jax.Array]:
         return train_step(arrays, tokens, rate, config)
 
     def measure(params: dict, report: Report) -> None:
         held_out = bits_per_byte(
-            params, config, corpus.held_out, options.context, limit=QUICK_ROWS
+            params, config, training.corpus.held_out, options.context, limit=QUICK_ROWS
         )["bits_per_byte"]
         seen = at.step * options.batch * options.context
         at.history.append({"step": at.step, "bytes_seen": seen, "held_out_sample": held_out})
         report.measured(at, held_out)
 
-    arrays = run_steps(
-        out_dir, arrays, at, batches, options, begun, step, measure, corpus, progress
-    )
-    Report(progress).say("measuring all held-out files")
-    return export(out_dir, arrays["params"], fields, config, corpus, options, at, sources)
+    arrays = training.run(arrays, at, step, measure)
+    return export(training, arrays["params"], fields, config, at)
 
 
-def run_steps(
-    out_dir: Path,
-    arrays: dict,
-    at: saved.TrainProgress,
-    batches: Batches,
-    options: TrainOptions,
-    begun: float,
-    step: Step,
-    measure: Callable[[dict, Report], None],
-    corpus: Corpus,
-    progress: bool,
-) -> dict:
-    """Steps until the steps or minutes are over, measures and saves on the way; returns the last arrays.
+class Training:
+    """What all trainings share: options, data, and the steps from a start or from where an earlier run stopped.
 
     Args:
-        out_dir, options, corpus, progress: of the training.
-        arrays: {"params", "optimizer"}. at: where it stands, which moves on.
-        batches: of every step.
-        begun: clock seconds at which this run began.
-        step: from arrays, tokens int32[B, T + 1] and a rate, new arrays and the loss.
-        measure: of the parameters; adds to `at.history`.
+        out_dir, options, sources, progress: as of `hybrid_jax.train.train_tiny`.
     """
-    begun -= at.seconds
-    if progress_of(at.step, at.seconds, options.steps, options.minutes) < 1.0:
-        at.runs.append({"from_step": at.step} | asdict(replace(options, config=None)))
-    last_save = time.monotonic()
-    step_tokens = options.batch * options.context
-    with Report(progress) as report:
-        report.start(corpus, arrays["params"], at)
-        while True:
-            at.seconds = time.monotonic() - begun
-            done = progress_of(at.step, at.seconds, options.steps, options.minutes)
-            if done >= 1.0:
-                break
-            if at.step % batches.steps_per_group == 0 or not at.row_len:
-                at.row_len = row_length(done, options.context)
-            rate = jnp.float32(options.learning_rate * rate_factor(done))
-            tokens = batches(at.step, at.row_len)
-            arrays, bits = step(arrays, tokens, rate)
-            at.step += 1
-            report.step(at, float(bits), step_tokens, done)
-            if at.step % options.eval_every == 0:
-                measure(arrays["params"], report)
-            if time.monotonic() - last_save > 60 * options.save_minutes:
+
+    def __init__(
+        self,
+        out_dir: Path,
+        options: TrainOptions,
+        sources: Sequence[str | Path] | None,
+        progress: bool,
+    ) -> None:
+        self._begun = time.monotonic()
+        check_writable(out_dir)
+        enable_compile_cache()
+        if options.steps is None and options.minutes is None:
+            options = replace(options, steps=DEFAULT_STEPS)
+        self.out_dir, self.options, self.sources = out_dir, options, sources_of(sources)
+        self.corpus = read_corpus(self.sources)
+        self.progress = progress
+
+    def start(
+        self, params: dict, config: ModelConfig, resume: bool, **identity: str
+    ) -> tuple[dict, saved.TrainProgress]:
+        """Arrays {"params", "optimizer"}, and where they stand: at the start, or where an earlier run stopped.
+
+        Args:
+            params: what is trained, at the start. resume: go on with an earlier run.
+            identity: what else than data, model and some options an earlier run must have in common.
+
+        Raises:
+            ValueError: the earlier run had another identity.
+        """
+        options, path = self.options, self.out_dir / STATE_FILE
+        identity = identity | {
+            "seed": options.seed,
+            "batch": options.batch,
+            "context": options.context,
+            "corpus": self.corpus.digest(),
+            "model": repr(config),
+        }
+        arrays = {"params": params, "optimizer": optimizer().init(params)}
+        if resume and path.exists():
+            return saved.load(path, arrays, identity)
+        return arrays, saved.TrainProgress(identity=identity)
+
+    def run(
+        self,
+        arrays: dict,
+        at: saved.TrainProgress,
+        step: Step,
+        measure: Callable[[dict, Report], None],
+    ) -> dict:
+        """Steps until the steps or minutes are over, measures and saves on the way; returns the last arrays.
+
+        Args:
+            arrays, at: as `start` returns them; `at` moves on.
+            step: from arrays, tokens int32[B, T + 1] and a rate, new arrays and the loss.
+            measure: of the parameters; adds to `at.history`.
+        """
+        options, path = self.options, self.out_dir / STATE_FILE
+        batches = Batches(self.corpus.train, options.seed, options.batch, options.context)
+        begun = self._begun - at.seconds
+        if progress_of(at.step, at.seconds, options.steps, options.minutes) < 1.0:
+            at.runs.append({"from_step": at.step} | asdict(replace(options, config=None)))
+        last_save = time.monotonic()
+        step_tokens = options.batch * options.context
+        with Report(self.progress) as report:
+            report.start(self.corpus, arrays["params"], at)
+            while True:
                 at.seconds = time.monotonic() - begun
-                saved.save(out_dir / STATE_FILE, arrays, at)
-                last_save = time.monotonic()
-        saved.save(out_dir / STATE_FILE, arrays, at)
-    return arrays
+                done = progress_of(at.step, at.seconds, options.steps, options.minutes)
+                if done >= 1.0:
+                    break
+                if at.step % batches.steps_per_group == 0 or not at.row_len:
+                    at.row_len = row_length(done, options.context)
+                rate = jnp.float32(options.learning_rate * rate_factor(done))
+                tokens = batches(at.step, at.row_len)
+                arrays, bits = step(arrays, tokens, rate)
+                at.step += 1
+                report.step(at, float(bits), step_tokens, done)
+                if at.step % options.eval_every == 0:
+                    measure(arrays["params"], report)
+                if time.monotonic() - last_save > 60 * options.save_minutes:
+                    at.seconds = time.monotonic() - begun
+                    saved.save(path, arrays, at)
+                    last_save = time.monotonic()
+            saved.save(path, arrays, at)
+        Report(self.progress).say("measuring all held-out files")
+        return arrays
 
 
 def check_writable(out_dir: Path) -> None:
@@ -210,40 +243,11 @@ def check_writable(out_dir: Path) -> None:
         ) from error
 
 
-def _start(
-    out_dir: Path, options: TrainOptions, corpus: Corpus, config: ModelConfig, resume: bool
-) -> tuple[dict, saved.TrainProgress]:
-    params = random_params(config, options.seed)
-    arrays = {"params": params, "optimizer": optimizer().init(params)}
-    identity = identity_of(options, corpus, config)
-    path = out_dir / STATE_FILE
-    if resume and path.exists():
-        return saved.load(path, arrays, identity)
-    return arrays, saved.TrainProgress(identity=identity)
-
-
-def identity_of(options: TrainOptions, corpus: Corpus, config: ModelConfig) -> dict[str, Any]:
-    """What a training must have in common with one that it resumes."""
-    return {
-        "seed": options.seed,
-        "batch": options.batch,
-        "context": options.context,
-        "corpus": corpus.digest(),
-        "model": repr(config),
-    }
-
-
 def export(
-    out_dir: Path,
-    params: dict,
-    fields: dict,
-    config: ModelConfig,
-    corpus: Corpus,
-    options: TrainOptions,
-    at: saved.TrainProgress,
-    sources: Sequence[Path],
+    training: Training, params: dict, fields: dict, config: ModelConfig, at: saved.TrainProgress
 ) -> dict:
     """Measures the weights as stored on the held-out files, writes the model directory and its record."""
+    corpus, options, out_dir = training.corpus, training.options, training.out_dir
     stored, context = rounded(params, config), options.context
     measured = {f"context_{context}": bits_per_byte(stored, config, corpus.held_out, context)}
     # Rows that fill the context: the same texts at every position, so that positions can be compared.
@@ -252,7 +256,7 @@ def export(
             measured[f"context_{length}_full_rows"] = bits_per_byte(
                 stored, config, corpus.held_out, length, rows=2, full=True
             )
-    record = training_record(config, params, corpus, options, at, sources, measured)
+    record = training_record(config, params, corpus, options, at, training.sources, measured)
     write_model(out_dir, params, fields)
     (out_dir / "training_record.json").write_text(json.dumps(record, indent=1) + "\n")
     return record

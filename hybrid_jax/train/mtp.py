@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,26 +14,16 @@ import numpy as np
 import optax
 
 from hybrid_jax.config import Mixer, ModelConfig
-from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.models import decoder, mtp
 from hybrid_jax.models.decoder import MIXERS
 from hybrid_jax.models.files import CONFIG_FILE
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.train import TrainOptions
-from hybrid_jax.train import state as saved
-from hybrid_jax.train.data import Batches, Corpus, default_sources, read_corpus, segments
+from hybrid_jax.train.data import Corpus, segments
 from hybrid_jax.train.export import rounded, training_record, write_model
-from hybrid_jax.train.loop import (
-    DEFAULT_STEPS,
-    STATE_FILE,
-    Report,
-    check_writable,
-    identity_of,
-    optimizer,
-    run_steps,
-    tiny_fields,
-)
+from hybrid_jax.train.loop import Report, Training, optimizer, tiny_fields
 from hybrid_jax.weights import load_config, load_model
+from hybrid_jax.weights.digest import weights_digest
 
 DEPTH = 3  # how many entries are trained to follow one another
 DEPTH_WEIGHTS = (1.0, 0.7, 0.5)
@@ -134,45 +123,29 @@ def train(
     progress: bool,
 ) -> dict:
     """Does what `hybrid_jax.train.train_mtp` says; the arguments are as there."""
-    begun = time.monotonic()
-    check_writable(out_dir)
-    if options.steps is None and options.minutes is None:
-        options = replace(options, steps=DEFAULT_STEPS)
+    config = replace(load_config(model, mtp=True), dtype="float32")
     fields = tiny_fields(config=str(model / CONFIG_FILE))
-    config, params = _with_head(model)
-    enable_compile_cache()
-    sources = tuple(Path(s) for s in sources) if sources else default_sources()
-    corpus = read_corpus(sources)
-    batches = Batches(corpus.train, options.seed, options.batch, options.context)
-    head = first_head(params, config, options.seed)
-    arrays = {"params": head, "optimizer": optimizer().init(head)}
-    identity = identity_of(options, corpus, config)
-    at, path = saved.TrainProgress(identity=identity), out_dir / STATE_FILE
-    if resume and path.exists():
-        arrays, at = saved.load(path, arrays, identity)
+    training = Training(out_dir, options, sources, progress)
+    _, params = load_model(model, dtype="float32")
+    digest = weights_digest(config, params)
+    arrays, at = training.start(
+        first_head(params, config, options.seed), config, resume, weights=digest
+    )
 
     def step(arrays: dict, tokens: jax.Array, rate: jax.Array) -> tuple[dict, jax.Array]:
         return train_step(arrays, params, tokens[:, :-1], rate, config)
 
     def measure(head: dict, report: Report) -> None:
-        shares = agreement(head, params, config, corpus, options.context, MEASURED_ROWS)
+        shares = agreement(head, params, config, training.corpus, options.context, MEASURED_ROWS)
         at.history.append({"step": at.step, "agreement": shares})
         report.say(f"step {at.step}  agreement by depth {shares}")
 
-    arrays = run_steps(
-        out_dir, arrays, at, batches, options, begun, step, measure, corpus, progress
-    )
+    arrays = training.run(arrays, at, step, measure)
     whole = rounded(params | {"mtp": arrays["params"]}, config)
-    shares = agreement(whole["mtp"], params, config, corpus, options.context, None)
+    shares = agreement(whole["mtp"], params, config, training.corpus, options.context, None)
     held_out = {"agreement": shares}
-    about = (corpus, options, at, sources, held_out)
+    about = (training.corpus, training.options, at, training.sources, held_out)
     record = training_record(config, whole["mtp"], *about, command="train_mtp")
     write_model(out_dir, whole, fields, config.mtp)
     (out_dir / RECORD_FILE).write_text(json.dumps(record, indent=1) + "\n")
     return record
-
-
-def _with_head(model: Path) -> tuple[ModelConfig, dict]:
-    """A model in float32, whose config has a head's layers."""
-    config, params = load_model(model, dtype="float32")
-    return replace(load_config(model, mtp=True), dtype="float32"), params

@@ -59,10 +59,11 @@ def load(path: Path, template: dict, identity: dict) -> tuple[dict, TrainProgres
     with np.load(path, allow_pickle=False) as file:
         progress = TrainProgress(**json.loads(str(file["progress"])))
         for name, value in identity.items():
-            if progress.identity.get(name) != value:
+            if (saved := progress.identity.get(name)) != value:
+                short = max(len(repr(saved)), len(repr(value))) < 30
+                what = f"{name} {saved!r}, this run has {value!r}" if short else f"another {name}"
                 raise ValueError(
-                    f"load_state: {path.name} was made with {name} {progress.identity.get(name)!r}, "
-                    f"this run has {value!r}; use another output directory or resume=False"
+                    f"load_state: {path.name} was made with {what}; use another output directory or resume=False"
                 )
 
         def read(key: tuple, leaf: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ import numpy as np
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.kinds.tensors import Rows, Stored
 from hybrid_jax.models import FAMILIES, Family
-from hybrid_jax.models.family import MTP
+from hybrid_jax.models.family import MTP, NO_HEAD
 from hybrid_jax.models.files import CONFIG_FILE, ReportBytes, read_json
 from hybrid_jax.models.hf_config import HFConfig
 from hybrid_jax.weights.safetensors import StoredTensor, read_tensors
@@ -25,8 +25,8 @@ UNQUANTISED = (
     "they belong to quantised weights, which are not supported: fetch an unquantised checkpoint"
 )
 OTHER_HEAD = (
-    "they belong to a head for multi-token prediction with more parts than the one that is supported: "
-    "use mtp=False"
+    "they belong to a head for multi-token prediction with more parts than the one that is supported; "
+    + NO_HEAD
 )
 SAMPLES = 1024  # values of a matrix that are looked at for NaN; vectors are looked at whole
 BAND = 32  # rows transposed at a time: their cache lines stay in the cache until they are full
@@ -98,8 +98,8 @@ def _check(
                     continue
                 if name.startswith(MTP) and not any(other.startswith(MTP) for other in tensors):
                     raise ValueError(
-                        f"load_model: mtp=True, and {folder} has no head for multi-token prediction: tensor {name} "
-                        f"{shape} is missing from its safetensors files, as are all others of the head; use mtp=False"
+                        f"load_model: {folder} has no head for multi-token prediction: tensor {name} {shape} is "
+                        f"missing from its safetensors files, as are all others of the head; {NO_HEAD}"
                     )
                 raise ValueError(
                     f"load_model: tensor {name} {shape} is missing from the safetensors files of {folder}, "

@@ -8,6 +8,7 @@ from typing import Literal, cast
 
 from hybrid_jax.config import DTYPES, LayerSpec, ModelConfig, SpeculationConfig
 from hybrid_jax.models import FAMILIES
+from hybrid_jax.models.family import NO_HEAD
 from hybrid_jax.models.files import (
     CONFIG_FILE,
     STORED_CONFIG_FILE,
@@ -78,8 +79,8 @@ def _mtp_layers(folder: Path, config: ModelConfig) -> tuple[LayerSpec, ...]:
     if make is None:
         known = ", ".join(name for name, family in FAMILIES.items() if family.mtp)
         raise ValueError(
-            f"load_model: mtp=True, and {folder} of family {config.family} has no head for multi-token prediction "
-            f"that is supported; Hugging Face checkpoints of {known} may have one"
+            f"load_model: {folder} of family {config.family} has no head for multi-token prediction that is "
+            f"supported; Hugging Face checkpoints of {known} may have one; {NO_HEAD}"
         )
     return make(config)
 
@@ -114,9 +115,7 @@ def load_config_with_drafter(
 ) -> ModelConfig:
     """The config that `load_with_drafter` would return, but for the dtype; reads no weights."""
     config = load_config(path, mtp=speculation is not None and speculation.method == "mtp")
-    if speculation is None or speculation.model is None:
-        return config
-    return with_draft(config, load_config(speculation.model), speculation.model)
+    return config if speculation is None else _with_second(config, speculation)
 
 
 def add_draft(
@@ -134,9 +133,20 @@ def add_draft(
     """
     if speculation is None or speculation.model is None:
         return config, params
-    with_draft(config, load_config(speculation.model), speculation.model)
+    _with_second(config, speculation)
     draft, weights = load_model(speculation.model, dtype=cast(Dtype, dtype), progress=progress)
     return with_draft(config, draft, speculation.model), params | {"draft": weights}
+
+
+def _with_second(config: ModelConfig, speculation: SpeculationConfig) -> ModelConfig:
+    """A model's config with the second model that `speculation` names, if it names one."""
+    if speculation.model is None:
+        return config
+    try:
+        draft = load_config(speculation.model)
+    except CheckpointNotFound as error:
+        raise CheckpointNotFound(f"{error}, as the model that drafts") from error
+    return with_draft(config, draft, speculation.model)
 
 
 def with_draft(config: ModelConfig, draft: ModelConfig, path: str) -> ModelConfig:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hybrid_jax.config import EngineConfig, SpeculationConfig
+from hybrid_jax.config import EngineConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.config.sampling_params import SamplingParams
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.engine.kernel_choice import why_unsupported
@@ -30,8 +30,9 @@ from pallas_kernels import row_product as row_kernel
 from pallas_kernels.ssd_window import kernel as ssd_window_kernel
 from tests.drawing import EVERYTHING, left_to_all
 from tests.exactness.engines import one_shape
-from tests.exactness.jobs import Job, drive
+from tests.exactness.jobs import Job, Run, drive
 from tests.exactness.planted import Planted, planting, with_mistakes
+from tests.exactness.speculation_matrix import Maker, with_drafter
 from tests.kernels.lowered import kernels_in
 from tests.tiny_models import VOCAB, tiny_model
 
@@ -48,8 +49,11 @@ SMALL = {
 
 
 def engine_on(kernels: str, name: str, dtype: str = "float32", **settings) -> Engine:
-    config, params = tiny_model(name, dtype)
-    return Engine(config, params, EngineConfig(kernels=kernels, dtype=dtype, **SMALL | settings))
+    return engine_of(kernels, *tiny_model(name, dtype), dtype=dtype, **settings)
+
+
+def engine_of(kernels: str, config: ModelConfig, params: dict, **settings) -> Engine:
+    return Engine(config, params, EngineConfig(kernels=kernels, **SMALL | settings))
 
 
 def requests() -> list[Request]:
@@ -168,24 +172,66 @@ def test_exact_mode_gives_the_same_bits_cold_and_from_the_cache():
     ],
 )
 def test_windows_of_which_some_tokens_stay_give_plain_tokens(name, tree):
-    """Only the windows run on Pallas kernels. XLA computes the prompts, into the same state."""
-    rng = np.random.default_rng(1)
-    prompts = [rng.integers(0, VOCAB, n).tolist() for n in (5, 17, 30)]
+    rng, planted = np.random.default_rng(1), Planted()
+    jobs = few_jobs()
+    with one_shape(16), planting(planted):
+        want = drive(engine_on("xla", name), jobs).outputs
+        for job, output in zip(jobs, want, strict=True):
+            planted.outputs[job.prompt] = with_mistakes(output, rng, 0.3)
+        speculation = SpeculationConfig(num_tokens=3, tree=tree, adaptive=False)
+        run = judged_on_pallas(*tiny_model(name), speculation, jobs)
+    assert run.outputs == want
+    assert {accepted for r in run.requests for _, accepted in r.drafts.windows} == {0, 1, 2, 3}
 
-    jobs = [Job(prompt=tuple(prompt), logprobs=None) for prompt in prompts]
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, method, tree",
+    [
+        ("jamba", "draft", None),
+        pytest.param("bamba", "draft", (0, 0, 2, 3), marks=left_to_all),
+        pytest.param("qwen3_next", "draft", None, marks=left_to_all),
+        pytest.param("parallel", "mtp", None, marks=left_to_all),
+        pytest.param("parallel", "mtp", (0, 0, 2, 3), marks=left_to_all),
+    ],
+)
+def test_layers_draft_on_kernels_what_they_draft_by_xla(name, method, tree):
+    """The same drafts are accepted. A second model like the first is always right along a chain."""
+    settings = SpeculationConfig(method=method, num_tokens=3, tree=tree, adaptive=False)
+    given, jobs = with_drafter(Maker(name, settings)), few_jobs()
+    with one_shape(16):
+        want = drive(engine_of("xla", *given, speculation=settings, memory=512 << 10), jobs)
+        run = judged_on_pallas(*given, settings, jobs)
+    assert run.outputs == want.outputs
+    windows = [request.drafts.windows for request in run.requests]
+    assert windows == [request.drafts.windows for request in want.requests]
+    accepted = sum(windows, Counter())
+    if method == "draft" and tree is None:
+        assert not [drafted for drafted, right in accepted if right < drafted]
+    else:
+        assert len({right for _, right in accepted}) > 1
+
+
+def few_jobs() -> list[Job]:
+    rng = np.random.default_rng(1)
+    return [
+        Job(prompt=tuple(rng.integers(0, VOCAB, n).tolist()), logprobs=None) for n in (5, 17, 30)
+    ]
+
+
+def judged_on_pallas(
+    config: ModelConfig, params: dict, speculation: SpeculationConfig, jobs: list[Job]
+) -> Run:
+    """Only windows and what drafts them run on Pallas kernels. XLA computes the prompts, into the same state."""
 
     def static(step: Verify, bucket: DecodeBucket) -> dict:
         return {"model": replace(step.model, kernels="pallas"), "max_steps": bucket.steps}
 
-    planted, speculation = Planted(), SpeculationConfig(num_tokens=3, tree=tree, adaptive=False)
-    with one_shape(16), planting(planted), mock.patch.object(Verify, "static", static):
-        want = drive(engine_on("xla", name), jobs).outputs
-        for prompt, output in zip(prompts, want, strict=True):
-            planted.outputs[tuple(prompt)] = with_mistakes(output, rng, 0.3)
-        engine = engine_on("xla", name, speculation=speculation, memory=256 << 10)
+    with mock.patch.object(Verify, "static", static):
+        engine = engine_of("xla", config, params, speculation=speculation, memory=512 << 10)
         run = drive(engine, jobs)
-    assert run.outputs == want and engine.stats()["folds_in_place"] > 0
-    assert {accepted for r in run.requests for _, accepted in r.drafts.windows} == {0, 1, 2, 3}
+    assert engine.stats()["folds_in_place"] > 0
+    return run
 
 
 def test_windows_and_rings_that_are_too_long_for_a_kernel_are_said_at_once():

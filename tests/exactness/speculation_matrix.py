@@ -162,7 +162,11 @@ class Subject:
     def check(self, cell: Cell, seed: int) -> list[str]:
         """Runs a cell: if drafts are planted, first without right ones; then a second turn. Returns what is wrong."""
         tiny = cell["cache"] == "tiny"
-        start_over(self.engine, TINY if tiny else AMPLE, policy="off" if cell["cache"] == "off" else "adaptive")
+        start_over(
+            self.engine,
+            TINY if tiny else AMPLE,
+            policy="off" if cell["cache"] == "off" else "adaptive",
+        )
         self.poison.spread()
         jobs, rng = jobs_of(cell, seed, self.vocab_size), np.random.default_rng(seed)
         run, wrong = self.drive(jobs, tiny)

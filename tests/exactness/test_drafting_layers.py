@@ -47,15 +47,14 @@ def test_a_second_model_like_the_first_is_always_right(name, plain_of):
 def test_the_head_drafts_what_its_definition_says(monkeypatch):
     """In every window of the bundled model. Entries of committed tokens are behind the model's own hidden states, those
     of drafts behind one another."""
-    windows: dict[
-        int, list[tuple[int, int]]
-    ] = {}  # (drafted, accepted) in order, by the counts that they enter
+    # (drafted, accepted) in order, by the counts that they enter.
+    windows: dict[int, list[tuple[int, int]]] = {}
     add = DraftCounts.add
 
-    def noted(self, judged):
+    def noted(self, judged, depth=0):
         judged = list(judged)
         windows.setdefault(id(self), []).extend(judged)
-        add(self, judged)
+        add(self, judged, depth)
 
     monkeypatch.setattr(DraftCounts, "add", noted)
     config, params = load_model(BUNDLED, dtype="float32", mtp=True)

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import pytest
 
 from hybrid_jax import SamplingParams
-from hybrid_jax.api.overview import SAMPLES, fingerprint
+from hybrid_jax.api.overview import fingerprint
+from hybrid_jax.weights.digest import SAMPLES
 from tests.surface.conftest import byte_tokenizer
 from tests.surface.fake_engine import CONFIG, SCRIPT, texts
 

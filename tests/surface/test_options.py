@@ -140,7 +140,11 @@ def test_numbers_of_numpy_become_pythons_own():
             ValueError,
             "speculation must be one of off, ngram.* got 'guess'",
         ),
-        ({"speculation": 3}, ValueError, "speculation must be a SpeculationConfig or None, got 3"),
+        (
+            {"speculation": {"method": "ngram"}},
+            ValueError,
+            "LLM: speculation must be one of off, ngram.* or SpeculationConfig.method.* got {'method",
+        ),
         ({"speculative_config": {}}, TypeError, "did you mean speculation .a method, or a"),
         ({"num_speculative_tokens": 3}, TypeError, "SpeculationConfig.num_tokens=...."),
         ({"quantize": "int8"}, NotImplementedError, "quantize='int8'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import replace
 
@@ -33,24 +34,35 @@ def heads_config(fields):
 
 
 def test_the_loss_follows_the_chain_that_drafts(small_fields):
-    """By the definition, one entry behind the other: at depth d, entry p is behind that of p - 1 at depth d - 1."""
-    config = heads_config(small_fields)
+    """Entry by entry: at depth d, the one of token p stands behind that of token p - 1 at depth d - 1."""
+    config, length = heads_config(small_fields), 9
     params = random_params(config, 0)
-    tokens = jax.random.randint(jax.random.key(0), (2, 20), 0, 256)
-    lengths = jnp.full(2, 20)
+    tokens = jax.random.randint(jax.random.key(0), (2, length), 0, 256)
     losses, agreed = mtp.depth_losses(params["mtp"], params, tokens, config)
-    teacher = jax.nn.log_softmax(decoder.forward(params, tokens, replace(config, mtp=())))
-    hidden = hidden_states(params, tokens, config)
+    forward = functools.partial(decoder.forward, config=replace(config, mtp=()))
+    before = {0: list(jnp.moveaxis(hidden_states(params, tokens, config), 1, 0))}  # by depth
     for depth in range(1, mtp.DEPTH + 1):
-        own = tokens[:, depth:]
-        hidden = heads.forward(params, own, hidden[:, :-1], lengths - depth, config)
-        said = jax.nn.log_softmax(decoder.head_logits(params, hidden, config))
-        wanted = np.asarray(teacher[:, depth:], np.float64)
-        distance = (np.exp(wanted) * (wanted - np.asarray(said, np.float64))).sum(-1).mean()
-        assert float(losses[depth - 1]) == pytest.approx(distance, rel=1e-3)
-        assert float(agreed[depth - 1]) == pytest.approx(
-            np.mean(np.asarray(said).argmax(-1) == wanted.argmax(-1)), abs=1e-6
-        )
+        before[depth], found = [None] * length, []
+        for p in range(depth, length):
+            behind = jnp.stack([before[depth - 1][q - 1] for q in range(depth, p + 1)], axis=1)
+            lengths = jnp.full(2, p + 1 - depth)
+            entry = heads.forward(params, tokens[:, depth : p + 1], behind, lengths, config)[:, -1]
+            before[depth][p] = entry
+            said = log_softmax(decoder.head_logits(params, entry, config))
+            wanted = log_softmax(forward(params, tokens[:, : p + 1])[:, -1])
+            found.append(
+                (
+                    np.exp(wanted) * (wanted - said),
+                    said.argmax(-1) == wanted.argmax(-1),
+                )
+            )
+        distances, same = zip(*found, strict=True)
+        assert float(losses[depth - 1]) == pytest.approx(np.sum(distances, -1).mean(), rel=1e-3)
+        assert float(agreed[depth - 1]) == pytest.approx(np.mean(same), abs=1e-6)
+
+
+def log_softmax(logits):
+    return np.asarray(jax.nn.log_softmax(logits), np.float64)
 
 
 def hidden_states(params, tokens, config):
@@ -96,3 +108,19 @@ def test_another_vocabulary_is_refused(model, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(fields | {"vocab_size": 300}))
     with pytest.raises(ValueError, match="vocab_size of .* must be 260, because tokens are bytes"):
         train_mtp(tmp_path / "out", tmp_path, steps=1, progress=False)
+
+
+def test_a_head_of_another_model_is_not_gone_on_with(model, small_fields, sources, tmp_path):
+    """The other model has the same shape."""
+    other = tmp_path / "other"
+    write_model(other, random_params(replace(heads_config(small_fields), mtp=()), 1), small_fields)
+    given = {"sources": sources, "batch": 2, "context": 32, "progress": False, "minutes": 1e-9}
+    train_mtp(tmp_path / "out", model, **given)
+    with pytest.raises(ValueError, match="state.npz was made with another weights; use another"):
+        train_mtp(tmp_path / "out", other, **given)
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="load_model: .* has no config.json"):
+        train_mtp(tmp_path / "out", tmp_path, steps=1)
+    assert not (tmp_path / "out").exists()

@@ -16,7 +16,7 @@ from dataclasses import replace
 from hybrid_jax.config import MLP, Attention, LayerSpec, Mamba2, ModelConfig, MoE
 from hybrid_jax.kinds.kind import Names
 from hybrid_jax.kinds.tensors import ATTENTION, MAMBA2, PLAIN_MLP, under
-from hybrid_jax.models.family import MTP_LAYERS, Family, last_layer_with
+from hybrid_jax.models.family import MTP_LAYERS, NO_HEAD, Family, last_layer_with
 from hybrid_jax.models.hf_config import MIXER_KINDS, HFConfig
 
 LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -78,13 +78,13 @@ def of_config(fields: HFConfig) -> Family:
         count = fields.integer(name, default=0, minimum=0)
         if count == 0:
             raise ValueError(
-                "load_model: mtp=True, and this checkpoint of family nemotron_h has no head for multi-token "
-                f"prediction: {name} in its config.json is {fields.get(name)}; use mtp=False"
+                "load_model: this checkpoint of family nemotron_h has no head for multi-token prediction: "
+                f"{name} in its config.json is {fields.get(name)}; {NO_HEAD}"
             )
         if count > 1:
             raise NotImplementedError(
                 f"nemotron_h: {name} {count} is not supported, only 1: one head, which is run again for each further "
-                "token; use mtp=False"
+                f"token; {NO_HEAD}"
             )
         names, pattern = "mtp_layers_block_type", "mtp_hybrid_override_pattern"
         if fields.get(names, pattern) is None:
