@@ -192,7 +192,9 @@ def compare(name: str, sides: dict[str, Side], rounds: int, base: str) -> list[d
         rows.append(row)
         print(
             f"  {key:12} {row['ms_per_token']['median']:8.2f} ms a token  "
-            f"{row[f'over_{base}']['median']:.2f}x  {row['tokens_per_verification']:.2f} a verification",
+            f"{row[f'over_{base}']['median']:.2f}x"
+            + f"  {row['tokens_per_verification']:.2f} a verification"
+            * bool(row["verifications"]),
             flush=True,
         )
     return rows
@@ -436,9 +438,18 @@ CASES: dict[str, Callable[[int], list[dict]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--rounds", type=int, default=5, help="how often each side is timed, taking turns; 5"
+    )
+    parser.add_argument(
+        "--cases",
+        nargs="+",
+        choices=CASES,
+        default=list(CASES),
+        help="what is measured; all by default, which takes 40 minutes. memory takes seconds, the others 5 minutes or "
+        "more, most of it to compile",
+    )
+    parser.add_argument("--json", type=Path, help="the numbers, written after each case")
     parser.add_argument("--png", type=Path, help="a chart of what was gained")
     options = parser.parse_args()
     if options.rounds < 1:

@@ -245,9 +245,9 @@ def _costs_of_pass(
 def _drafting_costs(model: ModelConfig, engine: EngineConfig, on_cpu: bool) -> DraftingCosts | None:
     """Of the layers that draft alone; the logits of all tokens of a pass are made together."""
     speculation = engine.speculation
-    if speculation is None or not (model.mtp or model.draft):
+    drafts = model.drafting
+    if speculation is None or drafts is None:
         return None
-    drafts = model.draft or replace(model, layers=model.mtp, mtp=())
     read = _read_in_step(drafts)
     if model.mtp:
         read = {

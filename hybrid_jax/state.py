@@ -70,7 +70,7 @@ class State:
         slots: int32[max_slots, F] frames of each checkpoint slot; slot 0 is the sink's.
         tokens: int32[B] the token that each row feeds next; -1 once it has stopped.
         lengths: int32[B] how many tokens of each row are committed, which is the position of the token it feeds next.
-        drafting: what drafters keep of each row, by name (`engine/drafters/kept.py`). "history" is int32[B, H], its
+        drafting: what drafters keep of each row, by name (`engine/kept.py`). "history" is int32[B, H], its
             tokens by position. "hidden" is [B, D], the hidden state of its last committed token, after the last norm.
     """
 

@@ -68,8 +68,8 @@ CacheOption = Annotated[
 SpeculationOption = Annotated[
     str,
     typer.Option(
-        help="Drafts the next tokens, so that a step can bring several: ngram, suffix, mtp (the model's own "
-        "head), draft:DIRECTORY (a second model), or off."
+        help="Speculative decoding: guesses the next tokens and checks several in one step. The text does not "
+        "change. ngram, suffix, mtp (the model's own head), draft:DIRECTORY (a second model), or off."
     ),
 ]
 ExactOption = Annotated[bool, typer.Option(help="Bit-identical results, slower.")]

@@ -85,10 +85,15 @@ class ModelConfig:
         alone = not draft.mtp and draft.draft is None
         must(self, "draft", alone, "a model without a drafter of its own", "one that has one")
 
+    @functools.cached_property
+    def drafting(self) -> ModelConfig | None:
+        """The layers that draft as a model of their own: those of its head, or the second model; None without them."""
+        return replace(self, layers=self.mtp, mtp=()) if self.mtp else self.draft
+
     @property
     def all_layers(self) -> tuple[LayerSpec, ...]:
-        """The model's own layers, then those of its head and those of its second model: all that caches something."""
-        return (*self.layers, *self.mtp, *(self.draft.layers if self.draft else ()))
+        """The model's own layers, then those that draft: all that caches something."""
+        return (*self.layers, *(self.drafting.layers if self.drafting else ()))
 
     def mixers(self, kind: type) -> tuple:
         """All mixers of one kind in `all_layers`; their positions here are those of their places in a `Geometry`."""
@@ -99,11 +104,11 @@ class ModelConfig:
         """All mixers and feed-forward blocks of `all_layers`, each with the width of its residual stream."""
         found = [
             (block, self.width)
-            for layer in (*self.layers, *self.mtp)
+            for layer in self.layers
             for block in (*layer.mixers, layer.mlp)
             if block is not None
         ]
-        return found + (self.draft.blocks if self.draft else [])
+        return found + (self.drafting.blocks if self.drafting else [])
 
     @property
     def attention(self) -> Attention | None:

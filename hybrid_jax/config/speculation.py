@@ -34,7 +34,8 @@ class SpeculationConfig:
             "ngram", the branches that follow the row's own token come from different matches; with "mtp" and "draft",
             the most likely tokens follow. None: one draft follows the other.
         ngram_min, ngram_max: how many last tokens must be found again at least, and how many are compared at most,
-            which is at most 64. The longest match counts, and of these the latest. For "ngram" and "suffix".
+            which is at most 64. The longest match counts, and of these the latest. "suffix" takes `ngram_min` alone,
+            "mtp" and "draft" take neither.
         shared: "suffix" also looks in the tokens of other requests, the last `shared_tokens` of them.
         adaptive: nothing is drafted while so few drafts are accepted that plain decoding would be faster.
 
@@ -82,11 +83,6 @@ class SpeculationConfig:
         return tuple(found)
 
     @property
-    def on_host(self) -> bool:
-        """Whether the host drafts; otherwise the device does, within its steps."""
-        return self.method == "suffix"
-
-    @property
     def keeps_history(self) -> bool:
         """Whether the device keeps the tokens of each row."""
         return self.method == "ngram"
@@ -108,9 +104,9 @@ class SpeculationConfig:
         must(self, "ngram_max", self.ngram_max <= MAX_MATCH, f"at most {MAX_MATCH}")
         good = self.ngram_min <= self.ngram_max
         must(self, "ngram_max", good, f"at least ngram_min {self.ngram_min}")
-        for name in ("ngram_min", "ngram_max"):
-            good = self.method in LOOK_UPS or getattr(self, name) == getattr(type(self), name)
-            must(self, name, good, f"left out with method {self.method!r}, which looks nothing up")
+        for name, methods in (("ngram_min", LOOK_UPS), ("ngram_max", ("ngram",))):
+            good = self.method in methods or getattr(self, name) == getattr(type(self), name)
+            must(self, name, good, f"left out with method {self.method!r}")
         good = self.method == "suffix" or not self.shared
         must(self, "shared", good, f"False with method {self.method!r}")
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.engine import frames, rings
+from hybrid_jax.engine import frames, kept, rings
 from hybrid_jax.engine.attend import attend_pages
 from hybrid_jax.engine.kinds.kind import (
     ChunkPlan,
@@ -186,6 +186,11 @@ def load_columns(
 # --- walks ------------------------------------------------------------------------------------------
 
 
+def _made(h: jax.Array, mixed: jax.Array | None, model: Model) -> list[jax.Array]:
+    """What exists once all layers have read; nothing else may depend on what layers that draft make."""
+    return [h] if model.config.drafting is None or mixed is None else [h, mixed]
+
+
 class WindowWalk:
     """A walk of T new tokens per row, from checkpoint, ring and pages.
 
@@ -221,9 +226,8 @@ class WindowWalk:
         # For each group, what is to be written to its rings, by layer.
         self.written: list[dict[int, dict[str, Entry]]] = [{} for _ in model.geometry.groups]
         self.beside = frames.Beside()
-        self.mixed: jax.Array | None = (
-            None  # what the last mixer has made that reads what is written in the end
-        )
+        # What the last mixer has made that reads what is written in the end.
+        self.mixed: jax.Array | None = None
 
     def mix(
         self, weights: dict, normed: jax.Array, spec: decoder.Mixer, where: tuple[int, int]
@@ -239,9 +243,8 @@ class WindowWalk:
                 *(spec, self.model, rows.ancestors),
             )
             self.state = self.state.replace(arena=arena)
-            if (
-                self.plan.aligned
-            ):  # its table waited for reads of the rings, and XLA may make it again when it is used
+            # In exact mode its table waited for reads of the rings, and XLA may make it again when it is used.
+            if self.plan.aligned:
                 self.mixed = out
             return out
         steps = steps_of(spec, self.model)
@@ -253,9 +256,7 @@ class WindowWalk:
 
     def finish(self, h: jax.Array) -> State:
         """The state with all rings written; h [B, T, D] is what the model's layers have made."""
-        made = [h]
-        if drafts(self.model) and self.mixed is not None:
-            made.append(self.mixed)  # nothing else may depend on what drafting layers make
+        made = _made(h, self.mixed, self.model)
         for group, layers in enumerate(self.written):
             if any(layers.values()):
                 self.state = rings.write_window(self.state, made, group, layers, self.plan)
@@ -280,12 +281,14 @@ def window(
     walk = WindowWalk(state, rows, shared=shared, model=model, commits=commits, aligned=aligned)
     tokens, valid = rows.tokens, walk.plan.valid
     h = decoder.walk(params, tokens, valid, model.config, walk.mix, model.kernels)
-    before = None
-    if model.config.mtp:
-        hidden = mtp.normed_hidden(params, h, model.config)
-        before = hidden_before(hidden, state, rows, model)
-    tokens = tokens_after(h, tokens, state, model)
-    through_drafting(params, tokens, before, valid, walk.mix, model)
+    if (drafting := drafting_stack(params, model.config)) is not None:
+        before = None
+        if drafting.takes_hidden:
+            hidden = mtp.normed_hidden(params, h, model.config)
+            before = kept.hidden_before(hidden, state, rows)
+        # Layers that draft must not write before the model's own have read.
+        tokens = tokens + frames.zero_after(state, h)
+        drafting.through(tokens, before, valid, walk.mix, model.kernels)
     return h, walk.finish(h)
 
 
@@ -341,9 +344,7 @@ class ChunkWalk:
         if self.tails:
             # Attention layers may follow the last recurrent one. Their reads must come before this write too.
             rows, model = self.plan
-            made = [h]
-            if drafts(model) and self.mixed is not None:
-                made.append(self.mixed)  # nothing else may depend on what drafting layers make
+            made = _made(h, self.mixed, model)
             write = rows.write + frames.zero_after(self.state, *made)
             for group, joined in self.tails.items():
                 self.state = rings.write_tails(self.state, joined, group, write, rows, model)
@@ -355,98 +356,12 @@ def chunk(params: dict, state: State, rows: ChunkRows, *, model: Model) -> tuple
     walk = ChunkWalk(state, rows, model=model)
     tokens, valid = rows.tokens, walk.valid
     h = decoder.walk(params, tokens, valid, model.config, walk.mix, model.kernels)
-    before = None
-    if model.config.mtp:  # what comes before the chunk is not known
-        hidden = mtp.normed_hidden(params, h, model.config)
-        before = jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
-    tokens = tokens_after(h, tokens, state, model)
-    through_drafting(params, tokens, before, valid, walk.mix, model)
+    if (drafting := drafting_stack(params, model.config)) is not None:
+        before = None
+        if drafting.takes_hidden:  # what comes before the chunk is not known
+            hidden = mtp.normed_hidden(params, h, model.config)
+            before = jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
+        # Layers that draft must not write before the model's own have read.
+        tokens = tokens + frames.zero_after(state, h)
+        drafting.through(tokens, before, valid, walk.mix, model.kernels)
     return h, walk.finish(h)
-
-
-# --- layers that draft ------------------------------------------------------------------------------
-
-
-def drafts(model: Model) -> bool:
-    """Whether there are layers that draft."""
-    return bool(model.config.mtp or model.config.draft)
-
-
-def through_drafting(
-    params: dict,
-    tokens: jax.Array,
-    before: jax.Array | None,
-    valid: jax.Array,
-    mix: decoder.Mix,
-    model: Model,
-) -> jax.Array | None:
-    """Takes tokens through the layers that draft, if there are any.
-
-    Args:
-        tokens: int32[B, T]. valid: as for `decoder.walk`; `mix` numbers all layers.
-        before: for a head, [B, T, D] the hidden state before each token, after the last norm.
-
-    Returns:
-        [B, T, D] what the drafting layers make of them, for `drafted_logits`; None if there are none.
-    """
-    config, stack = model.config, drafting_stack(params, model.config)
-    if stack is None:
-        return None
-    mix = stack.numbered(mix)
-    if config.mtp:
-        assert before is not None, "a head takes hidden states"
-        return mtp.head(params, tokens, before, valid, config, mix, model.kernels)
-    return decoder.walk(stack.params, tokens, valid, stack.config, mix, model.kernels)
-
-
-def tokens_after(h: jax.Array, tokens: jax.Array, state: State, model: Model) -> jax.Array:
-    """The tokens for layers that draft, which must not write before the model's own have read."""
-    return tokens + frames.zero_after(state, h) if drafts(model) else tokens
-
-
-def drafted_logits(params: dict, out: jax.Array, model: Model) -> jax.Array:
-    """Logits float32[..., V] of drafts, from what `through_drafting` returns."""
-    config = model.config
-    if config.draft is None:
-        return decoder.head_logits(params, out, config, model.kernels)
-    return decoder.logits(params["draft"], out, config.draft, model.kernels)
-
-
-def hidden_before(hidden: jax.Array, state: State, rows: WindowRows, model: Model) -> jax.Array:
-    """The hidden state before each token of a window, [B, T, D]; before a row's first one, what drafters keep.
-
-    Args:
-        hidden: [B, T, D] of the window's tokens, after the last norm.
-    """
-    num_rows, width, _ = hidden.shape
-    tree = None if model.speculation is None else model.speculation.tree
-    parents = tuple(range(width - 1)) if rows.ancestors is None or tree is None else tree
-    shifted = jnp.pad(hidden[:, parents], ((0, 0), (1, 0), (0, 0)))
-    first = jnp.arange(width) == (rows.begin - rows.base)[:, None]
-    own = state.drafting["hidden"][jnp.arange(num_rows)]
-    return jnp.where(first[:, :, None], own[:, None], shifted)
-
-
-def draft_window(
-    params: dict,
-    state: State,
-    rows: WindowRows,
-    before: jax.Array | None,
-    *,
-    shared: tuple[Any, ...],
-    model: Model,
-    commits: bool,
-    aligned: bool,
-) -> tuple[jax.Array, State]:
-    """Runs T tokens per row through the layers that draft, and no others.
-
-    Args:
-        before: as in `through_drafting`. The others are those of `WindowWalk`.
-
-    Returns:
-        [B, T, D], what `through_drafting` returns, and the state.
-    """
-    walk = WindowWalk(state, rows, shared=shared, model=model, commits=commits, aligned=aligned)
-    out = through_drafting(params, rows.tokens, before, walk.plan.valid, walk.mix, model)
-    assert out is not None, "there are layers that draft"
-    return out, walk.finish(out)

@@ -212,10 +212,19 @@ def forward(
     """
     if lengths is None:
         lengths = jnp.full(tokens.shape[0], tokens.shape[1], jnp.int32)
+    valid, mix = whole_sequences(tokens, lengths)
+    return logits(params, walk(params, tokens, valid, config, mix), config)
+
+
+def whole_sequences(tokens: jax.Array, lengths: jax.Array) -> tuple[jax.Array, Mix]:
+    """For whole sequences from nothing: which of the tokens int32[B, T] are real, bool[B, T], and how layers mix them.
+
+    Args:
+        lengths: int32[B] valid tokens per row.
+    """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    valid = positions < lengths[:, None]
 
     def mix(weights: dict, normed: jax.Array, spec: Mixer, where: tuple[int, int]) -> jax.Array:
         return MIXERS[type(spec)](weights, normed, positions, lengths, spec)
 
-    return logits(params, walk(params, tokens, valid, config, mix), config)
+    return positions < lengths[:, None], mix

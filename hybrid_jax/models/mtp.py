@@ -7,23 +7,14 @@ before it in place of the model's.
 
 from __future__ import annotations
 
-import functools
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import Mixer, ModelConfig
+from hybrid_jax.config import ModelConfig
 from hybrid_jax.layers.linear import LINEARS
 from hybrid_jax.models import decoder
-from hybrid_jax.models.decoder import MIXERS, Mix, Stream
+from hybrid_jax.models.decoder import Mix, Stream
 from pallas_kernels.rmsnorm.xla import rms_norm
-
-
-@functools.lru_cache(maxsize=16)
-def head_config(config: ModelConfig) -> ModelConfig:
-    """The head's layers as a model of their own."""
-    return replace(config, layers=config.mtp, mtp=())
 
 
 def normed_hidden(params: dict, h: jax.Array, config: ModelConfig) -> jax.Array:
@@ -57,7 +48,8 @@ def head(
         axis=-1,
     )
     stream = Stream(LINEARS[kernels](joined.astype(dtype), own["in_proj"]), None)
-    layers, weights = head_config(config), {"embed": params["embed"], "layers": own["layers"]}
+    layers, weights = config.drafting, {"embed": params["embed"], "layers": own["layers"]}
+    assert layers is not None, "there is a head"
     stream = decoder.through(
         weights, stream, valid, range(len(layers.layers)), layers, mix, kernels
     )
@@ -69,10 +61,5 @@ def forward(
     params: dict, tokens: jax.Array, hidden: jax.Array, lengths: jax.Array, config: ModelConfig
 ) -> jax.Array:
     """`head` over whole sequences from nothing: tokens int32[B, T] at positions 0 to T - 1, lengths int32[B]."""
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    valid = positions < lengths[:, None]
-
-    def mix(weights: dict, normed: jax.Array, spec: Mixer, where: tuple[int, int]) -> jax.Array:
-        return MIXERS[type(spec)](weights, normed, positions, lengths, spec)
-
+    valid, mix = decoder.whole_sequences(tokens, lengths)
     return head(params, tokens, hidden, valid, config, mix)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from hybrid_jax.config import SpeculationConfig
 from hybrid_jax.costs import StepCosts
+from hybrid_jax.schedule.host_drafter import HostDrafter, host_drafter_of
 from hybrid_jax.schedule.plan import DecodeRow, Plan
 from hybrid_jax.schedule.sequence import Phase, Sequence
-from hybrid_jax.schedule.suffix import SuffixDrafter
 
 # How much a row's latest window counts, and how much it counts for rows that have had none.
 OWN_WEIGHT, COMMON_WEIGHT = 0.2, 0.02
@@ -33,7 +33,7 @@ class Stride:
     Attributes:
         window: tokens of a row in each step at most.
         max_steps: steps of the plan at most; None for no limit.
-        drafts: tokens from the host, by sequence: its last known token, and what may follow.
+        drafts: what may follow, by sequence, as the host drafts it.
     """
 
     window: int = 1
@@ -78,8 +78,7 @@ class Pace:
 
     def start_over(self) -> None:
         """Forgets what sequences had, because they begin again."""
-        own = self._speculation is not None and self._speculation.on_host
-        self.drafter = SuffixDrafter(self._speculation) if own and self._speculation else None
+        self.drafter: HostDrafter | None = host_drafter_of(self._speculation)
 
     def stride(self, rows: Rows[Sequence]) -> Stride:
         """The stride of the next plan.
@@ -124,13 +123,10 @@ class Pace:
         begun, drafts, expected = time.perf_counter(), {}, 0.0
         for row in drafting:
             if row.phase is Phase.DECODE:
-                # What plans in flight may bring comes first.
-                ahead = row.position - row.real_position
-                most = ahead + speculation.num_tokens
-                draft = self.drafter.draft(row.owner, row.tokens, most)
-                if len(draft.tokens) > ahead:
-                    drafts[row] = [row.tokens[-1], *draft.tokens]
-                    expected += draft.expected - ahead
+                draft = self.drafter.draft(row.owner, row.tokens, speculation.num_tokens)
+                if draft.tokens:
+                    drafts[row] = draft.tokens
+                    expected += draft.expected
         self._draft_s += time.perf_counter() - begun
         if not drafts:
             return ONE_TOKEN

@@ -111,7 +111,7 @@ class DecodeRow(Row):
             cannot happen. It equals read_slot if the row is the only holder of that slot.
         num_tokens: the most tokens that may come; the device stops the row earlier at a stop token.
         num_steps: the most steps that they may take: as many, or fewer where a step judges drafts.
-        drafts: tokens that the host expects, from position `drafts_from` on; the first one is known.
+        drafts: tokens that the host expects behind the row's own.
         verified: for each window of drafts that was judged, how many drafts it had and how many were right.
     """
 
@@ -122,7 +122,6 @@ class DecodeRow(Row):
     num_tokens: int
     num_steps: int
     drafts: list[int] = field(default_factory=list)
-    drafts_from: int = 0
     verified: list[tuple[int, int]] = field(default_factory=list, init=False)
 
 

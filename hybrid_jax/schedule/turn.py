@@ -179,7 +179,6 @@ class Turn:
                 num_tokens=tokens,
                 num_steps=min(tokens, self._num_steps),
                 drafts=self._drafts.get(sequence, []),
-                drafts_from=len(sequence.tokens) - 1,
                 pages=sequence.pages[: geometry.num_pages(position + tokens)],
             )
         )

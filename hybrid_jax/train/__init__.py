@@ -59,7 +59,7 @@ def train_tiny(
     resume: bool = True,
     batch: int = TrainOptions.batch,
     context: int = TrainOptions.context,
-    sources: Sequence[str | Path] | None = None,
+    sources: str | Path | Sequence[str | Path] | None = None,
     progress: bool = True,
     learning_rate: float = TrainOptions.learning_rate,
     eval_every: int = TrainOptions.eval_every,
@@ -71,14 +71,14 @@ def train_tiny(
     Args:
         out_dir: where the model goes; the training state lies in its subfolder `training_state`.
         steps: optimizer steps in all; None for 4000, or for as many as `minutes` allow.
-        minutes: wall-clock minutes in all, resumed time included; the learning rate reaches zero at
-            the end of whichever of `steps` and `minutes` comes first.
+        minutes: wall-clock minutes in all, resumed time included; to measure the result comes on top. The learning
+            rate reaches zero at the end of whichever of `steps` and `minutes` comes first.
         seed: of the weights and of the order of the data.
         resume: continue from `training_state` where there is one; False starts over.
         batch: rows of `context` tokens a step; while rows are shorter there are more of them.
         context: tokens of a row in the last part of the training; it grows by halves towards that.
-        sources: directories of .py files; None or empty for the running Python's standard library. Of files with
-            the same path below their directory the first is taken.
+        sources: one or more directories of .py files; None or empty for the running Python's standard library. Of files
+            with the same path below their directory the first is taken.
         progress: show a bar on a terminal, log lines elsewhere.
         learning_rate: peak rate of Muon; vectors and embeddings get a fifth of it, by Adam.
         eval_every: steps between held-out measurements.
@@ -90,8 +90,8 @@ def train_tiny(
         The training record, as written to `training_record.json`.
 
     Raises:
-        ValueError: no source files, a config whose tokens are not bytes, or a state that belongs to another seed,
-            batch, context, model or corpus.
+        ValueError: no source files, a config whose tokens are not bytes, a state that belongs to another seed,
+            batch, context, model or corpus, or an `out_dir` that holds a model but no state of its training.
         ModuleNotFoundError: optax is not installed.
     """
     from hybrid_jax.train.loop import train
@@ -120,7 +120,7 @@ def train_mtp(
     resume: bool = True,
     batch: int = TrainOptions.batch,
     context: int = 1024,
-    sources: Sequence[str | Path] | None = None,
+    sources: str | Path | Sequence[str | Path] | None = None,
     progress: bool = True,
     learning_rate: float = 0.01,
     eval_every: int = 500,
@@ -134,7 +134,7 @@ def train_mtp(
     Args:
         out_dir: where model and head go; the training state lies in its subfolder `training_state`.
         model: directory of a model that `train_tiny` can train; None for the bundled model.
-        The others as in `train_tiny`.
+        The others as in `train_tiny`, but for the defaults of context, learning_rate and eval_every.
 
     Returns:
         The training record, as written to `mtp_training_record.json`. Its `held_out["agreement"]` has, for one, two and

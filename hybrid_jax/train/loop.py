@@ -107,7 +107,7 @@ def train(
     options: TrainOptions,
     *,
     resume: bool,
-    sources: Sequence[str | Path] | None,
+    sources: str | Path | Sequence[str | Path] | None,
     progress: bool,
     fields: dict | None = None,
 ) -> dict:
@@ -148,11 +148,12 @@ class Training:
         self,
         out_dir: Path,
         options: TrainOptions,
-        sources: Sequence[str | Path] | None,
+        sources: str | Path | Sequence[str | Path] | None,
         progress: bool,
     ) -> None:
         self._begun = time.monotonic()
         check_writable(out_dir)
+        _refuse_other_model(out_dir)
         enable_compile_cache()
         if options.steps is None and options.minutes is None:
             options = replace(options, steps=DEFAULT_STEPS)
@@ -241,6 +242,15 @@ def check_writable(out_dir: Path) -> None:
         raise ValueError(
             f"check_writable: cannot write to {out_dir}: {error.strerror}; give another directory"
         ) from error
+
+
+def _refuse_other_model(out_dir: Path) -> None:
+    """Refuses a directory with a model that was not trained there, which the training would overwrite."""
+    if (out_dir / CONFIG_FILE).exists() and not (out_dir / STATE_FILE).exists():
+        raise ValueError(
+            f"train: {out_dir} holds a model already, which would be overwritten; give another directory. A head for "
+            f"that model: train_mtp(OUT, model={str(out_dir)!r})"
+        )
 
 
 def export(

@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from hybrid_jax.config import Mixer, ModelConfig
+from hybrid_jax.config import ModelConfig
 from hybrid_jax.models import decoder, mtp
-from hybrid_jax.models.decoder import MIXERS
 from hybrid_jax.models.files import CONFIG_FILE
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.train import TrainOptions
@@ -47,12 +46,7 @@ def depth_losses(
     """
     whole = {**params, "mtp": head}
     lengths = jnp.full(tokens.shape[0], tokens.shape[1], jnp.int32)
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    valid = positions < lengths[:, None]
-
-    def mix(weights: dict, normed: jax.Array, spec: Mixer, where: tuple[int, int]) -> jax.Array:
-        return MIXERS[type(spec)](weights, normed, positions, lengths, spec)
-
+    valid, mix = decoder.whole_sequences(tokens, lengths)
     h = decoder.walk(params, tokens, valid, config, mix)
     hidden = jax.lax.stop_gradient(mtp.normed_hidden(params, h, config))
     teacher = jax.nn.log_softmax(
@@ -119,7 +113,7 @@ def train(
     options: TrainOptions,
     *,
     resume: bool,
-    sources: Sequence[str | Path] | None,
+    sources: str | Path | Sequence[str | Path] | None,
     progress: bool,
 ) -> dict:
     """Does what `hybrid_jax.train.train_mtp` says; the arguments are as there."""

@@ -108,10 +108,6 @@ def drafted(params, config, tokens, hidden) -> list[int]:
 def hidden_states(params, config, tokens) -> np.ndarray:
     """What the head takes of the model, [T, D]."""
     given = jnp.array([tokens])
-    positions, lengths = jnp.arange(len(tokens))[None], jnp.array([len(tokens)])
-
-    def mix(weights, normed, spec, where):
-        return decoder.MIXERS[type(spec)](weights, normed, positions, lengths, spec)
-
-    h = decoder.walk(params, given, positions >= 0, replace(config, mtp=()), mix)
+    valid, mix = decoder.whole_sequences(given, jnp.array([len(tokens)]))
+    h = decoder.walk(params, given, valid, replace(config, mtp=()), mix)
     return np.asarray(mtp.normed_hidden(params, h, config))[0]

@@ -50,7 +50,7 @@ def test_what_was_accepted_is_counted_by_depth():
         ({"tree": (0, 1), "method": "suffix"}, "tree must be None with method 'suffix', got"),
         ({"ngram_min": 5}, "ngram_max must be at least ngram_min 5, got 4"),
         ({"ngram_max": 100_000}, "ngram_max must be at most 64, got 100000"),
-        ({"ngram_min": 3, "method": "mtp"}, "ngram_min must be left out with method 'mtp', which"),
+        ({"ngram_min": 3, "method": "mtp"}, "ngram_min must be left out with method 'mtp', got 3"),
         ({"shared": True}, "shared must be False with method 'ngram', got True"),
     ],
 )

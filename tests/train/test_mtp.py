@@ -67,13 +67,8 @@ def log_softmax(logits):
 
 def hidden_states(params, tokens, config):
     """What a head takes of the model's own layers, [B, T, D]."""
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    lengths = jnp.full(len(tokens), tokens.shape[1])
-
-    def mix(weights, normed, spec, where):
-        return decoder.MIXERS[type(spec)](weights, normed, positions, lengths, spec)
-
-    h = decoder.walk(params, tokens, positions >= 0, replace(config, mtp=()), mix)
+    valid, mix = decoder.whole_sequences(tokens, jnp.full(len(tokens), tokens.shape[1]))
+    h = decoder.walk(params, tokens, valid, replace(config, mtp=()), mix)
     return heads.normed_hidden(params, h, config)
 
 
@@ -124,3 +119,10 @@ def test_a_directory_without_a_model_is_refused(tmp_path):
     with pytest.raises(ValueError, match="load_model: .* has no config.json"):
         train_mtp(tmp_path / "out", tmp_path, steps=1)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_is_not_overwritten(model):
+    before = (model / "model.safetensors").read_bytes()
+    with pytest.raises(ValueError, match="holds a model already, .* train_mtp.OUT, model="):
+        train_mtp(model, steps=1)
+    assert (model / "model.safetensors").read_bytes() == before

@@ -11,8 +11,9 @@ from hybrid_jax.engine.drafters.drafter import DraftRows, Drafts
 from hybrid_jax.engine.kinds.kind import WindowRows
 from hybrid_jax.engine.sampling import noise_keys, sample, token_noise, unpack_sampling
 from hybrid_jax.engine.token_groups import largest
-from hybrid_jax.engine.walk import draft_window, drafted_logits
+from hybrid_jax.engine.walk import WindowWalk
 from hybrid_jax.geometry import StatePlace
+from hybrid_jax.models.stacks import DraftStack, drafting_stack
 from hybrid_jax.state import Model, State
 
 
@@ -31,12 +32,16 @@ class Layers:
         self, params: dict, state: State, rows: DraftRows, model: Model
     ) -> tuple[Drafts, State]:
         """What the layers predict, one token after the other or level by level of a tree."""
-        along = self._chain if self.config.tree is None else self._tree
-        tokens, state = along(params, state, rows, model)
+        along, layers = (
+            self._chain if self.config.tree is None else self._tree,
+            drafting_stack(params, model.config),
+        )
+        assert layers is not None, "there are layers that draft"
+        tokens, state = along(layers, state, rows, model)
         return Drafts(tokens, jnp.full_like(rows.most, self.config.num_tokens)), state
 
     def _chain(
-        self, params: dict, state: State, rows: DraftRows, model: Model
+        self, layers: DraftStack, state: State, rows: DraftRows, model: Model
     ) -> tuple[jax.Array, State]:
         """Feeds one token after the other. The windows move the columns on, so these are put back in the end."""
         num_rows, count = len(rows.alive), self.config.num_tokens
@@ -49,17 +54,16 @@ class Layers:
             state = _with_rings(start.replace(arena=arena), groups, rings)
             position = rows.at.position + t
             goes_on = rows.alive & (t + 1 < rows.most)
-            out, state = self._feed(params, state, rows, token, before, position, goes_on, model)
-            logits = drafted_logits(params, out, model)
+            out, state = self._feed(layers, state, rows, token, before, position, goes_on, model)
+            logits = layers.logits(out, model.kernels)
             token = sample(logits, given, position + 1, model.sampler)
             drafted = jax.lax.dynamic_update_index_in_dim(drafted, token, t, 1)
             rings = [state.rings[group] for group in groups]
             return state.arena, rings, token, None if before is None else out, drafted
 
         token = jnp.maximum(rows.token, 0)
-        token += frames.zero_after(
-            state, *columns.values()
-        )  # drafting writes where these were read
+        # Drafting writes where these were read.
+        token += frames.zero_after(state, *columns.values())
         before = _kept_hidden(state, num_rows)
         # Only what changes, because XLA would keep a copy of what a loop carries along.
         rings = [state.rings[group] for group in groups]
@@ -81,7 +85,7 @@ class Layers:
 
     def _feed(
         self,
-        params: dict,
+        layers: DraftStack,
         state: State,
         rows: DraftRows,
         token: jax.Array,
@@ -107,22 +111,13 @@ class Layers:
         )
         if before is not None:
             before = jnp.broadcast_to(before[:, None], (len(token), width, before.shape[-1]))
-        out, state = draft_window(
-            params,
-            state,
-            window,
-            before,
-            shared=rows.shared,
-            model=model,
-            commits=True,
-            aligned=rows.aligned,
-        )
+        out, state = _window(layers, state, window, before, rows, model, commits=True)
         if width == 1:
             return out[:, 0], state
         return rings.slice_tokens(out, jnp.clip(position - base, 0, width - 1), 1)[:, 0], state
 
     def _tree(
-        self, params: dict, state: State, rows: DraftRows, model: Model
+        self, layers: DraftStack, state: State, rows: DraftRows, model: Model
     ) -> tuple[jax.Array, State]:
         """Feeds the whole window once for each level, and so fills in the next one."""
         config, num_rows = self.config, len(rows.alive)
@@ -145,29 +140,38 @@ class Layers:
                 table=rows.table,
                 ancestors=ancestors,
             )
-            out, state = draft_window(
-                params,
-                state,
-                window,
-                before,
-                shared=rows.shared,
-                model=model,
-                commits=False,
-                aligned=False,
-            )
+            out, state = _window(layers, state, window, before, rows, model, commits=False)
             branches = {node: [] for node in range(config.window) if depths[node] == level}
             for child, parent in enumerate(parents, start=1):
                 if parent in branches:
                     branches[parent].append(child)
             branches = {node: children for node, children in branches.items() if children}
             # The weights for logits are read once for all of a level.
-            logits = drafted_logits(params, out[:, jnp.array(list(branches))], model)
+            logits = layers.logits(out[:, jnp.array(list(branches))], model.kernels)
             for place, children in enumerate(branches.values()):
                 best = best_tokens(logits[:, place], given, position + level + 1, len(children))
                 tokens = tokens.at[:, jnp.array(children)].set(best)
             if kept is not None:
                 before = jnp.concatenate([kept[:, None], out[:, jnp.array(parents)]], axis=1)
         return tokens[:, 1:], state
+
+
+def _window(
+    layers: DraftStack,
+    state: State,
+    window: WindowRows,
+    before: jax.Array | None,
+    rows: DraftRows,
+    model: Model,
+    *,
+    commits: bool,
+) -> tuple[jax.Array, State]:
+    """Takes a window through the layers that draft, and no others: what they make of it [B, T, D], and the state."""
+    settings = {"shared": rows.shared, "aligned": rows.aligned}
+    walk = WindowWalk(state, window, model=model, commits=commits, **settings)
+    valid = walk.plan.valid
+    out = layers.through(window.tokens, before, valid, walk.mix, model.kernels)
+    return out, walk.finish(out)
 
 
 def best_tokens(logits: jax.Array, rows, positions: jax.Array, count: int) -> jax.Array:

@@ -96,13 +96,19 @@ class Carry(WithColumns):
         if rows.ancestors is None:
             y, new = advance(*given, old, plan.valid, kept)
         else:
-            y, new = _advance_tree(advance, given, old, plan.valid, rows.ancestors)
+            y, new = _advance_tree(advance, given, old, plan.valid, rows.parents)
         out = self.recurrence.output(params, y, given[1], group.layout.spec)
         new = new.reshape(*new.shape[:2], -1)
         start = rows.end if plan.commits else first + 1
         live = plan.valid.any(1)
         zero = frames.zero_after(state, out)
-        written = put_copies(ring["state"], new, at.layer, live, start % count, zero)
+        written, last = put_copies(ring["state"], new, at.layer, live, start % count, zero)
+        # XLA may compute the new states from the columns once more, so these are written later. It knows the row of a
+        # batch of one.
+        later = frames.zero_after(state, last)
+        for name, entry in moved.items():
+            values = entry.values + later.astype(entry.values.dtype)
+            moved[name] = entry.replace(values=values)
         return out, state.with_ring(at.group, state=written), moved
 
     def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:
@@ -190,8 +196,10 @@ def put_copies(
     live: jax.Array,
     start: jax.Array,
     zero: jax.Array,
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
     """A ring [L, B', copies, S] with new copies of one layer's states; behind the last copy comes the first.
+
+    Also an element of it that exists once all are written.
 
     The copies are written now and not at the end of the step, so that those of one layer exist at a time. A loop writes
     them, for the reason that `rings.write_window` gives.
@@ -203,13 +211,14 @@ def put_copies(
     num_rows, parts, size = new.shape
     sink = ring.shape[1] - 1
 
-    def put(i, ring):
-        b, part = i // parts, i % parts
+    def put(i, carry):
+        ring, b, part = carry[0], i // parts, i % parts
         value = jax.lax.dynamic_slice(new, (b, part, 0), (1, 1, size))[None]
         row, place = jnp.where(live[b], b, sink), (start[b] + part) % ring.shape[2]
-        return put_row(ring, value, row, place, layer)
+        ring = put_row(ring, value, row, place, layer)
+        return ring, ring[0, 0, 0, 0]
 
-    return jax.lax.fori_loop(zero, num_rows * parts + zero, put, ring)
+    return jax.lax.fori_loop(zero, num_rows * parts + zero, put, (ring, jnp.zeros((), ring.dtype)))
 
 
 def _advance_tree(
@@ -217,20 +226,22 @@ def _advance_tree(
     given: Sequence[Any],
     state: jax.Array,
     valid: jax.Array,
-    ancestors: jax.Array,
+    parents: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Advances the tokens of a tree one after the other, each from its parent's state.
+
+    Args:
+        parents: as `WindowRows.parents`.
 
     Returns:
         What the tokens read, [B, T, ...], and the states after each of them.
     """
-    rows, tokens = ancestors.shape
+    rows, tokens = parents.shape
     one = jnp.ones((rows, 1), jnp.int32)
 
     def token(states: jax.Array, inputs: tuple) -> tuple[jax.Array, jax.Array]:
-        t, path, own, valid = inputs
-        # The parent's number, plus 1; 0 stands for the state before the tree.
-        parent = 32 - jax.lax.clz(path & ((1 << t) - 1))
+        t, parent, own, valid = inputs
+        # 0 stands for the state before the tree.
         first = jnp.take_along_axis(states, parent[:, None, None, None], axis=1)[:, 0]
         own = jax.tree.map(lambda part: part[:, None], own)
         y, new = advance(*own, first, valid[:, None], one)
@@ -238,7 +249,7 @@ def _advance_tree(
 
     states = jnp.zeros((rows, 1 + tokens, *state.shape[1:])).at[:, 0].set(state)
     first_axis = jax.tree.map(
-        lambda part: jnp.moveaxis(part, 1, 0), (ancestors, tuple(given), valid)
+        lambda part: jnp.moveaxis(part, 1, 0), (parents + 1, tuple(given), valid)
     )
     states, y = jax.lax.scan(token, states, (jnp.arange(tokens), *first_axis))
     return jnp.moveaxis(y, 0, 1), states[:, 1:]

@@ -183,7 +183,8 @@ def fold_layers(
     own, rings = model.geometry.groups[group], dict(state.rings[group])
     layers, columns = own.num_layers, own.layout.columns
     conv = rings.pop("conv", None)
-    order = jnp.argsort(~rows.needed, stable=True)
+    # One more than there are, so that the compiler does not know the row of a batch of one.
+    order = jnp.argsort(~jnp.pad(rows.needed, (0, 1)), stable=True)
     count = rows.needed.sum()
 
     # The rings travel through the loops, although the loops only read them. As loop invariants they would be alive

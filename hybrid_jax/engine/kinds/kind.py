@@ -36,6 +36,13 @@ class WindowRows(NamedTuple):
     table: jax.Array
     ancestors: jax.Array | None = None
 
+    @property
+    def parents(self) -> jax.Array:
+        """Where the tokens branch: for each one the number of the token that it follows; -1 for none. int32[B, T]."""
+        assert self.ancestors is not None, "a chain has no branches"
+        others = self.ancestors & ((1 << jnp.arange(self.ancestors.shape[1])) - 1)
+        return 31 - jax.lax.clz(others)
+
 
 class WindowPlan(NamedTuple):
     """What all layers of a window share.

@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybrid_jax.engine import frames, pack
+from hybrid_jax.engine import frames, kept, pack
 from hybrid_jax.engine.adjust import Adjust, choose
-from hybrid_jax.engine.drafters import kept
 from hybrid_jax.engine.kinds.kind import WindowRows
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled, logprobs

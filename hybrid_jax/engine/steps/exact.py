@@ -11,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybrid_jax.config.sampling_params import MAX_LOGPROBS
-from hybrid_jax.engine import frames, pack, rings, walk
+from hybrid_jax.engine import frames, kept, pack, rings, walk
 from hybrid_jax.engine.adjust import Adjust
-from hybrid_jax.engine.drafters import kept
 from hybrid_jax.engine.drafters.drafter import DraftRows
 from hybrid_jax.engine.drafters.table import drafter_of
 from hybrid_jax.engine.kinds.kind import FoldRows, WindowRows
@@ -22,7 +21,7 @@ from hybrid_jax.engine.steps.kind import Made, Results, StepKind, Variant
 from hybrid_jax.engine.steps.verify import (
     Window,
     judge,
-    last_of,
+    note,
     set_drafts,
     unpack_verified,
     with_drafts,
@@ -83,7 +82,7 @@ def exact_step(
         state, read = walk.load_columns(state, starts, base, slot, model)
         # An attention layer in front writes to the arena that this has read, but depends on nothing of it. What layers
         # draft must depend on it, and nothing else: XLA would add it again where it is used, when they have written.
-        if walk.drafts(model):
+        if model.config.drafting is not None:
             token = token + frames.zero_after(state, *read)
         else:
             table = table + frames.zero_after(state, *read)
@@ -132,11 +131,7 @@ def exact_step(
     after = frames.zero_after(state, h, *columns)
     folds = FoldRows(starts & (fold_slot > 0), base, slot, fold_slot + after)
     state = walk.fold_rows(state, folds, shared, model)
-    ring_rows = jnp.arange(num_rows)
-    if "hidden" in state.drafting:
-        last_h = jnp.take_along_axis(last, last_of(judged)[:, None, None], axis=1)[:, 0]
-        state = kept.note_hidden(params, state, ring_rows, last_h, alive, model)
-    state = kept.note_tokens(state, ring_rows, position + 1, sampled.tokens.T, judged.count)
+    state = note(params, state, last, position, judged, alive, model)
     last_drawn = jnp.where(samples, judged.last, -1)
     next_tokens = jnp.where(alive, last_drawn, state.tokens[:num_rows])
     lengths = jnp.where(alive, reached, state.lengths[:num_rows])

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybrid_jax.engine import frames, pack, rings
+from hybrid_jax.engine import frames, kept, pack, rings
 from hybrid_jax.engine.adjust import Adjust
-from hybrid_jax.engine.drafters import kept
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.steps.kind import Made, StepKind
 from hybrid_jax.engine.steps.prefill import first_tokens

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.engine import frames, pack, rings
+from hybrid_jax.engine import frames, kept, pack, rings
 from hybrid_jax.engine.adjust import Adjust, choose
-from hybrid_jax.engine.drafters import kept
 from hybrid_jax.engine.kinds.kind import ChunkRows
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled

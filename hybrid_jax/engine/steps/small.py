@@ -5,8 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.engine import adjust, rings
-from hybrid_jax.engine.drafters import kept
+from hybrid_jax.engine import adjust, kept, rings
 from hybrid_jax.engine.sampling import Sampled, logprobs
 from hybrid_jax.geometry import PROMPT_POSITIONS
 from hybrid_jax.models import decoder

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybrid_jax.config import EngineConfig
-from hybrid_jax.engine import pack
+from hybrid_jax.engine import kept, pack
 from hybrid_jax.engine.adjust import Adjust, choose
-from hybrid_jax.engine.drafters import kept
 from hybrid_jax.engine.drafters.drafter import DraftRows
 from hybrid_jax.engine.drafters.table import drafter_of
 from hybrid_jax.engine.kinds.kind import WindowRows
@@ -112,13 +111,7 @@ def verify(
             given = Window(tokens, jnp.where(alive, fed, 0), most, at.position)
             judged = judge(logits, given, batch, layout, num_logprobs, adjust, model)
         state = commit(state, rows, judged.count, model, judged.path)
-        if "hidden" in state.drafting:
-            at_last = last_of(judged)[:, None, None]
-            last_h = jnp.take_along_axis(h, at_last, axis=1)[:, 0]
-            state = kept.note_hidden(params, state, ring_rows, last_h, judged.count > 0, model)
-        state = kept.note_tokens(
-            state, ring_rows, at.position + 1, judged.sampled.tokens.T, judged.count
-        )
+        state = note(params, state, h, at.position, judged, judged.count > 0, model)
         fed_next = jnp.where(alive, judged.last, state.tokens[:num_rows])
         state = state.replace(tokens=state.tokens.at[:num_rows].set(fed_next))
         drawn = jnp.arange(depth)[:, None] < judged.count
@@ -170,6 +163,28 @@ def last_of(judged: Judged) -> jax.Array:
     if judged.path is None:
         return last
     return jnp.take_along_axis(judged.path, last[:, None], axis=1)[:, 0]
+
+
+def note(
+    params: dict,
+    state: State,
+    h: jax.Array,
+    position: jax.Array,
+    judged: Judged,
+    which: jax.Array,
+    model: Model,
+) -> State:
+    """Writes down for drafters what was drawn, and the hidden state of the last token that stays.
+
+    Args:
+        h: [B, T, D] of the window's tokens, before the last norm.
+        position: int32[B] of the first one. which: bool[B] rows that have a new last token.
+    """
+    rows = jnp.arange(h.shape[0])
+    if "hidden" in state.drafting:
+        last = jnp.take_along_axis(h, last_of(judged)[:, None, None], axis=1)[:, 0]
+        state = kept.note_hidden(params, state, rows, last, which, model)
+    return kept.note_tokens(state, rows, position + 1, judged.sampled.tokens.T, judged.count)
 
 
 def judge(
@@ -311,7 +326,6 @@ def set_drafts(layout: Layout, batch: np.ndarray, rows: Sequence[DecodeRow]) -> 
         tokens = row.drafts[: span.stop - span.start]
         layout.set(batch, row.row, "drafts", tokens)
         layout.set(batch, row.row, "num_drafts", len(tokens))
-        layout.set(batch, row.row, "drafts_from", row.drafts_from)
 
 
 def deepest(engine: EngineConfig) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from hybrid_jax.engine.kinds.kind import WindowRows
 from hybrid_jax.models import mtp
 from hybrid_jax.state import Model, State
 
@@ -61,6 +62,22 @@ def forget_hidden(state: State, which: jax.Array) -> State:
         return state
     kept = jnp.where(which[:, None], 0, hidden[: len(which)])
     return _replaced(state, hidden=hidden.at[: len(which)].set(kept))
+
+
+def hidden_before(hidden: jax.Array, state: State, rows: WindowRows) -> jax.Array:
+    """The hidden state before each token of a window, [B, T, D]; before a row's first one, what drafters keep.
+
+    Args:
+        hidden: [B, T, D] of the window's tokens, after the last norm.
+    """
+    num_rows, width, _ = hidden.shape
+    own = state.drafting["hidden"][jnp.arange(num_rows)][:, None]
+    if rows.ancestors is not None:
+        places = rows.parents[:, :, None] + 1
+        return jnp.take_along_axis(jnp.concatenate([own, hidden], axis=1), places, axis=1)
+    shifted = jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
+    first = jnp.arange(width) == (rows.begin - rows.base)[:, None]
+    return jnp.where(first[:, :, None], own, shifted)
 
 
 def copy_row(
