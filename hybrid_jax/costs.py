@@ -215,7 +215,7 @@ def step_costs(
 
 
 def _read_in_step(model: ModelConfig) -> Weights:
-    """What a step reads that drafts nothing. It takes single rows of embeddings, unless these are the head too."""
+    """What a step without drafting reads. It takes single rows of embeddings, unless these are the head too."""
     weights = model_weights(model)
     parts = ["layers", "norm", "embed" if model.tie_embeddings else "head", "mtp"]
     read = {name: weights[name] for name in parts if name in weights}

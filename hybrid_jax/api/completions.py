@@ -245,9 +245,9 @@ class Job:
     def output(self) -> RequestOutput:
         """Everything so far, as the caller gets it."""
         requests = [c.request for c in self.completions]
-        drafts = DraftCounts()
+        drafts = DraftCounts(depth=requests[0].drafts.depth)
         for request in requests:
-            drafts.add(request.drafts.windows.elements(), request.drafts.depth)
+            drafts.windows += request.drafts.windows
         metrics = RequestMetrics(
             arrival_time=self.arrival_time,
             first_token_time=self.first_token_time,

@@ -47,7 +47,8 @@ class RequestMetrics:
         num_verifications: passes over the weights that judged drafts, of all completions together; each brought one
             token and the drafts that were accepted. 0 without speculation.
         num_draft_tokens, num_accepted_tokens: draft tokens that were judged, and those that became output.
-        accepted_by_position: how many of the first, second, ... draft tokens of a pass were accepted.
+        accepted_by_position: how many drafts were accepted in the first, second, ... place behind the row's own token;
+            in a tree these are depths.
         peak_memory_bytes: the most memory in use at one time between the start of the process and `finished_time`,
             including weights, compiling and other requests. On a CPU that is the process's resident memory. On an
             accelerator it is what jax held of the first device, without the driver's own share. None if the system does

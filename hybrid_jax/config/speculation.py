@@ -102,7 +102,7 @@ class SpeculationConfig:
         positive(self, "num_tokens", "ngram_min", "shared_tokens")
         must(self, "num_tokens", self.num_tokens <= MAX_DRAFTS, f"at most {MAX_DRAFTS}")
         must(self, "ngram_max", self.ngram_max <= MAX_MATCH, f"at most {MAX_MATCH}")
-        good = self.ngram_min <= self.ngram_max
+        good = self.method != "ngram" or self.ngram_min <= self.ngram_max
         must(self, "ngram_max", good, f"at least ngram_min {self.ngram_min}")
         for name, methods in (("ngram_min", LOOK_UPS), ("ngram_max", ("ngram",))):
             good = self.method in methods or getattr(self, name) == getattr(type(self), name)

@@ -5,6 +5,7 @@ A walk may go over the layers in parts. Everything that it must do once all laye
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -279,16 +280,8 @@ def window(
         h [B, T, D] before the last norm, and the state.
     """
     walk = WindowWalk(state, rows, shared=shared, model=model, commits=commits, aligned=aligned)
-    tokens, valid = rows.tokens, walk.plan.valid
-    h = decoder.walk(params, tokens, valid, model.config, walk.mix, model.kernels)
-    if (drafting := drafting_stack(params, model.config)) is not None:
-        before = None
-        if drafting.takes_hidden:
-            hidden = mtp.normed_hidden(params, h, model.config)
-            before = kept.hidden_before(hidden, state, rows)
-        # Layers that draft must not write before the model's own have read.
-        tokens = tokens + frames.zero_after(state, h)
-        drafting.through(tokens, before, valid, walk.mix, model.kernels)
+    before = lambda hidden: kept.hidden_before(hidden, state, rows)  # noqa: E731
+    h = _through(params, rows.tokens, walk.plan.valid, before, walk)
     return h, walk.finish(h)
 
 
@@ -298,7 +291,7 @@ class ChunkWalk:
     def __init__(self, state: State, rows: ChunkRows, *, model: Model) -> None:
         self.end = rows.start + rows.length
         self.valid = jnp.arange(rows.tokens.shape[1]) < rows.length[:, None]
-        self.state, self.plan = state, ChunkPlan(rows, model)
+        self.state, self.model, self.plan = state, model, ChunkPlan(rows, model)
         self.tails: dict[int, Tail] = {}  # by group
         self.beside = frames.Beside()
         self.mixed: jax.Array | None = None  # what the last mixer has made
@@ -354,14 +347,31 @@ class ChunkWalk:
 def chunk(params: dict, state: State, rows: ChunkRows, *, model: Model) -> tuple[jax.Array, State]:
     """Runs a chunk: h [R, T, D] before the last norm, and the state with its checkpoints, pages and rings written."""
     walk = ChunkWalk(state, rows, model=model)
-    tokens, valid = rows.tokens, walk.valid
+    # What comes before a chunk is not known.
+    before = lambda hidden: jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))  # noqa: E731
+    h = _through(params, rows.tokens, walk.valid, before, walk)
+    return h, walk.finish(h)
+
+
+def _through(
+    params: dict,
+    tokens: jax.Array,
+    valid: jax.Array,
+    before: Callable[[jax.Array], jax.Array],
+    walk: WindowWalk | ChunkWalk,
+) -> jax.Array:
+    """Takes tokens int32[B, T] through the model's own layers, then through those that draft: [B, T, D] of its own.
+
+    Args:
+        before: from hidden states [B, T, D] of the tokens, after the last norm, those before each token.
+    """
+    model, first = walk.model, walk.state
     h = decoder.walk(params, tokens, valid, model.config, walk.mix, model.kernels)
     if (drafting := drafting_stack(params, model.config)) is not None:
-        before = None
-        if drafting.takes_hidden:  # what comes before the chunk is not known
-            hidden = mtp.normed_hidden(params, h, model.config)
-            before = jnp.pad(hidden[:, :-1], ((0, 0), (1, 0), (0, 0)))
+        given = None
+        if drafting.takes_hidden:
+            given = before(mtp.normed_hidden(params, h, model.config))
         # Layers that draft must not write before the model's own have read.
-        tokens = tokens + frames.zero_after(state, h)
-        drafting.through(tokens, before, valid, walk.mix, model.kernels)
-    return h, walk.finish(h)
+        tokens = tokens + frames.zero_after(first, h)
+        drafting.through(tokens, given, valid, walk.mix, model.kernels)
+    return h

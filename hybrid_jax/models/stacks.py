@@ -56,7 +56,7 @@ class DraftStack(Protocol):
             before: if it takes hidden states, [B, T, D] that before each token, after the last norm.
 
         Returns:
-            [B, T, D'] what the layers make of them. If they take hidden states, it is the one before the next token.
+            [B, T, D'] what the layers make of them. Layers that take hidden states return what the next token takes.
         """
 
     def logits(self, out: jax.Array, kernels: str = "xla") -> jax.Array:

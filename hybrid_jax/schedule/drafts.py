@@ -13,11 +13,11 @@ class DraftCounts:
 
     Attributes:
         windows: by (draft tokens, accepted ones).
-        depth: how many draft tokens of a window can be accepted at most, as far as windows were counted.
+        depth: how many draft tokens of a window can be accepted at most.
 
     Example:
-        >>> counts = DraftCounts()
-        >>> counts.add([(3, 1), (3, 3)], 3)
+        >>> counts = DraftCounts(depth=3)
+        >>> counts.add([(3, 1), (3, 3)])
         >>> counts.verifications, counts.draft_tokens, counts.accepted_by_position
         (2, 6, (2, 1, 1))
     """
@@ -25,12 +25,9 @@ class DraftCounts:
     windows: Counter[tuple[int, int]] = field(default_factory=Counter)
     depth: int = 0
 
-    def add(self, windows: Iterable[tuple[int, int]], depth: int = 0) -> None:
-        """Adds windows, each as (draft tokens, accepted ones), of which `depth` can be accepted."""
-        before = self.verifications
+    def add(self, windows: Iterable[tuple[int, int]]) -> None:
+        """Adds windows, each as (draft tokens, accepted ones)."""
         self.windows.update(windows)
-        if self.verifications > before:
-            self.depth = max(self.depth, depth)
 
     @property
     def verifications(self) -> int:

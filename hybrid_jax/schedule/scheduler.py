@@ -136,6 +136,7 @@ class Scheduler:
                     f"{what} holds {most}; shorten the prompt or max_tokens, or raise {setting}"
                 )
         limit = min(prompt_len + request.max_tokens, prompt_len + self.max_output(prompt_len))
+        request.drafts.depth = self.drafts.depth
         sequence = Sequence(request=request, arrival=self._num_arrivals, limit=limit)
         self._num_arrivals += 1
         self._sequences[request.request_id] = sequence
@@ -301,7 +302,7 @@ class Scheduler:
         if row.num_tokens:
             self.memory.settle(sequence, row.num_tokens, len(tokens))
         if isinstance(row, DecodeRow):
-            row.request.drafts.add(row.verified, self.drafts.depth)
+            row.request.drafts.add(row.verified)
             self.drafts.add(row.verified)
             self.pace.learn(sequence, row.verified)
         if tokens:

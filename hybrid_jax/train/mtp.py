@@ -117,6 +117,10 @@ def train(
     progress: bool,
 ) -> dict:
     """Does what `hybrid_jax.train.train_mtp` says; the arguments are as there."""
+    if out_dir.resolve() == model.resolve():
+        raise ValueError(
+            f"train: {out_dir} holds the model, which would be overwritten; give another directory for model and head"
+        )
     config = replace(load_config(model, mtp=True), dtype="float32")
     fields = tiny_fields(config=str(model / CONFIG_FILE))
     training = Training(out_dir, options, sources, progress)

@@ -61,7 +61,7 @@ def load(path: Path, template: dict, identity: dict) -> tuple[dict, TrainProgres
         for name, value in identity.items():
             if (saved := progress.identity.get(name)) != value:
                 short = max(len(repr(saved)), len(repr(value))) < 30
-                what = f"{name} {saved!r}, this run has {value!r}" if short else f"another {name}"
+                what = f"{name} {saved!r}, this run has {value!r}" if short else f"other {name}"
                 raise ValueError(
                     f"load_state: {path.name} was made with {what}; use another output directory or resume=False"
                 )

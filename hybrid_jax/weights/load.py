@@ -145,7 +145,7 @@ def _with_second(config: ModelConfig, speculation: SpeculationConfig) -> ModelCo
     try:
         draft = load_config(speculation.model)
     except CheckpointNotFound as error:
-        raise CheckpointNotFound(f"{error}, as the model that drafts") from error
+        raise CheckpointNotFound(f"the second model: {error}") from error
     return with_draft(config, draft, speculation.model)
 
 

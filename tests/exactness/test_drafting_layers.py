@@ -51,10 +51,10 @@ def test_the_head_drafts_what_its_definition_says(monkeypatch):
     windows: dict[int, list[tuple[int, int]]] = {}
     add = DraftCounts.add
 
-    def noted(self, judged, depth=0):
+    def noted(self, judged):
         judged = list(judged)
         windows.setdefault(id(self), []).extend(judged)
-        add(self, judged, depth)
+        add(self, judged)
 
     monkeypatch.setattr(DraftCounts, "add", noted)
     config, params = load_model(BUNDLED, dtype="float32", mtp=True)

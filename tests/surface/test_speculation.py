@@ -32,6 +32,26 @@ def test_what_was_accepted_is_counted_by_depth():
     llm.close()
 
 
+@pytest.mark.as_users
+@pytest.mark.parametrize("method", ["ngram", "suffix", "mtp"])
+def test_one_draft_at_a_time_is_enough(method):
+    params = SamplingParams(temperature=0.0, max_tokens=20)
+    prompt = "for i in range(10):\n    print(i)\nfor i in range(10):\n"
+    settings = SpeculationConfig(method=method, num_tokens=1, adaptive=False)
+    plain, drafting = LLM(max_rows=2), LLM(max_rows=2, speculation=settings)
+    (want,), (got,) = (llm.generate(prompt, params) for llm in (plain, drafting))
+    assert got.outputs[0].token_ids == want.outputs[0].token_ids
+    assert want.metrics.accepted_by_position == ()
+    (accepted,) = got.metrics.accepted_by_position
+    assert 0 < accepted <= got.metrics.num_draft_tokens <= got.metrics.num_verifications
+    plain.close()
+    drafting.close()
+
+
+def test_suffix_compares_as_many_tokens_as_it_finds():
+    assert SpeculationConfig(method="suffix", ngram_min=5).ngram_min == 5
+
+
 @pytest.mark.parametrize(
     "settings, message",
     [
@@ -60,7 +80,7 @@ def test_settings_that_make_no_sense_are_refused(settings, message):
 
 
 def test_what_is_missing_to_draft_is_named():
-    with pytest.raises(ValueError, match="load_model: .*gone.*, as the model that drafts"):
+    with pytest.raises(ValueError, match="the second model: load_model: .*gone"):
         LLM(speculation="draft:gone")
     with pytest.raises(ValueError, match=r"tree in exact mode, got \(0, 0, 1, 2, 3\)"):
         LLM(BUNDLED, speculation=SpeculationConfig(tree=TREE), exact=True)

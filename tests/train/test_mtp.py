@@ -111,7 +111,7 @@ def test_a_head_of_another_model_is_not_gone_on_with(model, small_fields, source
     write_model(other, random_params(replace(heads_config(small_fields), mtp=()), 1), small_fields)
     given = {"sources": sources, "batch": 2, "context": 32, "progress": False, "minutes": 1e-9}
     train_mtp(tmp_path / "out", model, **given)
-    with pytest.raises(ValueError, match="state.npz was made with another weights; use another"):
+    with pytest.raises(ValueError, match="state.npz was made with other weights; use another"):
         train_mtp(tmp_path / "out", other, **given)
 
 
@@ -125,4 +125,6 @@ def test_a_model_is_not_overwritten(model):
     before = (model / "model.safetensors").read_bytes()
     with pytest.raises(ValueError, match="holds a model already, .* train_mtp.OUT, model="):
         train_mtp(model, steps=1)
+    with pytest.raises(ValueError, match="holds the model, which would be overwritten"):
+        train_mtp(model, model, steps=1)
     assert (model / "model.safetensors").read_bytes() == before

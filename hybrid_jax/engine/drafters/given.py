@@ -21,4 +21,4 @@ class Given:
     ) -> tuple[Drafts, State]:
         """What the host expects behind the row's own token."""
         tokens, count = (rows.layout.get(rows.batch, name) for name, _ in self.fields)
-        return Drafts(tokens, count), state
+        return Drafts(tokens.reshape(len(rows.alive), -1), count), state

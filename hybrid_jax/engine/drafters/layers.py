@@ -32,10 +32,8 @@ class Layers:
         self, params: dict, state: State, rows: DraftRows, model: Model
     ) -> tuple[Drafts, State]:
         """What the layers predict, one token after the other or level by level of a tree."""
-        along, layers = (
-            self._chain if self.config.tree is None else self._tree,
-            drafting_stack(params, model.config),
-        )
+        layers = drafting_stack(params, model.config)
+        along = self._chain if self.config.tree is None else self._tree
         assert layers is not None, "there are layers that draft"
         tokens, state = along(layers, state, rows, model)
         return Drafts(tokens, jnp.full_like(rows.most, self.config.num_tokens)), state
@@ -167,8 +165,9 @@ def _window(
     commits: bool,
 ) -> tuple[jax.Array, State]:
     """Takes a window through the layers that draft, and no others: what they make of it [B, T, D], and the state."""
-    settings = {"shared": rows.shared, "aligned": rows.aligned}
-    walk = WindowWalk(state, window, model=model, commits=commits, **settings)
+    walk = WindowWalk(
+        state, window, shared=rows.shared, model=model, commits=commits, aligned=rows.aligned
+    )
     valid = walk.plan.valid
     out = layers.through(window.tokens, before, valid, walk.mix, model.kernels)
     return out, walk.finish(out)
