@@ -213,13 +213,25 @@ def test_an_exception_at_any_line_of_exact_mode_loses_and_repeats_nothing():
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
-def test_an_exception_at_any_line_of_speculation_loses_and_repeats_nothing(expected, method):
+def test_an_exception_at_any_line_of_speculation_loses_and_repeats_nothing(
+    expected, method, monkeypatch
+):
     speculation = SpeculationConfig(method=method, num_tokens=3, ngram_min=1)
     engine = make_engine(speculation=speculation)
     assert serve(engine, make_requests())[0] == expected
     assert engine.stats()["verifications"] > 10
     own = [Runner._load_history] if method == "ngram" else [Pace._drafted, SuffixDrafter.draft]
-    for function in (*own, Pace.stride, Pace.learn, Verify.pack, Verify.unpack, Scheduler._settle):
+    forget = engine.reset_prefix_cache
+
+    def start_over() -> None:
+        """Whether drafts paid in earlier runs decides which lines run."""
+        forget()
+        vars(engine.scheduler.pace).update(_common=0.0, _windows=0, _since_trial=0.0)
+
+    monkeypatch.setattr(engine, "reset_prefix_cache", start_over)
+    for function in (*own, Pace.stride, Pace.learn, Pace.ran):
+        raise_at_each_line(engine, expected, function)
+    for function in (Verify.pack, Verify.unpack, Scheduler._settle):
         raise_at_each_line(engine, expected, function)
 
 

@@ -43,8 +43,8 @@ MTP = """
 ## Heads that predict several tokens
 
 Some checkpoints have a head for multi-token prediction. An engine with `speculation="mtp"` reads it and drafts with it
-([speculation.md](speculation.md)). `load_model(mtp=True)` reads it too; without `mtp=True` it is left out. Asking for
-the head of a checkpoint that has none is an error.
+([speculation.md](speculation.md)). `load_model(mtp=True)` reads it too; otherwise it is left out. Asking for the head
+of a checkpoint that has none is an error.
 
 One head is supported. For each further token it runs again, on its own last output. A checkpoint with a second head
 for the second token is refused. So is a head with recurrent layers, if an engine is to draft with it.
@@ -183,7 +183,7 @@ def _feed_forward(configs: list[ModelConfig]) -> str:
 def _more(family: str, configs: list[ModelConfig]) -> str:
     found = [NOTES[family]] if family in NOTES else []
     if FAMILIES[family].mtp is not None:
-        found.append("`load_model(mtp=True)` reads the head for multi-token prediction")
+        found.append("has a head for multi-token prediction")
     multiplied = any(config.embedding_multiplier != 1 for config in configs)
     if multiplied and family not in NOTES:
         found.append("multipliers")
