@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from hybrid_jax.config import EngineConfig
+from hybrid_jax.config import EngineConfig, SpeculationConfig
 from hybrid_jax.geometry import make_geometry as geometry_of
 from hybrid_jax.schedule.memory import Memory
 from hybrid_jax.schedule.sequence import Sequence
@@ -46,6 +46,12 @@ CASES = {
     "attention": {"page_tokens": 64, "num_frames": 13, "kind": "attention"},
     "recurrent": {"page_tokens": 0, "num_frames": 9, "kind": "recurrent"},
     "no cache": {"page_tokens": 64, "num_frames": 22, "cache": "off"},
+    "drafts": {
+        "page_tokens": 64,
+        "num_frames": 22,
+        "speculation": SpeculationConfig(num_tokens=3, adaptive=False),
+        "keep": lambda most: 1 + most // 2,
+    },  # fmt: skip
     # Every kind of state but Mamba's, and two shapes of KV.
     "a model of all kinds": {"page_tokens": 64, "num_frames": 31, "model": "with_unknown_kind"},
 }

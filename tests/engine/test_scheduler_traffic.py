@@ -1,12 +1,14 @@
 """Random traffic in any pool and mode: the plain loop's tokens, whatever happens."""
 
 import random
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hybrid_jax.config import SpeculationConfig
+from hybrid_jax.schedule.memory import Memory
 from tests.engine.simulated_engine import GRAIN, Engine, make_geometry, tokens_of
 
 
@@ -121,6 +123,34 @@ def test_random_traffic_of_which_some_tokens_stay(kind, page_tokens, num_frames,
     assert not [name for name in fired if not total.get(name)], total
     for where in ("in place", "to new"):  # counted once each, however many plans ran ahead of it
         assert total[f"folds_{where.replace(' ', '_')}"] == total.get(f"folds {where}", 0)
+
+
+def test_a_page_that_is_shared_before_its_last_token_stays_is_noticed():
+    """The token that was drawn last is known, but the device has not computed it."""
+    publish = Memory.publish
+
+    def too_early(memory, sequence):
+        early = len(sequence.tokens) > sequence.real_position
+        sequence.real_position += early
+        try:
+            return publish(memory, sequence)
+        finally:
+            sequence.real_position -= early
+
+    def two_turns() -> None:
+        engine = Engine.make(
+            geometry=make_geometry(page_tokens=64, kind="attention"), num_frames=40, max_model_len=340,
+            vocab=200, steps_per_dispatch=8, keep=lambda most: 1 + most // 2,
+            speculation=SpeculationConfig(num_tokens=4, adaptive=False),
+        )  # fmt: skip
+        first = engine.add(prompt=list(range(10)), max_tokens=118, stop_ids=())
+        engine.run()
+        engine.add(prompt=[*first.tokens, 7], max_tokens=4)
+        engine.run()
+
+    two_turns()
+    with mock.patch.object(Memory, "publish", too_early), pytest.raises(AssertionError):
+        two_turns()
 
 
 @pytest.mark.slow
