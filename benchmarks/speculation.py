@@ -273,6 +273,26 @@ class _Forced(Side):
             return super().per_token()
 
 
+def flights(subject: Subject, rounds: int, tokens: int) -> list[dict]:
+    """One plan in flight and two, where drafts are right so often that a verification brings `FORCED` tokens."""
+    prompts = random_prompts(subject.config, 1)
+    speculation = SpeculationConfig(num_tokens=DRAFTS, adaptive=False)
+    recorded, right = (
+        Side(subject.engine(None, 1), prompts, tokens, {}).outputs(),
+        share_right(FORCED),
+    )
+    planted = {
+        prompt: with_mistakes(output, right, subject.config.vocab_size, 1)
+        for prompt, output in recorded.items()
+    }
+    sides: dict[str, Side] = {}
+    for most in (1, 2):
+        engine = subject.engine(speculation, 1)
+        engine.scheduler.max_flights = most
+        sides[f"{most} in flight"] = _Forced(engine, prompts, tokens, {}, planted=planted)
+    return compare(f"plans in flight, width {subject.config.width}", sides, rounds, "1 in flight")
+
+
 def other_ways(
     subject: Subject, by_side: dict[str, dict], rounds: int, step: float, one: float
 ) -> list[dict]:
@@ -433,6 +453,7 @@ CASES: dict[str, Callable[[int], list[dict]]] = {
     "lookup": lambda rounds: lookup(nemotron(), rounds, 128),
     "many_rows": lambda rounds: many_rows(bundled(), rounds, 256),
     "head": lambda rounds: head(rounds, 256),
+    "flights": lambda rounds: flights(nemotron(), rounds, 128) + flights(bundled(), rounds, 256),
 }
 
 
