@@ -224,20 +224,14 @@ def price(subject: Subject, rounds: int, tokens: int) -> list[dict]:
     prompts = random_prompts(subject.config, 1)
     plain = Side(subject.engine(None, 1), prompts, tokens, {})
     recorded = plain.outputs()
-    vocab_size = subject.config.vocab_size
     right = {
         "all right": 1.0,
         f"{FORCED} tokens": share_right(FORCED),
         "none right": 0.0,
     }
-    speculation = SpeculationConfig(num_tokens=DRAFTS, adaptive=False)
     sides = {"plain": plain}
     for name, share in right.items():
-        outputs = {
-            prompt: with_mistakes(output, share, vocab_size, 1)
-            for prompt, output in recorded.items()
-        }
-        sides[name] = _Forced(subject.engine(speculation, 1), prompts, tokens, {}, planted=outputs)
+        sides[name] = forced_side(subject, plain, recorded, share)
     many = random_prompts(subject.config, 1 + DRAFTS)
     sides[f"plain, {1 + DRAFTS} rows"] = Side(subject.engine(None, 1 + DRAFTS), many, tokens, {})
     rows = compare("forced acceptance", sides, rounds, "plain")
@@ -273,23 +267,26 @@ class _Forced(Side):
             return super().per_token()
 
 
-def flights(subject: Subject, rounds: int, tokens: int) -> list[dict]:
-    """One plan in flight and two, where drafts are right so often that a verification brings `FORCED` tokens."""
-    prompts = random_prompts(subject.config, 1)
-    speculation = SpeculationConfig(num_tokens=DRAFTS, adaptive=False)
-    recorded, right = (
-        Side(subject.engine(None, 1), prompts, tokens, {}).outputs(),
-        share_right(FORCED),
-    )
-    planted = {
+def forced_side(
+    subject: Subject, plain: Side, recorded: dict[tuple[int, ...], list[int]], right: float
+) -> _Forced:
+    """A side that is given `plain`'s requests, and drafts its recorded outputs, of which a share is right."""
+    outputs = {
         prompt: with_mistakes(output, right, subject.config.vocab_size, 1)
         for prompt, output in recorded.items()
     }
-    sides: dict[str, Side] = {}
+    engine = subject.engine(SpeculationConfig(num_tokens=DRAFTS, adaptive=False), 1)
+    return _Forced(engine, plain.prompts, plain.tokens, {}, planted=outputs)
+
+
+def flights(subject: Subject, rounds: int, tokens: int) -> list[dict]:
+    """One plan in flight and two, where drafts are right so often that a verification brings `FORCED` tokens."""
+    plain = Side(subject.engine(None, 1), random_prompts(subject.config, 1), tokens, {})
+    recorded, sides = plain.outputs(), dict[str, Side]()
     for most in (1, 2):
-        engine = subject.engine(speculation, 1)
-        engine.scheduler.max_flights = most
-        sides[f"{most} in flight"] = _Forced(engine, prompts, tokens, {}, planted=planted)
+        side = forced_side(subject, plain, recorded, share_right(FORCED))
+        side.engine.scheduler.max_flights = most
+        sides[f"{most} in flight"] = side
     return compare(f"plans in flight, width {subject.config.width}", sides, rounds, "1 in flight")
 
 

@@ -249,11 +249,8 @@ def _drafting_costs(model: ModelConfig, engine: EngineConfig, on_cpu: bool) -> D
     if speculation is None or drafts is None:
         return None
     read = _read_in_step(drafts)
-    if model.mtp:
-        read = {
-            "mtp": model_weights(model)["mtp"],
-            "head": read["embed" if model.tie_embeddings else "head"],
-        }
+    if model.mtp:  # with layers and a last norm of its own
+        read |= model_weights(model)["mtp"]
     blocks, item = drafts.blocks, ITEM_BYTES[engine.dtype]
     states = sum(state_elements(mixer)[0] for mixer in drafts.recurrent)
     costs = block_costs(

@@ -89,7 +89,7 @@ class SpeculationConfig:
 
     def __post_init__(self) -> None:
         method, _, model = str(self.method).partition(":")
-        if (method == "draft") and model:
+        if method == "draft" and model:
             raise refusal(self, "method", f"'draft', with model={model!r}")
         one_of(self, "method", METHODS)
         if self.model is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 
@@ -35,11 +35,19 @@ class Stack(NamedTuple):
         return mixed
 
 
-class DraftStack(Protocol):
-    """Layers that draft what follows a token."""
+class DraftStack(NamedTuple):
+    """Layers that draft what follows a token: those of a head for multi-token prediction, or of a second model.
+
+    Attributes:
+        layers: what it runs.
+        params, config: of the whole model whose embeddings and head it uses.
+        takes_hidden: it is a head, which also takes what the model's own layers have made of the token before.
+    """
 
     layers: Stack
-    takes_hidden: bool  # also what the model's own layers have made of the token before
+    params: dict
+    config: ModelConfig
+    takes_hidden: bool
 
     def through(
         self,
@@ -47,7 +55,7 @@ class DraftStack(Protocol):
         before: jax.Array | None,
         valid: jax.Array,
         mix: Mix,
-        kernels: str = "xla",
+        kernels: str,
     ) -> jax.Array:
         """Takes tokens through the layers.
 
@@ -58,62 +66,16 @@ class DraftStack(Protocol):
         Returns:
             [B, T, D'] what the layers make of them. Layers that take hidden states return what the next token takes.
         """
-
-    def logits(self, out: jax.Array, kernels: str = "xla") -> jax.Array:
-        """Logits float32[..., V] of drafts, from what `through` returns."""
-
-
-class HeadStack(NamedTuple):
-    """See `DraftStack`; the layers of a head for multi-token prediction.
-
-    Attributes:
-        params, config: of the whole model, whose embeddings and head it uses.
-    """
-
-    layers: Stack
-    params: dict
-    config: ModelConfig
-    takes_hidden = True
-
-    def through(
-        self,
-        tokens: jax.Array,
-        before: jax.Array | None,
-        valid: jax.Array,
-        mix: Mix,
-        kernels: str = "xla",
-    ) -> jax.Array:
-        """See `DraftStack.through`."""
+        params, config, mix = self.params, self.config, self.layers.numbered(mix)
+        if not self.takes_hidden:
+            return decoder.walk(params, tokens, valid, config, mix, kernels)
         assert before is not None, "a head takes hidden states"
-        mix = self.layers.numbered(mix)
-        return mtp.head(self.params, tokens, before, valid, self.config, mix, kernels)
+        return mtp.head(params, tokens, before, valid, config, mix, kernels)
 
-    def logits(self, out: jax.Array, kernels: str = "xla") -> jax.Array:
-        """See `DraftStack.logits`."""
-        return decoder.head_logits(self.params, out, self.config, kernels)
-
-
-class SecondStack(NamedTuple):
-    """See `DraftStack`; a second model."""
-
-    layers: Stack
-    takes_hidden = False
-
-    def through(
-        self,
-        tokens: jax.Array,
-        before: jax.Array | None,
-        valid: jax.Array,
-        mix: Mix,
-        kernels: str = "xla",
-    ) -> jax.Array:
-        """See `DraftStack.through`."""
-        params, config, _ = self.layers
-        return decoder.walk(params, tokens, valid, config, self.layers.numbered(mix), kernels)
-
-    def logits(self, out: jax.Array, kernels: str = "xla") -> jax.Array:
-        """See `DraftStack.logits`."""
-        return decoder.logits(self.layers.params, out, self.layers.config, kernels)
+    def logits(self, out: jax.Array, kernels: str) -> jax.Array:
+        """Logits float32[..., V] of drafts, from what `through` returns."""
+        of = decoder.head_logits if self.takes_hidden else decoder.logits
+        return of(self.params, out, self.config, kernels)
 
 
 def stacks(params: dict, config: ModelConfig) -> list[Stack]:
@@ -128,5 +90,6 @@ def drafting_stack(params: dict, config: ModelConfig) -> DraftStack | None:
         return None
     first = len(config.layers)
     if config.mtp:
-        return HeadStack(Stack(params["mtp"], own, first), params, config)
-    return SecondStack(Stack(params["draft"], own, first))
+        return DraftStack(Stack(params["mtp"], own, first), params, config, takes_hidden=True)
+    second = Stack(params["draft"], own, first)
+    return DraftStack(second, second.params, own, takes_hidden=False)

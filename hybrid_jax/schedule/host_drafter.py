@@ -25,5 +25,6 @@ HOST_DRAFTERS: dict[str, Callable[[SpeculationConfig], HostDrafter]] = {"suffix"
 
 def host_drafter_of(config: SpeculationConfig | None) -> HostDrafter | None:
     """The host's drafter of an engine with this setting; None if the device drafts, or nobody."""
-    make = None if config is None else HOST_DRAFTERS.get(config.method)
-    return None if make is None or config is None else make(config)
+    if config is None or config.method not in HOST_DRAFTERS:
+        return None
+    return HOST_DRAFTERS[config.method](config)

@@ -229,9 +229,8 @@ def test_an_exception_at_any_line_of_speculation_loses_and_repeats_nothing(
         vars(engine.scheduler.pace).update(_common=0.0, _windows=0, _since_trial=0.0)
 
     monkeypatch.setattr(engine, "reset_prefix_cache", start_over)
-    for function in (*own, Pace.stride, Pace.learn, Pace.ran):
-        raise_at_each_line(engine, expected, function)
-    for function in (Verify.pack, Verify.unpack, Scheduler._settle):
+    own += [Pace.stride, Pace.learn, Pace.ran, Verify.pack, Verify.unpack, Scheduler._settle]
+    for function in own:
         raise_at_each_line(engine, expected, function)
 
 
