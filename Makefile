@@ -33,10 +33,11 @@ OTHER ?= $(shell for p in python3.13 python3.12 python3.11 $(HOME)/.pyenv/versio
 VERSION = $(shell $(PYTHON) -c 'import sys; print(*sys.version_info[:2], sep=",")' 2>/dev/null)
 OTHER_VENV := .venv-other
 OTHER_JAX := 0.12.0.1
-# Of the engine beside transformers two families, and the kernels as an engine calls them: no jax but the oldest can
-# compile quickly.
-OTHER_OF := -k "donation or fusion_names or those_of_xla[ or test_parity or continues and (qwen3_5_dense or jamba)"
-OTHER_TESTS := $(addprefix tests/engine/test_,donation.py fusion_names.py kernel_paths.py) tests/parity
+# Steps of all kinds of layers, of one row, and with a second model; of the engine beside transformers one family: no
+# jax but the oldest can compile quickly.
+OTHER_OF := -k "in_place and (other_kinds or one_row or carried or second) or of_one_row and (delta or exact or DA) \
+	or logits_agree or continues and jamba"
+OTHER_TESTS := $(addprefix tests/engine/test_,donation.py fusion_names.py) tests/parity
 AOT_JAX := 0.11.2
 AOT_VENV := $(if $(OTHER),.venv-aot,$(VENV))
 # Beside the environment: the plugin, once found, would greet every program on a machine without a GPU.

@@ -476,19 +476,23 @@ def main() -> None:
     for name in options.cases:
         report["rows"] += CASES[name](options.rounds)
         write_json(options.json, report)
-    if options.png:
-        draw(report["rows"], options.png)
+    if options.png and (bars := gains(report["rows"])):
+        draw(bars, options.png)
 
 
-def draw(rows: list[dict], path: Path) -> None:
-    """Bars of how many times as fast as plain decoding each side is."""
-    from matplotlib.figure import Figure
-
-    bars = [
+def gains(rows: list[dict]) -> list[tuple[str, Any]]:
+    """How many times as fast as plain decoding each side is, by its case and name."""
+    return [
         (f"{row['case']}: {row['side']}", row["over_plain"])
         for row in rows
         if row.get("side") and "over_plain" in row and not row["side"].startswith("plain")
     ]
+
+
+def draw(bars: list[tuple[str, Any]], path: Path) -> None:
+    """A bar for each of the `gains`."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8, 0.32 * len(bars) + 1.2), layout="constrained")
     axes = figure.subplots()
     values = [value["median"] if isinstance(value, dict) else value for _, value in bars]

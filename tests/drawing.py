@@ -12,13 +12,18 @@ EVERYTHING = os.environ.get("HYBRID_JAX_TESTS") == "all"
 left_to_all = pytest.mark.left_to_all
 # The longest tests of what other tests look at too: by file and test, and how the case in brackets begins.
 LONG = {
-    "aot/test_kinds.py": (
-        "test_a_decode_step_is_one_command_buffer_and_stays_within_its_launches[qwen3_5_9b-1]",
+    "aot/test_kinds.py": tuple(
+        f"test_a_decode_step_is_one_command_buffer_and_stays_within_its_launches[{name}-1]"
+        for name in ("qwen3_5_9b", "falcon_h1", "lfm2", "jamba")
     ),
     "aot/test_steps.py": (
         "test_a_step_that_judges_drafts_is_one_command_buffer_and_written_in_place[head_tree",
         "test_a_step_that_judges_drafts_is_one_command_buffer_and_written_in_place[head]",
-        "test_mixers_side_by_side_copy_neither_arena_nor_rings[True]",
+        "test_a_step_that_judges_drafts_is_one_command_buffer_and_written_in_place[tree]",
+        "test_a_decode_step_is_one_command_buffer_and_stays_within_its_launches[64-2]",
+        "test_a_prefill_step_with_the_triton_scan_copies_nothing_more[2-2048]",
+        "test_experts_of_a_decode_step_are_in_its_command_buffer[1]",
+        "test_mixers_side_by_side_copy_neither_arena_nor_rings",
         "test_the_logits_of_a_step_are_what_is_counted_for_them",
     ),
     "engine/test_donation.py": (
@@ -29,12 +34,24 @@ LONG = {
         "test_a_step_updates_its_state_in_place[fork_logprobs",
         "test_a_step_updates_its_state_in_place[fork_adjusted",
         "test_a_step_updates_its_state_in_place[prefill_one_frame",
+        "test_a_step_updates_its_state_in_place[decode_adjusted",
+        "test_a_step_updates_its_state_in_place[prefill_adjusted",
+        "test_a_step_updates_its_state_in_place[prefill_other_side_by_side",
+        "test_a_step_that_judges_drafts_updates_its_state_in_place[second]",
+        "test_a_step_that_judges_drafts_updates_its_state_in_place[verify]",
+        "test_steps_beside_it_update_its_state_in_place_too[MAM",
+        "test_steps_beside_it_update_its_state_in_place_too[second-prefill",
     ),
     "engine/test_fusion_names.py": (
         "test_a_step_of_one_row_has_no_fusion_with_both_spellings[decode_one_frame",
         "test_a_step_of_one_row_has_no_fusion_with_both_spellings[prefill_bfloat16",
         "test_a_step_of_one_row_has_no_fusion_with_both_spellings[prefill_delta",
         "test_a_step_of_one_row_has_no_fusion_with_both_spellings[exact_delta",
+        "test_a_step_of_one_row_has_no_fusion_with_both_spellings[decode_bfloat16_logprobs",
+        "test_a_step_of_one_row_has_no_fusion_with_both_spellings[prefill_logprobs",
+    ),
+    "engine/test_interrupts.py": (
+        "test_an_exception_at_any_line_of_speculation_loses_and_repeats_nothing[suffix",
     ),
     "engine/test_kernel_paths.py": (
         "test_tokens_are_those_of_xla[bamba",
@@ -48,26 +65,49 @@ LONG = {
         "test_no_step_holds_more_than_is_counted_for_temporaries[kinds3",
         "test_no_step_holds_more_than_is_counted_for_temporaries[kinds8",
         "test_no_step_holds_more_than_is_counted_for_temporaries[kinds9",
+        "test_no_step_holds_more_than_is_counted_for_temporaries[kinds10",
+        "test_no_step_holds_more_than_is_counted_for_temporaries[kinds13",
+        "test_no_step_holds_more_than_is_counted_for_temporaries[kinds17",
     ),
-    "engine/test_walk.py": ("test_a_token_of_a_tree_gives_the_numbers_of_its_path[bamba-pallas",),
-    "exactness/test_exact_mode.py": ("test_batches_rows_and_arrivals_change_no_bit[windowed",),
+    "engine/test_walk.py": (
+        "test_a_token_of_a_tree_gives_the_numbers_of_its_path[jamba-pallas",
+        "test_a_token_of_a_tree_gives_the_numbers_of_its_path[jamba-xla",
+    ),
+    "exactness/test_exact_mode.py": (
+        "test_batches_rows_and_arrivals_change_no_bit[windowed",
+        "test_batches_rows_and_arrivals_change_no_bit[jamba",
+        "test_batches_rows_and_arrivals_change_no_bit[mamba2",
+    ),
     "exactness/test_matrix.py": (
         "test_few_rows_and_many_give_the_same_tokens[bamba",
         "test_few_rows_and_many_give_the_same_tokens[windowed",
+        "test_penalties_bias_and_allowed_tokens[with_unknown_kind",
+    ),
+    "exactness/test_speculation.py": tuple(
+        f"test_in_exact_mode_drafts_change_no_bit[{name}"
+        for name in ("mamba2", "qwen3_next", "windowed")
     ),
     "exactness/test_random_traffic.py": ("test_random_traffic_gives_the_plain_tokens[mamba2",),
     "exactness/test_tiny_pool.py": ("test_preemptions_and_evictions_change_no_token[64",),
-    "interpreted/test_token_sampling.py": ("test_a_large_vocabulary",),
+    "interpreted/test_token_sampling.py": (
+        "test_a_large_vocabulary",
+        "test_the_kernel_draws_what_the_definition_draws[4096",
+        "test_more_candidates_than_there_is_room_for[16",
+    ),
     "interpreted/test_trial.py": ("test_an_engine_draws_the_same_tokens_by_either_kernel",),
     "parity/test_engine_parity.py": tuple(
         f"test_the_engine_continues_as_transformers_does[{family}"
         for family in (
             *("bamba", "falcon_mamba", "granite", "lfm2_attention", "mamba2", "mamba_"),
-            *("nemotron", "qwen3_next"),
+            *("nemotron", "qwen3_next", "qwen3_5_dense", "lfm2_moe"),
         )
     ),
     "sim/test_published.py": ("test_baselines_hit_what_the_published_simulator_hits[agents",),
     "surface/test_batch_kills.py": ("test_the_bundled_model_goes_on_with_the_same_texts",),
+    "surface/test_speculation.py": (
+        "test_one_draft_at_a_time_is_enough[ngram",
+        "test_one_draft_at_a_time_is_enough[suffix",
+    ),
     "surface/test_batch_order.py": ("test_a_tiny_memory_is_enough_for_shuffled_documents",),
     "test_compare_commits.py": ("test_one_model_goes_through_hits_forks_and_evictions",),
     "test_gpu_7b_smoke.py": (

@@ -17,8 +17,8 @@ from tests.exactness.speculation_matrix import (
 )
 
 DRAWN = (  # each drafter, and each way to keep state
-    *("planted-jamba", "planted_tree-with_unknown_kind", "ngram-parallel", "suffix-qwen3_next"),
-    *("mtp-parallel", "mtp_tree-qwen3_next", "exact_draft-jamba"),
+    *("planted-jamba", "ngram-parallel", "suffix-qwen3_next"),
+    *("mtp_tree-qwen3_next", "exact_draft-jamba"),
 )
 TOKENS = 20_000  # of all engines that are drawn together
 
