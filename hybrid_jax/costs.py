@@ -11,10 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from hybrid_jax.config import MLP, Attention, EngineConfig, ModelConfig, MoE, RecurrentMixer
+from hybrid_jax.config import (
+    MLP,
+    Attention,
+    EngineConfig,
+    ModelConfig,
+    MoE,
+    RecurrentMixer,
+    source_of,
+)
 from hybrid_jax.geometry import ITEM_BYTES, Geometry, checkpoint_bytes
 from hybrid_jax.kinds.kind import Weights, all_weights
-from hybrid_jax.kinds.table import kind_of, model_weights, recurrent_kind
+from hybrid_jax.kinds.table import kind_of, model_weights, recurrent_kind, written_columns
 
 # FLOPs that a device does while it reads a byte: two cores, as measured; and a Hopper card in bfloat16, if products of
 # few rows reach two fifths of its peak, 400 TFLOP/s beside 4.3 TB/s.
@@ -165,12 +173,36 @@ def frame_costs(geometry: Geometry) -> Costs:
     )
 
 
-def model_costs(model: ModelConfig, geometry: Geometry) -> Costs:
-    """Costs of a model as an engine runs it: bytes are those of frames, their padding included."""
+def model_costs(model: ModelConfig, geometry: Geometry, *, whole: bool = False) -> Costs:
+    """Costs of a model as an engine runs it: bytes are those of frames, their padding included.
+
+    Args:
+        whole: its tokens go through all layers, as those do that are generated. A prompt's end at the cut, if there is
+            one; its last token's further way is not counted.
+    """
     taken = frame_costs(geometry)
     sizes = {"kv_bytes": taken.kv_bytes, "checkpoint_bytes": taken.checkpoint_bytes}
-    found = block_costs([(1, *block) for block in model.blocks], **sizes)
-    return replace(found, flops_per_token=found.flops_per_token + _entry_flops(model))
+    blocks = model.blocks if whole else model.prompt_blocks
+    found = block_costs([(1, *block) for block in blocks], **sizes)
+    beside = _entry_flops(model) + written_flops(model, whole=whole)
+    return replace(found, flops_per_token=found.flops_per_token + beside)
+
+
+def written_flops(model: ModelConfig, *, whole: bool = False) -> int:
+    """FLOPs of a token for all that layers behind a cut write; if it goes through them too (`whole`), of the projection
+    of the cut's output alone, because their blocks count the rest."""
+    if whole:
+        columns = [part.stop for part in written_columns(model).values()]
+        return 2 * model.width * max(columns, default=0)
+    mixers = [mixer for index in model.later for mixer in model.layers[index].mixers]
+    flops = 0
+    for mixer in mixers:
+        if source_of(mixer) == "cut":
+            parts = kind_of(mixer).parts(mixer)
+            # What a state is read with is made for few of a prompt's tokens.
+            made = sum(size for name, size in parts.written.items() if name != parts.readout)
+            flops += 2 * model.width * made + kind_of(mixer).write_flops(mixer, model.width)
+    return flops
 
 
 def _entry_flops(model: ModelConfig) -> int:
@@ -210,14 +242,14 @@ def block_costs(
 def step_costs(
     model: ModelConfig, engine: EngineConfig, costs: Costs, *, on_cpu: bool
 ) -> StepCosts:
-    """Costs of a model's decode steps on a kind of device; `costs` are the model's."""
+    """Costs of a model's decode steps on a kind of device; `costs` are those of tokens that go through all layers."""
     return _costs_of_pass(model, _read_in_step(model), engine, costs, on_cpu)
 
 
 def _read_in_step(model: ModelConfig) -> Weights:
     """What a step without drafting reads. It takes single rows of embeddings, unless these are the head too."""
     weights = model_weights(model)
-    parts = ["layers", "norm", "embed" if model.tie_embeddings else "head", "mtp"]
+    parts = ["layers", "cut", "norm", "embed" if model.tie_embeddings else "head", "mtp"]
     read = {name: weights[name] for name in parts if name in weights}
     if "draft" in weights:
         read["draft"] = weights["draft"]["layers"]
@@ -281,11 +313,18 @@ def _size(weights: Weights) -> int:
     return sum(weight.size for weight in all_weights(weights))
 
 
-def prefill_flops(model: ModelConfig, num_tokens: int, start: int = 0) -> int:
-    """FLOPs to run tokens `start .. start + num_tokens` of one sequence, without the logits."""
-    blocks = [(1, *block) for block in model.blocks]
+def prefill_flops(
+    model: ModelConfig, num_tokens: int, start: int = 0, *, whole: bool = False
+) -> int:
+    """FLOPs to run tokens `start .. start + num_tokens` of one sequence, without the logits.
+
+    Args:
+        whole: as in `model_costs`.
+    """
+    blocks = [(1, *block) for block in (model.blocks if whole else model.prompt_blocks)]
     costs = block_costs(blocks, kv_bytes=0, checkpoint_bytes=0)
-    return int(costs.flops(start + num_tokens, start)) + num_tokens * _entry_flops(model)
+    beside = _entry_flops(model) + written_flops(model, whole=whole)
+    return int(costs.flops(start + num_tokens, start)) + num_tokens * beside
 
 
 def _windowed(position: int, window: int) -> int:

@@ -12,7 +12,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from hybrid_jax.config import Attention, ModelConfig, SpeculationConfig
+from hybrid_jax.config import Attention, ModelConfig, SpeculationConfig, source_of
 from hybrid_jax.geometry import ArraySpec, Geometry, KVPlace, StatePlace, ring_specs, table_specs
 
 
@@ -36,13 +36,20 @@ class Model:
 
     @functools.cached_property
     def places(self) -> dict[tuple[int, int], KVPlace | StatePlace]:
-        """Where each mixer has what it caches, by its layer in `all_layers` and its number among the layer's mixers."""
+        """Where each mixer has what it reads, by its layer in `all_layers` and its number among the layer's mixers.
+
+        It has cached that itself, or the first mixer of its group has.
+        """
         kv, states = iter(self.geometry.kv), iter(self.geometry.states)
-        return {
+        found = {
             (index, number): next(kv if isinstance(mixer, Attention) else states)
             for index, layer in enumerate(self.config.all_layers)
             for number, mixer in enumerate(layer.mixers)
+            if source_of(mixer) != "group"
         }
+        for first, *others in self.config.groups_behind_cut:
+            found |= dict.fromkeys(others, found[first])
+        return found
 
     @property
     def sampler(self) -> str:

@@ -41,6 +41,12 @@ LONG = {
         "test_a_step_that_judges_drafts_updates_its_state_in_place[verify]",
         "test_steps_beside_it_update_its_state_in_place_too[MAM",
         "test_steps_beside_it_update_its_state_in_place_too[second-prefill",
+        "test_a_step_updates_its_state_in_place[decode_cut]",
+        "test_a_step_updates_its_state_in_place[fork_cut",
+        "test_a_prefill_that_stops_at_a_cut_updates_its_state_in_place[MA|MA",
+        "test_a_prefill_that_stops_at_a_cut_updates_its_state_in_place[M|DG",
+        "test_a_prefill_that_stops_at_a_cut_updates_its_state_in_place[A|P-float32-1-32-1",
+        "test_a_prefill_that_stops_at_a_cut_updates_its_state_in_place[A|P-float32-1-32-3",
     ),
     "engine/test_fusion_names.py": (
         "test_a_step_of_one_row_has_no_fusion_with_both_spellings[decode_one_frame",

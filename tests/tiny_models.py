@@ -7,6 +7,7 @@ multiplier differs from 1, and states remember tens of tokens, so that a stale o
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from hybrid_jax.config import (
     Rope,
     RopeScaling,
     ShortConv,
+    with_cut,
 )
 from hybrid_jax.engine.engine import Engine
 from hybrid_jax.models.initialize import random_params
@@ -182,6 +184,22 @@ def _unknown_kind() -> ModelConfig:
     return _config("unknown_kinds", *(_layer(*mixer, mlp=_MLP) for mixer in mixers))
 
 
+def _cut() -> ModelConfig:
+    """A cut, and behind it layers of which each two share keys and values, or a state."""
+    near = replace(_ATTENTION, qk_norm=True, qkv_bias=True)
+    mixers = [(_MAMBA,), (_ATTENTION,), (_MAMBA,), (near,), (_MAMBA,), (near,)]
+    layers = [_layer(*mixer, mlp=_MLP if place % 2 else None) for place, mixer in enumerate(mixers)]
+    return with_cut(_config("with_cut", *layers), 2, kv_group=2, state_group=2)
+
+
+def _cut_delta() -> ModelConfig:
+    """Gated delta nets and gated attention behind a cut, in layers of their own and side by side."""
+    layers = list(_qwen3_next().layers)
+    delta, attention = (layers[place].mixers[0] for place in (0, 1))
+    behind = [_layer(delta), _layer(mlp=_MLP), _layer(_MAMBA, attention, mlp=_MLP)]
+    return with_cut(_config("with_cut", *layers[:2], *behind, residual_multiplier=0.8), 2)
+
+
 MODELS = {
     "llama": _llama,
     "mamba2": _mamba2,
@@ -196,6 +214,8 @@ MODELS = {
     "shared": _shared,
     "windowed": _windowed,
     "with_two_shapes": _two_shapes,
+    "with_cut": _cut,
+    "with_cut_delta": _cut_delta,
     "with_unknown_kind": _unknown_kind,
 }
 

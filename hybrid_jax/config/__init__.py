@@ -3,6 +3,7 @@
 May import: nothing of the package.
 """
 
+from hybrid_jax.config.cut import with_cut as with_cut
 from hybrid_jax.config.engine import MAX_GRAIN as MAX_GRAIN
 from hybrid_jax.config.engine import CacheConfig as CacheConfig
 from hybrid_jax.config.engine import EngineConfig as EngineConfig
@@ -21,6 +22,7 @@ from hybrid_jax.config.layers import RecurrentMixer as RecurrentMixer
 from hybrid_jax.config.layers import Rope as Rope
 from hybrid_jax.config.layers import RopeScaling as RopeScaling
 from hybrid_jax.config.layers import ShortConv as ShortConv
+from hybrid_jax.config.layers import source_of as source_of
 from hybrid_jax.config.model import DTYPES as DTYPES
 from hybrid_jax.config.model import ModelConfig as ModelConfig
 from hybrid_jax.config.speculation import SpeculationConfig as SpeculationConfig

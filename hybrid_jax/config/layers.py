@@ -11,6 +11,10 @@ from hybrid_jax.config.checks import multiple, must, one_of, positive, require
 ACTIVATIONS = ("gated_silu", "relu2")
 GATED_NORMS = ("gate_first", "norm_first", "none")
 ROUTINGS = ("topk_softmax", "softmax_topk", "sigmoid")
+# What a mixer's keys and values, or its state, are made of: the layer's own input; the output of the model's cut
+# (`config.cut`); or nothing, because it reads those of the first mixer of its group.
+Source = Literal["own", "cut", "group"]
+SOURCES = ("own", "cut", "group")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +70,7 @@ class Attention:
         gate: what attention gives is multiplied by the sigmoid of a further projection, before the last one.
         sliding_window: a query sees itself and the `sliding_window - 1` tokens before it; None for all.
         soft_cap: logits become cap * tanh(logits / cap); None for none.
+        source: what its keys and values are made of.
     """
 
     num_heads: int
@@ -81,9 +86,11 @@ class Attention:
     gate: bool = False
     sliding_window: int | None = None
     soft_cap: float | None = None
+    source: Source = "own"
 
     def __post_init__(self) -> None:
         positive(self, "num_heads", "num_kv_heads")
+        one_of(self, "source", SOURCES)
         multiple(self, "num_heads", "num_kv_heads")
         must(self, "head_dim", self.head_dim > 0 and self.head_dim % 2 == 0, "even")
         if self.rope is not None:
@@ -116,6 +123,8 @@ class Mamba2:
             ("norm_first"), or only multiplied ("none").
         norm_groups: that RMS norm works on this many equal blocks of the inner width.
         norm_eps: its epsilon.
+        source: what x, B and dt are made of, and C. A mixer that reads the state of its group makes its C of the cut's
+            output too, without a convolution.
     """
 
     num_heads: int
@@ -129,9 +138,11 @@ class Mamba2:
     gated_norm: Literal["gate_first", "norm_first", "none"] = "gate_first"
     norm_groups: int = 1
     norm_eps: float = 1e-5
+    source: Source = "own"
 
     def __post_init__(self) -> None:
         positive(self, "num_heads", "head_dim", "state_size", "num_groups", "norm_groups")
+        one_of(self, "source", SOURCES)
         multiple(self, "num_heads", "num_groups", "its groups")
         multiple(self, "inner_size", "norm_groups", "its groups")
         must(self, "conv_width", self.conv_width >= 2, "at least 2")
@@ -212,6 +223,7 @@ class GatedDelta:
         conv_width: taps of the causal depthwise convolution over v, k, q.
         conv_bias: its bias.
         norm_eps: epsilon of the RMS norm over each head of the output, which comes before the gate.
+        source: what v, k, the rates, and q are made of.
     """
 
     num_key_heads: int
@@ -221,8 +233,10 @@ class GatedDelta:
     conv_width: int = 4
     conv_bias: bool = False
     norm_eps: float = 1e-6
+    source: Literal["own", "cut"] = "own"
 
     def __post_init__(self) -> None:
+        one_of(self, "source", ("own", "cut"))
         positive(self, "num_key_heads", "num_value_heads", "key_dim", "value_dim")
         multiple(self, "num_value_heads", "num_key_heads")
         must(self, "conv_width", self.conv_width >= 2, "at least 2")
@@ -345,6 +359,11 @@ class MoE:
 RecurrentMixer = Mamba1 | Mamba2 | GatedDelta | ShortConv
 Mixer = Attention | RecurrentMixer
 FeedForward = MLP | MoE
+
+
+def source_of(mixer: Mixer) -> Source:
+    """What a mixer's keys and values, or its state, are made of; kinds without a form behind a cut do not say."""
+    return getattr(mixer, "source", "own")
 
 
 @dataclass(frozen=True, kw_only=True)

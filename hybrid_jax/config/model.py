@@ -6,8 +6,17 @@ import functools
 from dataclasses import dataclass, replace
 
 from hybrid_jax.config.checks import must, one_of, positive, require
-from hybrid_jax.config.layers import Attention, FeedForward, LayerSpec, Mixer, RecurrentMixer
+from hybrid_jax.config.cut import is_behind_cut
+from hybrid_jax.config.layers import (
+    Attention,
+    FeedForward,
+    LayerSpec,
+    Mixer,
+    RecurrentMixer,
+    source_of,
+)
 
+Place = tuple[int, int]  # of a mixer: its layer, and its number among the layer's mixers
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -29,6 +38,9 @@ class ModelConfig:
         dtype: the weights' dtype as stored.
         mtp: layers of the head that predicts a token further (multi-token prediction); none unless it was asked for.
         draft: a second model of the same vocabulary, which drafts for this one; None unless it was asked for.
+        cut: how many layers the tokens of prompts go through; None for all. `config.cut.with_cut` makes such a config.
+        kv_group, state_group: how many attention layers behind the cut share keys and values, and how many recurrent
+            layers there share a state.
         eos_token_ids: any of these ends a sequence.
         bos_token_id: what the tokenizer puts first, when it does.
 
@@ -56,6 +68,9 @@ class ModelConfig:
     dtype: str = "float32"
     mtp: tuple[LayerSpec, ...] = ()
     draft: ModelConfig | None = None
+    cut: int | None = None
+    kv_group: int = 1
+    state_group: int = 1
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
 
@@ -65,6 +80,7 @@ class ModelConfig:
         one_of(self, "dtype", DTYPES)
         if self.draft is not None:
             self._check_draft(self.draft)
+        self._check_cut()
         for index, layer in enumerate(self.layers):
             if (source := layer.weights_of) is None:
                 continue
@@ -77,11 +93,24 @@ class ModelConfig:
             if replace(layer, weights_of=None) != other:
                 raise ValueError(f"{where}, so both must be alike, got {layer} and {other}")
 
+    def _check_cut(self) -> None:
+        if self.cut is None:
+            sources = [source_of(mixer) for layer in self.layers for mixer in layer.mixers]
+            alone = set(sources) <= {"own"} and self.kv_group == self.state_group == 1
+            must(self, "cut", alone, "given if layers write from it; use config.cut.with_cut")
+            return
+        good = is_behind_cut(self.layers, self.cut, self.kv_group, self.state_group)
+        what = f"those that config.cut.with_cut makes for cut {self.cut}"
+        must(self, "layers", good, what, "others")
+        why = "the tokens of prompts have no last hidden states, from which it drafts"
+        must(self, "mtp", not self.mtp, f"empty if there is a cut, because {why}", "a head")
+
     def _check_draft(self, draft: ModelConfig) -> None:
         must(self, "mtp", not self.mtp, "empty if there is a draft model", "both")
         same = draft.vocab_size == self.vocab_size
         what = f"a model with the same vocabulary, of {self.vocab_size} tokens"
         must(self, "draft", same, what, f"one of {draft.vocab_size} tokens")
+        must(self, "draft", draft.cut is None, "a model without a cut", f"one with cut {draft.cut}")
         alone = not draft.mtp and draft.draft is None
         must(self, "draft", alone, "a model without a drafter of its own", "one that has one")
 
@@ -91,24 +120,63 @@ class ModelConfig:
         return replace(self, layers=self.mtp, mtp=()) if self.mtp else self.draft
 
     @property
+    def later(self) -> range:
+        """The layers behind the cut; none without one."""
+        return range(len(self.layers) if self.cut is None else self.cut, len(self.layers))
+
+    @functools.cached_property
+    def groups_behind_cut(self) -> tuple[tuple[Place, ...], ...]:
+        """The mixers behind the cut in groups that share keys and values or a state, each group's first one in front.
+
+        A mixer is its layer and its number among the layer's mixers.
+        """
+        groups: list[list[Place]] = []
+        last: dict[bool, list[Place]] = {}
+        for index in self.later:
+            for number, mixer in enumerate(self.layers[index].mixers):
+                kind = isinstance(mixer, Attention)
+                if source_of(mixer) == "cut":
+                    last[kind] = []
+                    groups.append(last[kind])
+                last[kind].append((index, number))
+        return tuple(tuple(group) for group in groups)
+
+    @property
     def all_layers(self) -> tuple[LayerSpec, ...]:
         """The model's own layers, then those that draft: all that caches something."""
         return (*self.layers, *(self.drafting.layers if self.drafting else ()))
 
     def mixers(self, kind: type) -> tuple:
-        """All mixers of one kind in `all_layers`; their positions here are those of their places in a `Geometry`."""
-        return tuple(m for layer in self.all_layers for m in layer.mixers if isinstance(m, kind))
+        """All mixers of one kind in `all_layers` that cache something of their own.
+
+        Their positions here are those of their places in a `Geometry`.
+        """
+        return tuple(
+            mixer
+            for layer in self.all_layers
+            for mixer in layer.mixers
+            if isinstance(mixer, kind) and source_of(mixer) != "group"
+        )
 
     @property
     def blocks(self) -> list[tuple[Mixer | FeedForward, int]]:
         """All mixers and feed-forward blocks of `all_layers`, each with the width of its residual stream."""
-        found = [
+        return self._blocks(self.layers) + (self.drafting.blocks if self.drafting else [])
+
+    @property
+    def prompt_blocks(self) -> list[tuple[Mixer | FeedForward, int]]:
+        """Those of `blocks` that all tokens of a prompt go through."""
+        return self._blocks(self.layers[: self.cut]) + (
+            self.drafting.blocks if self.drafting else []
+        )
+
+    def _blocks(self, layers: tuple[LayerSpec, ...]) -> list[tuple[Mixer | FeedForward, int]]:
+        return [
             (block, self.width)
-            for layer in self.layers
+            for layer in layers
             for block in (*layer.mixers, layer.mlp)
             if block is not None
         ]
-        return found + (self.drafting.blocks if self.drafting else [])
 
     @property
     def attention(self) -> Attention | None:

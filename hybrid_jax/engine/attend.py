@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from hybrid_jax.config import Attention
 from hybrid_jax.geometry import Geometry, KVPlace
 from hybrid_jax.layers import attention
+from hybrid_jax.layers.cut import CutInput, MixerInput, dtype_of, own_input, size_of
 from hybrid_jax.layers.linear import LINEARS_IN_PARTS
 from hybrid_jax.state import Model
 from pallas_kernels.append_kv import AppendArrays, AppendOptions, append_kv
@@ -29,7 +30,7 @@ def page_layout(spec: Attention, place: KVPlace, geometry: Geometry) -> PageLayo
 
 def attend_pages(
     params: dict,
-    h: jax.Array,
+    h: MixerInput,
     arena: jax.Array,
     table: jax.Array,
     base: jax.Array,
@@ -43,30 +44,38 @@ def attend_pages(
     """One attention layer: writes the new tokens' K and V to their pages, then reads everything from pages.
 
     Args:
-        h: [B, T, D] normed inputs; token t of row b lies at base[b] + t.
+        h: [B, T, D] normed inputs; token t of row b lies at base[b] + t. A layer without an input of its own only
+            writes, and one that reads the keys and values of its group writes none.
         table: int32[B, frames_per_page, pages]. begin, end: int32[B] positions [begin, end) are new and real.
         place: where this layer has its K and V. ancestors: as in `WindowRows`.
 
     Returns:
         out [B, T, D], or parts of it for a kernel to sum, and the arena.
+        Where a layer only writes, out means nothing.
     """
     layout = page_layout(spec, place, model.geometry)
-    offsets = jnp.arange(h.shape[1])
+    offsets, dtype = jnp.arange(size_of(h)[1]), dtype_of(h)
     positions = base[:, None] + (offsets if ancestors is None else depths(ancestors, offsets))
     linear = LINEARS_IN_PARTS[model.kernels]
-    qkv = linear(h, params["qkv"], params.get("qkv_bias"))
-    new = AppendArrays(
-        *(qkv, arena, table, base, begin, end),
-        **attention.norms_and_rotation(params, positions, spec),
-    )
-    options = AppendOptions(
-        layout,
-        page_frame=place.frame,
-        eps=spec.qk_norm_eps,
-        dtype=h.dtype,
-        num_heads=spec.num_heads,
-    )
-    q, arena = append_kv(new, options=options, implementation=model.kernels)
+    if isinstance(h, CutInput) and spec.source == "group":
+        q, qkv = attention.queries(params, h, positions, spec)
+    else:
+        reads = own_input(h) is not None
+        qkv = attention.joined(params, h, spec, linear)
+        new = AppendArrays(
+            *(qkv, arena, table, base, begin, end),
+            **attention.norms_and_rotation(params, positions, spec),
+        )
+        options = AppendOptions(
+            layout,
+            page_frame=place.frame,
+            eps=spec.qk_norm_eps,
+            dtype=dtype,
+            num_heads=spec.num_heads if reads else 0,
+        )
+        q, arena = append_kv(new, options=options, implementation=model.kernels)
+        if not reads:
+            return jnp.zeros((), dtype), arena
     y = paged_attention(
         AttentionArrays(q, arena, table, base, end, ancestors),
         options=AttentionOptions(
@@ -75,7 +84,7 @@ def attend_pages(
             page_frame=place.frame,
             sliding_window=spec.sliding_window,
             soft_cap=spec.soft_cap,
-            dtype=h.dtype,
+            dtype=dtype,
         ),
         implementation=model.kernels,
     )

@@ -65,7 +65,8 @@ class Engine:
             config, params, engine_config, self.geometry, **room, kernels=kernels, store=store
         )
         costs = model_costs(config, self.geometry)
-        of_steps = step_costs(config, engine_config, costs, on_cpu=self.device.is_host)
+        whole = model_costs(config, self.geometry, whole=True)
+        of_steps = step_costs(config, engine_config, whole, on_cpu=self.device.is_host)
         self.scheduler = Scheduler(
             self.geometry, engine_config, costs=costs, step_costs=of_steps, **room
         )

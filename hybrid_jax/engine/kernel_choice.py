@@ -108,7 +108,12 @@ def choose_steps(wanted: str, device: Device, unsupported: str | None = None) ->
 
 def why_unsupported(config: ModelConfig, geometry: Geometry, engine: EngineConfig) -> str | None:
     """Why the kernels cannot run a model's steps, or None."""
-    reasons = [residual_unsupported(width) for width in {width for _, width in config.blocks}]
+    reasons: list[str | None] = []
+    if config.cut is not None:
+        reasons.append(
+            f"there are no kernels for layers behind a cut, and this model has cut {config.cut}"
+        )
+    reasons += [residual_unsupported(width) for width in {width for _, width in config.blocks}]
     for spec, place in zip(config.mixers(Attention), geometry.kv, strict=True):
         reasons.append(attention_unsupported(page_layout(spec, place, geometry)))
     for block, _ in config.blocks:

@@ -25,6 +25,38 @@ def copy_row(ring: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array
     return put_row(ring, part, target)
 
 
+def rows_of_tails(state: State, tails: dict[int, Tail], rows: int) -> State:
+    """The state with rings of R rows and a sink in the groups of some tails, which hold what these tails have for them.
+
+    XLA would copy whole rings if rows of them were read here and written later. The barrier keeps slices of a chunk out
+    of what reads the rings, where XLA makes slices with names of its own (docs/design.md).
+    """
+    found = state.replace(tokens=jnp.zeros(rows + 1, state.tokens.dtype))
+    for group, tail in tails.items():
+        own = {}
+        for name, ring in state.rings[group].items():
+            new = tail.rings[name].values
+            room = ring.shape[2] - new.shape[2]
+            own[name] = jnp.pad(new, ((0, 0), (0, 1), (0, room), (0, 0)))
+        found = found.with_ring(group, **jax.lax.optimization_barrier(own))
+    return found
+
+
+def put_rows(state: State, taken: State, rows: jax.Array, groups: Sequence[int]) -> State:
+    """The state with what became of the arena, and of rows int32[R] that `rows_of_tails` had made."""
+
+    def put(ring: jax.Array, own: jax.Array) -> jax.Array:
+        for r in range(rows.shape[0]):
+            ring = put_row(ring, own[:, r : r + 1], rows[r])
+        return ring
+
+    state = state.replace(arena=taken.arena)
+    for group in groups:
+        own = jax.tree.map(put, state.rings[group], taken.rings[group])
+        state = state.with_ring(group, **own)
+    return state
+
+
 def slice_tokens(x: jax.Array, starts: jax.Array, count: int) -> jax.Array:
     """From each row of x [B, S, C], `count` consecutive entries from starts int32[B] on: [B, count, C]."""
     x = jnp.pad(x, ((0, 0), (0, count), (0, 0)))
@@ -102,7 +134,7 @@ def join(tails: Tail | None, tail: Tail, layer: int, count: int) -> Tail:
     Args:
         tails: those of the layers before; None for the first layer. count: L.
     """
-    tail = tail._replace(state=())
+    tail = tail._replace(state=(), stream=())
     if tails is None:
         tails = jax.tree.map(lambda part: jnp.zeros((count, *part.shape), part.dtype), tail)
     put = jax.lax.dynamic_update_index_in_dim

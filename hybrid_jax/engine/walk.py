@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from hybrid_jax.config import source_of
 from hybrid_jax.engine import frames, kept, rings
 from hybrid_jax.engine.attend import attend_pages
 from hybrid_jax.engine.kinds.kind import (
@@ -25,8 +26,10 @@ from hybrid_jax.engine.kinds.kind import (
     WindowRows,
 )
 from hybrid_jax.engine.kinds.table import steps_of
-from hybrid_jax.geometry import KVPlace
+from hybrid_jax.geometry import KVPlace, StatePlace
+from hybrid_jax.layers.cut import MixerInput, own_input, with_own
 from hybrid_jax.models import decoder, mtp
+from hybrid_jax.models.decoder import Stream
 from hybrid_jax.models.stacks import drafting_stack, stacks
 from hybrid_jax.state import Model, State
 from pallas_kernels.arguments import check_tree
@@ -79,7 +82,7 @@ def prepare(params: dict, model: Model) -> tuple[Any, ...]:
         for index, layer in enumerate(stack.config.layers):
             for number in range(len(layer.mixers)):
                 place = model.places[stack.first + index, number]
-                if not isinstance(place, KVPlace):
+                if not isinstance(place, KVPlace) and source_of(layer.mixers[number]) != "group":
                     mixers = decoder.layer_params(stack.params, index, stack.config)["mixers"]
                     weights[place.group].append(mixers[number])
     pairs = zip(model.geometry.groups, weights, strict=True)
@@ -231,11 +234,12 @@ class WindowWalk:
         self.mixed: jax.Array | None = None
 
     def mix(
-        self, weights: dict, normed: jax.Array, spec: decoder.Mixer, where: tuple[int, int]
+        self, weights: dict, given: MixerInput, spec: decoder.Mixer, where: tuple[int, int]
     ) -> jax.Array:
         """See `decoder.Mix`."""
-        rows, place = self.plan.rows, self.model.places[where]
-        given = self.beside.apart(normed)
+        rows, place, normed = self.plan.rows, self.model.places[where], own_input(given)
+        assert normed is not None, "every mixer of a window reads"
+        given = with_own(given, self.beside.apart(normed))
         if isinstance(place, KVPlace):
             table = self.beside.tie(rows.table, normed, self.state)
             span = (rows.base, rows.begin, rows.end, place)
@@ -249,6 +253,13 @@ class WindowWalk:
                 self.mixed = out
             return out
         steps = steps_of(spec, self.model)
+        if source_of(spec) == "group":
+            entries = self.written[place.group][place.layer]
+            reread = weights, given, self.state, place, self.plan, entries, spec
+            out, self.state = steps.reread(*reread)
+            self.beside.note(normed, out)
+            self.mixed = out
+            return out
         out, self.state, entries = steps.window(weights, given, self.state, place, self.plan)
         self.written[place.group][place.layer] = entries
         self.beside.note(normed, out)
@@ -293,16 +304,25 @@ class ChunkWalk:
         self.valid = jnp.arange(rows.tokens.shape[1]) < rows.length[:, None]
         self.state, self.model, self.plan = state, model, ChunkPlan(rows, model)
         self.tails: dict[int, Tail] = {}  # by group
+        self.streams: dict[StatePlace, Any] = {}  # what further layers of a group read
         self.beside = frames.Beside()
         self.mixed: jax.Array | None = None  # what the last mixer has made
+        self.writes_of = jnp.zeros(())  # stands for the input of layers that only write
 
     def mix(
-        self, weights: dict, normed: jax.Array, spec: decoder.Mixer, where: tuple[int, int]
+        self, weights: dict, given: MixerInput, spec: decoder.Mixer, where: tuple[int, int]
     ) -> jax.Array:
         """See `decoder.Mix`."""
         rows, model = self.plan
-        place, given = model.places[where], self.beside.apart(normed)
+        place, normed = model.places[where], own_input(given)
+        if normed is None:
+            # Layers that only write have one input, and none depends on another: they are like mixers side by side.
+            normed = self.writes_of
+        else:
+            given = with_own(given, self.beside.apart(normed))
         if isinstance(place, KVPlace):
+            if source_of(spec) == "group" and own_input(given) is None:
+                return self.writes_of
             span = (rows.start, rows.start, self.end, place)
             table = self.beside.tie(rows.table, normed, self.state)
             out, arena = attend_pages(weights, given, self.state.arena, table, *span, spec, model)
@@ -311,11 +331,19 @@ class ChunkWalk:
             self.mixed = out
             return out
         steps = steps_of(spec, model)
+        if source_of(spec) == "group":
+            if own_input(given) is None:
+                return self.writes_of
+            out = steps.rescan(weights, given, self.streams[place], self.plan, spec)
+            self.beside.note(normed, out)
+            self.mixed = out
+            return out
         out, self.state, tail = steps.chunk(weights, given, self.state, place, self.plan)
         self.mixed = out
         if tail is None:
             self.beside.note(normed)
             return out
+        self.streams[place] = tail.stream
         group = place.of(model.geometry)
         joined = rings.join(self.tails.get(place.group), tail, place.layer, group.num_layers)
         self.tails[place.group] = joined
@@ -353,6 +381,64 @@ def chunk(params: dict, state: State, rows: ChunkRows, *, model: Model) -> tuple
     return h, walk.finish(h)
 
 
+class Ends(NamedTuple):
+    """Rows of a chunk whose prompts end there.
+
+    Attributes:
+        samples: int32[R] 1 for such a row, else 0.
+        checkpoint, slot: int32[R] position and slot of each row's checkpoint behind the chunk.
+    """
+
+    samples: jax.Array
+    checkpoint: jax.Array
+    slot: jax.Array
+
+
+def short_chunk(
+    params: dict, state: State, rows: ChunkRows, ends: Ends | None, *, model: Model
+) -> tuple[jax.Array, State]:
+    """Runs a chunk through the layers before the cut; those behind it only write what they keep of its tokens.
+
+    If a row's prompt ends here, its last token goes through the layers behind the cut too, as a window of one token.
+
+    Args:
+        ends: of the rows whose prompts end here; None if there are none.
+
+    Returns:
+        h [R, D] of the last token of each such row, before the last norm, and the state as `chunk` returns it.
+    """
+    config, kernels, last = model.config, model.kernels, jnp.maximum(rows.length - 1, 0)
+    assert config.cut is not None, "the model has a cut"
+    walk = ChunkWalk(state, rows, model=model)
+    stream = decoder.enter(params, rows.tokens, walk.valid, config)
+    before = range(config.cut)
+    stream = decoder.through(params, stream, walk.valid, before, config, walk.mix, kernels)
+    h, normed = decoder.at_cut(params, stream, walk.valid, config, kernels)
+    _draft(params, rows.tokens, walk.valid, h, walk)
+    state = walk.finish(h)
+    h = rings.slice_tokens(h, last, 1)
+    if ends is not None:
+        rows = rows._replace(length=rows.length - ends.samples)
+    behind = ChunkWalk(state, rows, model=model)
+    kept_at = rows.length, rows.state_len
+    decoder.write_behind(params, normed, kept_at, config, behind.mix, kernels)
+    state = behind.finish(h)
+    if ends is None:
+        return h[:, 0], state
+    # The window works on copies of the rows' rings: it takes the first rows of a ring.
+    own = rings.rows_of_tails(state, behind.tails, len(rows.row))
+    base = jnp.where(ends.samples > 0, rows.start + rows.length, 0)
+    tokens = rings.slice_tokens(rows.tokens[..., None], last, 1)[..., 0]
+    one = WindowRows(
+        *(tokens, base, base, base + ends.samples, ends.checkpoint, ends.slot, rows.table)
+    )
+    window = WindowWalk(own, one, shared=prepare(params, model), model=model)
+    stream, valid = Stream(h, None), window.plan.valid
+    stream = decoder.through(params, stream, valid, config.later, config, window.mix, kernels)
+    h = decoder.leave(params, stream, valid, config)
+    return h[:, 0], rings.put_rows(state, window.finish(h), rows.row, list(behind.tails))
+
+
 def _through(
     params: dict,
     tokens: jax.Array,
@@ -365,13 +451,27 @@ def _through(
     Args:
         before: from hidden states [B, T, D] of the tokens, after the last norm, those before each token.
     """
-    model, first = walk.model, walk.state
+    model = walk.model
     h = decoder.walk(params, tokens, valid, model.config, walk.mix, model.kernels)
-    if (drafting := drafting_stack(params, model.config)) is not None:
-        given = None
-        if drafting.takes_hidden:
-            given = before(mtp.normed_hidden(params, h, model.config))
-        # Layers that draft must not write before the model's own have read.
-        tokens = tokens + frames.zero_after(first, h)
-        drafting.through(tokens, given, valid, walk.mix, model.kernels)
+    _draft(params, tokens, valid, h, walk, before)
     return h
+
+
+def _draft(
+    params: dict,
+    tokens: jax.Array,
+    valid: jax.Array,
+    h: jax.Array,
+    walk: WindowWalk | ChunkWalk,
+    before: Callable[[jax.Array], jax.Array] | None = None,
+) -> None:
+    """Takes tokens through the layers that draft, if there are any; the other arguments as for `_through`."""
+    model, given = walk.model, None
+    if (drafting := drafting_stack(params, model.config)) is None:
+        return
+    if drafting.takes_hidden:
+        assert before is not None, "a head takes hidden states"
+        given = before(mtp.normed_hidden(params, h, model.config))
+    # Layers that draft must not write before the model's own have read.
+    tokens = tokens + frames.zero_after(walk.state, h)
+    drafting.through(tokens, given, valid, walk.mix, model.kernels)

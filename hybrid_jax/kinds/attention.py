@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hybrid_jax.config import Attention
-from hybrid_jax.kinds.kind import FLOAT32_BYTES, Kind, StepSize, Weight, Weights
+from hybrid_jax.kinds.kind import FLOAT32_BYTES, Kind, Parts, StepSize, Weight, Weights
 from hybrid_jax.layers.parts import ATTENTION_PROGRAMS, LEAST_SPLIT, NUM_SMS
 
 # Up to so many queries per row and KV head, attention is bound by reading and has tiles of its own.
@@ -16,8 +16,8 @@ class AttentionKind(Kind):
     name = "attention"
 
     def weights(self, spec: Attention, width: int) -> Weights:
-        q, kv = _sizes(spec)
-        fused = (q, kv, kv, q) if spec.gate else (q, kv, kv)
+        q, _ = _sizes(spec)
+        fused = tuple(self.parts(spec).own.values())
         tree = {
             "qkv": Weight(shape=(width, sum(fused)), draw="matrix", fused=fused),
             "out": Weight(shape=(q, width), draw="output"),
@@ -28,8 +28,16 @@ class AttentionKind(Kind):
             tree["out_bias"] = Weight(shape=(width,), draw="zeros")
         if spec.qk_norm:
             norm = Weight(shape=(spec.head_dim,), draw="ones", float32=spec.float32_norms)
-            tree |= {"q_norm": norm, "k_norm": norm}
+            tree |= {"q_norm": norm} | ({} if spec.source == "group" else {"k_norm": norm})
         return tree
+
+    def parts(self, spec: Attention) -> Parts:
+        q, size = _sizes(spec)
+        first, last = {"q": q}, {"gate": q} if spec.gate else {}
+        kv = {"k": size, "v": size}
+        if spec.source == "own":
+            return Parts(first | kv | last, {})
+        return Parts(first | last, kv if spec.source == "cut" else {})
 
     def token_elements(self, spec: Attention) -> int:
         return 2 * _sizes(spec)[1]

@@ -6,11 +6,13 @@ from hybrid_jax.config import GatedDelta
 from hybrid_jax.config.engine import MAX_GRAIN
 from hybrid_jax.kinds.kind import (
     FLOAT32_BYTES,
+    Parts,
     RecurrentKind,
     StateLayout,
     StepSize,
     Weight,
     Weights,
+    split_parts,
 )
 
 
@@ -19,6 +21,7 @@ class GatedDeltaKind(RecurrentKind):
 
     name = "gated_delta"
     state_flops = 8  # it also reads a prediction
+    write_state_flops = 6
 
     def layout(self, spec: GatedDelta) -> StateLayout:
         return StateLayout(
@@ -34,11 +37,10 @@ class GatedDeltaKind(RecurrentKind):
 
     def weights(self, spec: GatedDelta, width: int) -> Weights:
         heads, values, keys = spec.num_value_heads, spec.value_size, spec.key_size
-        fused = (values, values, keys, keys, heads, heads)
-        convolved = (values, keys, keys)
+        convolved, own = (values, keys, keys), tuple(self.parts(spec).own.values())
         tree = {
             "dt_bias": Weight(shape=(heads,), draw="step_bias", float32=True),
-            "in_proj": Weight(shape=(width, spec.proj_size), draw="matrix", fused=fused),
+            "in_proj": Weight(shape=(width, sum(own)), draw="matrix", fused=own),
             "conv": Weight(shape=(spec.conv_width, spec.conv_size), draw="conv", fused=convolved),
             "A_log": Weight(shape=(heads,), draw="log_decay", float32=True),
             "norm": Weight(shape=(spec.value_dim,), draw="ones"),
@@ -47,6 +49,11 @@ class GatedDeltaKind(RecurrentKind):
         if spec.conv_bias:
             tree["conv_bias"] = Weight(shape=(spec.conv_size,), draw="zeros", fused=convolved)
         return tree
+
+    def parts(self, spec: GatedDelta) -> Parts:
+        heads, values, keys = spec.num_value_heads, spec.value_size, spec.key_size
+        whole = {"z": values, "v": values, "k": keys, "q": keys, "a": heads, "b": heads}
+        return split_parts(whole, "q", spec)
 
     def row_bytes(self, spec: GatedDelta, step: StepSize) -> int:
         return step.product(spec.proj_size) + 2 * spec.value_size * step.item

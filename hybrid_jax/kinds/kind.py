@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from hybrid_jax.config import source_of
 from hybrid_jax.layers.parts import num_parts, row_parts
 
 Draw = Literal["embedding", "matrix", "conv", "output", "ones", "zeros", "step_bias", "log_decay"]
 FLOAT32_BYTES = 4
+READOUT_FLOPS = 2  # of a state, for each of its elements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,34 @@ def all_weights(tree: Weights) -> list[Weight]:
     found: list[Weight] = []
     map_weights(found.append, tree)
     return found
+
+
+class Parts(NamedTuple):
+    """The parts of a mixer's projection by name, with their columns, in order.
+
+    Attributes:
+        own: of the layer's own input, which the mixer's own weights make.
+        written: of the cut's output.
+        readout: the name of the part of `written` that a state is only read with; None if there is none.
+    """
+
+    own: dict[str, int]
+    written: dict[str, int]
+    readout: str | None = None
+
+
+def split_parts(whole: dict[str, int], readout: str, spec: Any) -> Parts:
+    """The parts of a recurrent mixer: z first, and another one that its state is read with, its readout."""
+    if spec.source == "own":
+        return Parts(whole, {})
+    written = [readout] if spec.source == "group" else [name for name in whole if name != "z"]
+    return Parts({"z": whole["z"]}, {name: whole[name] for name in written}, readout)
+
+
+def without_state(tree: Weights) -> Weights:
+    """The weights of a mixer that reads the state of its group and makes none itself."""
+    made_with = ("dt_bias", "conv", "conv_bias", "A_log")
+    return {name: weight for name, weight in tree.items() if name not in made_with}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,12 +151,20 @@ class Kind:
         """The arrays of a block, without the norm in front of it."""
         raise NotImplementedError
 
+    def parts(self, spec: Any) -> Parts:
+        """The parts of a mixer's projection, where it has a form behind a cut."""
+        raise NotImplementedError
+
     def active_weights(self, spec: Any, width: int) -> int:
         """How many weights one token is multiplied with."""
         return sum(weight.size for weight in all_weights(self.weights(spec, width)))
 
     def recurrence_flops(self, spec: Any) -> int:
         """FLOPs of one token beside those of the weights."""
+        return 0
+
+    def write_flops(self, spec: Any, width: int) -> int:
+        """FLOPs of one token that a mixer behind a cut only writes, beside those of its columns of the projection."""
         return 0
 
     def token_elements(self, spec: Any) -> int:
@@ -170,6 +208,7 @@ class RecurrentKind(Kind):
     """A kind of mixer with a state."""
 
     state_flops: int  # for each element of the state and each token: decay, update, readout
+    write_state_flops: int  # the same where nothing is read
     triton = False  # whether there is a scan in Triton for Hopper
 
     def layout(self, spec: Any) -> StateLayout:
@@ -177,4 +216,9 @@ class RecurrentKind(Kind):
         raise NotImplementedError
 
     def recurrence_flops(self, spec: Any) -> int:
-        return self.state_flops * self.layout(spec).state_words
+        each = READOUT_FLOPS if source_of(spec) == "group" else self.state_flops
+        return each * self.layout(spec).state_words
+
+    def write_flops(self, spec: Any, width: int) -> int:
+        conv = 2 * self.weights(spec, width)["conv"].size
+        return conv + self.write_state_flops * self.layout(spec).state_words

@@ -6,11 +6,14 @@ from hybrid_jax.config import Mamba2
 from hybrid_jax.config.engine import MAX_GRAIN
 from hybrid_jax.kinds.kind import (
     FLOAT32_BYTES,
+    Parts,
     RecurrentKind,
     StateLayout,
     StepSize,
     Weight,
     Weights,
+    split_parts,
+    without_state,
 )
 
 
@@ -20,6 +23,7 @@ class Mamba2Kind(RecurrentKind):
     name = "mamba2"
     triton = True
     state_flops = 6
+    write_state_flops = 2  # the state decays once a tile
 
     def layout(self, spec: Mamba2) -> StateLayout:
         return StateLayout(
@@ -31,10 +35,10 @@ class Mamba2Kind(RecurrentKind):
         )
 
     def weights(self, spec: Mamba2, width: int) -> Weights:
-        heads = (spec.num_heads,)
+        heads, sizes = (spec.num_heads,), tuple(self.parts(spec).own.values())
         tree = {
             "dt_bias": Weight(shape=heads, draw="step_bias", float32=True),
-            "in_proj": Weight(shape=(width, spec.proj_size), draw="matrix", fused=spec.proj_sizes),
+            "in_proj": Weight(shape=(width, sum(sizes)), draw="matrix", fused=sizes),
             "conv": Weight(shape=(spec.conv_width, spec.conv_size), draw="conv"),
             "A_log": Weight(shape=heads, draw="log_decay", float32=True),
             "D": Weight(shape=heads, draw="ones", float32=True),
@@ -45,9 +49,13 @@ class Mamba2Kind(RecurrentKind):
         if spec.conv_bias:
             tree["conv_bias"] = Weight(shape=(spec.conv_size,), draw="zeros")
         if spec.proj_bias:
-            tree["in_bias"] = Weight(shape=(spec.proj_size,), draw="zeros", fused=spec.proj_sizes)
+            tree["in_bias"] = Weight(shape=(sum(sizes),), draw="zeros", fused=sizes)
             tree["out_bias"] = Weight(shape=(width,), draw="zeros")
-        return tree
+        return without_state(tree) if spec.source == "group" else tree
+
+    def parts(self, spec: Mamba2) -> Parts:
+        whole = dict(zip(("z", "x", "B", "C", "dt"), spec.proj_sizes, strict=True))
+        return split_parts(whole, "C", spec)
 
     def row_bytes(self, spec: Mamba2, step: StepSize) -> int:
         return step.product(spec.proj_size) + 2 * spec.inner_size * step.item

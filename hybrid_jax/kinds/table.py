@@ -66,6 +66,8 @@ def model_weights(config: ModelConfig) -> Weights:
         "layers": [layer(spec) for spec in config.layers],
         "norm": norm,
     }
+    if config.cut is not None:
+        tree["cut"] = {"norm": norm} | _written(config)
     if config.mtp:
         tree["mtp"] = {
             "embed_norm": norm,
@@ -79,3 +81,24 @@ def model_weights(config: ModelConfig) -> Weights:
     if not config.tie_embeddings:
         tree["head"] = Weight(shape=(config.width, config.vocab_size), draw="matrix")
     return tree
+
+
+def _written(config: ModelConfig) -> Weights:
+    """The projection of the cut's output for all layers behind it, in their order."""
+    mixers = [mixer for index in config.later for mixer in config.layers[index].mixers]
+    sizes = tuple(size for mixer in mixers for size in kind_of(mixer).parts(mixer).written.values())
+    tree = {"write": Weight(shape=(config.width, sum(sizes)), draw="matrix", fused=sizes)}
+    if any(getattr(mixer, name, False) for mixer in mixers for name in ("qkv_bias", "proj_bias")):
+        tree["write_bias"] = Weight(shape=(sum(sizes),), draw="zeros", fused=sizes)
+    return tree
+
+
+def written_columns(config: ModelConfig) -> dict[tuple[int, int], slice]:
+    """Which columns of that projection belong to a mixer, by its layer and its number among the layer's mixers."""
+    found, start = {}, 0
+    for index in config.later:
+        for number, mixer in enumerate(config.layers[index].mixers):
+            size = sum(kind_of(mixer).parts(mixer).written.values())
+            found[index, number] = slice(start, start + size)
+            start += size
+    return found

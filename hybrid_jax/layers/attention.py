@@ -1,7 +1,8 @@
 """Grouped-query attention: its projections, rotary positions, and its plain form over whole sequences.
 
 Parameters: qkv [D, (N + 2K) H], or with a gate [D, (2N + 2K) H] and the gate's columns last; out [N H, D]; optional
-qkv_bias, out_bias, q_norm [H], k_norm [H].
+qkv_bias, out_bias, q_norm [H], k_norm [H]. Behind a cut, qkv has no columns of keys and values. These come from the
+projection of the cut's output, or, in a layer that reads those of its group, from nowhere: it has no k_norm.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybrid_jax.config import Attention, Rope
+from hybrid_jax.layers.cut import CutInput, MixerInput
 from hybrid_jax.layers.linear import HIGHEST, Linear, linear
 from pallas_kernels import operands
 from pallas_kernels.append_kv import heads
+from pallas_kernels.rmsnorm.xla import rms_norm
 
 
 def project(
-    params: dict, h: jax.Array, positions: jax.Array, spec: Attention
+    params: dict, h: MixerInput, positions: jax.Array, spec: Attention
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Projects h [B, T, D] at positions int32[B, T] to q [B, T, N, H] and k, v [B, T, K, H]; the projection, too."""
-    qkv = linear(h, params["qkv"], params.get("qkv_bias"))
+    qkv = joined(params, h, spec)
     q, k, v = heads.split_heads(
         qkv,
         **norms_and_rotation(params, positions, spec),
@@ -31,7 +34,35 @@ def project(
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
     )
-    return q.astype(h.dtype), k.astype(h.dtype), v, qkv
+    return q.astype(qkv.dtype), k.astype(qkv.dtype), v, qkv
+
+
+def joined(params: dict, h: MixerInput, spec: Attention, product: Linear = linear) -> jax.Array:
+    """Queries, keys, values, and the gate if there is one, side by side: [B, T, columns], or parts of it.
+
+    Behind a cut, the columns of keys and values come from the cut's output.
+    """
+    if not isinstance(h, CutInput):
+        return product(h, params["qkv"], params.get("qkv_bias"))
+    size = spec.num_heads * spec.head_dim
+    if h.own is None:
+        return h.written
+    own = linear(h.own, params["qkv"], params.get("qkv_bias"))
+    return jnp.concatenate([own[..., :size], h.written, own[..., size:]], axis=-1)
+
+
+def queries(
+    params: dict, h: CutInput, positions: jax.Array, spec: Attention
+) -> tuple[jax.Array, jax.Array]:
+    """Queries [B, T, N, H] of a layer that reads the keys and values of its group; its projection, too."""
+    own = linear(h.read_with(), params["qkv"], params.get("qkv_bias"))
+    q = own[..., : spec.num_heads * spec.head_dim]
+    q = q.reshape(*q.shape[:2], spec.num_heads, spec.head_dim)
+    if spec.qk_norm:
+        q = rms_norm(q, params["q_norm"], spec.qk_norm_eps)
+    if spec.rope is not None:
+        q = heads.rotate(q, *heads.turns(positions, frequencies(spec.rope)))
+    return q.astype(own.dtype), own
 
 
 def norms_and_rotation(params: dict, positions: jax.Array, spec: Attention) -> dict:
@@ -100,11 +131,32 @@ def attend(
 
 
 def whole(
-    params: dict, h: jax.Array, positions: jax.Array, lengths: jax.Array, spec: Attention
+    params: dict, h: MixerInput, positions: jax.Array, lengths: jax.Array, spec: Attention
 ) -> jax.Array:
     """Runs whole sequences h [B, T, D] at positions int32[B, T], with lengths int32[B] real tokens: [B, T, D]."""
     q, k, v, qkv = project(params, h, positions, spec)
     return output(params, attend(q, k, v, positions, lengths, spec), qkv, spec)
+
+
+def write(
+    params: dict, h: CutInput, positions: jax.Array, lengths: jax.Array, spec: Attention
+) -> tuple[jax.Array, jax.Array]:
+    """k and v [B, T, K, H] of the first layer of a group; arguments as for `whole`."""
+    _, k, v, _ = project(params, h, positions, spec)
+    return k, v
+
+
+def read(
+    params: dict,
+    h: CutInput,
+    kv: tuple[jax.Array, jax.Array],
+    positions: jax.Array,
+    lengths: jax.Array,
+    spec: Attention,
+) -> jax.Array:
+    """What a layer reads of its group's k and v: [B, T, D]; the other arguments as for `whole`."""
+    q, own = queries(params, h, positions, spec)
+    return output(params, attend(q, *kv, positions, lengths, spec), own, spec)
 
 
 # --- rotary position embedding ----------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """The gated delta net: scan a prompt chunk, run a window of new tokens, fold records.
 
 Parameters: in_proj [D, z | v | k | q | a | b], conv [W, E] with E = v | k | q, optional conv_bias [E], A_log and
-dt_bias [M] float32, norm [P], out_proj [M P, D].
+dt_bias [M] float32, norm [P], out_proj [M P, D]. Behind a cut, in_proj has the columns of z alone, and the others come
+from the projection of the cut's output.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import GatedDelta
 from hybrid_jax.layers.convolution import depthwise
+from hybrid_jax.layers.cut import CutInput, MixerInput, dtype_of, size_of, zeros_like_own
 from hybrid_jax.layers.linear import linear
 from pallas_kernels.causal_conv.reference import of_length_one
 from pallas_kernels.gated_delta import (
@@ -54,13 +56,22 @@ class Convolved(NamedTuple):
     q: jax.Array
 
 
-def project(params: dict, h: jax.Array, spec: GatedDelta) -> Inputs:
+def project(params: dict, h: MixerInput, spec: GatedDelta) -> Inputs:
     """Projects h [B, T, D] to the mixer's inputs: dt = softplus(a + dt_bias), beta = sigmoid(b)."""
-    projected = linear(h, params["in_proj"])
     sizes = (spec.value_size, spec.conv_size, spec.num_value_heads)
-    z, vkq, a, b = jnp.split(projected, [sum(sizes[: i + 1]) for i in range(3)], axis=-1)
+    if isinstance(h, CutInput):
+        z = gates(params, h, spec)
+        vkq, a, b = jnp.split(h.written, [sizes[1], sizes[1] + sizes[2]], axis=-1)
+    else:
+        projected = linear(h, params["in_proj"])
+        z, vkq, a, b = jnp.split(projected, [sum(sizes[: i + 1]) for i in range(3)], axis=-1)
     dt = jax.nn.softplus(a.astype(jnp.float32) + params["dt_bias"].astype(jnp.float32))
     return Inputs(z, vkq, dt, jax.nn.sigmoid(b.astype(jnp.float32)))
+
+
+def gates(params: dict, h: CutInput, spec: GatedDelta) -> jax.Array:
+    """z [B, T, M P] of a mixer behind a cut; zeros if it only writes."""
+    return zeros_like_own(h, spec.value_size) if h.own is None else linear(h.own, params["in_proj"])
 
 
 def layout_of(spec: GatedDelta) -> ProjectionLayout:
@@ -134,7 +145,7 @@ def split_records(records: Records, spec: GatedDelta) -> tuple[jax.Array, jax.Ar
 
 def scan(
     params: dict,
-    h: jax.Array,
+    h: MixerInput,
     state: jax.Array,
     conv: jax.Array,
     lengths: jax.Array,
@@ -145,7 +156,7 @@ def scan(
     """Runs a chunk of tokens from a checkpoint.
 
     Args:
-        h: [B, T, D] normed inputs.
+        h: [B, T, D] normed inputs. If only states are asked for, the outputs mean nothing.
         state: [B, M, P, R] float32; conv: [B, W - 1, E] raw convolution inputs before the chunk.
         lengths: int32[B] valid tokens. state_lengths: int32[B] how many tokens the returned state covers.
         implementation: as `gated_delta_scan` takes it.
@@ -155,7 +166,7 @@ def scan(
         so that columns[b, n : n + W - 1] is the history after n tokens; and the records, which mean nothing past
         `lengths`.
     """
-    valid = (jnp.arange(h.shape[1]) < lengths[:, None])[..., None]
+    valid = (jnp.arange(size_of(h)[1]) < lengths[:, None])[..., None]
     z, raw, dt, beta = project(params, h, spec)
     raw = jnp.where(valid, raw, 0)
     columns = jnp.concatenate([conv.astype(raw.dtype), raw], axis=1)
@@ -171,13 +182,18 @@ def scan(
 
 
 def whole(
-    params: dict, h: jax.Array, positions: jax.Array, lengths: jax.Array, spec: GatedDelta
+    params: dict, h: MixerInput, positions: jax.Array, lengths: jax.Array, spec: GatedDelta
 ) -> jax.Array:
     """Runs whole sequences h [B, T, D] from a zero state, with lengths int32[B] real tokens: [B, T, D]."""
-    rows = h.shape[0]
-    state = jnp.zeros((rows, spec.num_value_heads, spec.value_dim, spec.key_dim), jnp.float32)
-    conv = jnp.zeros((rows, spec.conv_width - 1, spec.conv_size), h.dtype)
+    state, conv = _nothing(h, spec)
     return scan(params, h, state, conv, lengths, lengths, spec)[0]
+
+
+def _nothing(h: MixerInput, spec: GatedDelta) -> tuple[jax.Array, jax.Array]:
+    """State and columns before a sequence."""
+    rows, dtype = size_of(h)[0], dtype_of(h)
+    state = jnp.zeros((rows, spec.num_value_heads, spec.value_dim, spec.key_dim), jnp.float32)
+    return state, jnp.zeros((rows, spec.conv_width - 1, spec.conv_size), dtype)
 
 
 def fold(

@@ -1,7 +1,9 @@
 """The Mamba-2 mixer: scan a prompt chunk, run a window of new tokens, fold records.
 
 Parameters: in_proj [D, z | x | B | C | dt], conv [W, E], optional conv_bias [E], A_log, D, dt_bias
-[M] float32, out_proj [M P, D], optional norm [M P], in_bias, out_bias.
+[M] float32, out_proj [M P, D], optional norm [M P], in_bias, out_bias. Behind a cut, in_proj has the columns of z
+alone, and the others come from the projection of the cut's output. A mixer that reads the state of its group takes C
+alone from there, and has no conv, A_log and dt_bias.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import Mamba2
 from hybrid_jax.layers.convolution import depthwise
+from hybrid_jax.layers.cut import CutInput, MixerInput, dtype_of, size_of, zeros_like_own
 from hybrid_jax.layers.linear import linear
 from pallas_kernels import WindowFrames, operands, ssd_scan, ssd_window_frames
 from pallas_kernels import fold as ssd_fold
@@ -41,12 +44,42 @@ class Inputs(NamedTuple):
     dt: jax.Array
 
 
-def project(params: dict, h: jax.Array, spec: Mamba2) -> Inputs:
+class Stream(NamedTuple):
+    """What reads of a state need besides C: the tokens' inputs, shared by all mixers of a group.
+
+    x: [B, T, M, P]. B: [B, T, G, R]. dt: float32[B, T, M]. A: float32[M] decay rates. C: [B, T, G, R] of the mixer that
+    writes the state.
+    """
+
+    x: jax.Array
+    B: jax.Array
+    dt: jax.Array
+    A: jax.Array
+    C: jax.Array
+
+
+def project(params: dict, h: MixerInput, spec: Mamba2) -> Inputs:
     """Projects h [B, T, D] to the mixer's inputs; dt = softplus(dt + dt_bias), limited, in float32."""
-    projected = linear(h, params["in_proj"], params.get("in_bias"))
-    z, xBC, dt = jnp.split(projected, [spec.inner_size, spec.inner_size + spec.conv_size], axis=-1)
+    if isinstance(h, CutInput):
+        z, (xBC, dt) = gates(params, h, spec), jnp.split(h.written, [spec.conv_size], axis=-1)
+    else:
+        projected = linear(h, params["in_proj"], params.get("in_bias"))
+        ends = [spec.inner_size, spec.inner_size + spec.conv_size]
+        z, xBC, dt = jnp.split(projected, ends, axis=-1)
     dt = jax.nn.softplus(dt.astype(jnp.float32) + params["dt_bias"].astype(jnp.float32))
     return Inputs(z, xBC, jnp.clip(dt, *spec.dt_limits))
+
+
+def gates(params: dict, h: CutInput, spec: Mamba2) -> jax.Array:
+    """z [B, T, M P] of a mixer behind a cut; zeros if it only writes."""
+    if h.own is None:
+        return zeros_like_own(h, spec.inner_size)
+    return linear(h.own, params["in_proj"], params.get("in_bias"))
+
+
+def readout(h: CutInput, spec: Mamba2) -> jax.Array:
+    """C [B, T, G, R] of a mixer that reads the state of its group."""
+    return jax.nn.silu(h.written).reshape(*h.written.shape[:2], spec.num_groups, spec.state_size)
 
 
 def convolve(params: dict, columns: jax.Array, spec: Mamba2) -> jax.Array:
@@ -105,7 +138,7 @@ def layout_of(spec: Mamba2) -> ProjectionLayout:
 
 def scan(
     params: dict,
-    h: jax.Array,
+    h: MixerInput,
     state: jax.Array,
     conv: jax.Array,
     lengths: jax.Array,
@@ -116,7 +149,7 @@ def scan(
     """Runs a chunk of tokens from a checkpoint.
 
     Args:
-        h: [B, T, D] normed inputs.
+        h: [B, T, D] normed inputs. If only states are asked for, the outputs mean nothing.
         state: [B, M, P, R] float32; conv: [B, W - 1, E] raw convolution inputs before the chunk.
         lengths: int32[B] valid tokens. state_lengths: int32[B] how many tokens the returned state covers.
         implementation: as `ssd_scan` takes it.
@@ -126,7 +159,7 @@ def scan(
         so that columns[b, n : n + W - 1] is the history after n tokens; and the records, which mean nothing past
         `lengths`.
     """
-    valid = (jnp.arange(h.shape[1]) < lengths[:, None])[..., None]
+    valid = (jnp.arange(size_of(h)[1]) < lengths[:, None])[..., None]
     z, raw, dt = project(params, h, spec)
     raw = jnp.where(valid, raw, 0)
     columns = jnp.concatenate([conv.astype(raw.dtype), raw], axis=1)
@@ -149,13 +182,60 @@ def scan(
 
 
 def whole(
-    params: dict, h: jax.Array, positions: jax.Array, lengths: jax.Array, spec: Mamba2
+    params: dict, h: MixerInput, positions: jax.Array, lengths: jax.Array, spec: Mamba2
 ) -> jax.Array:
     """Runs whole sequences h [B, T, D] from a zero state, with lengths int32[B] real tokens: [B, T, D]."""
-    rows = h.shape[0]
-    state = jnp.zeros((rows, spec.num_heads, spec.head_dim, spec.state_size), jnp.float32)
-    conv = jnp.zeros((rows, spec.conv_width - 1, spec.conv_size), h.dtype)
+    state, conv = _nothing(h, spec)
     return scan(params, h, state, conv, lengths, lengths, spec)[0]
+
+
+def write(
+    params: dict, h: CutInput, positions: jax.Array, lengths: jax.Array, spec: Mamba2
+) -> Stream:
+    """What the first mixer of a group writes of whole sequences; arguments as for `whole`."""
+    _, conv = _nothing(h, spec)
+    _, raw, dt = project(params, h, spec)
+    xBC = convolve(params, jnp.concatenate([conv, raw], axis=1), spec)
+    xB, C = jnp.split(xBC, [spec.record_size], axis=-1)
+    x, B = split_records(xB, layout_of(spec))
+    return Stream(x, B, dt, decay_rates(params), C.reshape(B.shape))
+
+
+def read_whole(
+    params: dict,
+    h: CutInput,
+    stream: Stream,
+    positions: jax.Array,
+    lengths: jax.Array,
+    spec: Mamba2,
+) -> jax.Array:
+    """What a mixer reads of its group's stream: [B, T, D]; the other arguments as for `whole`."""
+    C = stream.C if spec.source == "cut" else readout(h, spec)
+    return read(params, h, stream._replace(C=C), _nothing(h, spec)[0], lengths, spec)
+
+
+def read(
+    params: dict, h: CutInput, stream: Stream, state: jax.Array, lengths: jax.Array, spec: Mamba2
+) -> jax.Array:
+    """What a mixer reads of a stream [B, T, D], which goes on from a state [B, M, P, R].
+
+    Args:
+        stream: with the mixer's own C. lengths: int32[B] real tokens.
+    """
+    y, _ = ssd_scan(
+        *(stream.x, stream.dt, stream.A, stream.B, stream.C),
+        initial_state=state,
+        lengths=lengths,
+        state_lengths=lengths,
+    )
+    return output(params, y, stream.x, gates(params, h, spec), spec)
+
+
+def _nothing(h: MixerInput, spec: Mamba2) -> tuple[jax.Array, jax.Array]:
+    """State and columns before a sequence."""
+    rows, dtype = size_of(h)[0], dtype_of(h)
+    state = jnp.zeros((rows, spec.num_heads, spec.head_dim, spec.state_size), jnp.float32)
+    return state, jnp.zeros((rows, spec.conv_width - 1, spec.conv_size), dtype)
 
 
 def window_frames(
@@ -167,6 +247,7 @@ def window_frames(
     frames: jax.Array,
     exists: jax.Array,
     ring: Records,
+    A: jax.Array,
     starts: jax.Array,
     num_valid: jax.Array,
     spec: Mamba2,
@@ -179,7 +260,7 @@ def window_frames(
         z: [B, T, M P] gates; C: [B, T, G R]; x: [B, T, M P]; these three belong to the new tokens.
         arena: uint32[U, words] with the checkpoints.
         frames: int32[B, n] frames of each row's checkpoint; exists: bool[B], the state is zero where it is false.
-        ring: records since the checkpoints, [B, S, ...].
+        ring: records since the checkpoints, [B, S, ...]. A: from `decay_rates`, of the mixer that made them.
         starts: int32[B] ring slot of the first new token; num_valid: int32[B] how many tokens count.
         spec: sizes of the mixer.
         ancestors: int32[B, T] of a tree, as in `WindowFrames`; None for a chain.
@@ -190,7 +271,7 @@ def window_frames(
     ring_x, ring_B = split_records(ring.xB, layout_of(spec))
     C = C.reshape(*C.shape[:2], spec.num_groups, spec.state_size)
     arrays = WindowFrames(
-        *(ring_x, ring.dt, decay_rates(params), ring_B, C, arena, frames, exists),
+        *(ring_x, ring.dt, A, ring_B, C, arena, frames, exists),
         *(starts, num_valid, ancestors),
     )
     y, arena = ssd_window_frames(arrays, implementation="xla")

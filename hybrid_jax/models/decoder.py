@@ -4,14 +4,18 @@ Parameters of a model: {"embed": [V, D], "layers": [layer, ...], "norm": [D], "h
 A layer: {"norm": [D], "mixers": [mixer, ...]} if it has mixers, {"mlp_norm": [D], "mlp": {...}} if it has
 an mlp; a layer that shares weights is an empty dict.
 
+Behind a cut, layers have no weights for what they write: keys, values, states. All of that comes from one projection of
+the output of the layer at the cut: "cut" has its "norm" [D], "write" [D, columns] and, if there are biases,
+"write_bias".
+
 A head for multi-token prediction, "mtp": norms of embeddings and of hidden states "embed_norm", "hidden_norm" [D],
 "in_proj" [2 D, D] of both, the embedding first, and its own "layers" and "norm".
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,9 +30,12 @@ from hybrid_jax.config import (
     ModelConfig,
     MoE,
     ShortConv,
+    source_of,
 )
+from hybrid_jax.kinds.table import kind_of, written_columns
 from hybrid_jax.layers import attention, gated_delta, mamba1, mamba2, short_conv
-from hybrid_jax.layers.linear import LINEARS, LINEARS_IN_PARTS, linear_transposed
+from hybrid_jax.layers.cut import CutInput, MixerInput
+from hybrid_jax.layers.linear import LINEARS, LINEARS_IN_PARTS, Linear, linear_transposed
 from hybrid_jax.layers.mlp import mlp, moe
 from pallas_kernels.operands import whole
 from pallas_kernels.rmsnorm import residual_rmsnorm
@@ -36,7 +43,7 @@ from pallas_kernels.rmsnorm.xla import residual_sum, rms_norm
 
 # From a mixer's weights, its normed inputs [B, T, D], its spec, and its layer with its number among the layer's mixers,
 # the mixer's update [B, T, D], or parts of it.
-Mix = Callable[[dict, jax.Array, Mixer, tuple[int, int]], jax.Array]
+Mix = Callable[[dict, MixerInput, Mixer, tuple[int, int]], jax.Array]
 
 
 class Stream(NamedTuple):
@@ -44,10 +51,23 @@ class Stream(NamedTuple):
 
     Attributes:
         h: [B, T, D]. update: what the last block adds to it, in parts or not; None before the first block.
+        written: [B, T, columns] behind a cut, what its output is projected to.
     """
 
     h: jax.Array
     update: jax.Array | None
+    written: jax.Array | None = None
+
+
+class Written(NamedTuple):
+    """What the output of a cut is projected to: [B, T, columns], and whose columns these are."""
+
+    projected: jax.Array
+    columns: dict[tuple[int, int], slice]
+
+    def of(self, index: int, number: int) -> jax.Array:
+        """The columns of a mixer, by its layer and its number among the layer's mixers."""
+        return self.projected[..., self.columns[index, number]]
 
 
 def layer_params(params: dict, index: int, config: ModelConfig) -> dict:
@@ -84,13 +104,19 @@ def activation_dtype(params: dict) -> jnp.dtype:
 
 
 def mix_all(
-    params: list[dict], normed: jax.Array, index: int, mixers: tuple[Mixer, ...], mix: Mix
+    params: list[dict],
+    normed: jax.Array,
+    index: int,
+    mixers: tuple[Mixer, ...],
+    mix: Mix,
+    written: Written | None = None,
 ) -> jax.Array:
     """The sum of the outputs of a layer's mixers; the output of a single mixer as it is, in parts or not."""
     updates = []
     for number, (part, mixer) in enumerate(zip(params, mixers, strict=True)):
+        given = normed if written is None else CutInput(normed, written.of(index, number))
         with jax.named_scope(type(mixer).__name__.lower()):
-            updates.append(mix(part, normed, mixer, (index, number)))
+            updates.append(mix(part, given, mixer, (index, number)))
     if len(updates) == 1:
         return updates[0]
     first, *others = (whole(update, normed.ndim, normed.dtype) for update in updates)
@@ -115,6 +141,15 @@ MIXERS: dict[type, Callable[..., jax.Array]] = {
     ShortConv: short_conv.whole,
     Mamba1: mamba1.whole,
 }
+# The two halves of mixers that may share in groups: what the first one of a group writes, and what each of them reads.
+WRITES: dict[type, Callable[..., Any]] = {
+    Attention: attention.write,
+    Mamba2: mamba2.write,
+}
+READS: dict[type, Callable[..., jax.Array]] = {
+    Attention: attention.read,
+    Mamba2: mamba2.read_whole,
+}
 FEED_FORWARD: dict[type, Callable[..., jax.Array]] = {MLP: _mlp, MoE: _moe}
 
 
@@ -138,12 +173,16 @@ def through(
     kernels: str = "xla",
 ) -> Stream:
     """The stream behind some layers; arguments as for `walk`."""
-    (h, update), dtype = stream, activation_dtype(params)
+    (h, update, projected), dtype = stream, activation_dtype(params)
+    written = None if projected is None else Written(projected, written_columns(config))
     for index in layers:
+        if index == config.cut:
+            h, update, projected = cross(params, Stream(h, update), valid, config, kernels)
+            written = Written(projected, written_columns(config))
         spec, weights, real = config.layers[index], layer_params(params, index, config), valid
         if spec.mixers:
             h, normed = enter_block(h, update, weights["norm"], real, dtype, config, kernels)
-            update = mix_all(weights["mixers"], normed, index, spec.mixers, mix)
+            update = mix_all(weights["mixers"], normed, index, spec.mixers, mix, written)
             real = None  # once a layer is enough
         if spec.mlp is not None:
             with jax.named_scope("mlp"):
@@ -151,12 +190,95 @@ def through(
                 h, normed = enter_block(*given, config, kernels)
                 run = FEED_FORWARD[type(spec.mlp)]
                 update = run(weights["mlp"], normed, valid, spec.mlp, kernels)
-    return Stream(h, update)
+    return Stream(h, update, projected)
+
+
+def at_cut(
+    params: dict, stream: Stream, valid: jax.Array, config: ModelConfig, kernels: str = "xla"
+) -> tuple[jax.Array, jax.Array]:
+    """The residual stream at the cut, and u, its normed form that later layers write from, both [B, T, D]."""
+    given = (stream.h, stream.update, params["cut"]["norm"], valid, activation_dtype(params))
+    with jax.named_scope("cut"):
+        return enter_block(*given, config, kernels)
+
+
+def cross(
+    params: dict, stream: Stream, valid: jax.Array, config: ModelConfig, kernels: str = "xla"
+) -> Stream:
+    """The stream at the cut, with the projection of all that later layers write; arguments as for `walk`."""
+    h, normed = at_cut(params, stream, valid, config, kernels)
+    weights = params["cut"]
+    with jax.named_scope("cut"):
+        written = LINEARS[kernels](normed, weights["write"], weights.get("write_bias"))
+    return Stream(h, None, written)
+
+
+def write_behind(
+    params: dict,
+    normed: jax.Array,
+    ends: Sequence[jax.Array],
+    config: ModelConfig,
+    mix: Mix,
+    kernels: str = "xla",
+) -> None:
+    """Has the layers behind the cut write all that they keep of some tokens, and do nothing else with them.
+
+    Args:
+        normed: u [B, T, D] of the tokens, from `at_cut`.
+        ends: each int32[B], how many tokens come before a point whose last convolution columns are kept. Only of these
+            tokens are the columns made that states are read with.
+        The others as for `walk`; `mix` gets inputs of which none is the layer's own, and returns nothing that counts.
+    """
+    weights = params["cut"]
+    for (index, number), columns in written_columns(config).items():
+        mixer = config.layers[index].mixers[number]
+        if source_of(mixer) == "group":
+            continue
+        # A product for each mixer: the columns of all of them together would take much memory in a long chunk.
+        written = _written(weights, normed, columns, ends, mixer, LINEARS[kernels])
+        own = layer_params(params, index, config)["mixers"][number]
+        with jax.named_scope(type(mixer).__name__.lower()):
+            mix(own, CutInput(None, written), mixer, (index, number))
+
+
+def _written(
+    weights: dict,
+    normed: jax.Array,
+    columns: slice,
+    ends: Sequence[jax.Array],
+    mixer: Any,
+    product: Linear,
+) -> jax.Array:
+    """A mixer's columns [B, T, w] for `write_behind`; those that a state is read with are zero where none are kept."""
+
+    def made(tokens: jax.Array, part: slice) -> jax.Array:
+        bias = weights.get("write_bias")
+        return product(tokens, weights["write"][:, part], None if bias is None else bias[part])
+
+    parts = kind_of(mixer).parts(mixer)
+    if parts.readout is None:
+        return made(normed, columns)
+    names, start = list(parts.written), columns.start
+    before = start + sum(parts.written[name] for name in names[: names.index(parts.readout)])
+    behind = before + parts.written[parts.readout]
+    history = min(mixer.conv_width - 1, normed.shape[1])
+    readout = jnp.zeros((*normed.shape[:2], behind - before), normed.dtype)
+    for end in ends:
+        first = jnp.clip(end - history, 0)
+        rows = range(normed.shape[0])
+        size = (1, history, normed.shape[2])
+        taken = [jax.lax.dynamic_slice(normed, (row, first[row], 0), size) for row in rows]
+        few = made(jnp.concatenate(taken), slice(before, behind))
+        for row in rows:
+            place = (row, first[row], 0)
+            readout = jax.lax.dynamic_update_slice(readout, few[row : row + 1], place)
+    first_part, last = made(normed, slice(start, before)), made(normed, slice(behind, columns.stop))
+    return jnp.concatenate([first_part, readout, last], axis=-1)
 
 
 def leave(params: dict, stream: Stream, valid: jax.Array, config: ModelConfig) -> jax.Array:
     """The last hidden state [B, T, D] before the last norm, from the stream behind the last layer."""
-    h = residual_sum(*stream, activation_dtype(params), config.residual_multiplier)
+    h = residual_sum(stream.h, stream.update, activation_dtype(params), config.residual_multiplier)
     return jnp.where(valid[..., None], h, 0)
 
 
@@ -223,8 +345,14 @@ def whole_sequences(tokens: jax.Array, lengths: jax.Array) -> tuple[jax.Array, M
         lengths: int32[B] valid tokens per row.
     """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    written: dict[type, Any] = {}  # by the last group of a kind
 
-    def mix(weights: dict, normed: jax.Array, spec: Mixer, where: tuple[int, int]) -> jax.Array:
-        return MIXERS[type(spec)](weights, normed, positions, lengths, spec)
+    def mix(weights: dict, given: MixerInput, spec: Mixer, where: tuple[int, int]) -> jax.Array:
+        kind, span = type(spec), (positions, lengths, spec)
+        if source_of(spec) == "own" or kind not in WRITES:
+            return MIXERS[kind](weights, given, *span)
+        if source_of(spec) == "cut":
+            written[kind] = WRITES[kind](weights, given, *span)
+        return READS[kind](weights, given, written[kind], *span)
 
     return positions < lengths[:, None], mix

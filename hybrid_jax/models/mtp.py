@@ -42,7 +42,7 @@ def head(
         [B, T, D] after the head's norm: what the next entry takes, and what `decoder.head_logits` takes.
     """
     own, dtype, eps = params["mtp"], decoder.activation_dtype(params), config.norm_eps
-    embedded, _ = decoder.enter(params, tokens, valid, config)
+    embedded = decoder.enter(params, tokens, valid, config).h
     joined = jnp.concatenate(
         [rms_norm(embedded, own["embed_norm"], eps), rms_norm(hidden, own["hidden_norm"], eps)],
         axis=-1,

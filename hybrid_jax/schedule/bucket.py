@@ -21,6 +21,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 
 from hybrid_jax.config import EngineConfig
 
@@ -35,13 +36,26 @@ MIDDLE_ROWS = 64
 DISPATCH_TOKENS = 150
 
 
+class Behind(IntEnum):
+    """What the layers behind a model's cut do in a prefill dispatch; each can do what those before it do.
+
+    They write what they keep of all tokens. Beyond that, they do nothing, or take the last tokens of prompts that end,
+    or take all tokens.
+    """
+
+    NOTHING = 1
+    ENDS = 2
+    ALL = 3
+
+
 @dataclass(frozen=True, order=True)
 class PrefillBucket:
-    """Rows, tokens per row, and pages per row of a prefill dispatch."""
+    """Rows, tokens per row, and pages per row of a prefill dispatch, and what the layers behind a cut do."""
 
     rows: int
     tokens: int
     width: int
+    behind: Behind = Behind.ALL
 
 
 @dataclass(frozen=True, order=True)
@@ -118,7 +132,13 @@ class Shapes:
         return size, tuple(rows for rows, tokens in self.prefill if tokens == size)
 
     def prefill_bucket(
-        self, *, num_rows: int, num_tokens: int, num_pages: int, max_pages: int
+        self,
+        *,
+        num_rows: int,
+        num_tokens: int,
+        num_pages: int,
+        max_pages: int,
+        behind: Behind = Behind.ALL,
     ) -> PrefillBucket:
         """The smallest prefill shape that fits.
 
@@ -127,12 +147,14 @@ class Shapes:
             num_tokens: tokens of the longest chunk.
             num_pages: pages of the longest row.
             max_pages: pages of the longest sequence possible.
+            behind: what layers behind a cut do.
         """
         tokens, rows = self.prefill_of(num_tokens)
         return PrefillBucket(
             smallest_that_fits(rows, num_rows, "rows of a prefill dispatch"),
             tokens,
             smallest_that_fits(self.widths(max_pages), num_pages, "pages of a row"),
+            behind,
         )
 
     def steps_of(self, tokens: int) -> int:

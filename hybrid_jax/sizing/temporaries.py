@@ -13,7 +13,7 @@ from hybrid_jax.config import EngineConfig, LayerSpec, ModelConfig
 from hybrid_jax.costs import state_elements, weight_count
 from hybrid_jax.geometry import ITEM_BYTES, make_geometry
 from hybrid_jax.kinds.kind import Kind, StepSize
-from hybrid_jax.kinds.table import kind_of
+from hybrid_jax.kinds.table import kind_of, written_columns
 
 # Tokens of a row's keys and values that attention works on at a time, unless a page is longer.
 TILE_TOKENS = 128
@@ -76,7 +76,8 @@ def _xla_bytes(model: ModelConfig, engine: EngineConfig, *, widens: bool) -> int
     Attention also copies the keys and values that it works on, twice for each row.
     Widened weights exist of all layers at once, but only of one expert of a mixture.
     """
-    columns = max(
+    written = max((part.stop for part in written_columns(model).values()), default=0)
+    columns = written + max(
         3 * width + kind_of(block).xla_elements(block, width) for block, width in model.blocks
     )
     states = [state_elements(mixer)[0] for mixer in model.recurrent]

@@ -48,8 +48,9 @@ def append_kv(
     columns = check(where, arrays, H=size).columns
     check_result_dtype(where, options.dtype)
     num_heads = options.query_heads(columns)
-    if columns % size or not 0 < num_heads <= columns // size - 2 * layout.num_kv_heads:
-        least = "with N > 0" if options.num_heads is None else f"or more, with N = {num_heads} > 0"
+    least = 1 if options.num_heads is None else 0
+    if columns % size or not least <= num_heads <= columns // size - 2 * layout.num_kv_heads:
+        least = "with N > 0" if options.num_heads is None else f"or more, with N = {num_heads} >= 0"
         raise ValueError(
             f"{where}: qkv must have (N + 2 x {layout.num_kv_heads}) heads x {size} columns {least}, "
             f"got {columns}"
@@ -65,4 +66,5 @@ def append_kv(
             f"{where}: cos must have at most {size // 2} columns for heads of {size} channels, got {cos.shape[2]}"
         )
     check_words(where, arrays.arena, layout.offset, layout.page_words)
-    return run(where, implementation, IMPLEMENTATIONS, arrays, options=options)
+    reason = None if num_heads else "there is no kernel for keys and values without queries"
+    return run(where, implementation, IMPLEMENTATIONS, arrays, unsupported=reason, options=options)

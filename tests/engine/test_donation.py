@@ -26,6 +26,7 @@ from hybrid_jax.config import (
     ModelConfig,
     ShortConv,
     SpeculationConfig,
+    with_cut,
 )
 from hybrid_jax.config.sampling_params import MAX_LOGPROBS
 from hybrid_jax.engine.adjust import Adjust
@@ -36,6 +37,7 @@ from hybrid_jax.engine.steps.kind import Variant
 from hybrid_jax.geometry import ArraySpec, make_geometry
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.schedule import bucket
+from hybrid_jax.schedule.bucket import Behind
 from hybrid_jax.sizing.devices import Device
 from hybrid_jax.state import State
 from pallas_kernels.paged_attention.xla import TILE_TOKENS
@@ -55,7 +57,8 @@ pytestmark = [pytest.mark.usefixtures("no_compile_cache"), pytest.mark.as_users]
 def model(pattern: str, dtype: str) -> ModelConfig:
     """The bundled model's widths with other layers: M, A, or both side by side in either order, P and Q. N and B have
     other shapes than M and A. D is a gated delta net, G has a gate, S caches columns alone, J and C carry their state.
-    R and T have S beside D and beside A."""
+    R and T have S beside D and beside A. | and ! are a cut; behind !, each two layers share keys and values, or a
+    state."""
     mamba2 = Mamba2(num_heads=6, head_dim=64, state_size=64)
     attention = Attention(num_heads=3, num_kv_heads=1, head_dim=64)
     mixers = {
@@ -69,15 +72,20 @@ def model(pattern: str, dtype: str) -> ModelConfig:
         "C": (Gated(num_blocks=6, block_size=4096),),
     }
     mixers |= {"R": mixers["S"] + mixers["D"], "T": mixers["S"] + mixers["A"]}
-    return ModelConfig(
+    before, sign, behind = re.fullmatch(r"(\w+)([|!]?)(\w*)", pattern).groups()
+    config = ModelConfig(
         family="test",
         vocab_size=260,
         width=192,
-        layers=tuple(LayerSpec(mixers=mixers[kind], mlp=MLP(width=512)) for kind in pattern),
+        layers=tuple(
+            LayerSpec(mixers=mixers[kind], mlp=MLP(width=512)) for kind in before + behind
+        ),
         tie_embeddings=True,
         max_position=16384,  # 256 pages of 64 tokens
         dtype=dtype,
     )
+    group = 1 + (sign == "!")
+    return with_cut(config, len(before), kv_group=group, state_group=group)
 
 
 def make_runner(
@@ -262,6 +270,11 @@ CASES = {
     "decode_two_shapes": ("MNBAN", "float32", "decode", 8, None),
     "prefill_two_shapes": ("MNBAN", "float32", "prefill", 4, 32),
     "exact_attention_behind_carried": ("JA", "float32", "exact", 8, 32),
+    "decode_cut": ("MA|MA", "float32", "decode", 8, None),
+    "decode_cut_shared": ("MA!MAMA", "float32", "decode", 8, None),
+    "decode_cut_one_row": ("MD|DG", "bfloat16", "decode", 1, None),
+    "exact_cut_shared": ("MA!MAMA", "float32", "exact", 8, 32),
+    "fork_cut": ("MA|MA", "float32", "fork", 4, None),
     "exact_one_of_a_kind": ("DA", "float32", "exact", 8, 32),
     "exact_two_shapes": ("MNBMAN", "float32", "exact", 8, 32),
     "fork_two_shapes": ("MNBAN", "float32", "fork", 4, None),
@@ -306,6 +319,24 @@ def test_a_step_updates_its_state_in_place(name):
     check(runner, kind, shape, variant if kind != "exact" else WHOLE)
 
 
+@pytest.mark.parametrize("behind", Behind)
+@pytest.mark.parametrize(
+    "pattern, dtype, rows, tokens",
+    [
+        ("MA|MA", "float32", 1, 32),
+        ("MA!MAMA", "float32", 4, 128),
+        ("M|DG", "bfloat16", 4, 32),
+        ("A|P", "float32", 1, 32),
+    ],
+)
+def test_a_prefill_that_stops_at_a_cut_updates_its_state_in_place(
+    pattern, dtype, rows, tokens, behind
+):
+    runner = make_runner(pattern, dtype)
+    shape = replace(shape_of(runner, "prefill", rows, tokens), behind=behind)
+    check(runner, "prefill", shape, Variant())
+
+
 SPECULATION = SpeculationConfig(num_tokens=3)
 TREE = SpeculationConfig(tree=(0, 0, 1))
 HEAD, SECOND = (replace(SPECULATION, method=method) for method in ("mtp", "draft"))
@@ -328,6 +359,7 @@ VERIFY: dict[str, tuple] = {
     "second": ("MAM", "float32", 8, Variant(), SECOND),
     "second_one_row": ("AM", "float32", 1, Variant(), SECOND),
     "second_other_kinds": ("DS", "bfloat16", 8, Variant(), SECOND),
+    "verify_cut_shared": ("MA!MAMA", "float32", 8, Variant()),
     "second_tree": ("JA", "float32", 8, Variant(), replace(TREE, method="draft")),
 }
 # What the layers are that draft, by the method.

@@ -25,10 +25,13 @@ if EVERYTHING:  # every golden, not one with both mixers
 else:
     CHOSEN = ("nemotron_h_biases_limits",)
 # The draw of `make test`: each kind of layer, of cached shape and of block is in one of these, in exact mode too.
-# Others have what these have: with_unknown_kind two shapes of KV, nemotron_h_biases_limits and qwen3_next the rest.
-LEFT_TO_ALL = () if EVERYTHING else ("with_two_shapes", "nemotron_h", "granite", "bamba")
+# Others have what these have: with_unknown_kind two shapes of KV, nemotron_h_biases_limits, qwen3_next and with_cut the
+# rest.
+LEFT_TO_ALL = (
+    () if EVERYTHING else ("with_two_shapes", "nemotron_h", "granite", "bamba", "with_cut_delta")
+)
 NAMES = tuple(name for name in (*MODELS, *CHOSEN) if name not in LEFT_TO_ALL)
-DRAWN = ("mamba2", "qwen3_next", "jamba", "windowed", "with_unknown_kind")
+DRAWN = ("mamba2", "qwen3_next", "jamba", "windowed", "with_unknown_kind", "with_cut")
 EXACT_NAMES = NAMES if EVERYTHING else DRAWN
 FORCED_NAMES = ("qwen3_next", "jamba", "with_unknown_kind")
 if EVERYTHING:

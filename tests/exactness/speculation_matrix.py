@@ -70,6 +70,8 @@ ENGINES = {
     "draft-jamba": Maker("jamba", replace(CHAIN, method="draft")),
     "draft-qwen3_next": Maker("qwen3_next", replace(CHAIN, method="draft"), second="parallel"),
     "draft_tree-parallel": Maker("parallel", replace(TREE, method="draft")),
+    "planted_tree-with_cut": Maker("with_cut", TREE, planted=True),
+    "draft-with_cut_delta": Maker("with_cut_delta", replace(CHAIN, method="draft"), second="jamba"),
     "exact_mtp-parallel": Maker("parallel", replace(CHAIN, method="mtp"), exact=True),
     "exact_draft-jamba": Maker("jamba", replace(CHAIN, method="draft"), exact=True),
 }

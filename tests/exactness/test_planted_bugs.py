@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 
 from hybrid_jax.config import SpeculationConfig
-from hybrid_jax.engine import frames, rings
+from hybrid_jax.engine import attend, frames, rings, walk
 from hybrid_jax.engine.kinds import carry, columns, gated_delta_xla, short_conv_xla
 from hybrid_jax.engine.kinds.columns import WithColumns
 from hybrid_jax.engine.kinds.mamba1_xla import Mamba1Recurrence
-from hybrid_jax.engine.steps import decode, verify
+from hybrid_jax.engine.steps import decode, prefill, verify
 from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.fork import Fork
 from hybrid_jax.engine.steps.kind import StepKind
 from hybrid_jax.engine.steps.prefill import Prefill
 from hybrid_jax.layers import gated_delta, mamba2
+from hybrid_jax.layers.cut import CutInput
 from hybrid_jax.layers.linear import linear
 from hybrid_jax.schedule.memory import Memory
 from pallas_kernels.rmsnorm import gated_rmsnorm
@@ -269,6 +270,55 @@ def columns_off_by_one_in_chunks():
     )
 
 
+def keys_behind_a_cut_are_not_rotated():
+    """Those of prompts; released code did so once."""
+    append = attend.append_kv
+
+    def changed(arrays, *, options, **rest):
+        if options.num_heads == 0:
+            arrays = arrays._replace(cos=None, sin=None)
+        return append(arrays, options=options, **rest)
+
+    return mock.patch.object(attend, "append_kv", changed)
+
+
+def own_input_is_written():
+    """A layer behind a cut makes its keys and its state of its own input."""
+    mix = walk.WindowWalk.mix
+
+    def changed(self, weights, given, *rest):
+        if isinstance(given, CutInput):
+            given = given._replace(written=jnp.resize(given.own, given.written.shape))
+        return mix(self, weights, given, *rest)
+
+    return mock.patch.object(walk.WindowWalk, "mix", changed)
+
+
+def page_of_another_group():
+    attend_pages = walk.attend_pages
+
+    def changed(weights, given, arena, table, base, begin, end, place, spec, model, *rest):
+        if spec.source == "group":
+            place = model.geometry.kv[0]
+        return attend_pages(
+            *(weights, given, arena, table, base, begin, end, place, spec, model), *rest
+        )
+
+    return mock.patch.object(walk, "attend_pages", changed)
+
+
+def record_of_the_last_token_one_too_far():
+    """Where the last token of a prompt goes through the layers behind the cut."""
+    short = prefill.short_chunk
+
+    def changed(params, state, rows, ends, **rest):
+        if ends is not None:
+            ends = ends._replace(checkpoint=ends.checkpoint - 1)
+        return short(params, state, rows, ends, **rest)
+
+    return mock.patch.object(prefill, "short_chunk", changed)
+
+
 IN_STEPS = {
     "ring_off_by_one": ring_off_by_one,
     "length_off_by_one": length_off_by_one,
@@ -287,6 +337,10 @@ IN_KINDS = [
     ("jamba", state_of_another_row),
     ("lfm2", columns_off_by_one_in_windows),
     ("lfm2", columns_off_by_one_in_chunks),
+    ("with_cut", keys_behind_a_cut_are_not_rotated),
+    ("with_cut", own_input_is_written),
+    ("with_cut", page_of_another_group),
+    ("with_cut", record_of_the_last_token_one_too_far),
 ]
 
 

@@ -167,7 +167,7 @@ def test_on_a_gpu_it_is_one_kernel():
             r"qkv must have \(N \+ 2 x 2\) heads x 16 columns .* got 100",
         ),
         ({"qkv": jnp.ones((4, 1, 64))}, r"columns with N > 0, got 64"),
-        ({"num_heads": 9}, r"heads x 16 columns or more, with N = 9 > 0, got 128"),
+        ({"num_heads": 9}, r"heads x 16 columns or more, with N = 9 >= 0, got 128"),
         ({"q_norm": jnp.ones(16)}, "q_norm and k_norm must be given together, or neither"),
         (
             {"q_norm": jnp.ones(8), "k_norm": jnp.ones(16)},
@@ -186,3 +186,20 @@ def test_a_wrong_argument_is_named(change, message):
     given = make_inputs(case) | {"layout": case.layout("float32")} | change
     with pytest.raises(ValueError, match=f"append_kv: .*{message}"):
         append_kv(**given)
+
+
+def test_keys_and_values_without_queries_are_written_as_with_them():
+    case = next(case for case in SMALL_CASES if case.normed and case.rotated and not case.parts)
+    inputs, static = make_inputs(case, "float32"), {"page_frame": case.page_frame, "eps": EPS}
+    static |= {"layout": case.layout("float32"), "dtype": "float32"}
+    end = (case.heads + 2 * case.kv_heads) * case.head_dim
+    alone = inputs["qkv"][..., case.heads * case.head_dim : end]
+    for name in ("reference", "xla"):
+        _, want = append_kv(**inputs, **static, num_heads=case.heads, implementation=name)
+        given = inputs | {"qkv": alone}
+        q, found = append_kv(**given, **static, num_heads=0, implementation=name)
+        assert q.shape[2] == 0
+        want, found = (records_of(case, "float32", arena) for arena in (want, found))
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+    with pytest.raises(NotImplementedError, match="no kernel for keys and values without queries"):
+        append_kv(**given, **static, num_heads=0, implementation="pallas")

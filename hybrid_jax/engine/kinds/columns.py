@@ -21,6 +21,7 @@ from hybrid_jax.engine.kinds.kind import (
 )
 from hybrid_jax.engine.rings import put_row, ring_bits
 from hybrid_jax.geometry import StateGroup
+from hybrid_jax.layers.cut import MixerInput
 from hybrid_jax.state import Model, State, from_bits
 from pallas_kernels.causal_conv.reference import tap_places
 
@@ -28,7 +29,7 @@ from pallas_kernels.causal_conv.reference import tap_places
 class Convolved(Protocol):
     """What stands in front of a recurrence over T tokens: a projection, and a convolution of W taps and E channels."""
 
-    def project(self, params: dict, h: jax.Array, spec: RecurrentMixer) -> tuple[jax.Array, Any]:
+    def project(self, params: dict, h: MixerInput, spec: RecurrentMixer) -> tuple[jax.Array, Any]:
         """From h [B, T, D], the raw inputs [B, T, E] of the convolution and the rest of the projection, [B, T, ...]."""
 
     def convolve(self, params: dict, columns: jax.Array, spec: RecurrentMixer) -> Any:
@@ -83,7 +84,7 @@ def convolve_paths(
 def convolve_window(
     recurrence: Convolved,
     params: dict,
-    h: jax.Array,
+    h: MixerInput,
     conv: jax.Array | None,
     group: StateGroup,
     plan: WindowPlan,

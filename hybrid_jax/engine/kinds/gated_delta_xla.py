@@ -11,6 +11,7 @@ from hybrid_jax.config import GatedDelta
 from hybrid_jax.engine.kinds.kind import ChunkRows, Entry
 from hybrid_jax.engine.kinds.replay import Fields, Past, ReplayRecurrence
 from hybrid_jax.layers import gated_delta
+from hybrid_jax.layers.cut import MixerInput
 from hybrid_jax.layers.gated_delta import Convolved, Inputs, Records
 from pallas_kernels.gated_delta import DeltaWindow, gated_delta_window_frames
 
@@ -22,7 +23,7 @@ class GatedDeltaRecurrence(ReplayRecurrence):
         """Decay rates float32[L, M]."""
         return jnp.stack([gated_delta.decay_rates(weights) for weights in params])
 
-    def project(self, params: dict, h: jax.Array, spec: GatedDelta) -> tuple[jax.Array, Inputs]:
+    def project(self, params: dict, h: MixerInput, spec: GatedDelta) -> tuple[jax.Array, Inputs]:
         inputs = gated_delta.project(params, h, spec)
         return inputs.vkq, inputs
 
@@ -56,7 +57,7 @@ class GatedDeltaRecurrence(ReplayRecurrence):
     def scan(
         self,
         params: dict,
-        h: jax.Array,
+        h: MixerInput,
         state: jax.Array,
         history: jax.Array,
         rows: ChunkRows,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import EngineConfig, RecurrentMixer
 from hybrid_jax.geometry import Geometry, StateGroup, StatePlace
+from hybrid_jax.layers.cut import CutInput, MixerInput
 from hybrid_jax.state import Model, State
 
 
@@ -186,11 +187,13 @@ class Tail(NamedTuple):
         rings: what goes to the rows' rings, by array.
         columns: bits[R, W - 1, E] columns of the checkpoint after the chunk.
         state: float32[R, units, unit_words] state of that checkpoint; None where there are only columns.
+        stream: what layers of its group need to read its state (`LayerSteps.rescan`); None if there are none.
     """
 
     rings: dict[str, Entry]
     columns: jax.Array
     state: jax.Array | None
+    stream: Any = None
 
 
 class LayerSteps(Protocol):
@@ -200,7 +203,7 @@ class LayerSteps(Protocol):
         """Prepares what windows and folds need of the weights of a whole group, such as decay rates [L, ...]."""
 
     def window(
-        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: WindowPlan
+        self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: WindowPlan
     ) -> tuple[jax.Array, State, dict[str, Entry]]:
         """One layer of a window.
 
@@ -208,6 +211,33 @@ class LayerSteps(Protocol):
             Its outputs [B, T, D], or parts of them; the state; and what is to be written to the layer's ring at the end
             of the step, by array. This is empty if the layer has written its ring itself.
         """
+
+    def reread(
+        self,
+        params: dict,
+        h: CutInput,
+        state: State,
+        at: StatePlace,
+        plan: WindowPlan,
+        entries: dict[str, Entry],
+        spec: RecurrentMixer,
+    ) -> tuple[jax.Array, State]:
+        """One layer of a window that reads the state of its group: outputs [B, T, D], and the state.
+
+        Args:
+            at, entries: place of the group's first layer, and what that layer has left to be written.
+        """
+        raise NotImplementedError
+
+    def rescan(
+        self, params: dict, h: CutInput, stream: Any, plan: ChunkPlan, spec: RecurrentMixer
+    ) -> jax.Array:
+        """One layer of a chunk that reads the state of its group: outputs [R, T, D].
+
+        Args:
+            stream: from the `Tail` of the group's first layer.
+        """
+        raise NotImplementedError
 
     def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:
         """Lets some tokens of the last window stay, for all layers of a group."""
@@ -222,9 +252,12 @@ class LayerSteps(Protocol):
         """
 
     def chunk(
-        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
+        self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: ChunkPlan
     ) -> tuple[jax.Array, State, Tail | None]:
-        """One layer of a chunk: outputs [R, T, D] or parts of them, the state, and what it has not written itself."""
+        """One layer of a chunk: outputs [R, T, D] or parts of them, the state, and what it has not written itself.
+
+        If the layer has no input of its own and only writes, the outputs mean nothing.
+        """
 
     def fold(self, state: State, group: int, rows: FoldRows, shared: Any, model: Model) -> State:
         """Folds the rings of all layers of a group into checkpoints; `shared` is what `prepare` has made of them."""

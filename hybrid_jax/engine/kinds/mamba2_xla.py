@@ -9,8 +9,10 @@ import jax.numpy as jnp
 
 from hybrid_jax.config import Mamba2
 from hybrid_jax.engine.kinds.kind import ChunkRows, Entry
-from hybrid_jax.engine.kinds.replay import Fields, Past, ReplayRecurrence
+from hybrid_jax.engine.kinds.replay import Fields, Past, ReplayRecurrence, Scanned
 from hybrid_jax.layers import mamba2
+from hybrid_jax.layers.cut import CutInput, MixerInput
+from pallas_kernels.records import split_records
 
 
 class Mamba2Recurrence(ReplayRecurrence):
@@ -21,7 +23,7 @@ class Mamba2Recurrence(ReplayRecurrence):
         return jnp.stack([mamba2.decay_rates(weights) for weights in params])
 
     def project(
-        self, params: dict, h: jax.Array, spec: Mamba2
+        self, params: dict, h: MixerInput, spec: Mamba2
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         z, raw, dt = mamba2.project(params, h, spec)
         return raw, (z, dt)
@@ -40,6 +42,7 @@ class Mamba2Recurrence(ReplayRecurrence):
             *(params, z, jnp.where(plan.valid[..., None], C, 0), x),
             *(past.arena, past.frames(), plan.exists),
             mamba2.Records(ring["xB"], ring["dt"]),
+            mamba2.decay_rates(params),
             rows.base - rows.checkpoint,
             jnp.maximum(rows.end - rows.base, 0),
             spec,
@@ -47,10 +50,33 @@ class Mamba2Recurrence(ReplayRecurrence):
         )
         return out, arena, entries
 
+    def reread(
+        self, params: dict, h: CutInput, past: Past, shared: jax.Array, spec: Mamba2
+    ) -> tuple[jax.Array, jax.Array]:
+        plan, rows = past.plan, past.plan.rows
+        C = jnp.where(plan.valid[..., None, None], mamba2.readout(h, spec), 0)
+        ring, starts = mamba2.Records(**past.records()), rows.base - rows.checkpoint
+        # The records of the window's own tokens.
+        places = (starts[:, None] + jnp.arange(C.shape[1]))[..., None]
+        own = jnp.take_along_axis(ring.xB, places, axis=1, mode="clip")
+        return mamba2.window_frames(
+            *(params, mamba2.gates(params, h, spec), C, own[..., : spec.inner_size]),
+            *(past.arena, past.frames(), plan.exists, ring, shared[past.place.layer]),
+            *(starts, jnp.maximum(rows.end - rows.base, 0), spec, rows.ancestors),
+        )
+
+    def rescan(
+        self, params: dict, h: CutInput, scanned: Scanned, rows: ChunkRows, spec: Mamba2
+    ) -> jax.Array:
+        x, B = split_records(scanned.records["xB"], mamba2.layout_of(spec))
+        A, dt = mamba2.decay_rates(scanned.params), scanned.records["dt"]
+        stream = mamba2.Stream(x, B, dt, A, mamba2.readout(h, spec))
+        return mamba2.read(params, h, stream, _heads(scanned.state, spec), rows.length, spec)
+
     def scan(
         self,
         params: dict,
-        h: jax.Array,
+        h: MixerInput,
         state: jax.Array,
         history: jax.Array,
         rows: ChunkRows,

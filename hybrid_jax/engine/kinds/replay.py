@@ -30,9 +30,22 @@ from hybrid_jax.engine.kinds.kind import (
 )
 from hybrid_jax.engine.rings import put_row, ring_bits, slice_tokens
 from hybrid_jax.geometry import StatePlace
+from hybrid_jax.layers.cut import CutInput, MixerInput, size_of
 from hybrid_jax.state import Model, State, from_bits
 
 Fields = dict[str, jax.Array]  # of records
+
+
+class Scanned(NamedTuple):
+    """What the first layer of a group scanned in a chunk.
+
+    Attributes:
+        params: the layer's. state: float32[R, units, unit_words] before the chunk. records: [R, T, ...] of its tokens.
+    """
+
+    params: dict
+    state: jax.Array
+    records: Fields
 
 
 class Past(NamedTuple):
@@ -91,10 +104,26 @@ class ReplayRecurrence(Convolved, Protocol):
             Outputs [B, T, D], the arena as it was, and the entries from `past.join`.
         """
 
+    def reread(
+        self, params: dict, h: CutInput, past: Past, shared: Any, spec: RecurrentMixer
+    ) -> tuple[jax.Array, jax.Array]:
+        """A layer that reads the state of its group: outputs [B, T, D], and the arena as it was.
+
+        Args:
+            past: of the group's first layer, with the window's own records in its ring. shared: what `prepare` made.
+        """
+        raise NotImplementedError
+
+    def rescan(
+        self, params: dict, h: CutInput, scanned: Scanned, rows: ChunkRows, spec: RecurrentMixer
+    ) -> jax.Array:
+        """A chunk of a layer that reads the state of its group: outputs [R, T, D]."""
+        raise NotImplementedError
+
     def scan(
         self,
         params: dict,
-        h: jax.Array,
+        h: MixerInput,
         state: jax.Array,
         history: jax.Array,
         rows: ChunkRows,
@@ -119,10 +148,10 @@ class Replay(WithColumns):
         return self.recurrence.prepare(params)
 
     def window(
-        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: WindowPlan
+        self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: WindowPlan
     ) -> tuple[jax.Array, State, dict[str, Entry]]:
         """Puts the new records into a copy of this layer's ring, and hands them back to be written later."""
-        num_rows = h.shape[0]
+        num_rows, _ = size_of(h)
         group = at.of(plan.model.geometry)
         old = {name: ring[at.layer][:num_rows] for name, ring in state.rings[at.group].items()}
         conv = old.pop("conv", None)
@@ -130,6 +159,24 @@ class Replay(WithColumns):
         past = Past(state.arena, at, plan, old)
         out, arena, entries = self.recurrence.window(params, *given, past, group.layout.spec)
         return out, state.replace(arena=arena), entries | moved
+
+    def reread(
+        self,
+        params: dict,
+        h: CutInput,
+        state: State,
+        at: StatePlace,
+        plan: WindowPlan,
+        entries: dict[str, Entry],
+        spec: RecurrentMixer,
+    ) -> tuple[jax.Array, State]:
+        num_rows, _ = size_of(h)
+        old = {name: ring[at.layer][:num_rows] for name, ring in state.rings[at.group].items()}
+        old.pop("conv", None)
+        new = {name: entry.values for name, entry in entries.items() if name in old}
+        past = Past(state.arena, at, plan, _merge(old, new, plan)[0])
+        out, arena = self.recurrence.reread(params, h, past, plan.shared[at.group], spec)
+        return out, state.replace(arena=arena)
 
     def commit(self, state: State, group: int, rows: CommitRows, model: Model) -> State:
         """Moves the records of a path together, too."""
@@ -157,7 +204,7 @@ class Replay(WithColumns):
         return state.with_ring(group, **rings)
 
     def chunk(
-        self, params: dict, h: jax.Array, state: State, at: StatePlace, plan: ChunkPlan
+        self, params: dict, h: MixerInput, state: State, at: StatePlace, plan: ChunkPlan
     ) -> tuple[jax.Array, State, Tail]:
         rows, model = plan
         group, exists = at.of(model.geometry), rows.start > 0
@@ -178,7 +225,13 @@ class Replay(WithColumns):
                 tail = slice_tokens(records[name], rows.state_len, grain)
                 rings[name] = Entry(_stored(tail, ring, model))
         last = ring_bits(slice_tokens(columns, rows.state_len, count), model)
-        return out, state, Tail(rings, last, new)
+        stream = Scanned(params, old, records) if model.config.state_group > 1 else None
+        return out, state, Tail(rings, last, new, stream)
+
+    def rescan(
+        self, params: dict, h: CutInput, stream: Any, plan: ChunkPlan, spec: RecurrentMixer
+    ) -> jax.Array:
+        return self.recurrence.rescan(params, h, stream, plan.rows, spec)
 
     def fold(self, state: State, group: int, rows: FoldRows, shared: Any, model: Model) -> State:
         own, grain = model.geometry.groups[group], model.geometry.grain

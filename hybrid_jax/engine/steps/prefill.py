@@ -13,9 +13,9 @@ from hybrid_jax.engine.kinds.kind import ChunkRows
 from hybrid_jax.engine.pack import Layout
 from hybrid_jax.engine.sampling import Sampled
 from hybrid_jax.engine.steps.kind import Made, StepKind
-from hybrid_jax.engine.walk import chunk
+from hybrid_jax.engine.walk import Ends, chunk, short_chunk
 from hybrid_jax.models import decoder
-from hybrid_jax.schedule.bucket import PrefillBucket
+from hybrid_jax.schedule.bucket import Behind, PrefillBucket
 from hybrid_jax.schedule.plan import Plan, PrefillRow
 from hybrid_jax.state import Model, State
 
@@ -30,16 +30,18 @@ def prefill(
     layout: Layout,
     num_logprobs: int,
     logits_rows: int = 0,
+    behind: Behind = Behind.ALL,
 ) -> tuple[State, Adjust | None, Made]:
     """Runs one prompt chunk per row, from a checkpoint at its start to a checkpoint and a ring tail at its end.
 
     Args:
         batch: int32[R, layout.size]; a padding row names the sink's ring row and has length 0.
         logits_rows: how many lines the logits are padded to, for forks.
+        behind: what the layers behind a cut do.
 
     Returns:
         State, adjust, and tokens int32[R] (meaningless if a row does not sample), their logits
-        float32[max(R, logits_rows), V], and the hidden states [R, T, D].
+        float32[max(R, logits_rows), V], and the hidden states [R, T, D] if all tokens go through all layers.
     """
     geometry = model.geometry
     get = lambda name: layout.get(batch, name)  # noqa: E731
@@ -56,9 +58,16 @@ def prefill(
         write=frames.slot_frames(state, get("write_slot")),
         table=pack.get_pages(layout, batch, geometry.frames_per_page),
     )
-    h, state = chunk(params, state, rows, model=model)
-    with jax.named_scope("sample"):
+    h = None
+    if behind == Behind.ALL:
+        h, state = chunk(params, state, rows, model=model)
         last = rings.slice_tokens(h, jnp.maximum(length - 1, 0), 1)[:, 0]
+    else:
+        slot = jnp.where(state_len > 0, get("write_slot"), get("read_slot"))
+        ends = Ends(get("samples"), start + state_len, slot)
+        ends = ends if behind == Behind.ENDS else None
+        last, state = short_chunk(params, state, rows, ends, model=model)
+    with jax.named_scope("sample"):
         state = kept.note_hidden(params, state, rows.row, last, length > 0, model)
         logits = decoder.logits(params, last, model.config, model.kernels)
         state, adjust, sampled = first_tokens(
@@ -107,9 +116,10 @@ class Prefill(StepKind):
 
     def buckets(self) -> list[PrefillBucket]:
         return sorted(
-            PrefillBucket(rows, tokens, width)
+            PrefillBucket(rows, tokens, width, behind)
             for rows, tokens in self.shapes.prefill
             for width in self.shapes.widths(self.max_pages)
+            for behind in (Behind if self.model.config.later else (Behind.ALL,))
         )
 
     def bucket(self, rows: Sequence[PrefillRow], before: object) -> PrefillBucket:
@@ -118,13 +128,21 @@ class Prefill(StepKind):
             num_tokens=max(len(row.tokens) for row in rows),
             num_pages=max(len(row.pages) for row in rows),
             max_pages=self.max_pages,
+            behind=self._behind(rows),
         )
+
+    def _behind(self, rows: Sequence[PrefillRow]) -> Behind:
+        """Log-probabilities of a prompt need all layers for all of its tokens."""
+        whole = any(row.request.lacks_prompt_logprobs for row in rows)
+        if whole or not self.model.config.later:
+            return Behind.ALL
+        return Behind.ENDS if any(row.samples for row in rows) else Behind.NOTHING
 
     def cost(self, bucket: PrefillBucket) -> tuple[int, int]:
         return 1, bucket.rows * bucket.tokens
 
     def static(self, bucket: PrefillBucket) -> Mapping[str, int]:
-        return {"logits_rows": self.shapes.logits_rows(bucket.rows)}
+        return {"logits_rows": self.shapes.logits_rows(bucket.rows), "behind": bucket.behind}
 
     def dispatches(self, plan: Plan) -> list[list[PrefillRow]]:
         return [plan.prefill]

@@ -1,0 +1,147 @@
+"""Models with a cut (SwiftKV, arXiv 2410.03960): all later layers write from the output of the layer at the cut.
+
+So a prompt's tokens need only the layers before the cut. Later attention layers make K and V of that output, and later
+recurrent layers make their states of it. Layers behind the cut may also share in groups: all read what the first one
+of the group writes (AcrossKV, and the same for states).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from hybrid_jax.config.layers import (
+    Attention,
+    GatedDelta,
+    LayerSpec,
+    Mamba2,
+    Mixer,
+    Source,
+    source_of,
+)
+
+if TYPE_CHECKING:
+    from hybrid_jax.config.model import ModelConfig
+
+WITH_CUT = (Attention, Mamba2, GatedDelta)
+
+
+def with_cut(
+    config: ModelConfig,
+    cut: int,
+    *,
+    kv_group: int = 1,
+    state_group: int = 1,
+) -> ModelConfig:
+    """A model's config with a cut behind its first `cut` layers; the same config if there are no later layers.
+
+    Args:
+        kv_group: attention layers behind the cut that share keys and values.
+        state_group: recurrent layers behind the cut that share a state.
+
+    Raises:
+        ValueError: the model has a cut, or no layer there; a layer behind the cut has no such form; groups that do not
+            divide, or of layers that differ, or of gated delta nets.
+
+    Example:
+        >>> from hybrid_jax.config import MLP, Attention, LayerSpec, ModelConfig
+        >>> layer = LayerSpec(mixers=(Attention(num_heads=4, num_kv_heads=2, head_dim=64),))
+        >>> config = ModelConfig(family="llama", vocab_size=256, width=256, layers=(layer,) * 4)
+        >>> [layer.mixers[0].source for layer in with_cut(config, 2, kv_group=2).layers]
+        ['own', 'own', 'cut', 'group']
+    """
+    if config.cut is not None:
+        raise ValueError(f"with_cut: the model has a cut behind layer {config.cut} already")
+    if cut == len(config.layers):
+        return config
+    layers = behind_cut(config.layers, cut, kv_group, state_group)
+    return replace(config, layers=layers, cut=cut, kv_group=kv_group, state_group=state_group)
+
+
+def behind_cut(
+    layers: Sequence[LayerSpec], cut: int, kv_group: int, state_group: int
+) -> tuple[LayerSpec, ...]:
+    """The layers of a model with a cut, from those of the model without.
+
+    Raises:
+        ValueError: as `with_cut`.
+    """
+    if not 0 < cut < len(layers):
+        raise ValueError(
+            f"cut: must be at least 1 and below the number of layers, {len(layers)}, got {cut}"
+        )
+    later = [mixer for layer in layers[cut:] for mixer in layer.mixers]
+    for index, layer in enumerate(layers[cut:], cut):
+        if layer.weights_of is not None:
+            raise ValueError(
+                f"cut: layer {index} shares the weights of layer {layer.weights_of}, so no cut may come before it, "
+                f"got cut {cut}"
+            )
+        for mixer in layer.mixers:
+            if not isinstance(mixer, WITH_CUT):
+                known = ", ".join(kind.__name__ for kind in WITH_CUT)
+                raise ValueError(
+                    f"cut: layer {index} is {type(mixer).__name__}, which has no form behind a cut, only {known} have; "
+                    f"got cut {cut}"
+                )
+    attention = _Groups(later, Attention, kv_group, "kv_group")
+    recurrent = _Groups(later, (Mamba2, GatedDelta), state_group, "state_group")
+
+    def renewed(mixer: Any) -> Mixer:
+        groups = attention if isinstance(mixer, Attention) else recurrent
+        return replace(mixer, source=groups.next_source())
+
+    changed = [
+        replace(layer, mixers=tuple(renewed(mixer) for mixer in layer.mixers))
+        for layer in layers[cut:]
+    ]
+    return (*layers[:cut], *changed)
+
+
+def without_cut(mixer: Any) -> Any:
+    """A mixer as it is in the model without a cut."""
+    return mixer if source_of(mixer) == "own" else replace(mixer, source="own")
+
+
+def is_behind_cut(layers: Sequence[LayerSpec], cut: int, kv_group: int, state_group: int) -> bool:
+    """Whether the layers are those of a model with this cut.
+
+    Raises:
+        ValueError: as `with_cut`.
+    """
+    plain = [
+        replace(layer, mixers=tuple(without_cut(mixer) for mixer in layer.mixers))
+        for layer in layers
+    ]
+    return tuple(layers) == behind_cut(plain, cut, kv_group, state_group)
+
+
+class _Groups:
+    """The mixers behind a cut that share in groups of `size`, in order."""
+
+    def __init__(
+        self, later: Sequence[Mixer], kinds: type | tuple[type, ...], size: int, name: str
+    ) -> None:
+        own = [mixer for mixer in later if isinstance(mixer, kinds)]
+        if size < 1 or len(own) % size:
+            raise ValueError(
+                f"cut: {name} must divide the number of such layers behind the cut, {len(own)}, got {size}"
+            )
+        if size > 1 and any(isinstance(mixer, GatedDelta) for mixer in own):
+            raise ValueError(
+                f"cut: gated delta nets cannot share states, so {name} must be 1, got {size}"
+            )
+        for first in range(0, len(own), size):
+            if any(mixer != own[first] for mixer in own[first : first + size]):
+                raise ValueError(
+                    f"cut: layers that share must be alike; with {name} {size} these would share: "
+                    f"{own[first : first + size]}"
+                )
+        self._size, self._seen = size, 0
+
+    def next_source(self) -> Source:
+        """That of the next mixer."""
+        first = self._seen % self._size == 0
+        self._seen += 1
+        return "cut" if first else "group"

@@ -1,0 +1,104 @@
+"""The weights of a model with a cut, made of those of the model without: where a distillation starts."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from hybrid_jax.config import Attention, Mixer, ModelConfig, source_of
+from hybrid_jax.config.cut import without_cut
+from hybrid_jax.config.model import Place
+from hybrid_jax.kinds.kind import without_state
+from hybrid_jax.kinds.table import kind_of, model_weights
+
+# Parts of a mixer's projection, by name: [D + 1, columns], the last row being the biases or zeros.
+Parts = dict[str, jax.Array]
+
+
+def cut_params(params: dict, config: ModelConfig) -> dict:
+    """The weights of a model with a cut that come nearest to the model without, before any training.
+
+    The gains of later layers' norms are folded into what the cut's output is multiplied with, so its own norm begins
+    with ones: if the later layers' inputs were the output of the cut, the two models would be the same. Keys and
+    values of a group begin as the means over the group. A mixer that reads the state of its group has no convolution,
+    so its C, or its q, begins as if the taps were all at its own token.
+
+    Args:
+        params: of the model without a cut. config: of the model with it.
+
+    Returns:
+        Weights as in `models.decoder`; those that both models have are the same arrays.
+    """
+    if config.cut is None:
+        return params
+    layers, written = list(params["layers"]), {}
+    for group in config.groups_behind_cut:
+        written |= _written(params, config, group)
+    for index in config.later:
+        if specs := config.layers[index].mixers:
+            mixers = [
+                _reader(own, spec) for own, spec in zip(layers[index]["mixers"], specs, strict=True)
+            ]
+            layers[index] = layers[index] | {"mixers": mixers}
+    joined = jnp.concatenate([written[where] for where in sorted(written)], axis=1)
+    cut = {"norm": jnp.ones_like(params["norm"]), "write": joined[:-1]}
+    if "write_bias" in model_weights(config)["cut"]:
+        cut["write_bias"] = joined[-1]
+    return params | {"layers": layers, "cut": cut}
+
+
+def _written(params: dict, config: ModelConfig, group: tuple[Place, ...]) -> dict[Place, jax.Array]:
+    """What the cut's output is multiplied with for each mixer of a group, [D + 1, columns]."""
+    weights = [params["layers"][index]["mixers"][number] for index, number in group]
+    specs = [config.layers[index].mixers[number] for index, number in group]
+    folded = [
+        _folded(_parts(own, spec), params["layers"][index]["norm"])
+        for own, spec, (index, _) in zip(weights, specs, group, strict=True)
+    ]
+    made = {}
+    for number, (where, spec) in enumerate(zip(group, specs, strict=True)):
+        names = kind_of(spec).parts(spec).written
+        if isinstance(spec, Attention):
+            parts = [sum(own[name] for own in folded) / len(group) for name in names]
+        elif number == 0:
+            parts = [folded[0][name] for name in names]
+        else:
+            taps = weights[number]["conv"].sum(0)[-sum(names.values()) :]
+            parts = [folded[number][name] * taps for name in names]
+        made[where] = jnp.concatenate(parts, axis=1) if parts else jnp.zeros((config.width + 1, 0))
+    dtype = weights[0][_names(specs[0])[0]].dtype
+    return {where: part.astype(dtype) for where, part in made.items()}
+
+
+def _names(mixer: Mixer) -> tuple[str, str]:
+    """Of a mixer's projection and its biases."""
+    return ("qkv", "qkv_bias") if isinstance(mixer, Attention) else ("in_proj", "in_bias")
+
+
+def _parts(weights: dict, mixer: Mixer) -> Parts:
+    """The parts of the projection of a mixer without a cut."""
+    matrix, bias = (weights.get(name) for name in _names(mixer))
+    bias = jnp.zeros(matrix.shape[1], matrix.dtype) if bias is None else bias
+    whole, found, start = jnp.concatenate([matrix, bias[None]]), {}, 0
+    for name, size in kind_of(mixer).parts(without_cut(mixer)).own.items():
+        found[name] = whole[:, start : start + size]
+        start += size
+    return found
+
+
+def _folded(parts: Parts, gain: jax.Array) -> Parts:
+    """The parts for an input that is not multiplied with the gain of the norm."""
+    gain = jnp.append(gain, 1).astype(gain.dtype)[:, None]
+    return {name: gain * part for name, part in parts.items()}
+
+
+def _reader(weights: dict, mixer: Mixer) -> dict:
+    """The weights that a mixer behind a cut keeps."""
+    parts, own = _parts(weights, mixer), kind_of(mixer).parts(mixer).own
+    matrix, bias = _names(mixer)
+    joined = jnp.concatenate([parts[name] for name in own], axis=1)
+    kept = weights | {matrix: joined[:-1]} | ({bias: joined[-1]} if bias in weights else {})
+    if source_of(mixer) != "group":
+        return kept
+    kept.pop("k_norm", None)
+    return without_state(kept)
