@@ -214,17 +214,19 @@ MODELS = {
     "shared": _shared,
     "windowed": _windowed,
     "with_two_shapes": _two_shapes,
+    "with_unknown_kind": _unknown_kind,
     "with_cut": _cut,
     "with_cut_delta": _cut_delta,
-    "with_unknown_kind": _unknown_kind,
 }
+# Another model in the middle would change the weights of those behind it.
+SEEDS = (*sorted(set(MODELS) - {"with_cut", "with_cut_delta"}), "with_cut", "with_cut_delta")
 
 
 @functools.cache
 def tiny_model(name: str, dtype: str = "float32") -> tuple[ModelConfig, dict]:
     """The configuration of one of `MODELS` and its weights, the same in every run."""
     config = MODELS[name]()
-    return config, redrawn(config, seed=sorted(MODELS).index(name), dtype=dtype)
+    return config, redrawn(config, seed=SEEDS.index(name), dtype=dtype)
 
 
 def tiny_engine(name: str = "bamba", **settings) -> Engine:

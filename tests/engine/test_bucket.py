@@ -1,5 +1,7 @@
 """Bucket choice: the smallest shape that fits, few shapes, every choice among those warmed up."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,10 +12,12 @@ from hybrid_jax.engine.steps.fork import ForkBucket
 from hybrid_jax.engine.steps.table import kinds_of
 from hybrid_jax.schedule.bucket import shapes_of
 
+ANY_MODEL = SimpleNamespace(config=SimpleNamespace(later=()))  # without a cut
+
 
 def all_buckets(engine, *, max_pages):
     """Every bucket of all kinds of steps; the model does not matter."""
-    kinds = kinds_of(engine, None, max_pages)
+    kinds = kinds_of(engine, ANY_MODEL, max_pages)
     return [shape for kind in kinds for shape in kind.buckets()]
 
 

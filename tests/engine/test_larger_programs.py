@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -68,7 +69,8 @@ def compile_the_largest(engine) -> None:
 
 def test_shapes_that_can_do_the_work_of_another():
     config = EngineConfig(max_rows=256, prefill_tokens=8192, shapes="coarse")
-    prefill, decode = (kind(config, None, 9) for kind in (Prefill, Decode))
+    model = SimpleNamespace(config=SimpleNamespace(later=()))
+    prefill, decode = (kind(config, model, 9) for kind in (Prefill, Decode))
     assert prefill.larger(PrefillBucket(1, 512, 9)) == [
         *(PrefillBucket(1, 2048, 9), PrefillBucket(4, 512, 9), PrefillBucket(1, 8192, 9))
     ]

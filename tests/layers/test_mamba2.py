@@ -57,7 +57,8 @@ def window_of(params, z, C, x, state, ring, starts, num_valid, spec: Mamba2):
     rows, heads = state.shape[:2]
     arena = jax.lax.bitcast_convert_type(state, jnp.uint32).reshape(rows * heads, -1)
     frames = jnp.arange(rows * heads).reshape(rows, heads)
-    places = (arena, frames, jnp.ones(rows, bool), ring, starts, num_valid)
+    A = mamba2.decay_rates(params)
+    places = (arena, frames, jnp.ones(rows, bool), ring, A, starts, num_valid)
     return mamba2.window_frames(params, z, C, x, *places, spec)[0]
 
 
