@@ -23,12 +23,15 @@ from hybrid_jax.geometry import (
 from hybrid_jax.models import known as known_models
 from hybrid_jax.models.files import (
     CONFIG_FILE,
+    CUT_FILE,
     STORED_CONFIG_FILE,
     CheckpointNotFound,
+    base_of,
     how_to_get,
     known_names,
     model_path,
     similar,
+    stored_cut,
 )
 from hybrid_jax.models.files import read_config as read_config_file
 from hybrid_jax.sizing.budget import DEFAULT_LENGTH, MemorySplit
@@ -66,6 +69,8 @@ def read_config(path: str | Path) -> ModelConfig:
         ValueError, NotImplementedError: the config is malformed or not supported.
     """
     given = model_path(path, "inspect")
+    if (given / CUT_FILE).is_file():
+        return stored_cut(given, read_config(base_of(given)))
     files = [given] if given.is_file() else [given / STORED_CONFIG_FILE, given / CONFIG_FILE]
     file = next((f for f in files if f.is_file()), None)
     if file is None and not given.exists() and (name := known_models.find(str(path))) is not None:

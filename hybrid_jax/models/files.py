@@ -13,7 +13,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from hybrid_jax.config import LayerSpec, ModelConfig, Rope, RopeScaling
+from hybrid_jax.config import LayerSpec, ModelConfig, Rope, RopeScaling, with_cut
+from hybrid_jax.config.checks import natural
 from hybrid_jax.kinds.table import KINDS
 from hybrid_jax.models import config_from_hf
 from hybrid_jax.models.hf_config import plain
@@ -26,6 +27,8 @@ PACKED = {"tiny_gated_delta": PACKAGE / "bundled_gated_delta"}  # those that com
 CONFIG_FILE = "config.json"
 ReportBytes = Callable[[int, int], None]  # bytes done, bytes in all, while a model is read
 STORED_CONFIG_FILE = "model_config.json"  # beside an orbax checkpoint
+CUT_FILE = "cut.json"  # of a model with a cut: where the model without lies, and these numbers of `with_cut`
+CUT_NUMBERS = ("cut", "kv_group", "state_group")
 
 
 class CheckpointNotFound(FileNotFoundError, ValueError):
@@ -108,6 +111,45 @@ def read_config(file: Path, where: str = "load_model") -> ModelConfig:
         raise NotImplementedError(f"{file}: {error}") from error
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
+
+
+# --- a model with a cut, beside the model without ---------------------------------------------------
+
+
+def base_of(folder: Path) -> Path:
+    """The directory of the model without the cut: a path from this one, or the bundled model's if none is named.
+
+    Raises:
+        ValueError: what is named is no path. CheckpointNotFound: there is no such directory.
+    """
+    link = read_json(folder / CUT_FILE).get("base")
+    if link is None:
+        return BUNDLED
+    if not isinstance(link, str) or not link:
+        raise ValueError(
+            f"load_model: base in {folder / CUT_FILE} must be the path of a directory or null, got {link!r}"
+        )
+    base = folder / link
+    if not base.is_dir():
+        raise CheckpointNotFound(
+            f"load_model: {folder} changes the model in {base}, which does not exist; put it there, or correct base in "
+            f"{CUT_FILE}"
+        )
+    return base
+
+
+def stored_cut(folder: Path, config: ModelConfig) -> ModelConfig:
+    """The config of the model with the cut, from that of the model without.
+
+    Raises:
+        ValueError: as `with_cut`, or a field is no whole number.
+    """
+    values = read_json(folder / CUT_FILE)
+    try:
+        numbers = {name: natural(values.get(name), name, least=1) for name in CUT_NUMBERS}
+        return with_cut(config, numbers.pop("cut"), **numbers)
+    except ValueError as error:
+        raise ValueError(f"{folder / CUT_FILE}: {error}") from error
 
 
 # --- a `ModelConfig` as JSON: each dataclass is an object whose "type" names its class ---------------

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 # Tokens of a row; longer rows need more memory than a trial is worth.
 MIN_CONTEXT, MAX_CONTEXT = 16, 32768
@@ -158,3 +159,76 @@ def train_mtp(
     )
     folder = BUNDLED if model is None else model_folder(model)
     return train(Path(out_dir), folder, options, resume=resume, sources=sources, progress=progress)
+
+
+def distill(
+    out_dir: str | Path,
+    model: str | Path | None = None,
+    *,
+    cut: int,
+    kv_group: int = 1,
+    state_group: int = 1,
+    loss: Literal["kl", "lm"] = "kl",
+    hidden: float = 0.0,
+    steps: int | None = TrainOptions.steps,
+    minutes: float | None = TrainOptions.minutes,
+    seed: int = TrainOptions.seed,
+    resume: bool = True,
+    batch: int = TrainOptions.batch,
+    context: int = 1024,
+    sources: str | Path | Sequence[str | Path] | None = None,
+    progress: bool = True,
+    learning_rate: float = 0.001,
+    eval_every: int = 200,
+    save_minutes: float = TrainOptions.save_minutes,
+) -> dict:
+    """Makes a model with a cut of a model of bytes, by distillation (SwiftKV, arXiv 2410.03960, section 3.3).
+
+    The model stays as it is and is the teacher. Only what differs from it is written, so the model with the cut needs
+    the directory of the model without.
+
+    Args:
+        out_dir: where it goes; the training state lies in its subfolder `training_state`.
+        model: directory of a model that `train_tiny` can train; None for the bundled model.
+        cut: layers that the tokens of prompts go through.
+        kv_group, state_group: how many attention layers behind the cut share keys and values, and how many recurrent
+            layers there share a state.
+        loss: "kl" is the KL divergence of the teacher's distribution from the model's, both at temperature 2; "lm" is
+            the cost of the tokens that follow.
+        hidden: weight of the squared distance of the hidden states in front of the last layer, beside the loss.
+        learning_rate: of Adam.
+        The others as in `train_tiny`, but for the defaults of context and eval_every.
+
+    Returns:
+        The training record, as written to `distillation_record.json`. Its `held_out` has the distances to the teacher
+        before ("untrained") and after ("trained"), in nats a byte, and the share of the loss that was "recovered".
+
+    Raises:
+        As `train_tiny`.
+        ValueError: as `hybrid_jax.config.with_cut`; an unknown loss.
+    """
+    from hybrid_jax.models.files import BUNDLED, model_folder
+    from hybrid_jax.train.distillation import Goal, train
+
+    if loss not in ("kl", "lm"):
+        raise ValueError(f"distill: loss must be 'kl' or 'lm', got {loss!r}")
+    options = TrainOptions(
+        steps=steps,
+        minutes=minutes,
+        seed=seed,
+        batch=batch,
+        context=context,
+        learning_rate=learning_rate,
+        eval_every=eval_every,
+        save_minutes=save_minutes,
+    )
+    return train(
+        *(Path(out_dir), BUNDLED if model is None else model_folder(model), options),
+        cut=cut,
+        kv_group=kv_group,
+        state_group=state_group,
+        goal=Goal(loss, hidden),
+        resume=resume,
+        sources=sources,
+        progress=progress,
+    )

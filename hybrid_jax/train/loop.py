@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.models import config_from_hf
-from hybrid_jax.models.files import BUNDLED, CONFIG_FILE, read_json
+from hybrid_jax.models.files import BUNDLED, CONFIG_FILE, CUT_FILE, read_json
 from hybrid_jax.models.initialize import random_params
 from hybrid_jax.train import TrainOptions
 from hybrid_jax.train import state as saved
@@ -58,7 +58,7 @@ def tiny_fields(context: int = 0, config: str | None = None) -> dict:
     return fields | {"max_position_embeddings": max(fields["max_position_embeddings"], context)}
 
 
-def optimizer() -> optax.GradientTransformation:
+def muon_and_adam() -> optax.GradientTransformation:
     """Muon on the matrices of the layers; Adam on embeddings, convolutions, norms and vectors. Rate 1."""
 
     def is_matrix(path: tuple, leaf: jax.Array) -> bool:
@@ -96,7 +96,7 @@ def train_step(
         return token_bits(params, tokens, config).mean()
 
     bits, gradients = jax.value_and_grad(loss)(arrays["params"])
-    updates, moments = optimizer().update(gradients, arrays["optimizer"], arrays["params"])
+    updates, moments = muon_and_adam().update(gradients, arrays["optimizer"], arrays["params"])
     updates = jax.tree.map(lambda update: rate * update, updates)
     params = optax.apply_updates(arrays["params"], updates)
     return {"params": params, "optimizer": moments}, bits
@@ -162,12 +162,18 @@ class Training:
         self.progress = progress
 
     def start(
-        self, params: dict, config: ModelConfig, resume: bool, **identity: str
+        self,
+        params: dict,
+        config: ModelConfig,
+        resume: bool,
+        optimizer: optax.GradientTransformation | None = None,
+        **identity: str,
     ) -> tuple[dict, saved.TrainProgress]:
         """Arrays {"params", "optimizer"}, and where they stand: at the start, or where an earlier run stopped.
 
         Args:
             params: what is trained, at the start. resume: go on with an earlier run.
+            optimizer: None for `muon_and_adam`.
             identity: what else than data, model and some options an earlier run must have in common.
 
         Raises:
@@ -181,7 +187,7 @@ class Training:
             "corpus": self.corpus.digest(),
             "model": repr(config),
         }
-        arrays = {"params": params, "optimizer": optimizer().init(params)}
+        arrays = {"params": params, "optimizer": (optimizer or muon_and_adam()).init(params)}
         if resume and path.exists():
             return saved.load(path, arrays, identity)
         return arrays, saved.TrainProgress(identity=identity)
@@ -246,7 +252,8 @@ def check_writable(out_dir: Path) -> None:
 
 def _refuse_other_model(out_dir: Path) -> None:
     """Refuses a directory with a model that was not trained there, which the training would overwrite."""
-    if (out_dir / CONFIG_FILE).exists() and not (out_dir / STATE_FILE).exists():
+    found = (out_dir / CONFIG_FILE).exists() or (out_dir / CUT_FILE).exists()
+    if found and not (out_dir / STATE_FILE).exists():
         raise ValueError(
             f"train: {out_dir} holds a model already, which would be overwritten; give another directory. A head for "
             f"that model: train_mtp(OUT, model={str(out_dir)!r})"

@@ -20,7 +20,7 @@ from hybrid_jax.models.initialize import random_params
 from hybrid_jax.train import TrainOptions
 from hybrid_jax.train.data import Corpus, segments
 from hybrid_jax.train.export import rounded, training_record, write_model
-from hybrid_jax.train.loop import Report, Training, optimizer, tiny_fields
+from hybrid_jax.train.loop import Report, Training, muon_and_adam, tiny_fields
 from hybrid_jax.weights import load_config, load_model
 from hybrid_jax.weights.digest import weights_digest
 
@@ -76,7 +76,7 @@ def train_step(
         return losses @ jnp.array(DEPTH_WEIGHTS), losses[0]
 
     (_, first), gradients = jax.value_and_grad(loss, has_aux=True)(arrays["params"])
-    updates, moments = optimizer().update(gradients, arrays["optimizer"], arrays["params"])
+    updates, moments = muon_and_adam().update(gradients, arrays["optimizer"], arrays["params"])
     updates = jax.tree.map(lambda update: rate * update, updates)
     head = optax.apply_updates(arrays["params"], updates)
     return {"params": head, "optimizer": moments}, first

@@ -4,7 +4,7 @@ Files are memory-mapped and each parameter is assembled on its own, so loading n
 than the model itself.
 
 May import: config, kinds, models.
-Packages: jax, ml_dtypes, numpy, orbax.
+Packages: jax, ml_dtypes, numpy, orbax, safetensors.
 """
 
 from hybrid_jax.models.files import BUNDLED as BUNDLED

@@ -11,14 +11,18 @@ from hybrid_jax.models import FAMILIES
 from hybrid_jax.models.family import NO_HEAD
 from hybrid_jax.models.files import (
     CONFIG_FILE,
+    CUT_FILE,
     STORED_CONFIG_FILE,
     CheckpointNotFound,
     ReportBytes,
+    base_of,
     model_folder,
     read_config,
     read_json,
+    stored_cut,
 )
 from hybrid_jax.models.hf_config import check_token_ids, plain
+from hybrid_jax.weights.cut import add_cut
 from hybrid_jax.weights.hugging_face import family_of, load_hf
 from hybrid_jax.weights.orbax import load_orbax
 
@@ -35,8 +39,8 @@ def load_model(
     """Reads a model from a Hugging Face directory or from one written by `save_orbax`.
 
     Args:
-        path: a directory with config.json and model.safetensors (or its shards and their index), or an
-            orbax directory.
+        path: a directory with config.json and model.safetensors (or its shards and their index), an orbax directory,
+            or a directory with what a model with a cut changes of another one.
         dtype: of the parameters; "auto" keeps the one they are stored in. A_log, D, dt_bias and the
             router's correction bias are float32 always.
         mtp: also read the head for multi-token prediction, into params["mtp"].
@@ -62,7 +66,18 @@ def load_model(
     if dtype not in ("auto", *DTYPES):
         raise ValueError(f"load_model: dtype must be auto or one of {DTYPES}, got {dtype!r}")
     folder = model_folder(path)
-    config = load_config(folder, mtp=mtp)
+    if (folder / CUT_FILE).is_file():
+        _refuse_head(folder, mtp)
+        base = base_of(folder)
+        return add_cut(folder, *_load_plain(base, dtype, False, progress))
+    return _load_plain(folder, dtype, mtp, progress)
+
+
+def _load_plain(
+    folder: Path, dtype: Dtype, mtp: bool, progress: ReportBytes | None
+) -> tuple[ModelConfig, dict]:
+    """A model without a cut of its own."""
+    config = _plain_config(folder, mtp)
     report = progress or (lambda done, total: None)
     if (folder / STORED_CONFIG_FILE).is_file():
         stored = read_config(folder / STORED_CONFIG_FILE)
@@ -173,6 +188,22 @@ def load_config(path: str | Path, *, mtp: bool = False) -> ModelConfig:
         FileNotFoundError, ValueError, NotImplementedError: as `load_model`.
     """
     folder = model_folder(path)
+    if (folder / CUT_FILE).is_file():
+        _refuse_head(folder, mtp)
+        return stored_cut(folder, _plain_config(base_of(folder), False))
+    return _plain_config(folder, mtp)
+
+
+def _refuse_head(folder: Path, mtp: bool) -> None:
+    if mtp:
+        raise ValueError(
+            f"load_model: {folder} has a cut, so the tokens of prompts have no last hidden states, from which a head "
+            f"for multi-token prediction drafts; {NO_HEAD}"
+        )
+
+
+def _plain_config(folder: Path, mtp: bool) -> ModelConfig:
+    """The config of a model without a cut of its own."""
     config = _config_of(folder)
     if not mtp:
         return replace(config, mtp=())

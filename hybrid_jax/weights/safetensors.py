@@ -62,7 +62,7 @@ def read_tensors(folder: Path) -> Iterator[StoredTensor]:
     """Every tensor of model.safetensors, or of the shards its index names."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.is_file():
-        yield from _read_safetensors(single).values()
+        yield from read_file(single).values()
         return
     if not index.is_file():
         others = sorted(file.name for file in folder.iterdir() if file.suffix in OTHER_FORMATS)
@@ -76,13 +76,13 @@ def read_tensors(folder: Path) -> Iterator[StoredTensor]:
     shards = {}
     for name, shard in places.items():
         if shard not in shards:
-            shards[shard] = _read_safetensors(folder / shard)
+            shards[shard] = read_file(folder / shard)
         if name not in shards[shard]:
             raise ValueError(f"load_model: tensor {name} is not in {shard}, where {index} puts it")
         yield shards[shard][name]
 
 
-def _read_safetensors(file: Path) -> dict[str, StoredTensor]:
+def read_file(file: Path) -> dict[str, StoredTensor]:
     """Maps a safetensors file: 8 bytes of header length, a JSON header, the tensors' bytes."""
     if not file.is_file():
         raise CheckpointNotFound(f"load_model: {file} does not exist; the checkpoint is incomplete")

@@ -184,7 +184,7 @@ def test_matrices_go_to_muon_and_the_rest_to_adam(small_config):
     params = random_params(small_config, 0)
     rng = np.random.default_rng(0)
     gradients = jax.tree.map(lambda p: jnp.asarray(rng.standard_normal(p.shape), p.dtype), params)
-    optimizer = loop.optimizer()
+    optimizer = loop.muon_and_adam()
     updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(params), params)
     mamba = updates["layers"][0]["mixers"][0]
     # out_proj [32, 16]; rows > columns, so no widening factor

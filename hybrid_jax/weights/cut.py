@@ -1,0 +1,105 @@
+"""Models with a cut as directories: the weights that differ from a model without, and where that model lies."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors.numpy import save_file
+
+from hybrid_jax.config import Attention, ModelConfig
+from hybrid_jax.models.cut import cut_params
+from hybrid_jax.models.files import BUNDLED, CUT_FILE, CUT_NUMBERS, CheckpointNotFound, stored_cut
+from hybrid_jax.weights.orbax import TOKENIZER_FILES
+from hybrid_jax.weights.safetensors import read_file
+
+WEIGHTS_FILE = "cut.safetensors"
+Tensors = dict[str, Any]  # by place in the tree of parameters, such as "layers.5.mixers.0.in_proj"
+
+
+def own_tensors(params: dict, config: ModelConfig) -> Tensors:
+    """What a model with a cut does not share with the model without: the cut's weights and what later layers read with.
+
+    Args:
+        params: of the model with the cut.
+    """
+    found = {f"cut.{name}": leaf for name, leaf in params["cut"].items()}
+    for index in config.later:
+        for number, mixer in enumerate(config.layers[index].mixers):
+            weights = params["layers"][index]["mixers"][number]
+            names = ("qkv", "qkv_bias") if isinstance(mixer, Attention) else ("in_proj", "in_bias")
+            for name in names:
+                if name in weights:
+                    found[f"layers.{index}.mixers.{number}.{name}"] = weights[name]
+    return found
+
+
+def with_tensors(params: dict, tensors: Tensors) -> dict:
+    """The parameters with other arrays in the given places."""
+    for place, leaf in tensors.items():
+        params = _put(params, place.split("."), leaf)
+    return params
+
+
+def _put(tree: Any, path: list[str], leaf: Any) -> Any:
+    """A copy of a tree of dictionaries and lists with another leaf at a path."""
+    if not path:
+        return leaf
+    first, *rest = path
+    if isinstance(tree, list):
+        return [_put(part, rest, leaf) if i == int(first) else part for i, part in enumerate(tree)]
+    return tree | {first: _put(tree[first], rest, leaf)}
+
+
+def save_cut(
+    folder: Path, config: ModelConfig, tensors: Tensors, *, base: Path, dtype: str
+) -> None:
+    """Writes a model with a cut beside the model without: what differs, and the tokenizer's files.
+
+    Args:
+        folder: made if absent. config: of the model with the cut. tensors: what differs, by place.
+        base: directory of the model without. It is named by a path from `folder`; the bundled model by none.
+        dtype: in which the tensors are stored.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in TOKENIZER_FILES:
+        if (base / name).is_file() and base.resolve() != folder.resolve():
+            shutil.copyfile(base / name, folder / name)
+    stored = {name: np.asarray(leaf).astype(jnp.dtype(dtype)) for name, leaf in tensors.items()}
+    partial = folder / f"{WEIGHTS_FILE}.partial"
+    save_file(stored, partial)
+    partial.replace(folder / WEIGHTS_FILE)
+    link = None if base.samefile(BUNDLED) else os.path.relpath(base, folder)
+    values = {"base": link} | {name: getattr(config, name) for name in CUT_NUMBERS}
+    (folder / CUT_FILE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+
+def add_cut(folder: Path, base: ModelConfig, params: dict) -> tuple[ModelConfig, dict]:
+    """Config and parameters of the model with the cut, from those of the model without, in its dtype.
+
+    Raises:
+        ValueError: the files do not fit the model. CheckpointNotFound: there are no weights.
+    """
+    config, file = stored_cut(folder, base), folder / WEIGHTS_FILE
+    if not file.is_file():
+        raise CheckpointNotFound(f"load_model: {folder} has {CUT_FILE} but no {WEIGHTS_FILE}")
+    params = cut_params(params, config)
+    wanted, found = own_tensors(params, config), read_file(file)
+    for name in sorted(wanted.keys() | found.keys()):
+        if name not in wanted or name not in found:
+            what = (
+                "has no tensor" if name in wanted else "has a tensor that the model does not use,"
+            )
+            raise ValueError(f"load_model: {file} {what} {name}")
+        if found[name].shape != wanted[name].shape:
+            raise ValueError(
+                f"load_model: {file}: {name} must have shape {wanted[name].shape}, got {found[name].shape}"
+            )
+    cast = {name: jnp.asarray(found[name].array(), wanted[name].dtype) for name in wanted}
+    return config, with_tensors(params, jax.device_put(cast))
