@@ -66,18 +66,18 @@ def _written(params: dict, config: ModelConfig, group: tuple[Place, ...]) -> dic
             taps = weights[number]["conv"].sum(0)[-sum(names.values()) :]
             parts = [folded[number][name] * taps for name in names]
         made[where] = jnp.concatenate(parts, axis=1) if parts else jnp.zeros((config.width + 1, 0))
-    dtype = weights[0][_names(specs[0])[0]].dtype
+    dtype = weights[0][projection_names(specs[0])[0]].dtype
     return {where: part.astype(dtype) for where, part in made.items()}
 
 
-def _names(mixer: Mixer) -> tuple[str, str]:
+def projection_names(mixer: Mixer) -> tuple[str, str]:
     """Of a mixer's projection and its biases."""
     return ("qkv", "qkv_bias") if isinstance(mixer, Attention) else ("in_proj", "in_bias")
 
 
 def _parts(weights: dict, mixer: Mixer) -> Parts:
     """The parts of the projection of a mixer without a cut."""
-    matrix, bias = (weights.get(name) for name in _names(mixer))
+    matrix, bias = (weights.get(name) for name in projection_names(mixer))
     bias = jnp.zeros(matrix.shape[1], matrix.dtype) if bias is None else bias
     whole, found, start = jnp.concatenate([matrix, bias[None]]), {}, 0
     for name, size in kind_of(mixer).parts(without_cut(mixer)).own.items():
@@ -95,7 +95,7 @@ def _folded(parts: Parts, gain: jax.Array) -> Parts:
 def _reader(weights: dict, mixer: Mixer) -> dict:
     """The weights that a mixer behind a cut keeps."""
     parts, own = _parts(weights, mixer), kind_of(mixer).parts(mixer).own
-    matrix, bias = _names(mixer)
+    matrix, bias = projection_names(mixer)
     joined = jnp.concatenate([parts[name] for name in own], axis=1)
     kept = weights | {matrix: joined[:-1]} | ({bias: joined[-1]} if bias in weights else {})
     if source_of(mixer) != "group":

@@ -27,7 +27,7 @@ from hybrid_jax.models.files import CONFIG_FILE
 from hybrid_jax.train import TrainOptions
 from hybrid_jax.train.data import Corpus, segments
 from hybrid_jax.train.export import training_record
-from hybrid_jax.train.loop import QUICK_ROWS, Report, Training, tiny_fields
+from hybrid_jax.train.loop import QUICK_ROWS, Report, Training, stepped, tiny_fields
 from hybrid_jax.weights import load_config, load_model
 from hybrid_jax.weights.cut import own_tensors, save_cut, with_tensors
 from hybrid_jax.weights.digest import weights_digest
@@ -159,11 +159,7 @@ def train_step(
         return aim + goal.hidden * found.hidden, found.kl
 
     (_, kl), gradients = jax.value_and_grad(loss, has_aux=True)(arrays["params"])
-    with jax.numpy_dtype_promotion("standard"):  # Optax relies on implicit promotion
-        updates, moments = adam().update(gradients, arrays["optimizer"], arrays["params"])
-    updates = jax.tree.map(lambda update: rate * update, updates)
-    tensors = optax.apply_updates(arrays["params"], updates)
-    return {"params": tensors, "optimizer": moments}, kl
+    return stepped(adam(), arrays, gradients, rate), kl
 
 
 def held_out(

@@ -96,10 +96,17 @@ def train_step(
         return token_bits(params, tokens, config).mean()
 
     bits, gradients = jax.value_and_grad(loss)(arrays["params"])
-    updates, moments = muon_and_adam().update(gradients, arrays["optimizer"], arrays["params"])
+    return stepped(muon_and_adam(), arrays, gradients, rate), bits
+
+
+def stepped(
+    optimizer: optax.GradientTransformation, arrays: dict, gradients: dict, rate: jax.Array
+) -> dict:
+    """{"params", "optimizer"} after a step of an optimizer that works at rate 1."""
+    with jax.numpy_dtype_promotion("standard"):  # Optax relies on implicit promotion
+        updates, moments = optimizer.update(gradients, arrays["optimizer"], arrays["params"])
     updates = jax.tree.map(lambda update: rate * update, updates)
-    params = optax.apply_updates(arrays["params"], updates)
-    return {"params": params, "optimizer": moments}, bits
+    return {"params": optax.apply_updates(arrays["params"], updates), "optimizer": moments}
 
 
 def train(

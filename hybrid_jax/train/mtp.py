@@ -11,7 +11,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from hybrid_jax.config import ModelConfig
 from hybrid_jax.models import decoder, mtp
@@ -20,7 +19,7 @@ from hybrid_jax.models.initialize import random_params
 from hybrid_jax.train import TrainOptions
 from hybrid_jax.train.data import Corpus, segments
 from hybrid_jax.train.export import rounded, training_record, write_model
-from hybrid_jax.train.loop import Report, Training, muon_and_adam, tiny_fields
+from hybrid_jax.train.loop import Report, Training, muon_and_adam, stepped, tiny_fields
 from hybrid_jax.weights import load_config, load_model
 from hybrid_jax.weights.digest import weights_digest
 
@@ -76,10 +75,7 @@ def train_step(
         return losses @ jnp.array(DEPTH_WEIGHTS), losses[0]
 
     (_, first), gradients = jax.value_and_grad(loss, has_aux=True)(arrays["params"])
-    updates, moments = muon_and_adam().update(gradients, arrays["optimizer"], arrays["params"])
-    updates = jax.tree.map(lambda update: rate * update, updates)
-    head = optax.apply_updates(arrays["params"], updates)
-    return {"params": head, "optimizer": moments}, first
+    return stepped(muon_and_adam(), arrays, gradients, rate), first
 
 
 measured = jax.jit(depth_losses, static_argnames="config")

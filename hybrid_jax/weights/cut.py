@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
 
-from hybrid_jax.config import Attention, ModelConfig
-from hybrid_jax.models.cut import cut_params
+from hybrid_jax.config import ModelConfig
+from hybrid_jax.models.cut import cut_params, projection_names
 from hybrid_jax.models.files import BUNDLED, CUT_FILE, CUT_NUMBERS, CheckpointNotFound, stored_cut
 from hybrid_jax.weights.orbax import TOKENIZER_FILES
 from hybrid_jax.weights.safetensors import read_file
@@ -33,8 +33,7 @@ def own_tensors(params: dict, config: ModelConfig) -> Tensors:
     for index in config.later:
         for number, mixer in enumerate(config.layers[index].mixers):
             weights = params["layers"][index]["mixers"][number]
-            names = ("qkv", "qkv_bias") if isinstance(mixer, Attention) else ("in_proj", "in_bias")
-            for name in names:
+            for name in projection_names(mixer):
                 if name in weights:
                     found[f"layers.{index}.mixers.{number}.{name}"] = weights[name]
     return found
