@@ -7,6 +7,8 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,6 +71,17 @@ def read_stdin(where: str) -> str:
     if sys.stdin is None:
         raise ValueError(f"{where}: stdin is closed, but a prompt should be read from it")
     return sys.stdin.read()
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Says how to install what a part of the package needs, if that is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{error.name} is not installed; pip install 'hybrid_jax[{extra}]'"
+        ) from error
 
 
 def run(app: typer.Typer, arguments: list[str]) -> None:

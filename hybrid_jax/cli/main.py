@@ -20,7 +20,17 @@ from rich.table import Table
 
 from hybrid_jax import __version__
 from hybrid_jax.byte_sizes import parse_size
-from hybrid_jax.cli.exits import JsonOption, note, read_stdin, run, write, write_json, write_rows
+from hybrid_jax.cli.distill import distill
+from hybrid_jax.cli.exits import (
+    JsonOption,
+    needs_extra,
+    note,
+    read_stdin,
+    run,
+    write,
+    write_json,
+    write_rows,
+)
 from hybrid_jax.cli.pool_sim import pool_sim
 from hybrid_jax.cli.simulate import simulate
 from hybrid_jax.cli.words import flags_of, shell_words
@@ -77,6 +87,7 @@ ExactOption = Annotated[bool, typer.Option(help="Bit-identical results, slower."
 
 app.command()(simulate)
 app.command()(pool_sim)
+app.command()(distill)
 
 
 def _print_version(wanted: bool) -> None:
@@ -479,7 +490,7 @@ def train_tiny(
     """Trains the small byte-level model on Python sources; needs: pip install 'hybrid_jax[train]'."""
     from hybrid_jax.train import train_tiny as train
 
-    try:
+    with needs_extra("train"):
         record = train(
             out_dir,
             steps=steps,
@@ -492,10 +503,6 @@ def train_tiny(
             config=config,
             progress=not as_json,
         )
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"train-tiny: {error.name} is not installed; pip install 'hybrid_jax[train]'"
-        ) from error
     if as_json:
         write_json(record)
 

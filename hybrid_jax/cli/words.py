@@ -15,7 +15,7 @@ OTHER_NAMES = {
 }
 CLASS = r"\b(?:LLM|(?:[A-Z][a-z]+){2,})\b"
 # "LLM: ", "SamplingParams: ", "load_model: ": the part of the library that found it, which means nothing in a shell.
-FINDERS = re.compile(rf"^(?:(?:{CLASS}|[a-z]+(?:_[a-z]+)+): )+")
+FINDERS = re.compile(rf"^(?:(?:{CLASS}|[a-z]+(?:_[a-z]+)+|distill): )+")
 AFTER_FILE = re.compile(rf"(?<=\.json: ){CLASS}: ")
 # After the name of a file, names are those of the file's content: "DIR/generation_config.json: top_k must be ...".
 OF_A_FILE = re.compile(r"^.+?\.json: ")

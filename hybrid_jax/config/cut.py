@@ -69,21 +69,21 @@ def behind_cut(
     """
     if not 0 < cut < len(layers):
         raise ValueError(
-            f"cut: must be at least 1 and below the number of layers, {len(layers)}, got {cut}"
+            f"with_cut: cut must be at least 1 and below the number of layers, {len(layers)}, got {cut}"
         )
     later = [mixer for layer in layers[cut:] for mixer in layer.mixers]
     for index, layer in enumerate(layers[cut:], cut):
         if layer.weights_of is not None:
             raise ValueError(
-                f"cut: layer {index} shares the weights of layer {layer.weights_of}, so no cut may come before it, "
-                f"got cut {cut}"
+                f"with_cut: layer {index} shares the weights of layer {layer.weights_of}, so no cut may come "
+                f"before it, got cut {cut}"
             )
         for mixer in layer.mixers:
             if not isinstance(mixer, WITH_CUT):
                 known = ", ".join(kind.__name__ for kind in WITH_CUT)
                 raise ValueError(
-                    f"cut: layer {index} is {type(mixer).__name__}, which has no form behind a cut, only {known} have; "
-                    f"got cut {cut}"
+                    f"with_cut: layer {index} is {type(mixer).__name__}, which has no form behind a cut, only {known} "
+                    f"have; got cut {cut}"
                 )
     attention = _Groups(later, Attention, kv_group, "kv_group")
     recurrent = _Groups(later, (Mamba2, GatedDelta), state_group, "state_group")
@@ -126,16 +126,16 @@ class _Groups:
         own = [mixer for mixer in later if isinstance(mixer, kinds)]
         if size < 1 or len(own) % size:
             raise ValueError(
-                f"cut: {name} must divide the number of such layers behind the cut, {len(own)}, got {size}"
+                f"with_cut: {name} must divide the number of such layers behind the cut, {len(own)}, got {size}"
             )
         if size > 1 and any(isinstance(mixer, GatedDelta) for mixer in own):
             raise ValueError(
-                f"cut: gated delta nets cannot share states, so {name} must be 1, got {size}"
+                f"with_cut: gated delta nets cannot share states, so {name} must be 1, got {size}"
             )
         for first in range(0, len(own), size):
             if any(mixer != own[first] for mixer in own[first : first + size]):
                 raise ValueError(
-                    f"cut: layers that share must be alike; with {name} {size} these would share: "
+                    f"with_cut: layers that share must be alike; with {name} {size} these would share: "
                     f"{own[first : first + size]}"
                 )
         self._size, self._seen = size, 0

@@ -282,6 +282,11 @@ def leave(params: dict, stream: Stream, valid: jax.Array, config: ModelConfig) -
     return jnp.where(valid[..., None], h, 0)
 
 
+def settled(stream: Stream) -> Stream:
+    """A stream whose last update may be missing, as `leave` takes it."""
+    return stream if stream.update is not None else stream._replace(update=jnp.zeros_like(stream.h))
+
+
 def walk(
     params: dict,
     tokens: jax.Array,

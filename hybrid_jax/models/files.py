@@ -149,7 +149,8 @@ def stored_cut(folder: Path, config: ModelConfig) -> ModelConfig:
         numbers = {name: natural(values.get(name), name, least=1) for name in CUT_NUMBERS}
         return with_cut(config, numbers.pop("cut"), **numbers)
     except ValueError as error:
-        raise ValueError(f"{folder / CUT_FILE}: {error}") from error
+        text = str(error).removeprefix("with_cut: ")
+        raise ValueError(f"{folder / CUT_FILE}: {text}") from error
 
 
 # --- a `ModelConfig` as JSON: each dataclass is an object whose "type" names its class ---------------

@@ -1,8 +1,8 @@
-"""Training of the small bundled model, and of heads that draft for such models.
+"""Training of the small bundled model, of heads that draft for such models, and of models with a cut.
 
 It needs the extra `train` (optax), loaded on the first call.
 
-May import: config, kinds, engine.programs, models, text, weights.
+May import: config, costs, kinds, engine.programs, models, text, weights.
 Packages: jax, ml_dtypes, numpy, optax, rich, safetensors, tokenizers.
 """
 
@@ -49,6 +49,9 @@ class TrainOptions:
             raise ValueError(
                 f"TrainOptions: context must be between {MIN_CONTEXT} and {MAX_CONTEXT}, got {self.context}"
             )
+
+
+DISTILL = TrainOptions(context=1024, learning_rate=0.001)  # the defaults of `distill`
 
 
 def train_tiny(
@@ -170,42 +173,47 @@ def distill(
     state_group: int = 1,
     loss: Literal["kl", "lm"] = "kl",
     hidden: float = 0.0,
+    all_later: bool = False,
     steps: int | None = TrainOptions.steps,
     minutes: float | None = TrainOptions.minutes,
     seed: int = TrainOptions.seed,
     resume: bool = True,
     batch: int = TrainOptions.batch,
-    context: int = 1024,
+    context: int = DISTILL.context,
     sources: str | Path | Sequence[str | Path] | None = None,
     progress: bool = True,
-    learning_rate: float = 0.001,
-    eval_every: int = 200,
+    learning_rate: float = DISTILL.learning_rate,
+    eval_every: int = TrainOptions.eval_every,
     save_minutes: float = TrainOptions.save_minutes,
 ) -> dict:
-    """Makes a model with a cut of a model of bytes, by distillation (SwiftKV, arXiv 2410.03960, section 3.3).
+    """Makes a model with a cut of one without, by distillation (SwiftKV, arXiv 2410.03960, section 3.3).
 
     The model stays as it is and is the teacher. Only what differs from it is written, so the model with the cut needs
     the directory of the model without.
 
     Args:
         out_dir: where it goes; the training state lies in its subfolder `training_state`.
-        model: directory of a model that `train_tiny` can train; None for the bundled model.
+        model: directory of a model with a tokenizer; None for the bundled model.
         cut: layers that the tokens of prompts go through.
         kv_group, state_group: how many attention layers behind the cut share keys and values, and how many recurrent
             layers there share a state.
         loss: "kl" is the KL divergence of the teacher's distribution from the model's, both at temperature 2; "lm" is
             the cost of the tokens that follow.
         hidden: weight of the squared distance of the hidden states in front of the last layer, beside the loss.
+        all_later: train all weights of the layers behind the cut, and not only what they write and read with.
+        sources: one or more directories with files whose names end in .py, .txt, .md or .rst. None or empty for the
+            Python files of the running Python's standard library.
         learning_rate: of Adam.
-        The others as in `train_tiny`, but for the defaults of context and eval_every.
+        The others as in `train_tiny`, but for the default of context.
 
     Returns:
         The training record, as written to `distillation_record.json`. Its `held_out` has the distances to the teacher
-        before ("untrained") and after ("trained"), in nats a byte, and the share of the loss that was "recovered".
+        on up to 64 held-out rows, before ("untrained") and after ("trained"), in nats a token, and the share of the
+        loss that was "recovered".
 
     Raises:
-        As `train_tiny`.
-        ValueError: as `hybrid_jax.config.with_cut`; an unknown loss.
+        As `train_tiny`, but for what it says of bytes.
+        ValueError: as `hybrid_jax.config.with_cut`; an unknown loss; the model has no tokenizer.
     """
     from hybrid_jax.models.files import BUNDLED, model_folder
     from hybrid_jax.train.distillation import Goal, train
@@ -227,8 +235,51 @@ def distill(
         cut=cut,
         kv_group=kv_group,
         state_group=state_group,
-        goal=Goal(loss, hidden),
+        goal=Goal(loss, hidden, all_later),
         resume=resume,
         sources=sources,
         progress=progress,
+    )
+
+
+def cut_table(
+    model: str | Path | None = None,
+    *,
+    cuts: Sequence[int] | None = None,
+    kv_group: int = 1,
+    state_group: int = 1,
+    sources: str | Path | Sequence[str | Path] | None = None,
+    rows: int = 16,
+    context: int = 512,
+) -> dict:
+    """What a cut at each place would save and cost before any training, by which a cut is chosen for `distill`.
+
+    Args:
+        model, kv_group, state_group, sources: as of `distill`.
+        cuts: those to look at; None for all that the model can have.
+        rows: held-out rows to measure on. context: tokens of a row.
+
+    Returns:
+        Its "cuts" has for each the share of a prompt's FLOPs that it saves, for a prompt of 4,096 tokens; SimScore, how
+        alike the inputs of later layers are to the output of the layer at the cut (arXiv 2410.03960, eq. 1), None for a
+        cut in front of the last layer; and the distances to the model without, as in the record of `distill`.
+        "refused" says why others are not there.
+
+    Raises:
+        ValueError: no cut is possible, or one of `cuts` is not; what `distill` says of data.
+    """
+    from hybrid_jax.models.files import BUNDLED, model_folder
+    from hybrid_jax.train.cuts import cut_table as made
+
+    for name, value in (("rows", rows), ("context", context)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"cut_table: {name} must be a positive whole number, got {value!r}")
+    return made(
+        BUNDLED if model is None else model_folder(model),
+        cuts=cuts,
+        kv_group=kv_group,
+        state_group=state_group,
+        sources=sources,
+        rows=rows,
+        context=context,
     )

@@ -1,19 +1,23 @@
-"""Python sources as bytes: which files, which of them are held out, and the batch of every step."""
+"""Text files as tokens: which files, which of them are held out, and the batch of every step."""
 
 from __future__ import annotations
 
 import hashlib
 import sysconfig
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+
+from hybrid_jax.text.tokenizer import Tokenizer
 
 END = 256  # the token "<|endoftext|>": before every document, and so after every one too
 PAD = 257
 SPECIAL_TOKENS = ("<|endoftext|>", "<|pad|>", "<|reserved_0|>", "<|reserved_1|>")
 
+PYTHON = (".py",)
+TEXT = (".py", ".txt", ".md", ".rst")
 # Installed packages, and tables that are data rather than code.
 SKIPPED_FOLDERS = frozenset({"site-packages", "__pycache__", "encodings", "pydoc_data"})
 HELD_OUT_SHARE = 0.03
@@ -23,14 +27,38 @@ COPY_SHARE = 0.5  # of a file's long lines
 
 @dataclass(frozen=True)
 class Document:
-    """One source file: its path below the source directory, with forward slashes, and its bytes."""
+    """One file: its path below the source directory, with forward slashes, and its bytes, which are its tokens."""
 
     name: str
     content: bytes
 
+    @property
+    def num_tokens(self) -> int:
+        """With the token that starts it."""
+        return len(self.content) + 1
+
     def tokens(self) -> np.ndarray:
-        """uint16[1 + bytes], END first."""
+        """uint16[num_tokens], END first."""
         return np.concatenate([[END], np.frombuffer(self.content, np.uint8)]).astype(np.uint16)
+
+
+@dataclass(frozen=True)
+class TokenizedDocument(Document):
+    """A file whose tokens are not its bytes.
+
+    Attributes:
+        ids: int32[num_tokens], after a token that starts every document, if the tokenizer has one.
+    """
+
+    ids: np.ndarray = field(compare=False, repr=False)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+    def tokens(self) -> np.ndarray:
+        """The ids."""
+        return self.ids
 
 
 @dataclass(frozen=True)
@@ -70,8 +98,8 @@ def is_held_out(name: str, share: float = HELD_OUT_SHARE) -> bool:
     return value < share * 2**64
 
 
-def read_corpus(sources: Sequence[str | Path]) -> Corpus:
-    """Reads all .py files below `sources` that are UTF-8 and not empty.
+def read_corpus(sources: Sequence[str | Path], suffixes: Sequence[str] = PYTHON) -> Corpus:
+    """Reads all files below `sources` whose names end so, that are UTF-8 and not empty.
 
     Raises:
         ValueError: a source is not a directory, or nothing is left for training or for the held-out set.
@@ -82,7 +110,7 @@ def read_corpus(sources: Sequence[str | Path]) -> Corpus:
     found: dict[str, Document] = {}
     duplicates = 0
     for source in sources:
-        for document in _documents(Path(source)):
+        for document in _documents(Path(source), suffixes):
             duplicates += document.name in found
             found.setdefault(document.name, document)
     ordered = [found[name] for name in sorted(found)]
@@ -94,14 +122,52 @@ def read_corpus(sources: Sequence[str | Path]) -> Corpus:
     if not train or not held_out:
         raise ValueError(
             f"read_corpus: needs training and held-out files, got {len(train)} and {len(held_out)} "
-            f"from {len(found)} .py files; give larger sources"
+            f"from {len(found)} files ({', '.join(suffixes)}); give larger sources"
         )
     return Corpus(tuple(train), tuple(held_out), copies, duplicates + repeated + again)
 
 
-def _documents(source: Path) -> Iterable[Document]:
-    for path in sorted(source.rglob("*.py")):
+def tokens_are_bytes(tokenizer: Tokenizer) -> bool:
+    """Whether its tokens are those of `Document`: so they were in all trainings of the bundled models."""
+    text = "".join(map(chr, range(1, 0x250)))
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return tokenizer.eos_token_id == END and ids == list(text.encode())
+
+
+def reading(
+    model: Path, sources: str | Path | Sequence[str | Path] | None
+) -> tuple[Sequence[str], Tokenizer | None]:
+    """Which files are read for a model, and with which tokenizer, None if tokens are bytes.
+
+    Raises:
+        ValueError: the model has no tokenizer.
+    """
+    tokenizer = Tokenizer.from_directory(model)
+    if tokenizer is None:
+        raise ValueError(f"distill: {model} has no tokenizer.json, with which texts are read")
+    suffixes = TEXT if sources else PYTHON
+    return suffixes, None if tokens_are_bytes(tokenizer) else tokenizer
+
+
+def tokenized(corpus: Corpus, tokenizer: Tokenizer) -> Corpus:
+    """The same files as tokens. Each starts with the token that begins texts, or with the one that ends them."""
+    marks = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    start = [mark for mark in marks if mark is not None][:1]
+
+    def read(document: Document) -> TokenizedDocument:
+        ids = tokenizer.encode(document.content.decode(), add_special_tokens=False)
+        every = np.array([*start, *ids], np.int32)
+        return TokenizedDocument(document.name, document.content, every)
+
+    train, held_out = (tuple(map(read, part)) for part in (corpus.train, corpus.held_out))
+    return replace(corpus, train=train, held_out=held_out)
+
+
+def _documents(source: Path, suffixes: Sequence[str]) -> Iterable[Document]:
+    for path in sorted(source.rglob("*")):
         relative = path.relative_to(source)
+        if path.suffix not in suffixes:
+            continue
         if SKIPPED_FOLDERS.intersection(relative.parts) or not path.is_file():
             continue
         content = path.read_bytes()
@@ -156,7 +222,7 @@ class Batches:
         if batch <= 0 or self.GROUP % batch:
             raise ValueError(f"Batches: batch must divide {self.GROUP}, got {batch}")
         self.documents, self.seed, self.batch, self.context = documents, seed, batch, context
-        self.num_tokens = sum(len(d.content) + 1 for d in documents)
+        self.num_tokens = sum(document.num_tokens for document in documents)
         self.steps_per_group = self.GROUP // batch
         self.groups_per_epoch = (self.num_tokens - 1) // context // self.GROUP
         if self.groups_per_epoch == 0:
@@ -193,13 +259,13 @@ def segments(
     """Documents cut into rows for measuring, in order; no row spans two documents.
 
     Args:
-        documents: what to cut; each starts with END.
+        documents: what to cut.
         context: inputs of a row.
         limit: an evenly spaced choice of this many rows; None for all.
         full: only rows that fill the context, where there are any.
 
     Returns:
-        tokens int32[rows, context + 1], padded with PAD; lengths int32[rows] of targets that count.
+        tokens int32[rows, context + 1], padded; lengths int32[rows] of targets that count.
     """
     rows, lengths = [], []
     for document in documents:

@@ -139,14 +139,14 @@ def training_record(
     if options.config is not None:
         arguments["config"] = Path(*Path(options.config).parts[-2:]).as_posix()
     call = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    step_bytes = options.batch * options.context
+    seen = at.step * options.batch * options.context
     return {
         "command": f"{command}(OUT, {call})",
         "held_out": held_out,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)),
         "steps": at.step,
-        "bytes_seen": at.step * step_bytes,
-        "epochs": round(at.step * step_bytes / sum(len(d.content) + 1 for d in corpus.train), 3),
+        "tokens_seen": seen,
+        "epochs": round(seen / sum(document.num_tokens for document in corpus.train), 3),
         "runs": at.runs,
         "wall_minutes": round(at.seconds / 60, 1),
         "seed": options.seed,
@@ -170,16 +170,17 @@ def training_record(
 
 
 def _summary(config: ModelConfig) -> dict:
-    recurrent, attention, mlp = config.recurrent[0], config.attention, config.layers[0].mlp
+    mlp = config.layers[0].mlp
+    mixers = {}
+    for mixer in (mixer for layer in config.layers for mixer in layer.mixers):
+        mixers.setdefault(kind_of(mixer).name, to_json(mixer))
     return {
-        "pattern": "".join(type(s.mixers[0]).__name__[0] for s in config.layers),
+        "pattern": "".join(type(mixer).__name__[0] for s in config.layers for mixer in s.mixers),
         "width": config.width,
         "mlp_width": None if mlp is None else mlp.width,
         "vocab_size": config.vocab_size,
         "max_position": config.max_position,
-        kind_of(recurrent).name: to_json(recurrent),
-        "attention": None if attention is None else to_json(attention),
-    }
+    } | mixers
 
 
 def _json(fields: dict) -> str:

@@ -22,9 +22,10 @@ from hybrid_jax.engine.programs.compile_cache import enable_compile_cache
 from hybrid_jax.models import config_from_hf
 from hybrid_jax.models.files import BUNDLED, CONFIG_FILE, CUT_FILE, read_json
 from hybrid_jax.models.initialize import random_params
+from hybrid_jax.text.tokenizer import Tokenizer
 from hybrid_jax.train import TrainOptions
 from hybrid_jax.train import state as saved
-from hybrid_jax.train.data import Batches, Corpus, read_corpus, sources_of
+from hybrid_jax.train.data import PYTHON, Batches, Corpus, read_corpus, sources_of, tokenized
 from hybrid_jax.train.evaluate import bits_per_byte, token_bits
 from hybrid_jax.train.export import rounded, training_record, write_model
 
@@ -137,8 +138,8 @@ def train(
             params, config, training.corpus.held_out, options.context, limit=QUICK_ROWS
         )["bits_per_byte"]
         seen = at.step * options.batch * options.context
-        at.history.append({"step": at.step, "bytes_seen": seen, "held_out_sample": held_out})
-        report.measured(at, held_out)
+        at.history.append({"step": at.step, "tokens_seen": seen, "held_out_sample": held_out})
+        report.measured(at, f"{held_out:.4f} bits/byte")
 
     arrays = training.run(arrays, at, step, measure)
     return export(training, arrays["params"], fields, config, at)
@@ -149,6 +150,8 @@ class Training:
 
     Args:
         out_dir, options, sources, progress: as of `hybrid_jax.train.train_tiny`.
+        suffixes: of the files that are read.
+        tokenizer: None if tokens are bytes.
     """
 
     def __init__(
@@ -157,6 +160,8 @@ class Training:
         options: TrainOptions,
         sources: str | Path | Sequence[str | Path] | None,
         progress: bool,
+        suffixes: Sequence[str] = PYTHON,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         self._begun = time.monotonic()
         check_writable(out_dir)
@@ -165,7 +170,8 @@ class Training:
         if options.steps is None and options.minutes is None:
             options = replace(options, steps=DEFAULT_STEPS)
         self.out_dir, self.options, self.sources = out_dir, options, sources_of(sources)
-        self.corpus = read_corpus(self.sources)
+        corpus = read_corpus(self.sources, suffixes)
+        self.corpus = corpus if tokenizer is None else tokenized(corpus, tokenizer)
         self.progress = progress
 
     def start(
@@ -241,7 +247,7 @@ class Training:
                     saved.save(path, arrays, at)
                     last_save = time.monotonic()
             saved.save(path, arrays, at)
-        Report(self.progress).say("measuring all held-out files")
+        Report(self.progress).say("measuring on held-out files")
         return arrays
 
 
@@ -315,7 +321,7 @@ def progress_of(step: int, seconds: float, steps: int | None, minutes: float | N
 
 
 class Report:
-    """Shows step, bytes, bits per byte, rate and time left: a bar on a terminal, log lines elsewhere, or nothing.
+    """Shows step, tokens, loss, rate and time left: a bar on a terminal, log lines elsewhere, or nothing.
 
     A context manager.
     """
@@ -366,9 +372,9 @@ class Report:
         rate = (at.step - before) * step_tokens / max(now - then, 1e-9)
         left = at.seconds * (1 - done) / done / 60 if done else float("nan")
         line = (
-            f"step {at.step}  {at.step * step_tokens / 1e6:.2f} MB seen  rows of {at.row_len}  "
-            f"loss {sum(self.recent) / len(self.recent):.3f}  held out {self.held_out} bits/byte  "
-            f"{rate:.0f} bytes/s  {left:.0f} min left"
+            f"step {at.step}  {at.step * step_tokens / 1e6:.2f} M tokens seen  rows of {at.row_len}  "
+            f"loss {sum(self.recent) / len(self.recent):.3f}  held out {self.held_out}  "
+            f"{rate:.0f} tokens/s  {left:.0f} min left"
         )
         if at.step % LOG_EVERY == 0:
             self.clock = (now, at.step)
@@ -377,7 +383,7 @@ class Report:
         else:
             self.bar.update(self.task, completed=done, description=line)
 
-    def measured(self, at: saved.TrainProgress, bits: float) -> None:
+    def measured(self, at: saved.TrainProgress, found: str) -> None:
         """Shows a held-out measurement."""
-        self.held_out = f"{bits:.3f}"
-        self.say(f"step {at.step}  held-out sample {bits:.4f} bits/byte")
+        self.held_out = found
+        self.say(f"step {at.step}  held-out sample {found}")

@@ -23,19 +23,25 @@ WEIGHTS_FILE = "cut.safetensors"
 Tensors = dict[str, Any]  # by place in the tree of parameters, such as "layers.5.mixers.0.in_proj"
 
 
-def own_tensors(params: dict, config: ModelConfig) -> Tensors:
+def own_tensors(params: dict, config: ModelConfig, *, all_later: bool = False) -> Tensors:
     """What a model with a cut does not share with the model without: the cut's weights and what later layers read with.
 
     Args:
-        params: of the model with the cut.
+        params: of the model with the cut, or a tree like that.
+        all_later: all weights of the layers behind the cut.
     """
     found = {f"cut.{name}": leaf for name, leaf in params["cut"].items()}
     for index in config.later:
+        layer = params["layers"][index]
+        if all_later:
+            for path, leaf in jax.tree_util.tree_leaves_with_path(layer):
+                place = jax.tree_util.keystr(path, simple=True, separator=".")
+                found[f"layers.{index}.{place}"] = leaf
+            continue
         for number, mixer in enumerate(config.layers[index].mixers):
-            weights = params["layers"][index]["mixers"][number]
             for name in projection_names(mixer):
-                if name in weights:
-                    found[f"layers.{index}.mixers.{number}.{name}"] = weights[name]
+                if name in layer["mixers"][number]:
+                    found[f"layers.{index}.mixers.{number}.{name}"] = layer["mixers"][number][name]
     return found
 
 
@@ -56,23 +62,20 @@ def _put(tree: Any, path: list[str], leaf: Any) -> Any:
     return tree | {first: _put(tree[first], rest, leaf)}
 
 
-def save_cut(
-    folder: Path, config: ModelConfig, tensors: Tensors, *, base: Path, dtype: str
-) -> None:
+def save_cut(folder: Path, config: ModelConfig, tensors: Tensors, *, base: Path) -> None:
     """Writes a model with a cut beside the model without: what differs, and the tokenizer's files.
 
     Args:
-        folder: made if absent. config: of the model with the cut. tensors: what differs, by place.
+        folder: made if absent. config: of the model with the cut.
+        tensors: what differs, by place, in the dtypes in which it is stored.
         base: directory of the model without. It is named by a path from `folder`; the bundled model by none.
-        dtype: in which the tensors are stored.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in TOKENIZER_FILES:
         if (base / name).is_file() and base.resolve() != folder.resolve():
             shutil.copyfile(base / name, folder / name)
-    stored = {name: np.asarray(leaf).astype(jnp.dtype(dtype)) for name, leaf in tensors.items()}
     partial = folder / f"{WEIGHTS_FILE}.partial"
-    save_file(stored, partial)
+    save_file({name: np.asarray(leaf) for name, leaf in tensors.items()}, partial)
     partial.replace(folder / WEIGHTS_FILE)
     link = None if base.samefile(BUNDLED) else os.path.relpath(base, folder)
     values = {"base": link} | {name: getattr(config, name) for name in CUT_NUMBERS}
@@ -89,16 +92,15 @@ def add_cut(folder: Path, base: ModelConfig, params: dict) -> tuple[ModelConfig,
     if not file.is_file():
         raise CheckpointNotFound(f"load_model: {folder} has {CUT_FILE} but no {WEIGHTS_FILE}")
     params = cut_params(params, config)
-    wanted, found = own_tensors(params, config), read_file(file)
-    for name in sorted(wanted.keys() | found.keys()):
-        if name not in wanted or name not in found:
-            what = (
-                "has no tensor" if name in wanted else "has a tensor that the model does not use,"
-            )
-            raise ValueError(f"load_model: {file} {what} {name}")
-        if found[name].shape != wanted[name].shape:
+    found, known = read_file(file), own_tensors(params, config, all_later=True)
+    if missing := sorted(own_tensors(params, config).keys() - found.keys()):
+        raise ValueError(f"load_model: {file} has no tensor {missing[0]}")
+    for name in sorted(found):
+        if name not in known:
+            raise ValueError(f"load_model: {file} has a tensor that the model does not use, {name}")
+        if found[name].shape != known[name].shape:
             raise ValueError(
-                f"load_model: {file}: {name} must have shape {wanted[name].shape}, got {found[name].shape}"
+                f"load_model: {file}: {name} must have shape {known[name].shape}, got {found[name].shape}"
             )
-    cast = {name: jnp.asarray(found[name].array(), wanted[name].dtype) for name in wanted}
+    cast = {name: jnp.asarray(found[name].array(), known[name].dtype) for name in found}
     return config, with_tensors(params, jax.device_put(cast))

@@ -38,7 +38,7 @@ def stored(base, tmp_path):
         return leaf + jnp.asarray(rng.standard_normal(leaf.shape), leaf.dtype)
 
     tensors = jax.tree.map(spread, own_tensors(params, config))
-    save_cut(tmp_path / "cut", config, tensors, base=base, dtype=config.dtype)
+    save_cut(tmp_path / "cut", config, tensors, base=base)
     return tmp_path / "cut", config, with_tensors(params, tensors)
 
 
@@ -64,7 +64,7 @@ def test_the_bundled_model_needs_no_path(tmp_path):
     config, params = load_model(BUNDLED)
     config = with_cut(config, 6)
     tensors = own_tensors(cut_params(params, config), config)
-    save_cut(tmp_path, config, tensors, base=BUNDLED, dtype=config.dtype)
+    save_cut(tmp_path, config, tensors, base=BUNDLED)
     assert json.loads((tmp_path / CUT_FILE).read_text())["base"] is None
     assert load_config(tmp_path) == config
 

@@ -173,6 +173,19 @@ MISTAKES = [
     ("train-tiny IN/out --context 1", "--context must be between 16 and 32768, got 1"),
     ("train-tiny IN/out --source /nowhere", "a source must be a directory, got '/nowhere'"),
     ("train-tiny IN/text --source IN", "cannot write to IN/text: File exists; give another"),
+    # distill
+    ("distill --out IN/out", "--cut is missing; --table shows what each cut would"),
+    ("distill --cut 4", "--out is missing; --table shows what each cut would"),
+    ("distill --table --out IN/out", "--table trains nothing, so it takes no --out"),
+    ("distill --cut 0 --out IN/out", "--cut must be at least 1 and below the number of layers, 8, got 0"),
+    ("distill --cut 8 --out IN/out", "--cut must be below the number of layers, 8, got 8"),
+    ("distill --cut 4 --state-group 2 --out IN/out", "--state-group must divide the number of such"),
+    ("distill --cut 4 --loss x --out IN/out", "--loss must be 'kl' or 'lm', got 'x'"),
+    ("distill --cut 4 --steps 0 --out IN/out", "--steps must be positive, got 0"),
+    ("distill --cut 4 --model /nowhere --out IN/out", "/nowhere does not exist; give a model directory"),
+    ("distill --cut 4 --data /nowhere --out IN/out", "a source must be a directory, got '/nowhere'"),
+    ("distill --cut 4 --out IN/text", "cannot write to IN/text: File exists; give another"),
+    ("distill --table --cut 9", "--cut must be at least 1 and below the number of layers, 8, got 9"),
 ]  # fmt: skip
 # Files of lines that are no requests: the output says so of each line, and docs/batch.md gives the code.
 NO_REQUESTS = ["text", "list", "object", "latin", "binary"]

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import pytest
@@ -641,3 +642,64 @@ def test_train_tiny_without_optax_says_how_to_get_it(run, monkeypatch, tmp_path)
     code, _, err = run("train-tiny", tmp_path)
     assert code == 2
     assert "optax is not installed; pip install 'hybrid_jax[train]'" in err
+
+
+def test_distill_passes_its_options_on(run, monkeypatch, tmp_path):
+    calls = []
+    far = {"perplexity_ratio": 1.5, "kl": 0.25, "agreement": 0.75}
+    record = {"held_out": {"untrained": far, "trained": far | {"kl": 0.125}}}
+    monkeypatch.setattr(
+        "hybrid_jax.train.distill", lambda *where, **given: calls.append((where, given)) or record
+    )
+    wanted = ("distill", "--cut", 4, "--state-group", 3, "--out", tmp_path, "--data", "texts")
+    code, out, err = run(*wanted, "--data", "more", "--loss", "lm", "--minutes", 2)
+    assert code == 0
+    [(where, given)] = calls
+    assert where == (tmp_path, None)
+    assert given == {
+        "cut": 4,
+        "kv_group": 1,
+        "state_group": 3,
+        "loss": "lm",
+        "all_later": False,
+        "steps": None,
+        "minutes": 2.0,
+        "seed": 0,
+        "resume": True,
+        "batch": 2,
+        "context": 1024,
+        "sources": [Path("texts"), Path("more")],
+        "progress": True,
+        "learning_rate": 0.001,
+    }
+    first, second = out.splitlines()
+    assert first.startswith("untrained: perplexity 1.5000 of the model without a cut, KL 0.2500")
+    assert second.startswith("trained:") and "KL 0.1250" in second and "75.0%" in second
+    assert f"hybrid-jax generate --model {tmp_path}" in err
+    code, out, _ = run(*wanted, "--json")
+    assert (code, json.loads(out)) == (0, record)
+
+
+def test_distill_shows_a_table_of_cuts(run, monkeypatch):
+    calls = []
+    far = {"flops_saved": 0.5, "perplexity_ratio": 1.25, "kl": 0.25, "agreement": 0.75}
+    found = {
+        "layers": 3,
+        "tokens": 8192,
+        "flops_saved_at": 4096,
+        "cuts": [{"cut": 1, "sim_score": 0.9} | far, {"cut": 2, "sim_score": None} | far],
+        "refused": {"3": "with_cut: no such form"},
+    }
+    monkeypatch.setattr(
+        "hybrid_jax.train.cut_table", lambda model, **given: calls.append((model, given)) or found
+    )
+    code, out, err = run("distill", "--table", "--model", "M", "--kv-group", 2)
+    assert code == 0 and err == "hybrid-jax: no cut 3: no such form\n"
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[1] == ["1", "50.0%", "0.900", "x1.2500", "0.2500", "75.0%"]
+    assert lines[2][2] == "-" and "8,192 held-out" in out
+    code, out, _ = run("distill", "--table", "--cut", 2, "--json")
+    assert (code, json.loads(out)) == (0, found)
+    groups = {"kv_group": 2, "state_group": 1}
+    assert calls[0] == ("M", {"cuts": None, "sources": None} | groups)
+    assert calls[1] == (None, {"cuts": [2], "sources": None, "kv_group": 1, "state_group": 1})

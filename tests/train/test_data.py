@@ -65,7 +65,7 @@ def test_installed_packages_and_files_that_are_not_utf8_are_skipped(tmp_path):
 
 def test_nothing_to_train_on_is_an_error_with_the_counts(tmp_path):
     write(tmp_path, TRAIN_NAMES[0], body("only"))
-    with pytest.raises(ValueError, match="got 1 and 0 from 1 .py files"):
+    with pytest.raises(ValueError, match=r"got 1 and 0 from 1 files \(.py\)"):
         read_corpus([tmp_path])
     with pytest.raises(ValueError, match="must be a directory, got '.*nowhere'"):
         read_corpus([tmp_path / "nowhere"])

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
+from safetensors.numpy import load_file, save_file
 
 from hybrid_jax.config import with_cut
 from hybrid_jax.models import config_from_hf, decoder
 from hybrid_jax.models.cut import cut_params
 from hybrid_jax.models.initialize import random_params
-from hybrid_jax.train import distill
-from hybrid_jax.train.distillation import TEMPERATURE, Goal, adam, distances, train_step
+from hybrid_jax.text.tokenizer import Tokenizer
+from hybrid_jax.train import cut_table, distill
+from hybrid_jax.train.cuts import sim_scores, similarities
+from hybrid_jax.train.data import TEXT, read_corpus, segments, tokenized
+from hybrid_jax.train.distances import TEMPERATURE, distances, measure
+from hybrid_jax.train.distillation import Goal, adam, train_step
 from hybrid_jax.train.export import write_model
 from hybrid_jax.weights import load_model
-from hybrid_jax.weights.cut import own_tensors
+from hybrid_jax.weights.cut import WEIGHTS_FILE, own_tensors
 
 FEW = {"batch": 2, "context": 64, "progress": False}
 
@@ -129,6 +136,132 @@ def test_it_goes_on_where_it_stopped_and_writes_what_it_measured(model, sources,
     assert written["held_out"] == record["held_out"]
     assert set(written["held_out"]) == {"untrained", "trained", "recovered"}
     assert written["command"].startswith("distill(OUT, ") and written["cut"] == 1
+
+
+def test_measurements_are_means_over_tokens(fields, sources):
+    """Rows of different lengths, in calls of different sizes, and a last call with too few rows."""
+    base = config_of(fields)
+    config = with_cut(base, 1)
+    teacher = random_params(base, 0)
+    params = cut_params(teacher, config)
+    tensors = own_tensors(params, config)
+    tokens, lengths = segments(read_corpus([sources]).held_out, 64, 5)
+    lengths[1] = 7
+    found = measure(tensors, params, teacher, config, base, (tokens, lengths))
+    sums = {"kl": 0.0, "nats": 0.0}
+    for row, length in zip(tokens, lengths, strict=True):
+        row, counts = row[None, : length + 1], np.ones((1, length), bool)
+        one = distances(tensors, params, teacher, row, counts, config, base)
+        for name in sums:
+            sums[name] += float(getattr(one, name)) * length
+    for name, total in sums.items():
+        assert found[name] == pytest.approx(total / lengths.sum(), rel=1e-4, abs=2e-6)
+    wanted = np.exp(found["nats"] - found["teacher_nats"])
+    assert found["perplexity_ratio"] == pytest.approx(wanted, rel=1e-5)
+    assert 0 < found["nats_error"] < 1
+
+
+def test_all_later_weights_may_be_trained_and_are_kept(model, fields, sources, tmp_path):
+    settings = FEW | {"sources": sources, "cut": 3, "steps": 10, "loss": "lm"}
+    record = distill(tmp_path / "all", model, all_later=True, **settings)
+    config, params = load_model(tmp_path / "all", dtype="float32")
+    _, before = load_model(model, dtype="float32")
+    later, was = params["layers"][3], before["layers"][3]
+    assert np.abs(later["mlp"]["down"] - was["mlp"]["down"]).max() > 1e-4
+    assert np.abs(later["norm"] - was["norm"]).max() > 1e-4
+    jax.tree.map(np.testing.assert_array_equal, params["layers"][:3], before["layers"][:3])
+    assert record["parameters"] > sum(leaf.size for leaf in own_tensors(params, config).values())
+    rows = segments(read_corpus([sources]).held_out, 64, 64, full=True)
+    found = measure({}, params, before, config, replace(config_of(fields)), rows)
+    assert found["kl"] == pytest.approx(record["held_out"]["trained"]["kl"], rel=1e-3)
+
+
+def test_a_stored_tensor_that_no_later_layer_has_is_named(model, sources, tmp_path):
+    distill(tmp_path, model, **FEW, sources=sources, cut=2, steps=1, all_later=True)
+    file = tmp_path / WEIGHTS_FILE
+    tensors = load_file(file)
+    save_file(tensors | {"layers.1.norm": tensors["layers.3.norm"]}, file)
+    with pytest.raises(ValueError, match=r"that the model does not use, layers\.1\.norm"):
+        load_model(tmp_path)
+
+
+def test_texts_are_read_with_the_tokenizer_of_the_model(model, sources, tmp_path):
+    """A tokenizer for which four spaces are one token; files of other names than Python's."""
+    folder, texts = tmp_path / "model", tmp_path / "texts"
+    shutil.copytree(model, folder)
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.add_tokens([tokenizers.AddedToken("    ", normalized=False)])
+    four = backend.token_to_id("    ")
+    values = json.loads((folder / "config.json").read_text()) | {"vocab_size": four + 1}
+    params = random_params(config_of(values), 0)
+    write_model(folder, params, values)
+    backend.save(str(folder / "tokenizer.json"))
+    texts.mkdir()
+    for path in sources.iterdir():
+        (texts / path.with_suffix(".md").name).write_text("é" + path.read_text() * 4)
+    settings = FEW | {"sources": texts, "cut": 1, "steps": 2}
+    record = distill(tmp_path / "cut", folder, **settings)
+    assert record["corpus"]["held_out_files"] > 0
+    corpus = tokenized(read_corpus([texts], TEXT), Tokenizer.from_directory(folder))
+    for document in corpus.train:
+        text = document.content.decode()
+        assert list(document.ids) == [256, *backend.encode(text).ids]
+        assert document.num_tokens == len(text.encode()) + 1 - 3 * text.count("    ")
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match="has no tokenizer.json"):
+        distill(tmp_path / "other", folder, **settings)
+
+
+def test_the_table_has_what_each_cut_costs_and_saves(model, fields, sources):
+    base = config_of(fields)
+    found = cut_table(model, sources=sources, rows=3, context=64)
+    assert [each["cut"] for each in found["cuts"]] == [1, 2, 3]
+    saved = [each["flops_saved"] for each in found["cuts"]]
+    assert saved == sorted(saved, reverse=True) and saved[-1] > 0
+    _, params = load_model(model, dtype="float32")
+    config = with_cut(base, 2)
+    weights = cut_params(params, config)
+    rows = segments(read_corpus([sources]).held_out, 64, 3, full=True)
+    far = measure({}, weights, params, config, base, rows)
+    assert {name: found["cuts"][1][name] for name in far} == pytest.approx(far, rel=1e-4, abs=2e-6)
+    assert found["cuts"][2]["kl"] < 1e-5 and found["cuts"][2]["sim_score"] is None
+    assert found["tokens"] == 3 * 64 and found["layers"] == 4 and not found["refused"]
+
+
+def test_sim_score_is_the_mean_similarity_to_the_inputs_of_later_layers(fields):
+    """Equation 1 of arXiv 2410.03960, by residual streams that are made layer by layer."""
+    base = config_of(fields)
+    params = random_params(base, 0)
+    tokens = jax.random.randint(jax.random.key(0), (2, 12), 0, 256)
+    counts = np.arange(12) < np.array([12, 5])[:, None]
+    valid, mix = decoder.whole_sequences(tokens, jnp.array([12, 12]))
+    inputs = []
+    for end in range(len(base.layers)):
+        stream = decoder.enter(params, tokens, valid, base)
+        stream = decoder.through(params, stream, valid, range(end), base, mix)
+        update = 0 if stream.update is None else np.asarray(stream.update, np.float64)
+        inputs.append((np.asarray(stream.h, np.float64) + update)[counts])
+    alike = similarities(params, tokens, counts, base)
+
+    def similarity(one, other):
+        dots = (one * other).sum(-1)
+        return (dots / np.linalg.norm(one, axis=-1) / np.linalg.norm(other, axis=-1)).mean()
+
+    for first, score in enumerate(sim_scores(np.asarray(alike))):
+        later = [similarity(inputs[first], other) for other in inputs[first + 1 :]]
+        assert score == (pytest.approx(np.mean(later), abs=1e-5) if later else None)
+
+
+def test_cuts_that_cannot_be_are_named(model, fields, sources):
+    found = cut_table(model, sources=sources, rows=1, context=64, kv_group=2)
+    assert [each["cut"] for each in found["cuts"]] == [1]
+    assert "kv_group must divide" in found["refused"]["2"]
+    with pytest.raises(ValueError, match="kv_group must divide .*, 1, got 2"):
+        cut_table(model, sources=sources, cuts=[1, 2], kv_group=2)
+    with pytest.raises(ValueError, match="below the number of layers, 4, got 5"):
+        cut_table(model, sources=sources, cuts=[5])
+    with pytest.raises(ValueError, match="rows must be a positive whole number, got 0"):
+        cut_table(model, sources=sources, rows=0)
 
 
 def test_mistakes_are_named(model, sources, tmp_path, fields):

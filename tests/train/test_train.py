@@ -108,7 +108,7 @@ def test_training_learns(tmp_path, sources, small_config, small_fields):
 def test_the_record_says_what_was_done(trained, sources):
     folder, record = trained
     assert json.loads((folder / "training_record.json").read_text()) == record
-    assert record["bytes_seen"] == 4 * 8 * 64
+    assert record["tokens_seen"] == 4 * 8 * 64
     assert [entry["step"] for entry in record["history"]] == [2, 4]
     assert "seed=0" in record["command"] and "steps=4" in record["command"]
     assert str(sources.parent) not in json.dumps(record)

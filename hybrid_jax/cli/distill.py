@@ -1,0 +1,141 @@
+"""The command `distill`: a model with a cut from one without, and the table by which its cut is chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hybrid_jax import train
+from hybrid_jax.cli.exits import JsonOption, needs_extra, note, write, write_json
+
+
+def distill(
+    model: Annotated[
+        str | None,
+        typer.Option(help="Directory of the model without a cut; the bundled one by default."),
+    ] = None,
+    cut: Annotated[
+        int | None, typer.Option(help="Layers that the tokens of a prompt go through.")
+    ] = None,
+    kv_group: Annotated[
+        int, typer.Option(help="Attention layers behind the cut that share keys and values.")
+    ] = 1,
+    state_group: Annotated[
+        int, typer.Option(help="Recurrent layers behind the cut that share a state.")
+    ] = 1,
+    source: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--data",
+            help="Directory of texts (.py, .txt, .md, .rst); may be repeated. "
+            "Python's standard library by default.",
+        ),
+    ] = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Where the model with the cut goes.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps.")] = train.DISTILL.steps,
+    minutes: Annotated[
+        float | None, typer.Option(help="Wall-clock minutes of the training.")
+    ] = train.DISTILL.minutes,
+    seed: Annotated[int, typer.Option(help="Seed of the data's order.")] = train.DISTILL.seed,
+    resume: Annotated[bool, typer.Option(help="Go on with an earlier run in --out.")] = True,
+    batch: Annotated[int, typer.Option(help="Rows of a step.")] = train.DISTILL.batch,
+    context: Annotated[int, typer.Option(help="Tokens of a row.")] = train.DISTILL.context,
+    learning_rate: Annotated[
+        float, typer.Option(help="Peak rate of Adam.")
+    ] = train.DISTILL.learning_rate,
+    loss: Annotated[
+        str,
+        typer.Option(
+            help="kl: the distribution of the model without a cut; lm: the tokens that follow."
+        ),
+    ] = "kl",
+    all_later: Annotated[
+        bool, typer.Option("--all-later", help="Train all weights behind the cut.")
+    ] = False,
+    table: Annotated[
+        bool,
+        typer.Option(
+            "--table",
+            help="Train nothing; show what each cut would save and cost. With --cut: that one.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Makes a model whose prompts skip the later layers (SwiftKV); needs: pip install 'hybrid_jax[train]'.
+
+    A model with a cut is trained to answer as the model without. Choose the cut by --table.
+    """
+    groups: dict[str, Any] = {"kv_group": kv_group, "state_group": state_group}
+    if table:
+        if out_dir is not None:
+            raise ValueError("distill: --table trains nothing, so it takes no --out")
+        cuts = None if cut is None else [cut]
+        found = train.cut_table(model, cuts=cuts, sources=source, **groups)
+        write_json(found) if as_json else _write_table(found)
+        return
+    for name, value in (("--cut", cut), ("--out", out_dir)):
+        if value is None:
+            raise ValueError(
+                f"distill: {name} is missing; --table shows what each cut would save and cost"
+            )
+    assert cut is not None and out_dir is not None
+    with needs_extra("train"):
+        record = train.distill(
+            out_dir,
+            model,
+            cut=cut,
+            loss=loss,  # type: ignore[arg-type]
+            all_later=all_later,
+            steps=steps,
+            minutes=minutes,
+            seed=seed,
+            resume=resume,
+            batch=batch,
+            context=context,
+            sources=source,
+            progress=not as_json,
+            learning_rate=learning_rate,
+            **groups,
+        )
+    if as_json:
+        write_json(record)
+        return
+    for name in ("untrained", "trained"):
+        far = record["held_out"][name]
+        write(
+            f"{name}: perplexity {far['perplexity_ratio']:.4f} of the model without a cut, "
+            f"KL {far['kl']:.4f} nats a token, most likely token the same {far['agreement']:.1%}"
+        )
+    note(f"the model is in {out_dir}; hybrid-jax generate --model {out_dir} PROMPT")
+
+
+def _write_table(found: dict[str, Any]) -> None:
+    """As text, one line for each cut."""
+    titles = ("cut", "FLOPs saved", "SimScore", "perplexity", "KL nats", "same token")
+    rows = [titles]
+    for each in found["cuts"]:
+        score = each["sim_score"]
+        rows.append(
+            (
+                str(each["cut"]),
+                f"{each['flops_saved']:.1%}",
+                "-" if score is None else f"{score:.3f}",
+                f"x{each['perplexity_ratio']:.4f}",
+                f"{each['kl']:.4f}",
+                f"{each['agreement']:.1%}",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        write("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)))
+    write(
+        f"\nA cut behind so many of the {found['layers']} layers, before any training, on {found['tokens']:,} held-out "
+        f"tokens.\nFLOPs: of a prompt of {found['flops_saved_at']:,} tokens. SimScore: how alike the inputs of later "
+        "layers are to the cut's\noutput. The others: against the model without a cut."
+    )
+    for cut, error in found["refused"].items():
+        note(f"no cut {cut}: {error.removeprefix('with_cut: ')}")
