@@ -16,7 +16,11 @@ from hybrid_jax.config import Attention, EngineConfig, ModelConfig
 from hybrid_jax.kinds.kind import StateLayout
 from hybrid_jax.kinds.table import kind_of, recurrent_kind
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "uint32": 4, "int32": 4, "uint16": 2}
+FP8 = "float8_e4m3fn"
+ITEM_BYTES = {
+    **{"float32": 4, "uint32": 4, "int32": 4},
+    **{"bfloat16": 2, "float16": 2, "uint16": 2, FP8: 1},
+}
 FRAME_TARGET_BYTES = 256 * 1024
 LEAST_FRAME_WORDS = 16
 NUM_FRAMES_LIMIT = 1 << 24  # a handle keeps 24 bits of frame id
@@ -47,11 +51,13 @@ class KVPlace:
     Attributes:
         frame: index of the frame in the page. offset: words of that frame in front of the keys and values.
         token_words: words of one token's K and V.
+        scale_words: words of their scales, for FP8. Those of a page lie behind the K and V of all its tokens.
     """
 
     frame: int
     offset: int
     token_words: int
+    scale_words: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +130,7 @@ class Geometry:
         groups: the recurrent layers by their spec.
         states: place of each recurrent layer, in layer order.
         grain: tokens between resume points.
-        dtype: dtype of KV pages, ring records and convolution columns.
+        dtype: dtype of ring records and convolution columns. kv_dtype: of KV pages.
     """
 
     frame_words: int
@@ -135,6 +141,7 @@ class Geometry:
     states: tuple[StatePlace, ...]
     grain: int
     dtype: str
+    kv_dtype: str
 
     @property
     def frame_bytes(self) -> int:
@@ -183,7 +190,16 @@ class Geometry:
 
 
 def token_words(attention: Attention, dtype: str) -> int:
-    """Words of one token's K and V in one attention layer."""
+    """Words of one token's K and V in one attention layer, without scales.
+
+    Raises:
+        ValueError: a head does not fill whole words.
+    """
+    if dtype == FP8 and attention.head_dim % 4:
+        raise ValueError(
+            f"Geometry: kv_cache_dtype='fp8' needs head sizes that are multiples of 4, got {attention.head_dim}; "
+            "use kv_cache_dtype='auto'"
+        )
     return kind_of(attention).token_elements(attention) * ITEM_BYTES[dtype] // 4
 
 
@@ -197,11 +213,13 @@ def make_geometry(model: ModelConfig, engine: EngineConfig) -> Geometry:
         engine: gives grain, page size (or None) and dtype.
 
     Raises:
-        ValueError: the grain is shorter than the convolution's history.
+        ValueError: the grain is shorter than the convolution's history, or FP8 does not fit the heads.
     """
-    tokens = [token_words(mixer, engine.dtype) for mixer in model.mixers(Attention)]
+    attention = model.mixers(Attention)
+    tokens = [token_words(mixer, engine.kv_dtype) for mixer in attention]
+    scales = [2 * mixer.num_kv_heads for mixer in attention] if engine.kv_dtype == FP8 else None
     layouts = [replace(recurrent_kind(spec).layout(spec), spec=spec) for spec in model.recurrent]
-    return fit_geometry(tokens, layouts, engine)
+    return fit_geometry(tokens, layouts, engine, scales=scales)
 
 
 def fit_geometry(
@@ -209,6 +227,7 @@ def fit_geometry(
     layouts: list[StateLayout],
     engine: EngineConfig,
     *,
+    scales: list[int] | None = None,
     min_page_tokens: int = 64,
 ) -> Geometry:
     """`make_geometry` for a model of which it is only known what its layers cache.
@@ -217,6 +236,7 @@ def fit_geometry(
         tokens: for each attention layer, the words of one token's K and V.
         layouts: what each recurrent layer caches.
         engine: as in `make_geometry`.
+        scales: for each attention layer, the words of one token's scales; None if there are none.
         min_page_tokens: the smallest page that is considered if the engine leaves the size open. 64 suits a CPU, where
             shorter pages make the loop over pages too long.
     """
@@ -234,10 +254,12 @@ def fit_geometry(
         page_sizes, splits = [0], [0]
     else:
         splits = [d for d in range(1, len(tokens) + 1) if len(tokens) % d == 0]
+    scales = [0] * len(tokens) if scales is None else scales
+    sizes = [sum(words) for words in zip(tokens, scales, strict=True)]
     options = []
     for page_tokens in page_sizes:
         for layers in splits:
-            page = [page_tokens * sum(tokens[i : i + layers]) for i in _starts(tokens, layers)]
+            page = [page_tokens * sum(sizes[i : i + layers]) for i in _starts(sizes, layers)]
             for words in _frame_options(max(page, default=0), layouts):
                 options.append((_cost(words, page, layouts), words, page_tokens, layers))
     _, words, page_tokens, layers = min(options)
@@ -245,19 +267,21 @@ def fit_geometry(
     return Geometry(
         frame_words=words,
         page_tokens=page_tokens,
-        frames_per_page=len(_starts(tokens, layers)),
+        frames_per_page=len(_starts(sizes, layers)),
         kv=tuple(
             KVPlace(
                 frame=index // layers,
-                offset=page_tokens * sum(tokens[index - index % layers : index]),
-                token_words=each,
+                offset=page_tokens * sum(sizes[index - index % layers : index]),
+                token_words=tokens[index],
+                scale_words=scales[index],
             )
-            for index, each in enumerate(tokens)
+            for index in range(len(tokens))
         ),
         groups=groups,
         states=states,
         grain=engine.grain,
         dtype=engine.dtype,
+        kv_dtype=engine.kv_dtype,
     )
 
 
@@ -289,12 +313,13 @@ def sized_geometry(
         states=states,
         grain=grain,
         dtype="bfloat16",
+        kv_dtype="bfloat16",
     )
 
 
-def _starts(tokens: list[int], layers: int) -> range:
+def _starts(sizes: list[int], layers: int) -> range:
     """The first layer of each frame of a page, with `layers` layers per frame."""
-    return range(0, len(tokens), max(layers, 1))
+    return range(0, len(sizes), max(layers, 1))
 
 
 def _state_groups(
@@ -370,8 +395,8 @@ def page_padding(geometry: Geometry) -> float:
     """Share of a KV page's frames that holds nothing."""
     if not geometry.has_pages:
         return 0.0
-    used = geometry.page_tokens * sum(place.token_words for place in geometry.kv)
-    return 1 - used / (geometry.frames_per_page * geometry.frame_words)
+    used = geometry.page_tokens * kv_bytes_per_token(geometry)
+    return 1 - used / (geometry.frames_per_page * geometry.frame_bytes)
 
 
 def ring_specs(
@@ -445,8 +470,8 @@ def adjust_specs(model: ModelConfig, *, num_rows: int) -> dict[str, ArraySpec]:
 
 
 def kv_bytes_per_token(geometry: Geometry) -> int:
-    """Bytes of one token's K and V over all attention layers, without the padding of the page."""
-    return 4 * sum(place.token_words for place in geometry.kv)
+    """Bytes of one token's K and V over all attention layers, with their scales, without the padding of the page."""
+    return 4 * sum(place.token_words + place.scale_words for place in geometry.kv)
 
 
 def checkpoint_bytes(geometry: Geometry) -> int:

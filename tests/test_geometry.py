@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import jax
 import pytest
@@ -18,9 +19,11 @@ from hybrid_jax.config import (
     ModelConfig,
     MoE,
     Rope,
+    with_cut,
 )
 from hybrid_jax.costs import prefill_flops, weight_count
 from hybrid_jax.geometry import (
+    FP8,
     ArraySpec,
     checkpoint_bytes,
     checkpoint_padding,
@@ -325,3 +328,40 @@ def test_no_two_layers_share_words_of_a_page(name):
     for found in map(sorted, spans.values()):
         assert found[-1][1] <= geometry.frame_words
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize("group", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+def test_kv_bytes_with_a_cut_groups_and_fp8(group, kv_cache_dtype):
+    """SwiftKV (arXiv 2410.03960, section 3.2) on 32 dense layers, half of them behind the cut; scales are counted."""
+    model = with_cut(stack(32, attention(8, 128), 0, mamba(1, 1, 1)), 16, kv_group=group)
+    engine = replace(BF16, kv_cache_dtype=kv_cache_dtype)
+    geometry = make_geometry(model, engine)
+    layers = 16 + 16 // group
+    each = 2 * 8 * (128 * 2 if kv_cache_dtype == "auto" else 128 + 4)
+    assert kv_bytes_per_token(geometry) == layers * each
+    held = geometry.frames_per_page * geometry.frame_bytes
+    assert held == geometry.page_tokens * layers * each and page_padding(geometry) == 0
+    saved = 1 - layers * each / (32 * 2 * 8 * 128 * 2)
+    if (group, kv_cache_dtype) == (2, "fp8"):
+        assert saved == pytest.approx(0.613, abs=5e-4)
+    if (group, kv_cache_dtype) == (16, "auto"):
+        assert saved == pytest.approx(0.46875)
+
+
+def test_scales_of_fp8_lie_behind_the_elements_of_a_page():
+    model = stack(3, attention(2, 8), 2, mamba(4, 8, 16))
+    engine = EngineConfig(kv_cache_dtype="fp8", page_tokens=16)
+    geometry = make_geometry(model, engine)
+    assert (geometry.dtype, geometry.kv_dtype) == ("float32", FP8)
+    for place in geometry.kv:
+        assert (place.token_words, place.scale_words) == (2 * 2 * 8 // 4, 2 * 2)
+    part = 16 * (8 + 4)
+    assert [place.offset % part for place in geometry.kv] == [0, 0, 0]
+
+
+def test_heads_that_do_not_fill_words_are_refused_for_fp8():
+    with pytest.raises(ValueError, match="head sizes that are multiples of 4, got 6; use kv_cac"):
+        make_geometry(
+            stack(1, attention(2, 6), 1, mamba(1, 1, 1)), replace(BF16, kv_cache_dtype="fp8")
+        )

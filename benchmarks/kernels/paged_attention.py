@@ -24,7 +24,7 @@ from benchmarks.kernels.peers import need, to_torch
 from pallas_kernels.paged_attention import AttentionArrays, AttentionOptions, paged_attention
 from pallas_kernels.paged_attention import cases as shapes
 from pallas_kernels.paged_attention.kernel import Config, paged_attention_pallas
-from pallas_kernels.paged_attention.layout import pack_heads
+from pallas_kernels.paged_attention.layout import pack
 
 PAGE_TOKENS, SCALE = 64, 128**-0.5
 CONTIGUOUS = "contiguous K and V"
@@ -102,7 +102,7 @@ def draw_pages(shape: shapes.Case, key: jax.Array):
     arena = jnp.zeros((count + 1, layout.page_words), jnp.uint32)
     return (), {
         "q": given["q"],
-        "arena": arena.at[ids].set(pack_heads(kv).reshape(count, -1)),
+        "arena": arena.at[ids].set(pack(kv, str(kv.dtype))[0].reshape(count, -1)),
         "table": ids.reshape(shape.rows, shape.pages),
         "base": jnp.asarray(shape.base, jnp.int32),
         "end": jnp.asarray(shape.lengths, jnp.int32),

@@ -53,6 +53,7 @@ class RareOptions(LaterOptions, total=False):
     steps_per_dispatch: int | None
     shapes: Literal["fine", "coarse"] | None
     kernels: Literal["auto", "xla", "pallas"] | None
+    kv_cache_dtype: Literal["auto", "fp8"] | None
 
 
 class EngineOptions(RareOptions, total=False):

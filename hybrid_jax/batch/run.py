@@ -149,6 +149,7 @@ class Run:
         settings = {
             "model": self._llm.fingerprint(),
             "dtype": engine.dtype,
+            "kv_dtype": engine.kv_dtype,
             "seed": engine.seed,
             "exact": engine.exact,
             "max_model_len": self._llm.max_model_len,

@@ -98,10 +98,11 @@ def inspect_model(
 
     Returns:
         Plain data, for JSON. Sizes are bytes, lengths are tokens. Keys that need a word:
-            dtype, stored_dtype: of weights, activations and KV pages here; of the weights in the checkpoint.
+            dtype, stored_dtype: of weights and activations here; of the weights in the checkpoint.
+            kv_dtype: of keys and values in pages.
             layers: how many there are of each kind.
             flops_per_token: of prefill at the start of a sequence, without logits.
-            kv_bytes_per_token: 0 without attention.
+            kv_bytes_per_token: with the scales of FP8; 0 without attention.
             checkpoint_tokens: tokens whose KV costs as much as one checkpoint; None without attention or state.
             frame_bytes, page_tokens, frames_per_page, frames_per_checkpoint: the units of the arena.
             page_padding, checkpoint_padding: share of their frames that holds nothing.
@@ -155,6 +156,7 @@ def inspect_model(
         "width": config.width,
         "vocab_size": config.vocab_size,
         "dtype": engine.dtype,
+        "kv_dtype": engine.kv_dtype,
         "stored_dtype": config.dtype,
         "layers": _count_blocks(config),
         "parameters": weight_count(config),
@@ -260,7 +262,7 @@ def lines(found: dict[str, Any]) -> dict[str, str]:
         "parameters": f"{found['parameters']:,} ({weights})",
         "prefill": f"{found['flops_per_token'] / 1e9:.3g} GFLOP a token",
         "context": f"{found['max_position']:,} tokens",
-        "KV": f"{format_size(found['kv_bytes_per_token'])} a token",
+        "KV": f"{format_size(found['kv_bytes_per_token'])} a token, {found['kv_dtype']}",
         "checkpoint": f"{format_size(found['checkpoint_bytes'])} in {counted(found['frames_per_checkpoint'], 'frame')} "
         f"({found['checkpoint_padding']:.1%} padding)",
         "page": f"{found['page_tokens']} tokens in {counted(found['frames_per_page'], 'frame')} "

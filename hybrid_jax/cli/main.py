@@ -72,6 +72,9 @@ LengthOption = Annotated[
     int | None, typer.Option(help="Longest sequence in tokens, prompt and output together.")
 ]
 DtypeOption = Annotated[str, typer.Option(help="auto, float32 or bfloat16.")]
+KVDtypeOption = Annotated[
+    str, typer.Option(help="auto, or fp8: keys and values of one byte; the text changes a little.")
+]
 CacheOption = Annotated[
     str, typer.Option(help="Prefix cache: adaptive, lru, marconi, ..., or off.")
 ]
@@ -160,6 +163,7 @@ def generate(
     ignore_eos: Annotated[bool, typer.Option(help="Go on past the model's end token.")] = False,
     chat: Annotated[bool, typer.Option(help="Each prompt is a user's message.")] = False,
     dtype: DtypeOption = "auto",
+    kv_cache_dtype: KVDtypeOption = "auto",
     memory: MemoryOption = None,
     max_rows: RowsOption = None,
     max_model_len: LengthOption = None,
@@ -179,6 +183,7 @@ def generate(
     llm = LLM(
         model,
         dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype,  # type: ignore[arg-type]
         memory=memory,
         max_rows=max_rows,
         max_model_len=max_model_len,
@@ -325,6 +330,7 @@ def run_batch(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed for lines that give none.")] = 0,
     dtype: DtypeOption = "auto",
+    kv_cache_dtype: KVDtypeOption = "auto",
     memory: MemoryOption = None,
     max_rows: RowsOption = None,
     max_model_len: LengthOption = None,
@@ -353,6 +359,7 @@ def run_batch(
             progress=sys.stderr.isatty(),
             seed=seed,
             dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,  # type: ignore[arg-type]
             memory=memory,
             max_rows=max_rows,
             max_model_len=max_model_len,
@@ -413,6 +420,7 @@ def inspect(
     dtype: Annotated[
         str, typer.Option(help="float32, bfloat16, or auto: float32 on a CPU, on a GPU as stored.")
     ] = "auto",
+    kv_cache_dtype: KVDtypeOption = "auto",
     grain: Annotated[int | None, typer.Option(help="Tokens between resume points.")] = None,
     page_tokens: Annotated[int | None, typer.Option(help="Tokens of one KV page.")] = None,
     device: Annotated[
@@ -446,6 +454,7 @@ def inspect(
         "max_model_len": max_model_len,
         "grain": grain,
         "page_tokens": page_tokens,
+        "kv_cache_dtype": kv_cache_dtype,
     }
     given = {name: value for name, value in given.items() if value is not None}
     choose = functools.partial(choose_settings, config, where, given, dtype=dtype)

@@ -14,6 +14,7 @@ from hybrid_jax.config.speculation import SpeculationConfig
 CACHE_POLICIES = ("off", "lru", "sglang", "marconi", "marconi-code", "adaptive")
 KERNELS = ("auto", "xla", "pallas")
 SHAPES = ("fine", "coarse")
+KV_CACHE_DTYPES = ("auto", "fp8")
 MAX_GRAIN = 64  # a tile of Triton's scan: the tokens after a chunk's last checkpoint lie in one
 
 
@@ -86,6 +87,8 @@ class EngineConfig:
         prefill_tokens: most prompt tokens one prefill step handles, over all its rows.
         steps_per_dispatch: decode steps one dispatch runs on the device before the host looks.
         dtype: dtype of weights, activations and KV pages.
+        kv_cache_dtype: "fp8" keeps keys and values as FP8 numbers (e4m3) with a float32 scale for each head of each
+            token; "auto" keeps them in `dtype`.
         cache: prefix cache policy.
         exact: bit-identical logits whatever the batch, chunking or cache (slower).
         seed: base of the sampling noise of requests that bring no seed.
@@ -108,12 +111,18 @@ class EngineConfig:
     prefill_tokens: int = 512
     steps_per_dispatch: int = 8
     dtype: str = "float32"
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     cache: CacheConfig = CacheConfig()
     exact: bool = False
     seed: int = 0
     shapes: Literal["fine", "coarse"] = "fine"
     kernels: Literal["auto", "xla", "pallas"] = "auto"
     speculation: SpeculationConfig | None = None
+
+    @property
+    def kv_dtype(self) -> str:
+        """Dtype of the numbers in KV pages."""
+        return "float8_e4m3fn" if self.kv_cache_dtype == "fp8" else self.dtype
 
     @property
     def window_tokens(self) -> int:
@@ -166,3 +175,4 @@ class EngineConfig:
         one_of(self, "kernels", KERNELS)
         one_of(self, "shapes", SHAPES)
         one_of(self, "dtype", DTYPES[:2])
+        one_of(self, "kv_cache_dtype", KV_CACHE_DTYPES)

@@ -24,7 +24,7 @@ def page_layout(spec: Attention, place: KVPlace, geometry: Geometry) -> PageLayo
         page_tokens=geometry.page_tokens,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
-        dtype=geometry.dtype,
+        dtype=geometry.kv_dtype,
     )
 
 

@@ -153,17 +153,18 @@ def _move_pages(state: State, rows: WindowRows, moved: CommitRows, model: Model)
     for place in model.geometry.kv:
         table = rows.table[:, place.frame]
 
-        def of(numbers: jax.Array, place=place, table=table) -> jax.Array:
+        def of(numbers: jax.Array, offset: int, size: int, table: jax.Array = table) -> jax.Array:
             """Frame and first word of tokens, int32[B, D - 1, 2]; the sink's where nothing moves."""
             position = rows.base[:, None] + numbers
             page = jnp.where(moves, position // page_tokens, 0)
             frame = jnp.where(moves, jnp.take_along_axis(table, page, axis=1), 0)
-            word = place.offset + position % page_tokens * place.token_words
-            return jnp.stack([frame, word], axis=-1)
+            return jnp.stack([frame, offset + position % page_tokens * size], axis=-1)
 
-        arena = move_words(
-            arena, of(sources), of(targets), words=place.token_words, implementation=model.kernels
-        )
+        scales = place.offset + page_tokens * place.token_words
+        for part in ((place.offset, place.token_words), (scales, place.scale_words)):
+            if part[1]:
+                ends = of(sources, *part), of(targets, *part)
+                arena = move_words(arena, *ends, words=part[1], implementation=model.kernels)
     return state.replace(arena=arena)
 
 

@@ -18,6 +18,7 @@ from hybrid_jax.layers.cut import CutInput, MixerInput
 from hybrid_jax.layers.linear import HIGHEST, Linear, linear
 from pallas_kernels import operands
 from pallas_kernels.append_kv import heads
+from pallas_kernels.paged_attention.layout import kept
 from pallas_kernels.rmsnorm.xla import rms_norm
 
 
@@ -131,19 +132,34 @@ def attend(
 
 
 def whole(
-    params: dict, h: MixerInput, positions: jax.Array, lengths: jax.Array, spec: Attention
+    params: dict,
+    h: MixerInput,
+    positions: jax.Array,
+    lengths: jax.Array,
+    spec: Attention,
+    kv_dtype: str | None = None,
 ) -> jax.Array:
-    """Runs whole sequences h [B, T, D] at positions int32[B, T], with lengths int32[B] real tokens: [B, T, D]."""
+    """Runs whole sequences h [B, T, D] at positions int32[B, T], with lengths int32[B] real tokens: [B, T, D].
+
+    Keys and values are what pages of `kv_dtype` keep of them; all of them if that is None.
+    """
     q, k, v, qkv = project(params, h, positions, spec)
+    if kv_dtype is not None:
+        k, v = kept(k, kv_dtype), kept(v, kv_dtype)
     return output(params, attend(q, k, v, positions, lengths, spec), qkv, spec)
 
 
 def write(
-    params: dict, h: CutInput, positions: jax.Array, lengths: jax.Array, spec: Attention
+    params: dict,
+    h: CutInput,
+    positions: jax.Array,
+    lengths: jax.Array,
+    spec: Attention,
+    kv_dtype: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """k and v [B, T, K, H] of the first layer of a group; arguments as for `whole`."""
     _, k, v, _ = project(params, h, positions, spec)
-    return k, v
+    return (k, v) if kv_dtype is None else (kept(k, kv_dtype), kept(v, kv_dtype))
 
 
 def read(

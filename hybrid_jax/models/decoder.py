@@ -324,7 +324,12 @@ def head_logits(params: dict, h: jax.Array, config: ModelConfig, kernels: str = 
 
 
 def forward(
-    params: dict, tokens: jax.Array, config: ModelConfig, *, lengths: jax.Array | None = None
+    params: dict,
+    tokens: jax.Array,
+    config: ModelConfig,
+    *,
+    lengths: jax.Array | None = None,
+    kv_dtype: str | None = None,
 ) -> jax.Array:
     """Whole sequences from nothing.
 
@@ -333,31 +338,35 @@ def forward(
         tokens: int32[B, T] token ids.
         config: the model.
         lengths: int32[B] valid tokens per row, or None for T.
+        kv_dtype: dtype of the pages that keys and values are read from; None for that of activations.
 
     Returns:
         float32[B, T, V] logits; those of padding mean nothing.
     """
     if lengths is None:
         lengths = jnp.full(tokens.shape[0], tokens.shape[1], jnp.int32)
-    valid, mix = whole_sequences(tokens, lengths)
+    valid, mix = whole_sequences(tokens, lengths, kv_dtype)
     return logits(params, walk(params, tokens, valid, config, mix), config)
 
 
-def whole_sequences(tokens: jax.Array, lengths: jax.Array) -> tuple[jax.Array, Mix]:
+def whole_sequences(
+    tokens: jax.Array, lengths: jax.Array, kv_dtype: str | None = None
+) -> tuple[jax.Array, Mix]:
     """For whole sequences from nothing: which of the tokens int32[B, T] are real, bool[B, T], and how layers mix them.
 
     Args:
-        lengths: int32[B] valid tokens per row.
+        lengths: int32[B] valid tokens per row. kv_dtype: as of `forward`.
     """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     written: dict[type, Any] = {}  # by the last group of a kind
 
     def mix(weights: dict, given: MixerInput, spec: Mixer, where: tuple[int, int]) -> jax.Array:
         kind, span = type(spec), (positions, lengths, spec)
+        kept = {"kv_dtype": kv_dtype} if kind is Attention else {}
         if source_of(spec) == "own" or kind not in WRITES:
-            return MIXERS[kind](weights, given, *span)
+            return MIXERS[kind](weights, given, *span, **kept)
         if source_of(spec) == "cut":
-            written[kind] = WRITES[kind](weights, given, *span)
+            written[kind] = WRITES[kind](weights, given, *span, **kept)
         return READS[kind](weights, given, written[kind], *span)
 
     return positions < lengths[:, None], mix

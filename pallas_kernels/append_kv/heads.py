@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from pallas_kernels.append_kv.reference import AppendArrays, AppendOptions
 from pallas_kernels.frame_io import repeat
 from pallas_kernels.operands import whole
-from pallas_kernels.paged_attention.layout import pack_heads
+from pallas_kernels.paged_attention.layout import pack
 from pallas_kernels.rmsnorm.xla import rms_norm
 
 
@@ -63,18 +63,22 @@ def append_kv_xla(arrays: AppendArrays, *, options: AppendOptions):
         num_kv_heads=layout.num_kv_heads,
         head_dim=layout.head_dim,
     )
-    records = pack_heads(jnp.stack([k, v.astype(k.dtype)], axis=2).astype(layout.dtype))
-    records = records.reshape(*qkv.shape[:2], layout.token_words)
-    return q.astype(dtype), _updated(arrays, records, options)
+    words, scales = pack(jnp.stack([k, v.astype(k.dtype)], axis=2), layout.dtype)
+    records = words.reshape(*qkv.shape[:2], layout.token_words)
+    arena = _updated(arrays, records, options, layout.offset)
+    if scales is not None:
+        records = scales.reshape(*qkv.shape[:2], layout.scale_words)
+        arena = _updated(arrays._replace(arena=arena), records, options, layout.scale_offset)
+    return q.astype(dtype), arena
 
 
-def _updated(arrays: AppendArrays, values: jax.Array, options: AppendOptions):
-    """The arena with records uint32[B, T, w] at positions base + t, if in [begin, end).
+def _updated(arrays: AppendArrays, values: jax.Array, options: AppendOptions, offset: int):
+    """The arena with records uint32[B, T, w] at positions base + t, if in [begin, end), from a word of a frame on.
 
     One token goes by its own slice, more by rewriting the pages they touch: dynamic slices, as in `frame_io`.
     """
     _, arena, table, base, begin, end, *_ = arrays
-    table, offset = table[:, options.page_frame], options.layout.offset
+    table = table[:, options.page_frame]
     page_tokens, (rows, tokens, width) = options.layout.page_tokens, values.shape
     if tokens == 1:
         live = (base >= begin) & (base < end)

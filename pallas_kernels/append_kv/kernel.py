@@ -1,11 +1,13 @@
 """Queries, keys and values of new tokens on a GPU: one launch from the projection to the pages.
 
-A program takes some heads of consecutive tokens, queries, keys and values alike. A word of a page holds elements j
-and j + H / 2 of a head in bfloat16, so a program makes the two halves of its heads apart; of a channel that is rotated
-it loads the channel it is rotated with, which the cache has.
+A program takes some heads of consecutive tokens, queries, keys and values alike. A word of a page holds two elements
+of a head in bfloat16, H / 2 apart, and four in FP8, so a program makes these parts of its heads apart. Of a channel
+that is rotated it loads the channel it is rotated with, which the cache has.
 """
 
 from __future__ import annotations
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,8 @@ from jax.experimental import pallas as pl
 from pallas_kernels.append_kv.reference import AppendArrays, AppendOptions
 from pallas_kernels.frame_io import Config
 from pallas_kernels.operands import as_parts, load_sum, stored, widen
-from pallas_kernels.paged_attention.layout import PageLayout
+from pallas_kernels.paged_attention.e4m3 import LARGEST, to_codes
+from pallas_kernels.paged_attention.layout import FP8, PageLayout, inverse_scale
 from pallas_kernels.rmsnorm.reference import widest
 from pallas_kernels.triton import NOWHERE, Ref, call, cdiv, iota, load, power_of_two, store
 
@@ -61,11 +64,11 @@ def _kernel(
         index = row, token, head * size + channel
         return widen(load_sum(qkv_ref, *index, mask=mask, dtype=dtype))
 
-    # The halves of a head are made apart: packed into a word, no element changes its thread.
+    # The parts of a head are made apart: packed into a word, no element changes its thread.
     parts = [word + part * layout.head_words for part in range(layout.per_word)]
     values = [heads_of(channel, inside) for channel in parts]
     if normed:
-        # In float32, over both halves of a head: the norm of a head of bfloat16 would be off by more than rounding.
+        # In float32, over all parts of a head: the norm of a head of bfloat16 would be off by more than rounding.
         square = sum(jnp.sum(x * x, axis=1) for x in values)[:, None] / size
         scale = jax.lax.rsqrt(square + eps)
 
@@ -95,7 +98,7 @@ def _kernel(
             turned = value * cos + jnp.where(first, -sin, sin) * other
             value = jnp.where(turns & ~is_v, turned, value)
         value = value.astype(dtype)
-        # Queries stay in an array; keys and values wait for both halves, for a word holds one of each.
+        # Queries stay in an array; keys and values wait for all parts, for a word holds one of each.
         store(q_ref, row, token, head, channel, value=value, mask=inside & is_q)
         made.append(value)
 
@@ -107,15 +110,30 @@ def _kernel(
     target += jnp.maximum(head - num_heads, 0) * layout.head_words + layout.offset + word
     if word.shape[1] > layout.head_words:  # words behind the head are also the next one's
         target = jnp.where(real, target, NOWHERE)
-    store(arena_ref, frame, target, value=_words(made, layout), mask=new & real)
+    words, scales = _packed(made, layout)
+    store(arena_ref, frame, target, value=words, mask=new & real)
+    if scales is not None:
+        target = layout.scale_offset + position % layout.page_tokens * layout.scale_words
+        target += jnp.maximum(head - num_heads, 0)
+        store(arena_ref, frame, target, value=scales, mask=new)
 
 
-def _words(parts: list[jax.Array], layout: PageLayout) -> jax.Array:
-    """`layout.pack_heads` of the parts of heads."""
+def _packed(parts: list[jax.Array], layout: PageLayout) -> tuple[jax.Array, jax.Array | None]:
+    """`layout.pack` of the parts of heads, [lines, words] and [lines, 1]."""
     if layout.dtype == "float32":
-        return stored(parts[0], jnp.uint32)
-    low, high = (stored(part, jnp.uint16).astype(jnp.uint32) for part in parts)
-    return low | (high << 16)
+        return stored(parts[0], jnp.uint32), None
+    if layout.dtype == FP8:
+        values = [widen(part) for part in parts]
+        sizes = (jnp.max(jnp.abs(value), axis=1) for value in values)
+        largest = functools.reduce(jnp.maximum, sizes)[:, None]
+        inverse = inverse_scale(largest)
+        bits = [to_codes(value * inverse) for value in values]
+        scales = stored(largest * (1 / LARGEST), jnp.uint32)
+    else:
+        bits = [stored(part, jnp.uint16).astype(jnp.uint32) for part in parts]
+        scales = None
+    width = 32 // layout.per_word
+    return functools.reduce(jnp.bitwise_or, (x << (width * i) for i, x in enumerate(bits))), scales
 
 
 def append_kv_pallas(arrays: AppendArrays, *, options: AppendOptions, config: Config = CONFIG):

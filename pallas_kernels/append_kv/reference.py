@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.arguments import FLOAT32, FLOATS, INTS, WORDS
 from pallas_kernels.operands import as_parts
-from pallas_kernels.paged_attention.layout import PageLayout, pack_heads
+from pallas_kernels.paged_attention.layout import PageLayout, pack
 from pallas_kernels.rmsnorm.reference import widest
 
 
@@ -77,16 +77,20 @@ def append_kv_reference(arrays: AppendArrays, *, options: AppendOptions):
     v = heads[:, :, first_v : first_v + layout.num_kv_heads]
     q, k = _normed(q, q_norm, eps), _normed(k, k_norm, eps)
     q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
-    records = pack_heads(jnp.stack([k, v.astype(k.dtype)], axis=2).astype(layout.dtype))
-    records = records.reshape(rows, tokens, layout.token_words)
+    words, scales = pack(jnp.stack([k, v.astype(k.dtype)], axis=2), layout.dtype)
+    places = [(layout.offset, words.reshape(rows, tokens, layout.token_words))]
+    if scales is not None:
+        places.append((layout.scale_offset, scales.reshape(rows, tokens, layout.scale_words)))
     table = table[:, page_frame]
 
     def put(i: jax.Array, arena: jax.Array):
         row, index = i // tokens, i % tokens
         position = base[row] + index
         frame = table[row, position // layout.page_tokens]
-        start = layout.offset + position % layout.page_tokens * layout.token_words
-        new = jax.lax.dynamic_update_slice(arena[frame], records[row, index], (start,))
+        new = arena[frame]
+        for offset, records in places:
+            start = offset + position % layout.page_tokens * records.shape[2]
+            new = jax.lax.dynamic_update_slice(new, records[row, index], (start,))
         live = (position >= begin[row]) & (position < end[row])
         return arena.at[frame].set(jnp.where(live, new, arena[frame]))
 

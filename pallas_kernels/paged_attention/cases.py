@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.paged_attention.layout import PageLayout, pack_heads
+from pallas_kernels.paged_attention.layout import FP8, PageLayout, pack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,15 +130,18 @@ def make_inputs(case: Case, *, seed: int = 0, dtype: str = "float32") -> dict:
     for row, length in enumerate(case.lengths):
         ids[row, -(-length // size) :] = 0
         shape = (case.pages * size, 2, case.kv_heads, case.head_dim)
-        kv = jnp.asarray(rng.standard_normal(shape, np.float32), dtype)
-        words = np.array(pack_heads(kv)).reshape(case.pages * size, -1)
-        words[length:] = 0xFFFFFFFF
-        for page in range(-(-length // size)):
-            part = words[page * size : (page + 1) * size].ravel()
-            arena[ids[row, page], case.before : case.before + part.size] = part
+        kv = jnp.asarray(rng.standard_normal(shape, np.float32))
+        for made, offset in zip(pack(kv, dtype), (layout.offset, layout.scale_offset), strict=True):
+            if made is None:
+                continue
+            words = np.array(made).reshape(case.pages * size, -1)
+            words[length:] = 0xFFFFFFFF
+            for page in range(-(-length // size)):
+                part = words[page * size : (page + 1) * size].ravel()
+                arena[ids[row, page], offset : offset + part.size] = part
     q = rng.standard_normal((case.rows, case.tokens, case.heads, case.head_dim), np.float32)
     inputs = {
-        "q": jnp.asarray(q, dtype),
+        "q": jnp.asarray(q, "float32" if dtype == FP8 else dtype),
         "arena": jnp.asarray(arena),
         "table": jnp.asarray(ids, jnp.int32),
         "base": jnp.asarray(case.base, jnp.int32),

@@ -5,8 +5,9 @@ share the KV head, token by token. It walks over the keys in tiles with an onlin
 once per block, for all of these heads. Where the blocks alone would leave the chip idle (decode), the context is
 split as well; the second kernel then joins the splits.
 
-A word of a page holds elements j and j + H / 2 (bfloat16), so a tile of words is taken
-apart into halves of the head, never shuffled: q . k is a sum of one product per half, and p . v one product each.
+A word of a page holds elements j and j + H / 2 (bfloat16), or four (FP8), so a tile of words is taken apart into parts
+of the head, never shuffled: q . k is a sum of one product per part, and p . v one product each. Scales of FP8 go into
+the scores and the weights.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels.dispatch import over_limit
-from pallas_kernels.paged_attention.layout import PageLayout
+from pallas_kernels.paged_attention.layout import FP8, PageLayout
 from pallas_kernels.paged_attention.reference import AttentionArrays, AttentionOptions, depths
 from pallas_kernels.triton import NUM_SMS, Ref, call, cdiv, dot, iota, load, power_of_two, store
 
@@ -119,9 +120,13 @@ def why_unsupported(layout: PageLayout) -> str | None:
 
 
 def elements(words: jax.Array, dtype: str) -> tuple[jax.Array, ...]:
-    """The parts of a head that a tile of words holds, as float32 or bfloat16: see `layout.pack_heads`."""
+    """The parts of a head that a tile of words holds, as float32 or bfloat16: see `layout.pack`."""
     if dtype == "float32":
         return (jax.lax.bitcast_convert_type(words, jnp.float32),)
+    if dtype == FP8:
+        codes = ((words >> shift).astype(jnp.uint8) for shift in (0, 8, 16, 24))
+        parts = (jax.lax.bitcast_convert_type(x, jnp.float8_e4m3fn) for x in codes)
+        return tuple(part.astype(jnp.bfloat16) for part in parts)
     bits = ((words >> shift).astype(jnp.uint16) for shift in (0, 16))
     return tuple(jax.lax.bitcast_convert_type(x, jnp.bfloat16) for x in bits)
 
@@ -235,6 +240,12 @@ def _attention_kernel(
 
         # One product a part of the head, since a word's elements are half a head apart.
         scores = sum(dot(a, b.T) for a, b in zip(q, k, strict=True))
+        if layout.scale_words:
+            word = layout.scale_offset + in_page * layout.scale_words + kv_head
+            of_k = load(arena_ref, frame, word, mask=live)
+            of_v = load(arena_ref, frame, word + layout.num_kv_heads, mask=live)
+            of_k, of_v = (jax.lax.bitcast_convert_type(x, jnp.float32) for x in (of_k, of_v))
+            scores *= of_k[None, :]
         if soft_cap is None:
             # Powers of 2 in place of e: that is what the hardware has, and the factor goes into the scale.
             scores = scores * (scale * LOG2_E)
@@ -252,6 +263,8 @@ def _attention_kernel(
         keep = jnp.exp2(peak - new_peak)
         weights = jnp.exp2(scores - new_peak[:, None])
         total = total * keep + jnp.sum(weights, axis=1)
+        if layout.scale_words:
+            weights *= of_v[None, :]
         weights = weights.astype(compute)
         mixed = tuple(
             old * keep[:, None] + dot(weights, part) for old, part in zip(mixed, v, strict=True)

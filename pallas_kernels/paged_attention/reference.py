@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.arguments import FLOATS, INTS, WORDS
 from pallas_kernels.dispatch import HIGHEST
-from pallas_kernels.paged_attention.layout import PageLayout, unpack_heads
+from pallas_kernels.paged_attention.layout import PageLayout, unpack
 
 
 class AttentionArrays(NamedTuple):
@@ -62,9 +62,10 @@ def paged_attention_reference(arrays: AttentionArrays, *, options: AttentionOpti
     table = table[:, page_frame]
     pages = arena[table, layout.offset : layout.offset + layout.page_words]  # [B, pages, words]
     keys = table.shape[1] * layout.page_tokens
-    kv = unpack_heads(
-        pages.reshape(rows, keys, 2, layout.num_kv_heads, layout.head_words), layout.dtype
-    )
+    words, scales = layout.split(pages)
+    kv = unpack(words.reshape(rows, keys, *words.shape[3:]), layout.dtype)
+    if scales is not None:
+        kv *= scales.reshape(rows, keys, *scales.shape[3:])[..., None]
     key_position = jnp.arange(keys)
     seen = visible(base, tokens, key_position, end, window, ancestors)
     k = kv[:, :, 0]

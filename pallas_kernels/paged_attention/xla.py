@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.dispatch import HIGHEST
 from pallas_kernels.frame_io import read_frames
-from pallas_kernels.paged_attention.layout import unpack_heads
+from pallas_kernels.paged_attention.layout import unpack
 from pallas_kernels.paged_attention.reference import AttentionArrays, AttentionOptions, visible
 
 TILE_TOKENS = 128
@@ -40,8 +40,8 @@ def paged_attention_xla(arrays: AttentionArrays, *, options: AttentionOptions):
         ids = jax.lax.dynamic_slice(table, (0, index * pages_per_tile), (rows, pages_per_tile))
         part = {"offset": layout.offset, "words": layout.page_words}
         words = read_frames(arena, ids, **part, implementation="xla")
-        words = words.reshape(rows, tile, 2, kv_heads, layout.head_words)
-        kv = unpack_heads(words, layout.dtype)
+        words, scales = layout.split(words)
+        kv = unpack(words.reshape(rows, tile, *words.shape[3:]), layout.dtype)
         key_position = index * tile + jnp.arange(tile)
         live = key_position < end[:, None]  # [B, S]
         seen = visible(base, tokens, key_position, end, window, ancestors)
@@ -49,6 +49,14 @@ def paged_attention_xla(arrays: AttentionArrays, *, options: AttentionOptions):
         seen = seen.reshape(rows, 1, per_kv * tokens, tile)
         v = jnp.where(live[..., None, None], kv[:, :, 1], 0)
         scores = jnp.einsum("bkqh,bskh->bkqs", queries, kv[:, :, 0], precision=HIGHEST) * scale
+        if (
+            scales is not None
+        ):  # factors of a head's elements are factors of its scores and its weights
+            scales = jnp.where(live[..., None, None], scales.reshape(rows, tile, 2, kv_heads), 0)
+            of_k, of_v = (
+                jnp.moveaxis(part, 1, 2)[:, :, None] for part in jnp.moveaxis(scales, 2, 0)
+            )
+            scores *= of_k
         if soft_cap is not None:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
         scores = jnp.where(seen, scores, MASKED)
@@ -56,6 +64,7 @@ def paged_attention_xla(arrays: AttentionArrays, *, options: AttentionOptions):
         weights = jnp.where(seen, jnp.exp(scores - new_peak[..., None]), 0.0)
         keep = jnp.exp(peak - new_peak)
         total = total * keep + weights.sum(-1)
+        weights = weights if scales is None else weights * of_v
         added = jnp.einsum("bkqs,bskh->bkqh", weights, v, precision=HIGHEST)
         return new_peak, total, mixed * keep[..., None] + added
 

@@ -14,6 +14,7 @@ from pallas_kernels.paged_attention import (
     PageLayout,
     paged_attention,
 )
+from pallas_kernels.paged_attention.layout import FP8
 from tests.aot.h200 import SHARED_MEMORY, Compiled, compile_for_h200
 from tests.aot.test_kernels import assert_only
 
@@ -75,7 +76,7 @@ def part_bytes(compiled: Compiled, rows: int, tokens: int, heads: int, head_dim:
     return 4 * splits * rows * tokens * heads * (head_dim + 2)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", FP8])
 @pytest.mark.parametrize("tokens", [1, 5, 16])
 def test_decode_and_verify(dtype, tokens):
     compiled = compiled_for(rows=64, tokens=tokens, keys=8192, dtype=dtype)
@@ -127,6 +128,7 @@ def test_rows_that_fill_the_chip_are_not_split():
         {"sliding_window": 4096, "soft_cap": 30.0},
         {"head_dim": 256},
         {"head_dim": 64, "heads": 28, "kv_heads": 4},
+        {"dtype": FP8},
     ],
     ids=lambda shape: "-".join(f"{name}_{value}" for name, value in shape.items()) or "plain",
 )
@@ -141,14 +143,15 @@ def test_memory_does_not_grow_with_the_arena():
     assert temp[0] == temp[1]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", FP8])
 @pytest.mark.parametrize(
     "case", [case for case in appends.CASES if case.large], ids=lambda case: case.name
 )
 def test_new_tokens_are_written_in_one_launch(case, dtype):
     inputs = jax.eval_shape(lambda: appends.make_places(case))
-    inputs |= appends.shapes_of(case, dtype)
-    sizes = {"eps": 1e-6, "dtype": dtype, "num_heads": case.heads}
+    float_type = "bfloat16" if dtype == FP8 else dtype
+    inputs |= appends.shapes_of(case, float_type)
+    sizes = {"eps": 1e-6, "dtype": float_type, "num_heads": case.heads}
     options = AppendOptions(case.layout(dtype), **sizes)
     arena = inputs.pop("arena")
 

@@ -97,6 +97,7 @@ def make_runner(
     max_rows: int = 8,
     speculation: SpeculationConfig | None = None,
 ) -> Runner:
+    fp8, dtype = dtype == "fp8", "float32" if dtype == "fp8" else dtype
     config = model(pattern, dtype)
     method = None if speculation is None else speculation.method
     if method == "mtp":
@@ -106,6 +107,7 @@ def make_runner(
     engine = EngineConfig(
         max_rows=max_rows,
         dtype=dtype,
+        kv_cache_dtype="fp8" if fp8 else "auto",
         exact=exact,
         page_tokens=page_tokens,
         speculation=speculation,
@@ -275,6 +277,11 @@ CASES = {
     "decode_cut_one_row": ("MD|DG", "bfloat16", "decode", 1, None),
     "exact_cut_shared": ("MA!MAMA", "float32", "exact", 8, 32),
     "fork_cut": ("MA|MA", "float32", "fork", 4, None),
+    "decode_fp8": ("MA|MA", "fp8", "decode", 8, None),
+    "decode_fp8_one_row": ("A", "fp8", "decode", 1, None),
+    "prefill_fp8": ("MAM", "fp8", "prefill", 4, 128),
+    "prefill_fp8_one_row": ("MA", "fp8", "prefill", 1, 32),
+    "exact_fp8": ("MAM", "fp8", "exact", 8, 32),
     "exact_one_of_a_kind": ("DA", "float32", "exact", 8, 32),
     "exact_two_shapes": ("MNBMAN", "float32", "exact", 8, 32),
     "fork_two_shapes": ("MNBAN", "float32", "fork", 4, None),
@@ -295,6 +302,7 @@ CASES = {
 }
 LEFT_TO_ALL = {
     *("decode_logprobs", "decode_bfloat16", "decode_one_frame_a_layer", "decode_side_by_side"),
+    *("decode_fp8_one_row", "prefill_fp8_one_row", "exact_fp8"),
     *("decode_other_kinds", "prefill_rows", "prefill_bfloat16", "prefill_attention"),
     *("prefill_attention_last", "exact", "exact_side_by_side", "fork", "fork_recurrent"),
     *(
@@ -359,6 +367,7 @@ VERIFY: dict[str, tuple] = {
     "second": ("MAM", "float32", 8, Variant(), SECOND),
     "second_one_row": ("AM", "float32", 1, Variant(), SECOND),
     "second_other_kinds": ("DS", "bfloat16", 8, Variant(), SECOND),
+    "tree_fp8": ("MA|MA", "fp8", 8, Variant(), TREE),
     "verify_cut_shared": ("MA!MAMA", "float32", 8, Variant()),
     "second_tree": ("JA", "float32", 8, Variant(), replace(TREE, method="draft")),
 }

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from hybrid_jax.config import EngineConfig, ModelConfig
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.geometry import FP8
 from hybrid_jax.weights import load_model
 from tests.drawing import EVERYTHING
 from tests.exactness.definition import Plain
@@ -45,7 +46,11 @@ SETTINGS = {
     "many_rows": EngineConfig(
         max_rows=24, prefill_tokens=2048, steps_per_dispatch=4, page_tokens=64, shapes="coarse"
     ),
+    "fp8": replace(FLOAT32, kv_cache_dtype="fp8"),
     "exact": EngineConfig(max_rows=3, prefill_tokens=64, page_tokens=64, exact=True),
+    "exact_fp8": EngineConfig(
+        max_rows=3, prefill_tokens=64, page_tokens=64, exact=True, kv_cache_dtype="fp8"
+    ),
     "exact_many_rows": EngineConfig(max_rows=24, prefill_tokens=64, page_tokens=64, exact=True),
     "bfloat16": EngineConfig(
         max_rows=3, prefill_tokens=128, steps_per_dispatch=3, page_tokens=64, dtype="bfloat16"
@@ -55,7 +60,7 @@ ROOM = 2.2
 ROOMS = {"many_rows": 20.0, "exact_many_rows": 20.0}
 # Settings with one prefill and one decode shape, and the tokens of that chunk; the others go through the
 # real shapes.
-ONE_SHAPE = {"padded": 64, "bfloat16": 64, "coarse": 256}
+ONE_SHAPE = {"padded": 64, "bfloat16": 64, "fp8": 64, "coarse": 256}
 
 
 @functools.cache
@@ -100,9 +105,10 @@ class Bench:
 
 
 @pytest.fixture(scope="session")
-def plain_of() -> Callable[[str], Plain]:
-    """The definition of a model by name, compiled once."""
-    return functools.cache(lambda name: Plain(*load(name)))
+def plain_of() -> Callable[..., Plain]:
+    """The definition of a model by name and the dtype of pages that are not float32, compiled once."""
+    made = functools.cache(lambda name, kv_dtype: Plain(*load(name), kv_dtype))
+    return lambda name, kv_dtype=None: made(name, kv_dtype)
 
 
 @pytest.fixture(scope="session")
@@ -119,7 +125,9 @@ def bench_of(plain_of) -> Callable[..., Bench]:
         with shapes():
             room = ROOMS.get(settings, ROOM)
             engine = make_engine(config, params, SETTINGS[settings], room=room)
-        return Bench(config, engine, plain_of(name), Poison(engine), shapes)
+        kv_dtype = SETTINGS[settings].kv_dtype
+        plain = plain_of(name, kv_dtype if kv_dtype == FP8 else None)
+        return Bench(config, engine, plain, Poison(engine), shapes)
 
     def fresh(name: str, settings: str) -> Bench:
         bench = made.get((name, settings))

@@ -28,6 +28,8 @@ from tests.exactness.jobs import Job
 GAP = 1e-4
 # Log-probabilities of the chosen tokens agree this well, so a leak shows before it turns a token over.
 LOGPROB_ERROR = 3e-4
+# For FP8 pages: where two executables round a key or a value to neighbouring FP8 numbers.
+FP8_GAP, FP8_LOGPROB_ERROR = 2e-3, 2e-3
 
 
 @dataclass(frozen=True)
@@ -51,16 +53,28 @@ class Plain:
     """The definition of one model.
 
     Attributes:
-        excused: mismatches within `GAP`, ever.
+        kv_dtype: as of `decoder.forward`.
+        excused: mismatches within the gap, ever.
         num_tokens: output tokens judged, ever.
     """
 
     config: ModelConfig
     params: dict
+    kv_dtype: str | None = None
     width: int = 256
     rows: int = 4
     excused: list[Mismatch] = field(default_factory=list)
     num_tokens: int = 0
+
+    @property
+    def gap(self) -> float:
+        """By how much the definition may prefer its own token."""
+        return GAP if self.kv_dtype is None else FP8_GAP
+
+    @property
+    def logprob_error(self) -> float:
+        """By how much log-probabilities may be off."""
+        return LOGPROB_ERROR if self.kv_dtype is None else FP8_LOGPROB_ERROR
 
     def mismatches(self, requests: Sequence[Request]) -> list[Mismatch]:
         """Everything about the requests' outputs that the definition does not confirm or excuse."""
@@ -104,7 +118,8 @@ class Plain:
             "repetition": np.float32([r.params.repetition_penalty for r in padded]),
             "bias": self._bias(padded),
         }
-        answers = _define(self.params, tokens, lengths, columns, penalties, config=self.config)
+        how = {"config": self.config, "kv_dtype": self.kv_dtype}
+        answers = _define(self.params, tokens, lengths, columns, penalties, **how)
         return tuple(np.asarray(part) for part in answers)
 
     def _bias(self, requests: Sequence[Request]) -> np.ndarray:
@@ -136,29 +151,28 @@ class Plain:
                 if got != want:
                     gap = float(scores[place][want] - scores[place][got])
                     mismatch = Mismatch(request.request_id, first + index, got, want, gap)
-                    (self.excused if gap <= GAP else found).append(mismatch)
+                    (self.excused if gap <= self.gap else found).append(mismatch)
                 if request.logprobs:
-                    found += _logprob(
-                        request, first + index, logits[place], request.logprobs[index]
-                    )
+                    entry = request.logprobs[index]
+                    found += self._logprob(request, first + index, logits[place], entry)
             found += _endings(request)
             if request.params.prompt_logprobs is not None and request.finish_reason != "abort":
                 assert len(request.prompt_logprobs) == first and request.num_cached_tokens == 0
                 for index, entry in enumerate(request.prompt_logprobs[1:], start=1):
                     assert entry.token_id == request.prompt[index]
-                    found += _logprob(request, index, logits[row, index - 1], entry)
+                    found += self._logprob(request, index, logits[row, index - 1], entry)
         return found
 
-
-def _logprob(request: Request, position: int, logits: np.ndarray, entry) -> list[Mismatch]:
-    """What is wrong with the log-probability of one token, by the logits before it."""
-    logits, got = logits.astype(np.float64), entry.token_id
-    peak = logits.max()
-    error = abs(logits[got] - peak - np.log(np.exp(logits - peak).sum()) - entry.logprob)
-    # NaN is a mismatch.
-    return (
-        [] if error <= LOGPROB_ERROR else [Mismatch(request.request_id, position, got, got, error)]
-    )
+    def _logprob(
+        self, request: Request, position: int, logits: np.ndarray, entry
+    ) -> list[Mismatch]:
+        """What is wrong with the log-probability of one token, by the logits before it."""
+        logits, got = logits.astype(np.float64), entry.token_id
+        peak = logits.max()
+        error = abs(logits[got] - peak - np.log(np.exp(logits - peak).sum()) - entry.logprob)
+        if error <= self.logprob_error:  # NaN is a mismatch
+            return []
+        return [Mismatch(request.request_id, position, got, got, error)]
 
 
 def _endings(request: Request) -> list[Mismatch]:
@@ -175,10 +189,10 @@ def _endings(request: Request) -> list[Mismatch]:
     return [Mismatch(request.request_id, len(request.tokens), len(request.output), end, np.inf)]
 
 
-@functools.partial(jax.jit, static_argnames="config")
-def _define(params, tokens, lengths, columns, penalties, *, config):
+@functools.partial(jax.jit, static_argnames=("config", "kv_dtype"))
+def _define(params, tokens, lengths, columns, penalties, *, config, kv_dtype):
     """Logits [R, T, V], scores (what argmax sees) and the token chosen after each position [R, T]."""
-    logits = decoder.forward(params, tokens, config, lengths=lengths)
+    logits = decoder.forward(params, tokens, config, lengths=lengths, kv_dtype=kv_dtype)
     rows, width, vocab = logits.shape
     flat = _penalised(logits, tokens, **penalties).reshape(-1, vocab)
     columns = {name: jnp.repeat(value, width, axis=0) for name, value in columns.items()}

@@ -82,8 +82,11 @@ def tokens_in_page(geometry: Geometry) -> np.ndarray:
     """int32[frames of a page, W]: of which of the page's tokens each word is; words of none follow the last."""
     found = np.full((max(geometry.frames_per_page, 1), geometry.frame_words), geometry.page_tokens)
     for place in geometry.kv:
-        words = np.arange(geometry.page_tokens * place.token_words)
-        found[place.frame, place.offset + words] = words // place.token_words
+        offset = place.offset
+        for size in filter(None, (place.token_words, place.scale_words)):
+            words = np.arange(geometry.page_tokens * size)
+            found[place.frame, offset + words] = words // size
+            offset += len(words)
     return found.astype(np.int32)
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from hybrid_jax.config import Attention, EngineConfig, ModelConfig, SpeculationConfig
 from hybrid_jax.engine.engine import Engine
+from hybrid_jax.geometry import FP8
 from hybrid_jax.models.initialize import random_params
 from tests.exactness.conftest import load
 from tests.exactness.definition import Mismatch, Plain
@@ -42,7 +43,7 @@ class Maker:
     Attributes:
         model: name of the model. second: of the one that drafts for it; "" for the same.
         speculation: how. planted: what it drafts is made by the test.
-        exact: it runs in exact mode.
+        exact: it runs in exact mode. fp8: its pages are FP8.
     """
 
     model: str
@@ -50,10 +51,17 @@ class Maker:
     planted: bool = False
     second: str = ""
     exact: bool = False
+    fp8: bool = False
+
+    @property
+    def kv_dtype(self) -> str | None:
+        """As of `Plain`."""
+        return FP8 if self.fp8 else None
 
     @property
     def settings(self) -> EngineConfig:
         settings = replace(SETTINGS, speculation=self.speculation, exact=self.exact)
+        settings = replace(settings, kv_cache_dtype="fp8" if self.fp8 else "auto")
         return replace(settings, prefill_tokens=settings.grain) if self.exact else settings
 
 
@@ -72,6 +80,7 @@ ENGINES = {
     "draft_tree-parallel": Maker("parallel", replace(TREE, method="draft")),
     "planted_tree-with_cut": Maker("with_cut", TREE, planted=True),
     "draft-with_cut_delta": Maker("with_cut_delta", replace(CHAIN, method="draft"), second="jamba"),
+    "exact_fp8_planted-with_cut": Maker("with_cut", CHAIN, planted=True, exact=True, fp8=True),
     "exact_mtp-parallel": Maker("parallel", replace(CHAIN, method="mtp"), exact=True),
     "exact_draft-jamba": Maker("jamba", replace(CHAIN, method="draft"), exact=True),
 }
@@ -278,7 +287,7 @@ def main() -> None:
     each, total, wrong = options.tokens // len(ENGINES) + 1, 0, 0
     excused = 0
     for name, maker in ENGINES.items():
-        plain, rng = Plain(*load(maker.model)), random.Random(options.seed)
+        plain, rng = Plain(*load(maker.model), maker.kv_dtype), random.Random(options.seed)
         with subject_of(maker, plain, (1,)) as subject:
             seed = options.seed
             while subject.tokens < each:

@@ -15,9 +15,12 @@ pytestmark = pytest.mark.as_users
 EDGES = (1, 31, 32, 33, 64, 65, 129)
 
 
-@pytest.fixture(params=EXACT_NAMES)
+BENCHES = [(name, "exact") for name in EXACT_NAMES] + [("with_cut", "exact_fp8")]
+
+
+@pytest.fixture(params=BENCHES, ids="-".join)
 def bench(request, bench_of):
-    return bench_of(request.param, "exact")
+    return bench_of(*request.param)
 
 
 def jobs_of(bench, max_tokens=40):

@@ -21,6 +21,7 @@ from hybrid_jax.engine.steps.decode import Decode
 from hybrid_jax.engine.steps.fork import Fork
 from hybrid_jax.engine.steps.kind import StepKind
 from hybrid_jax.engine.steps.prefill import Prefill
+from hybrid_jax.geometry import FP8
 from hybrid_jax.layers import gated_delta, mamba2
 from hybrid_jax.layers.cut import CutInput
 from hybrid_jax.layers.linear import linear
@@ -344,15 +345,15 @@ IN_KINDS = [
 ]
 
 
-def found_with(bug, model: str, plain_of) -> list[str]:
-    """What the matrix reports of an engine that was compiled with a bug."""
+def found_with(bug, model: str, plain_of, kv_dtype: str | None = None) -> list[str]:
+    """What the matrix reports of an engine that was compiled with a bug; `kv_dtype` is that of the definition."""
     config, params = load(model)
     prompt = lambda length, seed: random_prompt(length, seed, config.vocab_size)
     with contextlib.ExitStack() as stack:
         stack.enter_context(bug())
         stack.enter_context(one_shape())
         engine = make_engine(config, params, SETTINGS["padded"], room=ROOM)
-        return mismatches(engine, plain_of(model), Poison(engine), prompt)
+        return mismatches(engine, plain_of(model, kv_dtype), Poison(engine), prompt)
 
 
 @pytest.mark.parametrize("bug", IN_STEPS)
@@ -363,6 +364,11 @@ def test_a_bug_in_a_step_is_reported(plain_of, bug):
 @pytest.mark.parametrize("model, bug", IN_KINDS)
 def test_a_bug_in_a_kind_is_reported(plain_of, model, bug):
     assert found_with(bug, model, plain_of)
+
+
+def test_pages_that_are_not_fp8_are_reported_where_they_should_be(plain_of):
+    """What FP8 rounds off is more than what two executables may differ by."""
+    assert found_with(contextlib.nullcontext, "with_cut", plain_of, FP8)
 
 
 # --- in speculation -------------------------------------------------------------------------------
@@ -449,19 +455,22 @@ IN_SPECULATION = [
 ]
 
 
-def found_with_drafts(model: str, bug, plain_of) -> list:
-    """What the matrix reports of an engine that judges planted drafts, compiled with a bug."""
+def found_with_drafts(model: str, bug, plain_of, *, fp8: bool = False) -> list:
+    """What the matrix reports of an engine that judges planted drafts, compiled with a bug; in trees with FP8 pages."""
     config, params = load(model)
     prompt = lambda length, seed: random_prompt(length, seed, config.vocab_size)
     planted, rng = Planted(), np.random.default_rng(0)
     drafts = SpeculationConfig(num_tokens=3, adaptive=False)
+    if fp8:
+        drafts = SpeculationConfig(tree=(0, 0, 1, 2, 3), adaptive=False)
     with contextlib.ExitStack() as stack:
         stack.enter_context(bug())
         stack.enter_context(planting(planted))
         stack.enter_context(one_shape())
-        settings = replace(SETTINGS["padded"], speculation=drafts, steps_per_dispatch=4)
+        settings = replace(SETTINGS["fp8" if fp8 else "padded"], speculation=drafts)
+        settings = replace(settings, steps_per_dispatch=4)
         engine = make_engine(config, params, settings, room=ROOM)
-        plain, poison = plain_of(model), Poison(engine)
+        plain, poison = plain_of(model, FP8 if fp8 else None), Poison(engine)
         jobs = [
             Job(prompt=prompt(n, seed=n), max_tokens=70, temperature=0.8 * (n % 2), seed=n)
             for n in (20, 33, 47)
@@ -481,3 +490,19 @@ def test_without_a_bug_nothing_is_reported_of_drafts(plain_of, model):
 @pytest.mark.parametrize("model, bug", IN_SPECULATION)
 def test_a_bug_in_speculation_is_reported(plain_of, model, bug):
     assert found_with_drafts(model, bug, plain_of)
+
+
+def scales_stay_behind():
+    """Of the tokens of a tree that stay, keys and values move together, but not their scales."""
+    move = walk.move_words
+
+    def changed(arena, sources, targets, *, words, **rest):
+        small = words < 8  # of a token's keys and values there are more
+        return arena if small else move(arena, sources, targets, words=words, **rest)
+
+    return mock.patch.object(walk, "move_words", changed)
+
+
+def test_scales_of_fp8_move_with_what_they_scale(plain_of):
+    assert found_with_drafts("with_cut", contextlib.nullcontext, plain_of, fp8=True) == []
+    assert found_with_drafts("with_cut", scales_stay_behind, plain_of, fp8=True)

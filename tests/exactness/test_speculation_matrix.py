@@ -28,7 +28,8 @@ TOKENS = 20_000  # of all engines that are drawn together
 )
 def test_drafts_change_no_token(name, plain_of):
     maker = ENGINES[name]
-    with subject_of(maker, plain_of(maker.model), ()) as subject:
+    plain = plain_of(maker.model, maker.kv_dtype)
+    with subject_of(maker, plain, ()) as subject:
         rng = random.Random(name)
         cells = list(pairwise(FEWER_PROGRAMS, rng))
         for seed in itertools.count():

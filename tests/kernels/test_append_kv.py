@@ -9,17 +9,28 @@ import pytest
 
 from pallas_kernels.append_kv.api import IMPLEMENTATIONS
 from pallas_kernels.append_kv.cases import SMALL_CASES, Case, frequencies, make_inputs
-from pallas_kernels.paged_attention.layout import unpack_heads
+from pallas_kernels.paged_attention.layout import FP8, unpack
 from tests.kernels.by_name import append_kv
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_ssd_window import assert_same_bits, relative_error
 
 FAST = sorted(set(IMPLEMENTATIONS) - {"reference"})
-TOLERANCE = {"float32": 2e-6, "bfloat16": 4e-3}  # of the norm
+TOLERANCE = {
+    "float32": 2e-6,
+    "bfloat16": 4e-3,
+    FP8: 2e-3,
+}  # of the norm; FP8: few codes differ, by one step
 EPS = 1e-3
 BY_NAME = {case.name: case for case in SMALL_CASES}
 every_case = pytest.mark.parametrize("case", SMALL_CASES, ids=lambda case: case.name)
-every_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+every_dtype = pytest.mark.parametrize("dtype", ["float32", "bfloat16", FP8])
+
+
+def inputs_of(case: Case, dtype: str) -> dict:
+    """Inputs for pages of a dtype; those for FP8 pages are float32."""
+    if case.head_dim % (4 if dtype == FP8 else 1):
+        pytest.skip("head_dim is no multiple of 4")
+    return make_inputs(case, "float32" if dtype == FP8 else dtype)
 
 
 @functools.partial(jax.jit, static_argnames=("case", "dtype", "implementation"))
@@ -28,7 +39,7 @@ def run(case: Case, dtype: str, inputs: dict, implementation: str):
         "layout": case.layout(dtype),
         "page_frame": case.page_frame,
         "eps": EPS,
-        "dtype": dtype,
+        "dtype": "float32" if dtype == FP8 else dtype,
         "num_heads": case.heads if case.gate else None,
     }
     return append_kv(**inputs, **static, implementation=implementation)
@@ -37,9 +48,10 @@ def run(case: Case, dtype: str, inputs: dict, implementation: str):
 def records_of(case: Case, dtype: str, arena) -> np.ndarray:
     """What lies in all frames' pages, float32[U, page_tokens, 2, K, H]."""
     layout = case.layout(dtype)
-    words = arena[:, layout.offset : layout.offset + layout.page_words]
-    words = words.reshape(-1, case.page_tokens, 2, case.kv_heads, layout.head_words)
-    return np.asarray(unpack_heads(words, dtype))
+    pages = jnp.asarray(arena)[:, layout.offset : layout.offset + layout.page_words]
+    words, scales = layout.split(pages)
+    found = unpack(words, dtype)
+    return np.asarray(found if scales is None else found * scales[..., None])
 
 
 def expected(case: Case, inputs: dict) -> tuple[np.ndarray, dict]:
@@ -89,10 +101,11 @@ class TestImplementation:
     @every_case
     @every_dtype
     def test_equals_the_reference(self, implementation, case, dtype):
-        inputs = make_inputs(case, dtype)
+        inputs = inputs_of(case, dtype)
         q, arena = run(case, dtype, inputs, implementation)
         want_q, want_arena = run(case, dtype, inputs, "reference")
-        assert q.dtype == dtype and q.shape == (case.rows, case.tokens, case.heads, case.head_dim)
+        assert q.dtype == inputs["qkv"].dtype or case.parts
+        assert q.shape == (case.rows, case.tokens, case.heads, case.head_dim)
         assert relative_error(q, want_q) <= TOLERANCE[dtype]
         _, written = expected(case, inputs)
         got, want = (records_of(case, dtype, array) for array in (arena, want_arena))
@@ -102,22 +115,26 @@ class TestImplementation:
     @every_case
     @every_dtype
     def test_writes_its_tokens_and_no_other_word(self, implementation, case, dtype):
-        inputs, layout = make_inputs(case, dtype), case.layout(dtype)
+        inputs, layout = inputs_of(case, dtype), case.layout(dtype)
         _, arena = run(case, dtype, inputs, implementation)
         same = np.array(arena) == np.asarray(inputs["arena"])
         _, written = expected(case, inputs)
         for frame, slot in written:
-            first = layout.offset + slot * layout.token_words
-            words = slice(first, first + layout.token_words)
-            assert not same[frame, words].all()
-            same[frame, words] = True
+            places = [
+                (layout.offset, layout.token_words),
+                (layout.scale_offset, layout.scale_words),
+            ]
+            for offset, count in places:
+                words = slice(offset + slot * count, offset + (slot + 1) * count)
+                assert count == 0 or not same[frame, words].all()
+                same[frame, words] = True
         assert same[1:].all()
 
     @pytest.mark.parametrize("name", ["decode_inert_rows", "chunk"])
     @every_dtype
     def test_what_is_not_new_changes_nothing(self, implementation, name, dtype):
         case = BY_NAME[name]
-        inputs = make_inputs(case, dtype)
+        inputs = inputs_of(case, dtype)
         position = np.array(case.base)[:, None] + np.arange(case.tokens)
         new = (position >= inputs["begin"][:, None]) & (position < inputs["end"][:, None])
         assert not new.all()
@@ -131,7 +148,7 @@ class TestImplementation:
     @every_dtype
     def test_a_row_does_not_depend_on_others(self, implementation, dtype):
         case = BY_NAME["heads_normed"]
-        inputs = make_inputs(case, dtype)
+        inputs = inputs_of(case, dtype)
         q, arena = run(case, dtype, inputs, implementation)
         rows = {n: inputs[n][1:2] for n in ("table", "base", "begin", "end", "cos", "sin")}
         alone = inputs | rows | {"qkv": inputs["qkv"][:, 1:2]}
@@ -142,10 +159,10 @@ class TestImplementation:
         assert_same_bits(own[frames], arena[frames])
 
 
-@every_dtype
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_parts_are_the_sum_that_the_projection_would_round(dtype):
     case = BY_NAME["decode_in_parts"]
-    inputs = make_inputs(case, dtype)
+    inputs = inputs_of(case, dtype)
     whole = inputs | {"qkv": inputs["qkv"].sum(0).astype(dtype)}
     got = run(case, dtype, inputs, "pallas")
     want = run(Case(**vars(case) | {"parts": 0}), dtype, whole, "pallas")

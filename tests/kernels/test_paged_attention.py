@@ -9,17 +9,17 @@ import pytest
 
 from pallas_kernels.paged_attention.api import IMPLEMENTATIONS
 from pallas_kernels.paged_attention.cases import CASES, Case, make_inputs
-from pallas_kernels.paged_attention.layout import unpack_heads
+from pallas_kernels.paged_attention.layout import FP8, unpack
 from tests.kernels.by_name import paged_attention
 from tests.kernels.lowered import kernels_in
 
 FAST = sorted(set(IMPLEMENTATIONS) - {"reference"})
-DTYPES = ["float32", "bfloat16"]
+DTYPES = ["float32", "bfloat16", FP8]
 # Of the norm, by the pages' dtype. "xla" computes in float32, "pallas" rounds the weights to bfloat16 for packed pages.
 TOLERANCE = {
-    "reference": {"float32": 1e-6, "bfloat16": 1e-6},
-    "xla": {"float32": 1e-6, "bfloat16": 1e-6},
-    "pallas": {"float32": 1e-6, "bfloat16": 5e-3},
+    "reference": {"float32": 1e-6, "bfloat16": 1e-6, FP8: 1e-6},
+    "xla": {"float32": 1e-6, "bfloat16": 1e-6, FP8: 1e-6},
+    "pallas": {"float32": 1e-6, "bfloat16": 5e-3, FP8: 5e-3},
 }
 CASE = {case.name: case for case in CASES}
 BITS = Case(
@@ -66,7 +66,14 @@ def expected(case: Case, inputs: dict, dtype: str) -> np.ndarray:
         if not words:
             continue
         words = np.stack(words).reshape(length, 2, case.kv_heads, layout.head_words)
-        kv = np.asarray(unpack_heads(jnp.asarray(words), dtype), np.float64)
+        kv = np.asarray(unpack(jnp.asarray(words), dtype), np.float64)
+        if dtype == FP8:
+            first = case.before + size * layout.token_words
+            bits = [
+                arena[u, first + s * layout.scale_words :][: layout.scale_words] for u, s in places
+            ]
+            scales = np.stack(bits).view(np.float32).astype(np.float64)
+            kv *= scales.reshape(length, 2, case.kv_heads, 1)
         for t in range(case.tokens):
             keys = seen_keys(case, base, t, length)
             if not keys:
@@ -145,14 +152,30 @@ class TestImplementation:
         layout = case.layout(dtype)
         size = case.page_tokens * layout.token_words
         pages = inputs["arena"][:, :size].reshape(-1, case.page_tokens, 2, layout.token_words // 2)
-        swapped = inputs | {"arena": pages[:, :, ::-1].reshape(-1, size)}  # K for V
+        swapped = jnp.concatenate(  # K for V; scales stay
+            [pages[:, :, ::-1].reshape(-1, size), inputs["arena"][:, size:]], axis=1
+        )
         full = inputs["table"].at[:, 0].set(inputs["table"][:, 1])  # row 1 has one page
         late = inputs | {"base": inputs["base"] - 1}
         other_page = inputs | {"table": full.at[1, 0].set(inputs["table"][0, 0])}
         other_query = inputs | {"q": inputs["q"][:, :, ::-1]}
-        for wrong in (swapped, late, other_page, other_query):
+        for wrong in (inputs | {"arena": swapped}, late, other_page, other_query):
             error = relative_error(run(case, wrong, implementation, dtype), want)
             assert error > 0.1 >= 20 * TOLERANCE[implementation][dtype]
+
+    def test_wrong_scales_exceed_the_tolerance(self, implementation):
+        """Of keys those of values, or of another token."""
+        case = CASE["verify_odd_kv_heads"]
+        inputs = make_inputs(case, dtype=FP8)
+        layout = case.layout(FP8)
+        start, shape = layout.scale_offset, (-1, case.page_tokens, 2, case.kv_heads)
+        pages = inputs["arena"][:, start : layout.offset + layout.page_words].reshape(shape)
+        want = run(case, inputs, "reference", FP8)
+        for axis in (1, 2):
+            flat = jnp.roll(pages, 1, axis=axis).reshape(len(pages), -1)
+            arena = inputs["arena"].at[:, start : start + flat.shape[1]].set(flat)
+            error = relative_error(run(case, inputs | {"arena": arena}, implementation, FP8), want)
+            assert error > 0.05 >= 10 * TOLERANCE[implementation][FP8]
 
     @pytest.mark.parametrize("dtype", DTYPES)
     def test_other_rows_lengths_change_no_bit(self, implementation, dtype):

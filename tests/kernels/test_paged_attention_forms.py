@@ -5,18 +5,20 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
 from pallas_kernels.paged_attention import AttentionArrays, AttentionOptions, PageLayout
 from pallas_kernels.paged_attention.cases import CASES, TREE, Case, make_inputs
+from pallas_kernels.paged_attention.e4m3 import from_codes, to_codes
 from pallas_kernels.paged_attention.kernel import (
     Config,
     choose_config,
     make_plan,
     paged_attention_pallas,
 )
-from pallas_kernels.paged_attention.layout import pack_heads, unpack_heads
+from pallas_kernels.paged_attention.layout import FP8, pack, unpack
 from tests.kernels.by_name import paged_attention
 from tests.kernels.lowered import kernels_in
 from tests.kernels.test_paged_attention import (
@@ -239,6 +241,7 @@ def test_a_wrong_argument_is_named(change, message):
     [
         ({"dtype": "int8"}, "PageLayout: dtype must be one of .* got 'int8'"),
         ({"head_dim": 9, "dtype": "bfloat16"}, "head_dim must be a multiple of 2 for bf.*, got 9"),
+        ({"head_dim": 10, "dtype": FP8}, "head_dim must be a multiple of 4 for float8.*, got 10"),
     ],
 )
 def test_a_wrong_layout_is_named(change, message):
@@ -254,10 +257,11 @@ def test_pack_then_unpack_gives_every_bit_back(dtype, shape):
     rng = np.random.default_rng(0)
     raw = rng.integers(0, np.iinfo(bits).max, shape, bits, endpoint=True)
     x = jax.lax.bitcast_convert_type(jnp.asarray(raw), jnp.dtype(dtype))
-    words = jax.jit(pack_heads)(x)
+    words, scales = jax.jit(functools.partial(pack, dtype=dtype))(x)
+    assert scales is None
     assert words.dtype == jnp.uint32
     assert words.shape == (*shape[:-1], shape[-1] // (1 if dtype == "float32" else 2))
-    back = jax.jit(functools.partial(unpack_heads, dtype=dtype))(words)
+    back = jax.jit(functools.partial(unpack, dtype=dtype))(words)
     assert back.dtype == jnp.float32 and back.shape == shape
     wide = np.asarray(back).view(np.uint32)
     want = raw if dtype == "float32" else raw.astype(np.uint32) << 16
@@ -267,7 +271,66 @@ def test_pack_then_unpack_gives_every_bit_back(dtype, shape):
 def test_a_packed_word_holds_element_j_low_and_j_plus_half_high():
     x = jnp.arange(8, dtype=jnp.float32).astype(jnp.bfloat16)
     bits = np.asarray(jax.lax.bitcast_convert_type(x, jnp.uint16), np.uint32)
-    np.testing.assert_array_equal(pack_heads(x), bits[:4] | bits[4:] << 16)
+    np.testing.assert_array_equal(pack(x, "bfloat16")[0], bits[:4] | bits[4:] << 16)
+
+
+def test_an_fp8_word_holds_elements_a_quarter_of_a_head_apart():
+    x = jnp.array([448, 2, -3, 4, 0.5, 0, -1, 8], jnp.float32)
+    words, scale = pack(x, FP8)
+    codes = np.asarray(x).astype(ml_dtypes.float8_e4m3fn).view(np.uint8).astype(np.uint32)
+    want = codes[0:2] | codes[2:4] << 8 | codes[4:6] << 16 | codes[6:8] << 24
+    np.testing.assert_array_equal(words, want)
+    assert np.asarray(scale).view(np.float32) == 1.0
+
+
+def fp8_numbers() -> np.ndarray:
+    """All finite ones, in order."""
+    every = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    return np.unique(every[np.isfinite(every)])
+
+
+def test_codes_are_the_nearest_fp8_numbers():
+    """All numbers, what lies halfway between two and beside that, and random numbers of all sizes."""
+    numbers = fp8_numbers()
+    halfway = (numbers[1:] + numbers[:-1]) / 2
+    beside = [np.nextafter(halfway, np.float32(side)) for side in (-np.inf, np.inf)]
+    rng = np.random.default_rng(0)
+    drawn = rng.uniform(-448, 448, 4000) * 2.0 ** -rng.integers(0, 40, 4000)
+    x = np.concatenate([numbers, -numbers, halfway, *beside, drawn, [-0.0]]).astype(np.float32)
+    codes = jax.jit(to_codes)(x)
+    want = x.astype(ml_dtypes.float8_e4m3fn)
+    np.testing.assert_array_equal(codes, want.view(np.uint8))
+    np.testing.assert_array_equal(jax.jit(from_codes)(codes), want.astype(np.float32))
+
+
+def test_an_fp8_head_is_off_by_a_sixteenth_at_most():
+    """Of each element, or of the smallest step; the largest element keeps its value."""
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal((500, 16)) * 10.0 ** rng.integers(-12, 12, (500, 1))).astype(
+        np.float32
+    )
+    words, scales = jax.jit(functools.partial(pack, dtype=FP8))(x)
+    scales = np.asarray(scales).view(np.float32)[:, None]
+    back = np.asarray(unpack(words, FP8)) * scales
+    assert (np.abs(back - x) <= np.maximum(np.abs(x) / 16, scales * 2**-10) * 1.0001).all()
+    largest = np.abs(x).argmax(1)[:, None]
+    kept = [np.take_along_axis(array, largest, 1) for array in (back, x)]
+    np.testing.assert_allclose(*kept, rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-35])
+def test_fp8_heads_of_nearly_nothing_become_zeros(size):
+    words, scales = pack(jnp.full((2, 8), size, jnp.float32), FP8)
+    assert not np.asarray(words).any()
+    assert np.isfinite(np.asarray(scales).view(np.float32)).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_does_not_become_one_in_fp8(value):
+    x = jnp.ones((2, 8), jnp.float32).at[1, 3].set(value)
+    words, scales = pack(x, FP8)
+    back = unpack(words, FP8) * jax.lax.bitcast_convert_type(scales, jnp.float32)[:, None]
+    assert np.isfinite(back[0]).all() and not np.isfinite(back[1]).any()
 
 
 def test_cases_cover_what_the_kernels_tell_apart():

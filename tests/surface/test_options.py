@@ -51,9 +51,9 @@ TIB = 2**40
             "did you mean speculation ('draft:DIRECTORY' for a second",
         ),
         (
-            {"kv_cache_dtype": "fp8"},
-            NotImplementedError,
-            "a KV cache in another dtype than the model's",
+            {"kv_cache_dtype": "int8"},
+            ValueError,
+            "EngineConfig: kv_cache_dtype must be one of ('auto', 'fp8'), got 'int8'",
         ),
         (
             {"seed": -1},
