@@ -4,8 +4,8 @@
 
 Every study is trained for the same steps on the same rows, and judged on the same held-out rows of Python's standard
 library: nats a byte and perplexity against the model without a cut, KL divergence from it, how often the most likely
-byte is the same, and the share of the loss that training took back. The results so far are in OUT; the same command
-goes on behind them. A study takes minutes on two cores.
+byte is the same, the share of the loss that training took back, and what keys and values in FP8 lose. The results so
+far are in OUT; the same command goes on behind them. A study takes minutes on two cores.
 
 - The bundled model, 8 layers: cuts 6, 4 and 3; the loss KL or LM; what is trained is what later layers write and read
   with, or all their weights; data like the model's own, or English text (`--english`: a directory with .txt files, such
@@ -20,6 +20,7 @@ goes on behind them. A study takes minutes on two cores.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import time
 from collections.abc import Iterator
@@ -33,13 +34,15 @@ import numpy as np
 from common import header, write_json
 
 from hybrid_jax.config import Attention, ModelConfig, with_cut
+from hybrid_jax.geometry import FP8
+from hybrid_jax.models import decoder
 from hybrid_jax.models.cut import cut_params
 from hybrid_jax.train.data import TEXT, Batches, Corpus, read_corpus, segments, sources_of
 from hybrid_jax.train.distances import measure
 from hybrid_jax.train.distillation import Goal, adam, train_step
 from hybrid_jax.train.loop import rate_factor, row_length
 from hybrid_jax.weights import BUNDLED, load_config, load_model
-from hybrid_jax.weights.cut import own_tensors
+from hybrid_jax.weights.cut import own_tensors, with_tensors
 
 CONTEXT, BATCH, RATE = 1024, 2, 0.001
 JUDGED_ROWS = 64
@@ -146,6 +149,30 @@ def with_heads(
     return replace(config, layers=tuple(layers)), params | {"layers": weights}
 
 
+@functools.partial(jax.jit, static_argnames=("config", "kv_dtype"))
+def costs(
+    params: dict, tokens: jax.Array, counts: jax.Array, config: ModelConfig, kv_dtype: str | None
+) -> jax.Array:
+    """Sum of the nats of the tokens that count."""
+    scores = decoder.forward(params, tokens[:, :-1], config, kv_dtype=kv_dtype)
+    own = jnp.take_along_axis(scores, tokens[:, 1:, None], axis=-1)[..., 0]
+    return jnp.where(counts, jax.nn.logsumexp(scores, axis=-1) - own, 0).sum()
+
+
+def fp8_loss(params: dict, config: ModelConfig, rows: tuple[np.ndarray, np.ndarray]) -> float:
+    """Nats a token that a model loses by keys and values in FP8."""
+    tokens, lengths = rows
+    counts = np.arange(tokens.shape[1] - 1) < lengths[:, None]
+    sums = [
+        sum(
+            float(costs(params, tokens[i : i + 2], counts[i : i + 2], config, kv_dtype))
+            for i in range(0, len(tokens), 2)
+        )
+        for kv_dtype in (FP8, None)
+    ]
+    return (sums[0] - sums[1]) / float(lengths.sum())
+
+
 def carried_out(
     study: Study, teacher: tuple[ModelConfig, dict], train: Corpus, judged: Any, steps: int
 ) -> dict:
@@ -173,13 +200,22 @@ def carried_out(
         when: measure(own, params, weights, config, base, judged)
         for when, own in (("untrained", start), ("trained", arrays["params"]))
     }
+    alone = (study.seed, study.loss, study.data, study.all_later) == (0, "kl", "python", False)
+    fp8 = {}
+    if alone:
+        fp8["fp8_loss"] = fp8_loss(with_tensors(params, arrays["params"]), config, judged)
+        fp8["fp8_loss_without_cut"] = fp8_loss(weights, base, judged)
     lost = [part["nats"] - part["teacher_nats"] for part in found.values()]
     trained = sum(leaf.size for leaf in start.values())
-    return found | {
-        "recovered": 1 - lost[1] / lost[0],
-        "trained_parameters": trained,
-        "seconds": round(seconds),
-    }
+    return (
+        found
+        | fp8
+        | {
+            "recovered": 1 - lost[1] / lost[0],
+            "trained_parameters": trained,
+            "seconds": round(seconds),
+        }
+    )
 
 
 def main() -> None:
